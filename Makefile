@@ -1,0 +1,42 @@
+# Two commands matter: `make demo` and `make test`. Both create what they need in .venv.
+PYTHON ?= python3
+# On Linux, pip takes a CUDA build of torch by default. For the smaller CPU build set TORCH_INDEX to
+# PyTorch's CPU wheel index:  make demo TORCH_INDEX=<url>
+TORCH ?= torch==2.13.0
+TORCH_INDEX ?=
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test check unit format clean help
+
+help: ## List the targets
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 10
+
+demo: $(VENV)/.installed ## Decide, on the bundled model and workloads, whether speculation pays on this machine
+	$(BIN)/draftwise decide bundle/target --preset demo --out runs/demo
+
+test: check unit ## Static checks and the whole test suite
+
+check: $(VENV)/.installed ## Lint, types and architecture
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+unit: $(VENV)/.installed ## The test suite
+	$(BIN)/pytest
+
+format: $(VENV)/.installed ## Format the code and mend what can be mended
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "draftwise needs Python 3.11 or newer")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) -c constraints.txt '$(TORCH)'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[engine,dev]'
+	touch $@
+
+clean: ## Remove the environment and caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

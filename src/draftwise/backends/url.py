@@ -1,0 +1,111 @@
+"""A server that somebody else runs, known by its URL; the other backends are this plus a way to start one."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+
+from draftwise.backends.base import ServerInfo
+from draftwise.backends.exposition import parse_counters
+from draftwise.core import BackendError, Counters, InvalidSetup
+
+__all__ = ["UrlBackend"]
+
+
+class UrlBackend:
+    """Any OpenAI-compatible server.
+
+    Args:
+        name: of the arm, for messages.
+        url: `http://host:port`; a trailing `/v1` is dropped.
+        api_key: sent as a bearer token.
+        command: the command that the operator says it was started with.
+
+    Raises:
+        InvalidSetup: the URL is not an http(s) URL.
+    """
+
+    def __init__(self, name: str, url: str, *, api_key: str | None = None, command: str | None = None) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise InvalidSetup.because(
+                "not-a-url", f"{url!r} is not an http(s) URL.", where="--url", fix="Example: http://127.0.0.1:8000."
+            )
+        self.name = name
+        self.url = url.rstrip("/").removesuffix("/v1")
+        self.command = command
+        self._api_key = api_key
+        self._client: httpx.AsyncClient | None = None
+
+    @property
+    def client(self) -> httpx.AsyncClient:
+        """An HTTP client whose base is the server, open while started."""
+        assert self._client is not None, "the backend is not started"
+        return self._client
+
+    def now(self) -> float:
+        """Return seconds on this machine's monotonic clock."""
+        return time.perf_counter()
+
+    async def start(self) -> None:
+        """Return when the server has answered /v1/models."""
+        self._open()
+        await self.describe()
+
+    async def stop(self) -> None:
+        """Close the connections; the server goes on."""
+        if self._client is not None:
+            await self._client.aclose()
+            self._client = None
+
+    async def counters(self) -> Counters:
+        """Return the counters of /metrics, all zero where there is none."""
+        response = await self._get("/metrics")
+        return parse_counters(response.text) if response.is_success else Counters()
+
+    async def describe(self) -> ServerInfo:
+        """Return the served model and the /version answer."""
+        models = await self._get_json("/v1/models")
+        if not models.get("data"):
+            raise BackendError(f"{self.name}: {self.url}/v1/models lists no model. Is it an OpenAI-compatible server?")
+        first = models["data"][0]
+        version = await self._get("/version")
+        return ServerInfo(
+            model=first["id"],
+            max_model_len=first.get("max_model_len"),
+            version=version.json() if version.is_success else {},
+        )
+
+    def _open(self, transport: httpx.AsyncBaseTransport | None = None) -> None:
+        headers = {"Authorization": f"Bearer {self._api_key}"} if self._api_key else {}
+        # Proxies of the environment are for the internet; a measured server is reached directly.
+        timeout = httpx.Timeout(600, connect=10)
+        self._client = httpx.AsyncClient(
+            base_url=self.url, headers=headers, timeout=timeout, transport=transport, trust_env=False
+        )
+
+    async def _get(self, path: str) -> httpx.Response:
+        try:
+            return await self.client.get(path)
+        except httpx.HTTPError as error:
+            raise BackendError(
+                f"{self.name}: {self.url}{path} does not answer ({type(error).__name__}). Is the server running there?"
+            ) from None
+
+    async def _get_json(self, path: str) -> dict[str, Any]:
+        response = await self._get(path)
+        if response.status_code in (401, 403):
+            raise BackendError(f"{self.name}: {self.url} refuses the API key. Name its variable with --api-key-env.")
+        try:
+            answer = response.raise_for_status().json()
+        except (httpx.HTTPStatusError, ValueError):
+            answer = None
+        if not isinstance(answer, dict):
+            raise BackendError(
+                f"{self.name}: {self.url}{path} answered {response.status_code} without a JSON object. "
+                "Is it an OpenAI-compatible server?"
+            )
+        return answer

@@ -1,0 +1,77 @@
+"""The `--speculative-config` JSON as a value."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from draftwise.core.finding import InvalidSetup
+
+__all__ = ["SpecConfig"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpecConfig:
+    """One speculative configuration, spelled as vLLM spells it.
+
+    `options` keeps every further key as given: judged by whoever runs it, never dropped.
+    """
+
+    method: str | None = None
+    num_speculative_tokens: int | None = None
+    model: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "options", MappingProxyType(dict(self.options)))
+
+    @classmethod
+    def parse(cls, given: str | Mapping[str, Any]) -> SpecConfig:
+        """Return the config for a JSON object, given as text or as a mapping.
+
+        Raises:
+            InvalidSetup: the text is not a JSON object, or a known key has the wrong type.
+        """
+        where = "--speculative-config"
+        if isinstance(given, str):
+            try:
+                given = json.loads(given)
+            except json.JSONDecodeError as error:
+                raise InvalidSetup.because(
+                    "not-json",
+                    f"not valid JSON ({error.msg} at character {error.pos + 1}).",
+                    where=where,
+                    fix="""Example: '{"method": "ngram", "num_speculative_tokens": 5}'.""",
+                ) from None
+        if not isinstance(given, Mapping):
+            raise InvalidSetup.because(
+                "not-an-object",
+                f"must be a JSON object, got {type(given).__name__}.",
+                where=where,
+                fix="""Example: '{"method": "ngram", "num_speculative_tokens": 5}'.""",
+            )
+        rest = dict(given)
+        method, model = rest.pop("method", None), rest.pop("model", None)
+        k = rest.pop("num_speculative_tokens", None)
+        for key, value, kind in (("method", method, str), ("model", model, str), ("num_speculative_tokens", k, int)):
+            if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
+                raise InvalidSetup.because("wrong-type", f"{key} must be {kind.__name__}, got {value!r}.", where=where)
+        return cls(method=method, num_speculative_tokens=k, model=model, options=rest)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON object, unset keys left out."""
+        named = {"method": self.method, "model": self.model, "num_speculative_tokens": self.num_speculative_tokens}
+        return {key: value for key, value in named.items() if value is not None} | dict(self.options)
+
+    def to_json(self) -> str:
+        """Return the one-line JSON for a command line."""
+        return json.dumps(self.to_dict())
+
+    @property
+    def label(self) -> str:
+        """Short name for tables: method and k."""
+        k = f" k={self.num_speculative_tokens}" if self.num_speculative_tokens is not None else ""
+        return f"{self.method or self.model or 'unnamed'}{k}"

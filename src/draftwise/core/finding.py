@@ -1,0 +1,63 @@
+"""What validation, diagnosis, guards and decisions say, and the errors that carry it.
+
+DraftwiseError
+├── InvalidSetup    the user's mistake: carries every Finding at once
+└── BackendError    a server or process that did not do what it should
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+__all__ = ["BackendError", "DraftwiseError", "Finding", "InvalidSetup", "Severity"]
+
+
+class Severity(StrEnum):
+    """How much a finding matters: an error stops the work, a warning may cost, info explains."""
+
+    ERROR = "error"
+    WARNING = "warning"
+    INFO = "info"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that is wrong, risky or worth knowing, and what to do about it."""
+
+    code: str
+    """Stable, kebab-case name of the rule, e.g. `unknown-key`."""
+    severity: Severity
+    message: str
+    where: str = ""
+    """Key, file or flag that the finding is about."""
+    fix: str = ""
+    source: str = ""
+    """Paper, wheel file or measurement that the rule rests on."""
+
+    def __str__(self) -> str:
+        where = f"{self.where}: " if self.where else ""
+        fix = f" {self.fix}" if self.fix else ""
+        return f"{where}{self.message}{fix}"
+
+
+class DraftwiseError(Exception):
+    """Base of every error that draftwise raises on purpose."""
+
+
+class InvalidSetup(DraftwiseError, ValueError):  # noqa: N818  (a noun the architecture fixes)
+    """The request, file or configuration cannot work; `findings` says why, all at once."""
+
+    def __init__(self, findings: Finding | Iterable[Finding]) -> None:
+        self.findings: tuple[Finding, ...] = (findings,) if isinstance(findings, Finding) else tuple(findings)
+        super().__init__("\n".join(str(finding) for finding in self.findings))
+
+    @classmethod
+    def because(cls, code: str, message: str, *, where: str = "", fix: str = "") -> InvalidSetup:
+        """Return the error for a single fault."""
+        return cls(Finding(code=code, severity=Severity.ERROR, message=message, where=where, fix=fix))
+
+
+class BackendError(DraftwiseError, RuntimeError):
+    """A server, child process or connection failed; the message ends with what to do."""

@@ -1,0 +1,40 @@
+"""What is validated, launched, measured, deployed and rolled back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from draftwise.core.config import SpecConfig
+
+__all__ = ["Device", "Setup"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """The hardware that decodes."""
+
+    name: str
+    kind: str
+    """`cpu` or `cuda`."""
+    count: int = 1
+    """GPUs, or CPU cores."""
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """A target on an engine, with or without speculation; an A/B is two that differ in `spec` only."""
+
+    target: str
+    engine: str = "draftwise"
+    engine_version: str = ""
+    device: Device | None = None
+    spec: SpecConfig | None = None
+    args: Mapping[str, Any] = field(default_factory=dict)
+    """Engine flags by their long name without dashes, e.g. `{"dtype": "bfloat16"}`."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "args", MappingProxyType(dict(self.args)))

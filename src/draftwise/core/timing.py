@@ -1,0 +1,55 @@
+"""Raw clock readings of one request; every latency is a function of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Timing"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """Seconds on one monotonic clock, for one streamed request.
+
+    `chunks` holds (time, number of tokens that arrived then); speculation delivers several at once.
+    """
+
+    sent: float
+    chunks: tuple[tuple[float, int], ...]
+    finished: float
+
+    @property
+    def num_tokens(self) -> int:
+        """Output tokens received."""
+        return sum(count for _, count in self.chunks)
+
+    @property
+    def ttft_s(self) -> float | None:
+        """Time to first token: first chunk minus sending. None when nothing arrived."""
+        return self.chunks[0][0] - self.sent if self.chunks else None
+
+    @property
+    def e2e_s(self) -> float:
+        """End-to-end latency: end of the stream minus sending."""
+        return self.finished - self.sent
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Time per output token as vLLM defines it: (last token - first token) / (tokens - 1).
+
+        The first token is excluded. None below two tokens.
+        """
+        if self.num_tokens < 2:
+            return None
+        return (self.chunks[-1][0] - self.chunks[0][0]) / (self.num_tokens - 1)
+
+    @property
+    def itl_s(self) -> tuple[float, ...]:
+        """Inter-token latencies between successive chunks (a chunk of several tokens is one arrival)."""
+        times = [time for time, _ in self.chunks]
+        return tuple(b - a for a, b in zip(times, times[1:], strict=False))
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Output tokens over end-to-end latency."""
+        return self.num_tokens / self.e2e_s if self.num_tokens and self.e2e_s > 0 else None

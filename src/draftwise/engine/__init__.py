@@ -1,0 +1,1 @@
+"""The embedded PyTorch engine: sequences, pages, scheduler, verification, models, proposers."""

@@ -1,0 +1,123 @@
+"""Turns output tokens into text one at a time, in constant time each, and finds stop strings in it."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from draftwise.engine.tokenizer import Tokenizer
+
+__all__ = ["IncrementalDetokenizer"]
+
+_PROMPT_TAIL = 5
+"""Prompt tokens that can bear on how the first output token reads (a leading space, a cut character)."""
+_LONGEST_CHARACTER = 16
+"""Tokens after which text that still ends in a replacement character is taken as it is."""
+
+
+class IncrementalDetokenizer:
+    """Text of one completion as it grows; what might be the start of a stop string is held back.
+
+    Stops and truncates as vLLM does: the stop string that completes first wins, ties go to the one listed
+    first; the text ends before it, or after it with `include_stop`. An incomplete character at the very end
+    is dropped.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        stop_strings: Sequence[str] = (),
+        include_stop: bool = False,
+        skip_special_tokens: bool = True,
+        prompt_token_ids: Sequence[int] = (),
+    ) -> None:
+        self.stopped_by: str | None = None
+        self._stops = tuple(stop_strings)
+        self._longest = max(map(len, self._stops), default=0)
+        self._include_stop = include_stop
+        self._context = ""
+        """Longest end of the text so far that may be the start of a stop string."""
+        stream = _ByteStream if tokenizer.piece_bytes is not None else _WindowStream
+        self._stream: _Stream = stream(tokenizer, skip_special_tokens, prompt_token_ids[-_PROMPT_TAIL:])
+
+    def add(self, token_id: int, *, look_for_stops: bool = True) -> str:
+        """Take in one token and return the text that is now certain.
+
+        With `look_for_stops` off (min_tokens not reached), stop strings that end in this token are let pass.
+        """
+        new = self._stream.add(token_id)
+        if not self._stops:
+            return new
+        text = self._context + new
+        out_from = len(self._context) if self._include_stop else 0
+        if new and look_for_stops and (found := self._find_stop(text)) is not None:
+            self.stopped_by, cut = found
+            self._context = ""
+            return text[out_from:cut]
+        held = next((n for n in range(min(self._longest - 1, len(text)), 0, -1) if self._may_start(text[-n:])), 0)
+        self._context = text[len(text) - held :]
+        return text[out_from:] if self._include_stop else text[: len(text) - held]
+
+    def finish(self) -> str:
+        """Return what was held back, once no token will follow."""
+        held, self._context = self._context, ""
+        return "" if self._include_stop else held
+
+    def _may_start(self, text: str) -> bool:
+        return any(len(text) < len(stop) and stop.startswith(text) for stop in self._stops)
+
+    def _find_stop(self, text: str) -> tuple[str, int] | None:
+        """Return the first stop string to end in the new part of `text`, and where to cut."""
+        ends = []
+        for order, stop in enumerate(self._stops):
+            start = text.find(stop, max(0, len(self._context) - len(stop) + 1))
+            if start >= 0:
+                ends.append((start + len(stop), order))
+        if not ends:
+            return None
+        end, order = min(ends)
+        stop = self._stops[order]
+        return stop, end if self._include_stop else end - len(stop)
+
+
+class _Stream(Protocol):
+    def add(self, token_id: int) -> str: ...
+
+
+class _ByteStream:
+    """Byte-level BPE: a token is bytes, so text is what a UTF-8 decoder has completed."""
+
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool, prompt_tail: Sequence[int]) -> None:
+        assert tokenizer.piece_bytes is not None
+        self._bytes = tokenizer.piece_bytes
+        self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        for token_id in prompt_tail:
+            self.add(token_id)
+
+    def add(self, token_id: int) -> str:
+        return "" if token_id in self._skipped else self._decode(self._bytes.get(token_id, b""))
+
+
+class _WindowStream:
+    """Any decoder: text of the last tokens with the new one, less their text without it (as in TGI and vLLM)."""
+
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool, prompt_tail: Sequence[int]) -> None:
+        self._tokenizer = tokenizer
+        self._skip = skip_special_tokens
+        self._window = list(prompt_tail)
+        self._num_read = len(self._window)
+
+    def add(self, token_id: int) -> str:
+        self._window.append(token_id)
+        before = self._tokenizer.decode(self._window[: self._num_read], skip_special_tokens=self._skip)
+        after = self._tokenizer.decode(self._window, skip_special_tokens=self._skip)
+        unread = len(self._window) - self._num_read
+        if unread < _LONGEST_CHARACTER and (len(after) <= len(before) or after.endswith("\ufffd")):
+            return ""
+        self._window = self._window[self._num_read :]
+        self._num_read = len(self._window)
+        return after[len(before) :]

@@ -1,0 +1,202 @@
+"""`LLM`: offline generation with vLLM's interface, so that a script moves between the two by its import."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+from draftwise.core import InvalidSetup, SpecConfig
+from draftwise.engine.config import EngineConfig
+from draftwise.engine.core import Engine, Request
+from draftwise.engine.outputs import CompletionOutput, Delta, RequestOutput
+from draftwise.engine.sampling_params import SamplingParams
+from draftwise.engine.tokenizer import Tokenizer
+
+__all__ = ["LLM", "Counter", "Gauge", "Vector"]
+
+Prompt = str | Mapping[str, Any] | Items[int]
+"""Text, `{"prompt": text}`, `{"prompt_token_ids": ids}` or the ids themselves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counter:
+    """A metric that only grows."""
+
+    name: str
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class Vector:
+    """A counter per draft position."""
+
+    name: str
+    values: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Gauge:
+    """A metric of this moment."""
+
+    name: str
+    value: float
+
+
+class LLM:
+    """A model ready to generate.
+
+    Example:
+        >>> llm = LLM("bundle/target", speculative_config={"method": "ngram", "num_speculative_tokens": 5})
+        >>> llm.generate("def add(a, b):", SamplingParams(temperature=0))[0].outputs[0].text
+
+    Args:
+        model: directory of a Hugging Face checkpoint.
+        speculative_config: the JSON object of vLLM's `--speculative-config`, as a mapping or text.
+        **settings: fields of `EngineConfig` (dtype, max_model_len, max_num_seqs, ...).
+
+    Raises:
+        InvalidSetup: the model, a setting or the speculative config cannot work; all findings at once.
+    """
+
+    def __init__(self, model: str, *, speculative_config: Mapping[str, Any] | str | None = None, **settings: Any) -> None:
+        spec = None if speculative_config is None else SpecConfig.parse(speculative_config)
+        self.engine = Engine(EngineConfig.from_settings(model=model, **settings), spec)
+        self._ids = count()
+
+    def generate(
+        self,
+        prompts: Prompt | Items[Prompt],
+        sampling_params: SamplingParams | Items[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = False,
+    ) -> list[RequestOutput]:
+        """Return one result per prompt, in order.
+
+        A single SamplingParams serves all prompts; `use_tqdm` shows progress.
+        """
+        given = [prompts] if _is_single(prompts) else list(prompts)
+        if not given:
+            raise InvalidSetup.because("no-prompts", "there are no prompts.", where="prompts", fix="Give at least one.")
+        params = _one_for_each(sampling_params or SamplingParams(), len(given))
+        outputs = [self._submit(prompt, each) for prompt, each in zip(given, params, strict=True)]
+        self._run({output.request_id: output for output in outputs}, show_progress=use_tqdm)
+        return outputs
+
+    def chat(
+        self,
+        messages: Items[Mapping[str, Any]] | Items[Items[Mapping[str, Any]]],
+        sampling_params: SamplingParams | Items[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = False,
+    ) -> list[RequestOutput]:
+        """Return one result per conversation, rendered with the model's chat template."""
+        conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        tokenizer = self.get_tokenizer()
+        prompts = [tokenizer.apply_chat_template(conversation) for conversation in conversations]
+        tokenised = [{"prompt": text, "prompt_token_ids": tokenizer.encode(text, False)} for text in prompts]
+        return self.generate(tokenised, sampling_params, use_tqdm=use_tqdm)
+
+    def get_metrics(self) -> list[Counter | Gauge | Vector]:
+        """Return the engine's metrics under vLLM's names; the speculative ones only with speculation."""
+        stats = self.engine.stats()
+        metrics: list[Counter | Gauge | Vector] = [
+            Gauge("vllm:num_requests_running", stats.num_running),
+            Gauge("vllm:num_requests_waiting", stats.num_waiting),
+            Gauge("vllm:kv_cache_usage_perc", stats.kv_cache_usage),
+            Counter("vllm:prompt_tokens", stats.prompt_tokens),
+            Counter("vllm:generation_tokens", stats.generation_tokens),
+            Counter("vllm:prefix_cache_queries", stats.prefix_cache_queries),
+            Counter("vllm:prefix_cache_hits", stats.prefix_cache_hits),
+            Counter("vllm:num_preemptions", stats.num_preemptions),
+        ]
+        if self.engine.spec is not None:
+            spec = stats.spec
+            per_pos = list(spec.accepted_per_pos) + [0] * (self.engine.spec.k - len(spec.accepted_per_pos))
+            metrics += [
+                Counter("vllm:spec_decode_num_drafts", spec.num_drafts),
+                Counter("vllm:spec_decode_num_draft_tokens", spec.num_draft_tokens),
+                Counter("vllm:spec_decode_num_accepted_tokens", spec.num_accepted_tokens),
+                Vector("vllm:spec_decode_num_accepted_tokens_per_pos", per_pos),
+            ]
+        return metrics
+
+    def get_tokenizer(self) -> Tokenizer:
+        """Return the target's tokenizer."""
+        return self.engine.tokenizer
+
+    def _submit(self, prompt: Prompt, params: SamplingParams) -> RequestOutput:
+        text, ids = self._tokenise(prompt)
+        request_id = str(next(self._ids))
+        self.engine.add(Request(request_id=request_id, prompt_token_ids=ids, params=params))
+        return RequestOutput(
+            request_id=request_id,
+            prompt=text,
+            prompt_token_ids=ids,
+            outputs=[CompletionOutput(index=index) for index in range(params.n)],
+        )
+
+    def _tokenise(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+        if isinstance(prompt, str):
+            return prompt, self.engine.tokenizer.encode(prompt)
+        if not isinstance(prompt, Mapping):
+            return None, list(prompt)
+        if "prompt_token_ids" in prompt:
+            return prompt.get("prompt"), list(prompt["prompt_token_ids"])
+        if "prompt" in prompt:
+            return prompt["prompt"], self.engine.tokenizer.encode(prompt["prompt"])
+        raise InvalidSetup.because(
+            "bad-prompt", "a prompt mapping needs the key prompt or prompt_token_ids.", where="prompts"
+        )
+
+    def _run(self, outputs: dict[str, RequestOutput], *, show_progress: bool) -> None:
+        from rich.progress import Progress
+
+        try:
+            with Progress(disable=not show_progress) as progress:
+                bar = progress.add_task("Generating", total=sum(len(output.outputs) for output in outputs.values()))
+                while self.engine.has_work():
+                    for delta in self.engine.step():
+                        _collect(outputs[delta.request_id], delta)
+                        progress.advance(bar, delta.finish_reason is not None)
+        finally:
+            for request_id in outputs:
+                self.engine.abort(request_id)
+
+
+def _is_single(prompts: Prompt | Items[Prompt]) -> bool:
+    if isinstance(prompts, str | Mapping):
+        return True
+    return bool(prompts) and all(isinstance(item, int) for item in prompts)
+
+
+def _one_for_each(params: SamplingParams | Items[SamplingParams], num_prompts: int) -> Items[SamplingParams]:
+    if isinstance(params, SamplingParams):
+        return [params] * num_prompts
+    if len(params) != num_prompts:
+        raise InvalidSetup.because(
+            "params-mismatch",
+            f"{len(params)} sampling params for {num_prompts} prompts.",
+            where="sampling_params",
+            fix="Give one for all prompts, or one for each.",
+        )
+    return params
+
+
+def _collect(output: RequestOutput, delta: Delta) -> None:
+    """Add a delta to the result it belongs to."""
+    completion = output.outputs[delta.index]
+    completion.text += delta.text
+    completion.token_ids += delta.token_ids
+    completion.finish_reason, completion.stop_reason = delta.finish_reason, delta.stop_reason
+    if delta.logprobs is not None:
+        completion.logprobs = (completion.logprobs or []) + delta.logprobs
+        sampled = zip(delta.token_ids, delta.logprobs, strict=True)
+        gained = sum(candidates[token].logprob for token, candidates in sampled)
+        completion.cumulative_logprob = (completion.cumulative_logprob or 0.0) + gained
+    if delta.prompt_logprobs is not None:
+        output.prompt_logprobs = delta.prompt_logprobs
+    output.num_cached_tokens = max(output.num_cached_tokens, delta.num_cached_tokens)
+    output.finished = all(each.finish_reason is not None for each in output.outputs)

@@ -1,0 +1,125 @@
+"""Reads a Hugging Face checkpoint directory: its config.json and its safetensors, one tensor at a time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from draftwise.core import InvalidSetup
+
+__all__ = ["Checkpoint"]
+
+
+class Checkpoint:
+    """A checkpoint on disk; tensors are read when asked for and not kept.
+
+    Attributes:
+        config: the parsed config.json.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        if not self.path.is_dir():
+            raise InvalidSetup.because(
+                "no-checkpoint",
+                "is not a directory.",
+                where=str(path),
+                fix="Give the directory of a Hugging Face checkpoint (config.json and *.safetensors).",
+            )
+        self.config: dict[str, Any] = self._read_json("config.json")
+        self._files = self._find_files()
+        self._missing: list[str] = []
+
+    def read(self, name: str, shape: tuple[int, ...], *, out: Tensor | None = None) -> Tensor:
+        """Return tensor `name`, or copy it into `out` (and return that).
+
+        A tensor that the checkpoint lacks is remembered for `check_complete` and comes back as zeros.
+
+        Raises:
+            InvalidSetup: the file is damaged, or the tensor has another shape.
+        """
+        if name not in self._files:
+            self._missing.append(name)
+            return out if out is not None else torch.zeros(shape)
+        file = self._files[name]
+        try:
+            # Opened anew each time: pages of a mapped file count as memory until it is closed.
+            with safe_open(file, framework="pt") as tensors:
+                tensor = tensors.get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise _damaged(file, error) from None
+        if tuple(tensor.shape) != shape:
+            raise InvalidSetup.because(
+                "wrong-shape",
+                f"tensor {name} has shape {tuple(tensor.shape)}, config.json asks for {shape}.",
+                where=str(file),
+                fix="config.json and the weights belong to different models, or the weights are quantised.",
+            )
+        return tensor.clone() if out is None else out.copy_(tensor)
+
+    def check_complete(self) -> None:
+        """Raise InvalidSetup naming every tensor that was asked for in vain."""
+        if self._missing:
+            shown = ", ".join(self._missing[:8]) + (" ..." if len(self._missing) > 8 else "")
+            raise InvalidSetup.because(
+                "tensors-missing",
+                f"lacks {len(self._missing)} tensors: {shown}",
+                where=str(self.path),
+                fix="Download or export the checkpoint again, all shards included.",
+            )
+
+    def _find_files(self) -> Mapping[str, Path]:
+        """Return the file of each tensor."""
+        if (self.path / "model.safetensors.index.json").exists():
+            index = self._read_json("model.safetensors.index.json").get("weight_map", {})
+            absent = sorted({file for file in index.values() if not (self.path / file).exists()})
+            if absent:
+                raise InvalidSetup.because(
+                    "shards-missing",
+                    f"model.safetensors.index.json names absent files: {', '.join(absent)}.",
+                    where=str(self.path),
+                    fix="Download the checkpoint again, all shards included.",
+                )
+            return {name: self.path / file for name, file in index.items()}
+        file = self.path / "model.safetensors"
+        if not file.exists():
+            raise InvalidSetup.because(
+                "no-weights",
+                "holds neither model.safetensors nor model.safetensors.index.json.",
+                where=str(self.path),
+                fix="Save the model with transformers' save_pretrained, which writes safetensors.",
+            )
+        try:
+            with safe_open(file, framework="pt") as tensors:
+                return dict.fromkeys(tensors.keys(), file)
+        except (SafetensorError, OSError) as error:
+            raise _damaged(file, error) from None
+
+    def _read_json(self, name: str) -> dict[str, Any]:
+        file = self.path / name
+        try:
+            value = json.loads(file.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise InvalidSetup.because(
+                "no-config",
+                f"holds no {name}.",
+                where=str(self.path),
+                fix="Give the directory of a Hugging Face checkpoint (config.json and *.safetensors).",
+            ) from None
+        except ValueError as error:
+            raise InvalidSetup.because("not-json", f"is not valid JSON: {error}.", where=str(file)) from None
+        if not isinstance(value, dict):
+            raise InvalidSetup.because("not-an-object", "must hold a JSON object.", where=str(file))
+        return value
+
+
+def _damaged(file: Path, error: Exception) -> InvalidSetup:
+    return InvalidSetup.because(
+        "damaged-weights", f"cannot be read: {error}.", where=str(file), fix="Download the file again."
+    )

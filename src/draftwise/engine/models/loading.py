@@ -1,0 +1,154 @@
+"""Turns a checkpoint directory into a model that can run."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from draftwise.core import InvalidSetup, ModelShape
+from draftwise.engine.models.checkpoint import Checkpoint
+from draftwise.engine.models.decoder import CausalLM, Layer, Linear, Weights
+from draftwise.engine.models.families import Family, get_family
+from draftwise.engine.models.rope import Rope
+
+__all__ = ["load_model"]
+
+_DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32", "float64")}
+
+
+def load_model(path: str | Path, *, dtype: str | torch.dtype = "auto", device: str | torch.device = "auto") -> CausalLM:
+    """Return the model of a Hugging Face checkpoint directory.
+
+    Args:
+        path: directory with config.json and safetensors, single or sharded.
+        dtype: `auto` is the checkpoint's own; else bfloat16, float16, float32 or float64.
+        device: `auto` is CUDA when there is one, else the CPU.
+
+    Raises:
+        InvalidSetup: the checkpoint is no dense Llama, Mistral, Qwen2 or Qwen3, is incomplete, or the
+            dtype or device cannot be had.
+    """
+    checkpoint = Checkpoint(path)
+    config, where = checkpoint.config, str(Path(path) / "config.json")
+    family = get_family(config, where=where)
+    if config.get("quantization_config"):
+        raise InvalidSetup.because(
+            "quantised",
+            "quantised checkpoints are not supported.",
+            where=where,
+            fix="Use the bfloat16 checkpoint of the model.",
+        )
+    shape = ModelShape.from_hf_config(config, where=where)
+    rope = Rope.from_hf_config(config, shape, where=where)
+    limit = min(rope.context_limit, _window(config, family) or rope.context_limit)
+    shape = dataclasses.replace(shape, max_position_embeddings=limit)
+    reader = _Reader(checkpoint, shape, family, _resolve_dtype(dtype, config), _resolve_device(device))
+    weights = reader.weights()
+    checkpoint.check_complete()
+    rope = dataclasses.replace(rope, frequencies_D=rope.frequencies_D.to(reader.device))
+    return CausalLM(config, shape, rope, weights)
+
+
+def _window(config: Mapping[str, Any], family: Family) -> int | None:
+    """Return the sliding window that some layer really uses; up to its length attention is the full one."""
+    window = config.get("sliding_window")
+    if window is None or (family.window_switch is not None and not config.get(family.window_switch)):
+        return None
+    if family.window_switch is not None:
+        kinds = config.get("layer_types")
+        first_layer = config.get("max_window_layers", 28)
+        active = "sliding_attention" in kinds if kinds else first_layer < config["num_hidden_layers"]
+        return int(window) if active else None
+    return int(window)
+
+
+def _resolve_dtype(dtype: str | torch.dtype, config: Mapping[str, Any]) -> torch.dtype:
+    name = str(dtype).removeprefix("torch.")
+    if name == "auto":
+        name = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
+    if name not in _DTYPES:
+        raise InvalidSetup.because(
+            "unknown-dtype", f"{name!r} is not supported.", where="dtype", fix=f"Use one of {', '.join(_DTYPES)}."
+        )
+    return _DTYPES[name]
+
+
+def _resolve_device(device: str | torch.device) -> torch.device:
+    if str(device) == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        resolved = torch.device(device)
+    except RuntimeError:
+        resolved = None
+    if resolved is None or resolved.type not in ("cpu", "cuda"):
+        raise InvalidSetup.because(
+            "unknown-device", f"{device!r} is not supported.", where="device", fix="Use auto, cpu or cuda."
+        )
+    if resolved.type == "cuda" and not torch.cuda.is_available():
+        raise InvalidSetup.because(
+            "no-cuda", "this machine or this build of torch has no CUDA.", where="device", fix="Use cpu."
+        )
+    return resolved
+
+
+class _Reader:
+    """Reads the tensors of one model into their fused places."""
+
+    def __init__(
+        self, checkpoint: Checkpoint, shape: ModelShape, family: Family, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._checkpoint, self._shape, self.device = checkpoint, shape, device
+        self._dtype = dtype
+        follows_config = family.qkv_bias is None
+        attention_bias = bool(checkpoint.config.get("attention_bias", False))
+        self._qkv_bias = attention_bias if follows_config else bool(family.qkv_bias)
+        self._o_bias = attention_bias and follows_config
+        self._mlp_bias = bool(family.mlp_bias_key and checkpoint.config.get(family.mlp_bias_key, False))
+        self._qk_norm = family.qk_norm
+
+    def weights(self) -> Weights:
+        shape = self._shape
+        embedding_VH = self._fused(["model.embed_tokens.weight"], [shape.vocab_size], shape.hidden_size)
+        layers = tuple(self._layer(f"model.layers.{i}.") for i in range(shape.num_layers))
+        norm = self._vector("model.norm.weight", shape.hidden_size)
+        if shape.tie_word_embeddings:
+            head = Linear(embedding_VH)
+        else:
+            head = self._linear("", ["lm_head"], [shape.vocab_size], shape.hidden_size, bias=False)
+        return Weights(embedding_VH=embedding_VH, layers=layers, norm=norm, head=head)
+
+    def _layer(self, prefix: str) -> Layer:
+        shape, attention, mlp = self._shape, prefix + "self_attn.", prefix + "mlp."
+        hidden, inner = shape.hidden_size, shape.intermediate_size
+        q_size, kv_size = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+        qkv = ["q_proj", "k_proj", "v_proj"]
+        return Layer(
+            input_norm=self._vector(prefix + "input_layernorm.weight", hidden),
+            qkv=self._linear(attention, qkv, [q_size, kv_size, kv_size], hidden, bias=self._qkv_bias),
+            q_norm=self._vector(attention + "q_norm.weight", shape.head_dim) if self._qk_norm else None,
+            k_norm=self._vector(attention + "k_norm.weight", shape.head_dim) if self._qk_norm else None,
+            o=self._linear(attention, ["o_proj"], [hidden], q_size, bias=self._o_bias),
+            post_norm=self._vector(prefix + "post_attention_layernorm.weight", hidden),
+            gate_up=self._linear(mlp, ["gate_proj", "up_proj"], [inner, inner], hidden, bias=self._mlp_bias),
+            down=self._linear(mlp, ["down_proj"], [hidden], inner, bias=self._mlp_bias),
+        )
+
+    def _linear(self, prefix: str, names: list[str], sizes: list[int], num_in: int, *, bias: bool) -> Linear:
+        weight = self._fused([f"{prefix}{name}.weight" for name in names], sizes, num_in)
+        biases = self._fused([f"{prefix}{name}.bias" for name in names], sizes) if bias else None
+        return Linear(weight, biases)
+
+    def _vector(self, name: str, size: int) -> Tensor:
+        return self._fused([name], [size])
+
+    def _fused(self, names: list[str], sizes: list[int], *rest: int) -> Tensor:
+        """Return the named tensors, [size, *rest] each, below each other in one."""
+        fused = torch.empty(sum(sizes), *rest, dtype=self._dtype, device=self.device)
+        for name, size, part in zip(names, sizes, fused.split(sizes), strict=True):
+            self._checkpoint.read(name, (size, *rest), out=part)
+        return fused

@@ -1,0 +1,68 @@
+"""What the engine gives back: increments while it runs, and vLLM-shaped results at the end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+__all__ = ["CompletionOutput", "Delta", "Logprob", "LogprobsOfToken", "RequestOutput"]
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """Log-probability of one candidate token."""
+
+    logprob: float
+    rank: int
+    """1 is the most likely token of the vocabulary."""
+    decoded_token: str = ""
+
+
+LogprobsOfToken = dict[int, Logprob]
+"""Candidates at one position by token id: the sampled (or prompt) token and the top ones."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delta:
+    """What one step added to one completion of one request."""
+
+    request_id: str
+    index: int
+    """Which of the request's n completions."""
+    token_ids: list[int]
+    text: str
+    """New text; may lag behind the tokens by an incomplete character or a possible stop string."""
+    logprobs: list[LogprobsOfToken] | None = None
+    prompt_logprobs: list[LogprobsOfToken | None] | None = None
+    """Given once, with the request's first delta; the first prompt token has None."""
+    finish_reason: str | None = None
+    """`stop` (end token, stop id or stop string), `length` or `abort`; None while running."""
+    stop_reason: int | str | None = None
+    """The stop id or stop string that ended it; None for the end-of-sequence token."""
+    num_cached_tokens: int = 0
+    """Prompt tokens taken from the prefix cache."""
+
+
+@dataclass(slots=True, kw_only=True)
+class CompletionOutput:
+    """One of a request's n completions."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    cumulative_logprob: float | None = None
+    logprobs: list[LogprobsOfToken] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class RequestOutput:
+    """The result of one prompt, shaped as vLLM's."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    prompt_logprobs: list[LogprobsOfToken | None] | None = None
+    finished: bool = False
+    num_cached_tokens: int = 0

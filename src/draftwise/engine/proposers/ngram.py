@@ -1,0 +1,146 @@
+"""Prompt lookup on the host: the tokens that followed the earliest occurrence of the sequence's longest known suffix."""
+
+from __future__ import annotations
+
+from draftwise.core.finding import InvalidSetup
+from draftwise.engine.proposers.base import Confirmed, Draft, Proposer
+
+__all__ = ["NgramProposer", "resolve_lookup_range"]
+
+DEFAULT_NGRAM = 5  # vLLM 0.32, config/speculative.py: both bounds when neither is given
+
+
+def resolve_lookup_range(prompt_lookup_min: int | None, prompt_lookup_max: int | None) -> tuple[int, int]:
+    """Return the shortest and the longest n-gram to look up; a bound that is None takes the other's value.
+
+    Raises:
+        InvalidSetup: a bound is below 1, or the lower one exceeds the upper one.
+    """
+    shortest = prompt_lookup_min if prompt_lookup_min is not None else prompt_lookup_max or DEFAULT_NGRAM
+    longest = prompt_lookup_max if prompt_lookup_max is not None else shortest
+    if not 1 <= shortest <= longest:
+        raise InvalidSetup.because(
+            "lookup-range",
+            f"prompt_lookup_min={shortest} and prompt_lookup_max={longest} name no n-gram length.",
+            where="--speculative-config",
+            fix="Give 1 <= prompt_lookup_min <= prompt_lookup_max, for example 2 and 5.",
+        )
+    return shortest, longest
+
+
+class NgramProposer(Proposer):
+    """Drafts by lookup in the sequence itself (Saxena 2023, prompt-lookup-decoding), exactly as vLLM's `ngram`.
+
+    Of all n-grams with prompt_lookup_min <= n <= prompt_lookup_max that end the sequence, it takes the longest one that
+    occurred before, goes to that n-gram's earliest occurrence and drafts what followed it (at most up to
+    max_model_len tokens in all). A sequence whose prompt is not complete yet gets no draft.
+    """
+
+    def __init__(
+        self,
+        *,
+        prompt_lookup_min: int | None = None,
+        prompt_lookup_max: int | None = None,
+        max_num_seqs: int,  # noqa: ARG002  (of the method's other implementation, which allocates by it)
+        max_model_len: int,
+    ) -> None:
+        self._shortest, self._longest = resolve_lookup_range(prompt_lookup_min, prompt_lookup_max)
+        self._max_model_len = max_model_len
+        self._histories: dict[int, _History] = {}
+
+    def propose(self, new: Confirmed, k: int) -> Draft:
+        """Take in `new` and draft up to k tokens each: constant time per new token, however long the prompt."""
+        rows = []
+        for slot, tokens, num_prompt in zip(new.slots, new.to_lists(), new.num_prompt, strict=True):
+            history = self._histories.get(slot)
+            if history is None:
+                history = self._histories[slot] = _History(self._longest)
+            history.extend(tokens)
+            size = len(history.tokens)
+            budget = min(k, self._max_model_len - size) if size > num_prompt else 0
+            rows.append(history.continuation(self._shortest, budget))
+        return Draft.from_lists(rows, k, device=new.tokens_BN.device)
+
+    def release(self, slot: int) -> None:
+        """Forget the sequence in `slot`."""
+        self._histories.pop(slot, None)
+
+
+class _History:
+    """The tokens of one sequence and their suffix automaton (Blumer et al. 1985), built online.
+
+    A state stands for substrings that end at the same positions; `_size` is its longest substring's length, `_end` where
+    it first ended, `_link` the state of the longest suffix that ends elsewhere too. So the link of the state of the
+    whole text is its longest suffix that occurred before, and `_end` of that is the earliest occurrence. Constant
+    amortised time and about 300 bytes a token, for any range of n-gram lengths.
+    """
+
+    def __init__(self, longest: int) -> None:
+        self.tokens: list[int] = []
+        self._longest = longest
+        self._next: list[dict[int, int]] = [{}]
+        self._link = [0]
+        self._size = [0]
+        self._end = [0]
+        self._last = 0
+        self._match = 0  # state of the longest suffix of at most `longest` tokens that occurred before
+
+    def extend(self, tokens: list[int]) -> None:
+        """Append tokens."""
+        for token in tokens:
+            self._append(token)
+
+    def continuation(self, shortest: int, budget: int) -> list[int]:
+        """Return up to `budget` tokens that followed the match, or none if it is below `shortest` tokens."""
+        if budget <= 0 or self._size[self._match] < shortest:
+            return []
+        end = self._end[self._match]
+        return self.tokens[end : end + budget]
+
+    def _append(self, token: int) -> None:
+        self.tokens.append(token)
+        known = self._size[self._last] + 1
+        state = self._new_state(known, known, {}, 0)
+        source = self._last
+        self._last = state
+        while token not in (edges := self._next[source]):
+            edges[token] = state
+            if source == 0:
+                break
+            source = self._link[source]
+        else:
+            self._link[state] = self._target_of_length(source, token)
+        self._follow(token)
+
+    def _target_of_length(self, source: int, token: int) -> int:
+        """Return the state of exactly `source`'s longest substring plus token, splitting it off where needed."""
+        target = self._next[source][token]
+        size = self._size[source] + 1
+        if self._size[target] == size:
+            return target
+        split = self._new_state(size, self._end[target], self._next[target].copy(), self._link[target])
+        self._link[target] = split
+        while self._next[source].get(token) == target:
+            self._next[source][token] = split
+            if source == 0:
+                break
+            source = self._link[source]
+        return split
+
+    def _follow(self, token: int) -> None:
+        """Move the match on by one token without walking down the links from the longest repeat."""
+        repeat = self._link[self._last]
+        if self._size[repeat] <= self._longest:
+            self._match = repeat
+            return
+        match = self._match  # of `longest` tokens: a repeat grows by at most one token a step
+        while match and self._size[self._link[match]] >= self._longest - 1:  # drop its first token
+            match = self._link[match]
+        self._match = self._next[match][token]
+
+    def _new_state(self, size: int, end: int, edges: dict[int, int], link: int) -> int:
+        self._size.append(size)
+        self._end.append(end)
+        self._next.append(edges)
+        self._link.append(link)
+        return len(self._size) - 1

@@ -1,0 +1,347 @@
+"""Nodes of the suffix forest in flat arrays: children by token, siblings by frequency (kernels compiled by numba).
+
+A node id is the offset of its row in `Arena.nodes`; 0 is no node, so that zeroed links are empty ones. An only child,
+which is what most nodes are, is found without hashing and ranks first without bookkeeping; siblings are chained in a
+hash table and ranked in groups of equal count.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit
+
+__all__ = ["Arena", "adopt", "decrement", "disown", "find_child", "free_node", "increment", "new_node", "take_place"]
+
+NIL = 0
+
+# Fields of a node's row: 64 bytes, one cache line.
+COUNT = 0  # suffixes that end in or pass through the node
+TOKEN = 1  # its first token, the key among its siblings
+LENGTH = 2  # tokens on the edge into it, or OPEN
+SEQ = 3  # sequence in which those tokens are written ...
+REF = 4  # ... and where the first of them stands there
+START = 5  # of an open leaf: where its only suffix starts in SEQ
+PARENT = 6
+FIRST = 7  # most frequent child
+LAST = 8
+NEXT = 9  # sibling that is as frequent or less
+PREV = 10
+GROUP = 11  # of siblings with equal count; 0 for an only child
+CHAIN = 12  # next node of the same hash bucket
+GROUP_HEAD = 13  # fields 13 and 14 belong to the group whose id is this row's
+GROUP_TAIL = 14
+NODE_WIDTH = 16
+
+OPEN = 0
+"""LENGTH of a leaf that reaches as far as its sequence does, and grows with it untouched."""
+
+# Fields of a sequence's row, followed by a ring of `depth` nodes: where its latest suffixes end.
+BASE = 0  # offset of its tokens in Arena.tokens
+SIZE = 1  # how many there are
+SHARED = 2  # its suffixes from this start on also occur elsewhere; the longer ones are open leaves
+ROOT = 3
+ORDER = 4  # sequences of one tree leave it in this order
+RING = 5
+
+# Fields of Arena.meta.
+DEPTH = 0
+NODES_END = 1
+NODES_FREE = 2
+GROUPS_END = 3
+GROUPS_FREE = 4
+NUM_BUCKETS = 5
+BUCKET_MASK = 6
+NUM_CHAINED = 7
+META_WIDTH = 8
+
+
+class Arena(NamedTuple):
+    """The arrays of a forest: rows of nodes (int32), hash buckets (int32), tokens (int32), rows of sequences (int64)."""
+
+    nodes: np.ndarray[Any, np.dtype[np.int32]]
+    buckets: np.ndarray[Any, np.dtype[np.int32]]
+    tokens: np.ndarray[Any, np.dtype[np.int32]]
+    seqs: np.ndarray[Any, np.dtype[np.int64]]
+    meta: np.ndarray[Any, np.dtype[np.int64]]
+
+
+@njit(cache=True)
+def new_node(arena, count, token, length, seq, ref):  # type: ignore[no-untyped-def]
+    """Return a node without parent and children."""
+    nodes, meta = arena.nodes, arena.meta
+    node = meta[NODES_FREE]
+    if node != NIL:
+        meta[NODES_FREE] = nodes[node + NEXT]
+    else:
+        node = meta[NODES_END]
+        meta[NODES_END] += NODE_WIDTH
+    nodes[node + COUNT] = count
+    nodes[node + TOKEN] = token
+    nodes[node + LENGTH] = length
+    nodes[node + SEQ] = seq
+    nodes[node + REF] = ref
+    for field in range(PARENT, GROUP + 1):
+        nodes[node + field] = NIL
+    return node
+
+
+@njit(cache=True)
+def free_node(arena, node):  # type: ignore[no-untyped-def]
+    arena.nodes[node + NEXT] = arena.meta[NODES_FREE]
+    arena.meta[NODES_FREE] = node
+
+
+# --- Children by token: a chained hash table that grows one bucket at a time (Litwin's linear hashing), so that
+# --- no insertion ever waits for a rehash.
+
+
+@njit(cache=True)
+def _hash(parent, token):  # type: ignore[no-untyped-def]
+    mixed = ((parent >> 4) * 0x9E3779B1) ^ (token * 0x85EBCA77)
+    mixed = ((mixed ^ (mixed >> 29)) & 0xFFFFFFFF) * 0x2C1B3C6D
+    return mixed ^ (mixed >> 31)
+
+
+@njit(cache=True)
+def _bucket(meta, parent, token):  # type: ignore[no-untyped-def]
+    hashed = _hash(parent, token)
+    bucket = hashed & meta[BUCKET_MASK]
+    if bucket >= meta[NUM_BUCKETS]:
+        bucket = hashed & (meta[BUCKET_MASK] >> 1)
+    return bucket
+
+
+@njit(cache=True)
+def find_child(arena, parent, token):  # type: ignore[no-untyped-def]
+    """Return the child of `parent` whose edge begins with `token`, or NIL."""
+    nodes = arena.nodes
+    child = nodes[parent + FIRST]
+    if child == nodes[parent + LAST]:
+        return child if child != NIL and nodes[child + TOKEN] == token else NIL
+    child = arena.buckets[_bucket(arena.meta, parent, token)]
+    while child != NIL and (nodes[child + TOKEN] != token or nodes[child + PARENT] != parent):
+        child = nodes[child + CHAIN]
+    return child
+
+
+@njit(cache=True)
+def _chain(arena, node):  # type: ignore[no-untyped-def]
+    nodes, buckets, meta = arena.nodes, arena.buckets, arena.meta
+    bucket = _bucket(meta, nodes[node + PARENT], nodes[node + TOKEN])
+    nodes[node + CHAIN] = buckets[bucket]
+    buckets[bucket] = node
+    meta[NUM_CHAINED] += 1
+    if meta[NUM_CHAINED] > meta[NUM_BUCKETS]:
+        _split_bucket(arena)
+
+
+@njit(cache=True)
+def _split_bucket(arena):  # type: ignore[no-untyped-def]
+    nodes, buckets, meta = arena.nodes, arena.buckets, arena.meta
+    new = meta[NUM_BUCKETS]
+    old = new & (meta[BUCKET_MASK] >> 1)
+    node = buckets[old]
+    buckets[old] = buckets[new] = NIL
+    meta[NUM_BUCKETS] += 1
+    while node != NIL:
+        following = nodes[node + CHAIN]
+        bucket = _bucket(meta, nodes[node + PARENT], nodes[node + TOKEN])
+        nodes[node + CHAIN] = buckets[bucket]
+        buckets[bucket] = node
+        node = following
+    if meta[NUM_BUCKETS] > meta[BUCKET_MASK]:
+        meta[BUCKET_MASK] = 2 * meta[BUCKET_MASK] + 1
+
+
+@njit(cache=True)
+def _unchain(arena, node, heir):  # type: ignore[no-untyped-def]
+    """Take `node` out of its bucket; `heir` comes into its place, unless it is NIL."""
+    nodes, buckets = arena.nodes, arena.buckets
+    bucket = _bucket(arena.meta, nodes[node + PARENT], nodes[node + TOKEN])
+    following = nodes[node + CHAIN]
+    if heir != NIL:
+        nodes[heir + CHAIN] = following
+        following = heir
+    else:
+        arena.meta[NUM_CHAINED] -= 1
+    prior = buckets[bucket]
+    if prior == node:
+        buckets[bucket] = following
+        return
+    while nodes[prior + CHAIN] != node:
+        prior = nodes[prior + CHAIN]
+    nodes[prior + CHAIN] = following
+
+
+# --- Siblings by frequency. Counts change by one, so a node moves at most to the border of the neighbouring group. Among
+# --- equal counts the order is that of ArcticInference 0.1.1, so that drafts are the same: a count that grew ranks
+# --- first among its new equals if it ranked first among its old ones, else last; one that shrank ranks first.
+
+
+@njit(cache=True)
+def _new_group(arena, node):  # type: ignore[no-untyped-def]
+    nodes, meta = arena.nodes, arena.meta
+    group = meta[GROUPS_FREE]
+    if group != NIL:
+        meta[GROUPS_FREE] = nodes[group + GROUP_HEAD]
+    else:
+        group = meta[GROUPS_END]
+        meta[GROUPS_END] += NODE_WIDTH
+    nodes[group + GROUP_HEAD] = nodes[group + GROUP_TAIL] = node
+    nodes[node + GROUP] = group
+
+
+@njit(cache=True)
+def _leave_group(arena, node):  # type: ignore[no-untyped-def]
+    nodes = arena.nodes
+    group = nodes[node + GROUP]
+    nodes[node + GROUP] = NIL
+    head, tail = nodes[group + GROUP_HEAD], nodes[group + GROUP_TAIL]
+    if head == tail:
+        nodes[group + GROUP_HEAD] = arena.meta[GROUPS_FREE]
+        arena.meta[GROUPS_FREE] = group
+    elif head == node:
+        nodes[group + GROUP_HEAD] = nodes[node + NEXT]
+    elif tail == node:
+        nodes[group + GROUP_TAIL] = nodes[node + PREV]
+
+
+@njit(cache=True)
+def _join_last(arena, node):  # type: ignore[no-untyped-def]
+    """Make `node` the last of the group before it, if it has that group's count, else the first of its own."""
+    nodes = arena.nodes
+    before = nodes[node + PREV]
+    if before != NIL and nodes[before + COUNT] == nodes[node + COUNT]:
+        group = nodes[before + GROUP]
+        nodes[node + GROUP] = group
+        nodes[group + GROUP_TAIL] = node
+    else:
+        _new_group(arena, node)
+
+
+@njit(cache=True)
+def _join_first(arena, node):  # type: ignore[no-untyped-def]
+    """Make `node` the first of the group behind it, if it has that group's count, else the first of its own."""
+    nodes = arena.nodes
+    behind = nodes[node + NEXT]
+    if behind != NIL and nodes[behind + COUNT] == nodes[node + COUNT]:
+        group = nodes[behind + GROUP]
+        nodes[node + GROUP] = group
+        nodes[group + GROUP_HEAD] = node
+    else:
+        _new_group(arena, node)
+
+
+@njit(cache=True)
+def _connect(nodes, parent, before, behind):  # type: ignore[no-untyped-def]
+    """Make two children of `parent` neighbours; NIL stands for the end of the list."""
+    if before != NIL:
+        nodes[before + NEXT] = behind
+    else:
+        nodes[parent + FIRST] = behind
+    if behind != NIL:
+        nodes[behind + PREV] = before
+    else:
+        nodes[parent + LAST] = before
+
+
+@njit(cache=True)
+def _move_before(nodes, node, behind):  # type: ignore[no-untyped-def]
+    """Move `node` to the place before its sibling `behind`; NIL is the end of the list."""
+    if nodes[node + NEXT] == behind:
+        return
+    parent = nodes[node + PARENT]
+    _connect(nodes, parent, nodes[node + PREV], nodes[node + NEXT])
+    before = nodes[behind + PREV] if behind != NIL else nodes[parent + LAST]
+    _connect(nodes, parent, before, node)
+    _connect(nodes, parent, node, behind)
+
+
+@njit(cache=True)
+def increment(arena, node):  # type: ignore[no-untyped-def]
+    """Count one more suffix through `node`."""
+    nodes = arena.nodes
+    count = nodes[node + COUNT] + 1
+    nodes[node + COUNT] = count
+    group = nodes[node + GROUP]
+    if group == NIL:
+        return
+    head = nodes[group + GROUP_HEAD]
+    _leave_group(arena, node)
+    if head != node:
+        _move_before(nodes, node, head)
+        _join_last(arena, node)
+        return
+    before = nodes[node + PREV]
+    if before != NIL and nodes[before + COUNT] == count:
+        _move_before(nodes, node, nodes[nodes[before + GROUP] + GROUP_HEAD])
+    _join_first(arena, node)
+
+
+@njit(cache=True)
+def decrement(arena, node):  # type: ignore[no-untyped-def]
+    """Count one suffix less through `node`; one must remain."""
+    nodes = arena.nodes
+    nodes[node + COUNT] -= 1
+    group = nodes[node + GROUP]
+    if group == NIL:
+        return
+    behind = nodes[nodes[group + GROUP_TAIL] + NEXT]
+    _leave_group(arena, node)
+    _move_before(nodes, node, behind)
+    _join_first(arena, node)
+
+
+@njit(cache=True)
+def adopt(arena, parent, child):  # type: ignore[no-untyped-def]
+    """Add `child`, which must be no more frequent than the others, as the last child of `parent`."""
+    nodes = arena.nodes
+    last = nodes[parent + LAST]
+    nodes[child + PARENT] = parent
+    nodes[child + GROUP] = NIL
+    _connect(nodes, parent, last, child)
+    _connect(nodes, parent, child, NIL)
+    if last == NIL:
+        return
+    if nodes[last + GROUP] == NIL:  # an only child until now
+        _new_group(arena, last)
+        _chain(arena, last)
+    _join_last(arena, child)
+    _chain(arena, child)
+
+
+@njit(cache=True)
+def disown(arena, child):  # type: ignore[no-untyped-def]
+    """Take `child` out of its parent's children."""
+    nodes = arena.nodes
+    parent = nodes[child + PARENT]
+    siblings = nodes[child + GROUP] != NIL
+    if siblings:
+        _leave_group(arena, child)
+        _unchain(arena, child, NIL)
+    _connect(nodes, parent, nodes[child + PREV], nodes[child + NEXT])
+    only = nodes[parent + FIRST]
+    if siblings and only == nodes[parent + LAST]:
+        _leave_group(arena, only)
+        _unchain(arena, only, NIL)
+
+
+@njit(cache=True)
+def take_place(arena, old, new):  # type: ignore[no-untyped-def]
+    """Put `new`, of equal count, where `old` is among the children of its parent; `old` keeps no place."""
+    nodes = arena.nodes
+    parent, group = nodes[old + PARENT], nodes[old + GROUP]
+    nodes[new + PARENT] = parent
+    nodes[new + TOKEN] = nodes[old + TOKEN]
+    nodes[new + GROUP] = group
+    _connect(nodes, parent, nodes[old + PREV], new)
+    _connect(nodes, parent, new, nodes[old + NEXT])
+    if group == NIL:
+        return
+    _unchain(arena, old, new)
+    if nodes[group + GROUP_HEAD] == old:
+        nodes[group + GROUP_HEAD] = new
+    if nodes[group + GROUP_TAIL] == old:
+        nodes[group + GROUP_TAIL] = new

@@ -1,0 +1,1 @@
+"""OpenAI-compatible HTTP and Prometheus metrics over the embedded engine."""

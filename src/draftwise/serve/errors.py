@@ -1,0 +1,70 @@
+"""What a client is told when a request cannot be served, in OpenAI's envelope as vLLM fills it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+
+from draftwise.core import InvalidSetup
+
+__all__ = ["RequestError", "error_body", "handle_http_error", "handle_invalid_setup", "handle_request_error"]
+
+_TYPES = {
+    400: "BadRequestError",
+    401: "AuthenticationError",
+    404: "NotFoundError",
+    413: "BadRequestError",
+    500: "InternalServerError",
+}
+
+
+class RequestError(Exception):
+    """A request that is refused: the HTTP status, a sentence, and the field it is about."""
+
+    def __init__(
+        self, status: int, message: str, *, param: str | None = None, headers: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.headers = headers
+
+    @classmethod
+    def of_invalid(cls, error: InvalidSetup) -> RequestError:
+        """Return the refusal for values that the engine found wrong, all of them in one message."""
+        return cls(400, str(error), param=error.findings[0].where or None)
+
+
+def error_body(error: RequestError) -> dict[str, Any]:
+    """Return the JSON that describes a refusal."""
+    kind = _TYPES.get(error.status, HTTPStatus(error.status).phrase)
+    return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.status}}
+
+
+def handle_request_error(_: Request, error: Exception) -> JSONResponse:
+    """Answer a `RequestError`."""
+    assert isinstance(error, RequestError)
+    return JSONResponse(error_body(error), error.status, headers=error.headers)
+
+
+def handle_invalid_setup(request: Request, error: Exception) -> JSONResponse:
+    """Answer values that are out of range."""
+    assert isinstance(error, InvalidSetup)
+    return handle_request_error(request, RequestError.of_invalid(error))
+
+
+def handle_http_error(request: Request, error: Exception) -> JSONResponse:
+    """Answer an unknown path or method."""
+    assert isinstance(error, HTTPException)
+    messages = {
+        404: f"There is no {request.url.path} here.",
+        405: f"{request.method} is not allowed on {request.url.path}.",
+    }
+    message = messages.get(error.status_code, error.detail)
+    return handle_request_error(request, RequestError(error.status_code, message, headers=error.headers))

@@ -1,0 +1,217 @@
+"""The fields of a request body: which are known, what type each has, which are refused and which are ignored."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from draftwise.serve.errors import RequestError
+
+__all__ = ["CHAT_FIELDS", "COMPLETION_FIELDS", "SAMPLING_FIELDS", "parse_body", "read_fields"]
+
+logger = logging.getLogger("draftwise.serve")
+
+_WRONG = object()
+
+
+def _boolean(value: Any) -> Any:
+    return value if isinstance(value, bool) else _WRONG
+
+
+def _number(value: Any) -> Any:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else _WRONG
+
+
+def _integer(value: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value):
+        return _WRONG
+    return int(value)
+
+
+def _string(value: Any) -> Any:
+    return value if isinstance(value, str) else _WRONG
+
+
+def _object(value: Any) -> Any:
+    return value if isinstance(value, dict) else _WRONG
+
+
+def _list(value: Any) -> Any:
+    return value if isinstance(value, list) else _WRONG
+
+
+def _strings(value: Any) -> Any:
+    value = [value] if isinstance(value, str) else value
+    return value if isinstance(value, list) and all(isinstance(each, str) for each in value) else _WRONG
+
+
+def _integers(value: Any) -> Any:
+    return value if isinstance(value, list) and all(type(each) is int for each in value) else _WRONG
+
+
+def _bias(value: Any) -> Any:
+    """JSON keys are strings; token ids are integers."""
+    if not isinstance(value, dict) or any(_number(bias) is _WRONG for bias in value.values()):
+        return _WRONG
+    try:
+        return {int(token): float(bias) for token, bias in value.items()}
+    except ValueError:
+        return _WRONG
+
+
+def _any(value: Any) -> Any:
+    return value
+
+
+Check = Callable[[Any], Any]
+_KINDS: dict[Check, str] = {
+    _boolean: "true or false",
+    _number: "a number",
+    _integer: "an integer",
+    _string: "a string",
+    _object: "an object",
+    _list: "a list",
+    _strings: "a string or a list of strings",
+    _integers: "a list of integers",
+    _bias: "an object from token ids to numbers",
+}
+
+SAMPLING_FIELDS: dict[str, Check] = {
+    "n": _integer,
+    "temperature": _number,
+    "top_p": _number,
+    "top_k": _integer,
+    "min_p": _number,
+    "repetition_penalty": _number,
+    "presence_penalty": _number,
+    "frequency_penalty": _number,
+    "logit_bias": _bias,
+    "bad_words": _strings,
+    "stop": _strings,
+    "stop_token_ids": _integers,
+    "include_stop_str_in_output": _boolean,
+    "ignore_eos": _boolean,
+    "min_tokens": _integer,
+    "seed": _integer,
+    "prompt_logprobs": _integer,
+    "skip_special_tokens": _boolean,
+}
+"""Fields that go to `SamplingParams` under their own name."""
+
+_COMMON: dict[str, Check] = {
+    "model": _string,
+    "stream": _boolean,
+    "stream_options": _object,
+    "max_tokens": _integer,
+    "return_token_ids": _boolean,
+    "add_special_tokens": _boolean,
+}
+COMPLETION_FIELDS = SAMPLING_FIELDS | _COMMON | {"prompt": _any, "echo": _boolean, "logprobs": _integer}
+CHAT_FIELDS = (
+    SAMPLING_FIELDS
+    | _COMMON
+    | {
+        "messages": _list,
+        "logprobs": _boolean,
+        "top_logprobs": _integer,
+        "max_completion_tokens": _integer,
+        "add_generation_prompt": _boolean,
+        "chat_template_kwargs": _object,
+    }
+)
+
+_MOST = {"n": 128, "logprobs": 20, "top_logprobs": 20, "prompt_logprobs": 20}
+"""Upper bounds: OpenAI's for n, vLLM's default max_logprobs for the others."""
+
+_REFUSED: dict[str, tuple[Any, ...]] = {
+    "suffix": ("",),
+    "use_beam_search": (False,),
+    "best_of": (1,),
+    "response_format": ({"type": "text"},),
+    "structured_outputs": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "tools": ([],),
+    "functions": ([],),
+    "prompt_embeds": (),
+    "allowed_token_ids": (),
+    "logprob_token_ids": (),
+    "truncate_prompt_tokens": (),
+    "thinking_token_budget": (-1,),
+    "return_tokens_as_token_ids": (False,),
+    "continue_final_message": (False,),
+    "chat_template": (),
+    "documents": (),
+    "modalities": (["text"],),
+    "audio": (),
+}
+"""Known fields that would change the answer and are not supported, with the values that ask for nothing."""
+
+_IGNORED = frozenset(
+    "user metadata store service_tier parallel_tool_calls tool_choice function_call reasoning_effort request_id "
+    "session_id priority safety_identifier prompt_cache_key prompt_cache_retention verbosity prediction "
+    "spaces_between_special_tokens length_penalty include_reasoning".split()
+)
+"""Known fields that change nothing here."""
+
+
+def parse_body(raw: bytes) -> dict[str, Any]:
+    """Return the JSON object that a body holds.
+
+    Raises:
+        RequestError: 400, it is not one, or holds numbers or text that JSON and UTF-8 do not allow.
+    """
+    try:
+        body = json.loads(raw, parse_constant=_refuse_constant)
+        # Escaped lone surrogates parse, but are no text: neither a tokenizer nor a reply can hold them.
+        if b"\\u" in raw:
+            json.dumps(body, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise RequestError(400, "The body has text with half a surrogate pair, which is no character.") from None
+    except (ValueError, RecursionError) as error:
+        raise RequestError(400, f"The body is not valid JSON: {error}.") from None
+    if not isinstance(body, dict):
+        raise RequestError(400, f"The body must be a JSON object, got {type(body).__name__}.")
+    return body
+
+
+def read_fields(body: Mapping[str, Any], known: Mapping[str, Check]) -> dict[str, Any]:
+    """Return the given fields, checked and converted; null counts as not given.
+
+    Raises:
+        RequestError: 400, naming every field that has the wrong type, is too large or is not supported.
+    """
+    given = {name: value for name, value in body.items() if value is not None}
+    faults: list[tuple[str, str]] = []
+    fields: dict[str, Any] = {}
+    for name, value in given.items():
+        if name in known:
+            fields[name] = _checked(name, value, known[name], faults)
+        elif name in _REFUSED and value not in _REFUSED[name]:
+            faults.append((name, "is not supported by draftwise serve; leave it out"))
+    if faults:
+        raise RequestError(400, "; ".join(f"{name} {text}" for name, text in faults) + ".", param=faults[0][0])
+    unknown = given.keys() - known.keys() - _REFUSED.keys() - _IGNORED
+    if unknown:
+        logger.warning("Fields in the request that are not known and were ignored: %s.", ", ".join(sorted(unknown)))
+    return fields
+
+
+def _checked(name: str, value: Any, check: Check, faults: list[tuple[str, str]]) -> Any:
+    value = check(value)
+    if value is _WRONG:
+        faults.append((name, f"must be {_KINDS[check]}"))
+    elif check is _number and not math.isfinite(value):
+        faults.append((name, "must be a finite number"))
+    elif check is _integer and value > _MOST.get(name, value):
+        faults.append((name, f"must be at most {_MOST[name]}, got {value}"))
+    return value
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a JSON number")

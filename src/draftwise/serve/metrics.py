@@ -1,0 +1,115 @@
+"""Fills the rows of `facts.metrics`: engine counters read at scrape time, request histograms as requests end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from draftwise.engine.core import EngineStats
+from draftwise.facts.metrics import METRICS, SPEC_NUM_ACCEPTED_TOKENS_PER_POS, get_metric, token_buckets
+
+__all__ = ["ServerMetrics"]
+
+FINISH_REASONS = ("stop", "length", "abort", "error")
+_READINGS: dict[str, Callable[[EngineStats], float]] = {
+    "vllm:num_requests_running": lambda stats: stats.num_running,
+    "vllm:num_requests_waiting": lambda stats: stats.num_waiting,
+    "vllm:kv_cache_usage_perc": lambda stats: stats.kv_cache_usage,
+    "vllm:prompt_tokens": lambda stats: stats.prompt_tokens,
+    "vllm:generation_tokens": lambda stats: stats.generation_tokens,
+    "vllm:prefix_cache_queries": lambda stats: stats.prefix_cache_queries,
+    "vllm:prefix_cache_hits": lambda stats: stats.prefix_cache_hits,
+    "vllm:num_preemptions": lambda stats: stats.num_preemptions,
+}
+_SPEC_READINGS: dict[str, Callable[[EngineStats], float]] = {
+    "vllm:spec_decode_num_drafts": lambda stats: stats.spec.num_drafts,
+    "vllm:spec_decode_num_draft_tokens": lambda stats: stats.spec.num_draft_tokens,
+    "vllm:spec_decode_num_accepted_tokens": lambda stats: stats.spec.num_accepted_tokens,
+}
+
+
+class ServerMetrics:
+    """The metrics of one server, in a registry of its own.
+
+    `k` is the number of speculative positions, None without speculation: then the speculative counters are
+    absent, as in vLLM; otherwise they are there from the start, at 0.
+    """
+
+    def __init__(
+        self, *, model_name: str, max_model_len: int, k: int | None, read_stats: Callable[[], EngineStats]
+    ) -> None:
+        self._registry = CollectorRegistry()
+        self._model_name = model_name
+        self._registry.register(_EngineCollector(model_name, k, read_stats))
+        self._histograms = {
+            row.name: Histogram(
+                row.name,
+                row.help,
+                row.labels,
+                buckets=token_buckets(max_model_len) if row.buckets is None else row.buckets,
+                registry=self._registry,
+            ).labels(model_name=model_name, engine="0")
+            for row in METRICS
+            if row.kind == "histogram"
+        }
+        success, rejected = (get_metric(name) for name in ("request_success", "admission_rejections"))
+        counter = Counter(success.name, success.help, success.labels, registry=self._registry)
+        self._finished = {
+            reason: counter.labels(model_name=model_name, engine="0", finished_reason=reason)
+            for reason in FINISH_REASONS
+        }
+        counter = Counter(rejected.name, rejected.help, rejected.labels, registry=self._registry)
+        self._rejected = counter.labels(model_name=model_name, reason="max_num_queued_reqs")
+
+    def observe(self, name: str, value: float) -> None:
+        """Add a value to a histogram, named without the `vllm:` prefix."""
+        self._histograms[f"vllm:{name}"].observe(value)
+
+    def count_finished(self, reason: str, number: int = 1) -> None:
+        """Count the end of completions."""
+        self._finished[reason].inc(number)
+
+    def count_rejected(self) -> None:
+        """Count a request refused because the queue was full."""
+        self._rejected.inc()
+
+    def exposition(self) -> bytes:
+        """Return the text that Prometheus scrapes."""
+        return generate_latest(self._registry)
+
+
+class _EngineCollector:
+    """Turns the engine's latest snapshot into samples."""
+
+    def __init__(self, model_name: str, k: int | None, read_stats: Callable[[], EngineStats]) -> None:
+        self._labels = [model_name, "0"]
+        self._k = k
+        self._read_stats = read_stats
+        self._created = time.time()
+
+    def collect(self) -> Iterator[Metric]:
+        stats = self._read_stats()
+        readings = _READINGS if self._k is None else _READINGS | _SPEC_READINGS
+        for name, read in readings.items():
+            row = get_metric(name)
+            if row.kind == "gauge":
+                gauge = GaugeMetricFamily(row.name, row.help, labels=row.labels)
+                gauge.add_metric(self._labels, read(stats))
+                yield gauge
+            else:
+                counter = CounterMetricFamily(row.name, row.help, labels=row.labels)
+                counter.add_metric(self._labels, read(stats), created=self._created)
+                yield counter
+        if self._k is not None:
+            yield self._per_position(self._k, stats.spec.accepted_per_pos)
+
+    def _per_position(self, k: int, accepted_per_pos: tuple[int, ...]) -> Metric:
+        row = SPEC_NUM_ACCEPTED_TOKENS_PER_POS
+        counter = CounterMetricFamily(row.name, row.help, labels=row.labels)
+        for position in range(max(k, len(accepted_per_pos))):
+            accepted = accepted_per_pos[position] if position < len(accepted_per_pos) else 0
+            counter.add_metric([*self._labels, str(position)], accepted, created=self._created)
+        return counter

@@ -1,0 +1,88 @@
+"""What a request wants answered: prompts as token ids, from text, ids or a conversation."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from draftwise.core import InvalidSetup
+from draftwise.engine.tokenizer import Tokenizer
+from draftwise.serve.errors import RequestError
+
+__all__ = ["conversation_text", "encode_prompts", "read_messages"]
+
+_LONG_TEXT = 20_000
+"""Characters above which encoding would hold up the event loop for milliseconds."""
+
+
+async def encode_prompts(prompt: Any, tokenizer: Tokenizer, *, add_special_tokens: bool) -> list[list[int]]:
+    """Return token ids for a `prompt` field: a string, token ids, or a list of either.
+
+    Raises:
+        RequestError: 400, it is none of these.
+    """
+    prompts = _as_list(prompt)
+    return [await _encode(each, tokenizer, add_special_tokens) if isinstance(each, str) else each for each in prompts]
+
+
+def _as_list(prompt: Any) -> list[Any]:
+    if isinstance(prompt, str):
+        return [prompt]
+    if isinstance(prompt, list) and prompt:
+        if all(isinstance(each, str) for each in prompt):
+            return prompt
+        if _are_ids(prompt):
+            return [prompt]
+        if all(isinstance(each, list) and _are_ids(each) for each in prompt):
+            return prompt
+    raise RequestError(
+        400, "prompt must be a string, a list of strings, a list of token ids, or a list of such lists.", param="prompt"
+    )
+
+
+def _are_ids(values: Sequence[Any]) -> bool:
+    return all(type(value) is int for value in values)
+
+
+async def _encode(text: str, tokenizer: Tokenizer, add_special_tokens: bool) -> list[int]:
+    if len(text) > _LONG_TEXT:
+        return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens)
+    return tokenizer.encode(text, add_special_tokens)
+
+
+def read_messages(messages: list[Any]) -> list[dict[str, Any]]:
+    """Return the messages with their content as plain text, text parts joined by newlines as in vLLM.
+
+    Raises:
+        RequestError: 400, a message has no role or a content that is not text.
+    """
+    if not messages:
+        raise RequestError(400, "messages must hold at least one message.", param="messages")
+    return [_read_message(f"messages[{i}]", message) for i, message in enumerate(messages)]
+
+
+def _read_message(where: str, message: Any) -> dict[str, Any]:
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        raise RequestError(400, f"{where} must be an object with a role.", param="messages")
+    content = message.get("content")
+    if isinstance(content, list):
+        parts = [part if isinstance(part, dict) else {"type": "text", "text": part} for part in content]
+        if any(part.get("type") != "text" or not isinstance(part.get("text"), str) for part in parts):
+            raise RequestError(400, f"{where} has content that is not text; this model takes text.", param="messages")
+        content = "\n".join(part["text"] for part in parts)
+    if not (isinstance(content, str) or (content is None and message["role"] == "assistant")):
+        raise RequestError(400, f"{where} must have text as content.", param="messages")
+    return message | {"content": content}
+
+
+def conversation_text(tokenizer: Tokenizer, messages: list[Any], **variables: Any) -> str:
+    """Return a conversation as the text that the model's chat template makes of it.
+
+    Raises:
+        RequestError: 400, the messages are not well formed, or the template is missing or refuses them.
+    """
+    try:
+        return tokenizer.apply_chat_template(read_messages(messages), **variables)
+    except InvalidSetup as error:
+        raise RequestError.of_invalid(error) from None

@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from draftwise.engine.models import load_model
+
+TOKENS = torch.randint(96, (50,), generator=torch.Generator().manual_seed(3)).tolist()
+YARN = {"factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 5000.0}
+LLAMA3 = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+    "rope_theta": 500000.0,
+}
+ROPES = {
+    "default": {"rope_type": "default", "rope_theta": 700.0},
+    "linear": {"rope_type": "linear", "factor": 2.5, "rope_theta": 10000.0},
+    "dynamic": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0},
+    "llama3": {"rope_type": "llama3"} | LLAMA3,
+    "yarn": {"rope_type": "yarn"} | YARN,
+    "yarn-mscale": {"rope_type": "yarn", "mscale": 0.7, "mscale_all_dim": 1.1, "truncate": False} | YARN,
+    "yarn-fixed": {"rope_type": "yarn", "attention_factor": 1.3, "beta_fast": 16, "beta_slow": 2} | YARN,
+}
+FAMILIES = {
+    "llama": {},
+    "llama-biased": {"attention_bias": True, "mlp_bias": True, "rms_norm_eps": 1e-2},
+    "llama-tied": {"tie_word_embeddings": True},
+    "mistral": {"sliding_window": None},
+    "qwen2": {},
+    "qwen2-tied": {"tie_word_embeddings": True},
+    "qwen3": {},
+    "qwen3-biased": {"attention_bias": True},
+}
+
+
+def reference(model, tokens):
+    with torch.inference_mode():
+        out = model(torch.tensor([tokens]), output_hidden_states=True)
+    return out.logits[0], [hidden[0] for hidden in out.hidden_states]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-6), ("float32", 2e-5)])
+def test_logits_agree_with_transformers(name, dtype, tolerance, save_tiny, run_paged):
+    path, theirs = save_tiny(name.split("-")[0], **FAMILIES[name])
+    expected, _ = reference(theirs.to(getattr(torch, dtype)), TOKENS)
+    ours = load_model(path, dtype=dtype, device="cpu")
+    [(hidden,)] = run_paged(ours, [TOKENS], [[35, 9, 1, 5]])
+    assert ours.logits(hidden).dtype == getattr(torch, dtype)
+    torch.testing.assert_close(ours.logits(hidden), expected, rtol=tolerance, atol=tolerance * 10)
+
+
+@pytest.mark.parametrize("name", ROPES)
+@pytest.mark.parametrize("layout", ["rope_parameters", "rope_scaling"])
+def test_every_rope_scaling_agrees_with_transformers(name, layout, save_tiny, run_paged, edit_config):
+    path, theirs = save_tiny("llama", rope_parameters=dict(ROPES[name]))
+    expected, _ = reference(theirs.double(), TOKENS)
+    if layout == "rope_scaling":
+        old = dict(ROPES[name])
+        theta, kind = old.pop("rope_theta"), old.pop("rope_type")
+        edit_config(path, rope_parameters=None, rope_theta=theta, rope_scaling={"type": kind} | old)
+    ours = load_model(path, dtype="float64", device="cpu")
+    [(hidden,)] = run_paged(ours, [TOKENS], [[50]])
+    torch.testing.assert_close(ours.logits(hidden), expected, rtol=1e-6, atol=1e-5)
+
+
+def test_rope_scalings_are_told_apart(save_tiny, run_paged):
+    """Were the scaling ignored, the test above must have failed: every pair of kinds gives other logits."""
+    logits = []
+    for name in set(ROPES) - {"dynamic"}:
+        ours = load_model(save_tiny("llama", rope_parameters=dict(ROPES[name]))[0], dtype="float64", device="cpu")
+        [(hidden,)] = run_paged(ours, [TOKENS], [[50]])
+        logits.append(ours.logits(hidden))
+    assert min((a - b).abs().max() for i, a in enumerate(logits) for b in logits[:i]) > 1e-3
+
+
+def test_taps_are_the_residual_stream(save_tiny, run_paged):
+    path, theirs = save_tiny("qwen3")
+    _, states = reference(theirs.double(), TOKENS)
+    ours = load_model(path, dtype="float64", device="cpu")
+    [(hidden, last, embedded, second)] = run_paged(ours, [TOKENS], [[40, 10]], taps=(3, 0, 2))
+    torch.testing.assert_close(embedded, states[0], rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(second, states[2], rtol=1e-6, atol=1e-6)
+    # transformers' last hidden state is after the final norm; the tap is before it.
+    torch.testing.assert_close(hidden, states[3], rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(theirs.model.norm(last), states[3], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+def test_ragged_mixed_batch_equals_each_sequence_alone(dtype, save_tiny, run_paged):
+    path, _ = save_tiny("qwen2")
+    ours = load_model(path, dtype=dtype, device="cpu")
+    sequences = [TOKENS, TOKENS[7:30], TOKENS[20:], TOKENS[:3]]
+    chunks = [[40, 3, 1, 6], [1, 4, 2, 16], [2, 28], [1, 1, 1]]
+    together = run_paged(ours, sequences, chunks)
+    tolerance = {"float64": 1e-12, "float32": 1e-5, "bfloat16": 0.1}[dtype]
+    for tokens, (hidden,) in zip(sequences, together, strict=True):
+        [(alone,)] = run_paged(ours, [tokens], [[len(tokens)]], block_size=16)
+        torch.testing.assert_close(hidden, alone, rtol=tolerance, atol=tolerance)
+
+
+def test_bfloat16_stays_close_to_transformers(save_tiny, run_paged):
+    path, theirs = save_tiny("llama")
+    expected, _ = reference(theirs.double(), TOKENS)
+    ours = load_model(path, dtype="bfloat16", device="cpu")
+    [(hidden,)] = run_paged(ours, [TOKENS], [[40, 4, 1, 5]])
+    logits = ours.logits(hidden)
+    assert logits.dtype == torch.float32
+    assert (logits - expected).norm() / expected.norm() < 0.03

@@ -1,0 +1,56 @@
+"""Sampled output of the whole engine under speculation has the target's distribution."""
+
+from collections import Counter
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+from scipy import stats
+
+from draftwise import LLM, SamplingParams
+
+PROMPT = [65, 66, 65, 66, 65, 66]
+TOP_K, NUM_SAMPLES = 3, 3000
+
+
+def exact_law(llm: LLM) -> dict[tuple[int, int], float]:
+    """Return the probability of each pair of first tokens, from the target's own logits."""
+    params = SamplingParams(temperature=0, max_tokens=1, logprobs=TOP_K)
+
+    def next_law(ids: list[int]) -> dict[int, float]:
+        (output,) = llm.generate({"prompt_token_ids": ids}, params)
+        top = {token: entry.logprob for token, entry in output.outputs[0].logprobs[0].items() if entry.rank <= TOP_K}
+        probs = torch.tensor(list(top.values()), dtype=torch.float64).softmax(0).tolist()
+        return dict(zip(top, probs, strict=True))
+
+    first = next_law(PROMPT)
+    second = {token: next_law([*PROMPT, token]) for token in first}
+    return {
+        (a, b): first[a] * second[a][b] for a, b in product(first, range(llm.engine.shape.vocab_size)) if b in second[a]
+    }
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"method": "draft_model", "num_speculative_tokens": 2, "draft_sample_method": "probabilistic"},
+        {"method": "draft_model", "num_speculative_tokens": 2},
+        {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_min": 1, "prompt_lookup_max": 2},
+    ],
+    ids=["probabilistic draft", "greedy draft", "ngram"],
+)
+def test_pairs_of_tokens_follow_the_targets_law(spec: dict, tiny_target: Path, tiny_draft: Path) -> None:
+    drafter = {"model": str(tiny_draft)} if spec["method"] == "draft_model" else {}
+    settings = {"dtype": "float64", "device": "cpu", "max_model_len": 64}
+    llm = LLM(str(tiny_target), speculative_config=spec | drafter, max_num_seqs=64, **settings)
+    law = exact_law(LLM(str(tiny_target), **settings))
+    params = SamplingParams(temperature=1.0, top_k=TOP_K, max_tokens=4, n=NUM_SAMPLES, seed=1)
+    (output,) = llm.generate({"prompt_token_ids": PROMPT}, params)
+    seen = Counter(tuple(completion.token_ids[:2]) for completion in output.outputs)
+    assert set(seen) <= set(law)
+    assert llm.engine.stats().spec.num_drafts > NUM_SAMPLES / 2
+    outcome = stats.chisquare([seen[pair] for pair in law], [NUM_SAMPLES * p for p in law.values()])
+    assert outcome.pvalue > 1e-4
+    mutant = dict(zip(law, [1 / len(law)] * len(law), strict=True))
+    assert stats.chisquare([seen[pair] for pair in mutant], [NUM_SAMPLES * p for p in mutant.values()]).pvalue < 1e-4

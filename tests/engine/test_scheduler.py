@@ -1,0 +1,119 @@
+"""The scheduler as a state machine: whatever arrives, every sequence ends with its tokens and no page is lost."""
+
+from types import SimpleNamespace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from draftwise.engine.pages import PagePool
+from draftwise.engine.sampling_params import SamplingParams
+from draftwise.engine.scheduler import Scheduler
+from draftwise.engine.sequence import Request, Sequence
+
+BLOCK = 4
+
+
+def make_sequence(name: str, prompt: list[int]) -> Sequence:
+    request = Request(request_id=name, prompt_token_ids=prompt, params=SamplingParams())
+    return Sequence(request=request, index=0, seed=0, tokens=list(prompt), detokenizer=SimpleNamespace())
+
+
+def make_scheduler(num_pages: int, *, budget: int = 8, caching: bool = True, max_num_seqs: int = 3) -> Scheduler:
+    return Scheduler(
+        pool=PagePool(num_pages, enable_prefix_caching=caching),
+        block_size=BLOCK,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=budget,
+    )
+
+
+prompts = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=14), min_size=1, max_size=6)
+
+
+@settings(max_examples=150, deadline=None)
+@given(prompts=prompts, caching=st.booleans(), budget=st.integers(2, 12), pages=st.integers(6, 10), data=st.data())
+def test_every_sequence_is_computed_completely_and_in_order(
+    prompts: list[list[int]], caching: bool, budget: int, pages: int, data: st.DataObject
+) -> None:
+    scheduler = make_scheduler(pages, budget=budget, caching=caching)
+    wanted = 10  # 14 + 10 tokens always fit into six pages of four
+    alive = [make_sequence(str(i), prompt) for i, prompt in enumerate(prompts)]
+    for sequence in alive:
+        scheduler.add(sequence)
+    for _ in range(2000):
+        if not alive:
+            break
+        for sequence in scheduler.running:
+            if sequence.num_computed == len(sequence.tokens) - 1:
+                sequence.draft = [7] * data.draw(st.integers(0, 3))
+        works = scheduler.schedule()
+        assert works, "work remains, so something must be scheduled"
+        assert sum(work.num_new for work in works) <= budget
+        for work in works:
+            sequence = work.sequence
+            assert work.num_new > work.num_draft >= 0
+            assert len(sequence.pages) * BLOCK >= sequence.num_computed + work.num_new
+        for work in works:
+            sequence = work.sequence
+            samples = work.samples
+            emitted = [7] * data.draw(st.integers(0, work.num_draft)) + [8] if samples else []
+            scheduler.advance(work, emitted)
+            assert not samples or sequence.num_computed == len(sequence.tokens) - 1
+            if sequence.num_output >= wanted:
+                scheduler.remove(sequence)
+                alive.remove(sequence)
+        scheduler.pool.check_integrity()
+    assert not alive
+    assert scheduler.pool.usage == 0
+    assert not scheduler.running
+    assert not scheduler.waiting
+
+
+def run_prompt(scheduler: Scheduler, sequence: Sequence) -> int:
+    """Compute a prompt and its first token; return how many tokens that took."""
+    computed = 0
+    scheduler.add(sequence)
+    while sequence.num_output == 0:
+        (work,) = scheduler.schedule()
+        computed += work.num_new
+        scheduler.advance(work, [9] if work.samples else [])
+    return computed
+
+
+def test_a_second_request_reuses_the_full_pages_of_the_first() -> None:
+    scheduler = make_scheduler(10)
+    prompt = list(range(10))
+    first, second = make_sequence("a", prompt), make_sequence("b", prompt)
+    assert run_prompt(scheduler, first) == 10
+    scheduler.remove(first)
+    assert run_prompt(scheduler, second) == 2
+    assert second.num_cached == 8
+    assert (scheduler.num_cache_queries, scheduler.num_cache_hits) == (20, 8)
+
+
+def test_a_fully_cached_prompt_still_computes_one_token() -> None:
+    scheduler = make_scheduler(10)
+    prompt = list(range(8))
+    run_prompt(scheduler, first := make_sequence("a", prompt))
+    scheduler.remove(first)
+    assert run_prompt(scheduler, make_sequence("b", prompt)) == 4
+
+
+def test_the_youngest_is_preempted_and_drafts_are_dropped_before_that() -> None:
+    scheduler = make_scheduler(4, budget=20, caching=False)
+    old, young = make_sequence("old", [1] * 7), make_sequence("young", [2] * 7)
+    for sequence in (old, young):
+        scheduler.add(sequence)
+    for work in scheduler.schedule():
+        scheduler.advance(work, [9])
+    old.draft = [9, 9, 9]
+    works = {work.sequence.request.request_id: work for work in scheduler.schedule()}
+    assert works["old"].num_draft == 0, "eight tokens fill two pages; the guesses have none"
+    assert scheduler.num_preemptions == 0
+    for work in works.values():
+        scheduler.advance(work, [9])
+    (work,) = scheduler.schedule()
+    assert work.sequence is old
+    assert scheduler.num_preemptions == 1
+    assert young.slot is None
+    assert young.tokens == [2] * 7 + [9, 9], "what was said stays said"
