@@ -8,6 +8,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 Generate = Callable[[list[list[int]], int], int]
@@ -28,12 +29,12 @@ def load_draftwise(model: str, dtype: str, max_model_len: int) -> tuple[Generate
         outputs = llm.generate([{"prompt_token_ids": ids} for ids in prompts], params)
         return sum(len(output.outputs[0].token_ids) for output in outputs)
 
-    weights = sum(p.numel() * p.element_size() for p in llm.engine.runner.model.state_dict().values())
+    weights = sum(path.stat().st_size for path in Path(model).glob("*.safetensors"))
     about = {"version": draftwise.__version__, "torch": torch.__version__}
     return generate, about | {"weight_bytes": weights, "kv_bytes": kv.num_bytes}
 
 
-def load_transformers(model: str, dtype: str, max_model_len: int) -> tuple[Generate, dict[str, Any]]:
+def load_transformers(model: str, dtype: str, _max_model_len: int) -> tuple[Generate, dict[str, Any]]:
     import torch
     import transformers
 

@@ -40,6 +40,7 @@ class Peer:
         return self._read()
 
     def close(self) -> None:
+        """End the child."""
         assert self._child.stdin is not None
         self._child.stdin.close()
         self._child.wait(timeout=60)

@@ -189,6 +189,14 @@ def test_unknown_ids_are_found_at_once() -> None:
     assert check_params(SamplingParams(logit_bias={11: 1.0}), VOCAB) == []
 
 
-def test_device_sort_equals_the_cpu_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    raw = torch.randn(6, 40)
+def test_numpy_sorts_as_torch_does() -> None:
+    raw = torch.randn(6, 40).masked_fill(torch.rand(6, 40) < 0.2, -torch.inf)
     assert torch.equal(module._sort_descending(raw), raw.sort(1, descending=True).values)
+
+
+def test_no_value_is_read_on_the_host() -> None:
+    """Meta tensors have no values: reading one, which on a GPU would wait for it, raises."""
+    rows = [row_of(case) for case in GOLDEN]
+    logits = torch.empty(len(rows), 3, VOCAB, device="meta")
+    draft = torch.empty(len(rows), 2, dtype=torch.long, device="meta")
+    assert process_logits(logits, rows, draft).shape == logits.shape

@@ -136,6 +136,13 @@ def test_the_independence_test_can_fail(monkeypatch: pytest.MonkeyPatch) -> None
     assert dependence_pvalue(*pairs("neighbouring seeds", 160_000)) < 1e-6
 
 
+def test_no_seed_is_another_one_shifted_in_position() -> None:
+    seed, positions = 5 * 10**18, rows(1000)
+    a = uniform(torch.tensor(seed + noise._POSITION), positions, Lane.TOKEN)
+    b = uniform(torch.tensor(seed), positions + 1, Lane.TOKEN)
+    assert (a != b).all()
+
+
 @pytest.mark.parametrize("argument", [0, 1])
 def test_avalanche(argument: int) -> None:
     """Flipping any one bit of seed or position flips every output bit with probability one half."""

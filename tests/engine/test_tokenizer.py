@@ -72,7 +72,7 @@ def units(kind: str) -> st.SearchStrategy[list[int]]:
 @given(data=st.data(), skip=st.booleans())
 @settings(max_examples=200, deadline=None)
 def test_increments_join_to_the_whole_text(kind, data, skip):
-    ids = sum(data.draw(st.lists(units(kind), max_size=20)), [])
+    ids = [token for unit in data.draw(st.lists(units(kind), max_size=20)) for token in unit]
     stream = IncrementalDetokenizer(Tokenizer(BACKENDS[kind]()), skip_special_tokens=skip)
     text = "".join(map(stream.add, ids)) + stream.finish()
     whole = BACKENDS[kind]().decode(ids, skip_special_tokens=skip)
@@ -216,6 +216,11 @@ def test_missing_and_broken_files_are_findings(tmp_path, content, code):
     with pytest.raises(InvalidSetup) as error:
         Tokenizer.from_pretrained(tmp_path)
     assert error.value.findings[0].code == code
+
+
+def test_a_model_that_is_not_there(tmp_path):
+    with pytest.raises(InvalidSetup, match="is not a directory"):
+        Tokenizer.from_pretrained(tmp_path / "no-such-model")
 
 
 def test_same_tokenizer_is_judged_by_id_not_by_size(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import shlex
 import subprocess
@@ -14,13 +15,15 @@ import httpx
 
 from draftwise.backends import keeper
 from draftwise.backends.url import UrlBackend
-from draftwise.core import BackendError, SpecConfig
+from draftwise.core import BackendError, Finding, InvalidSetup, Severity, SpecConfig
 
 __all__ = ["EmbeddedBackend"]
 
 _URL = re.compile(r"http://127\.0\.0\.1:\d+")
 _POLL_S = 0.1
 _TAIL_LINES = 15
+_INVALID = 1
+"""Exit status of a command that found its user's mistakes; they are on its `error:` lines."""
 
 
 class EmbeddedBackend(UrlBackend):
@@ -45,7 +48,7 @@ class EmbeddedBackend(UrlBackend):
         log: Path,
         args: Sequence[str] = (),
         timeout_s: float = 600,
-        on_wait: Callable[[str], None] = lambda line: None,
+        on_wait: Callable[[str], None] | None = None,
     ) -> None:
         super().__init__(name, "http://127.0.0.1:0")
         given = [] if spec is None else ["--speculative-config", spec.to_json()]
@@ -60,6 +63,7 @@ class EmbeddedBackend(UrlBackend):
         """Return when the server is healthy.
 
         Raises:
+            InvalidSetup: it says what is wrong with the target, the config or the arguments.
             BackendError: it ended or was not healthy in time; carries the last lines it printed.
         """
         serve = [sys.executable, "-m", "draftwise", *self._arguments, "--host", "127.0.0.1", "--port", "0"]
@@ -71,6 +75,8 @@ class EmbeddedBackend(UrlBackend):
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                # A key meant for the operator's own server would lock this one.
+                env={name: value for name, value in os.environ.items() if name != "DRAFTWISE_API_KEY"},
             )
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -112,9 +118,13 @@ class EmbeddedBackend(UrlBackend):
 
     async def _wait(self, lines: Sequence[str]) -> None:
         assert self._process is not None
-        if self._process.poll() is not None:
-            raise BackendError(self._failure(f"ended with status {self._process.returncode}"))
-        self._on_wait(lines[-1] if lines else "starting")
+        if (status := self._process.poll()) is not None:
+            faults = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+            if status == _INVALID and faults:
+                raise InvalidSetup([_fault(self.name, fault) for fault in faults])
+            raise BackendError(self._failure(f"ended with status {status}"))
+        if self._on_wait is not None:
+            self._on_wait(lines[-1] if lines else "starting")
         await asyncio.sleep(_POLL_S)
 
     def _printed(self) -> list[str]:
@@ -123,3 +133,7 @@ class EmbeddedBackend(UrlBackend):
     def _failure(self, what: str) -> str:
         tail = "\n".join(f"  | {line}" for line in self._printed()[-_TAIL_LINES:])
         return f"{self.name}: the server {what}. Its last lines ({self._log}):\n{tail}\nTry it alone: {self.command}"
+
+
+def _fault(arm: str, message: str) -> Finding:
+    return Finding(code="server-refused", severity=Severity.ERROR, message=message, where=arm)

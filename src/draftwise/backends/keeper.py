@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 
 GRACE_S = 10
 
@@ -24,10 +25,8 @@ def _end_with_input(child: subprocess.Popen[bytes]) -> None:
     while os.read(0, 4096):
         pass
     child.terminate()
-    try:
+    with suppress(subprocess.TimeoutExpired):
         child.wait(GRACE_S)
-    except subprocess.TimeoutExpired:
-        pass
     # Its own children too: the group is this process's, so nothing of it remains.
     os.killpg(os.getpgid(0), signal.SIGKILL)
 

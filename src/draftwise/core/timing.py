@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 __all__ = ["Timing"]
 
@@ -47,7 +48,7 @@ class Timing:
     def itl_s(self) -> tuple[float, ...]:
         """Inter-token latencies between successive chunks (a chunk of several tokens is one arrival)."""
         times = [time for time, _ in self.chunks]
-        return tuple(b - a for a, b in zip(times, times[1:], strict=False))
+        return tuple(b - a for a, b in pairwise(times))
 
     @property
     def tokens_per_s(self) -> float | None:

@@ -48,14 +48,14 @@ class ChatTemplate:
                 "bad-chat-template", f"the chat template is not valid Jinja: {error}.", where="chat_template"
             ) from None
 
-    def render(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
-        """Return the prompt text for a conversation.
+    def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
+        """Return the prompt text for a conversation; the template sees `variables` too.
 
         Raises:
             InvalidSetup: the template refuses these messages (roles out of order, a missing field ...).
         """
         try:
-            return self._template.render(messages=messages, **variables)
+            return self._template.render({**variables, "messages": messages})
         except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
             raise InvalidSetup.because(
                 "chat-template-refused",

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from itertools import count
-from typing import Any
+from typing import Any, cast
 
 from draftwise.core import InvalidSetup, SpecConfig
 from draftwise.engine.config import EngineConfig
@@ -61,7 +61,9 @@ class LLM:
         InvalidSetup: the model, a setting or the speculative config cannot work; all findings at once.
     """
 
-    def __init__(self, model: str, *, speculative_config: Mapping[str, Any] | str | None = None, **settings: Any) -> None:
+    def __init__(
+        self, model: str, *, speculative_config: Mapping[str, Any] | str | None = None, **settings: Any
+    ) -> None:
         spec = None if speculative_config is None else SpecConfig.parse(speculative_config)
         self.engine = Engine(EngineConfig.from_settings(model=model, **settings), spec)
         self._ids = count()
@@ -77,7 +79,7 @@ class LLM:
 
         A single SamplingParams serves all prompts; `use_tqdm` shows progress.
         """
-        given = [prompts] if _is_single(prompts) else list(prompts)
+        given = _as_prompts(prompts)
         if not given:
             raise InvalidSetup.because("no-prompts", "there are no prompts.", where="prompts", fix="Give at least one.")
         params = _one_for_each(sampling_params or SamplingParams(), len(given))
@@ -93,7 +95,8 @@ class LLM:
         use_tqdm: bool = False,
     ) -> list[RequestOutput]:
         """Return one result per conversation, rendered with the model's chat template."""
-        conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        single = bool(messages) and isinstance(messages[0], Mapping)
+        conversations = cast("Items[Items[Mapping[str, Any]]]", [messages] if single else messages)
         tokenizer = self.get_tokenizer()
         prompts = [tokenizer.apply_chat_template(conversation) for conversation in conversations]
         tokenised = [{"prompt": text, "prompt_token_ids": tokenizer.encode(text, False)} for text in prompts]
@@ -166,10 +169,12 @@ class LLM:
                 self.engine.abort(request_id)
 
 
-def _is_single(prompts: Prompt | Items[Prompt]) -> bool:
-    if isinstance(prompts, str | Mapping):
-        return True
-    return bool(prompts) and all(isinstance(item, int) for item in prompts)
+def _as_prompts(prompts: Prompt | Items[Prompt]) -> list[Prompt]:
+    """Return a list, also for a single prompt."""
+    ids = not isinstance(prompts, str | Mapping) and bool(prompts) and all(isinstance(item, int) for item in prompts)
+    if isinstance(prompts, str | Mapping) or ids:
+        return [cast("Prompt", prompts)]
+    return list(cast("Items[Prompt]", prompts))
 
 
 def _one_for_each(params: SamplingParams | Items[SamplingParams], num_prompts: int) -> Items[SamplingParams]:

@@ -58,9 +58,16 @@ class Tokenizer:
         """Return the tokenizer of a checkpoint directory.
 
         Raises:
-            InvalidSetup: tokenizer.json is missing or unreadable, or another of its JSON files is broken.
+            InvalidSetup: there is no such directory, or its tokenizer.json or another JSON file is missing or broken.
         """
         directory = Path(directory)
+        if not directory.is_dir():
+            raise InvalidSetup.because(
+                "no-such-model",
+                "is not a directory.",
+                where=str(directory),
+                fix="Give the directory of a Hugging Face checkpoint on this machine; nothing is downloaded.",
+            )
         path = directory / "tokenizer.json"
         if not path.is_file():
             raise InvalidSetup.because(
@@ -115,9 +122,11 @@ class Tokenizer:
         return self.token_text(token_id).encode()
 
     def apply_chat_template(
-        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **variables: Any
+        self, messages: Sequence[Mapping[str, Any]], /, *, add_generation_prompt: bool = True, **variables: Any
     ) -> str:
         """Return a conversation as prompt text (encode it without adding special tokens).
+
+        `variables` are what else the template is to see, such as `enable_thinking`.
 
         Raises:
             InvalidSetup: the checkpoint has no chat template, or its template refuses the messages.
@@ -129,8 +138,8 @@ class Tokenizer:
                 where="messages",
                 fix="Use /v1/completions, or add a chat_template.jinja to the checkpoint.",
             )
-        variables = {"tools": None, "documents": None, **self.named_tokens, **variables}
-        return self.chat_template.render(messages, add_generation_prompt=add_generation_prompt, **variables)
+        given = {"add_generation_prompt": add_generation_prompt, "tools": None, "documents": None}
+        return self.chat_template.render(messages, given | self.named_tokens | variables)
 
     @cached_property
     def identity(self) -> str:

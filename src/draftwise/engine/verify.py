@@ -59,20 +59,18 @@ def verify(
         positions_B: int64, position in that stream of the token that row 0 decides.
         acceptance: the rule by which draft tokens stand.
     """
-    num_rows, vocab_size = logits_BSV.shape[1:]
+    num_rows = logits_BSV.shape[1]
     assert draft.tokens_BK.shape[1] == num_rows - 1
     row_S = torch.arange(num_rows, device=logits_BSV.device)
     real_BK = row_S[:-1] < draft.lengths_B.unsqueeze(1)
     counters = (seeds_B.unsqueeze(1), positions_B.unsqueeze(1) + row_S)
-    coins_BK = uniform(*counters, Lane.ACCEPT)[:, :-1]
     if greedy_B is None:
         next_BS = logits_BSV.argmax(-1)
         stands_BK = draft.tokens_BK == next_BS[:, :-1]
     else:
-        logits_BSV = _sharpen(logits_BSV, greedy_B)
-        noise_BSV = gumbel(*counters, vocab_size, Lane.TOKEN)
-        stands_BK, next_BS = _judge(logits_BSV, draft, real_BK, noise_BSV, coins_BK, acceptance)
+        stands_BK, next_BS = _judge(_sharpen(logits_BSV, greedy_B), draft, real_BK, counters, acceptance)
     if isinstance(acceptance, Synthetic):
+        coins_BK = uniform(*counters, Lane.ACCEPT)[:, :-1]
         stands_BK = coins_BK < coins_BK.new_tensor(acceptance.conditional_rates[: num_rows - 1])
 
     num_accepted_B = (stands_BK & real_BK).long().cumprod(1).sum(1)
@@ -80,6 +78,10 @@ def verify(
     tokens_BS = torch.cat([draft.tokens_BK, next_BS[:, -1:]], dim=1)
     tokens_BS = torch.where(row_S == last_B1, next_BS, tokens_BS).masked_fill(row_S > last_B1, -1)
     return Verdict(tokens_BS=tokens_BS, num_accepted_B=num_accepted_B)
+
+
+_Counters = tuple[Tensor, Tensor]
+"""What random numbers are functions of: seeds_B1 and positions_BS."""
 
 
 def _sharpen(logits_BSV: Tensor, greedy_B: Tensor) -> Tensor:
@@ -92,21 +94,24 @@ def _sharpen(logits_BSV: Tensor, greedy_B: Tensor) -> Tensor:
 
 
 def _judge(
-    logits_BSV: Tensor, draft: Draft, real_BK: Tensor, noise_BSV: Tensor, coins_BK: Tensor, acceptance: Acceptance
+    logits_BSV: Tensor, draft: Draft, real_BK: Tensor, counters: _Counters, acceptance: Acceptance
 ) -> tuple[Tensor, Tensor]:
     """Return which draft tokens stand, and for every row the token to emit if it is the first after those that do."""
     if draft.probs_BKV is not None and isinstance(acceptance, Standard):
         # Past the draft's end q is 0, so that the residual there is p itself.
-        return _reject(logits_BSV, draft.tokens_BK, draft.probs_BKV * real_BK.unsqueeze(2), noise_BSV, coins_BK)
-    next_BS = (logits_BSV + noise_BSV).argmax(-1)
+        return _reject(logits_BSV, draft.tokens_BK, draft.probs_BKV * real_BK.unsqueeze(2), counters)
+    next_BS = _draw(logits_BSV, counters)
     if isinstance(acceptance, Typical):
         return _is_typical(logits_BSV[:, :-1], draft.tokens_BK, acceptance), next_BS
     return draft.tokens_BK == next_BS[:, :-1], next_BS
 
 
-def _reject(
-    logits_BSV: Tensor, tokens_BK: Tensor, q_BKV: Tensor, noise_BSV: Tensor, coins_BK: Tensor
-) -> tuple[Tensor, Tensor]:
+def _draw(logits_BSV: Tensor, counters: _Counters) -> Tensor:
+    """Return a token from softmax(logits) for each row, by the Gumbel-max trick."""
+    return (logits_BSV + gumbel(*counters, logits_BSV.shape[-1], Lane.TOKEN)).argmax(-1)
+
+
+def _reject(logits_BSV: Tensor, tokens_BK: Tensor, q_BKV: Tensor, counters: _Counters) -> tuple[Tensor, Tensor]:
     """Return the outcome of rejection sampling with draft probabilities q, as `_judge` does."""
     p_BSV = logits_BSV.softmax(-1)
     residual_BSV = p_BSV.clone()
@@ -114,9 +119,10 @@ def _reject(
     residual_BSV.clamp_(min=0)
     # Rounding can leave nothing where p equals q; a token that falls even so is replaced by a draw from p.
     nothing_BS1 = residual_BSV.amax(-1, keepdim=True) == 0
-    next_BS = (torch.where(nothing_BS1, p_BSV, residual_BSV).log() + noise_BSV).argmax(-1)
+    next_BS = _draw(torch.where(nothing_BS1, p_BSV, residual_BSV).log(), counters)
     p_token_BK = p_BSV[:, :-1].gather(2, tokens_BK.unsqueeze(2)).squeeze(2)
     q_token_BK = q_BKV.gather(2, tokens_BK.unsqueeze(2)).squeeze(2)
+    coins_BK = uniform(*counters, Lane.ACCEPT)[:, :-1]
     return coins_BK * q_token_BK < p_token_BK, next_BS
 
 

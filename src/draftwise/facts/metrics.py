@@ -110,7 +110,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         name="vllm:admission_rejections",
         kind="counter",
-        help="Requests refused because the queue was full.",
+        help="Number of admission attempts rejected by a queue limit, by reason.",
         labels=("model_name", "reason"),
     ),
     _histogram("time_to_first_token_seconds", "Histogram of time to first token in seconds.", _FIRST_TOKEN_S),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
@@ -12,7 +13,10 @@ from starlette.responses import JSONResponse
 
 from draftwise.core import InvalidSetup
 
-__all__ = ["RequestError", "error_body", "handle_http_error", "handle_invalid_setup", "handle_request_error"]
+__all__ = ["EXCEPTION_HANDLERS", "RequestError", "error_body", "handle_request_error"]
+
+logger = logging.getLogger("draftwise.serve")
+
 
 _TYPES = {
     400: "BadRequestError",
@@ -38,7 +42,7 @@ class RequestError(Exception):
     @classmethod
     def of_invalid(cls, error: InvalidSetup) -> RequestError:
         """Return the refusal for values that the engine found wrong, all of them in one message."""
-        return cls(400, str(error), param=error.findings[0].where or None)
+        return cls(400, " ".join(map(str, error.findings)), param=error.findings[0].where or None)
 
 
 def error_body(error: RequestError) -> dict[str, Any]:
@@ -53,14 +57,12 @@ def handle_request_error(_: Request, error: Exception) -> JSONResponse:
     return JSONResponse(error_body(error), error.status, headers=error.headers)
 
 
-def handle_invalid_setup(request: Request, error: Exception) -> JSONResponse:
-    """Answer values that are out of range."""
+def _handle_invalid_setup(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, InvalidSetup)
     return handle_request_error(request, RequestError.of_invalid(error))
 
 
-def handle_http_error(request: Request, error: Exception) -> JSONResponse:
-    """Answer an unknown path or method."""
+def _handle_http_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     messages = {
         404: f"There is no {request.url.path} here.",
@@ -68,3 +70,17 @@ def handle_http_error(request: Request, error: Exception) -> JSONResponse:
     }
     message = messages.get(error.status_code, error.detail)
     return handle_request_error(request, RequestError(error.status_code, message, headers=error.headers))
+
+
+def _handle_bug(request: Request, error: Exception) -> JSONResponse:
+    logger.error("A request failed.", exc_info=error)
+    return handle_request_error(request, RequestError(500, "The server failed; its log says more."))
+
+
+EXCEPTION_HANDLERS = {
+    RequestError: handle_request_error,
+    InvalidSetup: _handle_invalid_setup,
+    HTTPException: _handle_http_error,
+    Exception: _handle_bug,
+}
+"""For Starlette: every answer that is no success has OpenAI's envelope."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -22,13 +21,15 @@ def _boolean(value: Any) -> Any:
 
 
 def _number(value: Any) -> Any:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else _WRONG
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e300:
+        return _WRONG
+    return float(value)
 
 
 def _integer(value: Any) -> Any:
-    if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 2**63:
         return _WRONG
-    return int(value)
+    return int(value) if value == int(value) else _WRONG
 
 
 def _string(value: Any) -> Any:
@@ -69,7 +70,7 @@ def _any(value: Any) -> Any:
 Check = Callable[[Any], Any]
 _KINDS: dict[Check, str] = {
     _boolean: "true or false",
-    _number: "a number",
+    _number: "a finite number",
     _integer: "an integer",
     _string: "a string",
     _object: "an object",
@@ -123,8 +124,11 @@ CHAT_FIELDS = (
     }
 )
 
-_MOST = {"n": 128, "logprobs": 20, "top_logprobs": 20, "prompt_logprobs": 20}
-"""Upper bounds: OpenAI's for n, vLLM's default max_logprobs for the others."""
+_MOST = {
+    "n": 128, "logprobs": 20, "top_logprobs": 20, "prompt_logprobs": 20,
+    "stop": 64, "stop_token_ids": 1024, "bad_words": 1024,
+}
+"""Largest value, or number of items: OpenAI's for n, vLLM's default max_logprobs, and what every step can afford."""
 
 _REFUSED: dict[str, tuple[Any, ...]] = {
     "suffix": ("",),
@@ -153,9 +157,12 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
 """Known fields that would change the answer and are not supported, with the values that ask for nothing."""
 
 _IGNORED = frozenset(
-    "user metadata store service_tier parallel_tool_calls tool_choice function_call reasoning_effort request_id "
-    "session_id priority safety_identifier prompt_cache_key prompt_cache_retention verbosity prediction "
-    "spaces_between_special_tokens length_penalty include_reasoning".split()
+    (
+        *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "verbosity"),
+        *("parallel_tool_calls", "tool_choice", "function_call", "reasoning_effort", "prediction"),
+        *("request_id", "session_id", "priority", "length_penalty", "include_reasoning"),
+        "spaces_between_special_tokens",
+    )
 )
 """Known fields that change nothing here."""
 
@@ -167,7 +174,7 @@ def parse_body(raw: bytes) -> dict[str, Any]:
         RequestError: 400, it is not one, or holds numbers or text that JSON and UTF-8 do not allow.
     """
     try:
-        body = json.loads(raw, parse_constant=_refuse_constant)
+        body = json.loads(raw.decode(), parse_constant=_refuse_constant)
         # Escaped lone surrogates parse, but are no text: neither a tokenizer nor a reply can hold them.
         if b"\\u" in raw:
             json.dumps(body, ensure_ascii=False).encode()
@@ -198,7 +205,8 @@ def read_fields(body: Mapping[str, Any], known: Mapping[str, Check]) -> dict[str
         raise RequestError(400, "; ".join(f"{name} {text}" for name, text in faults) + ".", param=faults[0][0])
     unknown = given.keys() - known.keys() - _REFUSED.keys() - _IGNORED
     if unknown:
-        logger.warning("Fields in the request that are not known and were ignored: %s.", ", ".join(sorted(unknown)))
+        shown = ", ".join(repr(name[:40]) for name in sorted(unknown)[:10])
+        logger.warning("Fields in the request that are not known and were ignored: %s.", shown)
     return fields
 
 
@@ -206,10 +214,9 @@ def _checked(name: str, value: Any, check: Check, faults: list[tuple[str, str]])
     value = check(value)
     if value is _WRONG:
         faults.append((name, f"must be {_KINDS[check]}"))
-    elif check is _number and not math.isfinite(value):
-        faults.append((name, "must be a finite number"))
-    elif check is _integer and value > _MOST.get(name, value):
-        faults.append((name, f"must be at most {_MOST[name]}, got {value}"))
+    elif name in _MOST and (size := len(value) if isinstance(value, list) else value) > _MOST[name]:
+        items = " items" if isinstance(value, list) else ""
+        faults.append((name, f"must be at most {_MOST[name]}{items}, got {size}"))
     return value
 
 

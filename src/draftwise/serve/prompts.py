@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from draftwise.core import InvalidSetup
@@ -76,7 +76,7 @@ def _read_message(where: str, message: Any) -> dict[str, Any]:
     return message | {"content": content}
 
 
-def conversation_text(tokenizer: Tokenizer, messages: list[Any], **variables: Any) -> str:
+def conversation_text(tokenizer: Tokenizer, messages: list[Any], variables: Mapping[str, Any]) -> str:
     """Return a conversation as the text that the model's chat template makes of it.
 
     Raises:

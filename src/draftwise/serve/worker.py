@@ -7,80 +7,24 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from types import TracebackType
+from itertools import chain
 
 from draftwise.core import InvalidSetup
 from draftwise.engine.core import Engine, EngineStats
 from draftwise.engine.outputs import Delta
 from draftwise.engine.sequence import Request
 from draftwise.serve.errors import RequestError
+from draftwise.serve.generation import Generation
 from draftwise.serve.metrics import ServerMetrics
 from draftwise.serve.timeline import Timeline
 
-__all__ = ["EngineWorker", "Generation"]
+__all__ = ["EngineWorker"]
 
 logger = logging.getLogger("draftwise.serve")
-
-
-class Generation:
-    """Increments of the requests of one HTTP call, as they come; leaving its `with` block aborts what is unfinished."""
-
-    def __init__(self, requests: Sequence[Request], abort: Callable[[Generation], None]) -> None:
-        self.requests = requests
-        self._abort = abort
-        self._num_unfinished = sum(request.params.n for request in requests)
-        self._loop = asyncio.get_running_loop()
-        self._accepted: asyncio.Future[None] = self._loop.create_future()
-        self._events: asyncio.Queue[tuple[int, Delta] | Exception] = asyncio.Queue()
-
-    async def accepted(self) -> None:
-        """Return once the engine has taken the requests; raise why it does not."""
-        await self._accepted
-
-    async def __aiter__(self) -> AsyncIterator[tuple[int, Delta]]:
-        while self._num_unfinished:
-            event = await self._events.get()
-            if isinstance(event, Exception):
-                raise event
-            self._num_unfinished -= event[1].finish_reason is not None
-            yield event
-
-    def __enter__(self) -> Generation:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        if self._num_unfinished:
-            self._abort(self)
-
-    def accept(self) -> None:
-        """From the engine's thread: the requests are queued."""
-        self._on_loop(self._settle, None)
-
-    def push(self, prompt_index: int, delta: Delta) -> None:
-        """From the engine's thread: an increment of one of the prompts."""
-        self._on_loop(self._events.put_nowait, (prompt_index, delta))
-
-    def fail(self, error: Exception) -> None:
-        """From the engine's thread: no more will come."""
-        self._on_loop(self._settle, error)
-        self._on_loop(self._events.put_nowait, error)
-
-    def _settle(self, error: Exception | None) -> None:
-        if self._accepted.done():
-            return
-        if error is None:
-            self._accepted.set_result(None)
-        else:
-            self._accepted.set_exception(error)
-
-    def _on_loop(self, function: Callable, *args: object) -> None:
-        # A closed loop has nobody left to tell.
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(function, *args)
 
 
 @dataclass(slots=True)
@@ -202,13 +146,11 @@ class EngineWorker:
 
     def _note_scheduled(self, deltas: list[Delta], began: float) -> None:
         """Tell the requests that this step computed for the first time."""
-        waiting = {key: live for key, live in self._live.items() if live.timeline.waiting}
-        if not waiting:
-            return
-        scheduled = {sequence.request.request_id for sequence in self.engine.scheduler.running}
-        scheduled.update(delta.request_id for delta in deltas)
-        for key in waiting.keys() & scheduled:
-            waiting[key].timeline.note_scheduled(began)
+        running = (sequence.request.request_id for sequence in self.engine.scheduler.running)
+        for request_id in chain(running, (delta.request_id for delta in deltas)):
+            timeline = self._live[request_id].timeline
+            if timeline.waiting:
+                timeline.note_scheduled(began)
 
     def _add(self, generation: Generation, arrived: float) -> None:
         if self.failure is not None:

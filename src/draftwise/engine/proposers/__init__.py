@@ -14,7 +14,7 @@ from draftwise.engine.tokenizer import check_same_tokenizer
 __all__ = ["Confirmed", "Draft", "Proposer", "make_proposer"]
 
 
-def _ngram(spec: ResolvedSpec, config: EngineConfig, target: CausalLM) -> Proposer:
+def _ngram(spec: ResolvedSpec, config: EngineConfig, _target: CausalLM) -> Proposer:
     from draftwise.engine.proposers.ngram import NgramProposer
 
     return NgramProposer(**_lookup(spec, config))
@@ -35,7 +35,7 @@ def _lookup(spec: ResolvedSpec, config: EngineConfig) -> dict:
     }
 
 
-def _suffix(spec: ResolvedSpec, config: EngineConfig, target: CausalLM) -> Proposer:
+def _suffix(spec: ResolvedSpec, _config: EngineConfig, _target: CausalLM) -> Proposer:
     from draftwise.engine.proposers.suffix import SuffixProposer
 
     return SuffixProposer(

@@ -1,4 +1,4 @@
-"""Prompt lookup on the host: the tokens that followed the earliest occurrence of the sequence's longest known suffix."""
+"""Prompt lookup on the host: what followed the sequence's longest known suffix where it first occurred."""
 
 from __future__ import annotations
 
@@ -69,10 +69,10 @@ class NgramProposer(Proposer):
 class _History:
     """The tokens of one sequence and their suffix automaton (Blumer et al. 1985), built online.
 
-    A state stands for substrings that end at the same positions; `_size` is its longest substring's length, `_end` where
-    it first ended, `_link` the state of the longest suffix that ends elsewhere too. So the link of the state of the
-    whole text is its longest suffix that occurred before, and `_end` of that is the earliest occurrence. Constant
-    amortised time and about 300 bytes a token, for any range of n-gram lengths.
+    A state stands for substrings that end at the same positions: `_size` is the length of the longest, `_end` where
+    they first ended, `_link` the state of their longest suffix that also ends elsewhere. So the link of the state of
+    the whole text is the longest suffix that occurred before, and its `_end` the earliest occurrence. Constant
+    amortised time a token, for any range of n-gram lengths.
     """
 
     def __init__(self, longest: int) -> None:

@@ -19,8 +19,8 @@ NO_TOKEN = -1
 class NgramGpuProposer(Proposer):
     """Drafts exactly what `NgramProposer` drafts, with static shapes and lengths that stay on the device.
 
-    Every position of a sequence is compared with its end at once: work of max_model_len x prompt_lookup_max a sequence, a
-    fraction of a millisecond on a GPU. The token buffer takes 4 bytes x max_num_seqs x max_model_len.
+    Every position of a sequence is compared with its end at once: max_model_len x prompt_lookup_max comparisons a
+    sequence. The token buffer takes 4 bytes x max_num_seqs x max_model_len.
     """
 
     def __init__(

@@ -11,8 +11,9 @@ from numba import njit
 
 from draftwise.core.finding import Finding, InvalidSetup, Severity
 from draftwise.engine.proposers.base import Confirmed, Draft, Proposer
+from draftwise.engine.proposers.suffix_check import check_integrity
 from draftwise.engine.proposers.suffix_forest import SuffixForest
-from draftwise.engine.proposers.suffix_nodes import NIL, ROOT
+from draftwise.engine.proposers.suffix_nodes import NIL, OPTIONS, ROOT, Arena
 from draftwise.engine.proposers.suffix_tree import append, best_match, follow, remove
 
 __all__ = ["SuffixProposer"]
@@ -26,26 +27,36 @@ MAX_DRAFT = 4
 JOB_WIDTH = 5
 
 
-@njit(cache=True)
-def _advance(arena, global_root, tokens_bn, lengths_b, jobs, factor, min_prob, drafts_bk, sizes_b):  # type: ignore[no-untyped-def]
-    """Do all jobs of a batch in order: evict, append the new tokens, draft into `drafts_bk` and `sizes_b`."""
+@njit(**OPTIONS)
+def _advance(
+    arena: Arena,
+    global_root: int,
+    tokens_BN: np.ndarray,
+    lengths_B: np.ndarray,
+    jobs: np.ndarray,
+    factor: np.float32,
+    min_prob: np.float32,
+    drafts_BK: np.ndarray,
+    sizes_B: np.ndarray,
+) -> None:
+    """Do all jobs of a batch in order: evict, append the new tokens, draft into `drafts_BK` and `sizes_B`."""
     for b in range(len(jobs)):
         own, cached, limit = jobs[b, OWN], jobs[b, CACHED], jobs[b, MAX_DRAFT]
         if jobs[b, EVICTED] != NIL:
             remove(arena, jobs[b, EVICTED])
-        for n in range(lengths_b[b]):
-            append(arena, own, tokens_bn[b, n])
+        for n in range(lengths_B[b]):
+            append(arena, own, tokens_BN[b, n])
         if cached != NIL:
-            for n in range(jobs[b, RESPONSE_FROM], lengths_b[b]):
-                append(arena, cached, tokens_bn[b, n])
+            for n in range(jobs[b, RESPONSE_FROM], lengths_B[b]):
+                append(arena, cached, tokens_BN[b, n])
         if limit > 0:
-            draft = drafts_bk[b]
+            draft = drafts_BK[b]
             best = best_match(arena, arena.seqs[own + ROOT], own, own, limit, factor, min_prob, draft)
             shared = best_match(arena, global_root, cached, own, limit, factor, min_prob, draft)
             if shared[3] > best[3]:
                 best = shared
             if best[0] != NIL:
-                sizes_b[b], _ = follow(arena, best[0], best[1], best[2], min_prob, draft)
+                sizes_B[b], _ = follow(arena, best[0], best[1], best[2], min_prob, draft)
 
 
 @dataclass(slots=True)
@@ -59,11 +70,12 @@ class _Request:
 
 
 class SuffixProposer(Proposer):
-    """Drafts by suffix trees (SuffixDecoding, Oliaro et al. 2024, arXiv:2411.04975), as ArcticInference 0.1.1 under vLLM.
+    """Drafts by suffix trees (SuffixDecoding, Oliaro et al. 2024, arXiv:2411.04975).
 
     Each request has a tree of its prompt and response; one global tree holds the responses of the latest
     `max_cached_requests` requests (0: there is none). A draft follows the most frequent branches after the
-    best-scored match, so lengths vary from 0 to k. Option names are vLLM's without `suffix_decoding_`.
+    best-scored match, so lengths vary from 0 to k. Drafts are those of ArcticInference 0.1.1 under vLLM, ties
+    included; option names are vLLM's without `suffix_decoding_`.
 
     A preempted sequence comes back with its former output as part of what is confirmed first. That output is in the
     global tree already, under the sequence's life before, so only the last token of it starts the new entry.
@@ -99,12 +111,12 @@ class SuffixProposer(Proposer):
         """Take in `new` and draft up to k tokens for each sequence, in order: a draft knows the responses before it."""
         tokens_BN = np.ascontiguousarray(new.tokens_BN.cpu().numpy())
         lengths_B = new.lengths_B.cpu().numpy()
-        jobs = np.zeros((len(new.slots), JOB_WIDTH), np.int64)
-        for b, (slot, size, num_prompt) in enumerate(zip(new.slots, lengths_B.tolist(), new.num_prompt, strict=True)):
-            jobs[b] = self._job(slot, size, num_prompt, k)
-        drafts_BK, sizes_B = self._run(tokens_BN, lengths_B, jobs, k)
-        for evicted in jobs[:, EVICTED][jobs[:, EVICTED] != NIL].tolist():
-            self._forest.drop_sequence(evicted)
+        rows = zip(new.slots, lengths_B.tolist(), new.num_prompt, strict=True)
+        jobs = [self._job(slot, size, num_prompt, k) for slot, size, num_prompt in rows]
+        drafts_BK, sizes_B = self._run(tokens_BN, lengths_B, np.array(jobs, np.int64).reshape(-1, JOB_WIDTH), k)
+        for job in jobs:
+            if job[EVICTED] != NIL:
+                self._forest.drop_sequence(job[EVICTED])
         device = new.tokens_BN.device
         return Draft(tokens_BK=torch.from_numpy(drafts_BK).to(device), lengths_B=torch.from_numpy(sizes_B).to(device))
 
@@ -114,6 +126,11 @@ class SuffixProposer(Proposer):
         if request is not None:
             self._forest.fell(int(self._forest.arena.seqs[request.own + ROOT]))
             self._forest.drop_sequence(request.own)
+
+    def check_integrity(self) -> None:
+        """Check all trees against the texts of their sequences (slow; for tests)."""
+        trees = {int(self._forest.arena.seqs[r.own + ROOT]): [r.own] for r in self._requests.values()}
+        check_integrity(self._forest.arena, trees | {self._global_root: [r.cached for r in self._cached]})
 
     def _run(self, tokens_BN: np.ndarray, lengths_B: np.ndarray, jobs: np.ndarray, k: int) -> tuple[np.ndarray, ...]:
         drafts_BK, sizes_B = np.zeros((len(jobs), k), np.int64), np.zeros(len(jobs), np.int64)

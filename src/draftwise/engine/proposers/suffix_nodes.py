@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
+from numba import njit, types
 
 __all__ = ["Arena", "adopt", "decrement", "disown", "find_child", "free_node", "increment", "new_node", "take_place"]
 
@@ -58,7 +58,7 @@ META_WIDTH = 8
 
 
 class Arena(NamedTuple):
-    """The arrays of a forest: rows of nodes (int32), hash buckets (int32), tokens (int32), rows of sequences (int64)."""
+    """The arrays of a forest."""
 
     nodes: np.ndarray[Any, np.dtype[np.int32]]
     buckets: np.ndarray[Any, np.dtype[np.int32]]
@@ -67,8 +67,15 @@ class Arena(NamedTuple):
     meta: np.ndarray[Any, np.dtype[np.int64]]
 
 
-@njit(cache=True)
-def new_node(arena, count, token, length, seq, ref):  # type: ignore[no-untyped-def]
+_INT32S, _INT64S = types.Array(types.int32, 1, "C"), types.Array(types.int64, 1, "C")
+ARENA = types.NamedTuple((_INT32S, _INT32S, _INT32S, _INT64S, _INT64S), Arena)
+INT, VOID = types.int64, types.void
+# The caller owns every array for longer than a kernel runs; counting references at each call costs five times the work.
+OPTIONS = {"cache": True, "_nrt": False}
+
+
+@njit(INT(ARENA, INT, INT, INT, INT, INT), **OPTIONS)
+def new_node(arena: Arena, count: int, token: int, length: int, seq: int, ref: int) -> int:
     """Return a node without parent and children."""
     nodes, meta = arena.nodes, arena.meta
     node = meta[NODES_FREE]
@@ -87,8 +94,9 @@ def new_node(arena, count, token, length, seq, ref):  # type: ignore[no-untyped-
     return node
 
 
-@njit(cache=True)
-def free_node(arena, node):  # type: ignore[no-untyped-def]
+@njit(VOID(ARENA, INT), **OPTIONS)
+def free_node(arena: Arena, node: int) -> None:
+    """Give back the row of a node that has no place among siblings any more."""
     arena.nodes[node + NEXT] = arena.meta[NODES_FREE]
     arena.meta[NODES_FREE] = node
 
@@ -97,15 +105,16 @@ def free_node(arena, node):  # type: ignore[no-untyped-def]
 # --- no insertion ever waits for a rehash.
 
 
-@njit(cache=True)
-def _hash(parent, token):  # type: ignore[no-untyped-def]
+@njit(INT(INT, INT), **OPTIONS)
+def _hash(parent: int, token: int) -> int:
     mixed = ((parent >> 4) * 0x9E3779B1) ^ (token * 0x85EBCA77)
     mixed = ((mixed ^ (mixed >> 29)) & 0xFFFFFFFF) * 0x2C1B3C6D
     return mixed ^ (mixed >> 31)
 
 
-@njit(cache=True)
-def _bucket(meta, parent, token):  # type: ignore[no-untyped-def]
+@njit(INT(ARENA, INT, INT), **OPTIONS)
+def _bucket(arena: Arena, parent: int, token: int) -> int:
+    meta = arena.meta
     hashed = _hash(parent, token)
     bucket = hashed & meta[BUCKET_MASK]
     if bucket >= meta[NUM_BUCKETS]:
@@ -113,32 +122,21 @@ def _bucket(meta, parent, token):  # type: ignore[no-untyped-def]
     return bucket
 
 
-@njit(cache=True)
-def find_child(arena, parent, token):  # type: ignore[no-untyped-def]
+@njit(INT(ARENA, INT, INT), **OPTIONS)
+def find_child(arena: Arena, parent: int, token: int) -> int:
     """Return the child of `parent` whose edge begins with `token`, or NIL."""
     nodes = arena.nodes
     child = nodes[parent + FIRST]
     if child == nodes[parent + LAST]:
         return child if child != NIL and nodes[child + TOKEN] == token else NIL
-    child = arena.buckets[_bucket(arena.meta, parent, token)]
+    child = arena.buckets[_bucket(arena, parent, token)]
     while child != NIL and (nodes[child + TOKEN] != token or nodes[child + PARENT] != parent):
         child = nodes[child + CHAIN]
     return child
 
 
-@njit(cache=True)
-def _chain(arena, node):  # type: ignore[no-untyped-def]
-    nodes, buckets, meta = arena.nodes, arena.buckets, arena.meta
-    bucket = _bucket(meta, nodes[node + PARENT], nodes[node + TOKEN])
-    nodes[node + CHAIN] = buckets[bucket]
-    buckets[bucket] = node
-    meta[NUM_CHAINED] += 1
-    if meta[NUM_CHAINED] > meta[NUM_BUCKETS]:
-        _split_bucket(arena)
-
-
-@njit(cache=True)
-def _split_bucket(arena):  # type: ignore[no-untyped-def]
+@njit(VOID(ARENA), **OPTIONS)
+def _split_bucket(arena: Arena) -> None:
     nodes, buckets, meta = arena.nodes, arena.buckets, arena.meta
     new = meta[NUM_BUCKETS]
     old = new & (meta[BUCKET_MASK] >> 1)
@@ -147,7 +145,7 @@ def _split_bucket(arena):  # type: ignore[no-untyped-def]
     meta[NUM_BUCKETS] += 1
     while node != NIL:
         following = nodes[node + CHAIN]
-        bucket = _bucket(meta, nodes[node + PARENT], nodes[node + TOKEN])
+        bucket = _bucket(arena, nodes[node + PARENT], nodes[node + TOKEN])
         nodes[node + CHAIN] = buckets[bucket]
         buckets[bucket] = node
         node = following
@@ -155,11 +153,22 @@ def _split_bucket(arena):  # type: ignore[no-untyped-def]
         meta[BUCKET_MASK] = 2 * meta[BUCKET_MASK] + 1
 
 
-@njit(cache=True)
-def _unchain(arena, node, heir):  # type: ignore[no-untyped-def]
+@njit(VOID(ARENA, INT), **OPTIONS)
+def _chain(arena: Arena, node: int) -> None:
+    nodes, buckets, meta = arena.nodes, arena.buckets, arena.meta
+    bucket = _bucket(arena, nodes[node + PARENT], nodes[node + TOKEN])
+    nodes[node + CHAIN] = buckets[bucket]
+    buckets[bucket] = node
+    meta[NUM_CHAINED] += 1
+    if meta[NUM_CHAINED] > meta[NUM_BUCKETS]:
+        _split_bucket(arena)
+
+
+@njit(VOID(ARENA, INT, INT), **OPTIONS)
+def _unchain(arena: Arena, node: int, heir: int) -> None:
     """Take `node` out of its bucket; `heir` comes into its place, unless it is NIL."""
     nodes, buckets = arena.nodes, arena.buckets
-    bucket = _bucket(arena.meta, nodes[node + PARENT], nodes[node + TOKEN])
+    bucket = _bucket(arena, nodes[node + PARENT], nodes[node + TOKEN])
     following = nodes[node + CHAIN]
     if heir != NIL:
         nodes[heir + CHAIN] = following
@@ -175,13 +184,13 @@ def _unchain(arena, node, heir):  # type: ignore[no-untyped-def]
     nodes[prior + CHAIN] = following
 
 
-# --- Siblings by frequency. Counts change by one, so a node moves at most to the border of the neighbouring group. Among
-# --- equal counts the order is that of ArcticInference 0.1.1, so that drafts are the same: a count that grew ranks
-# --- first among its new equals if it ranked first among its old ones, else last; one that shrank ranks first.
+# --- Siblings by frequency. Counts change by one, so a node moves at most to the border of the neighbouring group.
+# --- Among equal counts the order is that of ArcticInference 0.1.1, so that drafts are the same: a count that grew
+# --- ranks first among its new equals if it ranked first among its old ones, else last; one that shrank ranks first.
 
 
-@njit(cache=True)
-def _new_group(arena, node):  # type: ignore[no-untyped-def]
+@njit(VOID(ARENA, INT), **OPTIONS)
+def _new_group(arena: Arena, node: int) -> None:
     nodes, meta = arena.nodes, arena.meta
     group = meta[GROUPS_FREE]
     if group != NIL:
@@ -193,8 +202,8 @@ def _new_group(arena, node):  # type: ignore[no-untyped-def]
     nodes[node + GROUP] = group
 
 
-@njit(cache=True)
-def _leave_group(arena, node):  # type: ignore[no-untyped-def]
+@njit(VOID(ARENA, INT), **OPTIONS)
+def _leave_group(arena: Arena, node: int) -> None:
     nodes = arena.nodes
     group = nodes[node + GROUP]
     nodes[node + GROUP] = NIL
@@ -208,8 +217,8 @@ def _leave_group(arena, node):  # type: ignore[no-untyped-def]
         nodes[group + GROUP_TAIL] = nodes[node + PREV]
 
 
-@njit(cache=True)
-def _join_last(arena, node):  # type: ignore[no-untyped-def]
+@njit(VOID(ARENA, INT), **OPTIONS)
+def _join_last(arena: Arena, node: int) -> None:
     """Make `node` the last of the group before it, if it has that group's count, else the first of its own."""
     nodes = arena.nodes
     before = nodes[node + PREV]
@@ -221,8 +230,8 @@ def _join_last(arena, node):  # type: ignore[no-untyped-def]
         _new_group(arena, node)
 
 
-@njit(cache=True)
-def _join_first(arena, node):  # type: ignore[no-untyped-def]
+@njit(VOID(ARENA, INT), **OPTIONS)
+def _join_first(arena: Arena, node: int) -> None:
     """Make `node` the first of the group behind it, if it has that group's count, else the first of its own."""
     nodes = arena.nodes
     behind = nodes[node + NEXT]
@@ -234,9 +243,10 @@ def _join_first(arena, node):  # type: ignore[no-untyped-def]
         _new_group(arena, node)
 
 
-@njit(cache=True)
-def _connect(nodes, parent, before, behind):  # type: ignore[no-untyped-def]
+@njit(VOID(ARENA, INT, INT, INT), **OPTIONS)
+def _connect(arena: Arena, parent: int, before: int, behind: int) -> None:
     """Make two children of `parent` neighbours; NIL stands for the end of the list."""
+    nodes = arena.nodes
     if before != NIL:
         nodes[before + NEXT] = behind
     else:
@@ -247,20 +257,21 @@ def _connect(nodes, parent, before, behind):  # type: ignore[no-untyped-def]
         nodes[parent + LAST] = before
 
 
-@njit(cache=True)
-def _move_before(nodes, node, behind):  # type: ignore[no-untyped-def]
+@njit(VOID(ARENA, INT, INT), **OPTIONS)
+def _move_before(arena: Arena, node: int, behind: int) -> None:
     """Move `node` to the place before its sibling `behind`; NIL is the end of the list."""
+    nodes = arena.nodes
     if nodes[node + NEXT] == behind:
         return
     parent = nodes[node + PARENT]
-    _connect(nodes, parent, nodes[node + PREV], nodes[node + NEXT])
+    _connect(arena, parent, nodes[node + PREV], nodes[node + NEXT])
     before = nodes[behind + PREV] if behind != NIL else nodes[parent + LAST]
-    _connect(nodes, parent, before, node)
-    _connect(nodes, parent, node, behind)
+    _connect(arena, parent, before, node)
+    _connect(arena, parent, node, behind)
 
 
-@njit(cache=True)
-def increment(arena, node):  # type: ignore[no-untyped-def]
+@njit(VOID(ARENA, INT), **OPTIONS)
+def increment(arena: Arena, node: int) -> None:
     """Count one more suffix through `node`."""
     nodes = arena.nodes
     count = nodes[node + COUNT] + 1
@@ -271,17 +282,17 @@ def increment(arena, node):  # type: ignore[no-untyped-def]
     head = nodes[group + GROUP_HEAD]
     _leave_group(arena, node)
     if head != node:
-        _move_before(nodes, node, head)
+        _move_before(arena, node, head)
         _join_last(arena, node)
         return
     before = nodes[node + PREV]
     if before != NIL and nodes[before + COUNT] == count:
-        _move_before(nodes, node, nodes[nodes[before + GROUP] + GROUP_HEAD])
+        _move_before(arena, node, nodes[nodes[before + GROUP] + GROUP_HEAD])
     _join_first(arena, node)
 
 
-@njit(cache=True)
-def decrement(arena, node):  # type: ignore[no-untyped-def]
+@njit(VOID(ARENA, INT), **OPTIONS)
+def decrement(arena: Arena, node: int) -> None:
     """Count one suffix less through `node`; one must remain."""
     nodes = arena.nodes
     nodes[node + COUNT] -= 1
@@ -290,19 +301,19 @@ def decrement(arena, node):  # type: ignore[no-untyped-def]
         return
     behind = nodes[nodes[group + GROUP_TAIL] + NEXT]
     _leave_group(arena, node)
-    _move_before(nodes, node, behind)
+    _move_before(arena, node, behind)
     _join_first(arena, node)
 
 
-@njit(cache=True)
-def adopt(arena, parent, child):  # type: ignore[no-untyped-def]
+@njit(VOID(ARENA, INT, INT), **OPTIONS)
+def adopt(arena: Arena, parent: int, child: int) -> None:
     """Add `child`, which must be no more frequent than the others, as the last child of `parent`."""
     nodes = arena.nodes
     last = nodes[parent + LAST]
     nodes[child + PARENT] = parent
     nodes[child + GROUP] = NIL
-    _connect(nodes, parent, last, child)
-    _connect(nodes, parent, child, NIL)
+    _connect(arena, parent, last, child)
+    _connect(arena, parent, child, NIL)
     if last == NIL:
         return
     if nodes[last + GROUP] == NIL:  # an only child until now
@@ -312,8 +323,8 @@ def adopt(arena, parent, child):  # type: ignore[no-untyped-def]
     _chain(arena, child)
 
 
-@njit(cache=True)
-def disown(arena, child):  # type: ignore[no-untyped-def]
+@njit(VOID(ARENA, INT), **OPTIONS)
+def disown(arena: Arena, child: int) -> None:
     """Take `child` out of its parent's children."""
     nodes = arena.nodes
     parent = nodes[child + PARENT]
@@ -321,23 +332,23 @@ def disown(arena, child):  # type: ignore[no-untyped-def]
     if siblings:
         _leave_group(arena, child)
         _unchain(arena, child, NIL)
-    _connect(nodes, parent, nodes[child + PREV], nodes[child + NEXT])
+    _connect(arena, parent, nodes[child + PREV], nodes[child + NEXT])
     only = nodes[parent + FIRST]
     if siblings and only == nodes[parent + LAST]:
         _leave_group(arena, only)
         _unchain(arena, only, NIL)
 
 
-@njit(cache=True)
-def take_place(arena, old, new):  # type: ignore[no-untyped-def]
+@njit(VOID(ARENA, INT, INT), **OPTIONS)
+def take_place(arena: Arena, old: int, new: int) -> None:
     """Put `new`, of equal count, where `old` is among the children of its parent; `old` keeps no place."""
     nodes = arena.nodes
     parent, group = nodes[old + PARENT], nodes[old + GROUP]
     nodes[new + PARENT] = parent
     nodes[new + TOKEN] = nodes[old + TOKEN]
     nodes[new + GROUP] = group
-    _connect(nodes, parent, nodes[old + PREV], new)
-    _connect(nodes, parent, new, nodes[old + NEXT])
+    _connect(arena, parent, nodes[old + PREV], new)
+    _connect(arena, parent, new, nodes[old + NEXT])
     if group == NIL:
         return
     _unchain(arena, old, new)

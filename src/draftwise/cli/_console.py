@@ -1,0 +1,141 @@
+"""What `draftwise decide` shows in a terminal: progress on stderr, the verdicts as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from draftwise.core import Comparison, Decision, Finding, Interval, RunPlan, Severity, Verdict
+
+__all__ = ["ConsoleProgress", "estimate", "show_decision"]
+
+_COLOURS = {
+    Verdict.ADOPT: "bold green",
+    Verdict.REJECT: "bold red",
+    Verdict.MIXED: "bold yellow",
+    Verdict.INCONCLUSIVE: "dim",
+    Verdict.BLOCKED: "bold magenta",
+}
+_QUIET_STEPS = 10
+"""Lines that a run writes where there is no terminal to draw a bar in."""
+
+
+class ConsoleProgress:
+    """A bar with the time that is left; a few plain lines where stderr is no terminal."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._bar = Progress(
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.description}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(compact=True),
+            console=console,
+            refresh_per_second=2,  # drawing takes CPU from the servers
+        )
+        self._task = self._bar.add_task("", total=None)
+        self._total = self._done = 0
+
+    def __enter__(self) -> ConsoleProgress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def start(self, total: int, done: int) -> None:
+        """Draw the bar."""
+        self._total, self._done = total, done
+        self._bar.update(self._task, total=total, completed=done)
+        if self._console.is_terminal:
+            self._bar.start()
+
+    def advance(self, requests: int, what: str) -> None:
+        """Move the bar."""
+        before, self._done = self._done, self._done + requests
+        self._bar.update(self._task, advance=requests, description=what)
+        step = max(1, self._total // _QUIET_STEPS)
+        if not self._console.is_terminal and before // step != self._done // step:
+            self._console.print(f"{self._done} of {self._total} requests: {what}")
+
+
+def estimate(plan: RunPlan, pace: Mapping[str, float]) -> str:
+    """Return one line: how much there is to do and how long it takes at most, going by the warm-ups."""
+    prompts = [len(workload.prompts) for workload in plan.workloads]
+    tokens = sum(prompt.max_tokens for workload in plan.workloads for prompt in workload.prompts)
+    seconds = sum(pace.values()) * tokens * plan.repeats / plan.concurrency
+    speeds = ", ".join(f"{name} {1 / each:.0f}" for name, each in pace.items() if each > 0)
+    workloads = " + ".join(f"{count} {each.name}" for count, each in zip(prompts, plan.workloads, strict=True))
+    total = sum(prompts) * plan.repeats * len(plan.arms)
+    return (
+        f"{len(plan.arms)} arms x ({workloads}) prompts x {plan.repeats} passes = {total} requests, "
+        f"at most {_duration(seconds)} (warm-up tokens/s: {speeds})"
+    )
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+
+
+def show_decision(console: Console, decision: Decision) -> None:
+    """Print whether the run is evidence, the verdicts, the findings and the decision."""
+    if not decision.is_evidence:
+        console.print(f"NOT EVIDENCE: the run does not carry its {', '.join(decision.missing_context)}.", style="red")
+    if decision.comparisons:
+        console.print(_table(decision.comparisons))
+    for where, finding in _findings(decision):
+        style = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.INFO: "dim"}[finding.severity]
+        console.print(Text.assemble((f"{finding.severity} ", style), f"{where}{finding}"))
+    console.print()
+    console.print(Text(decision.sentence, style="bold"))
+    for rule in decision.rollback:
+        console.print(Text(rule, style="dim"))
+
+
+def _table(comparisons: tuple[Comparison, ...]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in ("workload", "candidate", "verdict"):
+        table.add_column(name, no_wrap=True)
+    for name in ("speed-up", "95 % interval", "accept. length"):
+        table.add_column(name, justify="right")
+    table.add_column("by position, %")
+    for name in ("conversion", "TTFT", "TPOT", "equal"):
+        table.add_column(name, justify="right")
+    last = ""
+    for each in comparisons:
+        if last and each.workload != last:
+            table.add_row()
+        table.add_row("" if each.workload == last else each.workload, *_cells(each))
+        last = each.workload
+    return table
+
+
+def _cells(each: Comparison) -> list[str | Text]:
+    rates = [f"{100 * rate:.0f}" for rate in each.counters.spec.rate_per_pos]
+    length = each.counters.spec.acceptance_length
+    return [
+        each.candidate,
+        Text(each.verdict, style=_COLOURS[each.verdict]),
+        f"{each.speedup.value:.2f}x",
+        f"{each.speedup.low:.2f}-{each.speedup.high:.2f}",
+        "-" if length is None else f"{length:.2f}",
+        " ".join(rates[:5]) + (" ..." if len(rates) > 5 else ""),
+        "-" if each.conversion is None else f"{each.conversion:.0%}",
+        _change(each.ttft),
+        _change(each.tpot),
+        "-" if each.equal_outputs is None else "{}/{}".format(*each.equal_outputs),
+    ]
+
+
+def _change(ratio: Interval | None) -> str:
+    return "-" if ratio is None else f"{ratio.value - 1:+.0%}"
+
+
+def _findings(decision: Decision) -> list[tuple[str, Finding]]:
+    of_cells = [(f"{c.workload} · {c.candidate}: ", finding) for c in decision.comparisons for finding in c.findings]
+    return [("", finding) for finding in decision.findings] + of_cells

@@ -1,0 +1,68 @@
+"""The command group: finds a verb's file when it is asked for, and turns errors into lines and exit codes."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from draftwise import __version__
+from draftwise.core import BackendError, InvalidSetup
+
+__all__ = ["VerbGroup"]
+
+_EXIT_FINDINGS, _EXIT_BACKEND, _EXIT_INTERRUPTED = 1, 3, 130
+
+
+class VerbGroup(click.Group):
+    """Commands by module path; a module `draftwise.cli.serve` holds the command `serve`.
+
+    Exit codes: 0 good, 1 findings of severity error, 2 usage, 3 backend failure, 130 interrupted.
+    """
+
+    def __init__(self, *, verbs: Mapping[str, str], **attributes: Any) -> None:
+        super().__init__(
+            **attributes, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
+        )
+        self._verbs = verbs
+        self.params.append(_version_option())
+
+    def list_commands(self, _ctx: click.Context) -> list[str]:
+        """Return the verbs."""
+        return sorted(self._verbs)
+
+    def get_command(self, _ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import a verb's file and return its command; None for an unknown verb."""
+        if cmd_name not in self._verbs:
+            return None
+        command: click.Command = getattr(importlib.import_module(self._verbs[cmd_name]), cmd_name)
+        return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the verb; a mistake of the user or a failed server becomes a message, never a traceback."""
+        try:
+            return super().invoke(ctx)
+        except InvalidSetup as error:
+            for finding in error.findings:
+                click.echo(f"{finding.severity}: {finding}", err=True)
+            sys.exit(_EXIT_FINDINGS)
+        except BackendError as error:
+            click.echo(f"error: {error}", err=True)
+            sys.exit(_EXIT_BACKEND)
+        except KeyboardInterrupt:
+            click.echo("interrupted", err=True)
+            sys.exit(_EXIT_INTERRUPTED)
+
+
+def _version_option() -> click.Option:
+    def show(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+        if wanted:
+            click.echo(f"draftwise {__version__}")
+            ctx.exit()
+
+    return click.Option(
+        ["--version"], is_flag=True, expose_value=False, is_eager=True, callback=show, help="Show the version."
+    )

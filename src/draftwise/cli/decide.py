@@ -1,0 +1,201 @@
+"""`draftwise decide`: measure whether speculation pays, and say so."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shlex
+import signal
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from draftwise.cli._console import ConsoleProgress, estimate, show_decision
+from draftwise.core import Arm, BackendError, Decision, InvalidSetup, RunPlan, Severity
+from draftwise.measure.launch import (
+    DEFAULT_CANDIDATES,
+    PLAIN,
+    Candidate,
+    Wish,
+    build_backends,
+    build_context,
+    name_arms,
+    parse_candidate,
+)
+from draftwise.measure.report import write_report
+from draftwise.measure.run_directory import RunDirectory
+from draftwise.measure.session import Session
+from draftwise.measure.workload_file import BUNDLED, load_workload
+
+__all__ = ["decide", "finish"]
+
+_INTERRUPTED = 130
+
+
+@click.command()
+@click.argument("target", required=False)
+@click.option(
+    "--candidate", "candidates", multiple=True, metavar="[NAME=]JSON", help="A speculative config; repeat for more."
+)
+@click.option("--workload", "workloads", multiple=True, metavar="NAME|FILE", help="code, prose, rewrite or a .jsonl.")
+@click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Run directory  [default: runs/TIME]")
+@click.option("--resume", type=click.Path(path_type=Path), metavar="DIR", help="Go on with an unfinished run.")
+@click.option("--prompts", type=click.IntRange(1), metavar="N", help="Per workload; overrides --minutes.")
+@click.option("--minutes", type=click.FloatRange(0, min_open=True), default=10, show_default=True,
+              help="As many prompts as fit in about this time.")  # fmt: skip
+@click.option("--repeats", type=click.IntRange(1), default=5, show_default=True, help="Passes over the prompts.")
+@click.option("--warmup", type=click.IntRange(0), default=3, show_default=True, help="Discarded requests per arm.")
+@click.option("--temperature", type=click.FloatRange(0), default=0.0, show_default=True)
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--concurrency", type=click.IntRange(1), default=1, show_default=True, help="Requests in flight.")
+@click.option("--max-tokens", type=click.IntRange(1), metavar="N", help="Cap on every prompt's own.")
+@click.option("--url", metavar="URL", help="The plain server, if it runs already (instead of TARGET).")
+@click.option("--candidate-url", "candidate_urls", multiple=True, metavar="URL", help="A speculating server.")
+@click.option("--api-key-env", metavar="NAME", help="Variable that holds the key of the URLs.")
+@click.option("--context", "notes", multiple=True, metavar="KEY=VALUE",
+              help="What cannot be seen from here: hardware, precision, model, command.ARM.")  # fmt: skip
+@click.option("--serve-args", default="", metavar="ARGS", help="For `draftwise serve`, e.g. '--dtype float32'.")
+@click.option("--margin", type=click.FloatRange(0, 1), help="Smallest change worth making  [default: 0.03]")
+@click.option("--slo-ttft-ms", type=click.FloatRange(0), help="Promised time to first token, for goodput.")
+@click.option("--slo-tpot-ms", type=click.FloatRange(0), help="Promised time per output token, for goodput.")
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON on stdout.")
+def decide(resume: Path | None, api_key_env: str | None, as_json: bool, **asked: Any) -> None:
+    """Measure whether speculation pays for TARGET, the directory of a checkpoint, and say so.
+
+    Serves TARGET plainly and once per candidate, sends the same prompts to all of them in turns, and writes a
+    report. With --url and --candidate-url it compares servers that run already.
+    """
+    console = Console(stderr=True)
+    if resume is not None:
+        directory = RunDirectory(resume)
+        run = directory.read()
+        plan, wish, budget_s = run.plan, Wish.of_run(run.context), None
+    else:
+        plan, wish = _plan(asked, console), _wish(asked)
+        budget_s = None if asked["prompts"] else 60 * asked["minutes"]
+    context = build_context(plan.arms, wish)
+    if resume is None:
+        directory = RunDirectory.claim(asked["out"] or Path("runs", datetime.now().strftime("%Y%m%d-%H%M%S")))
+    with ConsoleProgress(console) as progress, console.status("starting the servers") as status:
+        backends = build_backends(
+            plan.arms, wish, directory, api_key=_api_key(api_key_env), on_wait=lambda line: status.update(line[:100])
+        )
+
+        def announce(final: RunPlan, pace: Any) -> None:
+            status.stop()
+            console.print(estimate(final, pace))
+
+        session = Session(
+            plan=plan,
+            backends=backends,
+            directory=directory,
+            context=context,
+            progress=progress,
+            announce=announce,
+            resume=resume is not None,
+            budget_s=budget_s,
+        )
+        failure = _measure(session)
+    finish(directory, as_json=as_json, failure=failure)
+
+
+def _measure(session: Session) -> BaseException | None:
+    """Run a session; return what ended it early."""
+    # Both ways of asking a process to end take the same way out: the servers go down, the readings stay.
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        asyncio.run(session.run())
+    except (KeyboardInterrupt, BackendError) as error:
+        return error
+    return None
+
+
+def finish(directory: RunDirectory, *, as_json: bool, failure: BaseException | None = None) -> None:
+    """Report on what a directory holds, then end as `failure` or the findings demand."""
+    if not (directory.path / "manifest.json").exists():
+        if isinstance(failure, BackendError):
+            raise failure
+        click.echo("interrupted before anything was measured", err=True)
+        raise SystemExit(_INTERRUPTED)
+    decision, summary = write_report(directory)
+    show_decision(Console(stderr=as_json), decision)
+    if as_json:
+        click.echo(json.dumps(summary, indent=2))
+    click.echo(f"\nReport: {directory.path / 'report.html'}", err=True)
+    if failure is not None:
+        click.echo(f"Unfinished: everything measured is kept. Go on with: draftwise decide --resume {directory.path}",
+                   err=True)  # fmt: skip
+        if isinstance(failure, BackendError):
+            raise failure
+        raise SystemExit(_INTERRUPTED)
+    raise SystemExit(1 if _has_error(decision) else 0)
+
+
+def _has_error(decision: Decision) -> bool:
+    findings = [*decision.findings, *(finding for each in decision.comparisons for finding in each.findings)]
+    return any(finding.severity is Severity.ERROR for finding in findings)
+
+
+def _plan(asked: dict[str, Any], console: Console) -> RunPlan:
+    workloads = [load_workload(name, max_tokens=asked["max_tokens"]) for name in asked["workloads"] or BUNDLED]
+    names = [workload.name for workload in workloads]
+    if len(set(names)) < len(names):
+        raise InvalidSetup.because("duplicate-workload", f"names repeat: {', '.join(names)}.", where="--workload")
+    settings = {name: asked[name] for name in ("repeats", "warmup", "temperature", "seed", "concurrency")}
+    return RunPlan(
+        arms=tuple(_arms(asked, console)),
+        workloads=tuple(workload.first(asked["prompts"]) for workload in workloads),
+        **settings,
+    )
+
+
+def _arms(asked: dict[str, Any], console: Console) -> list[Arm]:
+    """Return the plain arm and the candidates' ones."""
+    url, urls = asked["url"], asked["candidate_urls"]
+    if (asked["target"] is None) == (url is None):
+        raise click.UsageError("Give either TARGET or --url with --candidate-url.")
+    if url is not None:
+        if not urls:
+            raise click.UsageError("--url needs at least one --candidate-url to compare with.")
+        if len(asked["candidates"]) not in (0, len(urls)):
+            raise click.UsageError("Give one --candidate per --candidate-url, in the same order, or none.")
+        given: list[Candidate] = [parse_candidate(text) for text in asked["candidates"]]
+        given = given or [(None, None)] * len(urls)
+        return [Arm(name=PLAIN, url=url), *name_arms(given, urls)]
+    if urls:
+        raise click.UsageError("--candidate-url goes with --url; with TARGET, give --candidate.")
+    texts: Sequence[str] = asked["candidates"] or DEFAULT_CANDIDATES
+    if not asked["candidates"]:
+        console.print(f"No --candidate given; taking those that need nothing but the target: {', '.join(texts)}")
+    return [Arm(name=PLAIN), *name_arms([parse_candidate(text) for text in texts], [None] * len(texts))]
+
+
+def _wish(asked: dict[str, Any]) -> Wish:
+    notes = {}
+    for note in asked["notes"]:
+        key, separator, value = note.partition("=")
+        if not separator:
+            raise click.UsageError(f"--context takes KEY=VALUE, got {note!r}.")
+        notes[key.strip()] = value.strip()
+    thresholds = {
+        "margin": asked["margin"],
+        "slo_ttft_s": asked["slo_ttft_ms"] and asked["slo_ttft_ms"] / 1e3,
+        "slo_tpot_s": asked["slo_tpot_ms"] and asked["slo_tpot_ms"] / 1e3,
+    }
+    return Wish(
+        target=asked["target"],
+        serve_args=tuple(shlex.split(asked["serve_args"])),
+        notes=notes,
+        thresholds={name: value for name, value in thresholds.items() if value is not None},
+    )
+
+
+def _api_key(variable: str | None) -> str | None:
+    if variable is not None and not os.environ.get(variable):
+        raise InvalidSetup.because("no-api-key", f"{variable} is not set.", where="--api-key-env")
+    return None if variable is None else os.environ[variable]

@@ -1,0 +1,251 @@
+"""Resolves a `--speculative-config` for the embedded engine: everything decided, every fault named at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from itertools import pairwise
+from typing import Any
+
+from draftwise.core import Finding, InvalidSetup, Severity, SpecConfig
+from draftwise.engine.acceptance import Acceptance, Standard, Synthetic, Typical
+from draftwise.engine.spec_keys import ELSEWHERE, KEYS, METHODS, NAME_TRAPS, NO_EFFECT
+
+__all__ = ["ResolvedSpec", "resolve_spec"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedSpec:
+    """A speculative configuration in which nothing is left open. The keys are explained in `spec_keys.KEYS`."""
+
+    method: str
+    k: int
+    """Draft tokens a step, at most; `k_for` says how many at a batch size."""
+    model: str | None
+    prompt_lookup_min: int
+    prompt_lookup_max: int
+    suffix_decoding_max_tree_depth: int
+    suffix_decoding_max_cached_requests: int
+    suffix_decoding_max_spec_factor: float
+    suffix_decoding_min_token_prob: float
+    disable_by_batch_size: int | None
+    schedule: tuple[tuple[int, int, int], ...]
+    """num_speculative_tokens_per_batch_size in ascending order: first and last batch size, k."""
+    draft_sample_method: str
+    acceptance: Acceptance
+    findings: tuple[Finding, ...]
+    """Warnings and information: what has no effect here, what is lossy."""
+
+    def k_for(self, num_running: int) -> int:
+        """Return how many tokens to draft a sequence while `num_running` sequences run; 0 switches drafting off."""
+        if self.disable_by_batch_size is not None and num_running >= self.disable_by_batch_size:
+            return 0
+        k = self.k
+        for first, _, scheduled in self.schedule:
+            if first <= num_running:  # the end of a range does not matter: what follows it keeps its k
+                k = min(self.k, scheduled)
+        return k
+
+
+def resolve_spec(config: SpecConfig) -> ResolvedSpec:
+    """Return what `config` means here, with vLLM's defaults and rules.
+
+    Raises:
+        InvalidSetup: it cannot run here; the findings name every fault.
+    """
+    given = {key.replace("-", "_"): value for key, value in config.to_dict().items() if value is not None}
+    findings = list(_check_keys(given))
+    faulty = {finding.where for finding in findings if finding.severity is Severity.ERROR}
+    settings = {name: key.default for name, key in KEYS.items()}
+    settings |= {name: value for name, value in given.items() if name in KEYS and _where(name) not in faulty}
+    settings["method"] = _infer_method(settings)
+
+    findings += _check_method(settings, given)
+    findings += _check_lookup(settings)
+    settings["num_speculative_tokens"] = k = _resolve_k(settings)
+    if k is None and _where("num_speculative_tokens") not in faulty:
+        findings.append(_error("num_speculative_tokens", "missing-k", "is missing.", "Say how many tokens to draft."))
+    findings += _check_schedule(settings)
+    findings += _check_acceptance(settings, given)
+    errors = [finding for finding in findings if finding.severity is Severity.ERROR]
+    if errors:
+        raise InvalidSetup(errors)
+    return _assemble(settings, findings)
+
+
+def _where(key: str) -> str:
+    return f"speculative_config.{key}"
+
+
+def _error(key: str, code: str, message: str, fix: str) -> Finding:
+    return Finding(code=code, severity=Severity.ERROR, where=_where(key), message=message, fix=fix)
+
+
+def _warning(key: str, code: str, message: str, fix: str = "") -> Finding:
+    return Finding(code=code, severity=Severity.WARNING, where=_where(key), message=message, fix=fix)
+
+
+def _check_keys(given: Mapping[str, Any]) -> Iterator[Finding]:
+    """Yield unknown keys, wrong values, and keys that nothing here reads."""
+    for name, value in given.items():
+        if name in KEYS:
+            kind = KEYS[name].kind
+            if not kind.accepts(value):
+                yield _error(
+                    name, "wrong-value", f"must be {kind.text}, got {value!r}.", f"Meaning: {KEYS[name].meaning}"
+                )
+        elif name in NO_EFFECT:
+            if value is not False:
+                yield _warning(name, "no-effect", f"has no effect here: {NO_EFFECT[name]}.", "vLLM reads it.")
+        else:
+            near = get_close_matches(name, [*KEYS, *NO_EFFECT], n=1)
+            fix = f"Did you mean {near[0]}?" if near else f"The keys are {', '.join(KEYS)}."
+            yield _error(name, "unknown-key", "is not a key of the speculative config.", fix)
+
+
+def _infer_method(settings: Mapping[str, Any]) -> str | None:
+    """Return the method, inferred from the model as vLLM from 0.17 on does."""
+    if settings["method"] is None and settings["model"] is not None:
+        return "ngram" if settings["model"] in ("ngram", "[ngram]") else "draft_model"
+    method: str | None = settings["method"]
+    return method
+
+
+def _check_method(settings: Mapping[str, Any], given: Mapping[str, Any]) -> Iterator[Finding]:
+    """Yield why the method cannot run here."""
+    name, choices = settings["method"], ", ".join(METHODS)
+    if name in METHODS:
+        yield from _check_keys_of_method(settings, given)
+    elif name is None:
+        if "method" not in given and "model" not in given:
+            yield _error("method", "missing-method", "is missing.", f"Choose one of {choices}.")
+    elif name in ELSEWHERE or name.endswith("_mtp"):
+        message = f"{name} is not implemented in this version of the embedded engine."
+        yield _error("method", "method-not-here", message, f"vLLM runs it; here, choose one of {choices}.")
+    else:
+        near = get_close_matches(name, [*METHODS, *ELSEWHERE], n=1)
+        fix = f"Did you mean {near[0]}?" if near else f"Choose one of {choices}."
+        yield _error("method", "unknown-method", f"there is no method {name!r}.", fix)
+
+
+def _check_keys_of_method(settings: Mapping[str, Any], given: Mapping[str, Any]) -> Iterator[Finding]:
+    """Yield a drafter that is missing, badly named or not wanted, and keys that are for other methods."""
+    name, model = settings["method"], settings["model"]
+    method = METHODS[name]
+    if method.needs_model and "model" not in given:
+        yield _error("model", "missing-model", f"{name} needs a drafter.", "Give the directory of its checkpoint.")
+    if method.needs_model and any(trap in str(model).lower() for trap in NAME_TRAPS):
+        message = f"vLLM would take {model} for a head of another method, because of its name."
+        yield _warning("model", "name-trap", message, "Rename the directory before serving it with vLLM.")
+    if model is not None and not method.needs_model and model not in ("ngram", "[ngram]", name):
+        yield _warning("model", "no-effect", f"has no effect with method {name}.", "Leave it out.")
+    others = frozenset[str]().union(*(other.keys for other in METHODS.values())) - method.keys
+    for key in given:
+        if key in others:
+            yield _warning(key, "no-effect", f"has no effect with method {name}.", "Leave it out.")
+
+
+def _check_lookup(settings: dict[str, Any]) -> Iterator[Finding]:
+    """Fill in the bounds of prompt lookup (both unset: 5; one unset: the other) and yield if they cross."""
+    low, high = settings["prompt_lookup_min"], settings["prompt_lookup_max"]
+    settings["prompt_lookup_min"] = low = low or high or 5
+    settings["prompt_lookup_max"] = high = high or low
+    if low > high:
+        message = f"{low} is more than prompt_lookup_max = {high}."
+        yield _error("prompt_lookup_min", "crossed-bounds", message, "Lower one or raise the other.")
+
+
+def _resolve_k(settings: Mapping[str, Any]) -> int | None:
+    """Return k, if given or implied by the method."""
+    k, method = settings["num_speculative_tokens"], METHODS.get(settings["method"])
+    if k is None and method is not None and method.default_k_key is not None:
+        k = settings[method.default_k_key]
+    return k
+
+
+def _check_schedule(settings: dict[str, Any]) -> Iterator[Finding]:
+    """Sort the k-by-batch-size table and yield what is wrong with its ranges."""
+    key, k = "num_speculative_tokens_per_batch_size", settings["num_speculative_tokens"]
+    schedule = settings[key] = tuple(sorted(tuple(entry) for entry in settings[key] or ()))
+    before = 0
+    for first, last, scheduled in schedule:
+        entry = f"[{first}, {last}, {scheduled}]"
+        if not 1 <= first <= last:
+            yield _error(
+                key, "bad-range", f"{entry} is not a range of batch sizes.", "Use [first, last, k], first <= last."
+            )
+        elif first <= before:
+            yield _error(key, "overlapping-ranges", f"{entry} overlaps the range before it.", "Make ranges disjoint.")
+        if scheduled < 0:
+            yield _error(key, "bad-range", f"{entry} asks for a negative k.", "Use 0 to switch drafting off.")
+        elif k is not None and scheduled > k:
+            yield _warning(key, "clamped-k", f"{entry} is held to num_speculative_tokens = {k}.", "Raise that, too.")
+        before = max(before, last)
+    if schedule and schedule[0][0] > 1:
+        yield _error(key, "uncovered-range", "does not say what to do at batch size 1.", "Start the first range at 1.")
+
+
+def _check_acceptance(settings: dict[str, Any], given: Mapping[str, Any]) -> Iterator[Finding]:
+    """Turn a synthetic length into rates; yield conflicts between acceptance settings, and which are lossy."""
+    synthetic = settings["rejection_sample_method"] == "synthetic"
+    typical = settings["acceptance_method"] == "typical_acceptance_sampler"
+    if synthetic and typical:
+        message = "typical_acceptance_sampler and rejection_sample_method synthetic exclude each other."
+        yield _error("acceptance_method", "conflicting-keys", message, "Choose one.")
+    if typical:
+        yield _warning("acceptance_method", "lossy", "typical acceptance changes the output's distribution.")
+    for key in ("posterior_threshold", "posterior_alpha"):
+        if key in given and not typical:
+            yield _warning(key, "no-effect", "acts only with acceptance_method typical_acceptance_sampler.")
+    if synthetic:
+        yield _warning("rejection_sample_method", "lossy", "synthetic acceptance is for cost only: text means nothing.")
+        yield from _check_synthetic(settings, given)
+        return
+    for key in ("synthetic_acceptance_rates", "synthetic_acceptance_length"):
+        if key in given:
+            message = "is only for rejection_sample_method synthetic."
+            yield _error(
+                key, "conflicting-keys", message, 'Add "rejection_sample_method": "synthetic", or leave it out.'
+            )
+
+
+def _check_synthetic(settings: dict[str, Any], given: Mapping[str, Any]) -> Iterator[Finding]:
+    """Resolve the synthetic rates as vLLM does (`_resolve_synthetic_acceptance_rates`)."""
+    rates_key, length_key = "synthetic_acceptance_rates", "synthetic_acceptance_length"
+    if (rates_key in given) == (length_key in given):
+        fix = f"Give exactly one of {rates_key} and {length_key}."
+        yield _error("rejection_sample_method", "synthetic-rates", "synthetic needs to know its odds.", fix)
+        return
+    k, rates, length = settings["num_speculative_tokens"], settings[rates_key], settings[length_key]
+    if k is None:
+        return
+    if length is not None:
+        if length > k + 1:
+            fix = f"Stay within 1..{k + 1}."
+            yield _error(length_key, "synthetic-rates", f"{length} is more than k + 1 tokens.", fix)
+        settings[rates_key] = tuple(min(max(length - 1 - i, 0.0), 1.0) for i in range(k))
+    if rates is not None:
+        if len(rates) != k:
+            yield _error(rates_key, "synthetic-rates", f"has {len(rates)} rates for {k} tokens.", "Give one a token.")
+        if any(later > earlier for earlier, later in pairwise(rates)):
+            fix = "Entry i is the share of drafts whose first i+1 tokens all stand."
+            yield _error(rates_key, "synthetic-rates", "must not increase.", fix)
+
+
+def _assemble(settings: Mapping[str, Any], findings: list[Finding]) -> ResolvedSpec:
+    """Return the resolved spec for settings without fault."""
+    acceptance: Acceptance = Standard()
+    if settings["acceptance_method"] == "typical_acceptance_sampler":
+        acceptance = Typical(threshold=settings["posterior_threshold"], alpha=settings["posterior_alpha"])
+    if settings["rejection_sample_method"] == "synthetic":
+        acceptance = Synthetic(rates=tuple(settings["synthetic_acceptance_rates"]))
+    settings = {**settings, "model": settings["model"] if METHODS[settings["method"]].needs_model else None}
+    same = {field.name: settings[field.name] for field in fields(ResolvedSpec) if field.name in settings}
+    return ResolvedSpec(
+        k=settings["num_speculative_tokens"],
+        schedule=settings["num_speculative_tokens_per_batch_size"],
+        acceptance=acceptance,
+        findings=tuple(findings),
+        **same,
+    )

@@ -1,0 +1,189 @@
+"""The keys and methods of `--speculative-config` as the embedded engine knows them: data, with meaning and source."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["ELSEWHERE", "KEYS", "METHODS", "NAME_TRAPS", "NO_EFFECT", "Key", "Kind", "Method"]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What a value must be."""
+
+    text: str
+    accepts: Callable[[Any], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A key that acts here."""
+
+    kind: Kind
+    default: Any
+    meaning: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Method:
+    """What a method that runs here needs."""
+
+    needs_model: bool = False
+    keys: frozenset[str] = frozenset()
+    """Keys that act for this method and, unless another one lists them too, for no other."""
+    default_k_key: str | None = None
+    """Key whose value is k when num_speculative_tokens is not given; None: it must be given."""
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _integer(low: int) -> Kind:
+    return Kind(f"an integer of at least {low}", lambda v: _is_int(v) and v >= low)
+
+
+def _number(low: float, high: float = math.inf) -> Kind:
+    text = f"a number of at least {low:g}" if high == math.inf else f"a number in {low:g}..{high:g}"
+    return Kind(text, lambda v: _is_number(v) and low <= v <= high)
+
+
+def _one_of(*words: str) -> Kind:
+    return Kind(f"one of {', '.join(words)}", lambda v: v in words)
+
+
+def _list_of(text: str, accepts: Callable[[Any], bool]) -> Kind:
+    return Kind(f"a list of {text}", lambda v: isinstance(v, list | tuple) and len(v) > 0 and all(map(accepts, v)))
+
+
+def _is_range(value: Any) -> bool:
+    return isinstance(value, list | tuple) and len(value) == 3 and all(map(_is_int, value))
+
+
+_TEXT = Kind("a string", lambda v: isinstance(v, str) and v != "")
+
+_V0 = "vLLM 0.9.2 (V0 engine), vllm/config.py"
+_V1 = "vLLM 0.32.0, vllm/config/speculative.py"
+
+KEYS: dict[str, Key] = {
+    "method": Key(_TEXT, None, "How drafts are made.", _V1),
+    "model": Key(_TEXT, None, "Checkpoint of the drafter.", _V1),
+    "num_speculative_tokens": Key(_integer(1), None, "k: draft tokens a step, at most.", _V1),
+    "prompt_lookup_max": Key(_integer(1), None, "Longest n-gram looked up.", _V1),
+    "prompt_lookup_min": Key(_integer(1), None, "Shortest n-gram looked up.", _V1),
+    "suffix_decoding_max_tree_depth": Key(_integer(1), 24, "Bounds match plus draft, in tokens.", _V1),
+    "suffix_decoding_max_cached_requests": Key(
+        _integer(0), 10_000, "Past requests in the global tree, oldest evicted first; 0 switches it off.", _V1
+    ),
+    "suffix_decoding_max_spec_factor": Key(_number(0), 1.0, "Draft at most this times the match length.", _V1),
+    "suffix_decoding_min_token_prob": Key(_number(0, 1), 0.1, "Draft only tokens at least this probable.", _V1),
+    "disable_by_batch_size": Key(
+        _integer(2),
+        None,
+        "No drafts while at least this many sequences run (the help text says `larger than`, the code did >=).",
+        "vLLM 0.9.2, vllm/spec_decode/spec_decode_worker.py, _should_disable_all_speculation; a no-op on V1",
+    ),
+    "num_speculative_tokens_per_batch_size": Key(
+        _list_of("[first batch size, last batch size, k], whole numbers", _is_range),
+        None,
+        "k by running sequences; gaps and the tail keep the k before them; never above num_speculative_tokens.",
+        "vLLM 0.32.0, vllm/v1/spec_decode/dynamic/utils.py",
+    ),
+    "draft_sample_method": Key(
+        _one_of("greedy", "probabilistic"), "greedy", "Whether the drafter takes its argmax or samples.", _V1
+    ),
+    "rejection_sample_method": Key(
+        _one_of("standard", "synthetic"), "standard", "Lossless rejection sampling, or coins with fixed odds.", _V1
+    ),
+    "synthetic_acceptance_rates": Key(
+        _list_of("numbers in 0..1", _number(0, 1).accepts),
+        None,
+        "Share of drafts of which at least the first i+1 tokens stand, for each position i.",
+        _V1,
+    ),
+    "synthetic_acceptance_length": Key(_number(1), None, "Mean tokens emitted a draft, instead of rates.", _V1),
+    "acceptance_method": Key(
+        _one_of("rejection_sampler", "typical_acceptance_sampler"),
+        "rejection_sampler",
+        "Lossless, or Medusa's lossy typical acceptance.",
+        _V0,
+    ),
+    "posterior_threshold": Key(
+        Kind("a number in [0, 1)", lambda v: _is_number(v) and 0 <= v < 1), 0.09, "Typical acceptance: the bar.", _V0
+    ),
+    "posterior_alpha": Key(
+        _number(0), 0.3, "Typical acceptance: how far the bar falls as the target grows uncertain.", _V0
+    ),
+}
+
+_ONE_DEVICE = "the embedded engine decodes on one device"
+_NO_SUCH_METHOD = "it belongs to a method that the embedded engine does not have"
+_NO_SUCH_KERNEL = "it chooses among vLLM's kernels"
+_FROM_DISK = "drafters are read from a local directory as they are"
+
+NO_EFFECT: dict[str, str] = {
+    "attention_backend": _NO_SUCH_KERNEL,
+    "code_revision": _FROM_DISK,
+    "disable_eagle_block_drop": _NO_SUCH_METHOD,
+    "disable_logprobs": "log-probabilities are always available",
+    "disable_lookahead_block_hashes": _NO_SUCH_METHOD,
+    "disable_mqa_scorer": _NO_SUCH_KERNEL,
+    "disable_padded_drafter_batch": "drafts of unequal length share a batch anyway",
+    "draft_lm_head_quantization": _NO_SUCH_METHOD,
+    "draft_load_config": _FROM_DISK,
+    "draft_tensor_parallel_size": _ONE_DEVICE,
+    "dspark_draft_topk": _NO_SUCH_METHOD,
+    "enable_adaptive_verification": _NO_SUCH_METHOD,
+    "enforce_eager": "the embedded engine always runs eagerly",
+    "fly_entropy_threshold": _NO_SUCH_METHOD,
+    "fly_entropy_top_k": _NO_SUCH_METHOD,
+    "fly_window_size": _NO_SUCH_METHOD,
+    "index_share_for_mtp_iteration": _NO_SUCH_METHOD,
+    "kv_cache_dtype": "the drafter's cache has the drafter's type",
+    "max_model_len": "a drafter drafts as far as its own positions reach",
+    "moe_backend": _NO_SUCH_KERNEL,
+    "parallel_drafting": _NO_SUCH_METHOD,
+    "quantization": _FROM_DISK,
+    "revision": _FROM_DISK,
+    "speculative_token_tree": "drafts are chains",
+    "use_heterogeneous_vocab": "target and drafter must share a tokenizer",
+    "use_local_argmax_reduction": _ONE_DEVICE,
+    "xpress_topc": _NO_SUCH_METHOD,
+}
+"""Keys that some vLLM from 0.9.2 to 0.33.0 knows and that change nothing here, with the reason."""
+
+_LOOKUP = frozenset({"prompt_lookup_max", "prompt_lookup_min"})
+
+METHODS: dict[str, Method] = {
+    "ngram": Method(keys=_LOOKUP),
+    "ngram_gpu": Method(keys=_LOOKUP),
+    "suffix": Method(
+        keys=frozenset(name for name in KEYS if name.startswith("suffix_")),
+        default_k_key="suffix_decoding_max_tree_depth",
+    ),
+    "draft_model": Method(needs_model=True, keys=frozenset({"draft_sample_method"})),
+}
+
+ELSEWHERE = (
+    "custom_class",
+    "dflash",
+    "dspark",
+    "eagle",
+    "eagle3",
+    "extract_hidden_states",
+    "medusa",
+    "mlp_speculator",
+    "mtp",
+)
+"""Methods that only vLLM runs so far; the many `*_mtp` names mean mtp."""
+
+NAME_TRAPS = ("eagle-", "eagle3", "dflash", "dspark")
+"""vLLM takes a model with one of these in its path for a head of that kind, even if the method says draft_model."""

@@ -1,0 +1,112 @@
+"""What the numbers depend on: hardware, software, model and servers, and which of it a run fails to carry."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import struct
+import subprocess
+from collections.abc import Mapping
+from contextlib import suppress
+from hashlib import sha256
+from importlib.metadata import PackageNotFoundError, version
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from draftwise import __version__
+from draftwise.backends import Backend
+from draftwise.core import RunPlan
+
+__all__ = ["describe_hardware", "describe_model", "describe_server", "describe_software", "find_missing"]
+
+
+def describe_hardware() -> dict[str, Any]:
+    """Return processor, usable cores, memory and GPUs of this machine."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    described: dict[str, Any] = {"cpu": _cpu_name(), "cores": cores, "memory_gib": _memory_gib()}
+    if gpus := _gpus():
+        described["gpus"] = gpus
+    return described
+
+
+def _cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _memory_gib() -> float | None:
+    if "SC_PHYS_PAGES" not in os.sysconf_names:
+        return None
+    return round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1)
+
+
+def _gpus() -> list[str]:
+    """Return name, memory and driver of each NVIDIA GPU, none where the driver's tool is absent or fails."""
+    if shutil.which("nvidia-smi") is None:
+        return []
+    query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    answer = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False)
+    return answer.stdout.splitlines() if answer.returncode == 0 else []
+
+
+def describe_software() -> dict[str, str]:
+    """Return the versions of what measures and, for the embedded engine, of what computes."""
+    described = {"os": platform.platform(), "python": platform.python_version(), "draftwise": __version__}
+    with suppress(PackageNotFoundError):
+        described["torch"] = version("torch")
+    return described
+
+
+def describe_model(target: Path) -> dict[str, Any]:
+    """Return the identity of a checkpoint on disk; what cannot be read is left out."""
+    described: dict[str, Any] = {"name": target.resolve().name}
+    config_file = target / "config.json"
+    if config_file.is_file():
+        text = config_file.read_bytes()
+        config = json.loads(text)
+        described["config_sha256"] = sha256(text).hexdigest()
+        described["architecture"] = (config.get("architectures") or [config.get("model_type")])[0]
+        described["dtype"] = config.get("dtype") or config.get("torch_dtype")
+    if parameters := sum(map(_num_parameters, target.glob("*.safetensors"))):
+        described["parameters"] = parameters
+    return {key: value for key, value in described.items() if value is not None}
+
+
+def _num_parameters(file: Path) -> int:
+    """Return the values in a safetensors file, from its header: 8 bytes of length, then JSON."""
+    with file.open("rb") as opened:
+        (size,) = struct.unpack("<Q", opened.read(8))
+        header = json.loads(opened.read(size))
+    return sum(prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
+
+
+async def describe_server(backend: Backend) -> dict[str, Any]:
+    """Return how a started server was started and what it says about itself."""
+    info = await backend.describe()
+    return {
+        "command": backend.command,
+        "url": backend.url,
+        "model": info.model,
+        "max_model_len": info.max_model_len,
+        "version": dict(info.version),
+    }
+
+
+def find_missing(plan: RunPlan, context: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return which of the context that evidence must carry (requirement E4) a run lacks."""
+    model, servers = context.get("model", {}), context.get("servers", {})
+    required = {
+        "hardware": context.get("hardware"),
+        "model": model.get("name"),
+        "precision": model.get("dtype"),
+        "runtime version": all(servers.get(arm.name, {}).get("version", {}).get("version") for arm in plan.arms),
+        "request parameters": plan.repeats and plan.concurrency,
+        "workload": plan.workloads and all(workload.prompts for workload in plan.workloads),
+        "serve command of every arm": all(servers.get(arm.name, {}).get("command") for arm in plan.arms),
+    }
+    return tuple(name for name, given in required.items() if not given)

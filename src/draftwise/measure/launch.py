@@ -1,0 +1,156 @@
+"""From what an operator asked for to arms, backends and the context of a run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from difflib import get_close_matches
+from itertools import chain, count
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from draftwise.backends import Backend, EmbeddedBackend, UrlBackend
+from draftwise.core import Arm, InvalidSetup, SpecConfig
+from draftwise.measure.context import describe_hardware, describe_model, describe_software
+from draftwise.measure.run_directory import RunDirectory
+
+__all__ = ["DEFAULT_CANDIDATES", "PLAIN", "Wish", "build_backends", "build_context", "name_arms", "parse_candidate"]
+
+PLAIN = "plain"
+DEFAULT_CANDIDATES = (
+    '{"method": "ngram", "num_speculative_tokens": 5}',
+    '{"method": "suffix"}',
+)
+"""Methods that need nothing but the target."""
+_NOTES = ("hardware", "precision", "model", "command")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What to compare: a target that draftwise serves itself, or servers that run already."""
+
+    target: str | None = None
+    serve_args: tuple[str, ...] = ()
+    """Further arguments of `draftwise serve`, the same for every arm."""
+    notes: Mapping[str, str] = field(default_factory=dict)
+    """Context that cannot be found out from here: `hardware`, `precision`, `model`, `command.ARM`."""
+    thresholds: Mapping[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def of_run(cls, context: Mapping[str, Any]) -> Wish:
+        """Return what a run was started with."""
+        wish = context["wish"]
+        return cls(**{**wish, "serve_args": tuple(wish["serve_args"])})
+
+
+Candidate = tuple[str | None, SpecConfig | None]
+"""The name that the operator gave, and the config; either may be unknown."""
+
+
+def parse_candidate(text: str) -> Candidate:
+    """Return the name, if given, and the config of `JSON` or `NAME=JSON`."""
+    name, separator, rest = text.partition("=")
+    if separator and not text.lstrip().startswith(("{", "[")):
+        return name.strip(), SpecConfig.parse(rest)
+    return None, SpecConfig.parse(text)
+
+
+def name_arms(configs: Sequence[Candidate], urls: Sequence[str | None]) -> list[Arm]:
+    """Return the candidates' arms, each under a name of its own: the given one, or method and k."""
+    arms: list[Arm] = []
+    for (given, spec), url in zip(configs, urls, strict=True):
+        base = given or (spec.label if spec is not None else f"candidate {len(arms) + 1}")
+        taken = {PLAIN, *(arm.name for arm in arms)}
+        if given in taken:
+            raise InvalidSetup.because(
+                "duplicate-name", f"{given!r} is taken.", where="--candidate", fix="Give every candidate its own name."
+            )
+        name = next(each for each in chain([base], (f"{base} #{n}" for n in count(2))) if each not in taken)
+        arms.append(Arm(name=name, spec=spec, url=url))
+    return arms
+
+
+def build_backends(
+    arms: Sequence[Arm],
+    wish: Wish,
+    directory: RunDirectory,
+    *,
+    api_key: str | None = None,
+    on_wait: Callable[[str], None] | None = None,
+) -> list[Backend]:
+    """Return the server of every arm, not started yet."""
+    return [_build_backend(arm, wish, directory, api_key, on_wait) for arm in arms]
+
+
+def _build_backend(
+    arm: Arm, wish: Wish, directory: RunDirectory, api_key: str | None, on_wait: Callable[[str], None] | None
+) -> Backend:
+    if arm.url is not None:
+        return UrlBackend(arm.name, arm.url, api_key=api_key, command=wish.notes.get(f"command.{arm.name}"))
+    assert wish.target is not None, "without URLs there is a target"
+
+    def tell(line: str) -> None:
+        if on_wait is not None:
+            on_wait(f"{arm.name}: {line}")
+
+    return EmbeddedBackend(
+        arm.name, wish.target, spec=arm.spec, log=directory.log_of(arm.name), args=wish.serve_args, on_wait=tell
+    )
+
+
+def build_context(arms: Sequence[Arm], wish: Wish) -> dict[str, Any]:
+    """Return what is known before the servers are up.
+
+    Raises:
+        InvalidSetup: a note has an unknown name, or the target is not a checkpoint.
+    """
+    _check_notes(wish.notes, [arm.name for arm in arms])
+    hosts = {urlsplit(arm.url).hostname for arm in arms if arm.url is not None}
+    here = hosts <= {"127.0.0.1", "localhost", "::1"}
+    hardware: dict[str, Any] = {"as told": wish.notes["hardware"]} if "hardware" in wish.notes else {}
+    return {
+        "started": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "hardware": hardware or (describe_hardware() if here else {}),
+        "software": describe_software(),
+        "model": _model(wish),
+        "thresholds": dict(wish.thresholds),
+        "wish": {**asdict(wish), "notes": dict(wish.notes), "thresholds": dict(wish.thresholds)},
+    }
+
+
+def _model(wish: Wish) -> dict[str, Any]:
+    described = {} if wish.target is None else _checkpoint(Path(wish.target))
+    if "--dtype" in wish.serve_args[:-1]:
+        described["dtype"] = wish.serve_args[wish.serve_args.index("--dtype") + 1]
+    told = {"name": wish.notes.get("model"), "dtype": wish.notes.get("precision")}
+    return described | {key: value for key, value in told.items() if value is not None}
+
+
+def _checkpoint(target: Path) -> dict[str, Any]:
+    if not (target / "config.json").is_file():
+        raise InvalidSetup.because(
+            "not-a-checkpoint",
+            "is not the directory of a Hugging Face checkpoint (no config.json).",
+            where=str(target),
+            fix="Give the folder that holds config.json, *.safetensors and tokenizer.json.",
+        )
+    try:
+        return describe_model(target)
+    except (OSError, ValueError, KeyError, json.JSONDecodeError) as error:
+        raise InvalidSetup.because("broken-checkpoint", f"cannot be read ({error}).", where=str(target)) from None
+
+
+def _check_notes(notes: Mapping[str, str], arms: Sequence[str]) -> None:
+    known = [*_NOTES[:3], *(f"command.{arm}" for arm in arms)]
+    for name in notes:
+        if name not in known:
+            near = get_close_matches(name, known, 1)
+            raise InvalidSetup.because(
+                "unknown-context",
+                f"there is no context {name!r}.",
+                where="--context",
+                fix=f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(known)}.",
+            )

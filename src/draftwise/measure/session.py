@@ -1,0 +1,105 @@
+"""One sitting with a run: servers up, warm-ups, everything that is missing measured, servers down."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from draftwise.backends import Backend
+from draftwise.core import InvalidSetup, RunPlan
+from draftwise.measure.cell import ALL, cells
+from draftwise.measure.client import Client
+from draftwise.measure.context import describe_server
+from draftwise.measure.experiment import Experiment, Progress, fit_prompts, warm_up
+from draftwise.measure.outputs import examine, find_differences
+from draftwise.measure.run_directory import RunDirectory
+
+__all__ = ["Session"]
+
+_MOST_EXAMINED = 40
+"""Differing prompts per comparison that both servers are asked about."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Session:
+    """Measures a plan into a directory; whatever ends it, the servers are down and the readings on disk.
+
+    Args:
+        backends: one per arm, in the plan's order.
+        context: hardware, software and model; the servers add what they say.
+        resume: whether the directory holds the plan's earlier turns.
+        budget_s: time for which a new run chooses its number of prompts; None takes them all.
+        announce: told, before the first measured request, the plan and the seconds per output token of each arm.
+    """
+
+    plan: RunPlan
+    backends: Sequence[Backend]
+    directory: RunDirectory
+    context: Mapping[str, Any]
+    progress: Progress
+    announce: Callable[[RunPlan, Mapping[str, float]], None]
+    resume: bool = False
+    budget_s: float | None = None
+
+    async def run(self) -> None:
+        """Measure.
+
+        Raises:
+            BackendError: a server failed.
+            InvalidSetup: the run is resumed on other hardware or software.
+        """
+        try:
+            await _together([backend.start() for backend in self.backends])
+            clients, pace = await warm_up(self.backends, self.plan, salt=secrets.token_hex(4))
+            await self._begin(pace)
+            self.announce(self.plan, pace)
+            await Experiment(plan=self.plan, directory=self.directory, clients=clients, progress=self.progress).run()
+            if self.plan.temperature == 0:
+                await self._examine_differences(clients)
+        finally:
+            self.directory.close()
+            await asyncio.gather(*(backend.stop() for backend in self.backends), return_exceptions=True)
+
+    async def _begin(self, pace: Mapping[str, float]) -> None:
+        servers = {backend.name: await describe_server(backend) for backend in self.backends}
+        if self.resume:
+            _check_same(self.directory.read().context, {**self.context, "servers": servers})
+            return
+        if self.budget_s is not None:
+            self.plan = fit_prompts(self.plan, pace, self.budget_s)
+        self.directory.begin(self.plan, {**self.context, "servers": servers})
+
+    async def _examine_differences(self, clients: Mapping[str, Client]) -> None:
+        run = self.directory.read()
+        known = {(each.candidate, each.workload, each.prompt_id) for each in run.divergences}
+        for cell in cells(run):
+            if cell.workload != ALL:
+                for difference in find_differences(cell, cell.candidate)[:_MOST_EXAMINED]:
+                    if (cell.candidate, *difference.unit) not in known:
+                        view = await examine(difference, clients[cell.plain], clients[cell.candidate])
+                        self.directory.add_divergence(view)
+
+
+async def _together(starting: Sequence[Any]) -> None:
+    """Await all; when one fails, cancel the others and raise its error."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            for each in starting:
+                group.create_task(each)
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+
+
+def _check_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Refuse to mix readings of two machines or two versions in one run."""
+    for part in ("hardware", "software", "model"):
+        if before.get(part) != now.get(part):
+            raise InvalidSetup.because(
+                "other-context",
+                f"the {part} is not what the run began with: {now.get(part)}, before {before.get(part)}.",
+                where="--resume",
+                fix="Readings of both do not compare: start a new run with --out.",
+            )

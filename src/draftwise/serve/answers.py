@@ -1,0 +1,121 @@
+"""Turns the increments of one HTTP call into one JSON answer, or into server-sent events."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from draftwise.engine.outputs import Delta
+from draftwise.serve.errors import RequestError, error_body
+from draftwise.serve.formats import Format
+from draftwise.serve.generation import Generation
+
+__all__ = ["Call", "events", "whole"]
+
+logger = logging.getLogger("draftwise.serve")
+
+
+@dataclass(slots=True, kw_only=True)
+class Call:
+    """One accepted HTTP call and how it wants to be answered."""
+
+    call_id: str
+    model: str
+    format: Format
+    prompt_lengths: list[int]
+    n: int
+    stream: bool = False
+    include_usage: bool = False
+    continuous_usage: bool = False
+    created: int = field(default_factory=lambda: int(time.time()))
+    num_completion_tokens: dict[int, int] = field(default_factory=dict)
+    """Tokens so far, by choice index."""
+    num_cached_tokens: dict[int, int] = field(default_factory=dict)
+    """Prompt tokens spared by the prefix cache, by prompt index."""
+
+    def count(self, prompt_index: int, delta: Delta) -> int:
+        """Count an increment's tokens; return the index of its choice."""
+        index = prompt_index * self.n + delta.index
+        self.num_completion_tokens[index] = self.num_completion_tokens.get(index, 0) + len(delta.token_ids)
+        self.num_cached_tokens[prompt_index] = delta.num_cached_tokens
+        return index
+
+    def usage(self) -> dict[str, Any]:
+        """Return OpenAI's usage object for the whole call."""
+        completion, cached = sum(self.num_completion_tokens.values()), sum(self.num_cached_tokens.values())
+        return _usage(sum(self.prompt_lengths), completion, cached)
+
+    def usage_of(self, index: int) -> dict[str, Any]:
+        """Return the usage object for one choice so far (vLLM's continuous_usage_stats)."""
+        prompt = index // self.n
+        return _usage(self.prompt_lengths[prompt], self.num_completion_tokens[index], self.num_cached_tokens[prompt])
+
+    def envelope(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        """Return an answer or a chunk around choices."""
+        return {"id": self.call_id, "object": kind, "created": self.created, "model": self.model, "choices": choices}
+
+
+def _usage(prompt: int, completion: int, cached: int) -> dict[str, Any]:
+    return {
+        "prompt_tokens": prompt,
+        "total_tokens": prompt + completion,
+        "completion_tokens": completion,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
+
+
+async def whole(call: Call, generation: Generation) -> dict[str, Any]:
+    """Return the complete answer once everything is generated."""
+    parts: dict[int, tuple[int, list[Delta]]] = {}
+    async for prompt_index, delta in generation:
+        index = call.count(prompt_index, delta)
+        parts.setdefault(index, (prompt_index, []))[1].append(delta)
+    choices = [
+        {"index": index} | call.format.choice(prompt_index, _join(deltas))
+        for index, (prompt_index, deltas) in sorted(parts.items())
+    ]
+    return call.envelope(call.format.whole_object, choices) | {"usage": call.usage()}
+
+
+def _join(deltas: list[Delta]) -> Delta:
+    """Return the increments of one completion as one."""
+    return replace(
+        deltas[-1],
+        text="".join(delta.text for delta in deltas),
+        token_ids=[token for delta in deltas for token in delta.token_ids],
+        logprobs=[each for delta in deltas for each in delta.logprobs or []],
+        prompt_logprobs=next((d.prompt_logprobs for d in deltas if d.prompt_logprobs is not None), None),
+    )
+
+
+async def events(call: Call, generation: Generation) -> AsyncIterator[bytes]:
+    """Yield server-sent events: the chunks, then the usage if wanted, then `[DONE]`; an error ends them early."""
+    num_choices = call.n * len(generation.requests)
+    if (opening := call.format.opening()) is not None:
+        for index in range(num_choices):
+            yield _event(call.envelope(call.format.chunk_object, [{"index": index} | opening]))
+    try:
+        async for prompt_index, delta in generation:
+            index = call.count(prompt_index, delta)
+            choice = {"index": index} | call.format.choice(prompt_index, delta)
+            chunk = call.envelope(call.format.chunk_object, [choice])
+            if call.continuous_usage:
+                chunk["usage"] = call.usage_of(index)
+            yield _event(chunk)
+    except RequestError as error:
+        yield _event(error_body(error))
+    except Exception:
+        logger.exception("A stream failed.")
+        yield _event(error_body(RequestError(500, "The server failed; its log says more.")))
+    else:
+        if call.include_usage:
+            yield _event(call.envelope(call.format.chunk_object, []) | {"usage": call.usage()})
+    yield b"data: [DONE]\n\n"
+
+
+def _event(content: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"

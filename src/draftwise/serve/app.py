@@ -1,0 +1,121 @@
+"""The HTTP endpoints."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from draftwise import __version__
+from draftwise.serve.answers import whole
+from draftwise.serve.asgi import ApiKey, EventStream, first_of, read_body
+from draftwise.serve.calls import Model, read_chat, read_completion
+from draftwise.serve.defaults import Defaults
+from draftwise.serve.errors import EXCEPTION_HANDLERS
+from draftwise.serve.fields import parse_body
+from draftwise.serve.stats_log import StatsLog
+from draftwise.serve.worker import EngineWorker
+
+__all__ = ["create_app"]
+
+logger = logging.getLogger("draftwise.serve")
+
+_LOG_EVERY_S = 10.0
+_CLIENT_GONE = 499
+"""nginx's status for a client that closed the connection; nobody reads it."""
+
+
+def create_app(worker: EngineWorker, *, model_name: str, defaults: Defaults, api_key: str | None = None) -> Starlette:
+    """Return the application over a started worker."""
+    endpoints = _Endpoints(worker, model_name, defaults)
+    return Starlette(
+        routes=[
+            Route("/v1/completions", endpoints.completions, methods=["POST"]),
+            Route("/v1/chat/completions", endpoints.chat, methods=["POST"]),
+            Route("/v1/models", endpoints.models),
+            Route("/health", endpoints.health),
+            Route("/version", endpoints.version),
+            Route("/metrics", endpoints.metrics),
+        ],
+        middleware=[Middleware(ApiKey, key=api_key)] if api_key else [],
+        exception_handlers=EXCEPTION_HANDLERS,
+        lifespan=endpoints.lifespan,
+    )
+
+
+class _Endpoints:
+    def __init__(self, worker: EngineWorker, model_name: str, defaults: Defaults) -> None:
+        self._worker = worker
+        engine = worker.engine
+        assert engine.config.max_model_len is not None, "the engine resolves it"
+        self._model = Model(
+            name=model_name,
+            tokenizer=engine.tokenizer,
+            max_model_len=engine.config.max_model_len,
+            defaults=defaults,
+        )
+        self._created = int(time.time())
+
+    async def completions(self, request: Request) -> Response:
+        return await self._answer(request, read_completion)
+
+    async def chat(self, request: Request) -> Response:
+        return await self._answer(request, read_chat)
+
+    async def _answer(self, request: Request, read: Callable[..., Awaitable[tuple]]) -> Response:
+        arrived = time.monotonic()
+        call, requests = await read(parse_body(await read_body(request)), self._model)
+        generation = await self._worker.submit(requests, arrived=arrived)
+        if call.stream:
+            return EventStream(call, generation)
+        with generation:
+            answering = asyncio.ensure_future(whole(call, generation))
+            await first_of(answering, request.receive)
+            return JSONResponse(answering.result()) if answering.done() else Response(status_code=_CLIENT_GONE)
+
+    async def models(self, _: Request) -> Response:
+        model = {
+            "id": self._model.name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "draftwise",
+            "root": self._worker.engine.config.model,
+            "parent": None,
+            "max_model_len": self._model.max_model_len,
+        }
+        return JSONResponse({"object": "list", "data": [model]})
+
+    async def health(self, _: Request) -> Response:
+        return Response(status_code=200 if self._worker.failure is None else 503)
+
+    async def version(self, _: Request) -> Response:
+        return JSONResponse({"version": __version__, "engine": "draftwise"})
+
+    async def metrics(self, _: Request) -> Response:
+        return PlainTextResponse(
+            self._worker.metrics.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8"
+        )
+
+    @contextlib.asynccontextmanager
+    async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
+        logging_task = asyncio.create_task(self._log_stats())
+        yield
+        logging_task.cancel()
+
+    async def _log_stats(self) -> None:
+        worker = self._worker
+        k = worker.engine.spec.k if worker.engine.spec else None
+        device = "CPU" if worker.engine.config.device == "cpu" else "GPU"
+        log = StatsLog(worker.stats, k=k, device=device, now=time.monotonic())
+        while True:
+            await asyncio.sleep(_LOG_EVERY_S)
+            for line in log.lines(worker.stats, time.monotonic()):
+                logger.info(line)

@@ -1,0 +1,179 @@
+"""The JSON of answers: what a choice looks like in /v1/completions and in /v1/chat/completions, as vLLM writes it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Protocol
+
+from draftwise.engine.outputs import Delta, Logprob, LogprobsOfToken
+from draftwise.engine.tokenizer import Tokenizer
+
+__all__ = ["ChatFormat", "CompletionFormat", "Format"]
+
+_LOWEST = -9999.0
+"""JSON has no minus infinity."""
+
+
+class Format(Protocol):
+    """How increments become choices; one object serves one HTTP call."""
+
+    id_prefix: str
+    whole_object: str
+    chunk_object: str
+
+    def opening(self) -> dict[str, Any] | None:
+        """Return what a stream says of each choice before its first increment."""
+
+    def choice(self, prompt_index: int, delta: Delta, /) -> dict[str, Any]:
+        """Return an increment (or a whole completion, as one increment) as a choice without its index."""
+
+
+class CompletionFormat:
+    """Choices of /v1/completions; with `echo` each begins with its prompt."""
+
+    id_prefix = "cmpl"
+    whole_object = chunk_object = "text_completion"
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompts: list[list[int]],
+        *,
+        num_logprobs: int | None,
+        echo: bool,
+        only_prompt: bool,
+        return_token_ids: bool,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._prompts = prompts
+        self._num_logprobs = num_logprobs
+        self._echo = echo
+        self._only_prompt = only_prompt
+        self._return_token_ids = return_token_ids
+        self._offsets: dict[tuple[int, int], int] = {}
+        """Characters told so far of each choice that has begun, by its tokens."""
+        self._prompt_logprobs: dict[int, list[LogprobsOfToken | None]] = {}
+
+    def opening(self) -> dict[str, Any] | None:
+        """Return nothing: a completion stream has no opening."""
+        return None
+
+    def choice(self, prompt_index: int, delta: Delta, /) -> dict[str, Any]:
+        """Return an increment or a whole completion."""
+        if self._only_prompt:
+            delta = replace(delta, text="", token_ids=[], logprobs=[])
+        if delta.prompt_logprobs is not None:
+            self._prompt_logprobs[prompt_index] = delta.prompt_logprobs
+        first = (prompt_index, delta.index) not in self._offsets
+        shown = self._with_prompt(prompt_index, delta) if self._echo and first else delta
+        choice: dict[str, Any] = {
+            "text": shown.text,
+            "logprobs": self._logprobs(prompt_index, shown),
+            "finish_reason": delta.finish_reason,
+            "stop_reason": delta.stop_reason,
+        }
+        if delta.prompt_logprobs is not None:
+            choice["prompt_logprobs"] = _prompt_logprobs(delta.prompt_logprobs)
+        if self._return_token_ids:
+            choice["token_ids"] = delta.token_ids
+            choice["prompt_token_ids"] = self._prompts[prompt_index] if first else None
+        return choice
+
+    def _with_prompt(self, prompt_index: int, delta: Delta) -> Delta:
+        prompt = self._prompts[prompt_index]
+        logprobs: list[Any] = [*self._prompt_logprobs.get(prompt_index, []), *(delta.logprobs or [])]
+        text = self._tokenizer.decode(prompt) + delta.text
+        return replace(delta, text=text, token_ids=[*prompt, *delta.token_ids], logprobs=logprobs)
+
+    def _logprobs(self, prompt_index: int, delta: Delta) -> dict[str, Any] | None:
+        key = (prompt_index, delta.index)
+        offset = self._offsets.setdefault(key, 0)
+        if self._num_logprobs is None:
+            return None
+        told: dict[str, list[Any]] = {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
+        for token, candidates in zip(delta.token_ids, delta.logprobs or [], strict=True):
+            text = self._tokenizer.token_text(token)
+            told["text_offset"].append(offset)
+            told["tokens"].append(self._name(token))
+            told["token_logprobs"].append(candidates and _clamp(candidates[token]))
+            told["top_logprobs"].append(candidates and {self._name(i): _clamp(each) for i, each in candidates.items()})
+            offset += len(text)
+        self._offsets[key] = offset
+        return told
+
+    def _name(self, token: int) -> str:
+        """Return a token's text, or OpenAI's `bytes:\\x..` for a part of a character: names must tell tokens apart."""
+        text = self._tokenizer.token_text(token)
+        if "\ufffd" not in text:
+            return text
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in self._tokenizer.token_bytes(token))
+
+
+class ChatFormat:
+    """Choices of /v1/chat/completions; `num_logprobs` is how many alternatives each token is told with."""
+
+    id_prefix = "chatcmpl"
+    whole_object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
+
+    def __init__(
+        self, tokenizer: Tokenizer, *, streamed: bool, num_logprobs: int | None, return_token_ids: bool
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._streamed = streamed
+        self._num_logprobs = num_logprobs
+        self._return_token_ids = return_token_ids
+
+    def opening(self) -> dict[str, Any] | None:
+        """Return the chunk that names the speaker."""
+        return {"delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
+
+    def choice(self, _prompt_index: int, delta: Delta, /) -> dict[str, Any]:
+        """Return an increment or a whole message."""
+        if self._streamed:
+            choice: dict[str, Any] = {"delta": {"content": delta.text}}
+        else:
+            choice = {"message": {"role": "assistant", "content": delta.text, "refusal": None}}
+        choice |= {
+            "logprobs": self._logprobs(delta),
+            "finish_reason": delta.finish_reason,
+            "stop_reason": delta.stop_reason,
+        }
+        if delta.prompt_logprobs is not None:
+            choice["prompt_logprobs"] = _prompt_logprobs(delta.prompt_logprobs)
+        if self._return_token_ids:
+            choice["token_ids"] = delta.token_ids
+        return choice
+
+    def _logprobs(self, delta: Delta) -> dict[str, Any] | None:
+        if self._num_logprobs is None:
+            return None
+        told = []
+        for token, candidates in zip(delta.token_ids, delta.logprobs or [], strict=True):
+            best = sorted(candidates.items(), key=lambda item: item[1].rank)[: self._num_logprobs]
+            told.append(
+                self._candidate(token, candidates[token])
+                | {"top_logprobs": [self._candidate(i, each) for i, each in best]}
+            )
+        return {"content": told}
+
+    def _candidate(self, token: int, each: Logprob) -> dict[str, Any]:
+        # Exact bytes: a character cut into several tokens can be put together again.
+        exact = list(self._tokenizer.token_bytes(token))
+        return {"token": self._tokenizer.token_text(token), "logprob": _clamp(each), "bytes": exact}
+
+
+def _prompt_logprobs(positions: list[LogprobsOfToken | None]) -> list[dict[int, dict[str, Any]] | None]:
+    return [
+        None
+        if candidates is None
+        else {
+            token: {"logprob": _clamp(each), "rank": each.rank, "decoded_token": each.decoded_token}
+            for token, each in candidates.items()
+        }
+        for candidates in positions
+    ]
+
+
+def _clamp(each: Logprob) -> float:
+    return max(each.logprob, _LOWEST)

@@ -1,0 +1,84 @@
+"""`draftwise serve` as a user types it: the start-up line, errors as sentences, exit codes."""
+
+import re
+import signal
+import socket
+import subprocess
+import sys
+
+import httpx
+import pytest
+from click.testing import CliRunner
+
+from draftwise.cli import main
+
+
+def test_help_does_not_import_torch():
+    code = "import sys; from draftwise.cli import main; main(['--help'], standalone_mode=False)"
+    code += "; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "serve" in done.stdout
+    assert done.stdout.splitlines()[-1] == "False"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["serve"], 2, "Missing argument 'MODEL'"),
+        (["serve", "m", "--port", "70000"], 2, "--port"),
+        (["serve", "m", "--no-such-flag"], 2, "No such option"),
+        (["survey"], 2, "No such command 'survey'"),
+        (["serve", "m", "--speculative-config", "{"], 1, "error: --speculative-config: not valid JSON"),
+        (["serve", "/no/such/model", "--port", "0"], 1, "error: /no/such/model: is not a directory."),
+        (["serve", "m", "--host", "0.0.0.0"], 1, "Add --allow-remote if that is wanted"),
+        (["serve", "m", "--api-key", ""], 1, "error: --api-key: is empty."),
+    ],
+)
+def test_mistakes_are_sentences_with_an_exit_code(arguments, code, words):
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == code
+    assert words in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_all_faults_of_a_speculative_config_are_named_at_once(tiny_target):
+    config = '{"method": "ngram", "num_speculative_tokens": 0, "promptlookup_max": 3}'
+    result = CliRunner().invoke(main, ["serve", str(tiny_target), "--port", "0", "--speculative-config", config])
+    assert result.exit_code == 1
+    assert result.stderr.count("error: ") == 2
+
+
+def test_a_port_in_use_shows_before_the_model_is_loaded():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        result = CliRunner().invoke(main, ["serve", "/no/such/model", "--port", port])
+    assert result.exit_code == 1
+    assert f"port {port} of 127.0.0.1 is in use" in result.stderr
+
+
+def test_serves_until_sigterm(tiny_target):
+    config = '{"method": "ngram", "num_speculative_tokens": 2}'
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "draftwise", "serve", str(tiny_target), "--port", "0", "--dtype", "float32"),
+            *("--served-model-name", "tiny", "--max-model-len", "128", "--speculative-config", config),
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        line = process.stdout.readline()
+        assert "serves tiny at http://127.0.0.1:" in line
+        assert "float32 on cpu; context 128 tokens; KV cache" in line
+        assert (
+            '{"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 5, "prompt_lookup_min": 5}' in line
+        )
+        url = re.search(r"http://\S+?(?=;)", line)[0]
+        body = {"model": "tiny", "prompt": "ab", "max_tokens": 3, "ignore_eos": True}
+        answer = httpx.post(f"{url}/v1/completions", json=body, timeout=60).json()
+        assert answer["usage"]["completion_tokens"] == 3
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=30) == 0
+    finally:
+        process.kill()
+        process.wait()

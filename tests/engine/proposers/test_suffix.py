@@ -1,0 +1,190 @@
+import random
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from lookup_cases import confirmed, drafts, repetitive_texts
+from suffix_model import SuffixModel
+
+from draftwise.core import InvalidSetup
+from draftwise.engine.proposers.base import Confirmed
+from draftwise.engine.proposers.suffix import SuffixProposer
+
+DEFAULTS = {"max_tree_depth": 24, "max_cached_requests": 10_000, "max_spec_factor": 1.0, "min_token_prob": 0.1}
+SLOTS = range(3)
+
+
+class Lives(RuleBasedStateMachine):
+    """Requests start (their prompt in chunks), grow in batches, end, are preempted and evicted, in any order."""
+
+    @initialize(
+        depth=st.sampled_from([1, 2, 3, 5, 9, 24]),
+        max_cached=st.integers(0, 3),
+        factor=st.sampled_from([0.0, 0.5, 1.0, 3.0]),
+        min_prob=st.sampled_from([0.0, 0.1, 0.3, 0.6, 1.0]),
+    )
+    def begin(self, depth, max_cached, factor, min_prob):
+        self.proposer = SuffixProposer(
+            max_tree_depth=depth, max_cached_requests=max_cached, max_spec_factor=factor, min_token_prob=min_prob
+        )
+        self.model = SuffixModel(depth, max_cached, factor, min_prob)
+        self.names: dict[int, int] = {}
+        self.texts: dict[int, list[int]] = {}
+        self.num_prompt: dict[int, int] = {}
+        self.num_started = 0
+
+    @rule(slot=st.sampled_from(SLOTS), text=repetitive_texts(max_size=25), share=st.floats(0, 1), k=st.integers(0, 6))
+    def start(self, slot, text, share, k):
+        """Begin a request with a part of its prompt, with its first token, or (preempted) with former output."""
+        self.end(slot)
+        self.names[slot], self.num_started = self.num_started, self.num_started + 1
+        self.texts[slot] = []
+        self.num_prompt[slot] = max(1, int(share * 1.5 * len(text)))
+        self.feed({slot: text}, k)
+
+    @precondition(lambda self: self.names)
+    @rule(data=st.data(), k=st.integers(0, 6))
+    def grow(self, data, k):
+        """Confirm a few more tokens of some requests, in any order of slots."""
+        slots = data.draw(st.lists(st.sampled_from(sorted(self.names)), min_size=1, unique=True))
+        self.feed({slot: data.draw(repetitive_texts(max_size=5)) for slot in slots}, k)
+
+    @rule(slot=st.sampled_from(SLOTS))
+    def end(self, slot):
+        self.proposer.release(slot)
+        if slot in self.names:
+            self.model.release(self.names.pop(slot))
+
+    @invariant()
+    def trees_are_sound(self):
+        if hasattr(self, "proposer"):
+            self.proposer.check_integrity()
+
+    def feed(self, rows, k):
+        expected = []
+        for slot, new in rows.items():
+            num_prompt_left = max(0, self.num_prompt[slot] - len(self.texts[slot]))
+            self.texts[slot] += new
+            expected.append(self.model.step(self.names[slot], new[:num_prompt_left], new[num_prompt_left:], k))
+        assert drafts(self.proposer.propose(confirmed(rows, self.num_prompt), k)) == expected
+
+
+TestLives = Lives.TestCase
+TestLives.settings = settings(
+    max_examples=60, stateful_step_count=25, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+
+
+@pytest.mark.parametrize("vocabulary", [3, 20, 500])
+@pytest.mark.parametrize("options", [DEFAULTS, {**DEFAULTS, "max_tree_depth": 6, "max_cached_requests": 4}])
+def test_drafts_are_those_of_arctic_inference(options, vocabulary):
+    arctic = pytest.importorskip("arctic_inference.suffix_decoding", reason="the oracle needs arctic-inference 0.1.1")
+    rng = random.Random(vocabulary)
+    depth, k = options["max_tree_depth"], 12
+    ours = SuffixProposer(**options)
+    theirs = arctic.SuffixDecodingCache(depth, options["max_cached_requests"])
+    phrases = [[rng.randrange(vocabulary) for _ in range(rng.randrange(3, 40))] for _ in range(6)]
+    texts: dict[int, list[int]] = {}
+    num_prompt: dict[int, int] = {}
+    names: dict[int, int] = {}
+    num_drafted = 0
+
+    def write(size: int) -> list[int]:
+        phrase = rng.choice(phrases)
+        start = rng.randrange(len(phrase))
+        return [*phrase[start : start + size - 1], rng.randrange(vocabulary)]
+
+    for step in range(400):
+        rows, expected = {}, []
+        for slot in rng.sample(range(4), rng.randrange(1, 5)):
+            if slot in texts and rng.random() < 0.05:
+                ours.release(slot)
+                theirs.stop_request(names[slot])
+                del texts[slot]
+            new = write(rng.randrange(1, 5)) if slot in texts else [rng.randrange(vocabulary)]
+            rows[slot] = new
+            if slot not in texts:
+                names[slot], prompt = 10 * step + slot, write(30)
+                texts[slot], num_prompt[slot] = prompt, len(prompt)
+                theirs.start_request(names[slot], prompt)
+                rows[slot] = prompt + new
+            texts[slot] = texts[slot] + new
+            theirs.add_active_response(names[slot], new)
+            context, factor, prob = texts[slot][-depth:], options["max_spec_factor"], options["min_token_prob"]
+            expected.append(theirs.speculate(names[slot], context, k, factor, 0.0, prob).token_ids)
+        assert drafts(ours.propose(confirmed(rows, num_prompt), k)) == expected
+        num_drafted += sum(map(len, expected))
+    assert num_drafted > 100
+
+
+def test_default_arguments_draft_from_the_prompt_and_from_former_responses():
+    proposer = SuffixProposer()
+    response = [9, 8, 7, 6, 5, 4]
+    proposer.propose(confirmed({0: [1, 2, 3, 9]}, {0: 3}), 0)
+    proposer.propose(confirmed({0: response[1:]}, {0: 3}), 0)
+    proposer.release(0)
+    own = proposer.propose(confirmed({0: [1, 2, 3, 0, 1, 2]}, {0: 5}), 4)
+    assert drafts(own) == [[3, 0]]  # as long as what matched
+    former = proposer.propose(confirmed({1: [0, 9, 8, 7]}, {1: 3}), 4)
+    assert drafts(former) == [[6, 5, 4]]
+
+
+def test_no_global_tree_when_no_request_may_be_cached():
+    proposer = SuffixProposer(max_cached_requests=0)
+    proposer.propose(confirmed({0: [1, 5]}, {0: 1}), 0)
+    proposer.propose(confirmed({0: [6, 7, 8]}, {0: 1}), 0)
+    assert drafts(proposer.propose(confirmed({1: [2, 5, 6]}, {1: 2}), 3)) == [[]]
+
+
+def test_the_output_of_a_preempted_sequence_is_counted_once():
+    """5 was followed by 6 in the preempted one and by 7 twice in another: 6 counted twice would win the tie."""
+    proposer = SuffixProposer()
+    proposer.propose(confirmed({0: [1, 5]}, {0: 1}), 0)
+    proposer.propose(confirmed({0: [6]}, {0: 1}), 0)
+    proposer.propose(confirmed({1: [2, 5]}, {1: 1}), 0)
+    proposer.propose(confirmed({1: [7, 5, 7]}, {1: 1}), 0)
+    proposer.release(0)
+    proposer.propose(confirmed({0: [1, 5, 6, 3]}, {0: 1}), 0)
+    assert drafts(proposer.propose(confirmed({2: [0, 5]}, {2: 1}), 1)) == [[7]]
+
+
+def test_memory_is_reused_and_evicted():
+    proposer = SuffixProposer(max_cached_requests=4)
+    rng = random.Random(0)
+    sizes = []
+    for _ in range(40):
+        proposer.propose(confirmed({0: [rng.randrange(1000) for _ in range(400)]}, {0: 300}), 0)
+        proposer.propose(confirmed({0: [rng.randrange(1000) for _ in range(100)]}, {0: 300}), 0)
+        proposer.release(0)
+        sizes.append(proposer.memory_bytes)
+    assert sizes[-1] == sizes[6] < 1_000_000
+
+
+@pytest.mark.parametrize("k", [0, 3])
+def test_an_empty_batch_and_a_strided_one_are_taken(k):
+    proposer = SuffixProposer()
+    nothing = Confirmed(slots=(), tokens_BN=torch.zeros(0, 1).long(), lengths_B=torch.zeros(0).long(), num_prompt=())
+    assert proposer.propose(nothing, k).tokens_BK.shape == (0, k)
+    strided = Confirmed(
+        slots=(0,), tokens_BN=torch.arange(12).view(6, 2)[:, 1:].T, lengths_B=torch.tensor([6]), num_prompt=(5,)
+    )
+    assert proposer.propose(strided, k).tokens_BK.shape == (1, k)
+
+
+def test_every_bad_option_is_named():
+    with pytest.raises(InvalidSetup) as error:
+        SuffixProposer(max_tree_depth=0, max_cached_requests=-1, max_spec_factor=-0.5, min_token_prob=1.5)
+    assert [finding.message.split()[0] for finding in error.value.findings] == [
+        f"suffix_decoding_{name}" for name in DEFAULTS
+    ]
+
+
+def test_the_integrity_check_sees_a_wrong_count():
+    proposer = SuffixProposer()
+    proposer.propose(confirmed({0: [1, 2, 1, 3]}, {0: 3}), 0)
+    proposer.check_integrity()
+    proposer._forest.arena.nodes[48] += 1
+    with pytest.raises(AssertionError):
+        proposer.check_integrity()

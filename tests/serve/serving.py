@@ -1,0 +1,37 @@
+"""Servers on free ports of 127.0.0.1, in threads of the test process."""
+
+import contextlib
+import threading
+from types import SimpleNamespace
+
+import httpx
+import openai
+import uvicorn
+
+from draftwise.serve.app import create_app
+from draftwise.serve.defaults import Defaults
+from draftwise.serve.server import ServerOptions, bind
+from draftwise.serve.worker import EngineWorker
+
+
+@contextlib.contextmanager
+def serving(engine, *, api_key=None, max_waiting=8, defaults=None):
+    """Serve an engine; yields its URL, clients, worker and the engine itself."""
+    worker = EngineWorker(lambda: engine, max_waiting=max_waiting)
+    worker.start("m")
+    app = create_app(worker, model_name="m", defaults=defaults or Defaults(), api_key=api_key)
+    listener = bind(ServerOptions(port=0))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    try:
+        with (
+            httpx.Client(base_url=url, timeout=20) as http,
+            openai.OpenAI(base_url=f"{url}/v1", api_key=api_key or "-", max_retries=0, timeout=20) as client,
+        ):
+            yield SimpleNamespace(url=url, http=http, client=client, worker=worker, engine=engine)
+    finally:
+        server.should_exit = True
+        thread.join()
+        worker.stop()

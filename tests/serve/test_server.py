@@ -1,0 +1,108 @@
+"""The socket and the end of the server process."""
+
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+from draftwise.core import InvalidSetup
+from draftwise.serve.defaults import Defaults
+from draftwise.serve.server import ServerOptions, bind
+
+SCRIPT = """
+import sys
+from draftwise.engine.config import EngineConfig
+from draftwise.serve import server
+from fake_engine import FakeEngine
+engine = FakeEngine(sys.argv[1])
+engine.steps = 3
+engine.scheduler.pool = type("Pool", (), {"num_pages": 7})
+server.Engine = lambda config, spec: engine
+server._SHUTDOWN_S = 1
+config, options = EngineConfig(model=sys.argv[1]), server.ServerOptions(port=0)
+server.serve(config, None, options, tell=lambda line: print(line, flush=True))
+"""
+
+
+def test_free_port_and_port_in_use():
+    with bind(ServerOptions(port=0)) as listener:
+        listener.listen()
+        port = listener.getsockname()[1]
+        assert port > 0
+        with pytest.raises(InvalidSetup, match=f"port {port} of 127.0.0.1 is in use"):
+            bind(ServerOptions(port=port))
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+def test_other_machines_must_be_asked_for(host):
+    if ":" in host and not socket.has_ipv6:
+        pytest.skip("no IPv6 here")
+    with pytest.raises(InvalidSetup, match="--allow-remote"):
+        bind(ServerOptions(host=host, port=0))
+
+
+def test_remote_binding_when_asked_for():
+    with bind(ServerOptions(host="0.0.0.0", port=0, allow_remote=True)) as listener:
+        assert listener.getsockname()[0] == "0.0.0.0"
+
+
+def test_localhost_is_local_and_nonsense_is_unknown():
+    bind(ServerOptions(host="localhost", port=0)).close()
+    with pytest.raises(InvalidSetup, match="no address of this machine"):
+        bind(ServerOptions(host="no.such.host.invalid", port=0))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_server_in_order_even_with_a_stream_that_hangs(checkpoint, number):
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, str(checkpoint)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parent,
+    )
+    try:
+        line = process.stdout.readline()
+        assert "KV cache 112 tokens (7 pages of 16)" in line
+        assert "speculation off" in line
+        url = line.partition(" at ")[2].partition(";")[0]
+        body = {"prompt": "a", "stream": True}
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=20) as answer:
+            lines = answer.iter_lines()
+            assert "data: " in next(lines)
+            process.send_signal(number)
+            with pytest.raises(httpx.RemoteProtocolError):
+                list(lines)
+        _, complaints = process.communicate(timeout=20)
+        assert process.returncode == 0, complaints
+        assert "Traceback" not in complaints
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (None, Defaults()),
+        (
+            '{"temperature": 0.7, "top_k": 20, "max_new_tokens": 64, "do_sample": true, "min_p": null}',
+            Defaults(sampling={"temperature": 0.7, "top_k": 20}, max_tokens=64),
+        ),
+    ],
+)
+def test_defaults_of_a_checkpoint(tmp_path, content, expected):
+    if content is not None:
+        (tmp_path / "generation_config.json").write_text(content)
+    assert Defaults.from_checkpoint(tmp_path) == expected
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"temperature": -3}', '{"top_p": "high"}'])
+def test_defaults_that_cannot_be_used(tmp_path, content):
+    (tmp_path / "generation_config.json").write_text(content)
+    with pytest.raises(InvalidSetup, match="cannot be used"):
+        Defaults.from_checkpoint(tmp_path)
