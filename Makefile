@@ -13,7 +13,7 @@ help: ## List the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 10
 
 demo: $(VENV)/.installed ## Decide, on the bundled model and workloads, whether speculation pays on this machine
-	$(BIN)/draftwise decide bundle/target --preset demo --out runs/demo
+	$(BIN)/draftwise decide bundle/target --minutes 5
 
 test: check unit ## Static checks and the whole test suite
 

@@ -36,7 +36,6 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True, help="folder with target; draft_model is written")
     parser.add_argument("--steps", type=int, default=1500)
-    parser.add_argument("--text-share", type=float, default=0.5, help="of the steps, from the first, with plain text")
     parser.add_argument("--rollouts", type=int, default=24576)
     parser.add_argument("--new-tokens", type=int, default=160)
     parser.add_argument("--batch-tokens", type=int, default=65536)
@@ -54,7 +53,7 @@ def main() -> None:
         compile_layers(student)
         compile_layers(teacher)
     loss_of = compiled(divergence, args.device)
-    mixture = Mixture(args.data, args.batch_tokens, args.device, args.seed)
+    mixture = Mixture(args.data, args.batch_tokens, args.device, args.seed, text_every=2, unit_every=1)
     optimizers = Optimizers(student, args.lr, 0.05, args.steps, decay_from=0.4)
     log = LossLog(args.out / "draft_loss.csv", ["kl_own_text", "kl_corpus"])
 
@@ -67,7 +66,7 @@ def main() -> None:
 
     sums = torch.zeros(2, device=args.device)
     for step in range(1, args.steps + 1):
-        corpus = mixture.next(with_text=step <= args.text_share * args.steps)
+        corpus = list(mixture.next().values())
         for index, batches in enumerate(([own.next()], corpus)):
             for batch in batches:
                 loss = distil(batch) / len(batches)

@@ -13,20 +13,31 @@ HELDOUT_BATCHES = 4
 
 
 class Mixture:
-    """Deals the batches of each step: text while it lasts, a rewrite batch, a code or prose unit batch."""
+    """Deals the batches of each step: always a rewrite batch; a text batch and a unit batch now and then.
 
-    def __init__(self, data: Path, batch_tokens: int, device: str, seed: int) -> None:
+    Rewrites never run out, whereas text and units would be learnt by heart if every step had them.
+    """
+
+    def __init__(
+        self, data: Path, batch_tokens: int, device: str, seed: int, text_every: int | None, unit_every: int
+    ) -> None:
         def units(name: str) -> UnitBatches:
             return UnitBatches(Ragged.load(data / f"{name}.npz"), batch_tokens, device, seed)
 
         self.text = TextBatches(data / "text.npy", batch_tokens, device, seed)
         self.rewrites, self.code, self.prose = units("rewrites"), units("code"), units("prose")
-        self.step = 0
+        self.text_every, self.unit_every = text_every, unit_every
+        self.step = self.units = 0
 
-    def next(self, with_text: bool) -> list[Batch]:
+    def next(self) -> dict[str, Batch]:
         self.step += 1
-        unit = self.prose if self.step % 5 < 2 else self.code
-        return [*([self.text.next()] if with_text else []), self.rewrites.next(), unit.next()]
+        batches = {"rewrite": self.rewrites.next()}
+        if self.text_every and self.step % self.text_every == 0:
+            batches["text"] = self.text.next()
+        if self.step % self.unit_every == 0:
+            self.units += 1
+            batches["unit"] = (self.prose if self.units % 5 < 2 else self.code).next()
+        return batches
 
 
 def heldout_batches(data: Path, batch_tokens: int, device: str) -> dict[str, list[Batch]]:
@@ -42,13 +53,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True, help="folder that pack.py and rewrites.py wrote")
     parser.add_argument("--out", type=Path, required=True, help="folder for the checkpoint and the log")
-    parser.add_argument("--steps", type=int, default=3200)
-    parser.add_argument("--text-share", type=float, default=0.7, help="of the steps, from the first, with plain text")
-    parser.add_argument("--decay-from", type=float, default=0.5, help="share of the steps before the rate decays")
+    parser.add_argument("--steps", type=int, default=2400)
+    parser.add_argument("--text-every", type=int, default=3, help="steps between batches of plain text")
+    parser.add_argument("--unit-every", type=int, default=2, help="steps between batches of units")
+    parser.add_argument("--decay-from", type=float, default=0.4, help="share of the steps before the rate decays")
     parser.add_argument("--batch-tokens", type=int, default=65536, help="of each of the batches of a step")
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--weight-decay", type=float, default=0.1)
-    parser.add_argument("--dropout", type=float, default=0.1)
+    parser.add_argument("--dropout", type=float, default=0.15)
     parser.add_argument("--report-every", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cuda")
@@ -59,26 +71,24 @@ def main() -> None:
     if args.device == "cuda":
         compile_layers(model)
     loss_of = compiled(cross_entropy, args.device)
-    mixture = Mixture(args.data, args.batch_tokens, args.device, args.seed)
+    mixture = Mixture(args.data, args.batch_tokens, args.device, args.seed, args.text_every, args.unit_every)
     heldout = heldout_batches(args.data, args.batch_tokens, args.device)
     optimizers = Optimizers(model, args.lr, args.weight_decay, args.steps, args.decay_from)
-    log = LossLog(args.out / "target_loss.csv", ["text", "rewrite", "unit", *heldout])
+    recent: dict[str, list[torch.Tensor]] = {"text": [], "rewrite": [], "unit": []}
+    log = LossLog(args.out / "target_loss.csv", [*recent, *heldout])
     model.train()
-    recent = torch.zeros(3, device=args.device)
-    counts = torch.zeros(3, device=args.device)
     for step in range(1, args.steps + 1):
-        batches = mixture.next(with_text=step <= args.text_share * args.steps)
-        for index, batch in enumerate(batches, start=3 - len(batches)):
+        batches = mixture.next()
+        for name, batch in batches.items():
             loss = batch_loss(model, batch, loss_of)
             (loss / len(batches)).backward()
-            recent[index] += loss.detach()
-            counts[index] += 1
+            recent[name].append(loss.detach())
         optimizers.step()
         if step % args.report_every == 0 or step == args.steps:
             scores = [mean_loss(model, group, loss_of) for group in heldout.values()]
-            log.write(step, *(recent / counts).tolist(), *scores)
-            recent.zero_()
-            counts.zero_()
+            log.write(step, *(torch.stack(losses).mean().item() for losses in recent.values()), *scores)
+            for losses in recent.values():
+                losses.clear()
     torch.save(model.state_dict(), args.out / "target.pt")
     save_model(model.cpu(), args.out / "target")
 

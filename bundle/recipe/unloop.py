@@ -49,7 +49,7 @@ def main() -> None:
     if args.device == "cuda":
         compile_layers(model)
     likelihood, repulsion = compiled(cross_entropy, args.device), compiled(unlikelihood, args.device)
-    mixture = Mixture(args.data, args.batch_tokens, args.device, args.seed)
+    mixture = Mixture(args.data, args.batch_tokens, args.device, args.seed, text_every=None, unit_every=1)
     pool = PromptPool(args.data, args.seed, SHARES)
     heldout = heldout_batches(args.data, args.batch_tokens, args.device)
     optimizers = Optimizers(model, args.lr, 0.0, args.rounds * args.steps, decay_from=0.5)
@@ -63,8 +63,8 @@ def main() -> None:
         bad = UnitBatches(Ragged.from_sequences(loops), 0, args.device, number) if loops else None
         sums = torch.zeros(2, device=args.device)
         for _ in range(args.steps):
-            batches = mixture.next(with_text=False)
-            for batch in batches:
+            batches = mixture.next()
+            for batch in batches.values():
                 loss = batch_loss(model, batch, likelihood)
                 (loss / len(batches)).backward()
                 sums[0] += loss.detach() / len(batches)

@@ -8,6 +8,7 @@ __all__ = ["main"]
 
 VERBS = {
     "decide": "draftwise.cli.decide",
+    "report": "draftwise.cli.report",
     "serve": "draftwise.cli.serve",
 }
 

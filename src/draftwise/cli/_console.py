@@ -11,7 +11,7 @@ from rich.text import Text
 
 from draftwise.core import Comparison, Decision, Finding, Interval, RunPlan, Severity, Verdict
 
-__all__ = ["ConsoleProgress", "estimate", "show_decision"]
+__all__ = ["ConsoleProgress", "estimate", "open_console", "show_decision"]
 
 _COLOURS = {
     Verdict.ADOPT: "bold green",
@@ -20,8 +20,16 @@ _COLOURS = {
     Verdict.INCONCLUSIVE: "dim",
     Verdict.BLOCKED: "bold magenta",
 }
+_WIDE = 110
+"""Columns from which the acceptance by position fits."""
 _QUIET_STEPS = 10
 """Lines that a run writes where there is no terminal to draw a bar in."""
+
+
+def open_console(*, stderr: bool) -> Console:
+    """Return the console; where it is no terminal its width would be a guess, and rows must not break."""
+    console = Console(stderr=stderr)
+    return console if console.is_terminal else Console(stderr=stderr, width=_WIDE + 20)
 
 
 class ConsoleProgress:
@@ -85,32 +93,35 @@ def _duration(seconds: float) -> str:
 def show_decision(console: Console, decision: Decision) -> None:
     """Print whether the run is evidence, the verdicts, the findings and the decision."""
     if not decision.is_evidence:
-        console.print(f"NOT EVIDENCE: the run does not carry its {', '.join(decision.missing_context)}.", style="red")
+        console.print(
+            f"NOT EVIDENCE: the run does not carry its {', '.join(decision.missing_context)}.",
+            style="red",
+            soft_wrap=True,
+        )
     if decision.comparisons:
-        console.print(_table(decision.comparisons))
+        console.print(_table(decision.comparisons, positions=console.width >= _WIDE))
     for where, finding in _findings(decision):
         style = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.INFO: "dim"}[finding.severity]
-        console.print(Text.assemble((f"{finding.severity} ", style), f"{where}{finding}"))
+        console.print(Text.assemble((f"{finding.severity} ", style), f"{where}{finding}"), soft_wrap=True)
     console.print()
-    console.print(Text(decision.sentence, style="bold"))
+    console.print(Text(decision.sentence, style="bold"), soft_wrap=True)
     for rule in decision.rollback:
-        console.print(Text(rule, style="dim"))
+        console.print(Text(rule, style="dim"), soft_wrap=True)
 
 
-def _table(comparisons: tuple[Comparison, ...]) -> Table:
+def _table(comparisons: tuple[Comparison, ...], *, positions: bool) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("workload", "candidate", "verdict"):
         table.add_column(name, no_wrap=True)
-    for name in ("speed-up", "95 % interval", "accept. length"):
-        table.add_column(name, justify="right")
-    table.add_column("by position, %")
-    for name in ("conversion", "TTFT", "TPOT", "equal"):
-        table.add_column(name, justify="right")
+    for name in ("speed-up", "95 %", "accept\nlength", "by position, %", "conver-\nsion", "TTFT", "TPOT", "equal"):
+        if positions or name != "by position, %":
+            table.add_column(name, justify="right", no_wrap=True)
     last = ""
     for each in comparisons:
         if last and each.workload != last:
             table.add_row()
-        table.add_row("" if each.workload == last else each.workload, *_cells(each))
+        cells = _cells(each)
+        table.add_row("" if each.workload == last else each.workload, *(cells if positions else cells[:5] + cells[6:]))
         last = each.workload
     return table
 

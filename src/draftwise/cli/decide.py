@@ -15,7 +15,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from draftwise.cli._console import ConsoleProgress, estimate, show_decision
+from draftwise.cli._console import ConsoleProgress, estimate, open_console, show_decision
 from draftwise.core import Arm, BackendError, Decision, InvalidSetup, RunPlan, Severity
 from draftwise.measure.launch import (
     DEFAULT_CANDIDATES,
@@ -70,7 +70,7 @@ def decide(resume: Path | None, api_key_env: str | None, as_json: bool, **asked:
     Serves TARGET plainly and once per candidate, sends the same prompts to all of them in turns, and writes a
     report. With --url and --candidate-url it compares servers that run already.
     """
-    console = Console(stderr=True)
+    console = open_console(stderr=True)
     if resume is not None:
         directory = RunDirectory(resume)
         run = directory.read()
@@ -88,7 +88,7 @@ def decide(resume: Path | None, api_key_env: str | None, as_json: bool, **asked:
 
         def announce(final: RunPlan, pace: Any) -> None:
             status.stop()
-            console.print(estimate(final, pace))
+            console.print(estimate(final, pace), soft_wrap=True)
 
         session = Session(
             plan=plan,
@@ -123,7 +123,7 @@ def finish(directory: RunDirectory, *, as_json: bool, failure: BaseException | N
         click.echo("interrupted before anything was measured", err=True)
         raise SystemExit(_INTERRUPTED)
     decision, summary = write_report(directory)
-    show_decision(Console(stderr=as_json), decision)
+    show_decision(open_console(stderr=as_json), decision)
     if as_json:
         click.echo(json.dumps(summary, indent=2))
     click.echo(f"\nReport: {directory.path / 'report.html'}", err=True)
@@ -171,7 +171,7 @@ def _arms(asked: dict[str, Any], console: Console) -> list[Arm]:
         raise click.UsageError("--candidate-url goes with --url; with TARGET, give --candidate.")
     texts: Sequence[str] = asked["candidates"] or DEFAULT_CANDIDATES
     if not asked["candidates"]:
-        console.print(f"No --candidate given; taking those that need nothing but the target: {', '.join(texts)}")
+        console.print("No --candidate given; taking those that need nothing but the target:", *texts, soft_wrap=True)
     return [Arm(name=PLAIN), *name_arms([parse_candidate(text) for text in texts], [None] * len(texts))]
 
 

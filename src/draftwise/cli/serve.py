@@ -12,7 +12,7 @@ from draftwise.core import InvalidSetup, SpecConfig
 __all__ = ["serve"]
 
 
-@click.command()
+@click.command(short_help="Serve a model over OpenAI-compatible HTTP.")
 @click.argument("model")
 @click.option("--speculative-config", metavar="JSON", help="vLLM's JSON; leave it out for plain decoding.")
 @click.option("--host", default="127.0.0.1", show_default=True)

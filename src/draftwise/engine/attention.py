@@ -1,15 +1,15 @@
 """Paged keys and values, and causal attention of each sequence's new tokens over its pages.
 
 Shape letters: N new tokens of the step, B decoding sequences, Q query tokens a sequence (padded), T tokens
-of context (padded), P pages a sequence (padded), M query tokens of all decoding sequences, C tokens of a
-prefill chunk, A query heads, G key-value heads, D head dimension.
+of context (padded), P pages, C tokens of a prefill chunk, A query heads, G key-value heads, D head dimension.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -26,7 +26,9 @@ class PagedKV:
     """Key and value pages of all layers, allocated once.
 
     Attributes:
-        keys, values: one tensor [num_pages, block_size, G, D] for each layer.
+        layers: for each layer [num_pages, block_size, 2, G, D]; a token's keys and values lie beside each
+            other, so that one copy gathers both.
+        num_bytes: memory of all layers.
     """
 
     def __init__(
@@ -34,37 +36,36 @@ class PagedKV:
     ) -> None:
         self.num_pages, self.block_size = num_pages, block_size
         self.num_bytes = num_pages * block_size * shape.kv_bytes_per_token(dtype.itemsize)
-        size = (shape.num_layers, num_pages, block_size, shape.num_kv_heads, shape.head_dim)
+        size = (num_pages, block_size, 2, shape.num_kv_heads, shape.head_dim)
         # Zeros, because pages are gathered whole: what a masked position holds must at least be finite.
-        self.keys = list(torch.zeros(size, dtype=dtype, device=device))
-        self.values = list(torch.zeros(size, dtype=dtype, device=device))
+        self.layers = [torch.zeros(size, dtype=dtype, device=device) for _ in range(shape.num_layers)]
 
-    def write(self, layer: int, slots_N: Tensor, keys_NGD: Tensor, values_NGD: Tensor) -> None:
+    def store(self, layer: int, slots_N: Tensor, kv_N2GD: Tensor) -> None:
         """Store keys and values of N tokens at their slots (page * block_size + offset)."""
-        self.keys[layer].flatten(0, 1).index_copy_(0, slots_N, keys_NGD)
-        self.values[layer].flatten(0, 1).index_copy_(0, slots_N, values_NGD)
+        self.layers[layer].flatten(0, 1).index_copy_(0, slots_N, kv_N2GD)
 
-    def gather(self, layer: int, pages_P: Tensor) -> tuple[Tensor, Tensor]:
-        """Return keys and values [P * block_size, G, D] of the given pages, in their order."""
-        return (
-            self.keys[layer].index_select(0, pages_P).flatten(0, 1),
-            self.values[layer].index_select(0, pages_P).flatten(0, 1),
-        )
+    def gather(self, layer: int, pages_BP: Tensor) -> tuple[Tensor, Tensor]:
+        """Return keys and values, [B, G, P * block_size, D] each, of B lists of pages."""
+        pages = self.layers[layer]
+        tokens = pages.index_select(0, pages_BP.flatten()).view(pages_BP.shape[0], -1, *pages.shape[2:])
+        keys_BGTD, values_BGTD = tokens.permute(2, 0, 3, 1, 4).unbind(0)
+        return keys_BGTD, values_BGTD
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeGroup:
     """Sequences with few query tokens, padded to one shape."""
 
-    rows_M: Tensor
-    """Rows of the step's tokens that belong to the group."""
-    padded_M: Tensor
-    """Where each of them sits in the flattened [B, Q]."""
-    rows_BQ: Tensor
-    """The inverse; padding points at any row of the step."""
     pages_BP: Tensor
-    mask_B1QT: Tensor
-    """True where a query may look."""
+    last_BQ: Tensor
+    """Position of each query token: the last that it may look at."""
+    rows_BQ: Tensor | None
+    """Row of each query token in the step, padding repeats the sequence's last; None when the step's rows
+    are the queries, in order and without padding."""
+    rows_M: Tensor | None
+    """Rows of the step that belong to the group, and where they sit in the flattened [B, Q]."""
+    padded_M: Tensor | None
+    num_tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,18 +75,18 @@ class PrefillChunk:
     start: int
     length: int
     context: int
-    pages_P: Tensor
-    mask_CT: Tensor | None
-    """None when the chunk is the whole context: plain causal."""
+    pages_1P: Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionPlan:
-    """Where each new token is stored and what it looks at; valid for one step, all layers."""
+    """Where each new token is stored and what it looks at; valid for one step and all its layers."""
 
     slots_N: Tensor
     decode: DecodeGroup | None
     prefills: tuple[PrefillChunk, ...]
+    biases: dict[object, Tensor] = field(default_factory=dict)
+    """What the first layer computed for the later ones: 0 where a query may look, -inf elsewhere."""
 
 
 def plan_attention(
@@ -105,86 +106,105 @@ def plan_attention(
         block_size: tokens a page.
         device: where the plan's tensors go.
     """
-    slots: list[int] = []
-    decoding: list[tuple[int, int, int, Sequence[int]]] = []
-    prefills: list[PrefillChunk] = []
-    for length, context, pages in zip(query_lens, context_lens, page_tables, strict=True):
-        start = len(slots)
-        assert 0 < length <= context <= len(pages) * block_size, "every new token needs a page"
-        slots += [pages[t // block_size] * block_size + t % block_size for t in range(context - length, context)]
-        pages = pages[: -(-context // block_size)]
-        if length <= _LONGEST_DECODE:
-            decoding.append((start, length, context, pages))
-        else:
-            prefills.append(_plan_prefill(start, length, context, pages, device))
-    return AttentionPlan(
-        slots_N=torch.tensor(slots, device=device),
-        decode=_plan_decode(decoding, block_size, device) if decoding else None,
-        prefills=tuple(prefills),
-    )
-
-
-def _plan_prefill(
-    start: int, length: int, context: int, pages: Sequence[int], device: torch.device | str
-) -> PrefillChunk:
-    mask_CT = None
-    if length < context:
-        queries_C = torch.arange(context - length, context, device=device)
-        mask_CT = torch.arange(context, device=device) <= queries_C.unsqueeze(1)
-    pages_P = torch.tensor(pages, device=device)
-    return PrefillChunk(start=start, length=length, context=context, pages_P=pages_P, mask_CT=mask_CT)
+    lengths_S, contexts_S = np.array(query_lens), np.array(context_lens)
+    assert (lengths_S > 0).all() and (lengths_S <= contexts_S).all(), "each sequence needs a new token"
+    pages_S = -(-contexts_S // block_size)
+    table_SP = np.zeros((len(pages_S), pages_S.max()), dtype=np.int64)
+    for i, (pages, count) in enumerate(zip(page_tables, pages_S.tolist(), strict=True)):
+        table_SP[i, :count] = pages[:count]
+    ends_S = lengths_S.cumsum()
+    sequence_N = np.repeat(np.arange(len(lengths_S)), lengths_S)
+    positions_N = np.arange(ends_S[-1]) + (contexts_S - ends_S)[sequence_N]
+    slots_N = table_SP[sequence_N, positions_N // block_size] * block_size + positions_N % block_size
+    decoding_B = np.flatnonzero(lengths_S <= _LONGEST_DECODE)
+    prefills = [
+        PrefillChunk(
+            start=int(ends_S[i] - lengths_S[i]),
+            length=int(lengths_S[i]),
+            context=int(contexts_S[i]),
+            pages_1P=torch.from_numpy(table_SP[i : i + 1, : pages_S[i]]).to(device),
+        )
+        for i in np.flatnonzero(lengths_S > _LONGEST_DECODE)
+    ]
+    decode = None
+    if len(decoding_B):
+        tables_BP = table_SP[decoding_B, : pages_S[decoding_B].max()]
+        decode = _plan_decode(lengths_S[decoding_B], contexts_S[decoding_B], ends_S[decoding_B], tables_BP, device)
+    return AttentionPlan(slots_N=torch.from_numpy(slots_N).to(device), decode=decode, prefills=tuple(prefills))
 
 
 def _plan_decode(
-    decoding: Sequence[tuple[int, int, int, Sequence[int]]], block_size: int, device: torch.device | str
+    lengths_B: np.ndarray, contexts_B: np.ndarray, ends_B: np.ndarray, tables_BP: np.ndarray, device: torch.device | str
 ) -> DecodeGroup:
-    num_queries = max(length for _, length, _, _ in decoding)
-    num_pages = max(len(pages) for *_, pages in decoding)
-    rows, padded, rows_of, tables, last = [], [], [], [], []
-    for b, (start, length, context, pages) in enumerate(decoding):
-        rows += range(start, start + length)
-        padded += range(b * num_queries, b * num_queries + length)
-        rows_of.append([start + min(q, length - 1) for q in range(num_queries)])
-        tables.append([*pages, *[pages[0]] * (num_pages - len(pages))])
-        last.append([context - length + min(q, length - 1) for q in range(num_queries)])
-    last_B1Q1 = torch.tensor(last, device=device)[:, None, :, None]
+    """Return the group of the sequences whose rows end at `ends_B`."""
+    num_queries = int(lengths_B.max())
+    offsets_BQ = np.minimum(np.arange(num_queries), lengths_B[:, None] - 1) - lengths_B[:, None]
+    rows_BQ = ends_B[:, None] + offsets_BQ
+    real_BQ = np.arange(num_queries) < lengths_B[:, None]
+    in_order = real_BQ.all() and ends_B[-1] == rows_BQ.size
+
+    def to_device(array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(device)
+
     return DecodeGroup(
-        rows_M=torch.tensor(rows, device=device),
-        padded_M=torch.tensor(padded, device=device),
-        rows_BQ=torch.tensor(rows_of, device=device),
-        pages_BP=torch.tensor(tables, device=device),
-        mask_B1QT=torch.arange(num_pages * block_size, device=device) <= last_B1Q1,
+        pages_BP=to_device(tables_BP),
+        last_BQ=to_device(contexts_B[:, None] + offsets_BQ),
+        rows_BQ=None if in_order else to_device(rows_BQ),
+        rows_M=None if in_order else to_device(rows_BQ[real_BQ]),
+        padded_M=None if in_order else to_device(np.flatnonzero(real_BQ)),
+        num_tokens=int(lengths_B.sum()),
     )
 
 
-def attend(q_NAD: Tensor, k_NGD: Tensor, v_NGD: Tensor, kv: PagedKV, layer: int, plan: AttentionPlan) -> Tensor:
-    """Store the new keys and values, then return the attention output [N, A, D] of the new tokens."""
-    kv.write(layer, plan.slots_N, k_NGD, v_NGD)
-    out_NAD = torch.empty_like(q_NAD)
-    if plan.decode is not None:
-        out_NAD.index_copy_(0, plan.decode.rows_M, _decode(q_NAD, kv, layer, plan.decode))
+def attend(q_NAD: Tensor, kv: PagedKV, layer: int, plan: AttentionPlan) -> Tensor:
+    """Return the attention output [N, A * D] of the new tokens, whose keys and values are stored already."""
+    decode = plan.decode
+    if decode is not None and decode.rows_BQ is None:
+        return _decode(q_NAD, kv, layer, plan, decode)
+    out_NE = q_NAD.new_empty(q_NAD.shape[0], q_NAD.shape[1] * q_NAD.shape[2])
+    if decode is not None:
+        out_NE.index_copy_(0, decode.rows_M, _decode(q_NAD, kv, layer, plan, decode))
     for chunk in plan.prefills:
         rows = slice(chunk.start, chunk.start + chunk.length)
-        out_NAD[rows] = _prefill(q_NAD[rows], kv, layer, chunk)
-    return out_NAD
+        out_NE[rows] = _prefill(q_NAD[rows], kv, layer, plan, chunk)
+    return out_NE
 
 
-def _decode(q_NAD: Tensor, kv: PagedKV, layer: int, group: DecodeGroup) -> Tensor:
-    """Return [M, A, D]."""
-    (B, Q), (_, A, D) = group.rows_BQ.shape, q_NAD.shape
-    k_TGD, v_TGD = kv.gather(layer, group.pages_BP.flatten())
-    k_BGTD, v_BGTD = (t.view(B, -1, *t.shape[1:]).transpose(1, 2) for t in (k_TGD, v_TGD))
-    q_BAQD = q_NAD[group.rows_BQ.flatten()].view(B, Q, A, D).transpose(1, 2)
-    out_BAQD = F.scaled_dot_product_attention(q_BAQD, k_BGTD, v_BGTD, attn_mask=group.mask_B1QT, enable_gqa=True)
-    return out_BAQD.transpose(1, 2).reshape(B * Q, A, D)[group.padded_M]
+def _decode(q_NAD: Tensor, kv: PagedKV, layer: int, plan: AttentionPlan, group: DecodeGroup) -> Tensor:
+    """Return [M, A * D]. Query heads that share keys are folded into the queries: one product serves them all."""
+    B, Q = group.last_BQ.shape
+    A, D = q_NAD.shape[1:]
+    k_BGTD, v_BGTD = kv.gather(layer, group.pages_BP)
+    G = k_BGTD.shape[1]
+    if group.rows_BQ is not None:
+        q_NAD = q_NAD.index_select(0, group.rows_BQ.flatten())
+    q_BGXD = q_NAD.reshape(B, Q, G, A // G, D).transpose(1, 2).reshape(B, G, Q * A // G, D)
+    bias_B1XT = plan.biases.get("decode")
+    if bias_B1XT is None:
+        last_BX = group.last_BQ.repeat_interleave(A // G, dim=1)
+        bias_B1XT = plan.biases["decode"] = _bias(last_BX, k_BGTD.shape[2], q_NAD.dtype).unsqueeze(1)
+    out_BGXD = F.scaled_dot_product_attention(q_BGXD, k_BGTD, v_BGTD, attn_mask=bias_B1XT)
+    out_XE = out_BGXD.view(B, G, Q, A // G, D).transpose(1, 2).reshape(B * Q, A * D)
+    return out_XE if group.padded_M is None else out_XE.index_select(0, group.padded_M)
 
 
-def _prefill(q_CAD: Tensor, kv: PagedKV, layer: int, chunk: PrefillChunk) -> Tensor:
-    """Return [C, A, D]."""
-    k_1GTD, v_1GTD = (t[: chunk.context].transpose(0, 1)[None] for t in kv.gather(layer, chunk.pages_P))
-    q_1ACD = q_CAD.transpose(0, 1)[None]
-    mask_CT = chunk.mask_CT
+def _prefill(q_CAD: Tensor, kv: PagedKV, layer: int, plan: AttentionPlan, chunk: PrefillChunk) -> Tensor:
+    """Return [C, A * D]."""
+    k_1GTD, v_1GTD = (t[:, :, : chunk.context] for t in kv.gather(layer, chunk.pages_1P))
+    bias_CT = None
+    if chunk.length < chunk.context:
+        bias_CT = plan.biases.get(chunk.start)
+        if bias_CT is None:
+            last_C = torch.arange(chunk.context - chunk.length, chunk.context, device=q_CAD.device)
+            bias_CT = plan.biases[chunk.start] = _bias(last_C, chunk.context, q_CAD.dtype)
+    q_1ACD = q_CAD.transpose(0, 1).unsqueeze(0)
     out_1ACD = F.scaled_dot_product_attention(
-        q_1ACD, k_1GTD, v_1GTD, attn_mask=mask_CT, is_causal=mask_CT is None, enable_gqa=True
+        q_1ACD, k_1GTD, v_1GTD, attn_mask=bias_CT, is_causal=bias_CT is None, enable_gqa=True
     )
-    return out_1ACD[0].transpose(0, 1)
+    return out_1ACD[0].transpose(0, 1).flatten(1)
+
+
+def _bias(last: Tensor, length: int, dtype: torch.dtype) -> Tensor:
+    """Return [*last.shape, length]: 0 up to and with position `last`, -inf after it."""
+    hidden = torch.arange(length, device=last.device) > last.unsqueeze(-1)
+    return torch.zeros(hidden.shape, dtype=dtype, device=last.device).masked_fill_(hidden, float("-inf"))

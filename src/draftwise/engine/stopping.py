@@ -25,8 +25,8 @@ def find_stop(
 ) -> tuple[str, Stop | None]:
     """Detokenise `emitted` up to the first reason to stop; return the new text and that reason.
 
-    A stop token counts as output but leaves no text; `room` is how many tokens the completion may
-    still have. Stop strings are looked for once min_tokens are there.
+    A stop token counts as output but leaves no text unless include_stop_str_in_output is set; `room` is how
+    many tokens the completion may still have. Stop strings are looked for once min_tokens are there.
     """
     params, detokenizer = sequence.params, sequence.detokenizer
     text = ""
@@ -34,6 +34,8 @@ def find_stop(
         enough = sequence.num_output + count > params.min_tokens
         is_end = token in end_ids and not params.ignore_eos
         if enough and (is_end or token in params.stop_token_ids):
+            if params.include_stop_str_in_output:
+                text += detokenizer.add(token, look_for_stops=False)
             reason = None if is_end else token
             return text + detokenizer.finish(), Stop(num_tokens=count, finish_reason="stop", stop_reason=reason)
         text += detokenizer.add(token, look_for_stops=enough)

@@ -29,7 +29,7 @@ def _compare(run: Run, cell: Cell, of_run: Sequence[Finding], thresholds: Thresh
     assert speedup is not None, "every answer without an error holds a token"
     ttft = _ratio(cell, lambda timing: timing.ttft_s)
     tail = _tail(cell)
-    findings = list(check_cell(cell, ttft, thresholds))
+    findings = list(check_cell(cell, speedup, ttft, thresholds))
     equal = None
     if run.plan.temperature == 0:
         equal, more = check_outputs(whole, run.divergences, thresholds.tie_gap_of(_dtype(run)))

@@ -41,7 +41,7 @@ def has_memory(cell: Cell, thresholds: Thresholds) -> bool:
     return False
 
 
-def check_cell(cell: Cell, ttft: Interval | None, thresholds: Thresholds) -> Iterator[Finding]:
+def check_cell(cell: Cell, speedup: Interval, ttft: Interval | None, thresholds: Thresholds) -> Iterator[Finding]:
     """Yield what is wrong with one comparison, outputs aside."""
     plain, candidate = cell.counters(cell.plain), cell.counters(cell.candidate)
     if not candidate.spec.num_drafts:
@@ -49,6 +49,10 @@ def check_cell(cell: Cell, ttft: Interval | None, thresholds: Thresholds) -> Ite
         yield _error("not-speculating", f"there is no proof that {cell.candidate} speculated: {why}.")
     if plain.spec.num_drafts:
         yield _error("plain-speculates", f"the plain server drafted {plain.spec.num_draft_tokens} tokens.")
+    most = candidate.tokens_per_step
+    if candidate.spec.num_drafts and most and speedup.low > 1 and speedup.value > most * (1 + thresholds.margin):
+        text = f"{speedup.value:.2f}x is more than its {most:.2f} tokens per step can give."
+        yield _error("unexplained-speedup", text, "Something else differs between the servers, or the machine is busy.")
     before, after = plain.prefix_hit_rate, candidate.prefix_hit_rate
     if before is not None and after is not None and before - after > thresholds.prefix_hit_loss:
         yield _error(

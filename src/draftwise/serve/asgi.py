@@ -57,6 +57,7 @@ class EventStream(Response):
         self._generation = generation
 
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
+        """Send events until the end or until nobody reads them."""
         with self._generation:
             sending = asyncio.ensure_future(self._send_events(send))
             await first_of(sending, receive)
@@ -78,6 +79,7 @@ class ApiKey:
         self._digest = _digest(key.encode("utf-8", "surrogateescape"))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, or answer 401."""
         if scope["type"] == "http" and scope["path"].startswith("/v1") and not self._admits(Headers(scope=scope)):
             error = RequestError(401, "The API key is missing or wrong.", headers={"WWW-Authenticate": "Bearer"})
             await handle_request_error(Request(scope), error)(scope, receive, send)

@@ -125,8 +125,13 @@ CHAT_FIELDS = (
 )
 
 _MOST = {
-    "n": 128, "logprobs": 20, "top_logprobs": 20, "prompt_logprobs": 20,
-    "stop": 64, "stop_token_ids": 1024, "bad_words": 1024,
+    "n": 128,
+    "logprobs": 20,
+    "top_logprobs": 20,
+    "prompt_logprobs": 20,
+    "stop": 64,
+    "stop_token_ids": 1024,
+    "bad_words": 1024,
 }
 """Largest value, or number of items: OpenAI's for n, vLLM's default max_logprobs, and what every step can afford."""
 

@@ -92,21 +92,31 @@ def bind(options: ServerOptions) -> socket.socket:
         raise InvalidSetup.because(
             "unknown-host", f"{options.host} is no address of this machine ({error.strerror}).", where="--host"
         ) from None
-    family, _, _, _, address = found[0]
-    if not options.allow_remote and not ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback:
-        raise InvalidSetup.because(
-            "not-loopback",
-            f"{options.host} can be reached from other machines.",
-            where="--host",
-            fix="Add --allow-remote if that is wanted (and --api-key), or use 127.0.0.1.",
-        )
+    for family, _, _, _, address in found:
+        if not options.allow_remote and not ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback:
+            raise InvalidSetup.because(
+                "not-loopback",
+                f"{options.host} can be reached from other machines.",
+                where="--host",
+                fix="Add --allow-remote if that is wanted (and --api-key), or use 127.0.0.1.",
+            )
+        try:
+            return _bind(family, address)
+        except OSError as error:
+            failure = error
+            if error.errno == errno.EADDRINUSE:
+                break  # a name's other address is not what was asked for
+    raise _bind_error(failure, options)
+
+
+def _bind(family: int, address: Any) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind(address)
-    except OSError as error:
+    except OSError:
         listener.close()
-        raise _bind_error(error, options) from None
+        raise
     return listener
 
 

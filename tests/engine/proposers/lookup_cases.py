@@ -40,5 +40,5 @@ def repetitive_texts(draw: st.DrawFn, max_size: int = 60) -> list[int]:
     text = draw(st.lists(st.integers(0, 3), min_size=1, max_size=12))
     while draw(st.booleans()) and len(text) < max_size:
         start = draw(st.integers(0, len(text) - 1))
-        text += text[start : start + draw(st.integers(1, 12))] + [draw(st.integers(0, 3))]
+        text += [*text[start : start + draw(st.integers(1, 12))], draw(st.integers(0, 3))]
     return text[:max_size]

@@ -77,44 +77,83 @@ TestLives.settings = settings(
 )
 
 
-@pytest.mark.parametrize("vocabulary", [3, 20, 500])
-@pytest.mark.parametrize("options", [DEFAULTS, {**DEFAULTS, "max_tree_depth": 6, "max_cached_requests": 4}])
-def test_drafts_are_those_of_arctic_inference(options, vocabulary):
-    arctic = pytest.importorskip("arctic_inference.suffix_decoding", reason="the oracle needs arctic-inference 0.1.1")
-    rng = random.Random(vocabulary)
-    depth, k = options["max_tree_depth"], 12
-    ours = SuffixProposer(**options)
-    theirs = arctic.SuffixDecodingCache(depth, options["max_cached_requests"])
+def traffic(rng: random.Random, vocabulary: int, num_steps: int):
+    """Yield batches of a small server: (slots that end, {slot: (request, its prompt if it is new, new output)})."""
     phrases = [[rng.randrange(vocabulary) for _ in range(rng.randrange(3, 40))] for _ in range(6)]
-    texts: dict[int, list[int]] = {}
-    num_prompt: dict[int, int] = {}
-    names: dict[int, int] = {}
-    num_drafted = 0
 
     def write(size: int) -> list[int]:
         phrase = rng.choice(phrases)
         start = rng.randrange(len(phrase))
         return [*phrase[start : start + size - 1], rng.randrange(vocabulary)]
 
-    for step in range(400):
-        rows, expected = {}, []
-        for slot in rng.sample(range(4), rng.randrange(1, 5)):
-            if slot in texts and rng.random() < 0.05:
-                ours.release(slot)
-                theirs.stop_request(names[slot])
-                del texts[slot]
-            new = write(rng.randrange(1, 5)) if slot in texts else [rng.randrange(vocabulary)]
-            rows[slot] = new
-            if slot not in texts:
-                names[slot], prompt = 10 * step + slot, write(30)
-                texts[slot], num_prompt[slot] = prompt, len(prompt)
-                theirs.start_request(names[slot], prompt)
-                rows[slot] = prompt + new
-            texts[slot] = texts[slot] + new
-            theirs.add_active_response(names[slot], new)
-            context, factor, prob = texts[slot][-depth:], options["max_spec_factor"], options["min_token_prob"]
-            expected.append(theirs.speculate(names[slot], context, k, factor, 0.0, prob).token_ids)
-        assert drafts(ours.propose(confirmed(rows, num_prompt), k)) == expected
+    names: dict[int, int] = {}
+    for step in range(num_steps):
+        slots = rng.sample(range(4), rng.randrange(1, 5))
+        ended = [slot for slot in slots if slot in names and rng.random() < 0.05]
+        rows = {}
+        for slot in slots:
+            if slot in names and slot not in ended:
+                rows[slot] = (names[slot], [], write(rng.randrange(1, 5)))
+            else:
+                names[slot] = 10 * step + slot
+                rows[slot] = (names[slot], write(30), write(1))
+        yield ended, rows
+
+
+def propose_as_served(proposer: SuffixProposer, traffic, k: int):
+    """Yield (ended slots, rows, our drafts) of each batch."""
+    num_prompt: dict[int, int] = {}
+    for ended, rows in traffic:
+        for slot in ended:
+            proposer.release(slot)
+        num_prompt |= {slot: len(prompt) for slot, (_, prompt, _) in rows.items() if prompt}
+        new = {slot: prompt + response for slot, (_, prompt, response) in rows.items()}
+        yield ended, rows, drafts(proposer.propose(confirmed(new, num_prompt), k))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_drafts_are_those_of_the_definition(seed):
+    rng = random.Random(seed)
+    depth, max_cached, factor, min_prob = (
+        rng.choice([1, 2, 3, 6, 24]),
+        rng.choice([0, 1, 2, 6]),
+        rng.choice([0.0, 0.7, 1.0, 2.0]),
+        rng.choice([0.0, 0.1, 0.25, 0.5, 1.0]),
+    )
+    proposer = SuffixProposer(
+        max_tree_depth=depth, max_cached_requests=max_cached, max_spec_factor=factor, min_token_prob=min_prob
+    )
+    model, k, names = SuffixModel(depth, max_cached, factor, min_prob), rng.choice([1, 3, 12]), {}
+    for ended, rows, ours in propose_as_served(proposer, traffic(rng, rng.choice([2, 4, 40]), 40), k):
+        for slot in ended:
+            model.release(names[slot])
+        names |= {slot: name for slot, (name, _, _) in rows.items()}
+        assert ours == [model.step(name, prompt, response, k) for name, prompt, response in rows.values()]
+    proposer.check_integrity()
+
+
+@pytest.mark.parametrize("vocabulary", [3, 20, 500])
+@pytest.mark.parametrize("options", [DEFAULTS, {**DEFAULTS, "max_tree_depth": 6, "max_cached_requests": 4}])
+def test_drafts_are_those_of_arctic_inference(options, vocabulary):
+    arctic = pytest.importorskip("arctic_inference.suffix_decoding", reason="the oracle needs arctic-inference 0.1.1")
+    depth, factor, min_prob = options["max_tree_depth"], options["max_spec_factor"], options["min_token_prob"]
+    theirs = arctic.SuffixDecodingCache(depth, options["max_cached_requests"])
+    names: dict[int, int] = {}
+    texts: dict[int, list[int]] = {}
+    num_drafted = 0
+    served = propose_as_served(SuffixProposer(**options), traffic(random.Random(vocabulary), vocabulary, 400), 12)
+    for ended, rows, ours in served:
+        for slot in ended:
+            theirs.stop_request(names[slot])
+        expected = []
+        for slot, (name, prompt, response) in rows.items():
+            if prompt:
+                names[slot], texts[slot] = name, prompt
+                theirs.start_request(name, prompt)
+            texts[slot] = texts[slot] + response
+            theirs.add_active_response(name, response)
+            expected.append(theirs.speculate(name, texts[slot][-depth:], 12, factor, 0.0, min_prob).token_ids)
+        assert ours == expected
         num_drafted += sum(map(len, expected))
     assert num_drafted > 100
 
@@ -129,6 +168,14 @@ def test_default_arguments_draft_from_the_prompt_and_from_former_responses():
     assert drafts(own) == [[3, 0]]  # as long as what matched
     former = proposer.propose(confirmed({1: [0, 9, 8, 7]}, {1: 3}), 4)
     assert drafts(former) == [[6, 5, 4]]
+
+
+def test_a_match_is_shorter_than_the_context():
+    """The whole context of request 1 occurs in request 0's response, but only a proper suffix of it may match."""
+    proposer = SuffixProposer(max_spec_factor=4.0)
+    proposer.propose(confirmed({0: [1, 5]}, {0: 1}), 0)
+    proposer.propose(confirmed({0: [6, 7, 6, 8, 6, 8]}, {0: 1}), 0)
+    assert drafts(proposer.propose(confirmed({1: [5, 6]}, {1: 1}), 1)) == [[8]]
 
 
 def test_no_global_tree_when_no_request_may_be_cached():

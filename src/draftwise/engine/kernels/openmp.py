@@ -1,7 +1,7 @@
-"""Runs a compiled function on the threads that torch already has.
+"""Runs compiled kernels on the threads that torch already has.
 
-Two pools of threads on the same cores slow each other down: torch's OpenMP workers spin for a while after
-each parallel region. So numba's own pool is never started; its functions run inside torch's.
+Two pools of threads on the same cores slow each other down: torch's OpenMP workers spin for a while after each
+parallel region. So numba's own pool is never started; its functions run inside torch's.
 """
 
 from __future__ import annotations
@@ -10,44 +10,51 @@ import ctypes
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
-__all__ = ["Launcher"]
+__all__ = ["Team"]
 
-Job = ctypes.c_int64 * 24
-"""Arguments of a compiled function; the first is the counter its threads draw tasks from."""
+_Job = ctypes.c_int64 * 16
+# Calls that keep the interpreter lock: they last microseconds, and losing it to another thread costs more.
+_Kernel = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
 
 
-class Launcher:
-    """Calls C functions `void (*)(int64 *job)`, alone or once on every thread of torch's pool."""
+class Team:
+    """Torch's threads, or this thread alone where torch's OpenMP runtime cannot be reached."""
 
     def __init__(self) -> None:
-        self._team = _find_team_call()
+        self._parallel = _find_gomp_parallel()
 
-    def __call__(self, address: int, *arguments: int, parallel: bool) -> None:
-        """Run the function at `address`; in parallel, its calls share the tasks through the job's counter."""
-        job = Job(0, *arguments)
-        if parallel and self._team is not None:
-            self._team(address, job, torch.get_num_threads(), 0)
-        else:
-            _FUNCTION(address)(job)
+    def kernel(self, compiled: Any) -> Callable[..., None]:
+        """Return a function that runs a compiled kernel over a job.
+
+        Its first argument says whether to use all threads; the rest are the job's int64 values after the task
+        counter.
+        """
+        address, call, parallel = compiled.address, _Kernel(compiled.address), self._parallel
+
+        def run(wide: bool, *values: int) -> None:
+            job = _Job(0, *values)
+            if wide and parallel is not None:
+                parallel(address, job, torch.get_num_threads(), 0)
+            else:
+                call(job)
+
+        return run
 
 
-_FUNCTION = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
+def _find_gomp_parallel() -> Callable[..., None] | None:
+    """Return `GOMP_parallel(function, data, num_threads, flags)` of the OpenMP runtime that torch has loaded.
 
-
-def _find_team_call() -> Callable[..., None] | None:
-    """Return `GOMP_parallel(function, data, num_threads, flags)` of the OpenMP runtime loaded by torch.
-
-    LLVM's and Intel's runtimes export it too. None where there is no such runtime: then one thread works.
+    LLVM's and Intel's runtimes export it as well as GNU's.
     """
     try:
-        mapped = Path("/proc/self/maps").read_text()
+        mapped = Path("/proc/self/maps").read_text(encoding="utf-8")
     except OSError:
         return None
     for library in dict.fromkeys(re.findall(r"/\S*lib(?:gomp|iomp5|omp)\b\S*", mapped)):
-        # PyDLL keeps the interpreter lock: calls last microseconds, and giving it up could cost milliseconds.
         call = getattr(ctypes.PyDLL(library), "GOMP_parallel", None)
         if call is not None:
             call.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]

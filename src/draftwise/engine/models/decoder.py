@@ -15,20 +15,11 @@ from torch import Tensor
 
 from draftwise.core import ModelShape
 from draftwise.engine.attention import AttentionPlan, PagedKV, attend
+from draftwise.engine.kernels import make_kernels
+from draftwise.engine.models.linear import Linear
 from draftwise.engine.models.rope import Rope
 
-__all__ = ["CausalLM", "Layer", "Linear", "Weights"]
-
-
-@dataclass(frozen=True, slots=True)
-class Linear:
-    """A weight [out, in] with an optional bias."""
-
-    weight: Tensor
-    bias: Tensor | None = None
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight, self.bias)
+__all__ = ["CausalLM", "Layer", "Weights"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +28,7 @@ class Layer:
 
     input_norm: Tensor
     qkv: Linear
-    q_norm: Tensor | None
-    k_norm: Tensor | None
+    qk_norms: tuple[Tensor, Tensor] | None
     o: Linear
     post_norm: Tensor
     gate_up: Linear
@@ -66,7 +56,8 @@ class CausalLM:
     def __init__(self, config: dict[str, Any], shape: ModelShape, rope: Rope, weights: Weights) -> None:
         self.config, self.shape, self.weights = config, shape, weights
         self._rope = rope
-        self._eps = float(config.get("rms_norm_eps") or 1e-6)
+        eps = float(config.get("rms_norm_eps") or 1e-6)
+        self._kernels = make_kernels(shape, eps=eps, dtype=self.dtype, device=self.device)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -94,16 +85,21 @@ class CausalLM:
         Returns:
             hidden_NH after the final norm, and the tapped hidden states in the order of `taps`.
         """
-        x_NH = F.embedding(tokens_N, self.weights.embedding_VH)
-        cos_sin = self._rope.rotations(positions_N, self.dtype)
+        kernels, shape, weights = self._kernels, self.shape, self.weights
+        heads = (len(tokens_N), shape.num_heads + 2 * shape.num_kv_heads, shape.head_dim)
+        rotations = self._rope.rotations(positions_N, kernels.rotation_dtype)
         tapped: dict[int, Tensor] = {}
-        for i, layer in enumerate(self.weights.layers):
+        x_NH, delta_NH = F.embedding(tokens_N, weights.embedding_VH), None
+        for i, layer in enumerate(weights.layers):
+            x_NH, normed_NH = kernels.add_norm(x_NH, delta_NH, layer.input_norm)
             if i in taps:
                 tapped[i] = x_NH
-            x_NH = x_NH + self._attention(layer, i, self._norm(x_NH, layer.input_norm), cos_sin, kv, plan)
-            x_NH = x_NH + self._mlp(layer, self._norm(x_NH, layer.post_norm))
-        tapped[len(self.weights.layers)] = x_NH
-        return self._norm(x_NH, self.weights.norm), [tapped[i] for i in taps]
+            qkv_NSD = layer.qkv(normed_NH).view(heads)
+            q_NAD = kernels.rotate_and_store(qkv_NSD, layer.qk_norms, rotations, kv, i, plan.slots_N)
+            x_NH, normed_NH = kernels.add_norm(x_NH, layer.o(attend(q_NAD, kv, i, plan)), layer.post_norm)
+            delta_NH = layer.down(kernels.silu_mul(layer.gate_up(normed_NH)))
+        tapped[shape.num_layers], hidden_NH = kernels.add_norm(x_NH, delta_NH, weights.norm)
+        return hidden_NH, [tapped[i] for i in taps]
 
     __call__ = forward
 
@@ -111,35 +107,3 @@ class CausalLM:
         """Return logits_RV in float32 (float64 for a float64 model) of hidden states after the final norm."""
         logits_RV = self.weights.head(hidden_RH)
         return logits_RV if self.dtype == torch.float64 else logits_RV.float()
-
-    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(x, weight.shape, weight, self._eps)
-
-    def _attention(
-        self,
-        layer: Layer,
-        index: int,
-        x_NH: Tensor,
-        cos_sin: tuple[Tensor, Tensor],
-        kv: PagedKV,
-        plan: AttentionPlan,
-    ) -> Tensor:
-        shape = self.shape
-        heads, groups = shape.num_heads, shape.num_kv_heads
-        qkv_NSD = layer.qkv(x_NH).view(len(x_NH), heads + 2 * groups, shape.head_dim)
-        q_NAD, k_NGD, v_NGD = qkv_NSD.split((heads, groups, groups), dim=1)
-        if layer.q_norm is not None and layer.k_norm is not None:
-            q_NAD, k_NGD = self._norm(q_NAD, layer.q_norm), self._norm(k_NGD, layer.k_norm)
-        q_NAD, k_NGD = _rotate(q_NAD, *cos_sin), _rotate(k_NGD, *cos_sin)
-        return layer.o(attend(q_NAD, k_NGD, v_NGD, kv, index, plan).flatten(1))
-
-    def _mlp(self, layer: Layer, x_NH: Tensor) -> Tensor:
-        gate_NI, up_NI = layer.gate_up(x_NH).chunk(2, dim=-1)
-        return layer.down(F.silu(gate_NI) * up_NI)
-
-
-def _rotate(x_NAD: Tensor, cos_ND: Tensor, sin_ND: Tensor) -> Tensor:
-    """Rotate the first half of each head against the second (the layout of Hugging Face checkpoints)."""
-    cos_N1D, sin_N1D = cos_ND.unsqueeze(1), sin_ND.unsqueeze(1)
-    left, right = x_NAD.chunk(2, dim=-1)
-    return torch.cat((left * cos_N1D - right * sin_N1D, right * cos_N1D + left * sin_N1D), dim=-1)

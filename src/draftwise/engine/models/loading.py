@@ -12,8 +12,9 @@ from torch import Tensor
 
 from draftwise.core import InvalidSetup, ModelShape
 from draftwise.engine.models.checkpoint import Checkpoint
-from draftwise.engine.models.decoder import CausalLM, Layer, Linear, Weights
+from draftwise.engine.models.decoder import CausalLM, Layer, Weights
 from draftwise.engine.models.families import Family, get_family
+from draftwise.engine.models.linear import Linear, make_linear
 from draftwise.engine.models.rope import Rope
 
 __all__ = ["load_model"]
@@ -117,7 +118,7 @@ class _Reader:
         layers = tuple(self._layer(f"model.layers.{i}.") for i in range(shape.num_layers))
         norm = self._vector("model.norm.weight", shape.hidden_size)
         if shape.tie_word_embeddings:
-            head = Linear(embedding_VH)
+            head = make_linear(embedding_VH)
         else:
             head = self._linear("", ["lm_head"], [shape.vocab_size], shape.hidden_size, bias=False)
         return Weights(embedding_VH=embedding_VH, layers=layers, norm=norm, head=head)
@@ -130,18 +131,21 @@ class _Reader:
         return Layer(
             input_norm=self._vector(prefix + "input_layernorm.weight", hidden),
             qkv=self._linear(attention, qkv, [q_size, kv_size, kv_size], hidden, bias=self._qkv_bias),
-            q_norm=self._vector(attention + "q_norm.weight", shape.head_dim) if self._qk_norm else None,
-            k_norm=self._vector(attention + "k_norm.weight", shape.head_dim) if self._qk_norm else None,
+            qk_norms=self._qk_norms(attention) if self._qk_norm else None,
             o=self._linear(attention, ["o_proj"], [hidden], q_size, bias=self._o_bias),
             post_norm=self._vector(prefix + "post_attention_layernorm.weight", hidden),
             gate_up=self._linear(mlp, ["gate_proj", "up_proj"], [inner, inner], hidden, bias=self._mlp_bias),
             down=self._linear(mlp, ["down_proj"], [hidden], inner, bias=self._mlp_bias),
         )
 
+    def _qk_norms(self, attention: str) -> tuple[Tensor, Tensor]:
+        size = self._shape.head_dim
+        return self._vector(attention + "q_norm.weight", size), self._vector(attention + "k_norm.weight", size)
+
     def _linear(self, prefix: str, names: list[str], sizes: list[int], num_in: int, *, bias: bool) -> Linear:
         weight = self._fused([f"{prefix}{name}.weight" for name in names], sizes, num_in)
         biases = self._fused([f"{prefix}{name}.bias" for name in names], sizes) if bias else None
-        return Linear(weight, biases)
+        return make_linear(weight, biases)
 
     def _vector(self, name: str, size: int) -> Tensor:
         return self._fused([name], [size])

@@ -1,0 +1,89 @@
+"""The operations of a decoder layer on the CPU, compiled by numba."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from draftwise.core import ModelShape
+from draftwise.engine.attention import PagedKV
+from draftwise.engine.kernels.cpu_code import CODE, compile_kernel
+from draftwise.engine.kernels.openmp import Team
+from draftwise.engine.kernels.reference import Kernels
+
+__all__ = ["CpuKernels"]
+
+_WIDE = 8192
+"""Values from which a kernel is worth several threads."""
+
+
+@functools.cache
+def _compiled(dtype: torch.dtype) -> tuple[Callable[..., None], ...]:
+    team = Team()
+    return tuple(team.kernel(compile_kernel(code)) for code in CODE[str(dtype).removeprefix("torch.")])
+
+
+class CpuKernels(Kernels):
+    """One pass over memory where torch makes several; bfloat16 and float32."""
+
+    def __init__(self, shape: ModelShape, eps: float, dtype: torch.dtype) -> None:
+        super().__init__(shape, eps, dtype)
+        self.rotation_dtype = torch.float32
+        self._add_norm, self._silu_mul, self._rotate_store = _compiled(dtype)
+        self._eps_bits = int(np.float32(eps).view(np.uint32))
+
+    def add_norm(self, x_NH: Tensor, delta_NH: Tensor | None, weight_H: Tensor) -> tuple[Tensor, Tensor]:
+        rows, width = x_NH.shape
+        x_NH, out_NH = x_NH.contiguous(), torch.empty_like(x_NH, memory_format=torch.contiguous_format)
+        sum_NH = x_NH if delta_NH is None else torch.empty_like(x_NH)
+        self._add_norm(
+            rows * width >= _WIDE,
+            x_NH.data_ptr(),
+            0 if delta_NH is None else delta_NH.data_ptr(),
+            weight_H.data_ptr(),
+            sum_NH.data_ptr(),
+            out_NH.data_ptr(),
+            rows,
+            width,
+            self._eps_bits,
+        )
+        return sum_NH, out_NH
+
+    def silu_mul(self, gate_up_N2I: Tensor) -> Tensor:
+        rows, width = gate_up_N2I.shape[0], gate_up_N2I.shape[1] // 2
+        out_NI = gate_up_N2I.new_empty(rows, width)
+        self._silu_mul(rows * width >= _WIDE, gate_up_N2I.data_ptr(), out_NI.data_ptr(), rows, width)
+        return out_NI
+
+    def rotate_and_store(
+        self,
+        qkv_NSD: Tensor,
+        norms: tuple[Tensor, Tensor] | None,
+        rotations: tuple[Tensor, Tensor],
+        kv: PagedKV,
+        layer: int,
+        slots_N: Tensor,
+    ) -> Tensor:
+        rows, heads, size = len(qkv_NSD), self.shape.num_heads, self.shape.head_dim
+        q_norm, k_norm = (0, 0) if norms is None else (norms[0].data_ptr(), norms[1].data_ptr())
+        self._rotate_store(
+            qkv_NSD.numel() >= _WIDE,
+            qkv_NSD.data_ptr(),
+            rotations[0].data_ptr(),
+            rotations[1].data_ptr(),
+            kv.layers[layer].data_ptr(),
+            slots_N.data_ptr(),
+            q_norm,
+            k_norm,
+            self._eps_bits,
+            rows,
+            heads,
+            self.shape.num_kv_heads,
+            size,
+            kv.num_pages * kv.block_size,
+        )
+        return qkv_NSD[:, :heads]

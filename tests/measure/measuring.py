@@ -1,0 +1,74 @@
+"""Runs the whole measurement against fakes on a virtual clock: milliseconds, and the same numbers every time."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from draftwise.backends import FakeBackend, FakeScript
+from draftwise.core import Arm, Comparison, Decision, Prompt, RunPlan, SpecConfig, Workload
+from draftwise.measure.decide import decide
+from draftwise.measure.run_directory import RunDirectory
+from draftwise.measure.session import Session
+
+CONTEXT: dict[str, Any] = {
+    "hardware": {"cpu": "imaginary", "cores": 2},
+    "software": {"python": "3"},
+    "model": {"name": "fake", "dtype": "bfloat16"},
+}
+PLAIN = FakeScript(seed=1)
+FASTER = FakeScript(k=3, accepted=(3, 1, 0), step_s=0.0045, seed=2)
+
+
+class Silent:
+    """A progress nobody looks at."""
+
+    def __init__(self) -> None:
+        self.totals: tuple[int, int] = (0, 0)
+        self.advanced = 0
+
+    def start(self, total: int, done: int) -> None:
+        self.totals = (total, done)
+
+    def advance(self, requests: int, what: str) -> None:
+        self.advanced += requests
+
+
+def make_workload(name: str = "code", num_prompts: int = 8, max_tokens: int = 40) -> Workload:
+    prompts = (Prompt(id=f"{name}-{i}", text=f"{name} {i}", max_tokens=max_tokens + i) for i in range(num_prompts))
+    return Workload(name=name, source="test", prompts=tuple(prompts))
+
+
+def make_plan(num_candidates: int = 1, **settings: Any) -> RunPlan:
+    spec = SpecConfig(method="ngram", num_speculative_tokens=3)
+    arms = (Arm(name="plain"), *(Arm(name=f"candidate {i}", spec=spec) for i in range(1, num_candidates + 1)))
+    return RunPlan(**{"arms": arms, "workloads": (make_workload(),), "repeats": 3, **settings})
+
+
+def make_session(path: Path, plan: RunPlan, scripts: Sequence[FakeScript], **settings: Any) -> Session:
+    backends = [FakeBackend(arm.name, script) for arm, script in zip(plan.arms, scripts, strict=True)]
+    resume = settings.get("resume", False)
+    return Session(
+        plan=plan,
+        backends=backends,
+        directory=RunDirectory(path) if resume else RunDirectory.claim(path),
+        **{"context": CONTEXT, "progress": Silent(), "announce": lambda plan, pace: None, **settings},
+    )
+
+
+def measure(path: Path, *candidates: FakeScript, plain: FakeScript = PLAIN, **settings: Any) -> Decision:
+    """Return the decision of a whole run."""
+    plan = make_plan(len(candidates), **settings)
+    asyncio.run(make_session(path, plan, (plain, *candidates)).run())
+    return decide(RunDirectory(path).read())
+
+
+def compare_one(path: Path, candidate: FakeScript, *, plain: FakeScript = PLAIN, **settings: Any) -> Comparison:
+    """Return the only comparison of a run with one workload and one candidate."""
+    (comparison,) = measure(path, candidate, plain=plain, **settings).comparisons
+    return comparison
+
+
+def noisy(script: FakeScript, seed: int, jitter: float = 0.03) -> FakeScript:
+    return replace(script, seed=seed, jitter=jitter)

@@ -1,0 +1,119 @@
+"""Whole runs against fakes whose truth is known: the decision must be that truth."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from measuring import FASTER, PLAIN, compare_one, make_workload, measure, noisy
+
+from draftwise.backends import FakeScript
+from draftwise.core import Comparison, Verdict
+
+
+def codes(comparison: Comparison) -> list[str]:
+    return [finding.code for finding in comparison.findings]
+
+
+def test_a_against_a_is_inconclusive(tmp_path: Path) -> None:
+    runs = [
+        compare_one(tmp_path / str(seed), noisy(PLAIN, 2 * seed + 1), plain=noisy(PLAIN, 2 * seed))
+        for seed in range(20)
+    ]
+    assert sum(run.verdict is Verdict.INCONCLUSIVE for run in runs) >= 19
+
+
+def test_a_ten_percent_gain_is_adopted_and_a_ten_percent_loss_rejected(tmp_path: Path) -> None:
+    spec = FakeScript(k=2, accepted=(1,), first_token_s=0.004)
+    plain = noisy(replace(PLAIN, first_token_s=0.004), 1)
+    faster = compare_one(tmp_path / "faster", noisy(replace(spec, step_s=2 * 0.004 / 1.12), 2), plain=plain)
+    slower = compare_one(tmp_path / "slower", noisy(replace(spec, step_s=2 * 0.004 / 0.88), 3), plain=plain)
+    assert (faster.verdict, slower.verdict) == (Verdict.ADOPT, Verdict.REJECT)
+
+
+def test_the_numbers_are_what_the_script_says(tmp_path: Path) -> None:
+    """One draft of 3 in three stands whole, one by 1, one not at all: 7 tokens in 3 steps of 4.5 ms."""
+    found = compare_one(tmp_path / "run", FASTER, workloads=(make_workload(num_prompts=6, max_tokens=400),))
+    assert found.verdict is Verdict.ADOPT
+    assert found.counters.spec.acceptance_length == pytest.approx(7 / 3, rel=0.02)
+    assert found.counters.spec.rate_per_pos == pytest.approx((2 / 3, 1 / 3, 1 / 3), rel=0.02)
+    assert found.counters.tokens_per_step == pytest.approx(7 / 3, rel=0.02)
+    assert found.tpot is not None
+    assert found.tpot.value == pytest.approx((4.5 * 3 / 7) / 4, rel=0.02)
+    assert found.ttft is not None
+    assert found.ttft.value == pytest.approx(1)
+    assert found.conversion == pytest.approx(found.speedup.value / found.counters.spec.acceptance_length)
+    assert found.equal_outputs == (6, 6)
+
+
+def test_a_server_that_remembers_is_judged_by_the_first_pass(tmp_path: Path) -> None:
+    script = FakeScript(k=8, accepted=(0, 1), step_s=0.0045)
+    honest = compare_one(tmp_path / "forgets", script)
+    remembering = compare_one(tmp_path / "remembers", replace(script, remembers=True))
+    assert remembering.passes == (1,)
+    assert honest.passes == (1, 2, 3)
+    assert remembering.speedup.value == pytest.approx(honest.speedup.value)
+    assert remembering.warm_speedup is not None
+    assert remembering.warm_speedup > 2 * remembering.speedup.value
+    assert codes(remembering) == ["repeated-prompts-warm-cache"]
+
+
+def test_outputs_that_differ_block_an_adoption(tmp_path: Path) -> None:
+    found = compare_one(tmp_path / "run", replace(FASTER, differs_at=5, gap=2.0))
+    assert (found.verdict, found.equal_outputs) == (Verdict.BLOCKED, (0, 8))
+    (finding,) = found.findings
+    assert "at output token 5 (the best two tokens are 1 nats apart)" in finding.message
+
+
+def test_a_numeric_tie_does_not(tmp_path: Path) -> None:
+    tie = replace(PLAIN, gap=0.1)
+    found = compare_one(tmp_path / "run", replace(FASTER, differs_at=5, gap=0.1), plain=tie)
+    assert (found.verdict, found.equal_outputs) == (Verdict.ADOPT, (0, 8))
+    assert codes(found) == ["numeric-ties"]
+
+
+def test_above_temperature_zero_outputs_are_not_compared(tmp_path: Path) -> None:
+    found = compare_one(tmp_path / "run", replace(FASTER, differs_at=5), temperature=0.7)
+    assert (found.verdict, found.equal_outputs) == (Verdict.ADOPT, None)
+
+
+def test_a_gain_without_a_draft_is_not_speculation(tmp_path: Path) -> None:
+    found = compare_one(tmp_path / "run", FakeScript(step_s=0.002))
+    assert (found.verdict, codes(found)) == (Verdict.BLOCKED, ["not-speculating"])
+
+
+def test_a_gain_beyond_the_acceptance_is_not_speculation_either(tmp_path: Path) -> None:
+    found = compare_one(tmp_path / "run", FakeScript(k=3, accepted=(0, 0, 0, 1), step_s=0.002))
+    assert (found.verdict, codes(found)) == (Verdict.BLOCKED, ["unexplained-speedup"])
+
+
+def test_a_plain_server_that_speculates_is_caught(tmp_path: Path) -> None:
+    plain = FakeScript(k=1, accepted=(1,), step_s=0.009)
+    found = compare_one(tmp_path / "run", FASTER, plain=plain)
+    assert (found.verdict, codes(found)) == (Verdict.BLOCKED, ["plain-speculates"])
+
+
+def test_late_first_tokens_make_it_mixed(tmp_path: Path) -> None:
+    found = compare_one(tmp_path / "run", replace(FASTER, first_token_s=0.030))
+    assert (found.verdict, codes(found)) == (Verdict.MIXED, ["ttft-damaged"])
+
+
+def test_the_decision_names_the_traffic_that_gains_and_when_to_roll_back(tmp_path: Path) -> None:
+    workloads = (make_workload("code"), make_workload("prose"))
+    decision = measure(tmp_path / "run", FASTER, replace(PLAIN, k=3, step_s=0.005), workloads=workloads)
+    assert [each.workload for each in decision.comparisons] == ["code", "code", "prose", "prose", "all", "all"]
+    assert decision.sentence.startswith("Adopt candidate 1 for code 1.8")
+    assert "one setting for all of it: candidate 1, 1.8" in decision.sentence
+    assert len(decision.rollback) == 3
+    # 4.5 ms a step instead of 4: plain speed is reached at 1.125 tokens per step, less what the first token costs.
+    assert "candidate 1 on code: roll back when tokens per step stay under 1.2" in decision.rollback[0]
+
+
+def test_where_nothing_pays_the_decision_is_to_keep_plain_decoding(tmp_path: Path) -> None:
+    decision = measure(tmp_path / "run", replace(PLAIN, k=3, step_s=0.005))
+    assert decision.sentence.startswith("Keep plain decoding for code: no candidate earned an adoption; the fastest")
+    assert decision.rollback == ()
+
+
+def test_concurrent_requests_are_all_answered(tmp_path: Path) -> None:
+    found = compare_one(tmp_path / "run", FASTER, concurrency=3, repeats=2)
+    assert found.num_prompts == 8

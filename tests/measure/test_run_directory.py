@@ -1,0 +1,101 @@
+"""The run directory keeps everything across crashes, and refuses what it cannot vouch for."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+from measuring import CONTEXT, FASTER, PLAIN, make_plan, make_session
+
+from draftwise.core import BackendError, InvalidSetup
+from draftwise.measure.run_directory import RunDirectory
+
+
+@pytest.fixture
+def measured(tmp_path: Path) -> Path:
+    path = tmp_path / "run"
+    asyncio.run(make_session(path, make_plan(), (PLAIN, FASTER)).run())
+    return path
+
+
+def test_what_is_read_back_is_the_plan_and_all_answers(measured: Path) -> None:
+    run = RunDirectory(measured).read()
+    assert run.plan == make_plan()
+    assert len(run.answers) == len(run.windows) == 2 * 8 * 3
+    assert run.context["model"] == CONTEXT["model"]
+    assert all(isinstance(answer.timing.chunks[0], tuple) for answer in run.answers)
+
+
+def test_a_line_cut_off_by_a_crash_is_as_if_never_written(measured: Path) -> None:
+    whole = RunDirectory(measured).read()
+    turns = measured / "turns.jsonl"
+    turns.write_text(turns.read_text()[:-40])
+    run = RunDirectory(measured).read()
+    assert len(run.windows) == len(whole.windows) - 1
+    assert len(run.answers) == len(whole.answers) - 1, "answers of a turn that was not finished do not count"
+
+
+def test_a_resumed_run_appends_after_a_cut_off_line(measured: Path) -> None:
+    whole = RunDirectory(measured).read()
+    for name in ("turns.jsonl", "requests.jsonl"):
+        (measured / name).write_text((measured / name).read_text()[:-40])
+    session = make_session(measured, whole.plan, (PLAIN, FASTER), resume=True)
+    asyncio.run(session.run())
+    run = RunDirectory(measured).read()
+    assert [window.turn for window in run.windows] == [window.turn for window in whole.windows]
+    assert session.progress.totals == (48, 47)
+    assert session.progress.advanced == 1
+
+
+def test_a_run_that_a_dying_server_ended_can_be_resumed(tmp_path: Path) -> None:
+    path, plan = tmp_path / "run", make_plan()
+    dying = type(FASTER)(**{**{n: getattr(FASTER, n) for n in FASTER.__slots__}, "dies_after": 12})
+    with pytest.raises(BackendError, match="candidate 1: the connection"):
+        asyncio.run(make_session(path, plan, (PLAIN, dying)).run())
+    kept = len(RunDirectory(path).read().answers)
+    assert 12 <= kept < 48
+    session = make_session(path, plan, (PLAIN, FASTER), resume=True)
+    asyncio.run(session.run())
+    assert session.progress.totals == (48, kept)
+    assert len(RunDirectory(path).read().answers) == 48
+
+
+def test_resuming_on_another_machine_is_refused(measured: Path) -> None:
+    other = {**CONTEXT, "hardware": {"cpu": "another"}}
+    with pytest.raises(InvalidSetup, match="the hardware is not what the run began with"):
+        asyncio.run(make_session(measured, make_plan(), (PLAIN, FASTER), resume=True, context=other).run())
+
+
+def test_a_changed_workload_is_refused(measured: Path) -> None:
+    path = measured / "workload-code.jsonl"
+    path.write_text(path.read_text().replace("code 3", "code 4"))
+    with pytest.raises(InvalidSetup, match="not what was measured"):
+        RunDirectory(measured).read()
+
+
+def test_a_folder_in_use_is_not_claimed(measured: Path) -> None:
+    with pytest.raises(InvalidSetup, match=f"--resume {measured}"):
+        RunDirectory.claim(measured)
+
+
+def test_a_folder_with_nothing_but_server_logs_is(tmp_path: Path) -> None:
+    log = RunDirectory.claim(tmp_path / "run").log_of("draft model k=4")
+    log.parent.mkdir()
+    log.write_text("")
+    assert log.name == "draft-model-k=4.log"
+    RunDirectory.claim(tmp_path / "run")
+
+
+@pytest.mark.parametrize("manifest", [None, "", "[]", "{}"])
+def test_what_is_no_run_is_said_to_be_none(tmp_path: Path, manifest: str | None) -> None:
+    if manifest is not None:
+        (tmp_path / "manifest.json").write_text(manifest)
+    with pytest.raises(InvalidSetup, match="is not a run directory"):
+        RunDirectory(tmp_path).read()
+
+
+def test_another_format_is_not_guessed_at(measured: Path) -> None:
+    path = measured / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 99}))
+    with pytest.raises(InvalidSetup, match="has format 99"):
+        RunDirectory(measured).read()
