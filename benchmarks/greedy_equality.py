@@ -38,6 +38,7 @@ def main() -> None:
     parser.add_argument("--workloads", type=Path, default=Path("src/draftwise/measure/workloads"))
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", nargs="+", default=["bfloat16", "float32", "float64"])
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--prompts", type=int, default=8, help="of each workload")
     parser.add_argument("--max-tokens", type=int, default=96)
     parser.add_argument("--out", type=Path)
@@ -51,7 +52,9 @@ def main() -> None:
         "prompts": len(prompts),
         "max_tokens": args.max_tokens,
         "dtypes": {
-            dtype: check_dtype(args.bundle, prompts, device=args.device, dtype=dtype, max_tokens=args.max_tokens)
+            dtype: check_dtype(
+                args.bundle, prompts, args.methods, device=args.device, dtype=dtype, max_tokens=args.max_tokens
+            )
             for dtype in args.dtype
         },
     }
@@ -69,13 +72,14 @@ def read_prompts(folder: Path, count: int) -> list[dict[str, Any]]:
 
 
 def check_dtype(
-    bundle: Path, prompts: list[dict[str, Any]], *, device: str, dtype: str, max_tokens: int
+    bundle: Path, prompts: list[dict[str, Any]], methods: list[str], *, device: str, dtype: str, max_tokens: int
 ) -> dict[str, dict[str, Any]]:
     """Return, per method, how many outputs equal plain decoding and what the others' gaps are."""
     settings = {"device": device, "dtype": dtype}
     plain = generate(LLM(str(bundle / "target"), **settings), prompts, max_tokens)
     rows = {}
-    for name, spec in METHODS.items():
+    for name in methods:
+        spec = METHODS[name]
         drafter = {"model": str(bundle / "draft_model")} if name == "draft_model" else {}
         llm = LLM(str(bundle / "target"), speculative_config=spec | drafter, **settings)
         outputs = generate(llm, prompts, max_tokens)

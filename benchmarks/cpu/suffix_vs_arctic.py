@@ -2,9 +2,9 @@
 
     python benchmarks/cpu/suffix_vs_arctic.py --arctic-python OTHER_VENV/bin/python
 
-OTHER_VENV needs numpy and arctic-inference==0.1.1 (`pip install --no-deps arctic-inference==0.1.1 numpy`). Ours is timed as
-the engine calls it, tensors in and out; theirs as vLLM 0.32 calls it (v1/spec_decode/suffix_decoding.py). The text is
-the Python standard library, a word a token, so that it repeats itself as code does.
+OTHER_VENV needs numpy and arctic-inference==0.1.1 (`pip install --no-deps arctic-inference==0.1.1 numpy`). Ours is
+timed as the engine calls it, tensors in and out; theirs as vLLM 0.32 calls it (v1/spec_decode/suffix_decoding.py). The
+text is the Python standard library, a word a token, so that it repeats itself as code does.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def make_traces() -> dict[str, list[list]]:
     }
 
 
-# --- The two sides. Each replays a trace and returns seconds by kind, counts, a digest of all drafts and its memory.
+# --- The two sides. Each replays a trace and returns seconds by kind, counts, a digest of all drafts and peak memory.
 
 
 def replay_ours(trace: list[list]) -> dict:
@@ -138,8 +138,8 @@ def replay_arctic(trace: list[list]) -> dict:
     requests: dict[int, int] = {}
     texts: dict[int, np.ndarray] = {}
     sizes: dict[int, int] = {}
-    num_started = 0
-    for rows in trace:
+    num_started = peak = 0
+    for at, rows in enumerate(trace):
         for row in [row for row in rows if row[0] == "release"]:
             begin = time.perf_counter()
             cache.stop_request(requests[row[1]])
@@ -166,9 +166,10 @@ def replay_arctic(trace: list[list]) -> dict:
             counts[kind] += len(group)
             for draft in drafts:
                 digest.update(repr(draft).encode())
-    trees = [cache._global_tree, *cache._local_trees.values()]
-    memory = sum(tree.estimate_memory() for tree in trees)
-    return {"seconds": seconds, "counts": counts, "drafts": digest.hexdigest(), "bytes": memory}
+        if at % max(1, len(trace) // 20) == 0:  # walks the trees: not at every batch
+            trees = [cache._global_tree, *cache._local_trees.values()]
+            peak = max(peak, sum(tree.estimate_memory() for tree in trees))
+    return {"seconds": seconds, "counts": counts, "drafts": digest.hexdigest(), "bytes": peak}
 
 
 def grouped(rows: list[list]) -> list[tuple[str, list[list]]]:
@@ -199,16 +200,16 @@ def compare(traces: dict, ours: list[dict], arctic: list[dict]) -> list[dict]:
             row[f"{kind}_ratio"] = ratio
         total = [[sum(run["seconds"].values()) for run in side] for side in (a, b)]
         row["total_ratio"] = statistics.median(x / y for x, y in zip(*total, strict=True))
-        row |= {"bytes": a[0]["bytes"], "bytes_arctic": b[0]["bytes"]}
+        row |= {"peak_bytes": a[0]["bytes"], "peak_bytes_arctic": b[0]["bytes"]}
         rows.append(row)
     return rows
 
 
 def compile_seconds() -> dict[str, float]:
-    """Return the time to the first proposer in a new process, without and with numba's cache of compiled kernels."""
+    """Return the time to a process's first proposer (numba imported), without and with numba's cache of kernels."""
     code = (
-        "import time, draftwise.engine.proposers.suffix as s; b = time.perf_counter(); s.SuffixProposer();"
-        "print(time.perf_counter() - b)"
+        "import time, numba, draftwise.engine.proposers; begin = time.perf_counter();"
+        "from draftwise.engine.proposers.suffix import SuffixProposer as S; S(); print(time.perf_counter() - begin)"
     )
     with tempfile.TemporaryDirectory() as folder:
         command = ["env", f"NUMBA_CACHE_DIR={folder}", sys.executable, "-c", code]
@@ -246,7 +247,7 @@ def main() -> None:
             arctic.append(measure(args.arctic_python, "arctic", file))
     rows = compare(traces, ours, arctic)
     result = {
-        "what": "microseconds per sequence of SuffixProposer and of ArcticInference; ratio = ours / theirs, median of runs",
+        "what": "microseconds per sequence, SuffixProposer and ArcticInference; ratio: ours / theirs, median of runs",
         "command": "python benchmarks/cpu/suffix_vs_arctic.py --arctic-python PYTHON",
         "repeats": args.repeats,
         "settings": {"max_tree_depth": DEPTH, "max_cached_requests": CACHED_REQUESTS, "num_speculative_tokens": K},

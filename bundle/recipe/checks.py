@@ -75,11 +75,13 @@ EDIT_TESTS: dict[str, Callable[[str, FunctionNode, Check], bool]] = {
     "change_default": lambda _, f, c: defaults(f).get(c["name"]) == c["default"],
     "reindent": lambda text, f, c: f.body[0].col_offset == 2,
     "make_async": lambda _, f, c: isinstance(f, ast.AsyncFunctionDef),
-    "add_decorator": lambda _, f, c: bool(f.decorator_list)
-    and same_code(ast.unparse(f.decorator_list[0]), c["decorator"]),
+    "add_decorator": lambda _, f, c: (
+        bool(f.decorator_list) and same_code(ast.unparse(f.decorator_list[0]), c["decorator"])
+    ),
     "remove_comments": lambda text, _, c: not token_strings(text, tokenize.COMMENT),
-    "insert_statement": lambda _, f, c: bool(without_docstring(f))
-    and same_code(ast.unparse(without_docstring(f)[0]), c["statement"]),
+    "insert_statement": lambda _, f, c: (
+        bool(without_docstring(f)) and same_code(ast.unparse(without_docstring(f)[0]), c["statement"])
+    ),
     "wrap_in_try": lambda _, f, c: has_try(f, c["error"], c["result"]),
 }
 

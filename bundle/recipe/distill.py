@@ -47,7 +47,8 @@ def main() -> None:
     torch.manual_seed(args.seed)
     teacher = load_model(args.out / "target", args.device, torch.bfloat16).eval()
     pool = PromptPool(args.data, args.seed, SHARES)
-    own = UnitBatches(roll_out(teacher, pool, args.rollouts, args.new_tokens), args.batch_tokens, args.device, args.seed)
+    rollouts = roll_out(teacher, pool, args.rollouts, args.new_tokens)
+    own = UnitBatches(rollouts, args.batch_tokens, args.device, args.seed)
     student = build_model("draft_model").to(args.device)
     if args.device == "cuda":
         compile_layers(student)

@@ -10,8 +10,8 @@ import numpy as np
 from identifiers import Lexicon, build_lexicon, substitute
 from ragged import Ragged
 from rewrites import load_documents
-from tokenizers import Encoding, Tokenizer
 from tokenizer import END_OF_TEXT
+from tokenizers import Encoding, Tokenizer
 from units import CodeUnit, code_units, cut_code, cut_prose, prose_units
 
 MAX_TOKENS = 512
@@ -71,7 +71,7 @@ def prose_pairs(text: str, rng: random.Random, lexicon: Lexicon, tokenizer: Toke
 def prompt_pairs(text: str, rng: random.Random, lexicon: Lexicon, tokenizer: Tokenizer) -> list[Pair]:
     """Return beginnings of the units of a document (a module where it parses as one)."""
     try:
-        prompts = [cut_code(unit, rng)[0] for unit in code_units(text, rng)]
+        prompts = [cut_code(unit, rng.choice([0, 0, 1, 2]))[0] for unit in code_units(text, rng)]
     except SyntaxError:
         prompts = [cut_prose(unit, rng)[0] for unit in prose_units(text)]
     ids = [encoding.ids[-MAX_PROMPT_TOKENS:] for encoding in tokenizer.encode_batch(prompts)]

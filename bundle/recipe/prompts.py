@@ -8,7 +8,8 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
-from edits import EDITS, Function
+from edits import EDITS
+from function import Function
 from identifiers import build_lexicon
 from rewrites import load_documents, plain_functions, user_message
 from tokenizers import Tokenizer
@@ -32,15 +33,18 @@ def continuations(name: str, cuts: list[tuple[str, str]], tokenizer: Tokenizer) 
 
 
 def code_cuts(texts: list[str], seen: set[str], rng: random.Random) -> list[tuple[str, str]]:
+    """Return the unseen functions cut before their body, in random order."""
     units = [unit for text in texts for unit in code_units(text, rng) if unit.function.strip() not in seen]
     rng.shuffle(units)
-    return [cut_code(unit, rng) for unit in units]
+    return [cut_code(unit, 0) for unit in units]
 
 
 def prose_cuts(texts: list[str], seen: set[str], rng: random.Random) -> list[tuple[str, str]]:
+    """Return the unseen units of prose cut inside a sentence, where an empty answer would be wrong."""
     units = list(dict.fromkeys(unit for text in texts for unit in prose_units(text) if unit not in seen))
     rng.shuffle(units)
-    return [cut_prose(unit, rng) for unit in units]
+    cuts = [cut_prose(unit, rng) for unit in units]
+    return [(prompt, rest) for prompt, rest in cuts if prompt[-1].isalnum()]
 
 
 def rewrites(functions: list[str], lexicon: Any, tokenizer: Tokenizer, rng: random.Random) -> Iterator[dict[str, Any]]:

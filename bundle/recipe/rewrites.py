@@ -10,11 +10,12 @@ from functools import partial
 from pathlib import Path
 
 from checks import judge, parse_function
-from edits import EDITS, Edit, Function
+from edits import EDITS
+from function import Edit, Function
 from identifiers import Lexicon, build_lexicon, substitute
 from ragged import Ragged
-from tokenizers import Tokenizer
 from tokenizer import ASSISTANT, END, USER
+from tokenizers import Tokenizer
 from units import code_units
 
 MIN_CHARS, MAX_CHARS = 60, 900

@@ -16,7 +16,7 @@ MIN_PROSE_CHARS = 150
 
 @dataclass(frozen=True, slots=True)
 class CodeUnit:
-    """A function, the first line of its body after the docstring, and the lines before it."""
+    """A function, the lines before it, and how many lines its signature and docstring take."""
 
     context: str
     function: str
@@ -125,10 +125,10 @@ def prose_units(text: str) -> Iterator[str]:
     yield from (unit for unit in units if len(unit) >= MIN_PROSE_CHARS)
 
 
-def cut_code(unit: CodeUnit, rng: random.Random) -> tuple[str, str]:
-    """Return a prompt that ends after the head and up to 2 lines of the body, and the rest."""
+def cut_code(unit: CodeUnit, body_lines: int) -> tuple[str, str]:
+    """Return a prompt that ends after the head and some lines of the body, and the rest."""
     lines = unit.function.split("\n")
-    kept = min(unit.head_lines + rng.choice([0, 0, 1, 2]), len(lines) - 1)
+    kept = min(unit.head_lines + body_lines, len(lines) - 1)
     prompt = unit.context + "\n".join(lines[:kept]).rstrip()
     return prompt, unit.text[len(prompt) :]
 

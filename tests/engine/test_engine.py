@@ -1,5 +1,6 @@
 """The engine as a whole: it says what transformers says, and speculation never changes a word."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ import torch
 from draftwise import LLM, SamplingParams
 from draftwise.core import InvalidSetup
 from draftwise.engine.outputs import RequestOutput
+
+DEVICE = os.environ.get("DRAFTWISE_TEST_DEVICE", "cpu")
 
 PROMPTS = [
     "abcabcabcabcabc",
@@ -37,7 +40,7 @@ SITUATIONS: dict[str, dict[str, Any]] = {
 
 
 def make_llm(target: Path, spec: dict[str, Any] | None = None, **settings: Any) -> LLM:
-    return LLM(str(target), speculative_config=spec, **({"dtype": "float64", "device": "cpu"} | settings))
+    return LLM(str(target), speculative_config=spec, **({"dtype": "float64", "device": DEVICE} | settings))
 
 
 def tokens_of(outputs: list[RequestOutput]) -> list[list[int]]:

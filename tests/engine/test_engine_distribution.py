@@ -1,5 +1,6 @@
 """Sampled output of the whole engine under speculation has the target's distribution."""
 
+import os
 from collections import Counter
 from itertools import product
 from pathlib import Path
@@ -40,7 +41,7 @@ def exact_law(llm: LLM) -> dict[tuple[int, int], float]:
     ids=["probabilistic draft", "greedy draft"],
 )
 def test_pairs_of_tokens_follow_the_targets_law(spec: dict, tiny_target: Path, tiny_draft: Path) -> None:
-    settings = {"dtype": "float64", "device": "cpu", "max_model_len": 64}
+    settings = {"dtype": "float64", "device": os.environ.get("DRAFTWISE_TEST_DEVICE", "cpu"), "max_model_len": 64}
     llm = LLM(str(tiny_target), speculative_config=spec | {"model": str(tiny_draft)}, max_num_seqs=64, **settings)
     law = exact_law(LLM(str(tiny_target), **settings))
     params = SamplingParams(temperature=1.0, top_k=TOP_K, max_tokens=4, n=NUM_SAMPLES, seed=1)

@@ -22,8 +22,8 @@ def write(folder: Path, text: str) -> str:
 
 
 def test_a_file_gives_its_prompts_in_order_with_defaults(tmp_path: Path) -> None:
-    text = '{"prompt": "a\u2028b", "user": "x"}\n\n{"id": 7, "messages": [{"role": "user", "content": "c"}], "max_tokens": 300}\n'
-    workload = load_workload(write(tmp_path, text), max_tokens=200)
+    chat = '{"id": 7, "messages": [{"role": "user", "content": "c"}], "max_tokens": 300}'
+    workload = load_workload(write(tmp_path, f'{{"prompt": "a\u2028b", "user": "x"}}\n\n{chat}\n'), max_tokens=200)
     first, second = workload.prompts
     assert (workload.name, workload.source) == ("own", "own.jsonl")
     assert (first.id, first.text, first.max_tokens) == ("own.jsonl:1", "a\u2028b", 200)

@@ -100,9 +100,14 @@ def show_decision(console: Console, decision: Decision) -> None:
         )
     if decision.comparisons:
         console.print(_table(decision.comparisons, positions=console.width >= _WIDE))
-    for where, finding in _findings(decision):
-        style = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.INFO: "dim"}[finding.severity]
+    findings = _findings(decision)
+    for where, finding in findings:
+        if finding.severity is Severity.INFO:
+            continue
+        style = "red" if finding.severity is Severity.ERROR else "yellow"
         console.print(Text.assemble((f"{finding.severity} ", style), f"{where}{finding}"), soft_wrap=True)
+    if notes := sum(finding.severity is Severity.INFO for _, finding in findings):
+        console.print(f"{notes} notes in the report", style="dim")
     console.print()
     console.print(Text(decision.sentence, style="bold"), soft_wrap=True)
     for rule in decision.rollback:

@@ -129,19 +129,32 @@ def plan_attention(
     decode = None
     if len(decoding_B):
         tables_BP = table_SP[decoding_B, : pages_S[decoding_B].max()]
-        decode = _plan_decode(lengths_S[decoding_B], contexts_S[decoding_B], ends_S[decoding_B], tables_BP, device)
+        decode = _plan_decode(
+            lengths_S[decoding_B],
+            contexts_S[decoding_B],
+            ends_S[decoding_B],
+            tables_BP,
+            device=device,
+            whole_step=not prefills,
+        )
     return AttentionPlan(slots_N=torch.from_numpy(slots_N).to(device), decode=decode, prefills=tuple(prefills))
 
 
 def _plan_decode(
-    lengths_B: np.ndarray, contexts_B: np.ndarray, ends_B: np.ndarray, tables_BP: np.ndarray, device: torch.device | str
+    lengths_B: np.ndarray,
+    contexts_B: np.ndarray,
+    ends_B: np.ndarray,
+    tables_BP: np.ndarray,
+    *,
+    device: torch.device | str,
+    whole_step: bool,
 ) -> DecodeGroup:
-    """Return the group of the sequences whose rows end at `ends_B`."""
+    """Return the group of the sequences whose rows end at `ends_B`; `whole_step` says that there are no others."""
     num_queries = int(lengths_B.max())
     offsets_BQ = np.minimum(np.arange(num_queries), lengths_B[:, None] - 1) - lengths_B[:, None]
     rows_BQ = ends_B[:, None] + offsets_BQ
     real_BQ = np.arange(num_queries) < lengths_B[:, None]
-    in_order = real_BQ.all() and ends_B[-1] == rows_BQ.size
+    in_order = whole_step and real_BQ.all()
 
     def to_device(array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(device)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Items
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, cast
@@ -155,18 +156,28 @@ class LLM:
         )
 
     def _run(self, outputs: dict[str, RequestOutput], *, show_progress: bool) -> None:
-        from rich.progress import Progress
-
         try:
-            with Progress(disable=not show_progress) as progress:
-                bar = progress.add_task("Generating", total=sum(len(output.outputs) for output in outputs.values()))
+            with _progress(sum(len(output.outputs) for output in outputs.values()), show_progress) as advance:
                 while self.engine.has_work():
                     for delta in self.engine.step():
                         _collect(outputs[delta.request_id], delta)
-                        progress.advance(bar, delta.finish_reason is not None)
+                        advance(delta.finish_reason is not None)
         finally:
             for request_id in outputs:
                 self.engine.abort(request_id)
+
+
+@contextmanager
+def _progress(total: int, show: bool) -> Iterator[Callable[[int], None]]:
+    """Show a progress bar if asked to; yield what moves it on."""
+    if not show:
+        yield lambda _: None
+        return
+    from rich.progress import Progress
+
+    with Progress() as progress:
+        bar = progress.add_task("Generating", total=total)
+        yield lambda steps: progress.advance(bar, steps)
 
 
 def _as_prompts(prompts: Prompt | Items[Prompt]) -> list[Prompt]:

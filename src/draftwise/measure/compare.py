@@ -100,7 +100,7 @@ def _memory_finding(cell: Cell, warm: Interval | None) -> Finding:
     return Finding(
         code="repeated-prompts-warm-cache",
         severity=Severity.INFO,
-        message=f"{cell.candidate} remembers answers: {later or 0:.2f} tokens per step when prompts come back, "
+        message=f"it remembers answers: {later or 0:.2f} tokens per step when prompts come back, "
         f"{first or 0:.2f} the first time. Its numbers rest on the first pass alone"
         + (f"; with every prompt known it would be {warm.value:.2f}x." if warm else "."),
     )

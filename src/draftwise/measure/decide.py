@@ -65,7 +65,7 @@ def _sentence(comparisons: Sequence[Comparison], won: Mapping[str, Comparison]) 
     if len(names) > 1:
         parts.append(_one_for_all(won.get(ALL)))
     sentence = "; ".join(parts)
-    return f"{sentence[0].upper()}{sentence[1:]}."
+    return f"{sentence[0].upper()}{sentence[1:]} (ranges: 95 % confidence)."
 
 
 def _by_candidate(winners: Sequence[Comparison]) -> list[tuple[str, list[Comparison]]]:

@@ -9,7 +9,7 @@ from typing import Any
 from draftwise.core import Answer, Divergence, Finding, Interval, Run, Severity
 from draftwise.measure.cell import Cell
 from draftwise.measure.degeneration import distinct_ngram_ratio, find_loop
-from draftwise.measure.outputs import Difference, find_differences, is_tie
+from draftwise.measure.outputs import Difference, find_difference, find_differences, is_tie
 from draftwise.measure.statistics import FEWEST_PROMPTS
 from draftwise.measure.thresholds import Thresholds
 
@@ -46,7 +46,7 @@ def check_cell(cell: Cell, speedup: Interval, ttft: Interval | None, thresholds:
     plain, candidate = cell.counters(cell.plain), cell.counters(cell.candidate)
     if not candidate.spec.num_drafts:
         why = "/metrics counted no draft" if candidate.generation_tokens else "its /metrics has no counters"
-        yield _error("not-speculating", f"there is no proof that {cell.candidate} speculated: {why}.")
+        yield _error("not-speculating", f"there is no proof that it speculated: {why}.")
     if plain.spec.num_drafts:
         yield _error("plain-speculates", f"the plain server drafted {plain.spec.num_draft_tokens} tokens.")
     most = candidate.tokens_per_step
@@ -68,7 +68,7 @@ def check_outputs(
     cell: Cell, divergences: Sequence[Divergence], tie_gap: float
 ) -> tuple[tuple[int, int], list[Finding]]:
     """Return how many prompts got the plain output (of how many), and what the differences mean. Temperature 0."""
-    differences = find_differences(cell, cell.candidate)
+    differences = find_differences(cell)
     examined = {(each.workload, each.prompt_id): each for each in divergences if each.candidate == cell.candidate}
     real = [each for each in differences if each.unit not in examined or not is_tie(examined[each.unit], tie_gap)]
     findings = [_describe(cell, real, examined)] if real else []
@@ -76,9 +76,6 @@ def check_outputs(
         gap = max(each.gap or 0.0 for each in examined.values() if is_tie(each, tie_gap))
         text = f"{ties} outputs part from plain's where both servers hold the two best tokens for equal (at most "
         findings.append(_info("numeric-ties", f"{text}{gap:.2g} nats apart, {tie_gap:g} is within rounding)."))
-    if unstable := find_differences(cell, cell.plain):
-        text = f"the plain server answers {len(unstable)} prompts differently from pass to pass."
-        findings.append(_warning("plain-unstable", text))
     return (len(cell.units) - len(differences), len(cell.units)), findings
 
 
@@ -98,7 +95,8 @@ def _describe(cell: Cell, real: list[Difference], examined: dict[Any, Divergence
 def check_run(run: Run, thresholds: Thresholds) -> Iterator[Finding]:
     """Yield what is wrong with a run as a whole."""
     if failed := [answer for answer in run.answers if answer.error is not None]:
-        text = f"{len(failed)} of {len(run.answers)} requests failed and are left out; the first: {failed[0].error}."
+        why = f"{failed[0].workload} prompt {failed[0].prompt_id!r}: {(failed[0].error or '').rstrip('.')}."
+        text = f"{len(failed)} of {len(run.answers)} requests failed and are left out; the first: {why}"
         yield _warning("failed-requests", text)
     else:
         yield from _check_traffic(run, thresholds)
@@ -109,6 +107,9 @@ def check_run(run: Run, thresholds: Thresholds) -> Iterator[Finding]:
     if busy > wall * thresholds.client_share:
         text = f"the load generator used {busy / wall:.0%} of a core and may slow what it measures."
         yield _warning("client-saturated", text, "Lower --concurrency or measure from another machine.")
+    if run.plan.temperature == 0 and (unstable := _count_unstable(run)):
+        text = f"the plain server itself answers {unstable} prompts differently from pass to pass."
+        yield _warning("plain-unstable", text)
     for quality in text_quality(run):
         if quality.loop_share > thresholds.loop_share:
             text = (
@@ -119,6 +120,18 @@ def check_run(run: Run, thresholds: Thresholds) -> Iterator[Finding]:
     if _later_passes_hit(run, thresholds):
         text = "later passes found their prompts in the prefix cache, in all arms alike: TTFT there is a cached one."
         yield _info("prefix-cache-warm", text)
+
+
+def _count_unstable(run: Run) -> int:
+    """Return how many prompts the plain arm did not always answer alike."""
+    first: dict[Any, Answer] = {}
+    unstable = set()
+    for answer in run.answers:
+        if answer.arm == run.plan.arms[0].name and answer.error is None:
+            unit = (answer.workload, answer.prompt_id)
+            if find_difference(unit, first.setdefault(unit, answer), answer) is not None:
+                unstable.add(unit)
+    return len(unstable)
 
 
 def _check_traffic(run: Run, thresholds: Thresholds) -> Iterator[Finding]:

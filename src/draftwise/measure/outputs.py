@@ -43,13 +43,20 @@ def find_difference(unit: Unit, plain: Answer, candidate: Answer) -> Difference 
     return Difference(unit=unit, plain=plain, candidate=candidate, position=shared)
 
 
-def find_differences(cell: Cell, arm: str) -> list[Difference]:
-    """Return, for each prompt where any answer of `arm` is not the plain arm's first answer, the first such."""
+def find_differences(cell: Cell) -> list[Difference]:
+    """Return, for each prompt that the candidate ever answered as plain never did, the first such answer.
+
+    The plain server may itself waver between passes (a cached prefix is computed in other shapes), so an answer
+    counts as different only when it is none of plain's; it is then compared with plain's first.
+    """
     found = []
     for unit in cell.units:
-        reference = cell.outputs(cell.plain, unit)[0]
-        differences = (find_difference(unit, reference, answer) for answer in cell.outputs(arm, unit))
-        found.append(next((each for each in differences if each is not None), None))
+        plain = cell.outputs(cell.plain, unit)
+        for answer in cell.outputs(cell.candidate, unit):
+            differences = [find_difference(unit, reference, answer) for reference in plain]
+            if None not in differences:
+                found.append(differences[0])
+                break
     return [each for each in found if each is not None]
 
 
@@ -74,7 +81,7 @@ async def examine(difference: Difference, plain: Client, candidate: Client) -> D
         position=position or 0,
         plain_token=tokens[0],
         candidate_token=tokens[1],
-        gap=min(map(_gap, told), default=None),
+        gap=min((gap for view in told if (gap := _gap(view)) is not None), default=None),
         among_best=_among_best(tokens, told),
     )
 
@@ -83,9 +90,10 @@ def _token_at(answer: Answer, position: int) -> int | None:
     return answer.token_ids[position] if position < len(answer.token_ids) else None
 
 
-def _gap(view: dict[str, float]) -> float:
+def _gap(view: dict[str, float]) -> float | None:
+    """Return how far the best token is ahead; None where two tokens of equal text came back as one."""
     best = sorted(view.values(), reverse=True)
-    return best[0] - best[1] if len(best) > 1 else float("inf")
+    return best[0] - best[1] if len(best) > 1 else None
 
 
 def _among_best(tokens: Sequence[int | None], views: Sequence[dict[str, float]]) -> bool | None:

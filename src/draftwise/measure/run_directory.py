@@ -173,6 +173,7 @@ class RunDirectory:
 
     def _append(self, name: str, row: Mapping[str, Any]) -> None:
         if name not in self._open:
+            _mend(self.path / name)
             self._open[name] = (self.path / name).open("a")
         file = self._open[name]
         file.write(json.dumps(row) + "\n")
@@ -209,3 +210,10 @@ def _write_whole(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     draft.replace(path)
+
+
+def _mend(path: Path) -> None:
+    """Cut off a last line that a crash left unfinished, so that the next one begins on its own."""
+    if path.exists():
+        data = path.read_bytes()
+        os.truncate(path, data.rfind(b"\n") + 1)

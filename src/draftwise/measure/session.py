@@ -77,7 +77,7 @@ class Session:
         known = {(each.candidate, each.workload, each.prompt_id) for each in run.divergences}
         for cell in cells(run):
             if cell.workload != ALL:
-                for difference in find_differences(cell, cell.candidate)[:_MOST_EXAMINED]:
+                for difference in find_differences(cell)[:_MOST_EXAMINED]:
                     if (cell.candidate, *difference.unit) not in known:
                         view = await examine(difference, clients[cell.plain], clients[cell.candidate])
                         self.directory.add_divergence(view)

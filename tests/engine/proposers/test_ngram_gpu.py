@@ -39,7 +39,7 @@ def pair(shortest: int, longest: int, max_model_len: int, num_slots: int = 3) ->
 @given(data=st.data(), shortest=st.integers(1, 4), extra=st.integers(0, 3), max_model_len=st.integers(8, 80))
 def test_it_drafts_what_ngram_drafts(data, shortest, extra, max_model_len):
     host, device = pair(shortest, shortest + extra, max_model_len)
-    room = dict.fromkeys(range(3), max_model_len + 1)  # the last step may overrun by what it emits
+    room = dict.fromkeys(range(3), max_model_len + 4)  # the last step may overrun by what it emits
     num_prompt: dict[int, int] = {}
     for _ in range(data.draw(st.integers(1, 6))):
         rows = {}
@@ -47,7 +47,7 @@ def test_it_drafts_what_ngram_drafts(data, shortest, extra, max_model_len):
             if room[slot] <= 1 or data.draw(st.integers(0, 5)) == 0:
                 host.release(slot)
                 device.release(slot)
-                room[slot] = max_model_len + 1
+                room[slot] = max_model_len + 4
                 num_prompt.pop(slot, None)
             rows[slot] = data.draw(repetitive_texts(max_size=20))[: room[slot]]
             room[slot] -= len(rows[slot])

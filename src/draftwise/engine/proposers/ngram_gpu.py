@@ -76,7 +76,7 @@ class NgramGpuProposer(Proposer):
     def _find_continuations(self, tokens_BL: Tensor, lengths_B: Tensor) -> Tensor:
         """Return [B] where the earliest occurrence of the longest known suffix ends; the length itself if none does."""
         size = self._max_model_len
-        positions_L = torch.arange(size, device=self._device)
+        positions_L = torch.arange(size, dtype=torch.int32, device=self._device)
         # Does the n-gram that ends at each position (and before the last one) equal the n-gram that ends the sequence?
         equal_BL = positions_L < lengths_B[:, None] - 1
         longest_BL = torch.zeros(equal_BL.shape, dtype=torch.int32, device=self._device)
@@ -87,8 +87,8 @@ class NgramGpuProposer(Proposer):
             equal_BL = equal_BL & (tokens_BL[:, left : left + size] == tokens_BL.gather(1, last_B1))
             longest_BL += equal_BL
         best_B1 = longest_BL.amax(dim=1, keepdim=True).clamp(min=self._shortest)
-        ends_BL = torch.where(longest_BL == best_B1, positions_L + 1, lengths_B[:, None])
-        return ends_BL.amin(dim=1)
+        ends_BL = torch.where(longest_BL == best_B1, positions_L + 1, lengths_B[:, None].int())
+        return ends_BL.amin(dim=1).long()
 
     def _to_device(self, *columns: tuple[int, ...]) -> Tensor:
         """Return host integers as an int64 device tensor, without waiting for the device (hence pinned memory)."""

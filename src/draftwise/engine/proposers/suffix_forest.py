@@ -44,7 +44,10 @@ class SuffixForest:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of all arrays: at most about 150 per token held at the peak, times the growth margin of 1.5."""
+        """Bytes of all arrays, which keep the size of their peak.
+
+        A token takes at most about 150 bytes in each tree that it is in, times the growth margin of 1.5.
+        """
         return sum(array.nbytes for array in self.arena)
 
     def plant(self) -> int:

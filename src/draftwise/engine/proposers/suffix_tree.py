@@ -18,6 +18,7 @@ from draftwise.engine.proposers.suffix_nodes import (
     COUNT,
     DEPTH,
     FIRST,
+    INLINED,
     INT,
     LAST,
     LENGTH,
@@ -72,7 +73,7 @@ def fell(arena: Arena, root: int) -> None:
     free_node(arena, root)
 
 
-@njit(INT(ARENA, INT), **OPTIONS)
+@njit(INT(ARENA, INT), **INLINED)
 def length_of(arena: Arena, node: int) -> int:
     """Return how many tokens the edge into `node` holds."""
     nodes, seqs = arena.nodes, arena.seqs
@@ -83,13 +84,13 @@ def length_of(arena: Arena, node: int) -> int:
     return end - nodes[node + REF]
 
 
-@njit(INT(ARENA, INT), **OPTIONS)
+@njit(INT(ARENA, INT), **INLINED)
 def _text_of(arena: Arena, node: int) -> int:
     """Return where in `Arena.tokens` the tokens of the edge into `node` begin."""
     return arena.seqs[arena.nodes[node + SEQ] + BASE] + arena.nodes[node + REF]
 
 
-@njit(VOID(ARENA, INT), **OPTIONS)
+@njit(VOID(ARENA, INT), **INLINED)
 def _close(arena: Arena, leaf: int) -> None:
     """Make an open leaf of one token an ordinary node, since another suffix comes to end in it, and tell its owner."""
     nodes, seqs = arena.nodes, arena.seqs
@@ -98,7 +99,7 @@ def _close(arena: Arena, leaf: int) -> None:
     seqs[owner + SHARED] = min(seqs[owner + SHARED], nodes[leaf + START])
 
 
-@njit(VOID(ARENA, INT), **OPTIONS)
+@njit(VOID(ARENA, INT), **INLINED)
 def _drop_first_token(arena: Arena, node: int) -> None:
     nodes = arena.nodes
     nodes[node + REF] += 1
@@ -107,7 +108,7 @@ def _drop_first_token(arena: Arena, node: int) -> None:
     nodes[node + TOKEN] = arena.tokens[_text_of(arena, node)]
 
 
-@njit(VOID(ARENA, INT, INT, INT), **OPTIONS)
+@njit(VOID(ARENA, INT, INT, INT), **INLINED)
 def _write_in_latest(arena: Arena, node: int, seq: int, end: int) -> None:
     """Let the node's tokens stand in whichever of its sequences leaves the tree last: they never need a new home."""
     nodes, seqs = arena.nodes, arena.seqs
@@ -116,7 +117,7 @@ def _write_in_latest(arena: Arena, node: int, seq: int, end: int) -> None:
         nodes[node + REF] = end + 1 - nodes[node + LENGTH]
 
 
-@njit(INT(ARENA, INT, INT, INT, INT, INT), **OPTIONS)
+@njit(INT(ARENA, INT, INT, INT, INT, INT), **INLINED)
 def _lengthen(arena: Arena, seq: int, node: int, child: int, length: int, end: int) -> int:
     """Extend a suffix that ends in `node` where all others go on to `child`: the border between the two moves down."""
     nodes = arena.nodes
@@ -133,7 +134,7 @@ def _lengthen(arena: Arena, seq: int, node: int, child: int, length: int, end: i
     return child
 
 
-@njit(INT(ARENA, INT, INT, INT, INT), **OPTIONS)
+@njit(INT(ARENA, INT, INT, INT, INT), **INLINED)
 def _descend(arena: Arena, seq: int, child: int, length: int, end: int) -> int:
     """Extend a suffix from the parent of `child` by its first token; a longer edge is split after it."""
     nodes = arena.nodes
@@ -148,7 +149,7 @@ def _descend(arena: Arena, seq: int, child: int, length: int, end: int) -> int:
     return child
 
 
-@njit(INT(ARENA, INT, INT, INT, INT, INT), **OPTIONS)
+@njit(INT(ARENA, INT, INT, INT, INT, INT), **INLINED)
 def _step(arena: Arena, seq: int, node: int, start: int, end: int, token: int) -> int:
     """Extend the suffix from `start`, which ends in `node`, by the token at `end`; return where it ends now."""
     nodes = arena.nodes

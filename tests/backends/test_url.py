@@ -1,0 +1,48 @@
+"""A URL that is not what it should be is explained."""
+
+import asyncio
+
+import httpx
+import pytest
+
+from draftwise.backends import UrlBackend
+from draftwise.core import BackendError, InvalidSetup
+
+
+@pytest.mark.parametrize("url", ["localhost:8000", "ftp://host", "http://", ""])
+def test_what_is_no_url_is_refused(url: str) -> None:
+    with pytest.raises(InvalidSetup, match="is not an http"):
+        UrlBackend("plain", url)
+
+
+def talk(answer: httpx.Response) -> str:
+    backend = UrlBackend("plain", "http://127.0.0.1:1")
+    backend._open(httpx.MockTransport(lambda request: answer))
+    with pytest.raises(BackendError) as caught:
+        asyncio.run(backend.describe())
+    return str(caught.value)
+
+
+def test_a_dead_port_is_named() -> None:
+    with pytest.raises(BackendError, match=r":1/v1/models does not answer"):
+        asyncio.run(UrlBackend("plain", "http://127.0.0.1:1").start())
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (httpx.Response(401), "refuses the API key. Name its variable with --api-key-env."),
+        (httpx.Response(404), "answered 404 without a JSON object"),
+        (httpx.Response(200, text="<html>"), "answered 200 without a JSON object"),
+        (httpx.Response(200, json={"data": []}), "lists no model"),
+    ],
+)
+def test_a_server_of_another_kind_is_told_apart(answer: httpx.Response, words: str) -> None:
+    assert words in talk(answer)
+
+
+def test_the_key_is_sent_and_kept_out_of_what_is_shown() -> None:
+    backend = UrlBackend("plain", "http://127.0.0.1:1/v1", api_key="secret")
+    backend._open()
+    assert backend.client.headers["authorization"] == "Bearer secret"
+    assert "secret" not in f"{backend.url}{backend.command}{vars(backend)['name']}"

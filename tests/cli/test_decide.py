@@ -1,0 +1,167 @@
+"""`draftwise decide` and `draftwise report` as a user types them, against fakes that listen on 127.0.0.1."""
+
+import asyncio
+import json
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from click.testing import CliRunner, Result
+
+from draftwise.backends import FakeBackend, FakeScript
+from draftwise.cli import main
+
+SCRIPTS = {
+    "plain": FakeScript(first_token_s=0.002, step_s=0.002),
+    "faster": FakeScript(first_token_s=0.002, step_s=0.002, k=3, accepted=(3,)),
+    "slower": FakeScript(first_token_s=0.002, step_s=0.004, k=3, accepted=(0, 1)),
+}
+CONTEXT = ["--context", "model=fake", "--context", "precision=float32", "--context", "command.plain=serve"]
+
+
+@pytest.fixture(scope="module")
+def urls() -> Iterator[dict[str, str]]:
+    """Serve the scripts from a thread of their own."""
+    backends = {name: FakeBackend(name, script, real_time=True) for name, script in SCRIPTS.items()}
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+
+    def call(work) -> None:
+        asyncio.run_coroutine_threadsafe(work, loop).result(10)
+
+    for backend in backends.values():
+        call(backend.start())
+    yield {name: backend.url for name, backend in backends.items()}
+    for backend in backends.values():
+        call(backend.stop())
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> str:
+    path = tmp_path / "own.jsonl"
+    path.write_text("".join(json.dumps({"prompt": f"p{i}", "max_tokens": 12}) + "\n" for i in range(8)))
+    return str(path)
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(main, list(arguments))
+
+
+def test_a_faster_and_a_slower_server_are_told_apart(urls, prompts, tmp_path) -> None:
+    out = str(tmp_path / "run")
+    arms = ["--candidate-url", urls["faster"], "--candidate-url", urls["slower"]]
+    arms += ["--candidate", 'faster={"method": "ngram", "num_speculative_tokens": 3}']
+    arms += ["--candidate", 'slower={"method": "suffix"}']
+    told = [*CONTEXT, "--context", "command.faster=serve f", "--context", "command.slower=serve s"]
+    result = run("decide", "--url", urls["plain"], *arms, *told, "--workload", prompts, "--repeats", "2", "--out", out)
+    assert result.exit_code == 0, result.output
+    assert re.search(r"^own +faster +adopt ", result.stdout, re.MULTILINE)
+    assert re.search(r"^ +slower +reject ", result.stdout, re.MULTILINE)
+    assert "Adopt faster for own" in result.stdout
+    assert "NOT EVIDENCE" not in result.stdout
+    assert f"Report: {out}/report.html" in result.stderr
+    assert "3 arms x (8 own) prompts x 2 passes = 48 requests, at most" in result.stderr
+
+    before = (Path(out) / "summary.json").read_bytes()
+    again = run("report", out, "--json")
+    assert json.loads(again.stdout) == json.loads(before)
+    assert (Path(out) / "summary.json").read_bytes() == before
+    assert "adopt" in again.stderr
+
+
+def test_without_context_the_first_line_says_not_evidence(urls, prompts, tmp_path) -> None:
+    arms = ["--url", urls["plain"], "--candidate-url", urls["faster"], "--workload", prompts]
+    result = run("decide", *arms, "--prompts", "2", "--repeats", "1", "--out", str(tmp_path / "run"))
+    assert result.stdout.splitlines()[0].startswith("NOT EVIDENCE: the run does not carry its model, precision, serve")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        ([], 2, "Give either TARGET or --url with --candidate-url."),
+        (["target", "--url", "http://127.0.0.1:1"], 2, "Give either TARGET or --url"),
+        (["--url", "http://127.0.0.1:1"], 2, "--url needs at least one --candidate-url"),
+        (["target", "--candidate-url", "http://127.0.0.1:1"], 2, "--candidate-url goes with --url"),
+        (["nowhere"], 1, "error: nowhere: is not the directory of a Hugging Face checkpoint"),
+        (["target", "--candidate", "{"], 1, "error: --speculative-config: not valid JSON"),
+        (["target", "--candidate", "plain={}"], 1, "'plain' is taken"),
+        (["target", "--workload", "proze"], 1, "Did you mean prose?"),
+        (["target", "--prompts", "0"], 2, "--prompts"),
+        (["target", "--resume", "nowhere"], 1, "is not a run directory"),
+        (["--url", "here", "--candidate-url", "http://127.0.0.1:1"], 1, "'here' is not an http(s) URL"),
+        (["--url", "http://127.0.0.1:1", "--candidate-url", "http://127.0.0.1:1"], 3, "does not answer"),
+        (["target", "--context", "hardwear=x"], 1, "Did you mean 'hardware'?"),
+        (["target", "--context", "hardware"], 2, "--context takes KEY=VALUE"),
+        (["target", "--api-key-env", "NO_SUCH_VARIABLE"], 1, "NO_SUCH_VARIABLE is not set"),
+    ],
+)
+def test_mistakes_are_sentences_with_an_exit_code(arguments, code, words, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "target").mkdir()
+    (tmp_path / "target" / "config.json").write_text("{}")
+    result = run("decide", *arguments)
+    assert result.exit_code == code, result.output
+    assert words in result.stderr
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_keeps_what_it_measured_and_can_go_on(urls, prompts, tmp_path, number) -> None:
+    out = tmp_path / "run"
+    arms = ["--url", urls["plain"], "--candidate-url", urls["slower"], "--workload", prompts, "--out", str(out)]
+    arms += ["--warmup", "1", "--repeats", "3"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "draftwise", "decide", *arms], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if " of 48 requests" in line:
+            break
+    process.send_signal(number)
+    _, rest = process.communicate(timeout=60)
+    assert process.returncode == 130, rest
+    assert f"Go on with: draftwise decide --resume {out}" in rest
+    kept = (out / "requests.jsonl").read_text().splitlines()
+    assert 4 <= len(kept) < 48
+    assert (out / "report.html").exists()
+
+    result = run("decide", "--resume", str(out))
+    lines = (out / "requests.jsonl").read_text().splitlines()
+    assert lines[: len(kept)] == kept
+    assert len({(row["turn"], row["prompt_id"]) for row in map(json.loads, lines)}) == 48
+    assert "reject" in result.stdout
+
+
+def test_deciding_on_running_servers_does_not_import_torch(urls, prompts, tmp_path) -> None:
+    code = "import sys; from draftwise.cli import main; main(sys.argv[1:], standalone_mode=False)"
+    code = f"import atexit, sys; atexit.register(lambda: print('torch' in sys.modules)); {code}"
+    arms = ["decide", "--url", urls["plain"], "--candidate-url", urls["faster"], "--workload", prompts]
+    short = ["--prompts", "1", "--repeats", "1", "--out", str(tmp_path / "run")]
+    done = subprocess.run([sys.executable, "-c", code, *arms, *short], capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines()[-1] == "False"
+
+
+def test_the_embedded_engine_is_served_measured_and_taken_down(tiny_target, tmp_path) -> None:
+    out = tmp_path / "run"
+    path = tmp_path / "own.jsonl"
+    path.write_text("".join(json.dumps({"prompt": f"abcabc{i}", "max_tokens": 8}) + "\n" for i in range(2)))
+    spec = '{"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_min": 1}'
+    result = run("decide", str(tiny_target), "--candidate", spec, "--workload", str(path), "--repeats", "1",
+                 "--warmup", "1", "--out", str(out))  # fmt: skip
+    summary = json.loads((out / "summary.json").read_text())
+    assert result.exit_code in (0, 1), result.output
+    assert summary["evidence"] is True
+    assert summary["comparisons"][0]["equal_outputs"] == [2, 2]
+    assert summary["context"]["servers"]["ngram k=2"]["command"].startswith("draftwise serve ")
+    for server in summary["context"]["servers"].values():
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(server["url"])
