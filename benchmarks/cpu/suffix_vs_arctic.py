@@ -167,8 +167,8 @@ def replay_arctic(trace: list[list]) -> dict:
             for draft in drafts:
                 digest.update(repr(draft).encode())
         if at % max(1, len(trace) // 20) == 0:  # walks the trees: not at every batch
-            trees = [cache._global_tree, *cache._local_trees.values()]
-            peak = max(peak, sum(tree.estimate_memory() for tree in trees))
+            local_bytes = sum(tree.estimate_memory() for tree in cache._local_trees.values())
+            peak = max(peak, cache._global_tree.estimate_memory() + local_bytes)
     return {"seconds": seconds, "counts": counts, "drafts": digest.hexdigest(), "bytes": peak}
 
 
