@@ -108,7 +108,11 @@ def main() -> None:
     result = {
         "what": "NgramProposer.propose: a prompt's admission (ms, once) and a step (us); vLLM's propose: a step (us)",
         "command": "python benchmarks/cpu/ngram_scaling.py --vllm-python PYTHON",
-        "machine": {"cpu": cpu_name(), "system": platform.platform(), "python": platform.python_version()},
+        "machine": {
+            "cpu": cpu_name(),
+            "system": f"{platform.system()} {platform.machine()}",
+            "python": platform.python_version(),
+        },
         "versions": {
             "torch": version("torch"),
             "numpy": version("numpy"),

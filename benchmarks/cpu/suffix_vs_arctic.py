@@ -251,7 +251,11 @@ def main() -> None:
         "command": "python benchmarks/cpu/suffix_vs_arctic.py --arctic-python PYTHON",
         "repeats": args.repeats,
         "settings": {"max_tree_depth": DEPTH, "max_cached_requests": CACHED_REQUESTS, "num_speculative_tokens": K},
-        "machine": {"cpu": cpu_name(), "system": platform.platform(), "python": platform.python_version()},
+        "machine": {
+            "cpu": cpu_name(),
+            "system": f"{platform.system()} {platform.machine()}",
+            "python": platform.python_version(),
+        },
         "versions": {name: version(name) for name in ("numba", "numpy", "torch")} | {"arctic-inference": "0.1.1"},
         "compile_s": compile_seconds(),
         "traces": rows,

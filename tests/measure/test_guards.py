@@ -102,6 +102,16 @@ def test_an_unstable_plain_server(good: Run) -> None:
     assert codes(bend_answers(good, change)) == {"plain-unstable"}
 
 
+def test_an_answer_that_plain_gave_in_any_pass_is_no_difference(good: Run) -> None:
+    def change(answer: Answer) -> Answer:
+        odd = (answer.arm == "plain" and answer.repeat == 2) or (answer.arm != "plain" and answer.repeat == 3)
+        return replace(answer, token_ids=answer.token_ids[:-1]) if odd else answer
+
+    bent = bend_answers(good, change)
+    assert codes(bent) == {"plain-unstable"}
+    assert decide(bent).comparisons[0].equal_outputs == (8, 8)
+
+
 def test_a_server_without_counters_proves_nothing(good: Run) -> None:
     def silent(window: Window) -> Window:
         return replace(window, counters=type(window.counters)())

@@ -49,6 +49,9 @@ class Backend(Protocol):
     def now(self) -> float:
         """Return seconds on the clock that this server's answers are timed with."""
 
+    def complaint(self) -> str:
+        """Return what to look at when the connection broke."""
+
     async def counters(self) -> Counters:
         """Return the counters of its /metrics, all zero where it has none."""
 

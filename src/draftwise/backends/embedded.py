@@ -130,9 +130,13 @@ class EmbeddedBackend(UrlBackend):
     def _printed(self) -> list[str]:
         return self._log.read_text(errors="replace").splitlines()
 
-    def _failure(self, what: str) -> str:
+    def complaint(self) -> str:
+        """Return the last lines that the server printed."""
         tail = "\n".join(f"  | {line}" for line in self._printed()[-_TAIL_LINES:])
-        return f"{self.name}: the server {what}. Its last lines ({self._log}):\n{tail}\nTry it alone: {self.command}"
+        return f"Its last lines ({self._log}):\n{tail}\nTry it alone: {self.command}"
+
+    def _failure(self, what: str) -> str:
+        return f"{self.name}: the server {what}. {self.complaint()}"
 
 
 def _fault(arm: str, message: str) -> Finding:

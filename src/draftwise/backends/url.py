@@ -50,6 +50,10 @@ class UrlBackend:
         """Return seconds on this machine's monotonic clock."""
         return time.perf_counter()
 
+    def complaint(self) -> str:
+        """Return what to look at when the connection broke."""
+        return "Is the server still running?"
+
     async def start(self) -> None:
         """Return when the server has answered /v1/models."""
         self._open()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -20,8 +20,8 @@ _COLOURS = {
     Verdict.INCONCLUSIVE: "dim",
     Verdict.BLOCKED: "bold magenta",
 }
-_WIDE = 110
-"""Columns from which the acceptance by position fits."""
+_WIDE = 125
+"""Characters that the whole table needs."""
 _QUIET_STEPS = 10
 """Lines that a run writes where there is no terminal to draw a bar in."""
 
@@ -29,7 +29,7 @@ _QUIET_STEPS = 10
 def open_console(*, stderr: bool) -> Console:
     """Return the console; where it is no terminal its width would be a guess, and rows must not break."""
     console = Console(stderr=stderr)
-    return console if console.is_terminal else Console(stderr=stderr, width=_WIDE + 20)
+    return console if console.is_terminal else Console(stderr=stderr, width=_WIDE)
 
 
 class ConsoleProgress:
@@ -99,7 +99,7 @@ def show_decision(console: Console, decision: Decision) -> None:
             soft_wrap=True,
         )
     if decision.comparisons:
-        console.print(_table(decision.comparisons, positions=console.width >= _WIDE))
+        console.print(_table(decision.comparisons, wide=console.width >= _WIDE))
     findings = _findings(decision)
     for where, finding in findings:
         if finding.severity is Severity.INFO:
@@ -107,49 +107,57 @@ def show_decision(console: Console, decision: Decision) -> None:
         style = "red" if finding.severity is Severity.ERROR else "yellow"
         console.print(Text.assemble((f"{finding.severity} ", style), f"{where}{finding}"), soft_wrap=True)
     if notes := sum(finding.severity is Severity.INFO for _, finding in findings):
-        console.print(f"{notes} notes in the report", style="dim")
+        console.print(f"{notes} {'note' if notes == 1 else 'notes'} in the report", style="dim")
     console.print()
     console.print(Text(decision.sentence, style="bold"), soft_wrap=True)
     for rule in decision.rollback:
         console.print(Text(rule, style="dim"), soft_wrap=True)
 
 
-def _table(comparisons: tuple[Comparison, ...], *, positions: bool) -> Table:
+def _table(comparisons: tuple[Comparison, ...], *, wide: bool) -> Table:
+    shown = [name for name in _NUMBERS if wide or name in _ALWAYS]
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("workload", "candidate", "verdict"):
         table.add_column(name, no_wrap=True)
-    for name in ("speed-up", "95 %", "accept\nlength", "by position, %", "conver-\nsion", "TTFT", "TPOT", "equal"):
-        if positions or name != "by position, %":
-            table.add_column(name, justify="right", no_wrap=True)
+    for name in shown:
+        table.add_column(name, justify="right", no_wrap=True)
     last = ""
     for each in comparisons:
         if last and each.workload != last:
             table.add_row()
-        cells = _cells(each)
-        table.add_row("" if each.workload == last else each.workload, *(cells if positions else cells[:5] + cells[6:]))
+        verdict = Text(each.verdict, style=_COLOURS[each.verdict])
+        workload = "" if each.workload == last else each.workload
+        table.add_row(workload, each.candidate, verdict, *(_NUMBERS[name](each) for name in shown))
         last = each.workload
     return table
 
 
-def _cells(each: Comparison) -> list[str | Text]:
+def _positions(each: Comparison) -> str:
     rates = [f"{100 * rate:.0f}" for rate in each.counters.spec.rate_per_pos]
-    length = each.counters.spec.acceptance_length
-    return [
-        each.candidate,
-        Text(each.verdict, style=_COLOURS[each.verdict]),
-        f"{each.speedup.value:.2f}x",
-        f"{each.speedup.low:.2f}-{each.speedup.high:.2f}",
-        "-" if length is None else f"{length:.2f}",
-        " ".join(rates[:5]) + (" ..." if len(rates) > 5 else ""),
-        "-" if each.conversion is None else f"{each.conversion:.0%}",
-        _change(each.ttft),
-        _change(each.tpot),
-        "-" if each.equal_outputs is None else "{}/{}".format(*each.equal_outputs),
-    ]
+    return " ".join(rates[:5]) + (" ..." if len(rates) > 5 else "")
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
 
 
 def _change(ratio: Interval | None) -> str:
     return "-" if ratio is None else f"{ratio.value - 1:+.0%}"
+
+
+_NUMBERS: dict[str, Callable[[Comparison], str]] = {
+    "speed-up": lambda each: f"{each.speedup.value:.2f}x",
+    "95 %": lambda each: f"{each.speedup.low:.2f}-{each.speedup.high:.2f}",
+    "tokens\n/step": lambda each: _number(each.counters.tokens_per_step),
+    "accept\nlength": lambda each: _number(each.counters.spec.acceptance_length),
+    "by position, %": _positions,
+    "conver-\nsion": lambda each: "-" if each.conversion is None else f"{each.conversion:.0%}",
+    "TTFT": lambda each: _change(each.ttft),
+    "TPOT": lambda each: _change(each.tpot),
+    "equal": lambda each: "-" if each.equal_outputs is None else "{}/{}".format(*each.equal_outputs),
+}
+_ALWAYS = ("speed-up", "95 %", "TPOT", "equal")
+"""Columns that a terminal of 80 characters has room for."""
 
 
 def _findings(decision: Decision) -> list[tuple[str, Finding]]:

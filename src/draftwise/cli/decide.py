@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 from rich.console import Console
 
 from draftwise.cli._console import ConsoleProgress, estimate, open_console, show_decision
@@ -49,7 +50,7 @@ _INTERRUPTED = 130
 @click.option("--minutes", type=click.FloatRange(0, min_open=True), default=10, show_default=True,
               help="As many prompts as fit in about this time.")  # fmt: skip
 @click.option("--repeats", type=click.IntRange(1), default=5, show_default=True, help="Passes over the prompts.")
-@click.option("--warmup", type=click.IntRange(0), default=3, show_default=True, help="Discarded requests per arm.")
+@click.option("--warmup", type=click.IntRange(1), default=3, show_default=True, help="Discarded requests per arm.")
 @click.option("--temperature", type=click.FloatRange(0), default=0.0, show_default=True)
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--concurrency", type=click.IntRange(1), default=1, show_default=True, help="Requests in flight.")
@@ -64,7 +65,8 @@ _INTERRUPTED = 130
 @click.option("--slo-ttft-ms", type=click.FloatRange(0), help="Promised time to first token, for goodput.")
 @click.option("--slo-tpot-ms", type=click.FloatRange(0), help="Promised time per output token, for goodput.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON on stdout.")
-def decide(resume: Path | None, api_key_env: str | None, as_json: bool, **asked: Any) -> None:
+@click.pass_context
+def decide(ctx: click.Context, /, resume: Path | None, api_key_env: str | None, as_json: bool, **asked: Any) -> None:
     """Measure whether speculation pays for TARGET, the directory of a checkpoint, and say so.
 
     Serves TARGET plainly and once per candidate, sends the same prompts to all of them in turns, and writes a
@@ -72,6 +74,7 @@ def decide(resume: Path | None, api_key_env: str | None, as_json: bool, **asked:
     """
     console = open_console(stderr=True)
     if resume is not None:
+        _refuse_others(ctx)
         directory = RunDirectory(resume)
         run = directory.read()
         plan, wish, budget_s = run.plan, Wish.of_run(run.context), None
@@ -104,13 +107,26 @@ def decide(resume: Path | None, api_key_env: str | None, as_json: bool, **asked:
     finish(directory, as_json=as_json, failure=failure)
 
 
+def _refuse_others(ctx: click.Context) -> None:
+    """Refuse options that would change a run that is under way."""
+    given = [name for name in ctx.params if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+    if others := sorted(set(given) - {"resume", "api_key_env", "as_json"}):
+        raise click.UsageError(f"--resume goes on with the run as it was planned; leave out {', '.join(others)}.")
+
+
 def _measure(session: Session) -> BaseException | None:
     """Run a session; return what ended it early."""
-    # Both ways of asking a process to end take the same way out: the servers go down, the readings stay.
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+
+    async def run() -> None:
+        # SIGTERM takes the way that Ctrl-C takes: the servers go down, the readings stay.
+        task = asyncio.current_task()
+        assert task is not None
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        await session.run()
+
     try:
-        asyncio.run(session.run())
-    except (KeyboardInterrupt, BackendError) as error:
+        asyncio.run(run())
+    except (KeyboardInterrupt, asyncio.CancelledError, BackendError) as error:
         return error
     return None
 

@@ -126,7 +126,7 @@ class Client:
         except httpx.HTTPError as error:
             raise BackendError(
                 f"{turn.arm}: the connection to {self.backend.url} broke ({type(error).__name__}) "
-                f"at prompt {prompt.id!r}. Is the server still running?"
+                f"at prompt {prompt.id!r}. {self.backend.complaint()}"
             ) from None
         finished = now()
         stream.settle()

@@ -54,11 +54,12 @@ def _gpus() -> list[str]:
     return answer.stdout.splitlines() if answer.returncode == 0 else []
 
 
-def describe_software() -> dict[str, str]:
+def describe_software(*, with_engine: bool) -> dict[str, str]:
     """Return the versions of what measures and, for the embedded engine, of what computes."""
     described = {"os": platform.platform(), "python": platform.python_version(), "draftwise": __version__}
-    with suppress(PackageNotFoundError):
-        described["torch"] = version("torch")
+    if with_engine:
+        with suppress(PackageNotFoundError):
+            described["torch"] = version("torch")
     return described
 
 

@@ -161,7 +161,10 @@ def text_quality(run: Run) -> list[TextQuality]:
     plain, rows = run.plan.arms[0].name, []
     for workload in run.plan.workloads:
         mine = (a for a in run.answers if a.arm == plain and a.workload == workload.name and a.error is None)
-        outputs = [_tokens(answer) for answer in {answer.prompt_id: answer for answer in mine}.values()]
+        first: dict[str, Answer] = {}
+        for answer in mine:
+            first.setdefault(answer.prompt_id, answer)
+        outputs = [_tokens(answer) for answer in first.values()]
         if outputs:
             rows.append(
                 TextQuality(

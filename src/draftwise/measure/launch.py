@@ -25,7 +25,7 @@ DEFAULT_CANDIDATES = (
     '{"method": "suffix"}',
 )
 """Methods that need nothing but the target."""
-_NOTES = ("hardware", "precision", "model", "command")
+_NOTES = ("hardware", "precision", "model")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +114,7 @@ def build_context(arms: Sequence[Arm], wish: Wish) -> dict[str, Any]:
     return {
         "started": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "hardware": hardware or (describe_hardware() if here else {}),
-        "software": describe_software(),
+        "software": describe_software(with_engine=wish.target is not None),
         "model": _model(wish),
         "thresholds": dict(wish.thresholds),
         "wish": {**asdict(wish), "notes": dict(wish.notes), "thresholds": dict(wish.thresholds)},
@@ -144,7 +144,7 @@ def _checkpoint(target: Path) -> dict[str, Any]:
 
 
 def _check_notes(notes: Mapping[str, str], arms: Sequence[str]) -> None:
-    known = [*_NOTES[:3], *(f"command.{arm}" for arm in arms)]
+    known = [*_NOTES, *(f"command.{arm}" for arm in arms)]
     for name in notes:
         if name not in known:
             near = get_close_matches(name, known, 1)

@@ -94,12 +94,18 @@ async def _together(starting: Sequence[Any]) -> None:
 
 
 def _check_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Refuse to mix readings of two machines or two versions in one run."""
-    for part in ("hardware", "software", "model"):
+    """Refuse to mix readings of two machines, versions or servers in one run."""
+    before, now = ({**each, "servers": _identities(each["servers"])} for each in (before, now))
+    for part in ("hardware", "software", "model", "servers"):
         if before.get(part) != now.get(part):
             raise InvalidSetup.because(
                 "other-context",
-                f"the {part} is not what the run began with: {now.get(part)}, before {before.get(part)}.",
+                f"{part}: now {now.get(part)}, when the run began {before.get(part)}.",
                 where="--resume",
                 fix="Readings of both do not compare: start a new run with --out.",
             )
+
+
+def _identities(servers: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return what the servers are, without their addresses."""
+    return {arm: {key: server[key] for key in ("model", "version", "command")} for arm, server in servers.items()}

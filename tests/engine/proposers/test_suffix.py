@@ -9,6 +9,7 @@ from lookup_cases import confirmed, drafts, repetitive_texts
 from suffix_model import SuffixModel
 
 from draftwise.core import InvalidSetup
+from draftwise.engine.proposers import suffix_nodes
 from draftwise.engine.proposers.base import Confirmed
 from draftwise.engine.proposers.suffix import SuffixProposer
 
@@ -73,7 +74,7 @@ class Lives(RuleBasedStateMachine):
 
 TestLives = Lives.TestCase
 TestLives.settings = settings(
-    max_examples=60, stateful_step_count=25, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=100, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 
 
@@ -218,6 +219,15 @@ def test_an_empty_batch_and_a_strided_one_are_taken(k):
         slots=(0,), tokens_BN=torch.arange(12).view(6, 2)[:, 1:].T, lengths_B=torch.tensor([6]), num_prompt=(5,)
     )
     assert proposer.propose(strided, k).tokens_BK.shape == (1, k)
+
+
+def test_kernels_are_compiled_each_time_where_no_cache_can_be_written(monkeypatch):
+    def refuse(**options):
+        raise RuntimeError("cannot cache function: no locator available")
+
+    assert suffix_nodes._can_cache()
+    monkeypatch.setattr(suffix_nodes, "njit", refuse)
+    assert not suffix_nodes._can_cache()
 
 
 def test_every_bad_option_is_named():

@@ -15,6 +15,9 @@ from numba.extending import intrinsic, overload
 
 __all__ = ["CODE", "compile_kernel"]
 
+_ROWS = 8
+"""Rows that a thread takes at a time."""
+
 # numpy's error model, because a check for division by zero would keep loops from being vectorised.
 _inline = njit(error_model="numpy", fastmath={"contract"})
 _reduction = njit(error_model="numpy", fastmath={"contract", "reassoc"})
@@ -114,29 +117,36 @@ def _norm_factor(x: Any, eps: Any) -> Any:
 
 
 @_inline
+def _next_rows(counter: Any, rows: int) -> tuple[int, int]:
+    """Return the next rows to work on, first and end: a few at a time, so that threads share no cache lines."""
+    first = _next_task(counter) * _ROWS
+    return first, min(first + _ROWS, rows)
+
+
+@_inline
 def _add_norm(counter: Any, dtype: Any) -> None:
     """Job: counter, x, delta or 0, weight, sum, out, rows, width, bits of epsilon."""
     job = carray(counter, 9)
     rows, width, eps = job[6], job[7], _float_of(np.uint32(job[8]))
-    x_RH, delta_RH = (carray(_pointer(job[1], dtype), (rows, width)), carray(_pointer(job[2], dtype), (rows, width)))
-    sum_RH, out_RH = (carray(_pointer(job[4], dtype), (rows, width)), carray(_pointer(job[5], dtype), (rows, width)))
+    x_RH, delta_RH = carray(_pointer(job[1], dtype), (rows, width)), carray(_pointer(job[2], dtype), (rows, width))
+    sum_RH, out_RH = carray(_pointer(job[4], dtype), (rows, width)), carray(_pointer(job[5], dtype), (rows, width))
     weight, row = carray(_pointer(job[3], dtype), width), np.empty(width, np.float32)
-    i = _next_task(counter)
-    while i < rows:
-        x, out = x_RH[i], out_RH[i]
-        if job[2] == 0:
+    first, end = _next_rows(counter, rows)
+    while first < rows:
+        for i in range(first, end):
+            x, delta, total, out = x_RH[i], delta_RH[i], sum_RH[i], out_RH[i]
+            if job[2] == 0:
+                for j in range(width):
+                    row[j] = _load(x, j)
+            else:
+                for j in range(width):
+                    _store(total, j, _load(x, j) + _load(delta, j))
+                for j in range(width):
+                    row[j] = _load(total, j)
+            factor = _norm_factor(row, eps)
             for j in range(width):
-                row[j] = _load(x, j)
-        else:
-            delta, total = delta_RH[i], sum_RH[i]
-            for j in range(width):
-                _store(total, j, _load(x, j) + _load(delta, j))
-            for j in range(width):
-                row[j] = _load(total, j)
-        factor = _norm_factor(row, eps)
-        for j in range(width):
-            _store(out, j, row[j] * factor * _load(weight, j))
-        i = _next_task(counter)
+                _store(out, j, row[j] * factor * _load(weight, j))
+        first, end = _next_rows(counter, rows)
 
 
 @_inline
@@ -145,58 +155,65 @@ def _silu_mul(counter: Any, dtype: Any) -> None:
     job = carray(counter, 5)
     rows, width = job[3], job[4]
     x_R2I, out_RI = carray(_pointer(job[1], dtype), (rows, 2, width)), carray(_pointer(job[2], dtype), (rows, width))
-    i = _next_task(counter)
-    while i < rows:
-        gate, up, out = x_R2I[i, 0], x_R2I[i, 1], out_RI[i]
-        for j in range(width):
-            g = _load(gate, j)
-            _store(out, j, g / (np.float32(1) + _exp(-g)) * _load(up, j))
-        i = _next_task(counter)
+    first, end = _next_rows(counter, rows)
+    while first < rows:
+        for i in range(first, end):
+            gate, up, out = x_R2I[i, 0], x_R2I[i, 1], out_RI[i]
+            for j in range(width):
+                g = _load(gate, j)
+                _store(out, j, g / (np.float32(1) + _exp(-g)) * _load(up, j))
+        first, end = _next_rows(counter, rows)
 
 
 @_inline
-def _turn(head: Any, row: Any, weight: Any, eps: Any, cos: Any, sin: Any, out: Any) -> None:
-    """Norm a head (if there is a weight), rotate it and put it into `out`; `row` is float32 scratch."""
-    half = cos.size
-    for j in range(head.size):
-        row[j] = _load(head, j)
-    if weight.size > 0:
-        factor = _norm_factor(row, eps)
+def _turn(head: Any, norm: Any, eps: Any, cos: Any, sin: Any) -> None:
+    """Norm a float32 head, if there are weights for that, and rotate its first half against its second."""
+    if norm.size > 0:
+        factor = _norm_factor(head, eps)
         for j in range(head.size):
-            row[j] = row[j] * factor * _load(weight, j)
-    left, right, out_left, out_right = row[:half], row[half:], out[:half], out[half:]
+            head[j] = head[j] * factor * _load(norm, j)
+    half = cos.size
+    left, right = head[:half], head[half:]
     for j in range(half):
-        _store(out_left, j, left[j] * cos[j] - right[j] * sin[j])
-    for j in range(half):
-        _store(out_right, j, right[j] * cos[j] + left[j] * sin[j])
+        a, b = left[j], right[j]
+        left[j] = a * cos[j] - b * sin[j]
+        right[j] = b * cos[j] + a * sin[j]
 
 
 @_inline
 def _rotate_store(counter: Any, dtype: Any) -> None:
-    """Job: counter, qkv, cos, sin, pages, slots, norm of q or 0, norm of k or 0, bits of epsilon, rows, query heads,
-    key heads, head size, total slots.
+    """Rotate q in place; store k, rotated, and v.
+
+    Job: counter, qkv, cosine, sine, pages, slots, norm of q or 0, norm of k or 0, bits of epsilon, rows, query
+    heads, key heads, head size, slots in all.
     """
     job = carray(counter, 14)
     eps, rows, heads, groups, size = _float_of(np.uint32(job[8])), job[9], job[10], job[11], job[12]
-    qkv = carray(_pointer(job[1], dtype), (rows, heads + 2 * groups, size))
-    cos = carray(_pointer(job[2], np.float32), (rows, size // 2))
-    sin = carray(_pointer(job[3], np.float32), (rows, size // 2))
-    pages = carray(_pointer(job[4], dtype), (job[13], 2, groups, size))
+    num_q, num_k = heads * size, groups * size
+    qkv_RE = carray(_pointer(job[1], dtype), (rows, num_q + 2 * num_k))
+    cos_RD = carray(_pointer(job[2], np.float32), (rows, size // 2))
+    sin_RD = carray(_pointer(job[3], np.float32), (rows, size // 2))
+    pages = carray(_pointer(job[4], dtype), (job[13], 2 * num_k))
     slots = carray(_pointer(job[5], np.int64), rows)
     q_norm = carray(_pointer(job[6], dtype), size if job[6] != 0 else 0)
     k_norm = carray(_pointer(job[7], dtype), size if job[7] != 0 else 0)
-    row = np.empty(size, np.float32)
-    i = _next_task(counter)
-    while i < rows:
-        slot = slots[i]
-        for h in range(heads):
-            _turn(qkv[i, h], row, q_norm, eps, cos[i], sin[i], qkv[i, h])
-        for g in range(groups):
-            _turn(qkv[i, heads + g], row, k_norm, eps, cos[i], sin[i], pages[slot, 0, g])
-            value, target = qkv[i, heads + groups + g], pages[slot, 1, g]
-            for j in range(size):
-                target[j] = value[j]
-        i = _next_task(counter)
+    row = np.empty(num_q + num_k, np.float32)
+    first, end = _next_rows(counter, rows)
+    while first < rows:
+        for i in range(first, end):
+            qkv, stored = qkv_RE[i], pages[slots[i]]
+            for j in range(num_q + num_k):
+                row[j] = _load(qkv, j)
+            for h in range(heads + groups):
+                _turn(row[h * size : (h + 1) * size], q_norm if h < heads else k_norm, eps, cos_RD[i], sin_RD[i])
+            k, v = row[num_q:], qkv[num_q + num_k :]
+            for j in range(num_q):
+                _store(qkv, j, row[j])
+            for j in range(num_k):
+                _store(stored, j, k[j])
+            for j in range(num_k):
+                stored[num_k + j] = v[j]
+        first, end = _next_rows(counter, rows)
 
 
 def _add_norm_bfloat16(counter: Any) -> None:

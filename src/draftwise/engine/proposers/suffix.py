@@ -108,9 +108,9 @@ class SuffixProposer(Proposer):
         return self._forest.memory_bytes
 
     def propose(self, new: Confirmed, k: int) -> Draft:
-        """Take in `new` and draft up to k tokens for each sequence, in order: a draft knows the responses before it."""
+        """Take in `new`, on the host, and draft up to k tokens each; a draft knows the responses of earlier rows."""
         tokens_BN = np.ascontiguousarray(new.tokens_BN.cpu().numpy())
-        lengths_B = new.lengths_B.cpu().numpy()
+        lengths_B = np.ascontiguousarray(new.lengths_B.cpu().numpy())
         rows = zip(new.slots, lengths_B.tolist(), new.num_prompt, strict=True)
         jobs = [self._job(slot, size, num_prompt, k) for slot, size, num_prompt in rows]
         drafts_BK, sizes_B = self._run(tokens_BN, lengths_B, np.array(jobs, np.int64).reshape(-1, JOB_WIDTH), k)

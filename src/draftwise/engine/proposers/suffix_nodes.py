@@ -3,6 +3,9 @@
 A node id is the offset of its row in `Arena.nodes`; 0 is no node, so that zeroed links are empty ones. An only child,
 which is what most nodes are, is found without hashing and ranks first without bookkeeping; siblings are chained in a
 hash table and ranked in groups of equal count.
+
+numba caches compiled kernels beside their source file and does not notice a change in a kernel that they call from
+another file: after editing one of the suffix files, remove their `__pycache__`.
 """
 
 from __future__ import annotations
@@ -67,11 +70,20 @@ class Arena(NamedTuple):
     meta: np.ndarray[Any, np.dtype[np.int64]]
 
 
+def _can_cache() -> bool:
+    """Return whether numba finds a folder for its compiled kernels: it raises where none can be written."""
+    try:
+        njit(cache=True)(_can_cache)
+    except RuntimeError:
+        return False
+    return True
+
+
 _INT32S, _INT64S = types.Array(types.int32, 1, "C"), types.Array(types.int64, 1, "C")
 ARENA = types.NamedTuple((_INT32S, _INT32S, _INT32S, _INT64S, _INT64S), Arena)
 INT, VOID = types.int64, types.void
 # The caller owns every array for longer than a kernel runs; counting references at each call costs five times the work.
-OPTIONS = {"cache": True, "_nrt": False}
+OPTIONS = {"cache": _can_cache(), "_nrt": False}
 INLINED = OPTIONS | {"forceinline": True}  # what a token takes: 1.2 to 1.8 times faster than calls
 
 
