@@ -72,6 +72,15 @@ def test_failed_requests_are_left_out_and_said(good: Run) -> None:
     assert decide(failed).comparisons[0].num_prompts == 7
 
 
+def test_a_busy_machine(good: Run) -> None:
+    def slow(answer: Answer) -> Answer:
+        factor = 2 if answer.repeat == 2 else 1
+        sent, finished = answer.timing.sent, answer.timing.finished
+        return replace(answer, timing=replace(answer.timing, finished=sent + factor * (finished - sent)))
+
+    assert codes(bend_answers(good, slow)) == {"noisy-machine"}
+
+
 def test_estimated_counts(good: Run) -> None:
     assert codes(bend_answers(good, lambda a: replace(a, counts_exact=False))) == {"token-counts-estimated"}
 

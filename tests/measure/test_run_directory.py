@@ -87,7 +87,7 @@ def test_a_folder_in_use_is_not_claimed(measured: Path) -> None:
 
 def test_a_folder_with_nothing_but_server_logs_is(tmp_path: Path) -> None:
     log = RunDirectory.claim(tmp_path / "run").log_of("draft model k=4")
-    log.parent.mkdir()
+    log.parent.mkdir(parents=True)
     log.write_text("")
     assert log.name == "draft-model-k=4.log"
     RunDirectory.claim(tmp_path / "run")

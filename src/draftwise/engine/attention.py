@@ -107,7 +107,7 @@ def plan_attention(
         device: where the plan's tensors go.
     """
     lengths_S, contexts_S = np.array(query_lens), np.array(context_lens)
-    assert (lengths_S > 0).all() and (lengths_S <= contexts_S).all(), "each sequence needs a new token"
+    assert ((lengths_S > 0) & (lengths_S <= contexts_S)).all(), "each sequence needs a new token"
     pages_S = -(-contexts_S // block_size)
     table_SP = np.zeros((len(pages_S), pages_S.max()), dtype=np.int64)
     for i, (pages, count) in enumerate(zip(page_tables, pages_S.tolist(), strict=True)):
@@ -172,10 +172,10 @@ def _plan_decode(
 def attend(q_NAD: Tensor, kv: PagedKV, layer: int, plan: AttentionPlan) -> Tensor:
     """Return the attention output [N, A * D] of the new tokens, whose keys and values are stored already."""
     decode = plan.decode
-    if decode is not None and decode.rows_BQ is None:
+    if decode is not None and decode.rows_M is None:
         return _decode(q_NAD, kv, layer, plan, decode)
     out_NE = q_NAD.new_empty(q_NAD.shape[0], q_NAD.shape[1] * q_NAD.shape[2])
-    if decode is not None:
+    if decode is not None and decode.rows_M is not None:
         out_NE.index_copy_(0, decode.rows_M, _decode(q_NAD, kv, layer, plan, decode))
     for chunk in plan.prefills:
         rows = slice(chunk.start, chunk.start + chunk.length)

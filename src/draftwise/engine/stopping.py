@@ -20,9 +20,7 @@ class Stop:
     stop_reason: int | str | None = None
 
 
-def find_stop(
-    sequence: Sequence, emitted: list[int], *, room: int, end_ids: Set[int]
-) -> tuple[str, Stop | None]:
+def find_stop(sequence: Sequence, emitted: list[int], *, room: int, end_ids: Set[int]) -> tuple[str, Stop | None]:
     """Detokenise `emitted` up to the first reason to stop; return the new text and that reason.
 
     A stop token counts as output but leaves no text unless include_stop_str_in_output is set; `room` is how

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 from draftwise.core import Answer, Divergence, Finding, Interval, Run, Severity
@@ -107,6 +108,10 @@ def check_run(run: Run, thresholds: Thresholds) -> Iterator[Finding]:
     if busy > wall * thresholds.client_share:
         text = f"the load generator used {busy / wall:.0%} of a core and may slow what it measures."
         yield _warning("client-saturated", text, "Lower --concurrency or measure from another machine.")
+    spread = _plain_spread(run)
+    if spread > thresholds.noise:
+        text = f"the plain server's time for one and the same prompt varies by {spread:.0%}: the machine is busy."
+        yield _warning("noisy-machine", text, "Stop what else runs there and measure again.")
     if run.plan.temperature == 0 and (unstable := _count_unstable(run)):
         text = f"the plain server itself answers {unstable} prompts differently from pass to pass."
         yield _warning("plain-unstable", text)
@@ -120,6 +125,16 @@ def check_run(run: Run, thresholds: Thresholds) -> Iterator[Finding]:
     if _later_passes_hit(run, thresholds):
         text = "later passes found their prompts in the prefix cache, in all arms alike: TTFT there is a cached one."
         yield _info("prefix-cache-warm", text)
+
+
+def _plain_spread(run: Run) -> float:
+    """Return the median over prompts of (largest - smallest) / median of the plain seconds per token."""
+    seconds: dict[Any, list[float]] = {}
+    for answer in run.answers:
+        if answer.arm == run.plan.arms[0].name and answer.error is None:
+            pace = answer.timing.e2e_s / answer.timing.num_tokens
+            seconds.setdefault((answer.workload, answer.prompt_id), []).append(pace)
+    return median([(max(each) - min(each)) / median(each) for each in seconds.values()] or [0.0])
 
 
 def _count_unstable(run: Run) -> int:

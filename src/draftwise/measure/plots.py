@@ -146,11 +146,15 @@ def _draw_tpots(
     """Draw, workload by workload, the share of requests whose time per output token is at most x."""
 
     def draw(axes: Axes, workload: str) -> None:
+        middles = []
         for arm in run.plan.arms:
             values = tpots_ms(run, comparisons, workload, arm.name)
+            middles += values[len(values) // 2 : len(values) // 2 + 1]
             shares = [(i + 1) / len(values) for i in range(len(values))]
             axes.step(values, shares, where="post", color=colours.get(arm.name, _PLAIN), label=arm.name)
         axes.set_ylim(0, 1.02)
+        # One stalled request would otherwise squeeze all others to the left edge.
+        axes.set_xlim(0, 3 * max(middles, default=1.0) or None)
 
     return _draw_panels(workloads, draw, "time per output token (ms)", "share of requests")
 

@@ -58,7 +58,6 @@ class RunDirectory:
                 where=str(path),
                 fix=f"Choose another --out, or continue it with --resume {path}.",
             )
-        path.mkdir(parents=True, exist_ok=True)
         return cls(path)
 
     def log_of(self, arm: str) -> Path:
@@ -67,6 +66,7 @@ class RunDirectory:
 
     def begin(self, plan: RunPlan, context: Mapping[str, Any]) -> None:
         """Write the prompts, then the manifest: from now on the run can be resumed."""
+        self.path.mkdir(parents=True, exist_ok=True)
         for workload in plan.workloads:
             lines = "".join(json.dumps(prompt.to_dict()) + "\n" for prompt in workload.prompts)
             _write_whole(self._workload_path(workload.name), lines)

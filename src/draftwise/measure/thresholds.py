@@ -27,6 +27,9 @@ class Thresholds:
     """Growth of tokens per step after the first pass from which a server is taken to remember its prompts."""
     client_share: float = 0.30
     """CPU seconds of the load generator per second of load from which it may slow what it measures."""
+    noise: float = 0.5
+    """Spread (largest minus smallest over median) of the plain server's seconds for the same prompt, typical over
+    prompts, from which the machine is taken to be busy with something else."""
     foreign_tokens: float = 0.02
     """Share of a server's generated tokens that the run did not ask for."""
     slo_ttft_s: float | None = None

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from draftwise.core import ModelShape
 from draftwise.engine.attention import PagedKV
-from draftwise.engine.kernels.cpu_code import CODE, compile_kernel
+from draftwise.engine.kernels.cpu_code import CODE, ROWS, compile_kernel
 from draftwise.engine.kernels.openmp import Team
 from draftwise.engine.kernels.reference import Kernels
 
@@ -70,6 +70,7 @@ class CpuKernels(Kernels):
     ) -> Tensor:
         rows, heads, size = len(qkv_NSD), self.shape.num_heads, self.shape.head_dim
         q_norm, k_norm = (0, 0) if norms is None else (norms[0].data_ptr(), norms[1].data_ptr())
+        scratch = torch.empty(rows // ROWS + 1, (heads + self.shape.num_kv_heads) * size)
         self._rotate_store(
             qkv_NSD.numel() >= _WIDE,
             qkv_NSD.data_ptr(),
@@ -85,5 +86,6 @@ class CpuKernels(Kernels):
             self.shape.num_kv_heads,
             size,
             kv.num_pages * kv.block_size,
+            scratch.data_ptr(),
         )
         return qkv_NSD[:, :heads]

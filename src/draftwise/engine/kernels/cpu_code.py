@@ -13,9 +13,9 @@ import numpy as np
 from numba import carray, cfunc, njit, types
 from numba.extending import intrinsic, overload
 
-__all__ = ["CODE", "compile_kernel"]
+__all__ = ["CODE", "ROWS", "compile_kernel"]
 
-_ROWS = 8
+ROWS = 8
 """Rows that a thread takes at a time."""
 
 # numpy's error model, because a check for division by zero would keep loops from being vectorised.
@@ -119,8 +119,8 @@ def _norm_factor(x: Any, eps: Any) -> Any:
 @_inline
 def _next_rows(counter: Any, rows: int) -> tuple[int, int]:
     """Return the next rows to work on, first and end: a few at a time, so that threads share no cache lines."""
-    first = _next_task(counter) * _ROWS
-    return first, min(first + _ROWS, rows)
+    first = _next_task(counter) * ROWS
+    return first, min(first + ROWS, rows)
 
 
 @_inline
@@ -185,9 +185,9 @@ def _rotate_store(counter: Any, dtype: Any) -> None:
     """Rotate q in place; store k, rotated, and v.
 
     Job: counter, qkv, cosine, sine, pages, slots, norm of q or 0, norm of k or 0, bits of epsilon, rows, query
-    heads, key heads, head size, slots in all.
+    heads, key heads, head size, slots in all, float32 scratch (a row of q and k for every ROWS rows).
     """
-    job = carray(counter, 14)
+    job = carray(counter, 15)
     eps, rows, heads, groups, size = _float_of(np.uint32(job[8])), job[9], job[10], job[11], job[12]
     num_q, num_k = heads * size, groups * size
     qkv_RE = carray(_pointer(job[1], dtype), (rows, num_q + 2 * num_k))
@@ -197,9 +197,11 @@ def _rotate_store(counter: Any, dtype: Any) -> None:
     slots = carray(_pointer(job[5], np.int64), rows)
     q_norm = carray(_pointer(job[6], dtype), size if job[6] != 0 else 0)
     k_norm = carray(_pointer(job[7], dtype), size if job[7] != 0 else 0)
-    row = np.empty(num_q + num_k, np.float32)
+    # Not np.empty: slices of an array that numba manages cost a call to count references.
+    scratch = carray(_pointer(job[14], np.float32), (rows // ROWS + 1, num_q + num_k))
     first, end = _next_rows(counter, rows)
     while first < rows:
+        row = scratch[first // ROWS]
         for i in range(first, end):
             qkv, stored = qkv_RE[i], pages[slots[i]]
             for j in range(num_q + num_k):
