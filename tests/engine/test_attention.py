@@ -6,7 +6,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from draftwise.core import ModelShape
-from draftwise.engine.attention import PagedKV, attend, plan_attention
+from draftwise.engine.attention import AttentionPlan, PagedKV, attend, plan_attention
 
 HEADS, GROUPS, SIZE, BLOCK = 4, 2, 8, 4
 SHAPE = ModelShape(
@@ -33,6 +33,15 @@ def dense(q_QAD: torch.Tensor, k_TGD: torch.Tensor, v_TGD: torch.Tensor) -> torc
     return out.flatten(1)
 
 
+def store(
+    kv: PagedKV, layer: int, lengths: list[int], contexts: list[int], tables: list[list[int]], news: list[torch.Tensor]
+) -> AttentionPlan:
+    """Write the newest tokens of each sequence into its pages."""
+    plan = plan_attention(query_lens=lengths, context_lens=contexts, page_tables=tables, block_size=BLOCK, device="cpu")
+    kv.store(layer, plan.slots_N, torch.cat(news))
+    return plan
+
+
 def run(sizes: list[tuple[int, int]], seed: int, *, layer: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (paged, dense) outputs for sequences of (context before, new tokens)."""
     generator = torch.Generator().manual_seed(seed)
@@ -45,16 +54,12 @@ def run(sizes: list[tuple[int, int]], seed: int, *, layer: int = 1) -> tuple[tor
         pages.normal_(generator=generator)  # what old owners left behind must not matter
     texts = [torch.randn(total, 2, GROUPS, SIZE, dtype=torch.float64, generator=generator) for total in totals]
     queries = [torch.randn(new, HEADS, SIZE, dtype=torch.float64, generator=generator) for _, new in sizes]
-    for lengths, contexts, news in (
-        ([b for b, _ in sizes if b], [b for b, _ in sizes if b], [t[:b] for t, (b, _) in zip(texts, sizes, strict=False) if b]),
-        ([n for _, n in sizes], totals, [t[b:] for t, (b, _) in zip(texts, sizes, strict=False)]),
-    ):
-        if lengths:
-            held = tables if len(lengths) == len(sizes) else [p for p, (b, _) in zip(tables, sizes, strict=False) if b]
-            plan = plan_attention(
-                query_lens=lengths, context_lens=contexts, page_tables=held, block_size=BLOCK, device="cpu"
-            )
-            kv.store(layer, plan.slots_N, torch.cat(news))
+    old = [i for i, (before, _) in enumerate(sizes) if before]
+    if old:
+        lengths = [sizes[i][0] for i in old]
+        store(kv, layer, lengths, lengths, [tables[i] for i in old], [texts[i][: sizes[i][0]] for i in old])
+    news = [text[before:] for text, (before, _) in zip(texts, sizes, strict=True)]
+    plan = store(kv, layer, [new for _, new in sizes], totals, tables, news)
     paged = attend(torch.cat(queries), kv, layer, plan)
     expected = [dense(q, text[:, 0], text[:, 1]) for q, text in zip(queries, texts, strict=True)]
     return paged, torch.cat(expected)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from operator import add
 
@@ -42,38 +42,30 @@ class Cell:
         plain = (unit for arm, unit in self.answers if arm == self.plain)
         return [unit for unit in plain if (self.candidate, unit) in self.answers]
 
-    @property
-    def passes(self) -> tuple[int, ...]:
-        """Passes of which both arms measured something."""
-        both = [{w.repeat for w in self.windows if w.arm == arm} for arm in (self.plain, self.candidate)]
-        return tuple(sorted(both[0] & both[1]))
+    def passes(self, arm: str) -> tuple[int, ...]:
+        """Return the passes of which an arm measured something."""
+        return tuple(sorted({window.repeat for window in self.windows if window.arm == arm}))
 
-    def only(self, passes: Sequence[int]) -> Cell:
-        """Return the cell as if only these passes had been measured."""
+    def only(self, passes: Sequence[int], *arms: str) -> Cell:
+        """Return the cell as if `arms` had measured these passes only."""
         answers = {
-            key: kept
-            for key, by_pass in self.answers.items()
-            if (kept := {n: answer for n, answer in by_pass.items() if n in passes})
+            (arm, unit): kept
+            for (arm, unit), by_pass in self.answers.items()
+            if (kept := {n: answer for n, answer in by_pass.items() if n in passes or arm not in arms})
         }
-        windows = tuple(window for window in self.windows if window.repeat in passes)
-        return Cell(
-            workload=self.workload,
-            workloads=self.workloads,
-            plain=self.plain,
-            candidate=self.candidate,
-            answers=answers,
-            windows=windows,
-        )
+        windows = tuple(window for window in self.windows if window.repeat in passes or window.arm not in arms)
+        return replace(self, answers=answers, windows=windows)
 
     def readings(self, arm: str, read: Callable[[Timing], float | None]) -> Array:
-        """Return [units, passes] a reading of every answer of an arm, NaN where there is none."""
+        """Return [units, passes of the arm] a reading of every answer, NaN where there is none."""
 
         def value(answer: Answer | None) -> float:
             reading = None if answer is None else read(answer.timing)
             return float("nan") if reading is None else reading
 
-        rows = [[value(self.answers[arm, unit].get(n)) for n in self.passes] for unit in self.units]
-        return np.array(rows, dtype=np.float64).reshape(len(rows), len(self.passes))
+        passes = self.passes(arm)
+        rows = [[value(self.answers[arm, unit].get(n)) for n in passes] for unit in self.units]
+        return np.array(rows, dtype=np.float64).reshape(len(rows), len(passes))
 
     def counters(self, arm: str, *, workload: str | None = None) -> Counters:
         """Return what an arm's counters grew by, over everything or over one workload."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from draftwise.core import Comparison, Finding, Interval, Run, Severity, Timing
 from draftwise.measure.cell import ALL, Cell, cells
-from draftwise.measure.guards import check_cell, check_outputs, has_memory
+from draftwise.measure.guards import check_cell, check_outputs, finds_prompts_cached, has_memory
 from draftwise.measure.statistics import Array, mean_ratio, median_over_passes, pooled_ratio
 from draftwise.measure.thresholds import Thresholds
 from draftwise.measure.verdict import judge
@@ -24,7 +24,7 @@ def compare(run: Run, of_run: Sequence[Finding], thresholds: Thresholds) -> tupl
 def _compare(run: Run, cell: Cell, of_run: Sequence[Finding], thresholds: Thresholds) -> Comparison:
     whole, memory = cell, has_memory(cell, thresholds)
     if memory:
-        cell = whole.only(whole.passes[:1])
+        cell = _first_time_only(cell, thresholds)
     speedup = _ratio(cell, lambda timing: timing.tokens_per_s)
     assert speedup is not None, "every answer without an error holds a token"
     ttft = _ratio(cell, lambda timing: timing.ttft_s)
@@ -34,15 +34,16 @@ def _compare(run: Run, cell: Cell, of_run: Sequence[Finding], thresholds: Thresh
     if run.plan.temperature == 0:
         equal, more = check_outputs(whole, run.divergences, thresholds.tie_gap_of(_dtype(run)))
         findings += more
-    warm = _ratio(whole.only(whole.passes[1:]), lambda timing: timing.tokens_per_s) if memory else None
+    later = whole.only(whole.passes(whole.candidate)[1:], whole.candidate)
+    warm = _ratio(later, lambda timing: timing.tokens_per_s) if memory else None
     if memory:
-        findings.append(_memory_finding(whole, warm))
+        findings.append(_memory_finding(cell, later, warm))
     verdict, reason = judge(speedup, ttft, tail, [*findings, *of_run], thresholds)
     return Comparison(
         workload=cell.workload,
         candidate=cell.candidate,
         num_prompts=len(cell.units),
-        passes=cell.passes,
+        passes=cell.passes(cell.candidate),
         speedup=speedup,
         total=_total(cell),
         ttft=ttft,
@@ -93,14 +94,23 @@ def _dtype(run: Run) -> str | None:
     return dtype if isinstance(dtype, str) else None
 
 
-def _memory_finding(cell: Cell, warm: Interval | None) -> Finding:
-    first, later = (
-        cell.only(passes).counters(cell.candidate).tokens_per_step for passes in (cell.passes[:1], cell.passes[1:])
-    )
+def _first_time_only(cell: Cell, thresholds: Thresholds) -> Cell:
+    """Return the cell with the candidate's first pass alone, so that no prompt is known to it.
+
+    The plain server drafts nothing that it could remember: its later passes still steady the comparison, unless
+    its prefix cache knew the prompts by then.
+    """
+    first = cell.passes(cell.candidate)[:1]
+    arms = (cell.candidate, cell.plain) if finds_prompts_cached(cell, thresholds) else (cell.candidate,)
+    return cell.only(first, *arms)
+
+
+def _memory_finding(first: Cell, later: Cell, warm: Interval | None) -> Finding:
+    new, old = (each.counters(each.candidate).tokens_per_step or 0 for each in (first, later))
     return Finding(
         code="repeated-prompts-warm-cache",
         severity=Severity.INFO,
-        message=f"it remembers answers: {later or 0:.2f} tokens per step when prompts come back, "
-        f"{first or 0:.2f} the first time. Its numbers rest on the first pass alone"
+        message=f"it remembers answers: {old:.2f} tokens per step when prompts come back, {new:.2f} the first time. "
+        "Its numbers rest on the first pass alone"
         + (f"; with every prompt known it would be {warm.value:.2f}x." if warm else "."),
     )

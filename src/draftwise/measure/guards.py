@@ -14,7 +14,15 @@ from draftwise.measure.outputs import Difference, find_difference, find_differen
 from draftwise.measure.statistics import FEWEST_PROMPTS
 from draftwise.measure.thresholds import Thresholds
 
-__all__ = ["TextQuality", "check_cell", "check_outputs", "check_run", "has_memory", "text_quality"]
+__all__ = [
+    "TextQuality",
+    "check_cell",
+    "check_outputs",
+    "check_run",
+    "finds_prompts_cached",
+    "has_memory",
+    "text_quality",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,12 +42,23 @@ def has_memory(cell: Cell, thresholds: Thresholds) -> bool:
     Repeating a prompt then measures that memory and not the method: a global suffix tree, for one, holds the
     whole answer the second time.
     """
-    first, later = cell.only(cell.passes[:1]), cell.only(cell.passes[1:])
     for workload in cell.workloads:
-        new, old = (each.counters(cell.candidate, workload=workload).tokens_per_step for each in (first, later))
+        new, old = (each.counters(cell.candidate, workload=workload).tokens_per_step for each in _in_time(cell))
         if new and old and old > new * (1 + thresholds.memory):
             return True
     return False
+
+
+def finds_prompts_cached(cell: Cell, thresholds: Thresholds) -> bool:
+    """Return whether plain's prefix cache serves later passes with the prompts of the first one."""
+    new, old = (each.counters(cell.plain).prefix_hit_rate for each in _in_time(cell))
+    return new is not None and old is not None and old > new + thresholds.prefix_hit_loss
+
+
+def _in_time(cell: Cell) -> tuple[Cell, Cell]:
+    """Return the cell of the first pass and the cell of all later ones."""
+    passes, arms = cell.passes(cell.candidate), (cell.plain, cell.candidate)
+    return cell.only(passes[:1], *arms), cell.only(passes[1:], *arms)
 
 
 def check_cell(cell: Cell, speedup: Interval, ttft: Interval | None, thresholds: Thresholds) -> Iterator[Finding]:
@@ -59,6 +78,9 @@ def check_cell(cell: Cell, speedup: Interval, ttft: Interval | None, thresholds:
         yield _error(
             "prefix-hits-lost", f"the prefix cache served {after:.0%} of the prompt tokens, plain {before:.0%}."
         )
+    if finds_prompts_cached(cell, thresholds):
+        text = "later passes find their prompts in the prefix cache, in both arms alike: TTFT there is a cached one."
+        yield _info("prefix-cache-warm", text)
     if ttft is not None and ttft.low > 1 + thresholds.ttft_damage:
         yield _warning("ttft-damaged", f"the first token comes {ttft.value:.2f}x as late as plain's.")
     if len(cell.units) < FEWEST_PROMPTS:
@@ -122,9 +144,6 @@ def check_run(run: Run, thresholds: Thresholds) -> Iterator[Finding]:
                 f"{thresholds.loop_share:.0%}): lookup methods look better here than on text that does not repeat."
             )
             yield _warning("outputs-loop", text)
-    if _later_passes_hit(run, thresholds):
-        text = "later passes found their prompts in the prefix cache, in all arms alike: TTFT there is a cached one."
-        yield _info("prefix-cache-warm", text)
 
 
 def _plain_spread(run: Run) -> float:
@@ -157,18 +176,6 @@ def _check_traffic(run: Run, thresholds: Thresholds) -> Iterator[Finding]:
         if generated > received * (1 + thresholds.foreign_tokens):
             text = f"{arm.name} generated {generated} tokens and this run received {received}: others use the server."
             yield _error("other-traffic", text, "Measure on servers that nothing else talks to.")
-
-
-def _later_passes_hit(run: Run, thresholds: Thresholds) -> bool:
-    plain = [w for w in run.windows if w.arm == run.plan.arms[0].name]
-    hits, queries = [0, 0], [0, 0]
-    for window in plain:
-        later = window.repeat > 1
-        hits[later] += window.counters.prefix_hits or 0
-        queries[later] += window.counters.prefix_queries or 0
-    if not (queries[0] and queries[1]):
-        return False
-    return hits[1] / queries[1] > hits[0] / queries[0] + thresholds.prefix_hit_loss
 
 
 def text_quality(run: Run) -> list[TextQuality]:

@@ -17,6 +17,8 @@ class Thresholds:
     margin: float = 0.03
     """A change smaller than this is not worth a change of configuration. It also covers what pairing cannot see:
     two identical server processes differ by 1-2 % for their whole life (memory layout, placement)."""
+    tail_damage: float = 0.10
+    """Time per token of the slowest prompts this much worse makes a gain a mixed one."""
     ttft_damage: float = 0.20
     """First tokens this much later, at the lower end of the interval, take an adoption away."""
     prefix_hit_loss: float = 0.05

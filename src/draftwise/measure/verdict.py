@@ -33,7 +33,7 @@ def judge(
     blocks = [finding for finding in findings if finding.severity is Severity.ERROR]
     if blocks:
         return Verdict.BLOCKED, f"faster, but not to be trusted: {blocks[0].code} (see the findings)"
-    if tail is not None and tail > 1 + margin:
+    if tail is not None and tail > 1 + thresholds.tail_damage:
         return Verdict.MIXED, f"faster on the whole, but P99 of the time per token is {tail:.2f}x plain's"
     if ttft is not None and ttft.low > 1 + thresholds.ttft_damage:
         return Verdict.MIXED, f"faster on the whole, but the first token comes {ttft.value:.2f}x as late"

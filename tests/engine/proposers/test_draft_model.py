@@ -103,7 +103,7 @@ def test_without_a_free_page_there_is_no_draft(model: CausalLM) -> None:
 def test_probabilities_are_those_the_tokens_were_drawn_from(model: CausalLM) -> None:
     text, num_samples = [3, 1, 4, 1, 5], 400
     proposer = make_proposer(model, max_num_seqs=num_samples, max_model_len=16, probabilistic=True)
-    draft = proposer.propose(confirm({slot: text for slot in range(num_samples)}, temperature=2.0), 2)
+    draft = proposer.propose(confirm(dict.fromkeys(range(num_samples), text), temperature=2.0), 2)
     assert draft.probs_BKV is not None
     law = (next_logits(model, text) / 2).softmax(0).float()
     torch.testing.assert_close(draft.probs_BKV[:, 0], law.expand(num_samples, -1))
