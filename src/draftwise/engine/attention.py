@@ -83,7 +83,7 @@ class AttentionPlan:
     """Where each new token is stored and what it looks at; valid for one step and all its layers."""
 
     slots_N: Tensor
-    decode: DecodeGroup | None
+    decodes: tuple[DecodeGroup, ...]
     prefills: tuple[PrefillChunk, ...]
     biases: dict[object, Tensor] = field(default_factory=dict)
     """What the first layer computed for the later ones: 0 where a query may look, -inf elsewhere."""
@@ -126,18 +126,21 @@ def plan_attention(
         )
         for i in np.flatnonzero(lengths_S > _LONGEST_DECODE)
     ]
-    decode = None
-    if len(decoding_B):
-        tables_BP = table_SP[decoding_B, : pages_S[decoding_B].max()]
-        decode = _plan_decode(
-            lengths_S[decoding_B],
-            contexts_S[decoding_B],
-            ends_S[decoding_B],
-            tables_BP,
+    # Every sequence of a group is padded to its longest context: alike ones go together.
+    sizes_B = np.frexp(pages_S[decoding_B])[1]
+    groups = [decoding_B[sizes_B == size] for size in np.unique(sizes_B)]
+    decodes = [
+        _plan_decode(
+            lengths_S[group_B],
+            contexts_S[group_B],
+            ends_S[group_B],
+            table_SP[group_B, : pages_S[group_B].max()],
             device=device,
-            whole_step=not prefills,
+            whole_step=len(group_B) == len(lengths_S),
         )
-    return AttentionPlan(slots_N=torch.from_numpy(slots_N).to(device), decode=decode, prefills=tuple(prefills))
+        for group_B in groups
+    ]
+    return AttentionPlan(slots_N=torch.from_numpy(slots_N).to(device), decodes=tuple(decodes), prefills=tuple(prefills))
 
 
 def _plan_decode(
@@ -171,20 +174,21 @@ def _plan_decode(
 
 def attend(q_NAD: Tensor, kv: PagedKV, layer: int, plan: AttentionPlan) -> Tensor:
     """Return the attention output [N, A * D] of the new tokens, whose keys and values are stored already."""
-    decode = plan.decode
-    if decode is not None and decode.rows_M is None:
-        return _decode(q_NAD, kv, layer, plan, decode)
     out_NE = q_NAD.new_empty(q_NAD.shape[0], q_NAD.shape[1] * q_NAD.shape[2])
-    if decode is not None and decode.rows_M is not None:
-        out_NE.index_copy_(0, decode.rows_M, _decode(q_NAD, kv, layer, plan, decode))
+    for i, group in enumerate(plan.decodes):
+        out_ME = _decode(q_NAD, kv, layer, plan, i)
+        if group.rows_M is None:
+            return out_ME
+        out_NE.index_copy_(0, group.rows_M, out_ME)
     for chunk in plan.prefills:
         rows = slice(chunk.start, chunk.start + chunk.length)
         out_NE[rows] = _prefill(q_NAD[rows], kv, layer, plan, chunk)
     return out_NE
 
 
-def _decode(q_NAD: Tensor, kv: PagedKV, layer: int, plan: AttentionPlan, group: DecodeGroup) -> Tensor:
+def _decode(q_NAD: Tensor, kv: PagedKV, layer: int, plan: AttentionPlan, index: int) -> Tensor:
     """Return [M, A * D]. Query heads that share keys are folded into the queries: one product serves them all."""
+    group = plan.decodes[index]
     B, Q = group.last_BQ.shape
     A, D = q_NAD.shape[1:]
     k_BGTD, v_BGTD = kv.gather(layer, group.pages_BP)
@@ -192,10 +196,10 @@ def _decode(q_NAD: Tensor, kv: PagedKV, layer: int, plan: AttentionPlan, group: 
     if group.rows_BQ is not None:
         q_NAD = q_NAD.index_select(0, group.rows_BQ.flatten())
     q_BGXD = q_NAD.reshape(B, Q, G, A // G, D).transpose(1, 2).reshape(B, G, Q * A // G, D)
-    bias_B1XT = plan.biases.get("decode")
+    bias_B1XT = plan.biases.get(("decode", index))
     if bias_B1XT is None:
         last_BX = group.last_BQ.repeat_interleave(A // G, dim=1)
-        bias_B1XT = plan.biases["decode"] = _bias(last_BX, k_BGTD.shape[2], q_NAD.dtype).unsqueeze(1)
+        bias_B1XT = plan.biases["decode", index] = _bias(last_BX, k_BGTD.shape[2], q_NAD.dtype).unsqueeze(1)
     out_BGXD = F.scaled_dot_product_attention(q_BGXD, k_BGTD, v_BGTD, attn_mask=bias_B1XT)
     out_XE = out_BGXD.view(B, G, Q, A // G, D).transpose(1, 2).reshape(B * Q, A * D)
     return out_XE if group.padded_M is None else out_XE.index_select(0, group.padded_M)
@@ -206,10 +210,10 @@ def _prefill(q_CAD: Tensor, kv: PagedKV, layer: int, plan: AttentionPlan, chunk:
     k_1GTD, v_1GTD = (t[:, :, : chunk.context] for t in kv.gather(layer, chunk.pages_1P))
     bias_CT = None
     if chunk.length < chunk.context:
-        bias_CT = plan.biases.get(chunk.start)
+        bias_CT = plan.biases.get(("prefill", chunk.start))
         if bias_CT is None:
             last_C = torch.arange(chunk.context - chunk.length, chunk.context, device=q_CAD.device)
-            bias_CT = plan.biases[chunk.start] = _bias(last_C, chunk.context, q_CAD.dtype)
+            bias_CT = plan.biases["prefill", chunk.start] = _bias(last_C, chunk.context, q_CAD.dtype)
     q_1ACD = q_CAD.transpose(0, 1).unsqueeze(0)
     out_1ACD = F.scaled_dot_product_attention(
         q_1ACD, k_1GTD, v_1GTD, attn_mask=bias_CT, is_causal=bias_CT is None, enable_gqa=True
