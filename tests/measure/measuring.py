@@ -53,7 +53,7 @@ def make_session(path: Path, plan: RunPlan, scripts: Sequence[FakeScript], **set
         plan=plan,
         backends=backends,
         directory=RunDirectory(path) if resume else RunDirectory.claim(path),
-        **{"context": CONTEXT, "progress": Silent(), "announce": lambda plan, pace: None, **settings},
+        **{"context": CONTEXT, "progress": Silent(), "announce": lambda plan, pace, seconds: None, **settings},
     )
 
 

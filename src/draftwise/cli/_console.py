@@ -72,17 +72,15 @@ class ConsoleProgress:
             self._console.print(f"{self._done} of {self._total} requests: {what}")
 
 
-def estimate(plan: RunPlan, pace: Mapping[str, float]) -> str:
-    """Return one line: how much there is to do and how long it takes at most, going by the warm-ups."""
+def estimate(plan: RunPlan, pace: Mapping[str, float], seconds: float) -> str:
+    """Return one line: how much a plan is, and about how long it takes."""
     prompts = [len(workload.prompts) for workload in plan.workloads]
-    tokens = sum(prompt.max_tokens for workload in plan.workloads for prompt in workload.prompts)
-    seconds = sum(pace.values()) * tokens * plan.repeats / plan.concurrency
     speeds = ", ".join(f"{name} {1 / each:.0f}" for name, each in pace.items() if each > 0)
     workloads = " + ".join(f"{count} {each.name}" for count, each in zip(prompts, plan.workloads, strict=True))
     total = sum(prompts) * plan.repeats * len(plan.arms)
     return (
         f"{len(plan.arms)} arms x ({workloads}) prompts x {plan.repeats} passes = {total} requests, "
-        f"at most {_duration(seconds)} (warm-up tokens/s: {speeds})"
+        f"about {_duration(seconds)} (warm-up tokens/s: {speeds})"
     )
 
 

@@ -7,7 +7,7 @@ import json
 import os
 import shlex
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -89,9 +89,9 @@ def decide(ctx: click.Context, /, resume: Path | None, api_key_env: str | None, 
             plan.arms, wish, directory, api_key=_api_key(api_key_env), on_wait=lambda line: status.update(line[:100])
         )
 
-        def announce(final: RunPlan, pace: Any) -> None:
+        def announce(final: RunPlan, pace: Mapping[str, float], seconds: float) -> None:
             status.stop()
-            console.print(estimate(final, pace), soft_wrap=True)
+            console.print(estimate(final, pace, seconds), soft_wrap=True)
 
         session = Session(
             plan=plan,

@@ -15,7 +15,7 @@ from draftwise.measure.run_directory import RunDirectory
 from draftwise.measure.schedule import Turn, schedule
 from draftwise.measure.statistics import FEWEST_PROMPTS
 
-__all__ = ["Experiment", "Progress", "fit_prompts", "warm_up"]
+__all__ = ["Experiment", "Progress", "expect_seconds", "fit_prompts", "measure_lengths", "warm_up"]
 
 _WARMUP_TOKENS = 64
 
@@ -62,20 +62,50 @@ def _warmup_prompt(number: int, max_tokens: int, chat: bool) -> Prompt:
     return Prompt(id="warm-up", text=text, max_tokens=max_tokens)
 
 
-def fit_prompts(plan: RunPlan, pace: Mapping[str, float], budget_s: float) -> RunPlan:
-    """Return the plan with every workload cut to as many prompts as fit in the time, going by the warm-ups.
+async def measure_lengths(client: Client, plan: RunPlan) -> dict[str, float]:
+    """Return, per workload, the share of `max_tokens` that outputs reach, going by two prompts.
 
-    An estimate from above: most outputs end before their `max_tokens`.
+    Only the plain server is asked, and with a line break before the prompt: nothing learns anything, no prefix
+    cache holds a prompt before its turn.
     """
-    seconds_per_token = sum(pace.values()) * plan.repeats / plan.concurrency
+    shares = {}
+    for workload in plan.workloads:
+        prompts = [_disguise(prompt) for prompt in workload.prompts[:2]]
+        turn = Turn(number=-1, arm=client.backend.name, workload=workload.name, repeat=0, prompts=())
+        answers = [await client.ask(turn, prompt, seed=plan.seed) for prompt in prompts]
+        tokens = sum(answer.timing.num_tokens for answer in answers)
+        shares[workload.name] = tokens / sum(prompt.max_tokens for prompt in prompts)
+    return shares
+
+
+def _disguise(prompt: Prompt) -> Prompt:
+    if prompt.text is not None:
+        return replace(prompt, text=f"\n{prompt.text}")
+    first, *rest = prompt.messages
+    content = first["content"]
+    if not isinstance(content, str):
+        return prompt
+    return replace(prompt, messages=({**first, "content": f"\n{content}"}, *rest))
+
+
+def expect_seconds(plan: RunPlan, pace: Mapping[str, float], shares: Mapping[str, float]) -> float:
+    """Return how long a plan takes, going by each arm's seconds per token and each workload's lengths."""
+    tokens = sum(
+        shares[workload.name] * prompt.max_tokens for workload in plan.workloads for prompt in workload.prompts
+    )
+    return sum(pace.values()) * tokens * plan.repeats / plan.concurrency
+
+
+def fit_prompts(plan: RunPlan, pace: Mapping[str, float], shares: Mapping[str, float], budget_s: float) -> RunPlan:
+    """Return the plan with every workload cut to as many prompts as fit in the time, but not under a few."""
+
+    def cut(count: int) -> RunPlan:
+        return replace(plan, workloads=tuple(workload.first(count) for workload in plan.workloads))
+
     count = max(len(workload.prompts) for workload in plan.workloads)
-    while count > FEWEST_PROMPTS and seconds_per_token * _num_tokens(plan, count) > budget_s:
+    while count > FEWEST_PROMPTS and expect_seconds(cut(count), pace, shares) > budget_s:
         count -= 1
-    return replace(plan, workloads=tuple(workload.first(count) for workload in plan.workloads))
-
-
-def _num_tokens(plan: RunPlan, count: int) -> int:
-    return sum(prompt.max_tokens for workload in plan.workloads for prompt in workload.prompts[:count])
+    return cut(count)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from draftwise.core import Answer, Divergence, Finding, Interval, Run, Severity
-from draftwise.measure.cell import Cell
+from draftwise.measure.cell import Cell, cells
 from draftwise.measure.degeneration import distinct_ngram_ratio, find_loop
 from draftwise.measure.outputs import Difference, find_difference, find_differences, is_tie
 from draftwise.measure.statistics import FEWEST_PROMPTS
@@ -78,9 +78,6 @@ def check_cell(cell: Cell, speedup: Interval, ttft: Interval | None, thresholds:
         yield _error(
             "prefix-hits-lost", f"the prefix cache served {after:.0%} of the prompt tokens, plain {before:.0%}."
         )
-    if finds_prompts_cached(cell, thresholds):
-        text = "later passes find their prompts in the prefix cache, in both arms alike: TTFT there is a cached one."
-        yield _info("prefix-cache-warm", text)
     if ttft is not None and ttft.low > 1 + thresholds.ttft_damage:
         yield _warning("ttft-damaged", f"the first token comes {ttft.value:.2f}x as late as plain's.")
     if len(cell.units) < FEWEST_PROMPTS:
@@ -144,6 +141,9 @@ def check_run(run: Run, thresholds: Thresholds) -> Iterator[Finding]:
                 f"{thresholds.loop_share:.0%}): lookup methods look better here than on text that does not repeat."
             )
             yield _warning("outputs-loop", text)
+    if any(finds_prompts_cached(cell, thresholds) for cell in cells(run)):
+        text = "later passes find their prompts in the prefix cache, in all arms alike: TTFT there is a cached one."
+        yield _info("prefix-cache-warm", text)
 
 
 def _plain_spread(run: Run) -> float:

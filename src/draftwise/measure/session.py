@@ -13,7 +13,14 @@ from draftwise.core import InvalidSetup, RunPlan
 from draftwise.measure.cell import ALL, cells
 from draftwise.measure.client import Client
 from draftwise.measure.context import describe_server
-from draftwise.measure.experiment import Experiment, Progress, fit_prompts, warm_up
+from draftwise.measure.experiment import (
+    Experiment,
+    Progress,
+    expect_seconds,
+    fit_prompts,
+    measure_lengths,
+    warm_up,
+)
 from draftwise.measure.outputs import examine, find_differences
 from draftwise.measure.run_directory import RunDirectory
 
@@ -32,7 +39,8 @@ class Session:
         context: hardware, software and model; the servers add what they say.
         resume: whether the directory holds the plan's earlier turns.
         budget_s: time for which a new run chooses its number of prompts; None takes them all.
-        announce: told, before the first measured request, the plan and the seconds per output token of each arm.
+        announce: told, before the first measured request, the plan, the seconds per output token of each arm and the
+            seconds that all of it will take.
     """
 
     plan: RunPlan
@@ -40,7 +48,7 @@ class Session:
     directory: RunDirectory
     context: Mapping[str, Any]
     progress: Progress
-    announce: Callable[[RunPlan, Mapping[str, float]], None]
+    announce: Callable[[RunPlan, Mapping[str, float], float], None]
     resume: bool = False
     budget_s: float | None = None
 
@@ -54,8 +62,7 @@ class Session:
         try:
             await _together([backend.start() for backend in self.backends])
             clients, pace = await warm_up(self.backends, self.plan, salt=secrets.token_hex(4))
-            await self._begin(pace)
-            self.announce(self.plan, pace)
+            await self._begin(clients, pace)
             await Experiment(plan=self.plan, directory=self.directory, clients=clients, progress=self.progress).run()
             if self.plan.temperature == 0:
                 await self._examine_differences(clients)
@@ -63,14 +70,17 @@ class Session:
             self.directory.close()
             await asyncio.gather(*(backend.stop() for backend in self.backends), return_exceptions=True)
 
-    async def _begin(self, pace: Mapping[str, float]) -> None:
+    async def _begin(self, clients: Mapping[str, Client], pace: Mapping[str, float]) -> None:
+        """Settle what is measured, write it down and say so."""
+        shares = await measure_lengths(clients[self.plan.arms[0].name], self.plan)
         servers = {backend.name: await describe_server(backend) for backend in self.backends}
         if self.resume:
             _check_same(self.directory.read().context, {**self.context, "servers": servers})
-            return
-        if self.budget_s is not None:
-            self.plan = fit_prompts(self.plan, pace, self.budget_s)
-        self.directory.begin(self.plan, {**self.context, "servers": servers})
+        else:
+            if self.budget_s is not None:
+                self.plan = fit_prompts(self.plan, pace, shares, self.budget_s)
+            self.directory.begin(self.plan, {**self.context, "servers": servers})
+        self.announce(self.plan, pace, expect_seconds(self.plan, pace, shares))
 
     async def _examine_differences(self, clients: Mapping[str, Client]) -> None:
         run = self.directory.read()

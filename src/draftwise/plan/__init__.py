@@ -1,1 +1,0 @@
-"""Pure functions from facts and shapes to findings, budgets, forecasts and recommendations."""
