@@ -72,6 +72,24 @@ def test_failed_requests_are_left_out_and_said(good: Run) -> None:
     assert decide(failed).comparisons[0].num_prompts == 7
 
 
+def with_more_accepted(window: Window) -> Window:
+    spec = window.counters.spec
+    accepted = spec.num_accepted_tokens + 8
+    return replace(window, counters=replace(window.counters, spec=replace(spec, num_accepted_tokens=accepted)))
+
+
+def test_better_drafts_for_the_same_answers_are_memory(good: Run) -> None:
+    bent = bend_windows(good, lambda w: with_more_accepted(w) if w.repeat > 1 and w.arm != "plain" else w)
+    assert codes(bent) == {"repeated-prompts-warm-cache"}
+
+
+def test_better_drafts_for_other_answers_are_not(good: Run) -> None:
+    changed = {a.turn for a in good.answers if a.arm != "plain" and a.repeat > 1 and a.prompt_id > "code-4"}
+    bent = bend_windows(good, lambda w: with_more_accepted(w) if w.turn in changed else w)
+    bent = bend_answers(bent, lambda a: replace(a, token_ids=(*a.token_ids, 1)) if a.turn in changed else a)
+    assert "repeated-prompts-warm-cache" not in codes(bent)
+
+
 def test_a_busy_machine(good: Run) -> None:
     def slow(answer: Answer) -> Answer:
         factor = 2 if answer.repeat == 2 else 1

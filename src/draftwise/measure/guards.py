@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -40,13 +40,24 @@ def has_memory(cell: Cell, thresholds: Thresholds) -> bool:
     """Return whether the candidate drafts better for prompts it has answered before.
 
     Repeating a prompt then measures that memory and not the method: a global suffix tree, for one, holds the
-    whole answer the second time.
+    whole answer the second time. Prompts whose answer wavers from pass to pass are left out: other text drafts
+    better or worse for reasons of its own.
     """
+    first, later = _in_time(_without_wavering(cell))
     for workload in cell.workloads:
-        new, old = (each.counters(cell.candidate, workload=workload).tokens_per_step for each in _in_time(cell))
+        new, old = (each.counters(cell.candidate, workload=workload).tokens_per_step for each in (first, later))
         if new and old and old > new * (1 + thresholds.memory):
             return True
     return False
+
+
+def _without_wavering(cell: Cell) -> Cell:
+    wavering = set()
+    for unit in cell.units:
+        first, *later = cell.outputs(cell.candidate, unit)
+        if any(find_difference(unit, first, answer) is not None for answer in later):
+            wavering |= {answer.turn for answer in (first, *later)}
+    return replace(cell, windows=tuple(window for window in cell.windows if window.turn not in wavering))
 
 
 def finds_prompts_cached(cell: Cell, thresholds: Thresholds) -> bool:

@@ -25,7 +25,7 @@ class Thresholds:
     """Share of prompt tokens that may lose their prefix-cache hit."""
     loop_share: float = 0.05
     """Share of outputs ending in a loop from which lookup methods look better than on real text."""
-    memory: float = 0.02
+    memory: float = 0.05
     """Growth of tokens per step after the first pass from which a server is taken to remember its prompts."""
     client_share: float = 0.30
     """CPU seconds of the load generator per second of load from which it may slow what it measures."""
