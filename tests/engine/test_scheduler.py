@@ -13,8 +13,8 @@ from draftwise.engine.sequence import Request, Sequence
 BLOCK = 4
 
 
-def make_sequence(name: str, prompt: list[int]) -> Sequence:
-    request = Request(request_id=name, prompt_token_ids=prompt, params=SamplingParams())
+def make_sequence(name: str, prompt: list[int], *, salt: str = "") -> Sequence:
+    request = Request(request_id=name, prompt_token_ids=prompt, params=SamplingParams(), cache_salt=salt)
     return Sequence(request=request, index=0, seed=0, tokens=list(prompt), detokenizer=SimpleNamespace())
 
 
@@ -89,6 +89,15 @@ def test_a_second_request_reuses_the_full_pages_of_the_first() -> None:
     assert run_prompt(scheduler, second) == 2
     assert second.num_cached == 8
     assert (scheduler.num_cache_queries, scheduler.num_cache_hits) == (20, 8)
+
+
+def test_another_salt_shares_nothing() -> None:
+    scheduler = make_scheduler(10)
+    prompt = list(range(10))
+    for salt, computed in [("a", 10), ("b", 10), ("a", 2)]:
+        sequence = make_sequence(salt, prompt, salt=salt)
+        assert run_prompt(scheduler, sequence) == computed
+        scheduler.remove(sequence)
 
 
 def test_a_fully_cached_prompt_still_computes_one_token() -> None:

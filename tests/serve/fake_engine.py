@@ -24,7 +24,7 @@ class FakeEngine:
             model=str(directory), device="cpu", dtype="float32", max_num_seqs=max_num_seqs, max_model_len=max_model_len
         )
         self.tokenizer = Tokenizer.from_pretrained(directory)
-        self.spec = None if k is None else SimpleNamespace(k=k, method="ngram")
+        self.spec = None if k is None else SimpleNamespace(k=k, method="ngram", to_dict=lambda: {"method": "ngram"})
         self.scheduler = SimpleNamespace(running=[])
         self.steps = math.inf
         self.broken = None

@@ -198,5 +198,7 @@ def test_unknown_fields_are_ignored_with_a_warning(shared, caplog):
 def test_models_version_and_health(shared):
     (model,) = shared.client.models.list().data
     assert (model.id, model.max_model_len) == ("m", 64)
-    assert shared.http.get("/version").json()["engine"] == "draftwise"
+    about = shared.http.get("/version").json()
+    assert about["engine"] == "draftwise"
+    assert {"version", "dtype", "device", "speculative_config"} <= about.keys()
     assert shared.http.get("/health").status_code == 200

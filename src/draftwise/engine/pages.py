@@ -7,12 +7,17 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from hashlib import blake2b
 
-__all__ = ["PagePool", "page_key"]
+__all__ = ["PagePool", "page_key", "root_key"]
 
 
 def page_key(previous: bytes, tokens: Sequence[int]) -> bytes:
     """Return the key of a full page: it stands for these tokens after everything `previous` stands for."""
     return blake2b(array("q", tokens).tobytes(), key=previous, digest_size=16).digest()
+
+
+def root_key(salt: str) -> bytes:
+    """Return the key that stands for the empty text, apart for each salt."""
+    return blake2b(salt.encode(), digest_size=16).digest()
 
 
 class PagePool:

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass
 
-from draftwise.engine.pages import PagePool, page_key
+from draftwise.engine.pages import PagePool, page_key, root_key
 from draftwise.engine.sequence import Sequence
 
 __all__ = ["Scheduler", "Work"]
@@ -136,9 +136,10 @@ class Scheduler:
 
     def _extend_keys(self, sequence: Sequence, count: int) -> None:
         keys, size = sequence.page_keys, self.block_size
+        salt = sequence.request.cache_salt
         while len(keys) < count:
             start = len(keys) * size
-            keys.append(page_key(keys[-1] if keys else b"", sequence.tokens[start : start + size]))
+            keys.append(page_key(keys[-1] if keys else root_key(salt), sequence.tokens[start : start + size]))
 
     def _publish_full_pages(self, sequence: Sequence) -> None:
         num_full = min(sequence.num_computed, len(sequence.tokens)) // self.block_size

@@ -21,6 +21,8 @@ class Request:
     request_id: str
     prompt_token_ids: list[int]
     params: SamplingParams
+    cache_salt: str = ""
+    """Prefixes are shared with requests of the same salt only."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

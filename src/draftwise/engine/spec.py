@@ -37,6 +37,12 @@ class ResolvedSpec:
     findings: tuple[Finding, ...]
     """Warnings and information: what has no effect here, what is lossy."""
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the config with everything decided, in vLLM's keys: those that act for the method."""
+        acting = {key: getattr(self, key) for key in sorted(METHODS[self.method].keys)}
+        resolved = {"method": self.method, "model": self.model, "num_speculative_tokens": self.k} | acting
+        return {key: value for key, value in resolved.items() if value is not None}
+
     def k_for(self, num_running: int) -> int:
         """Return how many tokens to draft a sequence while `num_running` sequences run; 0 switches drafting off."""
         if self.disable_by_batch_size is not None and num_running >= self.disable_by_batch_size:

@@ -97,7 +97,10 @@ class _Endpoints:
         return Response(status_code=200 if self._worker.failure is None else 503)
 
     async def version(self, _: Request) -> Response:
-        return JSONResponse({"version": __version__, "engine": "draftwise"})
+        engine = self._worker.engine
+        about = {"version": __version__, "engine": "draftwise"}
+        about |= {"dtype": engine.config.dtype, "device": engine.config.device}
+        return JSONResponse(about | {"speculative_config": engine.spec.to_dict() if engine.spec else None})
 
     async def metrics(self, _: Request) -> Response:
         return PlainTextResponse(

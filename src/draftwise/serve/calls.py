@@ -125,6 +125,7 @@ def _call(
             request_id=f"{call_id}-{index}",
             prompt_token_ids=ids,
             params=SamplingParams(**sampling, logprobs=logprobs, max_tokens=_room(max_tokens, len(ids), model)),
+            cache_salt=fields.get("cache_salt", ""),
         )
         for index, ids in enumerate(prompts)
     ]

@@ -109,6 +109,7 @@ _COMMON: dict[str, Check] = {
     "max_tokens": _integer,
     "return_token_ids": _boolean,
     "add_special_tokens": _boolean,
+    "cache_salt": _string,
 }
 COMPLETION_FIELDS = SAMPLING_FIELDS | _COMMON | {"prompt": _any, "echo": _boolean, "logprobs": _integer}
 CHAT_FIELDS = (

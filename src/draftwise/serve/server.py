@@ -19,8 +19,6 @@ from draftwise import __version__
 from draftwise.core import InvalidSetup, SpecConfig
 from draftwise.engine.config import EngineConfig
 from draftwise.engine.core import Engine
-from draftwise.engine.spec import ResolvedSpec
-from draftwise.engine.spec_keys import METHODS
 from draftwise.serve.app import create_app
 from draftwise.serve.defaults import Defaults
 from draftwise.serve.worker import EngineWorker
@@ -151,14 +149,7 @@ def _describe(engine: Engine, name: str, listener: socket.socket, defaults: Defa
         f"context {config.max_model_len:,} tokens",
         f"KV cache {pool.num_pages * config.block_size:,} tokens ({pool.num_pages:,} pages of {config.block_size})",
         f"up to {config.max_num_seqs} sequences at once",
-        f"speculation {json.dumps(_spec_as_resolved(engine.spec)) if engine.spec else 'off'}",
+        f"speculation {json.dumps(engine.spec.to_dict()) if engine.spec else 'off'}",
         *([f"sampling defaults from generation_config.json {defaults.sampling}"] if defaults.sampling else []),
     ]
     return "; ".join(parts)
-
-
-def _spec_as_resolved(spec: ResolvedSpec) -> dict[str, Any]:
-    """Return the speculative config with everything decided, in vLLM's keys: those that act for the method."""
-    acting = {key: getattr(spec, key) for key in sorted(METHODS[spec.method].keys)}
-    resolved = {"method": spec.method, "model": spec.model, "num_speculative_tokens": spec.k} | acting
-    return {key: value for key, value in resolved.items() if value is not None}

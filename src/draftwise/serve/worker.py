@@ -131,10 +131,10 @@ class EngineWorker:
         began = time.monotonic()
         deltas = self.engine.step()
         now = time.monotonic()
+        self.stats = self.engine.stats()  # first, so that whoever has an answer finds it counted
         self._note_scheduled(deltas, began)
         for delta in deltas:
             self._pass_on(delta, now)
-        self.stats = self.engine.stats()
 
     def _pass_on(self, delta: Delta, now: float) -> None:
         live = self._live[delta.request_id]
