@@ -65,7 +65,6 @@ class DecodeGroup:
     rows_M: Tensor | None
     """Rows of the step that belong to the group, and where they sit in the flattened [B, Q]."""
     padded_M: Tensor | None
-    num_tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,7 +167,6 @@ def _plan_decode(
         rows_BQ=None if in_order else to_device(rows_BQ),
         rows_M=None if in_order else to_device(rows_BQ[real_BQ]),
         padded_M=None if in_order else to_device(np.flatnonzero(real_BQ)),
-        num_tokens=int(lengths_B.sum()),
     )
 
 

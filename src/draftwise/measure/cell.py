@@ -46,14 +46,14 @@ class Cell:
         """Return the passes of which an arm measured something."""
         return tuple(sorted({window.repeat for window in self.windows if window.arm == arm}))
 
-    def only(self, passes: Sequence[int], *arms: str) -> Cell:
-        """Return the cell as if `arms` had measured these passes only."""
+    def only(self, passes: Sequence[int]) -> Cell:
+        """Return the cell as if both arms had measured these passes only."""
         answers = {
             (arm, unit): kept
             for (arm, unit), by_pass in self.answers.items()
-            if (kept := {n: answer for n, answer in by_pass.items() if n in passes or arm not in arms})
+            if (kept := {n: answer for n, answer in by_pass.items() if n in passes})
         }
-        windows = tuple(window for window in self.windows if window.repeat in passes or window.arm not in arms)
+        windows = tuple(window for window in self.windows if window.repeat in passes)
         return replace(self, answers=answers, windows=windows)
 
     def readings(self, arm: str, read: Callable[[Timing], float | None]) -> Array:

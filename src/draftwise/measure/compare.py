@@ -8,7 +8,7 @@ import numpy as np
 
 from draftwise.core import Comparison, Finding, Interval, Run, Severity, Timing
 from draftwise.measure.cell import ALL, Cell, cells
-from draftwise.measure.guards import check_cell, check_outputs, finds_prompts_cached, has_memory
+from draftwise.measure.guards import check_cell, check_outputs, has_memory
 from draftwise.measure.statistics import Array, mean_ratio, median_over_passes, pooled_ratio
 from draftwise.measure.thresholds import Thresholds
 from draftwise.measure.verdict import judge
@@ -23,8 +23,10 @@ def compare(run: Run, of_run: Sequence[Finding], thresholds: Thresholds) -> tupl
 
 def _compare(run: Run, cell: Cell, of_run: Sequence[Finding], thresholds: Thresholds) -> Comparison:
     whole, memory = cell, has_memory(cell, thresholds)
+    first, later = whole.passes(whole.candidate)[:1], whole.passes(whole.candidate)[1:]
     if memory:
-        cell = _first_time_only(cell, thresholds)
+        # Both arms: the first pass is slower for all of them, as servers and caches are still cold.
+        cell = whole.only(first)
     speedup = _ratio(cell, lambda timing: timing.tokens_per_s)
     assert speedup is not None, "every answer without an error holds a token"
     ttft = _ratio(cell, lambda timing: timing.ttft_s)
@@ -34,10 +36,11 @@ def _compare(run: Run, cell: Cell, of_run: Sequence[Finding], thresholds: Thresh
     if run.plan.temperature == 0:
         equal, more = check_outputs(whole, run.divergences, thresholds.tie_gap_of(_dtype(run)))
         findings += more
-    later = whole.only(whole.passes(whole.candidate)[1:], whole.candidate)
-    warm = _ratio(later, lambda timing: timing.tokens_per_s) if memory else None
+    warm = None
     if memory:
-        findings.append(_memory_finding(cell, later, warm))
+        known = whole.only(later)
+        warm = _ratio(known, lambda timing: timing.tokens_per_s)
+        findings.append(_memory_finding(cell, known, warm))
     verdict, reason = judge(speedup, ttft, tail, [*findings, *of_run], thresholds)
     return Comparison(
         workload=cell.workload,
@@ -92,17 +95,6 @@ def _share_slower(cell: Cell, margin: float) -> float:
 def _dtype(run: Run) -> str | None:
     dtype = run.context.get("model", {}).get("dtype")
     return dtype if isinstance(dtype, str) else None
-
-
-def _first_time_only(cell: Cell, thresholds: Thresholds) -> Cell:
-    """Return the cell with the candidate's first pass alone, so that no prompt is known to it.
-
-    The plain server drafts nothing that it could remember: its later passes still steady the comparison, unless
-    its prefix cache knew the prompts by then.
-    """
-    first = cell.passes(cell.candidate)[:1]
-    arms = (cell.candidate, cell.plain) if finds_prompts_cached(cell, thresholds) else (cell.candidate,)
-    return cell.only(first, *arms)
 
 
 def _memory_finding(first: Cell, later: Cell, warm: Interval | None) -> Finding:

@@ -68,8 +68,8 @@ def finds_prompts_cached(cell: Cell, thresholds: Thresholds) -> bool:
 
 def _in_time(cell: Cell) -> tuple[Cell, Cell]:
     """Return the cell of the first pass and the cell of all later ones."""
-    passes, arms = cell.passes(cell.candidate), (cell.plain, cell.candidate)
-    return cell.only(passes[:1], *arms), cell.only(passes[1:], *arms)
+    passes = cell.passes(cell.candidate)
+    return cell.only(passes[:1]), cell.only(passes[1:])
 
 
 def check_cell(cell: Cell, speedup: Interval, ttft: Interval | None, thresholds: Thresholds) -> Iterator[Finding]:

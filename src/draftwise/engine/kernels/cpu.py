@@ -28,7 +28,7 @@ def _compiled(dtype: torch.dtype) -> tuple[Callable[..., None], ...]:
 
 
 class CpuKernels(Kernels):
-    """One pass over memory where torch makes several; bfloat16 and float32."""
+    """One pass over memory where torch makes several; bfloat16 and float32, contiguous tensors."""
 
     def __init__(self, shape: ModelShape, eps: float, dtype: torch.dtype) -> None:
         super().__init__(shape, eps, dtype)
@@ -38,8 +38,7 @@ class CpuKernels(Kernels):
 
     def add_norm(self, x_NH: Tensor, delta_NH: Tensor | None, weight_H: Tensor) -> tuple[Tensor, Tensor]:
         rows, width = x_NH.shape
-        x_NH, out_NH = x_NH.contiguous(), torch.empty_like(x_NH, memory_format=torch.contiguous_format)
-        sum_NH = x_NH if delta_NH is None else torch.empty_like(x_NH)
+        out_NH, sum_NH = torch.empty_like(x_NH), x_NH if delta_NH is None else torch.empty_like(x_NH)
         self._add_norm(
             rows * width >= _WIDE,
             x_NH.data_ptr(),

@@ -75,19 +75,10 @@ class Checkpoint:
             )
 
     def _find_files(self) -> Mapping[str, Path]:
-        """Return the file of each tensor."""
-        if (self.path / "model.safetensors.index.json").exists():
-            index = self._read_json("model.safetensors.index.json").get("weight_map", {})
-            absent = sorted({file for file in index.values() if not (self.path / file).exists()})
-            if absent:
-                raise InvalidSetup.because(
-                    "shards-missing",
-                    f"model.safetensors.index.json names absent files: {', '.join(absent)}.",
-                    where=str(self.path),
-                    fix="Download the checkpoint again, all shards included.",
-                )
-            return {name: self.path / file for name, file in index.items()}
-        file = self.path / "model.safetensors"
+        """Return the file of each tensor; like transformers, a single file wins over an index beside it."""
+        file, index = self.path / "model.safetensors", self.path / "model.safetensors.index.json"
+        if not file.exists() and index.exists():
+            return self._find_shards(index.name)
         if not file.exists():
             raise InvalidSetup.because(
                 "no-weights",
@@ -100,6 +91,18 @@ class Checkpoint:
                 return dict.fromkeys(tensors.keys(), file)
         except (SafetensorError, OSError) as error:
             raise _damaged(file, error) from None
+
+    def _find_shards(self, index: str) -> Mapping[str, Path]:
+        file_of = self._read_json(index).get("weight_map", {})
+        absent = sorted({file for file in file_of.values() if not (self.path / file).exists()})
+        if absent:
+            raise InvalidSetup.because(
+                "shards-missing",
+                f"{index} names absent files: {', '.join(absent)}.",
+                where=str(self.path),
+                fix="Download the checkpoint again, all shards included.",
+            )
+        return {name: self.path / file for name, file in file_of.items()}
 
     def _read_json(self, name: str) -> dict[str, Any]:
         file = self.path / name

@@ -14,14 +14,14 @@ Linear = Callable[[Tensor], Tensor]
 """[R, in] -> [R, out]."""
 
 
-def make_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
+def make_linear(weight: Tensor, bias: Tensor | None = None, *, pack: bool = True) -> Linear:
     """Return x -> x @ weight.T + bias for a weight [out, in].
 
     On the CPU the weight is copied once into oneDNN's blocked layout, where a row's result has the same bits for
     any number of rows in float32, and for up to 32 in bfloat16; torch's plain product, which copies bfloat16 weights
-    in every call, takes half as long again.
+    in every call, takes half as long again. `pack=False` prevents the copy.
     """
-    if not _can_pack(weight):
+    if not pack or not _can_pack(weight):
         return lambda x: F.linear(x, weight, bias)
     packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)
     product = torch.ops.mkldnn._linear_pointwise.default

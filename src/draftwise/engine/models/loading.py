@@ -21,6 +21,9 @@ __all__ = ["load_model"]
 
 _DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32", "float64")}
 
+_MOST_DUPLICATED = 64 * 2**20
+"""Bytes of a tied embedding that may be held a second time, in the layout that makes the head fast."""
+
 
 def load_model(path: str | Path, *, dtype: str | torch.dtype = "auto", device: str | torch.device = "auto") -> CausalLM:
     """Return the model of a Hugging Face checkpoint directory.
@@ -118,7 +121,7 @@ class _Reader:
         layers = tuple(self._layer(f"model.layers.{i}.") for i in range(shape.num_layers))
         norm = self._vector("model.norm.weight", shape.hidden_size)
         if shape.tie_word_embeddings:
-            head = make_linear(embedding_VH)
+            head = make_linear(embedding_VH, pack=embedding_VH.nbytes <= _MOST_DUPLICATED)
         else:
             head = self._linear("", ["lm_head"], [shape.vocab_size], shape.hidden_size, bias=False)
         return Weights(embedding_VH=embedding_VH, layers=layers, norm=norm, head=head)

@@ -1,0 +1,154 @@
+"""What the loader accepts, and the sentence it gives for what it does not."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from draftwise.core import InvalidSetup
+from draftwise.engine.models import load_model
+
+
+def refusal(path, **options) -> str:
+    with pytest.raises(InvalidSetup) as caught:
+        load_model(path, **{"dtype": "float32", "device": "cpu"} | options)
+    return str(caught.value)
+
+
+def test_shards_and_a_single_file_hold_the_same_model(save_tiny, run_paged):
+    path, _ = save_tiny("qwen3", shard_size="20KB")
+    assert len(list(path.glob("model-*.safetensors"))) > 2
+    sharded = load_model(path, dtype="float64", device="cpu")
+    single = load_model(save_tiny("qwen3")[0], dtype="float64", device="cpu")
+    (a,), (b,) = (run_paged(model, [[1, 2, 3]], [[3]])[0] for model in (sharded, single))
+    assert torch.equal(sharded.logits(a), single.logits(b))
+
+
+def test_auto_takes_the_checkpoints_dtype(save_tiny, edit_config):
+    path, _ = save_tiny("llama")
+    assert load_model(path, device="cpu").dtype == torch.float32
+    edit_config(path, dtype=None, torch_dtype="bfloat16")
+    assert load_model(path, device="cpu").dtype == torch.bfloat16
+
+
+def test_float16_runs(save_tiny, run_paged):
+    path, _ = save_tiny("mistral", sliding_window=None)
+    half, full = (load_model(path, dtype=dtype, device="cpu") for dtype in ("float16", "float32"))
+    (a,), (b,) = (run_paged(model, [list(range(40))], [[35, 5]])[0] for model in (half, full))
+    assert half.logits(a).dtype == torch.float32
+    torch.testing.assert_close(half.logits(a), full.logits(b), rtol=0.05, atol=0.1)
+
+
+def test_missing_tensors_are_named(save_tiny):
+    path, _ = save_tiny("qwen2")
+    tensors = load_file(path / "model.safetensors")
+    gone = ["model.layers.1.self_attn.k_proj.bias", "model.norm.weight", "lm_head.weight"]
+    save_file({name: tensor for name, tensor in tensors.items() if name not in gone}, path / "model.safetensors")
+    message = refusal(path)
+    assert all(name in message for name in gone)
+    assert "3 tensors" in message
+
+
+def test_a_tensor_of_another_shape_is_named(save_tiny, edit_config):
+    path, _ = save_tiny("llama")
+    edit_config(path, intermediate_size=64)
+    assert re.search(r"mlp.gate_proj.weight has shape \(48, 32\), config.json asks for \(64, 32\)", refusal(path))
+
+
+def test_an_absent_shard_is_named(save_tiny):
+    path, _ = save_tiny("llama", shard_size="20KB")
+    shard = next(path.glob("model-00002-*.safetensors"))
+    shard.unlink()
+    assert shard.name in refusal(path)
+
+
+def test_a_truncated_file_is_refused(save_tiny):
+    path, _ = save_tiny("llama")
+    file = path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    assert "cannot be read" in refusal(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel"),
+        ({"architectures": None, "model_type": "gemma"}, "gemma"),
+        ({"hidden_size": None}, "hidden_size"),
+        ({"quantization_config": {"quant_method": "awq"}}, "quantised"),
+        ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "longrope"),
+        ({"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4}}, "factor"),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "partial"),
+    ],
+)
+def test_configs_that_cannot_work_are_refused(changes, words, save_tiny, edit_config):
+    path, _ = save_tiny("llama")
+    edit_config(path, **changes)
+    assert words in refusal(path)
+
+
+def test_model_type_stands_in_for_architectures(save_tiny, edit_config):
+    path, _ = save_tiny("qwen3")
+    edit_config(path, architectures=None)
+    load_model(path, dtype="float32", device="cpu")
+
+
+def test_paths_that_hold_no_checkpoint_are_refused(tmp_path, save_tiny):
+    assert "not a directory" in refusal(tmp_path / "nowhere")
+    assert "holds no config.json" in refusal(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    assert "not valid JSON" in refusal(tmp_path)
+    (tmp_path / "config.json").write_text("[]")
+    assert "JSON object" in refusal(tmp_path)
+    path, _ = save_tiny("llama")
+    (path / "model.safetensors").unlink()
+    assert "save_pretrained" in refusal(path)
+
+
+def test_unknown_dtypes_and_devices_are_refused(save_tiny):
+    path, _ = save_tiny("llama")
+    assert "int8" in refusal(path, dtype="int8")
+    assert "tpu" in refusal(path, device="tpu")
+    if not torch.cuda.is_available():
+        assert "no CUDA" in refusal(path, device="cuda")
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "longest"),
+    [
+        ("llama", {}, 64),
+        ("mistral", {"sliding_window": 24}, 24),
+        ("mistral", {"sliding_window": None}, 64),
+        ("qwen2", {"sliding_window": 24}, 64),
+        ("qwen2", {"sliding_window": 24, "use_sliding_window": True, "max_window_layers": 1}, 24),
+        ("qwen2", {"sliding_window": 24, "use_sliding_window": True, "max_window_layers": 3}, 64),
+        ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}}, 64),
+        ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}}, 256),
+        (
+            "llama",
+            {
+                "rope_parameters": {
+                    "rope_type": "yarn",
+                    "factor": 4.0,
+                    "rope_theta": 1e4,
+                    "original_max_position_embeddings": 64,
+                }
+            },
+            256,
+        ),
+    ],
+)
+def test_the_longest_context_is_what_is_computed_exactly(family, settings, longest, save_tiny):
+    path, _ = save_tiny(family, **settings)
+    assert load_model(path, dtype="float32", device="cpu").shape.max_position_embeddings == longest
+
+
+def test_window_of_older_configs_without_layer_types(save_tiny, edit_config):
+    path, _ = save_tiny("qwen2", sliding_window=24, use_sliding_window=True, max_window_layers=1)
+    edit_config(path, layer_types=None)
+    assert "layer_types" not in json.loads((path / "config.json").read_text())
+    assert load_model(path, dtype="float32", device="cpu").shape.max_position_embeddings == 24

@@ -1,0 +1,117 @@
+"""The compiled CPU kernels against the same operations in plain torch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from draftwise.core import ModelShape
+from draftwise.engine.attention import PagedKV
+from draftwise.engine.kernels import Kernels, cpu_code, make_kernels
+from draftwise.engine.kernels import cpu as cpu_kernels
+
+DTYPES = [torch.bfloat16, torch.float32]
+TOLERANCE = {torch.bfloat16: {"rtol": 0.02, "atol": 0.02}, torch.float32: {"rtol": 1e-5, "atol": 1e-5}}
+SHAPE = ModelShape(
+    hidden_size=96,
+    num_layers=2,
+    num_heads=6,
+    num_kv_heads=2,
+    head_dim=20,
+    intermediate_size=72,
+    vocab_size=8,
+    max_position_embeddings=64,
+)
+
+
+@pytest.fixture(params=DTYPES, ids=str)
+def dtype(request):
+    torch.manual_seed(0)
+    return request.param
+
+
+@pytest.fixture(params=[False, True], ids=["alone", "threads"])
+def fast(request, dtype, monkeypatch):
+    """The compiled kernels, forced onto one thread or onto all."""
+    monkeypatch.setattr(cpu_kernels, "_WIDE", 0 if request.param else 10**9)
+    return make_kernels(SHAPE, eps=1e-5, dtype=dtype, device=torch.device("cpu"))
+
+
+@pytest.fixture
+def exact():
+    return Kernels(SHAPE, 1e-5, torch.float64)
+
+
+def rotations(num_rows: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    angles = torch.linspace(0, 6, num_rows * SHAPE.head_dim // 2).view(num_rows, -1)
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+@pytest.mark.parametrize("num_rows", [1, 7, 50])
+def test_add_norm(num_rows, fast, exact, dtype):
+    x, delta, weight = (torch.randn(size, dtype=dtype) for size in ((num_rows, 96), (num_rows, 96), (96,)))
+    for given in (None, delta):
+        total, normed = fast.add_norm(x, given, weight)
+        expected_total, expected = exact.add_norm(
+            x.double(), None if given is None else given.double(), weight.double()
+        )
+        torch.testing.assert_close(total.double(), expected_total, **TOLERANCE[dtype])
+        torch.testing.assert_close(normed.double(), expected, **TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("num_rows", [1, 7, 50])
+def test_silu_mul(num_rows, fast, exact, dtype):
+    x = torch.randn(num_rows, 144, dtype=dtype) * 4
+    x[0, :8] = torch.tensor([-300.0, -90, -88, -80, 80, 88, 90, 300])  # where the exponential must not overflow
+    torch.testing.assert_close(fast.silu_mul(x).double(), exact.silu_mul(x.double()), **TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("with_norms", [False, True])
+@pytest.mark.parametrize("num_rows", [1, 7, 50])
+def test_rotate_and_store(num_rows, with_norms, fast, exact, dtype):
+    qkv = torch.randn(num_rows, 10, 20, dtype=dtype)
+    norms = (torch.rand(20, dtype=dtype) + 0.5, torch.rand(20, dtype=dtype) + 0.5) if with_norms else None
+    slots = torch.randperm(64)[:num_rows]
+    ours, theirs = (PagedKV(SHAPE, num_pages=16, block_size=4, dtype=d, device="cpu") for d in (dtype, torch.float64))
+    wide = None if norms is None else (norms[0].double(), norms[1].double())
+    expected = exact.rotate_and_store(qkv.double(), wide, rotations(num_rows, torch.float64), theirs, 1, slots)
+    q = fast.rotate_and_store(qkv, norms, rotations(num_rows, torch.float32), ours, 1, slots)
+    torch.testing.assert_close(q.double(), expected, **TOLERANCE[dtype])
+    torch.testing.assert_close(ours.layers[1].double(), theirs.layers[1], **TOLERANCE[dtype])
+    assert not ours.layers[0].any()
+
+
+def test_a_row_has_the_same_bits_in_any_batch(fast, dtype):
+    x, delta, weight = torch.randn(21, 96).to(dtype), torch.randn(21, 96).to(dtype), torch.randn(96).to(dtype)
+    gate_up, qkv, turns = (
+        torch.randn(21, 144).to(dtype),
+        torch.randn(21, 10, 20).to(dtype),
+        rotations(21, torch.float32),
+    )
+
+    def run(rows: slice) -> list[torch.Tensor]:
+        kv = PagedKV(SHAPE, num_pages=6, block_size=4, dtype=dtype, device="cpu")
+        slots = torch.arange(21)[rows]
+        q = fast.rotate_and_store(qkv[rows].clone(), None, (turns[0][rows], turns[1][rows]), kv, 0, slots)
+        stored = kv.layers[0].flatten(0, 1)[slots]
+        return [*fast.add_norm(x[rows], delta[rows], weight), fast.silu_mul(gate_up[rows]), q, stored]
+
+    together = run(slice(None))
+    for i in range(21):
+        assert all(torch.equal(a[i : i + 1], b) for a, b in zip(together, run(slice(i, i + 1)), strict=True))
+
+
+def test_without_a_place_for_the_cache_kernels_are_compiled_all_the_same(monkeypatch):
+    real = cpu_code.cfunc
+
+    def cfunc(signature, cache=False):
+        if cache:
+            raise RuntimeError("cannot cache function: no locator available")
+        return real(signature)
+
+    monkeypatch.setattr(cpu_code, "cfunc", cfunc)
+    assert cpu_code.compile_kernel(cpu_code.CODE["bfloat16"][1]).address
+
+
+def test_other_types_take_the_reference():
+    assert type(make_kernels(SHAPE, eps=1e-5, dtype=torch.float64, device=torch.device("cpu"))) is Kernels
