@@ -72,6 +72,7 @@ sequences = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 45)), min_size
 @given(sizes=sequences, seed=st.integers(0, 2**16))
 @example(sizes=[(5, 1), (9, 1)], seed=0).via("decode, in order and without padding")
 @example(sizes=[(5, 3), (9, 1)], seed=0).via("unequal drafts")
+@example(sizes=[(5, 3), (6, 1), (60, 2)], seed=0).via("as many rows outside a group as padding inside")
 @example(sizes=[(0, 15), (0, 42)], seed=0).via("a short prompt before a long one")
 @example(sizes=[(0, 42), (7, 1)], seed=0).via("a long prompt before a decoding sequence")
 @example(sizes=[(40, 40)], seed=0).via("a later chunk of a long prompt")

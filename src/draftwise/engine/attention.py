@@ -1,7 +1,8 @@
 """Paged keys and values, and causal attention of each sequence's new tokens over its pages.
 
-Shape letters: N new tokens of the step, B decoding sequences, Q query tokens a sequence (padded), T tokens
-of context (padded), P pages, C tokens of a prefill chunk, A query heads, G key-value heads, D head dimension.
+Shape letters: N new tokens of the step, B decoding sequences, Q query tokens each (padded), M and X = B * Q their
+tokens without and with padding, C tokens of a prefill chunk, T tokens of context (padded), P pages, A query heads,
+G key-value heads, Y = Q * A / G queries of a key-value head, D head dimension, E = A * D.
 """
 
 from __future__ import annotations
@@ -53,21 +54,27 @@ class PagedKV:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Padding:
+    """Where the M rows of a group lie in the step, and where among its padded queries."""
+
+    rows_M: Tensor
+    padded_M: Tensor
+    rows_X: Tensor
+    """Row of each padded query; padding repeats its sequence's last."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DecodeGroup:
     """Sequences with few query tokens, padded to one shape."""
 
     pages_BP: Tensor
     last_BQ: Tensor
     """Position of each query token: the last that it may look at."""
-    rows_BQ: Tensor | None
-    """Row of each query token in the step, padding repeats the sequence's last; None when the step's rows
-    are the queries, in order and without padding."""
-    rows_M: Tensor | None
-    """Rows of the step that belong to the group, and where they sit in the flattened [B, Q]."""
-    padded_M: Tensor | None
+    padding: Padding | None
+    """None when the step's rows are the queries, in order and without padding."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PrefillChunk:
     """One sequence with many query tokens."""
 
@@ -84,8 +91,18 @@ class AttentionPlan:
     slots_N: Tensor
     decodes: tuple[DecodeGroup, ...]
     prefills: tuple[PrefillChunk, ...]
-    biases: dict[object, Tensor] = field(default_factory=dict)
-    """What the first layer computed for the later ones: 0 where a query may look, -inf elsewhere."""
+    biases: dict[DecodeGroup | PrefillChunk, Tensor] = field(default_factory=dict)
+    """What the first layer computes for the later ones: 0 where a query may look, -inf elsewhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """New tokens of one sequence: rows of the step, tokens after it, and the pages that hold those."""
+
+    start: int
+    length: int
+    context: int
+    pages: Sequence[int]
 
 
 def plan_attention(
@@ -105,116 +122,111 @@ def plan_attention(
         block_size: tokens a page.
         device: where the plan's tensors go.
     """
-    lengths_S, contexts_S = np.array(query_lens), np.array(context_lens)
-    assert ((lengths_S > 0) & (lengths_S <= contexts_S)).all(), "each sequence needs a new token"
-    pages_S = -(-contexts_S // block_size)
-    table_SP = np.zeros((len(pages_S), pages_S.max()), dtype=np.int64)
-    for i, (pages, count) in enumerate(zip(page_tables, pages_S.tolist(), strict=True)):
-        table_SP[i, :count] = pages[:count]
-    ends_S = lengths_S.cumsum()
-    sequence_N = np.repeat(np.arange(len(lengths_S)), lengths_S)
-    positions_N = np.arange(ends_S[-1]) + (contexts_S - ends_S)[sequence_N]
-    slots_N = table_SP[sequence_N, positions_N // block_size] * block_size + positions_N % block_size
-    decoding_B = np.flatnonzero(lengths_S <= _LONGEST_DECODE)
-    prefills = [
-        PrefillChunk(
-            start=int(ends_S[i] - lengths_S[i]),
-            length=int(lengths_S[i]),
-            context=int(contexts_S[i]),
-            pages_1P=torch.from_numpy(table_SP[i : i + 1, : pages_S[i]]).to(device),
-        )
-        for i in np.flatnonzero(lengths_S > _LONGEST_DECODE)
-    ]
+    slots: list[int] = []
+    prefills: list[PrefillChunk] = []
     # Every sequence of a group is padded to its longest context: alike ones go together.
-    sizes_B = np.frexp(pages_S[decoding_B])[1]
-    groups = [decoding_B[sizes_B == size] for size in np.unique(sizes_B)]
-    decodes = [
-        _plan_decode(
-            lengths_S[group_B],
-            contexts_S[group_B],
-            ends_S[group_B],
-            table_SP[group_B, : pages_S[group_B].max()],
-            device=device,
-            whole_step=len(group_B) == len(lengths_S),
-        )
-        for group_B in groups
-    ]
-    return AttentionPlan(slots_N=torch.from_numpy(slots_N).to(device), decodes=tuple(decodes), prefills=tuple(prefills))
-
-
-def _plan_decode(
-    lengths_B: np.ndarray,
-    contexts_B: np.ndarray,
-    ends_B: np.ndarray,
-    tables_BP: np.ndarray,
-    *,
-    device: torch.device | str,
-    whole_step: bool,
-) -> DecodeGroup:
-    """Return the group of the sequences whose rows end at `ends_B`; `whole_step` says that there are no others."""
-    num_queries = int(lengths_B.max())
-    offsets_BQ = np.minimum(np.arange(num_queries), lengths_B[:, None] - 1) - lengths_B[:, None]
-    rows_BQ = ends_B[:, None] + offsets_BQ
-    real_BQ = np.arange(num_queries) < lengths_B[:, None]
-    in_order = whole_step and real_BQ.all()
-
-    def to_device(array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array).to(device)
-
-    return DecodeGroup(
-        pages_BP=to_device(tables_BP),
-        last_BQ=to_device(contexts_B[:, None] + offsets_BQ),
-        rows_BQ=None if in_order else to_device(rows_BQ),
-        rows_M=None if in_order else to_device(rows_BQ[real_BQ]),
-        padded_M=None if in_order else to_device(np.flatnonzero(real_BQ)),
+    groups: dict[int, list[_Span]] = {}
+    for length, context, table in zip(query_lens, context_lens, page_tables, strict=True):
+        num_pages = -(-context // block_size)
+        assert 0 < length <= context, "each sequence needs a new token"
+        assert num_pages <= len(table), "each token needs a place"
+        span = _Span(len(slots), length, context, table[:num_pages])
+        slots += [table[t // block_size] * block_size + t % block_size for t in range(context - length, context)]
+        if length <= _LONGEST_DECODE:
+            groups.setdefault(num_pages.bit_length(), []).append(span)
+        else:
+            pages_1P = _to_device(span.pages, device).unsqueeze(0)
+            prefills.append(PrefillChunk(start=span.start, length=length, context=context, pages_1P=pages_1P))
+    return AttentionPlan(
+        slots_N=_to_device(slots, device),
+        decodes=tuple(_plan_decode(spans, num_rows=len(slots), device=device) for spans in groups.values()),
+        prefills=tuple(prefills),
     )
+
+
+def _plan_decode(spans: list[_Span], *, num_rows: int, device: torch.device | str) -> DecodeGroup:
+    """Return the group of `spans`, which are a part or all of the `num_rows` of the step."""
+    num_queries, num_pages = max(span.length for span in spans), max(len(span.pages) for span in spans)
+    pages: list[int] = []
+    last: list[int] = []
+    for span in spans:
+        pages += [*span.pages, *[0] * (num_pages - len(span.pages))]
+        last += [*range(span.context - span.length, span.context), *[span.context - 1] * (num_queries - span.length)]
+    alone_and_even = sum(span.length for span in spans) == num_rows == len(last)
+    return DecodeGroup(
+        pages_BP=_to_device(pages, device).view(len(spans), num_pages),
+        last_BQ=_to_device(last, device).view(len(spans), num_queries),
+        padding=None if alone_and_even else _pad(spans, num_queries, device),
+    )
+
+
+def _pad(spans: list[_Span], num_queries: int, device: torch.device | str) -> Padding:
+    rows: list[int] = []
+    padded: list[int] = []
+    queries: list[int] = []
+    for b, span in enumerate(spans):
+        own = range(span.start, span.start + span.length)
+        rows += own
+        padded += range(b * num_queries, b * num_queries + span.length)
+        queries += [*own, *[own[-1]] * (num_queries - span.length)]
+    rows_M, padded_M, rows_X = (_to_device(index, device) for index in (rows, padded, queries))
+    return Padding(rows_M=rows_M, padded_M=padded_M, rows_X=rows_X)
+
+
+def _to_device(values: Sequence[int], device: torch.device | str) -> Tensor:
+    """Return an int64 tensor, by way of numpy because torch.tensor takes five times as long over a list."""
+    return torch.from_numpy(np.array(values, dtype=np.int64)).to(device)
 
 
 def attend(q_NAD: Tensor, kv: PagedKV, layer: int, plan: AttentionPlan) -> Tensor:
     """Return the attention output [N, A * D] of the new tokens, whose keys and values are stored already."""
     out_NE = q_NAD.new_empty(q_NAD.shape[0], q_NAD.shape[1] * q_NAD.shape[2])
-    for i, group in enumerate(plan.decodes):
-        out_ME = _decode(q_NAD, kv, layer, plan, i)
-        if group.rows_M is None:
-            return out_ME
-        out_NE.index_copy_(0, group.rows_M, out_ME)
+    for group in plan.decodes:
+        if group.padding is None:
+            return _decode(q_NAD, kv, layer, group, plan.biases)
+        out_XE = _decode(q_NAD.index_select(0, group.padding.rows_X), kv, layer, group, plan.biases)
+        out_NE.index_copy_(0, group.padding.rows_M, out_XE.index_select(0, group.padding.padded_M))
     for chunk in plan.prefills:
         rows = slice(chunk.start, chunk.start + chunk.length)
-        out_NE[rows] = _prefill(q_NAD[rows], kv, layer, plan, chunk)
+        out_NE[rows] = _prefill(q_NAD[rows], kv, layer, chunk, plan.biases)
     return out_NE
 
 
-def _decode(q_NAD: Tensor, kv: PagedKV, layer: int, plan: AttentionPlan, index: int) -> Tensor:
-    """Return [M, A * D]. Query heads that share keys are folded into the queries: one product serves them all."""
-    group = plan.decodes[index]
-    B, Q = group.last_BQ.shape
-    A, D = q_NAD.shape[1:]
+def _decode(
+    q_XAD: Tensor, kv: PagedKV, layer: int, group: DecodeGroup, biases: dict[DecodeGroup | PrefillChunk, Tensor]
+) -> Tensor:
+    """Return [X, A * D]. Query heads that share keys are folded into the queries: one product serves them all."""
+    (num_seqs, num_queries), (_, heads, size) = group.last_BQ.shape, q_XAD.shape
     k_BGTD, v_BGTD = kv.gather(layer, group.pages_BP)
-    G = k_BGTD.shape[1]
-    if group.rows_BQ is not None:
-        q_NAD = q_NAD.index_select(0, group.rows_BQ.flatten())
-    q_BGXD = q_NAD.reshape(B, Q, G, A // G, D).transpose(1, 2).reshape(B, G, Q * A // G, D)
-    bias_B1XT = plan.biases.get(("decode", index))
-    if bias_B1XT is None:
-        last_BX = group.last_BQ.repeat_interleave(A // G, dim=1)
-        bias_B1XT = plan.biases["decode", index] = _bias(last_BX, k_BGTD.shape[2], q_NAD.dtype).unsqueeze(1)
-    out_BGXD = F.scaled_dot_product_attention(q_BGXD, k_BGTD, v_BGTD, attn_mask=bias_B1XT)
-    out_XE = out_BGXD.view(B, G, Q, A // G, D).transpose(1, 2).reshape(B * Q, A * D)
-    return out_XE if group.padded_M is None else out_XE.index_select(0, group.padded_M)
+    groups, share = k_BGTD.shape[1], heads // k_BGTD.shape[1]
+    q_BGYD = q_XAD.reshape(num_seqs, num_queries, groups, share, size).transpose(1, 2).flatten(2, 3)
+    bias_B1YT = biases.get(group)
+    if bias_B1YT is None:
+        bias_BQT = _bias(group.last_BQ, k_BGTD.shape[2], q_XAD.dtype)
+        bias_B1YT = biases[group] = bias_BQT.unsqueeze(2).expand(-1, -1, share, -1).flatten(1, 2).unsqueeze(1)
+    out_BGYD = F.scaled_dot_product_attention(q_BGYD, k_BGTD, v_BGTD, attn_mask=bias_B1YT)
+    out_BQGSD = out_BGYD.view(num_seqs, groups, num_queries, share, size).transpose(1, 2)
+    return out_BQGSD.reshape(num_seqs * num_queries, heads * size)
 
 
-def _prefill(q_CAD: Tensor, kv: PagedKV, layer: int, plan: AttentionPlan, chunk: PrefillChunk) -> Tensor:
+def _prefill(
+    q_CAD: Tensor, kv: PagedKV, layer: int, chunk: PrefillChunk, biases: dict[DecodeGroup | PrefillChunk, Tensor]
+) -> Tensor:
     """Return [C, A * D]."""
     k_1GTD, v_1GTD = (t[:, :, : chunk.context] for t in kv.gather(layer, chunk.pages_1P))
     bias_CT = None
     if chunk.length < chunk.context:
-        bias_CT = plan.biases.get(("prefill", chunk.start))
+        bias_CT = biases.get(chunk)
         if bias_CT is None:
             last_C = torch.arange(chunk.context - chunk.length, chunk.context, device=q_CAD.device)
-            bias_CT = plan.biases["prefill", chunk.start] = _bias(last_C, chunk.context, q_CAD.dtype)
-    q_1ACD = q_CAD.transpose(0, 1).unsqueeze(0)
+            bias_CT = biases[chunk] = _bias(last_C, chunk.context, q_CAD.dtype)
     out_1ACD = F.scaled_dot_product_attention(
-        q_1ACD, k_1GTD, v_1GTD, attn_mask=bias_CT, is_causal=bias_CT is None, enable_gqa=True
+        q_CAD.transpose(0, 1).unsqueeze(0),
+        k_1GTD,
+        v_1GTD,
+        attn_mask=bias_CT,
+        is_causal=bias_CT is None,
+        enable_gqa=True,
     )
     return out_1ACD[0].transpose(0, 1).flatten(1)
 
