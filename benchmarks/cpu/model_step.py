@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
+from datetime import date
 from pathlib import Path
 
 import torch
@@ -22,6 +23,7 @@ from safetensors.torch import save_file
 
 from draftwise.engine.attention import PagedKV, plan_attention
 from draftwise.engine.models import CausalLM, load_model
+from draftwise.measure.context import describe_hardware
 
 CASES = ((1, 1), (1, 6), (4, 6), (16, 1), (16, 6))
 BLOCK_SIZE = 16
@@ -126,8 +128,9 @@ def main() -> None:
         rows.append({"sequences": num_seqs, "new_tokens": num_new, "step_ms": step_ms, "floor_ms": floor_ms})
         print(f"{num_seqs:3} {num_new:3} {step_ms:9.2f} {floor_ms:9.2f} {step_ms - floor_ms:9.2f}", flush=True)
     if options.out is not None:
-        about = {"processor": platform.processor() or platform.machine(), "threads": torch.get_num_threads()}
-        about |= {"torch": torch.__version__, "dtype": options.dtype, "context": options.context}
+        about = {"date": date.today().isoformat(), "command": " ".join(["python", *sys.argv])}
+        about |= {"machine": describe_hardware(), "torch": torch.__version__, "threads": torch.get_num_threads()}
+        about |= {"dtype": options.dtype, "context": options.context}
         options.out.write_text(json.dumps(about | {"cases": rows}, indent=1) + "\n")
 
 
