@@ -125,7 +125,9 @@ def main() -> None:
     for num_seqs, num_new in CASES:
         step = make_step(model, num_seqs, num_new, options.context)
         step_ms, floor_ms = measure([step, make_floor(model, num_seqs * num_new)], turns=options.turns)
-        rows.append({"sequences": num_seqs, "new_tokens": num_new, "step_ms": step_ms, "floor_ms": floor_ms})
+        rows.append(
+            {"sequences": num_seqs, "new_tokens": num_new, "step_ms": round(step_ms, 3), "floor_ms": round(floor_ms, 3)}
+        )
         print(f"{num_seqs:3} {num_new:3} {step_ms:9.2f} {floor_ms:9.2f} {step_ms - floor_ms:9.2f}", flush=True)
     if options.out is not None:
         about = {"date": date.today().isoformat(), "command": " ".join(["python", *sys.argv])}
