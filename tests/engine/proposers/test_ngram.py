@@ -3,8 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lookup_cases import confirmed, drafts, look_up, repetitive_texts
 
-from draftwise.core import InvalidSetup
-from draftwise.engine.proposers.ngram import NgramProposer, resolve_lookup_range
+from draftwise.engine.proposers.ngram import NgramProposer
 
 
 def propose_all(proposer: NgramProposer, text: list[int], num_prompt: int, sizes: list[int], k: int) -> list[list[int]]:
@@ -61,33 +60,20 @@ def test_the_earliest_occurrence_wins_not_the_latest():
     assert propose_all(proposer, text, 0, [], 3)[-1][1] == [7, 7, 1]
 
 
-def test_defaults_are_vllms_five():
-    proposer = NgramProposer(max_num_seqs=1, max_model_len=100)
+def test_a_suffix_shorter_than_the_range_drafts_nothing():
+    proposer = NgramProposer(prompt_lookup_min=5, prompt_lookup_max=5, max_num_seqs=1, max_model_len=100)
     assert propose_all(proposer, [1, 2, 3, 4, 9, 1, 2, 3, 4], 0, [], 3)[-1][1] == []
     proposer.release(0)
     assert propose_all(proposer, [1, 2, 3, 4, 5, 9, 1, 2, 3, 4, 5], 0, [], 3)[-1][1] == [9, 1, 2]
 
 
 def test_an_unfinished_prompt_gets_no_draft():
-    proposer = NgramProposer(prompt_lookup_min=1, max_num_seqs=1, max_model_len=100)
+    proposer = NgramProposer(prompt_lookup_min=1, prompt_lookup_max=1, max_num_seqs=1, max_model_len=100)
     assert propose_all(proposer, [5, 6, 5, 6, 5], 4, [2, 2, 1], 2) == [[2, []], [4, []], [5, [6, 5]]]
 
 
 def test_release_starts_the_slot_afresh_and_leaves_the_others():
-    proposer = NgramProposer(prompt_lookup_min=1, max_num_seqs=2, max_model_len=100)
+    proposer = NgramProposer(prompt_lookup_min=1, prompt_lookup_max=1, max_num_seqs=2, max_model_len=100)
     proposer.propose(confirmed({0: [5, 6], 1: [5, 7]}, {0: 1, 1: 1}), 1)
     proposer.release(0)
     assert drafts(proposer.propose(confirmed({0: [3, 5], 1: [5]}, {0: 1, 1: 1}), 1)) == [[], [7]]
-
-
-@pytest.mark.parametrize(
-    ("given", "resolved"), [((None, None), (5, 5)), ((2, None), (2, 2)), ((None, 4), (4, 4)), ((2, 4), (2, 4))]
-)
-def test_a_missing_bound_takes_the_others_value(given, resolved):
-    assert resolve_lookup_range(*given) == resolved
-
-
-@pytest.mark.parametrize("given", [(0, 3), (4, 3), (None, 0), (-1, None)])
-def test_a_range_without_lengths_is_refused(given):
-    with pytest.raises(InvalidSetup, match="prompt_lookup_min <= prompt_lookup_max"):
-        resolve_lookup_range(*given)

@@ -2,30 +2,9 @@
 
 from __future__ import annotations
 
-from draftwise.core.finding import InvalidSetup
 from draftwise.engine.proposers.base import Confirmed, Draft, Proposer
 
-__all__ = ["NgramProposer", "resolve_lookup_range"]
-
-DEFAULT_NGRAM = 5  # vLLM 0.32, config/speculative.py: both bounds when neither is given
-
-
-def resolve_lookup_range(prompt_lookup_min: int | None, prompt_lookup_max: int | None) -> tuple[int, int]:
-    """Return the shortest and the longest n-gram to look up; a bound that is None takes the other's value.
-
-    Raises:
-        InvalidSetup: a bound is below 1, or the lower one exceeds the upper one.
-    """
-    shortest = prompt_lookup_min if prompt_lookup_min is not None else prompt_lookup_max or DEFAULT_NGRAM
-    longest = prompt_lookup_max if prompt_lookup_max is not None else shortest
-    if not 1 <= shortest <= longest:
-        raise InvalidSetup.because(
-            "lookup-range",
-            f"prompt_lookup_min={shortest} and prompt_lookup_max={longest} name no n-gram length.",
-            where="--speculative-config",
-            fix="Give 1 <= prompt_lookup_min <= prompt_lookup_max, for example 2 and 5.",
-        )
-    return shortest, longest
+__all__ = ["NgramProposer"]
 
 
 class NgramProposer(Proposer):
@@ -39,12 +18,13 @@ class NgramProposer(Proposer):
     def __init__(
         self,
         *,
-        prompt_lookup_min: int | None = None,
-        prompt_lookup_max: int | None = None,
+        prompt_lookup_min: int,
+        prompt_lookup_max: int,
         max_num_seqs: int,  # noqa: ARG002  (of the method's other implementation, which allocates by it)
         max_model_len: int,
     ) -> None:
-        self._shortest, self._longest = resolve_lookup_range(prompt_lookup_min, prompt_lookup_max)
+        assert 1 <= prompt_lookup_min <= prompt_lookup_max, "the resolved config guarantees it"
+        self._shortest, self._longest = prompt_lookup_min, prompt_lookup_max
         self._max_model_len = max_model_len
         self._histories: dict[int, _History] = {}
 

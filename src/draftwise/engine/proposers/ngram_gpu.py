@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from draftwise.engine.proposers.base import Confirmed, Draft, Proposer
-from draftwise.engine.proposers.ngram import resolve_lookup_range
 
 __all__ = ["NgramGpuProposer"]
 
@@ -26,13 +25,14 @@ class NgramGpuProposer(Proposer):
     def __init__(
         self,
         *,
-        prompt_lookup_min: int | None = None,
-        prompt_lookup_max: int | None = None,
+        prompt_lookup_min: int,
+        prompt_lookup_max: int,
         max_num_seqs: int,
         max_model_len: int,
         device: torch.device | str = "cpu",
     ) -> None:
-        self._shortest, self._longest = resolve_lookup_range(prompt_lookup_min, prompt_lookup_max)
+        assert 1 <= prompt_lookup_min <= prompt_lookup_max, "the resolved config guarantees it"
+        self._shortest, self._longest = prompt_lookup_min, prompt_lookup_max
         self._max_model_len = max_model_len
         self._device = torch.device(device)
         # Position p of a sequence is column `longest + p`: the margin on the left, which equals no token, ends each
