@@ -34,7 +34,7 @@ SITUATIONS: dict[str, dict[str, Any]] = {
     "plenty": {},
     "no prefix cache": {"enable_prefix_caching": False},
     "chunked": {"max_num_batched_tokens": 16},
-    "preempted": {"kv_cache_memory_bytes": 14 * 16 * 2 * 2 * 2 * 16 * 8, "max_model_len": 208},
+    "preempted": {"num_gpu_blocks_override": 14, "max_model_len": 208},
     "two at a time": {"max_num_seqs": 2, "block_size": 4},
 }
 

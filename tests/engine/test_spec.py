@@ -77,6 +77,19 @@ def test_method_is_inferred_as_vllm_does(given: dict[str, str], method: str, mod
     assert (spec.method, spec.model, spec.findings) == (method, model, ())
 
 
+@pytest.mark.parametrize("name", ["mtp", "deepseek_mtp", "mimo_mtp"])
+def test_one_method_has_many_names(name: str) -> None:
+    spec = resolve(method=name, num_speculative_tokens=1)
+    assert (spec.method, spec.model, spec.findings) == ("mtp", None, ())
+    assert resolve(method=name, num_speculative_tokens=1, model="modules").model == "modules"
+
+
+def test_layers_to_extract() -> None:
+    layers = {"hf_config": {"eagle_aux_hidden_state_layer_ids": [0, 2, 8]}}
+    spec = resolve(method="extract_hidden_states", num_speculative_tokens=1, draft_model_config=layers)
+    assert spec.layer_ids == (0, 2, 8)
+
+
 def test_dashes_are_underscores() -> None:
     assert resolve(**{"method": "ngram", "num-speculative-tokens": 4, "prompt-lookup-max": 3}).k == 4
 
@@ -88,8 +101,17 @@ def test_dashes_are_underscores() -> None:
         ({"method": "ngram"}, [("num_speculative_tokens", "missing-k")]),
         ({"method": "ngrm", "num_speculative_tokens": 2}, [("method", "unknown-method")]),
         ({"method": "draft_model", "num_speculative_tokens": 2}, [("model", "missing-model")]),
-        ({"method": "eagle3", "model": "x", "num_speculative_tokens": 2}, [("method", "method-not-here")]),
-        ({"method": "deepseek_mtp", "num_speculative_tokens": 1}, [("method", "method-not-here")]),
+        ({"method": "dspark", "model": "x", "num_speculative_tokens": 2}, [("method", "method-not-here")]),
+        ({"method": "eagle3", "num_speculative_tokens": 2}, [("model", "missing-model")]),
+        (
+            {"method": "eagle3", "model": "x", "num_speculative_tokens": 2, "parallel_drafting": 1},
+            [("parallel_drafting", "wrong-value")],
+        ),
+        ({"method": "extract_hidden_states", "num_speculative_tokens": 1}, [("draft_model_config", "missing-key")]),
+        (
+            {"method": "extract_hidden_states", "num_speculative_tokens": 1, "draft_model_config": {"layers": [1]}},
+            [("draft_model_config", "wrong-value"), ("draft_model_config", "missing-key")],
+        ),
         ({**NGRAM, "num_speculative_tokens": 0}, [("num_speculative_tokens", "wrong-value")]),
         ({**NGRAM, "prompt_lookup_min": 0}, [("prompt_lookup_min", "wrong-value")]),
         ({**NGRAM, "prompt_lookup_min": 5, "prompt_lookup_max": 2}, [("prompt_lookup_min", "crossed-bounds")]),

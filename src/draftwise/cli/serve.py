@@ -33,8 +33,10 @@ __all__ = ["serve"]
 @click.option("--max-num-seqs", type=click.IntRange(1), metavar="N", help="Sequences decoded together.")
 @click.option("--max-num-batched-tokens", type=click.IntRange(1), metavar="TOKENS", help="Tokens computed in one step.")
 @click.option("--kv-cache-memory-bytes", type=click.IntRange(1), metavar="BYTES", help="Size of the page pool.")
+@click.option("--num-gpu-blocks-override", type=click.IntRange(1), metavar="N", help="Pages of the pool, instead.")
 @click.option("--block-size", type=click.IntRange(1), metavar="TOKENS", help="Tokens a page.")
 @click.option("--no-enable-prefix-caching", is_flag=True, help="Compute every prompt from its start.")
+@click.option("--hidden-states-folder", metavar="DIR", help="Where the method extract_hidden_states writes.")
 @click.option("--seed", type=int, help="For requests that bring none.")
 def serve(
     model: str,

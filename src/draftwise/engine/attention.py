@@ -1,4 +1,4 @@
-"""Paged keys and values, and causal attention of each sequence's new tokens over its pages.
+"""Paged keys and values, and attention of each sequence's new tokens over its pages.
 
 Shape letters: N new tokens of the step, B decoding sequences, Q query tokens each (padded), M and X = B * Q their
 tokens without and with padding, C tokens of a prefill chunk, T tokens of context (padded), P pages, A query heads,
@@ -112,6 +112,7 @@ def plan_attention(
     page_tables: Sequence[Sequence[int]],
     block_size: int,
     device: torch.device | str,
+    causal: bool = True,
 ) -> AttentionPlan:
     """Return the plan for one step.
 
@@ -121,6 +122,7 @@ def plan_attention(
         page_tables: pages of each sequence, at least ceil(context / block_size); more are ignored.
         block_size: tokens a page.
         device: where the plan's tensors go.
+        causal: whether a token looks at those up to itself only, and not at all of its sequence's.
     """
     slots: list[int] = []
     prefills: list[PrefillChunk] = []
@@ -132,26 +134,29 @@ def plan_attention(
         assert num_pages <= len(table), "each token needs a place"
         span = _Span(len(slots), length, context, table[:num_pages])
         slots += [table[t // block_size] * block_size + t % block_size for t in range(context - length, context)]
-        if length <= _LONGEST_DECODE:
+        if length <= _LONGEST_DECODE or not causal:
             groups.setdefault(num_pages.bit_length(), []).append(span)
         else:
             pages_1P = _to_device(span.pages, device).unsqueeze(0)
             prefills.append(PrefillChunk(start=span.start, length=length, context=context, pages_1P=pages_1P))
     return AttentionPlan(
         slots_N=_to_device(slots, device),
-        decodes=tuple(_plan_decode(spans, num_rows=len(slots), device=device) for spans in groups.values()),
+        decodes=tuple(
+            _plan_decode(spans, num_rows=len(slots), causal=causal, device=device) for spans in groups.values()
+        ),
         prefills=tuple(prefills),
     )
 
 
-def _plan_decode(spans: list[_Span], *, num_rows: int, device: torch.device | str) -> DecodeGroup:
+def _plan_decode(spans: list[_Span], *, num_rows: int, causal: bool, device: torch.device | str) -> DecodeGroup:
     """Return the group of `spans`, which are a part or all of the `num_rows` of the step."""
     num_queries, num_pages = max(span.length for span in spans), max(len(span.pages) for span in spans)
     pages: list[int] = []
     last: list[int] = []
     for span in spans:
         pages += [*span.pages, *[0] * (num_pages - len(span.pages))]
-        last += [*range(span.context - span.length, span.context), *[span.context - 1] * (num_queries - span.length)]
+        own = range(span.context - span.length, span.context) if causal else [span.context - 1] * span.length
+        last += [*own, *[span.context - 1] * (num_queries - span.length)]
     alone_and_even = sum(span.length for span in spans) == num_rows == len(last)
     return DecodeGroup(
         pages_BP=_to_device(pages, device).view(len(spans), num_pages),

@@ -23,8 +23,11 @@ class EngineConfig:
         max_num_batched_tokens: tokens computed in one step at most (longer prefills are chunked).
         kv_cache_memory_bytes: size of the page pool; None: enough for max_num_seqs sequences of max_model_len,
             at most a fixed share of the free memory.
+        num_gpu_blocks_override: pages of the pool, whatever the memory says (vLLM's name, on any device).
         block_size: tokens a page.
         seed: seed of the random streams of requests that bring none.
+        hidden_states_folder: where the method extract_hidden_states writes (vLLM names it in --kv-transfer-config,
+            as shared_storage_path).
     """
 
     model: str
@@ -34,9 +37,11 @@ class EngineConfig:
     max_num_seqs: int = 16
     max_num_batched_tokens: int = 2048
     kv_cache_memory_bytes: int | None = None
+    num_gpu_blocks_override: int | None = None
     block_size: int = 16
     enable_prefix_caching: bool = True
     seed: int = 0
+    hidden_states_folder: str = "hidden_states"
 
     @classmethod
     def from_settings(cls, **settings: Any) -> EngineConfig:
@@ -57,7 +62,14 @@ class EngineConfig:
             for name in settings
             if name not in known
         ]
-        counts = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_cache_memory_bytes", "block_size")
+        counts = (
+            "max_model_len",
+            "max_num_seqs",
+            "max_num_batched_tokens",
+            "kv_cache_memory_bytes",
+            "num_gpu_blocks_override",
+            "block_size",
+        )
         findings += [
             Finding(code="not-positive", severity=Severity.ERROR, where=name, message=f"must be positive, got {value}.")
             for name, value in settings.items()

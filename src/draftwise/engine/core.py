@@ -18,10 +18,10 @@ from draftwise.engine.models import CausalLM, load_model
 from draftwise.engine.outputs import Delta
 from draftwise.engine.pages import PagePool
 from draftwise.engine.proposers import make_proposer
-from draftwise.engine.proposers.base import Confirmed
+from draftwise.engine.proposers.base import Confirmed, Proposer
 from draftwise.engine.random import completion_seed, request_seed
 from draftwise.engine.runner import Outcome, Runner
-from draftwise.engine.scheduler import Scheduler, Work
+from draftwise.engine.scheduler import PrefixUse, Scheduler, Work
 from draftwise.engine.sequence import Request, Sequence
 from draftwise.engine.spec import resolve_spec
 from draftwise.engine.spec_counter import SpecCounter
@@ -62,21 +62,27 @@ class Engine:
         model = load_model(config.model, dtype=config.dtype, device=config.device)
         self.config = _resolve(config, model)
         self.shape = model.shape
-        pages = num_pages(self.config, model)
+        self.proposer = make_proposer(self.spec, self.config, model) if self.spec else None
+        state_bytes = self.proposer.kv_bytes_per_token if self.proposer else 0
+        pages = num_pages(self.config, model, extra_bytes_per_token=state_bytes)
         block_size = config.block_size
+        if self.proposer is not None:
+            self.proposer.allocate(num_pages=pages, block_size=block_size)
         self.scheduler = Scheduler(
             pool=PagePool(pages, enable_prefix_caching=config.enable_prefix_caching),
             block_size=block_size,
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
+            prefix=_prefix_use(self.proposer),
+            shared_pages=state_bytes > 0,
         )
         self.runner = Runner(
             model,
             PagedKV(model.shape, num_pages=pages, block_size=block_size, dtype=model.dtype, device=model.device),
             acceptance=self.spec.acceptance if self.spec else Standard(),
             end_ids=self.tokenizer.end_ids,
+            taps=self.proposer.taps if self.proposer else (),
         )
-        self.proposer = make_proposer(self.spec, self.config, model) if self.spec else None
         self._sequences: dict[str, list[Sequence]] = {}
         self._forks: dict[str, list[Sequence]] = {}
         """Completions 1..n-1 of a request, held until the first one has computed the prompt for all."""
@@ -190,20 +196,37 @@ class Engine:
         """Tell the proposer what became final and give every sequence its draft."""
         assert self.proposer is not None
         assert self.spec is not None
-        ready = [
-            sequence
-            for sequence in self.scheduler.running
-            if sequence.num_computed == len(sequence.tokens) - 1 and sequence.num_confirmed < len(sequence.tokens)
-        ]
-        if not ready:
+        news = [news for sequence in self.scheduler.running if (news := self._news(sequence)) is not None]
+        if not news:
             return
-        new = _confirm(ready, self.runner.model.device)
-        draft = self.proposer.propose(new, self.spec.k_for(len(self.scheduler.running)))
+        k = self.spec.k_for(len(self.scheduler.running))
+        limits = [self._limit(each.sequence, k) for each in news]
+        draft = self.proposer.propose(_confirm(news, limits, self.runner.model.device), k)
         tokens, lengths = draft.tokens_BK.tolist(), draft.lengths_B.tolist()
-        for b, sequence in enumerate(ready):
-            useful = min(lengths[b], self._room(sequence) - 1)
-            sequence.draft = tokens[b][: max(useful, 0)]
+        for b, sequence in enumerate(each.sequence for each in news):
+            sequence.draft = tokens[b][: min(lengths[b], limits[b])]
             sequence.draft_probs_KV = None if draft.probs_BKV is None else draft.probs_BKV[b]
+            if self.proposer.kv_bytes_per_token:
+                self.scheduler.publish(sequence)
+
+    def _news(self, sequence: Sequence) -> _News | None:
+        """Return what the proposer can be told about a running sequence."""
+        assert self.proposer is not None
+        start, stop = sequence.num_confirmed, sequence.num_computed + 1
+        if start is None:
+            start = 0 if self.proposer.needs_history else sequence.num_spared + bool(self.proposer.taps)
+        if start == stop or (self.proposer.needs_history and not sequence.awaits_token):
+            return None
+        return _News(sequence, start, sequence.tokens[start:stop])
+
+    def _limit(self, sequence: Sequence, k: int) -> int:
+        """Return how many guesses the sequence can use."""
+        assert self.proposer is not None
+        if not sequence.awaits_token:
+            return 0
+        own = sequence.params.num_speculative_tokens
+        limit = max(min(k, self._room(sequence) - 1, k if own is None else own), 0)
+        return self.scheduler.reserve(sequence, limit) if self.proposer.kv_bytes_per_token else limit
 
     def _room(self, sequence: Sequence) -> int:
         """Return how many more tokens the sequence may have."""
@@ -214,6 +237,7 @@ class Engine:
     def _advance(self, work: Work, outcome: Outcome) -> Delta | None:
         """Move a sequence on by what its work gave; return the news for its reader."""
         sequence, emitted = work.sequence, outcome.emitted
+        sequence.features_NF = outcome.features_NF
         if outcome.prompt_logprobs is not None:
             sequence.prompt_logprobs += outcome.prompt_logprobs
         if not emitted:
@@ -271,20 +295,45 @@ class Engine:
         ]
 
 
-def _confirm(sequences: list[Sequence], device: torch.device) -> Confirmed:
-    """Return what became final since these sequences were last confirmed, and note that it is known."""
-    news = [sequence.tokens[sequence.num_confirmed :] for sequence in sequences]
-    for sequence in sequences:
-        sequence.num_confirmed = len(sequence.tokens)
-    width = max(map(len, news))
+@dataclass(frozen=True, slots=True)
+class _News:
+    """Tokens of a sequence, from position `start` on, that the proposer does not know yet."""
+
+    sequence: Sequence
+    start: int
+    tokens: list[int]
+
+
+def _confirm(news: list[_News], limits: list[int], device: torch.device) -> Confirmed:
+    """Return the news as the proposer wants them, and note that it knows them."""
+    sequences = [each.sequence for each in news]
+    lengths = [len(each.tokens) for each in news]
+    features = [sequence.features_NF for sequence in sequences]
+    for each in news:
+        each.sequence.num_confirmed, each.sequence.features_NF = each.start + len(each.tokens), None
+    width = max(lengths)
     return Confirmed(
         slots=tuple(sequence.slot for sequence in sequences if sequence.slot is not None),
-        tokens_BN=torch.tensor([row + [0] * (width - len(row)) for row in news], device=device),
-        lengths_B=torch.tensor([len(row) for row in news], device=device),
+        tokens_BN=torch.tensor([each.tokens + [0] * (width - len(each.tokens)) for each in news], device=device),
+        lengths_B=torch.tensor(lengths, device=device),
         num_prompt=tuple(sequence.num_prompt for sequence in sequences),
+        starts=tuple(each.start for each in news),
+        histories=tuple(sequence.tokens for sequence in sequences),
+        limits=tuple(limits),
+        pages=tuple(sequence.pages for sequence in sequences),
+        features_NF=None if features[0] is None else features[0] if len(features) == 1 else torch.cat(features),
         temperature=tuple(sequence.params.temperature for sequence in sequences),
         seeds=tuple(sequence.seed for sequence in sequences),
     )
+
+
+def _prefix_use(proposer: Proposer | None) -> PrefixUse:
+    """Return how much of a cached prefix the proposer can do without."""
+    if proposer is None:
+        return PrefixUse.ALL
+    if proposer.needs_every_state:
+        return PrefixUse.NONE
+    return PrefixUse.BUT_LAST if proposer.taps and proposer.kv_bytes_per_token else PrefixUse.ALL
 
 
 def _resolve(config: EngineConfig, model: CausalLM) -> EngineConfig:

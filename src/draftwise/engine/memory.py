@@ -17,17 +17,21 @@ _FREE_SHARE = 0.8
 """Part of the free memory that the page pool may take when its size is not given."""
 
 
-def num_pages(config: EngineConfig, model: CausalLM) -> int:
+def num_pages(config: EngineConfig, model: CausalLM, *, extra_bytes_per_token: int = 0) -> int:
     """Return the number of pages of the pool for a resolved config.
+
+    `extra_bytes_per_token` is what a proposer keeps in each page beside the target's keys and values.
 
     Raises:
         InvalidSetup: the pool cannot hold a single sequence of max_model_len.
     """
     assert config.max_model_len is not None
     size = config.block_size
-    page_bytes = size * model.shape.kv_bytes_per_token(model.dtype.itemsize)
+    page_bytes = size * (model.shape.kv_bytes_per_token(model.dtype.itemsize) + extra_bytes_per_token)
     pages_per_sequence = -(-config.max_model_len // size)
-    if config.kv_cache_memory_bytes is None:
+    if config.num_gpu_blocks_override is not None:
+        pages = config.num_gpu_blocks_override
+    elif config.kv_cache_memory_bytes is None:
         affordable = int(_free_bytes(model.device) * _FREE_SHARE) // page_bytes
         pages = min(pages_per_sequence * config.max_num_seqs, affordable)
     else:

@@ -1,7 +1,7 @@
 """Owner of the step's tensors: builds the batch, runs the target over it, and says what follows.
 
 Shape letters: B sequences that sample, S = K+1 target rows a sequence, K draft tokens, N tokens of the
-step, R rows of logits, V vocabulary, H hidden size.
+step, R rows of logits, V vocabulary, H hidden size, F features of a token.
 """
 
 from __future__ import annotations
@@ -34,21 +34,32 @@ class Outcome:
     logprobs: list[LogprobsOfToken] | None = None
     prompt_logprobs: list[LogprobsOfToken] | None = None
     """Of the prompt tokens after each position computed in this step."""
+    features_NF: Tensor | None = None
+    """The tapped states of the positions that this step made final, beside each other."""
 
 
 class Runner:
     """Runs the target model over scheduled work."""
 
-    def __init__(self, model: CausalLM, kv: PagedKV, *, acceptance: Acceptance, end_ids: frozenset[int]) -> None:
+    def __init__(
+        self,
+        model: CausalLM,
+        kv: PagedKV,
+        *,
+        acceptance: Acceptance,
+        end_ids: frozenset[int],
+        taps: tuple[int, ...] = (),
+    ) -> None:
         self.model = model
         self.kv = kv
+        self._taps = taps
         self._acceptance = acceptance
         self._end_ids = end_ids
 
     @torch.inference_mode()
     def execute(self, works: list[Work]) -> list[Outcome]:
         """Compute `works` and return an outcome for each, in order."""
-        hidden_NH = self._forward(works)
+        hidden_NH, features_NF = self._forward(works)
         ends = torch.tensor([work.num_new for work in works]).cumsum(0).tolist()
         outcomes = [Outcome(emitted=[]) for _ in works]
         sampling = [i for i, work in enumerate(works) if work.samples]
@@ -60,10 +71,13 @@ class Runner:
         for work, outcome, (start, end) in zip(works, outcomes, pairwise([0, *ends]), strict=True):
             if work.sequence.params.prompt_logprobs is not None:
                 outcome.prompt_logprobs = self._prompt_logprobs(work, hidden_NH[start:end])
+            if features_NF is not None:
+                num_final = work.num_new - work.num_draft + max(len(outcome.emitted) - 1, 0)
+                outcome.features_NF = features_NF[start : start + num_final]
         return outcomes
 
-    def _forward(self, works: list[Work]) -> Tensor:
-        """Run the target over the step's final and drafted tokens; return hidden_NH."""
+    def _forward(self, works: list[Work]) -> tuple[Tensor, Tensor | None]:
+        """Run the target over the step's final and drafted tokens; return hidden_NH and the tapped states."""
         tokens: list[int] = []
         positions: list[int] = []
         for work in works:
@@ -81,8 +95,10 @@ class Runner:
         )
         tokens_N = torch.tensor(tokens, device=device)
         positions_N = torch.tensor(positions, device=device)
-        hidden_NH, _ = self.model(tokens_N, positions_N, self.kv, plan)
-        return hidden_NH
+        hidden_NH, tapped = self.model(tokens_N, positions_N, self.kv, plan, self._taps)
+        if not tapped:
+            return hidden_NH, None
+        return hidden_NH, tapped[0] if len(tapped) == 1 else torch.cat(tapped, dim=-1)
 
     def _sample(self, works: list[Work], hidden_NH: Tensor, rows: list[range]) -> list[Outcome]:
         """Verify the drafts of `works` and sample what follows."""

@@ -25,6 +25,11 @@ _RULES: tuple[tuple[str, Callable[[SamplingParams], bool], str], ...] = (
     ("prompt_logprobs", lambda p: p.prompt_logprobs is None or p.prompt_logprobs >= 0, "must not be negative"),
     ("stop", lambda p: all(p.stop_strings), "must not contain an empty string"),
     ("bad_words", lambda p: all(p.bad_words), "must not contain an empty string"),
+    (
+        "num_speculative_tokens",
+        lambda p: p.num_speculative_tokens is None or p.num_speculative_tokens >= 0,
+        "must not be negative",
+    ),
     ("seed", lambda p: p.seed is None or 0 <= p.seed < 2**63, "must lie in 0..2^63-1"),
     ("logit_bias", lambda p: all(math.isfinite(b) for b in (p.logit_bias or {}).values()), "must be finite numbers"),
 )
@@ -59,6 +64,8 @@ class SamplingParams:
     """How many top log-probabilities to return for each output token (the sampled one is added)."""
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
+    num_speculative_tokens: int | None = None
+    """Draft at most so many tokens a step for this request; 0 decodes it plainly. Not in vLLM."""
 
     def __post_init__(self) -> None:
         findings = [

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass
+from enum import Enum
 
 from draftwise.engine.pages import PagePool, page_key, root_key
 from draftwise.engine.sequence import Sequence
 
-__all__ = ["Scheduler", "Work"]
+__all__ = ["PrefixUse", "Scheduler", "Work"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,17 +28,47 @@ class Work:
         return sequence.num_computed + self.num_new - self.num_draft == len(sequence.tokens)
 
 
+class PrefixUse(Enum):
+    """How many of the cached pages for a prompt are used."""
+
+    ALL = "all"
+    BUT_LAST = "but last"
+    """What is kept for a page's last token may depend on the token after it, which a shared prefix may not share;
+    so the last page in common is computed again (as vLLM does for EAGLE)."""
+    NONE = "none"
+
+
 class Scheduler:
     """Continuous batching: running sequences first, then waiting ones as long as pages and tokens last.
 
     Long prompts are computed in chunks. When pages run out the youngest running sequence gives its
     pages back and waits to be computed again from its start.
+
+    Args:
+        pool: the pages.
+        block_size: tokens a page.
+        max_num_seqs: running sequences at most.
+        max_num_batched_tokens: tokens a step at most.
+        prefix: how much of a cached prefix may be spared.
+        shared_pages: whether a proposer keeps its state in the pages too. Then the token that a step samples has its
+            place at once, and full pages wait for `publish` until the proposer has seen what they hold.
     """
 
-    def __init__(self, *, pool: PagePool, block_size: int, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+    def __init__(
+        self,
+        *,
+        pool: PagePool,
+        block_size: int,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        prefix: PrefixUse = PrefixUse.ALL,
+        shared_pages: bool = False,
+    ) -> None:
         self.pool = pool
         self.block_size = block_size
         self.max_num_batched_tokens = max_num_batched_tokens
+        self._prefix = prefix
+        self._shared_pages = shared_pages
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self._slots = list(range(max_num_seqs))[::-1]
@@ -78,7 +109,28 @@ class Scheduler:
         sequence.num_computed += work.num_new - work.num_draft + max(len(emitted) - 1, 0)
         sequence.tokens.extend(emitted)
         sequence.draft, sequence.draft_probs_KV = [], None
-        self._publish_full_pages(sequence)
+        if not self._shared_pages:
+            self.publish(sequence)
+
+    def reserve(self, sequence: Sequence, num_draft: int) -> int:
+        """Hold pages for the sequence's tokens and a draft; return how many drafted tokens have room.
+
+        A page for each running sequence is left free: guesses are never worth a preemption.
+        """
+        spare = max(self.pool.num_free - len(self.running), 0)
+        room = (len(sequence.pages) + spare) * self.block_size - len(sequence.tokens)
+        num_draft = max(min(num_draft, room), 0)
+        self._ensure_pages(sequence, len(sequence.tokens) + num_draft)
+        return num_draft
+
+    def publish(self, sequence: Sequence) -> None:
+        """Offer the full pages of what is computed to later requests with the same prefix."""
+        num_full = sequence.num_computed // self.block_size
+        if num_full > sequence.num_published:
+            self._extend_keys(sequence, num_full)
+            for i in range(sequence.num_published, num_full):
+                self.pool.publish(sequence.pages[i], sequence.page_keys[i])
+            sequence.num_published = num_full
 
     def remove(self, sequence: Sequence) -> None:
         """Take a finished or aborted sequence out, running or waiting."""
@@ -95,7 +147,7 @@ class Scheduler:
         num_new = min(missing, budget) + num_draft
         num_draft -= self._num_unaffordable(sequence, num_new, num_draft)
         num_new = min(missing, budget) + num_draft
-        while not self._ensure_pages(sequence, sequence.num_computed + num_new):
+        while not self._ensure_pages(sequence, sequence.num_computed + num_new + self._shared_pages):
             victim = self.running[-1]
             self._preempt(victim)
             if victim is sequence:
@@ -105,21 +157,21 @@ class Scheduler:
     def _num_unaffordable(self, sequence: Sequence, num_new: int, num_draft: int) -> int:
         """Return how many of the drafted tokens have no page: guesses are never worth a preemption."""
         room = (len(sequence.pages) + self.pool.num_free) * self.block_size
-        return min(num_draft, max(0, sequence.num_computed + num_new - room))
+        return min(num_draft, max(0, sequence.num_computed + num_new + self._shared_pages - room))
 
     def _admit(self, sequence: Sequence, budget: int) -> Work | None:
         """Start a waiting sequence if its whole text fits into free pages."""
         reused = self._find_cached_pages(sequence)
         self.pool.hold(reused)
         sequence.pages = list(reused)
-        if not self._ensure_pages(sequence, len(sequence.tokens)):
+        if not self._ensure_pages(sequence, len(sequence.tokens) + self._shared_pages):
             self.pool.free(reused)
             sequence.pages = []
             return None
         self.waiting.popleft()
         self.running.append(sequence)
         sequence.slot = self._slots.pop()
-        sequence.num_computed = len(reused) * self.block_size
+        sequence.num_computed = sequence.num_spared = len(reused) * self.block_size
         sequence.num_published = len(reused)
         if sequence.num_cached is None:
             sequence.num_cached = sequence.num_computed
@@ -129,10 +181,11 @@ class Scheduler:
 
     def _find_cached_pages(self, sequence: Sequence) -> list[int]:
         """Return published pages for the start of the text, leaving at least one token to compute."""
-        if sequence.params.prompt_logprobs is not None:
+        if sequence.params.prompt_logprobs is not None or self._prefix is PrefixUse.NONE:
             return []  # they need every prompt position computed
         self._extend_keys(sequence, (len(sequence.tokens) - 1) // self.block_size)
-        return self.pool.find_prefix(sequence.page_keys[: (len(sequence.tokens) - 1) // self.block_size])
+        pages = self.pool.find_prefix(sequence.page_keys[: (len(sequence.tokens) - 1) // self.block_size])
+        return pages[:-1] if self._prefix is PrefixUse.BUT_LAST else pages
 
     def _extend_keys(self, sequence: Sequence, count: int) -> None:
         keys, size = sequence.page_keys, self.block_size
@@ -140,14 +193,6 @@ class Scheduler:
         while len(keys) < count:
             start = len(keys) * size
             keys.append(page_key(keys[-1] if keys else root_key(salt), sequence.tokens[start : start + size]))
-
-    def _publish_full_pages(self, sequence: Sequence) -> None:
-        num_full = min(sequence.num_computed, len(sequence.tokens)) // self.block_size
-        if num_full > sequence.num_published:
-            self._extend_keys(sequence, num_full)
-            for i in range(sequence.num_published, num_full):
-                self.pool.publish(sequence.pages[i], sequence.page_keys[i])
-            sequence.num_published = num_full
 
     def _ensure_pages(self, sequence: Sequence, num_tokens: int) -> bool:
         """Hold pages for `num_tokens` tokens; False when the pool has too few."""
@@ -173,4 +218,4 @@ class Scheduler:
         sequence.draft, sequence.draft_probs_KV = [], None
         self._slots.append(sequence.slot)
         self.released_slots.append(sequence.slot)
-        sequence.slot, sequence.num_confirmed = None, 0
+        sequence.slot, sequence.num_confirmed, sequence.features_NF = None, None, None

@@ -52,8 +52,12 @@ class Sequence:
 
     slot: int | None = None
     """Row of per-sequence state in the proposer; None while not running."""
-    num_confirmed: int = 0
-    """Leading tokens that the proposer knows."""
+    num_spared: int = 0
+    """Leading tokens that the prefix cache spared when it last started to run."""
+    num_confirmed: int | None = None
+    """Leading tokens that the proposer knows; None when it has not heard of the sequence since it started to run."""
+    features_NF: Any = None
+    """What the target tapped for the tokens that the proposer does not know yet; None when it taps nothing."""
     draft: list[int] = field(default_factory=list)
     draft_probs_KV: Any = None
 
@@ -66,6 +70,11 @@ class Sequence:
     def num_prompt(self) -> int:
         """Tokens of the prompt."""
         return len(self.request.prompt_token_ids)
+
+    @property
+    def awaits_token(self) -> bool:
+        """Whether all but its last token are computed, so that the next step gives a new one."""
+        return self.num_computed == len(self.tokens) - 1
 
     @property
     def num_output(self) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 
 from draftwise.core import Finding, InvalidSetup, Severity, SpecConfig
 from draftwise.engine.acceptance import Acceptance, Standard, Synthetic, Typical
-from draftwise.engine.spec_keys import ELSEWHERE, KEYS, METHODS, NAME_TRAPS, NO_EFFECT
+from draftwise.engine.spec_keys import ELSEWHERE, KEYS, LAYER_IDS_KEY, METHODS, MTP_SUFFIX, NAME_TRAPS, NO_EFFECT
 
 __all__ = ["ResolvedSpec", "resolve_spec"]
 
@@ -33,6 +33,8 @@ class ResolvedSpec:
     schedule: tuple[tuple[int, int, int], ...]
     """num_speculative_tokens_per_batch_size in ascending order: first and last batch size, k."""
     draft_sample_method: str
+    parallel_drafting: bool
+    draft_model_config: Mapping[str, Any] | None
     acceptance: Acceptance
     findings: tuple[Finding, ...]
     """Warnings and information: what has no effect here, what is lossy."""
@@ -42,6 +44,17 @@ class ResolvedSpec:
         acting = {key: getattr(self, key) for key in sorted(METHODS[self.method].keys)}
         resolved = {"method": self.method, "model": self.model, "num_speculative_tokens": self.k} | acting
         return {key: value for key, value in resolved.items() if value is not None}
+
+    @property
+    def probabilistic(self) -> bool:
+        """Whether guesses are drawn from the drafter's distribution."""
+        return self.draft_sample_method == "probabilistic"
+
+    @property
+    def layer_ids(self) -> tuple[int, ...]:
+        """Which hidden states to extract."""
+        config = self.draft_model_config or {}
+        return tuple(config.get("hf_config", {}).get(LAYER_IDS_KEY, ()))
 
     def k_for(self, num_running: int) -> int:
         """Return how many tokens to draft a sequence while `num_running` sequences run; 0 switches drafting off."""
@@ -115,7 +128,7 @@ def _infer_method(settings: Mapping[str, Any]) -> str | None:
     if settings["method"] is None and settings["model"] is not None:
         return "ngram" if settings["model"] in ("ngram", "[ngram]") else "draft_model"
     method: str | None = settings["method"]
-    return method
+    return "mtp" if method is not None and method.endswith(MTP_SUFFIX) else method
 
 
 def _check_method(settings: Mapping[str, Any], given: Mapping[str, Any]) -> Iterator[Finding]:
@@ -126,7 +139,7 @@ def _check_method(settings: Mapping[str, Any], given: Mapping[str, Any]) -> Iter
     elif name is None:
         if "method" not in given and "model" not in given:
             yield _error("method", "missing-method", "is missing.", f"Choose one of {choices}.")
-    elif name in ELSEWHERE or name.endswith("_mtp"):
+    elif name in ELSEWHERE:
         message = f"{name} is not implemented in this version of the embedded engine."
         yield _error("method", "method-not-here", message, f"vLLM runs it; here, choose one of {choices}.")
     else:
@@ -139,16 +152,19 @@ def _check_keys_of_method(settings: Mapping[str, Any], given: Mapping[str, Any])
     """Yield a drafter that is missing, badly named or not wanted, and keys that are for other methods."""
     name, model = settings["method"], settings["model"]
     method = METHODS[name]
-    if method.needs_model and "model" not in given:
+    if method.model == "needed" and "model" not in given:
         yield _error("model", "missing-model", f"{name} needs a drafter.", "Give the directory of its checkpoint.")
-    if method.needs_model and any(trap in str(model).lower() for trap in NAME_TRAPS):
+    if method.required is not None and settings[method.required] is None:
+        meaning = KEYS[method.required].meaning
+        yield _error(method.required, "missing-key", f"{name} needs it.", f"Meaning: {meaning}")
+    if name == "draft_model" and any(trap in str(model).lower() for trap in NAME_TRAPS):
         message = f"vLLM would take {model} for a head of another method, because of its name."
         yield _warning("model", "name-trap", message, "Rename the directory before serving it with vLLM.")
-    if model is not None and not method.needs_model and model not in ("ngram", "[ngram]", name):
+    if model is not None and method.model == "none" and model not in ("ngram", "[ngram]", name):
         yield _warning("model", "no-effect", f"has no effect with method {name}.", "Leave it out.")
     others = frozenset[str]().union(*(other.keys for other in METHODS.values())) - method.keys
     for key in given:
-        if key in others:
+        if key in others and given[key] != KEYS[key].default:
             yield _warning(key, "no-effect", f"has no effect with method {name}.", "Leave it out.")
 
 
@@ -246,7 +262,7 @@ def _assemble(settings: Mapping[str, Any], findings: list[Finding]) -> ResolvedS
         acceptance = Typical(threshold=settings["posterior_threshold"], alpha=settings["posterior_alpha"])
     if settings["rejection_sample_method"] == "synthetic":
         acceptance = Synthetic(rates=tuple(settings["synthetic_acceptance_rates"]))
-    settings = {**settings, "model": settings["model"] if METHODS[settings["method"]].needs_model else None}
+    settings = {**settings, "model": None if METHODS[settings["method"]].model == "none" else settings["model"]}
     same = {field.name: settings[field.name] for field in fields(ResolvedSpec) if field.name in settings}
     return ResolvedSpec(
         k=settings["num_speculative_tokens"],

@@ -5,9 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-__all__ = ["ELSEWHERE", "KEYS", "METHODS", "NAME_TRAPS", "NO_EFFECT", "Key", "Kind", "Method"]
+__all__ = [
+    "ELSEWHERE",
+    "KEYS",
+    "LAYER_IDS_KEY",
+    "METHODS",
+    "MTP_SUFFIX",
+    "NAME_TRAPS",
+    "NO_EFFECT",
+    "Key",
+    "Kind",
+    "Method",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +43,12 @@ class Key:
 class Method:
     """What a method that runs here needs."""
 
-    needs_model: bool = False
+    model: Literal["needed", "optional", "none"] = "none"
+    """Whether a drafter's checkpoint must be given, or may be."""
     keys: frozenset[str] = frozenset()
     """Keys that act for this method and, unless another one lists them too, for no other."""
+    required: str | None = None
+    """One of `keys` that must be given."""
     default_k_key: str | None = None
     """Key whose value is k when num_speculative_tokens is not given; None: it must be given."""
 
@@ -68,6 +82,15 @@ def _is_range(value: Any) -> bool:
     return isinstance(value, list | tuple) and len(value) == 3 and all(map(_is_int, value))
 
 
+def _is_layer_choice(value: Any) -> bool:
+    """Whether a draft_model_config says which layers' states to extract, and nothing else."""
+    ids = value.get("hf_config", {}).get(LAYER_IDS_KEY) if isinstance(value, dict) else None
+    return isinstance(ids, list | tuple) and len(ids) > 0 and all(_is_int(i) and i >= 0 for i in ids)
+
+
+LAYER_IDS_KEY = "eagle_aux_hidden_state_layer_ids"
+
+_SWITCH = Kind("true or false", lambda v: isinstance(v, bool))
 _TEXT = Kind("a string", lambda v: isinstance(v, str) and v != "")
 
 _V0 = "vLLM 0.9.2 (V0 engine), vllm/config.py"
@@ -99,6 +122,13 @@ KEYS: dict[str, Key] = {
     ),
     "draft_sample_method": Key(
         _one_of("greedy", "probabilistic"), "greedy", "Whether the drafter takes its argmax or samples.", _V1
+    ),
+    "parallel_drafting": Key(_SWITCH, False, "Make all guesses in one pass; the drafter must be trained to.", _V1),
+    "draft_model_config": Key(
+        Kind(f'{{"hf_config": {{"{LAYER_IDS_KEY}": [layer, ...]}}}}', _is_layer_choice),
+        None,
+        "Which hidden states to extract: i enters layer i, the number of layers is what the last one leaves.",
+        _V1,
     ),
     "rejection_sample_method": Key(
         _one_of("standard", "synthetic"), "standard", "Lossless rejection sampling, or coins with fixed odds.", _V1
@@ -132,7 +162,7 @@ _FROM_DISK = "drafters are read from a local directory as they are"
 NO_EFFECT: dict[str, str] = {
     "attention_backend": _NO_SUCH_KERNEL,
     "code_revision": _FROM_DISK,
-    "disable_eagle_block_drop": _NO_SUCH_METHOD,
+    "disable_eagle_block_drop": "the last page in common is always computed again where a drafter needs it",
     "disable_logprobs": "log-probabilities are always available",
     "disable_lookahead_block_hashes": _NO_SUCH_METHOD,
     "disable_mqa_scorer": _NO_SUCH_KERNEL,
@@ -150,7 +180,6 @@ NO_EFFECT: dict[str, str] = {
     "kv_cache_dtype": "the drafter's cache has the drafter's type",
     "max_model_len": "a drafter drafts as far as its own positions reach",
     "moe_backend": _NO_SUCH_KERNEL,
-    "parallel_drafting": _NO_SUCH_METHOD,
     "quantization": _FROM_DISK,
     "revision": _FROM_DISK,
     "speculative_token_tree": "drafts are chains",
@@ -161,6 +190,8 @@ NO_EFFECT: dict[str, str] = {
 """Keys that some vLLM from 0.9.2 to 0.33.0 knows and that change nothing here, with the reason."""
 
 _LOOKUP = frozenset({"prompt_lookup_max", "prompt_lookup_min"})
+_SAMPLED = frozenset({"draft_sample_method"})
+_EITHER_WAY = frozenset({"draft_sample_method", "parallel_drafting"})
 
 METHODS: dict[str, Method] = {
     "ngram": Method(keys=_LOOKUP),
@@ -169,21 +200,21 @@ METHODS: dict[str, Method] = {
         keys=frozenset(name for name in KEYS if name.startswith("suffix_")),
         default_k_key="suffix_decoding_max_tree_depth",
     ),
-    "draft_model": Method(needs_model=True, keys=frozenset({"draft_sample_method"})),
+    "draft_model": Method(model="needed", keys=_EITHER_WAY),
+    "medusa": Method(model="needed", keys=_SAMPLED),
+    "mlp_speculator": Method(model="needed", keys=_SAMPLED),
+    "eagle": Method(model="needed", keys=_SAMPLED),
+    "eagle3": Method(model="needed", keys=_EITHER_WAY),
+    "mtp": Method(model="optional", keys=_SAMPLED),
+    "dflash": Method(model="needed", keys=_EITHER_WAY),
+    "extract_hidden_states": Method(keys=frozenset({"draft_model_config"}), required="draft_model_config"),
 }
 
-ELSEWHERE = (
-    "custom_class",
-    "dflash",
-    "dspark",
-    "eagle",
-    "eagle3",
-    "extract_hidden_states",
-    "medusa",
-    "mlp_speculator",
-    "mtp",
-)
-"""Methods that only vLLM runs so far; the many `*_mtp` names mean mtp."""
+ELSEWHERE = ("custom_class", "dspark")
+"""Methods that only vLLM runs so far."""
+
+MTP_SUFFIX = "_mtp"
+"""vLLM's names for one family's modules end in it (deepseek_mtp, mimo_mtp, ...); they all mean mtp."""
 
 NAME_TRAPS = ("eagle-", "eagle3", "dflash", "dspark")
 """vLLM takes a model with one of these in its path for a head of that kind, even if the method says draft_model."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ class Checkpoint:
 
     Attributes:
         config: the parsed config.json.
+        files: the file of each tensor, by the tensor's name.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -33,8 +34,9 @@ class Checkpoint:
                 fix="Give the directory of a Hugging Face checkpoint (config.json and *.safetensors).",
             )
         self.config: dict[str, Any] = self._read_json("config.json")
-        self._files = self._find_files()
+        self.files: Mapping[str, Path] = self._find_files()
         self._missing: list[str] = []
+        self._read: set[str] = set()
 
     def read(self, name: str, shape: tuple[int, ...], *, out: Tensor | None = None) -> Tensor:
         """Return tensor `name`, or copy it into `out` (and return that).
@@ -44,10 +46,11 @@ class Checkpoint:
         Raises:
             InvalidSetup: the file is damaged, or the tensor has another shape.
         """
-        if name not in self._files:
+        if name not in self.files:
             self._missing.append(name)
             return out if out is not None else torch.zeros(shape)
-        file = self._files[name]
+        self._read.add(name)
+        file = self.files[name]
         try:
             # Opened anew each time: pages of a mapped file count as memory until it is closed.
             with safe_open(file, framework="pt") as tensors:
@@ -72,6 +75,32 @@ class Checkpoint:
                 f"lacks {len(self._missing)} tensors: {shown}",
                 where=str(self.path),
                 fix="Download or export the checkpoint again, all shards included.",
+            )
+
+    def unread(self) -> list[str]:
+        """Return the names of the tensors that nobody asked for; vLLM refuses most drafters that have some."""
+        return sorted(self.files.keys() - self._read)
+
+    def shape_of(self, name: str) -> tuple[int, ...] | None:
+        """Return the shape of tensor `name` without reading it, None if there is no such tensor."""
+        if name not in self.files:
+            return None
+        try:
+            with safe_open(self.files[name], framework="pt") as tensors:
+                return tuple(tensors.get_slice(name).get_shape())
+        except (SafetensorError, OSError) as error:
+            raise _damaged(self.files[name], error) from None
+
+    def check_used(self, *, ignored: Collection[str] = ()) -> None:
+        """Raise InvalidSetup naming every tensor that nobody asked for, except those `ignored`."""
+        unused = [name for name in self.unread() if name not in ignored]
+        if unused:
+            shown = ", ".join(unused[:8]) + (" ..." if len(unused) > 8 else "")
+            raise InvalidSetup.because(
+                "tensors-unknown",
+                f"holds {len(unused)} tensors that config.json has no place for: {shown}",
+                where=str(self.path),
+                fix="config.json and the weights belong to different models, or the names are of another format.",
             )
 
     def _find_files(self) -> Mapping[str, Path]:

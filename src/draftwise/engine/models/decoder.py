@@ -1,7 +1,7 @@
 """The dense decoder of the Llama, Mistral, Qwen2 and Qwen3 families over paged keys and values.
 
 Shape letters: N new tokens of the step, R rows that need logits, H hidden size, A query heads, G key-value
-heads, D head dimension, V vocabulary.
+heads, D head dimension, S = A + 2G, X width of an attention's input, V vocabulary.
 """
 
 from __future__ import annotations
@@ -15,18 +15,19 @@ from torch import Tensor
 
 from draftwise.core import ModelShape
 from draftwise.engine.attention import AttentionPlan, PagedKV, attend
-from draftwise.engine.kernels import make_kernels
+from draftwise.engine.kernels import Kernels, make_kernels
 from draftwise.engine.models.linear import Linear
 from draftwise.engine.models.rope import Rope
 
-__all__ = ["CausalLM", "Layer", "Weights"]
+__all__ = ["CausalLM", "Layer", "Weights", "decoder_layer"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
     """Weights of one decoder layer; q, k, v are one matrix, and so are gate and up."""
 
-    input_norm: Tensor
+    input_norm: Tensor | None
+    """None where the layer's caller norms its input (EAGLE heads)."""
     qkv: Linear
     qk_norms: tuple[Tensor, Tensor] | None
     o: Linear
@@ -43,6 +44,38 @@ class Weights:
     layers: tuple[Layer, ...]
     norm: Tensor
     head: Linear
+
+
+def decoder_layer(
+    kernels: Kernels,
+    layer: Layer,
+    index: int,
+    x_NH: Tensor,
+    normed_NX: Tensor,
+    rotations: tuple[Tensor, Tensor],
+    kv: PagedKV,
+    plan: AttentionPlan,
+) -> tuple[Tensor, Tensor]:
+    """Run one decoder layer and store its keys and values.
+
+    Args:
+        kernels: those of the model; they know its heads and epsilon.
+        layer: the weights.
+        index: which layer of `kv` is its own.
+        x_NH: the residual stream that enters.
+        normed_NX: what attention reads: usually x after the input norm; X is the width of `layer.qkv`'s input.
+        rotations: cosine and sine of the rows' positions.
+        kv: the pages.
+        plan: where the rows go and what they look at.
+
+    Returns:
+        the residual stream after attention, and what the MLP adds to it.
+    """
+    shape = kernels.shape
+    qkv_NSD = layer.qkv(normed_NX).view(len(x_NH), shape.num_heads + 2 * shape.num_kv_heads, shape.head_dim)
+    q_NAD = kernels.rotate_and_store(qkv_NSD, layer.qk_norms, rotations, kv, index, plan.slots_N)
+    x_NH, normed_NH = kernels.add_norm(x_NH, layer.o(attend(q_NAD, kv, index, plan)), layer.post_norm)
+    return x_NH, layer.down(kernels.silu_mul(layer.gate_up(normed_NH)))
 
 
 class CausalLM:
@@ -79,27 +112,24 @@ class CausalLM:
             positions_N: int64 position of each token in its sequence.
             kv: the pages.
             plan: made by `plan_attention` for the same step.
-            taps: i is the residual stream that enters layer i; the number of layers is what the last one
-                leaves, before the final norm (EAGLE-3's numbering in vLLM).
+            taps: i is the residual stream that enters layer i; the number of layers L is what the last one
+                leaves, before the final norm (EAGLE-3's numbering in vLLM); L + 1 is the same after it.
 
         Returns:
             hidden_NH after the final norm, and the tapped hidden states in the order of `taps`.
         """
-        kernels, shape, weights = self._kernels, self.shape, self.weights
-        heads = (len(tokens_N), shape.num_heads + 2 * shape.num_kv_heads, shape.head_dim)
+        kernels, weights, last = self._kernels, self.weights, self.shape.num_layers
         rotations = self._rope.rotations(positions_N, kernels.rotation_dtype)
         tapped: dict[int, Tensor] = {}
         x_NH, delta_NH = F.embedding(tokens_N, weights.embedding_VH), None
         for i, layer in enumerate(weights.layers):
+            assert layer.input_norm is not None
             x_NH, normed_NH = kernels.add_norm(x_NH, delta_NH, layer.input_norm)
             if i in taps:
                 tapped[i] = x_NH
-            qkv_NSD = layer.qkv(normed_NH).view(heads)
-            q_NAD = kernels.rotate_and_store(qkv_NSD, layer.qk_norms, rotations, kv, i, plan.slots_N)
-            x_NH, normed_NH = kernels.add_norm(x_NH, layer.o(attend(q_NAD, kv, i, plan)), layer.post_norm)
-            delta_NH = layer.down(kernels.silu_mul(layer.gate_up(normed_NH)))
-        tapped[shape.num_layers], hidden_NH = kernels.add_norm(x_NH, delta_NH, weights.norm)
-        return hidden_NH, [tapped[i] for i in taps]
+            x_NH, delta_NH = decoder_layer(kernels, layer, i, x_NH, normed_NH, rotations, kv, plan)
+        tapped[last], tapped[last + 1] = kernels.add_norm(x_NH, delta_NH, weights.norm)
+        return tapped[last + 1], [tapped[i] for i in taps]
 
     __call__ = forward
 

@@ -29,6 +29,7 @@ FAMILIES: dict[str, Family] = {
     "llama": Family(architecture="LlamaForCausalLM", qkv_bias=None, mlp_bias_key="mlp_bias"),
     "mistral": Family(architecture="MistralForCausalLM"),
     "qwen2": Family(architecture="Qwen2ForCausalLM", qkv_bias=True, window_switch="use_sliding_window"),
+    "mimo": Family(architecture="MiMoForCausalLM", qkv_bias=True, window_switch="use_sliding_window"),
     "qwen3": Family(architecture="Qwen3ForCausalLM", qkv_bias=None, qk_norm=True, window_switch="use_sliding_window"),
 }
 

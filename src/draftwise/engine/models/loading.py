@@ -17,7 +17,7 @@ from draftwise.engine.models.families import Family, get_family
 from draftwise.engine.models.linear import Linear, make_linear
 from draftwise.engine.models.rope import Rope
 
-__all__ = ["load_model"]
+__all__ = ["WeightReader", "load_model"]
 
 _DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32", "float64")}
 
@@ -51,8 +51,8 @@ def load_model(path: str | Path, *, dtype: str | torch.dtype = "auto", device: s
     rope = Rope.from_hf_config(config, shape, where=where)
     limit = min(rope.context_limit, _window(config, family) or rope.context_limit)
     shape = dataclasses.replace(shape, max_position_embeddings=limit)
-    reader = _Reader(checkpoint, shape, family, _resolve_dtype(dtype, config), _resolve_device(device))
-    weights = reader.weights()
+    reader = WeightReader(checkpoint, shape, family, _resolve_dtype(dtype, config), _resolve_device(device))
+    weights = _read_weights(reader, shape)
     checkpoint.check_complete()
     rope = dataclasses.replace(rope, frequencies_D=rope.frequencies_D.to(reader.device))
     return CausalLM(config, shape, rope, weights)
@@ -100,14 +100,28 @@ def _resolve_device(device: str | torch.device) -> torch.device:
     return resolved
 
 
-class _Reader:
-    """Reads the tensors of one model into their fused places."""
+def _read_weights(reader: WeightReader, shape: ModelShape) -> Weights:
+    embedding_VH = reader.fused(["model.embed_tokens.weight"], [shape.vocab_size], shape.hidden_size)
+    layers = tuple(reader.layer(f"model.layers.{i}.") for i in range(shape.num_layers))
+    norm = reader.vector("model.norm.weight", shape.hidden_size)
+    if shape.tie_word_embeddings:
+        head = make_linear(embedding_VH, pack=embedding_VH.nbytes <= _MOST_DUPLICATED)
+    else:
+        head = reader.linear("", ["lm_head"], [shape.vocab_size], shape.hidden_size)
+    return Weights(embedding_VH=embedding_VH, layers=layers, norm=norm, head=head)
+
+
+class WeightReader:
+    """Reads a checkpoint's tensors into their fused places, in one dtype on one device.
+
+    Missing tensors are noted by the checkpoint; its `check_complete` names them.
+    """
 
     def __init__(
         self, checkpoint: Checkpoint, shape: ModelShape, family: Family, dtype: torch.dtype, device: torch.device
     ) -> None:
-        self._checkpoint, self._shape, self.device = checkpoint, shape, device
-        self._dtype = dtype
+        self._checkpoint, self._shape = checkpoint, shape
+        self.dtype, self.device = dtype, device
         follows_config = family.qkv_bias is None
         attention_bias = bool(checkpoint.config.get("attention_bias", False))
         self._qkv_bias = attention_bias if follows_config else bool(family.qkv_bias)
@@ -115,47 +129,45 @@ class _Reader:
         self._mlp_bias = bool(family.mlp_bias_key and checkpoint.config.get(family.mlp_bias_key, False))
         self._qk_norm = family.qk_norm
 
-    def weights(self) -> Weights:
-        shape = self._shape
-        embedding_VH = self._fused(["model.embed_tokens.weight"], [shape.vocab_size], shape.hidden_size)
-        layers = tuple(self._layer(f"model.layers.{i}.") for i in range(shape.num_layers))
-        norm = self._vector("model.norm.weight", shape.hidden_size)
-        if shape.tie_word_embeddings:
-            head = make_linear(embedding_VH, pack=embedding_VH.nbytes <= _MOST_DUPLICATED)
-        else:
-            head = self._linear("", ["lm_head"], [shape.vocab_size], shape.hidden_size, bias=False)
-        return Weights(embedding_VH=embedding_VH, layers=layers, norm=norm, head=head)
+    def layer(self, prefix: str, *, num_in: int | None = None, input_norm: bool = True) -> Layer:
+        """Return the decoder layer whose tensors' names start with `prefix`.
 
-    def _layer(self, prefix: str) -> Layer:
+        Args:
+            prefix: such as `model.layers.0.`.
+            num_in: width of the attention's input; None: the hidden size.
+            input_norm: whether the layer has an input norm.
+        """
         shape, attention, mlp = self._shape, prefix + "self_attn.", prefix + "mlp."
         hidden, inner = shape.hidden_size, shape.intermediate_size
         q_size, kv_size = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
         qkv = ["q_proj", "k_proj", "v_proj"]
         return Layer(
-            input_norm=self._vector(prefix + "input_layernorm.weight", hidden),
-            qkv=self._linear(attention, qkv, [q_size, kv_size, kv_size], hidden, bias=self._qkv_bias),
+            input_norm=self.vector(prefix + "input_layernorm.weight", hidden) if input_norm else None,
+            qkv=self.linear(attention, qkv, [q_size, kv_size, kv_size], num_in or hidden, bias=self._qkv_bias),
             qk_norms=self._qk_norms(attention) if self._qk_norm else None,
-            o=self._linear(attention, ["o_proj"], [hidden], q_size, bias=self._o_bias),
-            post_norm=self._vector(prefix + "post_attention_layernorm.weight", hidden),
-            gate_up=self._linear(mlp, ["gate_proj", "up_proj"], [inner, inner], hidden, bias=self._mlp_bias),
-            down=self._linear(mlp, ["down_proj"], [hidden], inner, bias=self._mlp_bias),
+            o=self.linear(attention, ["o_proj"], [hidden], q_size, bias=self._o_bias),
+            post_norm=self.vector(prefix + "post_attention_layernorm.weight", hidden),
+            gate_up=self.linear(mlp, ["gate_proj", "up_proj"], [inner, inner], hidden, bias=self._mlp_bias),
+            down=self.linear(mlp, ["down_proj"], [hidden], inner, bias=self._mlp_bias),
         )
 
     def _qk_norms(self, attention: str) -> tuple[Tensor, Tensor]:
         size = self._shape.head_dim
-        return self._vector(attention + "q_norm.weight", size), self._vector(attention + "k_norm.weight", size)
+        return self.vector(attention + "q_norm.weight", size), self.vector(attention + "k_norm.weight", size)
 
-    def _linear(self, prefix: str, names: list[str], sizes: list[int], num_in: int, *, bias: bool) -> Linear:
-        weight = self._fused([f"{prefix}{name}.weight" for name in names], sizes, num_in)
-        biases = self._fused([f"{prefix}{name}.bias" for name in names], sizes) if bias else None
+    def linear(self, prefix: str, names: list[str], sizes: list[int], num_in: int, *, bias: bool = False) -> Linear:
+        """Return one product with the matrices [size, num_in] of these names below each other."""
+        weight = self.fused([f"{prefix}{name}.weight" for name in names], sizes, num_in)
+        biases = self.fused([f"{prefix}{name}.bias" for name in names], sizes) if bias else None
         return make_linear(weight, biases)
 
-    def _vector(self, name: str, size: int) -> Tensor:
-        return self._fused([name], [size])
+    def vector(self, name: str, size: int) -> Tensor:
+        """Return the tensor `name` [size]."""
+        return self.fused([name], [size])
 
-    def _fused(self, names: list[str], sizes: list[int], *rest: int) -> Tensor:
+    def fused(self, names: list[str], sizes: list[int], *rest: int) -> Tensor:
         """Return the named tensors, [size, *rest] each, below each other in one."""
-        fused = torch.empty(sum(sizes), *rest, dtype=self._dtype, device=self.device)
+        fused = torch.empty(sum(sizes), *rest, dtype=self.dtype, device=self.device)
         for name, size, part in zip(names, sizes, fused.split(sizes), strict=True):
             self._checkpoint.read(name, (size, *rest), out=part)
         return fused

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from draftwise.core import InvalidSetup
 from draftwise.engine.config import EngineConfig
 from draftwise.engine.models import CausalLM, load_model
+
+# from draftwise.engine.models.identity import check_identity
 from draftwise.engine.proposers.base import Confirmed, Draft, Proposer
 from draftwise.engine.spec import ResolvedSpec
 from draftwise.engine.tokenizer import check_same_tokenizer
+
+if TYPE_CHECKING:
+    from draftwise.engine.models.drafter import Drafter
 
 __all__ = ["Confirmed", "Draft", "Proposer", "make_proposer"]
 
@@ -47,20 +53,91 @@ def _suffix(spec: ResolvedSpec, _config: EngineConfig, _target: CausalLM) -> Pro
 
 
 def _draft_model(spec: ResolvedSpec, config: EngineConfig, target: CausalLM) -> Proposer:
-    from draftwise.engine.proposers.draft_model import DraftModelProposer
+    from draftwise.engine.proposers.draft_model import DraftModel
 
-    assert spec.model is not None
-    findings = check_same_tokenizer(config.model, spec.model)
+    path = _drafter(spec, config)
+    findings = check_same_tokenizer(config.model, path)
     if findings:
         raise InvalidSetup(findings)
-    return DraftModelProposer(
-        load_model(spec.model, dtype=target.dtype, device=target.device),
-        max_num_seqs=config.max_num_seqs,
-        max_model_len=config.max_model_len or target.shape.max_position_embeddings,
-        block_size=config.block_size,
-        probabilistic=spec.draft_sample_method == "probabilistic",
-        max_num_batched_tokens=config.max_num_batched_tokens,
+    return _chain(DraftModel(load_model(path, dtype=target.dtype, device=target.device)), spec, config, target)
+
+
+def _eagle(spec: ResolvedSpec, config: EngineConfig, target: CausalLM) -> Proposer:
+    from draftwise.engine.models.eagle import load_eagle
+
+    return _chain(load_eagle(_drafter(spec, config), target), spec, config, target)
+
+
+def _eagle3(spec: ResolvedSpec, config: EngineConfig, target: CausalLM) -> Proposer:
+    from draftwise.engine.models.eagle3 import load_eagle3
+
+    return _chain(load_eagle3(_drafter(spec, config), target), spec, config, target)
+
+
+def _mtp(spec: ResolvedSpec, config: EngineConfig, target: CausalLM) -> Proposer:
+    from draftwise.engine.models.mtp import check_k, load_mtp
+
+    drafter = load_mtp(_drafter(spec, config), target)
+    check_k(drafter.n_predict, spec.k)
+    return _chain(drafter, spec, config, target)
+
+
+def _chain(drafter: Drafter, spec: ResolvedSpec, config: EngineConfig, target: CausalLM) -> Proposer:
+    from draftwise.engine.proposers.chain import ChainProposer
+
+    if spec.parallel_drafting and drafter.mask is None:
+        raise InvalidSetup.because(
+            "no-mask-token",
+            "the drafter's config.json names no mask token, so it cannot draft in parallel.",
+            where="speculative_config.parallel_drafting",
+            fix="Leave parallel_drafting out, or use a drafter trained for it (PARD, P-EAGLE).",
+        )
+    return ChainProposer(
+        drafter,
+        max_model_len=_max_model_len(config, target),
+        probabilistic=spec.probabilistic,
+        parallel=spec.parallel_drafting,
     )
+
+
+def _medusa(spec: ResolvedSpec, config: EngineConfig, target: CausalLM) -> Proposer:
+    from draftwise.engine.proposers.medusa import MedusaProposer
+
+    return MedusaProposer.load(_drafter(spec, config), target, k=spec.k, probabilistic=spec.probabilistic)
+
+
+def _mlp_speculator(spec: ResolvedSpec, config: EngineConfig, target: CausalLM) -> Proposer:
+    from draftwise.engine.proposers.mlp_speculator import MlpSpeculatorProposer
+
+    return MlpSpeculatorProposer.load(_drafter(spec, config), target, k=spec.k, probabilistic=spec.probabilistic)
+
+
+def _dflash(spec: ResolvedSpec, config: EngineConfig, target: CausalLM) -> Proposer:
+    from draftwise.engine.proposers.dflash import DFlashProposer
+
+    return DFlashProposer.load(
+        _drafter(spec, config),
+        target,
+        max_model_len=_max_model_len(config, target),
+        probabilistic=spec.probabilistic,
+    )
+
+
+def _extract_hidden_states(spec: ResolvedSpec, config: EngineConfig, target: CausalLM) -> Proposer:
+    from draftwise.engine.proposers.extract_hidden_states import ExtractHiddenStatesProposer
+
+    return ExtractHiddenStatesProposer(taps=spec.layer_ids, folder=config.hidden_states_folder, device=target.device)
+
+
+def _drafter(spec: ResolvedSpec, config: EngineConfig) -> str:
+    """Return the directory of the drafter's weights, after checking that they were trained for this target."""
+    path = spec.model or config.model
+    # check_identity(path, config.model)
+    return path
+
+
+def _max_model_len(config: EngineConfig, target: CausalLM) -> int:
+    return config.max_model_len or target.shape.max_position_embeddings
 
 
 _BUILDERS: dict[str, Callable[[ResolvedSpec, EngineConfig, CausalLM], Proposer]] = {
@@ -68,6 +145,13 @@ _BUILDERS: dict[str, Callable[[ResolvedSpec, EngineConfig, CausalLM], Proposer]]
     "ngram_gpu": _ngram_gpu,
     "suffix": _suffix,
     "draft_model": _draft_model,
+    "medusa": _medusa,
+    "mlp_speculator": _mlp_speculator,
+    "eagle": _eagle,
+    "eagle3": _eagle3,
+    "mtp": _mtp,
+    "dflash": _dflash,
+    "extract_hidden_states": _extract_hidden_states,
 }
 
 

@@ -1,11 +1,13 @@
 """The one signature of every drafting method.
 
-Shape letters: B sequences, N new tokens (padded), K draft tokens (padded), V vocabulary.
+Shape letters: B sequences, N new tokens (padded in BN, all after each other in NF), K draft tokens (padded),
+F features of a token, V vocabulary.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,8 +20,11 @@ __all__ = ["Confirmed", "Draft", "Proposer"]
 class Confirmed:
     """What the target has just made final, for B sequences.
 
-    A sequence's first `Confirmed` brings its prompt (perhaps in chunks) and its first sampled token;
+    A sequence's first `Confirmed` brings its prompt, perhaps in chunks, and its first sampled token;
     each later one brings the tokens emitted by one step. Nothing in it is ever taken back.
+
+    A proposer that taps hidden states is told one of them for every token: the states at the token *before* it, from
+    which the target predicted it (EAGLE's pairing). So its first `Confirmed` starts at the second computed token.
     """
 
     slots: tuple[int, ...]
@@ -30,6 +35,16 @@ class Confirmed:
     """int64, on the engine's device; at least 1."""
     num_prompt: tuple[int, ...]
     """[B] how many tokens of each sequence (counted from its start) are its prompt."""
+    starts: tuple[int, ...] = ()
+    """[B] position of each sequence's first new token."""
+    histories: tuple[Sequence[int], ...] = ()
+    """[B] all final tokens of each sequence, from position 0: the engine's own lists, to be looked at in this call."""
+    limits: tuple[int, ...] = ()
+    """[B] guesses wanted of each sequence at most: 0 while its prompt is being computed, fewer than k near its end."""
+    pages: tuple[Sequence[int], ...] = ()
+    """[B] pages that each sequence holds, in order; they have room for its tokens and `limits[b]` more."""
+    features_NF: Tensor | None = None
+    """The tapped states beside each other, a row for each new token, sequence after sequence without padding."""
     temperature: tuple[float, ...] = ()
     """[B] sampling temperature; 0 is greedy. Only probabilistic drafting looks at it."""
     seeds: tuple[int, ...] = ()
@@ -75,13 +90,32 @@ class Proposer(ABC):
 
     It never sees the runner, the scheduler or a rejected token, so there is nothing to roll back:
     whatever it computed for guesses that fell is overwritten when the next tokens are confirmed.
+
+    State per token (keys and values) goes to the pages that the engine gives the sequence anyway: the proposer holds
+    a second cache over the same page ids. Prefix caching, preemption and forks then work for it as they do for the
+    target, and what it kept for a spared prefix is still there. What it wrote for position i must follow from the
+    tokens up to i + 1 and their states alone.
     """
+
+    taps: tuple[int, ...] = ()
+    """Hidden states of the target that it reads: i is the residual stream that enters layer i, the number of layers L
+    what the last layer leaves, L + 1 the same after the final norm (what the target's head reads)."""
+    kv_bytes_per_token: int = 0
+    """Size of its state in pages; 0: it keeps none."""
+    needs_history: bool = False
+    """Whether it must be told all tokens of a sequence from position 0, also those that prefix caching spares."""
+    needs_every_state: bool = False
+    """Whether it must be told the states of all tokens, so that no prefix may be spared."""
+
+    def allocate(self, *, num_pages: int, block_size: int) -> None:  # noqa: B027 - most methods keep nothing in pages
+        """Make the cache for page ids below `num_pages`; called once, before the first `propose`."""
 
     @abstractmethod
     def propose(self, new: Confirmed, k: int) -> Draft:
         """Take in `new` and return up to k guesses for each of its B sequences, in its order.
 
-        With k = 0 the proposer takes the tokens in and returns an empty draft.
+        With k = 0 the proposer takes the tokens in and returns an empty draft. Guesses beyond `new.limits` are
+        dropped by the engine; a proposer may save itself the work.
         """
 
     @abstractmethod

@@ -15,6 +15,8 @@ class NgramProposer(Proposer):
     max_model_len tokens in all). A sequence whose prompt is not complete yet gets no draft.
     """
 
+    needs_history = True
+
     def __init__(
         self,
         *,

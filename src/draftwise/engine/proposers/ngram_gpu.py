@@ -22,6 +22,8 @@ class NgramGpuProposer(Proposer):
     sequence. The token buffer takes 4 bytes x max_num_seqs x max_model_len.
     """
 
+    needs_history = True
+
     def __init__(
         self,
         *,

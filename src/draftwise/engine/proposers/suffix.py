@@ -84,6 +84,8 @@ class SuffixProposer(Proposer):
         InvalidSetup: an option is out of range; all of them are named.
     """
 
+    needs_history = True
+
     def __init__(
         self,
         *,

@@ -1,0 +1,113 @@
+"""What EAGLE, EAGLE-3 and MTP heads have in common when they run: decoder layers, reading and naming tokens.
+
+Shape letters: N rows of a pass, R rows that need logits, F features of a token, H hidden size, X width of the first
+layer's attention input, V the target's vocabulary, U tokens that the head can name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from draftwise.core import ModelShape
+from draftwise.engine.attention import AttentionPlan, PagedKV
+from draftwise.engine.kernels import make_kernels
+from draftwise.engine.models.decoder import Layer, decoder_layer
+from draftwise.engine.models.drafter import Mask
+from draftwise.engine.models.linear import Linear
+from draftwise.engine.models.rope import Rope
+
+__all__ = ["DraftHead", "DraftLayers", "Vocabulary"]
+
+
+class DraftLayers:
+    """Decoder layers over pages of their own, at the target's positions."""
+
+    def __init__(self, shape: ModelShape, layers: tuple[Layer, ...], rope: Rope, eps: float, like: Tensor) -> None:
+        self._layers, self._rope = layers, rope
+        self._kernels = make_kernels(shape, eps=eps, dtype=like.dtype, device=like.device)
+
+    def norm(self, x_NH: Tensor, weight_H: Tensor, delta_NH: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return x + delta and its RMS norm."""
+        return self._kernels.add_norm(x_NH, delta_NH, weight_H)
+
+    def forward(
+        self, x_NH: Tensor, normed_NX: Tensor, positions_N: Tensor, kv: PagedKV, plan: AttentionPlan
+    ) -> tuple[Tensor, Tensor]:
+        """Run all layers.
+
+        Args:
+            x_NH: the residual stream that enters.
+            normed_NX: what the first layer's attention reads.
+            positions_N: int64 position of each row.
+            kv: the pages.
+            plan: for these rows.
+
+        Returns:
+            the residual stream after the last attention, and what the last MLP adds to it.
+        """
+        rotations = self._rope.rotations(positions_N, self._kernels.rotation_dtype)
+        delta_NH: Tensor | None = None
+        for i, layer in enumerate(self._layers):
+            if delta_NH is not None:
+                assert layer.input_norm is not None
+                x_NH, normed_NX = self.norm(x_NH, layer.input_norm, delta_NH)
+            x_NH, delta_NH = decoder_layer(self._kernels, layer, i, x_NH, normed_NX, rotations, kv, plan)
+        assert delta_NH is not None, "a head has a layer"
+        return x_NH, delta_NH
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Vocabulary:
+    """How a head reads tokens, and how it names them."""
+
+    embedding_VH: Tensor
+    head: Linear
+    logit_scale: float = 1.0
+    target_ids_U: Tensor | None = None
+    """int64, the target's id of each token it can name; None: they are the target's own."""
+
+
+class DraftHead:
+    """The part of a drafter (see `proposers.chain.Drafter`) that does not depend on its kind.
+
+    Attributes:
+        taps: hidden states of the target that it reads.
+        kv_shape: what its own pages hold.
+        vocab_size: V.
+        target_ids_U: as in `Vocabulary`.
+        mask: for guessing in parallel; None: it was not trained to.
+    """
+
+    def __init__(
+        self, taps: tuple[int, ...], shape: ModelShape, vocabulary: Vocabulary, mask: Mask | None = None
+    ) -> None:
+        self.taps: tuple[int, ...] = taps
+        self.kv_shape: ModelShape = shape
+        self.vocab_size: int = shape.vocab_size
+        self.target_ids_U: Tensor | None = vocabulary.target_ids_U
+        self.mask: Mask | None = mask
+        self._embedding_VH, self._head = vocabulary.embedding_VH, vocabulary.head
+        self._logit_scale = vocabulary.logit_scale
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of weights, activations and cache: the target's."""
+        return self._embedding_VH.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where it runs: beside the target."""
+        return self._embedding_VH.device
+
+    def enter(self, features_NF: Tensor) -> Tensor:
+        """Return what `forward` is told, [N, H], for the target's states: themselves."""
+        return features_NF
+
+    def logits(self, hidden_RH: Tensor) -> Tensor:
+        """Return logits_RU in float32 (float64 for a float64 head)."""
+        logits_RU = self._head(hidden_RH)
+        logits_RU = logits_RU if self.dtype == torch.float64 else logits_RU.float()
+        return logits_RU if self._logit_scale == 1.0 else logits_RU * self._logit_scale

@@ -1,0 +1,76 @@
+"""EAGLE: a decoder layer that extrapolates the target's last hidden state (Li et al. 2024, arXiv 2401.15077).
+
+Shape letters: N rows of a pass, H hidden size.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from draftwise.core import ModelShape
+from draftwise.engine.attention import AttentionPlan, PagedKV
+from draftwise.engine.models.decoder import CausalLM
+from draftwise.engine.models.draft_head import DraftHead, DraftLayers, Vocabulary
+from draftwise.engine.models.families import FAMILIES
+from draftwise.engine.models.head_checkpoint import HeadCheckpoint
+from draftwise.engine.models.linear import Linear
+
+__all__ = ["EagleDrafter", "load_eagle"]
+
+_FAMILIES = dict.fromkeys(("LlamaForCausalLM", "EagleLlamaForCausalLM"), FAMILIES["llama"])
+
+
+class EagleDrafter(DraftHead):
+    """Guesses the target's next state from the last one and the token that was chosen; the target's head reads it."""
+
+    def __init__(
+        self, taps: tuple[int, ...], shape: ModelShape, vocabulary: Vocabulary, fc: Linear, layers: DraftLayers
+    ) -> None:
+        super().__init__(taps, shape, vocabulary)
+        self._fc, self._layers = fc, layers
+
+    def forward(
+        self,
+        tokens_N: Tensor,
+        carry_NH: Tensor | None,
+        positions_N: Tensor,
+        kv: PagedKV,
+        plan: AttentionPlan,
+        step: int,  # noqa: ARG002 - every guess is made alike
+    ) -> tuple[Tensor, Tensor]:
+        """Run rows of (token, state before it); see `proposers.chain.Drafter.forward`."""
+        assert carry_NH is not None
+        embedded_NH = F.embedding(tokens_N, self._embedding_VH)
+        x_NH = self._fc(torch.cat((embedded_NH, carry_NH), dim=-1))
+        x_NH, delta_NH = self._layers.forward(x_NH, x_NH, positions_N, kv, plan)
+        hidden_NH = x_NH + delta_NH
+        return hidden_NH, hidden_NH
+
+
+def load_eagle(path: str | Path, target: CausalLM) -> EagleDrafter:
+    """Return the EAGLE head of a directory in vLLM's layout (`EagleLlamaForCausalLM`).
+
+    Args:
+        path: directory with config.json and safetensors.
+        target: the model that it was trained for; lends its head, and its embedding if the directory has none.
+
+    Raises:
+        InvalidSetup: it does not fit the target, or tensors are missing or unknown.
+    """
+    checkpoint = HeadCheckpoint(path, target, _FAMILIES)
+    checkpoint.check_equal("hidden_size", checkpoint.shape.hidden_size, target.shape.hidden_size)
+    reader, hidden = checkpoint.reader, checkpoint.shape.hidden_size
+    layers = [reader.layer(f"layers.{i}.", input_norm=i > 0) for i in range(checkpoint.shape.num_layers)]
+    drafter = EagleDrafter(
+        (target.shape.num_layers + 1,),
+        checkpoint.shape,
+        checkpoint.vocabulary(target.weights.head),
+        fc=reader.linear("", ["fc"], [hidden], 2 * hidden),
+        layers=checkpoint.layers(*layers),
+    )
+    checkpoint.check_read()
+    return drafter

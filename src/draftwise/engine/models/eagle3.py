@@ -1,0 +1,246 @@
+"""EAGLE-3: a decoder layer over states of several depths of the target (Li et al. 2025, arXiv 2503.01840).
+
+With a mask it is P-EAGLE, which makes all guesses in one pass.
+
+Shape letters: N rows of a pass, F features of a token, H hidden size, V the target's vocabulary, U tokens that the
+head can name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from draftwise.core import InvalidSetup, ModelShape
+from draftwise.engine.attention import AttentionPlan, PagedKV
+from draftwise.engine.models.decoder import CausalLM
+from draftwise.engine.models.draft_head import DraftHead, DraftLayers, Vocabulary
+from draftwise.engine.models.families import FAMILIES
+from draftwise.engine.models.head_checkpoint import HeadCheckpoint
+from draftwise.engine.models.linear import Linear
+from draftwise.engine.proposers.chain import Mask
+
+__all__ = ["Eagle3Drafter", "load_eagle3"]
+
+_FAMILIES = {
+    "LlamaForCausalLMEagle3": FAMILIES["llama"],
+    "Eagle3LlamaForCausalLM": FAMILIES["llama"],
+    "LlamaForCausalLM": FAMILIES["llama"],
+    "PeagleLlamaForCausalLM": FAMILIES["llama"],
+    "PEagleDraftModel": FAMILIES["llama"],
+    "Eagle3Qwen2_5vlForCausalLM": FAMILIES["llama"],
+    "Eagle3Qwen3vlForCausalLM": FAMILIES["llama"],
+    "Eagle3Qwen3ForCausalLM": FAMILIES["qwen3"],
+    "Qwen3ForCausalLM": FAMILIES["qwen3"],
+    "PeagleQwen3ForCausalLM": FAMILIES["qwen3"],
+}
+_MASK_IDS = ("mask_token_id", "pard_token", "ptd_token_id")
+"""Config keys of the mask's token id, in vLLM's order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Fusion:
+    """From the tapped states of a token to one vector."""
+
+    input_norm: Tensor | None
+    """Over all of them together."""
+    fc_norms: tuple[Tensor, ...]
+    """Over each of them; empty: none."""
+    fc: Linear
+    eps: float
+
+    def __call__(self, features_NF: Tensor) -> Tensor:
+        if self.input_norm is not None:
+            features_NF = F.rms_norm(features_NF, self.input_norm.shape, self.input_norm, self.eps)
+        if self.fc_norms:
+            parts = zip(features_NF.chunk(len(self.fc_norms), dim=-1), self.fc_norms, strict=True)
+            features_NF = torch.cat([F.rms_norm(part, norm.shape, norm, self.eps) for part, norm in parts], dim=-1)
+        return self.fc(features_NF)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Network:
+    """All but embedding and head."""
+
+    fusion: _Fusion | None
+    """None: it reads the target's last state as it is (`use_aux_hidden_state` false)."""
+    embedding_norm: Tensor
+    hidden_norm: Tensor
+    layers: DraftLayers
+    norm: Tensor
+    norm_before_residual: bool
+    """Whether the residual stream starts with the normed state."""
+    norm_output: bool
+    """Whether the next row's state is the one after `norm`."""
+
+
+class Eagle3Drafter(DraftHead):
+    """Reads embedding and state beside each other; what it leaves is the next row's state."""
+
+    def __init__(
+        self,
+        taps: tuple[int, ...],
+        shape: ModelShape,
+        vocabulary: Vocabulary,
+        network: _Network,
+        mask: Mask | None = None,
+    ) -> None:
+        super().__init__(taps, shape, vocabulary, mask)
+        self._network = network
+
+    def enter(self, features_NF: Tensor) -> Tensor:
+        """Return the fused states [N, H]."""
+        return features_NF if self._network.fusion is None else self._network.fusion(features_NF)
+
+    def forward(
+        self,
+        tokens_N: Tensor,
+        carry_NH: Tensor | None,
+        positions_N: Tensor,
+        kv: PagedKV,
+        plan: AttentionPlan,
+        step: int,  # noqa: ARG002 - every guess is made alike
+    ) -> tuple[Tensor, Tensor]:
+        """Run rows of (token, state before it); see `proposers.chain.Drafter.forward`."""
+        assert carry_NH is not None
+        network, layers = self._network, self._network.layers
+        _, embedded_NH = layers.norm(F.embedding(tokens_N, self._embedding_VH), network.embedding_norm)
+        _, normed_NH = layers.norm(carry_NH, network.hidden_norm)
+        x_NH = normed_NH if network.norm_before_residual else carry_NH
+        both_NX = torch.cat((embedded_NH, normed_NH), dim=-1)
+        x_NH, delta_NH = layers.forward(x_NH, both_NX, positions_N, kv, plan)
+        x_NH, hidden_NH = layers.norm(x_NH, network.norm, delta_NH)
+        return hidden_NH, hidden_NH if network.norm_output else x_NH
+
+
+def load_eagle3(path: str | Path, target: CausalLM) -> Eagle3Drafter:
+    """Return the EAGLE-3 or P-EAGLE head of a directory in vLLM's layout (`Eagle3LlamaForCausalLM`).
+
+    Args:
+        path: directory with config.json and safetensors.
+        target: the model that it was trained for; lends its embedding and head where the directory has none.
+
+    Raises:
+        InvalidSetup: it does not fit the target, or tensors are missing or unknown.
+    """
+    checkpoint = HeadCheckpoint(path, target, _FAMILIES)
+    uses_taps = bool((checkpoint.config.get("eagle_config") or {}).get("use_aux_hidden_state", True))
+    _check_sizes(checkpoint, target, uses_taps)
+    taps = _taps(checkpoint, target) if uses_taps else (target.shape.num_layers + 1,)
+    fusion = _read_fusion(checkpoint, target, len(taps)) if uses_taps else None
+    drafter = Eagle3Drafter(
+        taps,
+        checkpoint.shape,
+        _read_vocabulary(checkpoint, target),
+        _read_network(checkpoint, fusion),
+        _read_mask(checkpoint, len(taps) * target.shape.hidden_size) if uses_taps else None,
+    )
+    checkpoint.check_read(lambda name: _is_ignored(name, uses_taps))
+    return drafter
+
+
+def _taps(checkpoint: HeadCheckpoint, target: CausalLM) -> tuple[int, ...]:
+    """Return the layers whose input is tapped, ascending, as vLLM orders them."""
+    key, last = "eagle_aux_hidden_state_layer_ids", target.shape.num_layers
+    named = checkpoint.config.get(key) or (checkpoint.config.get("eagle_config") or {}).get(key)
+    taps = tuple(sorted(set(named or (2, last // 2, last - 3))))
+    if not named and (len(taps) < 3 or taps[0] < 0):
+        raise InvalidSetup.because(
+            "taps-missing",
+            f"lacks {key}, and the usual three (2, L/2, L - 3) do not exist in a target of {last} layers.",
+            where=checkpoint.where,
+            fix=f"Add {key}: the layers whose input the head was trained on.",
+        )
+    if taps[0] < 0 or taps[-1] > last:
+        raise InvalidSetup.because(
+            "taps-beyond-target",
+            f"{key} {list(taps)} reaches beyond the target, which has states 0 to {last}.",
+            where=checkpoint.where,
+            fix="Use a head that was trained for this target.",
+        )
+    return taps
+
+
+def _check_sizes(checkpoint: HeadCheckpoint, target: CausalLM, uses_taps: bool) -> None:
+    """Check the sizes that config.json states; a head may be narrower than its target if it says so."""
+    stated = checkpoint.config.get("target_hidden_size") if uses_taps else None
+    what, own = ("target_hidden_size", stated) if stated else ("hidden_size", checkpoint.shape.hidden_size)
+    checkpoint.check_equal(what, own, target.shape.hidden_size)
+
+
+def _read_fusion(checkpoint: HeadCheckpoint, target: CausalLM, num_taps: int) -> _Fusion:
+    reader, config, width = checkpoint.reader, checkpoint.config, target.shape.hidden_size
+    eagle_config = config.get("eagle_config") or {}
+    norms_all = bool(eagle_config.get("norm_before_fc", config.get("norm_before_fc", False)))
+    norms_each = range(num_taps if config.get("fc_norm") else 0)
+    return _Fusion(
+        input_norm=reader.vector("input_norm.weight", num_taps * width) if norms_all else None,
+        fc_norms=tuple(reader.vector(f"fc_norm.{i}.weight", width) for i in norms_each),
+        fc=reader.linear("", ["fc"], [checkpoint.shape.hidden_size], num_taps * width),
+        eps=checkpoint.eps,
+    )
+
+
+def _read_network(checkpoint: HeadCheckpoint, fusion: _Fusion | None) -> _Network:
+    reader, config, hidden = checkpoint.reader, checkpoint.config, checkpoint.shape.hidden_size
+    first = "midlayer." if any(name.startswith("midlayer.") for name in checkpoint) else "layers.0."
+    layer = reader.layer(first, num_in=2 * hidden)
+    further = [reader.layer(f"layers.{i}.") for i in range(1, checkpoint.shape.num_layers)]
+    assert layer.input_norm is not None
+    return _Network(
+        fusion=fusion,
+        embedding_norm=layer.input_norm,
+        hidden_norm=reader.vector(first + "hidden_norm.weight", hidden),
+        layers=checkpoint.layers(layer, *further),
+        norm=reader.vector("norm.weight", hidden),
+        norm_before_residual=bool(config.get("norm_before_residual", False)),
+        norm_output=bool(config.get("norm_output", False)),
+    )
+
+
+def _read_vocabulary(checkpoint: HeadCheckpoint, target: CausalLM) -> Vocabulary:
+    hidden, vocab_size = checkpoint.shape.hidden_size, checkpoint.shape.vocab_size
+    num_named = checkpoint.config.get("draft_vocab_size") or vocab_size
+    own_head = "lm_head.weight" in checkpoint or hidden != target.shape.hidden_size or num_named != vocab_size
+    head = checkpoint.reader.linear("", ["lm_head"], [num_named], hidden) if own_head else target.weights.head
+    return checkpoint.vocabulary(head, None if num_named == vocab_size else _read_target_ids(checkpoint, num_named))
+
+
+def _read_target_ids(checkpoint: HeadCheckpoint, num_named: int) -> Tensor:
+    """Return the target's id of each token d of the draft vocabulary: d + d2t[d]."""
+    offsets_U = checkpoint.integers("d2t", num_named)
+    ids_U = torch.arange(num_named, device=offsets_U.device) + offsets_U
+    if ids_U.min() < 0 or ids_U.max() >= checkpoint.shape.vocab_size or len(ids_U.unique()) < num_named:
+        raise InvalidSetup.because(
+            "wrong-d2t",
+            "its tensor d2t names a token outside the target's vocabulary, or one twice.",
+            where=checkpoint.where,
+            fix="d2t must hold, for each token d of the draft vocabulary, the target's id of it minus d.",
+        )
+    return ids_U
+
+
+def _read_mask(checkpoint: HeadCheckpoint, width: int) -> Mask | None:
+    """Return the mask of a P-EAGLE head: its token, and its states as the target would tell them."""
+    token_id = next((checkpoint.config[key] for key in _MASK_IDS if checkpoint.config.get(key) is not None), None)
+    if token_id is None or "mask_hidden" not in checkpoint:
+        return None
+    if not 0 <= token_id < checkpoint.shape.vocab_size:
+        raise InvalidSetup.because(
+            "wrong-mask-token",
+            f"the mask's token id {token_id} is outside the vocabulary of {checkpoint.shape.vocab_size} tokens.",
+            where=checkpoint.where,
+            fix=f"Correct {_MASK_IDS[0]}: the id of the token that the head was trained to fill in.",
+        )
+    return Mask(token_id=token_id, features_F=checkpoint.flat("mask_hidden", width))
+
+
+def _is_ignored(name: str, uses_taps: bool) -> bool:
+    """Say whether a tensor may be there for nothing, as in vLLM."""
+    unused_hidden_norm = name.startswith("layers.") and name.endswith(".hidden_norm.weight")
+    unused_fusion = not uses_taps and name.startswith(("fc.", "fc_norm."))
+    return name in ("t2d", "mask_hidden") or name.startswith("input_norm.") or unused_hidden_norm or unused_fusion

@@ -1,0 +1,158 @@
+"""Opens the checkpoint of an EAGLE, EAGLE-3 or MTP head and checks that it fits its target.
+
+Shape letters: H hidden size, V the target's vocabulary, U tokens that the head can name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from draftwise.core import InvalidSetup, ModelShape
+from draftwise.engine.models.checkpoint import Checkpoint
+from draftwise.engine.models.decoder import CausalLM, Layer
+from draftwise.engine.models.draft_head import DraftLayers, Vocabulary
+from draftwise.engine.models.families import Family
+from draftwise.engine.models.linear import Linear
+from draftwise.engine.models.loading import WeightReader
+from draftwise.engine.models.rope import Rope
+from draftwise.engine.models.speculators_format import to_plain
+
+__all__ = ["HeadCheckpoint"]
+
+_NEVER_READ = ("rotary_emb.inv_freq", "rotary_pos_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
+"""Ends of names that old exporters wrote and every loader computes itself."""
+
+
+class HeadCheckpoint:
+    """The directory of a head, opened for one target; its weights are read in the target's dtype to its device.
+
+    Args:
+        path: directory with config.json and safetensors.
+        target: the model that the head was trained for.
+        families: decoder family of its layers, by the `architectures` that it may name.
+
+    Attributes:
+        config: config.json in vLLM's plain format.
+        where: path of config.json, for messages.
+        shape: of the head, but as many positions as the target has: heads go wherever it goes (vLLM PR 48894).
+        reader: of its weights.
+
+    Raises:
+        InvalidSetup: the config is incomplete, of another architecture or quantised, or its vocabulary is not as
+            large as the target's.
+    """
+
+    def __init__(self, path: str | Path, target: CausalLM, families: Mapping[str, Family]) -> None:
+        self._files, self._target = Checkpoint(path), target
+        self.where = str(Path(path) / "config.json")
+        self._files.config = self.config = to_plain(self._files.config, where=self.where)
+        shape = ModelShape.from_hf_config(self.config, where=self.where)
+        family = self._family(families)
+        self._refuse_quantised()
+        self.check_equal("vocab_size", shape.vocab_size, target.shape.vocab_size)
+        reach = max(shape.max_position_embeddings, target.shape.max_position_embeddings)
+        shape = dataclasses.replace(shape, max_position_embeddings=reach)
+        rope = Rope.from_hf_config(self.config, shape, where=self.where)
+        self._rope = dataclasses.replace(rope, frequencies_D=rope.frequencies_D.to(target.device))
+        limit = min(target.shape.max_position_embeddings, self._window() or reach)
+        self.shape = dataclasses.replace(shape, max_position_embeddings=limit)
+        self.reader = WeightReader(self._files, self.shape, family, target.dtype, target.device)
+        self.eps = float(self.config.get("rms_norm_eps") or 1e-6)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._files.files
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._files.files)
+
+    def layers(self, *layers: Layer) -> DraftLayers:
+        """Return the layers ready to run."""
+        return DraftLayers(self.shape, layers, self._rope, self.eps, self._target.weights.embedding_VH)
+
+    def vocabulary(self, head: Linear, target_ids_U: Tensor | None = None) -> Vocabulary:
+        """Return what a head with these weights reads and names.
+
+        It reads the target's own embedding, not a copy, if the directory holds none or an equal one.
+        """
+        own, embedding_VH = "embed_tokens.weight", self._target.weights.embedding_VH
+        if own in self or embedding_VH.shape[1] != self.shape.hidden_size:
+            own_VH = self.reader.fused([own], [self.shape.vocab_size], self.shape.hidden_size)
+            embedding_VH = embedding_VH if torch.equal(own_VH, embedding_VH) else own_VH
+        scale = self.config.get("logit_scale")
+        scale = 1.0 if scale is None else float(scale)
+        return Vocabulary(embedding_VH=embedding_VH, head=head, logit_scale=scale, target_ids_U=target_ids_U)
+
+    def integers(self, name: str, size: int) -> Tensor:
+        """Return the tensor `name` [size] as int64, on the device."""
+        return self._files.read(name, (size,)).to(self.reader.device, torch.long)
+
+    def flat(self, name: str, size: int) -> Tensor:
+        """Return a tensor of `size` values in whatever shape as [size], in the target's dtype."""
+        shape = self._files.shape_of(name) or ()
+        tensor = self._files.read(name, shape if math.prod(shape) == size else (size,))
+        return tensor.flatten().to(self.reader.device, self.reader.dtype)
+
+    def check_read(self, ignored: Callable[[str], bool] | None = None) -> None:
+        """Check that every tensor was there, and that none is left over.
+
+        vLLM 0.32 loads most heads with tensors missing, which costs acceptance in silence, but refuses extra ones.
+
+        Args:
+            ignored: says of a name that the head may bring such a tensor for nothing.
+
+        Raises:
+            InvalidSetup: some are missing, or some are unknown.
+        """
+        self._files.check_complete()
+        unread = [name for name in self._files.unread() if not name.endswith(_NEVER_READ)]
+        unknown = [name for name in unread if ignored is None or not ignored(name)]
+        if unknown:
+            shown = ", ".join(unknown[:8]) + (" ..." if len(unknown) > 8 else "")
+            raise InvalidSetup.because(
+                "tensors-unknown",
+                f"holds {len(unknown)} tensors that config.json gives no place: {shown}",
+                where=str(self._files.path),
+                fix="Rename or remove them, or correct config.json: weights that are not used are a head not used.",
+            )
+
+    def check_equal(self, what: str, own: int, target: int) -> None:
+        """Raise InvalidSetup, naming `what`, unless the head's number is the target's."""
+        if own != target:
+            raise InvalidSetup.because(
+                "head-mismatch",
+                f"{what} is {own}, the target's is {target}.",
+                where=self.where,
+                fix="Use a head that was trained for this target.",
+            )
+
+    def _family(self, families: Mapping[str, Family]) -> Family:
+        named = self.config.get("architectures") or list(families)[:1]
+        for architecture, family in families.items():
+            if architecture in named:
+                return family
+        raise InvalidSetup.because(
+            "unsupported-architecture",
+            f"architecture {', '.join(map(str, named))} is not supported for this method.",
+            where=self.where,
+            fix=f"Use a head of one of {', '.join(families)}.",
+        )
+
+    def _refuse_quantised(self) -> None:
+        if self.config.get("quantization_config"):
+            raise InvalidSetup.because(
+                "quantised",
+                "quantised heads are not supported.",
+                where=self.where,
+                fix="Use the bfloat16 checkpoint of the head.",
+            )
+
+    def _window(self) -> int | None:
+        """Return the sliding window that some layer uses: up to its length attention is the full one."""
+        kinds = (self.config.get("layer_types") or [])[: self.config["num_hidden_layers"]]
+        return self.config.get("sliding_window") if "sliding_attention" in kinds else None

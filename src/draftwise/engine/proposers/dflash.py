@@ -1,0 +1,162 @@
+"""A block-parallel drafter fills in all guesses in one pass (DFlash, arXiv 2602.06036).
+
+Shape letters: B sequences, A of them drafting, N rows of a pass, R guesses of all sequences, K draft tokens (padded),
+F features of a token, U tokens that the drafter can name, V the target's vocabulary.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from draftwise.core import InvalidSetup
+from draftwise.engine.attention import PagedKV, plan_attention
+from draftwise.engine.models import CausalLM
+from draftwise.engine.models.dflash import DFlash, load_dflash
+from draftwise.engine.proposers.base import Confirmed, Draft, Proposer
+from draftwise.engine.proposers.choice import choose
+
+__all__ = ["DFlashProposer"]
+
+
+class DFlashProposer(Proposer):
+    """Runs a DFlash network over each sequence's last token and a mask for every guess.
+
+    Its context is the target's states: their keys and values go to the page slots of their own positions. Those of
+    the block lie behind them and are overwritten by the states that are confirmed next.
+
+    Args:
+        network: the drafter.
+        vocab_size: V.
+        probabilistic: draw guesses at the request's temperature and return what they were drawn from (vLLM's
+            draft_sample_method `probabilistic`), instead of taking the likeliest. Guesses of a block are drawn
+            independently of each other.
+    """
+
+    def __init__(self, network: DFlash, *, vocab_size: int, probabilistic: bool = False) -> None:
+        self._network, self._vocab_size, self._probabilistic = network, vocab_size, probabilistic
+        self.taps = network.settings.taps
+        self.kv_bytes_per_token = network.kv_shape.kv_bytes_per_token(network.dtype.itemsize)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        target: CausalLM,
+        *,
+        max_model_len: int,
+        probabilistic: bool = False,
+        num_speculative_tokens: int | None = None,
+    ) -> DFlashProposer:
+        """Return the proposer of a checkpoint directory.
+
+        Args:
+            path: plain or speculators-format DFlash checkpoint.
+            target: the model that it drafts for.
+            max_model_len: longest context.
+            probabilistic: see the class.
+            num_speculative_tokens: most guesses that will be asked for, to be checked here.
+
+        Raises:
+            InvalidSetup: see `load_dflash`; or the drafter was trained on shorter blocks than will be asked for.
+        """
+        network = load_dflash(path, target, max_model_len=max_model_len)
+        block_size = network.settings.block_size
+        if block_size and num_speculative_tokens and num_speculative_tokens >= block_size:
+            raise InvalidSetup.because(
+                "block-too-long",
+                f"num_speculative_tokens {num_speculative_tokens} is more than the drafter's block_size {block_size} "
+                "has room for beside the last token. Guesses of a block look at each other: those it was not trained "
+                "to make would spoil the others.",
+                where=str(Path(path) / "config.json"),
+                fix=f"Set num_speculative_tokens to {block_size - 1} or less.",
+            )
+        return cls(network, vocab_size=target.shape.vocab_size, probabilistic=probabilistic)
+
+    def allocate(self, *, num_pages: int, block_size: int) -> None:
+        """Make the cache of context and blocks."""
+        shape, dtype, device = self._network.kv_shape, self._network.dtype, self._network.device
+        self._kv = PagedKV(shape, num_pages=num_pages, block_size=block_size, dtype=dtype, device=device)
+
+    @torch.inference_mode()
+    def propose(self, new: Confirmed, k: int) -> Draft:
+        """Store the context of `new`; draft up to k tokens for each sequence that wants some."""
+        rows = new.to_lists()
+        self._store_context(new, [len(row) for row in rows])
+        counts = [min(limit, k) for limit in new.limits]
+        drafting = [b for b, count in enumerate(counts) if count > 0]
+        if not drafting:
+            return Draft.empty(len(rows), k, device=self._network.device)
+        logits_RU = self._guess(new, rows, counts, drafting)
+        return self._choose(new, rows, counts, logits_RU, k)
+
+    def release(self, slot: int) -> None:
+        """Nothing to forget: what is kept lies in the sequence's pages."""
+
+    def _store_context(self, new: Confirmed, lengths: list[int]) -> None:
+        """Store the states beside each sequence's new tokens, which are those of the positions one before them."""
+        assert new.features_NF is not None
+        size, device = self._kv.block_size, self._network.device
+        places = [np.arange(start - 1, start - 1 + length) for start, length in zip(new.starts, lengths, strict=True)]
+        slots = [
+            np.array(pages, dtype=np.int64)[place // size] * size + place % size
+            for pages, place in zip(new.pages, places, strict=True)
+        ]
+        positions_N, slots_N = (torch.from_numpy(np.concatenate(parts)).to(device) for parts in (places, slots))
+        self._network.store_context(new.features_NF, positions_N, self._kv, slots_N)
+
+    def _guess(self, new: Confirmed, rows: list[list[int]], counts: list[int], drafting: list[int]) -> Tensor:
+        """Return logits_RU of the masks of all drafting sequences."""
+        mask, device = self._network.settings.mask_token_id, self._network.device
+        tokens: list[int] = []
+        positions: list[int] = []
+        masks: list[int] = []
+        ends: list[int] = []
+        for b in drafting:
+            last = new.starts[b] + len(rows[b]) - 1
+            masks += range(len(tokens) + 1, len(tokens) + 1 + counts[b])
+            tokens += [rows[b][-1], *[mask] * counts[b]]
+            ends.append(last + counts[b] + 1)
+            positions += range(last, ends[-1])
+        plans = {
+            causal: plan_attention(
+                query_lens=[counts[b] + 1 for b in drafting],
+                context_lens=ends,
+                page_tables=[new.pages[b] for b in drafting],
+                block_size=self._kv.block_size,
+                device=device,
+                causal=causal,
+            )
+            for causal in set(self._network.settings.causal_layers)
+        }
+        tokens_N, positions_N, masks_R = (torch.tensor(values, device=device) for values in (tokens, positions, masks))
+        hidden_NH = self._network.forward(tokens_N, positions_N, self._kv, plans)
+        return self._network.logits(hidden_NH[masks_R])
+
+    def _choose(self, new: Confirmed, rows: list[list[int]], counts: list[int], logits_RU: Tensor, k: int) -> Draft:
+        """Return the draft that the logits of all guesses, sequence after sequence, ask for."""
+        owners = [b for b, count in enumerate(counts) for _ in range(count)]
+        steps = [step for count in counts for step in range(count)]
+        known = [start + len(row) for start, row in zip(new.starts, rows, strict=True)]
+        drawn = self._probabilistic
+        tokens_R, probs_RV = choose(
+            logits_RU,
+            temperature=[new.temperature[b] for b in owners] if drawn else (),
+            seeds=[new.seeds[b] for b in owners] if drawn else (),
+            positions=[known[b] - new.num_prompt[b] + step for b, step in zip(owners, steps, strict=True)],
+            probabilistic=drawn,
+            target_ids_U=self._network.target_ids_U,
+            vocab_size=self._vocab_size,
+        )
+        device = logits_RU.device
+        lengths_B, owners_R, steps_R = (torch.tensor(values, device=device) for values in (counts, owners, steps))
+        tokens_BK = torch.zeros(len(counts), k, dtype=torch.long, device=device)
+        tokens_BK[owners_R, steps_R] = tokens_R
+        probs_BKV = None
+        if probs_RV is not None:
+            probs_BKV = torch.zeros(len(counts), k, self._vocab_size, device=device)
+            probs_BKV[owners_R, steps_R] = probs_RV
+        return Draft(tokens_BK=tokens_BK, lengths_B=lengths_B, probs_BKV=probs_BKV)

@@ -1,0 +1,136 @@
+"""Writes the target's hidden states of each prompt to disk, for training drafters; drafts nothing.
+
+The files are those of vLLM's `extract_hidden_states`: `token_ids` and `hidden_states` in one safetensors file.
+
+Shape letters: B sequences, C tokens of a prompt in one step, T tokens of a prompt, N tapped layers, H hidden size,
+F = N * H.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from draftwise.core import InvalidSetup
+from draftwise.engine.proposers.base import Confirmed, Draft, Proposer
+
+__all__ = ["ExtractHiddenStatesProposer", "hidden_states_path"]
+
+
+def hidden_states_path(folder: str | Path, prompt_token_ids: Sequence[int]) -> Path:
+    """Return the file that holds the states of a prompt."""
+    digest = hashlib.sha256(array("q", prompt_token_ids).tobytes()).hexdigest()
+    return Path(folder) / f"{digest[:32]}.safetensors"
+
+
+@dataclass(slots=True)
+class _Prompt:
+    """States of a prompt's first tokens, on the host."""
+
+    path: Path
+    token_ids: list[int]
+    wanted: bool
+    """Whether its file was absent when it started."""
+    states_CF: list[Tensor] = field(default_factory=list)
+    num_known: int = 0
+
+
+class ExtractHiddenStatesProposer(Proposer):
+    """Collects the tapped states of each prompt and writes them once its first output token is confirmed.
+
+    For each prompt `hidden_states_path` then holds `token_ids`, int64 [T], and `hidden_states`, [T, N, H] in the
+    target's dtype. A file that exists already is left alone, so that an interrupted run can be taken up again.
+
+    Args:
+        taps: the states wanted (see `Proposer.taps`); N goes through them in ascending order, as in vLLM.
+        folder: where the files go; made where it does not exist.
+        device: the engine's.
+
+    Raises:
+        InvalidSetup: no state is named, or nothing can be written to the folder.
+    """
+
+    needs_every_state = True
+
+    def __init__(self, *, taps: Sequence[int], folder: str | Path, device: torch.device | str) -> None:
+        if not taps:
+            raise InvalidSetup.because(
+                "no-layers",
+                "names no hidden state to write.",
+                where="eagle_aux_hidden_state_layer_ids",
+                fix="Give layer ids: i is what enters layer i, 0 the embedding.",
+            )
+        self.taps = tuple(sorted(set(taps)))
+        self._folder, self._device = _make_folder(folder), device
+        self._prompts: dict[int, _Prompt] = {}
+
+    def propose(self, new: Confirmed, k: int) -> Draft:
+        """Keep the states of prompt tokens; write the file of each prompt that is complete."""
+        assert new.features_NF is not None
+        lengths = new.lengths_B.tolist()
+        for b, features_CF in enumerate(new.features_NF.split(lengths)):
+            self._take_in(new, b, features_CF)
+        return Draft.empty(len(lengths), k, device=self._device)
+
+    def release(self, slot: int) -> None:
+        """Forget the sequence in `slot`; a prompt that was not complete is not written."""
+        self._prompts.pop(slot, None)
+
+    def _take_in(self, new: Confirmed, b: int, features_CF: Tensor) -> None:
+        slot, num_prompt = new.slots[b], new.num_prompt[b]
+        first = new.starts[b] - 1  # the states beside a token are those of the position before it
+        if first >= num_prompt:
+            return
+        if first == 0:
+            token_ids = list(new.histories[b][:num_prompt])
+            path = hidden_states_path(self._folder, token_ids)
+            self._prompts[slot] = _Prompt(path, token_ids, wanted=not path.exists())
+        prompt = self._prompts.get(slot)
+        if prompt is None:  # a fork: another sequence computes its prompt
+            return
+        assert first == prompt.num_known, "no state may be spared"
+        prompt.num_known = min(first + len(features_CF), num_prompt)
+        if prompt.wanted:
+            prompt.states_CF.append(features_CF[: num_prompt - first].to("cpu", copy=True))
+        if prompt.num_known == num_prompt:
+            if prompt.wanted:
+                self._write(prompt)
+            del self._prompts[slot]
+
+    def _write(self, prompt: _Prompt) -> None:
+        """Write beside and rename, so that a file under its name is a whole one."""
+        states_TF = torch.cat(prompt.states_CF)
+        tensors = {
+            "token_ids": torch.tensor(prompt.token_ids, dtype=torch.long),
+            "hidden_states": states_TF.view(len(prompt.token_ids), len(self.taps), -1),
+        }
+        partial = prompt.path.with_name(f".{prompt.path.name}.{os.getpid()}")
+        try:
+            save_file(tensors, partial)
+            partial.replace(prompt.path)
+        finally:
+            partial.unlink(missing_ok=True)
+
+
+def _make_folder(folder: str | Path) -> Path:
+    path = Path(folder)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            return path
+    except OSError as error:
+        raise InvalidSetup.because(
+            "folder-not-writable",
+            f"cannot be written to: {error.strerror or error}.",
+            where=str(path),
+            fix="Give a folder that this user may write to.",
+        ) from None

@@ -1,0 +1,190 @@
+"""Medusa-1 heads: head i guesses the token i + 1 places after the last one (Cai et al. 2024, arXiv 2401.10774).
+
+Checkpoints are vLLM's (`blocks.0.layers.0.weight`, `lm_heads.0.weight`) or those of FasterDecoding
+(`0.0.linear.weight`, `0.1.weight`), as vLLM 0.32's `model_executor/models/medusa.py` reads them.
+
+Shape letters: B sequences, H hidden size, U tokens that the heads can name, V the target's vocabulary.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from draftwise.core import InvalidSetup
+from draftwise.engine.models import CausalLM
+from draftwise.engine.models.checkpoint import Checkpoint
+from draftwise.engine.models.linear import Linear, make_linear
+from draftwise.engine.models.loading import WeightReader
+from draftwise.engine.proposers.stateless import StatelessProposer, make_reader, pick_count
+
+__all__ = ["MedusaHeads", "MedusaProposer"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MedusaHeads:
+    """Weights: each guess has its residual layers x + SiLU(W x), then its own head or the one that all share."""
+
+    blocks: tuple[tuple[Linear, ...], ...]
+    """Of each guess, its layers."""
+    heads: tuple[Linear, ...]
+    """As many as blocks, or one."""
+    logit_scale: float = 1.0
+    target_ids_U: Tensor | None = None
+    """int64 target id of each token that the heads can name (`token_map`); None: all of them."""
+
+
+class MedusaProposer(StatelessProposer[list[Tensor]]):
+    """Makes all guesses from one hidden state; none of them knows the others.
+
+    Args:
+        heads: the weights; as many guesses as it has blocks.
+        target: the model that is drafted for.
+        probabilistic: see `StatelessProposer`.
+    """
+
+    def __init__(self, heads: MedusaHeads, target: CausalLM, *, probabilistic: bool = False) -> None:
+        super().__init__(target, probabilistic=probabilistic, target_ids_U=heads.target_ids_U)
+        self._heads = heads
+
+    @classmethod
+    def load(
+        cls, path: str | Path, target: CausalLM, *, k: int | None = None, probabilistic: bool = False
+    ) -> MedusaProposer:
+        """Return the proposer of a checkpoint directory.
+
+        Args:
+            path: directory with config.json and safetensors, in either layout.
+            target: the model to draft for.
+            k: guesses a step at most: the first k heads are loaded; None: all.
+            probabilistic: see `StatelessProposer`.
+
+        Raises:
+            InvalidSetup: the checkpoint is incomplete, has fewer than k heads or does not fit the target.
+        """
+        return cls(_load_heads(Checkpoint(path), target, k), target, probabilistic=probabilistic)
+
+    def begin(self, features_BH: Tensor, num_guesses: int) -> list[Tensor]:
+        """Return the logits of all guesses: none depends on a chosen token."""
+        blocks, heads = self._heads.blocks[:num_guesses], self._heads.heads
+        assert len(blocks) == num_guesses
+        states = [_through(block, features_BH) for block in blocks]
+        if len(heads) == 1:  # one pass over the head's weights serves all guesses
+            return list(self._scaled(heads[0](torch.cat(states))).chunk(num_guesses))
+        return [self._scaled(head(state_BH)) for head, state_BH in zip(heads, states, strict=False)]
+
+    def step(self, index: int, carry: list[Tensor], tokens_B: Tensor) -> tuple[Tensor, list[Tensor]]:  # noqa: ARG002
+        """Return the logits of guess number `index`."""
+        return carry[index], carry
+
+    def _scaled(self, logits: Tensor) -> Tensor:
+        return logits if self._heads.logit_scale == 1 else logits * self._heads.logit_scale
+
+
+def _through(block: tuple[Linear, ...], x_BH: Tensor) -> Tensor:
+    for layer in block:
+        x_BH = x_BH + F.silu(layer(x_BH))
+    return x_BH
+
+
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """How a checkpoint calls its tensors."""
+
+    prefix: str
+    is_old: bool
+    num_layers: int
+
+    @classmethod
+    def of(cls, files: Mapping[str, Path], num_layers: int) -> _Names:
+        prefix = "medusa_heads." if any(name.startswith("medusa_heads.") for name in files) else ""
+        return cls(prefix, any(re.match(r"\d+\.\d+\.", name.removeprefix(prefix)) for name in files), num_layers)
+
+    def block(self, i: int) -> str:
+        """Return what the names of head i's layers start with."""
+        return f"{self.prefix}{i}." if self.is_old else f"{self.prefix}blocks.{i}.layers."
+
+    def layer(self, i: int, j: int) -> str:
+        return f"{self.block(i)}{j}" + (".linear" if self.is_old else "")
+
+    def head(self, i: int) -> str:
+        return f"{self.prefix}{i}.{self.num_layers}" if self.is_old else f"{self.prefix}lm_heads.{i}"
+
+
+def _load_heads(checkpoint: Checkpoint, target: CausalLM, k: int | None) -> MedusaHeads:
+    config, where = checkpoint.config, str(checkpoint.path / "config.json")
+    reader = make_reader(checkpoint, target, hidden_key="hidden_size")
+    num_heads = pick_count(_number(config, ("num_heads", "medusa_num_heads"), 5), k, where=where)
+    names = _Names.of(checkpoint.files, _number(config, ("num_hidden_layers", "medusa_num_layers", "num_layers"), 1))
+    hidden = target.shape.hidden_size
+    # FasterDecoding's layers have a bias that its config.json does not mention; vLLM then leaves it out.
+    bias = bool(config.get("medusa_fc_bias")) or (names.is_old and f"{names.layer(0, 0)}.bias" in checkpoint.files)
+    blocks = tuple(
+        tuple(reader.linear("", [names.layer(i, j)], [hidden], hidden, bias=bias) for j in range(names.num_layers))
+        for i in range(num_heads)
+    )
+    target_ids_U = _read_token_map(checkpoint, target, names.prefix)
+    own = [names.head(i) for i in range(num_heads)]
+    shared = f"{names.prefix}lm_head"
+    if config.get("original_lm_head"):
+        own = [shared] if f"{shared}.weight" in checkpoint.files else own[:1]
+    heads = tuple(_read_head(checkpoint, reader, f"{name}.weight", target, target_ids_U) for name in own)
+    checkpoint.check_complete()
+    _check_nothing_lost(checkpoint, names, num_heads)
+    scale = float(config.get("logit_scale") or 1.0)
+    return MedusaHeads(blocks=blocks, heads=heads, logit_scale=scale, target_ids_U=target_ids_U)
+
+
+def _number(config: Mapping[str, Any], keys: tuple[str, ...], default: int) -> int:
+    """Return the first of `keys` that the config has; defaults are those of vLLM's MedusaConfig."""
+    return next((int(config[key]) for key in keys if config.get(key) is not None), default)
+
+
+def _read_token_map(checkpoint: Checkpoint, target: CausalLM, prefix: str) -> Tensor | None:
+    """Return the target ids of a truncated draft vocabulary; vLLM ignores `token_map` where none is truncated."""
+    vocab_size, size = target.shape.vocab_size, checkpoint.config.get("truncated_vocab_size")
+    if size is None or size == vocab_size:
+        return None
+    name = f"{prefix}token_map" if f"{prefix}token_map" in checkpoint.files else "token_map"
+    token_map_U = checkpoint.read(name, (size,)).to(device=target.device, dtype=torch.long)
+    if token_map_U.min() < 0 or token_map_U.max() >= vocab_size:
+        raise InvalidSetup.because(
+            "unknown-token",
+            f"token_map names token {int(token_map_U.max())}, the target's vocabulary has 0..{vocab_size - 1}.",
+            where=str(checkpoint.path),
+            fix="Use a drafter that was trained for this very target.",
+        )
+    return token_map_U
+
+
+def _read_head(
+    checkpoint: Checkpoint, reader: WeightReader, name: str, target: CausalLM, target_ids_U: Tensor | None
+) -> Linear:
+    """Return a head; of one for the whole vocabulary the rows of a truncated one are taken."""
+    hidden, vocab_size = target.shape.hidden_size, target.shape.vocab_size
+    if target_ids_U is None:
+        return make_linear(reader.fused([name], [vocab_size], hidden))
+    if checkpoint.shape_of(name) == (vocab_size, hidden):
+        return make_linear(reader.fused([name], [vocab_size], hidden)[target_ids_U])
+    return make_linear(reader.fused([name], [len(target_ids_U)], hidden))
+
+
+def _check_nothing_lost(checkpoint: Checkpoint, names: _Names, num_heads: int) -> None:
+    """Refuse layers that config.json does not mention: vLLM drops them silently and then drafts badly."""
+    prefixes = tuple(names.block(i) for i in range(num_heads))
+    heads = {f"{names.head(i)}.weight" for i in range(num_heads)}
+    lost = [name for name in checkpoint.unread() if name.startswith(prefixes) and name not in heads]
+    if lost:
+        raise InvalidSetup.because(
+            "tensors-unread",
+            f"holds {len(lost)} tensors that config.json does not ask for: {', '.join(lost[:4])}",
+            where=str(checkpoint.path),
+            fix='Write the number of layers ("num_hidden_layers") and "medusa_fc_bias": true for biases there.',
+        )

@@ -1,0 +1,132 @@
+"""Drafting from the target's last hidden state alone: the networks that keep nothing between two proposals.
+
+Shape letters: B sequences, N new tokens, K draft tokens, H hidden size, U tokens that the drafter can name, V the
+target's vocabulary.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from draftwise.core import InvalidSetup
+from draftwise.engine.models import CausalLM
+from draftwise.engine.models.checkpoint import Checkpoint
+from draftwise.engine.models.families import get_family
+from draftwise.engine.models.loading import WeightReader
+from draftwise.engine.proposers.base import Confirmed, Draft, Proposer
+from draftwise.engine.proposers.choice import choose
+
+__all__ = ["StatelessProposer", "make_reader", "pick_count"]
+
+Carry = TypeVar("Carry")
+"""What a network hands from one guess to the next."""
+
+
+class StatelessProposer(Proposer, Generic[Carry]):
+    """Reads the state, after the final norm, from which the target predicted each sequence's last token.
+
+    Args:
+        target: the model that is drafted for.
+        probabilistic: draw guesses at the request's temperature and return what they were drawn from (vLLM's
+            draft_sample_method `probabilistic`), instead of taking the likeliest.
+        target_ids_U: the target's id of each token that the network can name; None: they are the target's own.
+    """
+
+    def __init__(self, target: CausalLM, *, probabilistic: bool, target_ids_U: Tensor | None = None) -> None:
+        self.taps = (target.shape.num_layers + 1,)
+        self._vocab_size = target.shape.vocab_size
+        self._probabilistic = probabilistic
+        self._target_ids_U = target_ids_U
+
+    @abstractmethod
+    def begin(self, features_BH: Tensor, num_guesses: int) -> Carry:
+        """Return what the first guess needs of the target's states; `num_guesses` will be made."""
+
+    @abstractmethod
+    def step(self, index: int, carry: Carry, tokens_B: Tensor) -> tuple[Tensor, Carry]:
+        """Return logits_BU of guess number `index`, which follows `tokens_B`, and what the next guess needs."""
+
+    @torch.inference_mode()
+    def propose(self, new: Confirmed, k: int) -> Draft:
+        """Draft up to k tokens each, as many steps as the longest draft wants."""
+        counts = [min(limit, k) for limit in new.limits]
+        num_guesses = max(counts, default=0)
+        if num_guesses == 0:
+            return Draft.empty(len(counts), device=new.tokens_BN.device)
+        assert new.features_NF is not None
+        carry = self.begin(new.features_NF[new.lengths_B.cumsum(0) - 1], num_guesses)
+        tokens_B = new.tokens_BN.gather(1, new.lengths_B.unsqueeze(1) - 1).squeeze(1)
+        num_output = self._count_output(new)
+        tokens, probs = [], []
+        for index in range(num_guesses):
+            logits_BU, carry = self.step(index, carry, tokens_B)
+            tokens_B, probs_BV = choose(
+                logits_BU,
+                temperature=new.temperature,
+                seeds=new.seeds,
+                positions=[number + index for number in num_output],
+                probabilistic=self._probabilistic,
+                target_ids_U=self._target_ids_U,
+                vocab_size=self._vocab_size,
+            )
+            tokens.append(tokens_B)
+            probs += [] if probs_BV is None else [probs_BV]
+        return Draft(
+            tokens_BK=torch.stack(tokens, dim=1),
+            lengths_B=torch.tensor(counts, device=tokens_B.device),
+            probs_BKV=torch.stack(probs, dim=1) if probs else None,
+        )
+
+    def release(self, slot: int) -> None:
+        """Nothing to forget."""
+
+    def _count_output(self, new: Confirmed) -> list[int]:
+        """Return how many tokens each sequence has put out, where draws need it: it waits for the device."""
+        if not self._probabilistic:
+            return []
+        ends = zip(new.starts, new.lengths_B.tolist(), new.num_prompt, strict=True)
+        return [start + length - num_prompt for start, length, num_prompt in ends]
+
+
+def make_reader(checkpoint: Checkpoint, target: CausalLM, *, hidden_key: str) -> WeightReader:
+    """Return a reader of a drafter's weights, in the dtype and on the device of its target.
+
+    Args:
+        checkpoint: the drafter's.
+        target: the model that it drafts for.
+        hidden_key: key of its config.json for the width of the state it reads.
+
+    Raises:
+        InvalidSetup: its config.json names another width or vocabulary than the target's.
+    """
+    shape, config, where = target.shape, checkpoint.config, str(checkpoint.path / "config.json")
+    wanted = {hidden_key: shape.hidden_size, "vocab_size": shape.vocab_size}
+    wrong = [f"{key} {config[key]} (target: {size})" for key, size in wanted.items() if config.get(key, size) != size]
+    if wrong:
+        raise InvalidSetup.because(
+            "drafter-does-not-fit",
+            f"the drafter was made for another target: it has {', '.join(wrong)}.",
+            where=where,
+            fix="Use a drafter that was trained for this very target.",
+        )
+    return WeightReader(checkpoint, shape, get_family(target.config, where=where), target.dtype, target.device)
+
+
+def pick_count(num_guesses: int, k: int | None, *, where: str) -> int:
+    """Return for how many guesses to load weights, of `num_guesses` that the checkpoint can make.
+
+    Raises:
+        InvalidSetup: k is more than it can.
+    """
+    if k is not None and k > num_guesses:
+        raise InvalidSetup.because(
+            "too-many-guesses",
+            f"the drafter guesses at most {num_guesses} tokens, num_speculative_tokens is {k}.",
+            where=where,
+            fix=f"Set num_speculative_tokens to {num_guesses} or less, or train a drafter with more heads.",
+        )
+    return num_guesses if k is None else k
