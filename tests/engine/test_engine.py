@@ -1,16 +1,20 @@
 """The engine as a whole: it says what transformers says, and speculation never changes a word."""
 
 import os
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from every_method import METHODS, make_config
+from safetensors.torch import load_file
 
 from draftwise import LLM, SamplingParams
 from draftwise.core import InvalidSetup
 from draftwise.engine.outputs import RequestOutput
+from draftwise.engine.proposers.extract_hidden_states import hidden_states_path
 
 DEVICE = os.environ.get("DRAFTWISE_TEST_DEVICE", "cpu")
 
@@ -22,13 +26,7 @@ PROMPTS = [
     "0123456789" * 12,
 ]
 
-METHODS: dict[str, dict[str, Any]] = {
-    "ngram": {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1, "prompt_lookup_max": 3},
-    "ngram_gpu": {"method": "ngram_gpu", "num_speculative_tokens": 4, "prompt_lookup_min": 1, "prompt_lookup_max": 3},
-    "suffix": {"method": "suffix", "num_speculative_tokens": 6, "suffix_decoding_min_token_prob": 0.0},
-    "draft_model": {"method": "draft_model", "num_speculative_tokens": 3},
-    "self_draft": {"method": "draft_model", "num_speculative_tokens": 3},
-}
+NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
 
 SITUATIONS: dict[str, dict[str, Any]] = {
     "plenty": {},
@@ -36,6 +34,7 @@ SITUATIONS: dict[str, dict[str, Any]] = {
     "chunked": {"max_num_batched_tokens": 16},
     "preempted": {"num_gpu_blocks_override": 14, "max_model_len": 208},
     "two at a time": {"max_num_seqs": 2, "block_size": 4},
+    "unequal k": {"max_num_seqs": 4},
 }
 
 
@@ -43,13 +42,19 @@ def make_llm(target: Path, spec: dict[str, Any] | None = None, **settings: Any) 
     return LLM(str(target), speculative_config=spec, **({"dtype": "float64", "device": DEVICE} | settings))
 
 
+def self_draft(target: Path) -> dict[str, Any]:
+    return {"method": "draft_model", "num_speculative_tokens": 3, "model": str(target)}
+
+
 def tokens_of(outputs: list[RequestOutput]) -> list[list[int]]:
     return [output.outputs[0].token_ids for output in outputs]
 
 
-def with_drafter(name: str, target: Path, draft: Path) -> dict[str, Any]:
-    drafter = {"draft_model": draft, "self_draft": target}.get(name)
-    return METHODS[name] | ({"model": str(drafter)} if drafter else {})
+@pytest.fixture(scope="module")
+def configs(tiny_target: Path, tiny_draft: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """A speculative config for each of METHODS."""
+    folder = tmp_path_factory.mktemp("drafters")
+    return {name: make_config(name, tiny_target, tiny_draft, folder / name.replace(" ", "_")) for name in METHODS}
 
 
 @pytest.fixture(scope="module")
@@ -68,24 +73,94 @@ def test_plain_greedy_equals_transformers(tiny_target: Path, plain: list[list[in
         assert ours == theirs
 
 
+Drafts = dict[tuple[int, ...], list[int]]
+"""What was drafted after a text."""
+
+
+@pytest.fixture(scope="module")
+def drafts_of() -> defaultdict[str, Drafts]:
+    """What each method drafted in the situations so far."""
+    return defaultdict(dict)
+
+
+def watch(llm: LLM, texts: list[list[int]], drafts: Drafts) -> None:
+    """Compare what is drafted with `drafts`, add to them, and make a part of each draft right."""
+    make_drafts, seen = llm.engine._draft, {}
+
+    def draft() -> None:
+        make_drafts()
+        for sequence in llm.engine.scheduler.running:
+            known = tuple(sequence.tokens)
+            if not sequence.draft or seen.get(sequence) == known:
+                continue
+            seen[sequence] = known
+            expected = drafts.setdefault(known, sequence.draft)
+            shorter = min(len(expected), len(sequence.draft))
+            assert sequence.draft[:shorter] == expected[:shorter], "a draft follows from the text alone"
+            text = next(text for text in texts if tuple(text[: len(known)]) == known)
+            right = text[len(known) : len(known) + len(known) % 4][: len(sequence.draft)]
+            sequence.draft = right + sequence.draft[len(right) :]
+
+    llm.engine._draft = draft
+
+
 @pytest.mark.parametrize("situation", SITUATIONS)
 @pytest.mark.parametrize("name", METHODS)
-def test_speculation_never_changes_greedy_output(
-    name: str, situation: str, tiny_target: Path, tiny_draft: Path, plain: list[list[int]]
+def test_neither_words_nor_drafts_depend_on_the_situation(
+    name: str,
+    situation: str,
+    configs: dict[str, dict[str, Any]],
+    drafts_of: defaultdict[str, Drafts],
+    tiny_target: Path,
+    plain: list[list[int]],
 ) -> None:
-    llm = make_llm(tiny_target, with_drafter(name, tiny_target, tiny_draft), **SITUATIONS[situation])
-    outputs = llm.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=48))
-    assert tokens_of(outputs) == plain
+    """Greedy output is plain decoding's, and what is drafted after a text is the same however it came about."""
+    llm = make_llm(tiny_target, configs[name], **SITUATIONS[situation])
+    texts = [llm.get_tokenizer().encode(prompt) + output for prompt, output in zip(PROMPTS, plain, strict=True)]
+    if name != "suffix":  # it also drafts from what other requests said
+        watch(llm, texts, drafts_of[name])
+    wishes = [0, 1, 2, None, 1] if situation == "unequal k" else [None] * len(PROMPTS)
+    for _ in range(2):  # the second time from the prefix cache
+        params = [SamplingParams(temperature=0, max_tokens=48, num_speculative_tokens=wish) for wish in wishes]
+        assert tokens_of(llm.generate(PROMPTS, params)) == plain
     stats = llm.engine.stats()
     assert stats.spec.num_drafts > 0, "the method must really have drafted"
+    assert stats.spec.num_accepted_tokens > 0
     assert (stats.num_preemptions > 0) == (situation == "preempted")
+    assert situation == "preempted" or (stats.prefix_cache_hits > 0) == (situation != "no prefix cache")
     assert stats.kv_cache_usage == 0
-    if name == "self_draft":
-        assert stats.spec.acceptance_rate == 1.0, "a drafter equal to the target is always right"
 
 
-@pytest.mark.parametrize("name", ["ngram", "suffix", "draft_model"])
-def test_deterministic_drafts_keep_the_sampled_text_too(name: str, tiny_target: Path, tiny_draft: Path) -> None:
+def test_a_drafter_equal_to_the_target_is_always_right(configs: dict[str, dict[str, Any]], tiny_target: Path) -> None:
+    llm = make_llm(tiny_target, configs["self_draft"])
+    llm.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=48))
+    assert llm.engine.stats().spec.acceptance_rate == 1.0
+
+
+def test_extracting_hidden_states_changes_no_word(tiny_target: Path, plain: list[list[int]], tmp_path: Path) -> None:
+    """And what is written equals transformers' hidden states."""
+    transformers = pytest.importorskip("transformers")
+    layers = {"hf_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}}
+    spec = {"method": "extract_hidden_states", "num_speculative_tokens": 1, "draft_model_config": layers}
+    llm = make_llm(tiny_target, spec, hidden_states_folder=str(tmp_path), max_num_batched_tokens=16)
+    for start, length in ((0, 48), (4, 1)):
+        outputs = llm.generate(PROMPTS[start:], SamplingParams(temperature=0, max_tokens=length))
+        assert tokens_of(outputs) == [tokens[:length] for tokens in plain[start:]]
+        assert llm.engine.stats().kv_cache_usage == 0
+    model = transformers.AutoModelForCausalLM.from_pretrained(tiny_target, dtype=torch.float64)
+    for prompt in PROMPTS:
+        ids = llm.get_tokenizer().encode(prompt)
+        written = load_file(hidden_states_path(tmp_path, ids))
+        assert written["token_ids"].tolist() == ids
+        expected = model(torch.tensor([ids]), output_hidden_states=True).hidden_states
+        expected_TNH = torch.stack(expected[:2], dim=2)[0].detach()
+        torch.testing.assert_close(written["hidden_states"][:, :2], expected_TNH, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_deterministic_drafts_keep_the_sampled_text_too(
+    name: str, configs: dict[str, dict[str, Any]], tiny_target: Path
+) -> None:
     params = SamplingParams(
         temperature=0.8,
         top_p=0.9,
@@ -98,8 +173,23 @@ def test_deterministic_drafts_keep_the_sampled_text_too(name: str, tiny_target: 
         bad_words=["zq"],
         min_tokens=4,
     )
-    ours = make_llm(tiny_target, with_drafter(name, tiny_target, tiny_draft)).generate(PROMPTS, params)
+    ours = make_llm(tiny_target, configs[name]).generate(PROMPTS, params)
     assert tokens_of(ours) == tokens_of(make_llm(tiny_target).generate(PROMPTS, params))
+
+
+def test_a_request_may_ask_for_fewer_drafts_or_none(tiny_target: Path, plain: list[list[int]]) -> None:
+    """Speculative and plain requests share a batch, and k differs between them."""
+    llm = make_llm(tiny_target, self_draft(tiny_target))
+    wishes = [0, 1, 2, None, 0]
+    outputs = llm.generate(
+        PROMPTS, [SamplingParams(temperature=0, max_tokens=48, num_speculative_tokens=k) for k in wishes]
+    )
+    assert tokens_of(outputs) == plain
+    stats = llm.engine.stats().spec
+    assert stats.num_drafts <= stats.num_draft_tokens < 3 * stats.num_drafts
+    alone = make_llm(tiny_target, self_draft(tiny_target))
+    alone.generate(PROMPTS[0], SamplingParams(temperature=0, max_tokens=48, num_speculative_tokens=0))
+    assert alone.engine.stats().spec.num_drafts == 0
 
 
 def test_same_seed_same_output_whatever_else_is_in_the_batch(tiny_target: Path) -> None:
@@ -111,7 +201,7 @@ def test_same_seed_same_output_whatever_else_is_in_the_batch(tiny_target: Path) 
 
 
 def test_probabilistic_drafts_are_accepted_when_the_drafter_is_the_target(tiny_target: Path) -> None:
-    spec = with_drafter("self_draft", tiny_target, tiny_target) | {"draft_sample_method": "probabilistic"}
+    spec = self_draft(tiny_target) | {"draft_sample_method": "probabilistic"}
     llm = make_llm(tiny_target, spec)
     llm.generate(PROMPTS, SamplingParams(temperature=1.0, seed=1, max_tokens=32))
     assert llm.engine.stats().spec.acceptance_rate == 1.0
@@ -126,7 +216,7 @@ def test_n_completions_differ_and_share_the_prompt(tiny_target: Path) -> None:
 
 @pytest.mark.parametrize("spec", [None, "ngram"])
 def test_stops(spec: str | None, tiny_target: Path, plain: list[list[int]]) -> None:
-    llm = make_llm(tiny_target, METHODS[spec] if spec else None)
+    llm = make_llm(tiny_target, NGRAM if spec else None)
     text = llm.get_tokenizer().decode(plain[1])
     needle = text[10:13]
     params = SamplingParams(temperature=0, max_tokens=48, stop=[needle])
@@ -142,7 +232,7 @@ def test_stops(spec: str | None, tiny_target: Path, plain: list[list[int]]) -> N
 
 
 def test_context_limit_ends_a_completion(tiny_target: Path) -> None:
-    llm = make_llm(tiny_target, METHODS["ngram"], max_model_len=64)
+    llm = make_llm(tiny_target, NGRAM, max_model_len=64)
     (output,) = llm.generate("ab" * 30, SamplingParams(temperature=0, max_tokens=None))
     assert len(output.prompt_token_ids) + len(output.outputs[0].token_ids) == 64
     assert output.outputs[0].finish_reason == "length"
@@ -151,7 +241,7 @@ def test_context_limit_ends_a_completion(tiny_target: Path) -> None:
 @pytest.mark.parametrize("spec", [None, "ngram"])
 def test_logprobs_are_those_of_transformers(spec: str | None, tiny_target: Path) -> None:
     transformers = pytest.importorskip("transformers")
-    llm = make_llm(tiny_target, METHODS[spec] if spec else None, max_num_batched_tokens=8)
+    llm = make_llm(tiny_target, NGRAM if spec else None, max_num_batched_tokens=8)
     params = SamplingParams(temperature=0, max_tokens=10, logprobs=2, prompt_logprobs=1)
     (output,) = llm.generate(PROMPTS[0], params)
     ids = output.prompt_token_ids + output.outputs[0].token_ids

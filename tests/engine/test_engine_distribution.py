@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from every_method import WITH_MODEL, make_config
 from scipy import stats
 
 from draftwise import LLM, SamplingParams
@@ -33,16 +34,14 @@ def exact_law(llm: LLM) -> dict[tuple[int, int], float]:
 
 
 @pytest.mark.parametrize(
-    "spec",
-    [
-        {"method": "draft_model", "num_speculative_tokens": 2, "draft_sample_method": "probabilistic"},
-        {"method": "draft_model", "num_speculative_tokens": 2},
-    ],
-    ids=["probabilistic draft", "greedy draft"],
+    ("name", "drafts"), [*((name, "probabilistic") for name in WITH_MODEL), ("draft_model", "greedy")]
 )
-def test_pairs_of_tokens_follow_the_targets_law(spec: dict, tiny_target: Path, tiny_draft: Path) -> None:
+def test_pairs_of_tokens_follow_the_targets_law(
+    name: str, drafts: str, tiny_target: Path, tiny_draft: Path, tmp_path: Path
+) -> None:
+    spec = make_config(name, tiny_target, tiny_draft, tmp_path / "drafter") | {"draft_sample_method": drafts}
     settings = {"dtype": "float64", "device": os.environ.get("DRAFTWISE_TEST_DEVICE", "cpu"), "max_model_len": 64}
-    llm = LLM(str(tiny_target), speculative_config=spec | {"model": str(tiny_draft)}, max_num_seqs=64, **settings)
+    llm = LLM(str(tiny_target), speculative_config=spec, max_num_seqs=64, **settings)
     law = exact_law(LLM(str(tiny_target), **settings))
     params = SamplingParams(temperature=1.0, top_k=TOP_K, max_tokens=4, n=NUM_SAMPLES, seed=1)
     (output,) = llm.generate({"prompt_token_ids": PROMPT}, params)

@@ -1,13 +1,14 @@
 """The scheduler as a state machine: whatever arrives, every sequence ends with its tokens and no page is lost."""
 
 from types import SimpleNamespace
+from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftwise.engine.pages import PagePool
 from draftwise.engine.sampling_params import SamplingParams
-from draftwise.engine.scheduler import Scheduler
+from draftwise.engine.scheduler import PrefixUse, Scheduler
 from draftwise.engine.sequence import Request, Sequence
 
 BLOCK = 4
@@ -18,12 +19,15 @@ def make_sequence(name: str, prompt: list[int], *, salt: str = "") -> Sequence:
     return Sequence(request=request, index=0, seed=0, tokens=list(prompt), detokenizer=SimpleNamespace())
 
 
-def make_scheduler(num_pages: int, *, budget: int = 8, caching: bool = True, max_num_seqs: int = 3) -> Scheduler:
+def make_scheduler(
+    num_pages: int, *, budget: int = 8, caching: bool = True, max_num_seqs: int = 3, **proposer: Any
+) -> Scheduler:
     return Scheduler(
         pool=PagePool(num_pages, enable_prefix_caching=caching),
         block_size=BLOCK,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=budget,
+        **proposer,
     )
 
 
@@ -31,11 +35,25 @@ prompts = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=14), min_siz
 
 
 @settings(max_examples=150, deadline=None)
-@given(prompts=prompts, caching=st.booleans(), budget=st.integers(2, 12), pages=st.integers(6, 10), data=st.data())
+@given(
+    prompts=prompts,
+    caching=st.booleans(),
+    shared=st.booleans(),
+    prefix=st.sampled_from(PrefixUse),
+    budget=st.integers(2, 12),
+    pages=st.integers(6, 10),
+    data=st.data(),
+)
 def test_every_sequence_is_computed_completely_and_in_order(
-    prompts: list[list[int]], caching: bool, budget: int, pages: int, data: st.DataObject
+    prompts: list[list[int]],
+    caching: bool,
+    shared: bool,
+    prefix: PrefixUse,
+    budget: int,
+    pages: int,
+    data: st.DataObject,
 ) -> None:
-    scheduler = make_scheduler(pages, budget=budget, caching=caching)
+    scheduler = make_scheduler(pages, budget=budget, caching=caching, shared_pages=shared, prefix=prefix)
     wanted = 10  # 14 + 10 tokens always fit into six pages of four
     alive = [make_sequence(str(i), prompt) for i, prompt in enumerate(prompts)]
     for sequence in alive:
@@ -44,8 +62,13 @@ def test_every_sequence_is_computed_completely_and_in_order(
         if not alive:
             break
         for sequence in scheduler.running:
-            if sequence.num_computed == len(sequence.tokens) - 1:
-                sequence.draft = [7] * data.draw(st.integers(0, 3))
+            if sequence.awaits_token:
+                assert not shared or len(sequence.pages) * BLOCK >= len(sequence.tokens)
+                num_draft = data.draw(st.integers(0, min(3, wanted - sequence.num_output - 1)))
+                sequence.draft = [7] * (scheduler.reserve(sequence, num_draft) if shared else num_draft)
+                assert not shared or len(sequence.pages) * BLOCK >= len(sequence.tokens) + len(sequence.draft)
+            if shared:
+                scheduler.publish(sequence)
         works = scheduler.schedule()
         assert works, "work remains, so something must be scheduled"
         assert sum(work.num_new for work in works) <= budget
@@ -89,6 +112,39 @@ def test_a_second_request_reuses_the_full_pages_of_the_first() -> None:
     assert run_prompt(scheduler, second) == 2
     assert second.num_cached == 8
     assert (scheduler.num_cache_queries, scheduler.num_cache_hits) == (20, 8)
+
+
+def test_a_proposer_may_need_the_last_page_in_common_again_or_all() -> None:
+    prompt = list(range(10))
+    for prefix, computed in [(PrefixUse.ALL, 2), (PrefixUse.BUT_LAST, 6), (PrefixUse.NONE, 10)]:
+        scheduler = make_scheduler(10, prefix=prefix)
+        run_prompt(scheduler, first := make_sequence("a", prompt))
+        scheduler.remove(first)
+        assert run_prompt(scheduler, make_sequence("b", prompt)) == computed
+
+
+def test_shared_pages_are_offered_when_they_are_published() -> None:
+    scheduler = make_scheduler(10, shared_pages=True)
+    prompt = list(range(10))
+    first, second, third = (make_sequence(name, prompt) for name in "abc")
+    run_prompt(scheduler, first)
+    scheduler.remove(first)
+    assert run_prompt(scheduler, second) == 10
+    scheduler.publish(second)
+    scheduler.remove(second)
+    assert run_prompt(scheduler, third) == 2
+
+
+def test_room_for_a_draft_never_costs_another_sequence_its_next_page() -> None:
+    scheduler = make_scheduler(5, budget=20, caching=False, shared_pages=True)
+    sequences = [make_sequence(name, [1] * 6) for name in "ab"]
+    for sequence in sequences:
+        scheduler.add(sequence)
+    for work in scheduler.schedule():
+        scheduler.advance(work, [9])
+    assert [len(sequence.pages) for sequence in sequences] == [2, 2]
+    assert scheduler.reserve(sequences[0], 4) == 1, "one page is free and two sequences run"
+    assert scheduler.pool.num_free == 1
 
 
 def test_another_salt_shares_nothing() -> None:

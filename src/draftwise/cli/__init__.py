@@ -8,8 +8,10 @@ __all__ = ["main"]
 
 VERBS = {
     "decide": "draftwise.cli.decide",
+    "export": "draftwise.cli.export",
     "report": "draftwise.cli.report",
     "serve": "draftwise.cli.serve",
+    "train": "draftwise.cli.train",
 }
 
 main = VerbGroup(

@@ -273,6 +273,8 @@ class Engine:
         )
 
     def _finish(self, sequence: Sequence) -> None:
+        if self.proposer is not None and self.proposer.needs_ending and (news := self._news(sequence)):
+            self.proposer.propose(_confirm([news], [0], self.runner.model.device), 0)
         self.scheduler.remove(sequence)
         siblings = self._sequences[sequence.request.request_id]
         siblings.remove(sequence)
@@ -308,7 +310,10 @@ def _confirm(news: list[_News], limits: list[int], device: torch.device) -> Conf
     """Return the news as the proposer wants them, and note that it knows them."""
     sequences = [each.sequence for each in news]
     lengths = [len(each.tokens) for each in news]
-    features = [sequence.features_NF for sequence in sequences]
+    features = [
+        None if sequence.features_NF is None else sequence.features_NF[:length]
+        for sequence, length in zip(sequences, lengths, strict=True)
+    ]
     for each in news:
         each.sequence.num_confirmed, each.sequence.features_NF = each.start + len(each.tokens), None
     width = max(lengths)

@@ -96,6 +96,7 @@ SAMPLING_FIELDS: dict[str, Check] = {
     "include_stop_str_in_output": _boolean,
     "ignore_eos": _boolean,
     "min_tokens": _integer,
+    "num_speculative_tokens": _integer,
     "seed": _integer,
     "prompt_logprobs": _integer,
     "skip_special_tokens": _boolean,

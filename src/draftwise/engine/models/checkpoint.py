@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -90,18 +90,6 @@ class Checkpoint:
                 return tuple(tensors.get_slice(name).get_shape())
         except (SafetensorError, OSError) as error:
             raise _damaged(self.files[name], error) from None
-
-    def check_used(self, *, ignored: Collection[str] = ()) -> None:
-        """Raise InvalidSetup naming every tensor that nobody asked for, except those `ignored`."""
-        unused = [name for name in self.unread() if name not in ignored]
-        if unused:
-            shown = ", ".join(unused[:8]) + (" ..." if len(unused) > 8 else "")
-            raise InvalidSetup.because(
-                "tensors-unknown",
-                f"holds {len(unused)} tensors that config.json has no place for: {shown}",
-                where=str(self.path),
-                fix="config.json and the weights belong to different models, or the names are of another format.",
-            )
 
     def _find_files(self) -> Mapping[str, Path]:
         """Return the file of each tensor; like transformers, a single file wins over an index beside it."""

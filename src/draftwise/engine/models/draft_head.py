@@ -71,7 +71,7 @@ class Vocabulary:
 
 
 class DraftHead:
-    """The part of a drafter (see `proposers.chain.Drafter`) that does not depend on its kind.
+    """The part of a drafter (see `drafter.Drafter`) that does not depend on its kind.
 
     Attributes:
         taps: hidden states of the target that it reads.

@@ -42,7 +42,7 @@ class EagleDrafter(DraftHead):
         plan: AttentionPlan,
         step: int,  # noqa: ARG002 - every guess is made alike
     ) -> tuple[Tensor, Tensor]:
-        """Run rows of (token, state before it); see `proposers.chain.Drafter.forward`."""
+        """Run rows of (token, state before it); see `Drafter.forward`."""
         assert carry_NH is not None
         embedded_NH = F.embedding(tokens_N, self._embedding_VH)
         x_NH = self._fc(torch.cat((embedded_NH, carry_NH), dim=-1))

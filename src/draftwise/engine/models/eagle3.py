@@ -19,10 +19,10 @@ from draftwise.core import InvalidSetup, ModelShape
 from draftwise.engine.attention import AttentionPlan, PagedKV
 from draftwise.engine.models.decoder import CausalLM
 from draftwise.engine.models.draft_head import DraftHead, DraftLayers, Vocabulary
+from draftwise.engine.models.drafter import Mask
 from draftwise.engine.models.families import FAMILIES
 from draftwise.engine.models.head_checkpoint import HeadCheckpoint
 from draftwise.engine.models.linear import Linear
-from draftwise.engine.proposers.chain import Mask
 
 __all__ = ["Eagle3Drafter", "load_eagle3"]
 
@@ -105,7 +105,7 @@ class Eagle3Drafter(DraftHead):
         plan: AttentionPlan,
         step: int,  # noqa: ARG002 - every guess is made alike
     ) -> tuple[Tensor, Tensor]:
-        """Run rows of (token, state before it); see `proposers.chain.Drafter.forward`."""
+        """Run rows of (token, state before it); see `Drafter.forward`."""
         assert carry_NH is not None
         network, layers = self._network, self._network.layers
         _, embedded_NH = layers.norm(F.embedding(tokens_N, self._embedding_VH), network.embedding_norm)

@@ -41,6 +41,7 @@ class HeadCheckpoint:
         config: config.json in vLLM's plain format.
         where: path of config.json, for messages.
         shape: of the head, but as many positions as the target has: heads go wherever it goes (vLLM PR 48894).
+        rope: its rotation.
         reader: of its weights.
 
     Raises:
@@ -59,7 +60,7 @@ class HeadCheckpoint:
         reach = max(shape.max_position_embeddings, target.shape.max_position_embeddings)
         shape = dataclasses.replace(shape, max_position_embeddings=reach)
         rope = Rope.from_hf_config(self.config, shape, where=self.where)
-        self._rope = dataclasses.replace(rope, frequencies_D=rope.frequencies_D.to(target.device))
+        self.rope = dataclasses.replace(rope, frequencies_D=rope.frequencies_D.to(target.device))
         limit = min(target.shape.max_position_embeddings, self._window() or reach)
         self.shape = dataclasses.replace(shape, max_position_embeddings=limit)
         self.reader = WeightReader(self._files, self.shape, family, target.dtype, target.device)
@@ -73,7 +74,7 @@ class HeadCheckpoint:
 
     def layers(self, *layers: Layer) -> DraftLayers:
         """Return the layers ready to run."""
-        return DraftLayers(self.shape, layers, self._rope, self.eps, self._target.weights.embedding_VH)
+        return DraftLayers(self.shape, layers, self.rope, self.eps, self._target.weights.embedding_VH)
 
     def vocabulary(self, head: Linear, target_ids_U: Tensor | None = None) -> Vocabulary:
         """Return what a head with these weights reads and names.

@@ -64,7 +64,7 @@ class MtpDrafter(DraftHead):
         plan: AttentionPlan,
         step: int,  # noqa: ARG002 - every guess is made alike
     ) -> tuple[Tensor, Tensor]:
-        """Run rows of (token, state before it); see `proposers.chain.Drafter.forward`."""
+        """Run rows of (token, state before it); see `Drafter.forward`."""
         assert carry_NH is not None
         module, layers = self._module, self._module.layers
         # The row at position 0 is trained without its token.

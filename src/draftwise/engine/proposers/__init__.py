@@ -119,6 +119,7 @@ def _dflash(spec: ResolvedSpec, config: EngineConfig, target: CausalLM) -> Propo
         _drafter(spec, config),
         target,
         max_model_len=_max_model_len(config, target),
+        k=spec.k,
         probabilistic=spec.probabilistic,
     )
 

@@ -107,6 +107,9 @@ class Proposer(ABC):
     needs_every_state: bool = False
     """Whether it must be told the states of all tokens, so that no prefix may be spared."""
 
+    needs_ending: bool = False
+    """Whether it must be told a sequence's last tokens too, after which there is nothing to guess."""
+
     def allocate(self, *, num_pages: int, block_size: int) -> None:  # noqa: B027 - most methods keep nothing in pages
         """Make the cache for page ids below `num_pages`; called once, before the first `propose`."""
 

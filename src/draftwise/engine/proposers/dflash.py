@@ -30,15 +30,14 @@ class DFlashProposer(Proposer):
 
     Args:
         network: the drafter.
-        vocab_size: V.
         probabilistic: draw guesses at the request's temperature and return what they were drawn from (vLLM's
             draft_sample_method `probabilistic`), instead of taking the likeliest. Guesses of a block are drawn
             independently of each other.
     """
 
-    def __init__(self, network: DFlash, *, vocab_size: int, probabilistic: bool = False) -> None:
-        self._network, self._vocab_size, self._probabilistic = network, vocab_size, probabilistic
-        self.taps = network.settings.taps
+    def __init__(self, network: DFlash, *, probabilistic: bool = False) -> None:
+        self._network, self._probabilistic = network, probabilistic
+        self.taps = network.taps
         self.kv_bytes_per_token = network.kv_shape.kv_bytes_per_token(network.dtype.itemsize)
 
     @classmethod
@@ -48,8 +47,8 @@ class DFlashProposer(Proposer):
         target: CausalLM,
         *,
         max_model_len: int,
+        k: int | None = None,
         probabilistic: bool = False,
-        num_speculative_tokens: int | None = None,
     ) -> DFlashProposer:
         """Return the proposer of a checkpoint directory.
 
@@ -57,24 +56,23 @@ class DFlashProposer(Proposer):
             path: plain or speculators-format DFlash checkpoint.
             target: the model that it drafts for.
             max_model_len: longest context.
+            k: most guesses that will be asked for, to be checked against the drafter's block.
             probabilistic: see the class.
-            num_speculative_tokens: most guesses that will be asked for, to be checked here.
 
         Raises:
             InvalidSetup: see `load_dflash`; or the drafter was trained on shorter blocks than will be asked for.
         """
         network = load_dflash(path, target, max_model_len=max_model_len)
         block_size = network.settings.block_size
-        if block_size and num_speculative_tokens and num_speculative_tokens >= block_size:
+        if k is not None and block_size is not None and k >= block_size:
             raise InvalidSetup.because(
                 "block-too-long",
-                f"num_speculative_tokens {num_speculative_tokens} is more than the drafter's block_size {block_size} "
-                "has room for beside the last token. Guesses of a block look at each other: those it was not trained "
-                "to make would spoil the others.",
+                f"a block of {block_size} tokens has no room for {k} guesses beside the last token. They look at each "
+                "other, so those that the drafter was not trained to make would spoil the others.",
                 where=str(Path(path) / "config.json"),
                 fix=f"Set num_speculative_tokens to {block_size - 1} or less.",
             )
-        return cls(network, vocab_size=target.shape.vocab_size, probabilistic=probabilistic)
+        return cls(network, probabilistic=probabilistic)
 
     def allocate(self, *, num_pages: int, block_size: int) -> None:
         """Make the cache of context and blocks."""
@@ -149,7 +147,7 @@ class DFlashProposer(Proposer):
             positions=[known[b] - new.num_prompt[b] + step for b, step in zip(owners, steps, strict=True)],
             probabilistic=drawn,
             target_ids_U=self._network.target_ids_U,
-            vocab_size=self._vocab_size,
+            vocab_size=self._network.vocab_size,
         )
         device = logits_RU.device
         lengths_B, owners_R, steps_R = (torch.tensor(values, device=device) for values in (counts, owners, steps))
@@ -157,6 +155,6 @@ class DFlashProposer(Proposer):
         tokens_BK[owners_R, steps_R] = tokens_R
         probs_BKV = None
         if probs_RV is not None:
-            probs_BKV = torch.zeros(len(counts), k, self._vocab_size, device=device)
+            probs_BKV = torch.zeros(len(counts), k, self._network.vocab_size, device=device)
             probs_BKV[owners_R, steps_R] = probs_RV
         return Draft(tokens_BK=tokens_BK, lengths_B=lengths_B, probs_BKV=probs_BKV)

@@ -25,8 +25,8 @@ class DraftModel:
         mask: from the model's config.json, for models trained to guess in parallel (PARD, arXiv 2504.18583).
     """
 
-    taps = ()
-    target_ids_U = None
+    taps: tuple[int, ...] = ()
+    target_ids_U: Tensor | None = None
 
     def __init__(self, model: CausalLM) -> None:
         self._model = model

@@ -60,6 +60,7 @@ class ExtractHiddenStatesProposer(Proposer):
     """
 
     needs_every_state = True
+    needs_ending = True
 
     def __init__(self, *, taps: Sequence[int], folder: str | Path, device: torch.device | str) -> None:
         if not taps:

@@ -1,7 +1,8 @@
 """Medusa-1 heads: head i guesses the token i + 1 places after the last one (Cai et al. 2024, arXiv 2401.10774).
 
 Checkpoints are vLLM's (`blocks.0.layers.0.weight`, `lm_heads.0.weight`) or those of FasterDecoding
-(`0.0.linear.weight`, `0.1.weight`), as vLLM 0.32's `model_executor/models/medusa.py` reads them.
+(`0.0.linear.weight`, `0.1.weight`), as vLLM 0.32's `model_executor/models/medusa.py` reads them. That one cannot load
+`truncated_vocab_size` checkpoints itself (it ends in "not initialized: token_map"), although it describes them.
 
 Shape letters: B sequences, H hidden size, U tokens that the heads can name, V the target's vocabulary.
 """

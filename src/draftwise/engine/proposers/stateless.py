@@ -15,7 +15,7 @@ from torch import Tensor
 from draftwise.core import InvalidSetup
 from draftwise.engine.models import CausalLM
 from draftwise.engine.models.checkpoint import Checkpoint
-from draftwise.engine.models.families import get_family
+from draftwise.engine.models.families import FAMILIES
 from draftwise.engine.models.loading import WeightReader
 from draftwise.engine.proposers.base import Confirmed, Draft, Proposer
 from draftwise.engine.proposers.choice import choose
@@ -103,17 +103,18 @@ def make_reader(checkpoint: Checkpoint, target: CausalLM, *, hidden_key: str) ->
     Raises:
         InvalidSetup: its config.json names another width or vocabulary than the target's.
     """
-    shape, config, where = target.shape, checkpoint.config, str(checkpoint.path / "config.json")
+    shape, config = target.shape, checkpoint.config
     wanted = {hidden_key: shape.hidden_size, "vocab_size": shape.vocab_size}
     wrong = [f"{key} {config[key]} (target: {size})" for key, size in wanted.items() if config.get(key, size) != size]
     if wrong:
         raise InvalidSetup.because(
             "drafter-does-not-fit",
             f"the drafter was made for another target: it has {', '.join(wrong)}.",
-            where=where,
+            where=str(checkpoint.path / "config.json"),
             fix="Use a drafter that was trained for this very target.",
         )
-    return WeightReader(checkpoint, shape, get_family(target.config, where=where), target.dtype, target.device)
+    # These networks have no decoder layers, so it does not matter of which family they would be.
+    return WeightReader(checkpoint, shape, FAMILIES["llama"], target.dtype, target.device)
 
 
 def pick_count(num_guesses: int, k: int | None, *, where: str) -> int:

@@ -85,6 +85,7 @@ class SuffixProposer(Proposer):
     """
 
     needs_history = True
+    needs_ending = True
 
     def __init__(
         self,

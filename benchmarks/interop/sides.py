@@ -1,0 +1,218 @@
+"""The two engines that are compared: this one in process, real vLLM in a process of its own environment."""
+
+from __future__ import annotations
+
+import gc
+import json
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from subprocess import PIPE
+from tempfile import TemporaryFile
+from typing import IO, Any
+
+from torch import Tensor
+from traces import Answer
+
+from draftwise import LLM, SamplingParams
+from draftwise.engine.proposers import chain, dflash, stateless
+from draftwise.engine.proposers.base import Confirmed, Draft, Proposer
+
+__all__ = ["Job", "OurGaps", "Side", "Vllm", "run_ours"]
+
+WORKER = Path(__file__).with_name("vllm_worker.py")
+PREFIX = "vllm:spec_decode_"
+NEED_NUMBA = ("ngram", "suffix")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """What one engine gave."""
+
+    answers: list[Answer]
+    counters: dict[str, Any]
+    """By vLLM's names, without `vllm:spec_decode_`."""
+    versions: dict[str, str]
+    corrections: list[str]
+    """What had to be corrected in it before it computed what it means to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What both engines are asked."""
+
+    target: Path
+    speculative_config: dict[str, Any] | None
+    prompts: list[list[int]]
+    max_tokens: int
+    settings: dict[str, Any]
+    """Settings that both know under the same name."""
+
+
+class Vllm:
+    """Real vLLM in a child process, which is started when a job comes and ends with the `with` block.
+
+    One process runs one engine after the other, which saves importing vLLM each time. Two things need a fresh one: an
+    engine that failed leaves its process unusable, and after a method that imports numba (ngram, suffix) vLLM 0.32
+    cannot start a second engine without triton.
+    """
+
+    def __init__(self, python: str) -> None:
+        self._python = python
+        self._child: subprocess.Popen[str] | None = None
+        self._log: IO[str] | None = None
+
+    def __enter__(self) -> Vllm:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+
+    def run(self, job: Job) -> Side:
+        """Run a job.
+
+        Raises:
+            RuntimeError: vLLM failed; with the last lines that it wrote.
+        """
+        if self._child is None:
+            self._log = TemporaryFile("w+")  # noqa: SIM115 - `_end` closes it
+            self._child = subprocess.Popen(
+                [self._python, str(WORKER)],
+                stdin=PIPE,
+                stdout=PIPE,
+                stderr=self._log,
+                text=True,
+                start_new_session=True,
+            )
+        assert self._child.stdin is not None
+        assert self._child.stdout is not None
+        self._child.stdin.write(json.dumps(asdict(job) | {"target": str(job.target)}) + "\n")
+        self._child.stdin.flush()
+        line = self._child.stdout.readline()
+        if not line:
+            raise RuntimeError(self._end())
+        if (job.speculative_config or {}).get("method") in NEED_NUMBA:
+            self._end()
+        given = json.loads(line)
+        answers = [Answer(row["tokens"], dict(row["drafts"])) for row in given.pop("answers")]
+        return Side(answers=answers, **given)
+
+    def _end(self) -> str:
+        """End the child; return the last lines of its log."""
+        if self._child is None or self._log is None:
+            return ""
+        assert self._child.stdin is not None
+        self._child.stdin.close()
+        try:
+            self._child.wait(timeout=60)
+        except subprocess.TimeoutExpired:
+            self._child.kill()
+        self._log.seek(0)
+        lines = self._log.read().splitlines()
+        self._log.close()
+        self._child = self._log = None
+        return "\n".join(lines[-25:])
+
+
+def run_ours(job: Job) -> Side:
+    """Run the embedded engine."""
+    llm = _load(job)
+    drafts = _record_drafts(llm.engine.proposer) if llm.engine.proposer else {}
+    outputs = llm.generate(_as_prompts(job.prompts), SamplingParams(temperature=0, max_tokens=job.max_tokens))
+    answers = [
+        Answer(output.outputs[0].token_ids, drafts.get(tuple(ids), {}))
+        for ids, output in zip(job.prompts, outputs, strict=True)
+    ]
+    counters = {
+        metric.name.removeprefix(PREFIX): getattr(metric, "values", None) or getattr(metric, "value", 0)
+        for metric in llm.get_metrics()
+        if metric.name.startswith(PREFIX)
+    }
+    return Side(answers=answers, counters=counters, versions={}, corrections=[])
+
+
+class OurGaps:
+    """How far apart the two largest logits of each choice for one prompt are: the prompt is run once more, alone."""
+
+    def __init__(self, job: Job, number: int) -> None:
+        llm = _load(job)
+        self._guesses: dict[int, list[float]] = {}
+        prompts = _as_prompts([job.prompts[number]])
+        params = SamplingParams(temperature=0, max_tokens=job.max_tokens, logprobs=2)
+        with _record_gaps(llm.engine.proposer, self._guesses):
+            output = llm.generate(prompts, params)[0].outputs[0]
+        best = [sorted(entry.logprob for entry in each.values()) for each in output.logprobs or []]
+        self._tokens = [values[-1] - values[-2] for values in best]
+        del llm
+        gc.collect()
+
+    def of_guess(self, position: int, index: int) -> float | None:
+        """Return it for a guess; None where no logits decided."""
+        gaps = self._guesses.get(position, [])
+        return gaps[index] if index < len(gaps) else None
+
+    def of_token(self, position: int) -> float | None:
+        """Return it for an output token; None past the end."""
+        return self._tokens[position] if position < len(self._tokens) else None
+
+
+def _load(job: Job) -> LLM:
+    return LLM(str(job.target), speculative_config=job.speculative_config, **job.settings)
+
+
+def _as_prompts(prompts: list[list[int]]) -> list[dict[str, Any]]:
+    return [{"prompt_token_ids": ids} for ids in prompts]
+
+
+def _record_drafts(proposer: Proposer) -> dict[tuple[int, ...], dict[int, list[int]]]:
+    """Return what will hold, by prompt, each draft by how many output tokens were known when it was made."""
+    drafts: dict[tuple[int, ...], dict[int, list[int]]] = {}
+    propose = proposer.propose
+
+    def propose_and_record(new: Confirmed, k: int) -> Draft:
+        draft = propose(new, k)
+        rows = zip(draft.tokens_BK.tolist(), draft.lengths_B.tolist(), new.limits, strict=True)
+        for b, (tokens, length, limit) in enumerate(rows):
+            if guesses := tokens[: min(length, limit)]:
+                prompt = tuple(new.histories[b][: new.num_prompt[b]])
+                drafts.setdefault(prompt, {})[_num_output(new, b)] = guesses
+        return draft
+
+    proposer.propose = propose_and_record  # type: ignore[method-assign]
+    return drafts
+
+
+@contextmanager
+def _record_gaps(proposer: Proposer | None, gaps: dict[int, list[float]]) -> Iterator[None]:
+    """Fill `gaps` with those of each guess, by the number of output tokens known, while one sequence runs."""
+    if proposer is None:
+        yield
+        return
+    modules, choose, propose = (chain, dflash, stateless), chain.choose, proposer.propose
+    current: list[float] = []
+
+    def choose_and_record(logits_RU: Tensor, **rest: Any) -> Any:
+        top_R2 = logits_RU.float().topk(2).values
+        current.extend((top_R2[:, 0] - top_R2[:, 1]).tolist())
+        return choose(logits_RU, **rest)
+
+    def propose_and_record(new: Confirmed, k: int) -> Draft:
+        current.clear()
+        draft = propose(new, k)
+        gaps[_num_output(new, 0)] = list(current)
+        return draft
+
+    proposer.propose = propose_and_record  # type: ignore[method-assign]
+    for module in modules:
+        module.choose = choose_and_record  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        for module in modules:
+            module.choose = choose  # type: ignore[attr-defined]
+
+
+def _num_output(new: Confirmed, b: int) -> int:
+    return new.starts[b] + int(new.lengths_B[b]) - new.num_prompt[b]

@@ -1,0 +1,37 @@
+"""Let the target answer the prompts, so that every drafter learns from the same on-policy text; goes on where it was."""
+
+import argparse
+import gzip
+import json
+from pathlib import Path
+
+from draftwise.engine.tokenizer import Tokenizer
+from draftwise.train.answers import AnswerSettings, answer
+from draftwise.train.progress import Reporter
+from draftwise.train.reading import read_samples
+
+MAX_LENGTH = 512
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--target", type=Path, required=True)
+    parser.add_argument("--prompts", required=True)
+    parser.add_argument("--cache", type=Path, required=True, help="folder of answers, written as they come")
+    parser.add_argument("--out", type=Path, required=True, help="a .jsonl.gz file")
+    parser.add_argument("--new-tokens", type=int, default=160)
+    parser.add_argument("--device", default="cuda")
+    args = parser.parse_args()
+    tokenizer = Tokenizer.from_pretrained(str(args.target))
+    prompts = list(read_samples([args.prompts], tokenizer, max_length=MAX_LENGTH, window=MAX_LENGTH))
+    settings = AnswerSettings(max_tokens=args.new_tokens)
+    samples = answer(args.target, prompts, args.cache, settings, device=args.device, reporter=Reporter())
+    written = args.out.with_name(args.out.name + ".part")
+    with gzip.open(written, "wt", encoding="utf-8") as file:
+        for sample in samples:
+            file.write(json.dumps({"token_ids": sample.tokens.tolist(), "num_prompt": sample.num_prompt}) + "\n")
+    written.rename(args.out)
+
+
+if __name__ == "__main__":
+    main()

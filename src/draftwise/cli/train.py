@@ -1,0 +1,144 @@
+"""`draftwise train`: make a drafter for a target."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from draftwise.core import InvalidSetup
+from draftwise.train import METHODS, get_method
+
+__all__ = ["train"]
+
+_EXIT_INTERRUPTED = 130
+
+_FLAGS: tuple[Callable[[Any], Any], ...] = (
+    click.option("--target", required=True, metavar="DIR", help="Checkpoint of the model that is drafted for."),
+    click.option(
+        "--data", required=True, multiple=True, metavar="FILE", help=".txt or .jsonl, also .gz; may be repeated."
+    ),
+    click.option("--out", required=True, metavar="DIR", help="Where the drafter goes; a stopped run goes on there."),
+    click.option(
+        "--answers",
+        type=click.Choice(["target", "given"]),
+        help="Who answers the data's prompts: the target itself, or the data as it is.  [default: target]",
+    ),
+    click.option("--temperature", type=float, help="Of the target's answers.  [default: 0]"),
+    click.option("--answer-tokens", type=int, metavar="N", help="Longest answer.  [default: 256]"),
+    click.option("--prompt-tokens", type=int, metavar="N", help="Prompts cut from plain text.  [default: 64]"),
+    click.option("--max-length", type=int, metavar="N", help="Longest sample, in tokens.  [default: 2048]"),
+    click.option("--heldout", type=float, metavar="SHARE", help="Of samples only measured.  [default: 0.02]"),
+    click.option("--heldout-tokens", type=int, metavar="N", help="Measured at most.  [default: 262144]"),
+    click.option(
+        "--hidden-states", type=click.Choice(["online", "disk"]), help="Computed each time, or once and stored."
+    ),
+    click.option("--cache", metavar="DIR", help="Answers and states, shared by runs.  [default: inside --out]"),
+    click.option("--steps", type=int, metavar="N", help="Steps of the optimizer.  [default: 1500]"),
+    click.option("--batch-tokens", type=int, metavar="N", help="[default: 65536 on CUDA, 4096 on CPU]"),
+    click.option("--accumulate", type=int, metavar="N", help="Batches of one step.  [default: 1]"),
+    click.option("--optimizer", type=click.Choice(["muon", "adamw"]), help="[default: muon where torch has it]"),
+    click.option("--lr", type=float, help="Peak learning rate.  [default: the method's]"),
+    click.option("--warmup", type=int, metavar="STEPS", help="[default: 100, at most a tenth]"),
+    click.option(
+        "--schedule",
+        type=click.Choice(["cosine", "linear", "late"]),
+        help="How the rate falls; late: linearly in the last 60 %.  [default: late]",
+    ),
+    click.option("--weight-decay", type=float, help="Of matrices.  [default: 0.05]"),
+    click.option("--clip", type=float, metavar="NORM", help="Largest gradient.  [default: 1]"),
+    click.option("--seed", type=int, help="[default: 0]"),
+    click.option("--precision", type=click.Choice(["auto", "bfloat16", "float32"])),
+    click.option("--device", type=click.Choice(["auto", "cpu", "cuda"])),
+    click.option("--compile/--no-compile", default=None, help="torch.compile.  [default: on CUDA]"),
+    click.option("--eval-every", type=int, metavar="STEPS", help="[default: 250]"),
+    click.option("--save-every", type=int, metavar="STEPS", help="Checkpoints, besides those by time."),
+    click.option("--save-minutes", type=float, metavar="N", help="Checkpoints by time.  [default: 5]"),
+    click.option("--json", "as_json", is_flag=True, help="Print the result as JSON."),
+    click.option("--quiet", is_flag=True, help="Show no progress."),
+)
+
+
+class _MethodGroup(click.Group):
+    """A command for each method, with the method's own options as flags."""
+
+    def list_commands(self, _ctx: click.Context) -> list[str]:
+        return list(METHODS)
+
+    def get_command(self, _ctx: click.Context, cmd_name: str) -> click.Command | None:
+        return _command(cmd_name) if cmd_name in METHODS else None
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the methods without importing them."""
+        with formatter.section("Methods"):
+            formatter.write_text(", ".join(self.list_commands(ctx)))
+
+
+@click.group(cls=_MethodGroup, short_help="Train a drafter for a model.", subcommand_metavar="METHOD [OPTIONS]")
+def train() -> None:
+    """Train a drafter of kind METHOD for a model, as a checkpoint that vLLM and `draftwise serve` load.
+
+    Needs a target, data and a folder to write; METHOD --help shows everything else. A run that was stopped goes on
+    when the same command is given again.
+    """
+
+
+def _command(method: str) -> click.Command:
+    """Return the command of a method."""
+    try:
+        options = get_method(method).OPTIONS
+        settings = importlib.import_module("draftwise.train.settings")
+        run = importlib.import_module("draftwise.train.run")
+        loop = importlib.import_module("draftwise.train.loop")
+        progress = importlib.import_module("draftwise.train.progress")
+    except ModuleNotFoundError as error:
+        raise InvalidSetup.because(
+            "train-not-installed",
+            f"training needs {error.name}, which is not installed.",
+            fix="Run: pip install 'draftwise[train]'.",
+        ) from None
+    own = [option.name for option in options]
+
+    def callback(as_json: bool, quiet: bool, **given: Any) -> None:
+        chosen = {name: given.pop(name) for name in own}
+        chosen = {name: value for name, value in chosen.items() if value is not None}
+        given = {name: value for name, value in given.items() if value is not None}
+        try:
+            result = run.train(method, settings.TrainSettings(options=chosen, **given), progress.Reporter(quiet=quiet))
+        except loop.Stopped as stopped:
+            click.echo(str(stopped), err=True)
+            sys.exit(_EXIT_INTERRUPTED)
+        _show(result, as_json=as_json)
+
+    for flag in reversed([*_FLAGS, *(_flag(option) for option in options)]):
+        callback = flag(callback)
+    return click.command(method, help=f"Train a drafter of kind {method}.")(callback)
+
+
+def _flag(option: Any) -> Callable[[Any], Any]:
+    """Return the flag of a method's own option."""
+    name, default = "--" + option.name.replace("_", "-"), option.default
+    if isinstance(default, bool):
+        return click.option(f"{name}/--no-{name[2:]}", option.name, default=None, help=option.help)
+    kind: Any = str if isinstance(default, tuple) else type(default)
+    shown = ",".join(map(str, default)) if isinstance(default, tuple) else default
+    text = option.help + (f"  [default: {shown}]" if shown != "" else "")
+    if option.choices:
+        kind = click.Choice(option.choices)
+    return click.option(name, option.name, type=kind, default=None, help=text)
+
+
+def _show(result: Any, *, as_json: bool) -> None:
+    """Print what was made, and how to serve it."""
+    if as_json:
+        fields = ("out", "model", "speculative_config", "heldout_loss", "acceptance", "acceptance_length")
+        values = {name: getattr(result, name) for name in (*fields, "num_parameters")}
+        click.echo(json.dumps(values))
+        return
+    rates = " ".join(f"{100 * rate:.0f}" for rate in result.acceptance)
+    click.echo(f"{result.out}: accepted by position {rates} %, mean length {result.acceptance_length:.2f} (held out)")
+    click.echo(f"draftwise serve {result.model} --speculative-config '{json.dumps(result.speculative_config)}'")

@@ -1,0 +1,144 @@
+"""On-policy data: the target answers the prompts itself, through the embedded engine."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from draftwise.engine.config import EngineConfig
+from draftwise.engine.core import Engine, Request
+from draftwise.engine.sampling_params import SamplingParams
+from draftwise.train.progress import Bar, Reporter
+from draftwise.train.reading import Sample
+
+__all__ = ["AnswerSettings", "answer", "cut_prompts"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerSettings:
+    """How the target answers."""
+
+    temperature: float = 0.0
+    max_tokens: int = 256
+    seed: int = 0
+    max_num_seqs: int = 256
+    """Prompts answered together at most."""
+
+
+def cut_prompts(samples: Sequence[Sample], *, num_tokens: int, room: int) -> list[Sample]:
+    """Return the samples' prompts without answers, equal ones once.
+
+    Args:
+        samples: of one without a prompt the first tokens are taken.
+        num_tokens: how many.
+        room: longest prompt; longer ones lose their start.
+    """
+    prompts: dict[bytes, Sample] = {}
+    for sample in samples:
+        tokens = sample.tokens[: sample.num_prompt or num_tokens][-room:]
+        prompts.setdefault(tokens.tobytes(), Sample(tokens, len(tokens)))
+    return list(prompts.values())
+
+
+def answer(
+    target: Path, prompts: Sequence[Sample], folder: Path, settings: AnswerSettings, *, device: str, reporter: Reporter
+) -> list[Sample]:
+    """Return each prompt with the target's answer to it, end token included.
+
+    Answers are written to `folder` as they come; those that are there already are not computed again, so that a run
+    that was stopped goes on where it was.
+
+    Args:
+        target: its checkpoint directory.
+        prompts: without answers.
+        folder: of the cache.
+        settings: how to answer.
+        device: `cpu` or `cuda`.
+        reporter: shows how far it is.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    spec = f"{settings.temperature}-{settings.max_tokens}-{settings.seed}"
+    file = folder / f"answers-{hashlib.sha256(spec.encode()).hexdigest()[:8]}.jsonl"
+    known = _read_answers(file)
+    by_key = {_key(prompt): prompt for prompt in prompts}
+    missing = {key: prompt for key, prompt in by_key.items() if key not in known}
+    if missing:
+        with reporter.bar("answers", total=len(by_key), done=len(by_key) - len(missing)) as bar, file.open("a") as out:
+            for key, tokens in _generate(target, missing, settings, device, bar):
+                known[key] = tokens
+                out.write(json.dumps({"prompt": key, "token_ids": tokens}) + "\n")
+                out.flush()
+    return [
+        Sample(np.concatenate([prompt.tokens, np.array(known[key], np.int32)]), prompt.num_prompt)
+        for key, prompt in by_key.items()
+    ]
+
+
+def _key(prompt: Sample) -> str:
+    return hashlib.sha256(prompt.tokens.tobytes()).hexdigest()[:24]
+
+
+def _read_answers(file: Path) -> dict[str, list[int]]:
+    """Return the answers on disk; a last line that was not written to its end is removed."""
+    if not file.exists():
+        return {}
+    with file.open("rb+") as lines:
+        known, end = {}, 0
+        for line in lines:
+            if not line.endswith(b"\n"):
+                break
+            entry = json.loads(line)
+            known[entry["prompt"]] = entry["token_ids"]
+            end += len(line)
+        os.ftruncate(lines.fileno(), end)
+    return known
+
+
+def _generate(
+    target: Path, prompts: Mapping[str, Sample], settings: AnswerSettings, device: str, bar: Bar
+) -> Iterator[tuple[str, list[int]]]:
+    """Yield answers as they are finished."""
+    longest = max(len(prompt.tokens) for prompt in prompts.values())
+    engine = Engine(
+        EngineConfig.from_settings(
+            model=str(target),
+            device=device,
+            dtype="float32" if device == "cpu" else "auto",
+            max_model_len=longest + settings.max_tokens,
+            max_num_seqs=settings.max_num_seqs,
+            max_num_batched_tokens=max(8192, settings.max_num_seqs),
+            enable_prefix_caching=False,
+            seed=settings.seed,
+        )
+    )
+    params = SamplingParams(temperature=settings.temperature, max_tokens=settings.max_tokens)
+    waiting = iter(prompts.items())
+    answers: dict[str, list[int]] = {}
+    num_tokens = 0
+    while True:
+        for key, prompt in waiting:
+            engine.add(Request(request_id=key, prompt_token_ids=prompt.tokens.tolist(), params=params))
+            answers[key] = []
+            if len(answers) >= 2 * settings.max_num_seqs:
+                break
+        if not engine.has_work():
+            break
+        for delta in engine.step():
+            answers[delta.request_id] += delta.token_ids
+            num_tokens += len(delta.token_ids)
+            if delta.finish_reason is not None:
+                yield delta.request_id, answers.pop(delta.request_id)
+                bar.note(f"{num_tokens} tokens")
+                bar.advance()
+    del engine
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.empty_cache()

@@ -1,0 +1,157 @@
+"""Joins MTP modules with the target they were trained for: the whole checkpoint that vLLM serves with method `mtp`.
+
+Of the architectures with such modules that vLLM knows, MiMo is the plainest: Qwen2, whose q, k and v have biases. A
+target without biases is the same with biases of zero.
+
+Shape letters: P width of a projection.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from draftwise.core import InvalidSetup, ModelShape
+from draftwise.engine.models.checkpoint import Checkpoint
+from draftwise.engine.models.families import get_family
+from draftwise.engine.models.identity import check_identity
+from draftwise.train.checkpoint import read_tensor
+
+__all__ = ["assemble_mtp", "check_expressible"]
+
+_SHARD_BYTES = 4 * 2**30
+_COPIED = (
+    *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt"),
+    *("chat_template*", "generation_config.json"),
+)
+_BIASED = ("q_proj", "k_proj", "v_proj")
+
+
+def check_expressible(config: Mapping[str, Any], *, where: str) -> None:
+    """Make sure that a target can be written as a MiMo checkpoint that computes the same.
+
+    Raises:
+        InvalidSetup: it cannot; all reasons are named.
+    """
+    family = get_family(config, where=where)
+    shape = ModelShape.from_hf_config(config, where=where)
+    window = config.get("sliding_window") is not None and (
+        family.window_switch is None or bool(config.get(family.window_switch))
+    )
+    obstacles = {
+        "its heads of q and k are normed": family.qk_norm,
+        "its output projections have biases": family.qkv_bias is None and bool(config.get("attention_bias")),
+        "its MLP has biases": bool(family.mlp_bias_key and config.get(family.mlp_bias_key)),
+        "it attends in a sliding window": window,
+        f"head_dim is {shape.head_dim}, not hidden_size / num_attention_heads": (
+            shape.head_dim * shape.num_heads != shape.hidden_size
+        ),
+        f"its activation is {config.get('hidden_act')}": config.get("hidden_act", "silu") != "silu",
+    }
+    reasons = [reason for reason, holds in obstacles.items() if holds]
+    if reasons:
+        raise InvalidSetup.because(
+            "not-expressible",
+            f"the target cannot be served with MTP modules, as vLLM's MiMo has no place for it: {'; '.join(reasons)}.",
+            where=where,
+            fix="Train another method: eagle3 works with every target.",
+        )
+
+
+def assemble_mtp(target_path: str | Path, modules_path: str | Path, out: str | Path) -> None:
+    """Write the target with its MTP modules as one checkpoint.
+
+    Args:
+        target_path: the target's checkpoint.
+        modules_path: what training exported: `model.mtp_layers.*` alone.
+        out: where to; must not exist. It appears when it is complete.
+
+    Raises:
+        InvalidSetup: the modules are for another target, the target cannot be expressed, or `out` is taken.
+    """
+    target, modules, out = Checkpoint(target_path), Checkpoint(modules_path), Path(out)
+    check_expressible(target.config, where=str(target.path / "config.json"))
+    check_identity(modules.path, target.path)
+    if out.exists():
+        raise InvalidSetup.because("output-exists", "exists already.", where=str(out), fix="Name a new directory.")
+    beside = out.with_name(f".{out.name}-{uuid4().hex[:8]}")
+    beside.mkdir(parents=True)
+    try:
+        _write_shards(_tensors(target, modules), beside)
+        config = _join_configs(target, modules)
+        (beside / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        for source, patterns in ((target.path, _COPIED), (modules.path, ("draftwise.json",))):
+            for file in (file for pattern in patterns for file in source.glob(pattern)):
+                shutil.copyfile(file, beside / file.name)
+        os.rename(beside, out)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def _join_configs(target: Checkpoint, modules: Checkpoint) -> dict[str, Any]:
+    return {
+        **{
+            key: value
+            for key, value in target.config.items()
+            if key not in ("torch_dtype", "attention_bias", "mlp_bias")
+        },
+        "architectures": ["MiMoForCausalLM"],
+        "model_type": "qwen2",  # vLLM goes by the architecture; transformers knows this type without remote code
+        "rms_norm_eps": modules.config["rms_norm_eps"],
+        "dtype": modules.config["dtype"],
+        "use_sliding_window": False,
+        "sliding_window": None,
+        "num_nextn_predict_layers": modules.config["num_nextn_predict_layers"],
+        **{key: modules.config[key] for key in ("rope_theta", "rope_parameters") if key in modules.config},
+    }
+
+
+def _tensors(target: Checkpoint, modules: Checkpoint) -> Iterator[tuple[str, Tensor]]:
+    """Yield all tensors of the joint checkpoint, one in memory at a time."""
+    for name in sorted(target.files):
+        tensor = read_tensor(target, name)
+        yield name, tensor
+        stem = name.removesuffix(".weight")
+        if stem.endswith(_BIASED) and stem + ".bias" not in target.files:
+            yield stem + ".bias", torch.zeros(len(tensor), dtype=tensor.dtype)
+    if "lm_head.weight" not in target.files:
+        # vLLM wants the drafting side's head in the file, also when the target's is tied to its embedding.
+        yield "lm_head.weight", read_tensor(target, "model.embed_tokens.weight")
+    for name in sorted(modules.files):
+        yield name, read_tensor(modules, name)
+
+
+def _write_shards(tensors: Iterator[tuple[str, Tensor]], folder: Path) -> None:
+    """Write the tensors in files of a few GiB, and the index that says where each is."""
+    shards: list[list[str]] = []
+    total, held, held_bytes = 0, dict[str, Tensor](), 0
+
+    def flush() -> None:
+        save_file(held, folder / f"shard-{len(shards)}", metadata={"format": "pt"})
+        shards.append(list(held))
+        held.clear()
+
+    for name, tensor in tensors:
+        if held and held_bytes + tensor.nbytes > _SHARD_BYTES:
+            flush()
+            held_bytes = 0
+        held[name] = tensor
+        held_bytes += tensor.nbytes
+        total += tensor.nbytes
+    flush()
+    file_of: dict[str, str] = {}
+    for i, names in enumerate(shards):
+        file = f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors"
+        os.rename(folder / f"shard-{i}", folder / file)
+        file_of |= dict.fromkeys(names, file)
+    index = {"metadata": {"total_size": total}, "weight_map": file_of}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")

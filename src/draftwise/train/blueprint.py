@@ -1,0 +1,84 @@
+"""What a drafter's decoder layers have in common with the target, and how that is written down."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from draftwise.core import ModelShape
+from draftwise.engine.models.rope import Rope
+
+if TYPE_CHECKING:
+    from draftwise.train.target import Target
+
+__all__ = ["Blueprint"]
+
+_CARRIED = ("bos_token_id", "eos_token_id", "pad_token_id", "rope_parameters", "rope_scaling", "rope_theta")
+"""Keys of the target's config.json that hold for its drafters as well."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blueprint:
+    """Dimensions, rotations and epsilon of a drafter's layers: the target's, except for depth and MLP."""
+
+    shape: ModelShape
+    eps: float
+    rope: Rope
+    dtype: torch.dtype
+    """The target's, in which the drafter is stored."""
+    carried: dict[str, Any]
+    """Entries of the target's config.json that its drafters repeat."""
+
+    @classmethod
+    def for_target(cls, target: Target, *, num_layers: int, intermediate_size: int = 0) -> Blueprint:
+        """Return the blueprint of a drafter.
+
+        Args:
+            target: what it drafts for.
+            num_layers: decoder layers.
+            intermediate_size: width of their MLP; 0: the target's.
+
+        Raises:
+            InvalidSetup: the target's config.json lacks a dimension, or has rotations of an unknown kind.
+        """
+        config, where = target.config, str(target.path / "config.json")
+        shape = ModelShape.from_hf_config(config, where=where)
+        rope = Rope.from_hf_config(config, shape, where=where)
+        carried = {key: config[key] for key in _CARRIED if config.get(key) is not None}
+        if "rope_parameters" not in carried:
+            carried.setdefault("rope_theta", 10000.0)
+        return cls(
+            shape=dataclasses.replace(
+                shape, num_layers=num_layers, intermediate_size=intermediate_size or shape.intermediate_size
+            ),
+            eps=float(config.get("rms_norm_eps") or 1e-6),
+            rope=dataclasses.replace(rope, frequencies_D=rope.frequencies_D.to(target.device)),
+            dtype=target.dtype,
+            carried=carried,
+        )
+
+    def config(self, *, architecture: str, model_type: str) -> dict[str, Any]:
+        """Return what config.json says of the layers; nothing is left to defaults, which differ between libraries."""
+        shape = self.shape
+        return {
+            "architectures": [architecture],
+            "model_type": model_type,
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "hidden_size": shape.hidden_size,
+            "intermediate_size": shape.intermediate_size,
+            "num_hidden_layers": shape.num_layers,
+            "num_attention_heads": shape.num_heads,
+            "num_key_value_heads": shape.num_kv_heads,
+            "head_dim": shape.head_dim,
+            "hidden_act": "silu",
+            "rms_norm_eps": self.eps,
+            "attention_bias": False,
+            "mlp_bias": False,
+            "vocab_size": shape.vocab_size,
+            "max_position_embeddings": shape.max_position_embeddings,
+            "tie_word_embeddings": False,
+            **self.carried,
+        }

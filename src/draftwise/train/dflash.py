@@ -1,0 +1,244 @@
+"""DFlash: learns to fill in a whole block of masked tokens at once (arXiv 2602.06036).
+
+Shape letters: B sequences, T tokens, N anchors of a sequence, K masks of a block, Q = N * (K + 1) query rows of a
+sequence, M = B * N * K masks, H hidden size, F width of the tapped states, V vocabulary, A attention heads, D half of
+the head dimension.
+
+A block stands for a draft made when the tokens 0..a are known, a being its anchor. As at inference, it sees the
+target's states at the positions before a, the anchor's token at position a, and masks at the positions behind it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from draftwise.train.blueprint import Blueprint
+from draftwise.train.checkpoint import save_drafter
+from draftwise.train.layers import DecoderLayer, Norm, Rotations, linear, working
+from draftwise.train.method import Batch, Lesson, Method, States
+from draftwise.train.options import Option
+from draftwise.train.taps import check_taps, choose_mask_token
+from draftwise.train.target import Target
+from draftwise.train.vocabulary_loss import Answers, vocabulary_loss
+
+__all__ = ["DFlashTraining"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Blocks:
+    """Where drafts begin, and what they should say."""
+
+    anchors_BN: Tensor
+    """int64 position of each block's known token."""
+    places_BNK: Tensor
+    """int64 position of each mask; may lie behind the sequence."""
+    learnt_BNK: Tensor
+    """bool: the masks whose tokens exist and are learnt, in blocks that count."""
+
+
+class _Network(nn.Module):
+    """Decoder layers over masks, looking at each other and at keys and values of the target's states."""
+
+    embedding_VH: Tensor
+
+    def __init__(self, embedding_VH: Tensor, blueprint: Blueprint, num_taps: int) -> None:
+        super().__init__()
+        shape, eps, hidden = blueprint.shape, blueprint.eps, blueprint.shape.hidden_size
+        self.register_buffer("embedding_VH", embedding_VH, persistent=False)
+        self.fc = linear(num_taps * hidden, hidden)
+        self.hidden_norm = Norm(hidden, eps)
+        layers = [DecoderLayer(shape, eps, qk_norm=True) for _ in range(shape.num_layers)]
+        self.layers: Sequence[DecoderLayer] = nn.ModuleList(layers)  # type: ignore[assignment]
+        self.norm = Norm(hidden, eps)
+
+    def forward(
+        self,
+        tokens_BQ: Tensor,
+        features_BTF: Tensor,
+        rotations: Rotations,
+        context_rotations: Rotations,
+        mask_BQS: Tensor,
+    ) -> Tensor:
+        """Return what the head reads, [B, Q, H].
+
+        Args:
+            tokens_BQ: anchors and masks.
+            features_BTF: the target's tapped states.
+            rotations: of the query rows' positions.
+            context_rotations: of the positions 0..T - 1.
+            mask_BQS: bool, what each query row looks at: the T states, then the Q query rows.
+        """
+        context_BTH = self.hidden_norm(self.fc(working(features_BTF, self)))
+        x_BQH = working(F.embedding(tokens_BQ, self.embedding_VH), self)
+        mask_B1QS = mask_BQS.unsqueeze(1)
+        for layer in self.layers:
+            q, (k, v) = layer.self_attn.project(layer.input_layernorm(x_BQH), rotations)
+            context_k, context_v = layer.self_attn.project_context(context_BTH, context_rotations)
+            keys, values = torch.cat((context_k, k), dim=2), torch.cat((context_v, v), dim=2)
+            x_BQH = layer.finish(x_BQH, F.scaled_dot_product_attention(q, keys, values, attn_mask=mask_B1QS))
+        return self.norm(x_BQH)
+
+
+class DFlashTraining(Method):
+    """Learns to name the tokens behind an anchor, all at once, from many anchors of each sequence.
+
+    The loss is the paper's: cross entropy whose weights decay from mask to mask, since a mask counts only when those
+    before it are right.
+    """
+
+    name: ClassVar[str] = "dflash"
+    OPTIONS: ClassVar[tuple[Option, ...]] = (
+        Option(name="num_speculative_tokens", default=7, least=1, help="Masks of a block; 15 in the paper."),
+        Option(name="num_layers", default=5, least=1, help="Decoder layers; 5 in the paper."),
+        Option(name="intermediate_size", default=0, least=0, help="Width of the MLP; 0: the target's."),
+        Option(name="target_layers", default=(), least=0, help="Layers whose input is read; none: five, evenly."),
+        Option(name="anchors", default=0, least=0, help="Drafts a sequence; 0: as many as blocks fit in it."),
+        Option(name="decay", default=4.0, least=0.01, help="Masks until the weight is 1/e; 4 for 7 masks, 7 for 15."),
+        Option(name="mask_token_id", default=-1, least=-1, help="Token of the masks; -1: the padding token."),
+        Option(
+            name="learn_from",
+            default="distribution",
+            choices=("distribution", "tokens"),
+            help="What it learns to say: the target's distribution, or the text as in the paper.",
+        ),
+    )
+
+    network: _Network
+
+    def __init__(self, target: Target, options: Mapping[str, Any]) -> None:
+        self.taps = check_taps(options["target_layers"] or _even_taps(target.num_layers), target)
+        self._blueprint = Blueprint.for_target(
+            target, num_layers=options["num_layers"], intermediate_size=options["intermediate_size"]
+        )
+        self.network = _Network(target.embedding_VH, self._blueprint, len(self.taps)).to(target.device)
+        self._target, self._num_masks = target, options["num_speculative_tokens"]
+        self._num_anchors, self._decay = options["anchors"], options["decay"]
+        self._mask_token_id = choose_mask_token(options["mask_token_id"], target)
+        self._learns_tokens, self._compiled = options["learn_from"] == "tokens", False
+
+    @classmethod
+    def build(cls, target: Target, options: Mapping[str, Any]) -> Self:
+        """Return an untrained drafter; see `Method.build`."""
+        return cls(target, options)
+
+    def compile(self) -> None:
+        """Compile the parts that all layers share."""
+        self._compiled = True
+        for layer in self.network.layers:
+            layer.compile_parts()
+
+    def lesson(self, batch: Batch, states: States) -> Lesson:
+        """Draft from some positions of each sequence; only these are counted."""
+        blocks = self.draw_blocks(batch)
+        hidden_BNKH = self.fill_in(batch, states, blocks)
+        places_BNK = blocks.places_BNK.clamp(max=batch.tokens_BT.shape[1] - 1)
+        labels_BNK = _gather(batch.tokens_BT, places_BNK)
+        weights_BNK = self._weights(blocks.learnt_BNK)
+        loss, picks_JM = vocabulary_loss(
+            [hidden_BNKH.flatten(0, 2)],
+            self._target.head_VH,
+            weights_BNK.view(1, -1),
+            self._answers(states, places_BNK, labels_BNK),
+            fuse=self._compiled,
+        )
+        hits_BNK = picks_JM.view(labels_BNK.shape) == labels_BNK
+        return Lesson(
+            loss=loss,
+            hits=_spread(hits_BNK & blocks.learnt_BNK, blocks.anchors_BN, batch.tokens_BT),
+            counted=_spread(blocks.learnt_BNK, blocks.anchors_BN, batch.tokens_BT),
+        )
+
+    def draw_blocks(self, batch: Batch) -> _Blocks:
+        """Choose anchors whose next token is learnt: at random, or evenly where nothing is learnt."""
+        num_tokens, device = batch.tokens_BT.shape[1], batch.tokens_BT.device
+        fits_BT = F.pad(batch.learnt_BT[:, 2:], (1, 1))
+        if torch.is_grad_enabled():
+            order_BT = torch.rand(fits_BT.shape, device=device)
+        else:
+            # Multiples of the golden ratio: any stretch of positions gets its share.
+            order_BT = torch.arange(num_tokens, device=device, dtype=torch.float64).mul(0.5 * (5**0.5 - 1)).frac()
+        wanted = self._num_anchors or num_tokens // (self._num_masks + 1)
+        anchors_BN = (fits_BT + order_BT * 0.5).topk(min(max(wanted, 1), num_tokens), dim=1).indices.sort(dim=1).values
+        places_BNK = anchors_BN.unsqueeze(-1) + torch.arange(1, self._num_masks + 1, device=device)
+        exists_BNK = places_BNK < num_tokens
+        learnt_BNK = _gather(batch.learnt_BT, places_BNK.clamp(max=num_tokens - 1)) & exists_BNK
+        return _Blocks(
+            anchors_BN=anchors_BN,
+            places_BNK=places_BNK,
+            learnt_BNK=learnt_BNK & fits_BT.gather(1, anchors_BN).unsqueeze(-1),
+        )
+
+    def fill_in(self, batch: Batch, states: States, blocks: _Blocks) -> Tensor:
+        """Return what the head reads for each mask, [B, N, K, H]."""
+        anchors_BN, (num_tokens, device) = blocks.anchors_BN, (batch.tokens_BT.shape[1], batch.tokens_BT.device)
+        known_BN1 = batch.tokens_BT.gather(1, anchors_BN).unsqueeze(-1)
+        tokens_BQ = F.pad(known_BN1, (0, self._num_masks), value=self._mask_token_id).flatten(1)
+        places_BQ = torch.cat((anchors_BN.unsqueeze(-1), blocks.places_BNK), dim=-1).flatten(1)
+        rope = self._blueprint.rope
+        cos, sin = rope.rotations(places_BQ.flatten(), torch.float32)
+        hidden_BQH = self.network(
+            tokens_BQ,
+            torch.cat(states.taps_BTH, dim=-1),
+            (cos.view(*places_BQ.shape, -1), sin.view(*places_BQ.shape, -1)),
+            rope.rotations(torch.arange(num_tokens, device=device), torch.float32),
+            self._visible(anchors_BN, num_tokens),
+        )
+        return hidden_BQH.unflatten(1, (anchors_BN.shape[1], -1))[:, :, 1:]
+
+    def _visible(self, anchors_BN: Tensor, num_tokens: int) -> Tensor:
+        """Return what each query row looks at, bool [B, Q, T + Q]: states before its anchor, and its block."""
+        size, device = self._num_masks + 1, anchors_BN.device
+        context_BNT = torch.arange(num_tokens, device=device) < anchors_BN.unsqueeze(-1)
+        block_Q = torch.arange(anchors_BN.shape[1] * size, device=device) // size
+        own_QQ = block_Q.unsqueeze(1) == block_Q
+        context_BQT = context_BNT.repeat_interleave(size, dim=1)
+        return torch.cat((context_BQT, own_QQ.expand(len(anchors_BN), -1, -1)), dim=-1)
+
+    def _weights(self, learnt_BNK: Tensor) -> Tensor:
+        """Return the weight of each mask; together they are 1."""
+        decay_K = torch.arange(self._num_masks, device=learnt_BNK.device).div(-self._decay).exp()
+        weights_BNK = learnt_BNK * decay_K
+        return weights_BNK / weights_BNK.sum().clamp(min=1e-6)
+
+    def _answers(self, states: States, places_BNK: Tensor, labels_BNK: Tensor) -> Answers:
+        if self._learns_tokens:
+            return Answers(tokens_M=labels_BNK.flatten())
+        rows_BM = (places_BNK - 1).flatten(1)
+        states_BMH = states.final_BTH.gather(1, rows_BM.unsqueeze(-1).expand(-1, -1, states.final_BTH.shape[-1]))
+        return Answers(states_MH=states_BMH.flatten(0, 1), head_UH=self._target.head_VH)
+
+    def export(self, folder: Path) -> None:
+        """Write the drafter as vLLM's `DFlashDraftModel`; the target lends embedding and head."""
+        config = self._blueprint.config(architecture="DFlashDraftModel", model_type="qwen3") | {
+            "block_size": self._num_masks + 1,
+            "dflash_config": {
+                "mask_token_id": self._mask_token_id,
+                "target_layer_ids": [tap - 1 for tap in self.taps],
+            },
+        }
+        save_drafter(folder, config, self.network.state_dict(), self._blueprint.dtype)
+
+
+def _even_taps(num_layers: int) -> tuple[int, ...]:
+    """Return five layers from the second to the third from the end, as in the paper."""
+    first = min(2, num_layers)
+    last = max(num_layers - 2, first)
+    return tuple(first + math.floor(i * (last - first) / 4 + 0.5) for i in range(5))
+
+
+def _gather(x_BT: Tensor, places_BNK: Tensor) -> Tensor:
+    return x_BT.gather(1, places_BNK.flatten(1)).view(places_BNK.shape)
+
+
+def _spread(x_BNK: Tensor, anchors_BN: Tensor, like_BT: Tensor) -> tuple[Tensor, ...]:
+    """Return values of anchors at their positions, bool [B, T] for each mask; False elsewhere."""
+    nothing_BT = torch.zeros_like(like_BT, dtype=torch.bool)
+    return tuple(nothing_BT.scatter(1, anchors_BN, values_BN) for values_BN in x_BNK.unbind(-1))

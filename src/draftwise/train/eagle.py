@@ -1,0 +1,99 @@
+"""EAGLE: learns to extrapolate the target's last hidden state (Li et al. 2024, arXiv 2401.15077).
+
+Shape letters: B sequences, T tokens, R rows of a sequence, L labels, J draft positions, H hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from draftwise.train.blueprint import Blueprint
+from draftwise.train.chain import ChainNetwork, ChainTraining, Step, align
+from draftwise.train.checkpoint import save_drafter
+from draftwise.train.layers import DecoderLayer, linear
+from draftwise.train.method import Batch, States
+from draftwise.train.options import Option
+from draftwise.train.target import Target
+
+__all__ = ["EagleTraining"]
+
+
+class _Network(ChainNetwork):
+    """Guesses the next state from the last one and the token that was chosen."""
+
+    def __init__(self, embedding_VH: Tensor, blueprint: Blueprint) -> None:
+        shape = blueprint.shape
+        super().__init__(
+            embedding_VH, [DecoderLayer(shape, blueprint.eps, input_norm=i > 0) for i in range(shape.num_layers)]
+        )
+        self.fc = linear(2 * shape.hidden_size, shape.hidden_size)
+
+    def stem(self, embedded_BRH: Tensor, carry_BRH: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what enters the first layer, which norms nothing."""
+        x_BRH = self.fc(torch.cat((embedded_BRH, carry_BRH), dim=-1))
+        return x_BRH, x_BRH
+
+    def leave(self, x_BRH: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the guessed state: for the target's head, and for the next row."""
+        return x_BRH, x_BRH
+
+
+class EagleTraining(ChainTraining):
+    """Learns the target's next state and what the target's head makes of it.
+
+    The loss is the paper's: smooth L1 between states, plus 0.1 of the cross entropy between the distributions. With
+    `steps` above 1 the drafter also learns from its own states, as in HASS (arXiv 2408.15766).
+    """
+
+    name: ClassVar[str] = "eagle"
+    OPTIONS: ClassVar[tuple[Option, ...]] = (
+        Option(
+            name="num_speculative_tokens",
+            default=1,
+            least=1,
+            help="Guesses it learns to chain; the paper's 1 leaves that to luck.",
+        ),
+        Option(name="num_layers", default=1, least=1, help="Decoder layers."),
+        Option(name="intermediate_size", default=0, least=0, help="Width of the MLP; 0: the target's."),
+        Option(name="noise", default=0.1, least=0, help="States are disturbed by up to this much, as in the paper."),
+        Option(name="discount", default=1.0, least=0, help="Weight of a guess's loss, relative to the guess before."),
+        Option(name="token_weight", default=0.1, least=0, help="Weight of the cross entropy; that of states is 1."),
+    )
+
+    def __init__(self, target: Target, options: Mapping[str, Any]) -> None:
+        blueprint = Blueprint.for_target(
+            target, num_layers=options["num_layers"], intermediate_size=options["intermediate_size"]
+        )
+        network = _Network(target.embedding_VH, blueprint)
+        super().__init__(
+            network, target, blueprint, steps=options["num_speculative_tokens"], discount=options["discount"]
+        )
+        self._noise, self._token_weight = options["noise"], options["token_weight"]
+
+    def _features(self, states: States) -> Tensor:
+        final_BTH = states.final_BTH
+        if self._noise and torch.is_grad_enabled():
+            return final_BTH + (torch.rand_like(final_BTH) * 2 - 1) * self._noise
+        return final_BTH
+
+    def _teach(
+        self, batch: Batch, states: States, steps: list[Step], hidden_JBLH: list[Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        loss, picks_JBL = self._cross_entropy(batch, states, hidden_JBLH)
+        loss, weights_JBL = self._token_weight * loss, self._weights(batch)
+        aim_BLH = states.final_BTH[:, 1:-1].float()
+        for j, step in enumerate(steps):
+            error_BLH = F.smooth_l1_loss(align(step.carry_BRH, j).float(), aim_BLH, reduction="none")
+            loss = loss + (error_BLH.mean(-1) * weights_JBL[j]).sum()
+        return loss, picks_JBL
+
+    def export(self, folder: Path) -> None:
+        """Write the drafter as vLLM's `EagleLlamaForCausalLM`; the target lends embedding and head."""
+        config = self._blueprint.config(architecture="EagleLlamaForCausalLM", model_type="llama")
+        save_drafter(folder, config, self.network.state_dict(), self._blueprint.dtype)

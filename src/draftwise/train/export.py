@@ -1,0 +1,163 @@
+"""Turns a drafter into the format that a server wants, and loads the result before it is put into place."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import torch
+from torch import Tensor
+
+from draftwise.core import InvalidSetup, SpecConfig
+from draftwise.engine.config import EngineConfig
+from draftwise.engine.models import load_model
+from draftwise.engine.models.checkpoint import Checkpoint
+from draftwise.engine.models.speculators_format import from_plain, to_plain
+from draftwise.engine.proposers import make_proposer
+from draftwise.engine.spec import resolve_spec
+from draftwise.train.assemble import assemble_mtp
+from draftwise.train.checkpoint import read_tensor, save_drafter
+
+__all__ = ["FORMATS", "Exported", "export_drafter"]
+
+FORMATS = ("vllm", "speculators")
+
+_METHODS = {
+    "eagle3": "eagle3",
+    "peagle": "eagle3",
+    "eaglellama": "eagle",
+    "dflash": "dflash",
+    "mimo": "mtp",
+    "medusa": "medusa",
+    "mlpspeculator": "mlp_speculator",
+}
+"""Method by what the architecture's name contains; the first that matches."""
+_MASK_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exported:
+    """What was written, and how to serve it."""
+
+    out: str
+    model: str
+    """What to serve."""
+    speculative_config: dict[str, Any]
+
+
+def export_drafter(drafter: Path, out: Path, *, target: Path, layout: str, k: int | None = None) -> Exported:
+    """Write a drafter to a new directory.
+
+    MTP modules are joined with their target, since vLLM reads them from its checkpoint. EAGLE-3, P-EAGLE and DFlash
+    drafters are written in vLLM's plain layout or in that of the speculators library, whichever they came in; all
+    others in the plain layout.
+
+    Args:
+        drafter: its directory.
+        out: where to; must not exist. It appears when the result was loaded without a fault.
+        target: checkpoint that it was trained for.
+        layout: one of FORMATS.
+        k: guesses a step that a server makes; None: as many as the drafter was trained to make, or 3.
+
+    Raises:
+        InvalidSetup: the drafter is incomplete, is for another target, has no such format, or `out` is taken.
+    """
+    checkpoint = Checkpoint(drafter)
+    where = str(drafter / "config.json")
+    config = to_plain(checkpoint.config, where=where)
+    method = _find_method(config, where)
+    if out.exists():
+        raise InvalidSetup.because("output-exists", "exists already.", where=str(out), fix="Name a new directory.")
+    spec: dict[str, Any] = {"method": method, "num_speculative_tokens": k or _trained_k(drafter, config)}
+    if method == "eagle3" and any(config.get(key) is not None for key in _MASK_KEYS):
+        spec["parallel_drafting"] = True
+    beside = out.with_name(f".{out.name}-{uuid4().hex[:8]}")
+    try:
+        if method == "mtp":
+            _refuse_speculators(layout, where)
+            assemble_mtp(target, drafter, beside)
+            _load(beside, spec)
+        else:
+            beside.mkdir(parents=True)
+            _write(checkpoint, config, beside, layout, target, spec["num_speculative_tokens"])
+            _load(target, spec | {"model": str(beside)})
+        os.rename(beside, out)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+    if method == "mtp":
+        return Exported(out=str(out), model=str(out), speculative_config=spec)
+    return Exported(out=str(out), model=str(target), speculative_config=spec | {"model": str(out)})
+
+
+def _find_method(config: Mapping[str, Any], where: str) -> str:
+    named = "".join(config.get("architectures") or []).lower()
+    for part, method in _METHODS.items():
+        if part in named:
+            return method
+    raise InvalidSetup.because(
+        "unsupported-architecture",
+        f"architecture {', '.join(config.get('architectures') or []) or 'unknown'} is no drafter that can be exported.",
+        where=where,
+        fix="A draft model is served as it is; the others are those that `draftwise train` makes.",
+    )
+
+
+def _trained_k(drafter: Path, config: Mapping[str, Any]) -> int:
+    """Return how many guesses a drafter was trained to make, as far as it says so."""
+    if config.get("block_size"):
+        return int(config["block_size"]) - 1
+    try:
+        training = json.loads((drafter / "draftwise.json").read_text(encoding="utf-8"))["training"]
+        return int(training["options"]["num_speculative_tokens"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 3
+
+
+def _refuse_speculators(layout: str, where: str) -> None:
+    if layout == "speculators":
+        raise InvalidSetup.because(
+            "not-in-speculators-format",
+            "MTP modules have no speculators format.",
+            where=where,
+            fix="Leave --format out.",
+        )
+
+
+def _write(checkpoint: Checkpoint, config: dict[str, Any], folder: Path, layout: str, target: Path, k: int) -> None:
+    """Write config.json, tensors and identity."""
+    tensors = {name: read_tensor(checkpoint, name) for name in checkpoint.files}
+    if layout == "speculators":
+        tensors |= _companions(tensors, Checkpoint(target))
+        written = from_plain(config, verifier=str(target), k=k, where=str(checkpoint.path / "config.json"))
+    else:
+        written = config
+    dtype = next(tensor.dtype for tensor in tensors.values() if tensor.is_floating_point())
+    save_drafter(folder, written, tensors, dtype)
+    identity = checkpoint.path / "draftwise.json"
+    if identity.exists():
+        shutil.copyfile(identity, folder / identity.name)
+
+
+def _companions(tensors: Mapping[str, Tensor], target: Checkpoint) -> dict[str, Tensor]:
+    """Return what the speculators library stores beside a drafter's own tensors."""
+    added: dict[str, Tensor] = {}
+    if "embed_tokens.weight" not in tensors:
+        added["embed_tokens.weight"] = read_tensor(target, "model.embed_tokens.weight")
+    if "d2t" in tensors and "t2d" not in tensors:
+        ids_U = torch.arange(len(tensors["d2t"])) + tensors["d2t"]
+        added["t2d"] = torch.zeros(target.config["vocab_size"], dtype=torch.bool).index_fill(0, ids_U, True)
+    return added
+
+
+def _load(target: Path, spec: dict[str, Any]) -> None:
+    """Load as the engine does when it serves: it refuses files that lack something."""
+    model = load_model(target, device="cpu")
+    make_proposer(
+        resolve_spec(SpecConfig.parse(spec)), EngineConfig.from_settings(model=str(target), device="cpu"), model
+    )

@@ -1,0 +1,179 @@
+"""Where the target's hidden states come from: computed for each batch, or computed once and read from disk.
+
+Shape letters: B rows of a batch, T tokens of a row, N tokens of a shard, F features of a token, H hidden size.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from draftwise.core import InvalidSetup
+from draftwise.train.data import Corpus, Feed, Rows
+from draftwise.train.method import Batch, States
+from draftwise.train.progress import Reporter
+from draftwise.train.target import Target
+
+__all__ = ["DiskStates", "OnlineStates", "StateSource", "write_states"]
+
+_SHARD_BYTES = 2**28
+
+
+class StateSource(Protocol):
+    """Gives batches their hidden states."""
+
+    def expect(self, rows: Sequence[Rows]) -> None:
+        """Prepare for what will be asked for next."""
+
+    def states(self, rows: Rows, batch: Batch) -> States:
+        """Return the states of a batch, on its device."""
+
+
+class OnlineStates:
+    """Runs the target on each batch."""
+
+    def __init__(self, target: Target, taps: Sequence[int]) -> None:
+        self._target, self._taps = target, tuple(taps)
+
+    def expect(self, rows: Sequence[Rows]) -> None:
+        """Nothing to prepare."""
+
+    def states(self, rows: Rows, batch: Batch) -> States:  # noqa: ARG002 - what a batch holds is enough
+        """Run the target."""
+        return self._target.states(batch, self._taps)
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """Which samples lie in which shard."""
+
+    folder: Path
+    firsts: tuple[int, ...]
+    """First sample of each shard, then the number of samples."""
+
+    @classmethod
+    def of(cls, folder: Path, corpus: Corpus, bytes_per_token: int) -> _Layout:
+        shard_of_sample = (corpus.offsets_S[:-1] * bytes_per_token) // _SHARD_BYTES
+        _, firsts = np.unique(shard_of_sample, return_index=True)
+        return cls(folder, (*firsts.tolist(), len(corpus)))
+
+    def file(self, shard: int) -> Path:
+        return self.folder / f"states-{shard:05}.safetensors"
+
+
+def write_states(corpus: Corpus, target: Target, taps: Sequence[int], folder: Path, reporter: Reporter) -> None:
+    """Compute the states of all samples, shard by shard; shards that are there already are kept.
+
+    A token takes (number of taps + 1) * H values of the target's type.
+
+    Raises:
+        InvalidSetup: the disk has too little room.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    layout = _Layout.of(folder, corpus, _bytes_per_token(target, taps))
+    shards = range(len(layout.firsts) - 1)
+    missing = [shard for shard in shards if not layout.file(shard).exists()]
+    ends = corpus.offsets_S[list(layout.firsts)]
+    needed = sum(int(ends[shard + 1] - ends[shard]) for shard in missing) * _bytes_per_token(target, taps)
+    _check_room(folder, needed, reporter)
+    feed = Feed(corpus, target.device)
+    with reporter.bar("states", total=len(shards), done=len(shards) - len(missing)) as bar:
+        for shard in missing:
+            parts = [
+                _compute(index, corpus, feed, target, taps)
+                for index in range(layout.firsts[shard], layout.firsts[shard + 1])
+            ]
+            beside = layout.file(shard).with_suffix(".new")
+            save_file({"states": torch.cat(parts)}, beside)
+            os.replace(beside, layout.file(shard))
+            bar.advance()
+
+
+def _bytes_per_token(target: Target, taps: Sequence[int]) -> int:
+    return (len(taps) + 1) * target.hidden_size * target.embedding_VH.element_size()
+
+
+def _check_room(folder: Path, needed: int, reporter: Reporter) -> None:
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise InvalidSetup.because(
+            "disk-full",
+            f"hidden states of all tokens take {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free.",
+            where=str(folder),
+            fix="Use --hidden-states online, less data, or --cache on a larger disk.",
+        )
+    if needed:
+        reporter.tell(f"writing {needed / 1e9:.2f} GB of hidden states to {folder} ({free / 1e9:.0f} GB free)")
+
+
+def _compute(index: int, corpus: Corpus, feed: Feed, target: Target, taps: Sequence[int]) -> Tensor:
+    """Return the states of one sample, [T, F]."""
+    length = int(corpus.lengths[index])
+    rows = Rows(np.array([index]), length, 0, length)
+    states = target.states(feed.batch(rows), taps)
+    return torch.cat((*states.taps_BTH, states.final_BTH), dim=-1)[0].cpu()
+
+
+class DiskStates:
+    """Reads what `write_states` wrote; the next batches are read while the present ones are learnt.
+
+    Args:
+        corpus: the one that was written.
+        target: likewise.
+        taps: likewise.
+        folder: where to.
+    """
+
+    def __init__(self, corpus: Corpus, target: Target, taps: Sequence[int], folder: Path) -> None:
+        self._corpus, self._device, self._num_taps = corpus, target.device, len(taps)
+        self._width, self._dtype = target.hidden_size, target.embedding_VH.dtype
+        self._layout = _Layout.of(folder, corpus, _bytes_per_token(target, taps))
+        self._slices: dict[int, Any] = {}
+        self._reader = ThreadPoolExecutor(1)
+        self._read: dict[bytes, Future[Tensor]] = {}
+
+    def expect(self, rows: Sequence[Rows]) -> None:
+        """Start to read."""
+        self._read = {each.samples_B.tobytes(): self._reader.submit(self._gather, each) for each in rows} | self._read
+
+    def states(self, rows: Rows, batch: Batch) -> States:  # noqa: ARG002 - the rows say what to read
+        """Return what was read for these rows."""
+        future = self._read.pop(rows.samples_B.tobytes(), None)
+        states_BTF = (future.result() if future else self._gather(rows)).to(self._device, non_blocking=True)
+        *taps, final = states_BTF.split(self._width, dim=-1)
+        return States(taps_BTH=tuple(taps), final_BTH=final)
+
+    def _gather(self, rows: Rows) -> Tensor:
+        shape = (len(rows.samples_B), rows.length, (self._num_taps + 1) * self._width)
+        states_BTF = torch.zeros(shape, dtype=self._dtype, pin_memory=self._device.type == "cuda")
+        for row, part in zip(states_BTF, self._read_each(rows), strict=True):
+            row[: len(part)] = part
+        return states_BTF
+
+    def _read_each(self, rows: Rows) -> Iterator[Tensor]:
+        offsets, firsts = self._corpus.offsets_S, self._layout.firsts
+        for sample in rows.samples_B.tolist():
+            if sample < 0:
+                yield torch.zeros(0, (self._num_taps + 1) * self._width, dtype=self._dtype)
+                continue
+            shard = int(np.searchsorted(firsts, sample, side="right")) - 1
+            base = offsets[firsts[shard]]
+            yield self._shard(shard)[int(offsets[sample] - base) : int(offsets[sample + 1] - base)]
+
+    def _shard(self, shard: int) -> Any:
+        """Return the rows of a shard, mapped and not read."""
+        if shard not in self._slices:
+            file = self._layout.file(shard)
+            self._slices[shard] = safe_open(file, framework="pt").get_slice("states")
+        return self._slices[shard]

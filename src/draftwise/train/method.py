@@ -1,0 +1,128 @@
+"""What every trainable drafter offers to the training loop.
+
+Shape letters: B sequences, T tokens of a sequence (padded on the right), H hidden size of the target, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from torch import Tensor, nn
+
+from draftwise.train.options import Option
+
+if TYPE_CHECKING:
+    from draftwise.train.target import Target
+
+__all__ = ["Batch", "Lesson", "Method", "Option", "States"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Token sequences, each a prompt and an answer."""
+
+    tokens_BT: Tensor
+    """int64, padded on the right."""
+    valid_BT: Tensor
+    """bool: not padding."""
+    learnt_BT: Tensor
+    """bool: tokens of answers; only predictions of these are learnt and counted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class States:
+    """What the frozen target computed for a batch; no gradient flows into it.
+
+    Padding follows a sequence's tokens, and the target looks back only: states of tokens do not depend on it.
+    """
+
+    taps_BTH: tuple[Tensor, ...]
+    """Hidden states in the order of the method's `taps`, in the numbering of `engine.proposers.base.Proposer.taps`."""
+    final_BTH: Tensor
+    """After the final norm: the target's logits for the token after t are its head applied to `final_BTH[:, t]`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lesson:
+    """What one batch gave."""
+
+    loss: Tensor
+    """Scalar with gradient, a mean over the learnt tokens (accumulated batches are weighted by their number)."""
+    hits: tuple[Tensor, ...]
+    """For each draft position j: bool [B, T], whether the drafter, told everything up to and with token t, names token
+    t + 1 + j right, every earlier draft position being right or not. Teacher forcing along the batch's own text, which
+    is the target's own answer when the data is on-policy; so the share of t whose hits 0..j are all true is the
+    acceptance rate of draft position j at temperature 0.
+
+    Only read where no gradient is wanted: a method may leave hits and counted empty while `torch.is_grad_enabled()`."""
+    counted: tuple[Tensor, ...]
+    """For each draft position j: bool [B, T], whether token t + 1 + j exists and is learnt."""
+
+
+class Method(ABC):
+    """A drafter in training: its network, its loss and its checkpoint.
+
+    A run calls `build`, then `lesson` for each batch, then `export` once. Random draws of a lesson come from torch's
+    global generators, which a checkpoint of the run saves.
+    """
+
+    name: ClassVar[str]
+    """vLLM's name of the method."""
+    OPTIONS: ClassVar[tuple[Option, ...]] = ()
+    """Its settings; each becomes a flag of `draftwise train METHOD`, beside those of the run (`TrainSettings`: steps,
+    lr, seed ...), whose names are taken. How many guesses are learnt is called `num_speculative_tokens`."""
+    learning_rate: ClassVar[float] = 1e-3
+    """Peak that is used where the user names none."""
+    taps: tuple[int, ...] = ()
+    """Hidden states of the target that the loss reads, besides the final ones."""
+    network: nn.Module
+    """What is trained: its parameters that require a gradient; float32, on the target's device.
+
+    Matrices are trained by Muon, except those with a part of their name that contains `emb` or `head`."""
+
+    @classmethod
+    @abstractmethod
+    def build(cls, target: Target, options: Mapping[str, Any]) -> Method:
+        """Return an untrained drafter.
+
+        Args:
+            target: the frozen target.
+            options: a value for each of OPTIONS.
+
+        Raises:
+            InvalidSetup: the options do not fit each other or the target.
+        """
+
+    def prepare(self, counts_V: Tensor) -> None:  # noqa: B027 - most methods need no statistics
+        """Be told, once after `build`, how often each token of the vocabulary occurs in the answers to learn."""
+
+    @abstractmethod
+    def lesson(self, batch: Batch, states: States) -> Lesson:
+        """Return loss and hits; called under autocast, with gradient while training and without while evaluating.
+
+        Nothing in it waits for the device.
+        """
+
+    def compile(self) -> None:  # noqa: B027 - a method may have nothing to compile
+        """Compile what it pays to compile, for fixed shapes; called at most once, before the first lesson.
+
+        Never the whole lesson: torch 2.11 compiles `vocabulary_loss` into a graph whose gradients are all zero.
+        """
+
+    @abstractmethod
+    def export(self, folder: Path) -> None:
+        """Write config.json and model.safetensors to `folder`, which exists, in the layout that vLLM loads.
+
+        In `target.dtype`. The run adds draftwise.json and loads the folder with the engine's own loader.
+        """
+
+    def serving(self, folder: Path, target: Path, k: int) -> tuple[Path, dict[str, Any]]:
+        """Return the model to serve and the speculative config that makes it draft k tokens with what was exported.
+
+        MTP, whose weights lie in the target's checkpoint, returns `folder` itself.
+        """
+        return target, {"method": self.name, "model": str(folder), "num_speculative_tokens": k}

@@ -1,0 +1,103 @@
+"""Multi-token prediction: a module that drafts behind the target's last layer (MiMo, arXiv 2505.07608).
+
+The same as DeepSeek-V3's (arXiv 2412.19437), in the layout of the smallest architecture that vLLM serves it in.
+
+Shape letters: B sequences, T tokens, R rows of a sequence, L labels, H hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from draftwise.train.assemble import check_expressible
+from draftwise.train.blueprint import Blueprint
+from draftwise.train.chain import ChainNetwork, ChainTraining
+from draftwise.train.checkpoint import save_drafter
+from draftwise.train.layers import DecoderLayer, Norm, linear
+from draftwise.train.method import Batch, States
+from draftwise.train.options import Option
+from draftwise.train.target import Target
+from draftwise.train.vocabulary_loss import Answers
+
+__all__ = ["MtpTraining"]
+
+_PREFIX = "model.mtp_layers.0."
+
+
+class _Network(ChainNetwork):
+    """Joins state and embedding, both normed; what it says is also the next row's state."""
+
+    def __init__(self, embedding_VH: Tensor, blueprint: Blueprint) -> None:
+        hidden, eps = blueprint.shape.hidden_size, blueprint.eps
+        super().__init__(embedding_VH, [DecoderLayer(blueprint.shape, eps, qkv_bias=True)])
+        self.token_layernorm = Norm(hidden, eps)
+        self.hidden_layernorm = Norm(hidden, eps)
+        self.input_proj = linear(2 * hidden, hidden)
+        self.final_layernorm = Norm(hidden, eps)
+
+    def embed(self, tokens_BR: Tensor, step: int) -> Tensor:
+        """Return the embeddings; the row at position 0 is never told its token, as in vLLM."""
+        embedded_BRH = super().embed(tokens_BR, step)
+        return embedded_BRH if step else F.pad(embedded_BRH[:, 1:], (0, 0, 1, 0))
+
+    def stem(self, embedded_BRH: Tensor, carry_BRH: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the joined input, and the same after the layer's norm."""
+        parts = (self.hidden_layernorm(carry_BRH), self.token_layernorm(embedded_BRH))
+        x_BRH = self.input_proj(torch.cat(parts, dim=-1))
+        return x_BRH, self.layers[0].input_layernorm(x_BRH)
+
+    def leave(self, x_BRH: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the normed stream: for the target's head, and for the next row."""
+        hidden_BRH = self.final_layernorm(x_BRH)
+        return hidden_BRH, hidden_BRH
+
+
+class MtpTraining(ChainTraining):
+    """Learns what follows the next token; the target's embedding and head serve it, and stay as they are.
+
+    One module makes all guesses, as vLLM runs a MiMo target; with `steps` above 1 it learns to.
+    """
+
+    name: ClassVar[str] = "mtp"
+    OPTIONS: ClassVar[tuple[Option, ...]] = (
+        Option(name="num_speculative_tokens", default=3, least=1, help="Guesses it learns to chain; 1 in the papers."),
+        Option(name="discount", default=0.8, least=0, help="Weight of a guess's loss, relative to the guess before."),
+        Option(
+            name="learn_from",
+            default="distribution",
+            choices=("distribution", "tokens"),
+            help="What it learns to say: the target's distribution, or the text as in the papers.",
+        ),
+    )
+
+    def __init__(self, target: Target, options: Mapping[str, Any]) -> None:
+        check_expressible(target.config, where=str(target.path / "config.json"))
+        blueprint = Blueprint.for_target(target, num_layers=1)
+        network = _Network(target.embedding_VH, blueprint)
+        # The stream before the final norm, unlike EAGLE: vLLM's MiMo leaves that norm to its head.
+        self.taps = (target.num_layers,)
+        super().__init__(
+            network, target, blueprint, steps=options["num_speculative_tokens"], discount=options["discount"]
+        )
+        self._learns_tokens = options["learn_from"] == "tokens"
+
+    def _answers(self, batch: Batch, states: States) -> Answers:
+        if self._learns_tokens:
+            return Answers(tokens_M=batch.tokens_BT[:, 2:].flatten())
+        return super()._answers(batch, states)
+
+    def export(self, folder: Path) -> None:
+        """Write the module alone; `assemble_mtp` joins it with its target to what vLLM loads."""
+        names = {name: _PREFIX + name.removeprefix("layers.0.") for name in self.network.state_dict()}
+        tensors = {names[name]: tensor for name, tensor in self.network.state_dict().items()}
+        config = self._blueprint.config(architecture="MiMoForCausalLM", model_type="qwen2") | {
+            "num_hidden_layers": self._target.num_layers,
+            "num_nextn_predict_layers": 1,
+        }
+        save_drafter(folder, config, tensors, self._blueprint.dtype)

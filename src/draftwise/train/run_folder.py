@@ -1,0 +1,105 @@
+"""The folder `training` of a run: its settings, its checkpoint, its log."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from draftwise.core import InvalidSetup
+
+__all__ = ["RunFolder"]
+
+
+class RunFolder:
+    """What a run writes beside the drafter that it makes.
+
+    Args:
+        out: the drafter's folder; the run's own is `training` in it.
+    """
+
+    def __init__(self, out: str | Path) -> None:
+        self.out = Path(out)
+        self.path = self.out / "training"
+        self.log = self.path / "log.jsonl"
+        self.curve = self.path / "loss_curve.svg"
+        self._checkpoint = self.path / "checkpoint.pt"
+        self._settings = self.path / "settings.json"
+
+    def check_free(self) -> None:
+        """Make sure that nothing is lost by a run that writes here.
+
+        Raises:
+            InvalidSetup: the folder holds something else than an unfinished run.
+        """
+        if (self.out / "model.safetensors").exists() or (self.out / "config.json").exists():
+            raise InvalidSetup.because(
+                "already-there", "holds a checkpoint.", where=str(self.out), fix="Choose another --out, or remove it."
+            )
+        if self.out.exists() and not self.out.is_dir():
+            raise InvalidSetup.because("no-folder", "is no folder.", where=str(self.out), fix="Choose another --out.")
+
+    def open(self, settings: Mapping[str, Any]) -> None:
+        """Begin a run, or go on with the one that is there.
+
+        Args:
+            settings: whatever decides the result, as JSON values.
+
+        Raises:
+            InvalidSetup: the one that is there has other settings.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        if self._checkpoint.exists():
+            before = json.loads(self._settings.read_text(encoding="utf-8"))
+            differing = [key for key in {**before, **settings} if before.get(key) != settings.get(key)]
+            if differing:
+                shown = "; ".join(f"{key} was {before.get(key)!r}, is {settings.get(key)!r}" for key in differing)
+                raise InvalidSetup.because(
+                    "other-settings",
+                    f"holds an unfinished run with other settings: {shown}.",
+                    where=str(self.out),
+                    fix="Give the same settings to go on with it, or another --out.",
+                )
+        self._write(self._settings, json.dumps(settings, indent=2) + "\n")
+
+    def save(self, state: Mapping[str, Any]) -> None:
+        """Write a checkpoint; a reader finds the old one or the new one, never a part."""
+        beside = self._checkpoint.with_suffix(".new")
+        with beside.open("wb") as file:
+            torch.save(dict(state), file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, self._checkpoint)
+
+    def load(self) -> dict[str, Any] | None:
+        """Return the checkpoint's state; None if there is none. What was logged after it is forgotten."""
+        if not self._checkpoint.exists():
+            self._write(self.log, "")
+            return None
+        state: dict[str, Any] = torch.load(self._checkpoint, map_location="cpu", weights_only=True)
+        kept = [row for row in self.rows() if row["step"] <= state["step"]]
+        self._write(self.log, "".join(json.dumps(row) + "\n" for row in kept))
+        return state
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Add a row to the log."""
+        with self.log.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(dict(row)) + "\n")
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the log, without a last row that was not written to its end."""
+        lines = self.log.read_text(encoding="utf-8").split("\n")[:-1] if self.log.exists() else []
+        return [json.loads(line) for line in lines]
+
+    def finish(self) -> None:
+        """Remove the checkpoint: the run is over."""
+        self._checkpoint.unlink(missing_ok=True)
+
+    def _write(self, file: Path, text: str) -> None:
+        beside = file.with_suffix(file.suffix + ".new")
+        beside.write_text(text, encoding="utf-8")
+        os.replace(beside, file)

@@ -1,0 +1,150 @@
+"""What a training run is asked for: resolved once, then frozen."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from draftwise.core import Finding, InvalidSetup, Severity
+
+__all__ = ["TrainSettings"]
+
+_BATCH_TOKENS = {"cuda": 65536, "cpu": 4096}
+_PRECISION = {"cuda": "bfloat16", "cpu": "float32"}
+_CHOICES = {
+    "answers": ("target", "given"),
+    "schedule": ("cosine", "linear", "late"),
+    "optimizer": ("muon", "adamw"),
+    "precision": ("auto", "bfloat16", "float32"),
+    "device": ("auto", "cpu", "cuda"),
+    "hidden_states": ("online", "disk"),
+}
+_AT_LEAST = {
+    "temperature": 0,
+    "answer_tokens": 1,
+    "prompt_tokens": 2,
+    "max_length": 16,
+    "steps": 1,
+    "batch_tokens": 32,
+    "accumulate": 1,
+    "lr": 0,
+    "warmup": 0,
+    "weight_decay": 0,
+    "clip": 0,
+    "seed": 0,
+    "eval_every": 1,
+    "save_minutes": 0,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainSettings:
+    """Settings of a run; None is resolved by `resolve`.
+
+    Raises:
+        InvalidSetup: a value is out of its range.
+    """
+
+    target: str
+    data: tuple[str, ...]
+    out: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """The method's own."""
+    answers: str = "target"
+    """`target`: the target answers the data's prompts itself; `given`: the data's texts are learnt as they are."""
+    temperature: float = 0.0
+    """Of those answers."""
+    answer_tokens: int = 256
+    prompt_tokens: int = 64
+    """Cut from texts that have no prompt."""
+    max_length: int = 2048
+    """Longest sample, in tokens; the target's own limit if that is less."""
+    heldout: float = 0.02
+    """Share of samples that are only measured."""
+    heldout_tokens: int = 262144
+    """How many of their tokens are measured each time."""
+    hidden_states: str = "online"
+    cache: str | None = None
+    """Folder of answers and hidden states, which several runs may share; None: inside `out`."""
+    steps: int = 1500
+    batch_tokens: int | None = None
+    accumulate: int = 1
+    """Batches of one step."""
+    optimizer: str | None = None
+    lr: float | None = None
+    warmup: int | None = None
+    schedule: str = "late"
+    weight_decay: float = 0.05
+    clip: float = 1.0
+    seed: int = 0
+    precision: str = "auto"
+    device: str = "auto"
+    compile: bool | None = None
+    eval_every: int = 250
+    save_every: int | None = None
+    """Steps between checkpoints, besides those by time."""
+    save_minutes: float = 5.0
+
+    def __post_init__(self) -> None:
+        findings = [
+            _error(name, f"must be one of {', '.join(choices)}, got {value!r}.")
+            for name, choices in _CHOICES.items()
+            if (value := getattr(self, name)) is not None and value not in choices
+        ]
+        findings += [
+            _error(name, f"must be at least {least}, got {value}.")
+            for name, least in _AT_LEAST.items()
+            if (value := getattr(self, name)) is not None and value < least
+        ]
+        if not 0 < self.heldout < 1:
+            findings.append(_error("heldout", f"must lie between 0 and 1, got {self.heldout}."))
+        if findings:
+            raise InvalidSetup(findings)
+
+    def resolve(self, *, learning_rate: float) -> TrainSettings:
+        """Return the settings with nothing left open.
+
+        Args:
+            learning_rate: the method's own.
+
+        Raises:
+            InvalidSetup: the device or the optimizer is not there.
+        """
+        device = self.device
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        if device == "cuda" and not torch.cuda.is_available():
+            raise InvalidSetup(_error("device", "this machine or this build of torch has no CUDA.", "Use cpu."))
+        has_muon = hasattr(torch.optim, "Muon")
+        if self.optimizer == "muon" and not has_muon:
+            raise InvalidSetup(_error("optimizer", "this torch has no Muon.", "Use adamw, or torch 2.9 or newer."))
+        return dataclasses.replace(
+            self,
+            device=device,
+            precision=_PRECISION[device] if self.precision == "auto" else self.precision,
+            batch_tokens=self.batch_tokens or _BATCH_TOKENS[device],
+            optimizer=self.optimizer or ("muon" if has_muon else "adamw"),
+            lr=learning_rate if self.lr is None else self.lr,
+            warmup=min(100, self.steps // 10) if self.warmup is None else self.warmup,
+            compile=device == "cuda" if self.compile is None else self.compile,
+        )
+
+    def fixed(self) -> dict[str, Any]:
+        """Return what a run that goes on must have in common with its beginning, as JSON values."""
+        free = {"data", "out", "cache", "device", "compile", "eval_every", "save_every", "save_minutes"}
+        free |= {"hidden_states", "target", "options"}
+        values = {each.name: getattr(self, each.name) for each in dataclasses.fields(self) if each.name not in free}
+        return values | {name: _plain(value) for name, value in self.options.items()}
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _error(name: str, message: str, fix: str = "") -> Finding:
+    flag = "--" + name.replace("_", "-")
+    return Finding(code="bad-setting", severity=Severity.ERROR, where=flag, message=message, fix=fix)

@@ -1,0 +1,134 @@
+"""The frozen target: hidden states of whole sequences, through transformers.
+
+Shape letters: B sequences, T tokens, H hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from draftwise.core import InvalidSetup
+from draftwise.engine.models.checkpoint import Checkpoint
+from draftwise.engine.models.families import get_family
+from draftwise.train.method import Batch, States
+
+__all__ = ["Target"]
+
+
+class Target:
+    """A causal language model that is only looked at.
+
+    Attributes:
+        model: of transformers.
+        path: its checkpoint directory.
+        config: its config.json.
+        dtype: the checkpoint's own, in which drafters are stored; states may come in another one.
+        device: where it is.
+    """
+
+    def __init__(self, model: Any, path: Path, config: dict[str, Any]) -> None:
+        self.model, self.path, self.config = model, path, config
+        self.embedding_VH: Tensor = model.get_input_embeddings().weight
+        self.head_VH: Tensor = model.get_output_embeddings().weight
+        self.device = self.head_VH.device
+        named = config.get("dtype") or config.get("torch_dtype") or "float32"
+        self.dtype: torch.dtype = getattr(torch, str(named).removeprefix("torch."))
+
+    @classmethod
+    def load(cls, path: str | Path, device: str | torch.device = "cpu", dtype: str | torch.dtype = "auto") -> Target:
+        """Return the target of a Hugging Face checkpoint directory.
+
+        Args:
+            path: directory with config.json, tokenizer.json and safetensors.
+            device: where it goes.
+            dtype: in which it computes: `auto` is the checkpoint's own; else a torch type or its name.
+
+        Raises:
+            InvalidSetup: there is no such checkpoint, or it is no dense Llama, Mistral, Qwen2 or Qwen3.
+        """
+        checkpoint = Checkpoint(path)
+        get_family(checkpoint.config, where=str(checkpoint.path / "config.json"))
+        model_class = _import_model_class()
+        model = model_class.from_pretrained(str(path), dtype=dtype, attn_implementation="sdpa", local_files_only=True)
+        model = model.to(device).eval().requires_grad_(False)
+        return cls(model, checkpoint.path, checkpoint.config)
+
+    @property
+    def hidden_size(self) -> int:
+        """H."""
+        return self.embedding_VH.shape[1]
+
+    @property
+    def vocab_size(self) -> int:
+        """V."""
+        return self.embedding_VH.shape[0]
+
+    @property
+    def num_layers(self) -> int:
+        """Decoder layers."""
+        return len(self.model.model.layers)
+
+    @property
+    def max_length(self) -> int:
+        """Longest sequence, in tokens."""
+        return int(self.config["max_position_embeddings"])
+
+    def compile(self) -> None:
+        """Compile each decoder layer by itself, for fixed shapes: the layers share one graph for each batch shape."""
+        for layer in self.model.model.layers:
+            layer.forward = torch.compile(layer.forward, dynamic=False)
+
+    @torch.no_grad()
+    def states(self, batch: Batch, taps: Sequence[int]) -> States:
+        """Return the hidden states of a batch, in the type that the target computes in.
+
+        Args:
+            batch: on the target's device.
+            taps: which ones, numbered as `Proposer.taps`.
+        """
+        with self._recording(set(taps)) as seen, torch.autocast(self.device.type, enabled=False):
+            # No mask: padding lies behind the tokens, and attention looks back only.
+            output = self.model.model(input_ids=batch.tokens_BT, use_cache=False)
+        final_BTH = seen[self.num_layers + 1] = output.last_hidden_state
+        return States(taps_BTH=tuple(seen[tap] for tap in taps), final_BTH=final_BTH)
+
+    @contextmanager
+    def _recording(self, taps: Collection[int]) -> Iterator[dict[int, Tensor]]:
+        """Keep what enters the tapped layers; what enters the final norm is tap L."""
+        body, seen = self.model.model, {}
+
+        def keep(tap: int) -> Callable[..., None]:
+            def hook(_module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+                seen[tap] = given[0] if given else named["hidden_states"]
+
+            return hook
+
+        inlets = [*body.layers, body.norm]
+        hooks = [
+            inlets[tap].register_forward_pre_hook(keep(tap), with_kwargs=True) for tap in taps if tap < len(inlets)
+        ]
+        try:
+            yield seen
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+
+def _import_model_class() -> Any:
+    try:
+        from transformers import AutoModelForCausalLM
+        from transformers.utils import logging
+    except ImportError:
+        raise InvalidSetup.because(
+            "train-not-installed",
+            "training needs transformers, which is not installed.",
+            fix="Run: pip install 'draftwise[train]'.",
+        ) from None
+    logging.disable_progress_bar()  # the run shows its own
+    return AutoModelForCausalLM

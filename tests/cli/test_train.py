@@ -1,0 +1,55 @@
+"""`draftwise train` as an operator runs it: stopped by a signal, gone on with, loaded by the engine."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+from click.testing import CliRunner
+
+from draftwise.cli import main
+
+
+def command(*arguments):
+    return [sys.executable, "-m", "draftwise", "train", *map(str, arguments)]
+
+
+def test_a_run_is_stopped_gone_on_with_and_its_drafter_drafts(tiny_target, tmp_path):
+    data, out = tmp_path / "data.txt", tmp_path / "drafter"
+    data.write_text("one two three four five six. " * 300)
+    given = ("medusa", "--target", tiny_target, "--data", data, "--out", out, "--answers", "given", "--device", "cpu")
+    given += ("--steps", 60, "--batch-tokens", 1024, "--max-length", 64, "--learn", "tokens", "--lr", 0.01)
+    run = subprocess.Popen(command(*given, "--num-heads", 2), stderr=subprocess.PIPE, text=True)
+    log = out / "training" / "log.jsonl"
+    while run.poll() is None and not (log.exists() and '"loss"' in log.read_text()):
+        time.sleep(0.05)
+    run.send_signal(signal.SIGTERM)
+    _, told = run.communicate(timeout=120)
+    assert run.returncode == 130, told
+    assert "the same command goes on from there" in told
+    assert not (out / "model.safetensors").exists()
+
+    rest = subprocess.run(command(*given, "--num-heads", 2, "--json"), capture_output=True, text=True, timeout=300)
+    assert rest.returncode == 0, rest.stderr
+    assert "going on from step" in rest.stderr
+    result = json.loads(rest.stdout)
+    assert result["speculative_config"] == {"method": "medusa", "model": str(out), "num_speculative_tokens": 2}
+    assert result["acceptance"][0] > 0.5
+    assert json.loads((out / "draftwise.json").read_text())["training"]["method"] == "medusa"
+
+
+def test_mistakes_are_named():
+    runner = CliRunner()
+    unknown = runner.invoke(main, ["train", "medusa", "--num-head", "2"])
+    assert unknown.exit_code == 2
+    assert "--num-heads" in unknown.output
+    assert runner.invoke(main, ["train", "medusae"]).exit_code == 2
+    nowhere = runner.invoke(main, ["train", "medusa", "--target", "nowhere", "--data", "x.txt", "--out", "y"])
+    assert nowhere.exit_code == 1
+    assert "nowhere: is not a directory" in nowhere.output
+    both = runner.invoke(main, ["train", "medusa", "--target", "n", "--data", "x", "--out", "y", "--steps", "0"])
+    assert both.exit_code == 1
+    assert "--steps: must be at least 1, got 0." in both.output

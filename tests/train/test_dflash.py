@@ -1,0 +1,63 @@
+"""DFlash in training against the engine that runs what it exports."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from lessons import accepted, build, engine_accepted, evaluate, greedy_batch, random_batch, train
+
+from draftwise.engine.models import load_model
+from draftwise.engine.proposers.dflash import DFlashProposer
+from draftwise.train.target import Target
+
+
+@pytest.fixture(scope="module")
+def target(tiny_target):
+    return Target.load(tiny_target)
+
+
+def test_lesson_counts_what_the_engine_drafts_right(target, tiny_target, tmp_path):
+    method = build(
+        "dflash", target, num_speculative_tokens=3, num_layers=2, anchors=24, target_layers=(1, 2), mask_token_id=7
+    )
+    batch = greedy_batch(target)
+    states = target.states(batch, method.taps)
+    before = evaluate(method, batch, states)
+    after = train(method, batch, states, steps=60)
+    assert accepted(after).sum() > accepted(before).sum() + 10
+    method.export(tmp_path)
+    proposer = DFlashProposer.load(tmp_path, load_model(tiny_target), max_model_len=64)
+    counted_BT = torch.stack(after.counted).all(0)  # near the end the engine drafts a shorter block
+    engine = engine_accepted(proposer, batch, states, 3)
+    assert counted_BT.sum() > 20
+    assert torch.equal(engine[counted_BT], accepted(after)[counted_BT])
+
+
+def test_blocks_see_what_lies_before_their_anchor_only(target):
+    method = build("dflash", target, num_speculative_tokens=3, num_layers=2, anchors=18)
+    batch = random_batch(target)
+    states = target.states(batch, method.taps)
+    hidden_BNKH = _hidden(method, batch, states)
+    tokens_BT = batch.tokens_BT.clone()
+    tokens_BT[:, 9:] = 3
+    other = type(batch)(tokens_BT=tokens_BT, valid_BT=batch.valid_BT, learnt_BT=batch.learnt_BT)
+    changed_BNKH = _hidden(method, other, target.states(other, method.taps))
+    same_N = (hidden_BNKH - changed_BNKH).abs().amax((0, 2, 3)) < 1e-5
+    assert same_N.tolist() == [True] * 9 + [False] * 9
+
+
+@torch.no_grad()
+def _hidden(method, batch, states):
+    return method.fill_in(batch, states, method.draw_blocks(batch))
+
+
+def test_anchors_are_answers_spread_evenly_when_nothing_is_learnt(target):
+    method = build("dflash", target, num_speculative_tokens=3, anchors=5)
+    batch = random_batch(target, length=40)
+    with torch.no_grad():
+        anchors_BN = method.draw_blocks(batch).anchors_BN
+    assert torch.equal(anchors_BN[0], anchors_BN[1])
+    assert anchors_BN.min() >= 3  # its next token is the first of the answer
+    assert anchors_BN[0].diff().max() <= 16
+    drawn = {tuple(method.draw_blocks(batch).anchors_BN[0].tolist()) for _ in range(5)}
+    assert len(drawn) > 1
