@@ -1,4 +1,4 @@
-"""Let the target answer the prompts, so that every drafter learns from the same on-policy text; goes on where it was."""
+"""Let the target answer the prompts: the on-policy text that every drafter learns from; goes on where it was."""
 
 import argparse
 import gzip

@@ -84,7 +84,7 @@ def engine_logits(drafter: Drafter, tokens: list[int], features_TF: Tensor, last
             device=drafter.device,
         )
         told = torch.tensor([tokens[row + 1] for row in rows])
-        hidden, carry = drafter.forward(told, carry, torch.tensor(rows), kv, plan, step)
+        hidden, carry = drafter.forward(told, carry, torch.tensor(rows), kv, plan)
         logits.append(drafter.logits(hidden[-1:])[0])
         carry, rows = carry[-1:], [last + step]
     return torch.stack(logits)

@@ -311,8 +311,9 @@ def _confirm(news: list[_News], limits: list[int], device: torch.device) -> Conf
     sequences = [each.sequence for each in news]
     lengths = [len(each.tokens) for each in news]
     features = [
-        None if sequence.features_NF is None else sequence.features_NF[:length]
+        sequence.features_NF[:length]
         for sequence, length in zip(sequences, lengths, strict=True)
+        if sequence.features_NF is not None
     ]
     for each in news:
         each.sequence.num_confirmed, each.sequence.features_NF = each.start + len(each.tokens), None
@@ -326,7 +327,7 @@ def _confirm(news: list[_News], limits: list[int], device: torch.device) -> Conf
         histories=tuple(sequence.tokens for sequence in sequences),
         limits=tuple(limits),
         pages=tuple(sequence.pages for sequence in sequences),
-        features_NF=None if features[0] is None else features[0] if len(features) == 1 else torch.cat(features),
+        features_NF=torch.cat(features) if features else None,
         temperature=tuple(sequence.params.temperature for sequence in sequences),
         seeds=tuple(sequence.seed for sequence in sequences),
     )

@@ -132,5 +132,5 @@ def first_pass(drafter: Drafter, states_TF: Tensor, tokens: list[int]) -> tuple[
     )
     with torch.inference_mode():
         entered = drafter.enter(states_TF[:num_rows])
-        hidden, carry = drafter.forward(torch.tensor(tokens[1:]), entered, torch.arange(num_rows), kv, plan, 0)
+        hidden, carry = drafter.forward(torch.tensor(tokens[1:]), entered, torch.arange(num_rows), kv, plan)
         return drafter.logits(hidden), carry

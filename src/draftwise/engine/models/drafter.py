@@ -1,7 +1,7 @@
 """What a network must offer to draft token by token, or all guesses in one pass.
 
-Shape letters: N rows of a pass, R rows that need logits, F features of a token, H hidden size, U tokens that the drafter
-can name, V the target's vocabulary.
+Shape letters: N rows of a pass, R rows that need logits, F features of a token, H hidden size, U tokens that the
+drafter can name, V the target's vocabulary.
 """
 
 from __future__ import annotations
@@ -59,7 +59,6 @@ class Drafter(Protocol):
         positions_N: Tensor,
         kv: PagedKV,
         plan: AttentionPlan,
-        step: int,
     ) -> tuple[Tensor, Tensor | None]:
         """Run rows of (token, state before it).
 
@@ -69,7 +68,6 @@ class Drafter(Protocol):
             positions_N: int64 position of each row.
             kv: its pages.
             plan: for these rows.
-            step: which guess is being made, from 0.
 
         Returns:
             hidden_NH for `logits`, and what the row for the next guess is told.

@@ -40,7 +40,6 @@ class EagleDrafter(DraftHead):
         positions_N: Tensor,
         kv: PagedKV,
         plan: AttentionPlan,
-        step: int,  # noqa: ARG002 - every guess is made alike
     ) -> tuple[Tensor, Tensor]:
         """Run rows of (token, state before it); see `Drafter.forward`."""
         assert carry_NH is not None

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from draftwise.core import InvalidSetup
 from draftwise.engine.config import EngineConfig
 from draftwise.engine.models import CausalLM, load_model
-
-# from draftwise.engine.models.identity import check_identity
+from draftwise.engine.models.identity import check_identity
 from draftwise.engine.proposers.base import Confirmed, Draft, Proposer
 from draftwise.engine.spec import ResolvedSpec
 from draftwise.engine.tokenizer import check_same_tokenizer
@@ -133,7 +132,7 @@ def _extract_hidden_states(spec: ResolvedSpec, config: EngineConfig, target: Cau
 def _drafter(spec: ResolvedSpec, config: EngineConfig) -> str:
     """Return the directory of the drafter's weights, after checking that they were trained for this target."""
     path = spec.model or config.model
-    # check_identity(path, config.model)
+    check_identity(path, config.model)
     return path
 
 

@@ -106,7 +106,7 @@ class ChainProposer(Proposer):
             active = remaining
             places = [tasks[b].end + step for b in active]
             hidden_NH, carry_NH = self._forward(
-                new, active, tokens_A, carry_AH, places, [1] * len(active), [place + 1 for place in places], step + 1
+                new, active, tokens_A, carry_AH, places, [1] * len(active), [place + 1 for place in places]
             )
             rows_A = torch.arange(len(active), device=hidden_NH.device)
 
@@ -144,7 +144,7 @@ class ChainProposer(Proposer):
         lengths = [tasks[b].num_rows + num_masks[b] for b in computed]
         ends = [tasks[b].start + length for b, length in zip(computed, lengths, strict=True)]
         tokens_N = _to_device(tokens, self._drafter.device)
-        return *self._forward(new, computed, tokens_N, carry_NH, places, lengths, ends, 0), last_rows
+        return *self._forward(new, computed, tokens_N, carry_NH, places, lengths, ends), last_rows
 
     def _carry(self, new: Confirmed, sources: list[int]) -> Tensor | None:
         """Return what the rows are told of the target's states; -1 is the mask's."""
@@ -166,7 +166,6 @@ class ChainProposer(Proposer):
         places: list[int],
         lengths: list[int],
         ends: list[int],
-        step: int,
     ) -> tuple[Tensor, Tensor | None]:
         """Run the drafter over `lengths` rows of each of the sequences `rows`, which end before positions `ends`."""
         plan = plan_attention(
@@ -177,7 +176,7 @@ class ChainProposer(Proposer):
             device=self._drafter.device,
         )
         positions_N = _to_device(places, self._drafter.device)
-        return self._drafter.forward(tokens_N, carry_NH, positions_N, self._kv, plan, step)
+        return self._drafter.forward(tokens_N, carry_NH, positions_N, self._kv, plan)
 
 
 class _Guesses:

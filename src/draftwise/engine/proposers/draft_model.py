@@ -51,11 +51,10 @@ class DraftModel:
     def forward(
         self,
         tokens_N: Tensor,
-        carry_NH: Tensor | None,
+        carry_NH: Tensor | None,  # noqa: ARG002 - it reads tokens only
         positions_N: Tensor,
         kv: PagedKV,
         plan: AttentionPlan,
-        step: int,
     ) -> tuple[Tensor, None]:
         """Return hidden_NH after the final norm, and nothing to carry."""
         hidden_NH, _ = self._model(tokens_N, positions_N, kv, plan)
