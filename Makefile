@@ -12,12 +12,19 @@ BIN := $(VENV)/bin
 help: ## List the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 10
 
-demo: $(VENV)/.installed ## Decide, on the bundled model and workloads, whether speculation pays on this machine
-	$(BIN)/draftwise decide bundle/target --minutes 4 \
+demo: $(VENV)/.installed ## Decide, on the bundled model and workloads, which way of speculating pays on this machine
+	$(BIN)/draftwise decide bundle/target --minutes 9 \
 	  --candidate '{"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_min": 2, "prompt_lookup_max": 4}' \
 	  --candidate '{"method": "ngram_gpu", "num_speculative_tokens": 8, "prompt_lookup_min": 2, "prompt_lookup_max": 4}' \
 	  --candidate '{"method": "suffix"}' \
-	  --candidate '{"method": "draft_model", "model": "bundle/draft_model", "num_speculative_tokens": 4}'
+	  --candidate '{"method": "draft_model", "model": "bundle/draft_model", "num_speculative_tokens": 4}' \
+	  --candidate '{"method": "medusa", "model": "bundle/medusa", "num_speculative_tokens": 2}' \
+	  --candidate '{"method": "mlp_speculator", "model": "bundle/mlp_speculator", "num_speculative_tokens": 2}' \
+	  --candidate '{"method": "eagle", "model": "bundle/eagle", "num_speculative_tokens": 3}' \
+	  --candidate '{"method": "eagle3", "model": "bundle/eagle3", "num_speculative_tokens": 3}' \
+	  --candidate '{"method": "eagle3", "model": "bundle/p_eagle", "num_speculative_tokens": 3, "parallel_drafting": true}' \
+	  --candidate '{"method": "mtp", "model": "bundle/mtp", "num_speculative_tokens": 3}' \
+	  --candidate '{"method": "dflash", "model": "bundle/dflash", "num_speculative_tokens": 8}'
 
 test: check unit ## Static checks and the whole test suite
 

@@ -27,6 +27,13 @@ METHODS: dict[str, dict[str, Any]] = {
     "ngram_gpu": {"method": "ngram_gpu", "num_speculative_tokens": 5, "prompt_lookup_min": 2, "prompt_lookup_max": 4},
     "suffix": {"method": "suffix", "num_speculative_tokens": 8},
     "draft_model": {"method": "draft_model", "num_speculative_tokens": 4},
+    "medusa": {"method": "medusa", "num_speculative_tokens": 4},
+    "mlp_speculator": {"method": "mlp_speculator", "num_speculative_tokens": 4},
+    "eagle": {"method": "eagle", "num_speculative_tokens": 4},
+    "eagle3": {"method": "eagle3", "num_speculative_tokens": 5},
+    "p_eagle": {"method": "eagle3", "num_speculative_tokens": 5, "parallel_drafting": True},
+    "mtp": {"method": "mtp", "num_speculative_tokens": 3},
+    "dflash": {"method": "dflash", "num_speculative_tokens": 8},
 }
 TIE_GAP = {"bfloat16": 0.25, "float16": 0.03, "float32": 1e-4, "float64": 0.0}
 """Nats: two logits of magnitude 16 that are two to four roundings of the dtype apart."""
@@ -80,7 +87,7 @@ def check_dtype(
     rows = {}
     for name in methods:
         spec = METHODS[name]
-        drafter = {"model": str(bundle / "draft_model")} if name == "draft_model" else {}
+        drafter = {"model": str(bundle / name)} if (bundle / name).is_dir() else {}
         llm = LLM(str(bundle / "target"), speculative_config=spec | drafter, **settings)
         outputs = generate(llm, prompts, max_tokens)
         gaps = [gap for a, b in zip(plain, outputs, strict=True) if (gap := first_gap(a, b)) is not None]

@@ -7,14 +7,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "draftwise"
-LAYERS = ("cli", "serve", "measure", "backends", "engine", "facts", "core")
+LAYERS = ("cli", "serve", "measure", "train", "backends", "engine", "facts", "core")
 HEAD = """# Structure
 
 One package, layered by the operator's verbs; imports go downward only, and `make check` enforces it:
 
 ```
 cli
-serve | measure
+serve | measure | train
 backends
 engine
 facts
@@ -22,7 +22,7 @@ core
 ```
 
 The state of a run lives in three places: the engine (sequences, pages, the runner's tensors), a server's process, the
-run directory. torch is reachable from the engine and from `serve` only, so measuring works on a laptop without it.
+run directory. torch is reachable from `engine`, `train` and `serve` only, so measuring works on a laptop without it.
 
 Beside the package: `bundle/` holds the bundled model and the recipe that trained it, `benchmarks/` scripts with their
 committed results, `tests/` mirrors the package. This page is written by `python docs/structure.py`.

@@ -77,7 +77,7 @@ _PLAIN = {
 METHODS = (*_PLAIN, "draft_model", "self_draft", "pard", *_HEADS)
 """Names that `make_config` knows: the methods, and variations of them."""
 
-WITH_MODEL = ("draft_model", "pard", *_HEADS)
+WITH_MODEL = ("draft_model", "self_draft", "pard", *_HEADS)
 """Those that can draft by chance."""
 
 

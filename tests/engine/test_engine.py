@@ -42,6 +42,10 @@ def make_llm(target: Path, spec: dict[str, Any] | None = None, **settings: Any) 
     return LLM(str(target), speculative_config=spec, **({"dtype": "float64", "device": DEVICE} | settings))
 
 
+UNEQUAL = [0, 1, 2, None, 1]
+"""Requests with no draft, short drafts and drafts as long as the method makes them, in one batch."""
+
+
 def self_draft(target: Path) -> dict[str, Any]:
     return {"method": "draft_model", "num_speculative_tokens": 3, "model": str(target)}
 
@@ -119,7 +123,7 @@ def test_neither_words_nor_drafts_depend_on_the_situation(
     texts = [llm.get_tokenizer().encode(prompt) + output for prompt, output in zip(PROMPTS, plain, strict=True)]
     if name != "suffix":  # it also drafts from what other requests said
         watch(llm, texts, drafts_of[name])
-    wishes = [0, 1, 2, None, 1] if situation == "unequal k" else [None] * len(PROMPTS)
+    wishes = UNEQUAL if situation == "unequal k" else [None] * len(PROMPTS)
     for _ in range(2):  # the second time from the prefix cache
         params = [SamplingParams(temperature=0, max_tokens=48, num_speculative_tokens=wish) for wish in wishes]
         assert tokens_of(llm.generate(PROMPTS, params)) == plain
@@ -157,10 +161,9 @@ def test_extracting_hidden_states_changes_no_word(tiny_target: Path, plain: list
         torch.testing.assert_close(written["hidden_states"][:, :2], expected_TNH, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_deterministic_drafts_keep_the_sampled_text_too(
-    name: str, configs: dict[str, dict[str, Any]], tiny_target: Path
-) -> None:
+@pytest.fixture(scope="module")
+def sampled(tiny_target: Path) -> tuple[list[SamplingParams], list[list[int]]]:
+    """Sampling parameters of all kinds, and what plain decoding says with them."""
     params = SamplingParams(
         temperature=0.8,
         top_p=0.9,
@@ -173,14 +176,31 @@ def test_deterministic_drafts_keep_the_sampled_text_too(
         bad_words=["zq"],
         min_tokens=4,
     )
-    ours = make_llm(tiny_target, configs[name]).generate(PROMPTS, params)
-    assert tokens_of(ours) == tokens_of(make_llm(tiny_target).generate(PROMPTS, params))
+    mixed = [params, replace(params, temperature=0.0), replace(params, top_k=9), params, replace(params, seed=6)]
+    return mixed, tokens_of(make_llm(tiny_target).generate(PROMPTS, mixed))
+
+
+@pytest.mark.parametrize("situation", ["plenty", "preempted", "unequal k"])
+@pytest.mark.parametrize("name", METHODS)
+def test_deterministic_drafts_keep_the_sampled_text_too(
+    name: str,
+    situation: str,
+    configs: dict[str, dict[str, Any]],
+    tiny_target: Path,
+    sampled: tuple[list[SamplingParams], list[list[int]]],
+) -> None:
+    params, expected = sampled
+    if situation == "unequal k":
+        params = [replace(each, num_speculative_tokens=k) for each, k in zip(params, UNEQUAL, strict=True)]
+    llm = make_llm(tiny_target, configs[name], **SITUATIONS[situation])
+    for _ in range(2):  # the second time from the prefix cache
+        assert tokens_of(llm.generate(PROMPTS, params)) == expected
 
 
 def test_a_request_may_ask_for_fewer_drafts_or_none(tiny_target: Path, plain: list[list[int]]) -> None:
     """Speculative and plain requests share a batch, and k differs between them."""
     llm = make_llm(tiny_target, self_draft(tiny_target))
-    wishes = [0, 1, 2, None, 0]
+    wishes = UNEQUAL
     outputs = llm.generate(
         PROMPTS, [SamplingParams(temperature=0, max_tokens=48, num_speculative_tokens=k) for k in wishes]
     )

@@ -4,6 +4,7 @@ import os
 from collections import Counter
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -33,21 +34,29 @@ def exact_law(llm: LLM) -> dict[tuple[int, int], float]:
     }
 
 
+SITUATIONS: dict[str, dict[str, Any]] = {
+    "plenty": {},
+    "preempted": {"block_size": 4, "num_gpu_blocks_override": 48, "enable_prefix_caching": False},
+}
+
+
+@pytest.mark.parametrize("situation", SITUATIONS)
 @pytest.mark.parametrize(
     ("name", "drafts"), [*((name, "probabilistic") for name in WITH_MODEL), ("draft_model", "greedy")]
 )
 def test_pairs_of_tokens_follow_the_targets_law(
-    name: str, drafts: str, tiny_target: Path, tiny_draft: Path, tmp_path: Path
+    name: str, drafts: str, situation: str, tiny_target: Path, tiny_draft: Path, tmp_path: Path
 ) -> None:
     spec = make_config(name, tiny_target, tiny_draft, tmp_path / "drafter") | {"draft_sample_method": drafts}
     settings = {"dtype": "float64", "device": os.environ.get("DRAFTWISE_TEST_DEVICE", "cpu"), "max_model_len": 64}
-    llm = LLM(str(tiny_target), speculative_config=spec, max_num_seqs=64, **settings)
+    llm = LLM(str(tiny_target), speculative_config=spec, max_num_seqs=64, **settings, **SITUATIONS[situation])
     law = exact_law(LLM(str(tiny_target), **settings))
     params = SamplingParams(temperature=1.0, top_k=TOP_K, max_tokens=4, n=NUM_SAMPLES, seed=1)
     (output,) = llm.generate({"prompt_token_ids": PROMPT}, params)
     seen = Counter(tuple(completion.token_ids[:2]) for completion in output.outputs)
     assert set(seen) <= set(law)
-    assert llm.engine.stats().spec.num_drafts > NUM_SAMPLES / 2
+    assert llm.engine.stats().spec.num_drafts > NUM_SAMPLES / (2 if situation == "plenty" else 10)
+    assert (llm.engine.stats().num_preemptions > 0) == (situation == "preempted")
     outcome = stats.chisquare([seen[pair] for pair in law], [NUM_SAMPLES * p for p in law.values()])
     assert outcome.pvalue > 1e-4
     mutant = dict(zip(law, [1 / len(law)] * len(law), strict=True))

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from draftwise.engine.attention import PagedKV, plan_attention
+from draftwise.engine.models.drafter import Drafter
 from draftwise.engine.proposers.base import Confirmed, Proposer
-from draftwise.engine.proposers.chain import Drafter
 from draftwise.train import get_method
 from draftwise.train.method import Batch, Lesson, Method, States
 from draftwise.train.options import resolve_options

@@ -6,6 +6,7 @@ import importlib
 import json
 import sys
 from collections.abc import Callable
+from difflib import get_close_matches
 from typing import Any
 
 import click
@@ -71,6 +72,16 @@ class _MethodGroup(click.Group):
 
     def get_command(self, _ctx: click.Context, cmd_name: str) -> click.Command | None:
         return _command(cmd_name) if cmd_name in METHODS else None
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Name the nearest method when there is none of this name."""
+        if args[0] not in METHODS:
+            near = get_close_matches(args[0], METHODS, 1)
+            hint = f"Did you mean {near[0]}?" if near else f"The methods are {', '.join(METHODS)}."
+            ctx.fail(f"there is no method {args[0]!r} to train. {hint}")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the methods without importing them."""

@@ -193,7 +193,7 @@ class Engine:
         )
 
     def _draft(self) -> None:
-        """Tell the proposer what became final and give every sequence its draft."""
+        """Tell the proposer what became final; give every sequence its draft, and pages for it where it keeps state."""
         assert self.proposer is not None
         assert self.spec is not None
         news = [news for sequence in self.scheduler.running if (news := self._news(sequence)) is not None]

@@ -14,19 +14,17 @@ import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from draftwise.core import InvalidSetup, ModelShape
 from draftwise.engine.models.checkpoint import Checkpoint
 from draftwise.engine.models.families import get_family
-from draftwise.engine.models.identity import check_identity
-from draftwise.train.checkpoint import read_tensor
+from draftwise.engine.models.identity import IDENTITY_FILE, check_identity
+from draftwise.train.checkpoint import new_folder, read_tensor, write_tensors
 
-__all__ = ["assemble_mtp", "check_expressible"]
+__all__ = ["assemble_mtp", "check_expressible", "join_mtp"]
 
 _SHARD_BYTES = 4 * 2**30
 _COPIED = (
@@ -78,23 +76,21 @@ def assemble_mtp(target_path: str | Path, modules_path: str | Path, out: str | P
     Raises:
         InvalidSetup: the modules are for another target, the target cannot be expressed, or `out` is taken.
     """
-    target, modules, out = Checkpoint(target_path), Checkpoint(modules_path), Path(out)
+    with new_folder(Path(out)) as folder:
+        join_mtp(target_path, modules_path, folder)
+
+
+def join_mtp(target_path: str | Path, modules_path: str | Path, folder: Path) -> None:
+    """Do the same to a folder that exists."""
+    target, modules = Checkpoint(target_path), Checkpoint(modules_path)
     check_expressible(target.config, where=str(target.path / "config.json"))
     check_identity(modules.path, target.path)
-    if out.exists():
-        raise InvalidSetup.because("output-exists", "exists already.", where=str(out), fix="Name a new directory.")
-    beside = out.with_name(f".{out.name}-{uuid4().hex[:8]}")
-    beside.mkdir(parents=True)
-    try:
-        _write_shards(_tensors(target, modules), beside)
-        config = _join_configs(target, modules)
-        (beside / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        for source, patterns in ((target.path, _COPIED), (modules.path, ("draftwise.json",))):
-            for file in (file for pattern in patterns for file in source.glob(pattern)):
-                shutil.copyfile(file, beside / file.name)
-        os.rename(beside, out)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
+    _write_shards(_tensors(target, modules), folder)
+    config = _join_configs(target, modules)
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    for source, patterns in ((target.path, _COPIED), (modules.path, (IDENTITY_FILE,))):
+        for file in (file for pattern in patterns for file in source.glob(pattern)):
+            shutil.copyfile(file, folder / file.name)
 
 
 def _join_configs(target: Checkpoint, modules: Checkpoint) -> dict[str, Any]:
@@ -136,7 +132,7 @@ def _write_shards(tensors: Iterator[tuple[str, Tensor]], folder: Path) -> None:
     total, held, held_bytes = 0, dict[str, Tensor](), 0
 
     def flush() -> None:
-        save_file(held, folder / f"shard-{len(shards)}", metadata={"format": "pt"})
+        write_tensors(folder / f"shard-{len(shards)}", held)
         shards.append(list(held))
         held.clear()
 

@@ -12,19 +12,20 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from draftwise.train.blueprint import Blueprint
+from draftwise.train.labels import align, answer_as_target, score, weigh
 from draftwise.train.layers import DecoderLayer, KeyValue, Rotations, working
 from draftwise.train.method import Batch, Lesson, Method, States
 from draftwise.train.target import Target
 from draftwise.train.vocabulary_loss import Answers, vocabulary_loss
 
-__all__ = ["ChainNetwork", "ChainTraining", "Step", "align"]
+__all__ = ["ChainNetwork", "ChainTraining", "Step"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,40 +107,26 @@ class ChainTraining(Method):
         network: what is trained.
         target: whose distributions are learnt.
         blueprint: of the network's layers.
-        steps: draft positions that are learnt.
-        discount: weight of a draft position's loss, relative to the position before.
+        options: its own; of these `num_speculative_tokens`, the draft positions that are learnt, and `discount`, the
+            weight of a position's loss relative to the position before.
     """
 
     network: ChainNetwork
 
-    def __init__(
-        self, network: ChainNetwork, target: Target, blueprint: Blueprint, *, steps: int, discount: float
-    ) -> None:
-        self.network, self.steps, self.discount = network.to(target.device), steps, discount
-        self._target, self._blueprint = target, blueprint
-        self._compiled = False
-
-    @classmethod
-    def build(cls, target: Target, options: Mapping[str, Any]) -> Self:
-        """Return an untrained drafter; see `Method.build`."""
-        return cls(target, options)  # type: ignore[arg-type, call-arg]
+    def __init__(self, network: ChainNetwork, target: Target, blueprint: Blueprint, options: Mapping[str, Any]) -> None:
+        self.network, self._target, self._blueprint = network.to(target.device), target, blueprint
+        self.steps, self.discount = options["num_speculative_tokens"], options["discount"]
 
     def lesson(self, batch: Batch, states: States) -> Lesson:
         """Unroll the drafter along the batch; the loss is what `_teach` makes of it."""
         assert batch.tokens_BT.shape[1] > self.steps + 1, "a batch must be longer than a draft"
         steps = self.unroll(batch, states)
         hidden = [align(step.hidden_BRH, j) for j, step in enumerate(steps)]
-        loss, picks_JBL = self._teach(batch, states, steps, hidden)
-        hits_JBL = picks_JBL == batch.tokens_BT[:, 2:]
-        return Lesson(
-            loss=loss,
-            hits=tuple(F.pad(hits_JBL[j, :, j:], (1, 1 + j)) for j in range(self.steps)),
-            counted=tuple(F.pad(batch.learnt_BT[:, 2 + j :], (1, 1 + j)) for j in range(self.steps)),
-        )
+        return score(batch, *self._teach(batch, states, steps, hidden))
 
     def compile(self) -> None:
         """Compile the parts that all steps share: unrolled into one graph they would take minutes to compile."""
-        self._compiled = True
+        super().compile()
         self.network.compile_parts()
 
     def unroll(self, batch: Batch, states: States) -> list[Step]:
@@ -181,12 +168,7 @@ class ChainTraining(Method):
 
     def _weights(self, batch: Batch) -> Tensor:
         """Return the weight of each label at each draft position, [J, B, L]; together they are 1."""
-        learnt_BL = self._learnable(batch)
-        rows = []
-        for j in range(self.steps):
-            mine_BL = F.pad(learnt_BL[:, j:], (j, 0)).float()
-            rows.append(mine_BL * (self.discount**j / mine_BL.sum().clamp(min=1)))
-        return torch.stack(rows) / sum(self.discount**j for j in range(self.steps))
+        return weigh(self._learnable(batch), self.steps, self.discount)
 
     def _learnable(self, batch: Batch) -> Tensor:
         """Return which labels are learnt, bool [B, L]."""
@@ -208,13 +190,8 @@ class ChainTraining(Method):
 
     def _answers(self, _batch: Batch, states: States) -> Answers:
         """Return what is learnt: the target's distributions."""
-        return Answers(states_MH=states.final_BTH[:, 1:-1].flatten(0, 1), head_UH=self._target.head_VH)
+        return answer_as_target(states, self._target.head_VH)
 
     def _target_ids(self, tokens: Tensor) -> Tensor:
         """Return the target's ids of tokens that the drafter names."""
         return tokens
-
-
-def align(x_BRH: Tensor, step: int) -> Tensor:
-    """Move a step's rows to their labels, [B, L, H]; labels too early for a draft of this length get zeros."""
-    return F.pad(x_BRH[:, : x_BRH.shape[1] - 1 - step], (0, 0, step, 0))

@@ -1,19 +1,28 @@
-"""Writes and reads the tensors of a trained drafter."""
+"""Writes trained drafters, and reads them back."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from draftwise.core import InvalidSetup, SpecConfig
+from draftwise.engine.config import EngineConfig
+from draftwise.engine.models import load_model
 from draftwise.engine.models.checkpoint import Checkpoint
+from draftwise.engine.proposers import make_proposer
+from draftwise.engine.spec import resolve_spec
 
-__all__ = ["read_tensor", "save_drafter"]
+__all__ = ["load_back", "new_folder", "read_tensor", "save_drafter", "write_tensors"]
 
 
 def save_drafter(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor], dtype: torch.dtype) -> None:
@@ -29,8 +38,48 @@ def save_drafter(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, 
         name: tensor.detach().to("cpu", dtype if tensor.is_floating_point() else tensor.dtype, copy=True).contiguous()
         for name, tensor in tensors.items()
     }
-    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
+    write_tensors(folder / "model.safetensors", stored)
     (folder / "config.json").write_text(json.dumps(dict(config), indent=2) + "\n", encoding="utf-8")
+
+
+def write_tensors(file: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write a safetensors file that others may read as they may any new file.
+
+    The library makes it readable to its owner alone, and the server may run as somebody else.
+    """
+    save_file(dict(tensors), file, metadata={"format": "pt"})
+    mask = os.umask(0)
+    os.umask(mask)
+    file.chmod(0o666 & ~mask)
+
+
+@contextmanager
+def new_folder(out: Path) -> Iterator[Path]:
+    """Give a folder to write to, which becomes `out` when the block has run without a fault.
+
+    Raises:
+        InvalidSetup: `out` is taken.
+    """
+    if out.exists():
+        raise InvalidSetup.because("output-exists", "exists already.", where=str(out), fix="Name a new directory.")
+    beside = out.with_name(f".{out.name}-{uuid4().hex[:8]}")
+    beside.mkdir(parents=True)
+    try:
+        yield beside
+        os.rename(beside, out)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def load_back(model: Path, speculative_config: dict[str, Any]) -> None:
+    """Load a model and its drafter as the engine does when it serves.
+
+    Raises:
+        InvalidSetup: files lack something.
+    """
+    spec = resolve_spec(SpecConfig.parse(speculative_config))
+    config = EngineConfig.from_settings(model=str(model), device="cpu")
+    make_proposer(spec, config, load_model(model, device="cpu"))
 
 
 def read_tensor(checkpoint: Checkpoint, name: str) -> Tensor:

@@ -10,11 +10,10 @@ target's states at the positions before a, the anchor's token at position a, and
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -25,7 +24,7 @@ from draftwise.train.checkpoint import save_drafter
 from draftwise.train.layers import DecoderLayer, Norm, Rotations, linear, working
 from draftwise.train.method import Batch, Lesson, Method, States
 from draftwise.train.options import Option
-from draftwise.train.taps import check_taps, choose_mask_token
+from draftwise.train.taps import check_taps, choose_mask_token, even_taps
 from draftwise.train.target import Target
 from draftwise.train.vocabulary_loss import Answers, vocabulary_loss
 
@@ -114,7 +113,7 @@ class DFlashTraining(Method):
     network: _Network
 
     def __init__(self, target: Target, options: Mapping[str, Any]) -> None:
-        self.taps = check_taps(options["target_layers"] or _even_taps(target.num_layers), target)
+        self.taps = check_taps(options["target_layers"] or even_taps(target.num_layers), target)
         self._blueprint = Blueprint.for_target(
             target, num_layers=options["num_layers"], intermediate_size=options["intermediate_size"]
         )
@@ -122,16 +121,11 @@ class DFlashTraining(Method):
         self._target, self._num_masks = target, options["num_speculative_tokens"]
         self._num_anchors, self._decay = options["anchors"], options["decay"]
         self._mask_token_id = choose_mask_token(options["mask_token_id"], target)
-        self._learns_tokens, self._compiled = options["learn_from"] == "tokens", False
-
-    @classmethod
-    def build(cls, target: Target, options: Mapping[str, Any]) -> Self:
-        """Return an untrained drafter; see `Method.build`."""
-        return cls(target, options)
+        self._learns_tokens = options["learn_from"] == "tokens"
 
     def compile(self) -> None:
         """Compile the parts that all layers share."""
-        self._compiled = True
+        super().compile()
         for layer in self.network.layers:
             layer.compile_parts()
 
@@ -225,13 +219,6 @@ class DFlashTraining(Method):
             },
         }
         save_drafter(folder, config, self.network.state_dict(), self._blueprint.dtype)
-
-
-def _even_taps(num_layers: int) -> tuple[int, ...]:
-    """Return five layers from the second to the third from the end, as in the paper."""
-    first = min(2, num_layers)
-    last = max(num_layers - 2, first)
-    return tuple(first + math.floor(i * (last - first) / 4 + 0.5) for i in range(5))
 
 
 def _gather(x_BT: Tensor, places_BNK: Tensor) -> Tensor:

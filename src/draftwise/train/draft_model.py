@@ -69,9 +69,9 @@ class DraftModelTraining(Method):
     )
 
     def __init__(self, target: Target, options: Mapping[str, Any], model: nn.Module) -> None:
-        self._target, self._options, self._fuse = target, options, False
+        self._target, self._options, self.parallel = target, options, options["parallel"]
         self.network: Any = model
-        self._mask_id = _mask_id(target, options) if options["parallel"] else 0
+        self._mask_id = _mask_id(target, options) if self.parallel else 0
 
     @classmethod
     def build(cls, target: Target, options: Mapping[str, Any]) -> DraftModelTraining:
@@ -81,7 +81,7 @@ class DraftModelTraining(Method):
 
     def compile(self) -> None:
         """Compile the decoder layers, which share one graph for each shape, and the loss in part."""
-        self._fuse = True
+        super().compile()
         for layer in self.network.model.layers:
             layer.forward = torch.compile(layer.forward, dynamic=False)
 
@@ -94,10 +94,10 @@ class DraftModelTraining(Method):
         answers = Answers(states_MH=aims_BRH.flatten(0, 1), head_UH=self._target.head_VH)
         head_VH, flat_MH = self.network.lm_head.weight, hidden_BRH.flatten(0, 1)
         weights_1M = weights_BR.flatten()[None]
-        loss, picks_1M = vocabulary_loss([flat_MH], head_VH, weights_1M, answers, fuse=self._fuse)
+        loss, picks_1M = vocabulary_loss([flat_MH], head_VH, weights_1M, answers, fuse=self._compiled)
         if self._options["token_weight"]:
             tokens = Answers(tokens_M=labels_BR.flatten())
-            own, _ = vocabulary_loss([flat_MH], head_VH, weights_1M, tokens, fuse=self._fuse)
+            own, _ = vocabulary_loss([flat_MH], head_VH, weights_1M, tokens, fuse=self._compiled)
             loss = loss + self._options["token_weight"] * own
         if torch.is_grad_enabled():
             return Lesson(loss=loss, hits=(), counted=())
@@ -111,20 +111,15 @@ class DraftModelTraining(Method):
         for name in _FILES:
             if (self._target.path / name).exists():
                 shutil.copyfile(self._target.path / name, folder / name)
-        if self._options["parallel"]:
+        if self.parallel:
             file = folder / "config.json"
             config = json.loads(file.read_text(encoding="utf-8")) | {"pard_token": self._mask_id}
             file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
-    def serving(self, folder: Path, target: Path, k: int) -> tuple[Path, dict[str, Any]]:
-        """Return target and config; masks have to be asked for."""
-        model, config = super().serving(folder, target, k)
-        return model, config | ({"parallel_drafting": True} if self._options["parallel"] else {})
-
     def _choose_rows(self, num_tokens: int, device: torch.device) -> _Rows:
         """Return the tokens' rows, and some masks behind each: fewer with depth, or few anchors with all depths."""
         tokens_T = torch.arange(num_tokens, device=device)
-        num_guesses = self._options["num_speculative_tokens"] if self._options["parallel"] else 1
+        num_guesses = self._options["num_speculative_tokens"] if self.parallel else 1
         if num_guesses == 1:
             return _Rows(anchors_R=tokens_T, depths_R=torch.zeros_like(tokens_T), mask_RR=None)
         if torch.is_grad_enabled():

@@ -14,8 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from draftwise.train.blueprint import Blueprint
-from draftwise.train.chain import ChainNetwork, ChainTraining, Step, align
+from draftwise.train.chain import ChainNetwork, ChainTraining, Step
 from draftwise.train.checkpoint import save_drafter
+from draftwise.train.labels import align
 from draftwise.train.layers import DecoderLayer, linear
 from draftwise.train.method import Batch, States
 from draftwise.train.options import Option
@@ -48,7 +49,7 @@ class EagleTraining(ChainTraining):
     """Learns the target's next state and what the target's head makes of it.
 
     The loss is the paper's: smooth L1 between states, plus 0.1 of the cross entropy between the distributions. With
-    `steps` above 1 the drafter also learns from its own states, as in HASS (arXiv 2408.15766).
+    more than one guess the drafter also learns from its own states, as in HASS (arXiv 2408.15766).
     """
 
     name: ClassVar[str] = "eagle"
@@ -71,9 +72,7 @@ class EagleTraining(ChainTraining):
             target, num_layers=options["num_layers"], intermediate_size=options["intermediate_size"]
         )
         network = _Network(target.embedding_VH, blueprint)
-        super().__init__(
-            network, target, blueprint, steps=options["num_speculative_tokens"], discount=options["discount"]
-        )
+        super().__init__(network, target, blueprint, options)
         self._noise, self._token_weight = options["noise"], options["token_weight"]
 
     def _features(self, states: States) -> Tensor:

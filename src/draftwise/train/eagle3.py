@@ -18,10 +18,11 @@ from torch import Tensor, nn
 from draftwise.train.blueprint import Blueprint
 from draftwise.train.chain import ChainNetwork, ChainTraining
 from draftwise.train.checkpoint import save_drafter
+from draftwise.train.labels import answer_as_target
 from draftwise.train.layers import DecoderLayer, Norm, linear, working
 from draftwise.train.method import Batch, States
 from draftwise.train.options import Option
-from draftwise.train.taps import check_taps, choose_mask_token
+from draftwise.train.taps import check_taps, choose_mask_token, usual_taps
 from draftwise.train.target import Target
 from draftwise.train.vocabulary_loss import Answers
 
@@ -73,7 +74,7 @@ class _Network(ChainNetwork):
 class Eagle3Training(ChainTraining):
     """Learns the target's distributions along its own guesses ("training-time test").
 
-    The loss is the cross entropy against the target's distribution over the draft vocabulary, for each of `steps`
+    The loss is the cross entropy against the target's distribution over the draft vocabulary, for each of its
     guesses; labels outside that vocabulary are not learnt.
     """
 
@@ -93,17 +94,16 @@ class Eagle3Training(ChainTraining):
     network: _Network
 
     def __init__(self, target: Target, options: Mapping[str, Any]) -> None:
-        self.taps = check_taps(options["target_layers"] or _usual_taps(target.num_layers), target)
+        self.taps = check_taps(options["target_layers"] or usual_taps(target.num_layers), target)
         blueprint = Blueprint.for_target(
             target, num_layers=options["num_layers"], intermediate_size=options["intermediate_size"]
         )
         vocab_size = target.vocab_size
         num_named = min(options["draft_vocab_size"] or vocab_size, vocab_size)
         network = _Network(target.embedding_VH, blueprint, len(self.taps), num_named, options)
-        super().__init__(
-            network, target, blueprint, steps=options["num_speculative_tokens"], discount=options["discount"]
-        )
-        self._mask_token_id = choose_mask_token(options["mask_token_id"], target) if options["parallel"] else None
+        super().__init__(network, target, blueprint, options)
+        self.parallel = options["parallel"]
+        self._mask_token_id = choose_mask_token(options["mask_token_id"], target) if self.parallel else None
         self._name_tokens(torch.arange(num_named))
 
     def prepare(self, counts_V: Tensor) -> None:
@@ -145,7 +145,7 @@ class Eagle3Training(ChainTraining):
         return self.network.lm_head.weight
 
     def _answers(self, _batch: Batch, states: States) -> Answers:
-        return Answers(states_MH=states.final_BTH[:, 1:-1].flatten(0, 1), head_UH=self._teacher_head_UH)
+        return answer_as_target(states, self._teacher_head_UH)
 
     def _target_ids(self, tokens: Tensor) -> Tensor:
         return self._target_ids_U[tokens]
@@ -167,14 +167,3 @@ class Eagle3Training(ChainTraining):
             tensors["d2t"] = target_ids_U - torch.arange(len(target_ids_U), device=target_ids_U.device)
             tensors["t2d"] = self._draft_ids_V >= 0
         save_drafter(folder, config, tensors, self._blueprint.dtype)
-
-    def serving(self, folder: Path, target: Path, k: int) -> tuple[Path, dict[str, Any]]:
-        """Return the target, and the speculative config; see `Method.serving`."""
-        model, config = super().serving(folder, target, k)
-        return model, config | ({"parallel_drafting": True} if self._mask_token_id is not None else {})
-
-
-def _usual_taps(num_layers: int) -> tuple[int, ...]:
-    """Return 2, L / 2 and L - 3, or what takes their place in a target that is too shallow for these three."""
-    usual = (2, num_layers // 2, num_layers - 3)
-    return usual if 2 < usual[1] < usual[2] else (1, max(num_layers // 2, 1), num_layers)

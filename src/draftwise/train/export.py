@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import torch
 from torch import Tensor
 
-from draftwise.core import InvalidSetup, SpecConfig
-from draftwise.engine.config import EngineConfig
-from draftwise.engine.models import load_model
+from draftwise.core import InvalidSetup
 from draftwise.engine.models.checkpoint import Checkpoint
+from draftwise.engine.models.identity import IDENTITY_FILE, check_identity
+from draftwise.engine.models.mask import find_mask_token
 from draftwise.engine.models.speculators_format import from_plain, to_plain
-from draftwise.engine.proposers import make_proposer
-from draftwise.engine.spec import resolve_spec
-from draftwise.train.assemble import assemble_mtp
-from draftwise.train.checkpoint import read_tensor, save_drafter
+from draftwise.train.assemble import join_mtp
+from draftwise.train.checkpoint import load_back, new_folder, read_tensor, save_drafter
 
 __all__ = ["FORMATS", "Exported", "export_drafter"]
 
@@ -38,7 +34,6 @@ _METHODS = {
     "mlpspeculator": "mlp_speculator",
 }
 """Method by what the architecture's name contains; the first that matches."""
-_MASK_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,28 +63,22 @@ def export_drafter(drafter: Path, out: Path, *, target: Path, layout: str, k: in
     Raises:
         InvalidSetup: the drafter is incomplete, is for another target, has no such format, or `out` is taken.
     """
+    check_identity(drafter, target)
     checkpoint = Checkpoint(drafter)
     where = str(drafter / "config.json")
     config = to_plain(checkpoint.config, where=where)
     method = _find_method(config, where)
-    if out.exists():
-        raise InvalidSetup.because("output-exists", "exists already.", where=str(out), fix="Name a new directory.")
     spec: dict[str, Any] = {"method": method, "num_speculative_tokens": k or _trained_k(drafter, config)}
-    if method == "eagle3" and any(config.get(key) is not None for key in _MASK_KEYS):
+    if method == "eagle3" and find_mask_token(config) is not None:
         spec["parallel_drafting"] = True
-    beside = out.with_name(f".{out.name}-{uuid4().hex[:8]}")
-    try:
+    with new_folder(out) as folder:
         if method == "mtp":
             _refuse_speculators(layout, where)
-            assemble_mtp(target, drafter, beside)
-            _load(beside, spec)
+            join_mtp(target, drafter, folder)
+            load_back(folder, spec)
         else:
-            beside.mkdir(parents=True)
-            _write(checkpoint, config, beside, layout, target, spec["num_speculative_tokens"])
-            _load(target, spec | {"model": str(beside)})
-        os.rename(beside, out)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
+            _write(checkpoint, config, folder, layout, target, spec["num_speculative_tokens"])
+            load_back(target, spec | {"model": str(folder)})
     if method == "mtp":
         return Exported(out=str(out), model=str(out), speculative_config=spec)
     return Exported(out=str(out), model=str(target), speculative_config=spec | {"model": str(out)})
@@ -113,8 +102,8 @@ def _trained_k(drafter: Path, config: Mapping[str, Any]) -> int:
     if config.get("block_size"):
         return int(config["block_size"]) - 1
     try:
-        training = json.loads((drafter / "draftwise.json").read_text(encoding="utf-8"))["training"]
-        return int(training["options"]["num_speculative_tokens"])
+        training = json.loads((drafter / IDENTITY_FILE).read_text(encoding="utf-8"))["training"]
+        return int(training["num_speculative_tokens"])
     except (OSError, ValueError, KeyError, TypeError):
         return 3
 
@@ -139,7 +128,7 @@ def _write(checkpoint: Checkpoint, config: dict[str, Any], folder: Path, layout:
         written = config
     dtype = next(tensor.dtype for tensor in tensors.values() if tensor.is_floating_point())
     save_drafter(folder, written, tensors, dtype)
-    identity = checkpoint.path / "draftwise.json"
+    identity = checkpoint.path / IDENTITY_FILE
     if identity.exists():
         shutil.copyfile(identity, folder / identity.name)
 
@@ -153,11 +142,3 @@ def _companions(tensors: Mapping[str, Tensor], target: Checkpoint) -> dict[str, 
         ids_U = torch.arange(len(tensors["d2t"])) + tensors["d2t"]
         added["t2d"] = torch.zeros(target.config["vocab_size"], dtype=torch.bool).index_fill(0, ids_U, True)
     return added
-
-
-def _load(target: Path, spec: dict[str, Any]) -> None:
-    """Load as the engine does when it serves: it refuses files that lack something."""
-    model = load_model(target, device="cpu")
-    make_proposer(
-        resolve_spec(SpecConfig.parse(spec)), EngineConfig.from_settings(model=str(target), device="cpu"), model
-    )

@@ -1,12 +1,12 @@
 """Medusa-1: heads on the target's last state, each for one place further ahead (Cai et al. 2024, arXiv 2401.10774).
 
-Shape letters: B sequences, T tokens, R = T - 1 rows, L = T - 2 labels, M labels of all sequences, J draft positions,
-H hidden size, V vocabulary. Row r reads the state at r, knows the tokens 0..r + 1, and head j names token r + 2 + j.
+Shape letters: B sequences, R rows of a sequence, J draft positions, H hidden size, V vocabulary. Row r reads the state
+at r, knows the tokens 0..r + 1, and head j names token r + 2 + j.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,14 +14,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from draftwise.train.chain import align
 from draftwise.train.checkpoint import save_drafter
+from draftwise.train.labels import learn_labels
 from draftwise.train.method import Batch, Lesson, Method, States
 from draftwise.train.options import Option
 from draftwise.train.target import Target
-from draftwise.train.vocabulary_loss import Answers, vocabulary_loss
 
-__all__ = ["MedusaTraining", "learn_labels"]
+__all__ = ["MedusaTraining"]
 
 
 class _Block(nn.Module):
@@ -58,7 +57,7 @@ class _Network(nn.Module):
 
 
 class MedusaTraining(Method):
-    """Trains the heads beside the frozen target."""
+    """Trains the heads beside the frozen target; at first they all say what its own says."""
 
     name: ClassVar[str] = "medusa"
     learning_rate: ClassVar[float] = 2e-3
@@ -82,7 +81,7 @@ class MedusaTraining(Method):
     )
 
     def __init__(self, target: Target, options: Mapping[str, Any]) -> None:
-        self._target, self._options, self._fuse = target, options, False
+        self._target, self._options = target, options
         self.network: Any = _Network(
             target.head_VH,
             num_heads=options["num_heads"],
@@ -93,13 +92,8 @@ class MedusaTraining(Method):
 
     def compile(self) -> None:
         """Compile the blocks, and the loss in part."""
-        self._fuse = True
+        super().compile()
         self.network.forward = torch.compile(self.network.forward, dynamic=False)
-
-    @classmethod
-    def build(cls, target: Target, options: Mapping[str, Any]) -> MedusaTraining:
-        """Return heads that all say what the target's own says."""
-        return cls(target, options)
 
     def lesson(self, batch: Batch, states: States) -> Lesson:
         """Return the weighted sum of the heads' cross entropies."""
@@ -107,7 +101,7 @@ class MedusaTraining(Method):
         heads = [head.weight for head in self.network.lm_heads]
         head_VH = None if self._options["learn"] == "tokens" else self._target.head_VH
         discount = self._options["discount"]
-        return learn_labels(batch, states, hidden_JBRH, heads, head_VH, discount=discount, fuse=self._fuse)
+        return learn_labels(batch, states, hidden_JBRH, heads, head_VH, discount=discount, fuse=self._compiled)
 
     def export(self, folder: Path) -> None:
         """Write the heads as vLLM's `MedusaModel`."""
@@ -124,57 +118,3 @@ class MedusaTraining(Method):
             "original_lm_head": options["lm_head"] != "own",
         }
         save_drafter(folder, config, self.network.state_dict(), target.dtype)
-
-
-def learn_labels(
-    batch: Batch,
-    states: States,
-    hidden_JBRH: Sequence[Tensor],
-    heads: Sequence[Tensor],
-    target_head_VH: Tensor | None,
-    *,
-    discount: float,
-    fuse: bool,
-) -> Lesson:
-    """Return the lesson of a drafter whose row r of draft position j names token r + 2 + j.
-
-    Args:
-        batch: the text.
-        states: the target's.
-        hidden_JBRH: what the heads read.
-        heads: [V, H'] each; one for all draft positions or one for each.
-        target_head_VH: the target's head, to learn its distribution; None: the text's tokens are learnt.
-        discount: weight of a draft position's mean cross entropy, relative to the position before.
-        fuse: see `vocabulary_loss`.
-    """
-    num_positions = len(hidden_JBRH)
-    rows = [align(hidden_BRH, j).flatten(0, 1) for j, hidden_BRH in enumerate(hidden_JBRH)]
-    weights_JBL = _weigh(batch.learnt_BT[:, 2:], num_positions, discount)
-    weights_JM = weights_JBL.flatten(1)
-    if target_head_VH is None:
-        answers = Answers(tokens_M=batch.tokens_BT[:, 2:].flatten())
-    else:
-        answers = Answers(states_MH=states.final_BTH[:, 1:-1].flatten(0, 1), head_UH=target_head_VH)
-    if len(heads) == 1:
-        loss, picks_JM = vocabulary_loss(rows, heads[0], weights_JM, answers, fuse=fuse)
-    else:
-        parts = [
-            vocabulary_loss([row], head, weights_JM[j : j + 1], answers, fuse=fuse)
-            for j, (row, head) in enumerate(zip(rows, heads, strict=True))
-        ]
-        loss, picks_JM = torch.stack([part[0] for part in parts]).sum(), torch.cat([part[1] for part in parts])
-    hits_JBL = picks_JM.view(weights_JBL.shape) == batch.tokens_BT[:, 2:]
-    return Lesson(
-        loss=loss,
-        hits=tuple(F.pad(hits_JBL[j, :, j:], (1, 1 + j)) for j in range(num_positions)),
-        counted=tuple(F.pad(batch.learnt_BT[:, 2 + j :], (1, 1 + j)) for j in range(num_positions)),
-    )
-
-
-def _weigh(learnt_BL: Tensor, num_positions: int, discount: float) -> Tensor:
-    """Return the weight of each label at each draft position, [J, B, L]; together they are 1."""
-    rows = []
-    for j in range(num_positions):
-        mine_BL = F.pad(learnt_BL[:, j:], (j, 0)).float()
-        rows.append(mine_BL * (discount**j / mine_BL.sum().clamp(min=1)))
-    return torch.stack(rows) / sum(discount**j for j in range(num_positions))

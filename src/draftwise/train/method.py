@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from torch import Tensor, nn
 
@@ -83,10 +83,12 @@ class Method(ABC):
     """What is trained: its parameters that require a gradient; float32, on the target's device.
 
     Matrices are trained by Muon, except those with a part of their name that contains `emb` or `head`."""
+    parallel: bool = False
+    """Whether servers must be asked to make all guesses in one pass (`parallel_drafting`)."""
+    _compiled: bool = False
 
     @classmethod
-    @abstractmethod
-    def build(cls, target: Target, options: Mapping[str, Any]) -> Method:
+    def build(cls, target: Target, options: Mapping[str, Any]) -> Self:
         """Return an untrained drafter.
 
         Args:
@@ -96,6 +98,7 @@ class Method(ABC):
         Raises:
             InvalidSetup: the options do not fit each other or the target.
         """
+        return cls(target, options)  # type: ignore[call-arg]
 
     def prepare(self, counts_V: Tensor) -> None:  # noqa: B027 - most methods need no statistics
         """Be told, once after `build`, how often each token of the vocabulary occurs in the answers to learn."""
@@ -107,11 +110,12 @@ class Method(ABC):
         Nothing in it waits for the device.
         """
 
-    def compile(self) -> None:  # noqa: B027 - a method may have nothing to compile
+    def compile(self) -> None:
         """Compile what it pays to compile, for fixed shapes; called at most once, before the first lesson.
 
         Never the whole lesson: torch 2.11 compiles `vocabulary_loss` into a graph whose gradients are all zero.
         """
+        self._compiled = True
 
     @abstractmethod
     def export(self, folder: Path) -> None:
@@ -121,8 +125,6 @@ class Method(ABC):
         """
 
     def serving(self, folder: Path, target: Path, k: int) -> tuple[Path, dict[str, Any]]:
-        """Return the model to serve and the speculative config that makes it draft k tokens with what was exported.
-
-        MTP, whose weights lie in the target's checkpoint, returns `folder` itself.
-        """
-        return target, {"method": self.name, "model": str(folder), "num_speculative_tokens": k}
+        """Return the model to serve and the speculative config that makes it draft k tokens with what was exported."""
+        config = {"method": self.name, "model": str(folder), "num_speculative_tokens": k}
+        return target, config | ({"parallel_drafting": True} if self.parallel else {})

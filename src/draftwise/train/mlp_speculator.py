@@ -14,9 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from draftwise.engine.proposers.mlp_speculator import token_weight
 from draftwise.train.checkpoint import save_drafter
+from draftwise.train.labels import learn_labels
 from draftwise.train.layers import linear
-from draftwise.train.medusa import learn_labels
 from draftwise.train.method import Batch, Lesson, Method, States
 from draftwise.train.options import Option
 from draftwise.train.target import Target
@@ -85,26 +86,20 @@ class MlpSpeculatorTraining(Method):
     )
 
     def __init__(self, target: Target, options: Mapping[str, Any]) -> None:
-        self._target, self._options, self._fuse = target, options, False
+        self._target, self._options = target, options
         self._num_stages = options["n_predict"]
         self._inner = options["inner_dim"] or target.hidden_size
         speculator = _Speculator(
             target.hidden_size, self._inner, target.vocab_size, self._num_stages, tied=options["tie_weights"]
         )
         self.network: Any = nn.ModuleDict({"speculator": speculator}).to(target.device)
-        state_weight = 0.5 ** (0.5 / self._num_stages)
-        self._token_weight = math.sqrt((1 - state_weight**2) * self._inner / 2) / state_weight
+        self._token_weight = token_weight(self._inner, self._num_stages)
 
     def compile(self) -> None:
         """Compile the stages, and the loss in part."""
-        self._fuse = True
+        super().compile()
         speculator = self.network["speculator"]
         speculator.forward = torch.compile(speculator.forward, dynamic=False)
-
-    @classmethod
-    def build(cls, target: Target, options: Mapping[str, Any]) -> MlpSpeculatorTraining:
-        """Return untrained stages."""
-        return cls(target, options)
 
     def lesson(self, batch: Batch, states: States) -> Lesson:
         """Return the weighted sum of the stages' cross entropies."""
@@ -116,7 +111,7 @@ class MlpSpeculatorTraining(Method):
         heads = [head.weight for head in speculator.head]
         head_VH = None if self._options["learn"] == "tokens" else self._target.head_VH
         discount = self._options["discount"]
-        return learn_labels(batch, states, states_JBRI, heads, head_VH, discount=discount, fuse=self._fuse)
+        return learn_labels(batch, states, states_JBRI, heads, head_VH, discount=discount, fuse=self._compiled)
 
     def export(self, folder: Path) -> None:
         """Write the stages as fms-extras does."""

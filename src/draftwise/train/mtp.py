@@ -19,6 +19,7 @@ from draftwise.train.assemble import check_expressible
 from draftwise.train.blueprint import Blueprint
 from draftwise.train.chain import ChainNetwork, ChainTraining
 from draftwise.train.checkpoint import save_drafter
+from draftwise.train.labels import answer_as_text
 from draftwise.train.layers import DecoderLayer, Norm, linear
 from draftwise.train.method import Batch, States
 from draftwise.train.options import Option
@@ -61,7 +62,7 @@ class _Network(ChainNetwork):
 class MtpTraining(ChainTraining):
     """Learns what follows the next token; the target's embedding and head serve it, and stay as they are.
 
-    One module makes all guesses, as vLLM runs a MiMo target; with `steps` above 1 it learns to.
+    One module makes all guesses, as vLLM runs a MiMo target; with more than one guess it learns to.
     """
 
     name: ClassVar[str] = "mtp"
@@ -82,20 +83,18 @@ class MtpTraining(ChainTraining):
         network = _Network(target.embedding_VH, blueprint)
         # The stream before the final norm, unlike EAGLE: vLLM's MiMo leaves that norm to its head.
         self.taps = (target.num_layers,)
-        super().__init__(
-            network, target, blueprint, steps=options["num_speculative_tokens"], discount=options["discount"]
-        )
+        super().__init__(network, target, blueprint, options)
         self._learns_tokens = options["learn_from"] == "tokens"
 
     def _answers(self, batch: Batch, states: States) -> Answers:
         if self._learns_tokens:
-            return Answers(tokens_M=batch.tokens_BT[:, 2:].flatten())
+            return answer_as_text(batch)
         return super()._answers(batch, states)
 
     def export(self, folder: Path) -> None:
         """Write the module alone; `assemble_mtp` joins it with its target to what vLLM loads."""
-        names = {name: _PREFIX + name.removeprefix("layers.0.") for name in self.network.state_dict()}
-        tensors = {names[name]: tensor for name, tensor in self.network.state_dict().items()}
+        named = self.network.state_dict().items()
+        tensors = {_PREFIX + name.removeprefix("layers.0."): tensor for name, tensor in named}
         config = self._blueprint.config(architecture="MiMoForCausalLM", model_type="qwen2") | {
             "num_hidden_layers": self._target.num_layers,
             "num_nextn_predict_layers": 1,

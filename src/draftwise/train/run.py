@@ -12,15 +12,11 @@ from typing import Any
 import torch
 
 from draftwise import __version__
-from draftwise.core import SpecConfig
-from draftwise.engine.config import EngineConfig
-from draftwise.engine.models import load_model
 from draftwise.engine.models.identity import target_identity, write_identity
-from draftwise.engine.proposers import make_proposer
-from draftwise.engine.spec import resolve_spec
 from draftwise.engine.tokenizer import Tokenizer
 from draftwise.train import get_method
 from draftwise.train.answers import AnswerSettings, answer, cut_prompts
+from draftwise.train.checkpoint import load_back
 from draftwise.train.data import Corpus, Feed, Order, split
 from draftwise.train.features import DiskStates, OnlineStates, StateSource, write_states
 from draftwise.train.loop import Evaluation, Lessons, Training
@@ -165,7 +161,7 @@ def _finish(
         made = Path(scratch)
         method.export(made)
         write_identity(made, target.path, training)
-        _load_back(method, made, target.path, k)
+        load_back(*method.serving(made, target.path, k))
         for file in sorted(made.iterdir(), key=lambda file: file.name == "config.json"):
             file.chmod(0o644)
             os.replace(file, folder.out / file.name)
@@ -180,11 +176,3 @@ def _finish(
         acceptance_length=evaluation.length,
         num_parameters=_num_parameters(method),
     )
-
-
-def _load_back(method: Method, made: Path, target: Path, k: int) -> None:
-    """Load the drafter as the engine does when it serves: it refuses files that lack something."""
-    model_path, config = method.serving(made, target, k)
-    spec = resolve_spec(SpecConfig.parse(config))
-    model = load_model(model_path, device="cpu")
-    make_proposer(spec, EngineConfig.from_settings(model=str(model_path), device="cpu"), model)

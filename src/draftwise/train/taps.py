@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+import math
+
 from draftwise.core import InvalidSetup
 from draftwise.train.target import Target
 
-__all__ = ["check_taps", "choose_mask_token"]
+__all__ = ["check_taps", "choose_mask_token", "even_taps", "usual_taps"]
+
+
+def usual_taps(num_layers: int) -> tuple[int, ...]:
+    """Return EAGLE-3's 2, L / 2 and L - 3, or what takes their place in a target that is too shallow for these."""
+    usual = (2, num_layers // 2, num_layers - 3)
+    return usual if 2 < usual[1] < usual[2] else (1, max(num_layers // 2, 1), num_layers)
+
+
+def even_taps(num_layers: int) -> tuple[int, ...]:
+    """Return DFlash's five layers, evenly from the second to the third from the end."""
+    first = min(2, num_layers)
+    last = max(num_layers - 2, first)
+    return tuple(first + math.floor(i * (last - first) / 4 + 0.5) for i in range(5))
 
 
 def check_taps(wanted: tuple[int, ...], target: Target) -> tuple[int, ...]:

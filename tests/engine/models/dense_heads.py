@@ -16,8 +16,9 @@ from torch import Tensor
 
 from draftwise.engine.attention import PagedKV, plan_attention
 from draftwise.engine.models import CausalLM
+from draftwise.engine.models.drafter import Drafter
 from draftwise.engine.proposers.base import Confirmed
-from draftwise.engine.proposers.chain import ChainProposer, Drafter
+from draftwise.engine.proposers.chain import ChainProposer
 
 Dense = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """(tokens_T, carry_TH) of rows at positions 0 and on -> (logits_TU, carry_TH)."""

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from draftwise.engine.attention import PagedKV, plan_attention
 from draftwise.engine.models import CausalLM, load_model
+from draftwise.engine.models.mask import Mask
 from draftwise.engine.proposers.base import Confirmed
-from draftwise.engine.proposers.chain import ChainProposer, Mask
+from draftwise.engine.proposers.chain import ChainProposer
 from draftwise.engine.proposers.draft_model import DraftModel
 
 VOCAB = 200

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -26,13 +25,12 @@ from draftwise.engine.models.draft_head import DraftHead, Vocabulary
 from draftwise.engine.models.families import FAMILIES
 from draftwise.engine.models.head_checkpoint import HeadCheckpoint
 from draftwise.engine.models.linear import Linear
+from draftwise.engine.models.mask import find_mask_token
 from draftwise.engine.models.rope import Rope
 
 __all__ = ["DFlash", "Settings", "load_dflash"]
 
 _FAMILIES = {"DFlashDraftModel": FAMILIES["qwen3"]}
-_MASK_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")
-"""Config keys of the mask's token id beside `dflash_config`, in vLLM's order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +56,7 @@ class Settings:
         own = config.get("dflash_config") or {}
         zero_based = own.get("target_layer_ids") or config.get("target_layer_ids") or []
         taps = config.get("eagle_aux_hidden_state_layer_ids") or [i + 1 for i in zero_based]
-        masks = (own.get("mask_token_id"), *(config.get(key) for key in _MASK_KEYS))
-        mask_token_id = next((mask for mask in masks if mask is not None), None)
+        mask_token_id = find_mask_token(config) if own.get("mask_token_id") is None else own["mask_token_id"]
         if not taps or mask_token_id is None:
             lacking = "dflash_config.mask_token_id" if taps else "dflash_config.target_layer_ids"
             raise InvalidSetup.because(
@@ -149,7 +146,7 @@ def load_dflash(path: str | Path, target: CausalLM, *, max_model_len: int) -> DF
     Args:
         path: directory with config.json and safetensors.
         target: the model that it was trained for; lends its embedding and head where the directory has none.
-        max_model_len: longest context.
+        max_model_len: longest context; a sliding window must be as long, for up to there attention is the full one.
 
     Raises:
         InvalidSetup: the checkpoint is no DFlash drafter, does not fit the target, lacks tensors or has others, or uses
@@ -160,7 +157,7 @@ def load_dflash(path: str | Path, target: CausalLM, *, max_model_len: int) -> DF
     _check_supported(config, max_model_len=max_model_len, where=where)
     settings = Settings.from_config(config, where=where)
     _check_fits(settings, checkpoint, target)
-    vocabulary = _read_vocabulary(checkpoint, target)
+    vocabulary = checkpoint.own_vocabulary()
     network = _read_network(checkpoint, len(settings.taps) * target.shape.hidden_size)
     checkpoint.check_read(lambda name: name == "t2d")
     return DFlash(settings, checkpoint.shape, vocabulary, network)
@@ -198,10 +195,8 @@ def _check_supported(config: Mapping[str, Any], *, max_model_len: int, where: st
 
 def _check_fits(settings: Settings, checkpoint: HeadCheckpoint, target: CausalLM) -> None:
     """Raise InvalidSetup where the drafter belongs to another target."""
-    stated, num_layers = checkpoint.config.get("target_hidden_size"), target.shape.num_layers
-    what, width = ("target_hidden_size", stated) if stated else ("hidden_size", checkpoint.shape.hidden_size)
-    checkpoint.check_equal(what, width, target.shape.hidden_size)
-    faults = []
+    checkpoint.check_width(may_differ=True)
+    faults, num_layers = [], target.shape.num_layers
     if settings.taps[0] < 0 or settings.taps[-1] > num_layers:
         faults.append(f"target_layer_ids reach beyond the target's {num_layers} layers")
     if not 0 <= settings.mask_token_id < target.shape.vocab_size:
@@ -229,25 +224,3 @@ def _read_network(checkpoint: HeadCheckpoint, num_features: int) -> _Network:
         rope=checkpoint.rope,
         eps=checkpoint.eps,
     )
-
-
-def _read_vocabulary(checkpoint: HeadCheckpoint, target: CausalLM) -> Vocabulary:
-    hidden, vocab_size = checkpoint.shape.hidden_size, checkpoint.shape.vocab_size
-    num_named = checkpoint.config.get("draft_vocab_size") or vocab_size
-    own_head = "lm_head.weight" in checkpoint or hidden != target.shape.hidden_size or num_named != vocab_size
-    head = checkpoint.reader.linear("", ["lm_head"], [num_named], hidden) if own_head else target.weights.head
-    return checkpoint.vocabulary(head, None if num_named == vocab_size else _read_target_ids(checkpoint, num_named))
-
-
-def _read_target_ids(checkpoint: HeadCheckpoint, num_named: int) -> Tensor:
-    """Return the target's id of each token d of the draft vocabulary: d + d2t[d]."""
-    offsets_U = checkpoint.integers("d2t", num_named)
-    ids_U = torch.arange(num_named, device=offsets_U.device) + offsets_U
-    if ids_U.min() < 0 or ids_U.max() >= checkpoint.shape.vocab_size:
-        raise InvalidSetup.because(
-            "wrong-d2t",
-            "its tensor d2t names a token outside the target's vocabulary.",
-            where=checkpoint.where,
-            fix="d2t must hold, for each token d of the draft vocabulary, the target's id of it minus d.",
-        )
-    return ids_U

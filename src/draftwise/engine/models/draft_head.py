@@ -1,4 +1,4 @@
-"""What EAGLE, EAGLE-3 and MTP heads have in common when they run: decoder layers, reading and naming tokens.
+"""What EAGLE, EAGLE-3, MTP and DFlash heads have in common when they run: layers, reading and naming tokens.
 
 Shape letters: N rows of a pass, R rows that need logits, F features of a token, H hidden size, X width of the first
 layer's attention input, V the target's vocabulary, U tokens that the head can name.
@@ -15,8 +15,8 @@ from draftwise.core import ModelShape
 from draftwise.engine.attention import AttentionPlan, PagedKV
 from draftwise.engine.kernels import make_kernels
 from draftwise.engine.models.decoder import Layer, decoder_layer
-from draftwise.engine.models.drafter import Mask
 from draftwise.engine.models.linear import Linear
+from draftwise.engine.models.mask import Mask
 from draftwise.engine.models.rope import Rope
 
 __all__ = ["DraftHead", "DraftLayers", "Vocabulary"]

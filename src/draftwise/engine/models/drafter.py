@@ -6,7 +6,6 @@ drafter can name, V the target's vocabulary.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -14,21 +13,13 @@ from torch import Tensor
 
 from draftwise.core import ModelShape
 from draftwise.engine.attention import AttentionPlan, PagedKV
+from draftwise.engine.models.mask import Mask
 
-__all__ = ["Drafter", "Mask"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Mask:
-    """What stands in for a token that is not known yet when all guesses are made in one pass."""
-
-    token_id: int
-    features_F: Tensor | None = None
-    """In place of the target's states; None for a network that reads none."""
+__all__ = ["DraftNetwork", "Drafter"]
 
 
-class Drafter(Protocol):
-    """A network that drafts: for each row it says what follows, and what the next row needs of it."""
+class DraftNetwork(Protocol):
+    """What proposers must know of every network that keeps keys and values."""
 
     taps: tuple[int, ...]
     """Hidden states of the target that it reads (see `Proposer.taps`); none for a draft model."""
@@ -38,8 +29,6 @@ class Drafter(Protocol):
     """V."""
     target_ids_U: Tensor | None
     """int64, the target's id of each token it can name; None: they are the target's own."""
-    mask: Mask | None
-    """For guessing in parallel; None: it was not trained to."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -48,6 +37,16 @@ class Drafter(Protocol):
     @property
     def device(self) -> torch.device:
         """Where it runs."""
+
+    def logits(self, hidden_RH: Tensor) -> Tensor:
+        """Return logits_RU in float32 (float64 for a float64 network)."""
+
+
+class Drafter(DraftNetwork, Protocol):
+    """A network that drafts token by token: each row says what follows, and what the next row needs of it."""
+
+    mask: Mask | None
+    """For guessing in parallel; None: it was not trained to."""
 
     def enter(self, features_NF: Tensor) -> Tensor:
         """Return what `forward` is told, [N, H], for the target's states."""
@@ -72,6 +71,3 @@ class Drafter(Protocol):
         Returns:
             hidden_NH for `logits`, and what the row for the next guess is told.
         """
-
-    def logits(self, hidden_RH: Tensor) -> Tensor:
-        """Return logits_RU in float32 (float64 for a float64 network)."""

@@ -61,7 +61,7 @@ def load_eagle(path: str | Path, target: CausalLM) -> EagleDrafter:
         InvalidSetup: it does not fit the target, or tensors are missing or unknown.
     """
     checkpoint = HeadCheckpoint(path, target, _FAMILIES)
-    checkpoint.check_equal("hidden_size", checkpoint.shape.hidden_size, target.shape.hidden_size)
+    checkpoint.check_width(may_differ=False)
     reader, hidden = checkpoint.reader, checkpoint.shape.hidden_size
     layers = [reader.layer(f"layers.{i}.", input_norm=i > 0) for i in range(checkpoint.shape.num_layers)]
     drafter = EagleDrafter(

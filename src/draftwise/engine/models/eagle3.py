@@ -19,10 +19,10 @@ from draftwise.core import InvalidSetup, ModelShape
 from draftwise.engine.attention import AttentionPlan, PagedKV
 from draftwise.engine.models.decoder import CausalLM
 from draftwise.engine.models.draft_head import DraftHead, DraftLayers, Vocabulary
-from draftwise.engine.models.drafter import Mask
 from draftwise.engine.models.families import FAMILIES
 from draftwise.engine.models.head_checkpoint import HeadCheckpoint
 from draftwise.engine.models.linear import Linear
+from draftwise.engine.models.mask import MASK_KEYS, Mask, find_mask_token
 
 __all__ = ["Eagle3Drafter", "load_eagle3"]
 
@@ -38,8 +38,6 @@ _FAMILIES = {
     "Qwen3ForCausalLM": FAMILIES["qwen3"],
     "PeagleQwen3ForCausalLM": FAMILIES["qwen3"],
 }
-_MASK_IDS = ("mask_token_id", "pard_token", "ptd_token_id")
-"""Config keys of the mask's token id, in vLLM's order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -128,13 +126,13 @@ def load_eagle3(path: str | Path, target: CausalLM) -> Eagle3Drafter:
     """
     checkpoint = HeadCheckpoint(path, target, _FAMILIES)
     uses_taps = bool((checkpoint.config.get("eagle_config") or {}).get("use_aux_hidden_state", True))
-    _check_sizes(checkpoint, target, uses_taps)
+    checkpoint.check_width(may_differ=uses_taps)
     taps = _taps(checkpoint, target) if uses_taps else (target.shape.num_layers + 1,)
     fusion = _read_fusion(checkpoint, target, len(taps)) if uses_taps else None
     drafter = Eagle3Drafter(
         taps,
         checkpoint.shape,
-        _read_vocabulary(checkpoint, target),
+        checkpoint.own_vocabulary(),
         _read_network(checkpoint, fusion),
         _read_mask(checkpoint, len(taps) * target.shape.hidden_size) if uses_taps else None,
     )
@@ -162,13 +160,6 @@ def _taps(checkpoint: HeadCheckpoint, target: CausalLM) -> tuple[int, ...]:
             fix="Use a head that was trained for this target.",
         )
     return taps
-
-
-def _check_sizes(checkpoint: HeadCheckpoint, target: CausalLM, uses_taps: bool) -> None:
-    """Check the sizes that config.json states; a head may be narrower than its target if it says so."""
-    stated = checkpoint.config.get("target_hidden_size") if uses_taps else None
-    what, own = ("target_hidden_size", stated) if stated else ("hidden_size", checkpoint.shape.hidden_size)
-    checkpoint.check_equal(what, own, target.shape.hidden_size)
 
 
 def _read_fusion(checkpoint: HeadCheckpoint, target: CausalLM, num_taps: int) -> _Fusion:
@@ -201,31 +192,9 @@ def _read_network(checkpoint: HeadCheckpoint, fusion: _Fusion | None) -> _Networ
     )
 
 
-def _read_vocabulary(checkpoint: HeadCheckpoint, target: CausalLM) -> Vocabulary:
-    hidden, vocab_size = checkpoint.shape.hidden_size, checkpoint.shape.vocab_size
-    num_named = checkpoint.config.get("draft_vocab_size") or vocab_size
-    own_head = "lm_head.weight" in checkpoint or hidden != target.shape.hidden_size or num_named != vocab_size
-    head = checkpoint.reader.linear("", ["lm_head"], [num_named], hidden) if own_head else target.weights.head
-    return checkpoint.vocabulary(head, None if num_named == vocab_size else _read_target_ids(checkpoint, num_named))
-
-
-def _read_target_ids(checkpoint: HeadCheckpoint, num_named: int) -> Tensor:
-    """Return the target's id of each token d of the draft vocabulary: d + d2t[d]."""
-    offsets_U = checkpoint.integers("d2t", num_named)
-    ids_U = torch.arange(num_named, device=offsets_U.device) + offsets_U
-    if ids_U.min() < 0 or ids_U.max() >= checkpoint.shape.vocab_size or len(ids_U.unique()) < num_named:
-        raise InvalidSetup.because(
-            "wrong-d2t",
-            "its tensor d2t names a token outside the target's vocabulary, or one twice.",
-            where=checkpoint.where,
-            fix="d2t must hold, for each token d of the draft vocabulary, the target's id of it minus d.",
-        )
-    return ids_U
-
-
 def _read_mask(checkpoint: HeadCheckpoint, width: int) -> Mask | None:
     """Return the mask of a P-EAGLE head: its token, and its states as the target would tell them."""
-    token_id = next((checkpoint.config[key] for key in _MASK_IDS if checkpoint.config.get(key) is not None), None)
+    token_id = find_mask_token(checkpoint.config)
     if token_id is None or "mask_hidden" not in checkpoint:
         return None
     if not 0 <= token_id < checkpoint.shape.vocab_size:
@@ -233,7 +202,7 @@ def _read_mask(checkpoint: HeadCheckpoint, width: int) -> Mask | None:
             "wrong-mask-token",
             f"the mask's token id {token_id} is outside the vocabulary of {checkpoint.shape.vocab_size} tokens.",
             where=checkpoint.where,
-            fix=f"Correct {_MASK_IDS[0]}: the id of the token that the head was trained to fill in.",
+            fix=f"Correct {MASK_KEYS[0]}: the id of the token that the head was trained to fill in.",
         )
     return Mask(token_id=token_id, features_F=checkpoint.flat("mask_hidden", width))
 

@@ -1,4 +1,4 @@
-"""Opens the checkpoint of an EAGLE, EAGLE-3 or MTP head and checks that it fits its target.
+"""Opens the checkpoint of an EAGLE, EAGLE-3, MTP or DFlash head and checks that it fits its target.
 
 Shape letters: H hidden size, V the target's vocabulary, U tokens that the head can name.
 """
@@ -40,7 +40,8 @@ class HeadCheckpoint:
     Attributes:
         config: config.json in vLLM's plain format.
         where: path of config.json, for messages.
-        shape: of the head, but as many positions as the target has: heads go wherever it goes (vLLM PR 48894).
+        shape: of the head, but as many positions as the target has: heads go wherever it goes (vLLM PR 48894), unless
+            a sliding window of theirs is shorter.
         rope: its rotation.
         reader: of its weights.
 
@@ -89,9 +90,17 @@ class HeadCheckpoint:
         scale = 1.0 if scale is None else float(scale)
         return Vocabulary(embedding_VH=embedding_VH, head=head, logit_scale=scale, target_ids_U=target_ids_U)
 
-    def integers(self, name: str, size: int) -> Tensor:
-        """Return the tensor `name` [size] as int64, on the device."""
-        return self._files.read(name, (size,)).to(self.reader.device, torch.long)
+    def own_vocabulary(self) -> Vocabulary:
+        """Return what a head that may have an `lm_head` of its own, for all tokens or for `d2t`'s, reads and names.
+
+        Raises:
+            InvalidSetup: `d2t` is wrong.
+        """
+        target, hidden, vocab_size = self._target, self.shape.hidden_size, self.shape.vocab_size
+        num_named = self.config.get("draft_vocab_size") or vocab_size
+        is_own = "lm_head.weight" in self or hidden != target.shape.hidden_size or num_named != vocab_size
+        head = self.reader.linear("", ["lm_head"], [num_named], hidden) if is_own else target.weights.head
+        return self.vocabulary(head, None if num_named == vocab_size else self._target_ids(num_named))
 
     def flat(self, name: str, size: int) -> Tensor:
         """Return a tensor of `size` values in whatever shape as [size], in the target's dtype."""
@@ -122,6 +131,19 @@ class HeadCheckpoint:
                 fix="Rename or remove them, or correct config.json: weights that are not used are a head not used.",
             )
 
+    def check_width(self, *, may_differ: bool) -> None:
+        """Check that the head reads states as wide as the target's.
+
+        Args:
+            may_differ: whether the head itself may have another width, if it states `target_hidden_size`.
+
+        Raises:
+            InvalidSetup: they are not.
+        """
+        stated = self.config.get("target_hidden_size") if may_differ else None
+        what, width = ("target_hidden_size", stated) if stated else ("hidden_size", self.shape.hidden_size)
+        self.check_equal(what, width, self._target.shape.hidden_size)
+
     def check_equal(self, what: str, own: int, target: int) -> None:
         """Raise InvalidSetup, naming `what`, unless the head's number is the target's."""
         if own != target:
@@ -131,6 +153,19 @@ class HeadCheckpoint:
                 where=self.where,
                 fix="Use a head that was trained for this target.",
             )
+
+    def _target_ids(self, num_named: int) -> Tensor:
+        """Return the target's id of each token d of the draft vocabulary: d + d2t[d]."""
+        offsets_U = self._files.read("d2t", (num_named,)).to(self.reader.device, torch.long)
+        ids_U = torch.arange(num_named, device=offsets_U.device) + offsets_U
+        if ids_U.min() < 0 or ids_U.max() >= self.shape.vocab_size or len(ids_U.unique()) < num_named:
+            raise InvalidSetup.because(
+                "wrong-d2t",
+                "its tensor d2t names a token outside the target's vocabulary, or one twice.",
+                where=self.where,
+                fix="d2t must hold, for each token d of the draft vocabulary, the target's id of it minus d.",
+            )
+        return ids_U
 
     def _family(self, families: Mapping[str, Family]) -> Family:
         named = self.config.get("architectures") or list(families)[:1]

@@ -18,9 +18,9 @@ from draftwise.core import InvalidSetup
 from draftwise.engine.models.checkpoint import Checkpoint
 from draftwise.engine.tokenizer import Tokenizer
 
-__all__ = ["check_identity", "target_identity", "write_identity"]
+__all__ = ["IDENTITY_FILE", "check_identity", "target_identity", "write_identity"]
 
-_FILE = "draftwise.json"
+IDENTITY_FILE = "draftwise.json"
 _SAMPLE = 4096
 """Bytes hashed at either end of a tensor: training changes all of them, and reading them costs nothing."""
 
@@ -62,7 +62,7 @@ def write_identity(folder: str | Path, target_path: str | Path, training: Mappin
     """
     target = {"name": Path(target_path).resolve().name} | target_identity(target_path)
     text = json.dumps({"target": target, "training": dict(training)}, indent=2) + "\n"
-    file = Path(folder) / _FILE
+    file = Path(folder) / IDENTITY_FILE
     beside = file.with_suffix(".json.new")
     beside.write_text(text, encoding="utf-8")
     os.replace(beside, file)  # a reader finds all of it or nothing
@@ -74,7 +74,7 @@ def check_identity(drafter_path: str | Path, target_path: str | Path) -> None:
     Raises:
         InvalidSetup: its draftwise.json names another target, or is damaged.
     """
-    file = Path(drafter_path) / _FILE
+    file = Path(drafter_path) / IDENTITY_FILE
     if not file.exists():
         return
     trained_for = _read_target(file)

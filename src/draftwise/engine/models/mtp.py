@@ -88,7 +88,7 @@ def load_mtp(path: str | Path, target: CausalLM) -> MtpDrafter:
         InvalidSetup: there are none, they do not fit the target, or tensors are missing or unknown.
     """
     checkpoint = HeadCheckpoint(path, target, _FAMILIES)
-    checkpoint.check_equal("hidden_size", checkpoint.shape.hidden_size, target.shape.hidden_size)
+    checkpoint.check_width(may_differ=False)
     n_predict = _count(checkpoint)
     drafter = MtpDrafter(
         # The stream before the final norm, unlike EAGLE (vLLM's MiMoModel leaves that norm to its head).

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from draftwise.core import InvalidSetup
+from draftwise.engine.models.mask import MASK_KEYS, find_mask_token
 
 __all__ = ["from_plain", "to_plain"]
 
@@ -99,12 +100,10 @@ class _Kind:
 
 _SHARED_KEYS = ("draft_vocab_size", "target_hidden_size", "block_size")
 _EAGLE_FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
-_MASK_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")
-"""Where plain configs keep the token that stands for one still to be guessed, in vLLM's order of search."""
 _AUX_KEY = "eagle_aux_hidden_state_layer_ids"
 _OWN_KEYS = {
     *("architectures", "dflash_config", "eagle_config", "target_layer_ids", _AUX_KEY),
-    *(*_SHARED_KEYS, *_EAGLE_FLAGS, *_MASK_KEYS),
+    *(*_SHARED_KEYS, *_EAGLE_FLAGS, *MASK_KEYS),
 }
 """Fields of a plain config that are the drafter's and not its decoder layers'."""
 
@@ -150,14 +149,14 @@ def _eagle3_from_plain(config: _Config, _where: str) -> dict[str, Any]:
 
 
 def _peagle_from_plain(config: _Config, where: str) -> dict[str, Any]:
-    return {**_eagle3_from_plain(config, where), "mask_token_id": _find_mask_token(config)}
+    return {**_eagle3_from_plain(config, where), "mask_token_id": find_mask_token(config)}
 
 
 def _dflash_from_plain(config: _Config, where: str) -> dict[str, Any]:
     own = config.get("dflash_config") or {}
     zero_based = own.get("target_layer_ids") or config.get("target_layer_ids") or []
     aux_ids = list(config.get(_AUX_KEY) or [i + 1 for i in zero_based])
-    mask_token_id = own.get("mask_token_id", _find_mask_token(config))
+    mask_token_id = own.get("mask_token_id", find_mask_token(config))
     known = ("mask_token_id", "target_layer_ids", "causal", "sample_from_anchor")
     lost = [f"dflash_config.{key}" for key, value in own.items() if value and key not in known]
     layer_types = config.get("layer_types") or ["full_attention"]
@@ -185,17 +184,13 @@ def _find_kind(config: _Config, where: str) -> str:
     if "dflash" in names:
         return "dflash"
     if "eagle3" in names or "peagle" in names:
-        return "eagle3" if _find_mask_token(config) is None else "peagle"
+        return "eagle3" if find_mask_token(config) is None else "peagle"
     raise InvalidSetup.because(
         "not-in-speculators-format",
         f"architecture {', '.join(config.get('architectures') or []) or 'unknown'} has no speculators format.",
         where=where,
         fix="It holds EAGLE-3, P-EAGLE and DFlash drafters; export others in the plain format.",
     )
-
-
-def _find_mask_token(config: _Config) -> int | None:
-    return next((config[key] for key in _MASK_KEYS if config.get(key) is not None), None)
 
 
 _KINDS = {

@@ -55,6 +55,11 @@ class Confirmed:
         lengths = self.lengths_B.tolist()
         return [row[:length] for row, length in zip(self.tokens_BN.tolist(), lengths, strict=True)]
 
+    def count_output(self) -> list[int]:
+        """Return how many tokens each sequence has put out (synchronises with the device)."""
+        ends = zip(self.starts, self.lengths_B.tolist(), self.num_prompt, strict=True)
+        return [start + length - num_prompt for start, length, num_prompt in ends]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
@@ -106,7 +111,6 @@ class Proposer(ABC):
     """Whether it must be told all tokens of a sequence from position 0, also those that prefix caching spares."""
     needs_every_state: bool = False
     """Whether it must be told the states of all tokens, so that no prefix may be spared."""
-
     needs_ending: bool = False
     """Whether it must be told a sequence's last tokens too, after which there is nothing to guess."""
 

@@ -1,7 +1,7 @@
 """A block-parallel drafter fills in all guesses in one pass (DFlash, arXiv 2602.06036).
 
-Shape letters: B sequences, A of them drafting, N rows of a pass, R guesses of all sequences, K draft tokens (padded),
-F features of a token, U tokens that the drafter can name, V the target's vocabulary.
+Shape letters: N rows of a pass, R guesses of all sequences, F features of a token, H hidden size, U tokens that the
+drafter can name.
 """
 
 from __future__ import annotations
@@ -13,20 +13,22 @@ import torch
 from torch import Tensor
 
 from draftwise.core import InvalidSetup
-from draftwise.engine.attention import PagedKV, plan_attention
+from draftwise.engine.attention import plan_attention
 from draftwise.engine.models import CausalLM
 from draftwise.engine.models.dflash import DFlash, load_dflash
-from draftwise.engine.proposers.base import Confirmed, Draft, Proposer
-from draftwise.engine.proposers.choice import choose
+from draftwise.engine.proposers.base import Confirmed, Draft
+from draftwise.engine.proposers.paged import Guesses, PagedProposer, to_device
 
 __all__ = ["DFlashProposer"]
 
 
-class DFlashProposer(Proposer):
+class DFlashProposer(PagedProposer):
     """Runs a DFlash network over each sequence's last token and a mask for every guess.
 
     Its context is the target's states: their keys and values go to the page slots of their own positions. Those of
     the block lie behind them and are overwritten by the states that are confirmed next.
+
+    Drafts go on to the end of the context: a drafter whose sliding window is shorter is refused when it is loaded.
 
     Args:
         network: the drafter.
@@ -36,9 +38,8 @@ class DFlashProposer(Proposer):
     """
 
     def __init__(self, network: DFlash, *, probabilistic: bool = False) -> None:
+        super().__init__(network)
         self._network, self._probabilistic = network, probabilistic
-        self.taps = network.taps
-        self.kv_bytes_per_token = network.kv_shape.kv_bytes_per_token(network.dtype.itemsize)
 
     @classmethod
     def load(
@@ -55,7 +56,7 @@ class DFlashProposer(Proposer):
         Args:
             path: plain or speculators-format DFlash checkpoint.
             target: the model that it drafts for.
-            max_model_len: longest context.
+            max_model_len: see `load_dflash`.
             k: most guesses that will be asked for, to be checked against the drafter's block.
             probabilistic: see the class.
 
@@ -74,11 +75,6 @@ class DFlashProposer(Proposer):
             )
         return cls(network, probabilistic=probabilistic)
 
-    def allocate(self, *, num_pages: int, block_size: int) -> None:
-        """Make the cache of context and blocks."""
-        shape, dtype, device = self._network.kv_shape, self._network.dtype, self._network.device
-        self._kv = PagedKV(shape, num_pages=num_pages, block_size=block_size, dtype=dtype, device=device)
-
     @torch.inference_mode()
     def propose(self, new: Confirmed, k: int) -> Draft:
         """Store the context of `new`; draft up to k tokens for each sequence that wants some."""
@@ -88,11 +84,9 @@ class DFlashProposer(Proposer):
         drafting = [b for b, count in enumerate(counts) if count > 0]
         if not drafting:
             return Draft.empty(len(rows), k, device=self._network.device)
-        logits_RU = self._guess(new, rows, counts, drafting)
-        return self._choose(new, rows, counts, logits_RU, k)
-
-    def release(self, slot: int) -> None:
-        """Nothing to forget: what is kept lies in the sequence's pages."""
+        guesses = Guesses(new, counts, k, self._network, probabilistic=self._probabilistic)
+        guesses.add_all(self._guess(new, rows, counts, drafting))
+        return guesses.to_draft()
 
     def _store_context(self, new: Confirmed, lengths: list[int]) -> None:
         """Store the states beside each sequence's new tokens, which are those of the positions one before them."""
@@ -130,31 +124,6 @@ class DFlashProposer(Proposer):
             )
             for causal in set(self._network.settings.causal_layers)
         }
-        tokens_N, positions_N, masks_R = (torch.tensor(values, device=device) for values in (tokens, positions, masks))
+        tokens_N, positions_N, masks_R = (to_device(values, device) for values in (tokens, positions, masks))
         hidden_NH = self._network.forward(tokens_N, positions_N, self._kv, plans)
         return self._network.logits(hidden_NH[masks_R])
-
-    def _choose(self, new: Confirmed, rows: list[list[int]], counts: list[int], logits_RU: Tensor, k: int) -> Draft:
-        """Return the draft that the logits of all guesses, sequence after sequence, ask for."""
-        owners = [b for b, count in enumerate(counts) for _ in range(count)]
-        steps = [step for count in counts for step in range(count)]
-        known = [start + len(row) for start, row in zip(new.starts, rows, strict=True)]
-        drawn = self._probabilistic
-        tokens_R, probs_RV = choose(
-            logits_RU,
-            temperature=[new.temperature[b] for b in owners] if drawn else (),
-            seeds=[new.seeds[b] for b in owners] if drawn else (),
-            positions=[known[b] - new.num_prompt[b] + step for b, step in zip(owners, steps, strict=True)],
-            probabilistic=drawn,
-            target_ids_U=self._network.target_ids_U,
-            vocab_size=self._network.vocab_size,
-        )
-        device = logits_RU.device
-        lengths_B, owners_R, steps_R = (torch.tensor(values, device=device) for values in (counts, owners, steps))
-        tokens_BK = torch.zeros(len(counts), k, dtype=torch.long, device=device)
-        tokens_BK[owners_R, steps_R] = tokens_R
-        probs_BKV = None
-        if probs_RV is not None:
-            probs_BKV = torch.zeros(len(counts), k, self._network.vocab_size, device=device)
-            probs_BKV[owners_R, steps_R] = probs_RV
-        return Draft(tokens_BK=tokens_BK, lengths_B=lengths_B, probs_BKV=probs_BKV)

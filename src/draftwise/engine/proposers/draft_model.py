@@ -10,12 +10,9 @@ from torch import Tensor
 
 from draftwise.engine.attention import AttentionPlan, PagedKV
 from draftwise.engine.models import CausalLM
-from draftwise.engine.models.drafter import Mask
+from draftwise.engine.models.mask import Mask, find_mask_token
 
 __all__ = ["DraftModel"]
-
-_MASK_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")
-"""Keys of config.json that name the token of masked positions, in vLLM's order of preference."""
 
 
 class DraftModel:
@@ -31,8 +28,8 @@ class DraftModel:
     def __init__(self, model: CausalLM) -> None:
         self._model = model
         self.kv_shape, self.vocab_size = model.shape, model.shape.vocab_size
-        token_id = next((model.config[key] for key in _MASK_KEYS if model.config.get(key) is not None), None)
-        self.mask = None if token_id is None else Mask(token_id=int(token_id))
+        token_id = find_mask_token(model.config)
+        self.mask = None if token_id is None else Mask(token_id=token_id)
 
     @property
     def dtype(self) -> torch.dtype:

@@ -23,7 +23,7 @@ from draftwise.engine.models.checkpoint import Checkpoint
 from draftwise.engine.models.linear import Linear
 from draftwise.engine.proposers.stateless import StatelessProposer, make_reader, pick_count
 
-__all__ = ["MlpSpeculator", "MlpSpeculatorProposer", "Stage"]
+__all__ = ["MlpSpeculator", "MlpSpeculatorProposer", "Stage", "token_weight"]
 
 _EPS = 1e-6
 _Part = TypeVar("_Part")
@@ -101,6 +101,19 @@ class MlpSpeculatorProposer(StatelessProposer[Tensor]):
         return stage.head(state_BI), state_BI
 
 
+def token_weight(inner: int, num_stages: int) -> float:
+    """Return how much the embedding of a token weighs beside the state before it.
+
+    The state's own weight is left out: the norm that follows takes care of the scale.
+
+    Args:
+        inner: I.
+        num_stages: with which the speculator is trained.
+    """
+    state_weight = 0.5 ** (0.5 / num_stages)
+    return math.sqrt((1 - state_weight**2) * inner / 2) / state_weight
+
+
 def _load_network(checkpoint: Checkpoint, target: CausalLM, k: int | None) -> MlpSpeculator:
     """Read the first k stages; what config.json leaves out has the defaults of vLLM's MLPSpeculatorConfig."""
     config, where = checkpoint.config, str(checkpoint.path / "config.json")
@@ -117,12 +130,9 @@ def _load_network(checkpoint: Checkpoint, target: CausalLM, k: int | None) -> Ml
     heads = _read_each(names.of("head"), lambda name: reader.linear("", [name], [vocab_size], inner))
     checkpoint.check_complete()
     parts = zip(embeddings, projections, norm_weights, norm_biases, heads, strict=True)
-    # The state's weight in the sum is left out: the norm that follows takes care of the scale.
-    state_weight = 0.5 ** (0.5 / num_stages)
-    token_weight = math.sqrt((1 - state_weight**2) * inner / 2) / state_weight
     return MlpSpeculator(
         stages=tuple(Stage(*part) for part in parts),
-        token_weight=token_weight,
+        token_weight=token_weight(inner, num_stages),
         scale_input=bool(config.get("scale_input")),
     )
 

@@ -60,7 +60,7 @@ class StatelessProposer(Proposer, Generic[Carry]):
         assert new.features_NF is not None
         carry = self.begin(new.features_NF[new.lengths_B.cumsum(0) - 1], num_guesses)
         tokens_B = new.tokens_BN.gather(1, new.lengths_B.unsqueeze(1) - 1).squeeze(1)
-        num_output = self._count_output(new)
+        num_output = new.count_output() if self._probabilistic else []
         tokens, probs = [], []
         for index in range(num_guesses):
             logits_BU, carry = self.step(index, carry, tokens_B)
@@ -83,13 +83,6 @@ class StatelessProposer(Proposer, Generic[Carry]):
 
     def release(self, slot: int) -> None:
         """Nothing to forget."""
-
-    def _count_output(self, new: Confirmed) -> list[int]:
-        """Return how many tokens each sequence has put out, where draws need it: it waits for the device."""
-        if not self._probabilistic:
-            return []
-        ends = zip(new.starts, new.lengths_B.tolist(), new.num_prompt, strict=True)
-        return [start + length - num_prompt for start, length, num_prompt in ends]
 
 
 def make_reader(checkpoint: Checkpoint, target: CausalLM, *, hidden_key: str) -> WeightReader:
