@@ -18,9 +18,9 @@ from draftwise.backends import FakeBackend, FakeScript
 from draftwise.cli import main
 
 SCRIPTS = {
-    "plain": FakeScript(first_token_s=0.002, step_s=0.002),
-    "faster": FakeScript(first_token_s=0.002, step_s=0.002, k=3, accepted=(3,)),
-    "slower": FakeScript(first_token_s=0.002, step_s=0.004, k=3, accepted=(0, 1)),
+    "plain": FakeScript(first_token_s=0.004, step_s=0.004),
+    "faster": FakeScript(first_token_s=0.004, step_s=0.006, k=3, accepted=(3,)),
+    "slower": FakeScript(first_token_s=0.004, step_s=0.010, k=3, accepted=(0, 1)),
 }
 CONTEXT = ["--context", "model=fake", "--context", "precision=float32", "--context", "command.plain=serve"]
 

@@ -141,6 +141,17 @@ def test_a_drafter_equal_to_the_target_is_always_right(configs: dict[str, dict[s
     assert llm.engine.stats().spec.acceptance_rate == 1.0
 
 
+@pytest.mark.parametrize("name", ["draft_model", "eagle3", "mtp", "dflash", "medusa"])
+def test_a_request_of_one_token_leaves_its_prompt_to_the_next(
+    name: str, configs: dict[str, dict[str, Any]], tiny_target: Path, plain: list[list[int]]
+) -> None:
+    llm = make_llm(tiny_target, configs[name])
+    llm.generate(PROMPTS[4], SamplingParams(temperature=0, max_tokens=1))
+    (output,) = llm.generate(PROMPTS[4], SamplingParams(temperature=0, max_tokens=48))
+    assert output.outputs[0].token_ids == plain[4]
+    assert llm.engine.stats().prefix_cache_hits > 0
+
+
 def test_extracting_hidden_states_changes_no_word(tiny_target: Path, plain: list[list[int]], tmp_path: Path) -> None:
     """And what is written equals transformers' hidden states."""
     transformers = pytest.importorskip("transformers")

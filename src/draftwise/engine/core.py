@@ -273,13 +273,24 @@ class Engine:
         )
 
     def _finish(self, sequence: Sequence) -> None:
-        if self.proposer is not None and self.proposer.needs_ending and (news := self._news(sequence)):
-            self.proposer.propose(_confirm([news], [0], self.runner.model.device), 0)
+        if self.proposer is not None:
+            self._tell_ending(self.proposer, sequence)
         self.scheduler.remove(sequence)
         siblings = self._sequences[sequence.request.request_id]
         siblings.remove(sequence)
         if not siblings:
             del self._sequences[sequence.request.request_id]
+
+    def _tell_ending(self, proposer: Proposer, sequence: Sequence) -> None:
+        """Tell the proposer a sequence's last tokens, if it wants them or has its part of new full pages to write."""
+        in_pages = proposer.kv_bytes_per_token > 0
+        if not (proposer.needs_ending or (in_pages and self.scheduler.has_unpublished(sequence))):
+            return
+        news = self._news(sequence)
+        if news is not None:
+            proposer.propose(_confirm([news], [0], self.runner.model.device), 0)
+        if in_pages:
+            self.scheduler.publish(sequence)
 
     def _release_slots(self) -> None:
         """Tell the proposer which sequences are gone."""

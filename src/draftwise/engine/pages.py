@@ -25,11 +25,15 @@ class PagePool:
 
     A full page of final tokens can be published under its key. When nobody holds it any more it stays
     available to requests with the same prefix until the pool needs it, least recently used first.
+
+    Attributes:
+        num_pages: size of the pool.
+        caching: whether pages can be published at all.
     """
 
     def __init__(self, num_pages: int, *, enable_prefix_caching: bool = True) -> None:
         self.num_pages = num_pages
-        self._caching = enable_prefix_caching
+        self.caching = enable_prefix_caching
         self._references = [0] * num_pages
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_pages))
         """Pages nobody holds, in order of re-use: unpublished first, then the longest unused."""
@@ -78,7 +82,7 @@ class PagePool:
     def publish(self, page: int, key: bytes) -> None:
         """Offer a held, full page to later requests (no effect when the key is offered already)."""
         assert self._references[page] > 0, "only a held page can be published"
-        if self._caching and key not in self._page_of and page not in self._key_of:
+        if self.caching and key not in self._page_of and page not in self._key_of:
             self._page_of[key] = page
             self._key_of[page] = key
 

@@ -123,10 +123,14 @@ class Scheduler:
         self._ensure_pages(sequence, len(sequence.tokens) + num_draft)
         return num_draft
 
+    def has_unpublished(self, sequence: Sequence) -> bool:
+        """Whether full pages of what is computed are not offered to later requests yet."""
+        return self.pool.caching and sequence.num_computed // self.block_size > sequence.num_published
+
     def publish(self, sequence: Sequence) -> None:
         """Offer the full pages of what is computed to later requests with the same prefix."""
-        num_full = sequence.num_computed // self.block_size
-        if num_full > sequence.num_published:
+        if self.has_unpublished(sequence):
+            num_full = sequence.num_computed // self.block_size
             self._extend_keys(sequence, num_full)
             for i in range(sequence.num_published, num_full):
                 self.pool.publish(sequence.pages[i], sequence.page_keys[i])
