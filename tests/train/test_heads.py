@@ -18,10 +18,10 @@ SMALL = {"hidden_size": 32, "num_layers": 1, "num_attention_heads": 2, "num_key_
 HEADS = [
     pytest.param("medusa", {"num_heads": 3}, id="medusa"),
     pytest.param("medusa", {"num_heads": 3, "num_layers": 2, "lm_head": "shared"}, id="medusa-shared"),
-    pytest.param("medusa", {"num_heads": 3, "lm_head": "frozen", "learn": "tokens"}, id="medusa-frozen"),
+    pytest.param("medusa", {"num_heads": 3, "lm_head": "frozen", "learn_from": "tokens"}, id="medusa-frozen"),
     pytest.param("mlp_speculator", {"n_predict": 3}, id="mlp"),
     pytest.param("mlp_speculator", {"n_predict": 3, "inner_dim": 96, "scale_input": True}, id="mlp-wide"),
-    pytest.param("mlp_speculator", {"n_predict": 3, "tie_weights": True, "learn": "tokens"}, id="mlp-tied"),
+    pytest.param("mlp_speculator", {"n_predict": 3, "tie_weights": True, "learn_from": "tokens"}, id="mlp-tied"),
 ]
 MODELS = [
     pytest.param({**SMALL, "num_speculative_tokens": 3, "token_weight": 0.5}, id="draft_model"),

@@ -167,7 +167,7 @@ NO_EFFECT: dict[str, str] = {
     "disable_lookahead_block_hashes": _NO_SUCH_METHOD,
     "disable_mqa_scorer": _NO_SUCH_KERNEL,
     "disable_padded_drafter_batch": "drafts of unequal length share a batch anyway",
-    "draft_lm_head_quantization": _NO_SUCH_METHOD,
+    "draft_lm_head_quantization": _FROM_DISK,
     "draft_load_config": _FROM_DISK,
     "draft_tensor_parallel_size": _ONE_DEVICE,
     "dspark_draft_topk": _NO_SUCH_METHOD,

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from draftwise.core import InvalidSetup, ModelShape
-from draftwise.engine.models.checkpoint import Checkpoint
+from draftwise.engine.models.checkpoint import Checkpoint, write_tensors
 from draftwise.engine.models.families import get_family
 from draftwise.engine.models.identity import IDENTITY_FILE, check_identity
-from draftwise.train.checkpoint import new_folder, read_tensor, write_tensors
+from draftwise.train.checkpoint import new_folder, read_tensor
 
 __all__ = ["assemble_mtp", "check_expressible", "join_mtp"]
 

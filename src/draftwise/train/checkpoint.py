@@ -12,17 +12,16 @@ from typing import Any
 from uuid import uuid4
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from draftwise.core import InvalidSetup, SpecConfig
 from draftwise.engine.config import EngineConfig
 from draftwise.engine.models import load_model
-from draftwise.engine.models.checkpoint import Checkpoint
+from draftwise.engine.models.checkpoint import Checkpoint, write_tensors
 from draftwise.engine.proposers import make_proposer
 from draftwise.engine.spec import resolve_spec
 
-__all__ = ["load_back", "new_folder", "read_tensor", "save_drafter", "write_tensors"]
+__all__ = ["load_back", "new_folder", "read_tensor", "save_drafter"]
 
 
 def save_drafter(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor], dtype: torch.dtype) -> None:
@@ -40,17 +39,6 @@ def save_drafter(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, 
     }
     write_tensors(folder / "model.safetensors", stored)
     (folder / "config.json").write_text(json.dumps(dict(config), indent=2) + "\n", encoding="utf-8")
-
-
-def write_tensors(file: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write a safetensors file that others may read as they may any new file.
-
-    The library makes it readable to its owner alone, and the server may run as somebody else.
-    """
-    save_file(dict(tensors), file, metadata={"format": "pt"})
-    mask = os.umask(0)
-    os.umask(mask)
-    file.chmod(0o666 & ~mask)
 
 
 @contextmanager

@@ -73,7 +73,7 @@ class MedusaTraining(Method):
         ),
         Option(name="discount", default=0.8, least=0, help="Weight of a guess, relative to the one before (paper)."),
         Option(
-            name="learn",
+            name="learn_from",
             default="distribution",
             choices=("distribution", "tokens"),
             help="What is learnt: the target's distribution, or the text's own next token as in the paper.",
@@ -99,7 +99,7 @@ class MedusaTraining(Method):
         """Return the weighted sum of the heads' cross entropies."""
         hidden_JBRH = self.network(states.final_BTH[:, :-1])
         heads = [head.weight for head in self.network.lm_heads]
-        head_VH = None if self._options["learn"] == "tokens" else self._target.head_VH
+        head_VH = None if self._options["learn_from"] == "tokens" else self._target.head_VH
         discount = self._options["discount"]
         return learn_labels(batch, states, hidden_JBRH, heads, head_VH, discount=discount, fuse=self._compiled)
 

@@ -78,7 +78,7 @@ class MlpSpeculatorTraining(Method):
         Option(name="scale_input", default=False, help="Norm the target's state first."),
         Option(name="discount", default=1.0, least=0, help="Weight of a guess, relative to the one before."),
         Option(
-            name="learn",
+            name="learn_from",
             default="distribution",
             choices=("distribution", "tokens"),
             help="What is learnt: the target's distribution, or the text's own next token as in the paper.",
@@ -109,7 +109,7 @@ class MlpSpeculatorTraining(Method):
             state_BRI = F.rms_norm(state_BRI, state_BRI.shape[-1:], eps=_EPS) / math.sqrt(2)
         states_JBRI = speculator(state_BRI, batch.tokens_BT, self._num_stages, self._token_weight)
         heads = [head.weight for head in speculator.head]
-        head_VH = None if self._options["learn"] == "tokens" else self._target.head_VH
+        head_VH = None if self._options["learn_from"] == "tokens" else self._target.head_VH
         discount = self._options["discount"]
         return learn_labels(batch, states, states_JBRI, heads, head_VH, discount=discount, fuse=self._compiled)
 

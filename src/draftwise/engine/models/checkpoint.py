@@ -1,19 +1,21 @@
-"""Reads a Hugging Face checkpoint directory: its config.json and its safetensors, one tensor at a time."""
+"""Reads a Hugging Face checkpoint directory: its config.json and its safetensors, one tensor at a time; writes the latter."""
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from draftwise.core import InvalidSetup
 
-__all__ = ["Checkpoint"]
+__all__ = ["Checkpoint", "write_tensors"]
 
 
 class Checkpoint:
@@ -137,6 +139,17 @@ class Checkpoint:
         if not isinstance(value, dict):
             raise InvalidSetup.because("not-an-object", "must hold a JSON object.", where=str(file))
         return value
+
+
+def write_tensors(file: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write a safetensors file that others may read as they may any new file.
+
+    The library makes it readable to its owner alone, and the server may run as somebody else.
+    """
+    save_file(dict(tensors), file, metadata={"format": "pt"})
+    mask = os.umask(0)
+    os.umask(mask)
+    file.chmod(0o666 & ~mask)
 
 
 def _damaged(file: Path, error: Exception) -> InvalidSetup:

@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from draftwise.core import InvalidSetup
+from draftwise.engine.models.checkpoint import write_tensors
 from draftwise.engine.proposers.base import Confirmed, Draft, Proposer
 
 __all__ = ["ExtractHiddenStatesProposer", "hidden_states_path"]
@@ -116,7 +116,7 @@ class ExtractHiddenStatesProposer(Proposer):
         }
         partial = prompt.path.with_name(f".{prompt.path.name}.{os.getpid()}")
         try:
-            save_file(tensors, partial)
+            write_tensors(partial, tensors)
             partial.replace(prompt.path)
         finally:
             partial.unlink(missing_ok=True)
