@@ -1,4 +1,4 @@
-"""Reads a Hugging Face checkpoint directory: its config.json and its safetensors, one tensor at a time; writes the latter."""
+"""Reads a Hugging Face checkpoint directory, config.json and safetensors, one tensor at a time; writes safetensors."""
 
 from __future__ import annotations
 
