@@ -21,7 +21,7 @@ def test_a_run_is_stopped_gone_on_with_and_its_drafter_drafts(tiny_target, tmp_p
     data, out = tmp_path / "data.txt", tmp_path / "drafter"
     data.write_text("one two three four five six. " * 300)
     given = ("medusa", "--target", tiny_target, "--data", data, "--out", out, "--answers", "given", "--device", "cpu")
-    given += ("--steps", 60, "--batch-tokens", 1024, "--max-length", 64, "--learn", "tokens", "--lr", 0.01)
+    given += ("--steps", 60, "--batch-tokens", 1024, "--max-length", 64, "--learn-from", "tokens", "--lr", 0.01)
     run = subprocess.Popen(command(*given, "--num-heads", 2), stderr=subprocess.PIPE, text=True)
     log = out / "training" / "log.jsonl"
     while run.poll() is None and not (log.exists() and '"loss"' in log.read_text()):
