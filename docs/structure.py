@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "draftwise"
-LAYERS = ("cli", "serve", "measure", "train", "backends", "engine", "facts", "core")
+LAYERS = ("cli", "serve", "measure", "train", "backends", "plan", "engine", "facts", "core")
 HEAD = """# Structure
 
 One package, layered by the operator's verbs; imports go downward only, and `make check` enforces it:
@@ -16,7 +16,7 @@ One package, layered by the operator's verbs; imports go downward only, and `mak
 cli
 serve | measure | train
 backends
-engine
+plan | engine
 facts
 core
 ```
@@ -25,7 +25,8 @@ The state of a run lives in three places: the engine (sequences, pages, the runn
 run directory. torch is reachable from `engine`, `train` and `serve` only, so measuring works on a laptop without it.
 
 Beside the package: `bundle/` holds the bundled model and the recipe that trained it, `benchmarks/` scripts with their
-committed results, `tests/` mirrors the package. This page is written by `python docs/structure.py`.
+committed results, `catalogue/` the maintainer's scripts that read vLLM's wheels into `facts/data` and hold `check`
+against vLLM itself, `tests/` mirrors the package. This page is written by `python docs/structure.py`.
 """
 
 

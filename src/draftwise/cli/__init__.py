@@ -7,11 +7,17 @@ from draftwise.cli._group import VerbGroup
 __all__ = ["main"]
 
 VERBS = {
+    "check": "draftwise.cli.check",
     "decide": "draftwise.cli.decide",
+    "explain": "draftwise.cli.explain",
     "export": "draftwise.cli.export",
+    "inspect": "draftwise.cli.inspect",
+    "pick": "draftwise.cli.pick",
     "report": "draftwise.cli.report",
     "serve": "draftwise.cli.serve",
+    "size": "draftwise.cli.size",
     "train": "draftwise.cli.train",
+    "upgrade": "draftwise.cli.upgrade",
 }
 
 main = VerbGroup(

@@ -3,6 +3,7 @@
 from draftwise.core.config import SpecConfig
 from draftwise.core.decision import Comparison, Decision, Interval, Verdict
 from draftwise.core.finding import BackendError, DraftwiseError, Finding, InvalidSetup, Severity
+from draftwise.core.ruling import Effect, Ruling, Stage
 from draftwise.core.run import Answer, Arm, Counters, Divergence, Run, RunPlan, Window
 from draftwise.core.setup import Device, Setup
 from draftwise.core.shape import ModelShape
@@ -20,17 +21,20 @@ __all__ = [
     "Device",
     "Divergence",
     "DraftwiseError",
+    "Effect",
     "Finding",
     "Interval",
     "InvalidSetup",
     "ModelShape",
     "Prompt",
+    "Ruling",
     "Run",
     "RunPlan",
     "Setup",
     "Severity",
     "SpecConfig",
     "SpecStats",
+    "Stage",
     "Timing",
     "Verdict",
     "Window",

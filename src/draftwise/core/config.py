@@ -29,6 +29,14 @@ class SpecConfig:
         object.__setattr__(self, "options", MappingProxyType(dict(self.options)))
 
     @classmethod
+    def keep(cls, given: Mapping[str, Any]) -> SpecConfig:
+        """Return the config for any JSON object; a value of the wrong type stays in `options`, unjudged."""
+        rest = dict(given)
+        kinds = {"method": str, "model": str, "num_speculative_tokens": int}
+        typed = {key: rest.pop(key) for key, kind in kinds.items() if type(rest.get(key)) is kind}
+        return cls(**typed, options=rest)
+
+    @classmethod
     def parse(cls, given: str | Mapping[str, Any]) -> SpecConfig:
         """Return the config for a JSON object, given as text or as a mapping.
 

@@ -34,7 +34,10 @@ class Setup:
     device: Device | None = None
     spec: SpecConfig | None = None
     args: Mapping[str, Any] = field(default_factory=dict)
-    """Engine flags by their long name without dashes, e.g. `{"dtype": "bfloat16"}`."""
+    """Engine flags by their long name with underscores, e.g. `{"tensor_parallel_size": 2}`."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables that the server reads, e.g. `{"VLLM_USE_V2_MODEL_RUNNER": "1"}`."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "args", MappingProxyType(dict(self.args)))
+        object.__setattr__(self, "env", MappingProxyType(dict(self.env)))

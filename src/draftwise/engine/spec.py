@@ -11,6 +11,7 @@ from typing import Any
 from draftwise.core import Finding, InvalidSetup, Severity, SpecConfig
 from draftwise.engine.acceptance import Acceptance, Standard, Synthetic, Typical
 from draftwise.engine.spec_keys import ELSEWHERE, KEYS, LAYER_IDS_KEY, METHODS, MTP_SUFFIX, NAME_TRAPS, NO_EFFECT
+from draftwise.facts.glossary import meaning_of_key
 
 __all__ = ["ResolvedSpec", "resolve_spec"]
 
@@ -112,7 +113,7 @@ def _check_keys(given: Mapping[str, Any]) -> Iterator[Finding]:
             kind = KEYS[name].kind
             if not kind.accepts(value):
                 yield _error(
-                    name, "wrong-value", f"must be {kind.text}, got {value!r}.", f"Meaning: {KEYS[name].meaning}"
+                    name, "wrong-value", f"must be {kind.text}, got {value!r}.", f"Meaning: {meaning_of_key(name)}"
                 )
         elif name in NO_EFFECT:
             if value is not False:
@@ -155,7 +156,7 @@ def _check_keys_of_method(settings: Mapping[str, Any], given: Mapping[str, Any])
     if method.model == "needed" and "model" not in given:
         yield _error("model", "missing-model", f"{name} needs a drafter.", "Give the directory of its checkpoint.")
     if method.required is not None and settings[method.required] is None:
-        meaning = KEYS[method.required].meaning
+        meaning = meaning_of_key(method.required)
         yield _error(method.required, "missing-key", f"{name} needs it.", f"Meaning: {meaning}")
     if name == "draft_model" and any(trap in str(model).lower() for trap in NAME_TRAPS):
         message = f"vLLM would take {model} for a head of another method, because of its name."

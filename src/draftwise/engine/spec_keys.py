@@ -31,11 +31,10 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key that acts here."""
+    """A key that acts here; what it means is in `facts.glossary`."""
 
     kind: Kind
     default: Any
-    meaning: str
     source: str
 
 
@@ -97,61 +96,46 @@ _V0 = "vLLM 0.9.2 (V0 engine), vllm/config.py"
 _V1 = "vLLM 0.32.0, vllm/config/speculative.py"
 
 KEYS: dict[str, Key] = {
-    "method": Key(_TEXT, None, "How drafts are made.", _V1),
-    "model": Key(_TEXT, None, "Checkpoint of the drafter.", _V1),
-    "num_speculative_tokens": Key(_integer(1), None, "k: draft tokens a step, at most.", _V1),
-    "prompt_lookup_max": Key(_integer(1), None, "Longest n-gram looked up.", _V1),
-    "prompt_lookup_min": Key(_integer(1), None, "Shortest n-gram looked up.", _V1),
-    "suffix_decoding_max_tree_depth": Key(_integer(1), 24, "Bounds match plus draft, in tokens.", _V1),
-    "suffix_decoding_max_cached_requests": Key(
-        _integer(0), 10_000, "Past requests in the global tree, oldest evicted first; 0 switches it off.", _V1
-    ),
-    "suffix_decoding_max_spec_factor": Key(_number(0), 1.0, "Draft at most this times the match length.", _V1),
-    "suffix_decoding_min_token_prob": Key(_number(0, 1), 0.1, "Draft only tokens at least this probable.", _V1),
+    "method": Key(_TEXT, None, _V1),
+    "model": Key(_TEXT, None, _V1),
+    "num_speculative_tokens": Key(_integer(1), None, _V1),
+    "prompt_lookup_max": Key(_integer(1), None, _V1),
+    "prompt_lookup_min": Key(_integer(1), None, _V1),
+    "suffix_decoding_max_tree_depth": Key(_integer(1), 24, _V1),
+    "suffix_decoding_max_cached_requests": Key(_integer(0), 10_000, _V1),
+    "suffix_decoding_max_spec_factor": Key(_number(0), 1.0, _V1),
+    "suffix_decoding_min_token_prob": Key(_number(0, 1), 0.1, _V1),
     "disable_by_batch_size": Key(
         _integer(2),
         None,
-        "No drafts while at least this many sequences run (the help text says `larger than`, the code did >=).",
         "vLLM 0.9.2, vllm/spec_decode/spec_decode_worker.py, _should_disable_all_speculation; a no-op on V1",
     ),
     "num_speculative_tokens_per_batch_size": Key(
         _list_of("[first batch size, last batch size, k], whole numbers", _is_range),
         None,
-        "k by running sequences; gaps and the tail keep the k before them; never above num_speculative_tokens.",
         "vLLM 0.32.0, vllm/v1/spec_decode/dynamic/utils.py",
     ),
-    "draft_sample_method": Key(
-        _one_of("greedy", "probabilistic"), "greedy", "Whether the drafter takes its argmax or samples.", _V1
-    ),
-    "parallel_drafting": Key(_SWITCH, False, "Make all guesses in one pass; the drafter must be trained to.", _V1),
+    "draft_sample_method": Key(_one_of("greedy", "probabilistic"), "greedy", _V1),
+    "parallel_drafting": Key(_SWITCH, False, _V1),
     "draft_model_config": Key(
         Kind(f'{{"hf_config": {{"{LAYER_IDS_KEY}": [layer, ...]}}}}', _is_layer_choice),
         None,
-        "Which hidden states to extract: i enters layer i, the number of layers is what the last one leaves.",
         _V1,
     ),
-    "rejection_sample_method": Key(
-        _one_of("standard", "synthetic"), "standard", "Lossless rejection sampling, or coins with fixed odds.", _V1
-    ),
+    "rejection_sample_method": Key(_one_of("standard", "synthetic"), "standard", _V1),
     "synthetic_acceptance_rates": Key(
         _list_of("numbers in 0..1", _number(0, 1).accepts),
         None,
-        "Share of drafts of which at least the first i+1 tokens stand, for each position i.",
         _V1,
     ),
-    "synthetic_acceptance_length": Key(_number(1), None, "Mean tokens emitted a draft, instead of rates.", _V1),
+    "synthetic_acceptance_length": Key(_number(1), None, _V1),
     "acceptance_method": Key(
         _one_of("rejection_sampler", "typical_acceptance_sampler"),
         "rejection_sampler",
-        "Lossless, or Medusa's lossy typical acceptance.",
         _V0,
     ),
-    "posterior_threshold": Key(
-        Kind("a number in [0, 1)", lambda v: _is_number(v) and 0 <= v < 1), 0.09, "Typical acceptance: the bar.", _V0
-    ),
-    "posterior_alpha": Key(
-        _number(0), 0.3, "Typical acceptance: how far the bar falls as the target grows uncertain.", _V0
-    ),
+    "posterior_threshold": Key(Kind("a number in [0, 1)", lambda v: _is_number(v) and 0 <= v < 1), 0.09, _V0),
+    "posterior_alpha": Key(_number(0), 0.3, _V0),
 }
 
 _ONE_DEVICE = "the embedded engine decodes on one device"

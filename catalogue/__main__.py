@@ -1,0 +1,54 @@
+"""`python -m catalogue build` takes in new vLLM releases; `python -m catalogue probe` looks for rotten rules."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from catalogue.build import DATA, build, differences, find_wheels, write
+
+_WHEELS = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "draftwise/vllm-wheels"
+
+
+def main(arguments: list[str]) -> int:
+    """Run a command; 1 when a probe disagrees with its rule."""
+    parser = argparse.ArgumentParser(prog="python -m catalogue", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, text in (("build", "read the wheels and write the data files"), ("probe", "check every rule's probe")):
+        command = commands.add_parser(name, help=text)
+        command.add_argument(
+            "--wheels", type=Path, default=_WHEELS, help="folder of unpacked wheels (default: %(default)s)"
+        )
+        command.add_argument("--offline", action="store_true", help="use the wheels that are there and fetch none")
+    given = parser.parse_args(arguments)
+    if not given.offline:
+        from catalogue.wheels import main as fetch
+
+        fetch([str(given.wheels)])
+    return {"build": _build, "probe": _probe}[given.command](given.wheels)
+
+
+def _build(folder: Path) -> int:
+    wheels = find_wheels(folder)
+    if not wheels:
+        print(f"There is no wheel in {folder}: name a folder with --wheels, or leave --offline out.", file=sys.stderr)
+        return 2
+    rows = build(folder)
+    write(DATA, rows, wheels)
+    newest = wheels[-1]["version"]
+    before = wheels[-2]["version"] if len(wheels) > 1 else None
+    print(*differences(rows, newest, before), sep="\n")
+    print(f"\nvLLM {newest}: {sum(map(len, rows.values()))} rows in {len(rows)} topics over {len(wheels)} releases.")
+    return 0
+
+
+def _probe(folder: Path) -> int:
+    from catalogue.probes import report
+
+    return report(folder)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

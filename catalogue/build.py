@@ -1,0 +1,76 @@
+"""Reads every topic from every wheel and writes the range-encoded data files of `draftwise.facts.vllm`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from packaging.version import Version
+
+from catalogue.extract.speculative import Facts
+from catalogue.extract.topics import TOPICS
+from catalogue.extract.tree import Tree
+from draftwise.facts.spans import Row, encode
+
+__all__ = ["DATA", "build", "differences", "find_wheels", "write"]
+
+DATA = Path(__file__).parents[1] / "src/draftwise/facts/data/vllm"
+_RELEASES = "releases.json"
+
+
+def find_wheels(folder: Path) -> list[dict[str, str]]:
+    """Return what `wheel.json` says of each release under a folder, oldest first."""
+    found = [json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("*/wheel.json")]
+    return sorted(found, key=lambda about: Version(about["version"]))
+
+
+def build(folder: Path, topics: Mapping[str, Any] = TOPICS) -> dict[str, list[Row]]:
+    """Return the rows of every topic, read from the wheels under a folder.
+
+    Raises:
+        NotFound: a file or symbol that a topic is read from is missing in a release.
+    """
+    names = [about["version"] for about in find_wheels(folder)]
+    tables: dict[str, list[Facts]] = {topic: [] for topic in topics}
+    for name in names:
+        tree = Tree(folder / name, name)
+        for topic, extract in topics.items():
+            tables[topic].append(extract(tree))
+    return {topic: encode(names, rows) for topic, rows in tables.items()}
+
+
+def write(folder: Path, rows: Mapping[str, Sequence[Row]], wheels: Sequence[Mapping[str, str]]) -> None:
+    """Write one file a topic, one line a row, and `releases.json`; files of topics that are gone are removed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for stale in set(folder.glob("*.json")) - {folder / f"{topic}.json" for topic in rows} - {folder / _RELEASES}:
+        stale.unlink()
+    for topic, topic_rows in rows.items():
+        (folder / f"{topic}.json").write_text(_lines(map(asdict, topic_rows)), encoding="utf-8")
+    (folder / _RELEASES).write_text(_lines(wheels), encoding="utf-8")
+
+
+def _lines(entries: Iterable[Mapping[str, Any]]) -> str:
+    written = ",\n".join(json.dumps(entry, ensure_ascii=False, separators=(",", ":")) for entry in entries)
+    return f"[\n{written}\n]\n" if written else "[]\n"
+
+
+def differences(rows: Mapping[str, Sequence[Row]], newest: str, before: str | None) -> Iterator[str]:
+    """Yield, topic by topic, what the newest release adds, drops and changes against the one before it."""
+    for topic, topic_rows in sorted(rows.items()):
+        new = {row.key: row.value for row in topic_rows if row.since == newest}
+        old = {row.key: row.value for row in topic_rows if row.until == before and before is not None}
+        for key in sorted(new.keys() | old.keys()):
+            if key not in old:
+                yield f"{topic}: + {key}  {_short(new[key])}"
+            elif key not in new:
+                yield f"{topic}: - {key}  {_short(old[key])}"
+            else:
+                yield f"{topic}: ~ {key}  {_short(old[key])} -> {_short(new[key])}"
+
+
+def _short(value: Any, width: int = 120) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= width else f"{text[: width - 3]}..."

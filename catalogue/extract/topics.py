@@ -1,0 +1,40 @@
+"""Every topic of the catalogue and the function that reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from catalogue.extract import attention, choices, engine, flags, models, mtp, serving, speculative
+from catalogue.extract.speculative import Facts
+from catalogue.extract.tree import Tree
+
+__all__ = ["TOPICS"]
+
+TOPICS: Mapping[str, Callable[[Tree], Facts]] = {
+    function.__name__: function
+    for function in (
+        speculative.methods,
+        speculative.spec_fields,
+        speculative.spec_rules,
+        speculative.method_inference,
+        speculative.aux_targets,
+        mtp.mtp_remap,
+        models.architectures,
+        models.speculators_types,
+        models.config_model_types,
+        flags.flags,
+        flags.engine_defaults,
+        engine.batch_defaults,
+        engine.cudagraph_sizes,
+        engine.async_scheduling,
+        engine.runner_v2,
+        attention.attention_backends,
+        attention.noncausal_backends,
+        choices.quantization_methods,
+        choices.kv_cache_dtypes,
+        choices.moe_backends,
+        serving.metrics,
+        serving.sampling_params,
+        serving.env,
+    )
+}

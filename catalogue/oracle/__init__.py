@@ -1,0 +1,1 @@
+"""The oracle: the same configurations go through vLLM's own EngineArgs and through draftwise's check."""

@@ -1,0 +1,251 @@
+"""draftwise's half of the oracle: the same cases through `check`, and how far the two agree.
+
+A case agrees when both accept it or both refuse it, and, if accepted, method, number of tokens, lookup bounds and draft
+tensor parallel size are equal. Stage, exception class and every other resolved value are counted beside that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from draftwise.core import Device, Effect, InvalidSetup, Ruling, Setup, SpecConfig
+
+from draftwise.plan.check import check
+
+__all__ = ["DEVICES", "HEADLINE", "VALUES", "Agreement", "Prediction", "compare", "find_differences", "predict", "read_lines"]
+
+DEVICES: Mapping[str, Device] = {
+    "cuda": Device(name="NVIDIA H200", kind="cuda", count=8, memory_bytes=150_754_820_096),
+    "cpu": Device(name="CPU", kind="cpu"),
+}
+"""What the worker's platforms pretend to run on."""
+
+HEADLINE = (
+    "method", "num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max", "draft_tensor_parallel_size",
+)  # fmt: skip
+"""Resolved values that a case must agree in."""
+
+VALUES = (
+    *HEADLINE, "model", "draft_architectures", "target_architectures", "draft_max_model_len", "quantization",
+    "parallel_drafting", "synthetic_acceptance_rates", "runner", "async_scheduling",
+)  # fmt: skip
+"""Resolved values that are compared by name; the keys of `fields` come on top."""
+
+_IN_FIELDS = ("parallel_drafting", "synthetic_acceptance_rates")
+_NOT_DECIDABLE = (
+    ("Invalid repository ID or local directory", "drafter is a name of the hub, which the oracle cannot reach"),
+    ("failed to be inspected", "model class does not import under the oracle's libraries"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """What `check` says about a case, in the oracle's terms."""
+
+    accepted: bool
+    stages: tuple[str, ...] = ()
+    exceptions: tuple[str, ...] = ()
+    codes: tuple[str, ...] = ()
+    """Codes of the findings that refuse it."""
+    resolved: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Agreement:
+    """Counts over the cases of one release on one platform."""
+
+    cases: int = 0
+    accepted: int = 0
+    agreed: int = 0
+    verdicts: int = 0
+    undecidable: Counter[str] = field(default_factory=Counter)
+    values: dict[str, list[int]] = field(default_factory=lambda: defaultdict(lambda: [0, 0]))
+    """Value -> equal, compared."""
+    groups: dict[str, list[int]] = field(default_factory=lambda: defaultdict(lambda: [0, 0]))
+    """Shape or outcome class -> agreed, cases."""
+    false_accepted: list[str] = field(default_factory=list)
+    """Ids of the cases that vLLM refuses and `check` accepts."""
+    disagreements: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    """Signature -> ids."""
+
+    @property
+    def rate(self) -> float:
+        """Share of the decidable cases that agree."""
+        return self.agreed / self.cases if self.cases else 0.0
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the objects of a JSONL file."""
+    with path.open(encoding="utf-8") as lines:
+        yield from map(json.loads, lines)
+
+
+def predict(case: Mapping[str, Any], version: str, platform: str) -> Prediction:
+    """Return what `check` makes of a case; call where the model directories lie."""
+    spec = case["spec"]
+    setup = Setup(
+        target=case["target"], engine="vllm", engine_version=version, device=DEVICES[platform],
+        spec=None if spec is None else SpecConfig.keep(spec), args=case["flags"], env=case["env"],
+    )  # fmt: skip
+    try:
+        report = check(setup)
+    except InvalidSetup as error:
+        return Prediction(accepted=False, codes=tuple(finding.code for finding in error.findings))
+    refusals = [f for f in report.findings if isinstance(f, Ruling) and f.effect is Effect.REJECTED]
+    if refusals:
+        return Prediction(
+            accepted=False,
+            stages=tuple(str(ruling.stage) for ruling in refusals),
+            exceptions=tuple(ruling.exception for ruling in refusals),
+            codes=tuple(ruling.code for ruling in refusals),
+        )
+    if report.resolved is None:
+        return Prediction(accepted=True, resolved={"method": None})
+    resolved = {name: _plain(getattr(report.resolved, name)) for name in VALUES}
+    fields = {f"fields.{name}": _plain(value) for name, value in report.resolved.fields.items()}
+    return Prediction(accepted=True, resolved=resolved | fields)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]
+    return dict(value) if isinstance(value, Mapping) else value
+
+
+def find_differences(outcome: Mapping[str, Any], prediction: Prediction) -> dict[str, tuple[Any, Any]]:
+    """Return what differs, vLLM's side first: `verdict`, `stage`, `exception` or the names of resolved values."""
+    if outcome["accepted"] != prediction.accepted:
+        return {"verdict": (outcome["accepted"], prediction.accepted)}
+    if not prediction.accepted:
+        pairs = {"stage": prediction.stages, "exception": prediction.exceptions}
+        return {name: (outcome[name], said) for name, said in pairs.items() if outcome[name] not in said}
+    truth = flatten(outcome["resolved"])
+    return {
+        name: (truth.get(name), said)
+        for name, said in prediction.resolved.items()
+        if name in truth and not _equal(truth[name], said)
+    }
+
+
+def flatten(resolved: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the oracle's resolved values under the names of `VALUES` and `fields.KEY`."""
+    fields = resolved.get("fields", {})
+    named = {name: resolved[name] for name in VALUES if name in resolved}
+    named |= {name: fields[name] for name in _IN_FIELDS if name in fields}
+    return named | {f"fields.{name}": value for name, value in fields.items() if name not in VALUES}
+
+
+def _equal(truth: Any, said: Any) -> bool:
+    if isinstance(truth, list) and isinstance(said, list):
+        return len(truth) == len(said) and all(map(_equal, truth, said))
+    if isinstance(truth, float) and isinstance(said, int | float):
+        return abs(truth - said) < 1e-9
+    return bool(truth == said)
+
+
+def not_decidable(case: Mapping[str, Any], outcome: Mapping[str, Any]) -> str:
+    """Return why a case says nothing about `check`, or an empty string."""
+    if "crashed" in outcome:
+        return "the oracle's process died"
+    for text, reason in _NOT_DECIDABLE:
+        if text in outcome.get("message", ""):
+            model = (case["spec"] or {}).get("model")
+            local = isinstance(model, str) and (not model or Path(model).is_dir())
+            return "" if "directory" in text and local else reason
+    return ""
+
+
+def compare(cases: Iterable[Mapping[str, Any]], outcomes: Mapping[str, Mapping[str, Any]], version: str, platform: str,
+            models: Path) -> Agreement:  # fmt: skip
+    """Run `check` over the cases that have an outcome."""
+    agreement = Agreement()
+    with contextlib.chdir(models):
+        for case in cases:
+            if case["id"] in outcomes:
+                _count(agreement, case, outcomes[case["id"]], version, platform)
+    return agreement
+
+
+def _count(agreement: Agreement, case: Mapping[str, Any], outcome: Mapping[str, Any], version: str, platform: str) -> None:
+    if reason := not_decidable(case, outcome):
+        agreement.undecidable[reason] += 1
+        return
+    prediction = predict(case, version, platform)
+    different = find_differences(outcome, prediction)
+    agreement.cases += 1
+    agreement.accepted += outcome["accepted"]
+    agreement.verdicts += "verdict" not in different
+    agreed = not different.keys() & {"verdict", *HEADLINE}
+    agreement.agreed += agreed
+    shape = case.get("shape", "guides")
+    outcome_class = "accepted" if outcome["accepted"] else f"refused: {outcome['stage']}, {outcome['exception']}"
+    for group in (f"shape {shape}", outcome_class):
+        agreement.groups[group][0] += agreed
+        agreement.groups[group][1] += 1
+    if "verdict" not in different:
+        compared = prediction.resolved if prediction.accepted else ("stage", "exception")
+        truth = flatten(outcome["resolved"]) if prediction.accepted else outcome
+        for name in compared:
+            if name in truth:
+                agreement.values[name][0] += name not in different
+                agreement.values[name][1] += 1
+    elif prediction.accepted:
+        agreement.false_accepted.append(case["id"])
+    for name, (truth_value, said) in different.items():
+        agreement.disagreements[_signature(name, outcome, prediction, truth_value, said)].append(case["id"])
+
+
+def _signature(name: str, outcome: Mapping[str, Any], prediction: Prediction, truth: Any, said: Any) -> str:
+    gist = re.sub(r"\d+", "N", outcome.get("message", ""))
+    gist = re.sub(r"^N validation errors? for ", "", gist)[:110]
+    if name == "verdict":
+        if prediction.accepted:
+            return f"false accepted | {outcome['stage']} | {outcome['exception']} | {gist}"
+        return f"false refused | {', '.join(sorted(set(prediction.codes)))}"
+    if name in ("stage", "exception"):
+        return f"{name} | vLLM {truth} | check {', '.join(map(str, said))} | {', '.join(prediction.codes)} | {gist}"
+    return f"{name} | vLLM {_short(truth)} | check {_short(said)}"
+
+
+def _short(value: Any) -> str:
+    return re.sub(r"\d{3,}", "N", json.dumps(value))[:60]
+
+
+def report_of(agreement: Agreement) -> dict[str, Any]:
+    """Return an agreement as JSON can hold it."""
+    rates = {name: _rate(counts) for name, counts in agreement.values.items()}
+    return {
+        "cases": agreement.cases,
+        "accepted_by_vllm": agreement.accepted,
+        "not_decidable": dict(agreement.undecidable),
+        "agreement": round(agreement.rate, 5),
+        "accept_or_refuse": round(agreement.verdicts / max(agreement.cases, 1), 5),
+        "false_accepted": len(agreement.false_accepted),
+        "false_accepted_guides": [name for name in agreement.false_accepted if name.startswith("guide-")],
+        "values": {name: rate for name, rate in rates.items() if not name.startswith("fields.")},
+        "fields_that_differ": {name: rate for name, rate in rates.items() if name.startswith("fields.") and rate["rate"] < 1},
+        "by_class": {name: _rate(counts) for name, counts in sorted(agreement.groups.items())},
+        "disagreements": [
+            {"signature": signature, "cases": len(ids), "example": ids[0]}
+            for signature, ids in sorted(agreement.disagreements.items(), key=lambda item: -len(item[1]))
+        ],
+    }
+
+
+def _rate(counts: list[int]) -> dict[str, Any]:
+    return {"equal": counts[0], "of": counts[1], "rate": round(counts[0] / counts[1], 5)}
+
+
+def in_folder(folder: Path) -> list[tuple[str, str]]:
+    """Return (version, platform) of the outcome files in a folder, newest release first."""
+    names = [re.fullmatch(r"(\d+(?:\.\d+)+)\.(cuda|cpu)\.jsonl", entry) for entry in os.listdir(folder)]
+    found = [(match[1], match[2]) for match in names if match]
+    return sorted(found, key=lambda pair: ([int(part) for part in pair[0].split(".")], pair[1]), reverse=True)

@@ -1,0 +1,280 @@
+"""vLLM's half of the oracle: makes vLLM's own configuration objects for every case and writes down what became of it.
+
+    VLLM_PYTHON worker.py --cases CASES.jsonl --out OUT.jsonl --models FOLDER [--tree SOURCES] [--platform cpu|cuda]
+
+It imports vLLM and the file beside it that prepares vLLM's surroundings. Without --tree the installed vLLM answers, otherwise a wheel's bare sources do, under the
+dependencies of the installed one. Cases that OUT holds already are kept; a case that kills the process is recorded as such.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import logging
+import os
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import surroundings
+
+sys.path.pop(0)  # nothing of vLLM shall find a neighbour of this file
+OFFLINE = {
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_DO_NOT_TRACK": "1",
+    "VLLM_LOGGING_LEVEL": "INFO",
+    "OMP_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+STAGES = {
+    "parse_args": "command line",
+    "from_cli_args": "command line",
+    "create_speculative_config": "speculative config",
+}
+"""Frame of vLLM on the way to an exception -> the stage that it belongs to; the innermost of them counts."""
+
+
+class CommandLineError(Exception):
+    """The parser refused the command line, where `vllm serve` would exit with status 2."""
+
+
+NOT_READY = 3
+"""Status of a process that could not even prepare vLLM."""
+
+
+def main() -> None:
+    options = read_options()
+    if options.child:
+        answer_all(options)
+        return
+    done = count_answers(options.out)
+    total = sum(1 for _ in options.cases.open())
+    while done < total:
+        status = subprocess.run([sys.executable, __file__, *sys.argv[1:], "--child"], check=False).returncode
+        if status == NOT_READY:
+            sys.exit("vLLM cannot be prepared; the reason stands above")
+        reached = count_answers(options.out)
+        if status and reached < total:
+            # The case after the last answer took the process with it.
+            case = options.cases.read_text().splitlines()[reached]
+            record = {"id": json.loads(case)["id"], "crashed": status}
+            with options.out.open("a") as out:
+                out.write(json.dumps(record) + "\n")
+            reached += 1
+        if reached == done:
+            sys.exit(f"no progress after {done} cases")
+        done = reached
+
+
+def read_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cases", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--models", type=Path, required=True)
+    parser.add_argument("--tree", type=Path)
+    parser.add_argument("--platform", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def count_answers(path: Path) -> int:
+    """Return the number of complete answers, after cutting off a line that a killed process left half written."""
+    if not path.exists():
+        return 0
+    text = path.read_bytes()
+    whole = text[: text.rfind(b"\n") + 1]
+    if whole != text:
+        path.write_bytes(whole)
+    return whole.count(b"\n")
+
+
+def answer_all(options: argparse.Namespace) -> None:
+    """Answer every case that has no answer yet."""
+    cases = options.cases.read_text().splitlines()[count_answers(options.out) :]
+    out = options.out.resolve().open("a")
+    os.environ.update(OFFLINE)
+    if options.tree:
+        sys.path.insert(0, str(options.tree.resolve()))
+    os.chdir(options.models)
+    try:
+        oracle = Oracle(options.platform)
+    except Exception:
+        traceback.print_exc()
+        sys.exit(NOT_READY)
+    time.sleep = lambda _: None  # vLLM waits two seconds before it reads a broken config.json once more
+    for line in cases:
+        case = json.loads(line)
+        out.write(json.dumps({"id": case["id"]} | oracle.judge(case)) + "\n")
+        out.flush()
+
+
+class Oracle:
+    """One vLLM, ready to judge cases one after another."""
+
+    def __init__(self, platform: str) -> None:
+        surroundings.prepare(platform)
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.usage.usage_lib import UsageContext
+
+        self.engine_args = AsyncEngineArgs
+        self.context = UsageContext.OPENAI_API_SERVER
+        self.parser = AsyncEngineArgs.add_cli_args(parser_class()(prog="vllm serve"))
+        self.parser.error = refuse_command_line
+        self.warnings = Warnings(logging.WARNING)
+        logging.getLogger("vllm").addHandler(self.warnings)
+
+    def judge(self, case: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what vLLM makes of a case."""
+        forget_said_once()
+        self.warnings.lines.clear()
+        with environment(case.get("env") or {}):
+            try:
+                given = self.engine_args.from_cli_args(self.parser.parse_args(arguments(case)))
+                config = given.create_engine_config(usage_context=self.context)
+                outcome = {"accepted": True, "resolved": resolve(config)}
+            except (Exception, SystemExit) as error:
+                outcome = {"accepted": False} | explain(error)
+        return outcome | {"warnings": list(dict.fromkeys(self.warnings.lines))}
+
+
+class Warnings(logging.Handler):
+    """Keeps the warnings of one case."""
+
+    def __init__(self, level: int) -> None:
+        super().__init__(level)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage().splitlines()[0][:300])
+
+
+def arguments(case: Mapping[str, Any]) -> list[str]:
+    """Return the command line of a case, as an operator would write it."""
+    line = ["--model", case["target"], "--skip-tokenizer-init"]
+    if case.get("spec") is not None:
+        line += ["--speculative-config", json.dumps(case["spec"])]
+    for flag, value in (case.get("flags") or {}).items():
+        name = flag.replace("_", "-")
+        if isinstance(value, bool):
+            line.append(f"--{name}" if value else f"--no-{name}")
+        else:
+            line.append(f"--{name}={json.dumps(value) if isinstance(value, list | dict) else value}")
+    return line
+
+
+def refuse_command_line(message: str) -> None:
+    raise CommandLineError(message)
+
+
+@contextlib.contextmanager
+def environment(variables: Mapping[str, str]) -> Iterator[None]:
+    before = dict(os.environ)
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def parser_class() -> type:
+    try:
+        from vllm.utils.argparse_utils import FlexibleArgumentParser
+    except ImportError:
+        from vllm.utils import FlexibleArgumentParser
+    return FlexibleArgumentParser
+
+
+def forget_said_once() -> None:
+    """Let vLLM repeat warnings that it prints once a process."""
+    import vllm.logger as log
+
+    for name in ("_print_warning_once", "_print_info_once", "_print_debug_once"):
+        clear = getattr(getattr(log, name, None), "cache_clear", None)
+        if clear:
+            clear()
+
+
+def explain(error: BaseException) -> dict[str, Any]:
+    """Return class, stage and gist of a refusal."""
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [frame for frame in frames if "/vllm/" in frame.filename and "/site-packages/pydantic" not in frame.filename]
+    stage = next((STAGES[frame.name] for frame in reversed(frames) if frame.name in STAGES), "engine config")
+    name = type(error).__name__
+    return {
+        "exception": "SystemExit" if isinstance(error, CommandLineError) else name,
+        "stage": stage,
+        "message": " | ".join(str(error).splitlines()[:4])[:500],
+        "raised_in": f"{Path(ours[-1].filename).name}:{ours[-1].name}" if ours else "",
+    }
+
+
+def resolve(config: Any) -> dict[str, Any]:
+    """Return what a VllmConfig holds, as plain JSON: of the speculative part everything, of the rest what depends on it."""
+    spec = config.speculative_config
+    resolved: dict[str, Any] = {
+        "async_scheduling": config.scheduler_config.async_scheduling,
+        "target_max_model_len": config.model_config.max_model_len,
+        "target_architectures": architectures(config.model_config),
+        "max_num_scheduled_tokens": getattr(config.scheduler_config, "max_num_scheduled_tokens", None),
+        "runner": runner(config),
+    }
+    if spec is None:
+        return resolved | {"method": None}
+    draft = spec.draft_model_config
+    own = draft is not None and draft is not config.model_config
+    return resolved | {
+        "method": spec.method,
+        "num_speculative_tokens": spec.num_speculative_tokens,
+        "model": spec.model,
+        "prompt_lookup_min": spec.prompt_lookup_min,
+        "prompt_lookup_max": spec.prompt_lookup_max,
+        "draft_tensor_parallel_size": spec.draft_tensor_parallel_size,
+        "draft_parallel_tensor_parallel_size": getattr(spec.draft_parallel_config, "tensor_parallel_size", None),
+        "draft_parallel_pipeline_parallel_size": getattr(spec.draft_parallel_config, "pipeline_parallel_size", None),
+        "draft_architectures": architectures(draft) if own else None,
+        "draft_max_model_len": draft.max_model_len if own else None,
+        "draft_quantization": plain(getattr(draft, "quantization", None)) if own else None,
+        "quantization": plain(spec.quantization),
+        "fields": {
+            name: plain(value)
+            for name, value in vars(spec).items()
+            if not name.endswith("_config") and not name.startswith("_")
+        },
+    }
+
+
+def runner(config: Any) -> str | None:
+    """Return the model runner that takes the work, where the release decides that in its configuration."""
+    chosen = getattr(config, "use_v2_model_runner", None)
+    if chosen is None:
+        import vllm.envs as envs
+
+        chosen = getattr(envs, "VLLM_USE_V2_MODEL_RUNNER", None)
+    return None if chosen is None else "V2" if chosen else "V1"
+
+
+def architectures(model_config: Any) -> list[str] | None:
+    return list(getattr(model_config, "architectures", None) or ()) or None
+
+
+def plain(value: Any) -> Any:
+    """Return a value as JSON can hold it; an enum by its name."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return getattr(value, "name", value) if not isinstance(value, str) else str(value)
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    return getattr(value, "name", type(value).__name__)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""Looks for every rule's pattern in every wheel, and reports the rules whose releases disagree with what is found."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from packaging.version import Version
+
+from catalogue.build import find_wheels
+from draftwise.facts.rules import Probe, Rule, all_rules
+
+__all__ = ["Verdict", "judge", "report"]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the wheels say about one rule."""
+
+    code: str
+    missing: tuple[str, ...] = ()
+    """Releases in which the rule is said to hold and the probe does not see it."""
+    surplus: tuple[str, ...] = ()
+    """Releases in which the probe sees it and the rule is said not to hold."""
+    error: str = ""
+    """Why the probe cannot be used at all."""
+
+    @property
+    def rotten(self) -> bool:
+        """Whether the rule or its probe must be looked at."""
+        return bool(self.missing or self.surplus or self.error)
+
+
+def judge(rule: Rule, folder: Path, releases: Sequence[str]) -> Verdict:
+    """Compare a rule's spans with what its probe finds in each release under a folder."""
+    assert rule.probe is not None
+    try:
+        pattern = re.compile(rule.probe.pattern, re.DOTALL | re.MULTILINE)
+    except re.error as problem:
+        return Verdict(rule.code, error=f"the pattern is no regular expression: {problem}")
+    if not any((folder / name / path).is_file() for name in releases for path in rule.probe.files):
+        return Verdict(rule.code, error=f"no release has {' or '.join(rule.probe.files)}")
+    seen = {name: _sees(rule.probe, pattern, folder / name) for name in releases}
+    said = {name: rule.holds(Version(name)) for name in releases}
+    return Verdict(
+        rule.code,
+        missing=tuple(name for name in releases if said[name] and not seen[name]),
+        surplus=tuple(name for name in releases if seen[name] and not said[name]),
+    )
+
+
+def _sees(probe: Probe, pattern: re.Pattern[str], root: Path) -> bool:
+    """Say whether a release shows the rule; in one that has none of the files nothing is found."""
+    path = next((root / path for path in probe.files if (root / path).is_file()), None)
+    found = path is not None and pattern.search(path.read_text(encoding="utf-8")) is not None
+    return found != probe.absent
+
+
+def report(folder: Path, rules: Mapping[str, Rule] | None = None) -> int:
+    """Print a table of all rules against the wheels under a folder; 1 when any has rotted."""
+    rules = all_rules() if rules is None else rules
+    releases = [about["version"] for about in find_wheels(folder)]
+    verdicts = [judge(rule, folder, releases) for rule in rules.values() if rule.probe]
+    width = max((len(code) for code in rules), default=0)
+    for verdict in sorted(verdicts, key=lambda verdict: (not verdict.rotten, verdict.code)):
+        print(f"{verdict.code:{width}}  {_words(verdict, releases)}")
+    rotten = sum(verdict.rotten for verdict in verdicts)
+    unproved = len(rules) - len(verdicts)
+    print(f"\n{len(verdicts)} probes over {len(releases)} releases: {rotten} disagree; {unproved} rules have no probe.")
+    return int(rotten > 0)
+
+
+def _words(verdict: Verdict, releases: Sequence[str]) -> str:
+    if not verdict.rotten:
+        return "ok"
+    parts = [verdict.error] if verdict.error else []
+    parts += [f"not seen in {_ranges(verdict.missing, releases)}"] if verdict.missing else []
+    parts += [f"also seen in {_ranges(verdict.surplus, releases)}"] if verdict.surplus else []
+    return "ROT: " + "; ".join(parts)
+
+
+def _ranges(names: Iterable[str], releases: Sequence[str]) -> str:
+    """Write releases as ranges of neighbours: `0.16.0-0.17.1, 0.20.0`."""
+    order = {name: index for index, name in enumerate(releases)}
+    runs: list[list[str]] = []
+    for name in names:
+        if runs and order[name] == order[runs[-1][-1]] + 1:
+            runs[-1].append(name)
+        else:
+            runs.append([name])
+    return ", ".join(run[0] if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

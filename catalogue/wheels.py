@@ -1,0 +1,153 @@
+"""Brings the Python sources of vLLM's wheels to this machine, without the gigabytes of kernels beside them.
+
+    python -m catalogue.wheels FOLDER [VERSION ...]      (default: every release from 0.9.2 on)
+
+A wheel is a zip file: its directory lies at the end, and the package index answers range requests, so a release costs
+some tens of megabytes instead of hundreds. FOLDER/VERSION then holds `vllm/**/*.py` and `wheel.json`.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+from packaging.utils import parse_wheel_filename
+from packaging.version import Version
+
+__all__ = ["OLDEST", "Wheel", "fetch", "releases"]
+
+OLDEST = Version("0.9.2")
+_INDEX = "https://pypi.org/simple/vllm/"
+_READ_AHEAD = 4 << 20
+
+
+class Wheel:
+    """One release's CUDA wheel for x86-64 on the package index."""
+
+    def __init__(self, entry: dict[str, Any]) -> None:
+        self.url: str = entry["url"]
+        self.filename: str = entry["filename"]
+        self.sha256: str = entry["hashes"]["sha256"]
+        _, version, build, _ = parse_wheel_filename(self.filename)
+        self.version: Version = version
+        self.build = build
+
+
+class _RemoteFile(io.RawIOBase):
+    """A file behind a URL, read by ranges; a window of it is kept, since zip members are read front to back."""
+
+    def __init__(self, client: httpx.Client, url: str) -> None:
+        self._client, self._url, self._at = client, url, 0
+        self._start, self._window = 0, b""
+        answer = client.head(url)
+        answer.raise_for_status()
+        self.size = int(answer.headers["content-length"])
+
+    def seekable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self.size}[whence] + offset
+        return self._at
+
+    def read(self, count: int = -1) -> bytes:
+        count = self.size - self._at if count < 0 else min(count, self.size - self._at)
+        first = self._at - self._start
+        if not 0 <= first <= first + count <= len(self._window):
+            last = min(self.size, self._at + max(count, _READ_AHEAD)) - 1
+            answer = self._client.get(self._url, headers={"Range": f"bytes={self._at}-{last}"})
+            answer.raise_for_status()
+            self._start, self._window, first = self._at, answer.content, 0
+        self._at += count
+        return self._window[first : first + count]
+
+
+def releases(client: httpx.Client) -> Iterator[Wheel]:
+    """Yield the newest build of every final release from `OLDEST` on, oldest release first."""
+    answer = client.get(_INDEX, headers={"Accept": "application/vnd.pypi.simple.v1+json, text/html;q=0.1"})
+    answer.raise_for_status()
+    wheels: dict[Version, Wheel] = {}
+    for entry in _entries(answer):
+        if not entry["filename"].endswith("x86_64.whl"):
+            continue
+        wheel = Wheel(entry)
+        known = wheels.get(wheel.version)
+        if wheel.version >= OLDEST and not wheel.version.is_prerelease and (not known or wheel.build > known.build):
+            wheels[wheel.version] = wheel
+    yield from (wheels[version] for version in sorted(wheels))
+
+
+def _entries(answer: httpx.Response) -> Iterator[dict[str, Any]]:
+    """Yield the files of an index page, in the JSON form of PEP 691 or in the HTML form of PEP 503."""
+    if "json" in answer.headers["content-type"]:
+        yield from answer.json()["files"]
+        return
+    from html.parser import HTMLParser
+
+    found: list[dict[str, Any]] = []
+
+    class Links(HTMLParser):
+        def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+            href = dict(attrs).get("href")
+            if tag == "a" and href:
+                url = answer.url.join(href)
+                digest = url.fragment.removeprefix("sha256=")
+                found.append(
+                    {"url": str(url.copy_with(fragment=None)), "filename": url.path.rsplit("/", 1)[1],
+                     "hashes": {"sha256": digest}}
+                )  # fmt: skip
+
+    Links().feed(answer.text)
+    yield from found
+
+
+def fetch(client: httpx.Client, wheel: Wheel, folder: Path) -> Path:
+    """Unpack the sources of a wheel into FOLDER/VERSION and return that path; a folder that is there is kept."""
+    out = folder / str(wheel.version)
+    if (out / "wheel.json").exists():
+        return out
+    partial = out.with_suffix(out.suffix + ".part")
+    shutil.rmtree(partial, ignore_errors=True)
+    with zipfile.ZipFile(_RemoteFile(client, wheel.url)) as archive:
+        members = [m for m in archive.infolist() if _wanted(m.filename)]
+        newest = max(m.date_time for m in members)
+        for member in sorted(members, key=lambda m: m.header_offset):
+            archive.extract(member, partial)
+    about = {"version": str(wheel.version), "filename": wheel.filename, "sha256": wheel.sha256,
+             "built": "{:04}-{:02}-{:02}".format(*newest[:3])}  # fmt: skip
+    (partial / "wheel.json").write_text(json.dumps(about, indent=1) + "\n")
+    shutil.rmtree(out, ignore_errors=True)
+    partial.rename(out)
+    return out
+
+
+def _wanted(name: str) -> bool:
+    if name.endswith("/METADATA"):
+        return True
+    return name.startswith("vllm/") and (name.endswith(".py") or (name.endswith(".json") and "/configs/" not in name))
+
+
+def main(arguments: list[str]) -> None:
+    """Fetch the releases named on the command line, or all."""
+    folder, wanted = Path(arguments[0]), set(arguments[1:])
+    with httpx.Client(follow_redirects=True, timeout=180) as client:
+        for wheel in releases(client):
+            if not wanted or str(wheel.version) in wanted:
+                print(fetch(client, wheel, folder), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

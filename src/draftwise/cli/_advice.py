@@ -1,0 +1,194 @@
+"""How `draftwise pick`'s answer looks in a terminal and in JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from draftwise.cli._findings import finding_to_dict, report_to_dict
+from draftwise.core import Finding, Severity
+from draftwise.facts.advice import all_advice, get_advice
+from draftwise.plan.pick import Advice, Candidate
+from draftwise.plan.pick.command import decide_command, serve_command, to_json
+
+__all__ = ["advice_to_dict", "show_advice"]
+
+_STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.INFO: "dim"}
+_GIB = 2**30
+
+
+def show_advice(console: Console, advice: Advice, *, why: bool) -> None:
+    """Print the verdict, the ranked methods, the first config to paste, the refusals and how to measure."""
+    wish, traffic = advice.wish, advice.wish.traffic
+    console.print(
+        f"vLLM {advice.version}  {_short(wish.target)}  {wish.gpus} x {wish.gpu.name}  {traffic.kind or 'traffic'}  "
+        f"temperature {traffic.temperature:g}  {traffic.concurrency} at a time",
+        style="dim",
+        soft_wrap=True,
+        highlight=False,
+    )
+    console.print(Text(advice.sentence, style="bold"), soft_wrap=True)
+    for lever in advice.levers:
+        _show_finding(console, lever.finding)
+    if advice.ranked:
+        console.print()
+        console.print(_table(advice))
+        _show_first(console, advice)
+    _show_refusals(console, advice)
+    if why:
+        _show_rules(console, advice)
+
+
+def _short(target: str) -> str:
+    return "config.json" if target.lstrip().startswith("{") else target
+
+
+def _show_finding(console: Console, finding: Finding, indent: str = "") -> None:
+    text = Text.assemble(indent, (f"{finding.code}  ", _STYLES[finding.severity]), str(finding))
+    console.print(text, soft_wrap=True)
+
+
+def _show_lines(console: Console, lines: str, style: str = "") -> None:
+    """Print text to copy: indented, and never broken."""
+    for line in lines.splitlines():
+        console.print(Text(f"  {line}", style=style), soft_wrap=True)
+
+
+def _table(advice: Advice) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in ("", "method", "drafter"):
+        table.add_column(name, no_wrap=name != "drafter")
+    for name in ("k", "tokens a step\nlikely (prior)", "break-\neven", "sequences\nthat fit"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for place, each in enumerate(advice.ranked, 1):
+        style = "" if each.pays else "dim"
+        table.add_row(str(place), each.method, *_row(advice, each), style=style)
+    return table
+
+
+def _row(advice: Advice, candidate: Candidate) -> tuple[str, ...]:
+    spec, expected = candidate.setup.spec, candidate.estimate
+    drafter = (spec.model if spec is not None else None) or "-"
+    k = str(spec.num_speculative_tokens) if spec is not None and spec.num_speculative_tokens else "-"
+    likely = needed = "-"
+    if expected is not None:
+        low, high = expected.length_band
+        likely = f"{expected.expected_length:.2f} ({low:.1f}-{high:.1f})"
+        needed = "-" if expected.break_even is None else f"{expected.break_even:.2f}"
+    traffic, sizing = advice.wish.traffic, candidate.sizing
+    room = "-" if sizing is None else str(sizing.budget.sequences(traffic.prompt_tokens + traffic.output_tokens))
+    return drafter, k, likely, needed, room
+
+
+def _show_first(console: Console, advice: Advice) -> None:
+    first = advice.ranked[0]
+    console.print()
+    console.print(Text("To paste:", style="dim"))
+    _show_lines(console, serve_command(first.setup, line_per_flag=True), "green")
+    for finding in (*first.reasons, *first.caveats):
+        _show_finding(console, finding, "  ")
+    if first.scheduled is not None:
+        finding = get_advice("schedule").finding(f"For load that changes: {to_json(first.scheduled)}")
+        _show_finding(console, finding, "  ")
+    for other in first.alternatives:
+        _show_lines(console, f"also published: {other.model}  {other.note}", "dim")
+    console.print(Text("To defend it, on your own prompts:", style="dim"))
+    _show_lines(console, decide_command(first.setup, advice.wish.traffic))
+
+
+def _show_refusals(console: Console, advice: Advice) -> None:
+    console.print()
+    console.print(Text("Not recommended:", style="dim"))
+    for refusal in advice.refused:
+        console.print(Text.assemble(f"  {refusal.method}  ", (str(refusal.reasons[0]), "dim")), soft_wrap=True)
+
+
+def _show_rules(console: Console, advice: Advice) -> None:
+    console.print()
+    for candidate in advice.ranked[1:]:
+        console.print(Text(f"Why {candidate.method}:", style="dim"))
+        for finding in (*candidate.reasons, *candidate.caveats):
+            _show_finding(console, finding, "  ")
+    console.print(Text("Rules behind this:", style="dim"))
+    rules = all_advice()
+    for code, source in dict.fromkeys((each.code, each.source) for each in _findings(advice)):
+        if code in rules:
+            text = Text.assemble(
+                "  ", (code, "bold"), f"  {rules[code].title}. {rules[code].explains} ", (source, "dim")
+            )
+            console.print(text, soft_wrap=True)
+    console.print(Text("Published results:", style="dim"))
+    for candidate in advice.ranked:
+        for anchor in candidate.anchors:
+            text = Text.assemble("  ", (f"{candidate.method}  ", "bold"), f"{anchor.result}; {anchor.conditions} ")
+            console.print(text.append(anchor.source, "dim"), soft_wrap=True)
+
+
+def _findings(advice: Advice) -> Iterator[Finding]:
+    yield from (lever.finding for lever in advice.levers)
+    for candidate in advice.ranked:
+        yield from (*candidate.reasons, *candidate.caveats)
+    for refusal in advice.refused:
+        yield from refusal.reasons
+    yield get_advice("guide-order").finding("")
+    yield get_advice("starting-point").finding("")
+
+
+def advice_to_dict(advice: Advice) -> dict[str, Any]:
+    """Return the answer as JSON has it."""
+    return {
+        "vllm": advice.version,
+        "target": advice.wish.target,
+        "sentence": advice.sentence,
+        "against": [{"weight": lever.weight, **finding_to_dict(lever.finding)} for lever in advice.levers],
+        "ranked": [_candidate_to_dict(advice, each) for each in advice.ranked],
+        "refused": [
+            {"method": each.method, "reasons": [finding_to_dict(reason) for reason in each.reasons]}
+            for each in advice.refused
+        ],
+    }
+
+
+def _candidate_to_dict(advice: Advice, candidate: Candidate) -> dict[str, Any]:
+    spec, expected = candidate.setup.spec, candidate.estimate
+    budget = None if candidate.sizing is None else candidate.sizing.budget
+    return {
+        "method": candidate.method,
+        "pays": candidate.pays,
+        "speculative_config": None if spec is None else spec.to_dict(),
+        "command": serve_command(candidate.setup),
+        "measure": decide_command(candidate.setup, advice.wish.traffic),
+        "scheduled": None if candidate.scheduled is None else dict(candidate.scheduled),
+        "estimate": None
+        if expected is None
+        else {
+            "k": expected.k,
+            "sequences": expected.sequences,
+            "acceptance_prior": [expected.band.low, expected.band.high],
+            "acceptance_expected": expected.chance,
+            "acceptance_needed": expected.needed_chance,
+            "length_prior": list(expected.length_band),
+            "length_expected": expected.expected_length,
+            "length_break_even": expected.break_even,
+            "source": expected.band.source,
+        },
+        "memory": None
+        if budget is None
+        else {
+            "drafter_gib": round(budget.drafter / _GIB, 3),
+            "weights_gib": round(budget.weights / _GIB, 3),
+            "kv_gib": round(budget.kv_bytes / _GIB, 3),
+            "kv_tokens": budget.kv_tokens,
+        },
+        "check": report_to_dict(candidate.report),
+        "reasons": [finding_to_dict(each) for each in candidate.reasons],
+        "caveats": [finding_to_dict(each) for each in candidate.caveats],
+        "alternatives": [each.model for each in candidate.alternatives],
+        "published": [
+            {"result": each.result, "conditions": each.conditions, "source": each.source} for each in candidate.anchors
+        ],
+    }

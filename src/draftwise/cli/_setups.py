@@ -1,0 +1,77 @@
+"""What the verbs that judge a configuration have in common: their arguments, and the setups these describe."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from draftwise.core import InvalidSetup, SpecConfig
+from draftwise.plan.read import Reading, read_setups
+
+__all__ = ["read_sources", "setup_arguments"]
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def setup_arguments(function: _F) -> _F:
+    """Add SOURCE, --speculative-config and the engine flags behind `--` to a verb."""
+    function = click.argument("engine_flags", nargs=-1, metavar="[-- ENGINE FLAGS]")(function)
+    function = click.option(
+        "--speculative-config", "-sc", "spec", metavar="JSON|FILE", help="As vLLM takes it, or a file that holds it."
+    )(function)
+    return click.argument("source", required=False)(function)
+
+
+def read_sources(
+    source: str | None, spec: str | None, engine_flags: Sequence[str], *, version: str | None
+) -> tuple[Reading, ...]:
+    """Return the setups that the arguments describe.
+
+    Args:
+        source: a model (directory, well-known id, config.json text), a file, or a whole command line.
+        spec: a speculative config that replaces the one in `source`.
+        engine_flags: flags of `vllm serve`, as they would stand on its command line.
+        version: release whose flags are meant, where `source` names none.
+
+    Raises:
+        InvalidSetup: something cannot be read.
+    """
+    if source is None:
+        raise click.UsageError("Give a model, a file (compose, Kubernetes, JSON) or a `vllm serve ...` command line.")
+    if engine_flags or _is_model(source):
+        source = shlex.join(["vllm", "serve", source, *engine_flags])
+    readings = read_setups(source, engine_version=version)
+    if spec is None:
+        return readings
+    config = SpecConfig.keep(_json_object(spec))
+    return tuple(replace(reading, setup=replace(reading.setup, spec=config)) for reading in readings)
+
+
+def _is_model(source: str) -> bool:
+    """Whether a source is a model's name or directory, and not a file, a command line or JSON to be read."""
+    return not (any(c.isspace() for c in source) or source.startswith("{") or Path(source).is_file())
+
+
+def _json_object(given: str) -> dict[str, Any]:
+    where, text = "--speculative-config", given
+    if not given.lstrip().startswith("{"):
+        path = Path(given.removeprefix("@"))
+        if not path.is_file():
+            raise InvalidSetup.because(
+                "not-json", f"{given!r} is neither a JSON object nor a file.", where=where,
+                fix="""Example: '{"method": "ngram", "num_speculative_tokens": 5}'.""",
+            )  # fmt: skip
+        where, text = str(path), path.read_text(encoding="utf-8", errors="replace")
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidSetup.because("not-json", f"not valid JSON ({error}).", where=where) from None
+    if not isinstance(value, dict):
+        raise InvalidSetup.because("not-an-object", f"must be a JSON object, got {type(value).__name__}.", where=where)
+    return value

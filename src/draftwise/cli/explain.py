@@ -1,0 +1,92 @@
+"""`draftwise explain`: a rule, key, method or flag of vLLM, its history over releases, and its source."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from draftwise.cli._console import open_console
+from draftwise.facts.vllm import Span, releases
+from draftwise.plan.explain import Explanation
+from draftwise.plan.explain import explain as look_up
+
+__all__ = ["explain"]
+
+
+@click.command(
+    short_help="Explain a finding's code, a key, a method or a flag, release by release.",
+    context_settings={"ignore_unknown_options": True},  # NAME may be a flag
+)
+@click.argument("name")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def explain(name: str, as_json: bool) -> None:
+    """Say what NAME is, in which vLLM releases, and where that is written.
+
+    NAME is the code of a finding, a key of --speculative-config, a method, an engine flag, a model class or a metric.
+    """
+    found = look_up(name)
+    if as_json:
+        click.echo(json.dumps([asdict(each) for each in found], indent=1, default=str))
+        return
+    console = open_console(stderr=False)
+    for each in found:
+        _show(console, each)
+
+
+def _show(console: Console, explanation: Explanation) -> None:
+    console.print(Text.assemble((explanation.name, "bold"), (f"  {explanation.kind}", "dim")))
+    if rule := explanation.rule:
+        console.print(Padding(Text(rule.title, "bold"), (0, 0, 0, 2)))
+    if explanation.text:
+        console.print(Padding(Text(explanation.text), (0, 0, 0, 2)))
+    if rule := explanation.rule:
+        spans = ", ".join(_range(first, last) for first, last in rule.spans)
+        raised = f" ({rule.exception})" if rule.exception else ""
+        console.print(Padding(Text(f"vLLM {spans}: {rule.effect}, {rule.stage}{raised}"), (0, 0, 0, 2)))
+        console.print(Padding(Text(f"source: {rule.source}", "dim"), (0, 0, 0, 2)))
+    if explanation.history:
+        console.print(_history(explanation.history))
+    if explanation.related:
+        console.print(Padding(Text("rules that speak of it:", "dim"), (0, 0, 0, 2)))
+        for rule in explanation.related:
+            console.print(Padding(Text.assemble((rule.code, "bold"), f"  {rule.title}"), (0, 0, 0, 4)))
+    console.print()
+
+
+def _history(spans: tuple[Span, ...]) -> Padding:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in ("vLLM", "", "source"):
+        table.add_column(column, header_style="dim", overflow="fold")
+    for span in spans:
+        table.add_row(_range(span.since, span.until), _value(span.value), Text(span.source, "dim"))
+    return Padding(table, (0, 0, 0, 2))
+
+
+def _range(first: object, last: object) -> str:
+    """Return a range of releases in words; what holds in the first one that was read may be older."""
+    oldest, newest = str(releases()[0]), str(releases()[-1])
+    since, until = str(first), newest if last is None else str(last)
+    if since == until:
+        return since
+    left = f"{since} (or before)" if since == oldest else since
+    return f"{left} to {until}{' (newest)' if until == newest else ''}"
+
+
+def _value(value: Any) -> str:
+    """Return a catalogue row in words; how vLLM groups and names its types internally is left out."""
+    if not isinstance(value, dict):
+        return "" if value is True else str(value)
+    hidden = {"group", "field", *(("type",) if value.get("choices") else ())}
+    shown = {key: inner for key, inner in value.items() if key not in hidden and inner not in (None, [], "")}
+    return ", ".join(f"{key} {_short(inner)}" for key, inner in shown.items())
+
+
+def _short(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -1,0 +1,99 @@
+"""`draftwise pick`: which method to start with, for a target, hardware, release and traffic."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+
+from draftwise.cli._advice import advice_to_dict, show_advice
+from draftwise.cli._console import open_console
+from draftwise.cli._setups import read_sources
+from draftwise.core import Setup
+from draftwise.facts.advice import traffic_kinds
+from draftwise.facts.gpus import get_gpu
+from draftwise.plan.pick import STRUCTURED_OUTPUT, Weight, Wish, describe_traffic
+from draftwise.plan.pick import pick as choose
+
+__all__ = ["pick"]
+
+
+@click.command(short_help="Recommend methods for a model, hardware and traffic, with the config to paste.")
+@click.argument("target")
+@click.argument("engine_flags", nargs=-1, metavar="[-- ENGINE FLAGS]")
+@click.option("--gpu", required=True, metavar="NAME", help="H200, H100, A100, L40S, B200, MI300X ...")
+@click.option("--gpus", type=click.IntRange(1), default=1, show_default=True, help="GPUs of the deployment.")
+@click.option("--vllm", "version", default="newest", show_default=True, metavar="VERSION", help="Release to run.")
+@click.option("--workload", "kind", type=click.Choice(list(traffic_kinds())), help="What requests ask for.")
+@click.option("--overlap", type=click.Choice(["none", "some", "high"]),
+              help="How much of the output stands in the prompt  [default: the workload's]")  # fmt: skip
+@click.option("--temperature", type=click.FloatRange(0), default=0.0, show_default=True, help="Median of requests.")
+@click.option("--mixed-temperatures", is_flag=True, help="Requests of different temperatures share a batch.")
+@click.option("--concurrency", type=click.IntRange(1), default=1, show_default=True,
+              help="Requests that decode together, the median.")  # fmt: skip
+@click.option("--peak-concurrency", type=click.IntRange(1), help="The most  [default: the median]")
+@click.option("--prompt-tokens", type=click.IntRange(1), default=1024, show_default=True)
+@click.option("--output-tokens", type=click.IntRange(1), default=256, show_default=True)
+@click.option("--slo-ttft-ms", type=click.FloatRange(0, min_open=True), help="Promised time to first token.")
+@click.option("--slo-tpot-ms", type=click.FloatRange(0, min_open=True), help="Promised time per output token.")
+@click.option("--uses", "parameters", multiple=True, metavar="PARAMETER",
+              help=f"Sampling parameter in use: min_p, logit_bias, {STRUCTURED_OUTPUT} ...; repeatable.")  # fmt: skip
+@click.option("--drafter", "drafters", multiple=True, metavar="DIR", help="A drafter at hand; repeatable.")
+@click.option("--can-train", is_flag=True, help="Training a drafter is possible.")
+@click.option("--air-gapped", is_flag=True, help="The server cannot fetch models.")
+@click.option("--why", is_flag=True, help="Show every rule behind the answer, and its source.")
+@click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
+def pick(target: str, engine_flags: Sequence[str], why: bool, as_json: bool, **asked: Any) -> None:
+    """Say which drafting method to start with for TARGET: ranked, checked for the release, sized, and with reasons.
+
+    TARGET is a directory with config.json, a well-known model id, or the JSON itself. Engine flags of the deployment
+    go behind `--`. Nothing is loaded and nothing is downloaded. The answer is where to start measuring: it ends with
+    the command that does.
+
+    \b
+    Examples:
+      draftwise pick Qwen/Qwen3-8B --gpu H200 --workload code --concurrency 8
+      draftwise pick ./my-model --gpu A100 --gpus 2 --vllm 0.19.1 --workload agentic --drafter ./my-eagle3 \\
+          -- --max-model-len 16384
+    """
+    advice = choose(_wish(target, engine_flags, asked))
+    if as_json:
+        click.echo(json.dumps(advice_to_dict(advice), indent=1))
+    else:
+        show_advice(open_console(stderr=False), advice, why=why)
+    if any(lever.weight is Weight.ENDS for lever in advice.levers) or not advice.ranked:
+        sys.exit(1)
+
+
+def _wish(target: str, engine_flags: Sequence[str], asked: Mapping[str, Any]) -> Wish:
+    direct = ("temperature", "mixed_temperatures", "concurrency", "prompt_tokens", "output_tokens")
+    traffic = describe_traffic(
+        asked["kind"],
+        overlap=asked["overlap"],
+        peak_concurrency=asked["peak_concurrency"],
+        slo_ttft_s=asked["slo_ttft_ms"] and asked["slo_ttft_ms"] / 1e3,
+        slo_tpot_s=asked["slo_tpot_ms"] and asked["slo_tpot_ms"] / 1e3,
+        parameters=frozenset(asked["parameters"]),
+        **{name: asked[name] for name in direct},
+    )
+    return Wish(
+        target=target,
+        gpu=get_gpu(asked["gpu"]),
+        gpus=asked["gpus"],
+        version=asked["version"],
+        traffic=traffic,
+        args=_args(target, engine_flags, asked["version"]),
+        drafters=tuple(asked["drafters"]),
+        air_gapped=asked["air_gapped"],
+        can_train=asked["can_train"],
+    )
+
+
+def _args(target: str, engine_flags: Sequence[str], version: str) -> Mapping[str, Any]:
+    if not engine_flags:
+        return {}
+    setup: Setup = read_sources(target, None, engine_flags, version=version)[0].setup
+    return setup.args

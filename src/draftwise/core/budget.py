@@ -1,0 +1,143 @@
+"""The memory of one GPU, item by item, and what it leaves for keys and values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Budget", "KVCache", "KVGroup"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVGroup:
+    """Layers that share a block table: a sequence holds the same number of blocks in each of them."""
+
+    num_layers: int
+    block_size: int
+    """Tokens of one block."""
+    window: int | None = None
+    """Tokens that stay visible; None for all."""
+
+    def blocks(self, tokens: int, in_flight: int = 1) -> int:
+        """Return the blocks that a sequence holds.
+
+        Args:
+            tokens: length of the sequence.
+            in_flight: tokens that may be computed at once before blocks outside the window are given back.
+        """
+        if self.window is None or self.window - 1 + in_flight >= tokens:
+            return -(-tokens // self.block_size) + (self.window is not None)
+        return -(-(self.window - 1 + in_flight) // self.block_size) + 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVCache:
+    """How keys and values of target and drafter are laid out on one GPU."""
+
+    groups: tuple[KVGroup, ...]
+    bytes_per_block: int
+    """Bytes of one block in all layers that share the pool."""
+    bytes_per_token: int
+    """Bytes that one more token takes while it is in every layer's window, target and drafter together."""
+    drafter_bytes_per_token: int = 0
+    """The drafter's share of `bytes_per_token`."""
+
+    def blocks_per_sequence(self, tokens: int, in_flight: int = 1) -> int:
+        """Return the blocks that a sequence of so many tokens holds in all groups."""
+        return sum(group.blocks(tokens, in_flight) for group in self.groups)
+
+    def bytes_per_sequence(self, tokens: int, in_flight: int = 1) -> int:
+        """Return the bytes of a sequence, rounded up to whole blocks."""
+        return self.blocks_per_sequence(tokens, in_flight) * self.bytes_per_block
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """What vLLM does with the memory of one GPU. All numbers are bytes unless they say otherwise."""
+
+    device: int
+    """Memory of the GPU as its driver reports it."""
+    requested: int
+    """The share that `gpu_memory_utilization` allows vLLM to plan with."""
+    target: int
+    """Weights of the target, its rotary table included."""
+    drafter: int
+    """Weights of the drafter or head that it does not share with the target."""
+    activations: int
+    """Most that one profiled step takes on top of the weights."""
+    non_torch: int
+    """Libraries, kernels and communication buffers that grow while the profile runs."""
+    graphs: int
+    """Captured CUDA graphs, as vLLM will take them."""
+    graphs_counted: int
+    """The part of `graphs` that this release takes off the KV cache beforehand."""
+    buffers: int
+    """Sampler and runner buffers that live as long as the server."""
+    buffers_counted: bool
+    """Whether this release takes `buffers` off the KV cache."""
+    context: int
+    """CUDA context, before vLLM looks at the GPU: outside of every plan."""
+    kv: KVCache
+    max_model_len: int
+    max_num_seqs: int
+    in_flight: int
+    """Tokens that may be scheduled and not yet settled: what sliding windows keep on top."""
+    num_speculative_tokens: int = 0
+
+    @property
+    def weights(self) -> int:
+        """Weights of target and drafter."""
+        return self.target + self.drafter
+
+    @property
+    def fixed(self) -> int:
+        """Everything that is planned for besides keys and values."""
+        counted = self.buffers if self.buffers_counted else 0
+        return self.weights + self.activations + self.non_torch + self.graphs_counted + counted
+
+    @property
+    def kv_bytes(self) -> int:
+        """What is left for keys and values; negative where the model does not fit."""
+        return self.requested - self.fixed
+
+    @property
+    def num_blocks(self) -> int:
+        """KV blocks."""
+        return max(0, self.kv_bytes // self.kv.bytes_per_block)
+
+    @property
+    def max_concurrency(self) -> float:
+        """Sequences of `max_model_len` tokens that fit, as vLLM logs it."""
+        return self.num_blocks / self.kv.blocks_per_sequence(self.max_model_len, self.in_flight)
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens that fit, as vLLM logs the size of its KV cache: `max_concurrency` times `max_model_len`."""
+        return int(self.max_concurrency * self.max_model_len)
+
+    @property
+    def fits(self) -> bool:
+        """Whether one sequence of `max_model_len` tokens has room: vLLM refuses to start otherwise."""
+        return self.kv_bytes > 0 and self.max_concurrency >= 1
+
+    @property
+    def outside(self) -> int:
+        """Memory that is used and that no plan of this release counts."""
+        buffers = 0 if self.buffers_counted else self.buffers
+        return self.context + buffers + max(0, self.graphs - self.graphs_counted)
+
+    @property
+    def reserve(self) -> int:
+        """What stays free on the GPU under full load; negative where running out of memory must be expected."""
+        return self.device - self.requested - self.outside
+
+    def sequences(self, context: int) -> int:
+        """Return how many sequences of so many tokens can decode at once, `max_num_seqs` aside."""
+        return self.num_blocks // self.kv.blocks_per_sequence(context, 1 + self.num_speculative_tokens)
+
+    def longest_context(self, sequences: int = 1) -> int:
+        """Return the longest context at which so many sequences can decode at once; 0 where none fits."""
+        low, high = 0, self.num_blocks * max(group.block_size for group in self.kv.groups)
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self.sequences(middle) >= sequences else (low, middle - 1)
+        return low

@@ -1,0 +1,89 @@
+"""Published drafters by target, and how many tokens to draft with a family's own prediction modules.
+
+The rows lie in `data/families.json`, the preferred drafter of a target and method first. They say what exists; whether
+a vLLM release runs a method on a target class is in the tables generated from its wheel, never here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+__all__ = ["NativeModules", "PublishedDrafter", "find_native", "published_drafters"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedDrafter:
+    """One drafter that anybody can download."""
+
+    model: str
+    """Its name on the Hugging Face hub."""
+    method: str
+    targets: tuple[str, ...]
+    """Names on the hub of the models that it was made for."""
+    num_speculative_tokens: int | None
+    """The k that its publisher shows; None where none is shown."""
+    format: str
+    """`plain`, or `speculators` for the format of the speculators library."""
+    parallel_drafting: bool
+    """It guesses all tokens in one pass, and vLLM must be told so."""
+    note: str
+    source: str
+    checked: str
+    """Date on which the source was read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NativeModules:
+    """A family whose checkpoints carry multi-token prediction modules."""
+
+    model_types: tuple[str, ...]
+    num_speculative_tokens: int
+    """The k that its publisher or vLLM's recipes show."""
+    source: str
+    checked: str
+
+
+def published_drafters(names: Iterable[str]) -> tuple[PublishedDrafter, ...]:
+    """Return the drafters that were made for a target, known under any of these names; case does not matter."""
+    wanted = {name.lower() for name in names}
+    return tuple(row for row in _drafters() if any(target.lower() in wanted for target in row.targets))
+
+
+def find_native(model_type: str) -> NativeModules | None:
+    """Return the row of a family by its `model_type`; None for one without a row."""
+    return next((row for row in _native() if model_type in row.model_types), None)
+
+
+@cache
+def _drafters() -> tuple[PublishedDrafter, ...]:
+    return tuple(
+        PublishedDrafter(
+            model=row["model"],
+            method=row["method"],
+            targets=tuple(row["targets"]),
+            num_speculative_tokens=row.get("num_speculative_tokens"),
+            format=row.get("format", "plain"),
+            parallel_drafting=row.get("parallel_drafting", False),
+            note=row.get("note", ""),
+            source=row["source"],
+            checked=row["checked"],
+        )
+        for row in _load()["drafters"]
+    )
+
+
+@cache
+def _native() -> tuple[NativeModules, ...]:
+    return tuple(NativeModules(**{**row, "model_types": tuple(row["model_types"])}) for row in _load()["native"])
+
+
+@cache
+def _load() -> Mapping[str, Any]:
+    text = files("draftwise.facts").joinpath("data/families.json").read_text(encoding="utf-8")
+    loaded: Mapping[str, Any] = json.loads(text)
+    return loaded

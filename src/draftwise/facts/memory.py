@@ -1,0 +1,83 @@
+"""What vLLM takes besides weights, keys and values: constants that were measured, and batch sizes by GPU.
+
+What each release counts is in the rules (`data/rules/size.json`); what was measured is in `data/memory.json`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any, Literal
+
+from draftwise.facts.gpus import Gpu
+from draftwise.facts.vllm import Release
+
+__all__ = ["Overheads", "Runner", "batch_defaults", "get_overheads"]
+
+Runner = Literal["V1", "V2"]
+"""vLLM's model runner."""
+
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overheads:
+    """Bytes that no shape explains."""
+
+    context: int
+    """CUDA context of a process."""
+    non_torch: int
+    """Kernels and library state that the profile run loads."""
+    workspace: int
+    """cuBLAS workspace, which stays once the first matrix product has run."""
+    graph_per_layer: float
+    """One captured graph, per layer of target and drafter."""
+    graph_estimate_per_layer: float
+    """The same as vLLM's first runner guesses it beforehand: about a third less than it then takes."""
+    request_state: int
+    """State of one request slot in the second runner's sampler, the penalty tables aside."""
+    source: str
+
+
+@cache
+def _data() -> Mapping[str, Any]:
+    data: Mapping[str, Any] = json.loads(
+        files("draftwise.facts").joinpath("data/memory.json").read_text(encoding="utf-8")
+    )
+    return data
+
+
+def get_overheads(gpu: Gpu, runner: Runner) -> Overheads:
+    """Return the measured constants for a GPU; those of another generation are taken over where none was measured."""
+    data = _data()
+    workspace = data["workspace_mib"]
+    return Overheads(
+        context=data["context_mib"] * _MIB,
+        non_torch=data["non_torch_mib"][runner] * _MIB,
+        workspace=workspace.get(gpu.architecture, workspace["other"]) * _MIB,
+        graph_per_layer=data["graph_mib_per_layer"] * _MIB,
+        graph_estimate_per_layer=data["graph_estimate_mib_per_layer"] * _MIB,
+        request_state=data["request_state_kib"] * 1024,
+        source=data["source"],
+    )
+
+
+def batch_defaults(gpu: Gpu, release: Release) -> dict[str, int]:
+    """Return `max_num_batched_tokens` and `max_num_seqs` of `vllm serve` where neither is given: they go by the GPU."""
+    tiers = release.table("batch_defaults")
+    for name in sorted((name for name in tiers if name.startswith("gpu>=")), key=_least_gib, reverse=True):
+        spared = any(word in gpu.name.lower() for word in tiers[name].get("not_named", ()))
+        if gpu.memory_gib >= _least_gib(name) and not spared:
+            return _for_server(tiers[name])
+    return _for_server(tiers["gpu"])
+
+
+def _least_gib(tier: str) -> int:
+    return int(tier.removeprefix("gpu>="))
+
+
+def _for_server(tier: Mapping[str, Any]) -> dict[str, int]:
+    return {key: int(tier[key]["server"]) for key in ("max_num_batched_tokens", "max_num_seqs")}

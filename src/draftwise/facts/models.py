@@ -1,0 +1,83 @@
+"""Well-known public models: the part of their config.json that judging, sizing and choosing need.
+
+The rows lie in `data/models.json`, one line a model. Keys that a config.json leaves to the default of its model class
+are written out where memory depends on them (Gemma's and Llama 4's `tie_word_embeddings`, the text part of Gemma 3).
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from types import MappingProxyType
+from typing import Any
+
+__all__ = ["KnownModel", "find_model", "known_models", "suggest_models"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownModel:
+    """One public checkpoint."""
+
+    id: str
+    """Its name on the Hugging Face hub."""
+    also: tuple[str, ...]
+    """Further checkpoints whose config.json says the same."""
+    params: int
+    """Weights in all, as published: exact where the number has no trailing zeros."""
+    active_params: int | None
+    """Weights that one token meets in a mixture of experts; None for a dense model."""
+    source: str
+    config: Mapping[str, Any]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every name of the row."""
+        return (self.id, *self.also)
+
+
+@cache
+def known_models() -> tuple[KnownModel, ...]:
+    """Return every row, by name."""
+    text = files("draftwise.facts").joinpath("data/models.json").read_text(encoding="utf-8")
+    return tuple(
+        KnownModel(
+            id=row["id"],
+            also=tuple(row.get("also", ())),
+            params=row["params"],
+            active_params=row.get("active_params"),
+            source=row["source"],
+            config=MappingProxyType(row["config"]),
+        )
+        for row in json.loads(text)
+    )
+
+
+def find_model(name: str) -> KnownModel | None:
+    """Return the row of a model by its name on the hub; None for an unknown one.
+
+    Upper and lower case do not matter. The organisation may be left out, and nothing else may.
+    """
+    return _by_name().get(name.strip().lower())
+
+
+def suggest_models(name: str, count: int = 3) -> tuple[str, ...]:
+    """Return the known names that look most like one that was not found."""
+    from difflib import get_close_matches
+
+    spelled = {each.lower(): each for model in known_models() for each in model.names}
+    by_tail = {each.partition("/")[2]: each for each in spelled}
+    tail = name.strip().lower().rpartition("/")[2]
+    close = get_close_matches(tail, by_tail, n=count, cutoff=0.6)
+    return tuple(spelled[by_tail[each]] for each in close)
+
+
+@cache
+def _by_name() -> Mapping[str, KnownModel]:
+    full = {name.lower(): model for model in known_models() for name in model.names}
+    tails = Counter(name.rpartition("/")[2] for name in full)
+    short = {tail: model for name, model in full.items() if tails[tail := name.rpartition("/")[2]] == 1}
+    return short | full

@@ -1,0 +1,30 @@
+"""Flags of vLLM before `--speculative-config`, which guides still print: no release from 0.9.2 on knows any of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Literal
+
+__all__ = ["OldFlag", "old_flags"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OldFlag:
+    """One flag and the key of the speculative JSON that took its place."""
+
+    flag: str
+    key: str
+    kind: Literal["text", "int", "float", "switch"]
+    note: str = ""
+    """Why the key does nothing, or exists no longer."""
+
+
+@cache
+def old_flags() -> Mapping[str, OldFlag]:
+    """Return the old flags by their spelling with dashes."""
+    rows = json.loads(files("draftwise.facts").joinpath("data/old_flags.json").read_text(encoding="utf-8"))
+    return {row["flag"]: OldFlag(**row) for row in rows}

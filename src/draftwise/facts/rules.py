@@ -1,0 +1,99 @@
+"""Rules of vLLM that no parser can read off its source: each with the releases in which it holds, and its source.
+
+The rows lie in `data/rules/*.json`. What a rule *says* is data; deciding whether a configuration meets it is the work
+of `draftwise.plan`. A row's probe is a pattern that is found in the named sources exactly in the releases in which the
+rule holds; the maintainer's `python -m catalogue probe` goes through all wheels and reports every probe that rots.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from packaging.version import Version
+
+from draftwise.core import Effect, Ruling, Severity, Stage
+
+__all__ = ["Probe", "Rule", "all_rules", "get_rule"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """Where a rule can be seen in the source."""
+
+    files: tuple[str, ...]
+    """Paths in the wheel; the first that exists is read, since modules move between releases."""
+    pattern: str
+    """Regular expression, searched with DOTALL and MULTILINE."""
+    absent: bool = False
+    """The rule holds where the pattern is *not* found."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """One thing that some releases do."""
+
+    code: str
+    title: str
+    explains: str
+    """Why it is so and what it means for an operator, in a sentence or two."""
+    severity: Severity
+    effect: Effect
+    stage: Stage
+    spans: tuple[tuple[str, str | None], ...]
+    """Releases in which it holds: first and last, both included; None stands for the newest one known."""
+    source: str
+    exception: str = ""
+    probe: Probe | None = None
+
+    def holds(self, version: Version) -> bool:
+        """Say whether the rule holds in a release."""
+        return any(
+            Version(first) <= version and (last is None or version <= Version(last)) for first, last in self.spans
+        )
+
+    def ruling(self, message: str, *, where: str = "", fix: str = "", becomes: str = "") -> Ruling:
+        """Return the finding that a configuration has met this rule."""
+        return Ruling(
+            code=self.code, severity=self.severity, message=message, where=where, fix=fix, source=self.source,
+            effect=self.effect, stage=self.stage, exception=self.exception, becomes=becomes,
+        )  # fmt: skip
+
+
+def get_rule(code: str) -> Rule:
+    """Return a rule by its code; KeyError for an unknown one."""
+    return all_rules()[code]
+
+
+@cache
+def all_rules() -> Mapping[str, Rule]:
+    """Return every rule by its code."""
+    rows: dict[str, Rule] = {}
+    for file in sorted(files("draftwise.facts").joinpath("data/rules").iterdir(), key=lambda entry: entry.name):
+        if file.name.endswith(".json"):
+            for row in json.loads(file.read_text(encoding="utf-8")):
+                rule = _read(row)
+                if rule.code in rows:
+                    raise ValueError(f"rule {rule.code} is written twice, the second time in {file.name}")
+                rows[rule.code] = rule
+    return rows
+
+
+def _read(row: Mapping[str, Any]) -> Rule:
+    probe = row.get("probe")
+    return Rule(
+        code=row["code"],
+        title=row["title"],
+        explains=row["explains"],
+        severity=Severity(row["severity"]),
+        effect=Effect(row["effect"]),
+        stage=Stage(row["stage"]),
+        spans=tuple((first, last) for first, last in row["spans"]),
+        source=row["source"],
+        exception=row.get("exception", ""),
+        probe=None if probe is None else Probe(**{**probe, "files": tuple(probe["files"])}),
+    )

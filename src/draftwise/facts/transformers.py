@@ -1,0 +1,39 @@
+"""What the transformers library knows of a model type: that it exists, and what its config class fills in."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+__all__ = ["find_model_type", "is_buildable"]
+
+
+def find_model_type(name: str) -> Mapping[str, Any] | None:
+    """Return the row of a model type, None for one that the library does not have.
+
+    A row may hold `vocab_size`, `max_position_embeddings` and `num_attention_heads` (values that a config.json may
+    leave out), `rename` (those names -> the type's own spelling, such as GPT-2's `n_head`) and `model_class` (the
+    architecture that stands for a config without `architectures`).
+    """
+    row: Mapping[str, Any] | None = _data()["types"].get(name)
+    return row
+
+
+def is_buildable(architecture: str) -> bool:
+    """Say whether vLLM's Transformers backend can build a class that vLLM itself does not have."""
+    return architecture in _buildable()
+
+
+@cache
+def _buildable() -> frozenset[str]:
+    return frozenset(_data()["buildable"])
+
+
+@cache
+def _data() -> Mapping[str, Any]:
+    text = files("draftwise.facts").joinpath("data/transformers.json").read_text(encoding="utf-8")
+    data: Mapping[str, Any] = json.loads(text)
+    return data

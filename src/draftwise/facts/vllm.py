@@ -1,0 +1,145 @@
+"""What each vLLM release accepts, registers and defaults to: tables generated from its wheels, looked up by release.
+
+The data lies in `data/vllm/<topic>.json`, written by `python -m catalogue build` and never by hand. A topic is read
+when it is first asked for.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib.resources import files
+from types import MappingProxyType
+from typing import Any
+
+from packaging.version import InvalidVersion, Version
+
+from draftwise.core import InvalidSetup
+from draftwise.facts.spans import Row, Span, decode
+
+__all__ = ["Release", "Span", "get_release", "history", "releases", "topics"]
+
+_DATA = files("draftwise.facts").joinpath("data/vllm")
+_RELEASES = "releases.json"
+_NEWEST = frozenset({"newest", "latest"})
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """A vLLM release of which the catalogue holds the tables."""
+
+    version: Version
+    built: str = field(compare=False)
+    """Date of the wheel's newest file, e.g. `2026-04-18`."""
+    exact: bool = field(default=True, compare=False)
+    """False when another version was asked for and this is the nearest known release at or below it."""
+
+    def __str__(self) -> str:
+        return str(self.version)
+
+    def table(self, topic: str) -> Mapping[str, Any]:
+        """Return what holds in this release: key -> value.
+
+        Raises:
+            KeyError: there is no such topic; `topics()` names them.
+        """
+        return _values(topic, str(self.version))
+
+    def source(self, topic: str, key: str) -> str:
+        """Return where a value of `table` was read: release, file and symbol; KeyError for a key that is not there."""
+        return _cite(_table(topic, str(self.version))[key])
+
+
+def get_release(text: str) -> Release:
+    """Return a release by the version that a user writes, an image tag or `newest`.
+
+    A version that is not itself a known release (a candidate, a local build, one newer than the catalogue) gives the
+    nearest known release at or below it, with `exact` false.
+
+    Raises:
+        InvalidSetup: the text is no version, or it is older than the oldest release covered.
+    """
+    if text.strip().lower() in _NEWEST:
+        return releases()[-1]
+    oldest = releases()[0]
+    asked, whole = _parse(text)
+    known = next((release for release in reversed(releases()) if release.version <= asked), None)
+    if known is None:
+        raise InvalidSetup.because(
+            "unknown-release",
+            f"vLLM {asked} is older than {oldest}, the oldest release that is covered.",
+            where="engine_version",
+            fix=f"Give a release from {oldest} to {releases()[-1]}.",
+        )
+    return known if whole and known.version == asked else replace(known, exact=False)
+
+
+def _parse(text: str) -> tuple[Version, bool]:
+    """Return the version in a text, and whether it is the whole text: an image tag (`v0.20.0-cu130`) goes on."""
+    bare = text.strip()
+    for part in (bare, bare.partition("-")[0]):
+        try:
+            return Version(part), part == bare
+        except InvalidVersion:
+            continue
+    raise InvalidSetup.because(
+        "unknown-release",
+        f"{text!r} is not a version of vLLM.",
+        where="engine_version",
+        fix=f"Write it as {releases()[-1]}, or newest.",
+    )
+
+
+@cache
+def releases() -> tuple[Release, ...]:
+    """Return every release that is covered, oldest first."""
+    rows = json.loads(_DATA.joinpath(_RELEASES).read_text(encoding="utf-8"))
+    return tuple(Release(Version(row["version"]), row["built"]) for row in rows)
+
+
+@cache
+def topics() -> tuple[str, ...]:
+    """Return the names of the tables."""
+    names = (entry.name for entry in _DATA.iterdir())
+    return tuple(sorted(name.removesuffix(".json") for name in names if name.endswith(".json") and name != _RELEASES))
+
+
+def history(topic: str, key: str) -> tuple[Span, ...]:
+    """Return the values of a key over all releases, oldest first; empty for a key that no release has.
+
+    Raises:
+        KeyError: there is no such topic.
+    """
+    return tuple(
+        Span(
+            since=Version(row.since),
+            until=None if row.until is None else Version(row.until),
+            value=row.value,
+            source=_cite(row),
+        )
+        for row in _rows(topic)
+        if row.key == key
+    )
+
+
+def _cite(row: Row) -> str:
+    return f"vLLM {row.since}, {row.source}"
+
+
+@cache
+def _rows(topic: str) -> tuple[Row, ...]:
+    if topic not in topics():
+        raise KeyError(topic)
+    return tuple(Row(**row) for row in json.loads(_DATA.joinpath(f"{topic}.json").read_text(encoding="utf-8")))
+
+
+@cache
+def _table(topic: str, release: str) -> Mapping[str, Row]:
+    return decode([str(each) for each in releases()], _rows(topic), release)
+
+
+@cache
+def _values(topic: str, release: str) -> Mapping[str, Any]:
+    return MappingProxyType({key: row.value for key, row in _table(topic, release).items()})

@@ -1,0 +1,68 @@
+"""Predicts what a vLLM release makes of a setup: every finding at once, and the speculative config as it resolves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from draftwise.core import Effect, Finding, Ruling, Setup
+from draftwise.plan.check.batch import fill_in_batch, find_batch
+from draftwise.plan.check.context import Context, get_context
+from draftwise.plan.check.later import async_scheduling, find_engine, find_later, runner
+from draftwise.plan.check.report import Report, Resolved
+from draftwise.plan.check.resolve import resolve
+from draftwise.plan.check.target import find_target, read_target
+
+__all__ = ["Context", "Report", "Resolved", "check", "check_many", "get_context"]
+
+
+def check(setup: Setup) -> Report:
+    """Return what the setup's vLLM release makes of it.
+
+    A target or drafter that is neither a directory here nor in the table of known models is judged by its name alone.
+
+    Raises:
+        InvalidSetup: the version is unknown, or names nothing that is covered.
+    """
+    context = get_context(setup)
+    target, rulings = read_target(context)
+    context = fill_in_batch(context, target)
+    findings: list[Finding] = [*context.rulings, *rulings]
+    resolved = None
+    if context.spec is not None:
+        spec_rulings, resolved = resolve(context, target)
+        resolved = _complete(context, resolved)
+        findings += spec_rulings
+    findings += find_batch(context, target)
+    if target is not None:
+        findings += find_target(context, target, None if resolved is None else resolved.method)
+    findings += find_engine(context, resolved)
+    if resolved is not None and not _is_rejected(findings):
+        findings += find_later(context, resolved)
+    return Report(
+        version=str(context.release),
+        setup=setup,
+        findings=tuple(findings),
+        resolved=None if _is_rejected(findings) else resolved,
+    )
+
+
+def check_many(setups: Iterable[Setup]) -> Sequence[Report]:
+    """Return a report for each setup, in order."""
+    return [check(setup) for setup in setups]
+
+
+def _complete(context: Context, resolved: Resolved | None) -> Resolved | None:
+    """Fill in which runner takes the work and how it is scheduled."""
+    if resolved is None:
+        return None
+    taken = runner(
+        context, resolved.method, parallel_drafting=resolved.parallel_drafting,
+        draft_architectures=resolved.draft_architectures,
+    )  # fmt: skip
+    resolved = replace(resolved, runner=taken.name)
+    return replace(resolved, async_scheduling=async_scheduling(context, resolved))
+
+
+def _is_rejected(findings: Iterable[Finding]) -> bool:
+    return any(isinstance(each, Ruling) and each.effect is Effect.REJECTED for each in findings)

@@ -1,0 +1,112 @@
+"""Engine flags as `vllm serve` reads them: flags that the release does not have, and values that its parser refuses."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any
+
+from draftwise.core import Ruling
+from draftwise.facts.rules import get_rule
+from draftwise.facts.vllm import Release, history
+
+__all__ = ["read_flags"]
+
+_HUMAN = frozenset(
+    {"max_model_len", "max_num_batched_tokens", "max_num_scheduled_tokens", "kv_cache_memory_bytes",
+     "safetensors_prefetch_block_size", "max_num_queued_tokens"}
+)  # fmt: skip
+"""Flags that take numbers with a unit, such as 32k."""
+_UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_WITH_UNIT = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT])")
+_GONE = {
+    "speculative_model": "model",
+    "num_speculative_tokens": "num_speculative_tokens",
+    "speculative_draft_tensor_parallel_size": "draft_tensor_parallel_size",
+    "speculative_model_quantization": "quantization",
+    "speculative_max_model_len": "max_model_len",
+    "ngram_prompt_lookup_max": "prompt_lookup_max",
+    "ngram_prompt_lookup_min": "prompt_lookup_min",
+}
+"""Flags of releases before 0.9.2 -> the key of the speculative JSON that replaces them."""
+
+
+def read_flags(release: Release, args: Mapping[str, Any]) -> tuple[Mapping[str, Any], tuple[Ruling, ...]]:
+    """Return the flags as the engine gets them, and what the command line parser refuses.
+
+    Args:
+        release: whose parser reads them.
+        args: by field name, as text or typed; None stands for a flag that is not given.
+    """
+    by_field = {row["field"]: row for row in release.table("flags").values()}
+    read: dict[str, Any] = {}
+    rulings: list[Ruling] = []
+    for name, value in args.items():
+        row = by_field.get(name)
+        if row is None:
+            rulings.append(_judge_unknown(release, name, by_field))
+        elif value is not None:
+            try:
+                read[name] = _read(name, row, value)
+            except ValueError as fault:
+                rulings.append(get_rule("flag-value").ruling(str(fault), where=_spell(name)))
+    return read, tuple(rulings)
+
+
+def _spell(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _judge_unknown(release: Release, name: str, known: Mapping[str, Any]) -> Ruling:
+    spans = history("flags", _spell(name))
+    if name in _GONE:
+        fix = f'Write it into --speculative-config as "{_GONE[name]}".'
+    elif near := get_close_matches(name, known, n=1, cutoff=0.8):
+        fix = f"Did you mean {_spell(near[0])}?"
+    else:
+        fix = "Remove it."
+    told = f"; it exists from {spans[0].since} to {spans[-1].until or 'now'}" if spans else ""
+    return get_rule("flag-unknown").ruling(f"is no flag of vLLM {release}{told}.", where=_spell(name), fix=fix)
+
+
+def _read(name: str, row: Mapping[str, Any], value: Any) -> Any:
+    """Return a value as the parser hands it on; ValueError where it refuses."""
+    if row["kind"] != "value":
+        return value
+    declared = row["type"].removesuffix(" | None")
+    if declared == "int":
+        return _read_int(value, human=name in _HUMAN)
+    if declared == "float":
+        return _read_float(value)
+    choices = row.get("choices")
+    if choices and isinstance(value, str) and value not in choices and "str" not in declared.split(" | "):
+        near = get_close_matches(value.lower(), [str(each) for each in choices], n=1, cutoff=0.6)
+        hint = f"; did you mean {near[0]}" if near else ""
+        raise ValueError(f"{value!r} is not one of {', '.join(map(str, choices))}{hint}.")
+    return value
+
+
+def _read_int(value: Any, *, human: bool) -> int:
+    text = str(value).strip()
+    if isinstance(value, bool):
+        raise ValueError("needs a number.")
+    if human and text.lower() == "auto":
+        return -1
+    match = _WITH_UNIT.fullmatch(text) if human else None
+    try:
+        if match is None:
+            return int(text)
+        number, unit = match.groups()
+        return int(float(number) * _UNITS[unit]) if unit.islower() else int(number) * _UNITS[unit]
+    except ValueError:
+        raise ValueError(f"needs an integer, got {value!r}.") from None
+
+
+def _read_float(value: Any) -> float:
+    if isinstance(value, bool):
+        raise ValueError("needs a number.")
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"needs a number, got {value!r}.") from None

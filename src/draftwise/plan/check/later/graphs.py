@@ -1,0 +1,89 @@
+"""CUDA graphs: how many speculating requests the captured sizes cover, and the cliff behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from draftwise.core import Ruling
+from draftwise.plan.check.context import Context
+from draftwise.plan.check.later.composed import is_on, read_json, rule_if
+from draftwise.plan.check.later.limits import Limits, find_gpu, get_limits
+from draftwise.plan.check.report import Resolved
+
+__all__ = ["find_graphs", "read_compilation", "runs_eagerly"]
+
+_CLIFF = "Measured on an H200, 8B model, EAGLE-3, k=3: 18.6 ms a step at 512 tokens (captured), 33.2 ms at 768."
+
+
+def find_graphs(context: Context, resolved: Resolved) -> Iterator[Ruling]:
+    """Yield whether full batches of speculating requests run without a captured graph."""
+    k = resolved.num_speculative_tokens
+    scheduled = (context.spec or {}).get("num_speculative_tokens_per_batch_size")
+    if k is None or scheduled or context.platform == "cpu" or runs_eagerly(context):
+        return
+    limits = get_limits(context)
+    seqs, largest = limits.requests, _find_largest(context, k, limits)
+    if largest is None:
+        return
+    covered, step = largest // (k + 1), k + 1
+    yield from rule_if(
+        context,
+        "cudagraph-cliff",
+        seqs is not None and seqs > covered,
+        f"max_num_seqs {seqs} * (k + 1) {step} = {(seqs or 0) * step} tokens a step, and graphs reach {largest}: with "
+        f"more than {covered} requests decoding at once a step runs without one. {_CLIFF}",
+        where="--max-num-seqs",
+        fix=_advise(context, (seqs or 0) * step, covered),
+    )
+    yield from rule_if(
+        context,
+        "cudagraph-reach",
+        seqs is None,
+        f"graphs reach {largest} tokens a step: {covered} requests at k={k}; more run without a graph. {_CLIFF}",
+        where="--max-num-seqs",
+        fix=_advise(context, None, covered),
+    )
+
+
+def runs_eagerly(context: Context) -> bool:
+    """Say whether the operator has turned CUDA graphs off."""
+    mode = read_compilation(context).get("cudagraph_mode")
+    return is_on(context, "enforce_eager") or (isinstance(mode, str) and mode.upper() == "NONE")
+
+
+def read_compilation(context: Context) -> Mapping[str, Any]:
+    """Return `--compilation-config` as an object; empty where it is not one."""
+    given = read_json(context.given.get("compilation_config"))
+    return given if isinstance(given, Mapping) else {}
+
+
+def _find_largest(context: Context, k: int, limits: Limits) -> int | None:
+    """Return the largest captured size in tokens; None where it cannot be known here."""
+    compilation = read_compilation(context)
+    sizes = (
+        context.given.get("cudagraph_capture_sizes")
+        or context.given.get("cuda_graph_sizes")
+        or compilation.get("cudagraph_capture_sizes")
+    )
+    if isinstance(sizes, list):
+        numbers = [size for size in sizes if isinstance(size, int)]
+        return max(numbers, default=None)
+    largest = context.given.get("max_cudagraph_capture_size") or compilation.get("max_cudagraph_capture_size")
+    if isinstance(largest, int):
+        return largest
+    facts, gpu = context.release.table("cudagraph_sizes"), find_gpu(context)
+    blackwell = gpu is not None and gpu.architecture == "blackwell"
+    cap = int(facts.get("cap_blackwell", facts["cap"]) if blackwell else facts["cap"])
+    most = min(cap, limits.tokens or cap)
+    if limits.requests is None or facts["factor"] is None:
+        return most
+    step = k + 1 if facts["counts_draft_tokens"] else 1
+    return min(int(facts["factor"]) * limits.requests * step, most)
+
+
+def _advise(context: Context, tokens: int | None, covered: int) -> str:
+    flags = context.release.table("flags")
+    flag = next(name for name in ("--max-cudagraph-capture-size", "--cuda-graph-sizes") if name in flags)
+    amount = f"{flag} {tokens}" if tokens else f"{flag} with the tokens of your largest batch"
+    return f"Raise {amount}, lower k as the batch grows, or keep to {covered} requests."

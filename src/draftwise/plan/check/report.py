@@ -1,0 +1,50 @@
+"""What `check` gives back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from draftwise.core import Effect, Finding, Ruling, Setup
+
+__all__ = ["Report", "Resolved"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolved:
+    """The speculative config as the server would hold it after start-up; None where it cannot be known offline."""
+
+    method: str
+    num_speculative_tokens: int | None
+    model: str | None
+    prompt_lookup_min: int | None = None
+    prompt_lookup_max: int | None = None
+    draft_tensor_parallel_size: int | None = None
+    draft_architectures: tuple[str, ...] | None = None
+    target_architectures: tuple[str, ...] | None = None
+    draft_max_model_len: int | None = None
+    quantization: str | None = None
+    parallel_drafting: bool = False
+    synthetic_acceptance_rates: tuple[float, ...] | None = None
+    runner: str | None = None
+    """`V1` or `V2`: which model runner takes the work on CUDA."""
+    async_scheduling: bool | None = None
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    """Every other key of the release, with its default where it was not given."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """One setup judged for one release."""
+
+    version: str
+    setup: Setup
+    findings: tuple[Finding, ...]
+    resolved: Resolved | None
+    """None where the config is rejected, or there is no speculation."""
+
+    @property
+    def accepted(self) -> bool:
+        """Whether the server's configuration objects would be made; start-up may still fail."""
+        return not any(isinstance(f, Ruling) and f.effect is Effect.REJECTED for f in self.findings)

@@ -1,0 +1,85 @@
+"""Looks a name up in everything that is known: rules, keys, methods, flags, architectures, metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+from draftwise.core import InvalidSetup
+from draftwise.facts import glossary
+from draftwise.facts.metrics import METRICS
+from draftwise.facts.rules import Rule, all_rules
+from draftwise.facts.vllm import Span, history, releases
+
+__all__ = ["Explanation", "explain"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """What is known under one name."""
+
+    kind: str
+    """`rule`, `method`, `key`, `flag`, `architecture` or `metric`."""
+    name: str
+    text: str
+    history: tuple[Span, ...] = ()
+    """How it was in which releases, oldest first."""
+    rule: Rule | None = None
+    related: tuple[Rule, ...] = ()
+    """Rules whose text speaks of it."""
+
+
+def explain(name: str) -> tuple[Explanation, ...]:
+    """Return everything that is known under a name; a method and a flag may share one.
+
+    Raises:
+        InvalidSetup: nothing is; the nearest names are suggested.
+    """
+    found = tuple(_find(name.strip()))
+    if not found:
+        near = get_close_matches(name.strip().lstrip("-"), sorted(_names()), n=3, cutoff=0.5)
+        raise InvalidSetup.because(
+            "unknown-name",
+            f"nothing is known under the name {name!r}.",
+            fix=f"Did you mean {' or '.join(near)}?" if near else "Give a finding's code, a key, a method or a flag.",
+        )
+    return found
+
+
+def _find(name: str) -> Iterator[Explanation]:
+    bare = name.lstrip("-").replace("-", "_")
+    if rule := all_rules().get(name):
+        yield Explanation(kind="rule", name=name, text=rule.explains, rule=rule)
+    if spans := history("methods", name):
+        text = glossary.meaning_of_method(name) or "The name of one family's multi-token prediction modules; means mtp."
+        yield Explanation(kind="method", name=name, text=text, history=spans, related=_speaking_of(name))
+    if spans := history("spec_fields", bare):
+        text = glossary.meaning_of_key(bare) or ""
+        yield Explanation(kind="key", name=bare, text=text, history=spans, related=_speaking_of(bare))
+    flag = name if name.startswith("-") else f"--{name.replace('_', '-')}"
+    if spans := history("flags", flag):
+        yield Explanation(kind="flag", name=flag, text="An engine flag.", history=spans, related=_speaking_of(flag))
+    if spans := history("architectures", name):
+        yield Explanation(kind="architecture", name=name, text="A model class of vLLM's registry.", history=spans)
+    if metric := next((m for m in METRICS if name in (m.name, m.sample)), None):
+        labels = ", ".join(metric.labels)
+        text = f"{metric.help} {metric.kind.capitalize()}, labels {labels}; scraped as {metric.sample}."
+        yield Explanation(kind="metric", name=metric.name, text=f"{text} Source: {metric.source}.")
+
+
+def _speaking_of(name: str) -> tuple[Rule, ...]:
+    """Return the rules in whose text a name stands as a word of its own."""
+    return tuple(rule for rule in all_rules().values() if name in _words(f"{rule.title} {rule.explains} {rule.code}"))
+
+
+def _words(text: str) -> set[str]:
+    return set(text.replace("`", " ").replace(",", " ").replace(".", " ").replace(":", " ").split())
+
+
+def _names() -> Iterable[str]:
+    names: set[str] = set(all_rules()) | {metric.name for metric in METRICS}
+    for release in releases():
+        for topic in ("methods", "spec_fields"):
+            names |= release.table(topic).keys()
+    return names | {flag.lstrip("-") for flag in releases()[-1].table("flags")}

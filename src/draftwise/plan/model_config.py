@@ -1,0 +1,89 @@
+"""A model as far as its config.json tells: from a directory, from the table of well-known models, or as JSON text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from draftwise.core import InvalidSetup
+
+__all__ = ["ModelConfig", "find_model_config"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """One config.json and the name it was found under."""
+
+    name: str
+    """As the operator wrote it: vLLM infers methods from it, so it is kept letter by letter."""
+    config: Mapping[str, Any]
+    origin: Literal["directory", "table", "json"]
+    directory: Path | None = None
+
+    @property
+    def text_config(self) -> Mapping[str, Any]:
+        """The language model's part of a multimodal config, else the whole."""
+        for key in ("text_config", "llm_config", "language_config", "thinker_config"):
+            inner = self.config.get(key)
+            if isinstance(inner, Mapping):
+                return inner.get("text_config", inner) if key == "thinker_config" else inner
+        return self.config
+
+    @property
+    def model_type(self) -> str:
+        """`model_type`, or an empty string."""
+        return str(self.config.get("model_type") or "")
+
+    @property
+    def architectures(self) -> tuple[str, ...]:
+        """`architectures`, empty where the file has none."""
+        given = self.config.get("architectures")
+        return tuple(str(name) for name in given) if isinstance(given, list) else ()
+
+
+def find_model_config(given: str) -> ModelConfig | None:
+    """Return what a name stands for, or None for a name that is neither a directory nor in the table.
+
+    Args:
+        given: a directory with config.json, a path to a config.json, a well-known model id, or the JSON itself.
+
+    Raises:
+        InvalidSetup: the directory has no config.json, or what it holds is not a JSON object.
+    """
+    if given.lstrip().startswith("{"):
+        return ModelConfig(name="config.json", config=_parse(given, "--target"), origin="json")
+    path = Path(given)
+    if path.name.endswith(".json") and path.is_file():
+        return ModelConfig(name=str(path.parent), config=_read(path), origin="directory", directory=path.parent)
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise InvalidSetup.because(
+                "no-config-json", "there is no config.json in this directory.", where=given,
+                fix="Give the directory of a Hugging Face checkpoint.",
+            )  # fmt: skip
+        return ModelConfig(name=given, config=_read(path / "config.json"), origin="directory", directory=path)
+    from draftwise.facts.models import find_model
+
+    known = find_model(given)
+    return None if known is None else ModelConfig(name=given, config=known.config, origin="table")
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidSetup.because("unreadable-file", f"cannot be read ({error}).", where=str(path)) from None
+    return _parse(text, str(path))
+
+
+def _parse(text: str, where: str) -> Mapping[str, Any]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidSetup.because("not-json", f"not valid JSON ({error}).", where=where) from None
+    if not isinstance(value, dict):
+        raise InvalidSetup.because("not-an-object", f"must be a JSON object, got {type(value).__name__}.", where=where)
+    return value

@@ -1,0 +1,124 @@
+"""The whole answer: reasons against speculation, candidates in order, and every other method with its refusal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from draftwise.core import Severity
+from draftwise.facts.advice import get_advice, guide_order
+from draftwise.plan.pick.case import Case, open_case
+from draftwise.plan.pick.judge import Candidate, judge
+from draftwise.plan.pick.levers import Lever, Weight, find_levers
+from draftwise.plan.pick.memory import open_memory
+from draftwise.plan.pick.methods import methods_of, propose
+from draftwise.plan.pick.proposal import Refusal
+from draftwise.plan.pick.wish import Wish
+
+__all__ = ["Advice", "pick"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """Where to start, for one wish and release. Every method of the release is in `ranked` or in `refused`, once."""
+
+    wish: Wish
+    version: str
+    levers: tuple[Lever, ...]
+    """Reasons against speculation, the heaviest first."""
+    ranked: tuple[Candidate, ...]
+    """Each is accepted by the release and fits the memory."""
+    refused: tuple[Refusal, ...]
+
+    @property
+    def sentence(self) -> str:
+        """The answer in one or two sentences."""
+        heavy = [lever for lever in self.levers if lever.weight is not Weight.DOUBT]
+        if heavy:
+            return f"Leave speculation off. {heavy[0].finding.message}"
+        if not self.ranked:
+            return f"No method can be recommended for this target on vLLM {self.version}: each is refused below."
+        if self.levers:
+            doubt = self.levers[0].finding.message
+            return f"Probably leave it off: {doubt} {_start(self.ranked[0], 'If you try it, start')}"
+        return _start(self.ranked[0], "Start")
+
+
+def pick(wish: Wish) -> Advice:
+    """Return where to start.
+
+    Raises:
+        InvalidSetup: the target or a drafter is not found, or the release is unknown.
+    """
+    case = open_case(wish)
+    memory = open_memory(case)
+    levers = (*find_levers(case), *memory.levers)
+    ending = next((lever for lever in levers if lever.weight is Weight.ENDS), None)
+    ranked: list[Candidate] = []
+    refused: list[Refusal] = []
+    for method in methods_of(case):
+        proposal = propose(case, method) if ending is None else Refusal(method=method, reasons=(ending.finding,))
+        outcome = proposal if isinstance(proposal, Refusal) else judge(case, proposal, memory)
+        if isinstance(outcome, Refusal):
+            refused.append(outcome)
+        else:
+            ranked.append(outcome)
+    ordered = _order(ranked)
+    if ordered and not any(candidate.pays for candidate in ordered):
+        levers = (*levers, _nothing_pays(case))
+    return Advice(
+        wish=wish,
+        version=str(case.release),
+        levers=tuple(sorted(levers, key=lambda lever: list(Weight).index(lever.weight))),
+        ranked=ordered,
+        refused=tuple(refused),
+    )
+
+
+def _order(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
+    """Return the candidates as the guides try them, apart from what measured costs contradict.
+
+    What is not likely to pay goes behind what is. Methods that the guides try together stand by estimated gain, and so
+    do small models and lookup, which the guides put one behind the other.
+    """
+    ordered = sorted(candidates, key=lambda each: (not each.pays, _tier(each), -_gain(each)))
+    return tuple(_explain_place(each, ordered[place + 1 :]) for place, each in enumerate(ordered))
+
+
+def _tier(candidate: Candidate) -> float:
+    small, lookup = guide_order("draft_model"), guide_order("ngram")
+    return small if small <= candidate.place <= lookup else candidate.place
+
+
+def _gain(candidate: Candidate) -> float:
+    gain = None if candidate.estimate is None else candidate.estimate.gain
+    return 1.0 if gain is None else gain
+
+
+def _explain_place(candidate: Candidate, after: Sequence[Candidate]) -> Candidate:
+    """Add the reason why a candidate stands before one that the guides try earlier."""
+    passed = [each for each in after if each.pays and each.place < candidate.place and _tier(each) == _tier(candidate)]
+    if not passed:
+        return candidate
+    reason = get_advice("against-the-guide").finding(
+        f"Before {passed[0].method}: {_gain(candidate):.2f} against {_gain(passed[0]):.2f} times plain decoding."
+    )
+    return replace(candidate, reasons=(*candidate.reasons, reason))
+
+
+def _nothing_pays(case: Case) -> Lever:
+    sequences = case.wish.traffic.concurrency
+    return Lever(
+        weight=Weight.DOUBT,
+        finding=get_advice("nothing-pays").finding(
+            f"At {sequences} sequences no method's expected acceptance reaches its break-even.",
+            severity=Severity.WARNING,
+        ),
+    )
+
+
+def _start(candidate: Candidate, opening: str) -> str:
+    spec = candidate.setup.spec
+    model = f"{spec.model}, " if spec is not None and spec.model else ""
+    k = f"k={spec.num_speculative_tokens}" if spec is not None else ""
+    return f"{opening} with {candidate.method} ({model}{k}), and measure it."

@@ -1,0 +1,81 @@
+"""Methods that copy what was said before: n-gram lookup and suffix trees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from draftwise.core import Finding, Severity
+from draftwise.facts.advice import get_advice, guide_order
+from draftwise.plan.pick.case import Case
+from draftwise.plan.pick.proposal import Proposal, Refusal, refuse
+from draftwise.plan.pick.wish import STRUCTURED_OUTPUT
+
+__all__ = ["lookup", "propose_suffix"]
+
+_Maker = Callable[[Case], Proposal | Refusal]
+_SHORT_LOOKUP, _STRICT_LOOKUP = 5, 8
+"""Tokens that must match: vLLM's default, and what kept tool calls whole (vLLM issues #35800, #40875)."""
+
+
+def lookup(method: str) -> _Maker:
+    """Return what proposes a method that looks n-grams up."""
+
+    def make(case: Case) -> Proposal | Refusal:
+        traffic = case.wish.traffic
+        if traffic.overlap == "none" and not traffic.repetitive:
+            return refuse(
+                method, "no-overlap", f"The output of {traffic.kind or 'this traffic'} repeats little of its prompt."
+            )
+        size = _STRICT_LOOKUP if STRUCTURED_OUTPUT in traffic.parameters else _SHORT_LOOKUP
+        return Proposal(
+            method=method,
+            spec={"method": method, "prompt_lookup_max": size, "prompt_lookup_min": size},
+            place=guide_order(method),
+            lengths=tuple(range(1, 6)),
+            reasons=(_overlap_reason(case), get_advice("no-artefact").finding("Nothing to fetch, nothing to load.")),
+        )
+
+    return make
+
+
+def _overlap_reason(case: Case) -> Finding:
+    traffic = case.wish.traffic
+    name = traffic.kind or f"traffic with {traffic.overlap} overlap"
+    if traffic.repetitive or traffic.overlap == "high":
+        return get_advice("repetitive-traffic").finding(f"{name} repeats prompts or earlier answers.")
+    return get_advice("overlap-some").finding(f"Some of the output of {name} stands in the prompt.")
+
+
+def propose_suffix(case: Case) -> Proposal | Refusal:
+    """Return the proposal of `suffix`."""
+    made = lookup("suffix")(case)
+    if isinstance(made, Refusal):
+        return made
+    return Proposal(
+        method="suffix",
+        spec={"method": "suffix"},
+        place=guide_order("suffix" if case.wish.traffic.repetitive else "ngram"),
+        lengths=made.lengths,
+        why_lengths=get_advice("k-of-suffix").finding(
+            "The trees decide how much to draft; more than this they cannot."
+        ),
+        reasons=made.reasons,
+        caveats=(
+            get_advice("suffix-package").finding(
+                "The server needs arctic-inference.",
+                severity=Severity.WARNING,
+                fix="Install arctic-inference==0.1.1 beside vLLM.",
+            ),
+        ),
+        bound=_longest_suffix(case),
+    )
+
+
+def _longest_suffix(case: Case) -> int | None:
+    """Return the longest draft: at most a factor times the match, and both together within the depth of the tree."""
+    fields = case.release.table("spec_fields")
+    depth = fields.get("suffix_decoding_max_tree_depth", {}).get("default")
+    factor = fields.get("suffix_decoding_max_spec_factor", {}).get("default")
+    if not isinstance(depth, int) or not isinstance(factor, int | float):
+        return None
+    return max(1, int(depth * factor / (1 + factor)))

@@ -1,0 +1,72 @@
+"""A smaller language model that drafts for a larger one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from draftwise.core import Finding, Severity
+from draftwise.facts.advice import get_advice, guide_order
+from draftwise.facts.families import PublishedDrafter
+from draftwise.plan.model_config import find_model_config
+from draftwise.plan.pick.case import Case
+from draftwise.plan.pick.proposal import Proposal, Refusal, no_drafter, published_notes, sourced
+from draftwise.plan.pick.work import Work, find_work
+from draftwise.plan.size.precision import precision_of
+
+__all__ = ["propose_draft_model"]
+
+
+def propose_draft_model(case: Case) -> Proposal | Refusal:
+    """Return the proposal of `draft_model`."""
+    given = next((each for each in case.given if not each.drafter.is_head), None)
+    rows = [row for row in (*case.published, *case.similar) if row.method == "draft_model"]
+    if given is None and not rows:
+        return no_drafter(case, "draft_model")
+    name = given.name if given else rows[0].model
+    found = find_model_config(name)
+    config = {} if found is None else found.config
+    work = find_work(config, precision_of(config), case.tensor_parallel_size)
+    reason = (
+        get_advice("given-drafter").finding(f"{name} is at hand.")
+        if given
+        else sourced(get_advice("small-family-model").finding(f"{name} shares family and tokenizer."), rows[0])
+    )
+    vocabularies = _vocabularies(case, config)
+    return Proposal(
+        method="draft_model",
+        spec={"method": "draft_model", "model": name, **vocabularies},
+        place=guide_order("draft_model") - (0.5 if given else 0),
+        lengths=tuple(range(1, 6)),
+        work=work,
+        reasons=(reason,),
+        caveats=tuple(_model_notes(case, name, work, rows, given=given is not None, padded=bool(vocabularies))),
+        alternatives=tuple(rows[0 if given else 1 :]),
+    )
+
+
+def _vocabularies(case: Case, draft: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what makes vocabularies of different sizes acceptable, where the release can."""
+    sizes = {config.get("vocab_size") for config in (case.target.text_config, draft)}
+    if len(sizes - {None}) < 2 or "use_heterogeneous_vocab" not in case.release.table("spec_fields"):
+        return {}
+    return {"use_heterogeneous_vocab": True}
+
+
+def _model_notes(
+    case: Case, name: str, work: Work | None, rows: list[PublishedDrafter], *, given: bool, padded: bool
+) -> list[Finding]:
+    notes = [] if given else published_notes(case, rows[0], exact=rows[0] in case.published)
+    if padded:
+        notes.append(
+            get_advice("unequal-vocabularies").finding(
+                f"{name} has a vocabulary of another size; make sure that the tokenizers are the same.",
+                severity=Severity.WARNING,
+            )
+        )
+    rule = get_advice("size-ratio")
+    if work is not None and case.machine is not None:
+        ratio = case.machine.work.weights / work.weights
+        if not rule.numbers["least"] <= ratio <= rule.numbers["most"]:
+            notes.append(rule.finding(f"The target is {ratio:.0f} times as large."))
+    return notes

@@ -1,0 +1,147 @@
+"""How vLLM lays the keys and values of target and drafter out in blocks.
+
+Layers of one kind share a group, and every group one pool of blocks of equal size (v1/core/kv_cache_utils.py,
+get_kv_cache_groups). So a hybrid model pays for padding, and a drafter for its own layers.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from draftwise.core import Finding, InvalidSetup, ModelShape, Severity
+from draftwise.core.budget import KVCache, KVGroup
+from draftwise.core.shape import KVLayer
+
+__all__ = ["CachedLayer", "cached_layers", "drafter_layers", "kv_value_bytes", "lay_out"]
+
+_VALUE_BYTES = {
+    "auto": 2.0, "bfloat16": 2.0, "float16": 2.0, "half": 2.0, "float32": 4.0, "float": 4.0, "fp8": 1.0,
+    "fp8_e4m3": 1.0, "fp8_e5m2": 1.0, "fp8_inc": 1.0, "int8_per_token_head": 1.0, "fp8_per_token_head": 1.0,
+    "int4_per_token_head": 0.5, "nvfp4": 0.5625,
+}  # fmt: skip
+"""Bytes of one value by `--kv-cache-dtype`; NVFP4 keeps an 8-bit scale for each 16 values."""
+_SCALE_BYTES = 4
+"""Of each head and token, under the `_per_token_head` types."""
+_DS_MLA_BYTES = 656
+"""Bytes of a token in DeepSeek's own 8-bit layout of the latent (v1/kv_cache_interface.py, MLAAttentionSpec)."""
+
+_PADDING_LIMIT = 1.5
+"""Groups are padded to the larger kind while it has less than so many times the layers of the smaller one."""
+
+
+@dataclass(frozen=True, slots=True)
+class CachedLayer:
+    """One layer's share of the cache on one GPU."""
+
+    bytes_per_token: int
+    window: int | None = None
+    is_draft: bool = False
+
+    @property
+    def kind(self) -> tuple[int, int | None]:
+        """What layers must have in common to share a group."""
+        return self.bytes_per_token, self.window
+
+
+def kv_value_bytes(name: str, shape: ModelShape) -> float:
+    """Return the bytes of one cached value of a model, scales included.
+
+    Raises:
+        InvalidSetup: the bytes of that type are not known.
+    """
+    if name == "fp8_ds_mla" and shape.latent_dim:
+        return _DS_MLA_BYTES / shape.latent_dim
+    if (found := _VALUE_BYTES.get(name)) is None:
+        raise InvalidSetup.because(
+            "unknown-kv-cache-dtype", f"the bytes of {name!r} are not known.", where="--kv-cache-dtype",
+            fix=f"Give one of {', '.join(_VALUE_BYTES)}.",
+        )  # fmt: skip
+    return found + (_SCALE_BYTES / shape.head_dim if name.endswith("_per_token_head") else 0)
+
+
+def cached_layers(
+    layers: Iterable[KVLayer], value_bytes: float, tensor_parallel_size: int, *, is_draft: bool = False
+) -> list[CachedLayer]:
+    """Return the layers of one model as one GPU keeps them."""
+    return [
+        CachedLayer(round(layer.values_per_rank(tensor_parallel_size) * value_bytes), layer.window, is_draft)
+        for layer in layers
+    ]
+
+
+def drafter_layers(
+    drafter: ModelShape, target: ModelShape, value_bytes: float, tensor_parallel_size: int
+) -> list[CachedLayer]:
+    """Return a drafter's layers as they are cached beside a target.
+
+    A window that all layers of a model share is a setting of the cache, which the drafter has from the target: its own
+    is not looked at (model_executor/layers/attention/attention.py, `cache_config.sliding_window`). Only windows that
+    differ from layer to layer are the drafter's own.
+    """
+    inherited = target.windows[0] if target.windows and len(set(target.windows)) == 1 else None
+    layers = drafter.kv_layers()
+    if len({layer.window for layer in layers}) == 1:
+        layers = tuple(replace(layer, window=inherited) for layer in layers)
+    return cached_layers(layers, value_bytes, tensor_parallel_size, is_draft=True)
+
+
+def lay_out(layers: Sequence[CachedLayer], *, block_size: int = 16, pads_to_larger: bool = True) -> KVCache:
+    """Return the blocks of a model and its drafter.
+
+    Args:
+        layers: of both, as one GPU keeps them.
+        block_size: tokens of a block in the layers that need most memory.
+        pads_to_larger: whether the release pads the smaller kind of layers up to the larger one.
+
+    Raises:
+        InvalidSetup: no layer keeps keys and values, or the sizes of the layers' blocks do not divide one another.
+    """
+    if not layers:
+        raise InvalidSetup(_finding("no-kv-cache", "no layer keeps keys and values.", ""))
+    kinds = Counter(layer.kind for layer in layers)
+    if len({window for _, window in kinds}) == 1:
+        return _one_group(layers, block_size)
+    return _several_groups(layers, kinds, block_size, pads_to_larger)
+
+
+def _one_group(layers: Sequence[CachedLayer], block_size: int) -> KVCache:
+    total = sum(layer.bytes_per_token for layer in layers)
+    return KVCache(
+        groups=(KVGroup(num_layers=len(layers), block_size=block_size, window=layers[0].window),),
+        bytes_per_block=total * block_size,
+        bytes_per_token=total,
+        drafter_bytes_per_token=sum(layer.bytes_per_token for layer in layers if layer.is_draft),
+    )
+
+
+def _several_groups(
+    layers: Sequence[CachedLayer], kinds: Counter[tuple[int, int | None]], block_size: int, pads_to_larger: bool
+) -> KVCache:
+    largest = max(size for size, _ in kinds)
+    if odd := sorted({size for size, _ in kinds if largest % size}):
+        raise InvalidSetup(
+            _finding(
+                "kv-pages-do-not-divide",
+                f"layers keep {largest} and {odd[0]} bytes a token, which do not divide: vLLM cannot share its blocks.",
+                "Choose a drafter with the target's head size and number of key-value heads.",
+            )
+        )
+    counts = sorted(kinds.values())
+    size = counts[-1] if pads_to_larger and counts[-1] < counts[0] * _PADDING_LIMIT else counts[0]
+    groups = [
+        KVGroup(num_layers=min(size, count - first), block_size=block_size * (largest // each), window=window)
+        for (each, window), count in kinds.items()
+        for first in range(0, count, size)
+    ]
+    return KVCache(
+        groups=tuple(groups),
+        bytes_per_block=largest * block_size * size,
+        bytes_per_token=sum(layer.bytes_per_token for layer in layers),
+        drafter_bytes_per_token=sum(layer.bytes_per_token for layer in layers if layer.is_draft),
+    )
+
+
+def _finding(code: str, message: str, fix: str) -> Finding:
+    return Finding(code=code, severity=Severity.ERROR, message=message, fix=fix)

@@ -1,0 +1,203 @@
+"""A setup with everything resolved that its memory depends on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from draftwise.core import Effect, Finding, InvalidSetup, ModelShape, Ruling, Setup
+from draftwise.facts.gpus import Gpu, get_gpu
+from draftwise.facts.memory import Runner, batch_defaults
+from draftwise.facts.rules import get_rule
+from draftwise.facts.vllm import Release
+from draftwise.plan.check import Context, Resolved, check, get_context
+from draftwise.plan.check.later.runner import runner
+from draftwise.plan.model_config import ModelConfig
+from draftwise.plan.size.drafter import Drafter, describe_drafter
+from draftwise.plan.size.precision import Precision, get_precision, precision_of, spared_roles
+from draftwise.plan.size.shapes import read_shape, read_text_config
+
+__all__ = ["NO_DRAFTER", "Request", "read_request"]
+
+NO_DRAFTER = Drafter(method="none")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One server whose memory is asked for."""
+
+    release: Release
+    gpu: Gpu
+    runner: Runner
+    name: str
+    """The target as written."""
+    config: Mapping[str, Any]
+    """The target's text config."""
+    shape: ModelShape
+    precision: Precision
+    spared: frozenset[str] = frozenset()
+    """Roles that the checkpoint's quantisation leaves in 16 bit."""
+    directory: Path | None = None
+    """Where the target's weights lie, None where only its shape is known."""
+    vision: Mapping[str, Any] | None = None
+    drafter: Drafter = NO_DRAFTER
+    drafter_precision: Precision
+    drafter_directory: Path | None = None
+    num_speculative_tokens: int = 0
+    tensor_parallel_size: int = 1
+    draft_tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    gpu_memory_utilization: float
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    kv_cache_dtype: str = "auto"
+    block_size: int = 16
+    is_hybrid: bool = True
+    """Whether layers with different windows are kept apart (the hybrid KV cache manager)."""
+    enforce_eager: bool = False
+    async_scheduling: bool = True
+    cold_start: bool = True
+    env: Mapping[str, str] = field(default_factory=dict)
+    probabilistic: bool = False
+    rejections: tuple[Finding, ...] = ()
+    """Why this release would refuse the setup."""
+
+    def holds(self, code: str) -> bool:
+        """Say whether a rule holds in this release."""
+        return get_rule(code).holds(self.release.version)
+
+
+def read_request(setup: Setup, *, gpu: Gpu | str | None = None, cold_start: bool = True) -> Request:
+    """Resolve a setup as its vLLM release would.
+
+    Raises:
+        InvalidSetup: the target is not found, version or GPU are unknown, or vLLM cannot read a flag.
+    """
+    context = get_context(setup)
+    target = context.target
+    if rejected := [ruling for ruling in context.rulings if ruling.effect is Effect.REJECTED]:
+        raise InvalidSetup([*rejected, *context.faults])
+    if target is None and context.faults:
+        raise InvalidSetup(context.faults)
+    if target is None:
+        raise InvalidSetup.because(
+            "unknown-target", f"{setup.target!r} is neither a checkpoint's directory nor in the table of known models.",
+            where="target", fix="Give the checkpoint's directory, or the config.json itself.",
+        )  # fmt: skip
+    found = gpu if isinstance(gpu, Gpu) else get_gpu(gpu or (setup.device.name if setup.device else "H200"))
+    config = read_text_config(target.config)
+    shape = read_shape(config, where=target.name)
+    report = check(setup)
+    work = _read_speculation(context, report.resolved)
+    tp = _count(context, "tensor_parallel_size", 1)
+    drafter = NO_DRAFTER if work is None else describe_drafter(
+        work.method, work.k, config, None if context.drafter is None else read_text_config(context.drafter.config)
+    )  # fmt: skip
+    sizes = batch_defaults(found, context.release)
+    length = _count(context, "max_model_len", shape.max_position_embeddings)
+    quantization = context.given.get("quantization")
+    return Request(
+        release=context.release,
+        gpu=found,
+        runner=_read_runner(context, work),
+        name=target.name,
+        config=config,
+        shape=shape,
+        precision=get_precision(quantization) if quantization else precision_of(target.config),
+        spared=frozenset() if quantization else spared_roles(target.config),
+        directory=None if quantization else target.directory,
+        vision=target.config.get("vision_config"),
+        drafter=drafter,
+        drafter_precision=_read_drafter_precision(context, context.drafter),
+        drafter_directory=None if context.drafter is None else context.drafter.directory,
+        num_speculative_tokens=work.k if work else 0,
+        tensor_parallel_size=tp,
+        draft_tensor_parallel_size=work.tensor_parallel_size or tp if work else tp,
+        pipeline_parallel_size=_count(context, "pipeline_parallel_size", 1),
+        gpu_memory_utilization=_read_share(context),
+        max_model_len=length,
+        max_num_seqs=_count(context, "max_num_seqs", sizes["max_num_seqs"]),
+        max_num_batched_tokens=_count(context, "max_num_batched_tokens", sizes["max_num_batched_tokens"]),
+        kv_cache_dtype=str(context.flag("kv_cache_dtype") or "auto"),
+        block_size=_count(context, "block_size", 64 if shape.latent_dim else 16),
+        is_hybrid=not context.flag("disable_hybrid_kv_cache_manager"),
+        enforce_eager=bool(context.flag("enforce_eager")),
+        async_scheduling=_is_async(context, work),
+        cold_start=cold_start,
+        env=setup.env,
+        probabilistic=(context.spec or {}).get("draft_sample_method") == "probabilistic",
+        rejections=tuple(
+            each for each in report.findings if isinstance(each, Ruling) and each.effect is Effect.REJECTED
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Speculation:
+    """What the release makes of the speculative config, else what it says."""
+
+    method: str
+    k: int
+    tensor_parallel_size: int | None
+    runner: str | None
+    is_async: bool | None
+
+
+def _read_speculation(context: Context, found: Resolved | None) -> _Speculation | None:
+    if context.spec is None:
+        return None
+    if found is not None:
+        return _Speculation(
+            found.method, found.num_speculative_tokens or 0, found.draft_tensor_parallel_size, found.runner,
+            found.async_scheduling,
+        )  # fmt: skip
+    method, k = context.spec.get("method"), context.spec.get("num_speculative_tokens")
+    return _Speculation(
+        method if isinstance(method, str) else "draft_model", k if isinstance(k, int) else 0, None, None, None
+    )
+
+
+_ON_EVERY_RUNNER = "eagle"
+"""A method that both runners have: stands for no speculation where the choice of the runner is asked for."""
+
+
+def _read_runner(context: Context, work: _Speculation | None) -> Runner:
+    found = work.runner if work is not None else None
+    found = found or runner(context, work.method if work is not None else _ON_EVERY_RUNNER).name
+    return "V2" if found == "V2" else "V1"
+
+
+def _is_async(context: Context, work: _Speculation | None) -> bool:
+    """Say whether two batches are under way at once; the default of every release in which it matters here."""
+    if work is not None and work.is_async is not None:
+        return work.is_async
+    return context.flag("async_scheduling") is not False
+
+
+def _read_drafter_precision(context: Context, drafter: ModelConfig | None) -> Precision:
+    given = (context.spec or {}).get("quantization")
+    if isinstance(given, str):
+        return get_precision(given, where="speculative quantization")
+    return precision_of({} if drafter is None else drafter.config)
+
+
+def _read_share(context: Context) -> float:
+    share = context.flag("gpu_memory_utilization")
+    if not isinstance(share, int | float) or not 0 < share <= 1:
+        raise InvalidSetup.because(
+            "bad-utilization", f"must lie above 0 and at most at 1, got {share!r}.", where="--gpu-memory-utilization"
+        )
+    return float(share)
+
+
+def _count(context: Context, name: str, default: int) -> int:
+    value = context.flag(name)
+    if value is None or value == -1:
+        return default
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        flag = f"--{name.replace('_', '-')}"
+        raise InvalidSetup.because("bad-number", f"must be a positive whole number, got {value!r}.", where=flag)
+    return value

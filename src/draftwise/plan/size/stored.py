@@ -1,0 +1,99 @@
+"""Bytes of a checkpoint's weights on one GPU, from the headers of its safetensors files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from draftwise.core import InvalidSetup, ModelShape
+from draftwise.plan.checkpoint import Headers, Tensor, read_headers
+from draftwise.plan.checkpoint.roles import layer_of, role_of
+from draftwise.plan.size.parts import Split, Stage, pad_vocabulary
+
+__all__ = ["find_headers", "stored_bytes"]
+
+_COPIED = re.compile(
+    r"norm|(?:^|[._])ln[._]|\.gate\.weight$|router|shared_expert_gate|e_score_correction_bias|q_a_proj|kv_a_proj|\.indexer\.|"
+    r"eh_proj|^fc\.|\.fc\.|d2t|t2d|markov_|(?:o_proj|down_proj)\.bias$"
+)
+_KV = re.compile(r"\.(?:k_proj|v_proj)\.")
+_NOT_LOADED = re.compile(r"rotary_emb\.inv_freq$|^t2d$|\.masked_bias$|\.attn\.bias$")
+
+
+def find_headers(directory: Path | None) -> Headers | None:
+    """Return a checkpoint's headers; None where there are only its config files."""
+    if directory is None:
+        return None
+    try:
+        return read_headers(directory)
+    except InvalidSetup as error:
+        if all(finding.code in ("no-weights", "not-safetensors", "lfs-pointer") for finding in error.findings):
+            return None
+        raise
+
+
+def stored_bytes(
+    headers: Headers,
+    shape: ModelShape,
+    *,
+    tensor_parallel_size: int = 1,
+    stage: Stage | None = None,
+    roles: Mapping[str, bool] | None = None,
+) -> int:
+    """Return the bytes of a checkpoint on one GPU.
+
+    Weights stored in 32 bit are loaded in 16, as vLLM's `--dtype auto` does; scales stay as they are.
+
+    Args:
+        headers: of the checkpoint.
+        shape: of the same model.
+        tensor_parallel_size: GPUs that share every layer.
+        stage: of pipeline parallelism; None for all layers.
+        roles: role -> whether to count it; by default all but multi-token prediction modules.
+    """
+    counted = roles or {"mtp": False}
+    total = 0
+    for tensor in headers.tensors.values():
+        role = role_of(tensor.name, shape.num_layers)
+        if not counted.get(role, True) or _NOT_LOADED.search(tensor.name):
+            continue
+        if role == "head" and shape.tie_word_embeddings:
+            continue
+        if stage is None or _is_on(stage, tensor, role, tied=shape.tie_word_embeddings):
+            total += _share(tensor, role, shape, tensor_parallel_size)
+    return total
+
+
+def _is_on(stage: Stage, tensor: Tensor, role: str, *, tied: bool) -> bool:
+    layer = layer_of(tensor.name)
+    if layer is not None:
+        return stage.first <= layer < stage.end
+    if role in ("head", "norm"):
+        return stage.is_last
+    return stage.is_first or (tied and role == "embedding" and stage.is_last)
+
+
+def _share(tensor: Tensor, role: str, shape: ModelShape, size: int) -> int:
+    """Return one GPU's bytes of a tensor."""
+    split = _split_of(tensor, role)
+    total = tensor.num_bytes
+    if tensor.dtype == "F32" and role != "quantisation" and len(tensor.shape) > 1:
+        total //= 2
+    if split is Split.COPIED or len(tensor.shape) == 0:
+        return total
+    if split is Split.VOCABULARY:
+        rows = tensor.shape[0]
+        return total // max(1, rows) * -(-pad_vocabulary(rows) // size)
+    if split is Split.KV:
+        heads = shape.num_kv_heads
+        return total // heads * max(1, -(-heads // size))
+    return -(-total // size)
+
+
+def _split_of(tensor: Tensor, role: str) -> Split:
+    if role in ("embedding", "head") and len(tensor.shape) == 2:
+        return Split.VOCABULARY
+    if _COPIED.search(tensor.name):
+        return Split.COPIED
+    return Split.KV if _KV.search(tensor.name) else Split.SHARDED

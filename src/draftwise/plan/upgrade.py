@@ -1,0 +1,154 @@
+"""What breaks, what changes silently and what becomes possible when the same setup moves to another vLLM."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from draftwise.core import Effect, Finding, Ruling, Setup
+from draftwise.facts.vllm import Release, Span, get_release, history
+from draftwise.plan.check import Report, check
+
+__all__ = ["Change", "Choice", "Upgrade", "compare_releases"]
+
+_HARD = (Effect.REJECTED, Effect.FAILS_LATER)
+_RULE_FIELDS = "fields"
+_DEFAULTS_THAT_MATTER = (
+    "gpu_memory_utilization",
+    "max_num_batched_tokens",
+    "max_num_seqs",
+    "block_size",
+    "enable_prefix_caching",
+    "enable_chunked_prefill",
+    "async_scheduling",
+    "kv_cache_dtype",
+    "max_logprobs",
+    "logprobs_mode",
+)
+"""Engine defaults that change latency, memory or answers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """A value that differs without anybody having written it."""
+
+    what: str
+    before: Any
+    after: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """Something that one of the two releases accepts in a speculative config, and the other does not."""
+
+    kind: str
+    """`method`, `key`, or the key of which it is a value."""
+    name: str
+    since: str
+    """First release that has it."""
+    until: str | None
+    """Last release that has it; None for one that the newest has."""
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Upgrade:
+    """One setup on two releases."""
+
+    before: Report
+    after: Report
+    breaks: tuple[Ruling, ...]
+    """What the new release rejects or fails on, and the old one does not."""
+    other: tuple[Finding, ...]
+    """What is new and does not stop the server: ignored, changed, deprecated, worth knowing."""
+    gone: tuple[Finding, ...]
+    """Findings of the old release that no longer hold; empty where the new one rejects the setup."""
+    changes: tuple[Change, ...]
+    """Resolved values and engine defaults that differ."""
+    possible: tuple[Choice, ...]
+    """Methods, keys and choices that the new release has and the old one has not."""
+    removed: tuple[Choice, ...]
+    """Methods, keys and choices that the old release has and the new one has not."""
+
+
+def compare_releases(setup: Setup, *, before: str, after: str) -> Upgrade:
+    """Judge one setup on two releases.
+
+    Args:
+        setup: its own `engine_version` is not looked at.
+        before: release that runs now.
+        after: release to move to; an older one is a downgrade and works the same.
+
+    Raises:
+        InvalidSetup: a release is not known.
+    """
+    old, new = get_release(before), get_release(after)
+    left = check(replace(setup, engine_version=str(old)))
+    right = check(replace(setup, engine_version=str(new)))
+    appeared = _missing(right.findings, left.findings)
+    breaks = tuple(f for f in appeared if isinstance(f, Ruling) and f.effect in _HARD)
+    return Upgrade(
+        before=left,
+        after=right,
+        breaks=breaks,
+        other=tuple(f for f in appeared if f not in breaks),
+        gone=tuple(_missing(left.findings, right.findings)) if right.accepted else (),
+        changes=(*_resolved_changes(left, right), *_default_changes(setup, old, new)),
+        possible=tuple(_additions(old, new)),
+        removed=tuple(_additions(new, old)),
+    )
+
+
+def _missing(findings: tuple[Finding, ...], others: tuple[Finding, ...]) -> list[Finding]:
+    """Return the findings of which the others have no equal: the same rule at the same place, with the same effect."""
+    known = {_identity(finding) for finding in others}
+    return [finding for finding in findings if _identity(finding) not in known]
+
+
+def _identity(finding: Finding) -> tuple[str, str, str]:
+    return finding.code, finding.where, finding.effect if isinstance(finding, Ruling) else ""
+
+
+def _resolved_changes(before: Report, after: Report) -> Iterator[Change]:
+    if before.resolved is None or after.resolved is None:
+        return
+    left, right = asdict(before.resolved), asdict(after.resolved)
+    left |= left.pop(_RULE_FIELDS)
+    right |= right.pop(_RULE_FIELDS)
+    for name in sorted(left.keys() & right.keys()):
+        if left[name] != right[name]:
+            yield Change(what=name, before=left[name], after=right[name])
+
+
+def _default_changes(setup: Setup, old: Release, new: Release) -> Iterator[Change]:
+    left, right = old.table("engine_defaults"), new.table("engine_defaults")
+    for name in _DEFAULTS_THAT_MATTER:
+        if name not in setup.args and name in left and name in right and left[name] != right[name]:
+            yield Change(what=f"default of --{name.replace('_', '-')}", before=left[name], after=right[name])
+
+
+def _additions(old: Release, new: Release) -> Iterator[Choice]:
+    """Yield what `new` accepts in a speculative config and `old` does not."""
+    for topic, kind in (("methods", "method"), ("spec_fields", "key")):
+        known = old.table(topic)
+        yield from (_choice(kind, name, history(topic, name)) for name in new.table(topic) if name not in known)
+    fields = old.table("spec_fields")
+    for name, field in new.table("spec_fields").items():
+        known_values = fields.get(name, {}).get("choices")
+        if name != "method" and known_values:
+            for value in field.get("choices") or ():
+                if value not in known_values:
+                    spans = [span for span in history("spec_fields", name) if value in (span.value["choices"] or ())]
+                    yield _choice(name, str(value), spans)
+
+
+def _choice(kind: str, name: str, spans: Sequence[Span]) -> Choice:
+    until = spans[-1].until
+    return Choice(
+        kind=kind,
+        name=name,
+        since=str(spans[0].since),
+        until=None if until is None else str(until),
+        source=spans[0].source,
+    )

@@ -1,0 +1,100 @@
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from draftwise.cli import main
+
+LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
+NGRAM = '{"method": "ngram", "num_speculative_tokens": 5}'
+DFLASH = '{"method": "dflash", "model": "z-lab/some-dflash", "num_speculative_tokens": 7}'
+
+
+def run(*arguments):
+    return CliRunner().invoke(main, list(arguments), catch_exceptions=False)
+
+
+def judged(*arguments):
+    return json.loads(run("check", "--json", *arguments).stdout)
+
+
+def test_a_config_is_judged_for_each_release_that_is_named():
+    answers = judged(LLAMA, "-sc", DFLASH, "--vllm", "0.19.1", "--vllm", "0.20.0")
+    assert [(each["vllm"], each["accepted"]) for each in answers] == [("0.19.1", False), ("0.20.0", True)]
+    assert "unknown-method" in {finding["code"] for finding in answers[0]["findings"]}
+
+
+def test_all_releases_are_judged_at_once():
+    answers = judged(LLAMA, "-sc", '{"method": "medusa", "model": "x/y", "num_speculative_tokens": 2}', "--vllm", "all")
+    assert len(answers) >= 40
+    assert {each["vllm"] for each in answers if not each["accepted"]} >= {"0.33.0"}
+
+
+def test_exit_code_is_one_for_an_error_and_can_be_made_stricter():
+    assert run("check", LLAMA, "-sc", NGRAM, "--vllm", "0.32.0").exit_code == 0
+    assert run("check", LLAMA, "-sc", NGRAM, "--vllm", "0.32.0", "--fail-on", "warning").exit_code == 1
+    assert run("check", LLAMA, "-sc", '{"method": "ngram"}', "--vllm", "0.32.0").exit_code == 1
+    assert run("check", LLAMA, "-sc", '{"method": "ngram"}', "--vllm", "0.32.0", "--fail-on", "never").exit_code == 0
+
+
+def test_engine_flags_behind_the_dashes_take_part():
+    wrong = '{"method": "ngram", "num_speculative_tokens": 5, "draft_tensor_parallel_size": 3}'
+    answer = judged(LLAMA, "-sc", wrong, "--vllm", "0.32.0", "--", "--tensor-parallel-size", "2")[0]
+    assert answer["args"]["tensor_parallel_size"] == 2
+
+
+def test_a_config_may_lie_in_a_file(tmp_path):
+    (tmp_path / "spec.json").write_text(NGRAM)
+    answer = judged(LLAMA, "-sc", str(tmp_path / "spec.json"), "--vllm", "0.32.0")[0]
+    assert answer["resolved"]["method"] == "ngram"
+    assert answer["resolved"]["prompt_lookup_min"] == answer["resolved"]["prompt_lookup_max"] == 5
+
+
+def test_the_image_tag_of_a_compose_file_names_the_release(tmp_path):
+    (tmp_path / "compose.yaml").write_text(
+        "services:\n  llm:\n    image: vllm/vllm-openai:v0.19.1\n    command:\n"
+        f"      - --model={LLAMA}\n      - --speculative-config\n      - {NGRAM!r}\n"
+    )
+    answer = judged(str(tmp_path / "compose.yaml"))[0]
+    assert answer["vllm"] == "0.19.1"
+    assert "llm" in answer["where"]
+
+
+def test_flags_of_old_guides_are_rejected_with_the_json_that_replaces_them():
+    answer = judged(f"vllm serve {LLAMA} --speculative-model meta-llama/Llama-3.2-1B --num-speculative-tokens 4")[0]
+    assert not answer["accepted"]
+    fixes = " ".join(finding.get("fix", "") for finding in answer["findings"])
+    assert '"model": "meta-llama/Llama-3.2-1B"' in fixes
+    assert '"num_speculative_tokens": 4' in fixes
+
+
+def test_sarif_is_a_document_of_its_own():
+    text = run("check", LLAMA, "-sc", '{"method": "ngram"}', "--vllm", "0.32.0", "--format", "sarif").stdout
+    document = json.loads(text)
+    assert document["version"] == "2.1.0"
+    assert document["runs"][0]["results"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("check",), "Give a model"),
+        (("check", LLAMA, "-sc", "no-such-file.json"), "neither a JSON object nor a file"),
+        (("check", LLAMA, "-sc", "{"), "not valid JSON"),
+        (("check", LLAMA, "-sc", NGRAM, "--vllm", "0.5.0"), "older than 0.9.2"),
+        (("check", LLAMA, "-sc", NGRAM, "--vllm", "banana"), "not a version"),
+        (("upgrade", LLAMA, "-sc", NGRAM, "--from", "0.19.1", "--to", "x"), "not a version"),
+        (("explain", "dflush"), "Did you mean dflash"),
+    ],
+)
+def test_mistakes_become_one_clear_line(arguments, says):
+    result = run(*arguments)
+    assert result.exit_code in (1, 2)
+    assert says in result.output
+    assert "Traceback" not in result.output
+
+
+def test_the_table_says_accepted_and_shows_what_is_resolved():
+    text = run("check", LLAMA, "-sc", NGRAM, "--vllm", "0.32.0").stdout
+    assert "vLLM 0.32.0" in text
+    assert "method ngram  k 5" in text

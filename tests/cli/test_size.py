@@ -1,0 +1,82 @@
+"""`draftwise size` from the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from draftwise.cli import main
+
+LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["size", *arguments])
+
+
+def test_the_table_shows_both_sides_of_a_drafter() -> None:
+    result = run(LLAMA, "--gpu", "H200", "--method", "eagle3", "--drafter", "some/EAGLE3-head", "--vllm", "0.26.0")
+    assert result.exit_code == 0, result.output
+    for text in ("target weights", "drafter weights", "KV cache", "with drafter", "without", "eagle3 k=3", "█"):
+        assert text in result.output
+
+
+def test_json_is_in_bytes() -> None:
+    arguments = (LLAMA, "--gpu", "L40S", "--vllm", "0.33.0", "--max-model-len", "8192", "--context", "3000", "--json")
+    shown = json.loads(run(*arguments).output)
+    assert shown["with_drafter"] == shown["without_drafter"]
+    assert shown["with_drafter"]["kv_bytes_per_token"] == 131072
+    assert list(shown["with_drafter"]["sequences"]) == ["3000"]
+    assert shown["method"] is None
+
+
+def test_the_whole_speculative_config_can_be_given() -> None:
+    spec = '{"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4}'
+    shown = json.loads(run(LLAMA, "--gpu", "H200", "--speculative-config", spec, "--json").output)
+    assert (shown["method"], shown["num_speculative_tokens"]) == ("ngram", 5)
+
+
+def test_a_compile_cache_leaves_more() -> None:
+    cold, warm = (
+        json.loads(run(LLAMA, "--gpu", "L4", "--max-model-len", "4096", "--vllm", "0.26.0", "--json", flag).output)
+        for flag in ("--cold", "--compiled")
+    )
+    assert warm["with_drafter"]["kv_tokens"] > cold["with_drafter"]["kv_tokens"]
+
+
+def test_what_does_not_fit_exits_with_1() -> None:
+    result = run("meta-llama/Llama-3.1-70B-Instruct", "--gpu", "L4")
+    assert result.exit_code == 1
+    assert "error: " in result.output
+    assert "Try" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ((LLAMA, "--gpu", "Voodoo2"), "not in the table"),
+        (("nobody/nothing", "--gpu", "H200"), "neither a checkpoint's directory"),
+        ((LLAMA, "--gpu", "H200", "--vllm", "0.1"), "older than"),
+        ((LLAMA, "--gpu", "H200", "--speculative-config", "{"), "not valid JSON"),
+    ],
+)
+def test_mistakes_become_lines(arguments: tuple[str, ...], text: str) -> None:
+    result = run(*arguments)
+    assert result.exit_code == 1
+    assert text in result.output
+    assert "Traceback" not in result.output
+
+
+def test_two_ways_of_saying_the_same_are_refused() -> None:
+    result = run(LLAMA, "--gpu", "H200", "--method", "mtp", "--speculative-config", "{}")
+    assert result.exit_code == 2
+
+
+def test_the_plot_is_written(tmp_path: Path) -> None:
+    file = tmp_path / "size.svg"
+    result = run(LLAMA, "--gpu", "H200", "--method", "ngram", "--num-speculative-tokens", "5", "--plot", str(file))
+    assert result.exit_code == 0, result.output
+    assert file.read_text().startswith("<svg")

@@ -1,0 +1,49 @@
+import json
+
+from click.testing import CliRunner
+
+from draftwise.cli import main
+
+LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
+
+
+def compared(spec, before, after):
+    arguments = ["upgrade", LLAMA, "-sc", spec, "--from", before, "--to", after]
+    result = CliRunner().invoke(main, [*arguments, "--json"], catch_exceptions=False)
+    text = CliRunner().invoke(main, arguments, catch_exceptions=False)
+    assert text.exit_code == result.exit_code
+    assert f"{before} -> {after}" in text.stdout
+    return result.exit_code, json.loads(result.stdout)[0]
+
+
+def test_a_method_that_is_gone_breaks():
+    code, answer = compared('{"method": "medusa", "model": "x/y", "num_speculative_tokens": 2}', "0.32.0", "0.33.0")
+    assert code == 1
+    assert [finding["code"] for finding in answer["breaks"]] == ["unknown-method"]
+    assert answer["gone"] == []
+    assert {(choice["kind"], choice["name"]) for choice in answer["removed"]} >= {("method", "medusa")}
+
+
+def test_a_key_that_was_ignored_breaks_where_it_is_rejected():
+    spec = '{"method": "ngram", "num_speculative_tokens": 3, "disable_by_batch_size": 8}'
+    code, answer = compared(spec, "0.16.0", "0.17.0")
+    assert code == 1
+    assert [finding["code"] for finding in answer["breaks"]] == ["unknown-key"]
+
+
+def test_silent_changes_and_new_choices_are_told():
+    code, answer = compared('{"method": "ngram", "num_speculative_tokens": 3}', "0.19.1", "0.33.0")
+    assert code == 0
+    changes = {change["what"]: (change["before"], change["after"]) for change in answer["changes"]}
+    assert changes["default of --gpu-memory-utilization"] == (0.9, 0.92)
+    assert changes["async_scheduling"] == (False, True)
+    possible = {(choice["kind"], choice["name"]): choice["since"] for choice in answer["possible"]}
+    assert possible["method", "dflash"] == "0.20.0"
+    assert possible["rejection_sample_method", "fly"] == "0.33.0"
+    assert possible["key", "num_speculative_tokens_per_batch_size"] == "0.24.0"
+
+
+def test_nothing_differs_between_a_release_and_itself():
+    code, answer = compared('{"method": "ngram", "num_speculative_tokens": 3}', "0.32.0", "0.32.0")
+    assert code == 0
+    assert not any(answer[part] for part in ("breaks", "other", "gone", "changes", "possible", "removed"))

@@ -1,0 +1,43 @@
+"""Wishes as short as a test needs them."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from draftwise.core import Finding
+from draftwise.facts.gpus import get_gpu
+from draftwise.plan.pick import Advice, Candidate, Refusal, Wish, describe_traffic, pick
+
+LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
+QWEN = "Qwen/Qwen3-8B"
+_OF_WISH = ("gpus", "version", "args", "drafters", "air_gapped", "can_train")
+
+
+def wish(target: str = LLAMA, *, gpu: str = "H200", kind: str | None = "code", **asked: Any) -> Wish:
+    own = {name: asked.pop(name) for name in _OF_WISH if name in asked}
+    return Wish(
+        target=target, gpu=get_gpu(gpu), traffic=describe_traffic(kind, **asked), **{"version": "0.33.0", **own}
+    )
+
+
+def advise(target: str = LLAMA, **asked: Any) -> Advice:
+    return pick(wish(target, **asked))
+
+
+def methods(advice: Advice) -> list[str]:
+    return [candidate.method for candidate in advice.ranked]
+
+
+def candidate(advice: Advice, method: str) -> Candidate:
+    return next(each for each in advice.ranked if each.method == method)
+
+
+def refusal(advice: Advice, method: str) -> Refusal:
+    return next(each for each in advice.refused if each.method == method)
+
+
+def findings(advice: Advice) -> Iterator[Finding]:
+    yield from (lever.finding for lever in advice.levers)
+    for each in advice.ranked:
+        yield from (*each.reasons, *each.caveats)
+    for refused in advice.refused:
+        yield from refused.reasons
