@@ -15,6 +15,8 @@ __all__ = ["architectures", "config_model_types", "speculators_types"]
 _REGISTRY = ("vllm/model_executor/models/registry.py",)
 _INTERFACES = "vllm/model_executor/models/interfaces.py"
 _PACKAGE = "vllm.model_executor.models"
+_PROTOCOLS = "vllm/model_executor/models/interfaces"
+_PIPELINE = "SupportsPP"
 _ASIDE = frozenset(
     {
         "SupportsCrossEncoding",
@@ -87,7 +89,21 @@ def _inspect(tree: Tree, dotted: str, cls: str) -> dict[str, Any]:
         raise NotFound(f"vLLM {tree.version}: no class {cls} in {module.path}")
     names = {node.name for where, node in ancestors if where.path == _INTERFACES and _is_interface(node.name)}
     names |= {interface for where, node in ancestors for interface in _flagged(where, node)}
+    if not _takes_stage_input(ancestors):
+        names.discard(_PIPELINE)
     return {"interfaces": sorted(names - _ASIDE)}
+
+
+def _takes_stage_input(ancestors: list[_Class]) -> bool:
+    """Say whether `forward` takes what an earlier pipeline stage hands over, as vLLM asks besides the interface."""
+    # Protocols come last in Python's order of resolution, where a mixin brings one before the class that does the work.
+    working = (cls for where, cls in ancestors if not where.path.startswith(_PROTOCOLS))
+    methods = (s for cls in working for s in cls.body if isinstance(s, ast.FunctionDef) and s.name == "forward")
+    forward = next(methods, None)
+    if forward is None:
+        return False
+    names = {argument.arg for argument in (*forward.args.args, *forward.args.kwonlyargs)}
+    return "intermediate_tensors" in names or forward.args.kwarg is not None
 
 
 def _is_interface(name: str) -> bool:

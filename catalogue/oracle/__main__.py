@@ -1,7 +1,9 @@
-"""Writes the cases and model directories of the oracle, and compares outcomes with `check`.
+"""Writes the oracle's cases and models, compares outcomes with `check`, and samples them for the test suite.
 
-    python -m catalogue.oracle cases FOLDER [--seed N] [--count N]
-    python -m catalogue.oracle compare FOLDER [--releases 0.32.0,0.33.0] [--platform cuda|cpu] [--out REPORT.json] [-v]
+    python -m catalogue.oracle cases FOLDER [--seed N] [--count N] [--random-drafters N]
+    python -m catalogue.oracle compare FOLDER [FOLDER ...] [--releases 0.32.0,0.33.0] [--platform cuda|cpu]
+        [--out REPORT.json] [-v]
+    python -m catalogue.oracle sample FOLDER --out SAMPLE.jsonl.gz [--count N]
 
 Between the two, worker.py runs in an environment with vLLM and writes FOLDER/VERSION.PLATFORM.jsonl; see README.md.
 """
@@ -18,9 +20,12 @@ from typing import Any
 from catalogue.oracle.cases import generate, read_guides
 from catalogue.oracle.compare import compare, in_folder, read_lines, report_of
 from catalogue.oracle.models import write_models
+from catalogue.oracle.random_drafters import generate_with_random_drafters, write_random_drafters
+from catalogue.oracle.sample import write_sample
 
 SEED, COUNT = 20260, 2400
 GUIDES = Path(__file__).with_name("guides.jsonl")
+ABOUT = "about.json"
 INSTALLED = "0.32.0"
 """The release that was installed as a whole; the others ran from their bare sources."""
 THRESHOLDS = {INSTALLED: 0.99}
@@ -30,38 +35,53 @@ THRESHOLD_OF_OTHERS = 0.98
 def main() -> None:
     options = read_options()
     if options.action == "cases":
-        write_cases(options.folder, options.seed, options.count)
-        return
-    wanted = options.releases.split(",") if options.releases else None
-    releases = []
-    for version, platform in in_folder(options.folder):
-        if (wanted is None or version in wanted) and options.platform in (None, platform):
-            releases.append(compare_release(options.folder, version, platform))
-            tell(releases[-1], verbose=options.verbose)
+        write_cases(options.folders[0], options.seed, options.count, options.random_drafters)
+    elif options.action == "sample":
+        print(write_sample(options.folders[0], options.out, options.count), "cases")
+    else:
+        sys.exit(compare_all(options))
+
+
+def compare_all(options: argparse.Namespace) -> int:
+    """Compare every outcome file that was asked for; return the exit status."""
+    sets = []
+    for folder in options.folders:
+        releases = []
+        for version, platform in in_folder(folder):
+            if version in (options.releases or [version]) and options.platform in (None, platform):
+                releases.append(compare_release(folder, version, platform))
+                tell(releases[-1], verbose=options.verbose)
+        sets.append({"cases": json.loads((folder / ABOUT).read_text(encoding="utf-8")), "releases": releases})
     if options.out:
-        about = {"seed": options.seed, "generated_cases": options.count, "guide_examples": len(read_guides(GUIDES))}
-        options.out.write_text(json.dumps(provenance() | about | {"releases": releases}, indent=1) + "\n", encoding="utf-8")
-    sys.exit(1 if any(falls_short(release) for release in releases) else 0)
+        options.out.write_text(json.dumps(provenance() | {"sets": sets}, indent=1) + "\n", encoding="utf-8")
+    return int(any(falls_short(release) for entry in sets for release in entry["releases"]))
 
 
 def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("action", choices=["cases", "compare"])
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("action", choices=["cases", "compare", "sample"])
+    parser.add_argument("folders", type=Path, nargs="+", metavar="FOLDER")
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--count", type=int, default=COUNT)
-    parser.add_argument("--releases")
+    parser.add_argument("--random-drafters", type=int, default=0, help="draw the cases over this many random drafters")
+    parser.add_argument("--releases", type=lambda text: text.split(","))
     parser.add_argument("--platform", choices=["cuda", "cpu"])
     parser.add_argument("--out", type=Path)
     parser.add_argument("-v", "--verbose", action="store_true", help="list every disagreement with an example")
     return parser.parse_args()
 
 
-def write_cases(folder: Path, seed: int, count: int) -> None:
+def write_cases(folder: Path, seed: int, count: int, random_drafters: int) -> None:
     """Write FOLDER/models and FOLDER/cases.jsonl: generated cases, then the guides' examples."""
     write_models(folder / "models")
-    cases = [*generate(seed, count), *read_guides(GUIDES)]
+    if random_drafters:
+        names = write_random_drafters(folder / "models", seed, random_drafters)
+        cases = list(generate_with_random_drafters(seed, count, names))
+    else:
+        cases = [*generate(seed, count), *read_guides(GUIDES)]
     (folder / "cases.jsonl").write_text("".join(json.dumps(case) + "\n" for case in cases), encoding="utf-8")
+    about = {"count": len(cases), "seed": seed, "random_drafters": random_drafters}
+    (folder / ABOUT).write_text(json.dumps(about) + "\n", encoding="utf-8")
 
 
 def compare_release(folder: Path, version: str, platform: str) -> dict[str, Any]:
@@ -81,9 +101,10 @@ def tell(release: Mapping[str, Any], *, verbose: bool) -> None:
     """Print one release's result."""
     values = ", ".join(f"{name} {v['rate']:.4f}" for name, v in release["values"].items() if v["rate"] < 1)
     print(
-        f"{release['version']:8} {release['platform']:4} {release['cases']} cases, agreement {release['agreement']:.4f},"
-        f" accept/refuse {release['accept_or_refuse']:.4f}, false accepted {release['false_accepted']}"
-        f" (guides: {release['false_accepted_guides'] or 'none'}); below one: {values or 'nothing'}"
+        f"{release['version']:8} {release['platform']:4} {release['cases']} cases,"
+        f" agreement {release['agreement']:.4f}, accept/refuse {release['accept_or_refuse']:.4f},"
+        f" false accepted {release['false_accepted']} (guides: {release['false_accepted_guides'] or 'none'});"
+        f" below one: {values or 'nothing'}"
     )
     for group in release["disagreements"] if verbose else ():
         print(f"  {group['cases']:4} {group['example']:12} {group['signature']}")
@@ -91,8 +112,8 @@ def tell(release: Mapping[str, Any], *, verbose: bool) -> None:
 
 def provenance() -> dict[str, Any]:
     return {
-        "what": "the same configurations through vLLM's own EngineArgs.create_engine_config() and through draftwise check",
-        "command": "python -m catalogue.oracle compare FOLDER --out check_agreement.json",
+        "what": "the same configurations through vLLM's own EngineArgs.create_engine_config() and draftwise check",
+        "command": "python -m catalogue.oracle compare FOLDER ... --out check_agreement.json",
         "agreement": "accept or refuse, and, when accepted, method, num_speculative_tokens, lookup bounds and draft TP",
         "platforms": {"cuda": "vLLM's CUDA platform with eight pretended H200", "cpu": "vLLM's CPU platform"},
         "installed": INSTALLED,

@@ -17,10 +17,21 @@ from pathlib import Path
 from typing import Any
 
 from draftwise.core import Device, Effect, InvalidSetup, Ruling, Setup, SpecConfig
-
 from draftwise.plan.check import check
 
-__all__ = ["DEVICES", "HEADLINE", "VALUES", "Agreement", "Prediction", "compare", "find_differences", "predict", "read_lines"]
+__all__ = [
+    "DEVICES",
+    "HEADLINE",
+    "VALUES",
+    "Agreement",
+    "Prediction",
+    "compare",
+    "find_differences",
+    "in_folder",
+    "predict",
+    "read_lines",
+    "report_of",
+]
 
 DEVICES: Mapping[str, Device] = {
     "cuda": Device(name="NVIDIA H200", kind="cuda", count=8, memory_bytes=150_754_820_096),
@@ -40,9 +51,17 @@ VALUES = (
 """Resolved values that are compared by name; the keys of `fields` come on top."""
 
 _IN_FIELDS = ("parallel_drafting", "synthetic_acceptance_rates")
+_FROM_ENGINE = ("disable_log_stats", "enable_chunked_prefill")
+"""Fields that old releases copy from the engine's flags into the speculative config."""
+
 _NOT_DECIDABLE = (
     ("Invalid repository ID or local directory", "drafter is a name of the hub, which the oracle cannot reach"),
     ("failed to be inspected", "model class does not import under the oracle's libraries"),
+    ("No module named", "model class does not import under the oracle's libraries"),
+    (
+        "rope_scaling should have a 'rope_type' key",
+        "the oracle's transformers rewrites rope_scaling for later releases",
+    ),
 )
 
 
@@ -139,8 +158,11 @@ def flatten(resolved: Mapping[str, Any]) -> dict[str, Any]:
     """Return the oracle's resolved values under the names of `VALUES` and `fields.KEY`."""
     fields = resolved.get("fields", {})
     named = {name: resolved[name] for name in VALUES if name in resolved}
+    if named.get("runner", "") is None:
+        del named["runner"]  # the release knows one runner and does not say so
     named |= {name: fields[name] for name in _IN_FIELDS if name in fields}
-    return named | {f"fields.{name}": value for name, value in fields.items() if name not in VALUES}
+    own = {f"fields.{name}": value for name, value in fields.items() if name not in VALUES + _FROM_ENGINE}
+    return named | own
 
 
 def _equal(truth: Any, said: Any) -> bool:
@@ -151,14 +173,14 @@ def _equal(truth: Any, said: Any) -> bool:
     return bool(truth == said)
 
 
-def not_decidable(case: Mapping[str, Any], outcome: Mapping[str, Any]) -> str:
+def not_decidable(case: Mapping[str, Any], outcome: Mapping[str, Any], models: Path) -> str:
     """Return why a case says nothing about `check`, or an empty string."""
     if "crashed" in outcome:
         return "the oracle's process died"
     for text, reason in _NOT_DECIDABLE:
         if text in outcome.get("message", ""):
             model = (case["spec"] or {}).get("model")
-            local = isinstance(model, str) and (not model or Path(model).is_dir())
+            local = isinstance(model, str) and (not model or (models / model).is_dir())
             return "" if "directory" in text and local else reason
     return ""
 
@@ -169,16 +191,17 @@ def compare(cases: Iterable[Mapping[str, Any]], outcomes: Mapping[str, Mapping[s
     agreement = Agreement()
     with contextlib.chdir(models):
         for case in cases:
-            if case["id"] in outcomes:
-                _count(agreement, case, outcomes[case["id"]], version, platform)
+            outcome = outcomes.get(case["id"])
+            if outcome is None:
+                continue
+            if reason := not_decidable(case, outcome, Path()):
+                agreement.undecidable[reason] += 1
+            else:
+                _count(agreement, case, outcome, predict(case, version, platform))
     return agreement
 
 
-def _count(agreement: Agreement, case: Mapping[str, Any], outcome: Mapping[str, Any], version: str, platform: str) -> None:
-    if reason := not_decidable(case, outcome):
-        agreement.undecidable[reason] += 1
-        return
-    prediction = predict(case, version, platform)
+def _count(agreement: Agreement, case: Mapping[str, Any], outcome: Mapping[str, Any], prediction: Prediction) -> None:
     different = find_differences(outcome, prediction)
     agreement.cases += 1
     agreement.accepted += outcome["accepted"]
@@ -231,7 +254,9 @@ def report_of(agreement: Agreement) -> dict[str, Any]:
         "false_accepted": len(agreement.false_accepted),
         "false_accepted_guides": [name for name in agreement.false_accepted if name.startswith("guide-")],
         "values": {name: rate for name, rate in rates.items() if not name.startswith("fields.")},
-        "fields_that_differ": {name: rate for name, rate in rates.items() if name.startswith("fields.") and rate["rate"] < 1},
+        "fields_that_differ": {
+            name: rate for name, rate in rates.items() if name.startswith("fields.") and rate["rate"] < 1
+        },
         "by_class": {name: _rate(counts) for name, counts in sorted(agreement.groups.items())},
         "disagreements": [
             {"signature": signature, "cases": len(ids), "example": ids[0]}

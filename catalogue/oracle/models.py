@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["DRAFTERS", "MODELS", "TARGETS", "write_models"]
+__all__ = ["DECODERS", "DRAFTERS", "MODELS", "PUBLISHED", "SHAPES_OF_TYPES", "TARGETS", "Config", "write_models"]
 
 Config = Mapping[str, Any]
 
@@ -58,6 +58,11 @@ _GEMMA3 = _dense(
     "gemma3_text", "Gemma3ForCausalLM", sliding_window=512, query_pre_attn_scalar=64,
     hidden_activation="gelu_pytorch_tanh", sliding_window_pattern=2, rope_local_base_freq=10000.0,
 )  # fmt: skip
+DECODERS: Config = _dense("", "")
+"""The keys that every tiny decoder has."""
+
+SHAPES_OF_TYPES: Mapping[str, Config] = {"deepseek_v3": {**_MOE, **_MLA}, "glm4_moe": _MOE, "qwen3_next": _QWEN3_NEXT}
+"""What a model type needs beside `DECODERS`."""
 
 
 def _speculators(kind: str, verifier: str = "llama", tokens: int = 3, **changes: Any) -> Config:
@@ -88,7 +93,8 @@ TARGETS: Mapping[str, Config] = {
     "qwen3": _dense("qwen3", "Qwen3ForCausalLM"),
     "mistral": _dense("mistral", "MistralForCausalLM"),
     "gemma2": _dense(
-        "gemma2", "Gemma2ForCausalLM", sliding_window=512, query_pre_attn_scalar=64, hidden_activation="gelu_pytorch_tanh"
+        "gemma2", "Gemma2ForCausalLM", sliding_window=512, query_pre_attn_scalar=64,
+        hidden_activation="gelu_pytorch_tanh"
     ),
     "gemma3": _GEMMA3,
     "gpt2": {
@@ -96,8 +102,10 @@ TARGETS: Mapping[str, Config] = {
         "n_positions": 1024, "n_ctx": 1024, "vocab_size": _VOCABULARY, "torch_dtype": "bfloat16",
     },
     "opt": {
-        "architectures": ["OPTForCausalLM"], "model_type": "opt", "hidden_size": 256, "num_hidden_layers": 2, "ffn_dim": 512,
-        "num_attention_heads": 4, "max_position_embeddings": _CONTEXT, "vocab_size": _VOCABULARY, "torch_dtype": "float16",
+        "architectures": ["OPTForCausalLM"], "model_type": "opt", "hidden_size": 256, "num_hidden_layers": 2,
+        "ffn_dim": 512,
+        "num_attention_heads": 4, "max_position_embeddings": _CONTEXT, "vocab_size": _VOCABULARY,
+        "torch_dtype": "float16",
         "do_layer_norm_before": True, "word_embed_proj_dim": 256,
     },
     "deepseek": _DEEPSEEK,
@@ -107,7 +115,8 @@ TARGETS: Mapping[str, Config] = {
         "mimo", "MiMoForCausalLM", num_nextn_predict_layers=1, auto_map={"AutoConfig": "configuration_mimo.MiMoConfig"}
     ),
     "glm4-moe": _dense(
-        "glm4_moe", "Glm4MoeForCausalLM", **_MOE, num_nextn_predict_layers=1, use_qk_norm=True, partial_rotary_factor=0.5
+        "glm4_moe", "Glm4MoeForCausalLM", **_MOE, num_nextn_predict_layers=1, use_qk_norm=True,
+        partial_rotary_factor=0.5
     ),
     "qwen3-next": _QWEN3_NEXT,
     "qwen3-next-fp8": {**_QWEN3_NEXT, "quantization_config": {"quant_method": "fp8", "activation_scheme": "dynamic"}},
@@ -136,13 +145,15 @@ TARGETS: Mapping[str, Config] = {
     "exaone-moe": _dense(
         "exaone_moe", "ExaoneMoEForCausalLM", num_experts=8, num_experts_per_tok=2, num_shared_experts=1,
         moe_intermediate_size=128, first_k_dense_replace=1, n_group=1, topk_group=1, num_nextn_predict_layers=1,
-        sliding_window=128, layer_types=["sliding_attention", "full_attention"] * 2, is_moe_layer=[False, True, True, True],
+        sliding_window=128, layer_types=["sliding_attention", "full_attention"] * 2, is_moe_layer=[False, True, True,
+                                                                                                   True],
     ),
     "glm4-moe-lite": _dense(
         "glm4_moe_lite", "Glm4MoeLiteForCausalLM", **_MOE, **_MLA, num_nextn_predict_layers=1
     ),
     "qwen3-5": _dense(
-        "qwen3_5_text", "Qwen3_5ForCausalLM", full_attention_interval=4, linear_conv_kernel_dim=4, linear_key_head_dim=64,
+        "qwen3_5_text", "Qwen3_5ForCausalLM", full_attention_interval=4, linear_conv_kernel_dim=4,
+        linear_key_head_dim=64,
         linear_value_head_dim=64, linear_num_key_heads=4, linear_num_value_heads=8, mtp_num_hidden_layers=1,
         partial_rotary_factor=0.25,
     ),
@@ -150,14 +161,16 @@ TARGETS: Mapping[str, Config] = {
         "architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "torch_dtype": "bfloat16",
         "image_token_index": 5, "boi_token_index": 6, "eoi_token_index": 7, "mm_tokens_per_image": 4,
         "text_config": dict(_GEMMA3),
-        "vision_config": {"model_type": "siglip_vision_model", "hidden_size": 128, "image_size": 56, "intermediate_size": 256,
+        "vision_config": {"model_type": "siglip_vision_model", "hidden_size": 128, "image_size": 56,
+                          "intermediate_size": 256,
                           "num_attention_heads": 2, "num_hidden_layers": 2, "patch_size": 14},
     },
     "speculators-eagle3": _speculators("eagle3"),
     "speculators-peagle": _speculators("peagle", mask_token_id=7),
     "speculators-dflash": _speculators("dflash", mask_token_id=7, aux_hidden_state_layer_ids=[1, 2, 3], block_size=8),
     "speculators-eagle3-qwen3": _speculators(
-        "eagle3", "qwen3", 5, transformer_layer_config={**_HEAD, "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}
+        "eagle3", "qwen3", 5, transformer_layer_config={**_HEAD, "model_type": "qwen3",
+                                                        "architectures": ["Qwen3ForCausalLM"]}
     ),
 }  # fmt: skip
 """Models that can be served, by the directory's name."""
@@ -270,7 +283,7 @@ _PARENTS = {"mimo": ("qwen2", "Qwen2Config"), "minicpm": ("llama", "LlamaConfig"
 
 
 def write_models(folder: Path) -> None:
-    """Write every model as FOLDER/NAME/config.json; both sides then run inside FOLDER, so that names stay as written."""
+    """Write every model as FOLDER/NAME/config.json; both sides run inside FOLDER, so that names stay as written."""
     for name, config in MODELS.items():
         (folder / name).mkdir(parents=True, exist_ok=True)
         if config is not None:

@@ -1,7 +1,7 @@
 """What a bare source tree of vLLM lacks on a machine without GPUs: platform, compiled modules, looks at model classes.
 
-vLLM's configuration code asks for capability, name, memory and number of the devices, and calls no kernel. Everything that
-decides about a configuration is vLLM's own; only what it would ask of hardware and of compiled modules is answered here.
+vLLM's configuration code asks for capability, name, memory and number of the devices, and calls no kernel. Everything
+that decides about a configuration is vLLM's own; only what it asks of hardware and compiled modules is answered here.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ QUESTIONS = {
 
 def prepare(platform: str) -> None:
     """Make vLLM take this platform, whatever it would find; call before anything else of vLLM is imported."""
+    allow_known_configs()
     import vllm.platforms as platforms
 
     if platform == "cpu":
@@ -87,7 +88,9 @@ def pretend_gpus() -> None:
         sys.modules[f"vllm.{module}"] = types.ModuleType(f"vllm.{module}")
     for question, signature in QUESTIONS.items():
         torch.library.define(f"_C::{question}", signature)
-        torch.library.impl(f"_C::{question}", "CompositeExplicitAutograd", lambda _, answer="fp4" not in question: answer)
+        torch.library.impl(
+            f"_C::{question}", "CompositeExplicitAutograd", lambda _, answer="fp4" not in question: answer
+        )
 
 
 def look_at_models_elsewhere() -> None:
@@ -114,7 +117,8 @@ class Inspector:
                 [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
                 env=os.environ | {"PYTHONPATH": path},
             )  # fmt: skip
-        assert self._process.stdin and self._process.stdout
+        assert self._process.stdin
+        assert self._process.stdout
         self._process.stdin.write(f"{module} {name}\n")
         self._process.stdin.flush()
         answer = self._process.stdout.readline()
@@ -130,6 +134,7 @@ def inspect_models() -> None:
     """Be the second process."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
+    allow_known_configs()
     import vllm.platforms as platforms
     from vllm.platforms.cpu import CpuPlatform
 
@@ -148,8 +153,16 @@ def inspect_models() -> None:
         answers.flush()
 
 
+def allow_known_configs() -> None:
+    """Let old releases register model types that transformers has come to know by itself."""
+    from transformers import AutoConfig
+
+    register = AutoConfig.register
+    AutoConfig.register = lambda model_type, config, **_: register(model_type, config, exist_ok=True)
+
+
 def fill_gaps() -> None:
-    """Add the names that old releases import and that this environment's torch, or its lack of Triton, does not have."""
+    """Add the names that old releases import and that torch, without a GPU or Triton, does not have."""
     import torch
     from transformers.utils import is_torchvision_available
     from vllm.triton_utils import tl

@@ -2,8 +2,9 @@
 
     VLLM_PYTHON worker.py --cases CASES.jsonl --out OUT.jsonl --models FOLDER [--tree SOURCES] [--platform cpu|cuda]
 
-It imports vLLM and the file beside it that prepares vLLM's surroundings. Without --tree the installed vLLM answers, otherwise a wheel's bare sources do, under the
-dependencies of the installed one. Cases that OUT holds already are kept; a case that kills the process is recorded as such.
+It imports vLLM, and the file beside it that prepares vLLM's surroundings. Without --tree the installed vLLM answers,
+otherwise a wheel's bare sources do, under the dependencies of the installed one. Cases that OUT holds already are kept;
+a case that kills the process is recorded as such.
 """
 
 from __future__ import annotations
@@ -138,9 +139,10 @@ class Oracle:
             try:
                 given = self.engine_args.from_cli_args(self.parser.parse_args(arguments(case)))
                 config = given.create_engine_config(usage_context=self.context)
-                outcome = {"accepted": True, "resolved": resolve(config)}
             except (Exception, SystemExit) as error:
                 outcome = {"accepted": False} | explain(error)
+            else:
+                outcome = {"accepted": True, "resolved": resolve(config)}
         return outcome | {"warnings": list(dict.fromkeys(self.warnings.lines))}
 
 
@@ -217,10 +219,10 @@ def explain(error: BaseException) -> dict[str, Any]:
 
 
 def resolve(config: Any) -> dict[str, Any]:
-    """Return what a VllmConfig holds, as plain JSON: of the speculative part everything, of the rest what depends on it."""
+    """Return what a VllmConfig holds, as plain JSON: the speculative part, and what depends on it."""
     spec = config.speculative_config
     resolved: dict[str, Any] = {
-        "async_scheduling": config.scheduler_config.async_scheduling,
+        "async_scheduling": getattr(config.scheduler_config, "async_scheduling", None),
         "target_max_model_len": config.model_config.max_model_len,
         "target_architectures": architectures(config.model_config),
         "max_num_scheduled_tokens": getattr(config.scheduler_config, "max_num_scheduled_tokens", None),

@@ -90,11 +90,13 @@ def _flags(parser: Any) -> dict[str, dict[str, Any]]:
 
 
 def _interfaces(registry: Any, architectures: list[str]) -> dict[str, list[str]]:
+    from vllm.model_executor.models.interfaces import supports_pp
+
     found = {}
     for name in architectures:
         cls = registry.models[name].load_model_cls()
         bases = [base for base in cls.__mro__ if base.__module__ == "vllm.model_executor.models.interfaces"]
-        found[name] = sorted({base.__name__ for base in bases})
+        found[name] = sorted({base.__name__ for base in bases} - (set() if supports_pp(cls) else {"SupportsPP"}))
     return found
 
 

@@ -161,12 +161,16 @@ def test_interfaces_are_found_through_files_aliases_and_factories(wheel: Wheel) 
                 from vllm.model_executor.models.llama import LlamaForCausalLM as Base
                 class OtherForCausalLM(Base):
                     supports_pp = True
+                    def forward(self, input_ids, intermediate_tensors=None): ...
+                class HeadForCausalLM(OtherForCausalLM):
+                    def forward(self, input_ids, hidden_states): ...
                 Classifier = as_classifier(OtherForCausalLM)
             """,
             f"{package}/registry.py": """
                 _TEXT_GENERATION_MODELS = {
                     "LlamaForCausalLM": ("llama", "LlamaForCausalLM"),
                     "Other": ("other", "OtherForCausalLM"),
+                    "Head": ("other", "HeadForCausalLM"),
                 }
                 _EMBEDDING_MODELS = {
                     "OtherClassifier": ("other", "Classifier"),
@@ -180,6 +184,7 @@ def test_interfaces_are_found_through_files_aliases_and_factories(wheel: Wheel) 
     table = {name: row for name, (row, _) in models.architectures(tree).items()}
     assert table["LlamaForCausalLM"]["interfaces"] == ["SupportsEagle3"]
     assert table["LlamaForCausalLM"]["group"] == "text_generation"
+    assert table["Head"]["interfaces"] == ["SupportsEagle3"], "its forward takes nothing from an earlier stage"
     assert table["Other"]["interfaces"] == table["OtherClassifier"]["interfaces"] == ["SupportsEagle3", "SupportsPP"]
 
 

@@ -15,7 +15,9 @@ from draftwise.facts.vllm import Release, get_release
 
 PYTHON = os.environ.get("DRAFTWISE_VLLM_PYTHON")
 CLASSES = ("LlamaForCausalLM", "Qwen3ForCausalLM", "Qwen2MoeForCausalLM", "GPT2LMHeadModel", "DeepseekV3ForCausalLM",
-           "MambaForCausalLM", "NemotronHForCausalLM", "GptOssForCausalLM", "Eagle3LlamaForCausalLM")  # fmt: skip
+           "MambaForCausalLM", "NemotronHForCausalLM", "GptOssForCausalLM", "Eagle3LlamaForCausalLM",
+           "EagleLlamaForCausalLM", "DeepSeekMTPModel", "TransformersForCausalLM",
+           "TransformersEmbeddingModel")  # fmt: skip
 COMPUTED = {"expression"}
 
 pytestmark = pytest.mark.skipif(PYTHON is None, reason="DRAFTWISE_VLLM_PYTHON names no interpreter with vLLM")

@@ -17,6 +17,7 @@ def explained(name):
     ("name", "kind"),
     [
         ("dflash", "method"),
+        ("k-by-cost", "advice"),
         ("disable_by_batch_size", "key"),
         ("--tensor-parallel-size", "flag"),
         ("LlamaForCausalLM", "architecture"),

@@ -83,3 +83,39 @@ def count(model: KnownModel) -> int:
 @pytest.mark.parametrize("model", known_models(), ids=lambda model: model.id)
 def test_the_shape_gives_the_published_parameter_count(model: KnownModel) -> None:
     assert count(model) == pytest.approx(model.params, rel=0.02)
+
+
+@pytest.mark.parametrize("model", known_models(), ids=lambda model: model.id)
+def test_every_row_says_what_vllm_asks_first(model: KnownModel) -> None:
+    assert model.source
+    assert model.config["architectures"]
+    assert model.config["model_type"]
+    assert (model.active_params is None) == (not any(is_sparse(text_of(model.config), layer) for layer in range(8)))
+    assert model.active_params is None or model.active_params < model.params
+
+
+def test_no_name_stands_twice() -> None:
+    names = [name.lower() for model in known_models() for name in model.names]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize("name", ["Qwen/Qwen3-8B", "qwen/qwen3-8b", "Qwen3-8B", " qwen3-8b "])
+def test_case_and_organisation_do_not_matter(name: str) -> None:
+    found = find_model(name)
+    assert found is not None
+    assert found.id == "Qwen/Qwen3-8B"
+
+
+@pytest.mark.parametrize("name", ["", "Qwen3", "other/Qwen3-8B", "Qwen/Qwen3-8B/", "Qwen3-8B-Base"])
+def test_nothing_else_may_be_left_out_or_added(name: str) -> None:
+    assert find_model(name) is None
+
+
+def test_every_name_finds_its_row() -> None:
+    for model in known_models():
+        assert all(find_model(name) is model for name in model.names)
+
+
+def test_names_that_were_not_found_are_answered_with_their_neighbours() -> None:
+    assert suggest_models("Qwen/Qwen3-8")[0] == "Qwen/Qwen3-8B"
+    assert suggest_models("zzz") == ()

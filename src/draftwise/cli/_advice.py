@@ -19,18 +19,13 @@ __all__ = ["advice_to_dict", "show_advice"]
 
 _STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.INFO: "dim"}
 _GIB = 2**30
+_FEW = 2
+"""Published results that are shown without --why."""
 
 
 def show_advice(console: Console, advice: Advice, *, why: bool) -> None:
     """Print the verdict, the ranked methods, the first config to paste, the refusals and how to measure."""
-    wish, traffic = advice.wish, advice.wish.traffic
-    console.print(
-        f"vLLM {advice.version}  {_short(wish.target)}  {wish.gpus} x {wish.gpu.name}  {traffic.kind or 'traffic'}  "
-        f"temperature {traffic.temperature:g}  {traffic.concurrency} at a time",
-        style="dim",
-        soft_wrap=True,
-        highlight=False,
-    )
+    console.print(Text(_head(advice), style="dim"), soft_wrap=True)
     console.print(Text(advice.sentence, style="bold"), soft_wrap=True)
     for lever in advice.levers:
         _show_finding(console, lever.finding)
@@ -41,6 +36,22 @@ def show_advice(console: Console, advice: Advice, *, why: bool) -> None:
     _show_refusals(console, advice)
     if why:
         _show_rules(console, advice)
+
+
+def _head(advice: Advice) -> str:
+    """Return one line: what was asked, and the release that answers where another version was asked for."""
+    wish, traffic = advice.wish, advice.wish.traffic
+    known = wish.version in (advice.version, f"v{advice.version}", "newest", "latest")
+    return "  ".join(
+        (
+            f"vLLM {advice.version}" + ("" if known else f" (asked for {wish.version})"),
+            _short(wish.target),
+            f"{wish.gpus} x {wish.gpu.name}",
+            traffic.kind or f"overlap {traffic.overlap}",
+            f"temperature {traffic.temperature:g}",
+            f"{traffic.concurrency} at a time",
+        )
+    )
 
 
 def _short(target: str) -> str:
@@ -61,7 +72,7 @@ def _show_lines(console: Console, lines: str, style: str = "") -> None:
 def _table(advice: Advice) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("", "method", "drafter"):
-        table.add_column(name, no_wrap=name != "drafter")
+        table.add_column(name, overflow="fold", no_wrap=name != "drafter")
     for name in ("k", "tokens a step\nlikely (prior)", "break-\neven", "sequences\nthat fit"):
         table.add_column(name, justify="right", no_wrap=True)
     for place, each in enumerate(advice.ranked, 1):
@@ -94,6 +105,8 @@ def _show_first(console: Console, advice: Advice) -> None:
     if first.scheduled is not None:
         finding = get_advice("schedule").finding(f"For load that changes: {to_json(first.scheduled)}")
         _show_finding(console, finding, "  ")
+    for anchor in first.anchors[:_FEW]:
+        _show_lines(console, f"published: {anchor.result}. {anchor.conditions} ({anchor.source})", "dim")
     for other in first.alternatives:
         _show_lines(console, f"also published: {other.model}  {other.note}", "dim")
     console.print(Text("To defend it, on your own prompts:", style="dim"))
@@ -174,6 +187,8 @@ def _candidate_to_dict(advice: Advice, candidate: Candidate) -> dict[str, Any]:
             "length_prior": list(expected.length_band),
             "length_expected": expected.expected_length,
             "length_break_even": expected.break_even,
+            "tpot_ms": None if expected.tpot_s is None else 1e3 * expected.tpot_s,
+            "plain_tpot_ms": None if expected.plain_s is None else 1e3 * expected.plain_s,
             "source": expected.band.source,
         },
         "memory": None

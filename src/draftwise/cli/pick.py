@@ -51,7 +51,7 @@ def pick(target: str, engine_flags: Sequence[str], why: bool, as_json: bool, **a
 
     TARGET is a directory with config.json, a well-known model id, or the JSON itself. Engine flags of the deployment
     go behind `--`. Nothing is loaded and nothing is downloaded. The answer is where to start measuring: it ends with
-    the command that does.
+    the command that does. The exit code is 1 where nothing can be recommended.
 
     \b
     Examples:

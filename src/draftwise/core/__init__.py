@@ -1,5 +1,6 @@
 """The nouns: frozen values and errors that every other module speaks in."""
 
+from draftwise.core.budget import Budget
 from draftwise.core.config import SpecConfig
 from draftwise.core.decision import Comparison, Decision, Interval, Verdict
 from draftwise.core.finding import BackendError, DraftwiseError, Finding, InvalidSetup, Severity
@@ -15,6 +16,7 @@ __all__ = [
     "Answer",
     "Arm",
     "BackendError",
+    "Budget",
     "Comparison",
     "Counters",
     "Decision",

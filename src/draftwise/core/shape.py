@@ -56,7 +56,7 @@ class ModelShape:
             InvalidSetup: a dimension is missing; all missing ones are named at once.
         """
         needed = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
-        missing = [key for key in needed if not isinstance(config.get(key), int)]
+        missing = [key for key in needed if not _is_positive(config.get(key))]
         if missing:
             raise InvalidSetup.because(
                 "config-incomplete",
@@ -97,6 +97,10 @@ class ModelShape:
     def kv_bytes_per_token(self, bytes_per_value: int) -> int:
         """Return the bytes of keys and values of all layers for one token, all heads together."""
         return sum(layer.values for layer in self.kv_layers()) * bytes_per_value
+
+
+def _is_positive(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"

@@ -14,22 +14,27 @@ __all__ = ["find_model_type", "is_buildable"]
 def find_model_type(name: str) -> Mapping[str, Any] | None:
     """Return the row of a model type, None for one that the library does not have.
 
-    A row may hold `vocab_size`, `max_position_embeddings` and `num_attention_heads` (values that a config.json may
-    leave out), `rename` (those names -> the type's own spelling, such as GPT-2's `n_head`) and `model_class` (the
-    architecture that stands for a config without `architectures`).
+    A row may hold `vocab_size`, `max_position_embeddings`, `num_attention_heads` and `rope_parameters` (values that a
+    config.json may leave out), `rename` (those names -> the type's own spelling, such as GPT-2's `n_head`) and
+    `model_class` (the architecture that stands for a config without `architectures`).
     """
     row: Mapping[str, Any] | None = _data()["types"].get(name)
     return row
 
 
-def is_buildable(architecture: str) -> bool:
-    """Say whether vLLM's Transformers backend can build a class that vLLM itself does not have."""
-    return architecture in _buildable()
+def is_buildable(architecture: str, *, by_attention: bool) -> bool:
+    """Say whether vLLM's Transformers backend can build a class that vLLM itself does not have.
+
+    Args:
+        architecture: name of the class.
+        by_attention: whether the backend also takes classes that can merely set their attention implementation.
+    """
+    return architecture in _names("buildable") or (by_attention and architecture in _names("own_attention"))
 
 
 @cache
-def _buildable() -> frozenset[str]:
-    return frozenset(_data()["buildable"])
+def _names(part: str) -> frozenset[str]:
+    return frozenset(_data()[part])
 
 
 @cache

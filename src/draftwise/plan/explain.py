@@ -1,4 +1,4 @@
-"""Looks a name up in everything that is known: rules, keys, methods, flags, architectures, metrics."""
+"""Looks a name up in everything that is known: rules, advice, keys, methods, flags, architectures, metrics."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from difflib import get_close_matches
 
 from draftwise.core import InvalidSetup
 from draftwise.facts import glossary
+from draftwise.facts.advice import all_advice
 from draftwise.facts.metrics import METRICS
 from draftwise.facts.rules import Rule, all_rules
 from draftwise.facts.vllm import Span, history, releases
@@ -20,7 +21,7 @@ class Explanation:
     """What is known under one name."""
 
     kind: str
-    """`rule`, `method`, `key`, `flag`, `architecture` or `metric`."""
+    """`rule`, `advice`, `method`, `key`, `flag`, `architecture` or `metric`."""
     name: str
     text: str
     history: tuple[Span, ...] = ()
@@ -51,6 +52,9 @@ def _find(name: str) -> Iterator[Explanation]:
     bare = name.lstrip("-").replace("-", "_")
     if rule := all_rules().get(name):
         yield Explanation(kind="rule", name=name, text=rule.explains, rule=rule)
+    if advice := all_advice().get(name):
+        text = f"{advice.title}. {advice.explains} Source: {advice.source}."
+        yield Explanation(kind="advice", name=name, text=text)
     if spans := history("methods", name):
         text = glossary.meaning_of_method(name) or "The name of one family's multi-token prediction modules; means mtp."
         yield Explanation(kind="method", name=name, text=text, history=spans, related=_speaking_of(name))
@@ -78,7 +82,7 @@ def _words(text: str) -> set[str]:
 
 
 def _names() -> Iterable[str]:
-    names: set[str] = set(all_rules()) | {metric.name for metric in METRICS}
+    names: set[str] = {*all_rules(), *all_advice(), *(metric.name for metric in METRICS)}
     for release in releases():
         for topic in ("methods", "spec_fields"):
             names |= release.table(topic).keys()

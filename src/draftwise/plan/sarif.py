@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import version
 from itertools import zip_longest
 from typing import Any
 
-from draftwise import __version__
 from draftwise.core import Finding, Ruling, Severity
 from draftwise.facts.rules import all_rules
 from draftwise.plan.check.report import Report
@@ -37,11 +37,7 @@ def to_sarif(reports: Sequence[Report], *, places: Sequence[str] = ()) -> dict[s
     ]
     codes = sorted({finding.code for _, _, finding in pairs})
     rules = [_rule(code, next(finding for _, _, finding in pairs if finding.code == code)) for code in codes]
-    driver = {
-        "name": "draftwise",
-        "semanticVersion": __version__,
-        "rules": rules,
-    }
+    driver = {"name": "draftwise", "semanticVersion": version("draftwise"), "rules": rules}
     results = [_result(finding, report, place, codes.index(finding.code)) for report, place, finding in pairs]
     run = {"tool": {"driver": driver}, "columnKind": "unicodeCodePoints", "results": results}
     return {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}

@@ -72,7 +72,7 @@ def spans_of(find: Find, case: Case, code: str) -> list[tuple[str, str]]:
     met = [release for release in releases() if code in codes(find(*case.seen_in(str(release))))]
     runs: list[list[Release]] = []
     known = releases()
-    after = {before: later for before, later in pairwise(known)}
+    after = dict(pairwise(known))
     for release in met:
         if runs and after.get(runs[-1][-1]) == release:
             runs[-1].append(release)

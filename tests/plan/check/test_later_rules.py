@@ -1,4 +1,4 @@
-"""Rules whose answer depends on numbers: schedules, budgets, graphs, heads, defaults of the model; and the rows themselves."""
+"""Rules whose answer depends on numbers: schedules, budgets, graphs, heads, defaults; and the rows themselves."""
 
 import json
 import re
@@ -12,7 +12,7 @@ from later_case import H200, LLAMA, Case, codes
 from draftwise.core import Device, Ruling
 from draftwise.facts.rules import get_rule
 from draftwise.facts.vllm import releases
-from draftwise.plan.check.later import find_engine, find_later
+from draftwise.plan.check.later import async_scheduling, find_engine, find_later, runner
 from draftwise.plan.model_config import find_model_config
 
 KEY = "num_speculative_tokens_per_batch_size"
@@ -161,6 +161,50 @@ def test_the_v0_engine_keeps_its_own_promises():
     context, resolved = case.seen_in("0.9.2")
     assert codes(find_engine(context, resolved)) == ["v0-engine-taken"]
     assert codes(find_later(context, resolved)) == []
+
+
+ANY = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 2000) | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=5,
+)
+SPEC_KEYS = (
+    KEY, "draft_model_config", "attention_backend", "moe_backend", "enable_adaptive_verification", "prompt_lookup_min",
+    "rejection_sample_method", "draft_sample_method", "disable_by_batch_size", "suffix_decoding_max_tree_depth",
+)  # fmt: skip
+FLAGS = (
+    "compilation_config", "max_num_seqs", "max_num_batched_tokens", "pipeline_parallel_size",
+    "structured_outputs_config", "override_generation_config", "block_size", "data_parallel_size",
+    "kv_transfer_config", "async_scheduling", "cudagraph_capture_sizes", "attention_backend", "logprobs_mode",
+    "tensor_parallel_size", "max_model_len",
+)  # fmt: skip
+CONFIG_KEYS = (
+    "architectures",
+    "eagle_config",
+    "dflash_config",
+    "layer_types",
+    "num_heads",
+    "num_experts",
+    "rope_scaling",
+)
+
+
+@given(
+    method=st.sampled_from(["ngram", "eagle3", "medusa", "dflash", "suffix", "draft_model", "extract_hidden_states"]),
+    version=st.sampled_from([str(release) for release in releases()]),
+    spec=st.dictionaries(st.sampled_from(SPEC_KEYS), ANY, max_size=4),
+    args=st.dictionaries(st.sampled_from(FLAGS), ANY, max_size=4),
+    config=st.dictionaries(st.sampled_from(CONFIG_KEYS), ANY, max_size=4),
+)
+def test_no_value_of_any_kind_ends_in_a_traceback(method, version, spec, args, config):
+    case = Case(
+        method=method, spec=spec, args=args, target=config, drafter=config, resolved={"parallel_drafting": True}
+    )
+    context, resolved = case.seen_in(version)
+    chosen = runner(context, method).name
+    assert chosen in ("V1", "V2", None)
+    assert async_scheduling(context, resolved) in (True, False, None)
+    assert all(isinstance(each, Ruling) for each in (*find_engine(context, resolved), *find_later(context, resolved)))
 
 
 def test_rows_span_known_releases_and_their_probes_compile():

@@ -206,21 +206,26 @@ def test_synthetic_rates_add_up_to_the_length(folder: Path, length: float) -> No
     assert sorted(rates, reverse=True) == list(rates)
 
 
+NGRAM = {"method": "ngram", "num_speculative_tokens": 3}
+FLY = {**NGRAM, "rejection_sample_method": "fly"}
+
+
 @pytest.mark.parametrize(
     ("spec", "version", "code"),
     [
         (SYNTHETIC, "0.32.0", "synthetic-needs-one"),
         ({**SYNTHETIC, "synthetic_acceptance_length": 9}, "0.32.0", "synthetic-length"),
         ({**SYNTHETIC, "synthetic_acceptance_rates": [0.1, 0.5, 0.1]}, "0.32.0", "synthetic-rates"),
-        ({**SYNTHETIC, "rejection_sample_method": "standard", "synthetic_acceptance_length": 2}, "0.32.0", "synthetic-needs-method"),
-        ({**SYNTHETIC, "rejection_sample_method": "fly", "num_speculative_tokens": 1}, "0.33.0", "fly-needs-two-tokens"),
-        ({**SYNTHETIC, "rejection_sample_method": "fly", "fly_window_size": 3}, "0.33.0", "fly-window-too-long"),
-        ({"method": "ngram", "num_speculative_tokens": 3, "use_heterogeneous_vocab": True}, "0.32.0", "hetero-needs-draft-model"),
-        ({"method": "ngram", "num_speculative_tokens": 3, "tensor_parallel_size": 1}, "0.32.0", "tensor-parallel-size-key"),
-        ({"method": "ngram", "num_speculative_tokens": 3, "enable_adaptive_verification": True}, "0.29.0", "adaptive-needs-dspark"),
+        ({**NGRAM, "synthetic_acceptance_length": 2}, "0.32.0", "synthetic-needs-method"),
+        ({**FLY, "num_speculative_tokens": 1}, "0.33.0", "fly-needs-two-tokens"),
+        ({**FLY, "fly_window_size": 3}, "0.33.0", "fly-window-too-long"),
+        ({**NGRAM, "use_heterogeneous_vocab": True}, "0.32.0", "hetero-needs-draft-model"),
+        ({**NGRAM, "tensor_parallel_size": 1}, "0.32.0", "tensor-parallel-size-key"),
+        ({**NGRAM, "enable_adaptive_verification": True}, "0.29.0", "adaptive-needs-dspark"),
+        ({**NGRAM, "index_share_for_mtp_iteration": True}, "0.32.0", "mtp-only-key"),
         ({"method": "suffix", "suffix_decoding_min_token_prob": 1.5}, "0.32.0", "suffix-out-of-range"),
     ],
-)  # fmt: skip
+)
 def test_keys_that_do_not_go_together(folder: Path, spec: Mapping[str, Any], version: str, code: str) -> None:
     assert code in rejections(run(folder, spec, version))
 

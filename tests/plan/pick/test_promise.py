@@ -51,7 +51,7 @@ WISHES = st.builds(
     args=st.sampled_from(FLAGS),
     load=st.sampled_from((1, 4, 16, 64, 256)),
     peak=st.sampled_from((1, 8)),
-    tokens=st.sampled_from((1, 256, 4096)),
+    tokens=st.sampled_from((1, 8, 256, 4096)),
     temperature=st.sampled_from((0.0, 0.6, 1.0)),
     uses=st.sets(st.sampled_from(("min_p", "logit_bias", "structured_outputs")), max_size=1),
 )

@@ -118,6 +118,12 @@ def test_a_mistake_is_named_and_nothing_else(words, release, code, fix):
     assert fix in found.findings[0].fix
 
 
+@pytest.mark.parametrize("words", [["--no-such", "3", "m"], ["--no-such=3", "m"], ["m", "--no-such", "3"]])
+def test_the_value_of_an_unknown_flag_is_not_the_model(words):
+    found = read(*words)
+    assert (found.model, codes(found)) == ("m", ["unknown-flag"])
+
+
 def test_one_mistake_does_not_hide_the_next():
     found = read("m", "--max-num-seqs", "--enforce-eager=1", "--seed", "x", "--no-such-flag", "-tp", "2")
     assert sorted(codes(found)) == ["bad-flag-value", "flag-needs-value", "switch-with-value", "unknown-flag"]

@@ -1,7 +1,7 @@
 """Writes vllm_arguments_<release>.json: what the argument parser of an installed vLLM makes of random command lines.
 
-Run with the Python that has vLLM: `python tests/plan/read/vllm_arguments.py FLAGS_JSON OUT_JSON`, where FLAGS_JSON holds
-the `flags` table of that release (`json.dumps(dict(get_release(...).table("flags")))`).
+Run with the Python that has vLLM: `python tests/plan/read/vllm_arguments.py FLAGS_JSON OUT_JSON`, where FLAGS_JSON
+holds the `flags` table of that release (`json.dumps(dict(get_release(...).table("flags")))`).
 """
 
 from __future__ import annotations
@@ -14,19 +14,33 @@ import sys
 from typing import Any
 
 _LIKELY = (
-    "--tensor-parallel-size --max-model-len --speculative-config --gpu-memory-utilization --enforce-eager --model"
-    " --enable-prefix-caching --max-num-seqs --dtype --served-model-name --spec-method --spec-tokens --kv-cache-dtype"
-    " --max-num-batched-tokens --enable-lora --trust-remote-code --port --seed --disable-log-stats --async-scheduling"
-    " --attention-backend --hf-overrides --pipeline-parallel-size"
-).split()
-_LEFT_OUT = ("--config", "--lora-modules", "--limit-mm-per-prompt", "--pt-load-map-location", "--hf-token", "--api-key")
+    "--tensor-parallel-size", "--max-model-len", "--speculative-config", "--gpu-memory-utilization", "--model",
+    "--enforce-eager", "--enable-prefix-caching", "--max-num-seqs", "--dtype", "--served-model-name", "--spec-method",
+    "--spec-tokens", "--kv-cache-dtype", "--max-num-batched-tokens", "--enable-lora", "--trust-remote-code", "--port",
+    "--seed", "--disable-log-stats", "--async-scheduling", "--attention-backend", "--hf-overrides",
+    "--pipeline-parallel-size",
+)  # fmt: skip
+_LEFT_OUT = (
+    "--lora-modules", "--limit-mm-per-prompt", "--pt-load-map-location", "--hf-token", "--api-key", "--device-ids",
+)  # fmt: skip
 """Flags with parsers of their own, which say nothing about speculation."""
-_TEXTS = "1 2 0 -1 8k 8K 2.5k 1.5 0.9 abc a/b None true 1e3 16G auto".split()
+_TEXTS = ["1", "2", "0", "-1", "8k", "8K", "2.5k", "1.5", "0.9", "abc", "a/b", "None", "true", "1e3", "16G", "auto"]
 _JSON = (
     '{"method": "ngram", "num_speculative_tokens": 5}', '{"method":"eagle","model":"a/b"}', "{'method': 'ngram'}",
     "{method: ngram}", "[1]", "3", "None", '{"a": {"b": [1, 2.5, null, true]}}', '{"method": "ngram",}', "{}",
 )  # fmt: skip
-_STRAY = ("extra", "--speculative-model", "-x", "--", "-1", "-O2", "-O", "-tp4", "--tensor-paralel-size", "-sc.method=x")
+_STRAY = (
+    "extra",
+    "--speculative-model",
+    "-x",
+    "--",
+    "-1",
+    "-O2",
+    "-O",
+    "-tp4",
+    "--tensor-paralel-size",
+    "-sc.method=x",
+)
 
 
 def spell(name: str, rng: random.Random) -> str:
@@ -45,7 +59,8 @@ def value(row: dict[str, Any], rng: random.Random) -> str:
 def flag(name: str, row: dict[str, Any], rng: random.Random) -> list[str]:
     written = spell(rng.choice([name, *row["aliases"], *([row["negation"]] if "negation" in row else [])]), rng)
     if name == "--speculative-config" and rng.random() < 0.4:
-        key, text = rng.choice(["method", "num_speculative_tokens", "a.b", "l+"]), rng.choice(["ngram", "5", "8k", "1,2"])
+        key = rng.choice(["method", "num_speculative_tokens", "a.b", "l+"])
+        text = rng.choice(["ngram", "5", "8k", "1,2"])
         return [f"{written}.{key}={text}"] if rng.random() < 0.5 else [f"{written}.{key}", text]
     if row["kind"] == "switch":
         return [written if rng.random() < 0.9 else f"{written}=true"]
@@ -60,9 +75,8 @@ def command_line(flags: dict[str, Any], rng: random.Random) -> list[str]:
     words = [rng.choice(["m", "org/model", "./path"])] if rng.random() < 0.75 else []
     for _ in range(rng.randint(0, 4)):
         name = rng.choice(_LIKELY) if rng.random() < 0.75 else rng.choice(sorted(flags))
-        if name in flags and name not in _LEFT_OUT and not name.endswith("-config") | (name == "--device-ids"):
-            words += flag(name, flags[name], rng)
-        elif name == "--speculative-config":
+        is_plain = not name.endswith("-config") or name == "--speculative-config"
+        if name in flags and name not in _LEFT_OUT and is_plain:
             words += flag(name, flags[name], rng)
     if rng.random() < 0.06:
         words.insert(rng.randint(0, len(words)), rng.choice(_STRAY))

@@ -25,7 +25,8 @@ RESULTS = Path(__file__).parents[3] / "benchmarks/h200/results/vllm_memory.json"
 ROWS: list[dict[str, Any]] = json.loads(RESULTS.read_text())
 CALIBRATED = {
     "base", "base-server", "base-tokens2048", "base-eager", "base-v1runner", "ngram-k5", "eagle3-k3",
-    "eagle3-k3-server", "eagle3-k3-v1runner", "draft1b-k4", "draft1b-k4-tokens2048", "dflash-k7", "qwen3-30b-a3b",
+    "eagle3-k3-server", "eagle3-k3-v1runner", "draft1b-k4", "draft1b-k4-tokens2048", "dflash-k7", "dflash-k7-server",
+    "qwen3-30b-a3b",
 }  # fmt: skip
 """Cases that the formula and its constants were read off; the others were predicted."""
 
@@ -39,6 +40,7 @@ def request_of(row: dict[str, Any]) -> Request:
         gpu=get_gpu("H200"),
         runner=runner,
         name=row["case"],
+        served=row["case"],
         config=row["target_config"],
         shape=read_shape(row["target_config"]),
         precision=get_precision(flags.get("quantization", "bf16")),

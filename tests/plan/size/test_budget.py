@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftwise.core import InvalidSetup, Setup, SpecConfig
+from draftwise.core import Device, InvalidSetup, Setup, SpecConfig
 from draftwise.core.budget import Budget, KVCache, KVGroup
 from draftwise.facts.gpus import get_gpu, known_gpus
 from draftwise.facts.memory import batch_defaults
@@ -45,8 +45,8 @@ def codes(sizing: Sizing) -> set[str]:
 def budget_of(kv: KVCache, kv_bytes: int, **changes: Any) -> Budget:
     values: dict[str, Any] = {
         "device": kv_bytes + 200, "requested": kv_bytes + 100, "target": 60, "drafter": 10, "activations": 20,
-        "non_torch": 10, "graphs": 5, "graphs_counted": 0, "buffers": 5, "buffers_counted": False, "context": 5, "kv": kv,
-        "max_model_len": 4096, "max_num_seqs": 8, "in_flight": 256,
+        "non_torch": 10, "graphs": 5, "graphs_counted": 0, "buffers": 5, "buffers_counted": False, "context": 5,
+        "kv": kv, "max_model_len": 4096, "max_num_seqs": 8, "in_flight": 256,
     }  # fmt: skip
     return Budget(**values | changes)
 
@@ -238,6 +238,28 @@ def test_a_large_drafter_is_warned_of() -> None:
     assert "drafter-takes-much" not in codes(sized("meta-llama/Llama-3.1-70B-Instruct", spec, gpu="B300"))
 
 
+def test_batches_beyond_the_captured_graphs_are_warned_of() -> None:
+    assert "cudagraph-cliff" in codes(sized(spec=EAGLE3, max_num_seqs=256))
+    assert "cudagraph-cliff" not in codes(sized(spec=EAGLE3, max_num_seqs=128))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_hidden_layers": 10**12}, {"hidden_size": 0}, {"num_attention_heads": 5000}, {"vocab_size": "many"},
+        {"sliding_window": -1}, {"layer_types": 3}, {"rope_scaling": []}, {"kv_lora_rank": 512}, {"head_dim": 1.5},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)  # fmt: skip
+def test_a_damaged_config_is_refused(changes: dict[str, Any]) -> None:
+    from draftwise.facts.models import find_model
+
+    model = find_model(LLAMA)
+    assert model is not None
+    with pytest.raises(InvalidSetup):
+        sized(json.dumps({**model.config, **changes}))
+
+
 def test_a_plan_that_leaves_nothing_for_what_it_does_not_count_is_warned_of() -> None:
     tight = sized(gpu="L4", max_model_len=4096, gpu_memory_utilization=0.97)
     (warning,) = [finding for finding in tight.findings if finding.code == "out-of-memory-ahead"]
@@ -270,6 +292,16 @@ def test_a_gpu_can_be_its_memory_alone() -> None:
     assert get_gpu("80 GB").memory_bytes == 80 * 10**9
 
 
+def test_the_device_of_a_setup_is_its_gpu() -> None:
+    def on(device: Device | None) -> Budget:
+        return size(Setup(target=LLAMA, engine="vllm", engine_version="0.26.0", device=device)).budget
+
+    assert on(Device(name="NVIDIA H200", kind="cuda")) == sized().budget
+    assert on(Device(name="A card", kind="cuda", memory_bytes=48 << 30)).device == 48 << 30
+    with pytest.raises(InvalidSetup, match="no GPU is named"):
+        on(None)
+
+
 def test_every_gpu_is_found_by_its_own_name() -> None:
     assert [get_gpu(gpu.name).name for gpu in known_gpus()] == [gpu.name for gpu in known_gpus()]
     assert all(gpu.source for gpu in known_gpus())
@@ -300,3 +332,6 @@ def test_a_directory_without_weights_is_sized_by_its_shape(tmp_path: Path) -> No
     assert model is not None
     (tmp_path / "config.json").write_text(json.dumps(dict(model.config)))
     assert sized(str(tmp_path)).budget == sized().budget
+    ngram = {"method": "ngram", "num_speculative_tokens": 3}
+    as_json = sized(json.dumps(dict(model.config)), ngram)
+    assert (as_json.budget, as_json.plain) == (sized(spec=ngram).budget, sized().budget)

@@ -8,12 +8,21 @@ from dataclasses import replace
 from draftwise.core import Effect, Finding, Ruling, Setup
 from draftwise.plan.check.batch import fill_in_batch, find_batch
 from draftwise.plan.check.context import Context, get_context
+from draftwise.plan.check.hybrid import find_hybrid
 from draftwise.plan.check.later import async_scheduling, find_engine, find_later, runner
 from draftwise.plan.check.report import Report, Resolved
 from draftwise.plan.check.resolve import resolve
 from draftwise.plan.check.target import find_target, read_target
 
 __all__ = ["Context", "Report", "Resolved", "check", "check_many", "get_context"]
+
+_BEFORE_SPEC = frozenset({"async-rejects-speculation"})
+"""Findings of the engine's config that vLLM meets before it makes the speculative config."""
+_DROPPED = {
+    "schedule-off-on-v1": "num_speculative_tokens_per_batch_size",
+    "schedule-off-with-data-parallel": "num_speculative_tokens_per_batch_size",
+}
+"""Findings of the engine's config -> the key that it empties."""
 
 
 def check(setup: Setup) -> Report:
@@ -36,7 +45,11 @@ def check(setup: Setup) -> Report:
     findings += find_batch(context, target)
     if target is not None:
         findings += find_target(context, target, None if resolved is None else resolved.method)
-    findings += find_engine(context, resolved)
+        findings += find_hybrid(context, target, speculates=context.spec is not None)
+    engine = [*find_engine(context, resolved)]
+    early = [ruling for ruling in engine if ruling.code in _BEFORE_SPEC]
+    findings = [*early, *findings, *(ruling for ruling in engine if ruling not in early)]
+    resolved = _switch_off(resolved, {ruling.code for ruling in engine})
     if resolved is not None and not _is_rejected(findings):
         findings += find_later(context, resolved)
     return Report(
@@ -62,6 +75,12 @@ def _complete(context: Context, resolved: Resolved | None) -> Resolved | None:
     )  # fmt: skip
     resolved = replace(resolved, runner=taken.name)
     return replace(resolved, async_scheduling=async_scheduling(context, resolved))
+
+
+def _switch_off(resolved: Resolved | None, codes: Iterable[str]) -> Resolved | None:
+    """Take out what the engine drops, by the codes of its findings."""
+    dropped = {_DROPPED[code]: None for code in codes if code in _DROPPED}
+    return resolved if resolved is None or not dropped else replace(resolved, fields={**resolved.fields, **dropped})
 
 
 def _is_rejected(findings: Iterable[Finding]) -> bool:

@@ -31,7 +31,8 @@ def find_architecture(context: Context, names: Sequence[str], *, served: bool = 
             return name
         if served and (base := _swap_ending(registry, name)) is not None:
             return base
-    return next((name for name in names[:1] if is_buildable(name)), None)
+    by_attention = context.holds("transformers-by-attention")
+    return next((name for name in names[:1] if is_buildable(name, by_attention=by_attention)), None)
 
 
 def _swap_ending(registry: Mapping[str, Any], name: str) -> str | None:

@@ -45,6 +45,8 @@ class Context:
     """Directories that are there and hold no readable config.json: `where` names them."""
     verifier: str | None = None
     """Name of the served model where the model that was given is a speculators checkpoint, which names it."""
+    doubled: tuple[str, ...] = ()
+    """Flags of `SPEC_FLAGS` whose key the JSON holds too."""
     rulings: tuple[Ruling, ...] = ()
     """What was found while the models were looked up."""
     platform: Literal["cuda", "cpu"] = "cuda"
@@ -81,7 +83,8 @@ def get_context(setup: Setup, *, installed: frozenset[str] = _ALL_PACKAGES) -> C
     given = _find_model(setup.target, faults)
     args, flag_rulings = read_flags(release, setup.args)
     rulings = list(flag_rulings)
-    spec, verifier = _merge_spec(setup), None
+    spec: Mapping[str, Any] | None = None if setup.spec is None else setup.spec.to_dict()
+    verifier = None
     if given is not None:
         try:
             served = read_served(release, setup.target, given.config, spec)
@@ -91,6 +94,10 @@ def get_context(setup: Setup, *, installed: frozenset[str] = _ALL_PACKAGES) -> C
             if served is not None:
                 spec, verifier = served.spec, served.verifier
                 rulings += served.rulings
+    by_flag = {key: args[flag] for flag, key in SPEC_FLAGS.items() if flag in args}
+    doubled = tuple(flag for flag, key in SPEC_FLAGS.items() if flag in args and key in (spec or {}))
+    if by_flag:
+        spec = {**by_flag, **(spec or {})}
     draft = None if spec is None else spec.get("model")
     return Context(
         setup=setup,
@@ -102,18 +109,12 @@ def get_context(setup: Setup, *, installed: frozenset[str] = _ALL_PACKAGES) -> C
         drafter=_find_model(draft, faults) if isinstance(draft, str) and draft else None,
         faults=tuple(faults),
         verifier=verifier,
+        doubled=doubled,
         rulings=tuple(rulings),
         platform="cpu" if setup.device is not None and setup.device.kind == "cpu" else "cuda",
         env=setup.env,
         installed=installed,
     )
-
-
-def _merge_spec(setup: Setup) -> Mapping[str, Any] | None:
-    by_flag = {key: setup.args[flag] for flag, key in SPEC_FLAGS.items() if setup.args.get(flag) is not None}
-    if setup.spec is None:
-        return by_flag or None
-    return {**by_flag, **setup.spec.to_dict()}
 
 
 def _find_model(name: str, faults: list[Finding]) -> ModelConfig | None:

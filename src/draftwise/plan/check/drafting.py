@@ -50,9 +50,14 @@ def resolve_drafter(work: Work) -> None:
 def _read_drafter(work: Work) -> None:
     """Set `work.draft` to the drafter as ModelConfig holds it, or open `draft` with the reason for its refusal."""
     context = work.context
-    own = context.target if work.model == context.setup.target and context.drafter is None else context.drafter
+    is_target = work.model == (context.verifier or context.setup.target)
+    own = context.target if is_target else context.drafter
     if own is None:
-        _tell_unknown(work)
+        if not is_target:
+            _tell_unknown(work)
+        return
+    if is_target and work.target is None:
+        work.open.add("draft")  # what is wrong with the target has been said
         return
     as_medusa = work.method == "medusa" and context.holds("medusa-type-injected")
     config = read_hf_config(context, own, role="drafter", as_medusa=as_medusa)
@@ -178,6 +183,14 @@ def _require_tokens(work: Work) -> None:
     elif isinstance(work.tokens, float):
         work.add("tokens-not-whole", f"must be an integer, got {work.tokens}.", where="num_speculative_tokens",
                  fix="Give an integer above 0.", opens=("num_speculative_tokens",))  # fmt: skip
+    else:
+        _write_tree(work)
+
+
+def _write_tree(work: Work) -> None:
+    """Fill in the chain that releases with a token tree spell out."""
+    if "speculative_token_tree" in work.values and isinstance(work.tokens, int):
+        work.filled["speculative_token_tree"] = str([(0,) * length for length in range(1, work.tokens + 1)])
 
 
 def _read_tree(work: Work, tree: str) -> None:

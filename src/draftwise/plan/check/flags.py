@@ -18,6 +18,8 @@ _HUMAN = frozenset(
      "safetensors_prefetch_block_size", "max_num_queued_tokens"}
 )  # fmt: skip
 """Flags that take numbers with a unit, such as 32k."""
+_FREE = frozenset({"quantization"})
+"""Flags whose declared choices the parser does not enforce: the config does."""
 _UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _WITH_UNIT = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT])")
 _GONE = {
@@ -42,15 +44,17 @@ def read_flags(release: Release, args: Mapping[str, Any]) -> tuple[Mapping[str, 
     by_field = {row["field"]: row for row in release.table("flags").values()}
     read: dict[str, Any] = {}
     rulings: list[Ruling] = []
+    auto = get_rule("length-auto").holds(release.version)
     for name, value in args.items():
         row = by_field.get(name)
         if row is None:
             rulings.append(_judge_unknown(release, name, by_field))
         elif value is not None:
             try:
-                read[name] = _read(name, row, value)
+                read[name] = _read(name, row, value, auto=auto)
             except ValueError as fault:
-                rulings.append(get_rule("flag-value").ruling(str(fault), where=_spell(name)))
+                fix = f"See `vllm serve --help={name}` of that release."
+                rulings.append(get_rule("flag-value").ruling(str(fault), where=_spell(name), fix=fix))
     return read, tuple(rulings)
 
 
@@ -70,12 +74,21 @@ def _judge_unknown(release: Release, name: str, known: Mapping[str, Any]) -> Rul
     return get_rule("flag-unknown").ruling(f"is no flag of vLLM {release}{told}.", where=_spell(name), fix=fix)
 
 
-def _read(name: str, row: Mapping[str, Any], value: Any) -> Any:
-    """Return a value as the parser hands it on; ValueError where it refuses."""
-    if row["kind"] != "value":
+def _read(name: str, row: Mapping[str, Any], value: Any, *, auto: bool) -> Any:
+    """Return a value as the parser hands it on; ValueError where it refuses.
+
+    Args:
+        name: field of the flag.
+        row: the release's row on it.
+        value: text or typed.
+        auto: whether the release lets max_model_len be `auto`.
+    """
+    if row["kind"] != "value" or name in _FREE:
         return value
     declared = row["type"].removesuffix(" | None")
     if declared == "int":
+        if name == "max_model_len" and str(value).strip().lower() == "auto" and auto:
+            return -1
         return _read_int(value, human=name in _HUMAN)
     if declared == "float":
         return _read_float(value)
@@ -91,8 +104,6 @@ def _read_int(value: Any, *, human: bool) -> int:
     text = str(value).strip()
     if isinstance(value, bool):
         raise ValueError("needs a number.")
-    if human and text.lower() == "auto":
-        return -1
     match = _WITH_UNIT.fullmatch(text) if human else None
     try:
         if match is None:

@@ -202,7 +202,9 @@ def _fill_in(config: Mapping[str, Any]) -> Mapping[str, Any]:
     known = find_model_type(str(config.get("model_type") or ""))
     if known is None:
         return config
-    names = ("vocab_size", "max_position_embeddings", "num_attention_heads")
+    names = ("vocab_size", "max_position_embeddings", "num_attention_heads", "rope_parameters")
     defaults = {name: known[name] for name in names if name in known}
+    if config.get("rope_scaling"):
+        defaults.pop("rope_parameters", None)
     renamed = {name: config[own] for name, own in known.get("rename", {}).items() if own in config}
     return {**defaults, **renamed, **config}

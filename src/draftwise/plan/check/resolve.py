@@ -67,5 +67,5 @@ def _to_resolved(work: Work) -> Resolved | None:
         quantization=work.quantization,
         parallel_drafting=work.parallel_drafting or bool(work.get("parallel_drafting")),
         synthetic_acceptance_rates=work.rates,
-        fields={key: value for key, value in work.values.items() if key not in _NAMED},
+        fields={key: value for key, value in work.values.items() if key not in _NAMED} | work.filled,
     )

@@ -15,7 +15,7 @@ from draftwise.facts.vllm import Span, history
 from draftwise.plan.check.coerce import Mismatch, coerce
 from draftwise.plan.check.context import SPEC_FLAGS, Context
 
-__all__ = ["Fields", "find_schema", "read_fields"]
+__all__ = ["Fields", "read_fields"]
 
 _LIMITS: Mapping[str, tuple[str, Callable[[float, float], bool]]] = {
     "gt": ("greater than", operator.gt),
@@ -54,11 +54,6 @@ def read_fields(context: Context) -> Fields:
     return Fields(values=values, given=frozenset(raw) & frozenset(table), rulings=tuple(rulings))
 
 
-def find_schema(context: Context) -> Iterator[Ruling]:
-    """Yield what is wrong with the keys and values alone, in the order of the JSON."""
-    yield from read_fields(context).rulings
-
-
 def _spell(context: Context) -> Mapping[str, Any]:
     """Return the JSON with its keys as vLLM looks them up."""
     raw = context.spec or {}
@@ -71,15 +66,13 @@ def _find_doubled(context: Context) -> Iterator[Ruling]:
     rule = context.rule("spec-flag-repeats-key")
     if rule is None:
         return
-    written = {} if context.setup.spec is None else context.setup.spec.to_dict()
-    for flag, key in SPEC_FLAGS.items():
-        if key in written and context.given.get(flag) is not None:
-            option = "--" + flag.replace("_", "-")
-            yield rule.ruling(
-                f"is given twice: as {option} and as {key!r} in the JSON; vLLM refuses both together.",
-                where=option,
-                fix=f"Leave out {option}, or the key {key!r}.",
-            )
+    for flag in context.doubled:
+        option, key = "--" + flag.replace("_", "-"), SPEC_FLAGS[flag]
+        yield rule.ruling(
+            f"is given twice: as {option} and as {key!r} in the JSON; vLLM refuses both together.",
+            where=option,
+            fix=f"Leave out {option}, or the key {key!r}.",
+        )
 
 
 def _judge_unknown(context: Context, key: str, table: Mapping[str, Any]) -> Ruling:
@@ -144,5 +137,6 @@ def _refuse(context: Context, key: str, value: Any, choices: Sequence[Any] | Non
 
 
 def _shorten(choices: Sequence[Any]) -> str:
-    shown = [str(each) for each in choices[:_SHOWN_CHOICES]]
-    return ", ".join(shown) + (", ..." if len(choices) > _SHOWN_CHOICES else "")
+    """Return the choices as text, without the old names of mtp and cut after a dozen or so."""
+    shown = [str(each) for each in choices if not str(each).endswith("_mtp")]
+    return ", ".join(shown[:_SHOWN_CHOICES]) + (", ..." if len(shown) > _SHOWN_CHOICES else "")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from draftwise.core import Ruling, Stage
-from draftwise.facts.rules import get_rule
+from draftwise.facts.rules import Rule, get_rule
 from draftwise.facts.vllm import Release
 
 __all__ = ["ServedSpeculators", "SpeculatorsFault", "read_served", "to_layer_config"]
@@ -87,17 +87,14 @@ def read_served(release: Release, name: str, config: Config, spec: Config | None
         verifier = _read_verifier(release, config, name)
         if spec is not None and get_rule("speculators-user-json-wins").holds(release.version):
             return ServedSpeculators(verifier, spec, ())
+        lost = get_rule("speculators-settings-lost")
+        if spec is None and lost.holds(release.version):
+            return ServedSpeculators(verifier, None, (_tell_lost(lost),))
         if get_rule("speculators-structure").holds(release.version):
             to_layer_config(release, config, name)
     except SpeculatorsFault as fault:
         # Nothing wraps the ValueError here, before any config object is made.
         raise SpeculatorsFault(replace(fault.ruling, stage=Stage.ENGINE, exception="ValueError")) from None
-    lost = get_rule("speculators-settings-lost")
-    if spec is None and lost.holds(release.version):
-        ruling = lost.ruling("is a speculators checkpoint; this release serves its verifier without any speculation.",
-                             where="target", fix="Name the verifier as the model and this checkpoint in the JSON.",
-                             becomes="no speculation")  # fmt: skip
-        return ServedSpeculators(verifier, None, (ruling,))
     kind = config["speculators_model_type"]
     tokens = config["speculators_config"]["proposal_methods"][0]["speculative_tokens"]
     own = {"method": kind, **_find_alias(release, kind), "num_speculative_tokens": tokens}
@@ -106,6 +103,13 @@ def read_served(release: Release, name: str, config: Config, spec: Config | None
     rulings = tuple(_tell_replaced(release, own, name, spec))
     kept = spec if get_rule("speculators-json-merged").holds(release.version) else {}
     return ServedSpeculators(verifier, {**own, **kept, "method": own["method"], "model": name}, rulings)
+
+
+def _tell_lost(rule: Rule) -> Ruling:
+    return rule.ruling(
+        "is a speculators checkpoint; this release serves its verifier without any speculation.", where="target",
+        fix="Name the verifier as the model and this checkpoint in the JSON.", becomes="no speculation",
+    )  # fmt: skip
 
 
 def _find_alias(release: Release, kind: str) -> Config:

@@ -84,18 +84,33 @@ def _find_cache(context: Context) -> Iterator[Ruling]:
 
 def _find_sizes(context: Context) -> Iterator[Ruling]:
     length = context.given.get("max_model_len")
-    if (
-        isinstance(length, int)
-        and (length == 0 or length < -1)
-        and (rule := context.rule("target-length-not-positive"))
-    ):
-        yield rule.ruling(f"is {length}; it must be above 0.", where="max_model_len", fix="Leave it out.")
+    not_positive = context.rule("target-length-not-positive")
+    as_fits = -1 if context.holds("length-auto") else 0
+    if not_positive is not None and isinstance(length, int) and (length == 0 or length < as_fits):
+        yield not_positive.ruling(f"is {length}; it must be above 0.", where="max_model_len", fix="Leave it out.")
     for name in _SIZES:
         size = context.given.get(name)
         if isinstance(size, int) and size < 1:
-            yield get_rule("parallel-size-not-positive").ruling(
-                f"is {size}; it must be 1 or more.", where=name, fix="Give 1 or more."
-            )
+            rule = context.rule("parallel-size-not-positive") or get_rule("parallel-size-zero")
+            yield rule.ruling(f"is {size}; it must be 1 or more.", where=name, fix="Give 1 or more.")
+    yield from _find_world(context)
+
+
+def _find_world(context: Context) -> Iterator[Ruling]:
+    """Yield the refusal of more GPUs than a single node has, where it is known how many that are."""
+    rule, device = context.rule("world-beyond-node"), context.setup.device
+    if rule is None or device is None or device.kind != "cuda" or context.flag("nnodes", 1) != 1:
+        return
+    if device.count <= 1:  # what a description says that does not count its GPUs
+        return
+    if context.given.get("distributed_executor_backend") or context.flag("data_parallel_backend") == "ray":
+        return
+    tensor, stages = (context.flag(name, 1) for name in ("tensor_parallel_size", "pipeline_parallel_size"))
+    if isinstance(tensor, int) and isinstance(stages, int) and tensor * stages > device.count:
+        yield rule.ruling(
+            f"{tensor} times {stages} pipeline stages need {tensor * stages} GPUs, and the node has {device.count}.",
+            where="tensor_parallel_size", fix="Set distributed_executor_backend to ray, or nnodes.",
+        )  # fmt: skip
 
 
 def _find_quantization(context: Context, model: Model) -> Iterator[Ruling]:
@@ -129,8 +144,9 @@ def fill_in_target(work: Work) -> None:
     context, method = work.context, work.method
     target_type = "" if work.target is None else work.target.config.text.model_type
     if target_type in _IMPLIED and context.holds(_IMPLIED[target_type]):
-        work.add(_IMPLIED[target_type], f"is of type {target_type!r}; without `model`, this release drafts with its "
-                 "MTP layers whatever the method.", where="target", becomes="deepseek_mtp")  # fmt: skip
+        if method != "deepseek_mtp":
+            work.add(_IMPLIED[target_type], f"is of type {target_type!r}; without `model`, this release drafts with "
+                 "its MTP layers whatever the method.", where="target", becomes="deepseek_mtp")  # fmt: skip
         _draft_with_target(work)
     elif method in _FROM_TARGET:
         _draft_with_target(work)
@@ -148,7 +164,9 @@ def _draft_with_target(work: Work) -> None:
     work.model = context.setup.target if context.verifier is None else context.verifier
     if not work.quantization and work.target is not None and context.holds("mtp-inherits-quantization"):
         work.quantization = work.target.quantization
-    if work.target is not None and work.target.config.text.model_type == "deepseek_v32":
+    eager = work.target is not None and work.target.config.text.model_type == "deepseek_v32"
+    if eager and context.holds("mtp-v32-eager"):
+        work.filled["enforce_eager"] = True
         work.add("mtp-v32-eager", "makes the drafter run without CUDA graphs on this target.", where="method",
                  becomes='"enforce_eager": true', fix="Use 0.29.0 or newer.")  # fmt: skip
 

@@ -194,5 +194,6 @@ def _verify_fly(work: Work) -> None:
         work.add("fly-window-too-long", f"is {window}; it must be below num_speculative_tokens, {work.tokens}.",
                  where="fly_window_size", fix=f"Give at most {min(_FLY_WINDOW, work.tokens - 1)}.")  # fmt: skip
     else:
+        work.filled["fly_window_size"] = window or min(_FLY_WINDOW, work.tokens - 1)
         work.add("fly-is-lossy", "lets some rejected tokens through: answers differ from the target's own.",
                  where="rejection_sample_method", fix="Use standard for lossless speculation.")  # fmt: skip

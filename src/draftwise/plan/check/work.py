@@ -35,6 +35,8 @@ class Work:
     draft_len: int | None = None
     parallel_drafting: bool = False
     rates: tuple[float, ...] | None = None
+    filled: dict[str, Any] = field(default_factory=dict)
+    """Keys without a name of their own in `Resolved` that vLLM fills in."""
     open: set[str] = field(default_factory=set)
     """Keys whose value an earlier fault leaves undecided."""
     rulings: list[Ruling] = field(default_factory=list)

@@ -27,6 +27,16 @@ class Estimate:
     break_even: float | None
     """Tokens a step and sequence that make drafting as fast as plain decoding; None where nothing can be estimated."""
 
+    plain_s: float | None
+    """Seconds of a plain step: the time per output token without drafting."""
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Seconds per output token at the expected acceptance; None where nothing is estimated."""
+        if self.plain_s is None or self.break_even is None:
+            return None
+        return self.plain_s * self.break_even / self.expected_length
+
     @property
     def expected_length(self) -> float:
         """Tokens a step at the expected chance."""
@@ -66,6 +76,7 @@ def estimate(case: Case, method: str, drafting: Drafting, k: int, sequences: int
         band=band,
         chance=_chance(case, band),
         break_even=None if case.machine is None else case.machine.break_even(batch, drafting, k),
+        plain_s=None if case.machine is None else case.machine.plain_s(batch),
     )
 
 

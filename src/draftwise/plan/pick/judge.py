@@ -83,7 +83,7 @@ def judge(case: Case, proposal: Proposal, memory: Memory) -> Candidate | Refusal
         estimate=expected,
         scheduled=_scheduled(case, proposal, drafting),
         place=proposal.place,
-        reasons=(*proposal.reasons, *_reasons(proposal, expected)),
+        reasons=(*proposal.reasons, *_reasons(proposal, expected), *_promise(case, expected)),
         caveats=(
             *_below(expected),
             *proposal.caveats,
@@ -183,6 +183,17 @@ def _reasons(proposal: Proposal, expected: Estimate | None) -> Iterator[Finding]
     yield get_advice("k-by-cost").finding(
         f"k={expected.k} at {expected.sequences} sequences: a step lasts {expected.break_even:.2f} times a plain one, "
         f"and emits {expected.length_band[0]:.2f} tokens at the low end of the prior."
+    )
+
+
+def _promise(case: Case, expected: Estimate | None) -> Iterator[Finding]:
+    promised = case.wish.traffic.slo_tpot_s
+    if promised is None or expected is None or expected.tpot_s is None or expected.plain_s is None:
+        return
+    kept = "kept" if expected.tpot_s <= promised else "not kept"
+    yield get_advice("tpot-promise").finding(
+        f"{1e3 * expected.tpot_s:.1f} ms a token expected, {1e3 * expected.plain_s:.1f} ms without; "
+        f"the promise of {1e3 * promised:g} ms would be {kept}."
     )
 
 

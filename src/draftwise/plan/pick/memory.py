@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from draftwise.core import Finding, InvalidSetup, Setup, Severity
+from draftwise.facts.advice import get_advice
 from draftwise.plan.pick.case import Case
 from draftwise.plan.pick.levers import Lever, Weight
 from draftwise.plan.size import Sizing, size
@@ -13,7 +14,7 @@ from draftwise.plan.size import Sizing, size
 __all__ = ["Memory", "open_memory"]
 
 _TARGET_TAKES_MOST, _DOES_NOT_FIT = "target-takes-most", "does-not-fit"
-"""Findings of `size` that speak against any drafter."""
+"""Findings of `size`."""
 _STEP = 1024
 """Context lengths are cut to a multiple of this."""
 
@@ -39,28 +40,30 @@ class Memory:
         if sizing.budget.fits or "max_model_len" in self.case.wish.args:
             return None
         length = sizing.budget.longest_context() * 9 // 10 // _STEP * _STEP
-        return length if length >= self._needed else None
+        return length if length >= self.needed else None
 
     def shortage(self, sizing: Sizing) -> str:
         """Return what a setup lacks, empty where it holds the traffic as well as the plain deployment does."""
         fault = next((each for each in sizing.findings if each.code == _DOES_NOT_FIT), None)
         if fault is not None:
             return str(fault)
-        together, length = self.case.wish.traffic.concurrency, self._needed
+        together, length = self.case.wish.traffic.concurrency, self.needed
         room, before = sizing.budget.sequences(length), sizing.plain.sequences(length)
         if room < together <= before:
             return f"With it {room} sequences of {length} tokens fit, without it {before}; {together} decode together."
         return ""
 
     def caveats(self, sizing: Sizing) -> Iterator[Finding]:
-        """Yield what `size` warns of because of the drafter."""
+        """Yield what `size` warns of because of the drafter, and that the target alone takes most of the memory."""
         known = {each.code for each in self.plain.findings} if self.plain is not None else set()
+        known.discard(_TARGET_TAKES_MOST)
         for finding in sizing.findings:
             if finding.severity is Severity.WARNING and finding.code not in known:
                 yield finding
 
     @property
-    def _needed(self) -> int:
+    def needed(self) -> int:
+        """Tokens of one sequence of the traffic, at its end."""
         return self.case.wish.traffic.prompt_tokens + self.case.wish.traffic.output_tokens
 
 
@@ -69,15 +72,24 @@ def open_memory(case: Case) -> Memory:
     memory = Memory(case=case, plain=_size(case, case.setup(None)), levers=())
     if memory.plain is not None and (length := memory.shorter(memory.plain)):
         memory = replace(memory, plain=_size(case, case.setup(None, max_model_len=length)))
-    return replace(memory, levers=tuple(_levers(memory.plain)))
+    return replace(memory, levers=tuple(_levers(memory)))
 
 
-def _levers(plain: Sizing | None) -> Iterator[Lever]:
-    weights = {_DOES_NOT_FIT: Weight.OFF, _TARGET_TAKES_MOST: Weight.DOUBT}
-    for finding in plain.findings if plain is not None else ():
-        if finding.code in weights:
-            title = "The target does not fit: " if finding.code == _DOES_NOT_FIT else ""
-            yield Lever(weight=weights[finding.code], finding=replace(finding, message=title + finding.message))
+def _levers(memory: Memory) -> Iterator[Lever]:
+    plain, traffic = memory.plain, memory.case.wish.traffic
+    if plain is None:
+        return
+    fault = next((each for each in plain.findings if each.code == _DOES_NOT_FIT), None)
+    if fault is not None:
+        yield Lever(weight=Weight.OFF, finding=replace(fault, message=f"The target does not fit: {fault.message}"))
+        return
+    room = plain.budget.sequences(memory.needed)
+    if room < traffic.peak_concurrency:
+        message = (
+            f"{room} sequences of {memory.needed} tokens fit without a drafter, and {traffic.peak_concurrency} come."
+        )
+        finding = get_advice("no-headroom").finding(message, severity=Severity.WARNING)
+        yield Lever(weight=Weight.DOUBT, finding=finding)
 
 
 def _size(case: Case, setup: Setup) -> Sizing | None:

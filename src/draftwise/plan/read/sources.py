@@ -23,7 +23,8 @@ from draftwise.plan.read.shell.words import MAX_CHARS, Script
 
 __all__ = ["read_setups"]
 
-_YAML = re.compile(r"^(?:---|(?:apiVersion|kind|services|spec|servingEngineSpec)\s*:)", re.MULTILINE)
+_YAML = re.compile(r"(?:[ \t\r]*(?:#[^\n]*)?\n)*(?:---|[\w.-]+:(?:\s|$))")
+"""How YAML begins, after blank lines and comments."""
 _FILE_NAME = re.compile(r"[^\s{\[-][^\s]*\.(?:ya?ml|json|service|sh|txt)")
 _MANIFEST_IN_JSON = re.compile(r'"(?:apiVersion|services)"\s*:')
 
@@ -93,7 +94,7 @@ def _read(text: str, name: str, engine_version: str | None, folder: Path) -> lis
         return [read_json_setup(text, name=name, engine_version=engine_version)]
     if is_unit(text):
         return _read_launches(find_units(text), engine_version, folder)
-    if suffix in (".yaml", ".yml", ".json") or bare.startswith("{") or _YAML.search(text):
+    if suffix in (".yaml", ".yml", ".json") or bare.startswith("{") or _YAML.match(text):
         return _read_documents(read_yaml(text, name=name), engine_version, folder)
     return _read_launches(_bare_flags(bare) if bare.startswith("-") else find_launches(text), engine_version, folder)
 

@@ -20,7 +20,7 @@ _SHARE_FLAG = "--gpu-memory-utilization"
 
 def find_faults(sizing: Sizing) -> Iterator[Finding]:
     """Yield everything about a sizing, most pressing first."""
-    yield from sizing.request.rejections
+    yield from sizing.request.rulings
     yield from _find_lack(sizing)
     yield from _find_overrun(sizing)
     yield from _find_shares(sizing)

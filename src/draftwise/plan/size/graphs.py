@@ -22,7 +22,7 @@ def capture_sizes(
     if step > 1 and facts["multiples_of_query"]:
         requests = min(max_num_seqs, cap)
         counts = {*_grid(requests), requests}
-        grid = sorted({*grid, *(count * step for count in counts if count * step <= max_num_batched_tokens)})
+        grid = sorted({*grid, *(count * step for count in counts if count * step <= largest)})
     return tuple(grid)
 
 

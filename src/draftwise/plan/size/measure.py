@@ -9,6 +9,7 @@ from draftwise.core import Finding, Setup
 from draftwise.core.budget import Budget, KVCache
 from draftwise.facts.gpus import Gpu
 from draftwise.facts.memory import Overheads, get_overheads
+from draftwise.plan.check.context import SPEC_FLAGS
 from draftwise.plan.size.graphs import capture_sizes, count_graphs
 from draftwise.plan.size.kv import cached_layers, drafter_layers, kv_value_bytes, lay_out
 from draftwise.plan.size.parts import Stage, stages
@@ -48,14 +49,18 @@ def size(setup: Setup, *, gpu: Gpu | str | None = None, cold_start: bool = True)
 
     request = read_request(setup, gpu=gpu, cold_start=cold_start)
     budget = measure(request)
-    plain = budget if request.drafter is NO_DRAFTER else measure(without_drafter(request))
+    plain = budget
+    if request.drafter is not NO_DRAFTER:
+        alone = _without_speculation(setup, request)
+        plain = measure(read_request(alone, gpu=request.gpu, cold_start=cold_start))
     sizing = Sizing(request=request, budget=budget, plain=plain, findings=())
     return replace(sizing, findings=tuple(find_faults(sizing)))
 
 
-def without_drafter(request: Request) -> Request:
-    """Return the same server without speculation."""
-    return replace(request, drafter=NO_DRAFTER, drafter_directory=None, num_speculative_tokens=0)
+def _without_speculation(setup: Setup, request: Request) -> Setup:
+    """Return the same server without speculation, which may run on another model runner."""
+    args = {name: value for name, value in setup.args.items() if name not in SPEC_FLAGS}
+    return replace(setup, target=request.served, spec=None, args=args)
 
 
 def measure(request: Request) -> Budget:
@@ -144,9 +149,10 @@ def _graphs(request: Request, stage: Stage, overheads: Overheads) -> tuple[int, 
 
 
 def _is_counted(request: Request) -> bool:
+    """Say whether the release takes an estimate of the graphs off the KV cache."""
     asked = request.env.get(_GRAPH_SWITCH)
     if request.holds("size-graphs-not-counted") or asked == "0":
         return False
-    if request.holds("size-graphs-opt-in"):
-        return asked == "1"
-    return request.runner == "V1" or not request.holds("size-graphs-first-runner-only")
+    if request.runner == "V2" and request.holds("size-graphs-first-runner-only"):
+        return False
+    return asked == "1" or not request.holds("size-graphs-opt-in")

@@ -23,6 +23,7 @@ from draftwise.plan.size.drafter import Drafter
 __all__ = ["Step", "activations", "buffers"]
 
 _BF16 = 2
+_BLOCK_DRAFTERS = ("dflash", "dspark")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +55,8 @@ def activations(
     ]
     if drafter.shape is not None:
         passes.append(2 * hidden + _forward(_draft_step(step, drafter), drafter.config, drafter.shape))
+        if drafter.method in _BLOCK_DRAFTERS:
+            passes.append((drafter.taps + 3) * hidden + _block_head(step, drafter.config, drafter.shape))
     if step.enforce_eager or not step.cold_start or not get_rule("size-cold-compile").holds(step.version):
         return max(passes) + overheads.workspace
     if not num_experts(config):  # while the first layer's kernels are timed, with a buffer that flushes the L2 cache
@@ -63,10 +66,21 @@ def activations(
 
 def _draft_step(step: Step, drafter: Drafter) -> Step:
     """Return the step of the drafter: all tokens, or for a block drafter the rows that it fills in."""
-    if drafter.method not in ("dflash", "dspark"):
+    if drafter.method not in _BLOCK_DRAFTERS:
         return step
     rows = step.max_num_seqs * (1 + step.num_speculative_tokens)
     return replace(step, max_num_batched_tokens=min(rows, step.max_num_batched_tokens))
+
+
+def _block_head(step: Step, config: Mapping[str, Any], shape: ModelShape) -> int:
+    """Return what a block drafter takes to name all guesses at once.
+
+    A hidden state and a row of logits for each guess, beside the fused projection of the context's keys and values
+    (models/qwen3_dflash.py, _build_fused_kv_buffers).
+    """
+    vocab = config.get("draft_vocab_size") or shape.vocab_size
+    projection = shape.num_layers * 2 * shape.num_kv_heads * shape.head_dim * shape.hidden_size
+    return (step.max_num_seqs * step.num_speculative_tokens * (vocab + shape.hidden_size) + projection) * _BF16
 
 
 def _hidden(step: Step, shape: ModelShape) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,9 @@ class Request:
     gpu: Gpu
     runner: Runner
     name: str
-    """The target as written."""
+    """The target's name, for showing."""
+    served: str
+    """The target as it can be looked up again: a speculators checkpoint stands for the model that it names."""
     config: Mapping[str, Any]
     """The target's text config."""
     shape: ModelShape
@@ -62,8 +64,8 @@ class Request:
     cold_start: bool = True
     env: Mapping[str, str] = field(default_factory=dict)
     probabilistic: bool = False
-    rejections: tuple[Finding, ...] = ()
-    """Why this release would refuse the setup."""
+    rulings: tuple[Finding, ...] = ()
+    """Why this release would refuse the setup, and what its graphs do not cover."""
 
     def holds(self, code: str) -> bool:
         """Say whether a rule holds in this release."""
@@ -87,8 +89,8 @@ def read_request(setup: Setup, *, gpu: Gpu | str | None = None, cold_start: bool
             "unknown-target", f"{setup.target!r} is neither a checkpoint's directory nor in the table of known models.",
             where="target", fix="Give the checkpoint's directory, or the config.json itself.",
         )  # fmt: skip
-    found = gpu if isinstance(gpu, Gpu) else get_gpu(gpu or (setup.device.name if setup.device else "H200"))
-    config = read_text_config(target.config)
+    found = gpu if isinstance(gpu, Gpu) else _read_gpu(gpu, setup)
+    config = read_text_config(target.config, where=target.name)
     shape = read_shape(config, where=target.name)
     report = check(setup)
     work = _read_speculation(context, report.resolved)
@@ -104,6 +106,7 @@ def read_request(setup: Setup, *, gpu: Gpu | str | None = None, cold_start: bool
         gpu=found,
         runner=_read_runner(context, work),
         name=target.name,
+        served=context.verifier or setup.target,
         config=config,
         shape=shape,
         precision=get_precision(quantization) if quantization else precision_of(target.config),
@@ -129,10 +132,34 @@ def read_request(setup: Setup, *, gpu: Gpu | str | None = None, cold_start: bool
         cold_start=cold_start,
         env=setup.env,
         probabilistic=(context.spec or {}).get("draft_sample_method") == "probabilistic",
-        rejections=tuple(
-            each for each in report.findings if isinstance(each, Ruling) and each.effect is Effect.REJECTED
-        ),
+        rulings=tuple(each for each in report.findings if _matters(each)),
     )
+
+
+def _read_gpu(name: str | None, setup: Setup) -> Gpu:
+    """Return the GPU asked for, else the setup's device, by its memory where that is given."""
+    if name is not None:
+        return get_gpu(name)
+    device = setup.device
+    if device is None or device.kind == "cpu":
+        raise InvalidSetup.because(
+            "no-gpu",
+            "no GPU is named.",
+            where="--gpu",
+            fix="Name one, such as H200, or give its memory, such as 48GiB.",
+        )
+    try:
+        known = get_gpu(device.name)
+    except InvalidSetup:
+        if device.memory_bytes is None:
+            raise
+        return Gpu(name=device.name, architecture="other", memory_bytes=device.memory_bytes)
+    return known if device.memory_bytes is None else replace(known, memory_bytes=device.memory_bytes)
+
+
+def _matters(finding: Finding) -> bool:
+    """Say whether something that `check` found concerns the size."""
+    return finding.code == "cudagraph-cliff" or (isinstance(finding, Ruling) and finding.effect is Effect.REJECTED)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from draftwise.core import ModelShape
+from draftwise.core import InvalidSetup, ModelShape
 
 __all__ = ["read_shape", "read_text_config", "rotary_bytes"]
 
@@ -16,29 +16,101 @@ _OTHER_NAMES = {
 """GPT-2's keys."""
 
 
-def read_text_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the language model's settings: a multimodal config's text part, with the outer ones that it leaves out."""
+_MOST = {"num_hidden_layers": 4096, "num_nextn_predict_layers": 64, "mtp_num_hidden_layers": 64, "num_mtp_modules": 64,
+         "depth": 4096}  # fmt: skip
+"""Numbers above which a file is taken as damaged; 10^8 for all others."""
+_NUMBERS = (
+    "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size", "vocab_size",
+    "max_position_embeddings", "sliding_window", "kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim",
+    "v_head_dim", "index_n_heads", "index_head_dim", "moe_intermediate_size", "num_experts", "num_local_experts",
+    "n_routed_experts", "num_experts_per_tok", "n_shared_experts", "shared_expert_intermediate_size",
+    "intermediate_size_mlp", "first_k_dense_replace", "interleave_moe_layer_step", "decoder_sparse_step",
+    "full_attention_interval", "sliding_window_pattern", "max_window_layers", "linear_num_value_heads",
+    "linear_num_key_heads", "linear_key_head_dim", "linear_value_head_dim", "linear_conv_kernel_dim",
+    "draft_vocab_size", "target_hidden_size", "medusa_num_heads", "medusa_num_layers", "num_heads", "emb_dim",
+    "inner_dim", "n_predict", "markov_rank", "truncated_vocab_size", "original_max_position_embeddings",
+)  # fmt: skip
+_OBJECTS = (
+    "rope_scaling", "rope_parameters", "quantization_config", "vision_config", "eagle_config", "dflash_config",
+    "transformer_layer_config",
+)  # fmt: skip
+_LISTS = (
+    "layer_types", "mlp_only_layers", "eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids",
+    "target_layer_ids",
+)  # fmt: skip
+
+
+def read_text_config(config: Mapping[str, Any], *, where: str = "config.json") -> dict[str, Any]:
+    """Return the language model's settings: a multimodal config's text part, with the outer ones that it leaves out.
+
+    Raises:
+        InvalidSetup: with every setting that is no number, list or object where one belongs.
+    """
     inner = config.get("text_config")
     text = {**config, **inner} if isinstance(inner, Mapping) else dict(config)
     text |= {new: text[old] for old, new in _OTHER_NAMES.items() if old in text and new not in text}
-    if "intermediate_size" not in text and isinstance(text.get("hidden_size"), int):
+    faults = [
+        *_find_odd(text),
+        *_find_missing(text),
+        *(f"{key}.{name}" for key in _OBJECTS for name in _find_odd(text.get(key))),
+    ]
+    if faults:
+        raise InvalidSetup.because(
+            "config-odd", f"gives no usable value for {', '.join(faults[:8])}.", where=where,
+            fix="Restore the config.json that came with the checkpoint.",
+        )  # fmt: skip
+    text["model_type"] = text["model_type"] if isinstance(text.get("model_type"), str) else ""
+    if not text.get("intermediate_size") and isinstance(text.get("hidden_size"), int):
         text["intermediate_size"] = text.get("moe_intermediate_size") or 4 * text["hidden_size"]
     return text
 
 
+def _find_odd(config: object) -> list[str]:
+    """Return the keys of an object whose values have the wrong kind; null stands for an absent key."""
+    if not isinstance(config, Mapping):
+        return []
+    odd = [key for key in (*_NUMBERS, *_MOST) if not _is_count(config.get(key), _MOST.get(key, 10**8))]
+    odd += [key for key in _OBJECTS if not isinstance(config.get(key, {}), Mapping | None)]
+    return odd + [key for key in _LISTS if not isinstance(config.get(key, []), list | tuple | None)]
+
+
+def _find_missing(text: Mapping[str, Any]) -> list[str]:
+    """Return what multi-head latent attention and its indexer need besides the key that turns them on."""
+    needed = ["qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"] if text.get("kv_lora_rank") else []
+    if text.get("index_n_heads"):
+        needed.append("index_head_dim")
+    return [key for key in needed if not text.get(key)]
+
+
+def _is_count(value: object, most: int) -> bool:
+    return value is None or (isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most)
+
+
 def read_shape(config: Mapping[str, Any], *, where: str = "config.json") -> ModelShape:
     """Return the shape of a text config; InvalidSetup where it lacks a dimension."""
-    return ModelShape.from_hf_config(read_text_config(config), where=where)
+    shape = ModelShape.from_hf_config(read_text_config(config, where=where), where=where)
+    if shape.head_dim < 1:
+        raise InvalidSetup.because(
+            "config-odd",
+            f"has {shape.num_heads} attention heads for a hidden size of {shape.hidden_size}.",
+            where=where,
+        )
+    return shape
 
 
 def rotary_bytes(config: Mapping[str, Any], shape: ModelShape) -> int:
     """Return the bytes of the table of sines and cosines that vLLM keeps for every position, in 16 bit."""
     scaling = config.get("rope_scaling") or {}
     dim = config.get("qk_rope_head_dim") or shape.head_dim
-    dim = int(dim * (config.get("partial_rotary_factor") or scaling.get("partial_rotary_factor") or 1))
+    dim = int(dim * _number(config.get("partial_rotary_factor") or scaling.get("partial_rotary_factor")))
     stretched = scaling.get("rope_type", scaling.get("type")) in ("yarn", "dynamic", "linear", "longrope")
     original = scaling.get("original_max_position_embeddings")
     positions = shape.max_position_embeddings
-    if stretched and isinstance(original, int):
-        positions = max(positions, int(original * (scaling.get("factor") or 1)))
+    if stretched and original:
+        positions = max(positions, int(original * _number(scaling.get("factor"))))
     return 2 * positions * dim
+
+
+def _number(value: object) -> float:
+    """Return a positive factor, 1 where it is none."""
+    return float(value) if isinstance(value, int | float) and 0 < value < 1e6 else 1.0

@@ -33,6 +33,7 @@ def find_backends(context: Context, resolved: Resolved) -> Iterator[Ruling]:
         f"HPC attention verifies at most 3 drafted tokens, and num_speculative_tokens is {k}.",
         where="num_speculative_tokens", fix="Write at most 3, or take another --attention-backend.",
     )  # fmt: skip
+    yield from _find_cache_type(context, draft)
     yield from _find_experts(context, draft)
 
 
@@ -72,6 +73,21 @@ def _find_non_causal(context: Context, resolved: Resolved, target: str, own: str
             f"{target} is also the drafter's backend on Model Runner V2, and {text}",
             where="--attention-backend", fix="Leave it out, or set VLLM_USE_V2_MODEL_RUNNER=0.",
         )  # fmt: skip
+
+
+def _find_cache_type(context: Context, draft: Draft) -> Iterator[Ruling]:
+    """Judge a KV-cache type chosen for the target, which the drafter's own layers share."""
+    given = context.given.get("kv_cache_dtype")
+    shared = given not in (None, "auto") and not draft.spec.get("kv_cache_dtype")
+    text = f"the drafter keeps its keys and values in {given} too."
+    own = "kv_cache_dtype" in context.release.table("spec_fields")
+    fix = (
+        'Compare acceptance with "kv_cache_dtype": "auto" in the speculative config.' if own else "Compare acceptance."
+    )
+    yield from rule_if(
+        context, "kv-cache-type-inherited", shared and draft.method in _WITH_ATTENTION, text,
+        where="--kv-cache-dtype", fix=fix,
+    )  # fmt: skip
 
 
 def _find_experts(context: Context, draft: Draft) -> Iterator[Ruling]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from draftwise.core import Ruling
 from draftwise.plan.check.context import Context
-from draftwise.plan.check.later.composed import is_on, read_json, rule_if
+from draftwise.plan.check.later.composed import get_size, is_on, read_json, rule_if
 from draftwise.plan.check.later.limits import Limits, find_gpu, get_limits
 from draftwise.plan.check.report import Resolved
 
@@ -69,7 +69,7 @@ def _find_largest(context: Context, k: int, limits: Limits) -> int | None:
     if isinstance(sizes, list):
         numbers = [size for size in sizes if isinstance(size, int)]
         return max(numbers, default=None)
-    largest = context.given.get("max_cudagraph_capture_size") or compilation.get("max_cudagraph_capture_size")
+    largest = get_size(context, "max_cudagraph_capture_size") or compilation.get("max_cudagraph_capture_size")
     if isinstance(largest, int):
         return largest
     facts, gpu = context.release.table("cudagraph_sizes"), find_gpu(context)

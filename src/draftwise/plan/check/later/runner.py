@@ -9,7 +9,7 @@ from typing import Literal
 from draftwise.core import Ruling
 from draftwise.facts.rules import get_rule
 from draftwise.plan.check.context import Context
-from draftwise.plan.check.later.composed import SPEC, Draft, get_experts, has_interface, holds, is_on, rule_if
+from draftwise.plan.check.later.composed import SPEC, Draft, get_experts, get_size, has_interface, holds, is_on, rule_if
 from draftwise.plan.check.report import Resolved
 
 __all__ = ["Runner", "find_runner", "runner"]
@@ -31,7 +31,7 @@ def _method(*names: str) -> _Lack:
 
 
 def _has_pipeline(context: Context) -> bool:
-    return int(context.flag("pipeline_parallel_size") or 1) > 1
+    return (get_size(context, "pipeline_parallel_size") or 1) > 1
 
 
 V2_LACKS: Mapping[str, _Lack] = {

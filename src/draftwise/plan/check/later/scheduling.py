@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from draftwise.core import Ruling
 from draftwise.facts.rules import get_rule
 from draftwise.plan.check.context import Context
-from draftwise.plan.check.later.composed import SPEC, holds, rule_if
+from draftwise.plan.check.later.composed import SPEC, get_size, holds, rule_if
 from draftwise.plan.check.report import Resolved
 
 __all__ = ["async_scheduling", "find_scheduling"]
@@ -101,7 +101,7 @@ def _obstacle(context: Context, resolved: Resolved, *, default: bool, runner: st
         return f"method {resolved.method}"
     if (context.spec or {}).get("disable_padded_drafter_batch"):
         return "disable_padded_drafter_batch"
-    if int(context.flag("pipeline_parallel_size") or 1) > 1 and _rejects_pipeline(context, runner):
+    if (get_size(context, "pipeline_parallel_size") or 1) > 1 and _rejects_pipeline(context, runner):
         return "pipeline parallelism on Model Runner V1" if runner == "V1" else "pipeline parallelism"
     return ""
 

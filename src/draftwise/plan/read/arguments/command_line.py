@@ -107,29 +107,31 @@ def _split_pairs(words: Sequence[Word], found: Arguments) -> list[Word]:
 def _move_model(words: Sequence[Word], release: Release, found: Arguments, *, strict: bool) -> Sequence[Word]:
     """Put the model of `vllm serve --model MODEL` in front, as the parser does."""
     index = next((i for i, word in enumerate(words) if word.text.partition("=")[0] == "--model"), None)
-    first = words[0].text if words else "-"
     if index is None:
-        named = any(word.text.replace("_", "-").startswith("--served-model-name") for word in words)
-        configured = any(word.text.partition("=")[0] == "--config" for word in words)
-        rule = get_rule("served-name-without-model")
-        if named and not configured and first.startswith("-") and rule.holds(release.version):
-            found.report(rule.code, "there is no model in front of the flags.", words[0])
+        _check_served_name(words, release, found)
         return words
     word = words[index]
     _, joined, value = word.text.partition("=")
     if get_rule("serve-refuses-model-flag").holds(release.version):
         if joined:
             return words
-        if strict:
-            found.report(
-                "serve-refuses-model-flag", "is refused; the model comes first.", word, fix="Write vllm serve MODEL."
-            )
-    elif strict:
-        found.report("serve-model-flag-deprecated", "works, with a warning.", word, fix="Write vllm serve MODEL.")
+        code, message = "serve-refuses-model-flag", "is refused; the model comes first."
+    else:
+        code, message = "serve-model-flag-deprecated", "works, with a warning."
+    if strict:
+        found.report(code, message, word, fix="Write vllm serve MODEL.")
     if not joined and index + 1 >= len(words):
         return words
     model = Word(value, word.line, word.place) if joined else words[index + 1]
     return [model, *words[:index], *words[index + (1 if joined else 2) :]]
+
+
+def _check_served_name(words: Sequence[Word], release: Release, found: Arguments) -> None:
+    flags = [word.text.partition("=")[0].replace("_", "-") for word in words]
+    rule = get_rule("served-name-without-model")
+    nameless = "--served-model-name" in flags and "--config" not in flags and flags[0].startswith("-")
+    if nameless and rule.holds(release.version):
+        found.report(rule.code, "there is no model in front of the flags.", words[0])
 
 
 def _collect(flags: Iterable[Given], release: Release, found: Arguments) -> None:

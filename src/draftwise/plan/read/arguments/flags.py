@@ -78,10 +78,28 @@ def match_flags(words: Sequence[Word], release: Release) -> Matched:
             rest = _without(refused, rest) if len(findings) < _MAX_REFUSALS else []
             continue
         break
-    flags: tuple[Given, ...] = tuple(each for each in getattr(namespace, "seen", ()) if each.name)
-    model = next((each.word for each in getattr(namespace, "seen", ()) if not each.name), None)
+    seen: Sequence[Given] = getattr(namespace, "seen", ())
+    flags = tuple(given for given in seen if given.name)
+    model = next((given.word for given in seen if not given.name), None)
+    model, left = _choose_model(model, [_get_word(text) for text in unknown], rest, flags)
     findings += _abbreviated(flags, release)
-    return Matched(flags, model, tuple(_get_word(text) for text in unknown), tuple(findings))
+    return Matched(flags, model, tuple(left), tuple(findings))
+
+
+def _choose_model(
+    model: Word | None, unknown: list[Word], words: Sequence[Word], flags: Sequence[Given]
+) -> tuple[Word | None, list[Word]]:
+    """Return the positional argument that was meant, and the words that are left.
+
+    argparse takes the value of an unknown flag for the model if it comes first; a later one, or --model, is meant.
+    """
+    before = next((words[index - 1] for index, word in enumerate(words) if index and word is model), None)
+    if model is None or not any(word is before for word in unknown) or (before is not None and "=" in before.text):
+        return model, unknown
+    later = next((word for word in unknown if not word.text.startswith("-")), None)
+    if later is not None:
+        return later, [word for word in unknown if word is not later]
+    return (None if any(given.field == "model" for given in flags) else model), unknown
 
 
 def _without(refused: Word, words: Sequence[Word]) -> list[Word]:

@@ -36,34 +36,23 @@ _SWITCHES = frozenset(["--disable-lower-case", "--disable-special-tokens", "--re
 
 
 def to_vllm(words: Sequence[Word]) -> tuple[Word, ...]:
-    """Return the words that are left for vLLM; of a model id and a directory, the id is the model."""
+    """Return the words that are left for vLLM; where a model id is given, the directory is not used."""
+    has_id = any(_flag(word) == "--model-id" for word in words)
     kept: list[Word] = []
     waiting = iter(words)
     for word in waiting:
-        flag, separator, value = word.text.partition("=")
-        flag = flag.replace("_", "-") if flag.startswith("--") else flag
+        flag, (_, separator, value) = _flag(word), word.text.partition("=")
         if flag in _SWITCHES:
             continue
         if flag not in _WITH_VALUE and flag not in _RENAMED:
             kept.append(word)
             continue
         given = replace(word, text=value) if separator else next(waiting, None)
-        if flag in _RENAMED and given is not None:
+        if flag in _RENAMED and given is not None and not (has_id and flag == "--model-dir"):
             kept += [replace(word, text=_RENAMED[flag]), given]
-    return _without_directory(kept, words)
+    return tuple(kept)
 
 
-def _without_directory(kept: list[Word], words: Sequence[Word]) -> tuple[Word, ...]:
-    """Leave the model's directory out where an id is given: KServe loads the id then."""
-    ids = [word.text.startswith(("--model_id", "--model-id")) for word in words]
-    places = [index for index, word in enumerate(kept) if word.text == "--model"]
-    if not any(ids) or len(places) < 2:
-        return tuple(kept)
-    by_id = next(word for word, is_id in zip(words, ids, strict=True) if is_id)
-    drop = {
-        at
-        for index in places
-        if kept[index].line != by_id.line or kept[index].place != by_id.place
-        for at in (index, index + 1)
-    }
-    return tuple(word for index, word in enumerate(kept) if index not in drop)
+def _flag(word: Word) -> str:
+    flag = word.text.partition("=")[0]
+    return flag.replace("_", "-") if flag.startswith("--") else flag

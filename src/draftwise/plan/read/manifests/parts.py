@@ -10,7 +10,7 @@ from typing import Any
 from draftwise.core import Finding
 from draftwise.facts.rules import get_rule
 from draftwise.plan.read.manifests.yaml_text import Document, Path, get_text
-from draftwise.plan.read.shell.words import Word
+from draftwise.plan.read.shell.words import Word, check_length
 
 __all__ = ["Found", "get_env", "get_gpus", "get_mapping", "get_words", "walk"]
 
@@ -47,13 +47,19 @@ def get_words(
         place, line = get_text(here), document.line(here)
         if isinstance(item, str) or here in document.texts:
             text = item if isinstance(item, str) else document.texts[here]
-            text = _REFERENCE.sub(lambda match: (env or {}).get(match[1], match[0]), text)
-            words.append(Word(text, line, place))
+            words.append(Word(_fill_in(text, env or {}), line, place))
         elif isinstance(item, Mapping):
             words += (Word(text, line, place) for key, inner in item.items() for text in _as_meant(key, inner))
         if not isinstance(item, str):
             found.append(_not_text(item, line, place))
+    check_length(word.text for word in words)
     return tuple(words)
+
+
+def _fill_in(text: str, env: Mapping[str, str]) -> str:
+    names = _REFERENCE.findall(text)
+    check_length(env.get(name, "") for name in names)
+    return _REFERENCE.sub(lambda match: env.get(match[1], match[0]), text)
 
 
 def _as_meant(key: str, value: Any) -> Iterator[str]:

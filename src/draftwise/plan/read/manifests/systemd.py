@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from draftwise.plan.read.shell.launch import Launch, find_launch
-from draftwise.plan.read.shell.words import split_words
+from draftwise.plan.read.shell.words import check_length, split_words
 
 __all__ = ["find_units", "is_unit"]
 
@@ -63,4 +63,5 @@ def _fill_in(text: str, env: dict[str, str]) -> str:
     def value(match: re.Match[str]) -> str:
         return "$" if match[0] == "$$" else env.get(match[1] or match[2], match[0])
 
+    check_length(env.get(each[0] or each[1], "") for each in _VARIABLE.findall(text))
     return _VARIABLE.sub(value, text)

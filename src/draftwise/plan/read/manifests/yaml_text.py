@@ -170,6 +170,7 @@ class _Builder:
             if key in own:
                 self._report_duplicate(key, key_node.start_mark.line + 1, path)
             own[key] = self.build(value_node, (*path, key))
+            self.lines[(*path, key)] = key_node.start_mark.line + 1
         self.lines[path] = line
         return merged | own
 

@@ -57,6 +57,7 @@ _SWITCHES_OF_RUN = frozenset(
 _SHORT_WITH_VALUE = re.compile(r"-[epvwulmhac].+")
 _DEVICES = re.compile(r"device=([\w,.:/=-]+)")
 _MAX_DEPTH = 4
+_MAX_NAMED = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +115,7 @@ def _slips(command: Command) -> Iterator[Finding]:
             where=f"line {line}",
             fix="Take away the space after the backslash.",
         )
-    used = [name for name in command.unresolved if any(name in word.text for word in command.words)]
+    used = [name for name in command.unresolved[:_MAX_NAMED] if any(name in word.text for word in command.words)]
     if used:
         yield get_rule("unresolved-variable").ruling(
             f"{', '.join(used)} is not set in this text and is read as it stands.",

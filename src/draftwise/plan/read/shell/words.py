@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from draftwise.core import InvalidSetup
 
-__all__ = ["MAX_CHARS", "Command", "Mistake", "Script", "Word", "split_words"]
+__all__ = ["MAX_CHARS", "Command", "Mistake", "Script", "Word", "check_length", "split_words"]
 
 MAX_CHARS = 1_000_000
 """Longest text that is read, before and after variables are put in."""
@@ -31,6 +31,7 @@ _REDIRECTION = re.compile(r"[<>&|]+-?[ \t]*[^\s;&|()<>]*")
 _LOST_CONTINUATION = re.compile(r"\\[ \t]+\n")
 _DECLARING = frozenset({"export", "declare", "local", "readonly"})
 _MAX_UNBALANCED = 20
+_MAX_HERE_DOCUMENTS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,16 @@ class Command:
     """Variables and substitutions whose value the text does not tell; they stay in the words as written."""
     lost_continuations: tuple[int, ...] = ()
     """Lines that end in a backslash and a space: for a shell the command ends there, and it is read on all the same."""
+
+
+def check_length(texts: Iterable[str]) -> None:
+    """Refuse texts that variables have blown up.
+
+    Raises:
+        InvalidSetup: together they are longer than `MAX_CHARS`.
+    """
+    if sum(map(len, texts)) > MAX_CHARS:
+        raise InvalidSetup.because("too-long", f"is longer than {MAX_CHARS:,} characters with its variables put in.")
 
 
 def split_words(text: str, *, line: int = 1, place: str = "") -> tuple[Word, ...]:
@@ -244,8 +255,7 @@ class Script:
 
     def _read_json_with_mistake(self) -> Word | None:
         """Read JSON that a shell would take apart, as it was meant."""
-        before = "".join(self.parts or ())
-        if before and not before.endswith("="):
+        if self.parts is not None and not (self.parts and self.parts[-1].endswith("=")):
             return None
         mistake: Mistake = "unquoted-json"
         begin = self.pos
@@ -256,6 +266,7 @@ class Script:
         end = self._end_of_json(begin)
         if end is None or (mistake == "json-in-double-quotes" and self.text[end : end + 1] != '"'):
             return None
+        before = "".join(self.parts or ())
         self.pos = end if mistake == "unquoted-json" else end + 1
         self.parts = None
         return Word(before + self.text[begin:end], self._line_of(self.start), mistake=mistake)
@@ -284,7 +295,7 @@ class Script:
         self.pos = found.end() if found else self.pos + 1
 
     def _skip_here_documents(self) -> None:
-        for name in self.here_documents:
+        for name in self.here_documents[:_MAX_HERE_DOCUMENTS]:
             end = re.compile(rf"^\s*{re.escape(name)}$", re.MULTILINE).search(self.text, self.pos)
             self.pos = end.end() if end else len(self.text)
         self.here_documents.clear()

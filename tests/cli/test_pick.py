@@ -1,0 +1,93 @@
+"""`draftwise pick` on the command line."""
+
+import json
+import shlex
+
+import pytest
+from click.testing import CliRunner, Result
+
+from draftwise.cli import main
+from draftwise.facts.advice import all_advice
+
+QWEN = ("Qwen/Qwen3-8B", "--gpu", "H200")
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(main, ["pick", *words])
+
+
+def test_the_answer_holds_verdict_table_config_refusals_and_how_to_defend_it() -> None:
+    result = run(*QWEN, "--workload", "code", "--concurrency", "8")
+    assert result.exit_code == 0
+    for part in (
+        "Start with dflash",
+        "break-",
+        "To paste:",
+        "--speculative-config '{",
+        "Not recommended:",
+        "medusa",
+        "draftwise decide --url",
+    ):
+        assert part in result.output
+
+
+def test_the_pasted_command_is_one_that_check_accepts() -> None:
+    lines = run(
+        *QWEN, "--vllm", "0.26.0", "--workload", "agentic", "--", "--max-model-len", "16384"
+    ).output.splitlines()
+    start = next(index for index, line in enumerate(lines) if line.startswith("  vllm serve"))
+    pasted = [line.strip() for line in lines[start:]]
+    pasted = pasted[: next(index for index, line in enumerate(pasted) if not line.endswith("\\")) + 1]
+    command = " ".join(line.removesuffix("\\") for line in pasted)
+    assert shlex.split(command)[:5] == ["vllm", "serve", "Qwen/Qwen3-8B", "--max-model-len", "16384"]
+    checked = CliRunner().invoke(main, ["check", command, "--vllm", "0.26.0", "--json"])
+    assert checked.exit_code == 0
+    assert json.loads(checked.output)[0]["accepted"] is True
+
+
+def test_json_has_everything() -> None:
+    result = run(*QWEN, "--workload", "code", "--json")
+    answer = json.loads(result.output)
+    assert answer["vllm"] == "0.33.0"
+    first = answer["ranked"][0]
+    assert first["speculative_config"]["method"] == first["method"]
+    assert first["estimate"]["acceptance_prior"][0] <= first["estimate"]["acceptance_expected"]
+    assert first["memory"]["kv_tokens"] > 0
+    assert first["check"]["accepted"] is True
+    methods = [each["method"] for each in (*answer["ranked"], *answer["refused"])]
+    assert len(methods) == len(set(methods)) > 10
+
+
+def test_why_shows_the_rules_with_their_sources() -> None:
+    output = run(*QWEN, "--workload", "chat", "--temperature", "0.9", "--why").output
+    rule = all_advice()["temperature-high"]
+    assert rule.explains in output
+    assert rule.source in output
+    assert all_advice()["starting-point"].explains in output
+    assert "Published results:" in output
+
+
+def test_the_verdict_comes_first_when_speculation_is_the_wrong_lever() -> None:
+    result = run(*QWEN, "--workload", "extraction", "--output-tokens", "1")
+    assert result.exit_code == 1
+    assert result.output.splitlines()[1].startswith("Leave speculation off.")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("Qwen/Qwen3-8X", "--gpu", "H200"), "Did you mean Qwen/Qwen3-8B"),
+        (("Qwen/Qwen3-8B", "--gpu", "H2000"), "H2000"),
+        (("Qwen/Qwen3-8B", "--gpu", "H200", "--vllm", "0.1"), "0.1"),
+        (("Qwen/Qwen3-8B", "--gpu", "H200", "--drafter", "nowhere"), "nowhere"),
+    ],
+)
+def test_mistakes_are_answered_without_a_traceback(words: tuple[str, ...], said: str) -> None:
+    result = run(*words)
+    assert result.exit_code == 1
+    assert said in result.output
+    assert "Traceback" not in result.output
+
+
+def test_the_gpu_is_asked_for() -> None:
+    assert run("Qwen/Qwen3-8B").exit_code == 2

@@ -1,0 +1,70 @@
+"""Rules of thumb, bands and results are sourced and name methods that exist."""
+
+import pytest
+
+from draftwise.engine import proposers
+from draftwise.facts.advice import (
+    all_advice,
+    anchors_of,
+    find_band,
+    get_advice,
+    guide_order,
+    runs_embedded,
+    step_costs,
+    traffic_kinds,
+)
+from draftwise.facts.vllm import releases
+
+METHODS = sorted(
+    {name for release in releases() for name in release.table("methods") if not name.endswith("_mtp")}
+    - {"custom_class", "extract_hidden_states"}
+)
+
+
+def test_rules_are_sourced_and_named_like_findings() -> None:
+    for code, rule in all_advice().items():
+        assert code == rule.code == code.lower().replace(" ", "-")
+        assert rule.title
+        assert rule.source
+
+
+def test_an_unknown_rule_is_an_error() -> None:
+    with pytest.raises(KeyError):
+        get_advice("no-such-rule")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_has_a_band_a_cost_and_a_place(method: str) -> None:
+    band = find_band(method)
+    assert band is not None
+    assert 0 < band.low < band.high < 1
+    cost = step_costs().of_method(method)
+    assert cost.per_token_s >= 0
+    assert set(cost.measured) <= set(cost.methods)
+    assert guide_order(method) >= 0
+
+
+def test_methods_that_draft_nothing_have_none() -> None:
+    assert find_band("extract_hidden_states") is None
+    for look in (step_costs().of_method, guide_order):
+        with pytest.raises(KeyError):
+            look("extract_hidden_states")
+
+
+def test_results_carry_their_source_and_each_measured_method_has_one() -> None:
+    for method in METHODS:
+        assert all(anchor.source and anchor.result for anchor in anchors_of(method))
+    for row in step_costs().drafting:
+        assert all(anchors_of(method) for method in row.measured)
+
+
+def test_kinds_of_traffic_agree_with_themselves() -> None:
+    for name, kind in traffic_kinds().items():
+        assert name == kind.name
+        assert 0 <= kind.place <= 1
+        assert kind.overlap == "high" or not kind.repetitive
+
+
+def test_the_embedded_methods_are_those_of_the_engine() -> None:
+    known = {*METHODS, *proposers._BUILDERS, "extract_hidden_states"}
+    assert {name for name in known if runs_embedded(name)} == set(proposers._BUILDERS)
