@@ -53,7 +53,7 @@ def compare_all(options: argparse.Namespace) -> int:
                 tell(releases[-1], verbose=options.verbose)
         sets.append({"cases": json.loads((folder / ABOUT).read_text(encoding="utf-8")), "releases": releases})
     if options.out:
-        options.out.write_text(json.dumps(provenance() | {"sets": sets}, indent=1) + "\n", encoding="utf-8")
+        write_report(options.out, sets)
     return int(any(falls_short(release) for entry in sets for release in entry["releases"]))
 
 
@@ -91,6 +91,16 @@ def compare_release(folder: Path, version: str, platform: str) -> dict[str, Any]
     return {"version": version, "platform": platform, **report_of(agreement)}
 
 
+def write_report(path: Path, sets: list[dict[str, Any]]) -> None:
+    """Write the report, a line for each release."""
+    rows = []
+    for entry in sets:
+        releases = ",\n    ".join(json.dumps(release) for release in entry["releases"])
+        rows.append(f'  {{"cases": {json.dumps(entry["cases"])}, "releases": [\n    {releases}]}}')
+    head = json.dumps(provenance(), indent=1).removesuffix("\n}")
+    path.write_text(head + ',\n "sets": [\n' + ",\n".join(rows) + "\n ]\n}\n", encoding="utf-8")
+
+
 def falls_short(release: Mapping[str, Any]) -> bool:
     """Say whether a release misses its threshold, or one of the guides' examples was accepted falsely."""
     least = THRESHOLDS.get(release["version"], THRESHOLD_OF_OTHERS)
@@ -99,12 +109,12 @@ def falls_short(release: Mapping[str, Any]) -> bool:
 
 def tell(release: Mapping[str, Any], *, verbose: bool) -> None:
     """Print one release's result."""
-    values = ", ".join(f"{name} {v['rate']:.4f}" for name, v in release["values"].items() if v["rate"] < 1)
+    values = ", ".join(f"{name} {equal}/{of}" for name, (equal, of) in release["values"].items() if equal < of)
     print(
         f"{release['version']:8} {release['platform']:4} {release['cases']} cases,"
         f" agreement {release['agreement']:.4f}, accept/refuse {release['accept_or_refuse']:.4f},"
         f" false accepted {release['false_accepted']} (guides: {release['false_accepted_guides'] or 'none'});"
-        f" below one: {values or 'nothing'}"
+        f" not all equal: {values or 'nothing'}"
     )
     for group in release["disagreements"] if verbose else ():
         print(f"  {group['cases']:4} {group['example']:12} {group['signature']}")

@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import re
+import traceback
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -75,6 +76,8 @@ class Prediction:
     codes: tuple[str, ...] = ()
     """Codes of the findings that refuse it."""
     resolved: Mapping[str, Any] = field(default_factory=dict)
+    crash: str = ""
+    """What `check` raised, which it never should."""
 
 
 @dataclass(slots=True)
@@ -118,6 +121,9 @@ def predict(case: Mapping[str, Any], version: str, platform: str) -> Prediction:
         report = check(setup)
     except InvalidSetup as error:
         return Prediction(accepted=False, codes=tuple(finding.code for finding in error.findings))
+    except Exception as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        return Prediction(accepted=False, crash=f"{type(error).__name__} in {Path(where.filename).name}:{where.name}")
     refusals = [f for f in report.findings if isinstance(f, Ruling) and f.effect is Effect.REJECTED]
     if refusals:
         return Prediction(
@@ -141,8 +147,8 @@ def _plain(value: Any) -> Any:
 
 def find_differences(outcome: Mapping[str, Any], prediction: Prediction) -> dict[str, tuple[Any, Any]]:
     """Return what differs, vLLM's side first: `verdict`, `stage`, `exception` or the names of resolved values."""
-    if outcome["accepted"] != prediction.accepted:
-        return {"verdict": (outcome["accepted"], prediction.accepted)}
+    if prediction.crash or outcome["accepted"] != prediction.accepted:
+        return {"verdict": (outcome["accepted"], prediction.crash or prediction.accepted)}
     if not prediction.accepted:
         pairs = {"stage": prediction.stages, "exception": prediction.exceptions}
         return {name: (outcome[name], said) for name, said in pairs.items() if outcome[name] not in said}
@@ -230,6 +236,8 @@ def _signature(name: str, outcome: Mapping[str, Any], prediction: Prediction, tr
     gist = re.sub(r"\d+", "N", outcome.get("message", ""))
     gist = re.sub(r"^N validation errors? for ", "", gist)[:110]
     if name == "verdict":
+        if prediction.crash:
+            return f"check crashed | {prediction.crash}"
         if prediction.accepted:
             return f"false accepted | {outcome['stage']} | {outcome['exception']} | {gist}"
         return f"false refused | {', '.join(sorted(set(prediction.codes)))}"
@@ -243,8 +251,8 @@ def _short(value: Any) -> str:
 
 
 def report_of(agreement: Agreement) -> dict[str, Any]:
-    """Return an agreement as JSON can hold it."""
-    rates = {name: _rate(counts) for name, counts in agreement.values.items()}
+    """Return an agreement as JSON can hold it; pairs are (equal, compared)."""
+    values = {name: tuple(counts) for name, counts in agreement.values.items()}
     return {
         "cases": agreement.cases,
         "accepted_by_vllm": agreement.accepted,
@@ -253,20 +261,14 @@ def report_of(agreement: Agreement) -> dict[str, Any]:
         "accept_or_refuse": round(agreement.verdicts / max(agreement.cases, 1), 5),
         "false_accepted": len(agreement.false_accepted),
         "false_accepted_guides": [name for name in agreement.false_accepted if name.startswith("guide-")],
-        "values": {name: rate for name, rate in rates.items() if not name.startswith("fields.")},
-        "fields_that_differ": {
-            name: rate for name, rate in rates.items() if name.startswith("fields.") and rate["rate"] < 1
-        },
-        "by_class": {name: _rate(counts) for name, counts in sorted(agreement.groups.items())},
+        "values": {name: counts for name, counts in values.items() if not name.startswith("fields.")},
+        "fields": [sum(column) for column in zip(*(values[n] for n in values if n.startswith("fields.")), strict=True)],
+        "by_class": {name: tuple(counts) for name, counts in sorted(agreement.groups.items())},
         "disagreements": [
             {"signature": signature, "cases": len(ids), "example": ids[0]}
             for signature, ids in sorted(agreement.disagreements.items(), key=lambda item: -len(item[1]))
         ],
     }
-
-
-def _rate(counts: list[int]) -> dict[str, Any]:
-    return {"equal": counts[0], "of": counts[1], "rate": round(counts[0] / counts[1], 5)}
 
 
 def in_folder(folder: Path) -> list[tuple[str, str]]:

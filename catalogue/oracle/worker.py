@@ -42,12 +42,12 @@ STAGES = {
 """Frame of vLLM on the way to an exception -> the stage that it belongs to; the innermost of them counts."""
 
 
-class CommandLineError(Exception):
-    """The parser refused the command line, where `vllm serve` would exit with status 2."""
-
-
 NOT_READY = 3
 """Status of a process that could not even prepare vLLM."""
+
+
+class CommandLineError(Exception):
+    """The parser refused the command line, where `vllm serve` would exit with status 2."""
 
 
 def main() -> None:
@@ -55,23 +55,23 @@ def main() -> None:
     if options.child:
         answer_all(options)
         return
-    done = count_answers(options.out)
-    total = sum(1 for _ in options.cases.open())
+    done, total = count_answers(options.out), sum(1 for _ in options.cases.open())
     while done < total:
         status = subprocess.run([sys.executable, __file__, *sys.argv[1:], "--child"], check=False).returncode
         if status == NOT_READY:
             sys.exit("vLLM cannot be prepared; the reason stands above")
-        reached = count_answers(options.out)
-        if status and reached < total:
-            # The case after the last answer took the process with it.
-            case = options.cases.read_text().splitlines()[reached]
-            record = {"id": json.loads(case)["id"], "crashed": status}
-            with options.out.open("a") as out:
-                out.write(json.dumps(record) + "\n")
-            reached += 1
-        if reached == done:
+        if status and count_answers(options.out) < total:
+            record_crash(options, status)
+        if count_answers(options.out) == done:
             sys.exit(f"no progress after {done} cases")
-        done = reached
+        done = count_answers(options.out)
+
+
+def record_crash(options: argparse.Namespace, status: int) -> None:
+    """Give the case after the last answer, which took the process with it, an answer that says so."""
+    case = json.loads(options.cases.read_text().splitlines()[count_answers(options.out)])
+    with options.out.open("a") as out:
+        out.write(json.dumps({"id": case["id"], "crashed": status}) + "\n")
 
 
 def read_options() -> argparse.Namespace:

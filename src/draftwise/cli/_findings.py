@@ -30,7 +30,7 @@ def show_report(console: Console, report: Report, *, where: str = "") -> None:
         head.append(f"  {where}", "dim")
     console.print(head)
     if report.resolved is not None and report.accepted:
-        console.print(Padding(Text(resolved_text(report.resolved), "dim"), (0, 0, 0, 2)))
+        console.print(Padding(Text(resolved_text(report.resolved), "dim"), (0, 0, 0, 2), expand=False))
     console.print(render_findings(report.findings))
 
 
@@ -77,14 +77,14 @@ def _block(finding: Finding) -> RenderableType:
         head.append(f"  {finding.effect}, {finding.stage}{raised}", "dim")
     if finding.where:
         head.append(f"  {finding.where}", "bold")
-    lines = [head, Padding(Text(finding.message), (0, 0, 0, 4))]
+    lines = [head, Padding(Text(finding.message), (0, 0, 0, 4), expand=False)]
     if isinstance(finding, Ruling) and finding.becomes:
-        lines.append(Padding(Text(f"becomes: {finding.becomes}"), (0, 0, 0, 4)))
+        lines.append(Padding(Text(f"becomes: {finding.becomes}"), (0, 0, 0, 4), expand=False))
     if finding.fix:
-        lines.append(Padding(Text(f"fix: {finding.fix}", "green"), (0, 0, 0, 4)))
+        lines.append(Padding(Text(f"fix: {finding.fix}", "green"), (0, 0, 0, 4), expand=False))
     if finding.source:
-        lines.append(Padding(Text(f"source: {finding.source}", "dim"), (0, 0, 0, 4)))
-    return Padding(Group(*lines), (0, 0, 0, 2))
+        lines.append(Padding(Text(f"source: {finding.source}", "dim"), (0, 0, 0, 4), expand=False))
+    return Padding(Group(*lines), (0, 0, 0, 2), expand=False)
 
 
 def report_to_dict(report: Report, *, where: str = "") -> dict[str, Any]:

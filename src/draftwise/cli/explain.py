@@ -43,20 +43,20 @@ def explain(name: str, as_json: bool) -> None:
 def _show(console: Console, explanation: Explanation) -> None:
     console.print(Text.assemble((explanation.name, "bold"), (f"  {explanation.kind}", "dim")))
     if rule := explanation.rule:
-        console.print(Padding(Text(rule.title, "bold"), (0, 0, 0, 2)))
+        console.print(Padding(Text(rule.title, "bold"), (0, 0, 0, 2), expand=False))
     if explanation.text:
-        console.print(Padding(Text(explanation.text), (0, 0, 0, 2)))
+        console.print(Padding(Text(explanation.text), (0, 0, 0, 2), expand=False))
     if rule := explanation.rule:
         spans = ", ".join(_range(first, last) for first, last in rule.spans)
         raised = f" ({rule.exception})" if rule.exception else ""
-        console.print(Padding(Text(f"vLLM {spans}: {rule.effect}, {rule.stage}{raised}"), (0, 0, 0, 2)))
-        console.print(Padding(Text(f"source: {rule.source}", "dim"), (0, 0, 0, 2)))
+        console.print(Padding(Text(f"vLLM {spans}: {rule.effect}, {rule.stage}{raised}"), (0, 0, 0, 2), expand=False))
+        console.print(Padding(Text(f"source: {rule.source}", "dim"), (0, 0, 0, 2), expand=False))
     if explanation.history:
         console.print(_history(explanation.history))
     if explanation.related:
-        console.print(Padding(Text("rules that speak of it:", "dim"), (0, 0, 0, 2)))
+        console.print(Padding(Text("rules that speak of it:", "dim"), (0, 0, 0, 2), expand=False))
         for rule in explanation.related:
-            console.print(Padding(Text.assemble((rule.code, "bold"), f"  {rule.title}"), (0, 0, 0, 4)))
+            console.print(Padding(Text.assemble((rule.code, "bold"), f"  {rule.title}"), (0, 0, 0, 4), expand=False))
     console.print()
 
 
@@ -66,7 +66,7 @@ def _history(spans: tuple[Span, ...]) -> Padding:
         table.add_column(column, header_style="dim", overflow="fold")
     for span in spans:
         table.add_row(_range(span.since, span.until), _value(span.value), Text(span.source, "dim"))
-    return Padding(table, (0, 0, 0, 2))
+    return Padding(table, (0, 0, 0, 2), expand=False)
 
 
 def _range(first: object, last: object) -> str:

@@ -99,8 +99,12 @@ class ModelShape:
         return sum(layer.values for layer in self.kv_layers()) * bytes_per_value
 
 
+_LARGEST = 1 << 40
+"""No dimension of a model comes near it; larger numbers are damaged files."""
+
+
 def _is_positive(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value < _LARGEST
 
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"

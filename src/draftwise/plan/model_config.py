@@ -56,9 +56,13 @@ def find_model_config(given: str) -> ModelConfig | None:
     if given.lstrip().startswith("{"):
         return ModelConfig(name="config.json", config=_parse(given, "--target"), origin="json")
     path = Path(given)
-    if path.name.endswith(".json") and path.is_file():
+    try:
+        is_file, is_directory = path.name.endswith(".json") and path.is_file(), path.is_dir()
+    except (OSError, ValueError):  # longer than a path may be, or with a null byte
+        is_file = is_directory = False
+    if is_file:
         return ModelConfig(name=str(path.parent), config=_read(path), origin="directory", directory=path.parent)
-    if path.is_dir():
+    if is_directory:
         if not (path / "config.json").is_file():
             raise InvalidSetup.because(
                 "no-config-json", "there is no config.json in this directory.", where=given,

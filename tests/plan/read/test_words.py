@@ -75,7 +75,7 @@ def test_json_that_the_shell_would_take_apart_is_read_as_meant(text, mistake):
     assert command.words[2].text == "f"
 
 
-@pytest.mark.parametrize("text", ["a 'b", 'a "b', "a \"b 'c'"])
+@pytest.mark.parametrize("text", ["a 'b", 'a "b', "a \"b 'c'", 'a "b \\" c', 'a "b\\'])
 def test_an_open_quote_is_an_error(text):
     with pytest.raises(InvalidSetup) as error:
         commands(text)

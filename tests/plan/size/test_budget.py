@@ -209,11 +209,17 @@ def test_captured_sizes(version: str, seqs: int, k: int, largest: int, count: in
     assert (max(sizes), len(sizes)) == (largest, count)
 
 
-def test_newer_releases_capture_every_batch_with_drafts() -> None:
-    sizes = capture_sizes(
-        get_release("0.33.0"), get_gpu("H200"), max_num_seqs=256, max_num_batched_tokens=8192, num_speculative_tokens=3
-    )
-    assert max(sizes) == 1024
+def test_newer_releases_capture_batches_of_drafts_under_the_same_cap() -> None:
+    old, new = (
+        capture_sizes(
+            get_release(version), get_gpu("H200"), max_num_seqs=256, max_num_batched_tokens=8192,
+            num_speculative_tokens=2,
+        )
+        for version in ("0.28.0", "0.33.0")
+    )  # fmt: skip
+    assert max(old) == max(new) == 512
+    assert {3, 6, 12, 504} <= set(new)
+    assert not {3, 6, 12} & set(old)
 
 
 def test_what_does_not_fit_is_refused_with_a_way_out() -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from draftwise.core import Effect, Finding, Ruling, Setup
 from draftwise.plan.check.batch import fill_in_batch, find_batch
 from draftwise.plan.check.context import Context, get_context
+from draftwise.plan.check.early import EARLY, find_early
 from draftwise.plan.check.hybrid import find_hybrid
 from draftwise.plan.check.later import async_scheduling, find_engine, find_later, runner
 from draftwise.plan.check.report import Report, Resolved
@@ -16,8 +17,6 @@ from draftwise.plan.check.target import find_target, read_target
 
 __all__ = ["Context", "Report", "Resolved", "check", "check_many", "get_context"]
 
-_BEFORE_SPEC = frozenset({"async-rejects-speculation"})
-"""Findings of the engine's config that vLLM meets before it makes the speculative config."""
 _DROPPED = {
     "schedule-off-on-v1": "num_speculative_tokens_per_batch_size",
     "schedule-off-with-data-parallel": "num_speculative_tokens_per_batch_size",
@@ -36,7 +35,7 @@ def check(setup: Setup) -> Report:
     context = get_context(setup)
     target, rulings = read_target(context)
     context = fill_in_batch(context, target)
-    findings: list[Finding] = [*context.rulings, *rulings]
+    findings: list[Finding] = [*context.rulings, *rulings, *find_early(context)]
     resolved = None
     if context.spec is not None:
         spec_rulings, resolved = resolve(context, target)
@@ -46,9 +45,8 @@ def check(setup: Setup) -> Report:
     if target is not None:
         findings += find_target(context, target, None if resolved is None else resolved.method)
         findings += find_hybrid(context, target, speculates=context.spec is not None)
-    engine = [*find_engine(context, resolved)]
-    early = [ruling for ruling in engine if ruling.code in _BEFORE_SPEC]
-    findings = [*early, *findings, *(ruling for ruling in engine if ruling not in early)]
+    engine = [ruling for ruling in find_engine(context, resolved) if ruling.code not in EARLY]
+    findings += engine
     resolved = _switch_off(resolved, {ruling.code for ruling in engine})
     if resolved is not None and not _is_rejected(findings):
         findings += find_later(context, resolved)

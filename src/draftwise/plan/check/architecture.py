@@ -10,6 +10,8 @@ from draftwise.plan.check.context import Context
 
 __all__ = ["find_architecture", "supports"]
 
+_BACKEND = "TransformersForCausalLM"
+"""The class that builds what vLLM has no class of its own for."""
 _ENDINGS = (
     "ForCausalLM", "ForConditionalGeneration", "ChatModel", "LMHeadModel", "ForTextEncoding", "EmbeddingModel",
     "ForSequenceClassification", "ForRewardModeling", "RewardModel", "Model",
@@ -31,6 +33,8 @@ def find_architecture(context: Context, names: Sequence[str], *, served: bool = 
             return name
         if served and (base := _swap_ending(registry, name)) is not None:
             return base
+    if context.holds("transformers-takes-all"):
+        return _BACKEND
     by_attention = context.holds("transformers-by-attention")
     return next((name for name in names[:1] if is_buildable(name, by_attention=by_attention)), None)
 
@@ -48,7 +52,3 @@ def supports(context: Context, names: Sequence[str], interface: str) -> bool:
     registry = context.release.table("architectures")
     row = registry.get(name, registry.get(_BACKEND)) if name is not None else None
     return row is not None and interface in row.get("interfaces", ())
-
-
-_BACKEND = "TransformersForCausalLM"
-"""The class that builds what vLLM has no class of its own for."""

@@ -38,7 +38,7 @@ def fill_in_batch(context: Context, target: Model | None) -> Context:
         if context.holds("batch-bounded-by-context"):
             tokens = min(tokens, some * target.max_model_len)
     if not isinstance(seqs, int):
-        seqs = min(some, tokens)
+        seqs = min(some, tokens) if context.holds("requests-bounded-by-batch") else some
     return replace(context, flags={**context.flags, _TOKENS: tokens, _SEQS: seqs})
 
 

@@ -22,6 +22,8 @@ _AS_IT_IS = {"dflash": ("LiLiCorrDraftModel",)}
 _PLACEHOLDERS = frozenset({"ngram", "[ngram]"})
 _CLASS_PATH = re.compile(r"([A-Za-z_]\w*\.)+[A-Z]\w*")
 _ALWAYS_PARALLEL = ("dflash", "dspark")
+_LONGEST_TREE = 1000
+"""The tree of a chain grows with the square of its length; a longer one is not written out."""
 
 
 def resolve_drafter(work: Work) -> None:
@@ -189,7 +191,7 @@ def _require_tokens(work: Work) -> None:
 
 def _write_tree(work: Work) -> None:
     """Fill in the chain that releases with a token tree spell out."""
-    if "speculative_token_tree" in work.values and isinstance(work.tokens, int):
+    if work.context.holds("token-tree-malformed") and isinstance(work.tokens, int) and work.tokens <= _LONGEST_TREE:
         work.filled["speculative_token_tree"] = str([(0,) * length for length in range(1, work.tokens + 1)])
 
 

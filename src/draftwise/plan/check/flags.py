@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from draftwise.core import Ruling
+from draftwise.facts.old_flags import old_flags
 from draftwise.facts.rules import get_rule
 from draftwise.facts.vllm import Release, history
 
@@ -22,16 +23,6 @@ _FREE = frozenset({"quantization"})
 """Flags whose declared choices the parser does not enforce: the config does."""
 _UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _WITH_UNIT = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT])")
-_GONE = {
-    "speculative_model": "model",
-    "num_speculative_tokens": "num_speculative_tokens",
-    "speculative_draft_tensor_parallel_size": "draft_tensor_parallel_size",
-    "speculative_model_quantization": "quantization",
-    "speculative_max_model_len": "max_model_len",
-    "ngram_prompt_lookup_max": "prompt_lookup_max",
-    "ngram_prompt_lookup_min": "prompt_lookup_min",
-}
-"""Flags of releases before 0.9.2 -> the key of the speculative JSON that replaces them."""
 
 
 def read_flags(release: Release, args: Mapping[str, Any]) -> tuple[Mapping[str, Any], tuple[Ruling, ...]]:
@@ -64,8 +55,8 @@ def _spell(name: str) -> str:
 
 def _judge_unknown(release: Release, name: str, known: Mapping[str, Any]) -> Ruling:
     spans = history("flags", _spell(name))
-    if name in _GONE:
-        fix = f'Write it into --speculative-config as "{_GONE[name]}".'
+    if (old := old_flags().get(_spell(name))) is not None:
+        fix = f'Write it into --speculative-config as "{old.key}".' if not old.note else f"Remove it: {old.note}."
     elif near := get_close_matches(name, known, n=1, cutoff=0.8):
         fix = f"Did you mean {_spell(near[0])}?"
     else:

@@ -11,10 +11,13 @@ from draftwise.facts.rules import get_rule
 from draftwise.plan.check.architecture import find_architecture
 from draftwise.plan.check.context import Context
 from draftwise.plan.check.hf_config import HfConfig
+from draftwise.plan.check.quantization import judge_quantization
 
 __all__ = ["Model", "find_class", "judge_model"]
 
 _DEFAULT_LENGTH = 2048
+_LONGEST = 1 << 40
+"""No context comes near it; larger numbers are damaged files."""
 _UNSCALED = frozenset({"su", "longrope", "llama3"})
 _YARN = frozenset({"yarn", "deepseek_yarn", "deepseek_llama_scaling"})
 _NEEDS_WIDE_RANGE = frozenset({"gemma2", "gemma3", "gemma3_text", "plamo2", "glm4"})
@@ -56,7 +59,7 @@ def judge_model(
         length = target_length or _DEFAULT_LENGTH
     elif derived is not None and length > derived:
         rulings.extend(_judge_length(context, config, length, derived, role))
-    method, quantization_rulings = _judge_quantization(context, config, quantization, role)
+    method, quantization_rulings = judge_quantization(context, config, quantization, role)
     return Model(config=config, max_model_len=length, quantization=method), (*rulings, *quantization_rulings)
 
 
@@ -82,18 +85,19 @@ def _judge_dtype(context: Context, config: HfConfig, role: str) -> Iterator[Ruli
 def _derive_length(context: Context, config: HfConfig) -> int | None:
     text = config.text
     length = config.context_length
-    if length is None:
+    if length is None or abs(length) > _LONGEST:
         return None
     factor = 1.0
     for scaling in _rope_parts(text):
-        kind = scaling.get("rope_type") or scaling.get("type") or "default"
+        kind = str(scaling.get("rope_type") or scaling.get("type") or "default")
         if kind in _UNSCALED or "gemma3" in text.model_type:
             continue
         if kind in _YARN and context.holds("yarn-length-is-scaled"):
             continue
         if kind == "yarn" and isinstance(original := scaling.get("original_max_position_embeddings"), int):
             length = original
-        factor = scaling.get("factor") or factor
+        if isinstance(given := scaling.get("factor"), int | float) and 0 < given < _LONGEST:
+            factor = given
     return int(length * factor)
 
 
@@ -117,32 +121,3 @@ def _judge_length(context: Context, config: HfConfig, asked: int, derived: int, 
         where="max_model_len",
         fix=f"Give at most {derived}.",
     )
-
-
-def _judge_quantization(
-    context: Context, config: HfConfig, asked: str | None, role: str
-) -> tuple[str | None, tuple[Ruling, ...]]:
-    known = context.release.table("spec_fields")["quantization"]["choices"]
-    own = config.quantization
-    method = asked.lower() if asked is not None and context.holds("quantization-any-case") else asked
-    if method is not None and own is not None and method != own and not _is_variant(method, own):
-        return own, (
-            get_rule(f"{role}-quantization-differs").ruling(
-                f"asks for {asked!r}, and the checkpoint is quantized with {own!r}.", where="quantization",
-                fix=f"Leave it out: vLLM reads {own!r} from the checkpoint.",
-            ),
-        )  # fmt: skip
-    chosen = method or own
-    if chosen is not None and chosen not in known:
-        return chosen, (
-            get_rule(f"{role}-quantization-unknown").ruling(
-                f"{chosen!r} is no quantization method of vLLM {context.release}.", where="quantization",
-                fix="Use one of " + ", ".join(sorted(known)) + ".",
-            ),
-        )  # fmt: skip
-    return chosen, ()
-
-
-def _is_variant(asked: str, own: str) -> bool:
-    """Say whether the two are kernels for the same weights, such as gptq and gptq_marlin."""
-    return asked.startswith(f"{own}_") or own.startswith(f"{asked}_")

@@ -7,7 +7,7 @@ from typing import Any
 
 from draftwise.core import Ruling
 from draftwise.facts.rules import get_rule
-from draftwise.plan.check.architecture import supports
+from draftwise.plan.check.architecture import find_architecture, supports
 from draftwise.plan.check.context import Context
 from draftwise.plan.check.hf_config import HfConfig
 from draftwise.plan.check.work import Work
@@ -64,17 +64,24 @@ def judge_class(context: Context, config: HfConfig) -> Iterator[Ruling]:
 def _judge_stages(context: Context, config: HfConfig, stages: Any, role: str) -> Iterator[Ruling]:
     if not isinstance(stages, int) or stages <= 1:
         return
-    if _is_head(config) or not supports(context, config.architectures, "SupportsPP"):
-        names = ", ".join(config.architectures)
+    names = ", ".join(config.architectures)
+    built = find_architecture(context, config.architectures, served=True)
+    if built is None:
+        # Only releases that did not look for the class before come here: they do now.
+        yield get_rule(f"{role}-class-unknown").ruling(
+            f"has the architecture {names}, which vLLM {context.release} cannot build.",
+            where="model" if role == "drafter" else role, fix="Use a release that registers it.",
+        )  # fmt: skip
+    elif _is_head(built) or not supports(context, config.architectures, "SupportsPP"):
         yield get_rule(f"{role}-without-pipeline").ruling(
             f"has the architecture {names}, which cannot be split into pipeline stages.",
             where="model" if role == "drafter" else role, fix="Set pipeline_parallel_size to 1.",
         )  # fmt: skip
 
 
-def _is_head(config: HfConfig) -> bool:
+def _is_head(name: str) -> bool:
     """Say whether the class drafts from hidden states, and so takes nothing from an earlier stage."""
-    return any(mark in name for name in config.architectures for mark in _HEADS)
+    return any(mark in name for mark in _HEADS)
 
 
 def _judge_contexts(context: Context, config: HfConfig, tensor: Any) -> Iterator[Ruling]:

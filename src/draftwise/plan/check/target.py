@@ -7,6 +7,7 @@ from dataclasses import replace
 from difflib import get_close_matches
 
 from draftwise.core import Ruling, Stage
+from draftwise.facts.quantization import needs_checkpoint
 from draftwise.facts.rules import get_rule
 from draftwise.plan.check.architecture import supports
 from draftwise.plan.check.context import Context
@@ -21,11 +22,6 @@ __all__ = ["fill_in_target", "find_target", "read_target"]
 _FROM_TARGET = ("mtp", "dspark")
 """Methods that can draft with the target's own weights."""
 _SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "decode_context_parallel_size")
-_NEEDS_CHECKPOINT = frozenset(
-    {"awq", "auto_awq", "awq_marlin", "gptq", "auto_gptq", "gptq_marlin", "gptq_marlin_24", "gptq_bitblas", "bitblas",
-     "marlin", "moe_wna16", "modelopt", "modelopt_fp4", "modelopt_mxfp8", "petit_nvfp4"}
-)  # fmt: skip
-"""Methods whose settings come from a file of the checkpoint."""
 _QUANTIZATION_FILES = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
 _IMPLIED = {
     "deepseek_v3": "target-implies-mtp",
@@ -92,8 +88,15 @@ def _find_sizes(context: Context) -> Iterator[Ruling]:
         size = context.given.get(name)
         if isinstance(size, int) and size < 1:
             rule = context.rule("parallel-size-not-positive") or get_rule("parallel-size-zero")
-            yield rule.ruling(f"is {size}; it must be 1 or more.", where=name, fix="Give 1 or more.")
+            ruling = rule.ruling(f"is {size}; it must be 1 or more.", where=name, fix="Give 1 or more.")
+            yield ruling if rule.exception == "ValidationError" else replace(ruling, stage=_divided_at(context))
     yield from _find_world(context)
+
+
+def _divided_at(context: Context) -> Stage:
+    """Return where old releases divide by a parallel size: with the drafter, where there is one."""
+    drafts = context.spec is not None and context.spec.get("method") != "suffix"
+    return Stage.CONFIG if drafts else Stage.ENGINE
 
 
 def _find_world(context: Context) -> Iterator[Ruling]:
@@ -116,7 +119,7 @@ def _find_world(context: Context) -> Iterator[Ruling]:
 def _find_quantization(context: Context, model: Model) -> Iterator[Ruling]:
     """Yield the refusal of a method that needs a quantized checkpoint, for one that is not."""
     method = context.given.get("quantization")
-    if method not in _NEEDS_CHECKPOINT or model.config.quantization is not None:
+    if not isinstance(method, str) or model.config.quantization is not None or not needs_checkpoint(method.lower()):
         return
     directory = None if context.target is None else context.target.directory
     if directory is None or not any((directory / name).is_file() for name in _QUANTIZATION_FILES):

@@ -81,7 +81,7 @@ def _stem(name: str) -> str:
 def _find_missing(expected: Expected, found: Mapping[str, Tensor], stems: set[str], where: str) -> Iterator[Finding]:
     missing = sorted(name for name in expected.required if name not in found and name not in stems)
     silent = [name for name in missing if expected.silent.match(name)]
-    loud = [name for name in missing if name not in silent]
+    loud = [name for name in missing if not expected.silent.match(name)]
     if silent:
         yield rule_on(
             "tensors-missing",

@@ -63,7 +63,8 @@ def _find_indexed(directory: Path) -> WeightFiles:
             "bad-index", f"names {quote_some(outside)}, which is outside the directory.", where=str(directory / INDEX),
             fix="Download the checkpoint again.",
         )  # fmt: skip
-    absent = [name for name in names if not (directory / name).is_file()]
+    present = {entry.name for entry in directory.iterdir() if entry.is_file()}
+    absent = [name for name in names if name not in present]
     if absent or not names:
         raise InvalidSetup.because(
             "shards-missing",

@@ -201,8 +201,7 @@ class Script:
                 plain = _QUOTED.match(self.text, self.pos)
                 self._add(plain[0] if plain else char)
                 self.pos += len(plain[0]) if plain else 1
-        self.pos = opened
-        self._find('"')
+        raise self._unclosed('"', opened)
 
     def _read_escape(self) -> None:
         if self.shell and (lost := _LOST_CONTINUATION.match(self.text, self.pos)):
@@ -307,10 +306,13 @@ class Script:
             return end
         if otherwise is not None:
             return otherwise
-        raise InvalidSetup.because(
+        raise self._unclosed(wanted, self.pos)
+
+    def _unclosed(self, quote: str, pos: int) -> InvalidSetup:
+        return InvalidSetup.because(
             "unclosed-quote",
-            f"a {wanted} is opened and never closed.",
-            where=f"line {self._line_of(self.pos)}",
+            f"a {quote} is opened and never closed.",
+            where=f"line {self._line_of(pos)}",
             fix="Close it, or write the apostrophe in a text as '\\''.",
         )
 

@@ -1,0 +1,41 @@
+"""Quantization methods of vLLM beyond their names: which are deprecated, and which weights each reads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from packaging.version import Version
+
+__all__ = ["is_deprecated", "needs_checkpoint", "reads_weights_of"]
+
+
+def is_deprecated(method: str, version: Version) -> bool:
+    """Say whether a release loads a method only with `allow_deprecated_quantization`."""
+    return any(
+        row["method"] == method
+        and Version(row["since"]) <= version
+        and (row["until"] is None or version <= Version(row["until"]))
+        for row in _data()["deprecated"]
+    )
+
+
+def needs_checkpoint(method: str) -> bool:
+    """Say whether a method takes its settings from a quantized checkpoint, rather than quantizing while it loads."""
+    return method in _data()["needs_checkpoint"]
+
+
+def reads_weights_of(method: str, checkpoint: str) -> bool:
+    """Say whether a method runs weights that a checkpoint declares for another, as gptq_marlin those of gptq."""
+    data = _data()
+    return method in data["same_weights"].get(checkpoint, (checkpoint,)) or method in data["every_checkpoint"]
+
+
+@cache
+def _data() -> Mapping[str, Any]:
+    text = files("draftwise.facts").joinpath("data/quantization.json").read_text(encoding="utf-8")
+    data: Mapping[str, Any] = json.loads(text)
+    return data

@@ -1,0 +1,91 @@
+"""Quantization methods asked for and declared, and what hybrid targets need for prefix caching."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checkpoints import LLAMA, judge, rejections, write
+
+from draftwise.facts.quantization import is_deprecated, reads_weights_of
+from draftwise.facts.vllm import get_release, releases
+
+BF16 = {**LLAMA, "torch_dtype": "bfloat16"}
+HYBRID = {**LLAMA, "architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next", "num_experts": 8}
+
+
+@pytest.mark.parametrize(
+    ("declared", "asked", "version", "codes"),
+    [
+        (None, "fp8", "0.32.0", []),
+        (None, "FP8", "0.32.0", []),
+        (None, "awq", "0.32.0", ["target-not-quantized"]),
+        (None, "zip", "0.32.0", ["target-quantization-unknown"]),
+        (None, "fp_quant", "0.13.0", []),
+        (None, "fp_quant", "0.14.0", ["target-quantization-deprecated"]),
+        ("gptq", "gptq_marlin", "0.19.1", []),
+        ("gptq", "gptq", "0.19.1", ["plain-gptq-in-float16"]),
+        ("gptq", "gptq", "0.32.0", []),
+        ("gptq", None, "0.19.1", []),
+        ("gptq", "awq", "0.32.0", ["target-quantization-differs"]),
+        ("compressed_tensors", "compressed-tensors", "0.32.0", []),
+    ],
+)
+def test_the_targets_quantization(
+    tmp_path: Path, declared: str | None, asked: str | None, version: str, codes: list[str]
+) -> None:
+    config: Mapping[str, Any] = {**BF16, "quantization_config": {"quant_method": declared}} if declared else BF16
+    flags = {"quantization": asked} if asked else {}
+    assert rejections(judge(write(tmp_path, "model", config), None, version, **flags)) == codes
+
+
+def test_a_deprecated_method_can_be_allowed(tmp_path: Path) -> None:
+    flags = {"quantization": "fp_quant", "allow_deprecated_quantization": True}
+    assert judge(write(tmp_path, "model", BF16), None, "0.32.0", **flags).accepted
+
+
+def test_every_deprecated_method_was_one() -> None:
+    for release in releases():
+        known = release.table("spec_fields")["quantization"]["choices"]
+        assert {method for method in known if is_deprecated(method, release.version)} <= set(known)
+    assert not is_deprecated("fp_quant", get_release("0.13.0").version)
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq", "fp8", "compressed-tensors"])
+def test_a_method_reads_its_own_weights(method: str) -> None:
+    assert reads_weights_of(method, method)
+    assert not reads_weights_of("bitsandbytes", method)
+
+
+@pytest.mark.parametrize(
+    ("version", "flags", "codes"),
+    [
+        ("0.16.0", {}, []),
+        ("0.16.0", {"enable_prefix_caching": True}, ["hybrid-prefixes-or-drafts"]),
+        ("0.17.0", {"enable_prefix_caching": True}, []),
+        ("0.27.0", {"enable_chunked_prefill": False}, []),
+        ("0.28.0", {"enable_chunked_prefill": False}, ["hybrid-needs-chunked-prefill"]),
+        ("0.28.0", {"enable_chunked_prefill": False, "enable_prefix_caching": False}, []),
+    ],
+)
+def test_prefix_caching_of_hybrid_targets(
+    tmp_path: Path, version: str, flags: Mapping[str, Any], codes: list[str]
+) -> None:
+    target = write(tmp_path, "model", HYBRID)
+    assert rejections(judge(target, {"method": "ngram", "num_speculative_tokens": 3}, version, **flags)) == codes
+
+
+def test_classes_that_only_transformers_has(tmp_path: Path) -> None:
+    helium = {**LLAMA, "architectures": ["HeliumForCausalLM"], "model_type": "helium"}
+    assert judge(write(tmp_path, "helium", helium), None, "0.32.0").accepted
+    codegen = {**LLAMA, "architectures": ["CodeGenForCausalLM"], "model_type": "codegen"}
+    assert rejections(judge(write(tmp_path, "codegen", codegen), None, "0.32.0")) == ["target-class-unknown"]
+
+
+def test_remote_code(tmp_path: Path) -> None:
+    own = {**LLAMA, "model_type": "not-in-any-library", "auto_map": {"AutoConfig": "configuration.OwnConfig"}}
+    target = write(tmp_path, "own", own)
+    assert rejections(judge(target, None, "0.32.0")) == ["target-needs-remote-code"]
+    assert judge(target, None, "0.32.0", trust_remote_code=True).accepted
