@@ -179,11 +179,22 @@ def config_model_types(tree: Tree) -> Facts:
     """Every model_type whose config class vLLM brings along, so that transformers need not know it."""
     module = tree.get("vllm/transformers_utils/config.py")
     listed = module.names.get("_CONFIG_REGISTRY")
-    source = module.source("_CONFIG_REGISTRY")
-    match listed:
-        case ast.Call(keywords=keywords) if keywords:
-            return {keyword.arg: (ast.unparse(keyword.value).strip("'"), source) for keyword in keywords if keyword.arg}
+    names = _config_classes(module, listed) if isinstance(listed, ast.expr) else {}
+    if not names:
+        raise NotFound(f"vLLM {tree.version}: _CONFIG_REGISTRY is not read in {module.path}")
+    return {model_type: (cls, module.source("_CONFIG_REGISTRY")) for model_type, cls in names.items()}
+
+
+def _config_classes(module: Module, node: ast.expr) -> dict[str, str]:
+    """Return model_type -> class of `{"x": X, **MORE}` or `LazyConfigDict(x="X", **{"x-y": "XY"})`; empty if neither."""
+    match node:
+        case ast.Name(id=name) if isinstance(listed := module.names.get(name), ast.expr):
+            return _config_classes(module, listed)
         case ast.Dict(keys=keys, values=values):
-            pairs = zip(keys, values, strict=True)
-            return {str(key.value): (ast.unparse(v), source) for key, v in pairs if isinstance(key, ast.Constant)}
-    raise NotFound(f"vLLM {tree.version}: _CONFIG_REGISTRY is not read in {module.path}")
+            given = list(zip((key and ast.literal_eval(key) for key in keys), values, strict=True))
+        case ast.Call(args=[], keywords=keywords):
+            given = [(keyword.arg, keyword.value) for keyword in keywords]
+        case _:
+            return {}
+    parts = [_config_classes(module, v) if name is None else {name: ast.unparse(v).strip("'")} for name, v in given]
+    return {name: cls for part in parts for name, cls in part.items()} if all(parts) else {}

@@ -98,3 +98,20 @@ def test_the_table_says_accepted_and_shows_what_is_resolved():
     text = run("check", LLAMA, "-sc", NGRAM, "--vllm", "0.32.0").stdout
     assert "vLLM 0.32.0" in text
     assert "method ngram  k 5" in text
+
+
+def test_a_file_of_json_lines_is_judged_line_by_line(tmp_path):
+    lines = [
+        {"target": LLAMA, "speculative_config": json.loads(NGRAM)},
+        {"target": LLAMA, "speculative_config": {"method": "ngram"}, "args": {"tensor_parallel_size": 2}},
+    ]
+    (tmp_path / "many.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    answers = judged(str(tmp_path / "many.jsonl"), "--vllm", "0.32.0")
+    assert [each["accepted"] for each in answers] == [True, False]
+    assert answers[1]["where"].endswith("many.jsonl:2")
+
+
+def test_a_config_without_a_target_is_judged_as_far_as_it_goes():
+    answer = judged(NGRAM, "--vllm", "0.32.0")[0]
+    assert answer["accepted"]
+    assert "no-target" in {finding["code"] for finding in answer["findings"]}

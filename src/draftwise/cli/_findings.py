@@ -77,7 +77,7 @@ def _block(finding: Finding) -> RenderableType:
         head.append(f"  {finding.effect}, {finding.stage}{raised}", "dim")
     if finding.where:
         head.append(f"  {finding.where}", "bold")
-    lines = [head, Padding(Text(finding.message), (0, 0, 0, 4), expand=False)]
+    lines: list[RenderableType] = [head, Padding(Text(finding.message), (0, 0, 0, 4), expand=False)]
     if isinstance(finding, Ruling) and finding.becomes:
         lines.append(Padding(Text(f"becomes: {finding.becomes}"), (0, 0, 0, 4), expand=False))
     if finding.fix:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import click
@@ -68,13 +68,14 @@ def _judge(reading: Reading) -> Report:
     return replace(report, findings=(*reading.findings, *report.findings))
 
 
-def _show(judged: Iterable[tuple[Reading, Report]], shape: str) -> None:
+def _show(judged: Sequence[tuple[Reading, Report]], shape: str) -> None:
     if shape == "json":
         click.echo(json.dumps([report_to_dict(report, where=reading.where) for reading, report in judged], indent=1))
     elif shape == "sarif":
         from draftwise.plan.sarif import to_sarif
 
-        click.echo(json.dumps(to_sarif([report for _, report in judged]), indent=1))
+        reports, places = [report for _, report in judged], [reading.where for reading, _ in judged]
+        click.echo(json.dumps(to_sarif(reports, places=places), indent=1))
     else:
         console = open_console(stderr=False)
         for reading, report in judged:

@@ -57,6 +57,8 @@ class ModelShape:
         """
         needed = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
         missing = [key for key in needed if not _is_positive(config.get(key))]
+        if not missing and config["num_hidden_layers"] > _MOST_LAYERS:
+            missing = ["a believable num_hidden_layers"]
         if missing:
             raise InvalidSetup.because(
                 "config-incomplete",
@@ -99,6 +101,7 @@ class ModelShape:
         return sum(layer.values for layer in self.kv_layers()) * bytes_per_value
 
 
+_MOST_LAYERS = 10_000
 _LARGEST = 1 << 40
 """No dimension of a model comes near it; larger numbers are damaged files."""
 

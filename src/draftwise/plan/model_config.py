@@ -53,6 +53,8 @@ def find_model_config(given: str) -> ModelConfig | None:
     Raises:
         InvalidSetup: the directory has no config.json, or what it holds is not a JSON object.
     """
+    if not given:
+        return None
     if given.lstrip().startswith("{"):
         return ModelConfig(name="config.json", config=_parse(given, "--target"), origin="json")
     path = Path(given)

@@ -26,6 +26,7 @@ __all__ = ["read_setups"]
 _YAML = re.compile(r"(?:[ \t\r]*(?:#[^\n]*)?\n)*(?:---|[\w.-]+:(?:\s|$))")
 """How YAML begins, after blank lines and comments."""
 _FILE_NAME = re.compile(r"[^\s{\[-][^\s]*\.(?:ya?ml|json|service|sh|txt)")
+_MAX_LINES = 10_000
 _MANIFEST_IN_JSON = re.compile(r'"(?:apiVersion|services)"\s*:')
 
 
@@ -34,7 +35,7 @@ def read_setups(source: str | Path, *, engine_version: str | None = None) -> tup
 
     Args:
         source: a file, or the text itself: a command line or a shell script, a compose file, Kubernetes or KServe
-            manifests, a systemd unit, the YAML of `vllm serve --config`, or JSON.
+            manifests, a systemd unit, the YAML of `vllm serve --config`, JSON, or a file of JSON lines (.jsonl).
         engine_version: judges every server for this release, whatever the source says.
 
     Raises:
@@ -90,6 +91,8 @@ def _place(finding: Finding, name: str, *, one_line: bool) -> Finding:
 def _read(text: str, name: str, engine_version: str | None, folder: Path) -> list[Reading]:
     suffix = Path(name).suffix.lower()
     bare = text.lstrip("\ufeff \t\r\n")
+    if suffix == ".jsonl":
+        return list(_read_lines(text, engine_version))
     if (suffix == ".json" or bare.startswith("{")) and not _MANIFEST_IN_JSON.search(text):
         return [read_json_setup(text, name=name, engine_version=engine_version)]
     if is_unit(text):
@@ -97,6 +100,17 @@ def _read(text: str, name: str, engine_version: str | None, folder: Path) -> lis
     if suffix in (".yaml", ".yml", ".json") or bare.startswith("{") or _YAML.match(text):
         return _read_documents(read_yaml(text, name=name), engine_version, folder)
     return _read_launches(_bare_flags(bare) if bare.startswith("-") else find_launches(text), engine_version, folder)
+
+
+def _read_lines(text: str, engine_version: str | None) -> Iterator[Reading]:
+    """Yield the setup of each line of a JSON lines file, for judging many at once."""
+    lines = [(number, line) for number, line in enumerate(text.splitlines(), start=1) if line.strip()]
+    if len(lines) > _MAX_LINES:
+        raise InvalidSetup.because(
+            "too-many-servers", f"has {len(lines)} lines, and at most {_MAX_LINES:,} are read at once."
+        )
+    for number, line in lines:
+        yield read_json_setup(line, name=f"line {number}", engine_version=engine_version)
 
 
 def _bare_flags(text: str) -> Iterator[Launch]:

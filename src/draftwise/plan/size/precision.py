@@ -104,7 +104,9 @@ def spared_roles(config: Mapping[str, Any]) -> frozenset[str]:
     given = config.get("quantization_config")
     if not isinstance(given, Mapping):
         return frozenset()
-    names = given.get("modules_to_not_convert") or given.get("ignore") or ()
+    names = given.get("modules_to_not_convert") or given.get("ignore")
+    if not isinstance(names, list):
+        return frozenset()
     text = [str(name) for name in names if not any(part.isdigit() for part in str(name).split("."))]
     words = {
         "attention": ("self_attn", "attention"),

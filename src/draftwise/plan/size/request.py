@@ -183,9 +183,16 @@ def _read_speculation(context: Context, found: Resolved | None) -> _Speculation 
         )  # fmt: skip
     method, k = context.spec.get("method"), context.spec.get("num_speculative_tokens")
     return _Speculation(
-        method if isinstance(method, str) else "draft_model", k if isinstance(k, int) else 0, None, None, None
+        method if isinstance(method, str) else "draft_model",
+        k if type(k) is int and 0 < k <= _MOST_TOKENS else 0,
+        None,
+        None,
+        None,
     )
 
+
+_MOST_TOKENS = 10_000
+"""More draft tokens a step are a slip; a config that is rejected is sized without it."""
 
 _ON_EVERY_RUNNER = "eagle"
 """A method that both runners have: stands for no speculation where the choice of the runner is asked for."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from draftwise.plan.checkpoint.dimensions import get_int
 from draftwise.plan.size.decoder import decoder_parts
 from draftwise.plan.size.parts import Part, Stage, num_bytes
 from draftwise.plan.size.request import Request
@@ -51,10 +52,10 @@ def drafter_bytes(request: Request) -> int:
 
 def _vision_parts(vision: Mapping[str, Any] | None, hidden: int) -> tuple[Part, ...]:
     """Return a vision tower as the usual transformer of its config: four square matrices and two of the MLP a layer."""
-    if not isinstance(vision, Mapping) or not isinstance(vision.get("hidden_size"), int):
+    if not isinstance(vision, Mapping) or not (width := get_int(vision, "hidden_size")):
         return ()
-    width, layers = vision["hidden_size"], vision.get("num_hidden_layers") or vision.get("depth") or 0
-    inner = vision.get("intermediate_size") or 4 * width
+    layers = get_int(vision, "num_hidden_layers", "depth") or 0
+    inner = get_int(vision, "intermediate_size") or 4 * width
     numbers = (layers * (4 * width * width + 2 * width * inner), width * hidden)
     return (
         Part(name="vision layers", role="other", rows=numbers[0] // width, cols=width, quantised=False),
