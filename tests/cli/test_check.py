@@ -80,7 +80,7 @@ def test_sarif_is_a_document_of_its_own():
     [
         (("check",), "Give a model"),
         (("check", LLAMA, "-sc", "no-such-file.json"), "neither a JSON object nor a file"),
-        (("check", LLAMA, "-sc", "{"), "not valid JSON"),
+        (("check", LLAMA, "-sc", "{"), "is never closed"),
         (("check", LLAMA, "-sc", NGRAM, "--vllm", "0.5.0"), "older than 0.9.2"),
         (("check", LLAMA, "-sc", NGRAM, "--vllm", "banana"), "not a version"),
         (("upgrade", LLAMA, "-sc", NGRAM, "--from", "0.19.1", "--to", "x"), "not a version"),

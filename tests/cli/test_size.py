@@ -79,4 +79,4 @@ def test_the_plot_is_written(tmp_path: Path) -> None:
     file = tmp_path / "size.svg"
     result = run(LLAMA, "--gpu", "H200", "--method", "ngram", "--num-speculative-tokens", "5", "--plot", str(file))
     assert result.exit_code == 0, result.output
-    assert file.read_text().startswith("<svg")
+    assert "<svg" in file.read_text()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -13,6 +12,7 @@ import click
 
 from draftwise.core import InvalidSetup, SpecConfig
 from draftwise.plan.read import Reading, read_setups
+from draftwise.plan.read.arguments.json_text import read_json
 
 __all__ = ["read_sources", "setup_arguments"]
 
@@ -68,10 +68,10 @@ def _json_object(given: str) -> dict[str, Any]:
                 fix="""Example: '{"method": "ngram", "num_speculative_tokens": 5}'.""",
             )  # fmt: skip
         where, text = str(path), path.read_text(encoding="utf-8", errors="replace")
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InvalidSetup.because("not-json", f"not valid JSON ({error}).", where=where) from None
-    if not isinstance(value, dict):
-        raise InvalidSetup.because("not-an-object", f"must be a JSON object, got {type(value).__name__}.", where=where)
-    return value
+    found = read_json(text)
+    if found.mistake:
+        raise InvalidSetup.because("not-json", f"{found.mistake}.", where=where, fix=found.fix)
+    if not isinstance(found.value, dict):
+        kind = type(found.value).__name__
+        raise InvalidSetup.because("not-an-object", f"must be a JSON object, got {kind}.", where=where)
+    return found.value

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from io import StringIO
 from itertools import zip_longest
 from typing import Any
 
-import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -17,33 +15,16 @@ from draftwise.core import Comparison, Run, Verdict
 from draftwise.measure.cell import ALL
 from draftwise.measure.latency import tpots_ms
 from draftwise.measure.thresholds import Thresholds
+from draftwise.plan.drawing import INK, PALETTE, PLAIN, to_svg
 
 __all__ = ["VERDICT_COLOURS", "draw_plots"]
 
-_INK = "#010203"
-"""Stands for the page's text colour until the SVG is written."""
-_PLAIN = "#8b929c"
-_PALETTE = ("#3b82f6", "#f59e0b", "#10b981", "#d946ef", "#ef4444", "#06b6d4", "#84cc16", "#f97316")
 VERDICT_COLOURS = {
     Verdict.ADOPT: "#16a34a",
     Verdict.REJECT: "#dc2626",
     Verdict.MIXED: "#d97706",
-    Verdict.INCONCLUSIVE: _PLAIN,
+    Verdict.INCONCLUSIVE: PLAIN,
     Verdict.BLOCKED: "#9333ea",
-}
-_STYLE: dict[Any, Any] = {
-    "svg.fonttype": "none",
-    "font.size": 10,
-    "text.color": _INK,
-    "axes.edgecolor": _INK,
-    "axes.labelcolor": _INK,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.linewidth": 0.6,
-    "xtick.color": _INK,
-    "ytick.color": _INK,
-    "legend.frameon": False,
-    "legend.fontsize": 9,
 }
 
 
@@ -51,7 +32,7 @@ def draw_plots(run: Run, comparisons: tuple[Comparison, ...], thresholds: Thresh
     """Return SVG by title: speed-up, conversion, acceptance by position, TPOT; empty without comparisons."""
     if not comparisons:
         return {}
-    colours = {arm.name: _PALETTE[i % len(_PALETTE)] for i, arm in enumerate(run.plan.arms[1:])}
+    colours = {arm.name: PALETTE[i % len(PALETTE)] for i, arm in enumerate(run.plan.arms[1:])}
     single = [each for each in comparisons if each.workload != ALL]
     workloads = list(dict.fromkeys(each.workload for each in single))
     drawings: dict[str, Callable[[], Figure]] = {
@@ -60,19 +41,7 @@ def draw_plots(run: Run, comparisons: tuple[Comparison, ...], thresholds: Thresh
         "acceptance": lambda: _draw_acceptance(single, workloads, colours),
         "tpot": lambda: _draw_tpots(run, comparisons, workloads, colours),
     }
-    # The salt makes ids, and so the file, the same every time and different between the plots of one page.
-    plots = {}
-    for name, draw in drawings.items():
-        with mpl.rc_context(_STYLE | {"svg.hashsalt": name}):
-            plots[name] = _to_svg(draw())
-    return plots
-
-
-def _to_svg(figure: Figure) -> str:
-    out = StringIO()
-    figure.savefig(out, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    text = out.getvalue()
-    return text[text.index("<svg") :].replace(_INK, "currentColor")
+    return {name: to_svg(draw, name) for name, draw in drawings.items()}
 
 
 def _draw_speedups(comparisons: Sequence[Comparison], margin: float) -> Figure:
@@ -93,8 +62,8 @@ def _draw_speedups(comparisons: Sequence[Comparison], margin: float) -> Figure:
         ticks.append(y)
         labels.append(f"{each.workload} · {each.candidate}")
         y += 1
-    axes.axvline(1, color=_INK, linewidth=0.8)
-    axes.axvspan(1 - margin, 1 + margin, color=_PLAIN, alpha=0.2, linewidth=0)
+    axes.axvline(1, color=INK, linewidth=0.8)
+    axes.axvspan(1 - margin, 1 + margin, color=PLAIN, alpha=0.2, linewidth=0)
     axes.set_yticks(ticks, labels)
     axes.set_ylim(y - 0.4, -0.6)
     axes.set_xlabel("speed-up over plain decoding")
@@ -114,12 +83,12 @@ def _draw_conversion(comparisons: Sequence[Comparison], colours: dict[str, str])
             shape, colour = shapes.get(each.workload, "o"), colours[each.candidate]
             axes.plot(length, each.speedup.value, shape, color=colour, markersize=8, alpha=0.9)
             longest = max(longest, length * 1.05, each.speedup.value * 1.05)
-    axes.plot([1, longest], [1, longest], color=_INK, linewidth=0.8, linestyle="--")
-    axes.axhline(1, color=_INK, linewidth=0.5)
+    axes.plot([1, longest], [1, longest], color=INK, linewidth=0.8, linestyle="--")
+    axes.axhline(1, color=INK, linewidth=0.5)
     for name, colour in colours.items():
         axes.plot([], [], "o", color=colour, label=name)
     for name, shape in shapes.items():
-        axes.plot([], [], shape, color=_PLAIN, label=name)
+        axes.plot([], [], shape, color=PLAIN, label=name)
     axes.set_xlabel("mean acceptance length (tokens per verified draft)")
     axes.set_ylabel("speed-up")
     figure.legend(loc="outside right center")
@@ -151,7 +120,7 @@ def _draw_tpots(
             values = tpots_ms(run, comparisons, workload, arm.name)
             middles += values[len(values) // 2 : len(values) // 2 + 1]
             shares = [(i + 1) / len(values) for i in range(len(values))]
-            axes.step(values, shares, where="post", color=colours.get(arm.name, _PLAIN), label=arm.name)
+            axes.step(values, shares, where="post", color=colours.get(arm.name, PLAIN), label=arm.name)
         axes.set_ylim(0, 1.02)
         # One stalled request would otherwise squeeze all others to the left edge.
         axes.set_xlim(0, 3 * max(middles, default=1.0) or None)

@@ -321,13 +321,14 @@ def test_the_json_holds_the_budget() -> None:
     assert shown["method"] == "eagle3"
 
 
-def test_the_plot_takes_the_colour_of_the_page() -> None:
+def test_the_plot_follows_the_theme_of_its_reader() -> None:
     from draftwise.plan.size.plot import draw
 
     for spec in (None, EAGLE3):
         drawn = draw(sized(spec=spec, max_model_len=8192))
-        assert drawn.startswith("<svg")
+        assert "<svg" in drawn
         assert "currentColor" in drawn
+        assert "prefers-color-scheme" in drawn
         assert ("eagle3 k=3" in drawn) is (spec is not None)
 
 

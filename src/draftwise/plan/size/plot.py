@@ -2,53 +2,31 @@
 
 from __future__ import annotations
 
-from io import StringIO
 from typing import Any
 
-import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from draftwise.core.budget import Budget
+from draftwise.plan.drawing import INK, to_svg
 from draftwise.plan.size.measure import Sizing
 from draftwise.plan.size.view import contexts_of, items
 
 __all__ = ["draw", "draw_figure"]
 
 _GIB = 1 << 30
-_INK = "#010203"
-"""Stands for the page's text colour until the SVG is written."""
 _COLOURS = {
     "target": "#3b82f6", "drafter": "#f59e0b", "activations": "#06b6d4", "overhead": "#8b929c", "kv": "#10b981",
     "outside": "#ef4444", "reserve": "#8b929c40",
 }  # fmt: skip
-_STYLE: dict[Any, Any] = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "size",
-    "font.size": 10,
-    "text.color": _INK,
-    "axes.edgecolor": _INK,
-    "axes.labelcolor": _INK,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.linewidth": 0.6,
-    "xtick.color": _INK,
-    "ytick.color": _INK,
-    "legend.frameon": False,
-    "legend.fontsize": 9,
-}
 _LABELLED = 0.055
 """Share of the GPU from which on a bar's piece has room for its number."""
 
 
 def draw(sizing: Sizing) -> str:
-    """Return the SVG; its text takes the colour of the page around it."""
-    with mpl.rc_context(_STYLE):
-        out = StringIO()
-        draw_figure(sizing).savefig(out, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    text = out.getvalue()
-    return text[text.index("<svg") :].replace(_INK, "currentColor")
+    """Return an SVG file that follows the reader's light or dark theme."""
+    return to_svg(lambda: draw_figure(sizing), "size", alone=True)
 
 
 def draw_figure(sizing: Sizing) -> Figure:
@@ -83,8 +61,8 @@ def _draw_memory(axes: Axes, sizing: Sizing, named: list[tuple[str, Budget]]) ->
             if item.num_bytes > _LABELLED * total:
                 axes.text(left + width / 2, row, f"{width:.1f}", ha="center", va="center", fontsize=9)
             left += width
-    axes.axvline(total / _GIB, color=_INK, linewidth=0.8)
-    axes.axvline(sizing.budget.requested / _GIB, color=_INK, linewidth=0.8, linestyle=":")
+    axes.axvline(total / _GIB, color=INK, linewidth=0.8)
+    axes.axvline(sizing.budget.requested / _GIB, color=INK, linewidth=0.8, linestyle=":")
     axes.set_yticks(range(len(named)), [name for name, _ in named])
     axes.set_ylim(len(named) - 0.45, -0.55)
     axes.tick_params(axis="y", length=0)
@@ -110,7 +88,7 @@ def _draw_concurrency(axes: Axes, sizing: Sizing, named: list[tuple[str, Budget]
                 ha="left" if above else "right", fontsize=8, color=colours[name],
             )  # fmt: skip
     limit = sizing.budget.max_num_seqs
-    axes.axhline(limit, color=_INK, linewidth=0.8, linestyle="--")
+    axes.axhline(limit, color=INK, linewidth=0.8, linestyle="--")
     axes.annotate(f"max_num_seqs {limit}", (lengths[-1], limit), xytext=(0, 3), textcoords="offset points", ha="right")
     axes.margins(x=0.06, y=0.12)
     axes.set_xscale("log", base=2)
@@ -118,7 +96,7 @@ def _draw_concurrency(axes: Axes, sizing: Sizing, named: list[tuple[str, Budget]
     axes.set_xticks(lengths, [_short(length) for length in lengths])
     axes.minorticks_off()
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.grid(axis="y", color=_INK, alpha=0.12, linewidth=0.6)
+    axes.grid(axis="y", color=INK, alpha=0.12, linewidth=0.6)
     axes.set_xlabel("context length (tokens)")
     axes.set_ylabel("sequences at once")
     if len(named) > 1:
