@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from catalogue.build import DATA, build, differences, find_wheels, write
+from catalogue.build import DATA, build, differences, find_wheels, known_releases, write
 
 _WHEELS = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "draftwise/vllm-wheels"
 
@@ -35,6 +36,9 @@ def _build(folder: Path) -> int:
     if not wheels:
         print(f"There is no wheel in {folder}: name a folder with --wheels, or leave --offline out.", file=sys.stderr)
         return 2
+    if gone := _missing(wheels):
+        print(f"{folder} lacks {', '.join(gone)}, which the data has: leave --offline out to fetch.", file=sys.stderr)
+        return 2
     rows = build(folder)
     write(DATA, rows, wheels)
     newest = wheels[-1]["version"]
@@ -42,6 +46,12 @@ def _build(folder: Path) -> int:
     print(*differences(rows, newest, before), sep="\n")
     print(f"\nvLLM {newest}: {sum(map(len, rows.values()))} rows in {len(rows)} topics over {len(wheels)} releases.")
     return 0
+
+
+def _missing(wheels: Sequence[Mapping[str, str]]) -> list[str]:
+    """Return the releases that the present data has and a folder has not: a build would drop them."""
+    found = {about["version"] for about in wheels}
+    return [about["version"] for about in known_releases(DATA) if about["version"] not in found]
 
 
 def _probe(folder: Path) -> int:

@@ -15,7 +15,7 @@ from catalogue.extract.topics import TOPICS
 from catalogue.extract.tree import Tree
 from draftwise.facts.spans import Row, encode
 
-__all__ = ["DATA", "build", "differences", "find_wheels", "write"]
+__all__ = ["DATA", "build", "differences", "find_wheels", "known_releases", "write"]
 
 DATA = Path(__file__).parents[1] / "src/draftwise/facts/data/vllm"
 _RELEASES = "releases.json"
@@ -25,6 +25,13 @@ def find_wheels(folder: Path) -> list[dict[str, str]]:
     """Return what `wheel.json` says of each release under a folder, oldest first."""
     found = [json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("*/wheel.json")]
     return sorted(found, key=lambda about: Version(about["version"]))
+
+
+def known_releases(folder: Path) -> list[dict[str, str]]:
+    """Return the releases that a data folder was built from, oldest first; none for a new one."""
+    file = folder / _RELEASES
+    known: list[dict[str, str]] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else []
+    return known
 
 
 def build(folder: Path, topics: Mapping[str, Any] = TOPICS) -> dict[str, list[Row]]:

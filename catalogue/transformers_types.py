@@ -3,7 +3,7 @@
     python -m catalogue.transformers_types [FILE]      (run with an interpreter that has transformers and torch)
 
 Unlike the wheels of vLLM, transformers is imported: what a configuration class fills in is found out by making one.
-Nothing else of the project is needed, so it runs in the environment of a vLLM, whose transformers is the one that counts.
+Nothing else of the project is needed, so it runs in the environment of a vLLM, whose transformers is what counts.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def describe(configuration: type[Any], model_class: str | None) -> dict[str, Any
         row["rename"] = rename
     try:
         made = configuration()
-    except Exception:  # noqa: BLE001  (remote defaults, missing parts: each class has its own way to refuse)
+    except Exception:  # each class refuses in its own way: parts that are missing, defaults that lie on a hub
         made = None
     values = {name: getattr(made, name, None) for name in _VALUES}
     row |= {name: value for name, value in values.items() if isinstance(value, int) and not isinstance(value, bool)}

@@ -3,7 +3,7 @@
     python -m catalogue.wheels FOLDER [VERSION ...]      (default: every release from 0.9.2 on)
 
 A wheel is a zip file: its directory lies at the end, and the package index answers range requests, so a release costs
-some tens of megabytes instead of hundreds. FOLDER/VERSION then holds `vllm/**/*.py` and `wheel.json`.
+some tens of megabytes instead of hundreds. FOLDER/VERSION then holds the sources, the METADATA and `wheel.json`.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def fetch(client: httpx.Client, wheel: Wheel, folder: Path) -> Path:
             archive.extract(member, partial)
     about = {"version": str(wheel.version), "filename": wheel.filename, "sha256": wheel.sha256,
              "built": "{:04}-{:02}-{:02}".format(*newest[:3])}  # fmt: skip
-    (partial / "wheel.json").write_text(json.dumps(about, indent=1) + "\n")
+    (partial / "wheel.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
     shutil.rmtree(out, ignore_errors=True)
     partial.rename(out)
     return out
@@ -142,10 +142,15 @@ def _wanted(name: str) -> bool:
 
 def main(arguments: list[str]) -> None:
     """Fetch the releases named on the command line, or all."""
-    folder, wanted = Path(arguments[0]), set(arguments[1:])
+    if not arguments:
+        sys.exit(__doc__)
+    folder, wanted = Path(arguments[0]), {Version(text) for text in arguments[1:]}
     with httpx.Client(follow_redirects=True, timeout=180) as client:
-        for wheel in releases(client):
-            if not wanted or str(wheel.version) in wanted:
+        known = {wheel.version: wheel for wheel in releases(client)}
+        if unknown := sorted(wanted - known.keys()):
+            sys.exit(f"There is no wheel of vLLM {', '.join(map(str, unknown))} for x86-64 on the package index.")
+        for version, wheel in known.items():
+            if not wanted or version in wanted:
                 print(fetch(client, wheel, folder), flush=True)
 
 

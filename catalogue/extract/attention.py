@@ -6,7 +6,7 @@ import ast
 
 from catalogue.extract.speculative import Facts
 from catalogue.extract.tree import Module, NotFound, Tree
-from catalogue.extract.values import UNKNOWN, attribute_of, bases_of, evaluate, members
+from catalogue.extract.values import UNKNOWN, attribute_of, evaluate, members, method_of
 
 __all__ = ["attention_backends", "noncausal_backends"]
 
@@ -17,7 +17,7 @@ _REGISTRY = (
 )
 _ENUMS = ("AttentionBackendEnum", "_Backend")
 _NON_CAUSAL = "supports_non_causal"
-_BASE = ("vllm/v1/attention/backend.py",)
+_BASE = "vllm/v1/attention/backend.py"
 
 
 def _get_enum(tree: Tree) -> tuple[Module, ast.ClassDef]:
@@ -45,7 +45,7 @@ def noncausal_backends(tree: Tree) -> Facts:
 
     Empty in releases that do not ask backends at all.
     """
-    base = tree.find(*_BASE)
+    base = tree.find(_BASE)
     if base is None or base.find_function(_NON_CAUSAL, of="AttentionBackend") is None:
         return {}
     found: Facts = {}
@@ -64,11 +64,12 @@ def noncausal_backends(tree: Tree) -> Facts:
 
 def _answer(module: Module, node: ast.ClassDef) -> tuple[str, str]:
     """Return what the nearest class that defines the question answers to it, and where."""
-    function = module.find_function(_NON_CAUSAL, of=node.name)
-    if function is None:
-        return next((_answer(*base) for base in bases_of(module, node)), ("", ""))
-    returned = [evaluate(module, part.value) for part in ast.walk(function) if isinstance(part, ast.Return)]
-    source = module.source(f"{node.name}.{_NON_CAUSAL}")
+    found = method_of(module, node, _NON_CAUSAL)
+    if found is None:
+        return "", ""
+    owner, cls, function = found
+    returned = [evaluate(owner, part.value) for part in ast.walk(function) if isinstance(part, ast.Return)]
+    source = owner.source(f"{cls.name}.{_NON_CAUSAL}")
     if returned == [False]:
         return "", source
     return "always" if returned == [True] else "sometimes", source

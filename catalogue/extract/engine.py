@@ -7,13 +7,12 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from catalogue.extract.speculative import Facts, get_config, methods
+from catalogue.extract.speculative import ARGUMENTS, Facts, get_config, methods
 from catalogue.extract.tree import Module, NotFound, Tree
-from catalogue.extract.values import UNKNOWN, attribute_of, default_of, evaluate
+from catalogue.extract.values import UNKNOWN, attribute_of, default_of, evaluate, strings
 
 __all__ = ["async_scheduling", "batch_defaults", "cudagraph_sizes", "runner_v2"]
 
-_ARGUMENTS = ("vllm/engine/arg_utils.py",)
 _VLLM_CONFIG = ("vllm/config/vllm.py", "vllm/config/__init__.py", "vllm/config.py")
 _SCHEDULER = ("vllm/config/scheduler.py", "vllm/config.py")
 _SPECULATORS = ("vllm/v1/worker/gpu/spec_decode/__init__.py",)
@@ -29,7 +28,7 @@ def batch_defaults(tree: Tree) -> Facts:
     A key is `cpu`, `gpu` or `gpu>=N` (GiB of memory; the largest that fits holds). `offline` is the LLM class, `server`
     is `vllm serve`. `not_named` excludes devices by a part of their name; with `per_gpu` the values are times TP x PP.
     """
-    module = tree.get(*_ARGUMENTS)
+    module = tree.get(ARGUMENTS)
     names = ("get_batch_defaults", "_set_default_args", "_set_default_args_v1")
     function = next((f for name in names if (f := module.find_function(name, of="EngineArgs"))), None)
     found: dict[str, dict[str, Any]] = {}
@@ -38,9 +37,8 @@ def batch_defaults(tree: Tree) -> Facts:
             case ast.Assign(targets=[ast.Name(id=name)], value=ast.Dict(keys=keys, values=values)) if _BATCH.match(
                 name
             ):
-                sizes = {
-                    _CONTEXTS[ast.unparse(k).rpartition(".")[2]]: v for k, v in zip(keys, values, strict=True) if k
-                }
+                pairs = zip(keys, values, strict=True)
+                sizes = {_CONTEXTS[ast.unparse(context).rpartition(".")[2]]: size for context, size in pairs if context}
                 scaled = any("world_size" in ast.unparse(value) for value in sizes.values())
                 row = found.setdefault(key, dict(extra) | ({"per_gpu": True} if scaled else {}))
                 row[name.removeprefix("default_")] = {context: _constant(value) for context, value in sizes.items()}
@@ -64,11 +62,6 @@ def _tiers(body: list[ast.stmt], key: str, extra: dict[str, Any]) -> Iterator[tu
                 yield from _tiers(orelse, key, extra)
             case _:
                 yield key, extra, statement
-
-
-def _by_context(sizes: ast.Dict) -> dict[str, int]:
-    pairs = zip(sizes.keys, sizes.values, strict=True)
-    return {_CONTEXTS[ast.unparse(key).rpartition(".")[2]]: _constant(value) for key, value in pairs if key}
 
 
 def _constant(node: ast.expr) -> int:
@@ -159,8 +152,7 @@ def _allowed(module: Module, test: ast.expr) -> list[str]:
     for node in ast.walk(test):
         match node:
             case ast.Compare(left=ast.Attribute(attr="method"), ops=[ast.NotIn() | ast.NotEq()], comparators=[right]):
-                value = evaluate(module, right)
-                found += [value] if isinstance(value, str) else value if isinstance(value, list) else []
+                found += strings(evaluate(module, right))
     return found if "get_args" in ast.unparse(test) else []
 
 
@@ -242,8 +234,7 @@ def _methods_of(config: Module, function: ast.FunctionDef) -> Iterator[str]:
     for node in ast.walk(function):
         match node:
             case ast.Compare(left=ast.Attribute(attr="method"), comparators=[right]):
-                value = evaluate(config, right)
-                yield from [value] if isinstance(value, str) else value if isinstance(value, list) else []
+                yield from strings(evaluate(config, right))
 
 
 def _refused(module: Module, function: ast.FunctionDef, known: set[str]) -> set[str]:

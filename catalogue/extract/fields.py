@@ -39,7 +39,6 @@ class Field:
     type: str
     default: Any
     hints: tuple[Hint, ...]
-    required: bool
     init: bool
     constraints: dict[str, Any]
     owner: str
@@ -83,7 +82,6 @@ def _field(module: Module, name: str, annotation: ast.expr, value: ast.expr | No
         type=type_text(annotation),
         default=default_of(module, value),
         hints=hints,
-        required=value is None,
         init=evaluate(module, keywords.get("init")) is not False,
         constraints={key: bound for key, bound in constraints.items() if bound is not UNKNOWN},
         owner=owner,

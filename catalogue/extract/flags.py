@@ -7,25 +7,24 @@ from collections.abc import Iterator
 from typing import Any
 
 from catalogue.extract.fields import Field, fields_of
-from catalogue.extract.speculative import Facts
+from catalogue.extract.speculative import ARGUMENTS, Facts
 from catalogue.extract.tree import Module, NotFound, Tree
 from catalogue.extract.values import UNKNOWN, bases_of, evaluate, literal, written
 
 __all__ = ["engine_defaults", "flags"]
 
-_ENGINE = ("vllm/engine/arg_utils.py",)
 _FRONTEND = (
     "vllm/entrypoints/common/cli_args.py",
     "vllm/entrypoints/launchers/cli_args.py",
     "vllm/entrypoints/openai/cli_args.py",
 )
-_SERVE = ("vllm/entrypoints/cli/serve.py",)
+_SERVE = "vllm/entrypoints/cli/serve.py"
 _CUSTOMISE = ("_customize_cli_kwargs", "add_cli_args")
 
 
 def engine_defaults(tree: Tree) -> Facts:
     """Every engine argument's default, by the argument's name."""
-    module = tree.get(*_ENGINE)
+    module = tree.get(ARGUMENTS)
     found: Facts = {}
     for name in ("EngineArgs", "AsyncEngineArgs"):
         for field in fields_of(module, module.get_class(name)).values():
@@ -59,13 +58,13 @@ _Call = tuple[list[str], dict[str, Any]]
 
 
 def _parsers(tree: Tree) -> Iterator[tuple[Module, str, Iterator[_Call]]]:
-    engine, front = tree.get(*_ENGINE), tree.get(*_FRONTEND)
+    engine, front = tree.get(ARGUMENTS), tree.get(*_FRONTEND)
     for name in ("EngineArgs", "AsyncEngineArgs"):
         yield engine, f"{name}.add_cli_args", _added(engine, engine.get_function("add_cli_args", of=name))
     yield front, "make_arg_parser", _added(front, front.get_function("make_arg_parser"))
     if isinstance(front.names.get("FrontendArgs"), ast.ClassDef):
         yield front, "FrontendArgs", _from_fields(front, front.get_class("FrontendArgs"))
-    serve = tree.get(*_SERVE)
+    serve = tree.get(_SERVE)
     yield serve, "ServeSubcommand", _added(serve, serve.get_function("subparser_init", of="ServeSubcommand"))
 
 
@@ -159,12 +158,12 @@ def _of_field(tree: Tree, field: Field) -> dict[str, Any]:
     kinds = field.kinds
     if "dataclass" in kinds:
         return row | {"kind": "json"}
-    if kinds == {"bool", "str", "none"} and _OPTIONAL_VALUE in tree.get(*_ENGINE).text:
+    if kinds == {"bool", "str", "none"} and _OPTIONAL_VALUE in tree.get(ARGUMENTS).text:
         return row | {"optional_value": True}
     if "bool" in kinds:
         return row | {"kind": "switch", "negatable": True}
     if "literal" in kinds:
-        is_open = "str" in kinds and _OPEN_LITERALS in tree.get(*_ENGINE).text
+        is_open = "str" in kinds and _OPEN_LITERALS in tree.get(ARGUMENTS).text
         return row | {"suggestions" if is_open else "choices": field.choices}
     if kinds & {"tuple", "list", "set"}:
         hint = next(hint for hint in field.hints if hint.kind in ("tuple", "list", "set"))

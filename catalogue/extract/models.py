@@ -12,7 +12,7 @@ from catalogue.extract.values import UNKNOWN, evaluate
 
 __all__ = ["architectures", "config_model_types", "speculators_types"]
 
-_REGISTRY = ("vllm/model_executor/models/registry.py",)
+_REGISTRY = "vllm/model_executor/models/registry.py"
 _INTERFACES = "vllm/model_executor/models/interfaces.py"
 _PACKAGE = "vllm.model_executor.models"
 _PROTOCOLS = "vllm/model_executor/models/interfaces"
@@ -38,7 +38,7 @@ _Class = tuple[Module, ast.ClassDef]
 
 def architectures(tree: Tree) -> Facts:
     """Every architecture of the registry: the class it loads, the list it stands in, the interfaces of the class."""
-    registry = tree.get(*_REGISTRY)
+    registry = tree.get(_REGISTRY)
     whole = registry.names.get(_ALL)
     if not isinstance(whole, ast.Dict):
         raise NotFound(f"vLLM {tree.version}: {_ALL} is no dictionary in {registry.path}")
@@ -186,12 +186,13 @@ def config_model_types(tree: Tree) -> Facts:
 
 
 def _config_classes(module: Module, node: ast.expr) -> dict[str, str]:
-    """Return model_type -> class of `{"x": X, **MORE}` or `LazyConfigDict(x="X", **{"x-y": "XY"})`; empty if neither."""
+    """Return model_type -> class of `{"x": X, **MORE}` or `LazyConfigDict(x="X", **{"x-y": "XY"})`; else nothing."""
+    given: list[tuple[Any, ast.expr]]
     match node:
         case ast.Name(id=name) if isinstance(listed := module.names.get(name), ast.expr):
             return _config_classes(module, listed)
         case ast.Dict(keys=keys, values=values):
-            given = list(zip((key and ast.literal_eval(key) for key in keys), values, strict=True))
+            given = [(key and evaluate(module, key), value) for key, value in zip(keys, values, strict=True)]
         case ast.Call(args=[], keywords=keywords):
             given = [(keyword.arg, keyword.value) for keyword in keywords]
         case _:

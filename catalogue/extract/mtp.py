@@ -15,7 +15,7 @@ from typing import Any
 
 from catalogue.extract.speculative import Facts, get_config
 from catalogue.extract.tree import Module, NotFound, Tree
-from catalogue.extract.values import UNKNOWN, evaluate
+from catalogue.extract.values import UNKNOWN, evaluate, strings
 
 __all__ = ["mtp_remap"]
 
@@ -78,15 +78,9 @@ def _tested(module: Module, function: ast.FunctionDef) -> Iterator[tuple[str, st
                 for side in (left, right):
                     value = evaluate(module, side)
                     part = isinstance(value, str) and side is left and isinstance(node.ops[0], ast.In)
-                    yield from (
-                        (name, _kind(text, part)) for name in ([value] if isinstance(value, str) else _strings(value))
-                    )
+                    yield from ((name, _kind(text, part)) for name in strings(value))
             case ast.Call(func=ast.Attribute(value=ast.Set() as names, attr="intersection")):
-                yield from ((name, "architecture") for name in _strings(evaluate(module, names)))
-
-
-def _strings(value: Any) -> list[str]:
-    return [part for part in value if isinstance(part, str)] if isinstance(value, list) else []
+                yield from ((name, "architecture") for name in strings(evaluate(module, names)))
 
 
 def _kind(text: str, part: bool) -> str:
@@ -172,7 +166,7 @@ class _Interpreter:
             case ast.Call(func=ast.Name(id="hasattr"), args=[_, ast.Constant(value=str() as name)]):
                 return self.config.has(name)
             case ast.Call(func=ast.Attribute(value=ast.Set() as names, attr="intersection")):
-                return bool(set(_strings(self.value(names))) & set(self.config.written["architectures"]))
+                return bool(set(strings(self.value(names))) & set(self.config.written["architectures"]))
         value = self.value(test)
         if isinstance(value, _Read):
             return self.config.has(value.name)

@@ -8,18 +8,22 @@ from typing import Any
 
 from catalogue.extract.fields import fields_of
 from catalogue.extract.tree import Module, NotFound, Tree
-from catalogue.extract.values import evaluate, literal
+from catalogue.extract.values import evaluate, literal, strings
 
-__all__ = ["CONFIG", "Facts", "aux_targets", "get_config", "method_inference", "methods", "spec_fields", "spec_rules"]
+__all__ = [
+    "ARGUMENTS", "Facts", "aux_targets", "get_config", "method_inference", "methods", "spec_fields", "spec_rules",
+]  # fmt: skip
 
 Facts = dict[str, tuple[Any, str]]
-CONFIG = ("vllm/config/speculative.py", "vllm/config/__init__.py", "vllm/config.py")
+ARGUMENTS = "vllm/engine/arg_utils.py"
+_CONFIG = ("vllm/config/speculative.py", "vllm/config/__init__.py", "vllm/config.py")
 _NAME = "SpeculativeConfig"
+_CREATE = "create_speculative_config"
 
 
 def get_config(tree: Tree) -> tuple[Module, ast.ClassDef]:
     """Return the class that the JSON of `--speculative-config` becomes."""
-    return tree.find_class(_NAME, *CONFIG)
+    return tree.find_class(_NAME, *_CONFIG)
 
 
 def methods(tree: Tree) -> Facts:
@@ -59,17 +63,12 @@ def spec_fields(tree: Tree) -> Facts:
 def spec_rules(tree: Tree) -> Facts:
     """How the JSON as a whole is read: what becomes of a key that is no field."""
     module, node = get_config(tree)
+    arguments = tree.get(ARGUMENTS)
     source = module.source(f"decorators of {_NAME}")
     return {
         "unknown_keys": ("rejected" if _forbids_extra(module, node) else "ignored", source),
-        "dashes_in_keys": (
-            "accepted" if _takes_dashes(tree) else "rejected",
-            _ARGUMENTS[0] + ": create_speculative_config",
-        ),
+        "dashes_in_keys": ("accepted" if _takes_dashes(arguments) else "rejected", arguments.source(_CREATE)),
     }
-
-
-_ARGUMENTS = ("vllm/engine/arg_utils.py",)
 
 
 def _forbids_extra(module: Module, node: ast.ClassDef) -> bool:
@@ -83,8 +82,8 @@ def _forbids_extra(module: Module, node: ast.ClassDef) -> bool:
     return "extra='forbid'" in ast.unparse(shared[0].get_function("config"))
 
 
-def _takes_dashes(tree: Tree) -> bool:
-    function = tree.get(*_ARGUMENTS).get_function("create_speculative_config", of="EngineArgs")
+def _takes_dashes(arguments: Module) -> bool:
+    function = arguments.get_function(_CREATE, of="EngineArgs")
     return any(".replace('-', '_')" in ast.unparse(node) for node in ast.walk(function) if isinstance(node, ast.Call))
 
 
@@ -131,8 +130,7 @@ def _alternatives(module: Module, test: ast.expr) -> Iterator[dict[str, str]]:
             if ast.unparse(left).endswith(_DRAFT_TYPE):
                 yield {"model_type_in": ast.unparse(group)}
         case ast.Compare(left=left, ops=[ast.In()], comparators=[right]) if ast.unparse(left).endswith(_DRAFT_TYPE):
-            listed = evaluate(module, right)
-            yield from ({"model_type": part} for part in ([listed] if isinstance(listed, str) else listed))
+            yield from ({"model_type": part} for part in strings(evaluate(module, right)))
         case ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]) if ast.unparse(left).endswith(_DRAFT_TYPE):
             yield {"model_type": evaluate(module, right)}
         case ast.Compare(left=left, ops=[ast.In()], comparators=[right]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from catalogue.extract import attention, choices, engine, flags, models, mtp, serving, speculative
+from catalogue.extract import attention, choices, engine, flags, models, mtp, quantization, serving, speculative
 from catalogue.extract.speculative import Facts
 from catalogue.extract.tree import Tree
 
@@ -30,7 +30,7 @@ TOPICS: Mapping[str, Callable[[Tree], Facts]] = {
         engine.runner_v2,
         attention.attention_backends,
         attention.noncausal_backends,
-        choices.quantization_methods,
+        quantization.quantization_methods,
         choices.kv_cache_dtypes,
         choices.moe_backends,
         serving.metrics,

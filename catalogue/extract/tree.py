@@ -68,6 +68,13 @@ class Module:
                 found[name] = binding
         return found
 
+    def inside(self, function: ast.FunctionDef) -> Module:
+        """Return this file as a function sees it: with the names that the function itself imports and binds."""
+        inner = Module(self.tree, self.path)
+        local = {name: binding for name, binding, _ in _bindings(function.body, self.package)}
+        vars(inner)["names"] = {**self.names, **local}
+        return inner
+
     def source(self, symbol: str) -> str:
         """Return how a fact that was read here is cited."""
         return f"{self.path}: {symbol}"

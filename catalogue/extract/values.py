@@ -9,7 +9,10 @@ from typing import Any
 
 from catalogue.extract.tree import Module, NotFound
 
-__all__ = ["UNKNOWN", "attribute_of", "bases_of", "default_of", "evaluate", "literal", "members", "written"]
+__all__ = [
+    "UNKNOWN", "attribute_of", "bases_of", "default_of", "evaluate", "literal", "members", "method_of", "strings",
+    "written",
+]  # fmt: skip
 
 UNKNOWN = object()
 """What `evaluate` gives for an expression that is no constant."""
@@ -87,6 +90,12 @@ def _options(module: Module, part: ast.expr) -> list[Any]:
     return [value]
 
 
+def strings(value: Any) -> list[str]:
+    """Return the strings of an evaluated expression: itself, or those in a list."""
+    parts = value if isinstance(value, list) else [value]
+    return [part for part in parts if isinstance(part, str)]
+
+
 def members(node: ast.ClassDef) -> list[str]:
     """Return the names of an enumeration's members."""
     return [
@@ -119,6 +128,13 @@ def attribute_of(module: Module, node: ast.ClassDef, name: str) -> tuple[Module,
         if inherited := attribute_of(inner, base, name):
             return inherited
     return None
+
+
+def method_of(module: Module, node: ast.ClassDef, name: str) -> tuple[Module, ast.ClassDef, ast.FunctionDef] | None:
+    """Return a method as a class, or the nearest of its bases, defines it, and who does."""
+    if function := module.find_function(name, of=node.name):
+        return module, node, function
+    return next((found for base in bases_of(module, node) if (found := method_of(*base, name))), None)
 
 
 def default_of(module: Module, value: ast.expr | None) -> Any:

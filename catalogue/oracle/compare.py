@@ -164,8 +164,9 @@ def flatten(resolved: Mapping[str, Any]) -> dict[str, Any]:
     """Return the oracle's resolved values under the names of `VALUES` and `fields.KEY`."""
     fields = resolved.get("fields", {})
     named = {name: resolved[name] for name in VALUES if name in resolved}
-    if named.get("runner", "") is None:
-        del named["runner"]  # the release knows one runner and does not say so
+    for name in ("runner", "async_scheduling"):
+        if named.get(name, "") is None:
+            del named[name]  # the release knows one runner, or one way to schedule, and does not say so
     named |= {name: fields[name] for name in _IN_FIELDS if name in fields}
     own = {f"fields.{name}": value for name, value in fields.items() if name not in VALUES + _FROM_ENGINE}
     return named | own

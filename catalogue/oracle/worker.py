@@ -255,8 +255,10 @@ def resolve(config: Any) -> dict[str, Any]:
 
 def runner(config: Any) -> str | None:
     """Return the model runner that takes the work, where the release decides that in its configuration."""
+    from vllm.platforms import current_platform
+
     chosen = getattr(config, "use_v2_model_runner", None)
-    if chosen is None:
+    if chosen is None and not current_platform.is_cpu():  # its worker never asked
         import vllm.envs as envs
 
         chosen = getattr(envs, "VLLM_USE_V2_MODEL_RUNNER", None)

@@ -51,7 +51,7 @@ def _flat(literal: Any) -> list[str]:
 
 
 def _field(field: Any) -> dict[str, Any]:
-    bounds = {}
+    bounds: dict[str, Any] = {}
     for mark in field.metadata:
         bounds |= {key: getattr(mark, key) for key in ("gt", "ge", "lt", "le") if getattr(mark, key, None) is not None}
     return {"default": _plain(field.default), **bounds}

@@ -8,7 +8,7 @@ import pytest
 from catalogue.extract.speculative import Facts
 from catalogue.extract.tree import NotFound, Tree
 
-from catalogue import build
+from catalogue import __main__, build
 
 Wheel = Callable[..., Path]
 
@@ -58,3 +58,16 @@ def test_differences_name_what_the_newest_release_did(wheel: Wheel) -> None:
     folder = wheel("1.1", {"vllm/words.py": "stays comes"})
     rows = build.build(folder, {"words": _words})
     assert list(build.differences(rows, "1.1", "1.0")) == ["words: + comes  5", "words: - goes  4"]
+
+
+def test_a_folder_that_lacks_a_known_release_is_refused(
+    wheel: Wheel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wheel("1.0", {"vllm/words.py": "a"})
+    data = tmp_path / "data"
+    before = _written(wheel("1.1", {"vllm/words.py": "b"}), data)
+    monkeypatch.setattr(__main__, "DATA", data)
+    (tmp_path / "wheels" / "1.0" / "wheel.json").unlink()
+    assert __main__.main(["build", "--offline", "--wheels", str(tmp_path / "wheels")]) == 2
+    assert "lacks 1.0, which the data has" in capsys.readouterr().err
+    assert before == {path.name: path.read_bytes() for path in data.iterdir()}

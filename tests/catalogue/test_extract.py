@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from catalogue.extract import engine, models, mtp, serving, speculative
+from catalogue.extract import engine, models, mtp, quantization, serving, speculative
 from catalogue.extract.fields import fields_of, type_text
 from catalogue.extract.flags import _added
 from catalogue.extract.tree import NotFound, Tree
@@ -196,6 +196,67 @@ def test_a_class_that_is_gone_is_not_a_silent_gap(wheel: Wheel) -> None:
     )
     with pytest.raises(NotFound, match="no class X"):
         models.architectures(tree)
+
+
+def test_config_types_are_read_from_every_way_of_writing_the_registry(wheel: Wheel) -> None:
+    path = "vllm/transformers_utils/config.py"
+    old = """
+        _MORE = {"mllama": MllamaConfig}
+        _CONFIG_REGISTRY = {"dbrx": DbrxConfig, **_MORE}
+    """
+    lazy = '_CONFIG_REGISTRY = LazyConfigDict(beam="BeamConfig", **{"deepseek_v41": "V41Config", "o-c-r": "OCR"})'
+    assert {name: cls for name, (cls, _) in models.config_model_types(_tree(wheel, {path: old})).items()} == {
+        "dbrx": "DbrxConfig",
+        "mllama": "MllamaConfig",
+    }
+    assert {name: cls for name, (cls, _) in models.config_model_types(_tree(wheel, {path: lazy})).items()} == {
+        "beam": "BeamConfig",
+        "deepseek_v41": "V41Config",
+        "o-c-r": "OCR",
+    }
+    with pytest.raises(NotFound, match="_CONFIG_REGISTRY is not read"):
+        models.config_model_types(_tree(wheel, {path: "_CONFIG_REGISTRY = LazyConfigDict(**more())"}))
+
+
+def test_quantization_methods_that_live_on_a_quantized_checkpoint(wheel: Wheel) -> None:
+    layers = "vllm/model_executor/layers/quantization"
+    tree = _tree(
+        wheel,
+        {
+            "vllm/config/quantization.py": '_ONLINE_SHORTHANDS = {"mxfp8": args()}\n',
+            f"{layers}/__init__.py": """
+                QuantizationMethods = Literal["awq", "fp8", "quark", "mxfp8", "new"]
+                DEPRECATED_QUANTIZATION_METHODS = ["quark", "gone"]
+                def get_quantization_config(name):
+                    from .all import AwqConfig, Fp8Config, QuarkConfig
+                    if current_platform.is_cuda():
+                        from .all import CudaConfig
+                        new = CudaConfig
+                    method_to_config: dict[str, type] = {
+                        "awq": AwqConfig, "fp8": Fp8Config, "quark": QuarkConfig, "mxfp8": AwqConfig, "new": new,
+                    }
+                    return method_to_config[name]
+            """,
+            f"{layers}/all.py": """
+                class QuantizationConfig:
+                    def override_quantization_method(cls, config, asked): return None
+                class Fp8Config(QuantizationConfig):
+                    def __init__(self, bits=8): ...
+                    def get_config_filenames(): return []
+                class AwqConfig(Fp8Config):
+                    def override_quantization_method(cls, config, asked): return "awq"
+                    def get_config_filenames(): return ["quant_config.json"]
+                class QuarkConfig(Fp8Config):
+                    def __init__(self, layers, bits=8): ...
+                class CudaConfig(Fp8Config): ...
+            """,
+        },
+    )
+    table = {name: row for name, (row, _) in quantization.quantization_methods(tree).items()}
+    assert {name for name, row in table.items() if row["needs_checkpoint"]} == {"awq", "quark"}
+    assert {name for name, row in table.items() if row["deprecated"]} == {"quark"}
+    assert {name for name, row in table.items() if row["overrides"]} == {"awq", "mxfp8"}
+    assert set(table) == {"awq", "fp8", "quark", "mxfp8", "new"}
 
 
 def test_flags_follow_fields_and_plain_arguments(wheel: Wheel) -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from packaging.version import Version
 
 from draftwise.core import InvalidSetup
+from draftwise.facts.quantization import needs_checkpoint, reads_weights_of
 from draftwise.facts.spans import decode, encode
 from draftwise.facts.vllm import Release, get_release, history, releases, topics
 
@@ -281,3 +282,30 @@ def test_switches_have_no_choices_and_every_flag_a_field() -> None:
             assert row["kind"] in ("switch", "value", "list", "json"), name
             assert not (row["kind"] == "switch" and row.get("choices")), name
             assert all(alias.startswith("-") for alias in row["aliases"]), name
+
+
+BY_DEVICE_OR_FORMAT = frozenset({
+    "bitblas", "cpu_awq", "cpu_gptq", "gguf", "gptq_bitblas", "gptq_marlin_24", "ipex", "marlin", "mxfp8",
+    "petit_nvfp4",
+})  # fmt: skip
+"""Quantization methods that take another's weights on one device only, or by a format that the checkpoint names."""
+
+
+def test_every_method_that_takes_weights_of_another_has_been_judged() -> None:
+    judged = {
+        method
+        for release in releases()
+        for method in release.table("quantization_methods")
+        for checkpoint in ("auto-round", "awq", "fp8", "gptq", "modelopt", "mxfp4")
+        if reads_weights_of(method, checkpoint)
+    }
+    for release in releases():
+        overriding = {name for name, row in release.table("quantization_methods").items() if row["overrides"]}
+        assert overriding <= judged | BY_DEVICE_OR_FORMAT, str(release)
+
+
+@pytest.mark.parametrize(
+    ("method", "needs"), [("awq", True), ("compressed-tensors", True), ("fp8", False), ("mxfp8", False), ("x", False)]
+)
+def test_methods_that_need_a_quantized_checkpoint(method: str, needs: bool) -> None:
+    assert needs_checkpoint(method) is needs

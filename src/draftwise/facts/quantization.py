@@ -10,22 +10,26 @@ from typing import Any
 
 from packaging.version import Version
 
+from draftwise.facts.vllm import get_release, history
+
 __all__ = ["is_deprecated", "needs_checkpoint", "reads_weights_of"]
+
+_TOPIC = "quantization_methods"
 
 
 def is_deprecated(method: str, version: Version) -> bool:
     """Say whether a release loads a method only with `allow_deprecated_quantization`."""
-    return any(
-        row["method"] == method
-        and Version(row["since"]) <= version
-        and (row["until"] is None or version <= Version(row["until"]))
-        for row in _data()["deprecated"]
-    )
+    row = get_release(str(version)).table(_TOPIC).get(method)
+    return row is not None and bool(row["deprecated"])
 
 
 def needs_checkpoint(method: str) -> bool:
-    """Say whether a method takes its settings from a quantized checkpoint, rather than quantizing while it loads."""
-    return method in _data()["needs_checkpoint"]
+    """Say whether a method takes its settings from a quantized checkpoint, rather than quantizing while it loads.
+
+    The newest release that has the method answers.
+    """
+    spans = history(_TOPIC, method)
+    return bool(spans) and bool(spans[-1].value["needs_checkpoint"])
 
 
 def reads_weights_of(method: str, checkpoint: str) -> bool:

@@ -29,7 +29,8 @@ class ModelConfig:
         for key in ("text_config", "llm_config", "language_config", "thinker_config"):
             inner = self.config.get(key)
             if isinstance(inner, Mapping):
-                return inner.get("text_config", inner) if key == "thinker_config" else inner
+                deeper = inner.get("text_config") if key == "thinker_config" else None
+                return deeper if isinstance(deeper, Mapping) else inner
         return self.config
 
     @property

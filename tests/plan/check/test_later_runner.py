@@ -40,6 +40,20 @@ def test_quantized_targets_stay_on_v1_until_0_23():
     assert [choose(version, quantized) for version in ("0.22.0", "0.23.0", "0.24.0")] == ["V1", "V1", "V2"]
 
 
+def test_quantizing_while_loading_does_not_keep_a_target_on_v1():
+    assert choose("0.22.0", Case(target=QWEN3, args={"quantization": "fp8"})) == "V2"
+
+
+def test_an_empty_schedule_is_a_schedule_for_the_release_whose_v2_has_none():
+    empty = Case(spec={"num_speculative_tokens_per_batch_size": []})
+    assert [choose(version, empty) for version in ("0.23.0", "0.24.0", "0.25.0")] == ["V2", "V1", "V2"]
+
+
+def test_a_hybrid_target_is_known_by_the_class_that_builds_it():
+    hybrid = Case(target={"architectures": ["Qwen3_5ForCausalLM"]})
+    assert [choose(version, hybrid) for version in ("0.26.0", "0.29.0")] == ["V1", "V2"]
+
+
 def test_unknown_target_leaves_the_runner_open_where_it_depends_on_the_target():
     unknown = Case(target=None)
     assert [choose(version, unknown) for version in ("0.21.0", "0.22.0", "0.28.0", "0.29.0")] == [

@@ -25,8 +25,11 @@ OUTCOMES = list(read_sample(SAMPLE))
 RELEASES = sorted({(version, platform) for version, platform, _, _ in OUTCOMES})
 GUIDES = ROOT / "catalogue" / "oracle" / "guides.jsonl"
 
-EXPLAINED: dict[tuple[str, str], str] = {}
-"""(case, name of what differs) -> why `check` and vLLM may differ there."""
+EXPLAINED: dict[tuple[str, str], str] = {
+    ("0.10.0", "target_architectures"): "0.10.0 appends its Transformers fallback to the list, and loads the first",
+    ("0.10.0", "draft_architectures"): "0.10.0 appends its Transformers fallback to the list, and loads the first",
+}
+"""(release, name of what differs) -> why `check` and vLLM may differ there."""
 
 
 @pytest.fixture(scope="module")
@@ -44,17 +47,21 @@ def among_models(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("among_models")
 @pytest.mark.parametrize(("version", "platform"), RELEASES)
 def test_check_says_what_vllm_did(version: str, platform: str) -> None:
-    wrong: dict[tuple[str, str], tuple[Any, Any]] = {}
+    wrong = []
     for release, on, case, outcome in OUTCOMES:
         if (release, on) == (version, platform):
             differs = find_differences(outcome, predict(case, version, platform))
-            wrong |= {(case["id"], name): pair for name, pair in differs.items()}
-    assert {key: pair for key, pair in wrong.items() if key not in EXPLAINED} == {}
+            wrong += [(case["id"], name, *pair) for name, pair in differs.items() if (version, name) not in EXPLAINED]
+    assert wrong == []
 
 
-def test_every_explained_difference_is_in_the_sample() -> None:
-    names = {case["id"] for _, _, case, _ in OUTCOMES}
-    assert {name for name, _ in EXPLAINED} <= names
+@pytest.mark.usefixtures("among_models")
+def test_every_explained_difference_still_occurs() -> None:
+    occurring = set()
+    for version, platform, case, outcome in OUTCOMES:
+        if version in {release for release, _ in EXPLAINED}:
+            occurring |= {(version, name) for name in find_differences(outcome, predict(case, version, platform))}
+    assert set(EXPLAINED) <= occurring
 
 
 def test_the_sample_covers_the_releases_and_the_guides() -> None:

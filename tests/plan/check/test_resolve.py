@@ -24,6 +24,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     configs = {
         "llama": LLAMA, "small": LLAMA, "other": {**LLAMA, "vocab_size": 1024}, "head": EAGLE3, "medusa": MEDUSA,
         "deepseek": DEEPSEEK, "two-steps": {**DEEPSEEK, "num_nextn_predict_layers": 2}, "blocks": DFLASH,
+        "no-steps": {**DEEPSEEK, "num_nextn_predict_layers": 0},
         "semi": DSPARK, "short": {**LLAMA, "max_position_embeddings": 512}, "gpt": {**LLAMA, "model_type": "gpt2"},
         "fp8": {**LLAMA, "quantization_config": {"quant_method": "fp8"}}, "no-names": {**LLAMA, "architectures": None},
     }  # fmt: skip
@@ -61,6 +62,7 @@ def values(report: Report, *names: str) -> tuple[Any, ...]:
         ({"method": "dspark", "model": "semi"}, "0.30.0", ["tokens-missing"]),
         ({"method": "mtp", "model": "two-steps", "num_speculative_tokens": 3}, "0.32.0", ["tokens-not-divisible"]),
         ({"method": "mtp", "model": "two-steps", "num_speculative_tokens": 1}, "0.32.0", []),
+        ({"method": "mtp", "model": "no-steps", "num_speculative_tokens": 1}, "0.32.0", ["drafter-predicts-nothing"]),
         ({"method": "mtp", "model": "two-steps", "num_speculative_tokens": 4}, "0.32.0", []),
     ],
 )

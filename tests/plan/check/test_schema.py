@@ -76,9 +76,28 @@ def test_numbers_as_text_are_read(llama: str) -> None:
     assert resolved.num_speculative_tokens == 4
 
 
-@pytest.mark.parametrize(("version", "codes"), [("0.11.0", []), ("0.11.1", ["wrong-type"])])
-def test_old_releases_do_not_look_at_the_number(llama: str, version: str, codes: list[str]) -> None:
-    assert rejections(judge(llama, {"method": "ngram", "num_speculative_tokens": 2.5}, version)) == codes
+@pytest.mark.parametrize(("version", "code"), [("0.11.0", "tokens-not-whole-lookahead"), ("0.11.1", "wrong-type")])
+def test_a_fraction_is_refused_by_the_scheduler_before_the_number_has_a_type(
+    llama: str, version: str, code: str
+) -> None:
+    assert rejections(judge(llama, {"method": "ngram", "num_speculative_tokens": 2.5}, version)) == [code]
+
+
+def test_a_whole_float_is_a_number_of_tokens_before_the_number_has_a_type(llama: str) -> None:
+    resolved = judge(llama, {"method": "ngram", "num_speculative_tokens": 3.0}, "0.11.0").resolved
+    assert resolved is not None
+    assert resolved.num_speculative_tokens == 3
+
+
+@pytest.mark.parametrize("number", [float("inf"), float("nan")])
+def test_no_number_is_not_whole(llama: str, number: float) -> None:
+    assert rejections(judge(llama, {"method": "ngram", "num_speculative_tokens": number}, "0.11.0"))
+
+
+def test_a_flag_wins_over_a_dashed_key(llama: str) -> None:
+    resolved = judge(llama, {"method": "ngram", "num-speculative-tokens": 4}, "0.33.0", spec_tokens=3).resolved
+    assert resolved is not None
+    assert resolved.num_speculative_tokens == 3
 
 
 def test_a_flag_that_repeats_a_key(llama: str) -> None:

@@ -14,6 +14,7 @@ from draftwise.plan.check.later import async_scheduling, find_engine, find_later
 from draftwise.plan.check.report import Report, Resolved
 from draftwise.plan.check.resolve import resolve
 from draftwise.plan.check.target import find_target, read_target
+from draftwise.plan.check.weights import find_weights
 
 __all__ = ["Context", "Report", "Resolved", "check", "check_many", "get_context"]
 
@@ -50,6 +51,7 @@ def check(setup: Setup) -> Report:
     resolved = _switch_off(resolved, {ruling.code for ruling in engine})
     if resolved is not None and not _is_rejected(findings):
         findings += find_later(context, resolved)
+        findings += find_weights(context, resolved)
     return Report(
         version=str(context.release),
         setup=setup,

@@ -97,7 +97,7 @@ def get_context(setup: Setup, *, installed: frozenset[str] = _ALL_PACKAGES) -> C
     by_flag = {key: args[flag] for flag, key in SPEC_FLAGS.items() if flag in args}
     doubled = tuple(flag for flag, key in SPEC_FLAGS.items() if flag in args and key in (spec or {}))
     if by_flag:
-        spec = {**by_flag, **(spec or {})}
+        spec = {**(spec or {}), **by_flag}  # a flag wins over a key that is spelled with dashes
     draft = None if spec is None else spec.get("model")
     return Context(
         setup=setup,

@@ -10,6 +10,7 @@ from draftwise.core import Ruling
 from draftwise.plan.check.architecture import find_architecture
 from draftwise.plan.check.dspark import judge_dspark, rewrite_dspark
 from draftwise.plan.check.hf_config import HfConfig, read_hf_config
+from draftwise.plan.check.later.legacy import V0_EAGLE, runs_on_v0
 from draftwise.plan.check.method import detect_method
 from draftwise.plan.check.model import judge_model
 from draftwise.plan.check.mtp import rewrite_draft
@@ -120,6 +121,8 @@ def _rename_architecture(work: Work) -> None:
     if prefix is None or work.draft is None or work.draft.config.kind in ("eagle", "speculators"):
         return
     names = [_rename(work, name, prefix) for name in work.draft.config.architectures]
+    if runs_on_v0(work.context):
+        names = [V0_EAGLE]
     config = work.draft.config.changed(architectures=names, model_type="eagle")
     work.draft = type(work.draft)(
         config=config, max_model_len=work.draft.max_model_len, quantization=work.draft.quantization
@@ -153,9 +156,12 @@ def _settle_tokens(work: Work) -> None:
         return
     _judge_inkling(work)
     steps = work.draft.config.get("n_predict")
-    if not isinstance(steps, int) or steps < 1:
+    if not isinstance(steps, int) or steps < 0:
         return
-    if work.tokens is None:
+    if not steps and isinstance(work.tokens, (int, float)) and work.tokens > 0:
+        work.add("drafter-predicts-nothing", "has 0 for the number of its prediction steps.", where="model",
+                 fix="Use a checkpoint with MTP modules, or another method.")  # fmt: skip
+    elif work.tokens is None and steps:
         work.tokens = steps
         work.add("tokens-from-drafter", f"is not given; the drafter's n_predict makes it {steps}.",
                  where="num_speculative_tokens", becomes=str(steps))  # fmt: skip

@@ -19,8 +19,6 @@ def find_early(context: Context) -> Iterator[Ruling]:
         return
     stages = context.flag("pipeline_parallel_size", 1)
     pipeline = context.rule("async-rejects-stages")
-    if pipeline is None and context.spec is None:
-        pipeline = context.rule("async-rejects-stages-alone")
     if pipeline is not None and isinstance(stages, int) and stages > 1:
         yield pipeline.ruling(
             "does not go with pipeline stages in this release.", where="async_scheduling", fix="Leave it out."

@@ -10,6 +10,7 @@ from draftwise.core import Ruling
 from draftwise.facts.rules import get_rule
 from draftwise.facts.transformers import find_model_type
 from draftwise.plan.check.context import Context
+from draftwise.plan.check.later.legacy import V0_EAGLE, runs_on_v0
 from draftwise.plan.check.speculators import SpeculatorsFault, to_layer_config
 from draftwise.plan.model_config import ModelConfig
 
@@ -111,10 +112,10 @@ def read_hf_config(context: Context, model: ModelConfig, *, role: str, as_medusa
                                fix="Use another method: no V1 engine runs MLP speculators.")  # fmt: skip
         return HfConfig({**_MLP_SPECULATOR, **_given(model.config)}, "mlp_speculator")
     if model_type == "eagle":
-        if (rule := context.rule("eagle-type-unreadable")) is not None:
+        if (rule := context.rule("eagle-type-unreadable")) is not None and not runs_on_v0(context):
             return rule.ruling("has the model_type 'eagle', which this release cannot read.", where=_where(role),
                                fix="Write the inner model's type, e.g. 'llama', with its keys at the top.")  # fmt: skip
-        return _read_eagle(model)
+        return _read_eagle(context, model)
     if model_type == "speculators":
         return _read_speculators(context, model, role)
     return _read_plain(context, model, model_type, role)
@@ -130,11 +131,13 @@ def _model_type(model: ModelConfig) -> str:
     return "speculators" if model.config.get("speculators_config") is not None else ""
 
 
-def _read_eagle(model: ModelConfig) -> HfConfig:
+def _read_eagle(context: Context, model: ModelConfig) -> HfConfig:
     inner = model.config.get("model")
     body = _fill_in(inner) if isinstance(inner, Mapping) else {}
     names = body.get("architectures") or []
     renamed = [name if name.startswith("Eagle") else f"Eagle{name}" for name in names]
+    if runs_on_v0(context):
+        renamed = [V0_EAGLE]
     return HfConfig({**body, **model.config, "architectures": renamed, "model_type": "eagle"}, "eagle")
 
 

@@ -14,7 +14,6 @@ from draftwise.plan.check.work import Work
 
 __all__ = ["find_target_parallel", "judge_parallel"]
 
-_HEADS = ("Eagle", "eagle", "DFlash", "DSpark", "MuseGlimmer")
 _KV_HEADS = ("n_head_kv", "num_kv_heads", "num_key_value_heads", "multi_query_group_num", "num_attention_groups")
 
 
@@ -72,16 +71,11 @@ def _judge_stages(context: Context, config: HfConfig, stages: Any, role: str) ->
             f"has the architecture {names}, which vLLM {context.release} cannot build.",
             where="model" if role == "drafter" else role, fix="Use a release that registers it.",
         )  # fmt: skip
-    elif _is_head(built) or not supports(context, config.architectures, "SupportsPP"):
+    elif not supports(context, config.architectures, "SupportsPP"):
         yield get_rule(f"{role}-without-pipeline").ruling(
             f"has the architecture {names}, which cannot be split into pipeline stages.",
             where="model" if role == "drafter" else role, fix="Set pipeline_parallel_size to 1.",
         )  # fmt: skip
-
-
-def _is_head(name: str) -> bool:
-    """Say whether the class drafts from hidden states, and so takes nothing from an earlier stage."""
-    return any(mark in name for mark in _HEADS)
 
 
 def _judge_contexts(context: Context, config: HfConfig, tensor: Any) -> Iterator[Ruling]:

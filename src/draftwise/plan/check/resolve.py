@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from draftwise.core import Ruling
 from draftwise.plan.check.context import Context
 from draftwise.plan.check.drafting import resolve_drafter
@@ -56,7 +58,7 @@ def _to_resolved(work: Work) -> Resolved | None:
     names = draft.config.architectures if draft is not None else None
     return Resolved(
         method=work.method,
-        num_speculative_tokens=work.tokens if isinstance(work.tokens, int) else None,
+        num_speculative_tokens=_to_whole(work.tokens),
         model=work.model,
         prompt_lookup_min=work.lookup[0],
         prompt_lookup_max=work.lookup[1],
@@ -69,3 +71,10 @@ def _to_resolved(work: Work) -> Resolved | None:
         synthetic_acceptance_rates=work.rates,
         fields={key: value for key, value in work.values.items() if key not in _NAMED} | work.filled,
     )
+
+
+def _to_whole(tokens: Any) -> int | None:
+    """Return the number of tokens; old releases let 3.0 pass for 3."""
+    if isinstance(tokens, float):
+        return int(tokens) if tokens.is_integer() else None
+    return tokens if isinstance(tokens, int) else None

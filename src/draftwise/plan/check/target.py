@@ -12,6 +12,7 @@ from draftwise.facts.rules import get_rule
 from draftwise.plan.check.architecture import supports
 from draftwise.plan.check.context import Context
 from draftwise.plan.check.hf_config import read_hf_config
+from draftwise.plan.check.later.legacy import find_window, has_chunked_prefill
 from draftwise.plan.check.lookup import MODEL_FREE
 from draftwise.plan.check.model import Model, judge_model
 from draftwise.plan.check.parallel import find_target_parallel
@@ -22,6 +23,7 @@ __all__ = ["fill_in_target", "find_target", "read_target"]
 _FROM_TARGET = ("mtp", "dspark")
 """Methods that can draft with the target's own weights."""
 _SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "decode_context_parallel_size")
+_QUANTIZED_CACHES = ("fp8", "int8_per_token_head", "nvfp4")
 _QUANTIZATION_FILES = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
 _IMPLIED = {
     "deepseek_v3": "target-implies-mtp",
@@ -64,6 +66,9 @@ def find_target(context: Context, target: Model, method: str | None) -> Iterator
     if lora is not None and context.flag("enable_lora") is True and not supports(context, names, "SupportsLoRA"):
         yield lora.ruling(f"is set, and {', '.join(names)} has no LoRA support.", where="enable_lora", fix="Remove it.")
     yield from _find_cache(context)
+    yield from _find_cpu_cache(context)
+    text = target.config.text
+    yield from find_window(context, None if text.get("use_sliding_window") is False else text.get("sliding_window"))
 
 
 def _find_cache(context: Context) -> Iterator[Ruling]:
@@ -75,6 +80,24 @@ def _find_cache(context: Context) -> Iterator[Ruling]:
         yield rule.ruling(
             f"{asked!r} is no KV cache dtype of vLLM {context.release}.", where="kv_cache_dtype",
             fix=f"Did you mean {near[0]}?" if near else f"Use one of {', '.join(known)}.",
+        )  # fmt: skip
+
+
+def _find_cpu_cache(context: Context) -> Iterator[Ruling]:
+    """Yield the refusal of a KV-cache dtype that a CPU server has no kernels for."""
+    rule, asked = context.rule("cpu-kv-cache-dtype"), context.given.get("kv_cache_dtype")
+    if context.platform != "cpu" or rule is None or asked in (None, "auto"):
+        return
+    quantized = context.holds("cpu-kv-cache-any-dtype") or str(asked).startswith(_QUANTIZED_CACHES)
+    caches = context.flag("enable_prefix_caching")
+    if context.holds("cpu-kv-cache-takes-v0"):
+        features = caches is True or context.flag("enable_chunked_prefill") is True
+    else:
+        features = caches is not False or has_chunked_prefill(context)
+    if quantized and features:
+        yield rule.ruling(
+            f"is {asked!r}, which a CPU server of {context.release} does not combine with chunked prefill or prefix "
+            "caching.", where="kv_cache_dtype", fix="Leave it out, or use 0.21.0 or newer.",
         )  # fmt: skip
 
 

@@ -75,6 +75,9 @@ def _verify_tokens(work: Work) -> None:
         work.add("tokens-not-positive", f"is {work.tokens}; it must be above 0.", where="num_speculative_tokens",
                  fix="Give 1 or more; leave out speculation to switch it off.",
                  opens=("num_speculative_tokens",))  # fmt: skip
+    elif isinstance(work.tokens, float) and not work.tokens.is_integer():
+        work.add("tokens-not-whole-lookahead", f"is {work.tokens}; it must be whole.", where="num_speculative_tokens",
+                 fix="Give an integer above 0.")  # fmt: skip
 
 
 def _verify_lm_head(work: Work) -> None:
@@ -187,6 +190,8 @@ def _verify_fly(work: Work) -> None:
     if work.method == "extract_hidden_states":
         work.add("fly-needs-drafts", "makes no sense with extract_hidden_states, which drafts nothing.",
                  where="rejection_sample_method", fix="Remove it.")  # fmt: skip
+    elif not isinstance(work.tokens, int):  # what is wrong with it is said where it is judged
+        return
     elif work.tokens < 2:
         work.add("fly-needs-two-tokens", "needs num_speculative_tokens of 2 or more.", where="rejection_sample_method",
                  fix='Write "num_speculative_tokens": 2 or more.')  # fmt: skip

@@ -15,9 +15,9 @@ from draftwise.plan.check.later.legacy import find_v0, runs_on_v0
 from draftwise.plan.check.later.parallelism import find_conflicts, find_overlaps
 from draftwise.plan.check.later.platforms import find_cpu
 from draftwise.plan.check.later.requests import find_request_flags, find_requests
-from draftwise.plan.check.later.runner import Runner, find_runner, runner
+from draftwise.plan.check.later.runner import Runner, find_runner, find_triton, runner
 from draftwise.plan.check.later.schedule import find_schedule_changes, find_schedule_faults
-from draftwise.plan.check.later.scheduling import async_scheduling, find_scheduling
+from draftwise.plan.check.later.scheduling import async_scheduling, find_scheduling, find_scheduling_alone
 from draftwise.plan.check.later.traps import find_length_changes, find_traps
 from draftwise.plan.check.later.verification import find_adaptive, find_sampling
 from draftwise.plan.check.report import Resolved
@@ -55,7 +55,10 @@ def find_engine(context: Context, resolved: Resolved | None) -> Iterator[Ruling]
         resolved: its speculative config, with `runner` filled in; None without speculation.
     """
     yield from find_request_flags(context)
-    yield from find_v0(context)
+    yield from find_v0(context, resolved)
+    if context.spec is None:
+        yield from find_triton(context, None)
+        yield from find_scheduling_alone(context)
     if resolved is not None and not runs_on_v0(context):
         for find in _ENGINE:
             yield from find(context, resolved)

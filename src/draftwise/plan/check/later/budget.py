@@ -63,14 +63,15 @@ def _find_shrunk(context: Context, draft: Draft, k: int, tokens: int, seqs: int)
         return
     left = tokens - slots * seqs
     aside = f"drafting sets {slots * seqs} tokens a step aside ({slots} for each of {seqs} requests)"
-    yield from rule_if(
-        context,
-        "draft-slots-exhaust-tokens",
-        left <= 0,
-        f"{aside}, and there are {tokens}.",
-        where=TOKENS,
-        fix=f"Give at least {slots * seqs + _SMALL}, or lower --max-num-seqs.",
-    )
+    for code, least in (("draft-slots-exhaust-tokens", 1), ("draft-slots-starve-scheduler", 0)):
+        yield from rule_if(
+            context,
+            code,
+            left < least,
+            f"{aside}, and there are {tokens}.",
+            where=TOKENS,
+            fix=f"Give at least {slots * seqs + _SMALL}, or lower --max-num-seqs.",
+        )
     yield from rule_if(
         context,
         "draft-slots-shrink-tokens",

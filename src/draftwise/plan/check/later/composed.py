@@ -9,6 +9,7 @@ from typing import Any
 
 from draftwise.core import Ruling
 from draftwise.facts.rules import get_rule
+from draftwise.plan.check.architecture import find_architecture, supports
 from draftwise.plan.check.context import Context
 from draftwise.plan.check.report import Resolved
 from draftwise.plan.model_config import ModelConfig
@@ -131,8 +132,7 @@ def get_experts(model: ModelConfig) -> int:
 
 def has_interface(context: Context, name: str) -> bool | None:
     """Say whether the target's model class has an interface in this release; None for one not in the catalogue."""
-    if context.target is None:
+    names = () if context.target is None else context.target.architectures
+    if not names or find_architecture(context, names, served=True) is None:
         return None
-    table = context.release.table("architectures")
-    rows = [table[each] for each in context.target.architectures if each in table]
-    return name in rows[0]["interfaces"] if rows else None
+    return supports(context, names, name)

@@ -19,12 +19,12 @@ _LARGE_BLOCK = 64
 
 def find_conflicts(context: Context, resolved: Resolved) -> Iterator[Ruling]:
     """Yield engine features that the engine config refuses beside this drafter."""
-    yield from rule_if(
-        context, "fast-prefill-rejects-drafter",
-        is_on(context, "kv_sharing_fast_prefill") and resolved.method in _HIDDEN_STATES,
-        f"--kv-sharing-fast-prefill leaves the prompt's logits wrong, and {resolved.method} drafts from them.",
-        where="--kv-sharing-fast-prefill", fix="Drop the flag, or use ngram or suffix.",
-    )  # fmt: skip
+    for code in ("fast-prefill-rejects-drafter", "fast-prefill-not-written-for-drafter"):
+        yield from rule_if(
+            context, code, is_on(context, "kv_sharing_fast_prefill") and resolved.method in _HIDDEN_STATES,
+            f"--kv-sharing-fast-prefill leaves the prompt's logits wrong, and {resolved.method} drafts from them.",
+            where="--kv-sharing-fast-prefill", fix="Drop the flag, or use ngram or suffix.",
+        )  # fmt: skip
 
 
 def find_overlaps(context: Context, resolved: Resolved) -> Iterator[Ruling]:

@@ -12,7 +12,7 @@ from draftwise.plan.check.context import Context
 from draftwise.plan.check.later.composed import SPEC, Draft, get_experts, get_size, has_interface, holds, is_on, rule_if
 from draftwise.plan.check.report import Resolved
 
-__all__ = ["Runner", "find_runner", "runner"]
+__all__ = ["Runner", "find_runner", "find_triton", "runner", "runs_v1_alone"]
 
 VARIABLE = "VLLM_USE_V2_MODEL_RUNNER"
 
@@ -39,7 +39,7 @@ V2_LACKS: Mapping[str, _Lack] = {
     "v2-lacks-parallel-drafting": lambda _, draft: draft.parallel and draft.method not in ("dflash", "dspark"),
     "v2-lacks-heterogeneous-vocab": lambda _, draft: bool(draft.spec.get("use_heterogeneous_vocab")),
     "v2-lacks-eagle3-pipeline": lambda context, draft: draft.method == "eagle3" and _has_pipeline(context),
-    "v2-lacks-dynamic-schedule": lambda _, draft: bool(draft.spec.get("num_speculative_tokens_per_batch_size")),
+    "v2-lacks-dynamic-schedule": lambda _, draft: draft.spec.get("num_speculative_tokens_per_batch_size") is not None,
     "v2-lacks-logits-processors": _flag("logits_processors"),
     "v2-lacks-prompt-embeds": _flag("enable_prompt_embeds"),
     "v2-lacks-fast-prefill": _flag("kv_sharing_fast_prefill"),
@@ -96,18 +96,34 @@ def runner(
     """
     if not holds(context, "v2-exists"):
         return Runner(name="V1", reason="This release has no other.")
-    if context.platform == "cpu":
-        return Runner(name="V1", reason="Model Runner V2 needs Triton, which a CPU server does not have.")
     draft = Draft.of(context, method, parallel_drafting, draft_architectures)
     lacks = tuple(code for code, asks in V2_LACKS.items() if holds(context, code) and asks(context, draft))
-    forced = _read_variable(context)
-    if holds(context, "v2-forced-by-watermark") and context.flag("watermark_config"):
-        return Runner(name="V2", reason="Watermarking runs on V2 only.", lacks=lacks)
-    if forced is not None:
-        return Runner(name="V2" if forced else "V1", reason=f"{VARIABLE} is set.", lacks=lacks if forced else ())
-    if _forces_v2(context, draft):
-        return Runner(name="V2", reason="Only V2 has this drafter.", lacks=lacks)
+    if insists := _insists(context, draft):
+        if context.platform == "cpu" and holds(context, "cpu-ignores-v2"):
+            return Runner(name="V1", reason="A CPU server of this release has no other.", lacks=lacks)
+        return Runner(name="V2", reason=insists, lacks=lacks)
+    if _read_variable(context) is False:
+        return Runner(name="V1", reason=f"{VARIABLE} is set.")
+    if context.platform == "cpu":
+        return Runner(name="V1", reason="Model Runner V2 needs Triton, which a CPU server does not have.")
     return _default(context, draft, lacks)
+
+
+def runs_v1_alone(context: Context) -> bool:
+    """Say whether it is certain that V1 serves a setup without speculation."""
+    if not holds(context, "v2-exists"):
+        return True
+    return not _insists(context, None) and (context.platform == "cpu" or _read_variable(context) is False)
+
+
+def _insists(context: Context, draft: Draft | None) -> str:
+    """Return why V2 is taken whatever it lacks, as a sentence; empty where V1 may be taken."""
+    if holds(context, "v2-forced-by-watermark") and context.flag("watermark_config"):
+        return "Watermarking runs on V2 only."
+    variable = _read_variable(context)
+    if variable:
+        return f"{VARIABLE} is set."
+    return "Only V2 has this drafter." if variable is None and draft is not None and _forces_v2(context, draft) else ""
 
 
 def _read_variable(context: Context) -> bool | None:
@@ -147,10 +163,12 @@ def _takes_v2(context: Context) -> bool | None:
 
 
 def _is_kind(context: Context, kind: str, hybrid_counts: bool) -> bool:
-    """Say whether the target is of a kind that a release leaves to V1: `quantized`, `hybrid` or `attention_free`."""
+    """Say whether the target is of a kind that a release leaves to V1: `quantized`, `hybrid` or `attention_free`.
+
+    Only a checkpoint is `quantized`: one that is quantized while it loads, by `--quantization`, is not.
+    """
     if kind == "quantized":
-        own = context.target is not None and context.target.config.get("quantization_config")
-        return bool(own or context.flag("quantization"))
+        return context.target is not None and context.target.config.get("quantization_config") is not None
     if kind == "hybrid":
         return has_interface(context, "IsHybrid") is True and not hybrid_counts
     return has_interface(context, "IsAttentionFree") is True
@@ -162,25 +180,35 @@ def find_runner(context: Context, resolved: Resolved) -> Iterator[Ruling]:
     chosen = runner(
         context, draft.method, parallel_drafting=draft.parallel, draft_architectures=tuple(draft.architectures)
     )
-    yield from rule_if(
-        context,
-        "v2-needs-triton",
-        context.platform == "cpu" and (_read_variable(context) or _forces_v2(context, draft)),
-        "this asks for Model Runner V2, which needs Triton, and a CPU server has none.",
-        where=VARIABLE if _read_variable(context) else SPEC,
-        fix=f"Unset {VARIABLE}." if _read_variable(context) else "Serve it on a GPU.",
-    )
-    if chosen.name == "V2" and chosen.lacks:
+    yield from find_triton(context, draft)
+    if chosen.lacks and _insists(context, draft):
         yield from _reject_v2(context, draft, chosen)
     elif chosen.name == "V1":
         yield from _judge_v1(context, draft, chosen)
 
 
+def find_triton(context: Context, draft: Draft | None) -> Iterator[Ruling]:
+    """Yield what becomes of a server without Triton that may not fall back to V1.
+
+    Args:
+        context: the setup.
+        draft: its drafting side; None without speculation.
+    """
+    if context.platform != "cpu" or not _insists(context, draft):
+        return
+    asked = _read_variable(context)
+    for code in ("v2-needs-triton", "v2-without-triton-fails"):
+        yield from rule_if(
+            context, code, True, "this asks for Model Runner V2, which needs Triton, and a CPU server has none.",
+            where=VARIABLE if asked else SPEC, fix=f"Unset {VARIABLE}." if asked else "Serve it on a GPU.",
+        )  # fmt: skip
+
+
 def _reject_v2(context: Context, draft: Draft, chosen: Runner) -> Iterator[Ruling]:
     message = f"{chosen.reason} {_describe(chosen.lacks, draft.method)}"
     fix = f"Unset {VARIABLE}, or drop the feature." if VARIABLE in context.env else "Drop the feature."
-    for code in ("runner-v2-rejected", "runner-v2-fails"):
-        yield from rule_if(context, code, True, message, where=VARIABLE, fix=fix)
+    yield from rule_if(context, "runner-v2-rejected", True, message, where=VARIABLE, fix=fix)
+    yield from rule_if(context, "runner-v2-fails", chosen.name == "V2", message, where=VARIABLE, fix=fix)
 
 
 def _judge_v1(context: Context, draft: Draft, chosen: Runner) -> Iterator[Ruling]:

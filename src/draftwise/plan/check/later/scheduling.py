@@ -8,9 +8,10 @@ from draftwise.core import Ruling
 from draftwise.facts.rules import get_rule
 from draftwise.plan.check.context import Context
 from draftwise.plan.check.later.composed import SPEC, get_size, holds, rule_if
+from draftwise.plan.check.later.runner import runs_v1_alone
 from draftwise.plan.check.report import Resolved
 
-__all__ = ["async_scheduling", "find_scheduling"]
+__all__ = ["async_scheduling", "find_scheduling", "find_scheduling_alone"]
 
 FLAG = "--async-scheduling"
 
@@ -42,13 +43,21 @@ def async_scheduling(context: Context, resolved: Resolved) -> bool | None:
 
 def find_scheduling(context: Context, resolved: Resolved) -> Iterator[Ruling]:
     """Yield what asynchronous scheduling rejects, and why it is turned off."""
-    if context.platform == "cpu":
-        return
     asked = _asked(context)
     if asked:
         yield from _find_conflict(context, resolved)
-    elif asked is None and _is_default(context):
+    elif asked is None and _is_default(context) and context.platform != "cpu":
         yield from _find_switched_off(context, resolved)
+
+
+def find_scheduling_alone(context: Context) -> Iterator[Ruling]:
+    """Yield what asynchronous scheduling rejects without speculation."""
+    stages = get_size(context, "pipeline_parallel_size") or 1
+    runner = "V1" if runs_v1_alone(context) else None
+    yield from rule_if(
+        context, "async-rejected", _asked(context) and stages > 1 and _rejects_pipeline(context, runner),
+        f"{FLAG} does not go with pipeline parallelism in {context.release}.", where=FLAG, fix=f"Leave {FLAG} out.",
+    )  # fmt: skip
 
 
 def _asked(context: Context) -> bool | None:
@@ -107,6 +116,8 @@ def _obstacle(context: Context, resolved: Resolved, *, default: bool, runner: st
 
 
 def _rejects_pipeline(context: Context, runner: str | None) -> bool:
-    return holds(context, "async-rejects-pipeline") or (
-        runner == "V1" and holds(context, "async-rejects-pipeline-on-v1")
-    )
+    if holds(context, "async-rejects-pipeline"):
+        return True
+    # A CPU server turns asynchronous scheduling off before its runner is checked, not before the flag is.
+    checked = context.platform != "cpu" or _depends_on_runner(context)
+    return runner == "V1" and checked and holds(context, "async-rejects-pipeline-on-v1")

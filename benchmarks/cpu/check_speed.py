@@ -1,0 +1,89 @@
+"""How fast `draftwise check` answers: a process started for one config, and one process for 200.
+
+    python benchmarks/cpu/check_speed.py --out benchmarks/cpu/results/check_speed.json
+
+Each verb is run as a user runs it, from process start to exit; `python -c pass` is what the interpreter alone takes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import date
+from pathlib import Path
+
+from draftwise import __version__
+
+TARGET = "meta-llama/Llama-3.1-8B-Instruct"
+SPECS = (
+    {"method": "ngram", "num_speculative_tokens": 5},
+    {"method": "suffix"},
+    {"method": "eagle3", "model": "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B", "num_speculative_tokens": 3},
+    {"method": "draft_model", "model": "meta-llama/Llama-3.2-1B-Instruct", "num_speculative_tokens": 4},
+    {"method": "ngram", "num_speculative_tokens": "three", "no_such_key": 1},
+)
+
+
+def main() -> None:
+    """Time the commands in turns and write their medians."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        batch = Path(folder) / "batch.jsonl"
+        rows = ({"target": TARGET, "speculative_config": SPECS[i % len(SPECS)]} for i in range(200))
+        batch.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        draftwise = [sys.executable, "-m", "draftwise"]
+        commands = {
+            "python -c pass": [sys.executable, "-c", "pass"],
+            "check, one config": [*draftwise, "check", TARGET, "-sc", json.dumps(SPECS[2]), "--vllm", "0.32.0"],
+            "check, bundled drafter and target": [
+                *draftwise, "check", "bundle/target", "--vllm", "0.32.0", "-sc",
+                '{"method": "eagle3", "model": "bundle/eagle3", "num_speculative_tokens": 3}',
+            ],
+            "check, one config on all releases": [
+                *draftwise, "check", TARGET, "-sc", json.dumps(SPECS[0]), "--vllm", "all"
+            ],
+            "check, 200 configs": [*draftwise, "check", str(batch), "--json"],
+            "explain": [*draftwise, "explain", "dflash"],
+        }  # fmt: skip
+        times: dict[str, list[float]] = {name: [] for name in commands}
+        for _ in range(given.rounds):
+            for name, command in commands.items():
+                start = time.perf_counter()
+                subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
+                times[name].append(1000 * (time.perf_counter() - start))
+    result = {
+        "what": "milliseconds from process start to exit",
+        "command": "python benchmarks/cpu/check_speed.py",
+        "date": date.today().isoformat(),
+        "draftwise": __version__,
+        "python": platform.python_version(),
+        "machine": f"{platform.machine()}, {_processor()}",
+        "rounds": given.rounds,
+        "rows": [
+            {"run": name, "median_ms": round(statistics.median(values), 1), "min_ms": round(min(values), 1),
+             "max_ms": round(max(values), 1)}
+            for name, values in times.items()
+        ],
+    }  # fmt: skip
+    print(json.dumps(result, indent=1))
+    if given.out:
+        given.out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
+
+
+if __name__ == "__main__":
+    main()
