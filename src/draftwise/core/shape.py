@@ -126,7 +126,7 @@ _OPT_IN = ("qwen", "mimo")
 def _layer_kinds(config: Mapping[str, Any]) -> tuple[str, ...]:
     """Return each layer's kind by its name in `layer_types`; empty where all layers see all tokens."""
     count, model_type = config["num_hidden_layers"], str(config.get("model_type") or "")
-    if isinstance(given := config.get("layer_types"), list | tuple) and given:
+    if isinstance(given := config.get("layer_types"), list | tuple) and len(given) >= count:
         return tuple(str(kind) for kind in given[:count])
     if model_type in _FOURTH_FULL:
         step = config.get("full_attention_interval") or 4

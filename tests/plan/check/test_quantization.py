@@ -31,6 +31,8 @@ HYBRID = {**LLAMA, "architectures": ["Qwen3NextForCausalLM"], "model_type": "qwe
         ("gptq", None, "0.19.1", []),
         ("gptq", "awq", "0.32.0", ["target-quantization-differs"]),
         ("compressed_tensors", "compressed-tensors", "0.32.0", []),
+        ("auto-round", None, "0.23.0", []),
+        ("auto-round", None, "0.32.0", []),
     ],
 )
 def test_the_targets_quantization(

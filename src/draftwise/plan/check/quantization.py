@@ -16,6 +16,10 @@ _PLAIN_KERNELS = {"awq": "plain-awq-in-float16", "gptq": "plain-gptq-in-float16"
 """Kernels for float16 only, and the rule of the releases that still have them."""
 
 
+_LOADED_AS = {"auto-round": "inc"}
+"""Names that checkpoints declare and the listed methods no longer hold, and the method that loads them."""
+
+
 def judge_quantization(
     context: Context, config: HfConfig, asked: str | None, role: str
 ) -> tuple[str | None, tuple[Ruling, ...]]:
@@ -39,6 +43,8 @@ def judge_quantization(
         )  # fmt: skip
         return own, (fault,)
     known = context.release.table("spec_fields")["quantization"]["choices"]
+    if chosen not in known and _LOADED_AS.get(chosen) in known:
+        chosen = _LOADED_AS[chosen]
     if chosen not in known:
         fault = get_rule(f"{role}-quantization-unknown").ruling(
             f"{chosen!r} is no quantization method of vLLM {context.release}.", where="quantization",

@@ -113,7 +113,8 @@ def _tell_lost(rule: Rule) -> Ruling:
 
 
 def _find_alias(release: Release, kind: str) -> Config:
-    return _ALIASES.get(kind, {}) if kind in release.table("speculators_types") else {}
+    is_known = isinstance(kind, str) and kind in release.table("speculators_types")
+    return _ALIASES.get(kind, {}) if is_known else {}
 
 
 def _read_verifier(release: Release, config: Config, name: str) -> str:
