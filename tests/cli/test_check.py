@@ -115,3 +115,15 @@ def test_a_config_without_a_target_is_judged_as_far_as_it_goes():
     answer = judged(NGRAM, "--vllm", "0.32.0")[0]
     assert answer["accepted"]
     assert "no-target" in {finding["code"] for finding in answer["findings"]}
+
+
+def test_a_target_may_be_its_config_json(tmp_path):
+    config = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 256, "num_hidden_layers": 4,
+        "num_attention_heads": 4, "vocab_size": 2000, "intermediate_size": 512, "max_position_embeddings": 2048,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for source in (json.dumps(config), str(tmp_path / "config.json"), str(tmp_path)):
+        answer = judged(source, "-sc", NGRAM, "--vllm", "0.32.0", "--", "--max-model-len", "4096")[0]
+        assert "target-too-long" in {finding["code"] for finding in answer["findings"]}
+        assert answer["speculative_config"] == json.loads(NGRAM)

@@ -7,9 +7,9 @@ from draftwise.cli import main
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 
 
-def compared(spec, before, after):
-    arguments = ["upgrade", LLAMA, "-sc", spec, "--from", before, "--to", after]
-    result = CliRunner().invoke(main, [*arguments, "--json"], catch_exceptions=False)
+def compared(spec, before, after, *flags):
+    arguments = ["upgrade", LLAMA, "-sc", spec, "--from", before, "--to", after, "--", *flags]
+    result = CliRunner().invoke(main, ["upgrade", "--json", *arguments[1:]], catch_exceptions=False)
     text = CliRunner().invoke(main, arguments, catch_exceptions=False)
     assert text.exit_code == result.exit_code
     assert f"{before} -> {after}" in text.stdout
@@ -47,3 +47,10 @@ def test_nothing_differs_between_a_release_and_itself():
     code, answer = compared('{"method": "ngram", "num_speculative_tokens": 3}', "0.32.0", "0.32.0")
     assert code == 0
     assert not any(answer[part] for part in ("breaks", "other", "gone", "changes", "possible", "removed"))
+
+
+def test_a_flag_that_the_new_release_has_not_breaks():
+    spec = '{"method": "ngram", "num_speculative_tokens": 3}'
+    code, answer = compared(spec, "0.19.1", "0.33.0", "--calculate-kv-scales")
+    assert code == 1
+    assert ["--calculate-kv-scales" in finding["where"] for finding in answer["breaks"]] == [True]

@@ -17,6 +17,9 @@ from draftwise.plan.read.arguments.json_text import read_json
 __all__ = ["read_sources", "setup_arguments"]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
+_LONGEST_PATH = 1000
+_OF_MODELS = frozenset({"architectures", "hidden_size", "text_config"})
+"""Keys of a config.json that no setup has."""
 
 
 def setup_arguments(function: _F) -> _F:
@@ -54,8 +57,12 @@ def read_sources(
 
 
 def _is_model(source: str) -> bool:
-    """Whether a source is a model's name or directory, and not a file, a command line or JSON to be read."""
-    return not (any(c.isspace() for c in source) or source.startswith("{") or Path(source).is_file())
+    """Whether a source is a model (name, directory, config.json), and not a file, a command line or JSON to be read."""
+    is_file = len(source) < _LONGEST_PATH and Path(source).is_file()
+    if source.lstrip().startswith("{") or (is_file and source.endswith(".json")):
+        found = read_json(Path(source).read_text(encoding="utf-8", errors="replace") if is_file else source)
+        return isinstance(found.value, dict) and not _OF_MODELS.isdisjoint(found.value)
+    return not (is_file or any(c.isspace() for c in source))
 
 
 def _json_object(given: str) -> dict[str, Any]:

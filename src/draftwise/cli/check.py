@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 
 import click
 
@@ -15,7 +14,7 @@ from draftwise.cli._setups import read_sources, setup_arguments
 from draftwise.core import Severity
 from draftwise.facts.vllm import releases
 from draftwise.plan.check import Report
-from draftwise.plan.check import check as judge
+from draftwise.plan.judge import judge
 from draftwise.plan.read import Reading
 
 __all__ = ["check"]
@@ -54,18 +53,13 @@ def check(
     """
     wanted = [str(release) for release in releases()] if "all" in versions else versions
     judged = [
-        (reading, _judge(reading))
+        (reading, judge(reading))
         for version in wanted or (None,)
         for reading in read_sources(source, spec, engine_flags, version=version)
     ]
     _show(judged, "json" if as_json else shape)
     if any(finding.severity in _LEVELS[fail_on] for _, report in judged for finding in report.findings):
         sys.exit(1)
-
-
-def _judge(reading: Reading) -> Report:
-    report = judge(reading.setup)
-    return replace(report, findings=(*reading.findings, *report.findings))
 
 
 def _show(judged: Sequence[tuple[Reading, Report]], shape: str) -> None:

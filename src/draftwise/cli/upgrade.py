@@ -35,8 +35,8 @@ def upgrade(
 
     SOURCE and everything else are given as to `draftwise check`. The exit code is 1 if something breaks.
     """
-    readings = read_sources(source, spec, engine_flags, version=before)
-    compared = [(reading.where, compare_releases(reading.setup, before=before, after=after)) for reading in readings]
+    old, new = (read_sources(source, spec, engine_flags, version=version) for version in (before, after))
+    compared = [(left.where, compare_releases(left, right)) for left, right in zip(old, new, strict=True)]
     if as_json:
         click.echo(json.dumps([_to_dict(where, upgrade) for where, upgrade in compared], indent=1))
     else:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from draftwise.core import Effect, Finding, Ruling, Setup
 from draftwise.facts.vllm import Release, Span, get_release, history
-from draftwise.plan.check import Report, check
+from draftwise.plan.check import Report
+from draftwise.plan.judge import judge
+from draftwise.plan.read import Reading
 
 __all__ = ["Change", "Choice", "Upgrade", "compare_releases"]
 
@@ -72,20 +74,18 @@ class Upgrade:
     """Methods, keys and choices that the old release has and the new one has not."""
 
 
-def compare_releases(setup: Setup, *, before: str, after: str) -> Upgrade:
-    """Judge one setup on two releases.
+def compare_releases(before: Reading, after: Reading) -> Upgrade:
+    """Compare what two releases make of the same setup.
 
     Args:
-        setup: its own `engine_version` is not looked at.
-        before: release that runs now.
-        after: release to move to; an older one is a downgrade and works the same.
+        before: the setup as the release that runs now reads it.
+        after: as the release to move to reads it, since flags come and go too; an older one is a downgrade.
 
     Raises:
         InvalidSetup: a release is not known.
     """
-    old, new = get_release(before), get_release(after)
-    left = check(replace(setup, engine_version=str(old)))
-    right = check(replace(setup, engine_version=str(new)))
+    left, right = judge(before), judge(after)
+    old, new = get_release(left.version), get_release(right.version)
     appeared = _missing(right.findings, left.findings)
     breaks = tuple(f for f in appeared if isinstance(f, Ruling) and f.effect in _HARD)
     return Upgrade(
@@ -94,7 +94,7 @@ def compare_releases(setup: Setup, *, before: str, after: str) -> Upgrade:
         breaks=breaks,
         other=tuple(f for f in appeared if f not in breaks),
         gone=tuple(_missing(left.findings, right.findings)) if right.accepted else (),
-        changes=(*_resolved_changes(left, right), *_default_changes(setup, old, new)),
+        changes=(*_resolved_changes(left, right), *_default_changes(after.setup, old, new)),
         possible=tuple(_additions(old, new)),
         removed=tuple(_additions(new, old)),
     )
