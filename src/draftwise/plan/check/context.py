@@ -54,6 +54,11 @@ class Context:
     installed: frozenset[str] = _ALL_PACKAGES
     """Optional Python packages that the server has; nobody can see another machine's, so all are assumed."""
 
+    @property
+    def keys(self) -> Mapping[str, Any]:
+        """The speculative JSON with its keys as vLLM reads dashed ones; empty without speculation."""
+        return {key.replace("-", "_"): value for key, value in (self.spec or {}).items()}
+
     def flag(self, name: str, default: Any = None) -> Any:
         """Return an engine argument, or `default` where the release has no such argument."""
         return self.flags.get(name, default)

@@ -52,7 +52,7 @@ class Draft:
         return cls(
             method=method,
             parallel=parallel,
-            spec={key.replace("-", "_"): value for key, value in (context.spec or {}).items()},
+            spec=context.keys,
             config=None if drafter is None else drafter.config,
             architectures=frozenset(architectures),
         )

@@ -19,7 +19,7 @@ _CLIFF = "Measured on an H200, 8B model, EAGLE-3, k=3: 18.6 ms a step at 512 tok
 def find_graphs(context: Context, resolved: Resolved) -> Iterator[Ruling]:
     """Yield whether full batches of speculating requests run without a captured graph."""
     k = resolved.num_speculative_tokens
-    scheduled = (context.spec or {}).get("num_speculative_tokens_per_batch_size")
+    scheduled = context.keys.get("num_speculative_tokens_per_batch_size")
     if k is None or scheduled or context.platform == "cpu" or runs_eagerly(context):
         return
     limits = get_limits(context)

@@ -82,7 +82,7 @@ def find_schedule_faults(context: Context, resolved: Resolved) -> Iterator[Rulin
 
 def _read(context: Context) -> list[Entry]:
     """Return the schedule; empty where there is none, or where its types are already judged with the config."""
-    given = (context.spec or {}).get(KEY)
+    given = context.keys.get(KEY)
     if not isinstance(given, (list, tuple)):
         return []
     entries = [tuple(entry) for entry in given if isinstance(entry, (list, tuple)) and len(entry) == 3]

@@ -108,7 +108,7 @@ def _obstacle(context: Context, resolved: Resolved, *, default: bool, runner: st
         return ""
     if resolved.method not in context.release.table(_TOPIC)["default" if default else "explicit"]:
         return f"method {resolved.method}"
-    if (context.spec or {}).get("disable_padded_drafter_batch"):
+    if context.keys.get("disable_padded_drafter_batch"):
         return "disable_padded_drafter_batch"
     if (get_size(context, "pipeline_parallel_size") or 1) > 1 and _rejects_pipeline(context, runner):
         return "pipeline parallelism on Model Runner V1" if runner == "V1" else "pipeline parallelism"
