@@ -127,3 +127,11 @@ def test_a_target_may_be_its_config_json(tmp_path):
         answer = judged(source, "-sc", NGRAM, "--vllm", "0.32.0", "--", "--max-model-len", "4096")[0]
         assert "target-too-long" in {finding["code"] for finding in answer["findings"]}
         assert answer["speculative_config"] == json.loads(NGRAM)
+
+
+def test_a_mount_can_be_told_what_it_stands_for():
+    line = """vllm serve /mnt/models --speculative-config '{"method": "ngram", "num_speculative_tokens": 3}'"""
+    unknown, known = judged(line, "--vllm", "0.32.0")[0], judged(line, "--vllm", "0.32.0", "--target", LLAMA)[0]
+    assert "target-not-here" in {finding["code"] for finding in unknown["findings"]}
+    assert "target-not-here" not in {finding["code"] for finding in known["findings"]}
+    assert known["resolved"]["target_architectures"] == ["LlamaForCausalLM"]

@@ -23,21 +23,25 @@ _OF_MODELS = frozenset({"architectures", "hidden_size", "text_config"})
 
 
 def setup_arguments(function: _F) -> _F:
-    """Add SOURCE, --speculative-config and the engine flags behind `--` to a verb."""
+    """Add SOURCE, --target, --speculative-config and the engine flags behind `--` to a verb."""
     function = click.argument("engine_flags", nargs=-1, metavar="[-- ENGINE FLAGS]")(function)
     function = click.option(
         "--speculative-config", "-sc", "spec", metavar="JSON|FILE", help="As vLLM takes it, or a file that holds it."
+    )(function)
+    function = click.option(
+        "--target", metavar="MODEL", help="What the target in SOURCE stands for, e.g. where it is a mount."
     )(function)
     return click.argument("source", required=False)(function)
 
 
 def read_sources(
-    source: str | None, spec: str | None, engine_flags: Sequence[str], *, version: str | None
+    source: str | None, target: str | None, spec: str | None, engine_flags: Sequence[str], *, version: str | None
 ) -> tuple[Reading, ...]:
     """Return the setups that the arguments describe.
 
     Args:
         source: a model (directory, well-known id, config.json text), a file, or a whole command line.
+        target: a model that replaces the one in `source`.
         spec: a speculative config that replaces the one in `source`.
         engine_flags: flags of `vllm serve`, as they would stand on its command line.
         version: release whose flags are meant, where `source` names none.
@@ -50,10 +54,10 @@ def read_sources(
     if engine_flags or _is_model(source):
         source = shlex.join(["vllm", "serve", source, *engine_flags])
     readings = read_setups(source, engine_version=version)
-    if spec is None:
-        return readings
-    config = SpecConfig.keep(_json_object(spec))
-    return tuple(replace(reading, setup=replace(reading.setup, spec=config)) for reading in readings)
+    changes: dict[str, Any] = {} if target is None else {"target": target}
+    if spec is not None:
+        changes["spec"] = SpecConfig.keep(_json_object(spec))
+    return tuple(replace(reading, setup=replace(reading.setup, **changes)) for reading in readings)
 
 
 def _is_model(source: str) -> bool:

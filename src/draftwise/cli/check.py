@@ -32,6 +32,7 @@ _LEVELS = {"error": (Severity.ERROR,), "warning": (Severity.ERROR, Severity.WARN
               help="Least severity that makes the exit code 1.")  # fmt: skip
 def check(
     source: str | None,
+    target: str | None,
     spec: str | None,
     engine_flags: Sequence[str],
     versions: Sequence[str],
@@ -55,7 +56,7 @@ def check(
     judged = [
         (reading, judge(reading))
         for version in wanted or (None,)
-        for reading in read_sources(source, spec, engine_flags, version=version)
+        for reading in read_sources(source, target, spec, engine_flags, version=version)
     ]
     _show(judged, "json" if as_json else shape)
     if any(finding.severity in _LEVELS[fail_on] for _, report in judged for finding in report.findings):

@@ -29,13 +29,19 @@ __all__ = ["upgrade"]
 @click.option("--to", "after", required=True, metavar="VERSION", help="The release to move to, e.g. `newest`.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def upgrade(
-    source: str | None, spec: str | None, engine_flags: Sequence[str], before: str, after: str, as_json: bool
+    source: str | None,
+    target: str | None,
+    spec: str | None,
+    engine_flags: Sequence[str],
+    before: str,
+    after: str,
+    as_json: bool,
 ) -> None:
     """Judge the same setup on two vLLM releases and say what differs.
 
     SOURCE and everything else are given as to `draftwise check`. The exit code is 1 if something breaks.
     """
-    old, new = (read_sources(source, spec, engine_flags, version=version) for version in (before, after))
+    old, new = (read_sources(source, target, spec, engine_flags, version=version) for version in (before, after))
     compared = [(left.where, compare_releases(left, right)) for left, right in zip(old, new, strict=True)]
     if as_json:
         click.echo(json.dumps([_to_dict(where, upgrade) for where, upgrade in compared], indent=1))

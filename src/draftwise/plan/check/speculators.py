@@ -172,7 +172,7 @@ def _by_layer_type(release: Release, config: Config, where: str, names: Mapping[
     if not get_rule("speculators-layer-types").holds(release.version):
         return {"architectures": [names["llama"]]}
     layers = config.get("transformer_layer_config")
-    layer_type = layers.get("model_type", "llama") if isinstance(layers, Mapping) else "llama"
+    layer_type = str(layers.get("model_type", "llama")) if isinstance(layers, Mapping) else "llama"
     if layer_type not in names:
         raise _fault("speculators-layer-types", f"has layers of type {layer_type!r}; vLLM {release} builds these "
                      f"heads from {' and '.join(names)} layers only.", where, "Use a head of such layers.")  # fmt: skip
