@@ -35,16 +35,21 @@ def setup_arguments(function: _F) -> _F:
 
 
 def read_sources(
-    source: str | None, target: str | None, spec: str | None, engine_flags: Sequence[str], *, version: str | None
+    source: str | None,
+    spec: str | None,
+    engine_flags: Sequence[str],
+    *,
+    version: str | None,
+    target: str | None = None,
 ) -> tuple[Reading, ...]:
     """Return the setups that the arguments describe.
 
     Args:
         source: a model (directory, well-known id, config.json text), a file, or a whole command line.
-        target: a model that replaces the one in `source`.
         spec: a speculative config that replaces the one in `source`.
         engine_flags: flags of `vllm serve`, as they would stand on its command line.
         version: release whose flags are meant, where `source` names none.
+        target: a model that replaces the one in `source`.
 
     Raises:
         InvalidSetup: something cannot be read.

@@ -56,7 +56,7 @@ def check(
     judged = [
         (reading, judge(reading))
         for version in wanted or (None,)
-        for reading in read_sources(source, target, spec, engine_flags, version=version)
+        for reading in read_sources(source, spec, engine_flags, version=version, target=target)
     ]
     _show(judged, "json" if as_json else shape)
     if any(finding.severity in _LEVELS[fail_on] for _, report in judged for finding in report.findings):

@@ -41,7 +41,7 @@ def upgrade(
 
     SOURCE and everything else are given as to `draftwise check`. The exit code is 1 if something breaks.
     """
-    old, new = (read_sources(source, target, spec, engine_flags, version=version) for version in (before, after))
+    old, new = (read_sources(source, spec, engine_flags, version=version, target=target) for version in (before, after))
     compared = [(left.where, compare_releases(left, right)) for left, right in zip(old, new, strict=True)]
     if as_json:
         click.echo(json.dumps([_to_dict(where, upgrade) for where, upgrade in compared], indent=1))

@@ -95,7 +95,7 @@ def _derive_length(context: Context, config: HfConfig) -> int | None:
         if kind in _YARN and context.holds("yarn-length-is-scaled"):
             continue
         if kind == "yarn" and isinstance(original := scaling.get("original_max_position_embeddings"), int):
-            length = min(original, _LONGEST)
+            length = max(-_LONGEST, min(original, _LONGEST))
         if isinstance(given := scaling.get("factor"), int | float) and 0 < given < _LONGEST:
             factor = given
     return int(length * factor)
