@@ -54,3 +54,16 @@ def test_a_flag_that_the_new_release_has_not_breaks():
     code, answer = compared(spec, "0.19.1", "0.33.0", "--calculate-kv-scales")
     assert code == 1
     assert ["--calculate-kv-scales" in finding["where"] for finding in answer["breaks"]] == [True]
+
+
+def test_the_release_that_a_file_names_is_no_news(tmp_path):
+    file = tmp_path / "compose.yaml"
+    file.write_text(
+        "services:\n  llm:\n    image: vllm/vllm-openai:v0.19.1\n    command:\n"
+        f"      - --model={LLAMA}\n      - --speculative-config\n"
+        """      - '{"method": "ngram", "num_speculative_tokens": 3}'\n"""
+    )
+    arguments = ["upgrade", str(file), "--from", "0.19.1", "--to", "newest", "--json"]
+    answer = json.loads(CliRunner().invoke(main, arguments, catch_exceptions=False).stdout)[0]
+    assert answer["after"]["vllm"] == "0.33.0"
+    assert "other-version-asked" not in {finding["code"] for finding in answer["other"]}

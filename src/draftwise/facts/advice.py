@@ -6,14 +6,13 @@ what pays on an operator's traffic only a measurement says.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from importlib.resources import files
 from typing import Any, Literal
 
 from draftwise.core import Finding, Severity
+from draftwise.facts.stored import read_data
 
 __all__ = [
     "AdviceRule",
@@ -181,6 +180,5 @@ def step_costs() -> StepCosts:
 
 @cache
 def _load() -> Mapping[str, Any]:
-    text = files("draftwise.facts").joinpath("data/advice.json").read_text(encoding="utf-8")
-    loaded: Mapping[str, Any] = json.loads(text)
+    loaded: Mapping[str, Any] = read_data("advice")
     return loaded

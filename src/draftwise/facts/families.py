@@ -6,12 +6,12 @@ a vLLM release runs a method on a target class is in the tables generated from i
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from typing import Any
+
+from draftwise.facts.stored import read_data
 
 __all__ = ["NativeModules", "PublishedDrafter", "find_native", "published_drafters"]
 
@@ -84,6 +84,5 @@ def _native() -> tuple[NativeModules, ...]:
 
 @cache
 def _load() -> Mapping[str, Any]:
-    text = files("draftwise.facts").joinpath("data/families.json").read_text(encoding="utf-8")
-    loaded: Mapping[str, Any] = json.loads(text)
+    loaded: Mapping[str, Any] = read_data("families")
     return loaded

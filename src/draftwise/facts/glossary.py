@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from functools import cache
-from importlib.resources import files
 from typing import Any
+
+from draftwise.facts.stored import read_data
 
 __all__ = ["meaning_of_key", "meaning_of_method", "source_of_method"]
 
@@ -29,6 +29,5 @@ def source_of_method(name: str) -> str:
 
 @cache
 def _glossary() -> dict[str, dict[str, Any]]:
-    text = files("draftwise.facts").joinpath("data/glossary.json").read_text(encoding="utf-8")
-    loaded: dict[str, dict[str, Any]] = json.loads(text)
+    loaded: dict[str, dict[str, Any]] = read_data("glossary")
     return loaded

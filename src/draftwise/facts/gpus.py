@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from typing import Any
 
 from draftwise.core import InvalidSetup
+from draftwise.facts.stored import read_data
 
 __all__ = ["Gpu", "get_gpu", "known_gpus"]
 
@@ -74,8 +73,7 @@ def _normalise(name: str) -> str:
 
 @cache
 def _rows() -> tuple[Mapping[str, Any], ...]:
-    text = files("draftwise.facts").joinpath("data/gpus.json").read_text(encoding="utf-8")
-    return tuple(json.loads(text))
+    return tuple(read_data("gpus"))
 
 
 @cache

@@ -5,14 +5,13 @@ What each release counts is in the rules (`data/rules/size.json`); what was meas
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from typing import Any, Literal
 
 from draftwise.facts.gpus import Gpu
+from draftwise.facts.stored import read_data
 from draftwise.facts.vllm import Release
 
 __all__ = ["Overheads", "Runner", "batch_defaults", "get_overheads"]
@@ -44,9 +43,7 @@ class Overheads:
 
 @cache
 def _data() -> Mapping[str, Any]:
-    data: Mapping[str, Any] = json.loads(
-        files("draftwise.facts").joinpath("data/memory.json").read_text(encoding="utf-8")
-    )
+    data: Mapping[str, Any] = read_data("memory")
     return data
 
 

@@ -6,14 +6,14 @@ are written out where memory depends on them (Gemma's and Llama 4's `tie_word_em
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from types import MappingProxyType
 from typing import Any
+
+from draftwise.facts.stored import read_data
 
 __all__ = ["KnownModel", "find_model", "known_models", "suggest_models"]
 
@@ -42,7 +42,6 @@ class KnownModel:
 @cache
 def known_models() -> tuple[KnownModel, ...]:
     """Return every row, by name."""
-    text = files("draftwise.facts").joinpath("data/models.json").read_text(encoding="utf-8")
     return tuple(
         KnownModel(
             id=row["id"],
@@ -52,7 +51,7 @@ def known_models() -> tuple[KnownModel, ...]:
             source=row["source"],
             config=MappingProxyType(row["config"]),
         )
-        for row in json.loads(text)
+        for row in read_data("models")
     )
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from typing import Literal
+
+from draftwise.facts.stored import read_data
 
 __all__ = ["OldFlag", "old_flags"]
 
@@ -26,5 +26,5 @@ class OldFlag:
 @cache
 def old_flags() -> Mapping[str, OldFlag]:
     """Return the old flags by their spelling with dashes."""
-    rows = json.loads(files("draftwise.facts").joinpath("data/old_flags.json").read_text(encoding="utf-8"))
+    rows = read_data("old_flags")
     return {row["flag"]: OldFlag(**row) for row in rows}

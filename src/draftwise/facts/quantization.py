@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from functools import cache
-from importlib.resources import files
 from typing import Any
 
 from packaging.version import Version
 
+from draftwise.facts.stored import read_data
 from draftwise.facts.vllm import get_release, history
 
 __all__ = ["is_deprecated", "needs_checkpoint", "reads_weights_of"]
@@ -40,6 +39,5 @@ def reads_weights_of(method: str, checkpoint: str) -> bool:
 
 @cache
 def _data() -> Mapping[str, Any]:
-    text = files("draftwise.facts").joinpath("data/quantization.json").read_text(encoding="utf-8")
-    data: Mapping[str, Any] = json.loads(text)
+    data: Mapping[str, Any] = read_data("quantization")
     return data

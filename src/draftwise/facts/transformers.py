@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from functools import cache
-from importlib.resources import files
 from typing import Any
+
+from draftwise.facts.stored import read_data
 
 __all__ = ["find_model_type", "is_buildable"]
 
@@ -39,6 +39,5 @@ def _names(part: str) -> frozenset[str]:
 
 @cache
 def _data() -> Mapping[str, Any]:
-    text = files("draftwise.facts").joinpath("data/transformers.json").read_text(encoding="utf-8")
-    data: Mapping[str, Any] = json.loads(text)
+    data: Mapping[str, Any] = read_data("transformers")
     return data

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from draftwise.core import Effect, Finding, Ruling, Setup
@@ -84,7 +84,7 @@ def compare_releases(before: Reading, after: Reading) -> Upgrade:
     Raises:
         InvalidSetup: a release is not known.
     """
-    left, right = judge(before), judge(after)
+    left, right = (_without_asking(judge(reading)) for reading in (before, after))
     old, new = get_release(left.version), get_release(right.version)
     appeared = _missing(right.findings, left.findings)
     breaks = tuple(f for f in appeared if isinstance(f, Ruling) and f.effect in _HARD)
@@ -98,6 +98,11 @@ def compare_releases(before: Reading, after: Reading) -> Upgrade:
         possible=tuple(_additions(old, new)),
         removed=tuple(_additions(new, old)),
     )
+
+
+def _without_asking(report: Report) -> Report:
+    """Return a report without the remark that another release was asked for than the source names: it always is."""
+    return replace(report, findings=tuple(each for each in report.findings if each.code != "other-version-asked"))
 
 
 def _missing(findings: tuple[Finding, ...], others: tuple[Finding, ...]) -> list[Finding]:

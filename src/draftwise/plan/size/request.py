@@ -79,16 +79,7 @@ def read_request(setup: Setup, *, gpu: Gpu | str | None = None, cold_start: bool
         InvalidSetup: the target is not found, version or GPU are unknown, or vLLM cannot read a flag.
     """
     context = get_context(setup)
-    target = context.target
-    if rejected := [ruling for ruling in context.rulings if ruling.effect is Effect.REJECTED]:
-        raise InvalidSetup([*rejected, *context.faults])
-    if target is None and context.faults:
-        raise InvalidSetup(context.faults)
-    if target is None:
-        raise InvalidSetup.because(
-            "unknown-target", f"{setup.target!r} is neither a checkpoint's directory nor in the table of known models.",
-            where="target", fix="Give the checkpoint's directory, or the config.json itself.",
-        )  # fmt: skip
+    target = _get_target(context)
     found = gpu if isinstance(gpu, Gpu) else _read_gpu(gpu, setup)
     config = read_text_config(target.config, where=target.name)
     shape = read_shape(config, where=target.name)
@@ -131,9 +122,23 @@ def read_request(setup: Setup, *, gpu: Gpu | str | None = None, cold_start: bool
         async_scheduling=_is_async(context, work),
         cold_start=cold_start,
         env=setup.env,
-        probabilistic=(context.spec or {}).get("draft_sample_method") == "probabilistic",
+        probabilistic=context.keys.get("draft_sample_method") == "probabilistic",
         rulings=tuple(each for each in report.findings if _matters(each)),
     )
+
+
+def _get_target(context: Context) -> ModelConfig:
+    if rejected := [ruling for ruling in context.rulings if ruling.effect is Effect.REJECTED]:
+        raise InvalidSetup([*rejected, *context.faults])
+    if context.target is None and context.faults:
+        raise InvalidSetup(context.faults)
+    if context.target is None:
+        name = context.setup.target
+        raise InvalidSetup.because(
+            "unknown-target", f"{name!r} is neither a checkpoint's directory nor in the table of known models.",
+            where="target", fix="Give the checkpoint's directory, or the config.json itself.",
+        )  # fmt: skip
+    return context.target
 
 
 def _read_gpu(name: str | None, setup: Setup) -> Gpu:
@@ -181,7 +186,7 @@ def _read_speculation(context: Context, found: Resolved | None) -> _Speculation 
             found.method, found.num_speculative_tokens or 0, found.draft_tensor_parallel_size, found.runner,
             found.async_scheduling,
         )  # fmt: skip
-    method, k = context.spec.get("method"), context.spec.get("num_speculative_tokens")
+    method, k = context.keys.get("method"), context.keys.get("num_speculative_tokens")
     return _Speculation(
         method if isinstance(method, str) else "draft_model",
         k if type(k) is int and 0 < k <= _MOST_TOKENS else 0,
@@ -212,7 +217,7 @@ def _is_async(context: Context, work: _Speculation | None) -> bool:
 
 
 def _read_drafter_precision(context: Context, drafter: ModelConfig | None) -> Precision:
-    given = (context.spec or {}).get("quantization")
+    given = context.keys.get("quantization")
     if isinstance(given, str):
         return get_precision(given, where="speculative quantization")
     return precision_of({} if drafter is None else drafter.config)
