@@ -1,9 +1,12 @@
 """Greedy output of every method beside plain decoding, token for token, on the bundled model and workloads.
 
-    python benchmarks/greedy_equality.py --device cpu --dtype bfloat16 float64 --out results.json
+    python benchmarks/greedy_equality.py --device cpu --dtype bfloat16 float32 float64 --out results.json
 
-Where they differ, the gap between the two best log-probabilities at the first difference tells a numerical tie
-(the gap is within what rounding does to a logit in that dtype) from an error. In float64 there must be none.
+Each method runs on an engine with room (a batch of 16, then the same prompts again out of the prefix cache) and on one
+without (chunked prefill, so few pages that sequences are preempted). Where an output differs from plain decoding's,
+the plain engine says how far apart the two best log-probabilities are at the first difference: within what rounding
+does to a logit in that dtype it is a numerical tie, else an error. In float32 and float64 there must be no difference
+at all. The exit code is 1 when something is wrong; rows are written as they are measured.
 """
 
 from __future__ import annotations
@@ -13,6 +16,8 @@ import gc
 import json
 import platform
 import sys
+import time
+from collections.abc import Iterator, Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -37,6 +42,12 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 TIE_GAP = {"bfloat16": 0.25, "float16": 0.03, "float32": 1e-4, "float64": 0.0}
 """Nats: two logits of magnitude 16 that are two to four roundings of the dtype apart."""
+ROOM = 2400
+"""Pages for all prompts at once, so that two engines fit on one GPU."""
+MAY_TIE = ("bfloat16", "float16")
+
+Row = dict[str, Any]
+Prompts = list[list[int]]
 
 
 def main() -> None:
@@ -44,90 +55,155 @@ def main() -> None:
     parser.add_argument("--bundle", type=Path, default=Path("bundle"))
     parser.add_argument("--workloads", type=Path, default=Path("src/draftwise/measure/workloads"))
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--dtype", nargs="+", default=["bfloat16", "float32", "float64"])
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--dtype", nargs="+", default=["bfloat16", "float32"], choices=TIE_GAP)
+    parser.add_argument("--methods", nargs="+", choices=["plain", *METHODS], default=["plain", *METHODS])
     parser.add_argument("--prompts", type=int, default=8, help="of each workload")
     parser.add_argument("--max-tokens", type=int, default=96)
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="start no further method after so long")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    prompts = read_prompts(args.workloads, args.prompts)
-    result = {
+    began, rows = time.monotonic(), list[Row]()
+    about = provenance(args)
+    for dtype in args.dtype:
+        reference = Reference(args, dtype)
+        for method in args.methods:
+            if time.monotonic() - began > args.seconds:
+                rows.append({"dtype": dtype, "method": method, "left_out": "no time left"})
+                continue
+            for row in check_method(reference, args, dtype, method):
+                rows.append(row)
+                print(as_line(row), flush=True)
+            write(args.out, about | {"seconds": round(time.monotonic() - began, 1), "rows": rows})
+        del reference
+    wrong = [row for row in rows if is_wrong(row)]
+    print(f"{len(rows)} runs in {time.monotonic() - began:.0f} s; wrong: {len(wrong)}")
+    sys.exit(bool(wrong))
+
+
+def provenance(args: argparse.Namespace) -> Row:
+    return {
         "date": date.today().isoformat(),
         "command": " ".join(["python", *sys.argv]),
         "versions": {"draftwise": __version__, "torch": torch.__version__, "python": platform.python_version()},
         "device": torch.cuda.get_device_name() if args.device == "cuda" else platform.machine(),
-        "prompts": len(prompts),
         "max_tokens": args.max_tokens,
-        "dtypes": {
-            dtype: check_dtype(
-                args.bundle, prompts, args.methods, device=args.device, dtype=dtype, max_tokens=args.max_tokens
-            )
-            for dtype in args.dtype
-        },
     }
-    text = json.dumps(result, indent=2)
-    print(text)
-    if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(text + "\n")
 
 
-def read_prompts(folder: Path, count: int) -> list[dict[str, Any]]:
-    return [
-        json.loads(line) for path in sorted(folder.glob("*.jsonl")) for line in path.read_text().splitlines()[:count]
-    ]
+def write(path: Path | None, result: Row) -> None:
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(result, indent=1) + "\n")
 
 
-def check_dtype(
-    bundle: Path, prompts: list[dict[str, Any]], methods: list[str], *, device: str, dtype: str, max_tokens: int
-) -> dict[str, dict[str, Any]]:
-    """Return, per method, how many outputs equal plain decoding and what the others' gaps are."""
-    settings = {"device": device, "dtype": dtype}
-    plain = generate(LLM(str(bundle / "target"), **settings), prompts, max_tokens)
-    rows = {}
-    for name in methods:
-        spec = METHODS[name]
-        drafter = {"model": str(bundle / name)} if (bundle / name).is_dir() else {}
-        llm = LLM(str(bundle / "target"), speculative_config=spec | drafter, **settings)
-        outputs = generate(llm, prompts, max_tokens)
-        gaps = [gap for a, b in zip(plain, outputs, strict=True) if (gap := first_gap(a, b)) is not None]
-        stats = llm.engine.stats().spec
-        rows[name] = {
-            "equal": len(prompts) - len(gaps),
-            "ties": sum(gap <= TIE_GAP[dtype] for gap in gaps),
-            "real_differences": sum(gap > TIE_GAP[dtype] for gap in gaps),
-            "gaps": [round(gap, 6) for gap in gaps],
-            "acceptance_length": stats.acceptance_length,
-            "drafts": stats.num_drafts,
-        }
+class Reference:
+    """Plain decoding of the prompts: its outputs, and how close its choices were.
+
+    Closeness is asked for in requests of its own: with log-probabilities a step may take another path through the
+    engine than the outputs that are compared.
+    """
+
+    def __init__(self, args: argparse.Namespace, dtype: str) -> None:
+        self._llm = LLM(str(args.bundle / "target"), device=args.device, dtype=dtype, num_gpu_blocks_override=ROOM)
+        self.prompts = self._read_prompts(args.workloads, args.prompts)
+        self.params = SamplingParams(temperature=0, max_tokens=args.max_tokens)
+        self.outputs = [output.outputs[0].token_ids for output in generate(self._llm, self.prompts, self.params)]
+
+    def gap(self, index: int, tokens: Sequence[int]) -> float | None:
+        """Return how far apart the two best choices were where `tokens` part from plain output; None if they do not."""
+        plain = self.outputs[index]
+        if plain == tokens:
+            return None
+        at = next((i for i, (x, y) in enumerate(zip(plain, tokens, strict=False)) if x != y), None)
+        if at is None:
+            return float("inf")
+        params = SamplingParams(temperature=0, max_tokens=1, logprobs=2)
+        (output,) = generate(self._llm, [self.prompts[index] + plain[:at]], params)
+        best = (output.outputs[0].logprobs or [])[0]
+        top = sorted((entry.logprob for entry in best.values()), reverse=True)
+        return float("inf") if {plain[at], tokens[at]} - best.keys() else top[0] - top[1]
+
+    def _read_prompts(self, folder: Path, count: int) -> Prompts:
+        tokenizer = self._llm.get_tokenizer()
+        lines = (line for path in sorted(folder.glob("*.jsonl")) for line in path.read_text().splitlines()[:count])
+        return [
+            tokenizer.encode(prompt["prompt"])
+            if "prompt" in prompt
+            else tokenizer.encode(tokenizer.apply_chat_template(prompt["messages"]), False)
+            for prompt in map(json.loads, lines)
+        ]
+
+
+def check_method(reference: Reference, args: argparse.Namespace, dtype: str, method: str) -> Iterator[Row]:
+    """Yield a row for each circumstance that the method is tried in."""
+    spec = None
+    if method != "plain":
+        folder = args.bundle / method
+        spec = METHODS[method] | ({"model": str(folder)} if folder.is_dir() else {})
+    longest = max(map(len, reference.prompts)) + args.max_tokens + 1
+    pages = -(-longest // 16) + 6  # the longest alone has room; those that grow beside each other have not
+    cramped = {"max_model_len": longest, "max_num_batched_tokens": 96, "num_gpu_blocks_override": pages}
+    roomy = {"num_gpu_blocks_override": ROOM}
+    for settings, circumstances in ((roomy, ("batch of 16", "prefix cached")), (cramped, ("preempted, chunked",))):
+        began = time.monotonic()
+        llm = LLM(str(args.bundle / "target"), speculative_config=spec, device=args.device, dtype=dtype, **settings)
+        ready_s = time.monotonic() - began
+        for circumstance in circumstances:
+            yield (
+                {"dtype": dtype, "method": method, "circumstance": circumstance}
+                | compare(reference, llm, dtype)
+                | {"ready_s": round(ready_s, 2)}
+            )
         del llm
         gc.collect()
-    return rows
 
 
-def generate(llm: LLM, prompts: list[dict[str, Any]], max_tokens: int) -> list[RequestOutput]:
-    tokenizer = llm.get_tokenizer()
-    params = SamplingParams(temperature=0, max_tokens=max_tokens, logprobs=2)
-    ids = [
-        tokenizer.encode(p["prompt"])
-        if "prompt" in p
-        else tokenizer.encode(tokenizer.apply_chat_template(p["messages"]), False)
-        for p in prompts
-    ]
-    return llm.generate([{"prompt_token_ids": row} for row in ids], params)
+def compare(reference: Reference, llm: LLM, dtype: str) -> Row:
+    """Run the prompts; return how many outputs equal plain decoding's and what the others' gaps are."""
+    before, began = llm.engine.stats(), time.monotonic()
+    outputs = generate(llm, reference.prompts, reference.params)
+    found = [reference.gap(i, output.outputs[0].token_ids) for i, output in enumerate(outputs)]
+    gaps = [gap for gap in found if gap is not None]
+    after = llm.engine.stats()
+    llm.engine.scheduler.pool.check_integrity()
+    spec = after.spec - before.spec
+    return {
+        "prompts": len(outputs),
+        "equal": len(outputs) - len(gaps),
+        "ties": sum(gap <= TIE_GAP[dtype] for gap in gaps),
+        "real_differences": sum(gap > TIE_GAP[dtype] for gap in gaps),
+        "gaps": [round(gap, 6) for gap in gaps],
+        "acceptance_length": spec.acceptance_length,
+        "drafts": spec.num_drafts,
+        "preemptions": after.num_preemptions - before.num_preemptions,
+        "cached_tokens": after.prefix_cache_hits - before.prefix_cache_hits,
+        "pages_left_held": round(after.kv_cache_usage, 6),
+        "seconds": round(time.monotonic() - began, 2),
+    }
 
 
-def first_gap(a: RequestOutput, b: RequestOutput) -> float | None:
-    """Return how far apart the two best log-probabilities are where the outputs part; None if they do not."""
-    ours, theirs = a.outputs[0], b.outputs[0]
-    if ours.token_ids == theirs.token_ids:
-        return None
-    pairs = enumerate(zip(ours.token_ids, theirs.token_ids, strict=False))
-    at = next((i for i, (x, y) in pairs if x != y), None)
-    if at is None:
-        return float("inf")
-    best = sorted((entry.logprob for entry in (ours.logprobs or [])[at].values()), reverse=True)
-    return best[0] - best[1]
+def generate(llm: LLM, prompts: Prompts, params: SamplingParams) -> list[RequestOutput]:
+    return llm.generate([{"prompt_token_ids": ids} for ids in prompts], params)
+
+
+def is_wrong(row: Row) -> bool:
+    """Say whether a row shows an error of the engine or of the check."""
+    if "left_out" in row:
+        return True
+    differs = row["real_differences"] > 0 or (row["ties"] > 0 and row["dtype"] not in MAY_TIE)
+    missed = (row["circumstance"] == "prefix cached" and row["method"] == "plain" and not row["cached_tokens"]) or (
+        row["circumstance"].startswith("preempted") and not row["preemptions"]
+    )
+    return differs or missed or row["pages_left_held"] > 0
+
+
+def as_line(row: Row) -> str:
+    length = f"{row['acceptance_length']:.2f}" if row["acceptance_length"] else "-"
+    return (
+        f"{'WRONG' if is_wrong(row) else 'ok':5} {row['dtype']:9} {row['method']:15} {row['circumstance']:19} "
+        f"equal {row['equal']}/{row['prompts']} ties {row['ties']} real {row['real_differences']} length {length} "
+        f"preempted {row['preemptions']} cached {row['cached_tokens']} {row['seconds']} s (start {row['ready_s']} s)"
+    )
 
 
 if __name__ == "__main__":

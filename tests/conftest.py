@@ -1,12 +1,15 @@
 """Tiny random checkpoints that the whole suite shares."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 import torch
 
 torch.set_num_threads(2)
+if os.environ.get("DRAFTWISE_TEST_DEVICE", "cpu") == "cpu":  # transformers imports triton too: this must come first
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 def write_tokenizer(folder: Path) -> int:

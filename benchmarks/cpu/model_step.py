@@ -23,6 +23,7 @@ from safetensors.torch import save_file
 
 from draftwise.engine.attention import PagedKV, plan_attention
 from draftwise.engine.models import CausalLM, load_model
+from draftwise.engine.spans import Spans
 from draftwise.measure.context import describe_hardware
 
 CASES = ((1, 1), (1, 6), (4, 6), (16, 1), (16, 6))
@@ -66,19 +67,14 @@ def make_step(model: CausalLM, num_seqs: int, num_new: int, context: int) -> Cal
     kv = PagedKV(
         model.shape, num_pages=pages_each * num_seqs, block_size=BLOCK_SIZE, dtype=model.dtype, device=model.device
     )
-    tables = torch.randperm(kv.num_pages).view(num_seqs, pages_each).tolist()
+    pages_BP = torch.randperm(kv.num_pages, dtype=torch.int32).view(num_seqs, pages_each)
+    table_BP = torch.nn.functional.pad(pages_BP, (0, 1), value=kv.num_pages)
     tokens_N = torch.randint(model.shape.vocab_size, (num_seqs * num_new,))
-    positions_N = torch.arange(context - num_new, context).repeat(num_seqs)
 
     def step() -> object:
-        plan = plan_attention(
-            query_lens=[num_new] * num_seqs,
-            context_lens=[context] * num_seqs,
-            page_tables=tables,
-            block_size=BLOCK_SIZE,
-            device=model.device,
-        )
-        return model.logits(model(tokens_N, positions_N, kv, plan)[0])
+        spans = Spans.of([context - num_new] * num_seqs, [num_new] * num_seqs, model.device)
+        plan = plan_attention(spans, table_BP, block_size=BLOCK_SIZE)
+        return model.logits(model(tokens_N, plan.positions_N, kv, plan)[0])
 
     return step
 

@@ -30,15 +30,25 @@ def time_ours(text: list[int], size: int, shortest: int, longest: int) -> tuple[
 
     from draftwise.engine.proposers.base import Confirmed
     from draftwise.engine.proposers.ngram import NgramProposer
+    from draftwise.engine.spans import Spans
 
     options = {"prompt_lookup_min": shortest, "prompt_lookup_max": longest}
     proposer = NgramProposer(**options, max_num_seqs=1, max_model_len=MAX_MODEL_LEN)
 
-    def new(tokens: list[int]) -> Confirmed:
-        sizes = torch.tensor([len(tokens)])
-        return Confirmed(slots=(0,), tokens_BN=torch.tensor([tokens]), lengths_B=sizes, num_prompt=(size - 1,))
+    def new(start: int, end: int) -> Confirmed:
+        zero_B = torch.zeros(1, dtype=torch.long)
+        return Confirmed(
+            slots_B=zero_B,
+            spans=Spans.of([start], [end - start], "cpu"),
+            tokens_N=torch.tensor(text[start:end]),
+            num_prompt_B=zero_B + size - 1,
+            limits_B=zero_B + K,
+            page_table_BP=zero_B.int().unsqueeze(1),
+            temperature_B=zero_B.float(),
+            seeds_B=zero_B,
+        )
 
-    steps = [new(text[:size]), *(new(text[at : at + 2]) for at in range(size, size + 2 * NUM_STEPS, 2))]
+    steps = [new(0, size), *(new(at, at + 2) for at in range(size, size + 2 * NUM_STEPS, 2))]
     begin = time.perf_counter()
     proposer.propose(steps[0], K)
     admitted = time.perf_counter()

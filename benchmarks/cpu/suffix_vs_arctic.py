@@ -101,10 +101,12 @@ def replay_ours(trace: list[list]) -> dict:
 
     from draftwise.engine.proposers.base import Confirmed
     from draftwise.engine.proposers.suffix import SuffixProposer
+    from draftwise.engine.spans import Spans
 
     torch.set_num_threads(1)
     proposer = SuffixProposer(max_tree_depth=DEPTH, max_cached_requests=CACHED_REQUESTS)
     seconds, counts, digest, prompts = dict.fromkeys(TIMES, 0.0), dict.fromkeys(TIMES, 0), hashlib.sha256(), {}
+    known: dict[int, int] = {}
     for rows in trace:
         for row in [row for row in rows if row[0] == "release"]:
             begin = time.perf_counter()
@@ -114,12 +116,19 @@ def replay_ours(trace: list[list]) -> dict:
         for kind, group in grouped(rows):
             prompts.update({slot: len(prompt) for slot, prompt, _ in group if prompt})
             new = [(prompt or []) + tokens for _, prompt, tokens in group]
-            width = max(map(len, new))
+            slots, lengths = [row[0] for row in group], list(map(len, new))
+            starts = [0 if prompt else known[slot] for slot, prompt, _ in group]
+            known.update({slot: start + size for slot, start, size in zip(slots, starts, lengths, strict=True)})
+            zero_B = torch.zeros(len(group), dtype=torch.long)
             confirmed = Confirmed(
-                slots=tuple(row[0] for row in group),
-                tokens_BN=torch.tensor([tokens + [0] * (width - len(tokens)) for tokens in new]),
-                lengths_B=torch.tensor([len(tokens) for tokens in new]),
-                num_prompt=tuple(prompts[row[0]] for row in group),
+                slots_B=torch.tensor(slots),
+                spans=Spans.of(starts, lengths, "cpu"),
+                tokens_N=torch.tensor([token for tokens in new for token in tokens]),
+                num_prompt_B=torch.tensor([prompts[slot] for slot in slots]),
+                limits_B=zero_B + K,
+                page_table_BP=zero_B.int().unsqueeze(1),
+                temperature_B=zero_B.float(),
+                seeds_B=zero_B,
             )
             begin = time.perf_counter()
             draft = proposer.propose(confirmed, K)

@@ -4,7 +4,7 @@
 
 Random weights in the published shapes; the target's own layers do not run. The floor of a draft is the bytes of
 weights that its passes must read (the drafter's matrices, and the head once for each guess or pass) at the measured
-copy bandwidth of the device. `gpu_ms` is how long the device was busy, summed over kernels: the rest is launching.
+copy bandwidth of the device. `ms` is a draft in a CUDA graph, as a step contains it, `eager_ms` one without.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from draftwise.engine.proposers.dflash import DFlashProposer
 from draftwise.engine.proposers.draft_model import DraftModel
 from draftwise.engine.proposers.medusa import MedusaProposer
 from draftwise.engine.proposers.mlp_speculator import MlpSpeculatorProposer
+from draftwise.engine.spans import Spans
 
 BLOCK, CONTEXT, CONFIRMED = 16, 512, 3
 MAX_MODEL_LEN = 2048
@@ -292,48 +293,51 @@ class Traffic:
     def __init__(self, proposer: Proposer, target: CausalLM, num_sequences: int) -> None:
         self._proposer, self._target, self._count = proposer, target, num_sequences
         per_sequence = -(-MAX_MODEL_LEN // BLOCK)
-        self._pages = tuple(range(b * per_sequence, (b + 1) * per_sequence) for b in range(num_sequences))
+        scratch = num_sequences * per_sequence
+        pages_BP = torch.arange(scratch, dtype=torch.int32, device="cuda").view(num_sequences, per_sequence)
+        self._page_table_BP = torch.nn.functional.pad(pages_BP, (0, 1), value=scratch)
         self._known = 1 if proposer.taps else 0
         proposer.allocate(num_pages=num_sequences * per_sequence, block_size=BLOCK)
 
     def news(self, count: int, k: int) -> Confirmed:
+        """Return `count` new tokens of every sequence; those of a prompt (k = 0) in ragged rows."""
         shape, rows = self._target.shape, self._count * count
         width = len(self._proposer.taps) * shape.hidden_size
         start, self._known = self._known, self._known + count
+        spans = Spans.of([start] * self._count, [count] * self._count, "cuda")
+        zero_B = torch.zeros_like(spans.starts_B)
         return Confirmed(
-            slots=tuple(range(self._count)),
-            tokens_BN=torch.randint(0, shape.vocab_size, (self._count, count), device="cuda"),
-            lengths_B=torch.full((self._count,), count, device="cuda"),
-            num_prompt=(CONTEXT,) * self._count,
-            starts=(start,) * self._count,
-            limits=(k,) * self._count,
-            pages=self._pages,
+            slots_B=torch.arange(self._count, device="cuda"),
+            spans=spans if k == 0 else Spans.on(spans.starts_B, spans.lengths_B, count),
+            tokens_N=torch.randint(0, shape.vocab_size, (rows,), device="cuda"),
+            num_prompt_B=zero_B + CONTEXT,
+            limits_B=zero_B + k,
+            page_table_BP=self._page_table_BP,
             features_NF=torch.randn(rows, width, device="cuda", dtype=torch.bfloat16) if width else None,
-            temperature=(0.0,) * self._count,
-            seeds=(0,) * self._count,
+            temperature_B=zero_B.float(),
+            seeds_B=zero_B,
         )
 
 
 def measure(proposer: Proposer, target: CausalLM, num_sequences: int, k: int, repeats: int) -> dict[str, float]:
-    """Return the median time of a draft, and for how much of it the device was busy."""
+    """Return the median time of a draft in a CUDA graph, and of one whose kernels are launched one by one."""
     traffic = Traffic(proposer, target, num_sequences)
     proposer.propose(traffic.news(CONTEXT, 0), 0)
-    times = []
-    for i in range(repeats + 5):
-        new = traffic.news(CONFIRMED, k)
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        proposer.propose(new, k)
-        torch.cuda.synchronize()
-        if i >= 5:
-            times.append(1e3 * (time.perf_counter() - start))
     new = traffic.news(CONFIRMED, k)
-    torch.cuda.synchronize()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+    eager = [_milliseconds(lambda: proposer.propose(new, k)) for _ in range(8)]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
         proposer.propose(new, k)
-        torch.cuda.synchronize()
-    busy = sum(event.self_device_time_total for event in profile.key_averages())
-    return {"ms": round(statistics.median(times), 4), "gpu_ms": round(busy / 1e3, 4)}
+    captured = [_milliseconds(graph.replay) for _ in range(repeats + 2)]
+    return {"ms": round(statistics.median(captured[2:]), 4), "eager_ms": round(statistics.median(eager[3:]), 4)}
+
+
+def _milliseconds(work: Callable[[], object]) -> float:
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    work()
+    torch.cuda.synchronize()
+    return 1e3 * (time.perf_counter() - start)
 
 
 def copy_bandwidth() -> float:

@@ -17,7 +17,8 @@ from torch import Tensor
 from traces import Answer
 
 from draftwise import LLM, SamplingParams
-from draftwise.engine.proposers import chain, dflash, stateless
+from draftwise.engine.core import Engine
+from draftwise.engine.proposers import guesses
 from draftwise.engine.proposers.base import Confirmed, Draft, Proposer
 
 __all__ = ["Job", "OurGaps", "Side", "Vllm", "run_ours"]
@@ -119,7 +120,7 @@ class Vllm:
 def run_ours(job: Job) -> Side:
     """Run the embedded engine."""
     llm = _load(job)
-    drafts = _record_drafts(llm.engine.proposer) if llm.engine.proposer else {}
+    drafts = _record_drafts(llm.engine, llm.engine.proposer) if llm.engine.proposer else {}
     outputs = llm.generate(_as_prompts(job.prompts), SamplingParams(temperature=0, max_tokens=job.max_tokens))
     answers = [
         Answer(output.outputs[0].token_ids, drafts.get(tuple(ids), {}))
@@ -166,18 +167,18 @@ def _as_prompts(prompts: list[list[int]]) -> list[dict[str, Any]]:
     return [{"prompt_token_ids": ids} for ids in prompts]
 
 
-def _record_drafts(proposer: Proposer) -> dict[tuple[int, ...], dict[int, list[int]]]:
+def _record_drafts(engine: Engine, proposer: Proposer) -> dict[tuple[int, ...], dict[int, list[int]]]:
     """Return what will hold, by prompt, each draft by how many output tokens were known when it was made."""
     drafts: dict[tuple[int, ...], dict[int, list[int]]] = {}
     propose = proposer.propose
 
     def propose_and_record(new: Confirmed, k: int) -> Draft:
         draft = propose(new, k)
-        rows = zip(draft.tokens_BK.tolist(), draft.lengths_B.tolist(), new.limits, strict=True)
-        for b, (tokens, length, limit) in enumerate(rows):
-            if guesses := tokens[: min(length, limit)]:
-                prompt = tuple(new.histories[b][: new.num_prompt[b]])
-                drafts.setdefault(prompt, {})[_num_output(new, b)] = guesses
+        prompts = {sequence.slot: tuple(sequence.request.prompt_token_ids) for sequence in engine.scheduler.running}
+        columns = (draft.tokens_BK, draft.lengths_B, new.slots_B, new.num_output_B)
+        for tokens, length, slot, num_output in zip(*(column.tolist() for column in columns), strict=True):
+            if length:
+                drafts.setdefault(prompts[slot], {})[num_output] = tokens[:length]
         return draft
 
     proposer.propose = propose_and_record  # type: ignore[method-assign]
@@ -190,7 +191,7 @@ def _record_gaps(proposer: Proposer | None, gaps: dict[int, list[float]]) -> Ite
     if proposer is None:
         yield
         return
-    modules, choose, propose = (chain, dflash, stateless), chain.choose, proposer.propose
+    choose, propose = guesses.choose, proposer.propose
     current: list[float] = []
 
     def choose_and_record(logits_RU: Tensor, **rest: Any) -> Any:
@@ -201,18 +202,12 @@ def _record_gaps(proposer: Proposer | None, gaps: dict[int, list[float]]) -> Ite
     def propose_and_record(new: Confirmed, k: int) -> Draft:
         current.clear()
         draft = propose(new, k)
-        gaps[_num_output(new, 0)] = list(current)
+        gaps[int(new.num_output_B[0])] = list(current)
         return draft
 
     proposer.propose = propose_and_record  # type: ignore[method-assign]
-    for module in modules:
-        module.choose = choose_and_record  # type: ignore[attr-defined]
+    guesses.choose = choose_and_record  # type: ignore[attr-defined]
     try:
         yield
     finally:
-        for module in modules:
-            module.choose = choose  # type: ignore[attr-defined]
-
-
-def _num_output(new: Confirmed, b: int) -> int:
-    return new.starts[b] + int(new.lengths_B[b]) - new.num_prompt[b]
+        guesses.choose = choose  # type: ignore[attr-defined]

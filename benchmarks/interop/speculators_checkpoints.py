@@ -58,18 +58,21 @@ class Recorder:
     def __init__(self, llm: LLM) -> None:
         self.guesses: list[Guess] = []
         self._states_NF: list[Tensor] = []
+        self._engine = llm.engine
         self._propose = llm.engine.proposer.propose
         llm.engine.proposer.propose = self.propose  # type: ignore[method-assign, union-attr]
 
     def propose(self, new: Confirmed, k: int) -> Draft:
         draft = self._propose(new, k)
-        if new.starts[0] == 1:
+        start, end = int(new.spans.starts_B[0]), int(new.spans.starts_B[0] + new.spans.lengths_B[0])
+        if start == 1:
             self._states_NF = []
         assert new.features_NF is not None
         self._states_NF.append(new.features_NF.clone())
         length = int(draft.lengths_B[0])
         if length and draft.probs_BKV is not None:
-            tokens = list(new.histories[0][: new.starts[0] + int(new.lengths_B[0])])
+            (sequence,) = self._engine.scheduler.running
+            tokens = sequence.tokens[:end]
             states_TF = torch.cat(self._states_NF)
             self.guesses.append(Guess(tokens, states_TF, draft.tokens_BK[0, :length], draft.probs_BKV[0, :length]))
         return draft

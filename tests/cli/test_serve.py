@@ -32,6 +32,10 @@ def test_help_does_not_import_torch():
         (["serve", "/no/such/model", "--port", "0"], 1, "error: /no/such/model: is not a directory."),
         (["serve", "m", "--host", "0.0.0.0"], 1, "Add --allow-remote if that is wanted"),
         (["serve", "m", "--api-key", ""], 1, "error: --api-key: is empty."),
+        (["serve", "m", "--kv-cache-dtype", "fp16"], 2, "'fp16' is not one of"),
+        (["serve", "m", "--gpu-memory-utilization", "90"], 1, "gpu_memory_utilization: must be more than 0 and at mo"),
+        (["serve", "m", "--cudagraph-capture-sizes", "1,x"], 2, "give numbers, such as 1,2,4,8."),
+        (["serve", "m", "--cudagraph-capture-sizes", "0"], 1, "cudagraph_capture_sizes: must be a list of positive"),
     ],
 )
 def test_mistakes_are_sentences_with_an_exit_code(arguments, code, words):
@@ -46,6 +50,23 @@ def test_all_faults_of_a_speculative_config_are_named_at_once(tiny_target):
     result = CliRunner().invoke(main, ["serve", str(tiny_target), "--port", "0", "--speculative-config", config])
     assert result.exit_code == 1
     assert result.stderr.count("error: ") == 2
+
+
+def test_more_than_one_gpu_is_answered_with_vllms_command(tiny_target):
+    config = '{"method": "ngram", "num_speculative_tokens": 2}'
+    arguments = ["serve", str(tiny_target), "-tp", "2", "--max-num-seqs", "8", "-sc", config]
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 1
+    command = f"vllm serve {tiny_target} --tensor-parallel-size 2 --max-num-seqs 8 --speculative-config '{config}'"
+    assert f"more than one is vLLM's job. Run: {command}" in result.stderr
+
+
+def test_the_newest_vllm_is_asked_about_that_command():
+    config = '{"method": "eagle3", "num_speculative_tokens": 2}'
+    result = CliRunner().invoke(main, ["serve", "m", "--pipeline-parallel-size", "2", "-sc", config])
+    assert result.exit_code == 1
+    assert result.stderr.count("error: ") == 2, result.stderr
+    assert "pipeline_parallel_size: is 2" in result.stderr
 
 
 def test_a_port_in_use_shows_before_the_model_is_loaded():

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from draftwise.core import ModelShape
 from draftwise.engine.attention import AttentionPlan, PagedKV, attend, plan_attention
+from draftwise.engine.spans import Spans
 
 HEADS, GROUPS, SIZE, BLOCK = 4, 2, 8, 4
 SHAPE = ModelShape(
@@ -37,7 +38,10 @@ def store(
     kv: PagedKV, layer: int, lengths: list[int], contexts: list[int], tables: list[list[int]], news: list[torch.Tensor]
 ) -> AttentionPlan:
     """Write the newest tokens of each sequence into its pages."""
-    plan = plan_attention(query_lens=lengths, context_lens=contexts, page_tables=tables, block_size=BLOCK, device="cpu")
+    starts = [context - length for context, length in zip(contexts, lengths, strict=True)]
+    width = max(map(len, tables)) + 1
+    table_BP = torch.tensor([table + [kv.num_pages] * (width - len(table)) for table in tables], dtype=torch.int32)
+    plan = plan_attention(Spans.of(starts, lengths, "cpu"), table_BP, block_size=BLOCK)
     kv.store(layer, plan.slots_N, torch.cat(news))
     return plan
 
@@ -88,6 +92,10 @@ def test_the_oracle_notices_a_query_that_looks_ahead(monkeypatch: pytest.MonkeyP
         torch.testing.assert_close(*run([(5, 3), (9, 2)], 0))
 
 
-def test_a_missing_page_is_noticed() -> None:
-    with pytest.raises((AssertionError, IndexError, ValueError)):
-        plan_attention(query_lens=[1], context_lens=[9], page_tables=[[0, 1]], block_size=4, device="cpu")
+def test_rows_without_a_place_are_stored_in_the_scratch_page() -> None:
+    table_12 = torch.tensor([[3, 7]], dtype=torch.int32)  # one page of four tokens, and page 7 is scratch
+    plan = plan_attention(Spans.of([2], [5], "cpu"), table_12, block_size=4)
+    assert plan.slots_N.tolist()[:2] == [14, 15]
+    assert {slot // 4 for slot in plan.slots_N.tolist()[2:]} == {7}
+    limited = plan_attention(Spans.of([0], [3], "cpu"), table_12, block_size=4, limit=2)
+    assert [slot // 4 for slot in limited.slots_N.tolist()] == [3, 3, 7]

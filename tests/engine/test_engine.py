@@ -2,6 +2,7 @@
 
 import os
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,11 @@ from safetensors.torch import load_file
 
 from draftwise import LLM, SamplingParams
 from draftwise.core import InvalidSetup
+from draftwise.engine.core import Request
 from draftwise.engine.outputs import RequestOutput
+from draftwise.engine.proposers.base import Confirmed, Draft
 from draftwise.engine.proposers.extract_hidden_states import hidden_states_path
+from draftwise.engine.spans import Spans
 
 DEVICE = os.environ.get("DRAFTWISE_TEST_DEVICE", "cpu")
 
@@ -89,23 +93,26 @@ def drafts_of() -> defaultdict[str, Drafts]:
 
 def watch(llm: LLM, texts: list[list[int]], drafts: Drafts) -> None:
     """Compare what is drafted with `drafts`, add to them, and make a part of each draft right."""
-    make_drafts, seen = llm.engine._draft, {}
+    proposer = llm.engine.proposer
+    assert proposer is not None
+    propose = proposer.propose
 
-    def draft() -> None:
-        make_drafts()
-        for sequence in llm.engine.scheduler.running:
-            known = tuple(sequence.tokens)
-            if not sequence.draft or seen.get(sequence) == known:
+    def watched(new: Confirmed, k: int) -> Draft:
+        draft = propose(new, k)
+        sequences = {sequence.slot: sequence for sequence in llm.engine.scheduler.running}
+        for b, slot in enumerate(new.slots_B.tolist()):
+            known, guesses = tuple(sequences[slot].tokens), draft.tokens_BK[b, : draft.lengths_B[b]]
+            if not len(guesses):
                 continue
-            seen[sequence] = known
-            expected = drafts.setdefault(known, sequence.draft)
-            shorter = min(len(expected), len(sequence.draft))
-            assert sequence.draft[:shorter] == expected[:shorter], "a draft follows from the text alone"
+            expected = drafts.setdefault(known, guesses.tolist())
+            shorter = min(len(expected), len(guesses))
+            assert guesses[:shorter].tolist() == expected[:shorter], "a draft follows from the text alone"
             text = next(text for text in texts if tuple(text[: len(known)]) == known)
-            right = text[len(known) : len(known) + len(known) % 4][: len(sequence.draft)]
-            sequence.draft = right + sequence.draft[len(right) :]
+            right = text[len(known) : len(known) + len(known) % 4][: len(guesses)]
+            guesses[: len(right)] = torch.tensor(right, dtype=torch.long)
+        return draft
 
-    llm.engine._draft = draft
+    proposer.propose = watched  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("situation", SITUATIONS)
@@ -133,6 +140,74 @@ def test_neither_words_nor_drafts_depend_on_the_situation(
     assert (stats.num_preemptions > 0) == (situation == "preempted")
     assert situation == "preempted" or (stats.prefix_cache_hits > 0) == (situation != "no prefix cache")
     assert stats.kv_cache_usage == 0
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[LLM], None]:
+    """Let an engine on the CPU work as on a GPU: uniform padded rows, and the host one step behind."""
+
+    def uniform(cls: type[Spans], starts_B: torch.Tensor, lengths_B: torch.Tensor, width: int) -> Spans:
+        host = tuple((start, width) for start in starts_B.tolist())
+        return Spans(starts_B=starts_B, lengths_B=lengths_B, width=width, host=host)
+
+    def change(llm: LLM) -> None:
+        engine = llm.engine
+        monkeypatch.setattr(engine, "_lags", True)
+        monkeypatch.setattr(engine, "_runs_ahead", not (engine.proposer and engine.proposer.on_host))
+        monkeypatch.setattr(engine.runner, "_capture_sizes", (1, 4, 8, 16))
+        monkeypatch.setattr(Spans, "on", classmethod(uniform))
+
+    return change
+
+
+@pytest.mark.parametrize("situation", SITUATIONS)
+@pytest.mark.parametrize("name", [*METHODS, "plain"])
+def test_a_step_behind_nothing_changes(
+    name: str,
+    situation: str,
+    configs: dict[str, dict[str, Any]],
+    tiny_target: Path,
+    plain: list[list[int]],
+    as_on_a_gpu: Callable[[LLM], None],
+) -> None:
+    llm = make_llm(tiny_target, configs.get(name), **SITUATIONS[situation])
+    as_on_a_gpu(llm)
+    lengths = [48, 31, 48, 9, 40]
+    for _ in range(2):  # the second time from the prefix cache
+        params = [SamplingParams(temperature=0, max_tokens=length) for length in lengths]
+        expected = [tokens[:length] for tokens, length in zip(plain, lengths, strict=True)]
+        assert tokens_of(llm.generate(PROMPTS, params)) == expected
+    llm.engine.scheduler.pool.check_integrity()
+    assert llm.engine.stats().kv_cache_usage == 0
+
+
+def test_a_step_behind_requests_come_and_go(
+    configs: dict[str, dict[str, Any]],
+    tiny_target: Path,
+    plain: list[list[int]],
+    as_on_a_gpu: Callable[[LLM], None],
+) -> None:
+    """Aborted requests leave at once; whoever takes their pages is not disturbed by what is still under way."""
+    llm = make_llm(tiny_target, configs["eagle3"], num_gpu_blocks_override=40, max_num_seqs=3)
+    as_on_a_gpu(llm)
+    engine, found = llm.engine, defaultdict(list)
+    prompts = [engine.tokenizer.encode(prompt) for prompt in PROMPTS]
+    for number in range(24):
+        which = number % len(prompts)
+        params = SamplingParams(temperature=0, max_tokens=20)
+        engine.add(Request(request_id=f"{number}", prompt_token_ids=prompts[which], params=params))
+        for _ in range(number % 4):
+            for delta in engine.step():
+                found[delta.request_id] += delta.token_ids
+        if number % 3 == 0:
+            engine.abort(f"{number}")
+    while engine.has_work():
+        for delta in engine.step():
+            found[delta.request_id] += delta.token_ids
+    for number in range(24):
+        text = plain[number % len(prompts)][:20]
+        assert found[f"{number}"] == (text[: len(found[f"{number}"])] if number % 3 == 0 else text)
+    assert engine.stats().kv_cache_usage == 0
 
 
 def test_a_drafter_equal_to_the_target_is_always_right(configs: dict[str, dict[str, Any]], tiny_target: Path) -> None:

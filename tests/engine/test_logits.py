@@ -12,20 +12,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftwise.core import InvalidSetup
-from draftwise.engine import logits as module
-from draftwise.engine.logits import (
-    SamplingRow,
-    adjust,
-    check_params,
-    encode_bad_words,
-    process_logits,
-    temper_and_truncate,
-)
+from draftwise.engine.logits import SamplingRow, adjust, check_params, encode_bad_words, needs_adjusting
+from draftwise.engine.sampling import Tempering, temper_and_truncate
 from draftwise.engine.sampling_params import SamplingParams
 
 GOLDEN = json.loads((Path(__file__).parent / "vllm_golden.json").read_text())
 VOCAB = 12
 NO_DRAFT = torch.empty(1, 0, dtype=torch.long)
+
+
+def temper(logits: torch.Tensor, rows: list[SamplingRow]) -> torch.Tensor:
+    return temper_and_truncate(logits, Tempering.of([row.params for row in rows], logits.device))
+
+
+def process_logits(logits: torch.Tensor, rows: list[SamplingRow], draft: torch.Tensor) -> torch.Tensor:
+    """All that happens to logits before a token is drawn from them."""
+    return temper(adjust(logits, rows, draft), rows)
 
 
 def row_of(case: dict[str, Any], num_drafted: int = 0) -> SamplingRow:
@@ -52,7 +54,7 @@ def test_one_batch_equals_vllm_at_every_row(num_drafted: int) -> None:
     drafts = [case["output"][len(case["output"]) - num_drafted :] for case in GOLDEN]
     draft = torch.tensor([[*tokens, 0, 0][:2] for tokens in drafts])
     adjusted = adjust(logits, rows, draft)
-    final = temper_and_truncate(adjusted, rows)
+    final = temper(adjusted, rows)
     torch.testing.assert_close(
         adjusted[:, num_drafted], torch.tensor([case["adjusted"] for case in GOLDEN]), atol=1e-5, rtol=1e-5
     )
@@ -125,7 +127,7 @@ def test_nothing_asked_for_costs_nothing() -> None:
     greedy = SamplingRow(params=SamplingParams(temperature=0, top_p=0.1, top_k=2, min_p=0.5))
     assert process_logits(raw, [greedy] * 3, draft) is raw
     plain = torch.randn(3, 2, VOCAB)
-    assert process_logits(plain, [SamplingRow(params=SamplingParams())] * 3, draft) is plain
+    assert torch.equal(process_logits(plain, [SamplingRow(params=SamplingParams())] * 3, draft), plain)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
@@ -189,14 +191,19 @@ def test_unknown_ids_are_found_at_once() -> None:
     assert check_params(SamplingParams(logit_bias={11: 1.0}), VOCAB) == []
 
 
-def test_numpy_sorts_as_torch_does() -> None:
-    raw = torch.randn(6, 40).masked_fill(torch.rand(6, 40) < 0.2, -torch.inf)
-    assert torch.equal(module._sort_descending(raw), raw.sort(1, descending=True).values)
-
-
-def test_no_value_is_read_on_the_host() -> None:
-    """Meta tensors have no values: reading one, which on a GPU would wait for it, raises."""
-    rows = [row_of(case) for case in GOLDEN]
-    logits = torch.empty(len(rows), 3, VOCAB, device="meta")
-    draft = torch.empty(len(rows), 2, dtype=torch.long, device="meta")
-    assert process_logits(logits, rows, draft).shape == logits.shape
+def test_what_needs_no_adjusting_is_not_adjusted() -> None:
+    raw, draft = torch.randn(1, 3, VOCAB), torch.zeros(1, 2, dtype=torch.long)
+    for case in GOLDEN:
+        row = row_of(case)
+        if not needs_adjusting(row.params) and not row.bad_words:
+            assert adjust(raw, [row], draft) is raw
+    needing = (
+        {"bad_words": ["x"]},
+        {"min_tokens": 2},
+        {"logit_bias": {3: 1.0}},
+        {"repetition_penalty": 1.2},
+        {"presence_penalty": 0.5},
+        {"frequency_penalty": -0.5},
+    )
+    assert all(needs_adjusting(SamplingParams(**given)) for given in needing)
+    assert not needs_adjusting(SamplingParams(temperature=0.3, top_k=4, top_p=0.5, min_p=0.1, logprobs=2, seed=3))

@@ -138,7 +138,7 @@ def test_the_independence_test_can_fail(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_no_seed_is_another_one_shifted_in_position() -> None:
     seed, positions = 5 * 10**18, rows(1000)
-    a = uniform(torch.tensor(seed + noise._POSITION), positions, Lane.TOKEN)
+    a = uniform(torch.tensor(noise._int64(seed + noise.POSITION)), positions, Lane.TOKEN)
     b = uniform(torch.tensor(seed), positions + 1, Lane.TOKEN)
     assert (a != b).all()
 

@@ -12,7 +12,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 
 from draftwise.core import InvalidSetup
-from draftwise.engine.tokenizer import IncrementalDetokenizer, Tokenizer, check_same_tokenizer
+from draftwise.engine.tokenizer import IncrementalDetokenizer, Tokenizer, check_same_tokenizer, load_tokenizer
 
 TEXT = ["def f(x):\n    return x + 1\n", "naïve café — 日本語 😀 text", "the end of the thing, then the rest"]
 
@@ -234,3 +234,25 @@ def test_same_tokenizer_is_judged_by_id_not_by_size(tmp_path):
     first = Tokenizer.from_pretrained(same).first_differences(Tokenizer.from_pretrained(other))[0]
     assert finding.severity == "error"
     assert f"id {first[0]} is {first[1]!r} in the target" in finding.message
+
+
+def test_without_a_tokenizer_ids_have_no_text_and_text_is_refused(tmp_path):
+    (tmp_path / "config.json").write_text('{"eos_token_id": [7, 9]}')
+    tokenizer = load_tokenizer(tmp_path, skip=True)
+    assert tokenizer.end_ids == {7, 9}
+    assert (tokenizer.decode([1, 2]), tokenizer.token_text(1), tokenizer.token_bytes(1)) == ("", "", b"")
+    assert [IncrementalDetokenizer(tokenizer, prompt_token_ids=[1, 2]).add(each) for each in (3, 10**6)] == ["", ""]
+    for refused in (
+        lambda: tokenizer.encode("a"),
+        lambda: tokenizer.apply_chat_template([{"role": "user", "content": "a"}], enable_thinking=False),
+        lambda: IncrementalDetokenizer(tokenizer, stop_strings=["x"]),
+    ):
+        with pytest.raises(InvalidSetup, match="skip_tokenizer_init"):
+            refused()
+
+
+def test_a_tokenizer_is_loaded_unless_it_is_to_be_skipped(tmp_path):
+    with pytest.raises(InvalidSetup, match=r"has no tokenizer\.json"):
+        load_tokenizer(tmp_path, skip=False)
+    with pytest.raises(InvalidSetup, match="is not a directory"):
+        load_tokenizer(tmp_path / "none", skip=True)

@@ -18,10 +18,12 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 
+from draftwise.engine import sampling
 from draftwise.engine import verify as module
-from draftwise.engine.acceptance import Acceptance, Standard, Synthetic, Typical
+from draftwise.engine.acceptance import Acceptance, Coins, Standard, Synthetic, Typical, place
 from draftwise.engine.proposers.base import Draft
 from draftwise.engine.random import Lane, gumbel
+from draftwise.engine.sampling import Tempering
 from draftwise.engine.verify import Verdict, verify
 
 VOCAB, K, LENGTH, SAMPLES = 3, 3, 4, 120_000
@@ -38,6 +40,25 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+def at_temperature(temperature_B: Tensor, *, all_greedy: bool = False) -> Tempering:
+    """Temperature and nothing else."""
+    return Tempering(
+        temperature_B=temperature_B,
+        top_k_B=torch.zeros_like(temperature_B, dtype=torch.long),
+        top_p_B=torch.ones_like(temperature_B),
+        min_p_B=torch.zeros_like(temperature_B),
+        all_greedy=all_greedy,
+        truncates=False,
+    )
+
+
+def by_row(greedy: Tensor | None, n: int) -> Tempering:
+    """Temperature 1 except for greedy rows; None: all are greedy, and that is known."""
+    if greedy is None:
+        return at_temperature(torch.zeros(n), all_greedy=True)
+    return at_temperature(1 - greedy.float())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +97,7 @@ def make_draft(last: Tensor, seeds: Tensor, positions: Tensor, scenario: Scenari
 def decode(verify_fn: Verify, scenario: Scenario, *, greedy: Tensor | None = None, n: int = SAMPLES) -> Tensor:
     """Return the first LENGTH tokens of n sequences: speculative steps, then plain ones (drafts of no tokens)."""
     seeds, sizes = torch.arange(n), torch.ones(n, dtype=torch.long)
-    greedy = torch.zeros(n, dtype=torch.bool) if greedy is None else greedy
+    tempering = by_row(torch.zeros(n, dtype=torch.bool) if greedy is None else greedy, n)
     tokens = torch.zeros(n, 1 + LENGTH + scenario.num_steps * (K + 1), dtype=torch.long)
     steps_left = scenario.num_steps
     while sizes.min() <= LENGTH:
@@ -86,7 +107,7 @@ def decode(verify_fn: Verify, scenario: Scenario, *, greedy: Tensor | None = Non
         # Rows past a draft's end repeat its last one, as those of a padded batch do.
         rows = torch.arange(contexts.shape[1]).minimum(draft.lengths_B.unsqueeze(1))
         logits = scenario.target[contexts.gather(1, rows)]
-        verdict = verify_fn(logits, draft, greedy_B=greedy, seeds_B=seeds, positions_B=sizes, acceptance=Standard())
+        verdict = verify_fn(logits, draft, tempering=tempering, seeds_B=seeds, positions_B=sizes, acceptance=Standard())
         # The -1 after the emitted tokens is overwritten by the next step.
         columns = sizes.unsqueeze(1) + torch.arange(logits.shape[1])
         tokens.scatter_(1, columns, verdict.tokens_BS)
@@ -262,7 +283,7 @@ def test_verdict_sharing_noise_with_the_drafter_is_seen(lane: Lane, monkeypatch:
     assert pvalue(decode(verify, scenario), target) > 1e-3
     if lane is Lane.TOKEN:
         monkeypatch.setattr(
-            module, "gumbel", lambda *row_and_vocab_and_lane: gumbel(*row_and_vocab_and_lane[:3], Lane.DRAFT)
+            sampling, "gumbel", lambda *row_and_vocab_and_lane: gumbel(*row_and_vocab_and_lane[:3], Lane.DRAFT)
         )
     else:
         # The coin is then a function of token 0's noise, which had its part in what was drafted.
@@ -290,7 +311,8 @@ def chain_batch(n: int, *, probabilistic: bool = False) -> tuple[Tensor, Draft]:
 def judge(logits: Tensor, draft: Draft, acceptance: Acceptance, greedy: Tensor | None) -> Verdict:
     n = len(logits)
     seeds, positions = torch.arange(n), torch.ones(n, dtype=torch.long)
-    return verify(logits, draft, greedy_B=greedy, seeds_B=seeds, positions_B=positions, acceptance=acceptance)
+    rule = place(acceptance, logits.device)
+    return verify(logits, draft, tempering=by_row(greedy, n), seeds_B=seeds, positions_B=positions, acceptance=rule)
 
 
 @pytest.mark.parametrize("greedy", [None, False])
@@ -348,10 +370,12 @@ def requests(draw: st.DrawFn) -> tuple[Tensor, Draft, dict[str, Any]]:
     lengths = torch.randint(0, k + 1, (n,), generator=generator)
     probs = torch.rand(n, k, vocab, generator=generator).softmax(-1) if draw(st.booleans()) else None
     arguments = {
-        "greedy_B": draw(st.sampled_from([None, torch.rand(n, generator=generator) < 0.5])),
+        "tempering": by_row(draw(st.sampled_from([None, torch.rand(n, generator=generator) < 0.5])), n),
         "seeds_B": torch.randint(0, 2**62, (n,), generator=generator),
         "positions_B": torch.randint(0, 2**20, (n,), generator=generator),
-        "acceptance": draw(st.sampled_from([Standard(), Typical(), Synthetic(rates=(0.9, 0.7, 0.5, 0.2))])),
+        "acceptance": place(
+            draw(st.sampled_from([Standard(), Typical(), Synthetic(rates=(0.9, 0.7, 0.5, 0.2))])), "cpu"
+        ),
     }
     return logits, Draft(tokens_BK=tokens, lengths_B=lengths, probs_BKV=probs), arguments
 
@@ -363,7 +387,7 @@ def test_bookkeeping(request_: tuple[Tensor, Draft, dict[str, Any]]) -> None:
     verdict = verify(logits, draft, **arguments)
     assert verdict.tokens_BS.dtype == verdict.num_accepted_B.dtype == torch.long
     assert verdict.tokens_BS.shape == logits.shape[:2]
-    synthetic = isinstance(arguments["acceptance"], Synthetic)
+    synthetic = isinstance(arguments["acceptance"], Coins)
     for b, (row, accepted) in enumerate(zip(verdict.tokens_BS.tolist(), verdict.num_accepted_B.tolist(), strict=True)):
         assert 0 <= accepted <= draft.lengths_B[b]
         assert row[:accepted] == draft.tokens_BK[b, :accepted].tolist()
@@ -371,6 +395,13 @@ def test_bookkeeping(request_: tuple[Tensor, Draft, dict[str, Any]]) -> None:
         assert logits[b, accepted, row[accepted]] > -torch.inf
         if not synthetic:
             assert all(logits[b, s, token] > -torch.inf for s, token in enumerate(row[:accepted]))
+
+
+def of_row(value: Any, b: int) -> Any:
+    """The b-th row's part of an argument."""
+    if isinstance(value, Tempering):
+        return at_temperature(value.temperature_B[b : b + 1], all_greedy=value.all_greedy)
+    return value[b : b + 1] if isinstance(value, Tensor) else value
 
 
 @settings(max_examples=100, deadline=None)
@@ -387,7 +418,7 @@ def test_a_row_does_not_depend_on_the_batch_nor_on_padding(request_: tuple[Tenso
                 lengths_B=draft.lengths_B[b : b + 1],
                 probs_BKV=None if draft.probs_BKV is None else draft.probs_BKV[b : b + 1, :k],
             ),
-            **{name: value[b : b + 1] if isinstance(value, Tensor) else value for name, value in arguments.items()},
+            **{name: of_row(value, b) for name, value in arguments.items()},
         )
         assert torch.equal(together.tokens_BS[b, : k + 1], alone.tokens_BS[0])
 
@@ -412,25 +443,3 @@ def test_a_token_that_falls_without_a_residual_is_replaced_by_a_draw_from_p() ->
     fallen = verdict.tokens_BS[verdict.num_accepted_B == 0, 0]
     assert len(fallen) > n / 4
     assert stats.chisquare(torch.bincount(fallen).numpy(), len(fallen) * np.array([0.2, 0.3, 0.5])).pvalue > 1e-3
-
-
-@pytest.mark.parametrize("acceptance", [Standard(), Typical(), Synthetic(rates=(0.9, 0.5, 0.1))], ids=repr)
-@pytest.mark.parametrize("probabilistic", [False, True])
-def test_no_value_is_read_on_the_host(acceptance: Acceptance, probabilistic: bool) -> None:
-    """Meta tensors have no values: reading one, which on a GPU would wait for it, raises."""
-
-    def meta(*shape: int, dtype: torch.dtype = torch.long) -> Tensor:
-        return torch.empty(*shape, dtype=dtype, device="meta")
-
-    probs = meta(2, K, VOCAB, dtype=torch.float32) if probabilistic else None
-    verdict = verify(
-        meta(2, K + 1, VOCAB, dtype=torch.float32),
-        Draft(tokens_BK=meta(2, K), lengths_B=meta(2), probs_BKV=probs),
-        greedy_B=meta(2, dtype=torch.bool),
-        seeds_B=meta(2),
-        positions_B=meta(2),
-        acceptance=acceptance,
-    )
-    assert verdict.tokens_BS.shape == (2, K + 1)
-    with pytest.raises(RuntimeError):
-        verdict.num_accepted_B.tolist()

@@ -8,8 +8,7 @@ from types import SimpleNamespace
 
 from draftwise.core import InvalidSetup, SpecStats
 from draftwise.engine.config import EngineConfig
-from draftwise.engine.core import EngineStats
-from draftwise.engine.outputs import Delta, Logprob
+from draftwise.engine.outputs import Delta, EngineStats, Logprob
 from draftwise.engine.tokenizer import IncrementalDetokenizer, Tokenizer
 
 
@@ -25,7 +24,9 @@ class FakeEngine:
         )
         self.tokenizer = Tokenizer.from_pretrained(directory)
         self.spec = None if k is None else SimpleNamespace(k=k, method="ngram", to_dict=lambda: {"method": "ngram"})
-        self.scheduler = SimpleNamespace(running=[])
+        self.findings = ()
+        self.num_pages = 7
+        self._running = []
         self.steps = math.inf
         self.broken = None
         self.aborted = []
@@ -58,11 +59,11 @@ class FakeEngine:
 
     def abort(self, request_id):
         self.aborted.append(request_id)
-        for queue in (self._waiting, self.scheduler.running):
+        for queue in (self._waiting, self._running):
             queue[:] = [sequence for sequence in queue if sequence.request.request_id != request_id]
 
     def has_work(self):
-        return bool(self._waiting or self.scheduler.running)
+        return bool(self._waiting or self._running)
 
     def step(self):
         if self.broken is not None:
@@ -71,7 +72,7 @@ class FakeEngine:
             time.sleep(0.001)
             return []
         self.steps -= 1
-        running = self.scheduler.running
+        running = self._running
         while self._waiting and len(running) < self.config.max_num_seqs:
             running.append(self._waiting.pop(0))
         deltas = [self._advance(sequence) for sequence in list(running)]
@@ -80,7 +81,7 @@ class FakeEngine:
 
     def stats(self):
         return EngineStats(
-            num_running=len(self.scheduler.running),
+            num_running=len(self._running),
             num_waiting=len(self._waiting),
             kv_cache_usage=0.25,
             prompt_tokens=self._prompt_tokens,
@@ -103,7 +104,7 @@ class FakeEngine:
                 reason = "length"
         if reason is not None:
             text += sequence.detokenizer.finish()
-            self.scheduler.running.remove(sequence)
+            self._running.remove(sequence)
         first = sequence.done == len(tokens)
         return Delta(
             request_id=sequence.request.request_id,

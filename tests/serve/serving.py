@@ -10,16 +10,26 @@ import uvicorn
 
 from draftwise.serve.app import create_app
 from draftwise.serve.defaults import Defaults
+from draftwise.serve.launch import start_thread
 from draftwise.serve.server import ServerOptions, bind
 from draftwise.serve.worker import EngineWorker
 
 
 @contextlib.contextmanager
-def serving(engine, *, api_key=None, max_waiting=8, defaults=None):
-    """Serve an engine; yields its URL, clients, worker and the engine itself."""
-    worker = EngineWorker(lambda: engine, max_waiting=max_waiting)
-    worker.start("m")
-    app = create_app(worker, model_name="m", defaults=defaults or Defaults(), api_key=api_key)
+def serving(engine, **options):
+    """Serve an engine that runs in a thread; yields its URL, clients, worker and the engine itself."""
+    with serving_launched(start_thread(lambda _: engine), engine.tokenizer, **options) as server:
+        server.engine = engine
+        yield server
+
+
+@contextlib.contextmanager
+def serving_launched(launched, tokenizer, *, api_key=None, max_waiting=8, defaults=None):
+    """Serve an engine that was started anywhere."""
+    worker = EngineWorker(launched, max_waiting=max_waiting)
+    worker.wait_until_built("m")
+    defaults = defaults or Defaults()
+    app = create_app(worker, tokenizer=tokenizer, model_name="m", defaults=defaults, api_key=api_key)
     listener = bind(ServerOptions(port=0))
     server = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
@@ -30,7 +40,7 @@ def serving(engine, *, api_key=None, max_waiting=8, defaults=None):
             httpx.Client(base_url=url, timeout=20) as http,
             openai.OpenAI(base_url=f"{url}/v1", api_key=api_key or "-", max_retries=0, timeout=20) as client,
         ):
-            yield SimpleNamespace(url=url, http=http, client=client, worker=worker, engine=engine)
+            yield SimpleNamespace(url=url, http=http, client=client, worker=worker)
     finally:
         server.should_exit = True
         thread.join()

@@ -4,12 +4,12 @@ import re
 from dataclasses import fields
 from pathlib import Path
 
+import pytest
 from fake_engine import FakeEngine
 from serving import serving
 
 from draftwise.core import SpecStats
-from draftwise.engine.core import EngineStats
-from draftwise.engine.outputs import Delta
+from draftwise.engine.outputs import Delta, EngineStats
 from draftwise.engine.sampling_params import SamplingParams
 from draftwise.engine.sequence import Request
 from draftwise.serve.metrics import ServerMetrics
@@ -65,13 +65,14 @@ def test_speculative_counters_follow_the_engine_and_the_positions_never_reached_
     assert value(text, f"vllm:kv_cache_usage_perc{{{labels}}}") == 0.5
 
 
-def test_intervals_of_a_request_are_vllms():
+@pytest.mark.parametrize(("scheduled_s", "began"), [(13.0, 16.5), (None, 13.0)], ids=["told", "its first step"])
+def test_intervals_of_a_request_are_vllms(scheduled_s, began):
     metrics = make_metrics()
     request = Request(request_id="r", prompt_token_ids=[1, 2], params=SamplingParams(max_tokens=9))
     timeline = Timeline(metrics, request, arrived=10.0, queued=11.0)
-    timeline.note_scheduled(13.0)
     for now, tokens, reason in ((17.0, [1], None), (25.0, [1, 2, 3], None), (26.0, [], None), (33.0, [4], "stop")):
-        timeline.note_delta(Delta(request_id="r", index=0, token_ids=tokens, text="", finish_reason=reason), now)
+        delta = Delta(request_id="r", index=0, token_ids=tokens, text="", finish_reason=reason, scheduled_s=scheduled_s)
+        timeline.note_delta(delta, began=began, now=now)
     text = metrics.exposition().decode()
 
     def total(name):

@@ -17,14 +17,10 @@ SCRIPT = """
 import sys
 from draftwise.engine.config import EngineConfig
 from draftwise.serve import server
-from fake_engine import FakeEngine
-engine = FakeEngine(sys.argv[1])
-engine.steps = 3
-engine.scheduler.pool = type("Pool", (), {"num_pages": 7})
-server.Engine = lambda config, spec: engine
+from builders import build_paused
 server._SHUTDOWN_S = 1
 config, options = EngineConfig(model=sys.argv[1]), server.ServerOptions(port=0)
-server.serve(config, None, options, tell=lambda line: print(line, flush=True))
+server.serve(config, None, options, tell=lambda line: print(line, flush=True), build=build_paused)
 """
 
 

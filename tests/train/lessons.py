@@ -8,13 +8,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from draftwise.engine.attention import PagedKV, plan_attention
+from draftwise.engine.attention import PagedKV
 from draftwise.engine.models.drafter import Drafter
-from draftwise.engine.proposers.base import Confirmed, Proposer
+from draftwise.engine.proposers.base import Proposer
 from draftwise.train import get_method
 from draftwise.train.method import Batch, Lesson, Method, States
 from draftwise.train.options import resolve_options
 from draftwise.train.target import Target
+from engine.confirming import confirm, plan
 
 
 def build(name: str, target: Target, **options) -> Method:
@@ -76,15 +77,9 @@ def engine_logits(drafter: Drafter, tokens: list[int], features_TF: Tensor, last
     kv = PagedKV(drafter.kv_shape, num_pages=16, block_size=4, dtype=drafter.dtype, device=drafter.device)
     carry, rows, logits = drafter.enter(features_TF[:last]), list(range(last)), []
     for step in range(steps):
-        plan = plan_attention(
-            query_lens=[len(rows)],
-            context_lens=[rows[-1] + 1],
-            page_tables=[list(range(16))],
-            block_size=4,
-            device=drafter.device,
-        )
+        here = plan([rows[0]], [len(rows)], [range(16)], block_size=4, scratch=16)
         told = torch.tensor([tokens[row + 1] for row in rows])
-        hidden, carry = drafter.forward(told, carry, torch.tensor(rows), kv, plan)
+        hidden, carry = drafter.forward(told, carry, here.positions_N, kv, here)
         logits.append(drafter.logits(hidden[-1:])[0])
         carry, rows = carry[-1:], [last + step]
     return torch.stack(logits)
@@ -98,14 +93,13 @@ def engine_accepted(proposer: Proposer, batch: Batch, states: States, k: int) ->
         for last in range(1, len(tokens) - 1):
             # The first call brings the prompt, each later one the token that became final.
             told = tokens[1:2] if last == 1 else tokens[last : last + 1]
-            new = Confirmed(
-                slots=(0,),
-                tokens_BN=torch.tensor([told]),
-                lengths_B=torch.tensor([1]),
-                num_prompt=(2,),
-                starts=(last,),
-                limits=(min(k, len(tokens) - 1 - last),),
-                pages=(list(range(16)),),
+            new = confirm(
+                [told],
+                starts=[last],
+                limits=[min(k, len(tokens) - 1 - last)],
+                num_prompt=[2],
+                pages=[range(16)],
+                scratch=16,
                 features_NF=features_of(states)[b, last - 1 : last],
             )
             guesses = proposer.propose(new, k).tokens_BK[0].tolist()

@@ -1,10 +1,16 @@
-"""The rules by which draft tokens are accepted: a small closed set, one of them lossless."""
+"""The rules by which draft tokens are accepted: a small closed set, one of them lossless.
+
+Shape letters: K draft tokens.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Acceptance", "Standard", "Synthetic", "Typical"]
+import torch
+from torch import Tensor
+
+__all__ = ["Acceptance", "Coins", "Rule", "Standard", "Synthetic", "Typical", "place"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,3 +50,22 @@ class Synthetic:
 
 
 Acceptance = Standard | Typical | Synthetic
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Coins:
+    """`Synthetic` on a device: steps look at this tensor instead of copying the rates there each time."""
+
+    conditional_K: Tensor
+    """float64, `Synthetic.conditional_rates`."""
+
+
+Rule = Standard | Typical | Coins
+"""What `verify` goes by."""
+
+
+def place(acceptance: Acceptance, device: torch.device | str) -> Rule:
+    """Return the rule for steps on a device; to be made once, since it copies from the host."""
+    if isinstance(acceptance, Synthetic):
+        return Coins(conditional_K=torch.tensor(acceptance.conditional_rates, dtype=torch.float64).to(device))
+    return acceptance

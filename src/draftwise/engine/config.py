@@ -2,13 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from typing import Any
 
 from draftwise.core import Finding, InvalidSetup, Severity
 
-__all__ = ["EngineConfig"]
+__all__ = ["KV_CACHE_DTYPES", "LOAD_FORMATS", "QUANTIZATIONS", "EngineConfig"]
+
+DEVICES = ("auto", "cpu", "cuda")
+DTYPES = ("auto", "bfloat16", "float16", "float32", "float64")
+KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3")
+LOAD_FORMATS = ("auto", "dummy")
+QUANTIZATIONS = ("fp8",)
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "device": DEVICES,
+    "dtype": DTYPES,
+    "kv_cache_dtype": KV_CACHE_DTYPES,
+    "load_format": LOAD_FORMATS,
+    "quantization": QUANTIZATIONS,
+}
+_COUNTS = (
+    "max_model_len",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "kv_cache_memory_bytes",
+    "num_gpu_blocks_override",
+    "block_size",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,10 +43,19 @@ class EngineConfig:
         max_model_len: longest prompt plus output, in tokens; None is the model's own.
         max_num_seqs: sequences decoded together at most.
         max_num_batched_tokens: tokens computed in one step at most (longer prefills are chunked).
-        kv_cache_memory_bytes: size of the page pool; None: enough for max_num_seqs sequences of max_model_len,
-            at most a fixed share of the free memory.
+        gpu_memory_utilization: share of the whole GPU's memory, 0..1, that weights, work space, CUDA graphs and
+            pages take together; without effect on a CPU.
+        kv_cache_memory_bytes: size of the page pool, instead of that share; on a CPU None means enough for
+            max_num_seqs sequences of max_model_len, at most a fixed share of the free memory.
         num_gpu_blocks_override: pages of the pool, whatever the memory says (vLLM's name, on any device).
         block_size: tokens a page.
+        kv_cache_dtype: `auto` (the model's) or `fp8` (`fp8_e4m3`: the same), one byte an element.
+        quantization: None (weights as they are) or `fp8` (quantised while loading, one scale an output channel).
+        load_format: `auto` (the checkpoint's weights) or `dummy` (random ones: for measurements of speed).
+        skip_tokenizer_init: load no tokenizer; prompts are then token ids and no text is made.
+        enforce_eager: capture no CUDA graphs.
+        cudagraph_capture_sizes: numbers of sequences to capture decoding steps for; None is
+            `capture.capture_sizes(max_num_seqs)`. vLLM counts tokens here, sequences x (k + 1).
         seed: seed of the random streams of requests that bring none.
         hidden_states_folder: where the method extract_hidden_states writes (vLLM names it in --kv-transfer-config,
             as shared_storage_path).
@@ -36,9 +67,16 @@ class EngineConfig:
     max_model_len: int | None = None
     max_num_seqs: int = 16
     max_num_batched_tokens: int = 2048
+    gpu_memory_utilization: float = 0.9
     kv_cache_memory_bytes: int | None = None
     num_gpu_blocks_override: int | None = None
     block_size: int = 16
+    kv_cache_dtype: str = "auto"
+    quantization: str | None = None
+    load_format: str = "auto"
+    skip_tokenizer_init: bool = False
+    enforce_eager: bool = False
+    cudagraph_capture_sizes: tuple[int, ...] | None = None
     enable_prefix_caching: bool = True
     seed: int = 0
     hidden_states_folder: str = "hidden_states"
@@ -48,33 +86,58 @@ class EngineConfig:
         """Return the config for keyword settings.
 
         Raises:
-            InvalidSetup: a name is unknown (the nearest known one is suggested) or a number is not positive.
+            InvalidSetup: a name or a choice is unknown (the nearest known one is suggested), a number is not
+                positive, or gpu_memory_utilization is no share; all of them at once.
         """
-        known = [each.name for each in fields(cls)]
-        findings = [
-            Finding(
-                code="unknown-setting",
-                severity=Severity.ERROR,
-                where=name,
-                message="is not an engine setting.",
-                fix=f"Did you mean {near[0]}?" if (near := get_close_matches(name, known, 1)) else f"Known: {known}.",
-            )
-            for name in settings
-            if name not in known
-        ]
-        counts = (
-            "max_model_len",
-            "max_num_seqs",
-            "max_num_batched_tokens",
-            "kv_cache_memory_bytes",
-            "num_gpu_blocks_override",
-            "block_size",
-        )
-        findings += [
-            Finding(code="not-positive", severity=Severity.ERROR, where=name, message=f"must be positive, got {value}.")
-            for name, value in settings.items()
-            if name in counts and value is not None and value < 1
-        ]
+        findings = [*_unknown(settings, [each.name for each in fields(cls)]), *_check_values(settings)]
         if findings:
             raise InvalidSetup(findings)
+        sizes = settings.get("cudagraph_capture_sizes")
+        if sizes is not None:
+            settings["cudagraph_capture_sizes"] = tuple(sorted(set(sizes)))
         return cls(**settings)
+
+
+def _unknown(settings: Mapping[str, Any], known: list[str]) -> Iterator[Finding]:
+    for name in settings:
+        if name not in known:
+            yield _error("unknown-setting", name, "is not an engine setting.", _nearest(name, known))
+
+
+def _check_values(settings: Mapping[str, Any]) -> Iterator[Finding]:
+    """Yield the values that cannot be; None, where a setting allows it, stands for its default."""
+    for name, value in settings.items():
+        if value is None:
+            continue
+        if name in _COUNTS and value < 1:
+            yield _error("not-positive", name, f"must be positive, got {value}.")
+        elif name in _CHOICES and value not in _CHOICES[name]:
+            yield _error("unknown-choice", name, f"{value!r} is none of its values.", _nearest(value, _CHOICES[name]))
+        elif name in _RULES:
+            allows, what = _RULES[name]
+            if not allows(value):
+                yield _error("bad-value", name, f"must be {what}, got {value!r}.")
+
+
+def _is_share(value: Any) -> bool:
+    return type(value) in (int, float) and 0 < value <= 1
+
+
+def _are_sizes(value: Any) -> bool:
+    return isinstance(value, list | tuple) and bool(value) and all(type(each) is int and each > 0 for each in value)
+
+
+_RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "gpu_memory_utilization": (_is_share, "more than 0 and at most 1"),
+    "cudagraph_capture_sizes": (_are_sizes, "a list of positive integers, such as [1, 2, 4, 8]"),
+}
+"""What a value must fulfil, and in words."""
+
+
+def _nearest(name: Any, known: list[str] | tuple[str, ...]) -> str:
+    near = get_close_matches(str(name), known, 1)
+    return f"Did you mean {near[0]}?" if near else f"Known: {', '.join(known)}."
+
+
+def _error(code: str, where: str, message: str, fix: str = "") -> Finding:
+    return Finding(code=code, severity=Severity.ERROR, where=where, message=message, fix=fix)

@@ -2,51 +2,42 @@
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
-from draftwise.core import Finding, InvalidSetup, Severity, SpecConfig, SpecStats
+from draftwise.core import Finding, InvalidSetup, Severity, SpecConfig
 from draftwise.engine.acceptance import Standard
 from draftwise.engine.attention import PagedKV
+from draftwise.engine.capture import CapturePlan, plan_capture
 from draftwise.engine.config import EngineConfig
 from draftwise.engine.detokenizer import IncrementalDetokenizer
-from draftwise.engine.logits import check_params, encode_bad_words
-from draftwise.engine.memory import num_pages
+from draftwise.engine.launched import Launched, Outcome
+from draftwise.engine.logits import check_params, encode_bad_words, needs_adjusting
+from draftwise.engine.memory import activation_bytes, num_pages
 from draftwise.engine.models import CausalLM, load_model
-from draftwise.engine.outputs import Delta
+from draftwise.engine.outputs import Delta, EngineStats
 from draftwise.engine.pages import PagePool
 from draftwise.engine.proposers import make_proposer
-from draftwise.engine.proposers.base import Confirmed, Proposer
+from draftwise.engine.proposers.base import Proposer
 from draftwise.engine.random import completion_seed, request_seed
-from draftwise.engine.runner import Outcome, Runner
-from draftwise.engine.scheduler import PrefixUse, Scheduler, Work
+from draftwise.engine.runner import Runner
+from draftwise.engine.scheduler import PrefixUse, Schedule, Scheduler
 from draftwise.engine.sequence import Request, Sequence
 from draftwise.engine.spec import resolve_spec
 from draftwise.engine.spec_counter import SpecCounter
+from draftwise.engine.startup import Startup, TimedStartup
 from draftwise.engine.stopping import Stop, find_stop
-from draftwise.engine.tokenizer import Tokenizer
+from draftwise.engine.table import SequenceTable
+from draftwise.engine.tokenizer import load_tokenizer
 
 __all__ = ["Engine", "EngineStats", "Request"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineStats:
-    """Counters since the start and gauges of this moment."""
-
-    num_running: int
-    num_waiting: int
-    kv_cache_usage: float
-    """Share of the page pool that sequences hold, 0..1."""
-    prompt_tokens: int
-    generation_tokens: int
-    prefix_cache_queries: int
-    """Prompt tokens looked up in the prefix cache."""
-    prefix_cache_hits: int
-    """Prompt tokens found there."""
-    num_preemptions: int
-    spec: SpecStats
+_KERNELS_PER_LAYER = 9
 
 
 class Engine:
@@ -56,39 +47,109 @@ class Engine:
         InvalidSetup: the checkpoint, the configuration or the drafter cannot work.
     """
 
-    def __init__(self, config: EngineConfig, spec: SpecConfig | None = None) -> None:
+    def __init__(self, config: EngineConfig, spec: SpecConfig | None = None, *, startup: Startup | None = None) -> None:
+        phase = (startup or TimedStartup()).phase
         self.spec = resolve_spec(spec) if spec is not None else None
-        self.tokenizer = Tokenizer.from_pretrained(config.model)
-        model = load_model(config.model, dtype=config.dtype, device=config.device)
+        self.tokenizer = load_tokenizer(config.model, skip=config.skip_tokenizer_init)
+        with phase("load weights"):
+            model = load_model(
+                config.model,
+                dtype=config.dtype,
+                device=config.device,
+                load_format=config.load_format,
+                quantization=config.quantization,
+            )
         self.config = _resolve(config, model)
         self.shape = model.shape
-        self.proposer = make_proposer(self.spec, self.config, model) if self.spec else None
-        state_bytes = self.proposer.kv_bytes_per_token if self.proposer else 0
-        pages = num_pages(self.config, model, extra_bytes_per_token=state_bytes)
-        block_size = config.block_size
-        if self.proposer is not None:
-            self.proposer.allocate(num_pages=pages, block_size=block_size)
+        self.proposer: Proposer | None = None
+        if self.spec is not None:
+            with phase("load drafter"):
+                self.proposer = make_proposer(self.spec, self.config, model)
+        self._k = self.spec.k if self.spec else 0
+        self._lags = model.device.type == "cuda"
+        """Whether a step is collected by the next call, so that the device works meanwhile."""
+        self._runs_ahead = self._lags and not (self.proposer and self.proposer.on_host)
+        """Whether that call launches the next step before, so that the device never waits."""
+        capture = self._plan_capture()
+        self.findings: tuple[Finding, ...] = (*(self.spec.findings if self.spec else ()), *capture.findings)
+        """What the operator should know of this configuration."""
+        with phase("allocate KV cache"):
+            self.num_pages = self._count_pages(model, capture)
+            self.runner = self._make_runner(model, capture)
         self.scheduler = Scheduler(
-            pool=PagePool(pages, enable_prefix_caching=config.enable_prefix_caching),
-            block_size=block_size,
+            pool=PagePool(self.num_pages, enable_prefix_caching=config.enable_prefix_caching),
+            block_size=config.block_size,
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
             prefix=_prefix_use(self.proposer),
-            shared_pages=state_bytes > 0,
         )
-        self.runner = Runner(
-            model,
-            PagedKV(model.shape, num_pages=pages, block_size=block_size, dtype=model.dtype, device=model.device),
-            acceptance=self.spec.acceptance if self.spec else Standard(),
-            end_ids=self.tokenizer.end_ids,
-            taps=self.proposer.taps if self.proposer else (),
-        )
+        self._underway: deque[Launched] = deque()
         self._sequences: dict[str, list[Sequence]] = {}
         self._forks: dict[str, list[Sequence]] = {}
         """Completions 1..n-1 of a request, held until the first one has computed the prompt for all."""
         self._spec_counter = SpecCounter()
         self._prompt_tokens = 0
         self._generation_tokens = 0
+
+    def _plan_capture(self) -> CapturePlan:
+        """Return which steps are captured as CUDA graphs: none on a CPU."""
+        config, shape = self.config, self.shape
+        if not self._lags or config.enforce_eager:
+            return CapturePlan(sizes=(), num_bytes=0)
+        rows = (self._k + 1) * (shape.hidden_size * 8 + shape.intermediate_size * 3 + shape.vocab_size)
+        return plan_capture(
+            config.max_num_seqs,
+            ks=sorted({self.spec.k_for(n) for n in range(1, config.max_num_seqs + 1)}) if self.spec else (0,),
+            kernels_per_graph=_KERNELS_PER_LAYER * shape.num_layers,
+            activation_bytes_per_seq=rows * _itemsize(config.dtype),
+            given=config.cudagraph_capture_sizes,
+        )
+
+    def _count_pages(self, model: CausalLM, capture: CapturePlan) -> int:
+        config, proposer, shape = self.config, self.proposer, self.shape
+        assert config.max_model_len is not None, "_resolve fills it in"
+        return num_pages(
+            config,
+            model,
+            extra_bytes_per_token=proposer.kv_bytes_per_token if proposer else 0,
+            activation_bytes=activation_bytes(
+                shape,
+                rows=config.max_num_batched_tokens,
+                logits_rows=config.max_num_seqs * (self._k + 1),
+                context=config.max_model_len,
+                bytes_per_value=model.dtype.itemsize,
+                num_taps=len(proposer.taps) if proposer else 0,
+            ),
+            graph_bytes=capture.num_bytes,
+        )
+
+    def _make_runner(self, model: CausalLM, capture: CapturePlan) -> Runner:
+        config, proposer, num_pages = self.config, self.proposer, self.num_pages
+        assert config.max_model_len is not None, "_resolve fills it in"
+        if proposer is not None:
+            proposer.allocate(num_pages=num_pages, block_size=config.block_size)
+        kv_dtype = model.dtype if config.kv_cache_dtype == "auto" else torch.float8_e4m3fn
+        table = SequenceTable(
+            num_slots=config.max_num_seqs,
+            max_model_len=config.max_model_len,
+            block_size=config.block_size,
+            scratch_page=num_pages,
+            width=self._k + 1,
+            num_features=len(proposer.taps) * model.shape.hidden_size if proposer else 0,
+            dtype=model.dtype,
+            device=model.device,
+        )
+        return Runner(
+            model,
+            PagedKV(
+                model.shape, num_pages=num_pages, block_size=config.block_size, dtype=kv_dtype, device=model.device
+            ),
+            table,
+            proposer,
+            acceptance=self.spec.acceptance if self.spec else Standard(),
+            end_ids=self.tokenizer.end_ids,
+            capture_sizes=capture.sizes,
+        )
 
     def add(self, request: Request) -> None:
         """Queue a request.
@@ -120,20 +181,25 @@ class Engine:
         return bool(self._sequences)
 
     def step(self) -> list[Delta]:
-        """Draft, compute and verify once; return what became final."""
+        """Launch a step and return what became final by those before it.
+
+        On a GPU the host is one step behind: the tokens of the step launched here come back from the next call. On a
+        CPU they come back from this one.
+        """
         if not self.has_work():
             return []
-        if self.proposer is not None:
-            self._draft()
-        works = self.scheduler.schedule()
-        outcomes = self.runner.execute(works) if works else []
-        deltas = [
-            delta
-            for work, outcome in zip(works, outcomes, strict=True)
-            if (delta := self._advance(work, outcome)) is not None
-        ]
-        self._release_slots()
-        return deltas
+        deltas: list[Delta] = []
+        if not self._runs_ahead or self._needs_history():
+            deltas += self._collect(len(self._underway))
+        k = self._k_now()
+        schedule = self.scheduler.schedule(k)
+        if schedule is None:
+            deltas += self._collect(len(self._underway))
+            schedule = self.scheduler.schedule(k)
+        assert schedule is not None, "with nothing under way a sequence is preempted instead"
+        num_before = len(self._underway)
+        self._launch(schedule, k)
+        return deltas + self._collect(num_before if self._lags and schedule else len(self._underway))
 
     def stats(self) -> EngineStats:
         """Return a snapshot of counters and gauges."""
@@ -181,6 +247,7 @@ class Engine:
             request=request,
             index=index,
             seed=seed,
+            max_tokens=self._max_tokens(request),
             tokens=list(request.prompt_token_ids),
             bad_words=encode_bad_words(params.bad_words, lambda text: self.tokenizer.encode(text, False)),
             detokenizer=IncrementalDetokenizer(
@@ -192,66 +259,68 @@ class Engine:
             ),
         )
 
-    def _draft(self) -> None:
-        """Tell the proposer what became final; give every sequence its draft, and pages for it where it keeps state."""
-        assert self.proposer is not None
-        assert self.spec is not None
-        news = [news for sequence in self.scheduler.running if (news := self._news(sequence)) is not None]
-        if not news:
-            return
-        k = self.spec.k_for(len(self.scheduler.running))
-        limits = [self._limit(each.sequence, k) for each in news]
-        draft = self.proposer.propose(_confirm(news, limits, self.runner.model.device), k)
-        tokens, lengths = draft.tokens_BK.tolist(), draft.lengths_B.tolist()
-        for b, sequence in enumerate(each.sequence for each in news):
-            sequence.draft = tokens[b][: min(lengths[b], limits[b])]
-            sequence.draft_probs_KV = None if draft.probs_BKV is None else draft.probs_BKV[b]
-            if self.proposer.kv_bytes_per_token:
-                self.scheduler.publish(sequence)
+    @property
+    def _keeps_state(self) -> bool:
+        """Whether the proposer has its part in every page, complete only when it was told of the token after it."""
+        return self.proposer is not None and self.proposer.kv_bytes_per_token > 0
 
-    def _news(self, sequence: Sequence) -> _News | None:
-        """Return what the proposer can be told about a running sequence."""
-        assert self.proposer is not None
-        start, stop = sequence.num_confirmed, sequence.num_computed + 1
-        if start is None:
-            start = 0 if self.proposer.needs_history else sequence.num_spared + bool(self.proposer.taps)
-        if start == stop or (self.proposer.needs_history and not sequence.awaits_token):
-            return None
-        return _News(sequence, start, sequence.tokens[start:stop])
+    def _max_tokens(self, request: Request) -> int:
+        """Return how many tokens a sequence of the request may have."""
+        longest, wanted = self.config.max_model_len, request.params.max_tokens
+        assert longest is not None, "_resolve fills it in"
+        return longest if wanted is None else min(longest, len(request.prompt_token_ids) + wanted)
 
-    def _limit(self, sequence: Sequence, k: int) -> int:
-        """Return how many guesses the sequence can use."""
-        assert self.proposer is not None
-        if not sequence.awaits_token:
-            return 0
-        own = sequence.params.num_speculative_tokens
-        limit = max(min(k, self._room(sequence) - 1, k if own is None else own), 0)
-        return self.scheduler.reserve(sequence, limit) if self.proposer.kv_bytes_per_token else limit
+    def _k_now(self) -> int:
+        """Return how many tokens to draft for each sequence in the next step."""
+        return self.spec.k_for(len(self.scheduler.running)) if self.spec else 0
 
-    def _room(self, sequence: Sequence) -> int:
-        """Return how many more tokens the sequence may have."""
-        room = (self.config.max_model_len or 0) - len(sequence.tokens)
-        limit = sequence.params.max_tokens
-        return room if limit is None else min(room, limit - sequence.num_output)
+    def _needs_history(self) -> bool:
+        """Whether the next step's logits depend on tokens that the host must know first."""
+        return any(needs_adjusting(sequence.params) for sequence in self.scheduler.running)
 
-    def _advance(self, work: Work, outcome: Outcome) -> Delta | None:
-        """Move a sequence on by what its work gave; return the news for its reader."""
-        sequence, emitted = work.sequence, outcome.emitted
-        sequence.features_NF = outcome.features_NF
-        if outcome.prompt_logprobs is not None:
-            sequence.prompt_logprobs += outcome.prompt_logprobs
-        if not emitted:
-            self.scheduler.advance(work, [])
-            return None
-        self._spec_counter.add(drafted=work.num_draft, accepted=len(emitted) - 1)
-        text, stop = find_stop(sequence, emitted, room=self._room(sequence), end_ids=self.tokenizer.end_ids)
+    def _launch(self, schedule: Schedule, k: int) -> None:
+        """Hand a step to the device."""
+        scheduler, runner = self.scheduler, self.runner
+        runner.update(scheduler.released_slots, scheduler.page_changes)
+        scheduler.released_slots, scheduler.page_changes = [], []
+        if schedule.chunks:
+            self._underway.append(runner.prefill(schedule.chunks))
+        if schedule.decodes:
+            self._underway.append(runner.decode(schedule.decodes, k))
+        scheduler.launch(schedule, k)
+        now = time.monotonic()
+        for chunk in schedule.chunks:
+            if chunk.sequence.scheduled_s is None:
+                chunk.sequence.scheduled_s = now
+            # The proposer has not been told of the token after the last page yet.
+            known = chunk.end - 1 if self._keeps_state and chunk.is_last else chunk.end
+            scheduler.publish(chunk.sequence, known)
+        for sequence in schedule.decodes:
+            if self._keeps_state:
+                scheduler.publish(sequence)
+
+    def _collect(self, count: int) -> list[Delta]:
+        """Wait for the oldest `count` launches and return what became final by them."""
+        return [
+            self._advance(outcome, bound=launched.bound)
+            for launched in [self._underway.popleft() for _ in range(count)]
+            for outcome in launched.collect()
+        ]
+
+    def _advance(self, outcome: Outcome, *, bound: int) -> Delta:
+        """Move a sequence on by what a step gave it; return the news for its reader."""
+        sequence, emitted, scheduler = outcome.sequence, outcome.emitted, self.scheduler
+        self._spec_counter.add(drafted=len(outcome.drafted), accepted=len(emitted) - 1)
+        text, stop = find_stop(sequence, emitted, room=sequence.num_left, end_ids=self.tokenizer.end_ids)
         emitted = emitted[: stop.num_tokens] if stop else emitted
         first = sequence.num_output == 0
-        self.scheduler.advance(work, emitted)
+        scheduler.advance(sequence, emitted, bound=bound)
         self._generation_tokens += len(emitted)
+        if not self._keeps_state or sequence.num_underway:  # a step that is under way tells the proposer
+            scheduler.publish(sequence)
         if first:
             for fork in reversed(self._forks.pop(sequence.request.request_id, [])):
-                self.scheduler.add(fork, first=True)
+                scheduler.add(fork, first=True)
         if stop is not None:
             self._finish(sequence)
         return self._delta(sequence, emitted, text, outcome, stop, first=first)
@@ -270,34 +339,19 @@ class Engine:
             finish_reason=stop.finish_reason if stop else None,
             stop_reason=stop.stop_reason if stop else None,
             num_cached_tokens=sequence.num_cached or 0,
+            scheduled_s=sequence.scheduled_s,
         )
 
     def _finish(self, sequence: Sequence) -> None:
-        if self.proposer is not None:
-            self._tell_ending(self.proposer, sequence)
+        proposer = self.proposer
+        if proposer is not None and (proposer.needs_ending or self.scheduler.has_unpublished(sequence)):
+            self.runner.tell_ending(sequence)
+            self.scheduler.publish(sequence)
         self.scheduler.remove(sequence)
         siblings = self._sequences[sequence.request.request_id]
         siblings.remove(sequence)
         if not siblings:
             del self._sequences[sequence.request.request_id]
-
-    def _tell_ending(self, proposer: Proposer, sequence: Sequence) -> None:
-        """Tell the proposer a sequence's last tokens, if it wants them or has its part of new full pages to write."""
-        in_pages = proposer.kv_bytes_per_token > 0
-        if not (proposer.needs_ending or (in_pages and self.scheduler.has_unpublished(sequence))):
-            return
-        news = self._news(sequence)
-        if news is not None:
-            proposer.propose(_confirm([news], [0], self.runner.model.device), 0)
-        if in_pages:
-            self.scheduler.publish(sequence)
-
-    def _release_slots(self) -> None:
-        """Tell the proposer which sequences are gone."""
-        if self.proposer is not None:
-            for slot in self.scheduler.released_slots:
-                self.proposer.release(slot)
-        self.scheduler.released_slots.clear()
 
     def _named(self, positions: list) -> list:
         """Return log-probabilities with each candidate's text filled in."""
@@ -306,42 +360,6 @@ class Engine:
             {token: replace(entry, decoded_token=decode(token)) for token, entry in candidates.items()}
             for candidates in positions
         ]
-
-
-@dataclass(frozen=True, slots=True)
-class _News:
-    """Tokens of a sequence, from position `start` on, that the proposer does not know yet."""
-
-    sequence: Sequence
-    start: int
-    tokens: list[int]
-
-
-def _confirm(news: list[_News], limits: list[int], device: torch.device) -> Confirmed:
-    """Return the news as the proposer wants them, and note that it knows them."""
-    sequences = [each.sequence for each in news]
-    lengths = [len(each.tokens) for each in news]
-    features = [
-        sequence.features_NF[:length]
-        for sequence, length in zip(sequences, lengths, strict=True)
-        if sequence.features_NF is not None
-    ]
-    for each in news:
-        each.sequence.num_confirmed, each.sequence.features_NF = each.start + len(each.tokens), None
-    width = max(lengths)
-    return Confirmed(
-        slots=tuple(sequence.slot for sequence in sequences if sequence.slot is not None),
-        tokens_BN=torch.tensor([each.tokens + [0] * (width - len(each.tokens)) for each in news], device=device),
-        lengths_B=torch.tensor(lengths, device=device),
-        num_prompt=tuple(sequence.num_prompt for sequence in sequences),
-        starts=tuple(each.start for each in news),
-        histories=tuple(sequence.tokens for sequence in sequences),
-        limits=tuple(limits),
-        pages=tuple(sequence.pages for sequence in sequences),
-        features_NF=torch.cat(features) if features else None,
-        temperature=tuple(sequence.params.temperature for sequence in sequences),
-        seeds=tuple(sequence.seed for sequence in sequences),
-    )
 
 
 def _prefix_use(proposer: Proposer | None) -> PrefixUse:
@@ -369,3 +387,7 @@ def _resolve(config: EngineConfig, model: CausalLM) -> EngineConfig:
         dtype=str(model.dtype).removeprefix("torch."),
         device=str(model.device),
     )
+
+
+def _itemsize(dtype: str) -> int:
+    return int(getattr(torch, dtype).itemsize)

@@ -6,6 +6,8 @@ import codecs
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from draftwise.core import InvalidSetup
+
 if TYPE_CHECKING:
     from draftwise.engine.tokenizer import Tokenizer
 
@@ -23,6 +25,9 @@ class IncrementalDetokenizer:
     Stops and truncates as vLLM does: the stop string that completes first wins, ties go to the one listed
     first; the text ends before it, or after it with `include_stop`. An incomplete character at the very end
     is dropped.
+
+    Raises:
+        InvalidSetup: there are stop strings, but no tokenizer that makes text.
     """
 
     def __init__(
@@ -34,9 +39,18 @@ class IncrementalDetokenizer:
         skip_special_tokens: bool = True,
         prompt_token_ids: Sequence[int] = (),
     ) -> None:
+        if stop_strings and not tokenizer.makes_text:
+            raise InvalidSetup.because(
+                "no-tokenizer-loaded",
+                "text is not made without a tokenizer (skip_tokenizer_init), so no string can stop it.",
+                where="stop",
+                fix="Use stop_token_ids, or load the tokenizer.",
+            )
         self.stopped_by: str | None = None
         self._stops = tuple(stop_strings)
         self._longest = max(map(len, self._stops), default=0)
+        self._first_characters = {stop[0] for stop in self._stops}
+        self._last_characters = {stop[-1] for stop in self._stops}
         self._include_stop = include_stop
         self._context = ""
         """Longest end of the text so far that may be the start of a stop string."""
@@ -53,11 +67,12 @@ class IncrementalDetokenizer:
             return new
         text = self._context + new
         out_from = len(self._context) if self._include_stop else 0
-        if new and look_for_stops and (found := self._find_stop(text)) is not None:
+        may_end = look_for_stops and not self._last_characters.isdisjoint(new)
+        if may_end and (found := self._find_stop(text)) is not None:
             self.stopped_by, cut = found
             self._context = ""
             return text[out_from:cut]
-        held = next((n for n in range(min(self._longest - 1, len(text)), 0, -1) if self._may_start(text[-n:])), 0)
+        held = self._held(text)
         self._context = text[len(text) - held :]
         return text[out_from:] if self._include_stop else text[: len(text) - held]
 
@@ -66,8 +81,16 @@ class IncrementalDetokenizer:
         held, self._context = self._context, ""
         return "" if self._include_stop else held
 
-    def _may_start(self, text: str) -> bool:
-        return any(len(text) < len(stop) and stop.startswith(text) for stop in self._stops)
+    def _held(self, text: str) -> int:
+        """Return the length of the longest end of `text` that may be the start of a stop string."""
+        if self._first_characters.isdisjoint(text):
+            return 0
+        for start in range(max(len(text) - self._longest + 1, 0), len(text)):
+            if text[start] in self._first_characters:
+                end = text[start:]
+                if any(len(end) < len(stop) and stop.startswith(end) for stop in self._stops):
+                    return len(end)
+        return 0
 
     def _find_stop(self, text: str) -> tuple[str, int] | None:
         """Return the first stop string to end in the new part of `text`, and where to cut."""

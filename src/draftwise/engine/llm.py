@@ -13,6 +13,7 @@ from draftwise.core import InvalidSetup, SpecConfig
 from draftwise.engine.config import EngineConfig
 from draftwise.engine.core import Engine, Request
 from draftwise.engine.outputs import CompletionOutput, Delta, RequestOutput
+from draftwise.engine.parallelism import one_gpu_settings
 from draftwise.engine.sampling_params import SamplingParams
 from draftwise.engine.tokenizer import Tokenizer
 
@@ -59,13 +60,15 @@ class LLM:
         **settings: fields of `EngineConfig` (dtype, max_model_len, max_num_seqs, ...).
 
     Raises:
-        InvalidSetup: the model, a setting or the speculative config cannot work; all findings at once.
+        InvalidSetup: the model, a setting or the speculative config cannot work (all findings at once), or more
+            than one GPU is asked for (with the `vllm serve` command that does it).
     """
 
     def __init__(
         self, model: str, *, speculative_config: Mapping[str, Any] | str | None = None, **settings: Any
     ) -> None:
         spec = None if speculative_config is None else SpecConfig.parse(speculative_config)
+        settings = one_gpu_settings(model, spec, settings)
         self.engine = Engine(EngineConfig.from_settings(model=model, **settings), spec)
         self._ids = count()
 

@@ -1,13 +1,14 @@
-"""Applies each request's sampling parameters to the target's logits, in vLLM's order, also under speculation.
+"""Applies those sampling parameters that look at history or at single tokens to the target's logits, in vLLM's order.
 
 Row s of a sequence is treated as if its draft tokens 0..s-1 were already output: penalties count them, bad words
 see them, min_tokens includes them. Rows after the draft's end are computed too, but nobody reads them.
 
 The order is that of vLLM 0.32's `v1/sample/sampler.py`: bad words, min_tokens, logit_bias, penalties (repetition,
-frequency, presence), temperature, min_p, top-k, top-p. Nothing here waits for the device, and no argument is changed.
+frequency, presence); temperature, min_p, top-k and top-p follow in `sampling`. The host says what is to be done to
+which row, so this part of a step is not captured; few requests need it. No argument is changed.
 
 Shape letters: B sequences, S = K+1 target rows a sequence, K draft tokens, V vocabulary, N sequences that need the
-operation at hand, W bad words, P tokens before the last of the longest bad word, M rows.
+operation at hand, W bad words, P tokens before the last of the longest bad word.
 """
 
 from __future__ import annotations
@@ -22,12 +23,11 @@ import torch
 from torch import Tensor
 
 from draftwise.core import Finding, InvalidSetup, Severity
+from draftwise.engine.sampling import Tempering
 from draftwise.engine.sampling_params import SamplingParams
 
-__all__ = ["SamplingRow", "adjust", "check_params", "encode_bad_words", "process_logits", "temper_and_truncate"]
+__all__ = ["SamplingRow", "Tempering", "adjust", "check_params", "encode_bad_words", "needs_adjusting"]
 
-_MIN_TEMPERATURE = 0.01
-"""vLLM raises smaller positive temperatures to this (`_MAX_TEMP`): dividing by them would overflow."""
 _NO_TOKEN, _ANY_TOKEN = -1, -2
 
 
@@ -47,23 +47,22 @@ class SamplingRow:
     @property
     def penalised(self) -> bool:
         """Whether any penalty applies."""
-        p = self.params
-        return p.repetition_penalty != 1 or p.frequency_penalty != 0 or p.presence_penalty != 0
+        return _penalises(self.params)
 
 
-def process_logits(logits_BSV: Tensor, rows: Seq[SamplingRow], draft_tokens_BK: Tensor) -> Tensor:
-    """Return the logits to verify and sample from: softmax of a row is the distribution its request asked for.
+def needs_adjusting(params: SamplingParams) -> bool:
+    """Whether `adjust` may do something for such a request, now or at a later step."""
+    return bool(params.bad_words or params.min_tokens or params.logit_bias) or _penalises(params)
+
+
+def adjust(logits_BSV: Tensor, rows: Seq[SamplingRow], draft_tokens_BK: Tensor) -> Tensor:
+    """Return the logits after everything that also bears on greedy requests; the input itself if nothing does.
 
     Args:
         logits_BSV: the model's logits, any float type; half precision is widened where anything is computed.
         rows: the B sequences' settings and history.
         draft_tokens_BK: int64; padding must be valid token ids, as `Draft` promises.
     """
-    return temper_and_truncate(adjust(logits_BSV, rows, draft_tokens_BK), rows)
-
-
-def adjust(logits_BSV: Tensor, rows: Seq[SamplingRow], draft_tokens_BK: Tensor) -> Tensor:
-    """Return the logits after everything that also bears on greedy requests; the input itself if nothing does."""
     num_rows = logits_BSV.shape[1]
     needed = (
         (partial(_forbid_bad_words, draft_BK=draft_tokens_BK), [b for b, row in enumerate(rows) if row.bad_words]),
@@ -79,22 +78,6 @@ def adjust(logits_BSV: Tensor, rows: Seq[SamplingRow], draft_tokens_BK: Tensor) 
         if members:
             change(adjusted_BSV, rows, members)
     return adjusted_BSV
-
-
-def temper_and_truncate(logits_BSV: Tensor, rows: Seq[SamplingRow]) -> Tensor:
-    """Return logits over temperature, -inf where min_p, top-k or top-p forbid a token; greedy rows as they came."""
-    if all(row.params.greedy for row in rows):
-        return logits_BSV
-    temperatures = [1.0 if row.params.greedy else max(row.params.temperature, _MIN_TEMPERATURE) for row in rows]
-    tempered_BSV = _widened(logits_BSV)
-    if any(temperature != 1 for temperature in temperatures):
-        tempered_BSV = tempered_BSV / tempered_BSV.new_tensor(temperatures).view(-1, 1, 1)
-    cut = [b for b, row in enumerate(rows) if not row.params.greedy and _truncates(row.params)]
-    if not cut:
-        return tempered_BSV
-    index_N = torch.tensor(cut, device=logits_BSV.device)
-    cut_NSV = _truncate(tempered_BSV[index_N], [rows[b].params for b in cut])
-    return cut_NSV if len(cut) == len(rows) else tempered_BSV.index_copy(0, index_N, cut_NSV)
 
 
 def check_params(params: SamplingParams, vocab_size: int) -> list[Finding]:
@@ -135,6 +118,10 @@ def encode_bad_words(words: Seq[str], encode: Callable[[str], list[int]]) -> tup
         if spaced and spaced[0] != bare[0] and len(spaced) == len(bare):
             encoded.append(spaced)
     return tuple(encoded)
+
+
+def _penalises(params: SamplingParams) -> bool:
+    return params.repetition_penalty != 1 or params.frequency_penalty != 0 or params.presence_penalty != 0
 
 
 def _widened(logits: Tensor, *, copy: bool = False) -> Tensor:
@@ -221,42 +208,3 @@ def _count(histories: list[Seq[int]], vocab_size: int, device: torch.device) -> 
     cells = torch.from_numpy(flat).to(device)
     counts = torch.zeros(len(histories) * vocab_size, device=device)
     return counts.scatter_add_(0, cells, torch.ones_like(cells, dtype=counts.dtype)).view(-1, vocab_size)
-
-
-def _truncates(params: SamplingParams) -> bool:
-    return params.min_p > 0 or params.top_k > 0 or params.top_p < 1
-
-
-def _truncate(logits_NSV: Tensor, params: list[SamplingParams]) -> Tensor:
-    """Return the logits with -inf below the least likely token that min_p, top-k and top-p leave.
-
-    Tokens as likely as that one stay too, so the outcome does not depend on the order in which a sort leaves ties.
-    """
-    num_rows, vocab_size = logits_NSV.shape[1:]
-    logits_MV = logits_NSV.flatten(0, 1)
-
-    def setting(values: Seq[float]) -> Tensor:
-        return logits_MV.new_tensor(values).repeat_interleave(num_rows).unsqueeze(1)
-
-    if any(p.min_p > 0 for p in params):
-        floor_M1 = logits_MV.amax(1, keepdim=True) + setting([p.min_p for p in params]).log()
-        logits_MV = logits_MV.masked_fill(logits_MV < floor_M1, -torch.inf)
-    if any(p.top_k > 0 or p.top_p < 1 for p in params):
-        kept = [min(p.top_k, vocab_size) if p.top_k > 0 else vocab_size for p in params]
-        sorted_MV = _sort_descending(logits_MV)
-        floor_M1 = sorted_MV.gather(1, setting(kept).long() - 1)
-        # A top_p of 1 must keep even tokens that rounding pushes past a cumulated probability of 1.
-        mass_M1 = setting([p.top_p if p.top_p < 1 else 2.0 for p in params])
-        probs_MV = sorted_MV.masked_fill(sorted_MV < floor_M1, -torch.inf).softmax(1)
-        before_MV = probs_MV.cumsum(1) - probs_MV
-        count_M1 = (before_MV < mass_M1).sum(1, keepdim=True).clamp_(min=1)
-        floor_M1 = torch.maximum(floor_M1, sorted_MV.gather(1, count_M1 - 1))
-        logits_MV = logits_MV.masked_fill(logits_MV < floor_M1, -torch.inf)
-    return logits_MV.view(-1, num_rows, vocab_size)
-
-
-def _sort_descending(logits_MV: Tensor) -> Tensor:
-    """Return each row sorted; on a CPU by numpy, whose vector sort is ten times as fast as torch's (at 16 x 4,096)."""
-    if logits_MV.device.type == "cpu":
-        return torch.from_numpy(np.sort(logits_MV.numpy(), axis=1)).flip(1)
-    return logits_MV.sort(1, descending=True).values

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-__all__ = ["CompletionOutput", "Delta", "Logprob", "LogprobsOfToken", "RequestOutput"]
+from draftwise.core import SpecStats
+
+__all__ = ["CompletionOutput", "Delta", "EngineStats", "Logprob", "LogprobsOfToken", "RequestOutput"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,14 +18,21 @@ class Logprob:
     """1 is the most likely token of the vocabulary."""
     decoded_token: str = ""
 
+    def __reduce__(self) -> tuple[type[Logprob], tuple[float, int, str]]:
+        # Answers may hold thousands; what dataclasses generate for slots takes several times as long to pickle.
+        return Logprob, (self.logprob, self.rank, self.decoded_token)
+
 
 LogprobsOfToken = dict[int, Logprob]
 """Candidates at one position by token id: the sampled (or prompt) token and the top ones."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Delta:
-    """What one step added to one completion of one request."""
+    """What one step added to one completion of one request.
+
+    Nobody changes one; it is not frozen because thousands are made a second, and that would make each dearer.
+    """
 
     request_id: str
     index: int
@@ -40,6 +49,26 @@ class Delta:
     """The stop id or stop string that ended it; None for the end-of-sequence token."""
     num_cached_tokens: int = 0
     """Prompt tokens taken from the prefix cache."""
+    scheduled_s: float | None = None
+    """When the request was first computed, on the monotonic clock; may be given with its first delta only."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStats:
+    """Counters since the start and gauges of this moment."""
+
+    num_running: int
+    num_waiting: int
+    kv_cache_usage: float
+    """Share of the page pool that sequences hold, 0..1."""
+    prompt_tokens: int
+    generation_tokens: int
+    prefix_cache_queries: int
+    """Prompt tokens looked up in the prefix cache."""
+    prefix_cache_hits: int
+    """Prompt tokens found there."""
+    num_preemptions: int
+    spec: SpecStats
 
 
 @dataclass(slots=True, kw_only=True)

@@ -15,7 +15,25 @@ from hashlib import blake2b
 import torch
 from torch import Tensor
 
-__all__ = ["Lane", "completion_seed", "gumbel", "request_seed", "uniform"]
+__all__ = [
+    "GOLDEN",
+    "LANE",
+    "MIX_1",
+    "MIX_2",
+    "POSITION",
+    "Lane",
+    "completion_seed",
+    "gumbel",
+    "request_seed",
+    "uniform",
+]
+
+# The hash's multipliers, modulo 2^64; the CUDA kernels compute the same hash from them.
+GOLDEN = 0x9E3779B97F4A7C15
+POSITION = 0xD1342543DE82EF95
+LANE = 0xDA942042E4DD58B5
+MIX_1 = 0xBF58476D1CE4E5B9
+MIX_2 = 0x94D049BB133111EB
 
 
 class Lane(IntEnum):
@@ -35,13 +53,6 @@ def _int64(unsigned: int) -> int:
     return unsigned - 2**64 if unsigned >= 2**63 else unsigned
 
 
-_GOLDEN = 0x9E3779B97F4A7C15
-_POSITION = _int64(0xD1342543DE82EF95)
-_LANE = 0xDA942042E4DD58B5
-_MIX_1 = _int64(0xBF58476D1CE4E5B9)
-_MIX_2 = _int64(0x94D049BB133111EB)
-
-
 def _shift_right(bits: Tensor, count: int) -> Tensor:
     """Return the logical shift; `>>` on int64 would copy the sign bit."""
     return (bits >> count).bitwise_and_(2 ** (64 - count) - 1)
@@ -49,16 +60,16 @@ def _shift_right(bits: Tensor, count: int) -> Tensor:
 
 def _mix(bits: Tensor) -> Tensor:
     """Return 64 well-mixed bits for each int64: a bijection in which every input bit reaches every output bit."""
-    bits = (bits ^ _shift_right(bits, 30)).mul_(_MIX_1)
+    bits = (bits ^ _shift_right(bits, 30)).mul_(_int64(MIX_1))
     bits ^= _shift_right(bits, 27)
-    bits *= _MIX_2
+    bits *= _int64(MIX_2)
     bits ^= _shift_right(bits, 31)
     return bits
 
 
 def _row_bits(seeds_R: Tensor, positions_R: Tensor, lane: int) -> Tensor:
     """Return 64 random bits a row. Seeds are hashed before positions are added, so that nearby seeds share nothing."""
-    return _mix(_mix(seeds_R + _int64(_GOLDEN)) + positions_R * _POSITION + _int64(lane * _LANE))
+    return _mix(_mix(seeds_R + _int64(GOLDEN)) + positions_R * _int64(POSITION) + _int64(lane * LANE))
 
 
 def uniform(seeds_R: Tensor, positions_R: Tensor, lane: int) -> Tensor:
@@ -85,7 +96,7 @@ def gumbel(seeds_R: Tensor, positions_R: Tensor, vocab_size: int, lane: int = La
     Returns:
         float32 [R, V], finite.
     """
-    tokens_V = torch.arange(1, vocab_size + 1, device=seeds_R.device).mul_(_int64(_GOLDEN))
+    tokens_V = torch.arange(1, vocab_size + 1, device=seeds_R.device).mul_(_int64(GOLDEN))
     bits_RV = _mix(_row_bits(seeds_R, positions_R, lane).unsqueeze(-1) + tokens_V)
     u_RV = _shift_right(bits_RV, 33).float().add_(0.5).mul_(2.0**-31)
     u_RV.clamp_(max=1 - 2.0**-24)  # rounding to float32 can reach 1, whose logarithm is infinite

@@ -10,22 +10,46 @@ from enum import Enum
 from draftwise.engine.pages import PagePool, page_key, root_key
 from draftwise.engine.sequence import Sequence
 
-__all__ = ["PrefixUse", "Scheduler", "Work"]
+__all__ = ["Chunk", "PageChange", "PrefixUse", "Schedule", "Scheduler"]
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """What one sequence computes in a step: `num_new` tokens, the last `num_draft` of them drafted."""
+class Chunk:
+    """Tokens of one sequence to compute before it decodes: its prompt, or all of its text after a preemption."""
 
     sequence: Sequence
-    num_new: int
-    num_draft: int
+    start: int
+    length: int
 
     @property
-    def samples(self) -> bool:
-        """Whether its last final token is computed, so that new tokens follow."""
-        sequence = self.sequence
-        return sequence.num_computed + self.num_new - self.num_draft == len(sequence.tokens)
+    def end(self) -> int:
+        """Position after the last one."""
+        return self.start + self.length
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the sequence's next token follows from it."""
+        return self.end == len(self.sequence.tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """What a step computes: first the chunks, then one token and a draft for each decoding sequence."""
+
+    chunks: list[Chunk]
+    decodes: list[Sequence]
+
+    def __bool__(self) -> bool:
+        return bool(self.chunks or self.decodes)
+
+
+@dataclass(frozen=True, slots=True)
+class PageChange:
+    """A page that a running sequence has been given."""
+
+    slot: int
+    index: int
+    page: int
 
 
 class PrefixUse(Enum):
@@ -41,17 +65,16 @@ class PrefixUse(Enum):
 class Scheduler:
     """Continuous batching: running sequences first, then waiting ones as long as pages and tokens last.
 
-    Long prompts are computed in chunks. When pages run out the youngest running sequence gives its
-    pages back and waits to be computed again from its start.
+    Long prompts are computed in chunks. When pages run out the youngest running sequence gives its pages back and waits
+    to be computed again from its start. A decoding sequence may be scheduled again before its last step is collected;
+    then pages are held for the most tokens that it may have by then.
 
     Args:
         pool: the pages.
         block_size: tokens a page.
         max_num_seqs: running sequences at most.
-        max_num_batched_tokens: tokens a step at most.
+        max_num_batched_tokens: tokens a step at most; what decoding leaves of them goes to prompts, at least a page.
         prefix: how much of a cached prefix may be spared.
-        shared_pages: whether a proposer keeps its state in the pages too. Then the token that a step samples has its
-            place at once, and full pages wait for `publish` until the proposer has seen what they hold.
     """
 
     def __init__(
@@ -62,75 +85,82 @@ class Scheduler:
         max_num_seqs: int,
         max_num_batched_tokens: int,
         prefix: PrefixUse = PrefixUse.ALL,
-        shared_pages: bool = False,
     ) -> None:
         self.pool = pool
         self.block_size = block_size
         self.max_num_batched_tokens = max_num_batched_tokens
         self._prefix = prefix
-        self._shared_pages = shared_pages
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self._slots = list(range(max_num_seqs))[::-1]
         self.released_slots: list[int] = []
         """Slots given up since the engine last emptied this list."""
+        self.page_changes: list[PageChange] = []
+        """Pages given since the engine last emptied this list, in order."""
         self.num_preemptions = 0
         self.num_cache_queries = 0
         self.num_cache_hits = 0
+
+    @property
+    def num_decoding(self) -> int:
+        """Running sequences whose prompt is computed."""
+        return sum(sequence.is_decoding for sequence in self.running)
 
     def add(self, sequence: Sequence, *, first: bool = False) -> None:
         """Queue a sequence; `first` puts it before those that wait already."""
         (self.waiting.appendleft if first else self.waiting.append)(sequence)
 
-    def schedule(self) -> list[Work]:
-        """Return this step's work; pages for all of it are held."""
-        budget, before = self.max_num_batched_tokens, self.num_preemptions
-        works: list[Work] = []
-        for sequence in list(self.running):
-            if budget == 0:
-                break
-            work = self._continue(sequence, budget) if sequence.slot is not None else None
-            if work is not None:
-                works.append(work)
-                budget -= work.num_new
-        if self.num_preemptions > before:
-            return works  # what was just preempted would come straight back
-        while self.waiting and self._slots and budget > 0:
-            work = self._admit(self.waiting[0], budget)
-            if work is None:
-                break
-            works.append(work)
-            budget -= work.num_new
-        return works
+    def schedule(self, k: int) -> Schedule | None:
+        """Return this step's work, with drafts of up to k tokens; pages for all of it are held.
 
-    def advance(self, work: Work, emitted: Tokens[int]) -> None:
-        """Record that `work` is done and that `emitted` (accepted drafts and one token more) are final."""
-        sequence = work.sequence
-        sequence.num_computed += work.num_new - work.num_draft + max(len(emitted) - 1, 0)
-        sequence.tokens.extend(emitted)
-        sequence.draft, sequence.draft_probs_KV = [], None
-        if not self._shared_pages:
-            self.publish(sequence)
-
-    def reserve(self, sequence: Sequence, num_draft: int) -> int:
-        """Hold pages for the sequence's tokens and a draft; return how many drafted tokens have room.
-
-        A page for each running sequence is left free: guesses are never worth a preemption.
+        None: pages ran out, but steps are under way, and sequences that end by them may give some back. Collect them
+        and ask again; only then is a sequence preempted.
         """
-        spare = max(self.pool.num_free - len(self.running), 0)
-        room = (len(sequence.pages) + spare) * self.block_size - len(sequence.tokens)
-        num_draft = max(min(num_draft, room), 0)
-        self._ensure_pages(sequence, len(sequence.tokens) + num_draft)
-        return num_draft
+        before = self.num_preemptions
+        decodes = self._schedule_decodes(k)
+        if decodes is None:
+            return None
+        budget = max(self.max_num_batched_tokens - len(decodes) * (k + 1), self.block_size)
+        chunks: list[Chunk] = []
+        for sequence in self.running:
+            if not sequence.is_decoding and budget > 0:
+                chunks.append(self._next_chunk(sequence, budget))
+                budget -= chunks[-1].length
+        # What was just preempted would come straight back.
+        while self.num_preemptions == before and self.waiting and self._slots and budget > 0:
+            if not self._admit(self.waiting[0]):
+                break
+            chunks.append(self._next_chunk(self.running[-1], budget))
+            budget -= chunks[-1].length
+        return Schedule(chunks=chunks, decodes=decodes)
+
+    def launch(self, schedule: Schedule, k: int) -> None:
+        """Record that the step is under way."""
+        for chunk in schedule.chunks:
+            sequence = chunk.sequence
+            sequence.num_computed = chunk.end
+            if chunk.is_last:
+                sequence.is_decoding = True
+                sequence.num_underway, sequence.max_underway = 1, 1
+        for sequence in schedule.decodes:
+            sequence.num_underway += 1
+            sequence.max_underway += k + 1
+
+    def advance(self, sequence: Sequence, emitted: Tokens[int], *, bound: int) -> None:
+        """Record that a step that could give at most `bound` tokens gave a sequence these."""
+        sequence.num_underway -= 1
+        sequence.max_underway -= bound
+        sequence.tokens.extend(emitted)
+        sequence.num_computed = len(sequence.tokens) - 1
 
     def has_unpublished(self, sequence: Sequence) -> bool:
         """Whether full pages of what is computed are not offered to later requests yet."""
         return self.pool.caching and sequence.num_computed // self.block_size > sequence.num_published
 
-    def publish(self, sequence: Sequence) -> None:
-        """Offer the full pages of what is computed to later requests with the same prefix."""
-        if self.has_unpublished(sequence):
-            num_full = sequence.num_computed // self.block_size
+    def publish(self, sequence: Sequence, num_tokens: int | None = None) -> None:
+        """Offer full pages to later requests with the same prefix: of all that is computed, or of `num_tokens`."""
+        num_full = (sequence.num_computed if num_tokens is None else num_tokens) // self.block_size
+        if self.pool.caching and num_full > sequence.num_published:
             self._extend_keys(sequence, num_full)
             for i in range(sequence.num_published, num_full):
                 self.pool.publish(sequence.pages[i], sequence.page_keys[i])
@@ -144,44 +174,57 @@ class Scheduler:
         else:
             self.waiting.remove(sequence)
 
-    def _continue(self, sequence: Sequence, budget: int) -> Work | None:
-        """Return the next work of a running sequence, at the cost of younger ones if pages run out."""
-        missing = len(sequence.tokens) - sequence.num_computed
-        num_draft = min(len(sequence.draft), budget - missing) if budget > missing else 0
-        num_new = min(missing, budget) + num_draft
-        num_draft -= self._num_unaffordable(sequence, num_new, num_draft)
-        num_new = min(missing, budget) + num_draft
-        while not self._ensure_pages(sequence, sequence.num_computed + num_new + self._shared_pages):
-            victim = self.running[-1]
-            self._preempt(victim)
-            if victim is sequence:
-                return None
-        return Work(sequence, num_new, num_draft)
+    def _schedule_decodes(self, k: int) -> list[Sequence] | None:
+        """Return the sequences that decode, with pages for their next token and, where there are some, for a draft."""
+        decodes: list[Sequence] = []
+        for sequence in [each for each in self.running if each.is_decoding]:
+            if sequence.slot is None or sequence.num_left <= sequence.num_underway:
+                continue  # preempted by an older one; or what is under way ends it
+            while not self._ensure_pages(sequence, sequence.longest):
+                if any(each.num_underway for each in self.running):
+                    return None
+                victim = self.running[-1]
+                self._preempt(victim)
+                if victim is sequence:
+                    break
+            if sequence.slot is not None:
+                decodes.append(sequence)
+        for sequence in decodes:
+            self._reserve(sequence, k)
+        return decodes
 
-    def _num_unaffordable(self, sequence: Sequence, num_new: int, num_draft: int) -> int:
-        """Return how many of the drafted tokens have no page: guesses are never worth a preemption."""
-        room = (len(sequence.pages) + self.pool.num_free) * self.block_size
-        return min(num_draft, max(0, sequence.num_computed + num_new + self._shared_pages - room))
+    def _reserve(self, sequence: Sequence, k: int) -> None:
+        """Hold pages for a draft too, as far as they last.
 
-    def _admit(self, sequence: Sequence, budget: int) -> Work | None:
-        """Start a waiting sequence if its whole text fits into free pages."""
+        A page for each running sequence is left free: guesses are never worth a preemption.
+        """
+        spare = max(self.pool.num_free - len(self.running), 0)
+        room = (len(sequence.pages) + spare) * self.block_size
+        self._ensure_pages(sequence, min(sequence.longest + k, room))
+
+    def _next_chunk(self, sequence: Sequence, budget: int) -> Chunk:
+        return Chunk(sequence, sequence.num_computed, min(len(sequence.tokens) - sequence.num_computed, budget))
+
+    def _admit(self, sequence: Sequence) -> bool:
+        """Start a waiting sequence if its whole text and a token more fit into free pages."""
         reused = self._find_cached_pages(sequence)
         self.pool.hold(reused)
-        sequence.pages = list(reused)
-        if not self._ensure_pages(sequence, len(sequence.tokens) + self._shared_pages):
+        num_missing = -(-(len(sequence.tokens) + 1) // self.block_size) - len(reused)
+        if num_missing > self.pool.num_free:
             self.pool.free(reused)
-            sequence.pages = []
-            return None
+            return False
         self.waiting.popleft()
         self.running.append(sequence)
         sequence.slot = self._slots.pop()
+        self._give(sequence, reused)
+        self._ensure_pages(sequence, len(sequence.tokens) + 1)
         sequence.num_computed = sequence.num_spared = len(reused) * self.block_size
         sequence.num_published = len(reused)
         if sequence.num_cached is None:
             sequence.num_cached = sequence.num_computed
             self.num_cache_queries += len(sequence.tokens)
             self.num_cache_hits += sequence.num_computed
-        return Work(sequence, min(len(sequence.tokens) - sequence.num_computed, budget), 0)
+        return True
 
     def _find_cached_pages(self, sequence: Sequence) -> list[int]:
         """Return published pages for the start of the text, leaving at least one token to compute."""
@@ -200,13 +243,20 @@ class Scheduler:
 
     def _ensure_pages(self, sequence: Sequence, num_tokens: int) -> bool:
         """Hold pages for `num_tokens` tokens; False when the pool has too few."""
-        missing = -(-num_tokens // self.block_size) - len(sequence.pages)
+        missing = -(-min(num_tokens, sequence.max_tokens) // self.block_size) - len(sequence.pages)
         if missing > 0:
             pages = self.pool.allocate(missing)
             if pages is None:
                 return False
-            sequence.pages += pages
+            self._give(sequence, pages)
         return True
+
+    def _give(self, sequence: Sequence, pages: list[int]) -> None:
+        assert sequence.slot is not None
+        self.page_changes += [
+            PageChange(sequence.slot, index, page) for index, page in enumerate(pages, len(sequence.pages))
+        ]
+        sequence.pages += pages
 
     def _preempt(self, sequence: Sequence) -> None:
         self._give_up(sequence)
@@ -219,7 +269,9 @@ class Scheduler:
         assert sequence.slot is not None
         self.pool.free(sequence.pages)
         sequence.pages, sequence.num_computed, sequence.num_published = [], 0, 0
-        sequence.draft, sequence.draft_probs_KV = [], None
+        sequence.is_decoding, sequence.num_underway, sequence.max_underway = False, 0, 0
         self._slots.append(sequence.slot)
         self.released_slots.append(sequence.slot)
-        sequence.slot, sequence.num_confirmed, sequence.features_NF = None, None, None
+        self.page_changes = [change for change in self.page_changes if change.slot != sequence.slot]
+        sequence.slot, sequence.num_told = None, None
+        sequence.life += 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from draftwise.engine.outputs import LogprobsOfToken
 from draftwise.engine.sampling_params import SamplingParams
@@ -32,6 +32,8 @@ class Sequence:
     request: Request
     index: int
     seed: int
+    max_tokens: int
+    """How many tokens it may have, prompt and output together."""
     tokens: list[int]
     """Final tokens: the prompt, then the output."""
     detokenizer: IncrementalDetokenizer
@@ -41,7 +43,7 @@ class Sequence:
     """Of prompt tokens 1, 2, ..., as far as computed, if asked for."""
 
     num_computed: int = 0
-    """Leading tokens whose keys and values are in `pages`."""
+    """Leading tokens whose keys and values are in `pages`, or will be by what is under way."""
     pages: list[int] = field(default_factory=list)
     page_keys: list[bytes] = field(default_factory=list)
     """Keys of the leading full pages of `tokens`, as far as they were needed."""
@@ -50,16 +52,24 @@ class Sequence:
     num_cached: int | None = None
     """Prompt tokens that the prefix cache spared at first admission; None before it."""
 
+    scheduled_s: float | None = None
+    """When its computation first began, on the monotonic clock."""
+
     slot: int | None = None
-    """Row of per-sequence state in the proposer; None while not running."""
+    """Row of the device's table; None while not running."""
+    life: int = 0
+    """How often it has given up its slot: what was under way by then is not its any more."""
+    is_decoding: bool = False
+    """Whether all of its tokens are computed but the last, which the table knows (the host perhaps not yet)."""
+    num_underway: int = 0
+    """Steps launched and not collected that give it tokens, at least one each."""
+    max_underway: int = 0
+    """How many tokens those steps give it at most."""
     num_spared: int = 0
     """Leading tokens that the prefix cache spared when it last started to run."""
-    num_confirmed: int | None = None
-    """Leading tokens that the proposer knows; None when it has not heard of the sequence since it started to run."""
-    features_NF: Any = None
-    """What the target tapped for the tokens that the proposer does not know yet; None when it taps nothing."""
-    draft: list[int] = field(default_factory=list)
-    draft_probs_KV: Any = None
+    num_told: int | None = None
+    """Leading tokens that the proposer knows, of those that the host knows; None when it has not heard of the sequence
+    since it started to run."""
 
     @property
     def params(self) -> SamplingParams:
@@ -72,9 +82,20 @@ class Sequence:
         return len(self.request.prompt_token_ids)
 
     @property
-    def awaits_token(self) -> bool:
-        """Whether all but its last token are computed, so that the next step gives a new one."""
-        return self.num_computed == len(self.tokens) - 1
+    def row(self) -> int:
+        """Its slot, while it is running."""
+        assert self.slot is not None, "only a running sequence has one"
+        return self.slot
+
+    @property
+    def num_left(self) -> int:
+        """How many more tokens it may have."""
+        return self.max_tokens - len(self.tokens)
+
+    @property
+    def longest(self) -> int:
+        """How many tokens it may have by now, those under way included."""
+        return len(self.tokens) + self.max_underway
 
     @property
     def num_output(self) -> int:

@@ -1,4 +1,4 @@
-"""A checkpoint's tokenizer: text to ids and back, end tokens, chat template, and identity by token id."""
+"""A checkpoint's tokenizer, or none: text to ids and back, end tokens, chat template, and identity by token id."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from draftwise.core import Finding, InvalidSetup, Severity
 from draftwise.engine.chat_template import ChatTemplate, find_chat_template
 from draftwise.engine.detokenizer import IncrementalDetokenizer
 
-__all__ = ["IncrementalDetokenizer", "Tokenizer", "check_same_tokenizer"]
+__all__ = ["IncrementalDetokenizer", "NoTokenizer", "Tokenizer", "check_same_tokenizer", "load_tokenizer"]
 
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -30,7 +30,10 @@ class Tokenizer:
         named_tokens: text of `bos_token`, `eos_token` ..., as far as the checkpoint names them.
         piece_bytes: bytes of each token by id when the tokenizer is byte-level BPE; None for other kinds.
         chat_template: None when the checkpoint has none.
+        makes_text: whether token ids have text at all; False for `NoTokenizer`.
     """
+
+    makes_text = True
 
     def __init__(
         self,
@@ -60,14 +63,7 @@ class Tokenizer:
         Raises:
             InvalidSetup: there is no such directory, or its tokenizer.json or another JSON file is missing or broken.
         """
-        directory = Path(directory)
-        if not directory.is_dir():
-            raise InvalidSetup.because(
-                "no-such-model",
-                "is not a directory.",
-                where=str(directory),
-                fix="Give the directory of a Hugging Face checkpoint on this machine; nothing is downloaded.",
-            )
+        directory = _existing(directory)
         path = directory / "tokenizer.json"
         if not path.is_file():
             raise InvalidSetup.because(
@@ -85,12 +81,9 @@ class Tokenizer:
             ) from None
         settings = _read_json(directory / "tokenizer_config.json")
         named = {name: _content(settings[name]) for name in _NAMED_TOKENS if settings.get(name)}
-        ends = _read_json(directory / "generation_config.json").get("eos_token_id")
-        if ends is None:
-            ends = _read_json(directory / "config.json").get("eos_token_id")
         return cls(
             backend,
-            end_ids=ends if isinstance(ends, list) else [] if ends is None else [ends],
+            end_ids=_end_ids(directory),
             named_tokens=named,
             chat_template=find_chat_template(directory, settings),
         )
@@ -154,6 +147,42 @@ class Tokenizer:
         return [(i, mine.get(i), theirs.get(i)) for i, _ in zip(differing, range(limit), strict=False)]
 
 
+class NoTokenizer(Tokenizer):
+    """Stands where a tokenizer would, with `skip_tokenizer_init`: token ids have no text and text has no ids."""
+
+    makes_text = False
+
+    def __init__(self, *, end_ids: Sequence[int] = ()) -> None:
+        self._token_by_id = {}
+        self.special_ids = frozenset()
+        self.named_tokens = {}
+        self.end_ids = frozenset(end_ids)
+        self.piece_bytes = {}
+        self.chat_template = None
+        self._texts = {}
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:  # noqa: ARG002
+        """Refuse the text with InvalidSetup."""
+        raise _no_tokenizer("prompt")
+
+    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], /, **_: Any) -> str:  # noqa: ARG002
+        """Refuse the conversation with InvalidSetup."""
+        raise _no_tokenizer("messages")
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:  # noqa: ARG002
+        """Return no text."""
+        return ""
+
+
+def load_tokenizer(directory: str | Path, *, skip: bool) -> Tokenizer:
+    """Return a checkpoint's tokenizer; with `skip` only its end tokens are read.
+
+    Raises:
+        InvalidSetup: there is no such directory, or one of its files is missing or broken.
+    """
+    return NoTokenizer(end_ids=_end_ids(_existing(directory))) if skip else Tokenizer.from_pretrained(directory)
+
+
 def check_same_tokenizer(target: str | Path, drafter: str | Path) -> list[Finding]:
     """Return an error finding when two checkpoints' tokenizers differ by token id, else nothing.
 
@@ -174,6 +203,40 @@ def check_same_tokenizer(target: str | Path, drafter: str | Path) -> list[Findin
             fix="Choose a drafter of the same family: every token id must mean the same token.",
         )
     ]
+
+
+def _no_tokenizer(where: str) -> InvalidSetup:
+    return InvalidSetup.because(
+        "no-tokenizer-loaded",
+        "text cannot be read without a tokenizer (skip_tokenizer_init).",
+        where=where,
+        fix="Give prompts as token ids, or load the tokenizer.",
+    )
+
+
+def _existing(directory: str | Path) -> Path:
+    """Return the directory of a checkpoint.
+
+    Raises:
+        InvalidSetup: there is none.
+    """
+    directory = Path(directory)
+    if not directory.is_dir():
+        raise InvalidSetup.because(
+            "no-such-model",
+            "is not a directory.",
+            where=str(directory),
+            fix="Give the directory of a Hugging Face checkpoint on this machine; nothing is downloaded.",
+        )
+    return directory
+
+
+def _end_ids(directory: Path) -> list[int]:
+    """Return the tokens that end a completion: generation_config.json goes before config.json."""
+    ends = _read_json(directory / "generation_config.json").get("eos_token_id")
+    if ends is None:
+        ends = _read_json(directory / "config.json").get("eos_token_id")
+    return ends if isinstance(ends, list) else [] if ends is None else [ends]
 
 
 def _piece_bytes(token_by_id: Mapping[int, str]) -> dict[int, bytes]:

@@ -6,13 +6,15 @@ Shape letters: B sequences, K draft tokens, S = K+1 target rows a sequence, V vo
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from draftwise.engine.acceptance import Acceptance, Standard, Synthetic, Typical
+from draftwise.engine.acceptance import Coins, Rule, Standard, Typical
 from draftwise.engine.proposers.base import Draft
-from draftwise.engine.random import Lane, gumbel, uniform
+from draftwise.engine.random import Lane, uniform
+from draftwise.engine.sampling import Tempering, argmax, draw, find_floors, kernels_for, sharpen, temper_and_truncate
 
 __all__ = ["Verdict", "verify"]
 
@@ -31,12 +33,14 @@ def verify(
     logits_BSV: Tensor,
     draft: Draft,
     *,
-    greedy_B: Tensor | None,
+    tempering: Tempering,
     seeds_B: Tensor,
     positions_B: Tensor,
-    acceptance: Acceptance,
+    acceptance: Rule,
 ) -> Verdict:
-    """Return which draft tokens stand and what follows them: a function of its arguments alone, no host sync.
+    """Return which draft tokens stand and what follows them: a function of its arguments alone.
+
+    Shapes are static and nothing waits for the device, so that a step can be captured with it.
 
     Under `Standard`, whatever the draft, the emitted tokens have the target's distribution:
 
@@ -52,63 +56,84 @@ def verify(
       drawn from p.
 
     Args:
-        logits_BSV: after `process_logits`; row s predicts the token after draft tokens 0..s-1.
+        logits_BSV: the model's, or what `adjust` made of them, any float type; row s predicts the token after draft
+            tokens 0..s-1. Rows past a draft's end may hold anything.
         draft: K guesses a sequence, of which the first `lengths_B` count.
-        greedy_B: bool; None when every row is greedy, which spares the noise.
+        tempering: how logits become the target's distribution.
         seeds_B: int64, seed of each sequence's random stream.
         positions_B: int64, position in that stream of the token that row 0 decides.
         acceptance: the rule by which draft tokens stand.
     """
-    num_rows = logits_BSV.shape[1]
-    assert draft.tokens_BK.shape[1] == num_rows - 1
-    row_S = torch.arange(num_rows, device=logits_BSV.device)
-    real_BK = row_S[:-1] < draft.lengths_B.unsqueeze(1)
-    counters = (seeds_B.unsqueeze(1), positions_B.unsqueeze(1) + row_S)
-    if greedy_B is None:
-        next_BS = logits_BSV.argmax(-1)
-        stands_BK = draft.tokens_BK == next_BS[:, :-1]
+    assert draft.tokens_BK.shape[1] == logits_BSV.shape[1] - 1
+    counters = _Counters(seeds_B, positions_B)
+    if not tempering.all_greedy and (
+        isinstance(acceptance, Typical) or (isinstance(acceptance, Standard) and draft.probs_BKV is not None)
+    ):
+        law_BSV = sharpen(temper_and_truncate(logits_BSV, tempering), tempering.temperature_B == 0)
+        stands_BK, next_BS = _judge(law_BSV, draft, counters, acceptance)
     else:
-        stands_BK, next_BS = _judge(_sharpen(logits_BSV, greedy_B), draft, real_BK, counters, acceptance)
-    if isinstance(acceptance, Synthetic):
-        coins_BK = uniform(*counters, Lane.ACCEPT)[:, :-1]
-        stands_BK = coins_BK < coins_BK.new_tensor(acceptance.conditional_rates[: num_rows - 1])
+        stands_BK, next_BS = None, _decode(logits_BSV, tempering, counters)
+    rates_K = acceptance.conditional_K if isinstance(acceptance, Coins) else None
+    if kernels := kernels_for(logits_BSV):
+        settled = kernels.settle(next_BS, draft.tokens_BK, draft.lengths_B, stands_BK, rates_K, *counters)
+    else:
+        settled = _settle(next_BS, draft, stands_BK, rates_K, counters)
+    return Verdict(tokens_BS=settled[0], num_accepted_B=settled[1])
 
+
+class _Counters(NamedTuple):
+    """What random numbers are functions of, besides the row."""
+
+    seeds_B: Tensor
+    positions_B: Tensor
+
+    def uniform(self, num_rows: int) -> Tensor:
+        """Return the coins that accept or reject the draft tokens of the first rows."""
+        row_S = torch.arange(num_rows, device=self.seeds_B.device)
+        return uniform(self.seeds_B.unsqueeze(1), self.positions_B.unsqueeze(1) + row_S, Lane.ACCEPT)
+
+    def draw(self, logits_BSV: Tensor, temperature_B: Tensor | None = None, floor_BS: Tensor | None = None) -> Tensor:
+        """Return a token for each row, see `sampling.draw`."""
+        return draw(logits_BSV, temperature_B, floor_BS=floor_BS, lane=Lane.TOKEN, **self._asdict())
+
+
+def _decode(logits_BSV: Tensor, tempering: Tempering, counters: _Counters) -> Tensor:
+    """Return for every row the token of plain decoding."""
+    if tempering.all_greedy:
+        return argmax(logits_BSV)
+    floor_BS = find_floors(logits_BSV, tempering) if tempering.truncates else None
+    return counters.draw(logits_BSV, tempering.temperature_B, floor_BS)
+
+
+def _settle(
+    next_BS: Tensor, draft: Draft, stands_BK: Tensor | None, rates_K: Tensor | None, counters: _Counters
+) -> tuple[Tensor, Tensor]:
+    """Return `Verdict.tokens_BS` and `Verdict.num_accepted_B`.
+
+    Draft tokens stand as `stands_BK` says, else as coins of these rates fall, else where they are the next token.
+    """
+    num_drafted = draft.tokens_BK.shape[1]
+    if rates_K is not None:
+        stands_BK = counters.uniform(num_drafted) < rates_K[:num_drafted]
+    elif stands_BK is None:
+        stands_BK = draft.tokens_BK == next_BS[:, :-1]
+    row_S = torch.arange(num_drafted + 1, device=next_BS.device)
+    real_BK = row_S[:-1] < draft.lengths_B.unsqueeze(1)
     num_accepted_B = (stands_BK & real_BK).long().cumprod(1).sum(1)
     last_B1 = num_accepted_B.unsqueeze(1)
     tokens_BS = torch.cat([draft.tokens_BK, next_BS[:, -1:]], dim=1)
-    tokens_BS = torch.where(row_S == last_B1, next_BS, tokens_BS).masked_fill(row_S > last_B1, -1)
-    return Verdict(tokens_BS=tokens_BS, num_accepted_B=num_accepted_B)
+    return torch.where(row_S == last_B1, next_BS, tokens_BS).masked_fill(row_S > last_B1, -1), num_accepted_B
 
 
-_Counters = tuple[Tensor, Tensor]
-"""What random numbers are functions of: seeds_B1 and positions_BS."""
-
-
-def _sharpen(logits_BSV: Tensor, greedy_B: Tensor) -> Tensor:
-    """Return the logits with all probability of greedy rows on their argmax: with that, one rule serves both kinds.
-
-    A draft token then has p = 1 or 0, so each rule below accepts it exactly if it is the argmax.
-    """
-    certain_BSV = torch.full_like(logits_BSV, -torch.inf).scatter_(2, logits_BSV.argmax(-1, keepdim=True), 0)
-    return torch.where(greedy_B.view(-1, 1, 1), certain_BSV, logits_BSV)
-
-
-def _judge(
-    logits_BSV: Tensor, draft: Draft, real_BK: Tensor, counters: _Counters, acceptance: Acceptance
-) -> tuple[Tensor, Tensor]:
+def _judge(law_BSV: Tensor, draft: Draft, counters: _Counters, acceptance: Standard | Typical) -> tuple[Tensor, Tensor]:
     """Return which draft tokens stand, and for every row the token to emit if it is the first after those that do."""
-    if draft.probs_BKV is not None and isinstance(acceptance, Standard):
-        # Past the draft's end q is 0, so that the residual there is p itself.
-        return _reject(logits_BSV, draft.tokens_BK, draft.probs_BKV * real_BK.unsqueeze(2), counters)
-    next_BS = _draw(logits_BSV, counters)
     if isinstance(acceptance, Typical):
-        return _is_typical(logits_BSV[:, :-1], draft.tokens_BK, acceptance), next_BS
-    return draft.tokens_BK == next_BS[:, :-1], next_BS
-
-
-def _draw(logits_BSV: Tensor, counters: _Counters) -> Tensor:
-    """Return a token from softmax(logits) for each row, by the Gumbel-max trick."""
-    return (logits_BSV + gumbel(*counters, logits_BSV.shape[-1], Lane.TOKEN)).argmax(-1)
+        return _is_typical(law_BSV[:, :-1], draft.tokens_BK, acceptance), counters.draw(law_BSV)
+    assert draft.probs_BKV is not None
+    # Past the draft's end q is 0, so that the residual there is p itself.
+    step_K = torch.arange(draft.tokens_BK.shape[1], device=law_BSV.device)
+    real_BK = step_K < draft.lengths_B.unsqueeze(1)
+    return _reject(law_BSV, draft.tokens_BK, draft.probs_BKV * real_BK.unsqueeze(2), counters)
 
 
 def _reject(logits_BSV: Tensor, tokens_BK: Tensor, q_BKV: Tensor, counters: _Counters) -> tuple[Tensor, Tensor]:
@@ -119,11 +144,10 @@ def _reject(logits_BSV: Tensor, tokens_BK: Tensor, q_BKV: Tensor, counters: _Cou
     residual_BSV.clamp_(min=0)
     # Rounding can leave nothing where p equals q; a token that falls even so is replaced by a draw from p.
     nothing_BS1 = residual_BSV.amax(-1, keepdim=True) == 0
-    next_BS = _draw(torch.where(nothing_BS1, p_BSV, residual_BSV).log(), counters)
+    next_BS = counters.draw(torch.where(nothing_BS1, p_BSV, residual_BSV).log())
     p_token_BK = p_BSV[:, :-1].gather(2, tokens_BK.unsqueeze(2)).squeeze(2)
     q_token_BK = q_BKV.gather(2, tokens_BK.unsqueeze(2)).squeeze(2)
-    coins_BK = uniform(*counters, Lane.ACCEPT)[:, :-1]
-    return coins_BK * q_token_BK < p_token_BK, next_BS
+    return counters.uniform(tokens_BK.shape[1]) * q_token_BK < p_token_BK, next_BS
 
 
 def _is_typical(logits_BKV: Tensor, tokens_BK: Tensor, rule: Typical) -> Tensor:

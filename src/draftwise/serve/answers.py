@@ -71,9 +71,10 @@ def _usage(prompt: int, completion: int, cached: int) -> dict[str, Any]:
 async def whole(call: Call, generation: Generation) -> dict[str, Any]:
     """Return the complete answer once everything is generated."""
     parts: dict[int, tuple[int, list[Delta]]] = {}
-    async for prompt_index, delta in generation:
-        index = call.count(prompt_index, delta)
-        parts.setdefault(index, (prompt_index, []))[1].append(delta)
+    async for batch in generation.batches():
+        for prompt_index, delta in batch:
+            index = call.count(prompt_index, delta)
+            parts.setdefault(index, (prompt_index, []))[1].append(delta)
     choices = [
         {"index": index} | call.format.choice(prompt_index, _join(deltas))
         for index, (prompt_index, deltas) in sorted(parts.items())
@@ -95,17 +96,13 @@ def _join(deltas: list[Delta]) -> Delta:
 async def events(call: Call, generation: Generation) -> AsyncIterator[bytes]:
     """Yield server-sent events: the chunks, then the usage if wanted, then `[DONE]`; an error ends them early."""
     num_choices = call.n * len(generation.requests)
+    head = _chunk_head(call)
     if (opening := call.format.opening()) is not None:
         for index in range(num_choices):
             yield _event(call.envelope(call.format.chunk_object, [{"index": index} | opening]))
     try:
-        async for prompt_index, delta in generation:
-            index = call.count(prompt_index, delta)
-            choice = {"index": index} | call.format.choice(prompt_index, delta)
-            chunk = call.envelope(call.format.chunk_object, [choice])
-            if call.continuous_usage:
-                chunk["usage"] = call.usage_of(index)
-            yield _event(chunk)
+        async for batch in generation.batches():
+            yield "".join([_chunk(call, head, prompt_index, delta) for prompt_index, delta in batch]).encode()
     except RequestError as error:
         yield _event(error_body(error))
     except Exception:
@@ -117,5 +114,21 @@ async def events(call: Call, generation: Generation) -> AsyncIterator[bytes]:
     yield b"data: [DONE]\n\n"
 
 
+def _chunk_head(call: Call) -> str:
+    """Return what every chunk of the call begins with, up to its choice: rendered once, chunks come by the thousand."""
+    empty = _encode(call.envelope(call.format.chunk_object, []))
+    return f"data: {empty.removesuffix(']}')}"
+
+
+def _chunk(call: Call, head: str, prompt_index: int, delta: Delta) -> str:
+    index = call.count(prompt_index, delta)
+    choice = _encode({"index": index} | call.format.choice(prompt_index, delta))
+    usage = f',"usage":{_encode(call.usage_of(index))}' if call.continuous_usage else ""
+    return f"{head}{choice}]{usage}}}\n\n"
+
+
 def _event(content: dict[str, Any]) -> bytes:
-    return b"data: " + json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+    return f"data: {_encode(content)}\n\n".encode()
+
+
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode

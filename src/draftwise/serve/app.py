@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from draftwise import __version__
+from draftwise.engine.tokenizer import Tokenizer
 from draftwise.serve.answers import whole
 from draftwise.serve.asgi import ApiKey, EventStream, first_of, read_body
 from draftwise.serve.calls import Model, read_chat, read_completion
@@ -33,9 +34,11 @@ _CLIENT_GONE = 499
 """nginx's status for a client that closed the connection; nobody reads it."""
 
 
-def create_app(worker: EngineWorker, *, model_name: str, defaults: Defaults, api_key: str | None = None) -> Starlette:
-    """Return the application over a started worker."""
-    endpoints = _Endpoints(worker, model_name, defaults)
+def create_app(
+    worker: EngineWorker, *, tokenizer: Tokenizer, model_name: str, defaults: Defaults, api_key: str | None = None
+) -> Starlette:
+    """Return the application over a worker whose engine is built."""
+    endpoints = _Endpoints(worker, tokenizer, model_name, defaults)
     return Starlette(
         routes=[
             Route("/v1/completions", endpoints.completions, methods=["POST"]),
@@ -52,16 +55,12 @@ def create_app(worker: EngineWorker, *, model_name: str, defaults: Defaults, api
 
 
 class _Endpoints:
-    def __init__(self, worker: EngineWorker, model_name: str, defaults: Defaults) -> None:
+    def __init__(self, worker: EngineWorker, tokenizer: Tokenizer, model_name: str, defaults: Defaults) -> None:
         self._worker = worker
-        engine = worker.engine
-        assert engine.config.max_model_len is not None, "the engine resolves it"
-        self._model = Model(
-            name=model_name,
-            tokenizer=engine.tokenizer,
-            max_model_len=engine.config.max_model_len,
-            defaults=defaults,
-        )
+        self._about = worker.about
+        limit = worker.about.config.max_model_len
+        assert limit is not None, "the engine resolves it"
+        self._model = Model(name=model_name, tokenizer=tokenizer, max_model_len=limit, defaults=defaults)
         self._created = int(time.time())
 
     async def completions(self, request: Request) -> Response:
@@ -87,7 +86,7 @@ class _Endpoints:
             "object": "model",
             "created": self._created,
             "owned_by": "draftwise",
-            "root": self._worker.engine.config.model,
+            "root": self._about.config.model,
             "parent": None,
             "max_model_len": self._model.max_model_len,
         }
@@ -97,10 +96,9 @@ class _Endpoints:
         return Response(status_code=200 if self._worker.failure is None else 503)
 
     async def version(self, _: Request) -> Response:
-        engine = self._worker.engine
-        about = {"version": __version__, "engine": "draftwise"}
-        about |= {"dtype": engine.config.dtype, "device": engine.config.device}
-        return JSONResponse(about | {"speculative_config": engine.spec.to_dict() if engine.spec else None})
+        config = self._about.config
+        about = {"version": __version__, "engine": "draftwise", "dtype": config.dtype, "device": config.device}
+        return JSONResponse(about | {"speculative_config": self._about.spec})
 
     async def metrics(self, _: Request) -> Response:
         return PlainTextResponse(
@@ -109,15 +107,15 @@ class _Endpoints:
 
     @contextlib.asynccontextmanager
     async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
-        logging_task = asyncio.create_task(self._log_stats())
-        yield
-        logging_task.cancel()
+        async with self._worker.connected():
+            logging_task = asyncio.create_task(self._log_stats())
+            yield
+            logging_task.cancel()
 
     async def _log_stats(self) -> None:
         worker = self._worker
-        k = worker.engine.spec.k if worker.engine.spec else None
-        device = "CPU" if worker.engine.config.device == "cpu" else "GPU"
-        log = StatsLog(worker.stats, k=k, device=device, now=time.monotonic())
+        device = "CPU" if self._about.config.device == "cpu" else "GPU"
+        log = StatsLog(worker.stats, k=self._about.k, device=device, now=time.monotonic())
         while True:
             await asyncio.sleep(_LOG_EVERY_S)
             for line in log.lines(worker.stats, time.monotonic()):

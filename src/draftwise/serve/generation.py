@@ -1,4 +1,4 @@
-"""What one HTTP call waits for: increments handed over from the engine's thread to the event loop."""
+"""What one HTTP call waits for: increments of its requests, as the engine's process tells them."""
 
 from __future__ import annotations
 
@@ -19,21 +19,26 @@ class Generation:
         self.requests = requests
         self._abort = abort
         self._num_unfinished = sum(request.params.n for request in requests)
-        self._loop = asyncio.get_running_loop()
-        self._accepted: asyncio.Future[None] = self._loop.create_future()
-        self._events: asyncio.Queue[tuple[int, Delta] | Exception] = asyncio.Queue()
+        self._accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._pending: list[tuple[int, Delta]] = []
+        self._error: Exception | None = None
+        self._news = asyncio.Event()
 
     async def accepted(self) -> None:
         """Return once the engine has taken the requests; raise why it does not."""
         await self._accepted
 
-    async def __aiter__(self) -> AsyncIterator[tuple[int, Delta]]:
+    async def batches(self) -> AsyncIterator[list[tuple[int, Delta]]]:
+        """Yield what has come since the last time, each with the index of its prompt; raise what ended it early."""
         while self._num_unfinished:
-            event = await self._events.get()
-            if isinstance(event, Exception):
-                raise event
-            self._num_unfinished -= event[1].finish_reason is not None
-            yield event
+            await self._news.wait()
+            self._news.clear()
+            batch, self._pending = self._pending, []
+            if batch:
+                self._num_unfinished -= sum(delta.finish_reason is not None for _, delta in batch)
+                yield batch
+            if self._error is not None and self._num_unfinished:
+                raise self._error
 
     def __enter__(self) -> Generation:
         return self
@@ -43,27 +48,19 @@ class Generation:
             self._abort(self)
 
     def accept(self) -> None:
-        """From the engine's thread: the requests are queued."""
-        self._on_loop(self._settle, None)
+        """The requests are queued."""
+        if not self._accepted.done():
+            self._accepted.set_result(None)
 
     def push(self, prompt_index: int, delta: Delta) -> None:
-        """From the engine's thread: an increment of one of the prompts."""
-        self._on_loop(self._events.put_nowait, (prompt_index, delta))
+        """Take an increment of one of the prompts."""
+        self._pending.append((prompt_index, delta))
+        self._news.set()
 
     def fail(self, error: Exception) -> None:
-        """From the engine's thread: no more will come."""
-        self._on_loop(self._settle, error)
-        self._on_loop(self._events.put_nowait, error)
-
-    def _settle(self, error: Exception | None) -> None:
-        if self._accepted.done():
-            return
-        if error is None:
-            self._accepted.set_result(None)
-        else:
+        """Take why no more will come."""
+        if not self._accepted.done():
             self._accepted.set_exception(error)
-
-    def _on_loop(self, function: Callable, *args: object) -> None:
-        # A closed loop has nobody left to tell.
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(function, *args)
+            return
+        self._error = error
+        self._news.set()

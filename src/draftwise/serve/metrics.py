@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from draftwise.engine.core import EngineStats
+from draftwise.engine.outputs import EngineStats
 from draftwise.facts.metrics import METRICS, SPEC_NUM_ACCEPTED_TOKENS_PER_POS, get_metric, token_buckets
 
 __all__ = ["ServerMetrics"]

@@ -10,22 +10,32 @@ import signal
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
 from draftwise import __version__
 from draftwise.core import InvalidSetup, SpecConfig
 from draftwise.engine.config import EngineConfig
-from draftwise.engine.core import Engine
+from draftwise.engine.tokenizer import load_tokenizer
 from draftwise.serve.app import create_app
 from draftwise.serve.defaults import Defaults
+from draftwise.serve.launch import build_engine, start_process
+from draftwise.serve.messages import Began, Ended, Ready
 from draftwise.serve.worker import EngineWorker
+
+if TYPE_CHECKING:
+    from draftwise.engine.core import Engine
+    from draftwise.engine.startup import Startup
 
 __all__ = ["ServerOptions", "bind", "serve"]
 
 logger = logging.getLogger("draftwise.serve")
+
+Builder = Callable[[EngineConfig, str | None, "Startup"], "Engine"]
+"""From a config, a speculative config as JSON and what to tell the phases to."""
 
 _SHUTDOWN_S = 10
 """Seconds that running requests have to finish after SIGTERM or SIGINT; then they are aborted."""
@@ -47,32 +57,49 @@ class ServerOptions:
 
 
 def serve(
-    config: EngineConfig, spec: SpecConfig | None, options: ServerOptions, *, tell: Callable[[str], None]
+    config: EngineConfig,
+    spec: SpecConfig | None,
+    options: ServerOptions,
+    *,
+    tell: Callable[[str], None],
+    tell_phase: Callable[[Began | Ended], None] = lambda _: None,
+    build: Builder = build_engine,
 ) -> None:
-    """Serve until SIGTERM or SIGINT; `tell` gets the one line that says where and what.
+    """Serve until SIGTERM or SIGINT.
+
+    Args:
+        config: of the engine.
+        spec: speculative config, None for plain decoding.
+        options: of the server.
+        tell: gets the one line that says where and what, once requests are taken.
+        tell_phase: gets the phases of the engine's start-up.
+        build: makes the engine, in its own process (a function of a module).
 
     Raises:
         InvalidSetup: the address, the model or the speculative config cannot work.
+        BackendError: the engine cannot be built for another reason.
     """
     if options.api_key == "":
         raise InvalidSetup.because("empty-api-key", "is empty.", where="--api-key", fix="Leave it out, or give a key.")
     listener = bind(options)  # first of all: an address that is taken shows before the model is loaded
     defaults = Defaults.from_checkpoint(config.model) if Path(config.model).is_dir() else Defaults()
     name = options.served_model_name or config.model
-    worker = EngineWorker(lambda: Engine(config, spec), max_waiting=options.max_waiting)
-    worker.start(name)
+    spec_json = None if spec is None else spec.to_json()
+    worker = EngineWorker(start_process(partial(build, config, spec_json)), max_waiting=options.max_waiting)
     try:
-        app = create_app(worker, model_name=name, defaults=defaults, api_key=options.api_key)
+        tokenizer = load_tokenizer(config.model, skip=config.skip_tokenizer_init)  # while the engine loads its weights
+        worker.wait_until_built(name, tell=tell_phase)
+        app = create_app(worker, tokenizer=tokenizer, model_name=name, defaults=defaults, api_key=options.api_key)
         server = uvicorn.Server(
             uvicorn.Config(app, log_level="critical", access_log=False, timeout_graceful_shutdown=_SHUTDOWN_S)
         )
         # uvicorn raises the signal that ended it once more; the end it asked for has come then.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: None)
-        for finding in worker.engine.spec.findings if worker.engine.spec else ():
+        for finding in worker.about.findings:
             logger.warning("%s", finding)
         _listen(listener, options)
-        tell(_describe(worker.engine, name, listener, defaults))
+        tell(_describe(worker.about, name, listener, defaults))
         server.run(sockets=[listener])
     finally:
         worker.stop()
@@ -138,18 +165,18 @@ def _bind_error(error: OSError, options: ServerOptions) -> InvalidSetup:
     )
 
 
-def _describe(engine: Engine, name: str, listener: socket.socket, defaults: Defaults) -> str:
+def _describe(about: Ready, name: str, listener: socket.socket, defaults: Defaults) -> str:
     """Return the start-up line."""
     host, port = listener.getsockname()[:2]
     host = f"[{host}]" if ":" in host else host
-    config, pool = engine.config, engine.scheduler.pool
+    config, pages = about.config, about.num_pages
     parts = [
         f"draftwise {__version__} serves {name} at http://{host}:{port}",
         f"{config.dtype} on {config.device}",
         f"context {config.max_model_len:,} tokens",
-        f"KV cache {pool.num_pages * config.block_size:,} tokens ({pool.num_pages:,} pages of {config.block_size})",
+        f"KV cache {pages * config.block_size:,} tokens ({pages:,} pages of {config.block_size})",
         f"up to {config.max_num_seqs} sequences at once",
-        f"speculation {json.dumps(engine.spec.to_dict()) if engine.spec else 'off'}",
+        f"speculation {json.dumps(about.spec) if about.spec else 'off'}",
         *([f"sampling defaults from generation_config.json {defaults.sampling}"] if defaults.sampling else []),
     ]
     return "; ".join(parts)

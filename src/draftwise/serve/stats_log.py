@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from draftwise.core import SpecStats
-from draftwise.engine.core import EngineStats
+from draftwise.engine.outputs import EngineStats
 
 __all__ = ["StatsLog", "spec_line"]
 

@@ -35,17 +35,10 @@ class Timeline:
         self._completions = [_Completion() for _ in range(request.params.n)]
         metrics.observe("request_params_n", request.params.n)
 
-    @property
-    def waiting(self) -> bool:
-        """Whether the request has not been scheduled yet."""
-        return self._scheduled is None
-
-    def note_scheduled(self, now: float) -> None:
-        """Note the first time that the request was computed."""
-        self._scheduled = now
-
-    def note_delta(self, delta: Delta, now: float) -> None:
-        """Note tokens, and the end of a completion."""
+    def note_delta(self, delta: Delta, *, began: float, now: float) -> None:
+        """Note tokens, and the end of a completion, from a step that began and ended then."""
+        if self._scheduled is None:
+            self._scheduled = began if delta.scheduled_s is None else delta.scheduled_s
         completion = self._completions[delta.index]
         if delta.token_ids:
             if completion.first is None:

@@ -6,7 +6,8 @@ import pytest
 import torch
 import transformers
 
-from draftwise.engine.attention import PagedKV, plan_attention
+from draftwise.engine.attention import PagedKV
+from engine.confirming import plan
 
 _TINY = {
     "hidden_size": 32,
@@ -60,23 +61,22 @@ def run_paged():
         for step in range(max(map(len, chunks))):
             active = [i for i, sizes in enumerate(chunks) if step < len(sizes)]
             sizes = [chunks[i][step] for i in active]
-            plan = plan_attention(
-                query_lens=sizes,
-                context_lens=[done[i] + size for i, size in zip(active, sizes, strict=True)],
-                page_tables=[tables[i] for i in active],
+            rows = plan(
+                [done[i] for i in active],
+                sizes,
+                [tables[i] for i in active],
                 block_size=block_size,
-                device=model.device,
+                scratch=kv.num_pages,
             )
-            tokens, positions = [], []
+            tokens = []
             for i, size in zip(active, sizes, strict=True):
                 tokens += sequences[i][done[i] : done[i] + size]
-                positions += range(done[i], done[i] + size)
                 done[i] += size
             with torch.inference_mode():
-                hidden, tapped = model(torch.tensor(tokens), torch.tensor(positions), kv, plan, taps)
+                hidden, tapped = model(torch.tensor(tokens), rows.positions_N, kv, rows, taps)
             stacked = torch.stack([hidden, *tapped], dim=1)
-            for i, rows in zip(active, stacked.split(sizes), strict=True):
-                outputs[i].append(rows)
+            for i, computed in zip(active, stacked.split(sizes), strict=True):
+                outputs[i].append(computed)
         return [torch.cat(rows).unbind(1) for rows in outputs]
 
     return run

@@ -14,11 +14,11 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor
 
-from draftwise.engine.attention import PagedKV, plan_attention
+from draftwise.engine.attention import PagedKV
 from draftwise.engine.models import CausalLM
 from draftwise.engine.models.drafter import Drafter
-from draftwise.engine.proposers.base import Confirmed
 from draftwise.engine.proposers.chain import ChainProposer
+from engine.confirming import confirm, plan
 
 Dense = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """(tokens_T, carry_TH) of rows at positions 0 and on -> (logits_TU, carry_TH)."""
@@ -71,11 +71,9 @@ def target_states(target: CausalLM, tokens: list[int], taps: tuple[int, ...]) ->
     """Return the tapped states of all tokens beside each other."""
     pages = list(range(-(-len(tokens) // 16)))
     kv = PagedKV(target.shape, num_pages=len(pages), block_size=16, dtype=target.dtype, device=target.device)
-    plan = plan_attention(
-        query_lens=[len(tokens)], context_lens=[len(tokens)], page_tables=[pages], block_size=16, device="cpu"
-    )
+    rows = plan([0], [len(tokens)], [pages], block_size=16, scratch=len(pages))
     with torch.inference_mode():
-        _, tapped = target(torch.tensor(tokens), torch.arange(len(tokens)), kv, plan, taps)
+        _, tapped = target(torch.tensor(tokens), rows.positions_N, kv, rows, taps)
     return torch.cat(tapped, dim=-1).clone()
 
 
@@ -104,15 +102,13 @@ def drafts(
     for cut in cuts:
         rows = [tokens[start : min(cut, len(tokens))] for start, tokens in zip(known, sequences, strict=True)]
         active = [b for b, row in enumerate(rows) if row]
-        width = max(len(rows[b]) for b in active)
-        new = Confirmed(
-            slots=tuple(active),
-            tokens_BN=torch.tensor([rows[b] + [0] * (width - len(rows[b])) for b in active]),
-            lengths_B=torch.tensor([len(rows[b]) for b in active]),
-            num_prompt=tuple(1 for _ in active),
-            starts=tuple(known[b] for b in active),
-            limits=tuple(k for _ in active),
-            pages=tuple(range(b, 64 * len(sequences), len(sequences)) for b in active),
+        new = confirm(
+            [rows[b] for b in active],
+            starts=[known[b] for b in active],
+            limits=[k] * len(active),
+            slots=active,
+            pages=[range(b, 64 * len(sequences), len(sequences)) for b in active],
+            scratch=64 * len(sequences),
             features_NF=torch.cat([states[b][known[b] - 1 : known[b] - 1 + len(rows[b])] for b in active]),
         )
         draft = proposer.propose(new, k)
@@ -128,10 +124,8 @@ def first_pass(drafter: Drafter, states_TF: Tensor, tokens: list[int]) -> tuple[
     num_rows = len(tokens) - 1
     pages = list(range(-(-num_rows // 4)))
     kv = PagedKV(drafter.kv_shape, num_pages=len(pages), block_size=4, dtype=drafter.dtype, device="cpu")
-    plan = plan_attention(
-        query_lens=[num_rows], context_lens=[num_rows], page_tables=[pages], block_size=4, device="cpu"
-    )
+    rows = plan([0], [num_rows], [pages], block_size=4, scratch=len(pages))
     with torch.inference_mode():
         entered = drafter.enter(states_TF[:num_rows])
-        hidden, carry = drafter.forward(torch.tensor(tokens[1:]), entered, torch.arange(num_rows), kv, plan)
+        hidden, carry = drafter.forward(torch.tensor(tokens[1:]), entered, rows.positions_N, kv, rows)
         return drafter.logits(hidden), carry

@@ -66,7 +66,7 @@ def test_logits_agree_with_the_dense_network(dtype, tolerance, target_path, tmp_
     states = target_states(target, SEQUENCES[0], (LAYERS + 1,))
     logits, carry = first_pass(load_eagle(folder, target), states, SEQUENCES[0])
     expected, left = dense_eagle(DenseHead(folder), target)(torch.tensor(SEQUENCES[0][1:]), states[:-1])
-    assert logits.dtype == (torch.float64 if dtype == "float64" else torch.float32)
+    assert logits.dtype == target.dtype
     torch.testing.assert_close(logits.double(), expected, rtol=tolerance, atol=tolerance)
     torch.testing.assert_close(carry.double(), left, rtol=tolerance, atol=tolerance)
 

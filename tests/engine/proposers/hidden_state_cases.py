@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from draftwise.engine.proposers.base import Confirmed
+from engine.confirming import confirm
 
 
 def save_drafter(folder: Path, config: dict, tensors: dict[str, torch.Tensor]) -> Path:
@@ -18,33 +19,25 @@ def save_drafter(folder: Path, config: dict, tensors: dict[str, torch.Tensor]) -
     return folder
 
 
-def confirm(rows: list[list[int]], features: list[torch.Tensor], limits: list[int], *, temperature=0.0) -> Confirmed:
-    """Say that each sequence got the tokens of its row, predicted from the states of its features [N, H]."""
-    width = max(map(len, rows))
-    return Confirmed(
-        slots=tuple(range(len(rows))),
-        tokens_BN=torch.tensor([row + [0] * (width - len(row)) for row in rows]),
-        lengths_B=torch.tensor([len(row) for row in rows]),
-        num_prompt=(1,) * len(rows),
-        starts=(1,) * len(rows),
-        limits=tuple(limits),
-        features_NF=torch.cat(features),
-        temperature=(temperature,) * len(rows),
-        seeds=tuple(range(7, 7 + len(rows))),
-    )
-
-
 def random_news(hidden: int, vocab: int, limits: list[int], *, seed: int = 0, **options) -> Confirmed:
     """Return random tokens and states of three to one new tokens for each sequence."""
     generator = torch.Generator().manual_seed(seed)
     lengths = [3 - b % 3 for b in range(len(limits))]
     rows = [torch.randint(vocab, (length,), generator=generator).tolist() for length in lengths]
     features = [torch.randn(length, hidden, generator=generator) for length in lengths]
-    return confirm(rows, features, limits, **options)
+    count = len(rows)
+    return confirm(
+        rows,
+        starts=[1] * count,
+        limits=limits,
+        features_NF=torch.cat(features),
+        seeds=range(7, 7 + count),
+        **options,
+    )
 
 
 def last_rows(new: Confirmed) -> list[tuple[torch.Tensor, int]]:
     """Return each sequence's last state and last token."""
     assert new.features_NF is not None
-    states = new.features_NF.split(new.lengths_B.tolist())
+    states = new.features_NF.split(new.spans.lengths_B.tolist())
     return [(rows[-1], tokens[-1]) for rows, tokens in zip(states, new.to_lists(), strict=True)]

@@ -1,20 +1,41 @@
 """What the tests of the lookup methods share: batches from lists, drafts to lists, and prompt lookup by brute force."""
 
-import torch
 from hypothesis import strategies as st
 
 from draftwise.engine.proposers.base import Confirmed, Draft
+from engine.confirming import confirm
 
 
-def confirmed(rows: dict[int, list[int]], num_prompt: dict[int, int]) -> Confirmed:
-    """Return what is new, by slot, padded with a token that would spoil a draft if it were read."""
-    width = max(map(len, rows.values()))
-    return Confirmed(
-        slots=tuple(rows),
-        tokens_BN=torch.tensor([row + [1] * (width - len(row)) for row in rows.values()]),
-        lengths_B=torch.tensor([len(row) for row in rows.values()]),
-        num_prompt=tuple(num_prompt[slot] for slot in rows),
-    )
+class Told:
+    """Confirms tokens slot by slot, as the engine does, and remembers how many each sequence has."""
+
+    def __init__(self) -> None:
+        self.sizes: dict[int, int] = {}
+
+    def confirm(
+        self,
+        rows: dict[int, list[int]],
+        num_prompt: dict[int, int],
+        limit: int | dict[int, int] = 99,
+        *,
+        width: int | None = None,
+    ) -> Confirmed:
+        """Return what is new, by slot; guesses are wanted of sequences whose prompt is complete, `limit` at most."""
+        starts = [self.sizes.get(slot, 0) for slot in rows]
+        self.sizes |= {slot: start + len(row) for (slot, row), start in zip(rows.items(), starts, strict=True)}
+        wanted = limit if isinstance(limit, dict) else dict.fromkeys(rows, limit)
+        return confirm(
+            list(rows.values()),
+            starts=starts,
+            limits=[wanted[slot] if self.sizes[slot] > num_prompt[slot] else 0 for slot in rows],
+            slots=list(rows),
+            num_prompt=[num_prompt[slot] for slot in rows],
+            width=width,
+        )
+
+    def release(self, slot: int) -> None:
+        """Let another sequence start in the slot."""
+        self.sizes.pop(slot, None)
 
 
 def drafts(draft: Draft) -> list[list[int]]:

@@ -7,12 +7,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftwise.engine.attention import PagedKV, plan_attention
+from draftwise.engine.attention import PagedKV
 from draftwise.engine.models import CausalLM, load_model
 from draftwise.engine.models.mask import Mask
 from draftwise.engine.proposers.base import Confirmed
 from draftwise.engine.proposers.chain import ChainProposer
 from draftwise.engine.proposers.draft_model import DraftModel
+from engine.confirming import confirm, plan
 
 VOCAB = 200
 BLOCK = 4
@@ -31,21 +32,22 @@ class Told:
     def __init__(self) -> None:
         self.tokens: dict[int, list[int]] = {}
 
-    def confirm(self, news: dict[int, list[int]], k: int, *, temperature: float = 0.0, **limits: int) -> Confirmed:
+    def confirm(
+        self, news: dict[int, list[int]], k: int, *, temperature: float = 0.0, width: int | None = None, **limits: int
+    ) -> Confirmed:
         starts = [len(self.tokens.get(slot, [])) for slot in news]
         for slot, row in news.items():
             self.tokens[slot] = self.tokens.get(slot, []) + row
-        width = max(map(len, news.values()))
-        return Confirmed(
-            slots=tuple(news),
-            tokens_BN=torch.tensor([row + [0] * (width - len(row)) for row in news.values()]),
-            lengths_B=torch.tensor([len(row) for row in news.values()]),
-            num_prompt=tuple(1 for _ in news),
-            starts=tuple(starts),
-            limits=tuple(limits.get(f"slot{slot}", k) for slot in news),
-            pages=tuple(range(slot, slot + 400 * NUM_PAGES, 400) for slot in news),
-            temperature=tuple(temperature for _ in news),
-            seeds=tuple(slot + 7 for slot in news),
+        return confirm(
+            list(news.values()),
+            starts=starts,
+            limits=[limits.get(f"slot{slot}", k) for slot in news],
+            slots=list(news),
+            pages=[range(slot, slot + 400 * NUM_PAGES, 400) for slot in news],
+            scratch=400 * NUM_PAGES,
+            temperature=temperature,
+            seeds=[slot + 7 for slot in news],
+            width=width,
         )
 
 
@@ -53,11 +55,9 @@ def next_logits(model: CausalLM, tokens: list[int]) -> torch.Tensor:
     """Return the logits after `tokens`, computed in one pass from nothing."""
     pages = list(range(-(-len(tokens) // 16)))
     kv = PagedKV(model.shape, num_pages=len(pages), block_size=16, dtype=model.dtype, device=model.device)
-    plan = plan_attention(
-        query_lens=[len(tokens)], context_lens=[len(tokens)], page_tables=[pages], block_size=16, device=model.device
-    )
+    rows = plan([0], [len(tokens)], [pages], block_size=16, scratch=len(pages))
     with torch.inference_mode():
-        hidden, _ = model(torch.tensor(tokens), torch.arange(len(tokens)), kv, plan)
+        hidden, _ = model(torch.tensor(tokens), rows.positions_N, kv, rows)
         return model.logits(hidden[-1:])[0]
 
 

@@ -12,11 +12,12 @@ GENERATOR = torch.Generator().manual_seed(0)
 
 def draw(logits, *, temperature, positions=None, target_ids=None, vocab_size=None):
     """Choose for every row with its own seed."""
+    n = len(logits)
     return choose(
         logits,
-        temperature=[temperature] * len(logits) if isinstance(temperature, float) else temperature,
-        seeds=range(100, 100 + len(logits)),
-        positions=positions or [3] * len(logits),
+        temperature_B=torch.tensor([temperature] * n if isinstance(temperature, float) else temperature),
+        seeds_B=torch.arange(100, 100 + n),
+        positions_B=torch.tensor(positions or [3] * n),
         probabilistic=True,
         target_ids_U=target_ids,
         vocab_size=vocab_size or logits.shape[-1],
@@ -26,9 +27,6 @@ def draw(logits, *, temperature, positions=None, target_ids=None, vocab_size=Non
 def certain(logits, target_ids=None, vocab_size=None):
     return choose(
         logits,
-        temperature=(),
-        seeds=(),
-        positions=(),
         probabilistic=False,
         target_ids_U=target_ids,
         vocab_size=vocab_size or logits.shape[-1],
@@ -64,9 +62,9 @@ def test_a_draw_depends_on_seed_and_position_alone_and_not_on_the_verdicts_noise
     tokens, _ = draw(logits, temperature=1.5)
     one, _ = choose(
         logits[5:6],
-        temperature=[1.5],
-        seeds=[105],
-        positions=[3],
+        temperature_B=torch.tensor([1.5]),
+        seeds_B=torch.tensor([105]),
+        positions_B=torch.tensor([3]),
         probabilistic=True,
         target_ids_U=None,
         vocab_size=50,

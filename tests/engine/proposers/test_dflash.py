@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 from pathlib import Path
@@ -16,9 +17,10 @@ from draftwise.engine.models import CausalLM, load_model
 from draftwise.engine.models.speculators_format import to_plain
 from draftwise.engine.proposers.base import Confirmed, Draft
 from draftwise.engine.proposers.dflash import DFlashProposer
+from engine.confirming import confirm
 from engine.dflash_checkpoint import write_dflash
 
-BLOCK_SIZE, MAX_MODEL_LEN, K = 4, 96, 3
+BLOCK_SIZE, NUM_PAGES, MAX_MODEL_LEN, K = 4, 80, 96, 3
 
 
 @pytest.fixture(scope="module")
@@ -103,35 +105,34 @@ class Story:
         self.pages = pages
 
 
-def confirm(news: list[tuple[Story, int, int]]) -> Confirmed:
+def tell(news: list[tuple[Story, int, int]], width: int | None = None) -> Confirmed:
     """Tell `count` more tokens of each story and ask for `limit` guesses: (story, count, limit)."""
     starts = [max(story.known, 1) for story, _, _ in news]
     ends = [start + count for start, (_, count, _) in zip(starts, news, strict=True)]
-    width = max(count for _, count, _ in news)
     rows = [story.tokens[s:e] for (story, _, _), s, e in zip(news, starts, ends, strict=True)]
     for (story, _, _), end in zip(news, ends, strict=True):
         story.known = end
-    return Confirmed(
-        slots=tuple(story.slot for story, _, _ in news),
-        tokens_BN=torch.tensor([row + [0] * (width - len(row)) for row in rows]),
-        lengths_B=torch.tensor([len(row) for row in rows]),
-        num_prompt=tuple(story.num_prompt for story, _, _ in news),
-        starts=tuple(starts),
-        limits=tuple(limit for _, _, limit in news),
-        pages=tuple(
+    return confirm(
+        rows,
+        starts=starts,
+        limits=[limit for _, _, limit in news],
+        slots=[story.slot for story, _, _ in news],
+        num_prompt=[story.num_prompt for story, _, _ in news],
+        pages=[
             story.pages[: -(-(end + limit) // BLOCK_SIZE)] for (story, _, limit), end in zip(news, ends, strict=True)
-        ),
+        ],
+        scratch=NUM_PAGES,
         features_NF=torch.cat(
             [story.states[s - 1 : e - 1] for (story, _, _), s, e in zip(news, starts, ends, strict=True)]
         ),
-        temperature=(1.0,) * len(news),
-        seeds=tuple(story.slot for story, _, _ in news),
+        temperature=1.0,
+        width=width,
     )
 
 
 def start(path: Path, target: CausalLM, **options: bool | int) -> DFlashProposer:
     proposer = DFlashProposer.load(path, target, max_model_len=MAX_MODEL_LEN, **options)
-    proposer.allocate(num_pages=80, block_size=BLOCK_SIZE)
+    proposer.allocate(num_pages=NUM_PAGES, block_size=BLOCK_SIZE)
     return proposer
 
 
@@ -175,7 +176,7 @@ def test_guesses_are_those_of_the_dense_network(tmp_path: Path, target: CausalLM
         [(b, 4, 3)],
     ]
     for news in steps:
-        check(proposer.propose(confirm(news), K), dense, news)
+        check(proposer.propose(tell(news), K), dense, news)
 
 
 @pytest.fixture(scope="module")
@@ -191,11 +192,9 @@ def test_a_float32_cache_says_the_same(tmp_path: Path, tiny_target: Path, target
     probs = []
     for proposer in proposers:
         story = Story(0, 40, 128)
-        new = confirm([(story, 40, 3)])
-        features = new.features_NF.to(proposer._network.dtype)
-        draft = proposer.propose(
-            Confirmed(**{name: getattr(new, name) for name in new.__slots__} | {"features_NF": features}), K
-        )
+        new = tell([(story, 40, 3)])
+        features_NF = new.features_NF.to(proposer._drafter.dtype)
+        draft = proposer.propose(dataclasses.replace(new, features_NF=features_NF), K)
         probs.append(draft.probs_BKV)
     torch.testing.assert_close(probs[0], probs[1], atol=1e-4, rtol=1e-3)
 
@@ -203,7 +202,7 @@ def test_a_float32_cache_says_the_same(tmp_path: Path, tiny_target: Path, target
 def test_deterministic_drafts_are_the_likeliest_tokens(tmp_path: Path, target: CausalLM, target_config: dict):
     path = write_dflash(tmp_path, target_config, draft_vocab_size=90)
     dense, proposer, story = Dense(path, target), start(path, target), Story(1, 20, 128)
-    draft = proposer.propose(confirm([(story, 20, 3)]), K)
+    draft = proposer.propose(tell([(story, 20, 3)]), K)
     laws = dense.laws(story.states[: story.known - 1], story.tokens[story.known - 1], K)
     assert draft.probs_BKV is None
     assert draft.tokens_BK[0].tolist() == laws.argmax(-1).tolist()
@@ -212,9 +211,9 @@ def test_deterministic_drafts_are_the_likeliest_tokens(tmp_path: Path, target: C
 def test_without_guesses_only_context_is_kept(tmp_path: Path, target: CausalLM, target_config: dict):
     path = write_dflash(tmp_path, target_config)
     dense, proposer, story = Dense(path, target), start(path, target, probabilistic=True), Story(0, 9, 128)
-    assert proposer.propose(confirm([(story, 9, 3)]), 0).tokens_BK.shape == (1, 0)
+    assert proposer.propose(tell([(story, 9, 3)]), 0).tokens_BK.shape == (1, 0)
     news = [(story, 2, 3)]
-    check(proposer.propose(confirm(news), K), dense, news)
+    check(proposer.propose(tell(news), K), dense, news)
     assert proposer.kv_bytes_per_token == 2 * 2 * 2 * 16 * 8
 
 
@@ -283,7 +282,7 @@ def test_the_library_s_own_network_guesses_the_same(tmp_path: Path, tiny_target:
     network.save_pretrained(tmp_path)
     proposer = start(tmp_path, target, probabilistic=True)
     story = Story(0, 20, 128)
-    draft = proposer.propose(confirm([(story, 20, 3)]), K)
+    draft = proposer.propose(tell([(story, 20, 3)]), K)
     network.double().eval()
     anchor = story.known - 1
     length = anchor + 5

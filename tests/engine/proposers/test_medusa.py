@@ -154,7 +154,7 @@ def test_drawn_guesses_come_with_the_law_of_their_head(tmp_path, target):
     num_samples = 600
     state, vocab = torch.randn(1, target.shape.hidden_size), target.shape.vocab_size
     new = random_news(target.shape.hidden_size, vocab, [3] * num_samples, temperature=0.8)
-    new.features_NF[new.lengths_B.cumsum(0) - 1] = state
+    new.features_NF[new.spans.last_row_B] = state
     draft = proposer.propose(new, 3)
     for i in range(3):
         law = torch.zeros(vocab).double()
@@ -171,9 +171,9 @@ def test_the_noise_of_a_guess_belongs_to_its_position(tmp_path, target):
     proposer = MedusaProposer.load(path, target, probabilistic=True)
     new = random_news(target.shape.hidden_size, target.shape.vocab_size, [4] * 9, temperature=1.0)
     drafts = proposer.propose(new, 4).tokens_BK
-    later = dataclasses.replace(new, starts=tuple(start + 1 for start in new.starts))
+    later = dataclasses.replace(new, spans=new.spans.shift(1))
     assert torch.equal(proposer.propose(later, 4).tokens_BK[:, :3], drafts[:, 1:])
-    longer_prompt = dataclasses.replace(later, num_prompt=tuple(number + 1 for number in new.num_prompt))
+    longer_prompt = dataclasses.replace(later, num_prompt_B=new.num_prompt_B + 1)
     assert torch.equal(proposer.propose(longer_prompt, 4).tokens_BK, drafts)
     assert len(drafts.unique()) > 20
 

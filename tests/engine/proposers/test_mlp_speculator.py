@@ -145,9 +145,9 @@ def test_drawn_guesses_come_with_the_law_they_were_drawn_from(tmp_path, target):
     path = save(tmp_path / "d", make_config(target), tensors)
     proposer = MlpSpeculatorProposer.load(path, target, probabilistic=True)
     new = random_news(target.shape.hidden_size, target.shape.vocab_size, [2] * num_samples, temperature=0.6)
-    rows = new.lengths_B.cumsum(0) - 1
-    new.features_NF[rows] = new.features_NF[rows[0]].clone()
-    new.tokens_BN[torch.arange(num_samples), new.lengths_B - 1] = 17
+    rows_B = new.spans.last_row_B
+    new.features_NF[rows_B] = new.features_NF[rows_B[0]].clone()
+    new.tokens_N[rows_B] = 17
     draft = proposer.propose(new, 2)
     (state, _), *_ = last_rows(new)
     law = (dense_logits(state, [17], tensors) / 0.6).softmax(0)

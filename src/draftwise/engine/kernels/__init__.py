@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import importlib.util
+from typing import TYPE_CHECKING
+
 import torch
 
 from draftwise.core import ModelShape
-from draftwise.engine.kernels.reference import Kernels
+from draftwise.engine.kernels.reference import Kernels, Rotations
 
-__all__ = ["Kernels", "make_kernels"]
+if TYPE_CHECKING:
+    from draftwise.engine.models.rope import Rope
+
+__all__ = ["Kernels", "Rotations", "make_kernels"]
 
 
-def make_kernels(shape: ModelShape, *, eps: float, dtype: torch.dtype, device: torch.device) -> Kernels:
+def make_kernels(
+    shape: ModelShape, rope: Rope, *, eps: float, dtype: torch.dtype, device: torch.device | str
+) -> Kernels:
     """Return the fastest kernels there are for a device and dtype."""
+    device = torch.device(device)
     if device.type == "cpu" and dtype in (torch.bfloat16, torch.float32):
         from draftwise.engine.kernels.cpu import CpuKernels  # numba is slow to import and useless elsewhere
 
-        return CpuKernels(shape, eps, dtype)
-    return Kernels(shape, eps, dtype)
+        return CpuKernels(shape, rope, eps, dtype)
+    if device.type == "cuda" and dtype != torch.float64 and importlib.util.find_spec("triton"):
+        from draftwise.engine.kernels.cuda import CudaKernels  # Triton exists for few platforms
+
+        return CudaKernels(shape, rope, eps, dtype)
+    return Kernels(shape, rope, eps, dtype)

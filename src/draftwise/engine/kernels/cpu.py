@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -13,7 +14,10 @@ from draftwise.core import ModelShape
 from draftwise.engine.attention import PagedKV
 from draftwise.engine.kernels.cpu_code import CODE, ROWS, compile_kernel
 from draftwise.engine.kernels.openmp import Team
-from draftwise.engine.kernels.reference import Kernels
+from draftwise.engine.kernels.reference import Kernels, Rotations
+
+if TYPE_CHECKING:
+    from draftwise.engine.models.rope import Rope
 
 __all__ = ["CpuKernels"]
 
@@ -28,16 +32,19 @@ def _compiled(dtype: torch.dtype) -> tuple[Callable[..., None], ...]:
 
 
 class CpuKernels(Kernels):
-    """One pass over memory where torch makes several; bfloat16 and float32, contiguous tensors."""
+    """One pass over memory where torch makes several; bfloat16 and float32."""
 
-    def __init__(self, shape: ModelShape, eps: float, dtype: torch.dtype) -> None:
-        super().__init__(shape, eps, dtype)
+    def __init__(self, shape: ModelShape, rope: Rope, eps: float, dtype: torch.dtype) -> None:
+        super().__init__(shape, rope, eps, dtype)
         self.rotation_dtype = torch.float32
         self._add_norm, self._silu_mul, self._rotate_store = _compiled(dtype)
         self._eps_bits = int(np.float32(eps).view(np.uint32))
 
-    def add_norm(self, x_NH: Tensor, delta_NH: Tensor | None, weight_H: Tensor) -> tuple[Tensor, Tensor]:
+    def add_norm(
+        self, x_NH: Tensor, delta_NH: Tensor | None, weight_H: Tensor, total_NH: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         rows, width = x_NH.shape
+        x_NH = x_NH.contiguous()
         out_NH, sum_NH = torch.empty_like(x_NH), x_NH if delta_NH is None else torch.empty_like(x_NH)
         self._add_norm(
             rows * width >= _WIDE,
@@ -50,6 +57,8 @@ class CpuKernels(Kernels):
             width,
             self._eps_bits,
         )
+        if total_NH is not None:
+            total_NH.copy_(sum_NH)
         return sum_NH, out_NH
 
     def silu_mul(self, gate_up_N2I: Tensor) -> Tensor:
@@ -62,12 +71,15 @@ class CpuKernels(Kernels):
         self,
         qkv_NSD: Tensor,
         norms: tuple[Tensor, Tensor] | None,
-        rotations: tuple[Tensor, Tensor],
+        rotations: Rotations,
         kv: PagedKV,
         layer: int,
         slots_N: Tensor,
     ) -> Tensor:
-        rows, heads, size = len(qkv_NSD), self.shape.num_heads, self.shape.head_dim
+        if kv.is_narrow:
+            return super().rotate_and_store(qkv_NSD, norms, rotations, kv, layer, slots_N)
+        rows, num_heads, size = qkv_NSD.shape
+        heads, qkv_NSD = num_heads - 2 * self.shape.num_kv_heads, qkv_NSD.contiguous()
         q_norm, k_norm = (0, 0) if norms is None else (norms[0].data_ptr(), norms[1].data_ptr())
         scratch = torch.empty(rows // ROWS + 1, (heads + self.shape.num_kv_heads) * size)
         self._rotate_store(
@@ -84,7 +96,7 @@ class CpuKernels(Kernels):
             heads,
             self.shape.num_kv_heads,
             size,
-            kv.num_pages * kv.block_size,
+            kv.layers[layer].shape[:2].numel(),
             scratch.data_ptr(),
         )
         return qkv_NSD[:, :heads]

@@ -1,10 +1,13 @@
 """Everything of a decoder layer that is neither a matrix product nor attention, in plain torch.
 
-Shape letters: N new tokens of the step, H hidden size, I intermediate size, A query heads, G key-value heads,
-S = A + 2G heads of q, k and v, D head dimension.
+Shape letters: N new tokens of the step, H hidden size, X input and I intermediate size of the gated MLP, V vocabulary,
+A query heads, G key-value heads, S = A + 2G heads of q, k and v, D head dimension, T positions of a table.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -13,23 +16,75 @@ from torch import Tensor
 from draftwise.core import ModelShape
 from draftwise.engine.attention import PagedKV
 
-__all__ = ["Kernels"]
+if TYPE_CHECKING:
+    from draftwise.engine.models.rope import Rope
+
+__all__ = ["Kernels", "Rotations"]
+
+Rotations = tuple[Tensor, Tensor]
+"""What `Kernels.rotations` returns and `Kernels.rotate_and_store` reads, once a pass for all its layers."""
 
 
 class Kernels:
     """The operations of one model; this class runs anywhere and is what faster ones are checked against.
 
-    Attributes:
-        rotation_dtype: type in which `rotate_and_store` wants cosine and sine.
+    Tensors have contiguous rows, which need not follow each other where it says so.
     """
 
-    def __init__(self, shape: ModelShape, eps: float, dtype: torch.dtype) -> None:
-        self.shape, self.eps = shape, eps
+    rotation_dtype: torch.dtype
+    """Type of cosine and sine."""
+
+    def __init__(self, shape: ModelShape, rope: Rope, eps: float, dtype: torch.dtype) -> None:
+        self.shape, self.rope, self.eps = shape, rope, eps
         self.rotation_dtype = dtype
 
-    def add_norm(self, x_NH: Tensor, delta_NH: Tensor | None, weight_H: Tensor) -> tuple[Tensor, Tensor]:
-        """Return x + delta and its RMS norm; x itself when there is no delta."""
-        sum_NH = x_NH if delta_NH is None else x_NH + delta_NH
+    def embed(
+        self, tokens_N: Tensor, embedding_VH: Tensor, weight_H: Tensor, total_NH: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the embeddings of the tokens, put into `total_NH` where given, and their RMS norm."""
+        return self.add_norm(F.embedding(tokens_N, embedding_VH), None, weight_H, total_NH)
+
+    def embed_beside(
+        self,
+        tokens_N: Tensor,
+        embedding_VH: Tensor,
+        state_NH: Tensor,
+        norms: tuple[Tensor, Tensor] | None,
+        *,
+        state_first: bool = False,
+        positions_N: Tensor | None = None,
+    ) -> Tensor:
+        """Return embeddings and states beside each other, [N, 2H]: what drafting heads read.
+
+        Args:
+            tokens_N: int64 token ids.
+            embedding_VH: the table.
+            state_NH: a state for each token; its rows may lie apart.
+            norms: weights of the RMS norms over embedding and state; None: neither is normed.
+            state_first: whether the state is the left half.
+            positions_N: where given, the row at position 0 is told no token: its embedding is 0.
+        """
+        token_NH = F.embedding(tokens_N, embedding_VH)
+        if positions_N is not None:
+            token_NH = token_NH.masked_fill((positions_N == 0).unsqueeze(1), 0)
+        if norms is not None:
+            token_NH, state_NH = self.add_norm(token_NH, None, norms[0])[1], self.add_norm(state_NH, None, norms[1])[1]
+        return torch.cat((state_NH, token_NH) if state_first else (token_NH, state_NH), dim=-1)
+
+    def add(self, x_NH: Tensor, delta_NH: Tensor) -> Tensor:
+        """Return x + delta; the rows of x may lie apart."""
+        return x_NH + delta_NH
+
+    def add_norm(
+        self, x_NH: Tensor, delta_NH: Tensor | None, weight_H: Tensor, total_NH: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return x + delta (x itself when there is no delta), rounded to their type, and its RMS norm.
+
+        The rows of x may lie apart. So may those of `total_NH`: where given, the sum is put there.
+        """
+        sum_NH = x_NH if delta_NH is None else self.add(x_NH, delta_NH)
+        if total_NH is not None:
+            sum_NH = total_NH.copy_(sum_NH)
         return sum_NH, F.rms_norm(sum_NH, weight_H.shape, weight_H, self.eps)
 
     def silu_mul(self, gate_up_N2I: Tensor) -> Tensor:
@@ -37,11 +92,19 @@ class Kernels:
         gate_NI, up_NI = gate_up_N2I.chunk(2, dim=-1)
         return F.silu(gate_NI) * up_NI
 
+    def gated(self, gate_up: Callable[[Tensor], Tensor], x_NX: Tensor) -> Tensor:
+        """Return `silu_mul` of what the matrix product `gate_up` makes of x."""
+        return self.silu_mul(gate_up(x_NX))
+
+    def rotations(self, positions_N: Tensor) -> Rotations:
+        """Return what rotates the heads of rows at the given int64 positions: here cosine and sine, [N, D / 2] each."""
+        return self.rope.rotations(positions_N, self.rotation_dtype)
+
     def rotate_and_store(
         self,
         qkv_NSD: Tensor,
         norms: tuple[Tensor, Tensor] | None,
-        rotations: tuple[Tensor, Tensor],
+        rotations: Rotations,
         kv: PagedKV,
         layer: int,
         slots_N: Tensor,
@@ -49,15 +112,16 @@ class Kernels:
         """Norm (if the family does) and rotate q and k, store k and v, and return q_NAD.
 
         Args:
-            qkv_NSD: heads of q, k and v; its memory may be re-used for the result.
+            qkv_NSD: heads of q, k and v, where A may be 0; its rows may lie apart, and so may those of the result,
+                for which its memory may be re-used.
             norms: weights of the RMS norm over each head of q and of k.
-            rotations: cosine and sine, [N, D / 2] each.
-            kv: the pages.
+            rotations: those of the rows' positions.
+            kv: the pages; one-byte floats are rounded from the rows' type and saturate.
             layer: which layer's.
             slots_N: where each token goes.
         """
-        heads, groups = self.shape.num_heads, self.shape.num_kv_heads
-        q_NAD, k_NGD, v_NGD = qkv_NSD.split((heads, groups, groups), dim=1)
+        groups = self.shape.num_kv_heads
+        q_NAD, k_NGD, v_NGD = qkv_NSD.split((qkv_NSD.shape[1] - 2 * groups, groups, groups), dim=1)
         if norms is not None:
             q_NAD = F.rms_norm(q_NAD, norms[0].shape, norms[0], self.eps)
             k_NGD = F.rms_norm(k_NGD, norms[1].shape, norms[1], self.eps)
@@ -69,4 +133,4 @@ def _rotate(x_NAD: Tensor, cos_ND: Tensor, sin_ND: Tensor) -> Tensor:
     """Rotate the first half of each head against the second (the layout of Hugging Face checkpoints)."""
     cos_N1D, sin_N1D = cos_ND.unsqueeze(1), sin_ND.unsqueeze(1)
     left, right = x_NAD.chunk(2, dim=-1)
-    return torch.cat((left * cos_N1D - right * sin_N1D, right * cos_N1D + left * sin_N1D), dim=-1)
+    return torch.cat((left * cos_N1D - right * sin_N1D, right * cos_N1D + left * sin_N1D), dim=-1).to(x_NAD.dtype)

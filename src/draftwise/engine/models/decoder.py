@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from draftwise.core import ModelShape
 from draftwise.engine.attention import AttentionPlan, PagedKV, attend
-from draftwise.engine.kernels import Kernels, make_kernels
+from draftwise.engine.kernels import Kernels, Rotations, make_kernels
 from draftwise.engine.models.linear import Linear
 from draftwise.engine.models.rope import Rope
 
@@ -52,7 +51,7 @@ def decoder_layer(
     index: int,
     x_NH: Tensor,
     normed_NX: Tensor,
-    rotations: tuple[Tensor, Tensor],
+    rotations: Rotations,
     kv: PagedKV,
     plan: AttentionPlan,
 ) -> tuple[Tensor, Tensor]:
@@ -64,18 +63,17 @@ def decoder_layer(
         index: which layer of `kv` is its own.
         x_NH: the residual stream that enters.
         normed_NX: what attention reads: usually x after the input norm; X is the width of `layer.qkv`'s input.
-        rotations: cosine and sine of the rows' positions.
+        rotations: those of the rows' positions.
         kv: the pages.
         plan: where the rows go and what they look at.
 
     Returns:
         the residual stream after attention, and what the MLP adds to it.
     """
-    shape = kernels.shape
-    qkv_NSD = layer.qkv(normed_NX).view(len(x_NH), shape.num_heads + 2 * shape.num_kv_heads, shape.head_dim)
+    qkv_NSD = layer.qkv(normed_NX).unflatten(-1, (-1, kernels.shape.head_dim))
     q_NAD = kernels.rotate_and_store(qkv_NSD, layer.qk_norms, rotations, kv, index, plan.slots_N)
     x_NH, normed_NH = kernels.add_norm(x_NH, layer.o(attend(q_NAD, kv, index, plan)), layer.post_norm)
-    return x_NH, layer.down(kernels.silu_mul(layer.gate_up(normed_NH)))
+    return x_NH, layer.down(kernels.gated(layer.gate_up, normed_NH))
 
 
 class CausalLM:
@@ -88,9 +86,8 @@ class CausalLM:
 
     def __init__(self, config: dict[str, Any], shape: ModelShape, rope: Rope, weights: Weights) -> None:
         self.config, self.shape, self.weights = config, shape, weights
-        self._rope = rope
         eps = float(config.get("rms_norm_eps") or 1e-6)
-        self._kernels = make_kernels(shape, eps=eps, dtype=self.dtype, device=self.device)
+        self._kernels = make_kernels(shape, rope, eps=eps, dtype=self.dtype, device=self.device)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -103,7 +100,13 @@ class CausalLM:
         return self.weights.embedding_VH.device
 
     def forward(
-        self, tokens_N: Tensor, positions_N: Tensor, kv: PagedKV, plan: AttentionPlan, taps: tuple[int, ...] = ()
+        self,
+        tokens_N: Tensor,
+        positions_N: Tensor,
+        kv: PagedKV,
+        plan: AttentionPlan,
+        taps: tuple[int, ...] = (),
+        features_NF: Tensor | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
         """Run the step's tokens, all sequences after each other, and store their keys and values.
 
@@ -114,26 +117,35 @@ class CausalLM:
             plan: made by `plan_attention` for the same step.
             taps: i is the residual stream that enters layer i; the number of layers L is what the last one
                 leaves, before the final norm (EAGLE-3's numbering in vLLM); L + 1 is the same after it.
+            features_NF: where given, the tapped states are put there, beside each other: F = len(taps) * H.
 
         Returns:
             hidden_NH after the final norm, and the tapped hidden states in the order of `taps`.
         """
         kernels, weights, last = self._kernels, self.weights, self.shape.num_layers
-        rotations = self._rope.rotations(positions_N, kernels.rotation_dtype)
+        rotations = kernels.rotations(positions_N)
+        places = dict(zip(taps, features_NF.chunk(len(taps), dim=-1), strict=True)) if features_NF is not None else {}
         tapped: dict[int, Tensor] = {}
-        x_NH, delta_NH = F.embedding(tokens_N, weights.embedding_VH), None
+        x_NH, normed_NH = kernels.embed(tokens_N, weights.embedding_VH, _input_norm(weights.layers[0]), places.get(0))
+        delta_NH: Tensor | None = None
         for i, layer in enumerate(weights.layers):
-            assert layer.input_norm is not None
-            x_NH, normed_NH = kernels.add_norm(x_NH, delta_NH, layer.input_norm)
+            if i > 0:
+                x_NH, normed_NH = kernels.add_norm(x_NH, delta_NH, _input_norm(layer), places.get(i))
             if i in taps:
                 tapped[i] = x_NH
             x_NH, delta_NH = decoder_layer(kernels, layer, i, x_NH, normed_NH, rotations, kv, plan)
-        tapped[last], tapped[last + 1] = kernels.add_norm(x_NH, delta_NH, weights.norm)
+        tapped[last], tapped[last + 1] = kernels.add_norm(x_NH, delta_NH, weights.norm, places.get(last))
+        if last + 1 in places:
+            places[last + 1].copy_(tapped[last + 1])
         return tapped[last + 1], [tapped[i] for i in taps]
 
     __call__ = forward
 
     def logits(self, hidden_RH: Tensor) -> Tensor:
-        """Return logits_RV in float32 (float64 for a float64 model) of hidden states after the final norm."""
-        logits_RV = self.weights.head(hidden_RH)
-        return logits_RV if self.dtype == torch.float64 else logits_RV.float()
+        """Return logits_RV, in the model's dtype, of hidden states after the final norm."""
+        return self.weights.head(hidden_RH)
+
+
+def _input_norm(layer: Layer) -> Tensor:
+    assert layer.input_norm is not None, "a model's layers norm their input themselves"
+    return layer.input_norm

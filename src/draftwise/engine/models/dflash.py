@@ -8,13 +8,11 @@ G key-value heads, D head dimension, S = 2G, V the target's vocabulary, U tokens
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from draftwise.core import InvalidSetup, ModelShape
@@ -104,20 +102,17 @@ class DFlash(DraftHead):
     def __init__(self, settings: Settings, shape: ModelShape, vocabulary: Vocabulary, network: _Network) -> None:
         super().__init__(settings.taps, shape, vocabulary)
         self.settings, self._network = settings, network
-        self._kernels = make_kernels(shape, eps=network.eps, dtype=self.dtype, device=self.device)
-        # Context asks nothing: it has keys and values but no query heads.
-        no_queries = dataclasses.replace(shape, num_heads=0)
-        self._context_kernels = make_kernels(no_queries, eps=network.eps, dtype=self.dtype, device=self.device)
+        self._kernels = make_kernels(shape, network.rope, eps=network.eps, dtype=self.dtype, device=self.device)
 
     def store_context(self, features_NF: Tensor, positions_N: Tensor, kv: PagedKV, slots_N: Tensor) -> None:
         """Store each layer's keys and values of the target's states at the given positions."""
-        network, kernels, shape = self._network, self._context_kernels, self.kv_shape
+        network, kernels, shape = self._network, self._kernels, self.kv_shape
         _, context_NH = kernels.add_norm(network.fc(features_NF), None, network.hidden_norm)
-        rotations = network.rope.rotations(positions_N, kernels.rotation_dtype)
+        rotations = kernels.rotations(positions_N)
         sizes = (len(positions_N), shape.num_layers, 2 * shape.num_kv_heads, shape.head_dim)
         kv_NLSD = network.context_kv(context_NH).view(sizes)
         for i, layer in enumerate(network.layers):
-            kernels.rotate_and_store(kv_NLSD[:, i].contiguous(), layer.qk_norms, rotations, kv, i, slots_N)
+            kernels.rotate_and_store(kv_NLSD[:, i], layer.qk_norms, rotations, kv, i, slots_N)
 
     def forward(
         self, tokens_N: Tensor, positions_N: Tensor, kv: PagedKV, plans: Mapping[bool, AttentionPlan]
@@ -131,11 +126,14 @@ class DFlash(DraftHead):
             plans: for causal layers and for others.
         """
         network, kernels = self._network, self._kernels
-        rotations = network.rope.rotations(positions_N, kernels.rotation_dtype)
-        x_NH, delta_NH = F.embedding(tokens_N, self._embedding_VH), None
+        rotations = kernels.rotations(positions_N)
+        delta_NH: Tensor | None = None
         for i, (layer, causal) in enumerate(zip(network.layers, self.settings.causal_layers, strict=True)):
             assert layer.input_norm is not None
-            x_NH, normed_NH = kernels.add_norm(x_NH, delta_NH, layer.input_norm)
+            if delta_NH is None:
+                x_NH, normed_NH = kernels.embed(tokens_N, self._embedding_VH, layer.input_norm)
+            else:
+                x_NH, normed_NH = kernels.add_norm(x_NH, delta_NH, layer.input_norm)
             x_NH, delta_NH = decoder_layer(kernels, layer, i, x_NH, normed_NH, rotations, kv, plans[causal])
         return kernels.add_norm(x_NH, delta_NH, network.norm)[1]
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from draftwise.core import ModelShape
 from draftwise.engine.attention import AttentionPlan, PagedKV
-from draftwise.engine.kernels import make_kernels
+from draftwise.engine.kernels import Kernels, make_kernels
 from draftwise.engine.models.decoder import Layer, decoder_layer
 from draftwise.engine.models.linear import Linear
 from draftwise.engine.models.mask import Mask
@@ -23,15 +23,15 @@ __all__ = ["DraftHead", "DraftLayers", "Vocabulary"]
 
 
 class DraftLayers:
-    """Decoder layers over pages of their own, at the target's positions."""
+    """Decoder layers over pages of their own, at the target's positions.
+
+    Attributes:
+        kernels: those of the layers, for what a head does around them.
+    """
 
     def __init__(self, shape: ModelShape, layers: tuple[Layer, ...], rope: Rope, eps: float, like: Tensor) -> None:
-        self._layers, self._rope = layers, rope
-        self._kernels = make_kernels(shape, eps=eps, dtype=like.dtype, device=like.device)
-
-    def norm(self, x_NH: Tensor, weight_H: Tensor, delta_NH: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return x + delta and its RMS norm."""
-        return self._kernels.add_norm(x_NH, delta_NH, weight_H)
+        self._layers = layers
+        self.kernels: Kernels = make_kernels(shape, rope, eps=eps, dtype=like.dtype, device=like.device)
 
     def forward(
         self, x_NH: Tensor, normed_NX: Tensor, positions_N: Tensor, kv: PagedKV, plan: AttentionPlan
@@ -48,13 +48,13 @@ class DraftLayers:
         Returns:
             the residual stream after the last attention, and what the last MLP adds to it.
         """
-        rotations = self._rope.rotations(positions_N, self._kernels.rotation_dtype)
+        rotations = self.kernels.rotations(positions_N)
         delta_NH: Tensor | None = None
         for i, layer in enumerate(self._layers):
             if delta_NH is not None:
                 assert layer.input_norm is not None
-                x_NH, normed_NX = self.norm(x_NH, layer.input_norm, delta_NH)
-            x_NH, delta_NH = decoder_layer(self._kernels, layer, i, x_NH, normed_NX, rotations, kv, plan)
+                x_NH, normed_NX = self.kernels.add_norm(x_NH, delta_NH, layer.input_norm)
+            x_NH, delta_NH = decoder_layer(self.kernels, layer, i, x_NH, normed_NX, rotations, kv, plan)
         assert delta_NH is not None, "a head has a layer"
         return x_NH, delta_NH
 
@@ -107,7 +107,6 @@ class DraftHead:
         return features_NF
 
     def logits(self, hidden_RH: Tensor) -> Tensor:
-        """Return logits_RU in float32 (float64 for a float64 head)."""
+        """Return logits_RU in the head's dtype."""
         logits_RU = self._head(hidden_RH)
-        logits_RU = logits_RU if self.dtype == torch.float64 else logits_RU.float()
         return logits_RU if self._logit_scale == 1.0 else logits_RU * self._logit_scale

@@ -39,7 +39,7 @@ class DraftNetwork(Protocol):
         """Where it runs."""
 
     def logits(self, hidden_RH: Tensor) -> Tensor:
-        """Return logits_RU in float32 (float64 for a float64 network)."""
+        """Return logits_RU in the dtype of the network's head."""
 
 
 class Drafter(DraftNetwork, Protocol):

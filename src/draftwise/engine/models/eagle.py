@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from draftwise.core import ModelShape
@@ -43,10 +41,10 @@ class EagleDrafter(DraftHead):
     ) -> tuple[Tensor, Tensor]:
         """Run rows of (token, state before it); see `Drafter.forward`."""
         assert carry_NH is not None
-        embedded_NH = F.embedding(tokens_N, self._embedding_VH)
-        x_NH = self._fc(torch.cat((embedded_NH, carry_NH), dim=-1))
+        kernels = self._layers.kernels
+        x_NH = self._fc(kernels.embed_beside(tokens_N, self._embedding_VH, carry_NH, None))
         x_NH, delta_NH = self._layers.forward(x_NH, x_NH, positions_N, kv, plan)
-        hidden_NH = x_NH + delta_NH
+        hidden_NH = kernels.add(x_NH, delta_NH)
         return hidden_NH, hidden_NH
 
 

@@ -105,12 +105,11 @@ class Eagle3Drafter(DraftHead):
         """Run rows of (token, state before it); see `Drafter.forward`."""
         assert carry_NH is not None
         network, layers = self._network, self._network.layers
-        _, embedded_NH = layers.norm(F.embedding(tokens_N, self._embedding_VH), network.embedding_norm)
-        _, normed_NH = layers.norm(carry_NH, network.hidden_norm)
-        x_NH = normed_NH if network.norm_before_residual else carry_NH
-        both_NX = torch.cat((embedded_NH, normed_NH), dim=-1)
+        norms = network.embedding_norm, network.hidden_norm
+        both_NX = layers.kernels.embed_beside(tokens_N, self._embedding_VH, carry_NH, norms)
+        x_NH = both_NX.chunk(2, dim=-1)[1] if network.norm_before_residual else carry_NH
         x_NH, delta_NH = layers.forward(x_NH, both_NX, positions_N, kv, plan)
-        x_NH, hidden_NH = layers.norm(x_NH, network.norm, delta_NH)
+        x_NH, hidden_NH = layers.kernels.add_norm(x_NH, delta_NH, network.norm)
         return hidden_NH, hidden_NH if network.norm_output else x_NH
 
 

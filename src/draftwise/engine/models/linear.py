@@ -1,4 +1,7 @@
-"""Matrix products with a model's weights, in the layout that is fastest for the device."""
+"""Matrix products with a model's weights, in the layout that is fastest for the device.
+
+Shape letters: R rows, O outputs, I outputs of a gated pair, K inputs, T counters of a product's programs.
+"""
 
 from __future__ import annotations
 
@@ -8,29 +11,89 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["Linear", "make_linear"]
+__all__ = ["CudaLinear", "Linear", "make_linear", "quantise"]
 
 Linear = Callable[[Tensor], Tensor]
 """[R, in] -> [R, out]."""
 
+_LARGEST = 448.0
+"""The largest value of float8_e4m3fn."""
 
-def make_linear(weight: Tensor, bias: Tensor | None = None, *, pack: bool = True) -> Linear:
-    """Return x -> x @ weight.T + bias for a weight [out, in].
+
+def make_linear(
+    weight_OK: Tensor, bias_O: Tensor | None = None, *, pack: bool = True, quantization: str | None = None
+) -> Linear:
+    """Return x -> x @ weight.T + bias.
 
     On the CPU the weight is copied once into oneDNN's blocked layout, where a row's result has the same bits for
     any number of rows in float32, and for up to 32 in bfloat16; torch's plain product, which copies bfloat16 weights
     in every call, takes half as long again. `pack=False` prevents the copy.
+
+    Args:
+        weight_OK: in the model's type.
+        bias_O: the same type.
+        pack: whether the weight may be copied.
+        quantization: `fp8`: the weights are rounded to float8_e4m3fn, with a scale for each output; a device without
+            such products computes with the rounded weights in the model's type.
     """
-    if not pack or not _can_pack(weight):
-        return lambda x: F.linear(x, weight, bias)
-    packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)
+    scale_O = None
+    if quantization == "fp8":
+        dtype = weight_OK.dtype
+        weight_OK, scale_O = quantise(weight_OK)
+        if not _multiplies_fp8(weight_OK.device) or dtype.itemsize != 2:
+            weight_OK, scale_O = (weight_OK.to(torch.float32) * scale_O.unsqueeze(1)).to(dtype), None
+    if weight_OK.is_cuda:
+        return CudaLinear(weight_OK, bias_O, scale_O)
+    if not pack or not _can_pack(weight_OK):
+        return lambda x: F.linear(x, weight_OK, bias_O)
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight_OK, None)
     product = torch.ops.mkldnn._linear_pointwise.default
-    return lambda x: product(x, packed, bias, "none", [], "")
+    return lambda x: product(x, packed, bias_O, "none", [], "")
 
 
-def _can_pack(weight: Tensor) -> bool:
-    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
+def quantise(weight_OK: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the weights as float8_e4m3fn and the float32 scale of each output, its largest absolute weight / 448."""
+    largest_O = weight_OK.abs().amax(dim=1).to(torch.float32)
+    scale_O = torch.where(largest_O > 0, largest_O / _LARGEST, 1.0)
+    scaled_OK = weight_OK.to(torch.float32) / scale_O.unsqueeze(1)
+    return scaled_OK.clamp_(-_LARGEST, _LARGEST).to(torch.float8_e4m3fn), scale_O
+
+
+class CudaLinear:
+    """A product on a GPU: kernels of our own for few rows, cuBLAS for many.
+
+    Attributes:
+        weight: [out, in]; gate above up in a gated pair.
+        bias: [out] or None.
+        scale: float32 [out] of float8_e4m3fn weights, or None.
+    """
+
+    def __init__(self, weight_OK: Tensor, bias_O: Tensor | None = None, scale_O: Tensor | None = None) -> None:
+        from draftwise.engine.kernels.cuda import layer, matmul  # Triton is there only where a GPU is
+
+        self.weight, self.bias, self.scale = weight_OK, bias_O, scale_O
+        self._code, self._silu_mul = matmul, layer.silu_mul
+        num_arrivals = matmul.num_arrivals(len(weight_OK))
+        self._arrivals_T = torch.zeros(num_arrivals, dtype=torch.int32, device=weight_OK.device)
+
+    def __call__(self, x_RK: Tensor) -> Tensor:
+        """Return x @ weight.T + bias, [R, out]."""
+        return self._code.matmul(x_RK, self.weight, self.bias, scale_O=self.scale, arrivals_T=self._arrivals_T)
+
+    def gated(self, x_RK: Tensor) -> Tensor:
+        """Return silu(gate) * up of the two halves of the product, [R, out / 2]."""
+        if self.bias is not None:
+            return self._silu_mul(self(x_RK))
+        return self._code.gated_matmul(x_RK, self.weight, scale_2I=self.scale)
+
+
+def _multiplies_fp8(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
+
+
+def _can_pack(weight_OK: Tensor) -> bool:
+    if weight_OK.device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return False
-    if weight.dtype == torch.bfloat16:
+    if weight_OK.dtype == torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    return weight.dtype == torch.float32
+    return weight_OK.dtype == torch.float32

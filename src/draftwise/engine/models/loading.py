@@ -25,19 +25,28 @@ _MOST_DUPLICATED = 64 * 2**20
 """Bytes of a tied embedding that may be held a second time, in the layout that makes the head fast."""
 
 
-def load_model(path: str | Path, *, dtype: str | torch.dtype = "auto", device: str | torch.device = "auto") -> CausalLM:
+def load_model(
+    path: str | Path,
+    *,
+    dtype: str | torch.dtype = "auto",
+    device: str | torch.device = "auto",
+    load_format: str = "auto",
+    quantization: str | None = None,
+) -> CausalLM:
     """Return the model of a Hugging Face checkpoint directory.
 
     Args:
         path: directory with config.json and safetensors, single or sharded.
         dtype: `auto` is the checkpoint's own; else bfloat16, float16, float32 or float64.
         device: `auto` is CUDA when there is one, else the CPU.
+        load_format: `auto` reads the weights, `dummy` makes random ones.
+        quantization: `fp8` quantises the matrices of the layers while loading, one scale an output channel.
 
     Raises:
         InvalidSetup: the checkpoint is no dense Llama, Mistral, Qwen2 or Qwen3, is incomplete, or the
             dtype or device cannot be had.
     """
-    checkpoint = Checkpoint(path)
+    checkpoint = Checkpoint(path, dummy=load_format == "dummy")
     config, where = checkpoint.config, str(Path(path) / "config.json")
     family = get_family(config, where=where)
     if config.get("quantization_config"):
@@ -51,7 +60,9 @@ def load_model(path: str | Path, *, dtype: str | torch.dtype = "auto", device: s
     rope = Rope.from_hf_config(config, shape, where=where)
     limit = min(rope.context_limit, _window(config, family) or rope.context_limit)
     shape = dataclasses.replace(shape, max_position_embeddings=limit)
-    reader = WeightReader(checkpoint, shape, family, _resolve_dtype(dtype, config), _resolve_device(device))
+    reader = WeightReader(
+        checkpoint, shape, family, _resolve_dtype(dtype, config), _resolve_device(device), quantization=quantization
+    )
     weights = _read_weights(reader, shape)
     checkpoint.check_complete()
     rope = dataclasses.replace(rope, frequencies_D=rope.frequencies_D.to(reader.device))
@@ -118,9 +129,17 @@ class WeightReader:
     """
 
     def __init__(
-        self, checkpoint: Checkpoint, shape: ModelShape, family: Family, dtype: torch.dtype, device: torch.device
+        self,
+        checkpoint: Checkpoint,
+        shape: ModelShape,
+        family: Family,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        quantization: str | None = None,
     ) -> None:
         self._checkpoint, self._shape = checkpoint, shape
+        self._quantization = quantization
         self.dtype, self.device = dtype, device
         follows_config = family.qkv_bias is None
         attention_bias = bool(checkpoint.config.get("attention_bias", False))
@@ -139,27 +158,37 @@ class WeightReader:
         """
         shape, attention, mlp = self._shape, prefix + "self_attn.", prefix + "mlp."
         hidden, inner = shape.hidden_size, shape.intermediate_size
+        width = num_in or hidden
         q_size, kv_size = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-        qkv = ["q_proj", "k_proj", "v_proj"]
+        qkv, gate_up, how = ["q_proj", "k_proj", "v_proj"], ["gate_proj", "up_proj"], self._quantization
         return Layer(
             input_norm=self.vector(prefix + "input_layernorm.weight", hidden) if input_norm else None,
-            qkv=self.linear(attention, qkv, [q_size, kv_size, kv_size], num_in or hidden, bias=self._qkv_bias),
+            qkv=self.linear(attention, qkv, [q_size, kv_size, kv_size], width, bias=self._qkv_bias, quantization=how),
             qk_norms=self._qk_norms(attention) if self._qk_norm else None,
-            o=self.linear(attention, ["o_proj"], [hidden], q_size, bias=self._o_bias),
+            o=self.linear(attention, ["o_proj"], [hidden], q_size, bias=self._o_bias, quantization=how),
             post_norm=self.vector(prefix + "post_attention_layernorm.weight", hidden),
-            gate_up=self.linear(mlp, ["gate_proj", "up_proj"], [inner, inner], hidden, bias=self._mlp_bias),
-            down=self.linear(mlp, ["down_proj"], [hidden], inner, bias=self._mlp_bias),
+            gate_up=self.linear(mlp, gate_up, [inner, inner], hidden, bias=self._mlp_bias, quantization=how),
+            down=self.linear(mlp, ["down_proj"], [hidden], inner, bias=self._mlp_bias, quantization=how),
         )
 
     def _qk_norms(self, attention: str) -> tuple[Tensor, Tensor]:
         size = self._shape.head_dim
         return self.vector(attention + "q_norm.weight", size), self.vector(attention + "k_norm.weight", size)
 
-    def linear(self, prefix: str, names: list[str], sizes: list[int], num_in: int, *, bias: bool = False) -> Linear:
+    def linear(
+        self,
+        prefix: str,
+        names: list[str],
+        sizes: list[int],
+        num_in: int,
+        *,
+        bias: bool = False,
+        quantization: str | None = None,
+    ) -> Linear:
         """Return one product with the matrices [size, num_in] of these names below each other."""
         weight = self.fused([f"{prefix}{name}.weight" for name in names], sizes, num_in)
         biases = self.fused([f"{prefix}{name}.bias" for name in names], sizes) if bias else None
-        return make_linear(weight, biases)
+        return make_linear(weight, biases, quantization=quantization)
 
     def vector(self, name: str, size: int) -> Tensor:
         """Return the tensor `name` [size]."""

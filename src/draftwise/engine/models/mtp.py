@@ -9,8 +9,6 @@ import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from draftwise.core import InvalidSetup, ModelShape
@@ -65,15 +63,15 @@ class MtpDrafter(DraftHead):
     ) -> tuple[Tensor, Tensor]:
         """Run rows of (token, state before it); see `Drafter.forward`."""
         assert carry_NH is not None
-        module, layers = self._module, self._module.layers
+        module, kernels = self._module, self._module.layers.kernels
+        norms = module.token_norm, module.hidden_norm
         # The row at position 0 is trained without its token.
-        embedded_NH = F.embedding(tokens_N, self._embedding_VH).masked_fill((positions_N == 0).unsqueeze(1), 0)
-        _, embedded_NH = layers.norm(embedded_NH, module.token_norm)
-        _, state_NH = layers.norm(carry_NH, module.hidden_norm)
-        x_NH = module.input_proj(torch.cat((state_NH, embedded_NH), dim=-1))
-        x_NH, normed_NH = layers.norm(x_NH, module.input_norm)
-        x_NH, delta_NH = layers.forward(x_NH, normed_NH, positions_N, kv, plan)
-        _, hidden_NH = layers.norm(x_NH, module.final_norm, delta_NH)
+        both_NX = kernels.embed_beside(
+            tokens_N, self._embedding_VH, carry_NH, norms, state_first=True, positions_N=positions_N
+        )
+        x_NH, normed_NH = kernels.add_norm(module.input_proj(both_NX), None, module.input_norm)
+        x_NH, delta_NH = module.layers.forward(x_NH, normed_NH, positions_N, kv, plan)
+        _, hidden_NH = kernels.add_norm(x_NH, delta_NH, module.final_norm)
         return hidden_NH, hidden_NH
 
 

@@ -59,6 +59,14 @@ class Rope:
             ) from None
         return cls(frequencies_D=frequencies_D, attention_scale=scale, context_limit=limit)
 
+    def table(self) -> Tensor:
+        """Return cosines and, behind them, sines of all positions up to the limit: float32, [context_limit + 1, D].
+
+        It is made where the frequencies are, from which a position's rotation differs in no bit.
+        """
+        positions_T = torch.arange(self.context_limit + 1, device=self.frequencies_D.device)
+        return torch.cat(self.rotations(positions_T, torch.float32), dim=-1)
+
     def rotations(self, positions_N: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return cosine and sine, each [N, head_dim / 2], for the given positions."""
         angles_ND = positions_N.float().unsqueeze(1) * self.frequencies_D

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 __all__ = ["Confirmed", "Draft", "Proposer", "make_proposer"]
 
 
-def _ngram(spec: ResolvedSpec, config: EngineConfig, _target: CausalLM) -> Proposer:
+def _ngram(spec: ResolvedSpec, config: EngineConfig, target: CausalLM) -> Proposer:
+    """On a GPU it is `ngram_gpu` too: both draft the same, and the host would have to wait for each step's tokens."""
+    if target.device.type == "cuda":
+        return _ngram_gpu(spec, config, target)
     from draftwise.engine.proposers.ngram import NgramProposer
 
     return NgramProposer(**_lookup(spec, config))
@@ -55,10 +58,15 @@ def _draft_model(spec: ResolvedSpec, config: EngineConfig, target: CausalLM) -> 
     from draftwise.engine.proposers.draft_model import DraftModel
 
     path = _drafter(spec, config)
-    findings = check_same_tokenizer(config.model, path)
+    findings = [] if config.skip_tokenizer_init else check_same_tokenizer(config.model, path)
     if findings:
         raise InvalidSetup(findings)
-    return _chain(DraftModel(load_model(path, dtype=target.dtype, device=target.device)), spec, config, target)
+    return _chain(
+        DraftModel(load_model(path, dtype=target.dtype, device=target.device, load_format=config.load_format)),
+        spec,
+        config,
+        target,
+    )
 
 
 def _eagle(spec: ResolvedSpec, config: EngineConfig, target: CausalLM) -> Proposer:
@@ -123,10 +131,10 @@ def _dflash(spec: ResolvedSpec, config: EngineConfig, target: CausalLM) -> Propo
     )
 
 
-def _extract_hidden_states(spec: ResolvedSpec, config: EngineConfig, target: CausalLM) -> Proposer:
+def _extract_hidden_states(spec: ResolvedSpec, config: EngineConfig, _target: CausalLM) -> Proposer:
     from draftwise.engine.proposers.extract_hidden_states import ExtractHiddenStatesProposer
 
-    return ExtractHiddenStatesProposer(taps=spec.layer_ids, folder=config.hidden_states_folder, device=target.device)
+    return ExtractHiddenStatesProposer(taps=spec.layer_ids, folder=config.hidden_states_folder)
 
 
 def _drafter(spec: ResolvedSpec, config: EngineConfig) -> str:

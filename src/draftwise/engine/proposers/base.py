@@ -1,7 +1,6 @@
 """The one signature of every drafting method.
 
-Shape letters: B sequences, N new tokens (padded in BN, all after each other in NF), K draft tokens (padded),
-F features of a token, V vocabulary.
+Shape letters: B sequences, N rows of new tokens, K draft tokens (padded), P pages, F features of a token, V vocabulary.
 """
 
 from __future__ import annotations
@@ -13,6 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from draftwise.engine.spans import Spans
+
 __all__ = ["Confirmed", "Draft", "Proposer"]
 
 
@@ -20,45 +21,48 @@ __all__ = ["Confirmed", "Draft", "Proposer"]
 class Confirmed:
     """What the target has just made final, for B sequences.
 
-    A sequence's first `Confirmed` brings its prompt, perhaps in chunks, and its first sampled token;
-    each later one brings the tokens emitted by one step. Nothing in it is ever taken back.
+    A sequence's first `Confirmed` brings its prompt, perhaps in chunks; each later one brings the tokens emitted by
+    one step. Nothing in it is ever taken back.
 
     A proposer that taps hidden states is told one of them for every token: the states at the token *before* it, from
     which the target predicted it (EAGLE's pairing). So its first `Confirmed` starts at the second computed token.
+
+    All tensors are on the engine's device, where a proposer must not wait for their values: on a GPU the call is
+    captured as a CUDA graph. Only a proposer that is `on_host` may look, and gets tensors of the CPU.
     """
 
-    slots: tuple[int, ...]
-    """[B] state row of each sequence: its own from the first `Confirmed` until `release(slot)`."""
-    tokens_BN: Tensor
-    """int64, on the engine's device; row b holds `lengths_B[b]` tokens, then padding."""
-    lengths_B: Tensor
-    """int64, on the engine's device; at least 1."""
-    num_prompt: tuple[int, ...]
-    """[B] how many tokens of each sequence (counted from its start) are its prompt."""
-    starts: tuple[int, ...] = ()
-    """[B] position of each sequence's first new token."""
-    histories: tuple[Sequence[int], ...] = ()
-    """[B] all final tokens of each sequence, from position 0: the engine's own lists, to be looked at in this call."""
-    limits: tuple[int, ...] = ()
-    """[B] guesses wanted of each sequence at most: 0 while its prompt is being computed, fewer than k near its end."""
-    pages: tuple[Sequence[int], ...] = ()
-    """[B] pages that each sequence holds, in order; they have room for its tokens and `limits[b]` more."""
+    slots_B: Tensor
+    """int64, state row of each sequence: its own from the first `Confirmed` until `release(slot)`."""
+    spans: Spans
+    """Positions of the new tokens, at least one for each sequence."""
+    tokens_N: Tensor
+    """int64, a row for each new token, as `spans` lays them out."""
+    num_prompt_B: Tensor
+    """int64, how many tokens of each sequence (counted from its start) are its prompt."""
+    limits_B: Tensor
+    """int64, guesses wanted of each sequence at most: 0 while its prompt is being computed, fewer than k near its
+    end."""
+    page_table_BP: Tensor
+    """int32, pages that each sequence holds, with room for its tokens and `limits_B` more; see `plan_attention`."""
     features_NF: Tensor | None = None
-    """The tapped states beside each other, a row for each new token, sequence after sequence without padding."""
-    temperature: tuple[float, ...] = ()
-    """[B] sampling temperature; 0 is greedy. Only probabilistic drafting looks at it."""
-    seeds: tuple[int, ...] = ()
-    """[B] seed of each sequence's random stream. Only probabilistic drafting looks at it."""
+    """The tapped states beside each other, a row for each new token."""
+    temperature_B: Tensor
+    """float32, sampling temperature; 0 is greedy. Only probabilistic drafting looks at it."""
+    seeds_B: Tensor
+    """int64, seed of each sequence's random stream. Only probabilistic drafting looks at it."""
+    histories: tuple[Sequence[int], ...] = ()
+    """[B] all final tokens of each sequence: the engine's own lists, for a proposer that is `on_host`."""
+
+    @property
+    def num_output_B(self) -> Tensor:
+        """int64, how many tokens each sequence has put out."""
+        return self.spans.starts_B + self.spans.lengths_B - self.num_prompt_B
 
     def to_lists(self) -> list[list[int]]:
-        """Return the tokens on the host, unpadded (synchronises with the device)."""
-        lengths = self.lengths_B.tolist()
-        return [row[:length] for row, length in zip(self.tokens_BN.tolist(), lengths, strict=True)]
-
-    def count_output(self) -> list[int]:
-        """Return how many tokens each sequence has put out (synchronises with the device)."""
-        ends = zip(self.starts, self.lengths_B.tolist(), self.num_prompt, strict=True)
-        return [start + length - num_prompt for start, length, num_prompt in ends]
+        """Return the tokens of each sequence; only for a proposer that is `on_host`."""
+        assert self.spans.host is not None
+        tokens = iter(self.tokens_N.tolist())
+        return [[next(tokens) for _ in range(length)] for _, length in self.spans.host]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +115,8 @@ class Proposer(ABC):
     """Whether it must be told all tokens of a sequence from position 0, also those that prefix caching spares."""
     needs_every_state: bool = False
     """Whether it must be told the states of all tokens, so that no prefix may be spared."""
+    on_host: bool = False
+    """Whether it looks at values; on a GPU it then waits for each step's tokens, and is no part of the CUDA graph."""
     needs_ending: bool = False
     """Whether it must be told a sequence's last tokens too, after which there is nothing to guess."""
 
@@ -121,8 +127,8 @@ class Proposer(ABC):
     def propose(self, new: Confirmed, k: int) -> Draft:
         """Take in `new` and return up to k guesses for each of its B sequences, in its order.
 
-        With k = 0 the proposer takes the tokens in and returns an empty draft. Guesses beyond `new.limits` are
-        dropped by the engine; a proposer may save itself the work.
+        With k = 0 the proposer takes the tokens in and returns an empty draft. A draft is never longer than
+        `new.limits_B`.
         """
 
     @abstractmethod

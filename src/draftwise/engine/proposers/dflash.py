@@ -1,23 +1,23 @@
 """A block-parallel drafter fills in all guesses in one pass (DFlash, arXiv 2602.06036).
 
-Shape letters: N rows of a pass, R guesses of all sequences, F features of a token, H hidden size, U tokens that the
-drafter can name.
+Shape letters: B sequences, N rows of a pass, R guesses of all sequences, H hidden size, U tokens that the drafter can
+name.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from draftwise.core import InvalidSetup
-from draftwise.engine.attention import plan_attention
 from draftwise.engine.models import CausalLM
 from draftwise.engine.models.dflash import DFlash, load_dflash
 from draftwise.engine.proposers.base import Confirmed, Draft
-from draftwise.engine.proposers.paged import Guesses, PagedProposer, to_device
+from draftwise.engine.proposers.paged import PagedProposer
+from draftwise.engine.spans import Spans
 
 __all__ = ["DFlashProposer"]
 
@@ -32,14 +32,13 @@ class DFlashProposer(PagedProposer):
 
     Args:
         network: the drafter.
-        probabilistic: draw guesses at the request's temperature and return what they were drawn from (vLLM's
-            draft_sample_method `probabilistic`), instead of taking the likeliest. Guesses of a block are drawn
-            independently of each other.
+        max_model_len: see `PagedProposer`.
+        probabilistic: likewise. Guesses of a block are drawn independently of each other.
     """
 
-    def __init__(self, network: DFlash, *, probabilistic: bool = False) -> None:
-        super().__init__(network)
-        self._network, self._probabilistic = network, probabilistic
+    def __init__(self, network: DFlash, *, max_model_len: int, probabilistic: bool = False) -> None:
+        super().__init__(network, probabilistic=probabilistic, max_model_len=max_model_len)
+        self._drafter = network
 
     @classmethod
     def load(
@@ -73,57 +72,28 @@ class DFlashProposer(PagedProposer):
                 where=str(Path(path) / "config.json"),
                 fix=f"Set num_speculative_tokens to {block_size - 1} or less.",
             )
-        return cls(network, probabilistic=probabilistic)
+        return cls(network, max_model_len=max_model_len, probabilistic=probabilistic)
 
     @torch.inference_mode()
     def propose(self, new: Confirmed, k: int) -> Draft:
         """Store the context of `new`; draft up to k tokens for each sequence that wants some."""
-        rows = new.to_lists()
-        self._store_context(new, [len(row) for row in rows])
-        counts = [min(limit, k) for limit in new.limits]
-        drafting = [b for b, count in enumerate(counts) if count > 0]
-        if not drafting:
-            return Draft.empty(len(rows), k, device=self._network.device)
-        guesses = Guesses(new, counts, k, self._network, probabilistic=self._probabilistic)
-        guesses.add_all(self._guess(new, rows, counts, drafting))
+        assert new.features_NF is not None
+        # The states beside a token are those of the position before it.
+        context = self._plan(new, new.spans.shift(-1))
+        self._drafter.store_context(new.features_NF, context.positions_N, self._kv, context.slots_N)
+        counts_B = new.limits_B.clamp(0, k)
+        guesses = self._begin(new, counts_B, k)
+        if guesses.num_steps > 0:
+            guesses.add_all(self._guess(new, counts_B, guesses.num_steps))
         return guesses.to_draft()
 
-    def _store_context(self, new: Confirmed, lengths: list[int]) -> None:
-        """Store the states beside each sequence's new tokens, which are those of the positions one before them."""
-        assert new.features_NF is not None
-        size, device = self._kv.block_size, self._network.device
-        places = [np.arange(start - 1, start - 1 + length) for start, length in zip(new.starts, lengths, strict=True)]
-        slots = [
-            np.array(pages, dtype=np.int64)[place // size] * size + place % size
-            for pages, place in zip(new.pages, places, strict=True)
-        ]
-        positions_N, slots_N = (torch.from_numpy(np.concatenate(parts)).to(device) for parts in (places, slots))
-        self._network.store_context(new.features_NF, positions_N, self._kv, slots_N)
-
-    def _guess(self, new: Confirmed, rows: list[list[int]], counts: list[int], drafting: list[int]) -> Tensor:
-        """Return logits_RU of the masks of all drafting sequences."""
-        mask, device = self._network.settings.mask_token_id, self._network.device
-        tokens: list[int] = []
-        positions: list[int] = []
-        masks: list[int] = []
-        ends: list[int] = []
-        for b in drafting:
-            last = new.starts[b] + len(rows[b]) - 1
-            masks += range(len(tokens) + 1, len(tokens) + 1 + counts[b])
-            tokens += [rows[b][-1], *[mask] * counts[b]]
-            ends.append(last + counts[b] + 1)
-            positions += range(last, ends[-1])
-        plans = {
-            causal: plan_attention(
-                query_lens=[counts[b] + 1 for b in drafting],
-                context_lens=ends,
-                page_tables=[new.pages[b] for b in drafting],
-                block_size=self._kv.block_size,
-                device=device,
-                causal=causal,
-            )
-            for causal in set(self._network.settings.causal_layers)
-        }
-        tokens_N, positions_N, masks_R = (to_device(values, device) for values in (tokens, positions, masks))
-        hidden_NH = self._network.forward(tokens_N, positions_N, self._kv, plans)
-        return self._network.logits(hidden_NH[masks_R])
+    def _guess(self, new: Confirmed, counts_B: Tensor, num_steps: int) -> Tensor:
+        """Return logits_RU of the masks of all sequences; those behind a shorter block are another mask's."""
+        spans, settings = new.spans, self._drafter.settings
+        blocks = Spans.on(spans.starts_B + spans.lengths_B - 1, counts_B + 1, num_steps + 1)
+        last_B1 = new.tokens_N[spans.last_row_B].unsqueeze(1)
+        tokens_N = blocks.pack(F.pad(last_B1, (0, num_steps), value=settings.mask_token_id))
+        plans = {causal: self._plan(new, blocks, causal=causal) for causal in sorted(set(settings.causal_layers))}
+        positions_N = plans[settings.causal_layers[0]].positions_N
+        hidden_NH = self._drafter.forward(tokens_N, positions_N, self._kv, plans)
+        return self._drafter.logits(blocks.unpack(hidden_NH)[:, 1:].flatten(0, 1))

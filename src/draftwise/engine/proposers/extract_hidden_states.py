@@ -53,7 +53,6 @@ class ExtractHiddenStatesProposer(Proposer):
     Args:
         taps: the states wanted (see `Proposer.taps`); N goes through them in ascending order, as in vLLM.
         folder: where the files go; made where it does not exist.
-        device: the engine's.
 
     Raises:
         InvalidSetup: no state is named, or nothing can be written to the folder.
@@ -61,8 +60,9 @@ class ExtractHiddenStatesProposer(Proposer):
 
     needs_every_state = True
     needs_ending = True
+    on_host = True
 
-    def __init__(self, *, taps: Sequence[int], folder: str | Path, device: torch.device | str) -> None:
+    def __init__(self, *, taps: Sequence[int], folder: str | Path) -> None:
         if not taps:
             raise InvalidSetup.because(
                 "no-layers",
@@ -71,38 +71,38 @@ class ExtractHiddenStatesProposer(Proposer):
                 fix="Give layer ids: i is what enters layer i, 0 the embedding.",
             )
         self.taps = tuple(sorted(set(taps)))
-        self._folder, self._device = _make_folder(folder), device
+        self._folder = _make_folder(folder)
         self._prompts: dict[int, _Prompt] = {}
 
     def propose(self, new: Confirmed, k: int) -> Draft:
         """Keep the states of prompt tokens; write the file of each prompt that is complete."""
         assert new.features_NF is not None
-        lengths = new.lengths_B.tolist()
-        for b, features_CF in enumerate(new.features_NF.split(lengths)):
-            self._take_in(new, b, features_CF)
-        return Draft.empty(len(lengths), k, device=self._device)
+        assert new.spans.host is not None
+        features = new.features_NF.split([length for _, length in new.spans.host])
+        rows = zip(new.slots_B.tolist(), new.num_prompt_B.tolist(), new.spans.host, new.histories, strict=True)
+        for features_CF, (slot, num_prompt, (start, _), history) in zip(features, rows, strict=True):
+            # The states beside a token are those of the position before it.
+            if start <= num_prompt:
+                self._take_in(slot, list(history[:num_prompt]), start - 1, features_CF)
+        return Draft.empty(new.spans.num_seqs, k)
 
     def release(self, slot: int) -> None:
         """Forget the sequence in `slot`; a prompt that was not complete is not written."""
         self._prompts.pop(slot, None)
 
-    def _take_in(self, new: Confirmed, b: int, features_CF: Tensor) -> None:
-        slot, num_prompt = new.slots[b], new.num_prompt[b]
-        first = new.starts[b] - 1  # the states beside a token are those of the position before it
-        if first >= num_prompt:
-            return
+    def _take_in(self, slot: int, token_ids: list[int], first: int, features_CF: Tensor) -> None:
+        """Keep the states of a prompt's tokens from position `first` on."""
         if first == 0:
-            token_ids = list(new.histories[b][:num_prompt])
             path = hidden_states_path(self._folder, token_ids)
             self._prompts[slot] = _Prompt(path, token_ids, wanted=not path.exists())
         prompt = self._prompts.get(slot)
         if prompt is None:  # a fork: another sequence computes its prompt
             return
         assert first == prompt.num_known, "no state may be spared"
-        prompt.num_known = min(first + len(features_CF), num_prompt)
+        prompt.num_known = min(first + len(features_CF), len(token_ids))
         if prompt.wanted:
-            prompt.states_CF.append(features_CF[: num_prompt - first].to("cpu", copy=True))
-        if prompt.num_known == num_prompt:
+            prompt.states_CF.append(features_CF[: len(token_ids) - first].to("cpu", copy=True))
+        if prompt.num_known == len(token_ids):
             if prompt.wanted:
                 self._write(prompt)
             del self._prompts[slot]

@@ -12,10 +12,11 @@ class NgramProposer(Proposer):
 
     Of all n-grams with prompt_lookup_min <= n <= prompt_lookup_max that end the sequence, it takes the longest one that
     occurred before, goes to that n-gram's earliest occurrence and drafts what followed it (at most up to
-    max_model_len tokens in all). A sequence whose prompt is not complete yet gets no draft.
+    max_model_len tokens in all).
     """
 
     needs_history = True
+    on_host = True
 
     def __init__(
         self,
@@ -33,15 +34,15 @@ class NgramProposer(Proposer):
     def propose(self, new: Confirmed, k: int) -> Draft:
         """Take in `new` and draft up to k tokens each: constant time per new token, however long the prompt."""
         rows = []
-        for slot, tokens, num_prompt in zip(new.slots, new.to_lists(), new.num_prompt, strict=True):
+        limits = new.limits_B.tolist()
+        for slot, tokens, limit in zip(new.slots_B.tolist(), new.to_lists(), limits, strict=True):
             history = self._histories.get(slot)
             if history is None:
                 history = self._histories[slot] = _History(self._longest)
             history.extend(tokens)
-            size = len(history.tokens)
-            budget = min(k, self._max_model_len - size) if size > num_prompt else 0
+            budget = min(limit, k, self._max_model_len - len(history.tokens))
             rows.append(history.continuation(self._shortest, budget))
-        return Draft.from_lists(rows, k, device=new.tokens_BN.device)
+        return Draft.from_lists(rows, k)
 
     def release(self, slot: int) -> None:
         """Forget the sequence in `slot`."""

@@ -1,6 +1,7 @@
 """Prompt lookup on the device: the proposals of `ngram` for a whole batch, without asking the host anything.
 
-Shape letters: S slots, B sequences, N new tokens (padded), L token positions, K draft tokens.
+Shape letters: S slots, B sequences, W rows that a sequence can have at most, N rows of new tokens, L token positions,
+K draft tokens.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ class NgramGpuProposer(Proposer):
     """Drafts exactly what `NgramProposer` drafts, with static shapes and lengths that stay on the device.
 
     Every position of a sequence is compared with its end at once: max_model_len x prompt_lookup_max comparisons a
-    sequence. The token buffer takes 4 bytes x max_num_seqs x max_model_len.
+    sequence, by one kernel on a GPU (`draftwise.engine.kernels.cuda.lookup`) and by torch elsewhere. The token buffer
+    takes 4 bytes x (max_num_seqs + 1) x max_model_len; its last slot is free for rows that stand for no sequence.
     """
 
     needs_history = True
@@ -40,40 +42,59 @@ class NgramGpuProposer(Proposer):
         # Position p of a sequence is column `longest + p`: the margin on the left, which equals no token, ends each
         # comparison that would start before the sequence. The last column swallows writes of padding.
         columns = self._longest + max_model_len + 1
-        self._tokens_SL = torch.full((max_num_seqs, columns), NO_TOKEN, dtype=torch.int32, device=self._device)
-        self._lengths_S = torch.zeros(max_num_seqs, dtype=torch.long, device=self._device)
+        self._tokens_SL = torch.full((max_num_seqs + 1, columns), NO_TOKEN, dtype=torch.int32, device=self._device)
 
+    @torch.inference_mode()
     def propose(self, new: Confirmed, k: int) -> Draft:
         """Take in `new` and draft up to k tokens each; nothing is read back to the host."""
-        slots_B, num_prompt_B = self._to_device(new.slots, new.num_prompt)
-        lengths_B = self._append(slots_B, new)
+        if k > 0 and self._device.type == "cuda" and new.spans.host is None:
+            return self._append_and_draft(new, k)
+        self._append(new)
         if k == 0:
-            return Draft.empty(len(new.slots), device=self._device)
-        tokens_BL = self._tokens_SL[slots_B]
+            return Draft.empty(new.spans.num_seqs, device=self._device)
+        return self._draft(new, k)
+
+    def release(self, slot: int) -> None:
+        """Nothing to forget: what is known of a sequence is as long as its `Confirmed` says."""
+
+    def _append_and_draft(self, new: Confirmed, k: int) -> Draft:
+        """Do both in one kernel; the rows are those of a step, uniform."""
+        from draftwise.engine.kernels.cuda.lookup import append_and_look_up  # Triton is there where CUDA is
+
+        tokens_BK, lengths_B = append_and_look_up(
+            self._tokens_SL,
+            new.slots_B,
+            new.spans.starts_B,
+            new.spans.lengths_B,
+            new.tokens_N,
+            new.limits_B,
+            k=k,
+            shortest=self._shortest,
+            longest=self._longest,
+        )
+        return Draft(tokens_BK=tokens_BK, lengths_B=lengths_B)
+
+    def _append(self, new: Confirmed) -> None:
+        """Write each new token to its position; padding and what overruns max_model_len go to the last column."""
+        spans = new.spans
+        offsets_W = torch.arange(spans.width, device=self._device)
+        positions_BW = spans.starts_B.unsqueeze(1) + offsets_W
+        valid_BW = (offsets_W < spans.lengths_B.unsqueeze(1)) & (positions_BW < self._max_model_len)
+        columns_BW = self._longest + torch.where(valid_BW, positions_BW, self._max_model_len)
+        slots_N = spans.pack(new.slots_B.unsqueeze(1).expand(-1, spans.width))
+        self._tokens_SL[slots_N, spans.pack(columns_BW)] = new.tokens_N.to(torch.int32)
+
+    def _draft(self, new: Confirmed, k: int) -> Draft:
+        """Draft from what has been written."""
+        lengths_B = new.spans.starts_B + new.spans.lengths_B
+        tokens_BL = self._tokens_SL[new.slots_B]
         starts_B = self._find_continuations(tokens_BL, lengths_B)
-        budget_B = (self._max_model_len - lengths_B).clamp(min=0, max=k)
-        num_draft_B = torch.minimum(budget_B, lengths_B - starts_B) * (lengths_B > num_prompt_B)
+        budget_B = torch.minimum(new.limits_B, self._max_model_len - lengths_B).clamp_(0, k)
+        num_draft_B = torch.minimum(budget_B, lengths_B - starts_B)
         offsets_K = torch.arange(k, device=self._device)
         columns_BK = (self._longest + starts_B[:, None] + offsets_K).clamp(max=tokens_BL.shape[1] - 1)
         tokens_BK = tokens_BL.gather(1, columns_BK).long()
-        valid_BK = offsets_K < num_draft_B[:, None]
-        return Draft(tokens_BK=torch.where(valid_BK, tokens_BK, 0), lengths_B=num_draft_B)
-
-    def release(self, slot: int) -> None:
-        """Forget the sequence in `slot`: tokens past a sequence's length are never looked at."""
-        self._lengths_S[slot].zero_()
-
-    def _append(self, slots_B: Tensor, new: Confirmed) -> Tensor:
-        """Write the new tokens behind the old ones and return the new lengths [B]."""
-        old_B = self._lengths_S[slots_B]
-        offsets_N = torch.arange(new.tokens_BN.shape[1], device=self._device)
-        positions_BN = old_B[:, None] + offsets_N
-        valid_BN = (offsets_N < new.lengths_B[:, None]) & (positions_BN < self._max_model_len)
-        columns_BN = self._longest + torch.where(valid_BN, positions_BN, self._max_model_len)
-        self._tokens_SL[slots_B[:, None], columns_BN] = new.tokens_BN.to(torch.int32)
-        lengths_B = old_B + new.lengths_B
-        self._lengths_S[slots_B] = lengths_B
-        return lengths_B
+        return Draft(tokens_BK=torch.where(offsets_K < num_draft_B[:, None], tokens_BK, 0), lengths_B=num_draft_B)
 
     def _find_continuations(self, tokens_BL: Tensor, lengths_B: Tensor) -> Tensor:
         """Return [B] where the earliest occurrence of the longest known suffix ends; the length itself if none does."""
@@ -91,8 +112,3 @@ class NgramGpuProposer(Proposer):
         best_B1 = longest_BL.amax(dim=1, keepdim=True).clamp(min=self._shortest)
         ends_BL = torch.where(longest_BL == best_B1, positions_L + 1, lengths_B[:, None].int())
         return ends_BL.amin(dim=1).long()
-
-    def _to_device(self, *columns: tuple[int, ...]) -> Tensor:
-        """Return host integers as an int64 device tensor, without waiting for the device (hence pinned memory)."""
-        host = torch.tensor(columns, dtype=torch.long, pin_memory=self._device.type == "cuda")
-        return host.to(self._device, non_blocking=True)

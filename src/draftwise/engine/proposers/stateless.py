@@ -1,7 +1,6 @@
 """Drafting from the target's last hidden state alone: the networks that keep nothing between two proposals.
 
-Shape letters: B sequences, N new tokens, K draft tokens, H hidden size, U tokens that the drafter can name, V the
-target's vocabulary.
+Shape letters: B sequences, H hidden size, U tokens that the drafter can name.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from draftwise.engine.models.checkpoint import Checkpoint
 from draftwise.engine.models.families import FAMILIES
 from draftwise.engine.models.loading import WeightReader
 from draftwise.engine.proposers.base import Confirmed, Draft, Proposer
-from draftwise.engine.proposers.choice import choose
+from draftwise.engine.proposers.guesses import Guesses
 
 __all__ = ["StatelessProposer", "make_reader", "pick_count"]
 
@@ -52,34 +51,23 @@ class StatelessProposer(Proposer, Generic[Carry]):
 
     @torch.inference_mode()
     def propose(self, new: Confirmed, k: int) -> Draft:
-        """Draft up to k tokens each, as many steps as the longest draft wants."""
-        counts = [min(limit, k) for limit in new.limits]
-        num_guesses = max(counts, default=0)
-        if num_guesses == 0:
-            return Draft.empty(len(counts), device=new.tokens_BN.device)
-        assert new.features_NF is not None
-        carry = self.begin(new.features_NF[new.lengths_B.cumsum(0) - 1], num_guesses)
-        tokens_B = new.tokens_BN.gather(1, new.lengths_B.unsqueeze(1) - 1).squeeze(1)
-        num_output = new.count_output() if self._probabilistic else []
-        tokens, probs = [], []
-        for index in range(num_guesses):
-            logits_BU, carry = self.step(index, carry, tokens_B)
-            tokens_B, probs_BV = choose(
-                logits_BU,
-                temperature=new.temperature,
-                seeds=new.seeds,
-                positions=[number + index for number in num_output],
-                probabilistic=self._probabilistic,
-                target_ids_U=self._target_ids_U,
-                vocab_size=self._vocab_size,
-            )
-            tokens.append(tokens_B)
-            probs += [] if probs_BV is None else [probs_BV]
-        return Draft(
-            tokens_BK=torch.stack(tokens, dim=1),
-            lengths_B=torch.tensor(counts, device=tokens_B.device),
-            probs_BKV=torch.stack(probs, dim=1) if probs else None,
+        """Draft up to k tokens each."""
+        guesses = Guesses(
+            new,
+            new.limits_B.clamp(0, k),
+            k,
+            probabilistic=self._probabilistic,
+            target_ids_U=self._target_ids_U,
+            vocab_size=self._vocab_size,
         )
+        if guesses.num_steps > 0:
+            assert new.features_NF is not None
+            rows_B = new.spans.last_row_B
+            carry, tokens_B = self.begin(new.features_NF[rows_B], guesses.num_steps), new.tokens_N[rows_B]
+            for index in range(guesses.num_steps):
+                logits_BU, carry = self.step(index, carry, tokens_B)
+                tokens_B = guesses.add(index, logits_BU)
+        return guesses.to_draft()
 
     def release(self, slot: int) -> None:
         """Nothing to forget."""

@@ -1,4 +1,7 @@
-"""SuffixDecoding: drafts from what followed the same tokens earlier in this request and in former responses."""
+"""SuffixDecoding: drafts from what followed the same tokens earlier in this request and in former responses.
+
+Shape letters: B sequences, N new tokens of all sequences after each other, J fields of a job, K draft tokens (padded).
+"""
 
 from __future__ import annotations
 
@@ -24,31 +27,34 @@ CACHED = 1  # sequence of the global tree: response; NIL when there is none
 EVICTED = 2  # sequence to remove from the global tree first, or NIL
 RESPONSE_FROM = 3  # its new tokens from this one on also go to the global tree
 MAX_DRAFT = 4
-JOB_WIDTH = 5
+NUM_NEW = 5  # its new tokens, which follow those of the jobs before
+JOB_WIDTH = 6
 
 
 @njit(**OPTIONS)
 def _advance(
     arena: Arena,
     global_root: int,
-    tokens_BN: np.ndarray,
-    lengths_B: np.ndarray,
-    jobs: np.ndarray,
+    tokens_N: np.ndarray,
+    jobs_BJ: np.ndarray,
     factor: np.float32,
     min_prob: np.float32,
     drafts_BK: np.ndarray,
     sizes_B: np.ndarray,
 ) -> None:
     """Do all jobs of a batch in order: evict, append the new tokens, draft into `drafts_BK` and `sizes_B`."""
-    for b in range(len(jobs)):
-        own, cached, limit = jobs[b, OWN], jobs[b, CACHED], jobs[b, MAX_DRAFT]
-        if jobs[b, EVICTED] != NIL:
-            remove(arena, jobs[b, EVICTED])
-        for n in range(lengths_B[b]):
-            append(arena, own, tokens_BN[b, n])
+    begin = 0
+    for b in range(len(jobs_BJ)):
+        own, cached, limit = jobs_BJ[b, OWN], jobs_BJ[b, CACHED], jobs_BJ[b, MAX_DRAFT]
+        if jobs_BJ[b, EVICTED] != NIL:
+            remove(arena, jobs_BJ[b, EVICTED])
+        end = begin + jobs_BJ[b, NUM_NEW]
+        for n in range(begin, end):
+            append(arena, own, tokens_N[n])
         if cached != NIL:
-            for n in range(jobs[b, RESPONSE_FROM], lengths_B[b]):
-                append(arena, cached, tokens_BN[b, n])
+            for n in range(begin + jobs_BJ[b, RESPONSE_FROM], end):
+                append(arena, cached, tokens_N[n])
+        begin = end
         if limit > 0:
             draft = drafts_BK[b]
             best = best_match(arena, arena.seqs[own + ROOT], own, own, limit, factor, min_prob, draft)
@@ -86,6 +92,7 @@ class SuffixProposer(Proposer):
 
     needs_history = True
     needs_ending = True
+    on_host = True
 
     def __init__(
         self,
@@ -103,7 +110,7 @@ class SuffixProposer(Proposer):
         self._global_root = self._forest.plant()
         self._requests: dict[int, _Request] = {}
         self._cached: deque[_Request] = deque()
-        self._run(np.zeros((0, 1), np.int64), np.zeros(0, np.int64), np.zeros((0, JOB_WIDTH), np.int64), 0)  # compiles
+        self._run(np.zeros(0, np.int64), [], 0)  # compiles
 
     @property
     def memory_bytes(self) -> int:
@@ -111,17 +118,18 @@ class SuffixProposer(Proposer):
         return self._forest.memory_bytes
 
     def propose(self, new: Confirmed, k: int) -> Draft:
-        """Take in `new`, on the host, and draft up to k tokens each; a draft knows the responses of earlier rows."""
-        tokens_BN = np.ascontiguousarray(new.tokens_BN.cpu().numpy())
-        lengths_B = np.ascontiguousarray(new.lengths_B.cpu().numpy())
-        rows = zip(new.slots, lengths_B.tolist(), new.num_prompt, strict=True)
-        jobs = [self._job(slot, size, num_prompt, k) for slot, size, num_prompt in rows]
-        drafts_BK, sizes_B = self._run(tokens_BN, lengths_B, np.array(jobs, np.int64).reshape(-1, JOB_WIDTH), k)
+        """Take in `new` and draft up to k tokens each; a draft knows the responses of earlier rows."""
+        assert new.spans.host is not None
+        columns = (new.slots_B.tolist(), new.spans.host, new.num_prompt_B.tolist(), new.limits_B.tolist())
+        jobs = [
+            self._job(slot, size, num_prompt, min(limit, k))
+            for slot, (_, size), num_prompt, limit in zip(*columns, strict=True)
+        ]
+        drafts_BK, sizes_B = self._run(np.ascontiguousarray(new.tokens_N.numpy()), jobs, k)
         for job in jobs:
             if job[EVICTED] != NIL:
                 self._forest.drop_sequence(job[EVICTED])
-        device = new.tokens_BN.device
-        return Draft(tokens_BK=torch.from_numpy(drafts_BK).to(device), lengths_B=torch.from_numpy(sizes_B).to(device))
+        return Draft(tokens_BK=torch.from_numpy(drafts_BK), lengths_B=torch.from_numpy(sizes_B))
 
     def release(self, slot: int) -> None:
         """Forget the sequence's own tree; its response stays in the global one until newer requests push it out."""
@@ -135,13 +143,14 @@ class SuffixProposer(Proposer):
         trees = {int(self._forest.arena.seqs[r.own + ROOT]): [r.own] for r in self._requests.values()}
         check_integrity(self._forest.arena, trees | {self._global_root: [r.cached for r in self._cached]})
 
-    def _run(self, tokens_BN: np.ndarray, lengths_B: np.ndarray, jobs: np.ndarray, k: int) -> tuple[np.ndarray, ...]:
+    def _run(self, tokens_N: np.ndarray, jobs: list[tuple[int, ...]], k: int) -> tuple[np.ndarray, np.ndarray]:
+        jobs_BJ = np.array(jobs, np.int64).reshape(-1, JOB_WIDTH)
         drafts_BK, sizes_B = np.zeros((len(jobs), k), np.int64), np.zeros(len(jobs), np.int64)
         options = (self._factor, self._min_prob)
-        _advance(self._forest.arena, self._global_root, tokens_BN, lengths_B, jobs, *options, drafts_BK, sizes_B)
+        _advance(self._forest.arena, self._global_root, tokens_N, jobs_BJ, *options, drafts_BK, sizes_B)
         return drafts_BK, sizes_B
 
-    def _job(self, slot: int, size: int, num_prompt: int, k: int) -> tuple[int, int, int, int, int]:
+    def _job(self, slot: int, size: int, num_prompt: int, limit: int) -> tuple[int, ...]:
         """Make room for a sequence's new tokens and return its row of jobs."""
         request = self._requests.get(slot)
         if request is None:
@@ -156,7 +165,7 @@ class SuffixProposer(Proposer):
             evicted = self._open_cached(request)
         if request.cached != NIL and response_from < size:
             self._forest.reserve(request.cached, size - response_from)
-        return request.own, request.cached, evicted, response_from, k if request.responding else 0
+        return request.own, request.cached, evicted, response_from, limit if request.responding else 0, size
 
     def _open_cached(self, request: _Request) -> int:
         """Give the request an entry of the global tree; return the sequence whose place it takes, or NIL."""

@@ -1,0 +1,220 @@
+"""Streams through `draftwise serve` beside the same engine called in process: what HTTP costs on a GPU.
+
+`compare` starts the server as the CLI does, in a process of its own, and reads the streams in another one, over bare
+sockets, so that the reader costs the server nothing. Both ways make text: the folder gets a tokenizer of made-up words.
+Tokens are counted in the steady part, while every stream is running, by the usage that each event carries.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import re
+import string
+import subprocess
+import sys
+import time
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cases import CASES, prompts, spec_config
+from clock import run, steady_row
+from floors import kv_bytes_for
+from shapes import SCALES, Scale, write_folders
+
+if TYPE_CHECKING:
+    from our_side import Side
+
+__all__ = ["compare", "steady_tokens_per_s", "write_tokenizer"]
+
+Counts = list[tuple[float, int]]
+"""When a stream had how many tokens."""
+
+_USED = re.compile(rb'"completion_tokens": ?(\d+)[,}]')
+_ROUNDS = 3
+
+
+def compare(
+    side: Side, cases: Sequence[str], streams: Sequence[int], scale: Scale, root: Path, *, device: str
+) -> Iterator[dict[str, Any]]:
+    """Yield a row for each case and number of streams: tokens/s in process and through HTTP, and their ratio."""
+    write_tokenizer(root / "target", scale.target["vocab_size"])
+    for name in cases:
+        most = max(streams)
+        sizes = {"max_num_seqs": most, "kv_bytes": kv_bytes_for(CASES[name], scale, most, scale.output_tokens)}
+        side.open(case=name, skip_tokenizer_init=False, **sizes)
+        direct = {count: _in_process(side, count, scale) for count in streams}
+        side.close()
+        with _Server(name, scale, root, device, sizes) as server:
+            for count in streams:
+                rounds = [server.read(count) for _ in range(_ROUNDS + 1)][1:]
+                http = sorted(rounds)[len(rounds) // 2]
+                row = {"case": name, "streams": count, "in_process_tokens_per_s": round(direct[count], 1)}
+                yield row | {"http_tokens_per_s": round(http, 1), "ratio": round(http / direct[count], 4)}
+
+
+def _in_process(side: Side, batch: int, scale: Scale) -> float:
+    """Return tokens/s of the open engine."""
+    assert side.frontend is not None
+    rates = []
+    for i in range(_ROUNDS + 1):
+        start, steps = run(side.frontend, side.new_prompts(batch), scale.output_tokens)
+        if i:  # the first captures graphs
+            rates.append(steady_row(start, steps, batch)["tokens_per_s"])
+    return sorted(rates)[len(rates) // 2]
+
+
+def write_tokenizer(folder: Path, vocab_size: int) -> None:
+    """Write a byte-level tokenizer in which every id has a text."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    if (folder / "tokenizer.json").exists():
+        return
+    words = ("\u0120" + "".join(letters) for letters in product(string.ascii_lowercase, repeat=4))
+    pieces = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *(next(words) for _ in range(vocab_size - 256))]
+    tokenizer = Tokenizer(models.BPE(vocab={piece: i for i, piece in enumerate(pieces)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
+class _Server:
+    """`draftwise serve` and the process that reads from it."""
+
+    def __init__(self, case: str, scale: Scale, root: Path, device: str, sizes: dict[str, int]) -> None:
+        name = next(name for name, each in SCALES.items() if each is scale)
+        self._shared = ["--case", case, "--scale", name, "--root", str(root)]
+        sizes = {"max_num_seqs": sizes["max_num_seqs"], "kv_cache_memory_bytes": sizes["kv_bytes"]}
+        self._command = [sys.executable, __file__, "serve", *self._shared]
+        self._command += ["--device", device, "--settings", json.dumps(sizes)]
+
+    def __enter__(self) -> _Server:
+        self._child = subprocess.Popen(self._command, stdout=subprocess.PIPE, text=True)
+        assert self._child.stdout is not None
+        for line in self._child.stdout:
+            if found := re.search(r"http://127\.0\.0\.1:(\d+)", line):
+                self._port = int(found[1])
+                return self
+        raise RuntimeError(f"the server ended with exit code {self._child.wait()}")
+
+    def __exit__(self, *_: object) -> None:
+        self._child.terminate()
+        try:
+            self._child.wait(timeout=15)
+        except subprocess.TimeoutExpired:
+            self._child.kill()
+            self._child.wait()
+
+    def read(self, streams: int) -> float:
+        """Return the tokens/s of so many streams at once."""
+        command = [sys.executable, __file__, "read", *self._shared]
+        command += ["--port", str(self._port), "--streams", str(streams)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        if done.returncode:
+            raise RuntimeError(f"reading failed: {done.stderr[-800:]}")
+        return float(json.loads(done.stdout)["tokens_per_s"])
+
+
+def serve(args: argparse.Namespace) -> None:
+    """Serve a case with dummy weights until SIGTERM."""
+    from our_side import settings_for
+
+    from draftwise.core import SpecConfig
+    from draftwise.engine.config import EngineConfig
+    from draftwise.serve.server import ServerOptions
+    from draftwise.serve.server import serve as serve_forever
+
+    scale = SCALES[args.scale]
+    folders = write_folders(args.root, scale)
+    settings = settings_for(scale, folders, args.device, skip_tokenizer_init=False, **json.loads(args.settings))
+    spec = spec_config(CASES[args.case], folders)
+    serve_forever(
+        EngineConfig.from_settings(**settings),
+        None if spec is None else SpecConfig.parse(json.dumps(spec)),
+        ServerOptions(port=0, served_model_name="m"),
+        tell=lambda line: print(line, flush=True),
+    )
+
+
+class _Stream(asyncio.Protocol):
+    """One request over a socket: notes when how many tokens had come."""
+
+    def __init__(self, request: bytes) -> None:
+        self.counts: Counts = []
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._request, self._rest = request, b""
+
+    def connection_made(self, transport: Any) -> None:
+        transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        now, text = time.perf_counter(), self._rest + data
+        found = _USED.findall(text)
+        if found and (count := int(found[-1])) and (not self.counts or count > self.counts[-1][1]):
+            self.counts.append((now, count))
+        self._rest = text[-64:]
+        if b"[DONE]" in text and not self.done.done():
+            self.done.set_result(None)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self.done.done():
+            self.done.set_exception(error or ConnectionError(f"closed early: {self._rest!r}"))
+
+
+async def read_streams(port: int, bodies: Sequence[bytes]) -> list[Counts]:
+    """Send all requests at once and return what came when."""
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    loop, streams = asyncio.get_running_loop(), list[_Stream]()
+    for body in bodies:
+        request = head % len(body) + body
+        _, stream = await loop.create_connection(lambda request=request: _Stream(request), "127.0.0.1", port)
+        streams.append(stream)
+    await asyncio.gather(*(stream.done for stream in streams))
+    return [stream.counts for stream in streams]
+
+
+def steady_tokens_per_s(streams: Sequence[Counts]) -> float:
+    """Return tokens/s while all streams run: from the last one's first token to the first one's last token."""
+    start = max(counts[0][0] for counts in streams)
+    end = min(counts[-1][0] for counts in streams)
+
+    def count_at(counts: Counts, moment: float) -> int:
+        at = bisect_right(counts, (moment, sys.maxsize))
+        return counts[at - 1][1] if at else 0
+
+    return sum(count_at(counts, end) - count_at(counts, start) for counts in streams) / (end - start)
+
+
+def read(args: argparse.Namespace) -> None:
+    """Read streams and print tokens/s as JSON."""
+    import random
+
+    scale, case = SCALES[args.scale], CASES[args.case]
+    fixed = {"model": "m", "max_tokens": scale.output_tokens, "temperature": 0, "ignore_eos": True, "stream": True}
+    fixed |= {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+    rng = random.Random(time.time_ns())
+    bodies = [json.dumps(fixed | {"prompt": ids}).encode() for ids in prompts(case, scale, args.streams, rng)]
+    counts = asyncio.run(read_streams(args.port, bodies))
+    print(json.dumps({"tokens_per_s": steady_tokens_per_s(counts)}))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Started by our_side.py.")
+    parser.add_argument("role", choices=("serve", "read"))
+    parser.add_argument("--case", choices=CASES, required=True)
+    parser.add_argument("--scale", choices=SCALES, required=True)
+    parser.add_argument("--root", type=Path, required=True)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--settings", default="{}")
+    parser.add_argument("--port", type=int)
+    parser.add_argument("--streams", type=int)
+    args = parser.parse_args()
+    (serve if args.role == "serve" else read)(args)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""The file that a run of versus_vllm.py fills row by row."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from cases import PER_TOKEN_ACCEPTANCE
+
+__all__ = ["Record", "about"]
+
+_SHOWN = ("engine", "case", "batch", "ms_step", "acceptance_length", "tokens_per_s", "first_ms", "kv_tokens", "text")
+
+
+class Record:
+    """What is known so far, always on disk as well."""
+
+    def __init__(self, path: Path, about: dict[str, Any], resumed: dict[str, Any]) -> None:
+        self._path = path
+        self.content: dict[str, Any] = {"about": about}
+        self.content |= {key: resumed.get(key, {}) for key in ("engines", "floor", "transformers")}
+        self.content |= {key: resumed.get(key, []) for key in ("rows", "first", "capacity", "notes")}
+        if resumed:
+            self.content["resumed"] = [*resumed.get("resumed", []), resumed["about"]]
+        self.save()
+
+    def save(self) -> None:
+        """Write the file anew, whole or not at all."""
+        text = json.dumps(self.content, indent=1) + "\n"
+        scratch = self._path.with_suffix(".tmp")
+        scratch.write_text(text)
+        scratch.replace(self._path)
+
+    def has(self, kind: str, **key: Any) -> bool:
+        """Whether a row with these values is there."""
+        return any(all(row.get(name) == value for name, value in key.items()) for row in self.content[kind])
+
+    def add(self, kind: str, row: dict[str, Any]) -> None:
+        """Keep a row, and say so."""
+        self.content[kind].append(row)
+        self.save()
+        print(" ".join(f"{name}={row[name]}" for name in _SHOWN if name in row), flush=True)
+
+    def note(self, text: str) -> None:
+        """Keep something that a reader of the numbers should know."""
+        self.add("notes", {"text": text})
+
+
+def about(args: argparse.Namespace) -> dict[str, Any]:
+    """Return where and how the run takes place."""
+    fields = "name,driver_version,clocks.sm,clocks.max.sm,power.limit"
+    query = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]
+    try:
+        gpu = subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        gpu = "none"
+    command = " ".join(["python", *sys.argv])
+    return {
+        "date": date.today().isoformat(),
+        "command": command.replace(args.vllm_python, "VLLM_PYTHON") if args.vllm_python else command,
+        "commit": args.commit,
+        "gpu": gpu,
+        "processor": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "scale": args.scale,
+        "acceptance": PER_TOKEN_ACCEPTANCE if args.acceptance == "synthetic" else "real",
+        "repeats": args.repeats,
+    }

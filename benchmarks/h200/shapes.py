@@ -1,0 +1,161 @@
+"""Folders of model configurations with real shapes and no real weights, as both engines load them.
+
+Only EAGLE-3 heads get weights on disk, and random ones: vLLM learns from a checkpoint's tensor names that a head has
+an output matrix of its own, and would otherwise lend it the target's, which is four times as large.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+__all__ = ["SCALES", "Folders", "Scale", "write_folders"]
+
+Config = dict[str, Any]
+
+_LLAMA: Config = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "max_position_embeddings": 131072,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "torch_dtype": "bfloat16",
+    "tie_word_embeddings": False,
+    "initializer_range": 0.02,
+    "use_cache": True,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    """A target's shape, its drafters', and the traffic that suits them."""
+
+    target: Config
+    draft_model: Config
+    draft_vocab_size: int
+    """Rows of the EAGLE-3 head's output matrix."""
+    dflash_taps: tuple[int, ...]
+    """Target layers that DFlash reads; it has as many layers itself."""
+    prompt_tokens: int
+    output_tokens: int
+    batches: tuple[int, ...]
+    large_batches: tuple[int, ...]
+    """For the cases that are followed to where batches stop paying."""
+    max_model_len: int
+
+    @property
+    def eagle3(self) -> Config:
+        """Config of the EAGLE-3 head: one layer of the target's shape over three tapped states."""
+        own = {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": self.draft_vocab_size}
+        return self.target | own | {"num_hidden_layers": 1}
+
+    @property
+    def dflash(self) -> Config:
+        """Config of the DFlash drafter: layers of the target's width, the target's embedding and head."""
+        layers = len(self.dflash_taps)
+        own = {"architectures": ["DFlashDraftModel"], "model_type": "qwen3", "block_size": 8}
+        own |= {"num_hidden_layers": layers, "layer_types": ["full_attention"] * layers}
+        mask = self.target["vocab_size"] - 2
+        return self.target | own | {"dflash_config": {"target_layer_ids": [*self.dflash_taps], "mask_token_id": mask}}
+
+
+def _llama(
+    hidden: int, layers: int, heads: int, kv_heads: int, head_dim: int, inner: int, vocab: int, **other: Any
+) -> Config:
+    sizes = {"hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads, "head_dim": head_dim}
+    sizes |= {"num_key_value_heads": kv_heads, "intermediate_size": inner, "vocab_size": vocab}
+    return _LLAMA | sizes | {"bos_token_id": 1, "eos_token_id": 2} | other
+
+
+SCALES = {
+    "8b": Scale(
+        target=_llama(4096, 32, 32, 8, 128, 14336, 128256),
+        draft_model=_llama(2048, 16, 32, 8, 64, 8192, 128256, tie_word_embeddings=True),
+        draft_vocab_size=32000,
+        dflash_taps=(1, 8, 15, 22, 29),
+        prompt_tokens=512,
+        output_tokens=256,
+        batches=(1, 8, 32, 64),
+        large_batches=(256, 128, 192, 96),
+        max_model_len=4096,
+    ),
+    "tiny": Scale(
+        target=_llama(256, 8, 4, 2, 64, 512, 4096),
+        draft_model=_llama(128, 2, 2, 1, 64, 256, 4096, tie_word_embeddings=True),
+        draft_vocab_size=512,
+        dflash_taps=(1, 3, 5),
+        prompt_tokens=64,
+        output_tokens=48,
+        batches=(1, 4),
+        large_batches=(8,),
+        max_model_len=512,
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Folders:
+    """Where the models of a scale are."""
+
+    target: Path
+    draft_model: Path
+    eagle3: Path
+    dflash: Path
+
+
+def write_folders(root: Path, scale: Scale) -> Folders:
+    """Write what is missing under `root` and return where everything is."""
+    folders = Folders(
+        target=_folder(root / "target", scale.target),
+        draft_model=_folder(root / "draft-1b", scale.draft_model),
+        eagle3=_folder(root / "eagle3-head", scale.eagle3),
+        dflash=_folder(root / "dflash-head", scale.dflash),
+    )
+    if not (folders.eagle3 / "model.safetensors").exists():
+        _write_eagle3_weights(folders.eagle3, scale)
+    return folders
+
+
+def _folder(path: Path, config: Config) -> Path:
+    path.mkdir(parents=True, exist_ok=True)
+    if not (path / "config.json").exists():
+        (path / "config.json").write_text(json.dumps(config, indent=1))
+    return path
+
+
+def _write_eagle3_weights(folder: Path, scale: Scale) -> None:
+    """Write random tensors under the names that public EAGLE-3 heads use; one block of noise over and over is quick."""
+    import torch
+    from safetensors.torch import save_file
+
+    config, draft_vocab = scale.target, scale.draft_vocab_size
+    hidden, inner, vocab = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
+    q, kv = (config[f"num_{kind}_heads"] * config["head_dim"] for kind in ("attention", "key_value"))
+    matrices = {
+        "midlayer.self_attn.q_proj": (q, 2 * hidden),
+        "midlayer.self_attn.k_proj": (kv, 2 * hidden),
+        "midlayer.self_attn.v_proj": (kv, 2 * hidden),
+        "midlayer.self_attn.o_proj": (hidden, q),
+        "midlayer.mlp.gate_proj": (inner, hidden),
+        "midlayer.mlp.up_proj": (inner, hidden),
+        "midlayer.mlp.down_proj": (hidden, inner),
+        "fc": (hidden, 3 * hidden),
+        "lm_head": (draft_vocab, hidden),
+    }
+    norms = ("midlayer.hidden_norm", "midlayer.input_layernorm", "midlayer.post_attention_layernorm", "norm")
+    noise = (torch.randn(1 << 22, generator=torch.Generator().manual_seed(0)) * 0.02).bfloat16()
+    tensors = {}
+    for name, (rows, columns) in matrices.items():
+        copies = -(-rows * columns // len(noise))
+        tensors[f"{name}.weight"] = noise.repeat(copies)[: rows * columns].view(rows, columns).clone()
+    tensors |= {f"{name}.weight": torch.ones(hidden, dtype=torch.bfloat16) for name in norms}
+    stride = vocab // draft_vocab
+    tensors["d2t"] = torch.arange(draft_vocab) * (stride - 1)
+    tensors["t2d"] = torch.zeros(vocab, dtype=torch.bool)
+    tensors["t2d"][torch.arange(draft_vocab) * stride] = True
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})

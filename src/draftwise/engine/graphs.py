@@ -1,0 +1,64 @@
+"""Captures a step's device work as a CUDA graph the second time it is wanted, and replays it from then on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import torch
+
+__all__ = ["Graphs"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Captured(Generic[T]):
+    graph: torch.cuda.CUDAGraph
+    result: T
+
+
+class Graphs:
+    """The graphs of an engine, by what they were captured for. Where they are off, work simply runs.
+
+    Work must be the same for the same key: the same tensors as input, no look at their values, static shapes. The first
+    time it runs as it is (which compiles its kernels and lets libraries set themselves up), the second time it is
+    captured. All graphs share one memory pool, so what a replay leaves is valid until the next one, except for the
+    result that the work returned while it was captured: that belongs to its key.
+
+    Args:
+        enabled: whether to capture at all.
+    """
+
+    def __init__(self, *, enabled: bool) -> None:
+        self._enabled = enabled
+        self._seen: set[Hashable] = set()
+        self._captured: dict[Hashable, _Captured[Any]] = {}
+        self._pool: Any = None
+
+    @property
+    def num_captured(self) -> int:
+        """Graphs so far."""
+        return len(self._captured)
+
+    def run(self, key: Hashable, work: Callable[[], T]) -> T:
+        """Do the work; return what it returned, in the same tensors each time once it is captured."""
+        if not self._enabled:
+            return work()
+        captured = self._captured.get(key)
+        if captured is None:
+            if key not in self._seen:
+                self._seen.add(key)
+                return work()
+            captured = self._captured[key] = self._capture(work)
+        captured.graph.replay()
+        return captured.result
+
+    def _capture(self, work: Callable[[], T]) -> _Captured[T]:
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            result = work()
+        return _Captured(graph, result)

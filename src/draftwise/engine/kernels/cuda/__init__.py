@@ -1,0 +1,95 @@
+"""Kernels for NVIDIA GPUs, written in Triton.
+
+Shape letters: see `draftwise.engine.kernels.reference`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from draftwise.core import ModelShape
+from draftwise.engine.attention import PagedKV
+from draftwise.engine.kernels.cuda import layer as code
+from draftwise.engine.kernels.reference import Kernels, Rotations
+
+if TYPE_CHECKING:
+    from draftwise.engine.models.rope import Rope
+
+__all__ = ["CudaKernels"]
+
+
+class CudaKernels(Kernels):
+    """Each operation is one launch, and `rotations` is none."""
+
+    def __init__(self, shape: ModelShape, rope: Rope, eps: float, dtype: torch.dtype) -> None:
+        super().__init__(shape, rope, eps, dtype)
+        self.rotation_dtype = torch.float32
+        self._table_TD = rope.table()
+
+    def embed(
+        self, tokens_N: Tensor, embedding_VH: Tensor, weight_H: Tensor, total_NH: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Gather and norm in one launch."""
+        return code.embed(tokens_N, embedding_VH, weight_H, total_NH, self.eps)
+
+    def embed_beside(
+        self,
+        tokens_N: Tensor,
+        embedding_VH: Tensor,
+        state_NH: Tensor,
+        norms: tuple[Tensor, Tensor] | None,
+        *,
+        state_first: bool = False,
+        positions_N: Tensor | None = None,
+    ) -> Tensor:
+        """Gather, norm both and put them beside each other in one launch."""
+        return code.embed_beside(
+            tokens_N, embedding_VH, state_NH, norms, state_first=state_first, positions_N=positions_N, eps=self.eps
+        )
+
+    def add(self, x_NH: Tensor, delta_NH: Tensor) -> Tensor:
+        """Add in a launch that follows its predecessor as closely as the others do."""
+        return code.add(x_NH, delta_NH)
+
+    def add_norm(
+        self, x_NH: Tensor, delta_NH: Tensor | None, weight_H: Tensor, total_NH: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Add and norm in one launch."""
+        return code.add_norm(x_NH, delta_NH, weight_H, total_NH, self.eps)
+
+    def silu_mul(self, gate_up_N2I: Tensor) -> Tensor:
+        """Activate and multiply in one launch."""
+        return code.silu_mul(gate_up_N2I)
+
+    def gated(self, gate_up: Callable[[Tensor], Tensor], x_NX: Tensor) -> Tensor:
+        """Let the product do it where it can, while its result is in registers."""
+        fused = getattr(gate_up, "gated", None)
+        return super().gated(gate_up, x_NX) if fused is None else fused(x_NX)
+
+    def rotations(self, positions_N: Tensor) -> Rotations:
+        """Return the table of all positions and the positions: whoever rotates looks them up."""
+        return self._table_TD, positions_N
+
+    def rotate_and_store(
+        self,
+        qkv_NSD: Tensor,
+        norms: tuple[Tensor, Tensor] | None,
+        rotations: Rotations,
+        kv: PagedKV,
+        layer: int,
+        slots_N: Tensor,
+    ) -> Tensor:
+        """Norm, rotate and store in one launch; q stays where it was."""
+        return code.rotate_and_store(
+            qkv_NSD,
+            norms,
+            *rotations,
+            kv.layers[layer],
+            slots_N,
+            num_kv_heads=self.shape.num_kv_heads,
+            eps=self.eps,
+        )

@@ -1,0 +1,99 @@
+"""How kernels are launched: early, and without most of what Triton does on the host.
+
+Programmatic dependent launch sets a kernel up and lets it fetch its weights while the one before it still runs. A
+kernel started with `launch_pdl=pdl()` gets `PDL=pdl()` too. It calls `wait(PDL)` before it reads anything that an
+earlier kernel wrote and before it writes anything, and `launch_next(PDL)` as early as possible. Every such kernel
+waits, so what holds for its predecessor holds for all before that. Before `wait` it may read weights and nothing else.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+__all__ = ["Kernel", "interpreted", "launch_next", "pdl", "wait"]
+
+
+@functools.cache
+def pdl() -> bool:
+    """Say whether kernels start before their predecessors have ended; the environment's DRAFTWISE_PDL=0 forbids it."""
+    if interpreted() or os.environ.get("DRAFTWISE_PDL") == "0" or not torch.cuda.is_available():
+        return False
+    return torch.cuda.get_device_capability()[0] >= 9
+
+
+def interpreted() -> bool:
+    """Say whether Triton interprets its kernels, on tensors of the CPU (TRITON_INTERPRET=1 when triton is imported)."""
+    return bool(triton.knobs.runtime.interpret)
+
+
+@triton.jit
+def wait(PDL: tl.constexpr):
+    """Wait until all earlier kernels have ended and what they wrote can be seen."""
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
+def launch_next(PDL: tl.constexpr):
+    """Let the next kernel be set up from now on; it waits for the end of this one by itself."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+class Kernel:
+    """A Triton kernel whose compiled forms are kept by what they depend on, because Triton takes 25 us to find them.
+
+    The function's last parameter is `PDL`, and its constants stand behind its other parameters.
+    """
+
+    def __init__(self, function: Callable[..., None]) -> None:
+        self._jit: Any = triton.jit(function)
+        self._compiled: dict[tuple[Any, ...], Any] = {}
+
+    def __call__(self, grid: tuple[int, int], *args: Tensor | float | None, num_warps: int, **constants: Any) -> None:
+        """Launch it.
+
+        Args:
+            grid: programs in both directions.
+            args: tensors of one device, numbers, or None for what is not there.
+            num_warps: of a program.
+            constants: the constants but `PDL`, in the order of the parameters.
+        """
+        constants["PDL"] = dependent = pdl()
+        if interpreted():
+            self._jit[grid](*args, **constants)
+            return
+        values, key = _specialise(args)
+        key += (num_warps, *constants.values())
+        compiled = self._compiled.get(key)
+        if compiled is None:
+            self._compiled[key] = self._jit[grid](*args, **constants, num_warps=num_warps, launch_pdl=dependent)
+            return
+        device = torch.cuda.current_device()
+        stream = triton.runtime.driver.active.get_current_stream(device)
+        # Metadata and hooks are for Triton's profiler.
+        handle, metadata = compiled.function, compiled.packed_metadata
+        compiled.run(*grid, 1, stream, handle, metadata, None, None, None, *values, *constants.values())
+
+
+def _specialise(args: tuple[Tensor | float | None, ...]) -> tuple[list[Any], tuple[Any, ...]]:
+    """Return the arguments as the driver takes them, and all that Triton compiles different code for."""
+    values: list[Any] = []
+    key: list[Any] = []
+    for arg in args:
+        if isinstance(arg, Tensor):
+            address = arg.data_ptr()
+            values.append(address)
+            key += (arg.dtype, arg.device, address % 16 == 0)
+        else:
+            values.append(arg)
+            key.append((arg == 1, arg % 16 == 0, arg.bit_length() < 32) if isinstance(arg, int) else type(arg))
+    return values, tuple(key)

@@ -1,0 +1,187 @@
+"""Products of few rows with a model's weights at the speed of the memory; cuBLAS where there are many rows.
+
+Shape letters: R rows, K columns of a weight, O outputs, I outputs of a gated pair, T programs that share outputs.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+import torch.nn.functional as F
+import triton
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from draftwise.engine.kernels.cuda.launch import interpreted, pdl
+from draftwise.engine.kernels.cuda.layer import silu_mul
+from draftwise.engine.kernels.cuda.matmul_code import gated_kernel, matmul_kernel
+from draftwise.engine.kernels.cuda.matmul_configs import Config, Device, choose, padded
+from draftwise.engine.kernels.cuda.matmul_fp8 import linear_fp8
+
+__all__ = ["find_config", "gated_matmul", "matmul", "num_arrivals", "run_gated", "run_matmul"]
+
+
+def matmul(
+    x_RK: Tensor,
+    weight_OK: Tensor,
+    bias_O: Tensor | None = None,
+    *,
+    arrivals_T: Tensor,
+    scale_O: Tensor | None = None,
+) -> Tensor:
+    """Return x @ weight.T * scale + bias, [R, O]; row r has the same bits for any R up to 64.
+
+    Args:
+        x_RK: the activations.
+        weight_OK: the same type, or float8_e4m3fn with a scale.
+        bias_O: the type of x.
+        arrivals_T: int32 zeros, `num_arrivals(O)` of them, and again zeros at the end; products that may run at the
+            same time do not share them.
+        scale_O: float32; None: 1.
+    """
+    config = find_config(x_RK, weight_OK, gated=False)
+    if config is not None:
+        return run_matmul(config, x_RK, weight_OK, bias_O, scale_O, arrivals_T)
+    return _library_matmul(x_RK, weight_OK, bias_O, scale_O)
+
+
+def gated_matmul(x_RK: Tensor, weight_2IK: Tensor, *, scale_2I: Tensor | None = None) -> Tensor:
+    """Return silu(x @ gate.T) * (x @ up.T), [R, I], of gate and up below each other; see `matmul`."""
+    config = find_config(x_RK, weight_2IK, gated=True)
+    if config is not None:
+        return run_gated(config, x_RK, weight_2IK, scale_2I)
+    return silu_mul(_library_matmul(x_RK, weight_2IK, None, scale_2I))
+
+
+def _library_matmul(x_RK: Tensor, weight_OK: Tensor, bias_O: Tensor | None, scale_O: Tensor | None) -> Tensor:
+    return F.linear(x_RK, weight_OK, bias_O) if scale_O is None else linear_fp8(x_RK, weight_OK, scale_O, bias_O)
+
+
+def find_config(x_RK: Tensor, weight_OK: Tensor, *, gated: bool) -> Config | None:
+    """Return how to compute a product, or None where cuBLAS is to do it."""
+    if x_RK.dtype not in (torch.bfloat16, torch.float16) or not len(x_RK) or x_RK.stride(1) != 1:
+        return None
+    num_out, num_in = weight_OK.shape
+    device = _device(weight_OK.device)
+    if device is None or not weight_OK.is_contiguous() or weight_OK.data_ptr() % 16:
+        return None
+    num_out = num_out // 2 if gated else num_out
+    return choose(len(x_RK), num_out, num_in, device, gated=gated, weight_bytes=weight_OK.itemsize)
+
+
+@functools.cache
+def _device(device: torch.device) -> Device | None:
+    """Return what is to know of a GPU; None where it has no matrix instruction for bfloat16."""
+    if interpreted():
+        return Device(num_sms=4, shared_bytes=1 << 16, tma=True)
+    properties = torch.cuda.get_device_properties(device)
+    if properties.major < 8:
+        return None
+    return Device(
+        num_sms=properties.multi_processor_count,
+        shared_bytes=triton.runtime.driver.active.utils.get_device_properties(device.index or 0)["max_shared_mem"],
+        tma=properties.major >= 9,
+    )
+
+
+def num_arrivals(num_out: int) -> int:
+    """Return how many counters a product with num_out outputs needs."""
+    return -(-num_out // 16)
+
+
+def run_matmul(
+    config: Config,
+    x_RK: Tensor,
+    weight_OK: Tensor,
+    bias_O: Tensor | None = None,
+    scale_O: Tensor | None = None,
+    arrivals_T: Tensor | None = None,
+) -> Tensor:
+    """Return `matmul`'s result, computed as `config` says."""
+    (num_rows, num_in), num_out = x_RK.shape, len(weight_OK)
+    y_RO = x_RK.new_empty(num_rows, num_out)
+    partial_SRO = None
+    if config.splits > 1:
+        assert arrivals_T is not None
+        partial_SRO = torch.empty(config.splits, num_rows, num_out, dtype=torch.float32, device=x_RK.device)
+    matmul_kernel[(triton.cdiv(num_out, config.outputs), config.splits)](
+        x_RK,
+        x_RK.stride(0),
+        _activations(config, x_RK),
+        weight_OK,
+        _descriptor(config, weight_OK),
+        scale_O,
+        bias_O,
+        y_RO,
+        partial_SRO,
+        arrivals_T if config.splits > 1 else None,
+        num_rows,
+        num_out,
+        IN=num_in,
+        SPLITS=config.splits,
+        **_options(config, num_rows),
+    )
+    return y_RO
+
+
+def run_gated(config: Config, x_RK: Tensor, weight_2IK: Tensor, scale_2I: Tensor | None = None) -> Tensor:
+    """Return `gated_matmul`'s result, computed as `config` says."""
+    (num_rows, num_in), num_out = x_RK.shape, len(weight_2IK) // 2
+    y_RI = x_RK.new_empty(num_rows, num_out)
+    gated_kernel[(triton.cdiv(num_out, config.outputs),)](
+        x_RK,
+        x_RK.stride(0),
+        _activations(config, x_RK),
+        weight_2IK,
+        _descriptor(config, weight_2IK),
+        scale_2I,
+        y_RI,
+        num_rows,
+        num_out,
+        IN=num_in,
+        **_options(config, num_rows),
+    )
+    return y_RI
+
+
+def _descriptor(config: Config, weight_OK: Tensor) -> TensorDescriptor | None:
+    if not config.tma:
+        return None
+    num_out, num_in = weight_OK.shape
+    shape = [num_out * config.fold, num_in // config.fold]
+    return TensorDescriptor(weight_OK, shape, [shape[1], 1], [config.outputs * config.fold, config.columns])
+
+
+@functools.cache
+def _is_hopper() -> bool:
+    return not interpreted() and torch.cuda.get_device_capability() >= (9, 0)
+
+
+def _activations(config: Config, x_RK: Tensor) -> TensorDescriptor | None:
+    num_rows, num_in = x_RK.shape
+    if not config.x_tma or (config.fold > 1 and x_RK.stride(0) != num_in) or x_RK.stride(0) % 8 or x_RK.data_ptr() % 16:
+        return None
+    shape = [num_rows * config.fold, num_in // config.fold]
+    stride = x_RK.stride(0) if config.fold == 1 else shape[1]
+    return TensorDescriptor(x_RK, shape, [stride, 1], [_rows(config, num_rows) * config.fold, config.columns])
+
+
+def _rows(config: Config, num_rows: int) -> int:
+    """Return the rows of a tile of activations: the matrix instruction takes 16 columns."""
+    return max(padded(num_rows), 16 // config.fold)
+
+
+def _options(config: Config, num_rows: int) -> dict[str, object]:
+    return {
+        "ROWS": _rows(config, num_rows),
+        "BLOCK_O": config.outputs,
+        "BLOCK_K": config.columns,
+        "FOLD": config.fold,
+        "PREFETCH": config.prefetch,
+        "PDL": pdl(),
+        "NATIVE": _is_hopper(),
+        "num_stages": config.stages,
+        "num_warps": config.warps,
+        "launch_pdl": pdl(),
+    }

@@ -1,0 +1,325 @@
+"""Triton code of the matrix products for few rows, which read every weight once.
+
+The weights are the tall side of the matrix instruction and the activations its narrow one. The columns of a weight
+row are cut into P parts that are summed by themselves and then in pairs: ((p0 + p1) + (p2 + p3)). FOLD of these parts
+share a program, as if they were rows of their own, and SPLITS = P / FOLD programs share an output; so with the same P
+an output has the same bits for any number of rows, whatever FOLD, SPLITS and the sizes of the tiles are.
+
+Shape letters: R rows of activations, padded to ROWS; O outputs of a program; F folded parts; M = O * F rows in a tile
+of weights; N = F * ROWS columns of its product; K columns in a tile of weights; S splits.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from draftwise.engine.kernels.cuda.launch import launch_next, wait
+
+__all__ = ["gated_kernel", "matmul_kernel", "vector_kernel"]
+
+
+@triton.jit
+def _prefetch(
+    w_ptr,
+    first,
+    last,
+    BLOCK_O: tl.constexpr,
+    FOLD: tl.constexpr,
+    IN: tl.constexpr,
+    PART: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """Ask for the first COLUMNS of each of the M rows, all PART at most, to be brought into the L2."""
+    CHUNKS: tl.constexpr = 128 // (BLOCK_O * FOLD) if BLOCK_O * FOLD < 128 else 1  # each of 128 threads asks for one
+    STEP: tl.constexpr = min(COLUMNS, PART) // CHUNKS
+    BYTES: tl.constexpr = STEP * w_ptr.dtype.element_ty.primitive_bitwidth // 8
+    row_C = tl.arange(0, BLOCK_O * FOLD * CHUNKS) // CHUNKS
+    start_C = tl.minimum(first + row_C // FOLD, last).to(tl.int64) * IN + row_C % FOLD * PART
+    chunk_C = tl.arange(0, BLOCK_O * FOLD * CHUNKS) % CHUNKS
+    tl.inline_asm_elementwise(
+        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.b32 $0, 0;",
+        "=r,l,n",
+        [w_ptr + start_C + chunk_C * STEP, BYTES],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
+def _weight_pointers(
+    w_ptr,
+    first,
+    last,
+    BLOCK_O: tl.constexpr,
+    FOLD: tl.constexpr,
+    IN: tl.constexpr,
+    PART: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """Return pointers_MK of the first tile of outputs first, first + 1, ...; rows beyond the last repeat it."""
+    rows_M = tl.arange(0, BLOCK_O * FOLD)
+    output_M = tl.minimum(first + rows_M // FOLD, last).to(tl.int64)
+    start_M = output_M * IN + rows_M % FOLD * PART
+    return w_ptr + start_M[:, None] + tl.arange(0, BLOCK_K)[None, :]
+
+
+@triton.jit
+def _tile(w_ptrs_MK, w_desc, row, column, TMA: tl.constexpr):
+    """Return the tile of weights at (row, column) of the descriptor's matrix, or at the pointers + column."""
+    return w_desc.load([row, column]) if TMA else tl.load(w_ptrs_MK + column)
+
+
+@triton.jit
+def _activations(x_ptrs_NK, real_N, x_desc, column):
+    """Return the tile of activations at a column of the descriptor's matrix, or at the pointers; padding is 0."""
+    if x_desc is not None:
+        return x_desc.load([0, column])
+    return tl.load(x_ptrs_NK, mask=real_N[:, None], other=0.0)
+
+
+@triton.jit
+def _widen(w_MK, dtype: tl.constexpr, NATIVE: tl.constexpr):
+    """Return the weights in the activations' type.
+
+    Triton turns float8_e4m3 into bfloat16 one at a time, slower than they come from memory. Here two at a time:
+    sign, exponent and fraction go where bfloat16 has them, and 2^120 makes up for its larger exponent bias.
+    """
+    if w_MK.dtype == tl.float8e4nv and dtype == tl.bfloat16 and NATIVE:
+        return tl.inline_asm_elementwise(
+            """{
+            .reg .b32 both, value, scale;
+            mov.b32 scale, 0x7b807b80;
+            prmt.b32 both, $1, 0, 0x1404;
+            shr.b32 value, both, 4;
+            and.b32 value, value, 0x07f007f0;
+            lop3.b32 value, both, 0x80008000, value, 0xea;
+            mul.bf16x2 $0, value, scale;
+            }""",
+            "=r,r",
+            [w_MK],
+            dtype=tl.bfloat16,
+            is_pure=True,
+            pack=2,
+        )
+    return w_MK.to(dtype)
+
+
+@triton.jit
+def _sum_pairs(x_OFR, BLOCK_O: tl.constexpr, COUNT: tl.constexpr, ROWS: tl.constexpr):
+    """Return the sum_OR over the middle dimension: neighbours first, then pairs of neighbours, and so on."""
+    x = tl.permute(x_OFR, (0, 2, 1))
+    if COUNT >= 8:
+        left, right = tl.split(tl.reshape(x, (BLOCK_O, ROWS, COUNT // 2, 2)))
+        x = left + right
+    if COUNT >= 4:
+        left, right = tl.split(tl.reshape(x, (BLOCK_O, ROWS, COUNT // 4 if COUNT >= 8 else COUNT // 2, 2)))
+        x = left + right
+    if COUNT >= 2:
+        left, right = tl.split(tl.reshape(x, (BLOCK_O, ROWS, 1, 2)))
+        x = left + right
+    return tl.reshape(x, (BLOCK_O, ROWS))
+
+
+@triton.jit
+def _unfold(acc_MN, BLOCK_O: tl.constexpr, FOLD: tl.constexpr, ROWS: tl.constexpr):
+    """Return product_OR: part f of a weight row counts only with part f of the activations."""
+    if FOLD == 1:
+        return acc_MN
+    acc_OFRF = tl.reshape(acc_MN, (BLOCK_O, FOLD, ROWS, FOLD))
+    same_FF = tl.arange(0, FOLD)[:, None] == tl.arange(0, FOLD)[None, :]
+    acc_OFR = tl.sum(tl.where(same_FF[None, :, None, :], acc_OFRF, 0.0), axis=3)
+    return _sum_pairs(acc_OFR, BLOCK_O, FOLD, ROWS)
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def matmul_kernel(
+    x_ptr,
+    x_stride,
+    x_desc,
+    w_ptr,
+    w_desc,
+    scale_ptr,
+    bias_ptr,
+    y_ptr,
+    partial_ptr,
+    arrivals_ptr,
+    num_rows,
+    num_out,
+    IN: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_O: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    FOLD: tl.constexpr,
+    SPLITS: tl.constexpr,
+    PREFETCH: tl.constexpr,
+    PDL: tl.constexpr,
+    NATIVE: tl.constexpr,
+):
+    """Compute y = x @ w.T * scale + bias for O outputs, or their share of this split.
+
+    Args:
+        x_ptr: [num_rows, IN], rows x_stride apart.
+        x_desc: the activations as [num_rows * FOLD, IN / FOLD], or None; only where FOLD or SPLITS is 1.
+        w_ptr: [num_out, IN].
+        w_desc: the weights as [num_out * FOLD, IN / FOLD], or None; only where FOLD or SPLITS is 1.
+        scale_ptr: float32 [num_out] or None.
+        bias_ptr: [num_out] or None.
+        y_ptr: [num_rows, num_out].
+        partial_ptr: float32 [SPLITS, num_rows, num_out] of scratch where SPLITS > 1.
+        arrivals_ptr: int32, a zero for each program of one split; zero again at the end.
+        num_rows: up to ROWS.
+        num_out: outputs.
+        IN, ROWS, BLOCK_O, BLOCK_K, FOLD, SPLITS: sizes; BLOCK_K divides IN / (FOLD * SPLITS).
+        PREFETCH: columns of each row of weights to ask for before the activations are there.
+        PDL: whether the launch is a dependent one.
+        NATIVE: whether this is a GPU of compute capability 9 or above.
+    """
+    launch_next(PDL)
+    block, split = tl.program_id(0), tl.program_id(1)
+    PART: tl.constexpr = IN // (FOLD * SPLITS)
+    first, last, offset = block * BLOCK_O, num_out - 1, split * FOLD * PART
+    if PDL and PREFETCH > 0:
+        _prefetch(w_ptr + offset, first, last, BLOCK_O, FOLD, IN, PART, PREFETCH)
+    wait(PDL)
+    cols_N = tl.arange(0, FOLD * ROWS)
+    row_N = cols_N // FOLD
+    x_ptrs_NK = x_ptr + (row_N * x_stride + offset + cols_N % FOLD * PART)[:, None] + tl.arange(0, BLOCK_K)[None, :]
+    w_ptrs_MK = _weight_pointers(w_ptr + offset, first, last, BLOCK_O, FOLD, IN, PART, BLOCK_K)
+    w_column = offset if FOLD == 1 else 0
+    acc_MN = tl.zeros((BLOCK_O * FOLD, FOLD * ROWS), tl.float32)
+    for column in range(0, PART, BLOCK_K):
+        w_MK = _tile(w_ptrs_MK, w_desc, first * FOLD, w_column + column, w_desc is not None)
+        x_NK = _activations(x_ptrs_NK + column, row_N < num_rows, x_desc, w_column + column)
+        acc_MN = tl.dot(_widen(w_MK, x_NK.dtype, NATIVE), tl.trans(x_NK), acc_MN)
+    y_OR = _unfold(acc_MN, BLOCK_O, FOLD, ROWS)
+
+    out_O, row_R = first + tl.arange(0, BLOCK_O), tl.arange(0, ROWS)
+    places_OR = row_R[None, :] * num_out + out_O[:, None]
+    mask_OR = (row_R[None, :] < num_rows) & (out_O[:, None] < num_out)
+    if SPLITS > 1:
+        tl.store(partial_ptr + split * num_rows * num_out + places_OR, y_OR, mask=mask_OR)
+        tl.debug_barrier()  # all of this program's sums are written before it counts as arrived
+        if tl.atomic_add(arrivals_ptr + block, 1, sem="acq_rel") != SPLITS - 1:
+            return
+        tl.store(arrivals_ptr + block, 0)
+        part_S = tl.arange(0, SPLITS) * num_rows * num_out
+        places_OSR = places_OR[:, None, :] + part_S[None, :, None]
+        parts_OSR = tl.load(partial_ptr + places_OSR, mask=mask_OR[:, None, :], other=0.0, cache_modifier=".cg")
+        y_OR = _sum_pairs(parts_OSR, BLOCK_O, SPLITS, ROWS)
+    if scale_ptr is not None:
+        y_OR *= tl.load(scale_ptr + out_O, mask=out_O < num_out)[:, None]
+    if bias_ptr is not None:
+        y_OR += tl.load(bias_ptr + out_O, mask=out_O < num_out).to(tl.float32)[:, None]
+    tl.store(y_ptr + places_OR, y_OR.to(y_ptr.dtype.element_ty), mask=mask_OR)
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def gated_kernel(
+    x_ptr,
+    x_stride,
+    x_desc,
+    w_ptr,
+    w_desc,
+    scale_ptr,
+    y_ptr,
+    num_rows,
+    num_out,
+    IN: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_O: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    FOLD: tl.constexpr,
+    PREFETCH: tl.constexpr,
+    PDL: tl.constexpr,
+    NATIVE: tl.constexpr,
+):
+    """Compute silu(x @ gate.T) * (x @ up.T) for O outputs; gate is the first num_out rows of w, up the other ones.
+
+    Both products and the activation are rounded to y's type, as where they are operations of their own. For the
+    arguments see `matmul_kernel`; scale is [2 * num_out].
+    """
+    launch_next(PDL)
+    PART: tl.constexpr = IN // FOLD
+    first, last = tl.program_id(0) * BLOCK_O, num_out - 1
+    if PDL and PREFETCH > 0:
+        _prefetch(w_ptr, first, last, BLOCK_O, FOLD, IN, PART, PREFETCH)
+        _prefetch(w_ptr, first + num_out, last + num_out, BLOCK_O, FOLD, IN, PART, PREFETCH)
+    wait(PDL)
+    cols_N = tl.arange(0, FOLD * ROWS)
+    row_N = cols_N // FOLD
+    x_ptrs_NK = x_ptr + (row_N * x_stride + cols_N % FOLD * PART)[:, None] + tl.arange(0, BLOCK_K)[None, :]
+    gate_ptrs_MK = _weight_pointers(w_ptr, first, last, BLOCK_O, FOLD, IN, PART, BLOCK_K)
+    up_ptrs_MK = _weight_pointers(w_ptr, first + num_out, last + num_out, BLOCK_O, FOLD, IN, PART, BLOCK_K)
+    gate_MN = tl.zeros((BLOCK_O * FOLD, FOLD * ROWS), tl.float32)
+    up_MN = tl.zeros((BLOCK_O * FOLD, FOLD * ROWS), tl.float32)
+    for column in range(0, PART, BLOCK_K):
+        g_MK = _tile(gate_ptrs_MK, w_desc, first * FOLD, column, w_desc is not None)
+        u_MK = _tile(up_ptrs_MK, w_desc, (first + num_out) * FOLD, column, w_desc is not None)
+        x_NK = _activations(x_ptrs_NK + column, row_N < num_rows, x_desc, column)
+        gate_MN = tl.dot(_widen(g_MK, x_NK.dtype, NATIVE), tl.trans(x_NK), gate_MN)
+        up_MN = tl.dot(_widen(u_MK, x_NK.dtype, NATIVE), tl.trans(x_NK), up_MN)
+    gate_OR, up_OR = _unfold(gate_MN, BLOCK_O, FOLD, ROWS), _unfold(up_MN, BLOCK_O, FOLD, ROWS)
+
+    out_O, row_R = first + tl.arange(0, BLOCK_O), tl.arange(0, ROWS)
+    dtype = y_ptr.dtype.element_ty
+    if scale_ptr is not None:
+        gate_OR *= tl.load(scale_ptr + out_O, mask=out_O < num_out)[:, None]
+        up_OR *= tl.load(scale_ptr + num_out + out_O, mask=out_O < num_out)[:, None]
+    gate_OR = gate_OR.to(dtype).to(tl.float32)
+    active_OR = (gate_OR / (1.0 + tl.exp(-gate_OR))).to(dtype).to(tl.float32)
+    y_OR = active_OR * up_OR.to(dtype).to(tl.float32)
+    mask_OR = (row_R[None, :] < num_rows) & (out_O[:, None] < num_out)
+    tl.store(y_ptr + row_R[None, :] * num_out + out_O[:, None], y_OR.to(dtype), mask=mask_OR)
+
+
+@triton.jit
+def vector_kernel(
+    x_ptr,
+    w_ptr,
+    scale_ptr,
+    bias_ptr,
+    y_ptr,
+    num_out,
+    IN: tl.constexpr,
+    BLOCK_O: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GATED: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Compute what `matmul_kernel` or `gated_kernel` does for one row, without matrix instructions."""
+    launch_next(PDL)
+    out_O, column_1K = tl.program_id(0) * BLOCK_O + tl.arange(0, BLOCK_O), tl.arange(0, BLOCK_K)[None, :]
+    w_ptrs_OK = w_ptr + tl.minimum(out_O, num_out - 1).to(tl.int64)[:, None] * IN + column_1K
+    u_ptrs_OK = w_ptrs_OK + num_out.to(tl.int64) * IN
+    w_OK = tl.load(w_ptrs_OK)
+    u_OK = tl.load(u_ptrs_OK) if GATED else w_OK
+    wait(PDL)
+    sum_OK = tl.zeros((BLOCK_O, BLOCK_K), tl.float32)
+    up_OK = tl.zeros((BLOCK_O, BLOCK_K), tl.float32)
+    for column in tl.static_range(0, IN, BLOCK_K):
+        x_1K = tl.load(x_ptr + column_1K + column).to(tl.float32)
+        next_OK, after_OK = w_OK, u_OK
+        if column + BLOCK_K < IN:
+            next_OK = tl.load(w_ptrs_OK + (column + BLOCK_K))
+            if GATED:
+                after_OK = tl.load(u_ptrs_OK + (column + BLOCK_K))
+        sum_OK += w_OK.to(tl.float32) * x_1K
+        if GATED:
+            up_OK += u_OK.to(tl.float32) * x_1K
+        w_OK, u_OK = next_OK, after_OK
+    y_O = tl.sum(sum_OK, axis=1)
+    dtype = y_ptr.dtype.element_ty
+    if scale_ptr is not None:
+        y_O *= tl.load(scale_ptr + out_O, mask=out_O < num_out)
+    if GATED:
+        y_O = y_O.to(dtype).to(tl.float32)
+        y_O = (y_O / (1.0 + tl.exp(-y_O))).to(dtype).to(tl.float32)
+        up_O = tl.sum(up_OK, axis=1)
+        if scale_ptr is not None:
+            up_O *= tl.load(scale_ptr + num_out + out_O, mask=out_O < num_out)
+        y_O *= up_O.to(dtype).to(tl.float32)
+    if bias_ptr is not None:
+        y_O += tl.load(bias_ptr + out_O, mask=out_O < num_out).to(tl.float32)
+    tl.store(y_ptr + out_O, y_O.to(dtype), mask=out_O < num_out)

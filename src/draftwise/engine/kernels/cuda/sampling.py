@@ -1,0 +1,300 @@
+"""Picks tokens from logits on the GPU: likeliest, drawn with counter-based noise that is never stored, and verified.
+
+Each function equals the plain torch of `engine.sampling` and `engine.verify`, which define it; only the order of
+sums and the last bit of logarithms may differ. A row's result does not depend on the other rows.
+
+A vocabulary is too long for one program, and rows are few. So `_best_part` takes the best of each part of a row, as a
+key that orders by value and then by lowest index, and `_best_of_parts` takes the best key of each row.
+
+Shape letters: B sequences, S = K+1 rows of logits a sequence, K draft tokens, R = B * S, V vocabulary, C parts of a
+row, U tokens that a drafter can name.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from draftwise.engine import random
+from draftwise.engine.kernels.cuda.floors import find_floors
+from draftwise.engine.kernels.cuda.launch import interpreted, launch_next, pdl, wait
+from draftwise.engine.sampling import MIN_TEMPERATURE
+
+__all__ = ["argmax_rows", "draw_rows", "find_floors", "settle"]
+
+_BLOCK = 1024
+"""Columns that a program looks at together."""
+_MAX_PARTS = 128
+_PROGRAMS = 1056
+"""About as many as run at a time: 8 of 4 warps on each of 132 multiprocessors."""
+_MIN_TEMPERATURE = tl.constexpr(MIN_TEMPERATURE)
+
+_GOLDEN, _POSITION, _LANE = tl.constexpr(random.GOLDEN), tl.constexpr(random.POSITION), tl.constexpr(random.LANE)
+_MIX_1, _MIX_2 = tl.constexpr(random.MIX_1), tl.constexpr(random.MIX_2)
+_ACCEPT = tl.constexpr(int(random.Lane.ACCEPT))
+_LAST = tl.constexpr(2**31 - 1)
+
+
+def argmax_rows(logits_RV: Tensor, ids_U: Tensor | None = None) -> Tensor:
+    """Return the likeliest token of each row, see `engine.sampling.argmax`."""
+    keys_RC = _find_best(logits_RV, 1)
+    return _decode_best(keys_RC, ids_U).view(logits_RV.shape[:-1])
+
+
+def draw_rows(
+    logits_BSV: Tensor,
+    temperature_B: Tensor | None,
+    *,
+    seeds_B: Tensor,
+    positions_B: Tensor,
+    lane: int,
+    floor_BS: Tensor | None = None,
+) -> Tensor:
+    """Return a token of each row drawn from softmax(logits / temperature), see `engine.sampling.draw`."""
+    keys_RC = _find_best(
+        logits_BSV, logits_BSV.shape[1], (seeds_B, positions_B, temperature_B, floor_BS), lane=lane, draws=True
+    )
+    return _decode_best(keys_RC, None).view(logits_BSV.shape[:-1])
+
+
+def settle(
+    next_BS: Tensor,
+    draft_BK: Tensor,
+    lengths_B: Tensor,
+    stands_BK: Tensor | None,
+    rates_K: Tensor | None,
+    seeds_B: Tensor,
+    positions_B: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Return the emitted tokens [B, S], -1 after them, and how many draft tokens stand [B]; see `engine.verify`.
+
+    Draft tokens stand as `stands_BK` (bool) says, else as coins of these rates (float64) fall, else where they are the
+    next token.
+    """
+    num_seqs, num_rows = next_BS.shape
+    # Drafts that come from the host lie beside their lengths in one tensor.
+    draft_BK = draft_BK if draft_BK.stride(1) == 1 else draft_BK.contiguous()
+    seeds_B, positions_B = seeds_B.contiguous(), positions_B.contiguous()
+    tokens_BS = torch.empty_like(next_BS)
+    accepted_B = next_BS.new_empty(num_seqs)
+    _settle_sequence[(num_seqs,)](
+        *(next_BS, draft_BK, lengths_B, stands_BK, rates_K, seeds_B, positions_B, tokens_BS, accepted_B),
+        *(draft_BK.stride(0), lengths_B.stride(0), num_rows),
+        S_PADDED=triton.next_power_of_2(num_rows),
+        GIVEN=stands_BK is not None,
+        COINS=rates_K is not None,
+        PDL=pdl(),
+        num_warps=1,
+        launch_pdl=pdl(),
+    )
+    return tokens_BS, accepted_B
+
+
+def _find_best(
+    logits: Tensor,
+    num_rows: int,
+    noise: tuple[Tensor | None, ...] = (None,) * 4,
+    *,
+    lane: int = 0,
+    draws: bool = False,
+) -> Tensor:
+    """Return the best key of each part of each row [R, C].
+
+    Args:
+        logits: [..., V].
+        num_rows: S, rows that share the settings of a sequence.
+        noise: seeds_B, positions_B, temperature_B and floor_BS.
+        lane: of the noise.
+        draws: whether to add noise at all.
+    """
+    vocab_size = logits.shape[-1]
+    rows_RV = logits.reshape(-1, vocab_size)
+    count = len(rows_RV)
+    parts = min(_MAX_PARTS, max(_PROGRAMS // max(count, 1), 1), triton.cdiv(vocab_size, _BLOCK))
+    part_size = triton.cdiv(triton.cdiv(vocab_size, parts), _BLOCK) * _BLOCK
+    parts = triton.cdiv(vocab_size, part_size)
+    keys_RC = torch.empty(count, parts, dtype=torch.long, device=logits.device)
+    settings = [each if each is None else each.contiguous() for each in noise]
+    _best_part[(parts, count)](
+        *(rows_RV, keys_RC, *settings, rows_RV.stride(0), vocab_size, part_size, num_rows),
+        LANE=lane,
+        DRAWS=draws,
+        TEMPERED=noise[2] is not None,
+        CUTS=noise[3] is not None,
+        BLOCK=_BLOCK,
+        EXACT_LOG=not interpreted(),
+        PDL=pdl(),
+        num_warps=4,
+        launch_pdl=pdl(),
+    )
+    return keys_RC
+
+
+def _decode_best(keys_RC: Tensor, ids_U: Tensor | None) -> Tensor:
+    """Return the token of each row's best key."""
+    count, parts = keys_RC.shape
+    tokens_R = keys_RC.new_empty(count)
+    _best_of_parts[(count,)](
+        *(keys_RC, ids_U, tokens_R, parts),
+        MAX_PARTS=_MAX_PARTS,
+        MAPPED=ids_U is not None,
+        PDL=pdl(),
+        num_warps=1,
+        launch_pdl=pdl(),
+    )
+    return tokens_R
+
+
+@triton.jit
+def _best_part(
+    logits,
+    keys,
+    seeds,
+    positions,
+    temperatures,
+    floors,
+    row_stride,
+    V,
+    part_size,
+    S,
+    LANE: tl.constexpr,
+    DRAWS: tl.constexpr,
+    TEMPERED: tl.constexpr,
+    CUTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    EXACT_LOG: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Write the key of the best token of one part of one row."""
+    wait(PDL)
+    launch_next(PDL)
+    part, row = tl.program_id(0), tl.program_id(1)
+    scale, noisy, bits = 1.0, DRAWS, tl.full([], 0, tl.uint64)
+    if DRAWS:
+        bits = _row_bits(tl.load(seeds + row // S), tl.load(positions + row // S) + row % S, LANE)
+    if TEMPERED:
+        temperature = tl.load(temperatures + row // S)
+        noisy = temperature != 0
+        scale = tl.where(noisy, tl.maximum(temperature, _MIN_TEMPERATURE), 1.0)
+    lane = tl.arange(0, BLOCK)
+    first = tl.multiple_of(part * part_size, BLOCK)
+    end = tl.minimum((part + 1) * part_size, V)
+    best = tl.full([BLOCK], float("-inf"), tl.float32)
+    where = first + lane
+    while first < end:  # not `range`: Triton's interpreter needs numpy < 2.4 for bounds that are not constexpr
+        index = tl.multiple_of(first, BLOCK) + lane
+        value = tl.load(logits + row.to(tl.int64) * row_stride + index, mask=index < V, other=float("-inf"))
+        value = value.to(tl.float32)
+        if TEMPERED:
+            value = tl.div_rn(value, scale)
+        if CUTS:
+            value = tl.where(value < tl.load(floors + row), float("-inf"), value)
+        if noisy:
+            value += _to_gumbel(_token_bits(bits, index), EXACT_LOG)
+        better = value > best
+        best = tl.where(better, value, best)
+        where = tl.where(better, index, where)
+        first += BLOCK
+    tl.store(keys + row * tl.num_programs(0) + part, tl.max(_to_key(best, where), 0))
+
+
+@triton.jit
+def _best_of_parts(keys, ids, tokens, C, MAX_PARTS: tl.constexpr, MAPPED: tl.constexpr, PDL: tl.constexpr):
+    """Write the token of one row's best key."""
+    wait(PDL)
+    launch_next(PDL)
+    row, part = tl.program_id(0), tl.arange(0, MAX_PARTS)
+    lowest = -(2**63)
+    token = _to_index(tl.max(tl.load(keys + row * C + part, mask=part < C, other=lowest), 0))
+    if MAPPED:
+        token = tl.load(ids + token)
+    tl.store(tokens + row, token)
+
+
+@triton.jit
+def _settle_sequence(
+    next_tokens,
+    draft,
+    lengths,
+    stands,
+    rates,
+    seeds,
+    positions,
+    tokens,
+    accepted,
+    draft_stride,
+    length_stride,
+    S,
+    S_PADDED: tl.constexpr,
+    GIVEN: tl.constexpr,
+    COINS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Write what one sequence emits: the draft tokens before the first that falls, and the token that replaces it."""
+    wait(PDL)
+    launch_next(PDL)
+    seq, row = tl.program_id(0), tl.arange(0, S_PADDED)
+    length = tl.load(lengths + seq * length_stride)
+    drafted = row < S - 1
+    following = tl.load(next_tokens + seq * S + row, mask=row < S, other=0)
+    guess = tl.load(draft + seq * draft_stride + row, mask=drafted, other=-1)
+    if GIVEN:
+        stand = tl.load(stands + seq * (S - 1) + row, mask=drafted, other=0) != 0
+    elif COINS:
+        bits = _row_bits(tl.load(seeds + seq), tl.load(positions + seq) + row, _ACCEPT)
+        coin = ((bits >> 12).to(tl.float64) + 0.5) * 2.0**-52
+        stand = coin < tl.load(rates + row, mask=drafted, other=0.0)
+    else:
+        stand = guess == following
+    first_to_fall = tl.min(tl.where(stand & (row < length) & drafted, S_PADDED, row), 0)
+    emitted = tl.where(row < first_to_fall, guess, tl.where(row == first_to_fall, following, -1))
+    tl.store(tokens + seq * S + row, emitted, mask=row < S)
+    tl.store(accepted + seq, first_to_fall.to(tl.int64))
+
+
+@triton.jit
+def _to_key(value, index):
+    """Return an int64 that grows with the value and, for equal ones, falls with the index."""
+    bits = tl.where(value == 0, 0.0, value).to(tl.int32, bitcast=True)  # -0 equals 0
+    ordered = bits ^ ((bits >> 31) & _LAST)
+    return (ordered.to(tl.int64) << 32) | (index ^ _LAST).to(tl.int64)
+
+
+@triton.jit
+def _to_index(key):
+    return (key & 0xFFFFFFFF) ^ _LAST
+
+
+@triton.jit
+def _mix(bits):
+    """SplitMix64's finaliser on uint64, as `random._mix`."""
+    bits = (bits ^ (bits >> 30)) * _MIX_1
+    bits = (bits ^ (bits >> 27)) * _MIX_2
+    return bits ^ (bits >> 31)
+
+
+@triton.jit
+def _row_bits(seed, position, LANE: tl.constexpr):
+    """Return 64 random bits a row, as `random._row_bits`."""
+    mixed = _mix(seed.to(tl.uint64) + _GOLDEN) + position.to(tl.uint64) * _POSITION
+    return _mix(mixed + LANE * _LANE % 2**64)
+
+
+@triton.jit
+def _token_bits(row_bits, index):
+    """Return 64 random bits for each token of a row."""
+    return _mix(row_bits + (index + 1).to(tl.uint64) * _GOLDEN)
+
+
+@triton.jit
+def _to_gumbel(bits, EXACT_LOG: tl.constexpr):
+    """Return the standard Gumbel noise that these bits stand for, as `random.gumbel`."""
+    u = ((bits >> 33).to(tl.int32).to(tl.float32) + 0.5) * 2.0**-31
+    u = tl.minimum(u, 1 - 2.0**-24)  # rounding to float32 can reach 1, whose logarithm is infinite
+    if EXACT_LOG:
+        return -tl.extra.cuda.libdevice.log(-tl.extra.cuda.libdevice.log1p(-u))
+    # log1p for Triton's interpreter, which has none (Kahan's): the rounding of 1 - u cancels out.
+    rest = 1 - u
+    return -tl.log(tl.where(rest == 1, u, u * tl.log(rest) / tl.where(rest == 1, 1.0, rest - 1)))

@@ -1,0 +1,114 @@
+"""The engine's own loop: takes requests and aborts, steps while there is work, tells what each step gave."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from draftwise.core import InvalidSetup
+from draftwise.engine.startup import Startup, TimedStartup
+from draftwise.serve.channel import Channel
+from draftwise.serve.messages import Abort, Accepted, Add, Began, Broke, Ended, Invalid, Ready, Refused, Step
+
+if TYPE_CHECKING:
+    from draftwise.engine.core import Engine
+
+__all__ = ["Build", "run_engine"]
+
+logger = logging.getLogger("draftwise.serve")
+
+Build = Callable[[Startup], "Engine"]
+"""Builds the engine, telling the phases of its start-up."""
+
+
+def run_engine(build: Build, channel: Channel) -> None:
+    """Build an engine and run it until the other end of the channel closes, or the engine fails."""
+    try:
+        engine = build(_ToldStartup(channel))
+        _EngineLoop(engine, channel).run()
+    except (EOFError, ConnectionError):
+        return  # nobody is left to work for
+    except InvalidSetup as error:
+        _say_last(Invalid(error.findings), channel)
+    except Exception as error:
+        logger.exception("The engine failed; every request is refused from now on.")
+        _say_last(Broke(repr(error)), channel)
+
+
+def _say_last(message: Invalid | Broke, channel: Channel) -> None:
+    with suppress(ConnectionError):
+        channel.send(message)
+
+
+class _ToldStartup(TimedStartup):
+    """Tells the phases to the other end."""
+
+    def __init__(self, channel: Channel) -> None:
+        super().__init__()
+        self._channel = channel
+
+    def began(self, name: str) -> None:
+        self._channel.send(Began(name))
+
+    def ended(self, name: str, seconds: float) -> None:
+        self._channel.send(Ended(name, seconds))
+
+
+class _EngineLoop:
+    def __init__(self, engine: Engine, channel: Channel) -> None:
+        self._engine = engine
+        self._channel = channel
+        self._told = engine.stats()
+        """The snapshot that the other end has."""
+
+    def run(self) -> None:
+        """Work until `receive` raises that the other end is gone."""
+        engine, spec = self._engine, self._engine.spec
+        self._channel.send(
+            Ready(
+                config=engine.config,
+                k=spec.k if spec else None,
+                spec=spec.to_dict() if spec else None,
+                findings=engine.findings,
+                num_pages=engine.num_pages,
+                stats=self._told,
+            )
+        )
+        while True:
+            self._obey()
+            self._step()
+
+    def _obey(self) -> None:
+        """Carry out what was asked for, waiting for it when the engine is idle."""
+        wait = not self._engine.has_work()
+        while wait or self._channel.has_message():
+            message = self._channel.receive()
+            if isinstance(message, Add):
+                self._add(message)
+            elif isinstance(message, Abort):
+                for request_id in message.request_ids:
+                    self._engine.abort(request_id)
+            wait = False
+
+    def _add(self, message: Add) -> None:
+        for position, request in enumerate(message.requests):
+            try:
+                self._engine.add(request)
+            except InvalidSetup as error:
+                for earlier in message.requests[:position]:
+                    self._engine.abort(earlier.request_id)
+                self._channel.send(Refused(message.number, error.findings))
+                return
+        self._channel.send(Accepted(message.number))
+
+    def _step(self) -> None:
+        began = time.monotonic()
+        deltas = self._engine.step()
+        ended = time.monotonic()
+        stats = self._engine.stats()
+        if deltas or stats != self._told:
+            self._told = stats
+            self._channel.send(Step.of(deltas, stats, began=began, ended=ended))

@@ -1,0 +1,88 @@
+"""Starts an engine's loop where it does not share the interpreter's lock with the server: in a process of its own."""
+
+from __future__ import annotations
+
+import pickle
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from draftwise.core import SpecConfig
+from draftwise.engine.config import EngineConfig
+from draftwise.engine.startup import Startup
+from draftwise.serve.channel import Channel
+from draftwise.serve.engine_loop import Build, run_engine
+
+if TYPE_CHECKING:
+    from draftwise.engine.core import Engine
+
+__all__ = ["Launched", "build_engine", "start_process", "start_thread"]
+
+_END_S = 10
+"""Seconds that an engine has to end after its channel has closed; a step takes far less."""
+
+
+class Launched(Protocol):
+    """An engine that is being built elsewhere."""
+
+    channel: Channel
+
+    def join(self) -> str:
+        """Wait until it has ended (it does when the channel is closed); return how, for a person."""
+
+
+def build_engine(config: EngineConfig, spec_json: str | None, startup: Startup) -> Engine:
+    """Return the engine; the import brings torch, which the server's own process does without."""
+    from draftwise.engine.core import Engine
+
+    return Engine(config, None if spec_json is None else SpecConfig.parse(spec_json), startup=startup)
+
+
+def start_process(build: Build) -> Launched:
+    """Start an engine in a new process; `build` must be picklable (a function of a module, or a partial of one)."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        command = [sys.executable, "-m", "draftwise.serve.engine_process", str(theirs.fileno())]
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
+    channel = Channel(ours)
+    channel.send((sys.path, pickle.dumps(build)))
+    return _Process(channel, process)
+
+
+def start_thread(build: Build) -> Launched:
+    """Start an engine in a thread of this process."""
+    ours, theirs = socket.socketpair()
+
+    def run() -> None:
+        with theirs:
+            run_engine(build, Channel(theirs))
+
+    thread = threading.Thread(target=run, name="draftwise-engine", daemon=True)
+    thread.start()
+    return _Thread(Channel(ours), thread)
+
+
+@dataclass
+class _Process:
+    channel: Channel
+    process: subprocess.Popen[bytes]
+
+    def join(self) -> str:
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(_END_S)
+        self.process.kill()
+        return f"its process ended with status {self.process.wait()}"
+
+
+@dataclass
+class _Thread:
+    channel: Channel
+    thread: threading.Thread
+
+    def join(self) -> str:
+        self.thread.join()
+        return "its thread ended"

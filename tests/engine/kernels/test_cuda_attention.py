@@ -1,0 +1,261 @@
+"""Paged attention on the GPU against dense attention in float64, whatever lies in pages and rows that are not read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+from draftwise.engine.kernels.cuda.attention import Tiling, choose_tiling, decode_attention, num_counters
+from draftwise.engine.kernels.cuda.launch import interpreted
+
+NAN = float("nan")
+TILING = Tiling(rows=16, keys=16, warps=4, stages=2, splits=1)
+TILINGS = [
+    TILING,
+    replace(TILING, splits=3),
+    replace(TILING, splits=5, min_blocks=2, join_rows=16),
+    replace(TILING, splits=4, join_in_place=True),
+    replace(TILING, rows=64, keys=32, splits=7, join_in_place=True, unmasked_first=True),
+    replace(TILING, rows=32, keys=32, unmasked_first=True),
+    None,
+]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def index_of_one_element():
+    """From numpy 2.4 on an array of one element is no index any more; Triton 3.6's interpreter takes it for one."""
+    if not interpreted():
+        yield
+        return
+    from triton.runtime import interpreter
+
+    patch = interpreter._patch_lang_tensor
+
+    def patch_again(tensor, scope):
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    interpreter._patch_lang_tensor = patch_again
+    yield
+    interpreter._patch_lang_tensor = patch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """Sequences of (start, length), and what they look at."""
+
+    spans: list[tuple[int, int]]
+    width: int
+    ragged: bool = False
+    causal: bool = True
+    heads: int = 4
+    groups: int = 2
+    dim: int = 32
+    page: int = 4
+    dtype: torch.dtype = torch.float32
+    kv_dtype: torch.dtype = torch.float32
+    seed: int = 0
+
+
+@dataclass(kw_only=True)
+class Arguments:
+    """A case's tensors."""
+
+    q_NAD: Tensor
+    pages: Tensor
+    table_BP: Tensor
+    first_row_B: Tensor
+    starts_B: Tensor
+    lengths_B: Tensor
+
+
+def lay_out(case: Case, device: torch.device) -> Arguments:
+    """Return tensors in which everything that must not be read is no number."""
+    generator = torch.Generator().manual_seed(case.seed)
+    num_seqs = len(case.spans)
+    per_seq = max(-(-(start + case.width) // case.page) for start, _ in case.spans) + 1
+    pages = torch.full((num_seqs * per_seq + 1, case.page, 2, case.groups, case.dim), NAN)
+    table_BP = torch.randperm(num_seqs * per_seq, generator=generator).view(num_seqs, per_seq)
+    rows, first = [], []
+    for b, (start, length) in enumerate(case.spans):
+        positions = torch.arange(start + length)
+        new = torch.randn(start + length, 2, case.groups, case.dim, generator=generator)
+        pages[table_BP[b, positions // case.page], positions % case.page] = new
+        first.append(sum(map(len, rows)))
+        rows.append(torch.randn(length, case.heads, case.dim, generator=generator))
+        if not case.ragged:
+            rows.append(torch.full((case.width - length, case.heads, case.dim), NAN))
+    starts_B, lengths_B = torch.tensor(case.spans).T.contiguous()
+    return Arguments(
+        q_NAD=torch.cat(rows).to(device, case.dtype),
+        pages=pages.to(device, case.kv_dtype),
+        table_BP=table_BP.to(device, torch.int32),
+        first_row_B=torch.tensor(first, device=device),
+        starts_B=starts_B.to(device),
+        lengths_B=lengths_B.to(device),
+    )
+
+
+def run(case: Case, arguments: Arguments, tiling: Tiling | None) -> Tensor:
+    """Return the output, into a tensor that held no numbers; check the counters."""
+    a = arguments
+    out = torch.full((a.q_NAD.shape[0], case.heads * case.dim), NAN, dtype=case.dtype, device=a.q_NAD.device)
+    arrived = None
+    if tiling is not None:
+        count = num_counters(a.q_NAD, a.pages, len(case.spans), case.width, tiling)
+        arrived = torch.zeros(count, dtype=torch.int32, device=a.q_NAD.device)
+    decode_attention(
+        a.q_NAD,
+        a.pages,
+        a.table_BP,
+        a.first_row_B,
+        a.starts_B,
+        a.lengths_B,
+        width=case.width,
+        causal=case.causal,
+        scale=case.dim**-0.5,
+        out=out,
+        tiling=tiling,
+        arrived=arrived,
+    )
+    assert arrived is None or not arrived.any(), "counters are zero again"
+    return out
+
+
+def dense(case: Case, arguments: Arguments, seq: int) -> Tensor:
+    """Return the output [length, A * D] of one sequence in float64, one head at a time."""
+    start, length = case.spans[seq]
+    first = int(arguments.first_row_B[seq])
+    q_QAD = arguments.q_NAD[first : first + length].double()
+    tokens = arguments.pages[arguments.table_BP[seq].long()].flatten(0, 1)[: start + length].double()
+    hidden = torch.arange(start + length) > torch.arange(start, start + length).unsqueeze(1)
+    outs = []
+    for head in range(case.heads):
+        k_TD, v_TD = tokens[:, :, head * case.groups // case.heads].unbind(1)
+        scores_QT = q_QAD[:, head] @ k_TD.T * case.dim**-0.5
+        if case.causal:
+            scores_QT = scores_QT.masked_fill(hidden.to(scores_QT.device), float("-inf"))
+        outs.append(scores_QT.softmax(-1) @ v_TD)
+    return torch.cat(outs, dim=1)
+
+
+def verify(case: Case, device: torch.device, tiling: Tiling | None) -> None:
+    """Compare each sequence's rows with dense attention; padding must be finite."""
+    arguments = lay_out(case, device)
+    out = run(case, arguments, tiling)
+    assert out.isfinite().all()
+    limit = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}[case.dtype]
+    for seq, (_, length) in enumerate(case.spans):
+        if length:
+            first = int(arguments.first_row_B[seq])
+            got, want = out[first : first + length].double(), dense(case, arguments, seq)
+            assert (got - want).norm() <= limit * want.norm()
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    width = draw(st.integers(1, 9))
+    span = st.tuples(st.integers(0, 90), st.integers(0, width))
+    spans = draw(st.lists(span, min_size=1, max_size=4))
+    ragged = draw(st.booleans())
+    if not any(length for _, length in spans):
+        spans[0] = (spans[0][0], 1)
+    groups, share = draw(st.sampled_from([(1, 1), (2, 1), (2, 2), (1, 4), (2, 3), (1, 8)]))
+    return Case(
+        spans=spans,
+        width=width,
+        ragged=ragged,
+        causal=draw(st.booleans()),
+        heads=groups * share,
+        groups=groups,
+        dim=draw(st.sampled_from([16, 24, 32])),
+        page=draw(st.sampled_from([1, 4, 16])),
+        seed=draw(st.integers(0, 2**31)),
+    )
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(case=cases(), tiling=st.sampled_from(TILINGS))
+@example(Case(spans=[(0, 1)], width=1), TILINGS[3])
+@example(Case(spans=[(0, 0), (15, 1), (16, 4), (63, 2), (64, 0)], width=4), TILINGS[3])
+@example(Case(spans=[(0, 0), (15, 1), (16, 4), (63, 2), (64, 0)], width=4, ragged=True, causal=False), TILINGS[4])
+@example(Case(spans=[(31, 9), (0, 40)], width=40), TILINGS[4])
+@example(Case(spans=[(31, 9), (0, 40)], width=40, ragged=True), TILINGS[5])
+@example(Case(spans=[(31, 9), (0, 40)], width=40, ragged=True), TILINGS[1])
+def test_it_is_dense_attention(device: torch.device, case: Case, tiling: Tiling | None):
+    verify(case, device, tiling)
+
+
+@pytest.mark.parametrize("dim", [64, 80, 96, 128, 256])
+@pytest.mark.parametrize("kv_dtype", [torch.float16, torch.float8_e4m3fn, torch.bfloat16])
+def test_types_and_head_sizes(dim: int, kv_dtype: torch.dtype, device: torch.device):
+    if kv_dtype == torch.bfloat16 and interpreted():
+        pytest.skip("the interpreter multiplies the bits of bfloat16, not its values")
+    case = Case(spans=[(40, 4), (0, 2)], width=4, heads=8, page=16, dim=dim)
+    dtype = torch.float16 if kv_dtype == torch.float8_e4m3fn else kv_dtype
+    for tiling in (TILINGS[3], None):
+        verify(replace(case, dtype=dtype, kv_dtype=kv_dtype), device, tiling)
+
+
+@pytest.mark.parametrize("tiling", TILINGS)
+@pytest.mark.parametrize("ragged", [False, True])
+def test_neighbours_do_not_matter(tiling: Tiling | None, ragged: bool, device: torch.device):
+    tiling = tiling or choose_tiling(
+        num_seqs=3, num_groups=2, share=2, width=4, head_dim=32, itemsize=4, num_sms=132
+    )  # fmt: skip
+    case = Case(spans=[(50, 2), (70, 4), (11, 1)], width=4, ragged=ragged)
+    arguments = lay_out(case, device)
+    before = run(case, arguments, tiling)
+    changed = replace_neighbours(case, arguments)
+    after = run(case, changed, tiling)
+    first = int(arguments.first_row_B[1])
+    assert torch.equal(before[first : first + 4], after[first : first + 4])
+    assert not torch.equal(before[:2], after[:2]), "the neighbours did change"
+
+
+def replace_neighbours(case: Case, arguments: Arguments) -> Arguments:
+    """Return the arguments with other queries, keys, positions and lengths of all sequences but the second."""
+    mine = int(arguments.first_row_B[1])
+    q_NAD = arguments.q_NAD.clone()
+    q_NAD[:mine] = q_NAD[:mine].flip(1)
+    pages = torch.where(arguments.pages.isnan(), 0.5, -arguments.pages)
+    own = arguments.table_BP[1].long()
+    pages[own] = arguments.pages[own]
+    others = torch.tensor([1, 0, 1], device=q_NAD.device)
+    return replace(
+        arguments,
+        q_NAD=q_NAD,
+        pages=pages,
+        starts_B=arguments.starts_B - 3 * others,
+        lengths_B=arguments.lengths_B - others * (0 if case.ragged else 1),
+    )
+
+
+def test_rows_of_q_may_lie_apart(device: torch.device):
+    case = Case(spans=[(20, 3), (7, 3)], width=3)
+    arguments = lay_out(case, device)
+    wide = torch.full((6, case.heads + 5, case.dim), NAN, device=device)
+    wide[:, : case.heads] = arguments.q_NAD
+    apart = replace(arguments, q_NAD=wide[:, : case.heads])
+    assert torch.equal(run(case, apart, TILINGS[1]), run(case, arguments, TILINGS[1]))
+
+
+def test_few_tiles_are_split_and_many_are_not():
+    def splits(num_seqs: int, width: int) -> int:
+        tiling = choose_tiling(
+            num_seqs=num_seqs, num_groups=8, share=4, width=width, head_dim=128, itemsize=2, num_sms=132
+        )
+        assert tiling.rows * num_seqs * -(-4 * width // tiling.rows) >= 4 * width * num_seqs
+        return tiling.splits
+
+    assert splits(1, 1) * 8 >= 132
+    assert splits(64, 4) == 1
+    assert splits(16, 512) == 1
+    assert [splits(b, 4) for b in (1, 4, 16, 64)] == sorted((splits(b, 4) for b in (1, 4, 16, 64)), reverse=True)

@@ -1,0 +1,146 @@
+"""Products of few rows against torch, in every way of cutting them up."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+pytest.importorskip("triton")
+
+from draftwise.engine.kernels.cuda import matmul as products
+from draftwise.engine.kernels.cuda.matmul_configs import Config, Device, choose
+from draftwise.engine.kernels.cuda.matmul_fp8 import quantise_rows
+from draftwise.engine.models.linear import CudaLinear, quantise
+
+NUM_IN = 512
+H200 = Device(num_sms=132, shared_bytes=232_448, tma=True)
+CONFIGS = [
+    Config(outputs=16, columns=64, fold=4),
+    Config(outputs=16, columns=64, fold=4, tma=False, x_tma=False),
+    Config(outputs=32, columns=128, fold=2, warps=8),
+    Config(outputs=64, columns=64),
+    Config(outputs=8, columns=32, fold=8),
+    Config(outputs=32, columns=64, splits=4, stages=3),
+    Config(outputs=32, columns=64, fold=2, splits=2, tma=False, x_tma=False),
+    Config(outputs=16, columns=256, warps=2, tma=False, x_tma=False, prefetch=0),
+]
+BIASES = [False, True]
+
+
+@pytest.fixture
+def dtype(device):
+    """The interpreter multiplies no bfloat16."""
+    torch.manual_seed(0)
+    return torch.float16 if device.type == "cpu" else torch.bfloat16
+
+
+def random(*shape: int, device: torch.device, dtype: torch.dtype, scale: float = 1.0) -> torch.Tensor:
+    return (torch.randn(shape, device=device) * scale).to(dtype)
+
+
+def check(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    """Both are rounded to a 16-bit type, at most one bit apart."""
+    tolerance = 2 * torch.finfo(actual.dtype).eps
+    torch.testing.assert_close(actual.double(), expected.double(), rtol=tolerance, atol=tolerance / 16)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+@pytest.mark.parametrize("num_rows", [1, 5, 16])
+@pytest.mark.parametrize("with_bias", BIASES)
+def test_product(config, num_rows, with_bias, device, dtype):
+    x, weight = random(num_rows, NUM_IN, device=device, dtype=dtype), random(80, NUM_IN, device=device, dtype=dtype)
+    bias = random(80, device=device, dtype=dtype) if with_bias else None
+    weight *= NUM_IN**-0.5
+    arrivals = torch.zeros(products.num_arrivals(80), dtype=torch.int32, device=device)
+    expected = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
+    for _ in range(2):  # the counters have to be zero again
+        check(products.run_matmul(config, x, weight, bias, arrivals_T=arrivals), expected)
+    assert not arrivals.any()
+
+
+@pytest.mark.parametrize("config", [config for config in CONFIGS if config.splits == 1], ids=str)
+@pytest.mark.parametrize("num_rows", [1, 5, 16])
+def test_gated_product(config, num_rows, device, dtype):
+    x, weight = random(num_rows, NUM_IN, device=device, dtype=dtype), random(160, NUM_IN, device=device, dtype=dtype)
+    weight *= NUM_IN**-0.5
+    gate, up = F.linear(x.double(), weight.double()).to(dtype).chunk(2, dim=-1)
+    check(products.run_gated(config, x, weight), (F.silu(gate) * up).double())
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_rows_have_the_same_bits_in_any_batch(gated, device, dtype):
+    """Padding, fold and splits change with the number of rows; the order of sums does not."""
+    if device.type == "cpu":
+        pytest.skip("the interpreter's products sum in an order that depends on their sizes")
+    x, weight = random(64, NUM_IN, device=device, dtype=dtype), random(192, NUM_IN, device=device, dtype=dtype)
+    linear = CudaLinear(weight)
+    together = linear.gated(x) if gated else linear(x)
+    for num_rows in (1, 3, 8, 16, 40):
+        assert torch.equal(linear.gated(x[:num_rows]) if gated else linear(x[:num_rows]), together[:num_rows])
+
+
+def test_rows_that_lie_apart(device, dtype):
+    wide, weight = random(4, 2 * NUM_IN, device=device, dtype=dtype), random(48, NUM_IN, device=device, dtype=dtype)
+    linear = CudaLinear(weight)
+    assert torch.equal(linear(wide[:, NUM_IN:]), linear(wide[:, NUM_IN:].contiguous()))
+
+
+@pytest.mark.parametrize(("num_rows", "num_in"), [(65, 512), (3, 80), (0, 512)])
+def test_other_shapes_go_to_the_library(num_rows, num_in, device, dtype):
+    x, weight = random(num_rows, num_in, device=device, dtype=dtype), random(48, num_in, device=device, dtype=dtype)
+    linear = CudaLinear(weight, random(48, device=device, dtype=dtype))
+    assert products.find_config(x, weight, gated=False) is None
+    torch.testing.assert_close(linear(x), F.linear(x, weight, linear.bias))
+    gate, up = F.linear(x, weight, linear.bias).chunk(2, dim=-1)
+    torch.testing.assert_close(linear.gated(x), F.silu(gate) * up, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("num_rows", [1, 6, 64, 70])
+@pytest.mark.parametrize("gated", [False, True])
+def test_one_byte_weights(num_rows, gated, device, dtype):
+    """With few rows only the weights are rounded; with many the activations are too, where the GPU multiplies them."""
+    x, weight = random(num_rows, NUM_IN, device=device, dtype=dtype), random(96, NUM_IN, device=device, dtype=dtype)
+    weight_fp8, scale = quantise(weight * NUM_IN**-0.5)
+    linear = CudaLinear(weight_fp8, None, scale)
+    exact = F.linear(x.double(), weight_fp8.double() * scale.double().unsqueeze(1))
+    if gated:
+        gate, up = exact.chunk(2, dim=-1)
+        exact = F.silu(gate) * up
+    actual = (linear.gated(x) if gated else linear(x)).double()
+    assert (actual - exact).norm() / exact.norm() < (4e-3 if num_rows <= 64 else 5e-2)
+
+
+def test_quantise_rows(device, dtype):
+    x = random(5, 200, device=device, dtype=dtype)
+    x[2] = 0
+    quantised, scale = quantise_rows(x)
+    expected, expected_scale = quantise(x)
+    torch.testing.assert_close(scale, expected_scale)
+    share = (quantised.float() == expected.float()).float().mean()
+    assert share > (0.9 if device.type == "cpu" else 0.999)  # the interpreter loses the carry of some roundings
+
+
+@pytest.mark.parametrize("shape", [(6144, 4096), (4096, 14336), (128256, 4096), (4096, 4096), (320, 192), (32000, 64)])
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("weight_bytes", [1, 2])
+def test_every_shape_has_a_config_that_fits(shape, gated, weight_bytes):
+    num_out, num_in = shape
+    for device in (H200, Device(num_sms=84, shared_bytes=101_376, tma=False)):
+        parts = set()
+        for num_rows in range(1, 65):
+            config = choose(num_rows, num_out, num_in, device, gated=gated, weight_bytes=weight_bytes)
+            assert config is not None
+            parts.add(config.fold * config.splits)
+            assert num_in % (config.fold * config.splits * config.columns) == 0
+            assert config.splits == 1 or not gated
+            assert not (config.tma and not device.tma)
+            assert not (config.tma and config.fold > 1 and config.splits > 1)
+            stages = config.stage_bytes(num_rows, gated=gated, weight_bytes=weight_bytes) * config.stages
+            assert stages <= device.shared_bytes
+        assert len(parts) == 1
+
+
+def test_no_config_beyond_the_limits():
+    assert choose(65, 4096, 4096, H200, gated=False) is None
+    assert choose(1, 4096, 4000, H200, gated=False) is None

@@ -1,0 +1,244 @@
+"""The Triton kernels that pick tokens compute what the plain torch code does, the random bits to the last one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+triton = pytest.importorskip("triton")
+tl = pytest.importorskip("triton.language")
+
+from draftwise.engine import random as noise  # noqa: E402
+from draftwise.engine import sampling, verify  # noqa: E402
+from draftwise.engine.acceptance import Acceptance, Standard, Synthetic, Typical, place  # noqa: E402
+from draftwise.engine.kernels.cuda import sampling as kernels  # noqa: E402
+from draftwise.engine.proposers.base import Draft  # noqa: E402
+from draftwise.engine.random import Lane  # noqa: E402
+from draftwise.engine.sampling import Tempering  # noqa: E402
+from draftwise.engine.sampling_params import SamplingParams  # noqa: E402
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+SEEDS = (0, 1, 2**62 + 12345, 2**63 - 1)
+MIXED = (
+    SamplingParams(temperature=0, top_k=2),
+    SamplingParams(temperature=0.6),
+    SamplingParams(temperature=1, top_p=0.7),
+    SamplingParams(temperature=1e-5),
+    SamplingParams(temperature=1.8, top_k=4, top_p=0.9, min_p=0.01),
+    SamplingParams(min_p=0.2),
+)
+
+
+def random_logits(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * 3
+
+
+def counters(count: int, device: torch.device) -> dict[str, Tensor]:
+    seeds = torch.tensor([SEEDS[i % len(SEEDS)] for i in range(count)], device=device)
+    return {"seeds_B": seeds, "positions_B": torch.arange(count, device=device) * 1001}
+
+
+@pytest.fixture
+def no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the engine's functions run plain torch, also on a GPU."""
+    use(None, monkeypatch)
+
+
+def use(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for caller in (sampling, verify):
+        monkeypatch.setattr(caller, "kernels_for", lambda _: module)
+
+
+# The likeliest token.
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("vocab_size", [1, 37, 1024, 5000])
+def test_argmax_takes_the_lowest_of_equals(dtype: torch.dtype, vocab_size: int, device: torch.device) -> None:
+    logits = torch.randint(-3, 3, (2, 3, vocab_size), generator=torch.Generator().manual_seed(1)).to(device, dtype)
+    logits[0, 0] = 0.0
+    logits[0, 0, : vocab_size // 2] = -0.0
+    logits[0, 1] = -torch.inf
+    logits[0, 2] = -torch.inf
+    logits[0, 2, -1] = torch.finfo(dtype).min
+    best = logits == logits.amax(-1, keepdim=True)
+    expected = torch.where(best, torch.arange(vocab_size, device=device), vocab_size).amin(-1)
+    assert torch.equal(kernels.argmax_rows(logits), expected)
+
+
+def test_argmax_of_rows_that_lie_apart(device: torch.device) -> None:
+    logits = random_logits(4, 3000).to(device)[:, 17:2500]
+    assert torch.equal(kernels.argmax_rows(logits), logits.argmax(-1))
+
+
+def test_argmax_is_translated(device: torch.device) -> None:
+    logits, ids = random_logits(3, 1500).to(device), torch.randperm(9000)[:1500].to(device)
+    assert torch.equal(kernels.argmax_rows(logits, ids), ids[logits.argmax(-1)])
+
+
+def test_a_row_does_not_depend_on_how_many_there_are(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More rows mean fewer parts of each."""
+    monkeypatch.setattr(kernels, "_PROGRAMS", 9)
+    logits = random_logits(9, 1, 2100).to(device)
+    temperature = torch.full((9,), 0.9, device=device)
+    together = kernels.draw_rows(logits, temperature, lane=Lane.TOKEN, **counters(9, device))
+    for b in (0, 7):
+        alone = {name: value[b : b + 1] for name, value in counters(9, device).items()}
+        got = kernels.draw_rows(logits[b : b + 1], temperature[b : b + 1], lane=Lane.TOKEN, **alone)
+        assert torch.equal(got, together[b : b + 1])
+    assert torch.equal(kernels.argmax_rows(logits)[8:], kernels.argmax_rows(logits[8:]))
+
+
+# The noise.
+
+
+@triton.jit
+def _write_bits(seeds, positions, bits, LANE: tl.constexpr, V: tl.constexpr):
+    row, token = tl.program_id(0), tl.arange(0, V)
+    row_bits = kernels._row_bits(tl.load(seeds + row), tl.load(positions + row), LANE)
+    tl.store(bits + row * V + token, kernels._token_bits(row_bits, token).to(tl.int64, bitcast=True))
+
+
+@pytest.mark.parametrize("lane", list(Lane))
+def test_random_bits_are_the_same_to_the_last_one(lane: Lane, device: torch.device) -> None:
+    seeds = torch.tensor([*SEEDS, 2**40, 77], device=device)
+    positions = torch.tensor([0, 2**31, 5, 1, 123456789, 2**40], device=device)
+    got = torch.empty(6, 64, dtype=torch.long, device=device)
+    _write_bits[(6,)](seeds, positions, got, LANE=int(lane), V=64)
+    tokens = torch.arange(1, 65, device=device) * noise._int64(noise.GOLDEN)
+    expected = noise._mix(noise._row_bits(seeds, positions, lane).unsqueeze(1) + tokens)
+    assert torch.equal(got, expected)
+
+
+@triton.jit
+def _write_noise(bits, result, N: tl.constexpr, EXACT_LOG: tl.constexpr):
+    index = tl.arange(0, N)
+    tl.store(result + index, kernels._to_gumbel(tl.load(bits + index).to(tl.uint64, bitcast=True), EXACT_LOG))
+
+
+def test_noise_is_accurate_down_to_both_ends(device: torch.device) -> None:
+    top = torch.tensor([*range(16), 2**30, 2**31 - 1, 2**31 - 64, 2**31 - 129, *(2**i for i in range(12))])
+    got = torch.empty(32, device=device)
+    _write_noise[(1,)]((top << 33).to(device), got, N=32, EXACT_LOG=device.type == "cuda")
+    u = ((top.float() + 0.5) * 2.0**-31).clamp(max=1 - 2.0**-24).double()
+    torch.testing.assert_close(got.cpu().double(), -(-torch.log1p(-u)).log(), rtol=1e-6, atol=1e-6)
+
+
+# Draws.
+
+
+def assert_same_draws(got: Tensor, expected: Tensor, score: Tensor) -> None:
+    """Equal tokens, or such as noise that was rounded otherwise may swap."""
+    assert got.shape == expected.shape
+    lost = score.gather(-1, expected.unsqueeze(-1)) - score.gather(-1, got.unsqueeze(-1))
+    assert lost.abs().max() <= 1e-5
+    assert (got != expected).double().mean() <= 0.05
+
+
+@pytest.mark.usefixtures("no_kernels")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("lane", [Lane.TOKEN, Lane.DRAFT])
+@pytest.mark.parametrize("cuts", [False, True])
+def test_draws_equal_torch(dtype: torch.dtype, lane: Lane, cuts: bool, device: torch.device) -> None:
+    logits = random_logits(len(MIXED), 3, 1300).to(device, dtype)
+    tempering = Tempering.of(MIXED, device)
+    floor = sampling.find_floors(logits, tempering) if cuts else None
+    arguments = counters(len(MIXED), device) | {"lane": lane, "floor_BS": floor}
+    got = kernels.draw_rows(logits, tempering.temperature_B, **arguments)
+    expected = sampling.draw(logits, tempering.temperature_B, **arguments)
+    row = torch.arange(3, device=device)
+    seeds, positions = arguments["seeds_B"].unsqueeze(1), arguments["positions_B"].unsqueeze(1) + row
+    tempered = sampling.temper(logits, tempering.temperature_B)
+    score = tempered + noise.gumbel(seeds, positions, 1300, lane)
+    greedy = torch.tensor([p.greedy for p in MIXED])
+    assert_same_draws(got[~greedy], expected[~greedy], score[~greedy])
+    assert torch.equal(got[greedy], logits[greedy].argmax(-1))
+    if floor is not None:
+        assert (tempered.gather(2, got.unsqueeze(2)).squeeze(2) >= floor).all()
+
+
+@pytest.mark.usefixtures("no_kernels")
+def test_draws_from_logits_as_they_are(device: torch.device) -> None:
+    logits = random_logits(4, 2, 700).to(device).masked_fill(torch.rand(4, 2, 700, device=device) < 0.5, -torch.inf)
+    arguments = counters(4, device) | {"lane": Lane.TOKEN}
+    assert torch.equal(kernels.draw_rows(logits, None, **arguments), sampling.draw(logits, None, **arguments))
+
+
+# Truncation.
+
+
+@pytest.mark.usefixtures("no_kernels")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("vocab_size", [37, 5000])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"top_k": 1},
+        {"top_k": 20},
+        {"top_k": 10**6},
+        {"top_p": 0.5},
+        {"top_p": 0.999},
+        {"top_p": 1e-6},
+        {"min_p": 0.05},
+        {"min_p": 1.0},
+        {"top_k": 30, "top_p": 0.8, "min_p": 0.01},
+        {"temperature": 0, "top_k": 3, "top_p": 0.1},
+        {},
+    ],
+    ids=repr,
+)
+def test_floors_equal_torch(
+    dtype: torch.dtype, vocab_size: int, settings: dict[str, Any], device: torch.device
+) -> None:
+    params = [SamplingParams(**{"temperature": temperature} | settings) for temperature in (0.4, 1.0, 1.7)]
+    logits = random_logits(3, 1, vocab_size, seed=vocab_size).to(device, dtype)
+    logits[1, :, 1:] = logits[1, :, 1:].round()  # many ties
+    logits[2, :, 2::3] = -torch.inf
+    t = Tempering.of(params, device)
+    got = kernels.find_floors(logits, t.temperature_B, t.top_k_B, t.top_p_B, t.min_p_B)
+    tempered = sampling.temper(logits, t.temperature_B)
+    allowed = [(tempered >= floor.unsqueeze(2)).sum(2) for floor in (got, sampling.find_floors(logits, t))]
+    assert torch.equal(*allowed)
+
+
+# What a step makes final.
+
+SETTINGS = {
+    "greedy": (SamplingParams(temperature=0),) * 4,
+    "sampled": tuple(SamplingParams(temperature=t) for t in (0, 0.2, 1, 1.5)),
+    "truncated": (*MIXED[:3], MIXED[4]),
+}
+
+
+@pytest.mark.parametrize("num_drafted", [0, 4])
+@pytest.mark.parametrize("acceptance", [Standard(), Typical(), Synthetic(rates=(0.9, 0.7, 0.5, 0.3, 0.3, 0.2, 0.0))])
+@pytest.mark.parametrize("probabilistic", [False, True])
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_whole_verdicts_equal_torch(
+    num_drafted: int,
+    acceptance: Acceptance,
+    probabilistic: bool,
+    settings: str,
+    device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    generator = torch.Generator().manual_seed(num_drafted)
+    logits = random_logits(4, num_drafted + 1, 50).to(device, torch.bfloat16)
+    # Drafts that often stand: the likeliest tokens, with some others among them.
+    likeliest = logits[:, :-1].argmax(-1).cpu()
+    tokens = torch.where(torch.rand(likeliest.shape, generator=generator) < 0.8, likeliest, 3)
+    probs = torch.rand(4, num_drafted, 50, generator=generator).softmax(-1).to(device) if probabilistic else None
+    lengths = torch.tensor([num_drafted, num_drafted // 2, num_drafted, 0])
+    # As drafts from the host come: beside their lengths, so neither is contiguous.
+    lengths_B1, tokens_BK = torch.cat([lengths.unsqueeze(1), tokens], dim=1).to(device).split((1, num_drafted), dim=1)
+    draft = Draft(tokens_BK=tokens_BK, lengths_B=lengths_B1.squeeze(1), probs_BKV=probs)
+    arguments: dict[str, Any] = counters(4, device) | {"tempering": Tempering.of(SETTINGS[settings], device)}
+    verdicts = []
+    for module in (None, kernels):
+        use(module, monkeypatch)
+        verdicts.append(verify.verify(logits, draft, acceptance=place(acceptance, device), **arguments))
+    assert torch.equal(verdicts[0].tokens_BS, verdicts[1].tokens_BS)
+    assert torch.equal(verdicts[0].num_accepted_B, verdicts[1].num_accepted_B)

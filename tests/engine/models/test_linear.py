@@ -1,0 +1,47 @@
+"""Products with weights on the CPU, as they are and quantised."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from draftwise.engine.models.linear import make_linear, quantise
+
+
+@pytest.fixture(params=[torch.bfloat16, torch.float32], ids=str)
+def dtype(request):
+    torch.manual_seed(0)
+    return request.param
+
+
+@pytest.mark.parametrize("pack", [False, True])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_product(pack, with_bias, dtype):
+    x, weight, bias = torch.randn(3, 48).to(dtype), torch.randn(24, 48).to(dtype), torch.randn(24).to(dtype)
+    bias = bias if with_bias else None
+    torch.testing.assert_close(make_linear(weight, bias, pack=pack)(x), F.linear(x, weight, bias))
+
+
+def test_quantise(dtype):
+    """Each weight is within half a step of what it was; the largest of an output is kept, and zeros stay zeros."""
+    weight = torch.randn(24, 48).to(dtype) * torch.logspace(-3, 3, 24).unsqueeze(1).to(dtype)
+    weight[5] = 0
+    rounded, scale = quantise(weight)
+    assert (rounded.dtype, scale.dtype) == (torch.float8_e4m3fn, torch.float32)
+    assert (rounded.float().abs().amax(dim=1)[torch.arange(24) != 5] == 448).all()
+    assert not rounded[5].float().any()
+    again = rounded.double() * scale.double().unsqueeze(1)
+    step = torch.maximum(weight.double().abs() / 16, scale.double().unsqueeze(1) * 2**-10)
+    assert ((again - weight.double()).abs() <= 1.001 * step).all()
+
+
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_fp8_computes_with_the_rounded_weights(with_bias, dtype):
+    x, weight, bias = torch.randn(3, 48).to(dtype), torch.randn(24, 48).to(dtype), torch.randn(24).to(dtype)
+    bias = bias if with_bias else None
+    rounded, scale = quantise(weight)
+    expected = F.linear(x, (rounded.float() * scale.unsqueeze(1)).to(dtype), bias)
+    actual = make_linear(weight, bias, quantization="fp8")(x)
+    torch.testing.assert_close(actual, expected)
+    assert not torch.equal(actual, make_linear(weight, bias)(x))

@@ -1,0 +1,126 @@
+"""The engine in a process of its own: what it tells, and what happens when either side goes away."""
+
+import os
+import pickle
+import signal
+import subprocess
+import time
+from functools import partial
+
+import builders
+import pytest
+from serving import serving_launched
+
+from draftwise.core import BackendError, InvalidSetup
+from draftwise.engine.outputs import Delta, Logprob
+from draftwise.engine.tokenizer import Tokenizer, load_tokenizer
+from draftwise.serve.channel import Channel, ChannelProtocol
+from draftwise.serve.launch import start_process, start_thread
+from draftwise.serve.messages import Began, Broke, Ended, Step
+from draftwise.serve.worker import EngineWorker
+
+MESSAGES = [{"role": "user", "content": "Hi"}]
+
+
+class Recorder:
+    """A socket or transport that keeps what is written."""
+
+    def __init__(self):
+        self.written = b""
+
+    def sendall(self, data):
+        self.written += data
+
+
+@pytest.mark.parametrize("size", [1, 7, 10**6])
+def test_messages_arrive_whole_however_the_bytes_are_cut(size):
+    wire, got = Recorder(), []
+    for message in ("a", {"b": [1] * 5000}, b""):
+        Channel(wire).send(message)
+    protocol = ChannelProtocol(got.append, lambda: None)
+    for start in range(0, len(wire.written), size):
+        protocol.data_received(wire.written[start : start + size])
+    assert got == ["a", {"b": [1] * 5000}, b""]
+
+
+def test_a_step_survives_the_way():
+    candidates = {5: Logprob(-0.5, 1, "x")}
+    deltas = [
+        Delta(request_id="a", index=1, token_ids=[5], text="é", logprobs=[candidates], scheduled_s=1.5),
+        Delta(request_id="b", index=0, token_ids=[], text="", finish_reason="stop", stop_reason="###"),
+    ]
+    step = pickle.loads(pickle.dumps(Step.of(deltas, None, began=1.0, ended=2.0)))
+    assert (step.began, step.ended, step.deltas()) == (1.0, 2.0, deltas)
+
+
+@pytest.mark.parametrize("start", [start_process, start_thread])
+def test_phases_and_facts_reach_the_server(start, checkpoint):
+    told = []
+    worker = EngineWorker(start(partial(builders.build_in_phases, str(checkpoint))), max_waiting=1)
+    worker.wait_until_built("m", tell=told.append)
+    worker.stop()
+    assert [type(each) for each in told] == [Began, Ended]
+    assert {each.phase for each in told} == {"load weights"}
+    assert told[1].seconds > 0
+    assert (worker.about.k, worker.about.spec, worker.about.num_pages) == (2, {"method": "ngram"}, 7)
+    assert [finding.message for finding in worker.about.findings] == ["slow."]
+    assert worker.stats.num_running == 0
+
+
+@pytest.mark.parametrize(
+    ("build", "error", "words"),
+    [
+        (builders.build_wrongly, InvalidSetup, "max_model_len: too small. Lower it."),
+        (builders.build_brokenly, BackendError, "no kernel image"),
+        (builders.build_and_die, BackendError, "ended with status 7"),
+    ],
+)
+def test_an_engine_that_cannot_be_built(build, error, words):
+    worker = EngineWorker(start_process(build), max_waiting=1)
+    with pytest.raises(error) as caught:
+        worker.wait_until_built("m")
+    worker.stop()
+    assert words in str(caught.value)
+
+
+def test_when_the_process_dies_streams_end_with_the_error_and_health_says_so(checkpoint):
+    launched = start_process(partial(builders.build_in_phases, str(checkpoint)))
+    with serving_launched(launched, Tokenizer.from_pretrained(checkpoint)) as server:
+        assert server.http.post("/v1/completions", json={"prompt": "a"}).status_code == 200
+        os.kill(launched.process.pid, signal.SIGKILL)
+        launched.process.wait()
+        deadline = time.monotonic() + 10
+        while server.http.get("/health").status_code != 503:
+            assert time.monotonic() < deadline
+        answer = server.http.post("/v1/completions", json={"prompt": "a"})
+    assert answer.status_code == 500
+    assert "its process ended" in answer.json()["error"]["message"]
+
+
+def test_without_a_tokenizer_the_server_takes_token_ids(checkpoint):
+    launched = start_thread(partial(builders.build_in_phases, str(checkpoint)))
+    with serving_launched(launched, load_tokenizer(checkpoint, skip=True)) as server:
+        for path, body in {"completions": {"prompt": "a"}, "chat/completions": {"messages": MESSAGES}}.items():
+            answer = server.http.post(f"/v1/{path}", json=body)
+            assert (answer.status_code, "skip_tokenizer_init" in answer.text) == (400, True)
+        body = {"prompt": [65, 66], "logprobs": 1, "return_token_ids": True}
+        assert server.http.post("/v1/completions", json=body).json()["choices"][0]["token_ids"]
+
+
+def test_the_process_ends_when_the_server_is_gone_and_not_for_a_signal_to_its_group(checkpoint):
+    launched = start_process(partial(builders.build_in_phases, str(checkpoint)))
+    EngineWorker(launched, max_waiting=1).wait_until_built("m")
+    for number in (signal.SIGINT, signal.SIGTERM):
+        launched.process.send_signal(number)
+    with pytest.raises(subprocess.TimeoutExpired):
+        launched.process.wait(0.3)
+    launched.channel.socket.close()
+    assert launched.process.wait(20) == 0
+
+
+def test_what_broke_is_the_last_word(caplog):
+    launched = start_thread(builders.build_brokenly)
+    assert launched.channel.receive() == Broke("RuntimeError('no kernel image')")
+    assert "no kernel image" in caplog.text
+    with pytest.raises(EOFError):
+        launched.channel.receive()
