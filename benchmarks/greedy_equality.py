@@ -141,7 +141,7 @@ def check_method(reference: Reference, args: argparse.Namespace, dtype: str, met
         folder = args.bundle / method
         spec = METHODS[method] | ({"model": str(folder)} if folder.is_dir() else {})
     longest = max(map(len, reference.prompts)) + args.max_tokens + 1
-    pages = -(-longest // 16) + 6  # the longest alone has room; those that grow beside each other have not
+    pages = -(-longest // 16) + 3  # the longest alone has room; those that grow beside each other have not
     cramped = {"max_model_len": longest, "max_num_batched_tokens": 96, "num_gpu_blocks_override": pages}
     roomy = {"num_gpu_blocks_override": ROOM}
     for settings, circumstances in ((roomy, ("batch of 16", "prefix cached")), (cramped, ("preempted, chunked",))):

@@ -8,10 +8,21 @@ from typing import Any
 
 from shapes import Folders, Scale
 
-__all__ = ["CASES", "PER_TOKEN_ACCEPTANCE", "Case", "nominal_acceptance_length", "prompts", "spec_config"]
+__all__ = [
+    "CASES",
+    "PER_TOKEN_ACCEPTANCE",
+    "Case",
+    "nominal_acceptance_length",
+    "prompts",
+    "settings_for",
+    "spec_config",
+]
 
 PER_TOKEN_ACCEPTANCE = 0.6914
 """Share of draft tokens accepted once all before them are; k = 3 then gives 2.50 tokens a step."""
+
+MAX_BATCHED_TOKENS = 16384
+"""What vLLM 0.26 chooses on this card for offline use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,3 +118,17 @@ def prompts(case: Case, scale: Scale, count: int, rng: random.Random) -> list[li
         return (block * (length // len(block) + 1))[:length]
 
     return [one() for _ in range(count)]
+
+
+def settings_for(scale: Scale, folders: Folders, device: str, **other: Any) -> dict[str, Any]:
+    """Return our engine's settings, the same as vLLM's."""
+    return {
+        "model": str(folders.target),
+        "device": device,
+        "dtype": "bfloat16",
+        "load_format": "dummy",
+        "skip_tokenizer_init": True,
+        "max_model_len": scale.max_model_len,
+        "max_num_batched_tokens": MAX_BATCHED_TOKENS,
+        "enable_prefix_caching": False,
+    } | other

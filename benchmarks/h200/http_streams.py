@@ -1,6 +1,6 @@
 """Streams through `draftwise serve` beside the same engine called in process: what HTTP costs on a GPU.
 
-`compare` starts the server as the CLI does, in a process of its own, and reads the streams in another one, over bare
+`compare` starts the server by its CLI and reads the streams in another one, over bare
 sockets, so that the reader costs the server nothing. Both ways make text: the folder gets a tokenizer of made-up words.
 Tokens are counted in the steady part, while every stream is running, by the usage that each event carries.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import random
 import re
 import string
 import subprocess
@@ -21,7 +22,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cases import CASES, prompts, spec_config
+from cases import CASES, prompts, settings_for, spec_config
 from clock import run, steady_row
 from floors import kv_bytes_for
 from shapes import SCALES, Scale, write_folders
@@ -87,10 +88,16 @@ class _Server:
 
     def __init__(self, case: str, scale: Scale, root: Path, device: str, sizes: dict[str, int]) -> None:
         name = next(name for name, each in SCALES.items() if each is scale)
-        self._shared = ["--case", case, "--scale", name, "--root", str(root)]
-        sizes = {"max_num_seqs": sizes["max_num_seqs"], "kv_cache_memory_bytes": sizes["kv_bytes"]}
-        self._command = [sys.executable, __file__, "serve", *self._shared]
-        self._command += ["--device", device, "--settings", json.dumps(sizes)]
+        self._shared = ["--case", case, "--scale", name]
+        folders = write_folders(root, scale)
+        given = settings_for(scale, folders, device) | {"max_num_seqs": sizes["max_num_seqs"]}
+        flags = ("device", "dtype", "load_format", "max_model_len", "max_num_batched_tokens", "max_num_seqs")
+        self._command = [sys.executable, "-m", "draftwise", "serve", str(folders.target), "--no-enable-prefix-caching"]
+        self._command += ["--port", "0", "--served-model-name", "m", "--kv-cache-memory-bytes", str(sizes["kv_bytes"])]
+        for flag in flags:
+            self._command += [f"--{flag.replace('_', '-')}", str(given[flag])]
+        if spec := spec_config(CASES[case], folders):
+            self._command += ["--speculative-config", json.dumps(spec)]
 
     def __enter__(self) -> _Server:
         self._child = subprocess.Popen(self._command, stdout=subprocess.PIPE, text=True)
@@ -111,33 +118,12 @@ class _Server:
 
     def read(self, streams: int) -> float:
         """Return the tokens/s of so many streams at once."""
-        command = [sys.executable, __file__, "read", *self._shared]
+        command = [sys.executable, __file__, *self._shared]
         command += ["--port", str(self._port), "--streams", str(streams)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120)
         if done.returncode:
             raise RuntimeError(f"reading failed: {done.stderr[-800:]}")
         return float(json.loads(done.stdout)["tokens_per_s"])
-
-
-def serve(args: argparse.Namespace) -> None:
-    """Serve a case with dummy weights until SIGTERM."""
-    from our_side import settings_for
-
-    from draftwise.core import SpecConfig
-    from draftwise.engine.config import EngineConfig
-    from draftwise.serve.server import ServerOptions
-    from draftwise.serve.server import serve as serve_forever
-
-    scale = SCALES[args.scale]
-    folders = write_folders(args.root, scale)
-    settings = settings_for(scale, folders, args.device, skip_tokenizer_init=False, **json.loads(args.settings))
-    spec = spec_config(CASES[args.case], folders)
-    serve_forever(
-        EngineConfig.from_settings(**settings),
-        None if spec is None else SpecConfig.parse(json.dumps(spec)),
-        ServerOptions(port=0, served_model_name="m"),
-        tell=lambda line: print(line, flush=True),
-    )
 
 
 class _Stream(asyncio.Protocol):
@@ -189,10 +175,14 @@ def steady_tokens_per_s(streams: Sequence[Counts]) -> float:
     return sum(count_at(counts, end) - count_at(counts, start) for counts in streams) / (end - start)
 
 
-def read(args: argparse.Namespace) -> None:
+def main() -> None:
     """Read streams and print tokens/s as JSON."""
-    import random
-
+    parser = argparse.ArgumentParser(description="Started by our_side.py.")
+    parser.add_argument("--case", choices=CASES, required=True)
+    parser.add_argument("--scale", choices=SCALES, required=True)
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--streams", type=int, required=True)
+    args = parser.parse_args()
     scale, case = SCALES[args.scale], CASES[args.case]
     fixed = {"model": "m", "max_tokens": scale.output_tokens, "temperature": 0, "ignore_eos": True, "stream": True}
     fixed |= {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
@@ -200,20 +190,6 @@ def read(args: argparse.Namespace) -> None:
     bodies = [json.dumps(fixed | {"prompt": ids}).encode() for ids in prompts(case, scale, args.streams, rng)]
     counts = asyncio.run(read_streams(args.port, bodies))
     print(json.dumps({"tokens_per_s": steady_tokens_per_s(counts)}))
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Started by our_side.py.")
-    parser.add_argument("role", choices=("serve", "read"))
-    parser.add_argument("--case", choices=CASES, required=True)
-    parser.add_argument("--scale", choices=SCALES, required=True)
-    parser.add_argument("--root", type=Path, required=True)
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--settings", default="{}")
-    parser.add_argument("--port", type=int)
-    parser.add_argument("--streams", type=int)
-    args = parser.parse_args()
-    (serve if args.role == "serve" else read)(args)
 
 
 if __name__ == "__main__":

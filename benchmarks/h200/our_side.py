@@ -14,13 +14,16 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import platform
 import random
+import sys
 import time
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import torch
-from cases import CASES, Case, prompts, spec_config
+from cases import CASES, Case, prompts, settings_for, spec_config
 from clock import News, first_tokens_s, median_row, run, steady_row
 from floors import kv_bytes_for
 from peer import obey
@@ -30,9 +33,6 @@ from draftwise import SamplingParams, __version__
 from draftwise.core import SpecConfig
 from draftwise.engine.config import EngineConfig
 from draftwise.engine.core import Engine, Request
-
-MAX_BATCHED_TOKENS = 16384
-"""What vLLM 0.26 chooses on this card for offline use."""
 
 
 class OurFrontend:
@@ -47,20 +47,6 @@ class OurFrontend:
 
     def step(self) -> list[News]:
         return [(d.request_id, len(d.token_ids), d.finish_reason is not None) for d in self.engine.step()]
-
-
-def settings_for(scale: Scale, folders: Folders, device: str, **other: Any) -> dict[str, Any]:
-    """Return the engine's settings, the same as vLLM's."""
-    return {
-        "model": str(folders.target),
-        "device": device,
-        "dtype": "bfloat16",
-        "load_format": "dummy",
-        "skip_tokenizer_init": True,
-        "max_model_len": scale.max_model_len,
-        "max_num_batched_tokens": MAX_BATCHED_TOKENS,
-        "enable_prefix_caching": False,
-    } | other
 
 
 class Side:
@@ -157,6 +143,7 @@ def measure_rows(side: Side, args: argparse.Namespace, scale: Scale) -> dict[str
             row = side.row(batch=batch, output_tokens=output, warm_tokens=min(32, output), repeats=args.repeats)
             rows.append({"engine": "draftwise", "case": name, "batch": batch} | row | {"ready_s": opened["ready_s"]})
             print(json.dumps(rows[-1]), flush=True)
+            write(args.out, {"rows": rows})
     return {"rows": rows}
 
 
@@ -198,9 +185,14 @@ def obey_parent(side: Side, _args: argparse.Namespace, _scale: Scale) -> dict[st
 
 
 def write(path: Path | None, result: dict[str, Any]) -> None:
-    if path is not None and result:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(result, indent=1) + "\n")
+    """Write a result with its provenance, if there is one and it is wanted."""
+    if path is None or not result:
+        return
+    about = {"date": date.today().isoformat(), "command": " ".join(["python", *sys.argv])}
+    about |= {"draftwise": __version__, "torch": torch.__version__}
+    about |= {"device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(about | result, indent=1) + "\n")
 
 
 MODES = {"rows": measure_rows, "profile": measure_profile, "http": measure_http, "peer": obey_parent}

@@ -124,9 +124,14 @@ def _ranked(durations: dict[str, list[float]], num_steps: int, most: int) -> lis
 
 
 def short_name(name: str) -> str:
-    """Return a kernel's name without return type, arguments and long template parameters."""
-    name = re.sub(r"^void ", "", name)
-    name = re.sub(r"\((anonymous namespace|.*)\)$", "", name)
+    """Return a kernel's name without return type, arguments and the middle of long template parameters."""
+    name = re.sub(r"^void |\(anonymous namespace\)::|std::", "", name)
+    depth = 0
+    for at, letter in enumerate(name):
+        if letter == "(" and depth == 0:
+            name = name[:at]
+            break
+        depth += (letter in "<(") - (letter in ">)")
     return name if len(name) <= 90 else name[:60] + "..." + name[-27:]
 
 

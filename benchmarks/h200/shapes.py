@@ -1,7 +1,8 @@
 """Folders of model configurations with real shapes and no real weights, as both engines load them.
 
-Only EAGLE-3 heads get weights on disk, and random ones: vLLM learns from a checkpoint's tensor names that a head has
-an output matrix of its own, and would otherwise lend it the target's, which is four times as large.
+Only EAGLE-3 and DFlash drafters get weights on disk, and random ones. From a checkpoint's tensor names vLLM learns that
+an EAGLE-3 head has an output matrix of its own (it would otherwise be lent the target's, four times as large), and on
+reading one it fuses DFlash's projections of the context.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 __all__ = ["SCALES", "Folders", "Scale", "write_folders"]
 
 Config = dict[str, Any]
+Shapes = dict[str, tuple[int, ...]]
 
 _LLAMA: Config = {
     "architectures": ["LlamaForCausalLM"],
@@ -110,52 +112,72 @@ class Folders:
 
 def write_folders(root: Path, scale: Scale) -> Folders:
     """Write what is missing under `root` and return where everything is."""
-    folders = Folders(
+    return Folders(
         target=_folder(root / "target", scale.target),
         draft_model=_folder(root / "draft-1b", scale.draft_model),
-        eagle3=_folder(root / "eagle3-head", scale.eagle3),
-        dflash=_folder(root / "dflash-head", scale.dflash),
+        eagle3=_folder(root / "eagle3-head", scale.eagle3, _eagle3_shapes(scale), scale),
+        dflash=_folder(root / "dflash-head", scale.dflash, _dflash_shapes(scale), scale),
     )
-    if not (folders.eagle3 / "model.safetensors").exists():
-        _write_eagle3_weights(folders.eagle3, scale)
-    return folders
 
 
-def _folder(path: Path, config: Config) -> Path:
+def _folder(path: Path, config: Config, shapes: Shapes | None = None, scale: Scale | None = None) -> Path:
     path.mkdir(parents=True, exist_ok=True)
+    if shapes and scale and not (path / "model.safetensors").exists():
+        _write_weights(path / "model.safetensors", shapes, scale)
     if not (path / "config.json").exists():
         (path / "config.json").write_text(json.dumps(config, indent=1))
     return path
 
 
-def _write_eagle3_weights(folder: Path, scale: Scale) -> None:
-    """Write random tensors under the names that public EAGLE-3 heads use; one block of noise over and over is quick."""
+def _layer_shapes(config: Config, prefix: str, *, num_in: int | None = None) -> Shapes:
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    q, kv = (config[f"num_{kind}_heads"] * config["head_dim"] for kind in ("attention", "key_value"))
+    shapes: Shapes = {
+        "self_attn.q_proj": (q, num_in or hidden),
+        "self_attn.k_proj": (kv, num_in or hidden),
+        "self_attn.v_proj": (kv, num_in or hidden),
+        "self_attn.o_proj": (hidden, q),
+        "mlp.gate_proj": (inner, hidden),
+        "mlp.up_proj": (inner, hidden),
+        "mlp.down_proj": (hidden, inner),
+        "input_layernorm": (hidden,),
+        "post_attention_layernorm": (hidden,),
+    }
+    return {f"{prefix}{name}.weight": shape for name, shape in shapes.items()}
+
+
+def _eagle3_shapes(scale: Scale) -> Shapes:
+    """Return the tensors of public EAGLE-3 heads."""
+    hidden, draft_vocab = scale.target["hidden_size"], scale.draft_vocab_size
+    shapes: Shapes = {"fc.weight": (hidden, 3 * hidden), "lm_head.weight": (draft_vocab, hidden)}
+    shapes |= {"norm.weight": (hidden,), "midlayer.hidden_norm.weight": (hidden,), "d2t": (draft_vocab,)}
+    return shapes | _layer_shapes(scale.eagle3, "midlayer.", num_in=2 * hidden)
+
+
+def _dflash_shapes(scale: Scale) -> Shapes:
+    """Return the tensors of public DFlash drafters."""
+    config, hidden = scale.dflash, scale.target["hidden_size"]
+    shapes: Shapes = {"fc.weight": (hidden, len(scale.dflash_taps) * hidden)}
+    shapes |= {"norm.weight": (hidden,), "hidden_norm.weight": (hidden,)}
+    for i in range(config["num_hidden_layers"]):
+        shapes |= _layer_shapes(config, f"layers.{i}.")
+        shapes |= {f"layers.{i}.self_attn.{name}_norm.weight": (config["head_dim"],) for name in "qk"}
+    return shapes
+
+
+def _write_weights(file: Path, shapes: Shapes, scale: Scale) -> None:
+    """Write matrices of noise (one block over and over is quick), norms of ones, and an even choice of ids."""
     import torch
     from safetensors.torch import save_file
 
-    config, draft_vocab = scale.target, scale.draft_vocab_size
-    hidden, inner, vocab = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
-    q, kv = (config[f"num_{kind}_heads"] * config["head_dim"] for kind in ("attention", "key_value"))
-    matrices = {
-        "midlayer.self_attn.q_proj": (q, 2 * hidden),
-        "midlayer.self_attn.k_proj": (kv, 2 * hidden),
-        "midlayer.self_attn.v_proj": (kv, 2 * hidden),
-        "midlayer.self_attn.o_proj": (hidden, q),
-        "midlayer.mlp.gate_proj": (inner, hidden),
-        "midlayer.mlp.up_proj": (inner, hidden),
-        "midlayer.mlp.down_proj": (hidden, inner),
-        "fc": (hidden, 3 * hidden),
-        "lm_head": (draft_vocab, hidden),
-    }
-    norms = ("midlayer.hidden_norm", "midlayer.input_layernorm", "midlayer.post_attention_layernorm", "norm")
     noise = (torch.randn(1 << 22, generator=torch.Generator().manual_seed(0)) * 0.02).bfloat16()
     tensors = {}
-    for name, (rows, columns) in matrices.items():
-        copies = -(-rows * columns // len(noise))
-        tensors[f"{name}.weight"] = noise.repeat(copies)[: rows * columns].view(rows, columns).clone()
-    tensors |= {f"{name}.weight": torch.ones(hidden, dtype=torch.bfloat16) for name in norms}
-    stride = vocab // draft_vocab
-    tensors["d2t"] = torch.arange(draft_vocab) * (stride - 1)
-    tensors["t2d"] = torch.zeros(vocab, dtype=torch.bool)
-    tensors["t2d"][torch.arange(draft_vocab) * stride] = True
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    for name, shape in shapes.items():
+        if name == "d2t":  # how far the target's id lies beyond the head's
+            tensors[name] = torch.arange(*shape) * (scale.target["vocab_size"] // scale.draft_vocab_size - 1)
+        elif len(shape) == 1:
+            tensors[name] = torch.ones(shape, dtype=torch.bfloat16)
+        else:
+            count = shape[0] * shape[1]
+            tensors[name] = noise.repeat(-(-count // len(noise)))[:count].view(shape)
+    save_file(tensors, file, metadata={"format": "pt"})

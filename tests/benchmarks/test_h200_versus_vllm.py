@@ -127,7 +127,9 @@ def test_overlapping_kernels_are_busy_once() -> None:
     assert found["idle_share"] == pytest.approx(3 / 20)
     assert found["top"][0]["name"] == "a"
     assert found["gaps"] == [{"name": "b -> a", "calls_per_step": 1.0, "ms_per_step": 0.003, "us_each": 3.0}]
-    assert short_name("void at::native::f<int>(int*, (anonymous)::x)") == "at::native::f<int>"
+    name = "void at::native::(anonymous namespace)::f<at::g<int (int*)>, 2>(int*, std::array<char*, 2ul>)"
+    assert short_name(name) == "at::native::f<at::g<int (int*)>, 2>"
+    assert short_name("_add_norm") == "_add_norm"
 
 
 def line(engine: str, case: str, batch: int, ms: float, length: float = 1.0) -> dict[str, object]:

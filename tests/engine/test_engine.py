@@ -128,7 +128,7 @@ def test_neither_words_nor_drafts_depend_on_the_situation(
     """Greedy output is plain decoding's, and what is drafted after a text is the same however it came about."""
     llm = make_llm(tiny_target, configs[name], **SITUATIONS[situation])
     texts = [llm.get_tokenizer().encode(prompt) + output for prompt, output in zip(PROMPTS, plain, strict=True)]
-    if name != "suffix":  # it also drafts from what other requests said
+    if name != "suffix" and DEVICE == "cpu":  # suffix also drafts from other requests; a captured step calls nobody
         watch(llm, texts, drafts_of[name])
     wishes = UNEQUAL if situation == "unequal k" else [None] * len(PROMPTS)
     for _ in range(2):  # the second time from the prefix cache

@@ -13,6 +13,9 @@ from scipy import stats
 
 from draftwise import LLM, SamplingParams
 
+DEVICE = os.environ.get("DRAFTWISE_TEST_DEVICE", "cpu")
+DTYPE = "float64" if DEVICE == "cpu" else "float32"
+"""The kernels that pick tokens on a GPU do not take double precision."""
 PROMPT = [65, 66, 65, 66, 65, 66]
 TOP_K, NUM_SAMPLES = 3, 2000
 
@@ -48,7 +51,7 @@ def test_pairs_of_tokens_follow_the_targets_law(
     name: str, drafts: str, situation: str, tiny_target: Path, tiny_draft: Path, tmp_path: Path
 ) -> None:
     spec = make_config(name, tiny_target, tiny_draft, tmp_path / "drafter") | {"draft_sample_method": drafts}
-    settings = {"dtype": "float64", "device": os.environ.get("DRAFTWISE_TEST_DEVICE", "cpu"), "max_model_len": 64}
+    settings = {"dtype": DTYPE, "device": DEVICE, "max_model_len": 64}
     llm = LLM(str(tiny_target), speculative_config=spec, max_num_seqs=64, **settings, **SITUATIONS[situation])
     law = exact_law(LLM(str(tiny_target), **settings))
     params = SamplingParams(temperature=1.0, top_k=TOP_K, max_tokens=4, n=NUM_SAMPLES, seed=1)

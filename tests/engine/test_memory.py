@@ -12,7 +12,7 @@ from draftwise.core import InvalidSetup, ModelShape
 from draftwise.engine import memory
 from draftwise.engine.capture import plan_capture
 from draftwise.engine.config import EngineConfig
-from draftwise.engine.memory import DeviceMemory, activation_bytes, num_pages
+from draftwise.engine.memory import DeviceMemory, activation_bytes, graph_budget, num_pages
 
 GIB = 2**30
 RECORDED = Path(__file__).parents[2] / "benchmarks/h200/results/vllm_memory.json"
@@ -124,6 +124,25 @@ def test_the_share_that_an_error_asks_for_is_enough():
     assert num_pages(config(gpu_memory_utilization=share), model_on("cuda")) >= 1024 // 16
     with pytest.raises(InvalidSetup):
         num_pages(config(gpu_memory_utilization=share - 0.01), model_on("cuda"))
+
+
+@pytest.mark.usefixtures("device_memory")
+@pytest.mark.parametrize("share", [0.26, 0.3, 0.9])
+def test_graphs_that_stay_in_their_budget_leave_room_for_a_sequence(share):
+    settings = config(gpu_memory_utilization=share)
+    budget = graph_budget(settings, model_on("cuda"), activation_bytes=2**20)
+    assert budget > 0
+    pages = num_pages(settings, model_on("cuda"), activation_bytes=2**20, graph_bytes=budget)
+    assert pages == 1024 // 16 + 1, "just that, when they use all of it"
+
+
+@pytest.mark.usefixtures("device_memory")
+def test_graphs_do_not_take_from_a_pool_that_was_asked_for():
+    free = graph_budget(config(), model_on("cuda"))
+    asked = graph_budget(config(kv_cache_memory_bytes=2**29), model_on("cuda"))
+    assert asked == free + (1024 // 16 + 2) * PAGE - 2**29
+    assert graph_budget(config(kv_cache_memory_bytes=GIB), model_on("cuda")) == 0
+    assert graph_budget(config(), model_on("cpu")) is None
 
 
 def test_given_sizes_go_before_the_share():

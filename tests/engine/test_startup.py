@@ -4,6 +4,7 @@ import logging
 
 import pytest
 
+from draftwise import LLM
 from draftwise.engine.startup import LoggedStartup, TimedStartup
 
 
@@ -24,3 +25,9 @@ def test_a_phase_that_fails_is_not_told_as_done(caplog):
     with caplog.at_level(logging.INFO), startup.phase("load weights"):
         pass
     assert "load weights: 0.0 s" in caplog.text
+
+
+def test_llm_keeps_the_seconds(tiny_target, capfd):
+    llm = LLM(str(tiny_target), dtype="float32", device="cpu", max_model_len=64)
+    assert llm.startup_s["load weights"] > 0
+    assert capfd.readouterr() == ("", ""), "and says nothing"

@@ -1,6 +1,7 @@
 """What a child process builds instead of an engine, by name."""
 
 import os
+import time
 
 from fake_engine import FakeEngine
 
@@ -31,3 +32,8 @@ def build_brokenly(startup):
 
 def build_and_die(startup):
     os._exit(7)
+
+
+def build_for_ever(startup):
+    with startup.phase("load weights"):
+        time.sleep(60)

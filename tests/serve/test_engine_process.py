@@ -104,7 +104,23 @@ def test_without_a_tokenizer_the_server_takes_token_ids(checkpoint):
             answer = server.http.post(f"/v1/{path}", json=body)
             assert (answer.status_code, "skip_tokenizer_init" in answer.text) == (400, True)
         body = {"prompt": [65, 66], "logprobs": 1, "return_token_ids": True}
-        assert server.http.post("/v1/completions", json=body).json()["choices"][0]["token_ids"]
+        choice = server.http.post("/v1/completions", json=body).json()["choices"][0]
+    assert choice["logprobs"]["tokens"] == [f"token_id:{token}" for token in choice["token_ids"]]
+
+
+def test_an_engine_that_is_still_being_built_can_be_given_up_at_once():
+    launched = start_process(builders.build_for_ever)
+    worker = EngineWorker(launched, max_waiting=1)
+
+    def interrupt(message):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        worker.wait_until_built("m", tell=interrupt)
+    began = time.monotonic()
+    worker.stop()
+    assert time.monotonic() - began < 5
+    assert launched.process.returncode == -signal.SIGKILL
 
 
 def test_the_process_ends_when_the_server_is_gone_and_not_for_a_signal_to_its_group(checkpoint):

@@ -72,6 +72,31 @@ def test_running_usage_and_token_ids_tell_how_many_tokens_a_chunk_brought(checkp
     assert server.engine.tokenizer.decode(chunks[0].choices[0].token_ids) == "Hello"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_chat_tells_its_prompts_token_ids_once_if_asked(shared, stream):
+    ask = {"model": "m", "messages": [{"role": "user", "content": "A"}], "n": 2, "stream": stream}
+    answer = shared.client.chat.completions.create(**ask, extra_body={"return_token_ids": True})
+    parts = list(answer) if stream else [answer]
+    told = [part.prompt_token_ids for part in parts if hasattr(part, "prompt_token_ids")]
+    assert told == [shared.engine.prompts[-1]] * (2 if stream else 1), "with the opening of each choice, or the answer"
+    plain = shared.client.chat.completions.create(**ask)
+    assert not any(hasattr(part, "prompt_token_ids") for part in (plain if stream else [plain]))
+
+
+def test_tokens_may_be_named_by_their_ids(shared):
+    by_id = {"return_tokens_as_token_ids": True}
+    ask = {"model": "m", "max_tokens": 2}
+    told = shared.client.completions.create(**ask, prompt="a", logprobs=1, extra_body=by_id).choices[0].logprobs
+    h, e = (shared.engine.tokenizer.encode(each)[0] for each in "He")
+    assert told.tokens == [f"token_id:{h}", f"token_id:{e}"]
+    assert list(told.top_logprobs[0]) == [f"token_id:{h}", f"token_id:{h + 1}"]
+    assert told.text_offset == [0, 1]
+    messages = [{"role": "user", "content": "A"}]
+    chat = shared.client.chat.completions.create(**ask, messages=messages, logprobs=True, extra_body=by_id)
+    first = chat.choices[0].logprobs.content[0]
+    assert (first.token, bytes(first.bytes)) == (f"token_id:{h}", b"H")
+
+
 def test_a_stop_string_ends_the_text_before_it(shared):
     answer = shared.client.completions.create(model="m", prompt="a", stop=[", w", "zz"])
     assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("Hello", "stop")

@@ -3,7 +3,8 @@
 First a chain of all operations and small products, captured with and without dependent launch, is replayed over
 changing inputs: a kernel that does not wait for its predecessor gives other bits. Then each case is compared with the
 reference in float64, and timed in graphs of 64 launches over inputs that lie in the L2, as they do in a step. (Torch's
-rotation computes cosine and sine each time, which a step does once.)
+rotation computes cosine and sine each time, which a step does once.) `host` is what a launch outside of a graph takes
+the host, `triton` the same through Triton's own launcher.
 
     PYTHONPATH=src python benchmarks/h200/kernels/layer.py --out layer.json
 
@@ -33,12 +34,12 @@ from torch import Tensor
 from draftwise.core import ModelShape
 from draftwise.engine.attention import PagedKV, plan_attention
 from draftwise.engine.kernels import Kernels
-from draftwise.engine.kernels.cuda import CudaKernels, launch
+from draftwise.engine.kernels.cuda import CudaKernels, launch, layer
 from draftwise.engine.kernels.cuda.plan import place_rows
 from draftwise.engine.models.rope import Rope
 from draftwise.engine.spans import Spans
 
-ROWS, LAUNCHES, SETS = (1, 4, 8, 32, 64, 256), 64, 4
+ROWS, LAUNCHES, SETS, WARPS = (1, 4, 8, 32, 64, 256), 64, 4, (1, 2, 4, 8, 16, 32)
 STEP, BYTE_STEP = 2**-8, 2**-4 + 2**-8
 """Half a rounding step of bfloat16, and of 8-bit floats that were bfloat16 before, relative."""
 LIMIT, EPS, COPY_BYTES_PER_S = 4096, 1e-5, 4.27e12
@@ -266,8 +267,31 @@ def measure(model: Model, case: Case, num_rows: int) -> dict[str, Any]:
             row[name] = microseconds(body(model.ours), LAUNCHES)
     row["torch_us"] = microseconds(body(model.torch), LAUNCHES)
     row["host_us"] = host_microseconds(body(model.ours), LAUNCHES)
+    with mock.patch.object(
+        launch, "_specialise", side_effect=lambda _: ([], (object(),))
+    ):  # nothing is ever found again
+        row["triton_host_us"] = host_microseconds(body(model.ours), LAUNCHES)
     row["floor_us"] = case.num_bytes(model.shape) * num_rows / COPY_BYTES_PER_S * 1e6
     return row
+
+
+def tune(model: Model) -> Iterator[dict[str, Any]]:
+    """Yield times of what norms a row, by the warps that share it."""
+    for case in CASES:
+        if case.name not in ("add_norm", "embed_beside", "silu_mul"):
+            continue
+        for num_rows in (1, 32, 256):
+            sets = [case.inputs(model, num_rows) for _ in range(SETS)]
+
+            def run(case: Case = case, sets: list[tuple[Any, ...]] = sets) -> None:
+                for i in range(LAUNCHES):
+                    case.call(model, model.ours, sets[i % SETS])
+
+            row: dict[str, Any] = {"case": case.name, "rows": num_rows}
+            for num_warps in WARPS:
+                with mock.patch.object(layer, "_num_warps", return_value=num_warps):
+                    row[f"{num_warps}"] = round(microseconds(run, LAUNCHES), 2)
+            yield row
 
 
 class Chain:
@@ -345,12 +369,16 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--replays", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=40.0, help="cases after that are checked but not timed")
+    parser.add_argument("--tune", action="store_true", help="time other numbers of warps too")
     args = parser.parse_args()
     torch.manual_seed(0)
     start, device, rows = time.perf_counter(), torch.device("cuda"), list[dict[str, Any]]()
+    tuned = list[dict[str, Any]]()
     races = {num_rows: _attempt(find_races, num_rows, device, args.replays) for num_rows in (1, 64)}
     for name, shape in SHAPES.items():
         model = Model(shape, device)
+        if args.tune:
+            tuned += [{"shape": name} | row for row in _attempt(list, tune(model))]
         for case in CASES:
             for num_rows in ROWS:
                 row: dict[str, Any] = {"shape": name, "case": case.name, "rows": num_rows}
@@ -359,7 +387,13 @@ def main() -> None:
                     measured = _attempt(measure, model, case, num_rows)
                     row |= measured if isinstance(measured, dict) else {"timing": measured}
                 rows.append(row)
-    report = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "races": races, "rows": rows}
+    report = {
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "races": races,
+        "rows": rows,
+        "warps": tuned,
+    }
     if args.out:
         args.out.write_text(json.dumps(report, indent=1))
     _print(report, time.perf_counter() - start)
@@ -375,12 +409,15 @@ def _attempt(function: Callable[..., Any], *args: Any) -> Any:
 
 
 def _print(report: dict[str, Any], seconds: float) -> None:
-    print(f"{'shape':5} {'case':32} {'rows':>4} {'pdl us':>7} {'us':>7} {'torch':>7} {'host':>6} {'floor':>6}")
+    titles = ("pdl us", "us", "torch", "host", "triton", "floor")
+    print(f"{'shape':5} {'case':32} {'rows':>4} {' '.join(f'{title:>7}' for title in titles)}")
     for row in report["rows"]:
-        times = [row.get(key) for key in ("pdl_us", "us", "torch_us", "host_us", "floor_us")]
+        times = [row.get(key) for key in ("pdl_us", "us", "torch_us", "host_us", "triton_host_us", "floor_us")]
         cells = " ".join("      -" if value is None else f"{value:7.2f}" for value in times)
         verdict = "" if row["check"] == "PASS" and "timing" not in row else f"  {row['check']} {row.get('timing', '')}"
         print(f"{row['shape']:5} {row['case']:32} {row['rows']:4} {cells}{verdict}")
+    for row in report["warps"]:
+        print(row)
     failed = sum(row["check"] != "PASS" or "timing" in row for row in report["rows"])
     print(f"races: {report['races']}; {failed} of {len(report['rows'])} cases failed; {seconds:.0f} s")
 

@@ -20,7 +20,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -133,41 +133,48 @@ def with_stages(config: Config, product: Product, num_rows: int, programs: int) 
     return dataclasses.replace(config, stages=stages) if stages >= 3 or (programs == 1 and stages >= 2) else None
 
 
-def shares(product: Product, num_rows: int) -> Iterator[tuple[int, int, int]]:
-    """Yield rows of weights in a tile, fold and splits that are worth a try."""
-    few = padded(num_rows) <= 8
+def cuts(product: Product, num_rows: int) -> list[tuple[int, int, int, int, int]]:
+    """Return what is worth a try: rows of weights in a tile, fold, splits, columns, programs on a multiprocessor."""
+    few, some = padded(num_rows) <= 8, padded(num_rows) <= 16
+    if product.gated and some:
+        small = [(64, 4, 1, 64, 4), (64, 4, 1, 64, 3), (64, 4, 1, 128, 2), (64, 2, 1, 64, 4), (64, 2, 1, 64, 3)]
+        small += [(64, 8, 1, 64, 4), (64, 8, 1, 64, 3), (64, 8, 1, 128, 2)] if few else []
+        return [*small, (64, 1, 1, 128, 1), (64, 1, 1, 256, 1), (64, 1, 1, 64, 3)]
     if product.gated:
-        yield from [(64, 1, 1), (64, 2, 1)] + ([(64, 4, 1)] if few else [(128, 1, 1)])
-    elif product.num_out > 16384:
-        yield from [(64, 1, 1), (128, 1, 1)] + ([(64, 2, 1)] if few else [])
-    elif few:
-        yield from [(64, 4, 1), (64, 2, 1), (64, 1, 4), (128, 4, 1), (64, 1, 2)]
-    elif num_rows == 16:
-        yield from [(64, 4, 1), (64, 2, 1), (64, 1, 4), (64, 1, 2), (64, 2, 2)]
-    else:
-        yield from [(64, 1, 4), (64, 1, 2), (128, 1, 4), (128, 1, 8), (64, 2, 2), (64, 1, 1)]
+        return [(64, 1, 1, 128, 1), (64, 1, 1, 64, 2), (64, 1, 1, 64, 3), (64, 2, 1, 64, 2), (64, 2, 1, 64, 1)]
+    if product.num_out > 16384:
+        small = [(64, 2, 1, 128, 2), (64, 2, 1, 64, 4), (64, 4, 1, 128, 2), (64, 4, 1, 64, 4), (64, 4, 1, 128, 3)]
+        return [
+            *(small if some else []),
+            (64, 1, 1, 128, 2),
+            (64, 1, 1, 128, 3),
+            (128, 1, 1, 128, 1),
+            (128, 1, 1, 64, 2),
+        ]
+    if some:
+        small = [(64, 8, 1, 128, 2), (64, 8, 1, 64, 4), (64, 8, 1, 64, 6), (64, 8, 1, 128, 3)] if few else []
+        main = [(64, 4, 1, 128, 2), (64, 4, 1, 128, 3), (64, 4, 1, 64, 4), (64, 4, 1, 64, 3), (64, 4, 1, 64, 6)]
+        return [*main, *small, (64, 2, 1, 128, 2), (64, 2, 1, 64, 4), (64, 1, 4, 128, 2), (64, 1, 4, 64, 4)]
+    tall = [(128, 1, s, 64, n) for s in (2, 4, 8) for n in (1, 2)]
+    return [*tall, (64, 1, 4, 128, 2), (64, 1, 4, 64, 3), (64, 1, 2, 128, 2), (64, 1, 2, 128, 1), (64, 2, 1, 64, 2)]
 
 
 def ways(product: Product, num_rows: int) -> list[Way]:
     """Return the ways that are worth a try, none twice."""
     found: dict[Way, None] = {}
-    for i, (tile, fold, splits) in enumerate(shares(product, num_rows)):
-        base = Config(outputs=tile // fold, columns=128, fold=fold, splits=splits)
-        base = dataclasses.replace(base, tma=fold == 1 or splits == 1, x_tma=fold == 1 or splits == 1)
-        sizes = ([(128, 2), (128, 1), (128, 3), (64, 2), (256, 1)], [(128, 2), (128, 1), (64, 2)], [(128, 2)])[
-            min(i, 2)
-        ]
-        for columns, programs in sizes:
-            config = with_stages(dataclasses.replace(base, columns=columns), product, num_rows, programs)
-            if config is not None and product.num_in % (fold * splits * columns) == 0:
-                found[config] = None
-        if i == 0 and (first := with_stages(base, product, num_rows, 2)) and product in (*LLAMA_8B, HEAD):
-            changes: list[dict[str, Any]] = [{"x_tma": False}, {"tma": False, "x_tma": False}]
-            changes += [{"prefetch": 0}, {"prefetch": 1024}]
-            found.update(dict.fromkeys(dataclasses.replace(first, **change) for change in changes))
+    for i, (tile, fold, splits, columns, programs) in enumerate(cuts(product, num_rows)):
+        config = with_stages(
+            Config(outputs=tile // fold, columns=columns, fold=fold, splits=splits), product, num_rows, programs
+        )
+        if config is None or product.num_in % (fold * splits * columns):
+            continue
+        found[config] = None
+        if i == 0 and product in (*LLAMA_8B, HEAD):
+            found.update({dataclasses.replace(config, prefetch=columns): None for columns in (0, 128, 512)})
     if num_rows == 1:
-        sizes = [(1, 1024), (1, 2048)] if product.gated else [(2, 2048), (4, 1024)]
-        found.update({Vector(outputs=o, columns=k): None for o, k in sizes if product.num_in % k == 0})
+        sizes = [(1, 4096, 4), (1, 4096, 8), (1, 2048, 4), (2, 2048, 8)]
+        sizes += [] if product.gated else [(2, 4096, 4), (2, 4096, 8), (2, 2048, 4), (4, 2048, 8)]
+        found.update({Vector(outputs=o, columns=k, warps=w): None for o, k, w in sizes if product.num_in % k == 0})
     return list(found)
 
 
@@ -327,7 +334,7 @@ def short(way: dict[str, Any] | str) -> str:
     if isinstance(way, str):
         return way
     if way["kind"] == "Vector":
-        return f"vector {way['outputs']}x{way['columns']}"
+        return f"vector {way['outputs']}x{way['columns']} w{way['warps']}"
     tma = ("tma2" if way["x_tma"] else "tma") if way["tma"] else "cp"
     return (
         f"o{way['outputs']} k{way['columns']} f{way['fold']} s{way['splits']} st{way['stages']} "
@@ -350,7 +357,8 @@ def explore(bench: Bench, candidates: Callable[[Product, int], list[Way]]) -> No
 
 
 def best_of(rows: list[dict[str, Any]], name: str, num_rows: int, count: int) -> list[Way]:
-    found = [r for r in rows if r["product"] == name and r["rows"] == num_rows and "ms" in r and r["way"] != "cuBLAS"]
+    found = [r for r in rows if r["product"] == name and r["rows"] == num_rows and r.get("error", 1) <= WORST_ERROR]
+    found = [r for r in found if "ms" in r]
     return [parse(r["way"]) for r in sorted(found, key=lambda r: r["ms"])[:count]]
 
 

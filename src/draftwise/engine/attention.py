@@ -131,8 +131,9 @@ class AttentionPlan:
 
     @cached_property
     def prefills(self) -> tuple[PrefillChunk, ...]:
-        """Sequences whose rows are computed one by one."""
-        assert self.spans.host is not None
+        """Sequences whose rows are computed one by one: only where the host knows how many there are."""
+        if self.spans.host is None:
+            return ()
         chunks, row = [], 0
         for b, (start, length) in enumerate(self.spans.host):
             if self._is_prefill(length):
@@ -145,7 +146,8 @@ class AttentionPlan:
     @cached_property
     def decodes(self) -> tuple[DecodeGroup, ...]:
         """Sequences with few query tokens; those of alike context together, because all are padded to the longest."""
-        assert self.spans.host is not None
+        if self.spans.host is None:
+            return (self._uniform_group(),)
         groups: dict[int, list[_Span]] = {}
         row = 0
         for b, (start, length) in enumerate(self.spans.host):
@@ -154,6 +156,14 @@ class AttentionPlan:
                 groups.setdefault(num_pages.bit_length(), []).append(_Span(b, row, start, length, num_pages))
             row += length
         return tuple(self._group(spans) for spans in groups.values())
+
+    def _uniform_group(self) -> DecodeGroup:
+        """Return all sequences as one group that reaches over their whole tables."""
+        spans = self.spans
+        last_BQ = spans.unpack(self.positions_N)
+        if not self.causal:
+            last_BQ = (spans.starts_B + spans.lengths_B - 1).unsqueeze(1).expand_as(last_BQ)
+        return DecodeGroup(pages_BP=self.page_table_BP.long(), last_BQ=last_BQ, padding=None)
 
     def _is_prefill(self, length: int) -> bool:
         return self.causal and length > LONGEST_DECODE
@@ -248,7 +258,8 @@ def _pad(spans: list[_Span], num_queries: int, device: torch.device | str) -> Pa
 
 def attend(q_NAD: Tensor, kv: PagedKV, layer: int, plan: AttentionPlan) -> Tensor:
     """Return the attention output [N, A * D] of the new tokens, whose keys and values are stored already."""
-    if q_NAD.is_cuda and (plan.spans.width <= LONGEST_DECODE or not plan.causal):
+    is_short = plan.spans.width <= LONGEST_DECODE or plan.spans.host is None or not plan.causal
+    if q_NAD.is_cuda and is_short and q_NAD.dtype != torch.float64:
         from draftwise.engine.kernels.cuda.attention import decode_attention  # Triton is there where CUDA is
 
         spans = plan.spans

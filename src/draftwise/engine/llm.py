@@ -15,6 +15,7 @@ from draftwise.engine.core import Engine, Request
 from draftwise.engine.outputs import CompletionOutput, Delta, RequestOutput
 from draftwise.engine.parallelism import one_gpu_settings
 from draftwise.engine.sampling_params import SamplingParams
+from draftwise.engine.startup import TimedStartup
 from draftwise.engine.tokenizer import Tokenizer
 
 __all__ = ["LLM", "Counter", "Gauge", "Vector"]
@@ -59,6 +60,9 @@ class LLM:
         speculative_config: the JSON object of vLLM's `--speculative-config`, as a mapping or text.
         **settings: fields of `EngineConfig` (dtype, max_model_len, max_num_seqs, ...).
 
+    Attributes:
+        startup_s: seconds that each phase of the start-up took, by its name.
+
     Raises:
         InvalidSetup: the model, a setting or the speculative config cannot work (all findings at once), or more
             than one GPU is asked for (with the `vllm serve` command that does it).
@@ -69,7 +73,9 @@ class LLM:
     ) -> None:
         spec = None if speculative_config is None else SpecConfig.parse(speculative_config)
         settings = one_gpu_settings(model, spec, settings)
-        self.engine = Engine(EngineConfig.from_settings(model=model, **settings), spec)
+        startup = TimedStartup()
+        self.engine = Engine(EngineConfig.from_settings(model=model, **settings), spec, startup=startup)
+        self.startup_s: Mapping[str, float] = startup.seconds
         self._ids = count()
 
     def generate(

@@ -13,7 +13,14 @@ from draftwise.core import InvalidSetup, ModelShape
 from draftwise.engine.config import EngineConfig
 from draftwise.engine.models import CausalLM
 
-__all__ = ["DeviceMemory", "activation_bytes", "kv_bytes_per_value", "num_pages", "read_device_memory"]
+__all__ = [
+    "DeviceMemory",
+    "activation_bytes",
+    "graph_budget",
+    "kv_bytes_per_value",
+    "num_pages",
+    "read_device_memory",
+]
 
 _FREE_CPU_SHARE = 0.8
 """Part of the free memory that the page pool may take on a CPU when its size is not given."""
@@ -46,11 +53,7 @@ def num_pages(
     Raises:
         InvalidSetup: the pool cannot hold a single sequence of max_model_len.
     """
-    assert config.max_model_len is not None
-    size = config.block_size
-    bytes_per_value = kv_bytes_per_value(config.kv_cache_dtype, model.dtype)
-    page_bytes = size * (model.shape.kv_bytes_per_token(bytes_per_value) + extra_bytes_per_token)
-    per_sequence = -(-config.max_model_len // size)
+    page_bytes, per_sequence = _page_bytes(config, model, extra_bytes_per_token), _pages_per_sequence(config)
     if config.num_gpu_blocks_override is not None:
         pages, memory = config.num_gpu_blocks_override, None
     elif config.kv_cache_memory_bytes is not None:
@@ -64,6 +67,32 @@ def num_pages(
     if pages < per_sequence:
         raise _too_small(config, pages=max(pages, 0), page_bytes=page_bytes, per_sequence=per_sequence, memory=memory)
     return pages
+
+
+def graph_budget(
+    config: EngineConfig, model: CausalLM, *, extra_bytes_per_token: int = 0, activation_bytes: int = 0
+) -> int | None:
+    """Return the bytes that CUDA graphs may take (`plan_capture`), None without a limit, as on a CPU.
+
+    Graphs go before pages, but the pool must still hold one sequence of max_model_len, or what was asked for.
+    """
+    if model.device.type != "cuda":
+        return None
+    pages = _pages_per_sequence(config) + 2  # the scratch page, and one that rounding may take
+    pool = max(config.num_gpu_blocks_override or 0, pages) * _page_bytes(config, model, extra_bytes_per_token)
+    pool = max(config.kv_cache_memory_bytes or 0, pool)
+    memory = read_device_memory(model.device, config.gpu_memory_utilization, activation_bytes, 0)
+    return max(memory.pool_bytes - pool, 0)
+
+
+def _page_bytes(config: EngineConfig, model: CausalLM, extra_bytes_per_token: int) -> int:
+    bytes_per_value = kv_bytes_per_value(config.kv_cache_dtype, model.dtype)
+    return config.block_size * (model.shape.kv_bytes_per_token(bytes_per_value) + extra_bytes_per_token)
+
+
+def _pages_per_sequence(config: EngineConfig) -> int:
+    assert config.max_model_len is not None, "resolved"
+    return -(-config.max_model_len // config.block_size)
 
 
 def kv_bytes_per_value(kv_cache_dtype: str, dtype: torch.dtype) -> int:

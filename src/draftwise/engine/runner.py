@@ -129,19 +129,18 @@ class Runner:
         given = self._draft_on_host(sequences, k, size) if self._proposer and self._proposer.on_host else None
 
         def compute() -> _Computed:
-            return self._compute(self.table.look_up(slots_B, all_greedy=all_greedy, truncates=truncates), given, k)
+            return self._compute(self.table.look_up(slots_B, k=k, all_greedy=all_greedy, truncates=truncates), given, k)
 
         def step() -> Tensor:
             computed = compute()
-            return pack(computed.draft, self._judge(computed, computed.logits_BSV))
+            return self._judge(computed, computed.logits_BSV)[1]
 
         key = (size, k, all_greedy, truncates)
         if not any(needs_adjusting(each) or each.logprobs is not None for each in params):
             return Launched(sequences, self._run(size, ("step", *key), step), bound=k + 1)
         computed = self._run(size, ("compute", *key), compute)
-        verdict = self._judge(computed, self._adjusted(computed, sequences))
-        ranked = _rank(computed.logits_BSV, verdict, params)
-        return Launched(sequences, pack(computed.draft, verdict), bound=k + 1, ranked=ranked)
+        verdict, packed = self._judge(computed, self._adjusted(computed, sequences))
+        return Launched(sequences, packed, bound=k + 1, ranked=_rank(computed.logits_BSV, verdict, params))
 
     @torch.inference_mode()
     def tell_ending(self, sequence: Sequence) -> None:
@@ -151,7 +150,7 @@ class Runner:
             self._proposer.propose(self._confirm_on_host([sequence], 0), 0)
         else:
             slots_B = upload([sequence.row], self.model.device)
-            self._proposer.propose(self._confirm(self.table.look_up(slots_B, all_greedy=True, truncates=False), 0), 0)
+            self._proposer.propose(self._confirm(self.table.look_up(slots_B, k=0, all_greedy=True, truncates=False)), 0)
 
     def _bucket(self, num_seqs: int) -> int | None:
         """Return to how many sequences a step is padded; None: it is not captured."""
@@ -175,12 +174,12 @@ class Runner:
         if given is not None:
             draft = given
         elif self._proposer is not None:
-            draft = self._proposer.propose(self._confirm(view, k), k)
+            draft = self._proposer.propose(self._confirm(view), k)
         else:
             draft = Draft.empty(num_seqs, device=device)
         width = draft.tokens_BK.shape[1] + 1
-        spans = Spans.on(view.num_tokens_B - 1, draft.lengths_B + 1, width)
-        tokens_N = spans.pack(torch.cat((view.last_B1, draft.tokens_BK), dim=1))
+        spans = Spans.on(view.position_B, draft.lengths_B + 1, width)
+        tokens_N = spans.pack(torch.cat((view.last_B.unsqueeze(1), draft.tokens_BK), dim=1))
         hidden_NH, features_NF = self._forward(tokens_N, spans, view.page_table_BP)
         return _Computed(
             view=view,
@@ -189,19 +188,18 @@ class Runner:
             features_BSF=None if features_NF is None else spans.unpack(features_NF),
         )
 
-    def _judge(self, computed: _Computed, logits_BSV: Tensor) -> Verdict:
-        """Verify the drafts and make final what stands."""
+    def _judge(self, computed: _Computed, logits_BSV: Tensor) -> tuple[Verdict, Tensor]:
+        """Verify the drafts and make final what stands; return that, and what the host is told of it."""
         view = computed.view
         verdict = verify(
             logits_BSV,
             computed.draft,
             tempering=view.tempering,
             seeds_B=view.seeds_B,
-            positions_B=view.num_tokens_B - view.num_prompt_B,
+            positions_B=view.num_output_B,
             acceptance=self._acceptance,
         )
-        self.table.advance(view, verdict, computed.features_BSF)
-        return verdict
+        return verdict, self.table.advance(view, computed.draft, verdict, computed.features_BSF)
 
     def _forward(self, tokens_N: Tensor, spans: Spans, page_table_BP: Tensor) -> tuple[Tensor, Tensor | None]:
         """Run the target; return hidden_NH and the tapped states beside each other."""
@@ -298,15 +296,15 @@ class Runner:
             start = 0 if self._proposer.needs_history else chunk.sequence.num_spared + bool(self._taps)
         return start, chunk.end if chunk.is_last else chunk.end + 1
 
-    def _confirm(self, view: View, k: int) -> Confirmed:
+    def _confirm(self, view: View) -> Confirmed:
         """Return what the last step made final of each sequence."""
-        spans = Spans.on(view.num_tokens_B - view.num_news_B, view.num_news_B, view.news_BW.shape[1])
+        spans = Spans.on(view.news_start_B, view.num_news_B, view.news_BW.shape[1])
         return Confirmed(
             slots_B=view.slots_B,
             spans=spans,
             tokens_N=spans.pack(view.news_BW),
             num_prompt_B=view.num_prompt_B,
-            limits_B=view.max_draft_B.clamp(max=k),
+            limits_B=view.limits_B,
             page_table_BP=view.page_table_BP,
             features_NF=None if view.features_BWF is None else spans.pack(view.features_BWF),
             temperature_B=view.tempering.temperature_B,
@@ -336,7 +334,7 @@ class Runner:
         features = None
         if self._taps:
             slots_B = upload([sequence.row for sequence in sequences], self.model.device)
-            view = self.table.look_up(slots_B, all_greedy=True, truncates=False)
+            view = self.table.look_up(slots_B, k=0, all_greedy=True, truncates=False)
             assert view.features_BWF is not None
             counts = [end - start for start, end in zip(starts, ends, strict=True)]
             features = torch.cat([view.features_BWF[b, :count] for b, count in enumerate(counts)])
@@ -346,7 +344,7 @@ class Runner:
         return self._confirmed(sequences, starts, ends, features, limits=limits)
 
     def _limit(self, sequence: Sequence, k: int) -> int:
-        """Return how many guesses a sequence can use whose tokens the host knows (the device's is `max_draft_B`)."""
+        """Return how many guesses a sequence can use whose tokens the host knows (the device's is `limits_B`)."""
         room = min(len(sequence.pages) * self.kv.block_size - len(sequence.tokens), sequence.num_left - 1)
         own = sequence.params.num_speculative_tokens
         return max(min(k, room, k if own is None else own), 0)

@@ -88,7 +88,11 @@ class Spans:
         if by == 0:
             return self
         host = None if self.host is None else tuple((start + by, length) for start, length in self.host)
-        return Spans(starts_B=self.starts_B + by, lengths_B=self.lengths_B, width=self.width, host=host)
+        shifted = Spans(starts_B=self.starts_B + by, lengths_B=self.lengths_B, width=self.width, host=host)
+        for name in ("is_full", "num_rows", "first_row_B", "last_row_B"):  # what is known of the rows stays known
+            if name in self.__dict__:
+                shifted.__dict__[name] = self.__dict__[name]
+        return shifted
 
     def pack(self, values_BW: Tensor) -> Tensor:
         """Return the rows [N, ...] of what is laid out as [B, W, ...]."""

@@ -79,7 +79,7 @@ async def whole(call: Call, generation: Generation) -> dict[str, Any]:
         {"index": index} | call.format.choice(prompt_index, _join(deltas))
         for index, (prompt_index, deltas) in sorted(parts.items())
     ]
-    return call.envelope(call.format.whole_object, choices) | {"usage": call.usage()}
+    return call.envelope(call.format.whole_object, choices) | {"usage": call.usage()} | call.format.about_prompt()
 
 
 def _join(deltas: list[Delta]) -> Delta:
@@ -99,7 +99,8 @@ async def events(call: Call, generation: Generation) -> AsyncIterator[bytes]:
     head = _chunk_head(call)
     if (opening := call.format.opening()) is not None:
         for index in range(num_choices):
-            yield _event(call.envelope(call.format.chunk_object, [{"index": index} | opening]))
+            chunk = call.envelope(call.format.chunk_object, [{"index": index} | opening])
+            yield _event(chunk | call.format.about_prompt())
     try:
         async for batch in generation.batches():
             yield "".join([_chunk(call, head, prompt_index, delta) for prompt_index, delta in batch]).encode()

@@ -59,6 +59,7 @@ async def read_completion(body: Mapping[str, Any], model: Model) -> tuple[Call, 
         echo=echo,
         only_prompt=only_prompt,
         return_token_ids=fields.get("return_token_ids", False),
+        name_by_id=fields.get("return_tokens_as_token_ids", False),
     )
     return _call(fields, model, prompts, answer, logprobs=logprobs, max_tokens=max_tokens)
 
@@ -82,9 +83,11 @@ async def read_chat(body: Mapping[str, Any], model: Model) -> tuple[Call, list[R
     max_tokens = fields.get("max_completion_tokens", fields.get("max_tokens", model.defaults.max_tokens))
     answer = ChatFormat(
         model.tokenizer,
+        prompts[0],
         streamed=fields.get("stream", False),
         num_logprobs=logprobs,
         return_token_ids=fields.get("return_token_ids", False),
+        name_by_id=fields.get("return_tokens_as_token_ids", False),
     )
     return _call(fields, model, prompts, answer, logprobs=logprobs, max_tokens=max_tokens)
 

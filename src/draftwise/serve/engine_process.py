@@ -1,31 +1,36 @@
-"""The engine's process: `python -m draftwise.serve.engine_process FD`, where FD is its end of a socket pair.
-
-Started by `launch.start_process`, never by hand; it ends when the other end closes, so it cannot outlive its parent.
-"""
+"""What the engine's process runs (`launch.start_process`); it ends when the other end of its channel closes."""
 
 from __future__ import annotations
 
+import gc
 import logging
-import pickle
 import signal
 import socket
-import sys
+from typing import TYPE_CHECKING
 
+from draftwise.engine.startup import Startup
 from draftwise.serve.channel import Channel
-from draftwise.serve.engine_loop import run_engine
+from draftwise.serve.engine_loop import Build, run_engine
+
+if TYPE_CHECKING:
+    from draftwise.engine.core import Engine
 
 __all__ = ["main"]
 
 
 def main(descriptor: int) -> None:
-    """Build the engine that the first message describes, and run it."""
+    """Build the engine that the first message describes, and run it; `descriptor` is this end of a socket pair."""
     for number in (signal.SIGINT, signal.SIGTERM):  # may reach the whole group; the server says when to end
         signal.signal(number, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(asctime)s [%(name)s] %(message)s")
     channel = Channel(socket.socket(fileno=descriptor))
-    sys.path, build = channel.receive()
-    run_engine(pickle.loads(build), channel)
+    build: Build = channel.receive()
 
+    def build_for_good(startup: Startup) -> Engine:
+        engine = build(startup)
+        # What the start leaves behind stays: looking through it again and again would stop the steps for milliseconds.
+        gc.collect()
+        gc.freeze()
+        return engine
 
-if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    run_engine(build_for_good, channel)

@@ -109,6 +109,7 @@ _COMMON: dict[str, Check] = {
     "stream_options": _object,
     "max_tokens": _integer,
     "return_token_ids": _boolean,
+    "return_tokens_as_token_ids": _boolean,
     "add_special_tokens": _boolean,
     "cache_salt": _string,
 }
@@ -154,7 +155,6 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
     "logprob_token_ids": (),
     "truncate_prompt_tokens": (),
     "thinking_token_budget": (-1,),
-    "return_tokens_as_token_ids": (False,),
     "continue_final_message": (False,),
     "chat_template": (),
     "documents": (),

@@ -24,8 +24,29 @@ class Format(Protocol):
     def opening(self) -> dict[str, Any] | None:
         """Return what a stream says of each choice before its first increment."""
 
+    def about_prompt(self) -> dict[str, Any]:
+        """Return what a whole answer and a stream's openings say beside their choices."""
+
     def choice(self, prompt_index: int, delta: Delta, /) -> dict[str, Any]:
         """Return an increment (or a whole completion, as one increment) as a choice without its index."""
+
+
+class _TokenNames:
+    """What tokens are called beside their log-probabilities: by their text, or `token_id:N` with `by_id`."""
+
+    def __init__(self, tokenizer: Tokenizer, *, by_id: bool) -> None:
+        self._tokenizer = tokenizer
+        self._by_id = by_id or not tokenizer.makes_text
+
+    def of(self, token: int) -> str:
+        return f"token_id:{token}" if self._by_id else self._tokenizer.token_text(token)
+
+    def distinct(self, token: int) -> str:
+        """Return a name that no other token has: OpenAI's `bytes:\\x..` for a part of a character."""
+        name = self.of(token)
+        if "\ufffd" not in name:
+            return name
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in self._tokenizer.token_bytes(token))
 
 
 class CompletionFormat:
@@ -43,8 +64,10 @@ class CompletionFormat:
         echo: bool,
         only_prompt: bool,
         return_token_ids: bool,
+        name_by_id: bool,
     ) -> None:
         self._tokenizer = tokenizer
+        self._names = _TokenNames(tokenizer, by_id=name_by_id)
         self._prompts = prompts
         self._num_logprobs = num_logprobs
         self._echo = echo
@@ -57,6 +80,10 @@ class CompletionFormat:
     def opening(self) -> dict[str, Any] | None:
         """Return nothing: a completion stream has no opening."""
         return None
+
+    def about_prompt(self) -> dict[str, Any]:
+        """Return nothing: each choice tells its own prompt."""
+        return {}
 
     def choice(self, prompt_index: int, delta: Delta, /) -> dict[str, Any]:
         """Return an increment or a whole completion."""
@@ -94,19 +121,13 @@ class CompletionFormat:
         for token, candidates in zip(delta.token_ids, delta.logprobs or [], strict=True):
             text = self._tokenizer.token_text(token)
             told["text_offset"].append(offset)
-            told["tokens"].append(self._name(token))
+            name = self._names.distinct
+            told["tokens"].append(name(token))
             told["token_logprobs"].append(candidates and _clamp(candidates[token]))
-            told["top_logprobs"].append(candidates and {self._name(i): _clamp(each) for i, each in candidates.items()})
+            told["top_logprobs"].append(candidates and {name(i): _clamp(each) for i, each in candidates.items()})
             offset += len(text)
         self._offsets[key] = offset
         return told
-
-    def _name(self, token: int) -> str:
-        """Return a token's text, or OpenAI's `bytes:\\x..` for a part of a character: names must tell tokens apart."""
-        text = self._tokenizer.token_text(token)
-        if "\ufffd" not in text:
-            return text
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in self._tokenizer.token_bytes(token))
 
 
 class ChatFormat:
@@ -117,9 +138,18 @@ class ChatFormat:
     chunk_object = "chat.completion.chunk"
 
     def __init__(
-        self, tokenizer: Tokenizer, *, streamed: bool, num_logprobs: int | None, return_token_ids: bool
+        self,
+        tokenizer: Tokenizer,
+        prompt: list[int],
+        *,
+        streamed: bool,
+        num_logprobs: int | None,
+        return_token_ids: bool,
+        name_by_id: bool,
     ) -> None:
         self._tokenizer = tokenizer
+        self._names = _TokenNames(tokenizer, by_id=name_by_id)
+        self._prompt = prompt
         self._streamed = streamed
         self._num_logprobs = num_logprobs
         self._return_token_ids = return_token_ids
@@ -127,6 +157,10 @@ class ChatFormat:
     def opening(self) -> dict[str, Any] | None:
         """Return the chunk that names the speaker."""
         return {"delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
+
+    def about_prompt(self) -> dict[str, Any]:
+        """Return the prompt's tokens, if asked for."""
+        return {"prompt_token_ids": self._prompt} if self._return_token_ids else {}
 
     def choice(self, _prompt_index: int, delta: Delta, /) -> dict[str, Any]:
         """Return an increment or a whole message."""
@@ -160,7 +194,7 @@ class ChatFormat:
     def _candidate(self, token: int, each: Logprob) -> dict[str, Any]:
         # Exact bytes: a character cut into several tokens can be put together again.
         exact = list(self._tokenizer.token_bytes(token))
-        return {"token": self._tokenizer.token_text(token), "logprob": _clamp(each), "bytes": exact}
+        return {"token": self._names.of(token), "logprob": _clamp(each), "bytes": exact}
 
 
 def _prompt_logprobs(positions: list[LogprobsOfToken | None]) -> list[dict[int, dict[str, Any]] | None]:

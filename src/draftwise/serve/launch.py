@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pickle
+import json
 import socket
 import subprocess
 import sys
@@ -24,6 +24,11 @@ __all__ = ["Launched", "build_engine", "start_process", "start_thread"]
 
 _END_S = 10
 """Seconds that an engine has to end after its channel has closed; a step takes far less."""
+_BOOT = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
+    "from draftwise.serve.engine_process import main; main(int(sys.argv[1]))"
+)
+"""What the new interpreter runs: it looks for modules where this one does, and nowhere else."""
 
 
 class Launched(Protocol):
@@ -31,8 +36,11 @@ class Launched(Protocol):
 
     channel: Channel
 
-    def join(self) -> str:
-        """Wait until it has ended (it does when the channel is closed); return how, for a person."""
+    def join(self, *, patient: bool = True) -> str:
+        """Wait until it has ended (it does when the channel is closed); return how, for a person.
+
+        Without patience a process is killed instead, whatever it is doing.
+        """
 
 
 def build_engine(config: EngineConfig, spec_json: str | None, startup: Startup) -> Engine:
@@ -46,10 +54,10 @@ def start_process(build: Build) -> Launched:
     """Start an engine in a new process; `build` must be picklable (a function of a module, or a partial of one)."""
     ours, theirs = socket.socketpair()
     with theirs:
-        command = [sys.executable, "-m", "draftwise.serve.engine_process", str(theirs.fileno())]
+        command = [sys.executable, "-P", "-c", _BOOT, str(theirs.fileno()), json.dumps(sys.path)]
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
     channel = Channel(ours)
-    channel.send((sys.path, pickle.dumps(build)))
+    channel.send(build)
     return _Process(channel, process)
 
 
@@ -71,9 +79,9 @@ class _Process:
     channel: Channel
     process: subprocess.Popen[bytes]
 
-    def join(self) -> str:
+    def join(self, *, patient: bool = True) -> str:
         with suppress(subprocess.TimeoutExpired):
-            self.process.wait(_END_S)
+            self.process.wait(_END_S if patient else 0)
         self.process.kill()
         return f"its process ended with status {self.process.wait()}"
 
@@ -83,6 +91,6 @@ class _Thread:
     channel: Channel
     thread: threading.Thread
 
-    def join(self) -> str:
+    def join(self, *, patient: bool = True) -> str:  # noqa: ARG002  (a thread cannot be killed)
         self.thread.join()
         return "its thread ended"

@@ -50,6 +50,7 @@ class EngineWorker:
         self._launched = launched
         self._max_waiting = max_waiting
         self._live: dict[str, _Live] = {}
+        self._is_built = False
         self._unanswered: dict[int, Generation] = {}
         self._numbers = count()
         self._channel: ChannelProtocol
@@ -68,7 +69,7 @@ class EngineWorker:
                 raise InvalidSetup(message.findings)
             elif isinstance(message, Broke):
                 raise BackendError(f"The engine could not be built: {message.reason}. The lines above say more.")
-        self.about, self.stats = message, message.stats
+        self.about, self.stats, self._is_built = message, message.stats, True
         self.metrics = ServerMetrics(
             model_name=model_name,
             max_model_len=message.config.max_model_len or 1,
@@ -96,9 +97,9 @@ class EngineWorker:
             self._channel.close()
 
     def stop(self) -> None:
-        """End the engine after its current step."""
+        """End the engine: after its current step, or at once when it is not built yet."""
         self._launched.channel.socket.close()
-        self._launched.join()
+        self._launched.join(patient=self._is_built)
 
     async def submit(self, requests: Sequence[Request], *, arrived: float) -> Generation:
         """Queue requests, all or none; `arrived` is when their HTTP call came, on the monotonic clock.

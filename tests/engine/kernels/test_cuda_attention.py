@@ -12,7 +12,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from draftwise.engine.kernels.cuda.attention import Tiling, choose_tiling, decode_attention, num_counters
+from draftwise.engine.kernels.cuda.attention import Tiling, choose_tiling, decode_attention
 from draftwise.engine.kernels.cuda.launch import interpreted
 
 NAN = float("nan")
@@ -20,10 +20,9 @@ TILING = Tiling(rows=16, keys=16, warps=4, stages=2, splits=1)
 TILINGS = [
     TILING,
     replace(TILING, splits=3),
-    replace(TILING, splits=5, min_blocks=2, join_rows=16),
-    replace(TILING, splits=4, join_in_place=True),
-    replace(TILING, rows=64, keys=32, splits=7, join_in_place=True, unmasked_first=True),
-    replace(TILING, rows=32, keys=32, unmasked_first=True),
+    replace(TILING, keys=32, splits=5, stages=3),
+    replace(TILING, rows=64, keys=32, splits=7),
+    replace(TILING, rows=64),
     None,
 ]
 
@@ -104,13 +103,9 @@ def lay_out(case: Case, device: torch.device) -> Arguments:
 
 
 def run(case: Case, arguments: Arguments, tiling: Tiling | None) -> Tensor:
-    """Return the output, into a tensor that held no numbers; check the counters."""
+    """Return the output, into a tensor that held no numbers."""
     a = arguments
     out = torch.full((a.q_NAD.shape[0], case.heads * case.dim), NAN, dtype=case.dtype, device=a.q_NAD.device)
-    arrived = None
-    if tiling is not None:
-        count = num_counters(a.q_NAD, a.pages, len(case.spans), case.width, tiling)
-        arrived = torch.zeros(count, dtype=torch.int32, device=a.q_NAD.device)
     decode_attention(
         a.q_NAD,
         a.pages,
@@ -123,9 +118,7 @@ def run(case: Case, arguments: Arguments, tiling: Tiling | None) -> Tensor:
         scale=case.dim**-0.5,
         out=out,
         tiling=tiling,
-        arrived=arrived,
     )
-    assert arrived is None or not arrived.any(), "counters are zero again"
     return out
 
 
@@ -183,11 +176,11 @@ def cases(draw: st.DrawFn) -> Case:
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(case=cases(), tiling=st.sampled_from(TILINGS))
-@example(Case(spans=[(0, 1)], width=1), TILINGS[3])
-@example(Case(spans=[(0, 0), (15, 1), (16, 4), (63, 2), (64, 0)], width=4), TILINGS[3])
-@example(Case(spans=[(0, 0), (15, 1), (16, 4), (63, 2), (64, 0)], width=4, ragged=True, causal=False), TILINGS[4])
-@example(Case(spans=[(31, 9), (0, 40)], width=40), TILINGS[4])
-@example(Case(spans=[(31, 9), (0, 40)], width=40, ragged=True), TILINGS[5])
+@example(Case(spans=[(0, 1)], width=1), TILINGS[2])
+@example(Case(spans=[(0, 0), (15, 1), (16, 4), (63, 2), (64, 0)], width=4), TILINGS[2])
+@example(Case(spans=[(0, 0), (15, 1), (16, 4), (63, 2), (64, 0)], width=4, ragged=True, causal=False), TILINGS[3])
+@example(Case(spans=[(31, 9), (0, 40)], width=40), TILINGS[3])
+@example(Case(spans=[(31, 9), (0, 40)], width=40, ragged=True), TILINGS[4])
 @example(Case(spans=[(31, 9), (0, 40)], width=40, ragged=True), TILINGS[1])
 def test_it_is_dense_attention(device: torch.device, case: Case, tiling: Tiling | None):
     verify(case, device, tiling)
@@ -200,7 +193,7 @@ def test_types_and_head_sizes(dim: int, kv_dtype: torch.dtype, device: torch.dev
         pytest.skip("the interpreter multiplies the bits of bfloat16, not its values")
     case = Case(spans=[(40, 4), (0, 2)], width=4, heads=8, page=16, dim=dim)
     dtype = torch.float16 if kv_dtype == torch.float8_e4m3fn else kv_dtype
-    for tiling in (TILINGS[3], None):
+    for tiling in (TILINGS[1], None):
         verify(replace(case, dtype=dtype, kv_dtype=kv_dtype), device, tiling)
 
 

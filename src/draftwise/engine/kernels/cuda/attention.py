@@ -16,11 +16,10 @@ from torch import Tensor
 from draftwise.engine.kernels.cuda import attention_kernels
 from draftwise.engine.kernels.cuda.launch import pdl
 
-__all__ = ["Tiling", "choose_tiling", "decode_attention", "num_counters"]
+__all__ = ["Tiling", "choose_tiling", "decode_attention"]
 
 _LOG2_E = 1.4426950408889634
-_FEW_SPLITS = 64
-"""Kernels for fewer splits are not compiled: one for so many serves them."""
+_MOST_SPLITS = 64
 _SMS_OF_NO_GPU = 4
 """So few that the interpreter, for which every tile is work, sees some sequences split and others whole."""
 
@@ -37,15 +36,7 @@ class Tiling:
     stages: int
     """Blocks in flight, the one at work included."""
     splits: int
-    """Most parts into which the keys of a tile are split."""
-    min_blocks: int = 1
-    """Fewest blocks of keys for which a further split is worth its joining."""
-    join_in_place: bool = False
-    """Whether the split that ends last joins them all, and not a kernel of its own."""
-    join_rows: int = 4
-    """Rows that one program of that kernel joins."""
-    unmasked_first: bool = False
-    """Whether blocks that every row sees whole have a loop of their own, without masks."""
+    """Most parts into which the keys of a tile are split; a part has one block at least."""
 
 
 @functools.cache
@@ -71,24 +62,17 @@ def choose_tiling(
     """
     wide = width * share > 64
     rows = 128 if wide and head_dim <= 128 else min(64, max(16, triton.next_power_of_2(width * share)))
-    tiles = num_seqs * num_groups * -(-width * share // rows)
     keys = 64 if head_dim <= 128 else 32
     if itemsize > 2:
         rows, keys = min(rows, 32), 32
+    tiles = num_seqs * num_groups * -(-width * share // rows)
     return Tiling(
         rows=rows,
         keys=keys,
         warps=8 if rows == 128 else 4,
-        stages=3,
-        splits=max(1, min(64, 4 * num_sms // tiles)),
-        unmasked_first=wide,
+        stages=3 if rows > 16 else 4,
+        splits=max(1, min(_MOST_SPLITS, (1 if rows == 128 else 2) * num_sms // tiles)),
     )
-
-
-def num_counters(q_NAD: Tensor, pages: Tensor, num_seqs: int, width: int, tiling: Tiling) -> int:
-    """Return how many counters `tiling.join_in_place` needs."""
-    tiles = -(-width * q_NAD.shape[1] // pages.shape[3] // tiling.rows)
-    return num_seqs * pages.shape[3] * tiles
 
 
 def decode_attention(
@@ -104,7 +88,6 @@ def decode_attention(
     scale: float,
     out: Tensor | None = None,
     tiling: Tiling | None = None,
-    arrived: Tensor | None = None,
 ) -> Tensor:
     """Return the attention output [N, A * D] of the new tokens, whose keys and values are in the pages already.
 
@@ -115,16 +98,15 @@ def decode_attention(
     Args:
         q_NAD: queries; rows may lie apart, heads may not.
         pages: [num_pages, block_size, 2, G, D] in the type of q or in float8_e4m3fn, with scale 1.
-        page_table_BP: int32, the pages of each sequence in order.
+        page_table_BP: int32, the pages of each sequence in order; any valid pages after those.
         first_row_B: int64, row of each sequence's first query.
         starts_B: int64, its position.
         lengths_B: int64, query tokens of each sequence; may be 0.
         width: the most that `lengths_B` may hold.
         causal: whether a token looks at positions up to its own, and not at all of its sequence's.
-        scale: of the scores.
+        scale: of the scores; positive.
         out: where the result goes; by default a new tensor.
         tiling: how the work is cut up; by default what was measured to be best.
-        arrived: int32 zeros, `num_counters` of them, which are zero again afterwards; for `tiling.join_in_place`.
     """
     num_rows, heads, dim = q_NAD.shape
     num_seqs, groups = len(starts_B), pages.shape[3]
@@ -144,28 +126,24 @@ def decode_attention(
     if out is None:
         out = q_NAD.new_empty(num_rows, heads * dim)
     assert out.is_contiguous()
+    splits = tiling.splits
     parts = logs = out  # with one split nothing is written there
-    if tiling.splits > 1:
-        parts = q_NAD.new_empty(tiling.splits, num_rows, heads, dim, dtype=torch.float32)
-        logs = q_NAD.new_empty(tiling.splits, num_rows, heads, dtype=torch.float32)
-    in_place = tiling.splits > 1 and tiling.join_in_place
-    if in_place and arrived is None:
-        arrived = starts_B.new_zeros(num_counters(q_NAD, pages, num_seqs, width, tiling), dtype=torch.int32)
-    tiles = -(-width * heads // groups // tiling.rows)
-    shape = {
-        "GROUPS": groups,
+    if splits > 1:
+        parts = q_NAD.new_empty(num_rows, heads, splits, dim, dtype=torch.float32)
+        logs = q_NAD.new_empty(num_rows, heads, splits, dtype=torch.float32)
+    common = {
         "SHARE": heads // groups,
         "D": dim,
         "DIMS": triton.next_power_of_2(dim),
         "M": tiling.rows,
         "K": tiling.keys,
-        "S": 1 if tiling.splits == 1 else max(_FEW_SPLITS, triton.next_power_of_2(tiling.splits)),
         "CAUSAL": causal,
         "UNIFORM": num_rows == num_seqs * width,
         "PDL": pdl(),
         "launch_pdl": pdl(),
     }
-    attention_kernels.attend[groups * tiles, tiling.splits, num_seqs](
+    tiles = -(-width * heads // groups // tiling.rows)
+    attention_kernels.attend[groups * tiles, splits, num_seqs](
         q_NAD,
         pages,
         page_table_BP,
@@ -175,39 +153,34 @@ def decode_attention(
         out,
         parts,
         logs,
-        arrived if in_place else starts_B,
         scale * _LOG2_E,
-        num_rows,
         width,
         q_NAD.stride(0),
         pages.stride(0),
         page_table_BP.stride(0),
         page_table_BP.shape[1],
-        tiling.splits,
-        tiling.min_blocks,
+        splits,
         PAGE=pages.shape[1],
+        GROUPS=groups,
         STAGES=tiling.stages,
-        UNMASKED_FIRST=tiling.unmasked_first,
-        JOIN=in_place,
-        **shape,
+        SPLIT=splits > 1,
+        **common,
         num_warps=tiling.warps,
         num_stages=tiling.stages,
     )
-    if tiling.splits > 1 and not in_place:
-        joined = min(tiling.join_rows, tiling.rows)
-        attention_kernels.join[groups * -(-width * heads // groups // joined), num_seqs](
+    if splits > 1:
+        padded = triton.next_power_of_2(splits)
+        attention_kernels.join[heads, width, num_seqs](
             first_row_B,
             starts_B,
             lengths_B,
             out,
             parts,
             logs,
-            num_rows,
             width,
-            tiling.splits,
-            tiling.min_blocks,
-            R=joined,
-            **shape,
-            num_warps=4,
+            splits,
+            S=padded,
+            **common,
+            num_warps=max(1, min(8, padded * common["DIMS"] // 2048)),
         )
     return out

@@ -49,13 +49,14 @@ def launch_next(PDL: tl.constexpr):
 
 
 class Kernel:
-    """A Triton kernel whose compiled forms are kept by what they depend on, because Triton takes 25 us to find them.
+    """A Triton kernel whose compiled forms are kept by what they depend on: Triton's own search takes twice as long.
 
     The function's last parameter is `PDL`, and its constants stand behind its other parameters.
     """
 
     def __init__(self, function: Callable[..., None]) -> None:
         self._jit: Any = triton.jit(function)
+        self._interpreted = interpreted()  # as Triton has decided now
         self._compiled: dict[tuple[Any, ...], Any] = {}
 
     def __call__(self, grid: tuple[int, int], *args: Tensor | float | None, num_warps: int, **constants: Any) -> None:
@@ -68,7 +69,7 @@ class Kernel:
             constants: the constants but `PDL`, in the order of the parameters.
         """
         constants["PDL"] = dependent = pdl()
-        if interpreted():
+        if self._interpreted:
             self._jit[grid](*args, **constants)
             return
         values, key = _specialise(args)

@@ -66,9 +66,11 @@ def _weight_pointers(
 
 
 @triton.jit
-def _tile(w_ptrs_MK, w_desc, row, column, TMA: tl.constexpr):
-    """Return the tile of weights at (row, column) of the descriptor's matrix, or at the pointers + column."""
-    return w_desc.load([row, column]) if TMA else tl.load(w_ptrs_MK + column)
+def _weights(w_ptrs_MK, w_desc, row, column):
+    """Return the tile of weights at (row, column) of the descriptor's matrix, or at the pointers."""
+    if w_desc is not None:
+        return w_desc.load([row, column])
+    return tl.load(w_ptrs_MK)
 
 
 @triton.jit
@@ -190,7 +192,7 @@ def matmul_kernel(
     w_column = offset if FOLD == 1 else 0
     acc_MN = tl.zeros((BLOCK_O * FOLD, FOLD * ROWS), tl.float32)
     for column in range(0, PART, BLOCK_K):
-        w_MK = _tile(w_ptrs_MK, w_desc, first * FOLD, w_column + column, w_desc is not None)
+        w_MK = _weights(w_ptrs_MK + column, w_desc, first * FOLD, w_column + column)
         x_NK = _activations(x_ptrs_NK + column, row_N < num_rows, x_desc, w_column + column)
         acc_MN = tl.dot(_widen(w_MK, x_NK.dtype, NATIVE), tl.trans(x_NK), acc_MN)
     y_OR = _unfold(acc_MN, BLOCK_O, FOLD, ROWS)
@@ -255,8 +257,8 @@ def gated_kernel(
     gate_MN = tl.zeros((BLOCK_O * FOLD, FOLD * ROWS), tl.float32)
     up_MN = tl.zeros((BLOCK_O * FOLD, FOLD * ROWS), tl.float32)
     for column in range(0, PART, BLOCK_K):
-        g_MK = _tile(gate_ptrs_MK, w_desc, first * FOLD, column, w_desc is not None)
-        u_MK = _tile(up_ptrs_MK, w_desc, (first + num_out) * FOLD, column, w_desc is not None)
+        g_MK = _weights(gate_ptrs_MK + column, w_desc, first * FOLD, column)
+        u_MK = _weights(up_ptrs_MK + column, w_desc, (first + num_out) * FOLD, column)
         x_NK = _activations(x_ptrs_NK + column, row_N < num_rows, x_desc, column)
         gate_MN = tl.dot(_widen(g_MK, x_NK.dtype, NATIVE), tl.trans(x_NK), gate_MN)
         up_MN = tl.dot(_widen(u_MK, x_NK.dtype, NATIVE), tl.trans(x_NK), up_MN)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from dataclasses import dataclass
 
 __all__ = ["MOST_ROWS", "Config", "Device", "choose", "padded"]
@@ -58,7 +59,7 @@ def padded(num_rows: int) -> int:
 def choose(
     num_rows: int, num_out: int, num_in: int, device: Device, *, gated: bool, weight_bytes: int = 2
 ) -> Config | None:
-    """Return how to compute [num_rows, num_in] x [num_out, num_in], or None where these kernels do not serve.
+    """Return how to compute [num_rows, num_in] x [num_out, num_in], or None where cuBLAS is as fast.
 
     Args:
         num_rows: of activations.
@@ -70,18 +71,30 @@ def choose(
     """
     if num_rows > MOST_ROWS or num_in % 64:
         return None
-    config = _rule(num_rows, num_out, num_in, device, gated=gated)
-    stage_bytes = config.stage_bytes(num_rows, gated=gated, weight_bytes=weight_bytes)
-    return dataclasses.replace(config, stages=max(2, min(8, device.shared_bytes // 2 // stage_bytes)))
+    parts, rows = _parts(num_out, num_in, device, gated=gated), padded(num_rows)
+    programs = num_out * parts // 64
+    if (
+        rows > 16
+        and parts > 1
+        and weight_bytes > 1
+        and (rows > 32 or programs > 2 * device.num_sms)
+        and num_in <= 12288
+    ):
+        return None
+    most = 1 if gated else 2 if programs > 3 * device.num_sms else max(1, -(-programs // device.num_sms))
+    fold = parts if rows <= 16 else 1
+    for resident, columns in itertools.product(range(most, 0, -1), (256, 128, 64, 32)):
+        config = Config(outputs=64 // fold, columns=columns, fold=fold, splits=parts // fold)
+        room = device.shared_bytes // resident - 1536
+        stages = room // config.stage_bytes(num_rows, gated=gated, weight_bytes=weight_bytes)
+        if num_in % (parts * columns) == 0 and stages >= 3 and (columns <= 128 or gated):
+            return dataclasses.replace(config, stages=min(5, stages), tma=device.tma, x_tma=device.tma)
+    return None
 
 
-def _rule(num_rows: int, num_out: int, num_in: int, device: Device, *, gated: bool) -> Config:
-    """Return tiles of 64 rows of weights, in as many parts as give every multiprocessor two programs."""
+def _parts(num_out: int, num_in: int, device: Device, *, gated: bool) -> int:
+    """Return into how many parts a row of weights is cut: as many as give every multiprocessor two programs."""
     parts = 1
     while not gated and parts < 4 and num_out * parts < 2 * 64 * device.num_sms and num_in % (2 * parts * 64) == 0:
         parts *= 2
-    fold = parts if padded(num_rows) <= 8 else 1
-    columns = 128 if num_in % (parts * 128) == 0 and not gated else 64
-    return Config(
-        outputs=64 // fold, columns=columns, fold=fold, splits=parts // fold, tma=device.tma, x_tma=device.tma
-    )
+    return parts

@@ -1,0 +1,189 @@
+"""Triton kernels that read and write the rows of a step's sequences, for which torch needs two dozen launches.
+
+Shape letters: S slots, B sequences, C integers of a sequence, W tokens that a step can make final at most, D integers
+that follow from them, P pages, R = K+1 target rows a sequence, K draft tokens.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from draftwise.engine.kernels.cuda.launch import launch_next, pdl, wait
+
+__all__ = ["advance_rows", "look_up_rows"]
+
+_PAGES = 1024
+"""Pages that a program copies; all programs of a sequence write the same integers."""
+
+
+def look_up_rows(
+    integers_SC: Tensor, shares_S3: Tensor, pages_SP: Tensor, slots_B: Tensor, *, first_news: int, k: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return integers_CB, derived_DB, shares_3B and pages_BP; see `SequenceTable` for what they are.
+
+    Args:
+        integers_SC: int64; column `first_news` and those after it are the newest tokens.
+        shares_S3: float32.
+        pages_SP: int32.
+        slots_B: int64.
+        first_news: how many integers come before the tokens.
+        k: draft tokens of the step at most.
+    """
+    num_seqs, width, device = len(slots_B), integers_SC.shape[1], slots_B.device
+    integers_CB = torch.empty(width, num_seqs, dtype=torch.int64, device=device)
+    derived_DB = torch.empty(5, num_seqs, dtype=torch.int64, device=device)
+    shares_3B = torch.empty(shares_S3.shape[1], num_seqs, device=device)
+    pages_BP = torch.empty(num_seqs, pages_SP.shape[1], dtype=torch.int32, device=device)
+    dependent = pdl()
+    _look_up[(num_seqs, triton.cdiv(pages_SP.shape[1], _PAGES))](
+        integers_SC,
+        shares_S3,
+        pages_SP,
+        slots_B,
+        integers_CB,
+        derived_DB,
+        shares_3B,
+        pages_BP,
+        num_seqs,
+        pages_SP.shape[1],
+        k,
+        C=width,
+        NEWS=first_news,
+        COLUMNS=triton.next_power_of_2(width),
+        SHARES=shares_S3.shape[1],
+        PAGES=_PAGES,
+        PDL=dependent,
+        num_warps=4,
+        launch_pdl=dependent,
+    )
+    return integers_CB, derived_DB, shares_3B, pages_BP
+
+
+def advance_rows(
+    integers_SC: Tensor,
+    slots_B: Tensor,
+    num_accepted_B: Tensor,
+    tokens_BR: Tensor,
+    draft_lengths_B: Tensor,
+    draft_tokens_BK: Tensor,
+    *,
+    first_news: int,
+) -> Tensor:
+    """Make the emitted tokens the newest ones of their sequences; return what the host wants, [B, 2 + R + K].
+
+    Args:
+        integers_SC: int64, written in place.
+        slots_B: int64.
+        num_accepted_B: int64.
+        tokens_BR: int64, negative behind the emitted ones.
+        draft_lengths_B: int64.
+        draft_tokens_BK: int64.
+        first_news: see `look_up_rows`.
+    """
+    num_seqs, num_rows = tokens_BR.shape
+    num_out = 2 + num_rows + draft_tokens_BK.shape[1]
+    packed_B = torch.empty(num_seqs, num_out, dtype=torch.int64, device=slots_B.device)
+    dependent = pdl()
+    _advance[(num_seqs,)](
+        integers_SC,
+        slots_B,
+        num_accepted_B.contiguous(),
+        tokens_BR.contiguous(),
+        draft_lengths_B.contiguous(),
+        draft_tokens_BK.contiguous(),
+        packed_B,
+        C=integers_SC.shape[1],
+        NEWS=first_news,
+        R=num_rows,
+        K=draft_tokens_BK.shape[1],
+        COLUMNS=triton.next_power_of_2(num_rows),
+        PDL=dependent,
+        num_warps=1,
+        launch_pdl=dependent,
+    )
+    return packed_B
+
+
+@triton.jit
+def _look_up(
+    integers_ptr,
+    shares_ptr,
+    pages_ptr,
+    slots_ptr,
+    out_integers_ptr,
+    out_derived_ptr,
+    out_shares_ptr,
+    out_pages_ptr,
+    num_seqs,
+    num_pages,
+    k,
+    C: tl.constexpr,
+    NEWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    SHARES: tl.constexpr,
+    PAGES: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """One sequence, and a part of its pages. The first integers are CAPACITY, NUM_TOKENS, NUM_PROMPT, MAX_TOKENS, MAX_DRAFT, NUM_NEWS."""
+    launch_next(PDL)
+    wait(PDL)
+    b = tl.program_id(0)
+    slot = tl.load(slots_ptr + b)
+    row_ptr = integers_ptr + slot * C
+    columns = tl.arange(0, COLUMNS)
+    row = tl.load(row_ptr + columns, mask=columns < C, other=0)
+    tl.store(out_integers_ptr + columns * num_seqs + b, row, mask=columns < C)
+    capacity, num_tokens, num_prompt = tl.load(row_ptr), tl.load(row_ptr + 1), tl.load(row_ptr + 2)
+    max_tokens, max_draft, num_news = tl.load(row_ptr + 3), tl.load(row_ptr + 4), tl.load(row_ptr + 5)
+    room = tl.minimum(max_tokens - 1, capacity) - num_tokens
+    limit = tl.maximum(tl.minimum(tl.minimum(max_draft, room), k), 0)
+    out_ptr = out_derived_ptr + b
+    tl.store(out_ptr, limit)
+    tl.store(out_ptr + num_seqs, tl.load(row_ptr + NEWS + num_news - 1))
+    tl.store(out_ptr + 2 * num_seqs, num_tokens - 1)
+    tl.store(out_ptr + 3 * num_seqs, num_tokens - num_news)
+    tl.store(out_ptr + 4 * num_seqs, num_tokens - num_prompt)
+    for share in tl.static_range(SHARES):
+        tl.store(out_shares_ptr + share * num_seqs + b, tl.load(shares_ptr + slot * SHARES + share))
+    places = tl.program_id(1) * PAGES + tl.arange(0, PAGES)
+    pages = tl.load(pages_ptr + slot * num_pages + places, mask=places < num_pages, other=0)
+    tl.store(out_pages_ptr + b.to(tl.int64) * num_pages + places, pages, mask=places < num_pages)
+
+
+@triton.jit
+def _advance(
+    integers_ptr,
+    slots_ptr,
+    num_accepted_ptr,
+    tokens_ptr,
+    draft_lengths_ptr,
+    draft_tokens_ptr,
+    packed_ptr,
+    C: tl.constexpr,
+    NEWS: tl.constexpr,
+    R: tl.constexpr,
+    K: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """One sequence; the integer before the tokens says whether it is a real one."""
+    launch_next(PDL)
+    wait(PDL)
+    b = tl.program_id(0)
+    row_ptr = integers_ptr + tl.load(slots_ptr + b) * C
+    num_emitted = tl.load(num_accepted_ptr + b) + 1
+    columns = tl.arange(0, COLUMNS)
+    tokens = tl.load(tokens_ptr + b * R + columns, mask=columns < R, other=0)
+    drafted = tl.load(draft_tokens_ptr + b * K + columns, mask=columns < K, other=0)
+    is_real = tl.load(row_ptr + NEWS - 1)
+    tl.store(row_ptr + 1, tl.load(row_ptr + 1) + num_emitted * is_real)
+    tl.store(row_ptr + 5, num_emitted)
+    tl.store(row_ptr + NEWS + columns, tl.maximum(tokens, 0), mask=columns < R)
+    out_ptr = packed_ptr + b * (2 + R + K)
+    tl.store(out_ptr, num_emitted)
+    tl.store(out_ptr + 1, tl.load(draft_lengths_ptr + b))
+    tl.store(out_ptr + 2 + columns, tokens, mask=columns < R)
+    tl.store(out_ptr + 2 + R + columns, drafted, mask=columns < K)
