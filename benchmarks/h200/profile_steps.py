@@ -1,7 +1,8 @@
 """Where a steady step's time goes on the device, from a trace of torch.profiler.
 
-Kernels may overlap (a dependent kernel starts before the one before it has ended), so the sum of their times can exceed
-the time in which anything runs. Tracing costs time itself: `ms_step` is measured without it, just before.
+Kernels overlap: one that depends on another is launched before that one has ended, and waits on the device. Its own
+time is therefore counted from when the kernels before it have ended; own times add up to the time in which anything
+runs. Tracing costs time itself: `ms_step` is measured without it, just before.
 """
 
 from __future__ import annotations
@@ -75,7 +76,13 @@ def _trace(step: Any, num_steps: int) -> tuple[list[Span], float]:
         trace = json.loads(path.read_text())
     kinds = _DEVICE_WORK if on_gpu else ("cpu_op",)
     events = (event for event in trace["traceEvents"] if event.get("cat") in kinds)
-    return sorted((event["ts"], event["ts"] + event["dur"], event["name"]) for event in events), ms
+    return sorted((event["ts"], event["ts"] + event["dur"], _label(event)) for event in events), ms
+
+
+def _label(event: dict[str, Any]) -> str:
+    """Return a kernel's short name and its grid, which tells one product from another."""
+    grid = event.get("args", {}).get("grid")
+    return short_name(event["name"]) + (f" {'x'.join(map(str, grid))}" if grid else "")
 
 
 def _synchronize(on_gpu: bool) -> None:
@@ -84,24 +91,25 @@ def _synchronize(on_gpu: bool) -> None:
 
 
 def summarise(spans: Iterable[Span], num_steps: int) -> dict[str, Any]:
-    """Return kernels by time, their number and sum in a step, and how long the device had nothing to do."""
+    """Return kernels by own time, their number and sums in a step, and how long the device had nothing to do."""
     spans = list(spans)
     if not spans:
-        return {"kernels_per_step": 0, "kernel_ms_per_step": 0.0, "busy_ms_per_step": 0.0, "idle_share": None}
+        return {"kernels_per_step": 0, "launched_ms_per_step": 0.0, "busy_ms_per_step": 0.0, "idle_share": None}
     by_name: dict[str, list[float]] = defaultdict(list)
     gaps: dict[str, list[float]] = defaultdict(list)
     busy, frontier, before = 0.0, spans[0][0], ""
     for start, end, name in spans:
-        by_name[name].append(end - start)
         if before and start > frontier:
-            gaps[f"{short_name(before)} -> {short_name(name)}"].append(start - frontier)
-        busy += max(0.0, end - max(start, frontier))
+            gaps[f"{before} -> {name}"].append(start - frontier)
+        own = max(0.0, end - max(start, frontier))
+        by_name[name].append(own)
+        busy += own
         if end > frontier:
             frontier, before = end, name
     whole = frontier - spans[0][0]
     return {
         "kernels_per_step": round(len(spans) / num_steps, 1),
-        "kernel_ms_per_step": round(sum(end - start for start, end, _ in spans) / 1e3 / num_steps, 4),
+        "launched_ms_per_step": round(sum(end - start for start, end, _ in spans) / 1e3 / num_steps, 4),
         "busy_ms_per_step": round(busy / 1e3 / num_steps, 4),
         "span_ms_per_step": round(whole / 1e3 / num_steps, 4),
         "idle_share": round(1 - busy / whole, 4),
@@ -114,7 +122,7 @@ def _ranked(durations: dict[str, list[float]], num_steps: int, most: int) -> lis
     ranked = sorted(durations.items(), key=lambda item: -sum(item[1]))[:most]
     return [
         {
-            "name": short_name(name),
+            "name": name,
             "calls_per_step": round(len(each) / num_steps, 2),
             "ms_per_step": round(sum(each) / 1e3 / num_steps, 4),
             "us_each": round(sum(each) / len(each), 2),
@@ -139,10 +147,10 @@ def as_table(profile: dict[str, Any]) -> str:
     """Return a profile as text."""
     lines = [
         f"{profile['ms_step']:.3f} ms a step ({profile['ms_step_traced']:.3f} while traced); a step has "
-        f"{profile['kernels_per_step']} kernels, {profile['kernel_ms_per_step']:.3f} ms summed, "
-        f"{profile['busy_ms_per_step']:.3f} ms busy; idle {profile['idle_share']}"
+        f"{profile['kernels_per_step']} kernels and {profile['busy_ms_per_step']:.3f} ms in which any of them runs; "
+        f"idle {profile['idle_share']}"
     ]
-    for title, key in (("kernels", "top"), ("nothing runs between", "gaps")):
+    for title, key in (("kernels, own time", "top"), ("nothing runs between", "gaps")):
         lines.append(f"{'ms/step':>9} {'calls':>7} {'us each':>8}  {title}")
         for row in profile.get(key, ())[: 24 if key == "top" else 8]:
             lines.append(f"{row['ms_per_step']:9.4f} {row['calls_per_step']:7.1f} {row['us_each']:8.2f}  {row['name']}")

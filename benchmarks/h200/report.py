@@ -78,6 +78,7 @@ def as_markdown(result: Result) -> str:
     about = result["about"]
     parts = [f"{about['gpu']}; {about['date']}; commit {about['commit']}", _main_table(result), _first_table(result)]
     parts += [_capacity_table(result), _transformers_line(result)]
+    parts.insert(2, "Bold: a goal is reached. Star: the acceptance length is over 5 % off what was simulated.")
     parts.append("\n".join(f"- {note['text']}" for note in result["notes"]))
     return "\n\n".join(part for part in parts if part)
 
@@ -93,9 +94,13 @@ def _main_table(result: Result) -> str:
 
 
 def _cells(line: dict[str, Any]) -> list[str]:
+    ours, even_goal = line["ours"], CASES[line["case"]].break_even_goal if line["batch"] == 1 else None
     reached = line["ratio"] is not None and line["goal"] is not None and line["ratio"] >= line["goal"]
     ratio = _number(line["ratio"], 3)
-    ours = line["ours"]
+    even = _number(line["ours_break_even"], 2)
+    if even_goal is not None and line["ours_break_even"] is not None:
+        even = f"**{even}**" if line["ours_break_even"] <= even_goal else even
+        even += f" (goal {even_goal:.2f})"
     return [
         line["case"],
         str(line["batch"]),
@@ -105,7 +110,7 @@ def _cells(line: dict[str, Any]) -> list[str]:
         _number(line["vllm_tokens_per_s"], 0),
         f"**{ratio}**" if reached else ratio,
         _number(line["goal"], 2),
-        _number(line["ours_break_even"], 2),
+        even,
         _number(line["vllm_break_even"], 2),
         _share(line.get("floor_ms"), ours),
         _share(line.get("chain_ms"), ours),

@@ -122,8 +122,10 @@ def test_streams_are_counted_while_all_run() -> None:
 def test_overlapping_kernels_are_busy_once() -> None:
     spans = [(0.0, 10.0, "a"), (5.0, 12.0, "b"), (6.0, 8.0, "c"), (15.0, 20.0, "a")]
     found = summarise(spans, 1)
-    assert found["kernel_ms_per_step"] == pytest.approx(0.024)
+    assert found["launched_ms_per_step"] == pytest.approx(0.024)
     assert found["busy_ms_per_step"] == pytest.approx(0.017)
+    own = {row["name"]: row["ms_per_step"] for row in found["top"]}
+    assert own == {"a": 0.015, "b": 0.002, "c": 0.0}, "what begins early waits for what came before"
     assert found["idle_share"] == pytest.approx(3 / 20)
     assert found["top"][0]["name"] == "a"
     assert found["gaps"] == [{"name": "b -> a", "calls_per_step": 1.0, "ms_per_step": 0.003, "us_each": 3.0}]
@@ -160,7 +162,7 @@ def test_the_table_compares_at_equal_acceptance() -> None:
     assert (eagle["ours_stray"], eagle["vllm_stray"]) == (False, True)
     table = report.as_markdown(result())
     assert "| **1.250** | 1.08 |" in table, "a goal that is reached stands out"
-    assert "| 1.200 | 1.25 |" in table
+    assert "| 1.200 | 1.25 | 1.25 (goal 1.20) |" in table
 
 
 def test_later_results_replace_rows(tmp_path: Path) -> None:

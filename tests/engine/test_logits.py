@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from draftwise.engine.sampling import Tempering, temper_and_truncate
 from draftwise.engine.sampling_params import SamplingParams
 
 GOLDEN = json.loads((Path(__file__).parent / "vllm_golden.json").read_text())
+DEVICE = torch.device(os.environ.get("DRAFTWISE_TEST_DEVICE", "cpu"))
 VOCAB = 12
 NO_DRAFT = torch.empty(1, 0, dtype=torch.long)
 
@@ -207,3 +209,17 @@ def test_what_needs_no_adjusting_is_not_adjusted() -> None:
     )
     assert all(needs_adjusting(SamplingParams(**given)) for given in needing)
     assert not needs_adjusting(SamplingParams(temperature=0.3, top_k=4, top_p=0.5, min_p=0.1, logprobs=2, seed=3))
+
+
+@pytest.mark.skipif(DEVICE.type != "cuda", reason="a CPU cannot be waited for")
+def test_adjusting_does_not_wait_for_the_device() -> None:
+    rows = [row_of(case) for case in GOLDEN]
+    logits, draft = torch.randn(len(rows), 3, VOCAB), torch.zeros(len(rows), 2, dtype=torch.long)
+    expected, on_device = process_logits(logits, rows, draft), (logits.to(DEVICE), draft.to(DEVICE))
+    process_logits(on_device[0], rows, on_device[1])  # compiles
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        got = process_logits(on_device[0], rows, on_device[1])
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    torch.testing.assert_close(got.cpu(), expected)

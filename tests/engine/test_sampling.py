@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -81,9 +82,10 @@ def inputs(device: torch.device | str, *, probabilistic: bool, seed: int = 0) ->
 
 def tempering(device: torch.device | str, *, all_greedy: bool, truncates: bool) -> Tempering:
     params = [GREEDY] * NUM_SEQS if all_greedy else PARAMS if truncates else [*PARAMS[:2], PARAMS[1], GREEDY]
-    made = Tempering.of(params, device)
+    made = Tempering.of(params, "cpu")
     assert (made.all_greedy, made.truncates) == (all_greedy, truncates)
-    return made
+    columns = {name: getattr(made, name).to(device) for name in ("temperature_B", "top_k_B", "top_p_B", "min_p_B")}
+    return replace(made, **columns)
 
 
 FLAGS = ({"all_greedy": True, "truncates": False}, *({"all_greedy": False, "truncates": t} for t in (False, True)))

@@ -210,22 +210,22 @@ def decode_tilings(shape: Shape, num_seqs: int, width: int) -> list[Tiling]:
         splits = max(1, min(64, int(per_sm * NUM_SMS) // (tiles * -(-width * share // rows))))
         return Tiling(rows=rows, keys=keys, warps=warps, stages=stages, splits=splits)
 
+    if shape.kv_dtype.itemsize == 1:
+        return [make(64, 4, 3, 2), make(64, 8, 3, 2), make(32, 4, 4, 3), make(32, 2, 4, 4)]
     if rows >= 64:
-        return [make(64, 4, 2, 2, 64), make(64, 8, 3, 1, 128), make(64, 8, 2, 1, 128)]
+        return [make(64, 4, 3, 2, 64), make(32, 4, 3, 2, 64), make(64, 8, 3, 1, 128)]
+    found = [make(64, 4, 3, 2), make(64, 4, 3, 1), make(64, 4, 4, 2)]
     if rows == 32:
-        found = [make(64, 4, 3, 2), make(64, 4, 4, 2), make(64, 4, 3, 3), make(64, 8, 3, 2)]
-    else:
-        found = [make(64, 4, 3, 2), make(64, 4, 4, 2), make(64, 4, 3, 3), make(32, 4, 4, 4), make(32, 2, 4, 4)]
-    if found[0].splits > 1:
-        found += [make(64, 4, 3, 1), make(32, 4, 4, 2), replace(found[0], splits=1)]
-    return found
+        return found
+    apart = [replace(t, apart=True) for t in (*found, make(32, 2, 4, 4))]
+    return [*found, make(32, 4, 4, 4), make(32, 2, 4, 4), *apart]
 
 
 def prefill_tilings() -> list[Tiling]:
     def make(rows: int, keys: int, warps: int, stages: int) -> Tiling:
         return Tiling(rows=rows, keys=keys, warps=warps, stages=stages, splits=1)
 
-    return [make(128, 64, 8, 3), make(128, 64, 8, 2), make(64, 64, 4, 2), make(64, 32, 4, 3)]
+    return [make(128, 64, 8, 3), make(64, 32, 4, 3), make(64, 32, 4, 4)]
 
 
 Job = tuple[Shape, int, Tiling | None, bool, bool]
@@ -323,7 +323,7 @@ def decode_cases() -> Iterator[tuple[Shape, int, int, int]]:
 
 
 def brief(tiling: Tiling) -> str:
-    return f"M{tiling.rows} K{tiling.keys} w{tiling.warps} s{tiling.stages} x{tiling.splits}"
+    return f"M{tiling.rows} K{tiling.keys} w{tiling.warps} s{tiling.stages} x{tiling.splits}{' apart' if tiling.apart else ''}"
 
 
 def timer(batch: Batch, tiling: Tiling | None, floor_us: float) -> Callable[[], float]:
@@ -338,7 +338,7 @@ def time_decode(pool: Tensor, copy: float, deadline: float, log: list[dict[str, 
         batch = make_batch(shape, [context - width] * num_seqs, [width] * num_seqs, width, pool)
         floor_us = num_seqs * context * shape.token_bytes / copy * 1e6
         auto = auto_tiling(shape, num_seqs, width)
-        candidates = [auto] if shape is FP8 else [*decode_tilings(shape, num_seqs, width), auto]
+        candidates = [*decode_tilings(shape, num_seqs, width), auto]
         times = {t: attempt(timer(batch, t, floor_us)) for t in unique(candidates)}
         ranked = sorted(times, key=lambda t: times[t] if isinstance(times[t], float) else float("inf"))
         log.append(
@@ -360,7 +360,7 @@ def time_decode(pool: Tensor, copy: float, deadline: float, log: list[dict[str, 
 def time_overlap(pool: Tensor, log: list[dict[str, Any]]) -> None:
     """Time the engine's own choice with and without programmatic dependent launch."""
     overlap = attention.pdl
-    for num_seqs, width in ((1, 1), (1, 4), (64, 4)):
+    for num_seqs, width in ((1, 1), (1, 4), (1, 8), (8, 1), (64, 4)):
         batch = make_batch(SHAPES["8B"], [600 - width] * num_seqs, [width] * num_seqs, width, pool)
         row: dict[str, Any] = {"seqs": num_seqs, "width": width}
         for name, switch in (("us", overlap), ("us_without_pdl", lambda: False)):
@@ -447,6 +447,22 @@ def time_prefill(pool: Tensor, log: list[dict[str, Any]]) -> None:
             print(f"    {name:28} {text}", flush=True)
 
 
+def time_new_lengths(log: list[dict[str, Any]]) -> None:
+    """Time cuDNN's first call for a length that it has not seen: it plans anew for each."""
+    for length in (333, 777, 1234):
+        q, k, v = (torch.randn(1, heads, length, 128, device=DEVICE, dtype=torch.bfloat16) for heads in (32, 8, 8))
+        milliseconds = []
+        for _ in range(2):
+            torch.cuda.synchronize()
+            started = time.perf_counter()
+            with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+                F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+            torch.cuda.synchronize()
+            milliseconds.append((time.perf_counter() - started) * 1e3)
+        log.append({"length": length, "first_ms": milliseconds[0], "second_ms": milliseconds[1]})
+        print(f"cudnn, new length {length}: {milliseconds[0]:.2f} ms, then {milliseconds[1]:.2f} ms", flush=True)
+
+
 def first_output(result: Any, batch: Batch) -> Tensor | None:
     """Return the first sequence's output [C, A * D], whatever the layout; None for keys and values."""
     out = result[0] if isinstance(result, tuple) and len(result) > 2 else result
@@ -477,6 +493,7 @@ def main() -> None:
     check_all(pool, record["correct"])
     print(f"checked after {time.perf_counter() - started:.1f} s", flush=True)
     time_prefill(pool, record["prefill"])
+    print(attempt(lambda: time_new_lengths(record["prefill"])), flush=True)
     time_overlap(pool, record["overlap"])
     time_decode(pool, copy, started + args.seconds, record["decode"])
     print(f"done after {time.perf_counter() - started:.1f} s", flush=True)

@@ -378,7 +378,8 @@ def main() -> None:
     for name, shape in SHAPES.items():
         model = Model(shape, device)
         if args.tune:
-            tuned += [{"shape": name} | row for row in _attempt(list, tune(model))]
+            result = _attempt(list, tune(model))
+            tuned += [{"shape": name} | row for row in result] if isinstance(result, list) else [{name: result}]
         for case in CASES:
             for num_rows in ROWS:
                 row: dict[str, Any] = {"shape": name, "case": case.name, "rows": num_rows}

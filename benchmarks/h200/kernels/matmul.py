@@ -82,35 +82,36 @@ PRODUCTS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vector:
-    """A product of one row without matrix instructions."""
+    """A product of very few rows without matrix instructions."""
 
     outputs: int
-    columns: int
-    warps: int = 4
+    warps: int
 
 
 Way = Config | Vector
 
 
-def run_vector(way: Vector, product: Product, x_1K: Tensor, weight_OK: Tensor) -> Tensor:
+def run_vector(way: Vector, product: Product, x_RK: Tensor, weight_OK: Tensor) -> Tensor:
     num_out = product.num_out // (2 if product.gated else 1)
-    y_1O = x_1K.new_empty(1, num_out)
+    y_RO = x_RK.new_empty(len(x_RK), num_out)
     vector_kernel[(triton.cdiv(num_out, way.outputs),)](
-        x_1K,
+        x_RK,
+        x_RK.stride(0),
         weight_OK,
         None,
-        None,
-        y_1O,
+        y_RO,
+        len(x_RK),
         num_out,
         IN=product.num_in,
+        ROWS=triton.next_power_of_2(len(x_RK)),
         BLOCK_O=way.outputs,
-        BLOCK_K=way.columns,
+        BLOCK_K=256 * way.warps,
         GATED=product.gated,
         PDL=pdl(),
         num_warps=way.warps,
         launch_pdl=pdl(),
     )
-    return y_1O
+    return y_RO
 
 
 def run(way: Way | None, product: Product, x_RK: Tensor, weight_OK: Tensor, arrivals_T: Tensor) -> Tensor:
@@ -137,11 +138,10 @@ def cuts(product: Product, num_rows: int) -> list[tuple[int, int, int, int, int]
     """Return what is worth a try: rows of weights in a tile, fold, splits, columns, programs on a multiprocessor."""
     few, some = padded(num_rows) <= 8, padded(num_rows) <= 16
     if product.gated and some:
-        small = [(64, 4, 1, 64, 4), (64, 4, 1, 64, 3), (64, 4, 1, 128, 2), (64, 2, 1, 64, 4), (64, 2, 1, 64, 3)]
-        small += [(64, 8, 1, 64, 4), (64, 8, 1, 64, 3), (64, 8, 1, 128, 2)] if few else []
-        return [*small, (64, 1, 1, 128, 1), (64, 1, 1, 256, 1), (64, 1, 1, 64, 3)]
+        small = [(64, 4, 1, 64, 4), (64, 4, 1, 128, 2), (64, 2, 1, 64, 4), (64, 2, 1, 128, 2), (64, 4, 1, 64, 3)]
+        return [*small, (64, 1, 1, 128, 1), (64, 1, 1, 256, 1), (64, 1, 1, 128, 2)]
     if product.gated:
-        return [(64, 1, 1, 128, 1), (64, 1, 1, 64, 2), (64, 1, 1, 64, 3), (64, 2, 1, 64, 2), (64, 2, 1, 64, 1)]
+        return [(64, 1, 1, 128, 1), (128, 1, 1, 64, 1), (64, 1, 1, 64, 2), (128, 1, 1, 128, 1), (64, 2, 1, 64, 2)]
     if product.num_out > 16384:
         small = [(64, 2, 1, 128, 2), (64, 2, 1, 64, 4), (64, 4, 1, 128, 2), (64, 4, 1, 64, 4), (64, 4, 1, 128, 3)]
         return [
@@ -152,11 +152,12 @@ def cuts(product: Product, num_rows: int) -> list[tuple[int, int, int, int, int]
             (128, 1, 1, 64, 2),
         ]
     if some:
-        small = [(64, 8, 1, 128, 2), (64, 8, 1, 64, 4), (64, 8, 1, 64, 6), (64, 8, 1, 128, 3)] if few else []
+        small = [(64, 8, 1, 64, 4)] if few else []
         main = [(64, 4, 1, 128, 2), (64, 4, 1, 128, 3), (64, 4, 1, 64, 4), (64, 4, 1, 64, 3), (64, 4, 1, 64, 6)]
         return [*main, *small, (64, 2, 1, 128, 2), (64, 2, 1, 64, 4), (64, 1, 4, 128, 2), (64, 1, 4, 64, 4)]
-    tall = [(128, 1, s, 64, n) for s in (2, 4, 8) for n in (1, 2)]
-    return [*tall, (64, 1, 4, 128, 2), (64, 1, 4, 64, 3), (64, 1, 2, 128, 2), (64, 1, 2, 128, 1), (64, 2, 1, 64, 2)]
+    tall = [(128, 1, 4, 64, 1), (128, 1, 4, 128, 1), (128, 1, 2, 64, 1)]
+    folded = [(64, 2, 1, 64, 2), (64, 2, 1, 128, 1), (128, 2, 1, 64, 1)]
+    return [(64, 1, 2, 128, 1), (64, 1, 2, 64, 1), (64, 1, 4, 128, 2), (64, 1, 4, 128, 1), *tall, *folded]
 
 
 def ways(product: Product, num_rows: int) -> list[Way]:
@@ -169,12 +170,13 @@ def ways(product: Product, num_rows: int) -> list[Way]:
         if config is None or product.num_in % (fold * splits * columns):
             continue
         found[config] = None
+        if fold == 1 or splits == 1:
+            found[dataclasses.replace(config, hopper=True)] = None
         if i == 0 and product in (*LLAMA_8B, HEAD):
             found.update({dataclasses.replace(config, prefetch=columns): None for columns in (0, 128, 512)})
-    if num_rows == 1:
-        sizes = [(1, 4096, 4), (1, 4096, 8), (1, 2048, 4), (2, 2048, 8)]
-        sizes += [] if product.gated else [(2, 4096, 4), (2, 4096, 8), (2, 2048, 4), (4, 2048, 8)]
-        found.update({Vector(outputs=o, columns=k, warps=w): None for o, k, w in sizes if product.num_in % k == 0})
+    if num_rows <= 4:
+        sizes = [(1, 8), (2, 8), (4, 8), (2, 4)] if num_rows == 1 else [(2, 8), (4, 8)]
+        found.update({Vector(outputs=o, warps=w): None for o, w in sizes if product.num_in % (256 * w) == 0})
     return list(found)
 
 
@@ -211,33 +213,35 @@ class Compiler:
         """Compile everything once; return the keys of what fails even with a process and CUDA context of its own."""
         unique = {code_key(*job): job for job in jobs}
         start = time.monotonic()
-        failed = compile_in(self._pool, unique.values())
-        failed = compile_in(self._alone, failed)
+        failed = self._compile(self._pool, unique.values())
+        failed = self._compile(self._alone, failed)
         print(f"{len(unique)} kernels compiled in {time.monotonic() - start:.1f} s, {len(failed)} failed", flush=True)
         for job, error in list(failed.items())[:8]:
             print("  ", *job, error)
         return {code_key(*job) for job in failed}
+
+    def _compile(self, pool: Any, jobs: Iterable[Job]) -> dict[Job, str]:
+        """Return the jobs that failed, and why; where nothing ends for long, something hangs and all are killed."""
+        failed = dict.fromkeys(jobs, "nothing came back")
+        try:
+            results = pool.imap_unordered(compile_one, list(failed))
+            while True:
+                job, error = results.next(timeout=30)
+                failed[job] = error or ""
+        except StopIteration:
+            pass
+        except (ValueError, multiprocessing.TimeoutError):  # ValueError: killed before
+            self.close()
+        return {job: error for job, error in failed.items() if error}
 
     def close(self) -> None:
         for pool in (self._pool, self._alone):
             pool.terminate()
 
 
-def compile_in(pool: Any, jobs: Iterable[Job]) -> dict[Job, str]:
-    """Return the jobs that failed, and why; a process that dies takes its job along and says nothing."""
-    failed = dict.fromkeys(jobs, "the process died")
-    results = pool.imap_unordered(compile_one, list(failed))
-    try:
-        while True:
-            job, error = results.next(timeout=60)
-            failed[job] = error or ""
-    except (StopIteration, multiprocessing.TimeoutError):
-        return {job: error for job, error in failed.items() if error}
-
-
 def code_key(way: Way, product: Product, num_rows: int) -> tuple[object, ...]:
     """Return what makes two products the same code."""
-    return way, product.num_in, product.gated, padded(num_rows)
+    return way, product.num_in, product.gated, num_rows if isinstance(way, Vector) else padded(num_rows)
 
 
 def graph_ms(calls: list[Callable[[], object]], repeats: int = 5) -> float:
@@ -334,11 +338,10 @@ def short(way: dict[str, Any] | str) -> str:
     if isinstance(way, str):
         return way
     if way["kind"] == "Vector":
-        return f"vector {way['outputs']}x{way['columns']} w{way['warps']}"
+        return f"vector o{way['outputs']} w{way['warps']}"
     tma = ("tma2" if way["x_tma"] else "tma") if way["tma"] else "cp"
-    return (
-        f"o{way['outputs']} k{way['columns']} f{way['fold']} s{way['splits']} st{way['stages']} "
-        f"w{way['warps']} {tma} pre{way['prefetch']}"
+    return f"o{way['outputs']} k{way['columns']} f{way['fold']} s{way['splits']} st{way['stages']} " + (
+        "hopper" if way["hopper"] else f"{tma} pre{way['prefetch']}"
     )
 
 
@@ -352,6 +355,7 @@ def explore(bench: Bench, candidates: Callable[[Product, int], list[Way]]) -> No
             tried = candidates(product, num_rows)
             if num_rows in (2, 6):
                 tried = best_of(bench.rows, product.name, bucket(num_rows), 3)
+                tried += [way for way in candidates(product, num_rows) if isinstance(way, Vector) and way not in tried]
             for way in [None, *tried]:
                 bench.time(way, product, num_rows)
 
@@ -458,10 +462,11 @@ def time_chain(bench: Bench, compiler: Compiler) -> list[dict[str, Any]]:
     return results
 
 
-def fp8_configs(product: Product, num_rows: int) -> list[Config]:
+def fp8_configs(product: Product, x_RK: Tensor, weight_OK: Tensor) -> list[Config]:
     """Return a few ways for one-byte weights, whose tiles leave room for more columns."""
-    first = chosen(product, num_rows)
-    assert isinstance(first, Config)
+    first, num_rows = products.find_config(x_RK, weight_OK, gated=product.gated), len(x_RK)
+    if first is None:
+        return []
     found: dict[Config, None] = {}
     for columns, programs in ((128, 2), (256, 2), (128, 3), (128, 4), (256, 1)):
         config = dataclasses.replace(first, columns=columns)
@@ -481,7 +486,7 @@ def time_fp8(bench: Bench) -> list[dict[str, Any]]:
             break
         pairs = [quantise(weight) for weight in bench.weights(product)]
         x_RK = torch.randn(num_rows, product.num_in, device="cuda").bfloat16()
-        for config in [None] if num_rows > MOST_ROWS else fp8_configs(product, num_rows):
+        for config in [None] if num_rows > MOST_ROWS else fp8_configs(product, x_RK, pairs[0][0]):
             row = {"product": product.name, "rows": num_rows, "way": describe(config)}
             try:
                 call = functools.partial(run_fp8, config, product, x_RK, bench.arrivals_T)
@@ -516,6 +521,22 @@ def chosen(product: Product, num_rows: int) -> Way | None:
         torch.empty(n, product.num_in, dtype=torch.bfloat16, device="cuda") for n in (num_rows, product.num_out)
     )
     return products.find_config(x_RK, weight_OK, gated=product.gated)
+
+
+def same_bits(bench: Bench) -> list[str]:
+    """Return for which products, rows and ways the first row's result differs from the first row's among 16."""
+    different = []
+    for product in (*LLAMA_8B, HEAD):
+        x_RK, weight_OK = torch.randn(64, product.num_in, device="cuda").bfloat16(), bench.weights(product)[0]
+        expected_O = run(chosen(product, 16), product, x_RK[:16], weight_OK, bench.arrivals_T)[0]
+        for num_rows, kind in itertools.product((1, 4, 8, 16, 32, 64), ("triton", "hopper")):
+            way = chosen(product, num_rows)
+            if not isinstance(way, Config) or (kind == "hopper" and min(way.fold, way.splits) > 1):
+                continue
+            way = dataclasses.replace(way, hopper=kind == "hopper")
+            if not torch.equal(run(way, product, x_RK[:num_rows], weight_OK, bench.arrivals_T)[0], expected_O):
+                different.append(f"{product.name} {num_rows} {kind}")
+    return different
 
 
 def read_candidates(path: Path) -> Callable[[Product, int], list[Way]]:
@@ -568,7 +589,7 @@ def main() -> int:
     args = parser.parse_args()
     deadline = time.monotonic() + args.seconds
     candidates = read_candidates(args.configs) if args.configs else ways
-    jobs = [(w, p, r) for r in ROWS if r not in (2, 6) for p in PRODUCTS for w in candidates(p, r)]
+    jobs = [(w, p, r) for r in ROWS if r != 6 for p in PRODUCTS for w in candidates(p, r)]
     compiler = Compiler(args.workers)
     bad = compiler.run(jobs)
 
@@ -584,6 +605,7 @@ def main() -> int:
     args.out.write_text(json.dumps(result), encoding="utf-8")
     bench.deadline += 10
     result["fp8"] = time_fp8(bench)
+    result["other bits"] = same_bits(bench)
     bench.free()
     result["chain"] = time_chain(bench, compiler)
     compiler.close()
@@ -591,6 +613,7 @@ def main() -> int:
 
     print_parts(bench.rows)
     print_best(bench.rows)
+    print("the first row has other bits than among 16 rows:", ", ".join(result["other bits"]) or "never")
     for row in result["fp8"]:
         print(
             "fp8",

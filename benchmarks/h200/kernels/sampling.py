@@ -3,7 +3,7 @@
 Each case is first compared with the plain torch code on the same tensors, then timed in CUDA graphs of several calls.
 Logits stay where the head's product would have left them: in the L2 cache while they fit.
 
-    PYTHONPATH=src python benchmarks/h200/kernels/sampling.py --out sampling.json [--tune]
+    PYTHONPATH=src python benchmarks/h200/kernels/sampling.py --out sampling.json
 
 Shape letters: B sequences, S rows of logits a sequence, K draft tokens, R = B * S, V vocabulary.
 """
@@ -18,6 +18,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -80,6 +81,12 @@ class Inputs:
         right_BK = torch.rand(guesses_BK.shape, device=DEVICE, generator=generator) < 0.5
         tokens_BK = torch.where(right_BK, self.draw()[:, :-1], guesses_BK)
         self.draft = Draft(tokens_BK=tokens_BK, lengths_B=torch.full_like(self.seeds_B, self.rows - 1))
+
+    def with_probabilities(self) -> Inputs:
+        """Give the draft's tokens probabilities not far from the target's."""
+        near_BKV = self.logits_BSV[:, :-1].float() + torch.randn_like(self.logits_BSV[:, :-1].float())
+        self.draft = replace(self.draft, probs_BKV=near_BKV.softmax(-1))
+        return self
 
     def argmax(self) -> Tensor:
         return sampling.argmax(self.logits_BSV)
@@ -150,6 +157,9 @@ def cases(num_rows: int, vocab_size: int) -> Iterator[tuple[str, Callable[[], Te
     yield "verify synthetic", lambda: batch["greedy"].verify(coins)
     yield "verify temperature", lambda: batch["temperature"].verify(Standard())
     yield "verify top-p", lambda: batch["top-p"].verify(Standard())
+    if num_rows > NUM_DRAFTED:
+        batch["probabilities"] = Inputs(num_rows, vocab_size, "temperature").with_probabilities()
+        yield "verify probabilities", lambda: batch["probabilities"].verify(Standard())
 
 
 def compare(call: Callable[[], Tensor]) -> tuple[bool, float]:
@@ -208,28 +218,12 @@ def measure(num_rows: int, vocab_size: int) -> Iterator[dict[str, Any]]:
         yield row
 
 
-def tune() -> Iterator[dict[str, Any]]:
-    """Time other divisions of the rows than the one in use."""
-    for block, max_parts, programs in ((1024, 128, 1056), (2048, 128, 1056), (2048, 64, 528), (1024, 128, 2112)):
-        constants = {"_BLOCK": block, "_MAX_PARTS": max_parts, "_PROGRAMS": programs}
-        with mock.patch.multiple(kernels, **constants):
-            for num_rows in (1, 8, 64, 512):
-                for name, settings in (("argmax", "greedy"), ("draw", "temperature")):
-                    inputs = Inputs(num_rows, VOCABULARIES[0], settings)
-                    yield {
-                        "case": f"tune {name}",
-                        "rows": num_rows,
-                        "division": [block, max_parts, programs],
-                        "triton_us": microseconds(inputs.draw),
-                    }
-
-
 def show(row: dict[str, Any]) -> None:
     """Print one line of the table."""
     times = [f"{name[:-3]} {row[name]:9.1f}" for name in ("triton_us", "torch_us", "no_pdl_us") if name in row]
     verdict = {True: "PASS", False: "FAIL"}.get(row.get("passed", ""), "")
     where = f"R {row.get('rows', '-'):>3} V {row.get('vocab', '-'):>6}"
-    rest = f"differ {row['differ']:.4f}" if row.get("differ") else str(row.get("division", ""))
+    rest = f"differ {row['differ']:.4f}" if row.get("differ") else ""
     print(f"{row['case']:34} {where}  {'  '.join(times):52} {verdict} {rest}", flush=True)
     if "error" in row:
         print(row["error"], flush=True)
@@ -239,14 +233,12 @@ def main() -> None:
     """Run all of it, write the rows, print the table last."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="write all rows as JSON")
-    parser.add_argument("--tune", action="store_true", help="also time other divisions of the rows")
     arguments = parser.parse_args()
     began = time.perf_counter()
     rows = check_ties_and_types()
     for vocab_size in VOCABULARIES:
         for num_rows in ROWS:
             rows += measure(num_rows, vocab_size)
-    rows += tune() if arguments.tune else ()
     for row in rows:
         if "rows" in row or not row["passed"]:
             show(row)

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from draftwise.cli._console import open_console
 from draftwise.core import InvalidSetup, Severity, SpecConfig
 from draftwise.engine.config import DEVICES, DTYPES, KV_CACHE_DTYPES, LOAD_FORMATS, QUANTIZATIONS, EngineConfig
 from draftwise.engine.parallelism import PARALLEL_SIZES, one_gpu_settings, vllm_command
 
 if TYPE_CHECKING:
-    from draftwise.serve.messages import Began, Ended
+    from draftwise.serve.messages import Phase
 
 __all__ = ["serve"]
 
@@ -124,7 +125,8 @@ def serve(
         max_waiting=max_waiting,
     )
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(asctime)s [%(name)s] %(message)s")
-    server.serve(config, spec, options, tell=click.echo, tell_phase=_PhaseLines())
+    with _PhaseLines() as phases:
+        server.serve(config, spec, options, tell=click.echo, tell_phase=phases.show)
 
 
 def _judged_by_vllm(error: InvalidSetup, model: str, spec: SpecConfig | None, given: Mapping[str, Any]) -> InvalidSetup:
@@ -143,19 +145,24 @@ class _PhaseLines:
     """Shows the phases of the start-up on stderr: a line for each, drawn while it lasts where there is a terminal."""
 
     def __init__(self) -> None:
-        from draftwise.cli._console import open_console
-
         self._console = open_console(stderr=True)
-        self._status = self._console.status("starting") if self._console.is_terminal else None
+        self._status = self._console.status("") if self._console.is_terminal else None
 
-    def __call__(self, message: Began | Ended) -> None:
-        from draftwise.serve.messages import Began
+    def __enter__(self) -> _PhaseLines:
+        return self
 
-        if isinstance(message, Began):
-            if self._status is not None:
-                self._status.update(message.phase)
-                self._status.start()
-            return
+    def __exit__(self, *_: object) -> None:
+        self._hide()
+
+    def show(self, phase: Phase) -> None:
+        """Draw a phase that begins, or write down one that is over."""
+        if phase.seconds is not None:
+            self._hide()
+            self._console.print(f"{phase.name}: {phase.seconds:.1f} s", highlight=False)
+        elif self._status is not None:
+            self._status.update(phase.name)
+            self._status.start()
+
+    def _hide(self) -> None:
         if self._status is not None:
             self._status.stop()
-        self._console.print(f"{message.phase}: {message.seconds:.1f} s", highlight=False)

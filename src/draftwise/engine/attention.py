@@ -20,7 +20,7 @@ from draftwise.engine.transfer import upload
 
 __all__ = ["AttentionPlan", "PagedKV", "attend", "plan_attention"]
 
-LONGEST_DECODE = 32
+_LONGEST_DECODE = 32
 """Sequences with at most so many query tokens are padded and batched; longer ones run one by one."""
 
 
@@ -166,7 +166,7 @@ class AttentionPlan:
         return DecodeGroup(pages_BP=self.page_table_BP.long(), last_BQ=last_BQ, padding=None)
 
     def _is_prefill(self, length: int) -> bool:
-        return self.causal and length > LONGEST_DECODE
+        return self.causal and length > _LONGEST_DECODE
 
     def _group(self, spans: list[_Span]) -> DecodeGroup:
         """Return the group of `spans`, which are a part or all of the step's rows."""
@@ -258,8 +258,7 @@ def _pad(spans: list[_Span], num_queries: int, device: torch.device | str) -> Pa
 
 def attend(q_NAD: Tensor, kv: PagedKV, layer: int, plan: AttentionPlan) -> Tensor:
     """Return the attention output [N, A * D] of the new tokens, whose keys and values are stored already."""
-    is_short = plan.spans.width <= LONGEST_DECODE or plan.spans.host is None or not plan.causal
-    if q_NAD.is_cuda and is_short and q_NAD.dtype != torch.float64:
+    if q_NAD.is_cuda and q_NAD.dtype != torch.float64:
         from draftwise.engine.kernels.cuda.attention import decode_attention  # Triton is there where CUDA is
 
         spans = plan.spans

@@ -102,16 +102,16 @@ def _find_uncovered(sizes: Sequence[int], max_num_seqs: int, k: int, *, lacking_
     consequence = f"steps of {largest + 1} to {max_num_seqs} sequences{rows} run eagerly, kernel by kernel from Python"
     if lacking_bytes:
         gib = lacking_bytes / 2**30
-        cause = f"the memory for CUDA graphs ends at {largest} sequences, {gib:.2f} GiB short"
+        cause = f"memory holds CUDA graphs of up to {largest} sequences ({gib:.2f} GiB short)"
         fix = f"Raise gpu_memory_utilization, or lower max_num_seqs to {max(largest, 1)} or max_num_batched_tokens."
     else:
-        cause = f"cudagraph_capture_sizes ends at {largest} sequences"
+        cause = f"end at {largest} sequences"
         fix = f"Add {max_num_seqs} to cudagraph_capture_sizes or leave it out, or lower max_num_seqs to {largest}."
     return Finding(
         code="graphs-not-covering",
         severity=Severity.WARNING,
         where="max_num_seqs" if lacking_bytes else "cudagraph_capture_sizes",
-        message=f"{cause}: {consequence}, and can take nearly twice as long.",
+        message=f"{cause}, so {consequence}, and can take nearly twice as long.",
         fix=fix,
         source="vLLM 0.26.0 on H200: eagle3 k=3 takes 18.6 ms a step at 128 sequences, inside its captured sizes, and "
         "33.2 ms at 192, outside them",

@@ -5,7 +5,8 @@ see them, min_tokens includes them. Rows after the draft's end are computed too,
 
 The order is that of vLLM 0.32's `v1/sample/sampler.py`: bad words, min_tokens, logit_bias, penalties (repetition,
 frequency, presence); temperature, min_p, top-k and top-p follow in `sampling`. The host says what is to be done to
-which row, so this part of a step is not captured; few requests need it. No argument is changed.
+which row, so this part of a step is not captured; few requests need it. Nothing waits for the device, and no argument
+is changed.
 
 Shape letters: B sequences, S = K+1 target rows a sequence, K draft tokens, V vocabulary, N sequences that need the
 operation at hand, W bad words, P tokens before the last of the longest bad word.
@@ -25,6 +26,7 @@ from torch import Tensor
 from draftwise.core import Finding, InvalidSetup, Severity
 from draftwise.engine.sampling import Tempering
 from draftwise.engine.sampling_params import SamplingParams
+from draftwise.engine.transfer import upload
 
 __all__ = ["SamplingRow", "Tempering", "adjust", "check_params", "encode_bad_words", "needs_adjusting"]
 
@@ -136,14 +138,14 @@ def _forbid_bad_words(logits_BSV: Tensor, rows: Seq[SamplingRow], members: list[
     words = [(n, word) for n, b in enumerate(members) for word in rows[b].bad_words]
     length = max(1, *(len(word) - 1 for _, word in words))
     tails = [[_NO_TOKEN] * length + list(rows[b].output_ids[-length:]) for b in members]
-    tails_NP = torch.tensor([tail[-length:] for tail in tails], device=device)
-    owner_W = torch.tensor([n for n, _ in words], device=device)
-    sequence_W = torch.tensor([members[n] for n, _ in words], device=device)
-    last_W = torch.tensor([word[-1] for _, word in words], device=device)
+    tails_NP = upload([tail[-length:] for tail in tails], device)
+    owner_W = upload([n for n, _ in words], device)
+    sequence_W = upload([members[n] for n, _ in words], device)
+    last_W = upload([word[-1] for _, word in words], device)
     prefixes = [[_ANY_TOKEN] * (length - len(word) + 1) + list(word[:-1]) for _, word in words]
-    prefix_WP = torch.tensor(prefixes, device=device)
+    prefix_WP = upload(prefixes, device)
 
-    members_N = torch.tensor(members, device=device)
+    members_N = upload(members, device)
     # Window s of a sequence holds the P tokens before row s.
     windows_NSP = torch.cat([tails_NP, draft_BK[members_N]], dim=1).unfold(1, length, 1)
     same_WSP = windows_NSP[owner_W] == prefix_WP.unsqueeze(1)
@@ -162,8 +164,8 @@ def _forbid_ending(logits_BSV: Tensor, rows: Seq[SamplingRow], members: list[int
         for token in {*rows[b].end_ids, *rows[b].params.stop_token_ids}
     ]
     if places:
-        index = torch.tensor(places, device=logits_BSV.device).unbind(1)
-        logits_BSV.index_put_(index, logits_BSV.new_tensor(-torch.inf))
+        index = upload(places, logits_BSV.device).unbind(1)
+        logits_BSV.index_put_(index, logits_BSV.new_full((), -torch.inf))
 
 
 def _add_bias(logits_BSV: Tensor, rows: Seq[SamplingRow], members: list[int]) -> None:
@@ -172,17 +174,18 @@ def _add_bias(logits_BSV: Tensor, rows: Seq[SamplingRow], members: list[int]) ->
     sequence, token, bias = zip(*biases, strict=True)
     device = logits_BSV.device
     index = (
-        torch.tensor(sequence, device=device).unsqueeze(1),
+        upload(sequence, device).unsqueeze(1),
         torch.arange(logits_BSV.shape[1], device=device),
-        torch.tensor(token, device=device).unsqueeze(1),
+        upload(token, device).unsqueeze(1),
     )
-    logits_BSV.index_put_(index, logits_BSV.new_tensor(bias).unsqueeze(1), accumulate=True)
+    bias_N1 = upload(bias, device, np.float64).to(logits_BSV.dtype).unsqueeze(1)
+    logits_BSV.index_put_(index, bias_N1, accumulate=True)
 
 
 def _penalise(logits_BSV: Tensor, rows: Seq[SamplingRow], members: list[int], draft_BK: Tensor) -> None:
     """Apply the three penalties: repetition to tokens of prompt and output, the others to output alone."""
     device, dtype, vocab_size = logits_BSV.device, logits_BSV.dtype, logits_BSV.shape[2]
-    members_N = torch.tensor(members, device=device)
+    members_N = upload(members, device)
     logits_NSV = logits_BSV[members_N]
     output_NV = _count([rows[b].output_ids for b in members], vocab_size, device)
     count_NSV = torch.zeros_like(logits_NSV)
@@ -190,7 +193,8 @@ def _penalise(logits_BSV: Tensor, rows: Seq[SamplingRow], members: list[int], dr
     count_NSV = count_NSV.cumsum_(1).add_(output_NV.unsqueeze(1))
 
     def setting(name: str) -> Tensor:
-        return torch.tensor([getattr(rows[b].params, name) for b in members], device=device, dtype=dtype).view(-1, 1, 1)
+        values = [getattr(rows[b].params, name) for b in members]
+        return upload(values, device, np.float64).to(dtype).view(-1, 1, 1)
 
     prompt_NV = _count([rows[b].prompt_ids for b in members], vocab_size, device)
     seen_NSV = (count_NSV > 0) | (prompt_NV > 0).unsqueeze(1)
@@ -205,6 +209,6 @@ def _penalise(logits_BSV: Tensor, rows: Seq[SamplingRow], members: list[int], dr
 def _count(histories: list[Seq[int]], vocab_size: int, device: torch.device) -> Tensor:
     """Return [N, V] how often each token occurs in each history, as float32."""
     flat = np.concatenate([np.asarray(ids, dtype=np.int64) + n * vocab_size for n, ids in enumerate(histories)])
-    cells = torch.from_numpy(flat).to(device)
+    cells = upload(flat, device)
     counts = torch.zeros(len(histories) * vocab_size, device=device)
     return counts.scatter_add_(0, cells, torch.ones_like(cells, dtype=counts.dtype)).view(-1, vocab_size)

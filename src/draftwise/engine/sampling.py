@@ -22,6 +22,7 @@ from torch import Tensor
 
 from draftwise.engine.random import gumbel
 from draftwise.engine.sampling_params import SamplingParams
+from draftwise.engine.transfer import upload
 
 __all__ = [
     "MIN_TEMPERATURE",
@@ -59,16 +60,12 @@ class Tempering:
     @classmethod
     def of(cls, params: Sequence[SamplingParams], device: torch.device | str) -> Tempering:
         """Return the settings of these requests; copies them to the device, so not inside a captured step."""
-
-        def column(values: list[float], dtype: torch.dtype) -> Tensor:
-            return torch.tensor(values, dtype=dtype).to(device)
-
         all_greedy, truncates = cls.flags(params)
         return cls(
-            temperature_B=column([p.temperature for p in params], torch.float32),
-            top_k_B=column([max(p.top_k, 0) for p in params], torch.long),
-            top_p_B=column([p.top_p for p in params], torch.float32),
-            min_p_B=column([p.min_p for p in params], torch.float32),
+            temperature_B=upload([p.temperature for p in params], device, np.float32),
+            top_k_B=upload([max(p.top_k, 0) for p in params], device),
+            top_p_B=upload([p.top_p for p in params], device, np.float32),
+            min_p_B=upload([p.min_p for p in params], device, np.float32),
             all_greedy=all_greedy,
             truncates=truncates,
         )

@@ -66,13 +66,16 @@ def verify(
     """
     assert draft.tokens_BK.shape[1] == logits_BSV.shape[1] - 1
     counters = _Counters(seeds_B, positions_B)
-    if not tempering.all_greedy and (
-        isinstance(acceptance, Typical) or (isinstance(acceptance, Standard) and draft.probs_BKV is not None)
-    ):
-        law_BSV = sharpen(temper_and_truncate(logits_BSV, tempering), tempering.temperature_B == 0)
-        stands_BK, next_BS = _judge(law_BSV, draft, counters, acceptance)
+    stands_BK: Tensor | None = None
+    if tempering.all_greedy:
+        next_BS = argmax(logits_BSV)
+    elif isinstance(acceptance, Typical):
+        stands_BK, next_BS = _judge_typical(logits_BSV, draft.tokens_BK, tempering, counters, acceptance)
+    elif isinstance(acceptance, Standard) and draft.probs_BKV is not None:
+        stands_BK, next_BS = _reject(logits_BSV, draft.tokens_BK, draft.probs_BKV, draft.lengths_B, tempering, counters)
     else:
-        stands_BK, next_BS = None, _decode(logits_BSV, tempering, counters)
+        floor_BS = find_floors(logits_BSV, tempering) if tempering.truncates else None
+        next_BS = counters.draw(logits_BSV, tempering.temperature_B, floor_BS)
     rates_K = acceptance.conditional_K if isinstance(acceptance, Coins) else None
     if kernels := kernels_for(logits_BSV):
         settled = kernels.settle(next_BS, draft.tokens_BK, draft.lengths_B, stands_BK, rates_K, *counters)
@@ -97,14 +100,6 @@ class _Counters(NamedTuple):
         return draw(logits_BSV, temperature_B, floor_BS=floor_BS, lane=Lane.TOKEN, **self._asdict())
 
 
-def _decode(logits_BSV: Tensor, tempering: Tempering, counters: _Counters) -> Tensor:
-    """Return for every row the token of plain decoding."""
-    if tempering.all_greedy:
-        return argmax(logits_BSV)
-    floor_BS = find_floors(logits_BSV, tempering) if tempering.truncates else None
-    return counters.draw(logits_BSV, tempering.temperature_B, floor_BS)
-
-
 def _settle(
     next_BS: Tensor, draft: Draft, stands_BK: Tensor | None, rates_K: Tensor | None, counters: _Counters
 ) -> tuple[Tensor, Tensor]:
@@ -125,20 +120,28 @@ def _settle(
     return torch.where(row_S == last_B1, next_BS, tokens_BS).masked_fill(row_S > last_B1, -1), num_accepted_B
 
 
-def _judge(law_BSV: Tensor, draft: Draft, counters: _Counters, acceptance: Standard | Typical) -> tuple[Tensor, Tensor]:
-    """Return which draft tokens stand, and for every row the token to emit if it is the first after those that do."""
-    if isinstance(acceptance, Typical):
-        return _is_typical(law_BSV[:, :-1], draft.tokens_BK, acceptance), counters.draw(law_BSV)
-    assert draft.probs_BKV is not None
+def _reject(
+    logits_BSV: Tensor,
+    tokens_BK: Tensor,
+    probs_BKV: Tensor,
+    lengths_B: Tensor,
+    tempering: Tempering,
+    counters: _Counters,
+) -> tuple[Tensor, Tensor]:
+    """Judge by rejection sampling.
+
+    Returns:
+        bool [B, K], which draft tokens stand; int64 [B, S], for every row the token to emit if it is the first after
+        those that stand.
+    """
+    if kernels := kernels_for(logits_BSV):
+        floor_BS = find_floors(logits_BSV, tempering) if tempering.truncates else None
+        law = logits_BSV, tempering.temperature_B, floor_BS
+        return kernels.reject(*law, tokens_BK, probs_BKV, lengths_B, *counters)
+    p_BSV = _find_law(logits_BSV, tempering).softmax(-1)
     # Past the draft's end q is 0, so that the residual there is p itself.
-    step_K = torch.arange(draft.tokens_BK.shape[1], device=law_BSV.device)
-    real_BK = step_K < draft.lengths_B.unsqueeze(1)
-    return _reject(law_BSV, draft.tokens_BK, draft.probs_BKV * real_BK.unsqueeze(2), counters)
-
-
-def _reject(logits_BSV: Tensor, tokens_BK: Tensor, q_BKV: Tensor, counters: _Counters) -> tuple[Tensor, Tensor]:
-    """Return the outcome of rejection sampling with draft probabilities q, as `_judge` does."""
-    p_BSV = logits_BSV.softmax(-1)
+    real_BK = torch.arange(tokens_BK.shape[1], device=lengths_B.device) < lengths_B.unsqueeze(1)
+    q_BKV = probs_BKV * real_BK.unsqueeze(2)
     residual_BSV = p_BSV.clone()
     residual_BSV[:, :-1] -= q_BKV
     residual_BSV.clamp_(min=0)
@@ -150,9 +153,18 @@ def _reject(logits_BSV: Tensor, tokens_BK: Tensor, q_BKV: Tensor, counters: _Cou
     return counters.uniform(tokens_BK.shape[1]) * q_token_BK < p_token_BK, next_BS
 
 
-def _is_typical(logits_BKV: Tensor, tokens_BK: Tensor, rule: Typical) -> Tensor:
-    """Return which draft tokens are probable enough for how certain the target is."""
-    p_BKV = logits_BKV.softmax(-1)
+def _judge_typical(
+    logits_BSV: Tensor, tokens_BK: Tensor, tempering: Tempering, counters: _Counters, rule: Typical
+) -> tuple[Tensor, Tensor]:
+    """Judge by whether draft tokens are probable enough for how certain the target is; return as `_reject` does."""
+    law_BSV = _find_law(logits_BSV, tempering)
+    p_BKV = law_BSV[:, :-1].softmax(-1)
     entropy_BK = torch.special.entr(p_BKV).sum(-1)
     bar_BK = (rule.alpha * (-entropy_BK).exp()).clamp(max=rule.threshold)
-    return p_BKV.gather(2, tokens_BK.unsqueeze(2)).squeeze(2) > bar_BK
+    stands_BK = p_BKV.gather(2, tokens_BK.unsqueeze(2)).squeeze(2) > bar_BK
+    return stands_BK, counters.draw(law_BSV)
+
+
+def _find_law(logits_BSV: Tensor, tempering: Tempering) -> Tensor:
+    """Return logits whose softmax each row's token follows, also on greedy rows."""
+    return sharpen(temper_and_truncate(logits_BSV, tempering), tempering.temperature_B == 0)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from draftwise.core import InvalidSetup
 from draftwise.engine.startup import Startup, TimedStartup
 from draftwise.serve.channel import Channel
-from draftwise.serve.messages import Abort, Accepted, Add, Began, Broke, Ended, Invalid, Ready, Refused, Step
+from draftwise.serve.messages import Abort, Accepted, Add, Broke, Invalid, Phase, Ready, Refused, Step
 
 if TYPE_CHECKING:
     from draftwise.engine.core import Engine
@@ -51,10 +51,10 @@ class _ToldStartup(TimedStartup):
         self._channel = channel
 
     def began(self, name: str) -> None:
-        self._channel.send(Began(name))
+        self._channel.send(Phase(name))
 
     def ended(self, name: str, seconds: float) -> None:
-        self._channel.send(Ended(name, seconds))
+        self._channel.send(Phase(name, seconds))
 
 
 class _EngineLoop:

@@ -57,7 +57,8 @@ def start_process(build: Build) -> Launched:
         command = [sys.executable, "-P", "-c", _BOOT, str(theirs.fileno()), json.dumps(sys.path)]
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
     channel = Channel(ours)
-    channel.send(build)
+    with suppress(ConnectionError):  # whoever waits for the engine will find that it ended
+        channel.send(build)
     return _Process(channel, process)
 
 

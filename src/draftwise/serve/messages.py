@@ -12,7 +12,7 @@ from draftwise.engine.config import EngineConfig
 from draftwise.engine.outputs import Delta, EngineStats
 from draftwise.engine.sequence import Request
 
-__all__ = ["Abort", "Accepted", "Add", "Began", "Broke", "Ended", "Invalid", "Ready", "Refused", "Step"]
+__all__ = ["Abort", "Accepted", "Add", "Broke", "Invalid", "Phase", "Ready", "Refused", "Step"]
 
 
 class Add(NamedTuple):
@@ -28,17 +28,12 @@ class Abort(NamedTuple):
     request_ids: Sequence[str]
 
 
-class Began(NamedTuple):
-    """A phase of the start-up has begun."""
+class Phase(NamedTuple):
+    """A phase of the start-up."""
 
-    phase: str
-
-
-class Ended(NamedTuple):
-    """A phase of the start-up is over."""
-
-    phase: str
-    seconds: float
+    name: str
+    seconds: float | None = None
+    """None: it has begun; else what it took."""
 
 
 class Ready(NamedTuple):

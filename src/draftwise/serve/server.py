@@ -23,7 +23,7 @@ from draftwise.engine.tokenizer import load_tokenizer
 from draftwise.serve.app import create_app
 from draftwise.serve.defaults import Defaults
 from draftwise.serve.launch import build_engine, start_process
-from draftwise.serve.messages import Began, Ended, Ready
+from draftwise.serve.messages import Phase, Ready
 from draftwise.serve.worker import EngineWorker
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def serve(
     options: ServerOptions,
     *,
     tell: Callable[[str], None],
-    tell_phase: Callable[[Began | Ended], None] = lambda _: None,
+    tell_phase: Callable[[Phase], None] = lambda _: None,
     build: Builder = build_engine,
 ) -> None:
     """Serve until SIGTERM or SIGINT.

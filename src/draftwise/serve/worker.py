@@ -17,7 +17,7 @@ from draftwise.serve.channel import ChannelProtocol
 from draftwise.serve.errors import RequestError
 from draftwise.serve.generation import Generation
 from draftwise.serve.launch import Launched
-from draftwise.serve.messages import Abort, Accepted, Add, Began, Broke, Ended, Invalid, Ready, Refused, Step
+from draftwise.serve.messages import Abort, Accepted, Add, Broke, Invalid, Phase, Ready, Refused, Step
 from draftwise.serve.metrics import ServerMetrics
 from draftwise.serve.timeline import Timeline
 
@@ -55,7 +55,7 @@ class EngineWorker:
         self._numbers = count()
         self._channel: ChannelProtocol
 
-    def wait_until_built(self, model_name: str, *, tell: Callable[[Began | Ended], None] = lambda _: None) -> None:
+    def wait_until_built(self, model_name: str, *, tell: Callable[[Phase], None] = lambda _: None) -> None:
         """Return when the engine is ready; `tell` gets the phases of its start-up.
 
         Raises:
@@ -63,7 +63,7 @@ class EngineWorker:
             BackendError: building it failed otherwise.
         """
         while not isinstance(message := self._receive(), Ready):
-            if isinstance(message, Began | Ended):
+            if isinstance(message, Phase):
                 tell(message)
             elif isinstance(message, Invalid):
                 raise InvalidSetup(message.findings)

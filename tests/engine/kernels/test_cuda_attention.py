@@ -21,6 +21,7 @@ TILINGS = [
     TILING,
     replace(TILING, splits=3),
     replace(TILING, keys=32, splits=5, stages=3),
+    replace(TILING, keys=64, splits=3, apart=True),
     replace(TILING, rows=64, keys=32, splits=7),
     replace(TILING, rows=64),
     None,
@@ -102,7 +103,7 @@ def lay_out(case: Case, device: torch.device) -> Arguments:
     )
 
 
-def run(case: Case, arguments: Arguments, tiling: Tiling | None) -> Tensor:
+def run(case: Case, arguments: Arguments, tiling: Tiling | None, uniform: bool | None = None) -> Tensor:
     """Return the output, into a tensor that held no numbers."""
     a = arguments
     out = torch.full((a.q_NAD.shape[0], case.heads * case.dim), NAN, dtype=case.dtype, device=a.q_NAD.device)
@@ -116,6 +117,7 @@ def run(case: Case, arguments: Arguments, tiling: Tiling | None) -> Tensor:
         width=case.width,
         causal=case.causal,
         scale=case.dim**-0.5,
+        uniform=uniform,
         out=out,
         tiling=tiling,
     )
@@ -238,6 +240,33 @@ def test_rows_of_q_may_lie_apart(device: torch.device):
     wide[:, : case.heads] = arguments.q_NAD
     apart = replace(arguments, q_NAD=wide[:, : case.heads])
     assert torch.equal(run(case, apart, TILINGS[1]), run(case, arguments, TILINGS[1]))
+
+
+@pytest.mark.parametrize("tiling", [TILINGS[0], TILINGS[1]])
+def test_some_sequences_of_a_batch(tiling: Tiling, device: torch.device):
+    case = Case(spans=[(20, 2), (7, 1), (33, 1)], width=2, ragged=True)
+    whole = lay_out(case, device)
+    some = replace(
+        whole,
+        table_BP=whole.table_BP[1:],
+        first_row_B=whole.first_row_B[1:],
+        starts_B=whole.starts_B[1:],
+        lengths_B=whole.lengths_B[1:],
+    )
+    out = run(case, some, tiling, uniform=False)  # there are 2 * 2 rows, but not two for each of the two
+    assert torch.equal(out[2:], run(case, whole, tiling)[2:])
+    assert out[:2].isnan().all()
+
+
+@pytest.mark.parametrize("tiling", [TILINGS[1], TILINGS[3]])
+def test_the_table_may_end_before_the_sequence(tiling: Tiling, device: torch.device):
+    case = Case(spans=[(30, 4), (37, 4)], width=4)
+    arguments = lay_out(case, device)
+    short = replace(arguments, table_BP=arguments.table_BP[:, :8].contiguous())  # 32 positions
+    out = run(case, short, tiling)
+    assert out.isfinite().all()
+    want = dense(case, arguments, 0)[:2]
+    assert (out[:2].double() - want).norm() <= 1e-6 * want.norm()
 
 
 def test_few_tiles_are_split_and_many_are_not():

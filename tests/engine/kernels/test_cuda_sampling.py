@@ -15,6 +15,7 @@ tl = pytest.importorskip("triton.language")
 from draftwise.engine import random as noise  # noqa: E402
 from draftwise.engine import sampling, verify  # noqa: E402
 from draftwise.engine.acceptance import Acceptance, Standard, Synthetic, Typical, place  # noqa: E402
+from draftwise.engine.kernels.cuda import noise as kernel_noise  # noqa: E402
 from draftwise.engine.kernels.cuda import sampling as kernels  # noqa: E402
 from draftwise.engine.proposers.base import Draft  # noqa: E402
 from draftwise.engine.random import Lane  # noqa: E402
@@ -99,8 +100,8 @@ def test_a_row_does_not_depend_on_how_many_there_are(device: torch.device, monke
 @triton.jit
 def _write_bits(seeds, positions, bits, LANE: tl.constexpr, V: tl.constexpr):
     row, token = tl.program_id(0), tl.arange(0, V)
-    row_bits = kernels._row_bits(tl.load(seeds + row), tl.load(positions + row), LANE)
-    tl.store(bits + row * V + token, kernels._token_bits(row_bits, token).to(tl.int64, bitcast=True))
+    row_bits = kernel_noise.row_bits(tl.load(seeds + row), tl.load(positions + row), LANE)
+    tl.store(bits + row * V + token, kernel_noise.token_bits(row_bits, token).to(tl.int64, bitcast=True))
 
 
 @pytest.mark.parametrize("lane", list(Lane))
@@ -115,15 +116,15 @@ def test_random_bits_are_the_same_to_the_last_one(lane: Lane, device: torch.devi
 
 
 @triton.jit
-def _write_noise(bits, result, N: tl.constexpr, EXACT_LOG: tl.constexpr):
+def _write_noise(bits, result, N: tl.constexpr, EXACT: tl.constexpr):
     index = tl.arange(0, N)
-    tl.store(result + index, kernels._to_gumbel(tl.load(bits + index).to(tl.uint64, bitcast=True), EXACT_LOG))
+    tl.store(result + index, kernel_noise.to_gumbel(tl.load(bits + index).to(tl.uint64, bitcast=True), EXACT))
 
 
 def test_noise_is_accurate_down_to_both_ends(device: torch.device) -> None:
     top = torch.tensor([*range(16), 2**30, 2**31 - 1, 2**31 - 64, 2**31 - 129, *(2**i for i in range(12))])
     got = torch.empty(32, device=device)
-    _write_noise[(1,)]((top << 33).to(device), got, N=32, EXACT_LOG=device.type == "cuda")
+    _write_noise[(1,)]((top << 33).to(device), got, N=32, EXACT=device.type == "cuda")
     u = ((top.float() + 0.5) * 2.0**-31).clamp(max=1 - 2.0**-24).double()
     torch.testing.assert_close(got.cpu().double(), -(-torch.log1p(-u)).log(), rtol=1e-6, atol=1e-6)
 
@@ -221,6 +222,76 @@ def test_a_rows_floor_does_not_depend_on_the_others(device: torch.device) -> Non
 
 def settings_of(t: Tempering) -> tuple[Tensor, ...]:
     return t.temperature_B, t.top_k_B, t.top_p_B, t.min_p_B
+
+
+# Rejection sampling.
+
+
+def rejection_case(kind: str, device: torch.device) -> tuple[Tensor, Draft, dict[str, Any]]:
+    """Logits of 4 sequences with drafts sampled from distributions near the target's, or from it itself."""
+    generator = torch.Generator().manual_seed(5)
+    params = (MIXED[0], MIXED[1], SamplingParams(), MIXED[4])
+    logits = torch.randn(4, 4, 2500, generator=generator).to(device)
+    tempering = Tempering.of(params, device)
+    near = logits[:, :-1] + (0 if kind == "equal" else torch.randn(4, 3, 2500, generator=generator).to(device))
+    probs = sampling.sharpen(sampling.temper_and_truncate(near, tempering), tempering.temperature_B == 0).softmax(-1)
+    tokens = sampling.draw(probs.log(), None, lane=Lane.DRAFT, **counters(4, device))
+    lengths = torch.tensor([3, 3, 2, 3], device=device)
+    draft = Draft(tokens_BK=tokens, lengths_B=lengths, probs_BKV=probs)
+    return logits, draft, counters(4, device) | {"tempering": tempering}
+
+
+@pytest.mark.parametrize("kind", ["near", "equal"])
+def test_rejection_equals_torch(kind: str, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(None, monkeypatch)
+    logits, draft, arguments = rejection_case(kind, device)
+    expected = verify.verify(logits, draft, acceptance=Standard(), **arguments)
+    use(kernels, monkeypatch)
+    got = verify.verify(logits, draft, acceptance=Standard(), **arguments)
+    assert torch.equal(got.tokens_BS, expected.tokens_BS)
+    accepted = got.num_accepted_B.tolist()
+    assert accepted == expected.num_accepted_B.tolist()
+    assert accepted == [3, 3, 2, 3] if kind == "equal" else 0 < sum(accepted) < 11
+
+
+def test_rejection_draws_from_p_where_nothing_is_left(device: torch.device) -> None:
+    """With q above p everywhere, tokens often fall, and their replacement follows p."""
+    logits = torch.tensor([0.2, 0.3, 0.5]).log().expand(60, 2, 3).to(device)
+    probs = (1.5 * logits[:, :1].exp()).contiguous()
+    tokens, ones = torch.ones(60, 1, dtype=torch.long, device=device), torch.ones(60, device=device)
+    inputs = {"lengths_B": ones.long(), "seeds_B": torch.arange(60, device=device), "positions_B": ones.long()}
+    stands, following = kernels.reject(logits, ones, None, tokens, probs, **inputs)
+    plain = kernels.draw_rows(
+        logits, None, seeds_B=inputs["seeds_B"], positions_B=inputs["positions_B"], lane=Lane.TOKEN
+    )
+    assert torch.equal(following, plain)
+    assert 10 < stands.sum() < 55
+
+
+@pytest.mark.parametrize("probabilistic", [False, True])
+def test_output_has_the_targets_law(probabilistic: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    if device.type == "cpu":
+        pytest.skip("too many programs for the interpreter")
+    use(kernels, monkeypatch)
+    count, row = 200_000, torch.tensor([0.3, -0.4, 1.0, 0.2, -1.5], device=device)
+    q = torch.tensor([-0.2, 0.5, 0.1, 0.9, -0.3], device=device).softmax(0).expand(count, 1, 5)
+    inputs = {"seeds_B": torch.arange(count, device=device), "positions_B": torch.full((count,), 3, device=device)}
+    tokens = kernels.draw_rows(q.log(), None, lane=Lane.DRAFT, **inputs)
+    lengths = torch.ones(count, dtype=torch.long, device=device)
+    verdict = verify.verify(
+        row.expand(count, 2, 5).contiguous(),
+        Draft(tokens_BK=tokens, lengths_B=lengths, probs_BKV=q.contiguous() if probabilistic else None),
+        tempering=Tempering.of([SamplingParams(temperature=0.8)] * count, device),
+        acceptance=Standard(),
+        **inputs,
+    )
+    # Chi-square with 4 degrees of freedom: 18.5 is passed once in a thousand when the law is the one claimed.
+    for column, law in ((0, (row / 0.8).softmax(0)), (1, (row / 0.8).softmax(0))):
+        emitted = verdict.tokens_BS[:, column]
+        counts = torch.bincount(emitted[emitted >= 0], minlength=5).double()
+        expected = counts.sum() * law.double()
+        assert ((counts - expected) ** 2 / expected).sum() < 18.5
+        assert counts.sum() > count / 10
 
 
 # What a step makes final.

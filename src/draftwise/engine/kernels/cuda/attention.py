@@ -20,6 +20,7 @@ __all__ = ["Tiling", "choose_tiling", "decode_attention"]
 
 _LOG2_E = 1.4426950408889634
 _MOST_SPLITS = 64
+_JOINED_AT_ONCE = 16
 _SMS_OF_NO_GPU = 4
 """So few that the interpreter, for which every tile is work, sees some sequences split and others whole."""
 
@@ -37,6 +38,8 @@ class Tiling:
     """Blocks in flight, the one at work included."""
     splits: int
     """Most parts into which the keys of a tile are split; a part has one block at least."""
+    apart: bool = False
+    """Whether each warp takes its own keys, without a word to the others: for 16 rows."""
 
 
 @functools.cache
@@ -44,6 +47,7 @@ def _num_sms(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else _SMS_OF_NO_GPU
 
 
+@functools.cache
 def choose_tiling(
     *, num_seqs: int, num_groups: int, share: int, width: int, head_dim: int, itemsize: int, num_sms: int
 ) -> Tiling:
@@ -60,19 +64,21 @@ def choose_tiling(
         itemsize: bytes of an element of q.
         num_sms: multiprocessors of the GPU.
     """
-    wide = width * share > 64
-    rows = 128 if wide and head_dim <= 128 else min(64, max(16, triton.next_power_of_2(width * share)))
-    keys = 64 if head_dim <= 128 else 32
-    if itemsize > 2:
-        rows, keys = min(rows, 32), 32
+    rows = min(128, max(16, triton.next_power_of_2(width * share)))
+    if itemsize > 2 or head_dim > 128:  # a tile must fit registers and shared memory
+        rows = min(rows, 32 if itemsize > 2 else 64)
     tiles = num_seqs * num_groups * -(-width * share // rows)
-    return Tiling(
-        rows=rows,
-        keys=keys,
-        warps=8 if rows == 128 else 4,
-        stages=3 if rows > 16 else 4,
-        splits=max(1, min(_MOST_SPLITS, (1 if rows == 128 else 2) * num_sms // tiles)),
-    )
+    splits = max(1, min(_MOST_SPLITS, (1 if rows == 128 else 2) * num_sms // tiles))
+    keys, warps, stages = 64, 4, 3
+    if itemsize > 2 or head_dim > 128:
+        keys = 32
+    elif rows == 128:
+        warps = 8
+    elif rows == 16 and tiles > 2 * num_sms:  # small programs, many of which share a multiprocessor
+        keys, warps, stages = 32, 2, 4
+    elif rows == 16 and splits == 1:  # one or two programs on each, with more in flight
+        stages = 4
+    return Tiling(rows=rows, keys=keys, warps=warps, stages=stages, splits=splits)
 
 
 def decode_attention(
@@ -86,32 +92,35 @@ def decode_attention(
     width: int,
     causal: bool,
     scale: float,
+    uniform: bool | None = None,
     out: Tensor | None = None,
     tiling: Tiling | None = None,
 ) -> Tensor:
     """Return the attention output [N, A * D] of the new tokens, whose keys and values are in the pages already.
 
     Sequence b has the query rows first_row_B[b] + i for i < lengths_B[b] <= width; row i is at position
-    starts_B[b] + i. With N = B * width rows the batch is uniform: rows with i >= lengths_B[b] exist, may hold
-    anything, and get something finite. In any other batch no row lies outside the sequences.
+    starts_B[b] + i. In a uniform batch first_row_B[b] is b * width; rows with i >= lengths_B[b] may hold anything, and
+    get something finite. Otherwise those are others' or do not exist, and the sequences may be some of a batch: rows
+    of `out` that belong to none are left alone.
 
     Args:
         q_NAD: queries; rows may lie apart, heads may not.
         pages: [num_pages, block_size, 2, G, D] in the type of q or in float8_e4m3fn, with scale 1.
-        page_table_BP: int32, the pages of each sequence in order; any valid pages after those.
+        page_table_BP: int32, the pages of each sequence in order. Positions behind its end have no keys.
         first_row_B: int64, row of each sequence's first query.
         starts_B: int64, its position.
         lengths_B: int64, query tokens of each sequence; may be 0.
         width: the most that `lengths_B` may hold.
         causal: whether a token looks at positions up to its own, and not at all of its sequence's.
         scale: of the scores; positive.
+        uniform: by default, whether N = B * width. Say so when the sequences are some of a batch.
         out: where the result goes; by default a new tensor.
         tiling: how the work is cut up; by default what was measured to be best.
     """
     num_rows, heads, dim = q_NAD.shape
     num_seqs, groups = len(starts_B), pages.shape[3]
     assert q_NAD.stride()[1:] == (dim, 1), "heads lie beside each other"
-    assert pages[0].is_contiguous(), "a page is one piece"
+    assert pages.stride()[1:] == (2 * groups * dim, groups * dim, dim, 1), "a page is one piece"
     assert page_table_BP.stride(1) == 1
     assert all(t.is_contiguous() for t in (first_row_B, starts_B, lengths_B))
     tiling = tiling or choose_tiling(
@@ -138,7 +147,7 @@ def decode_attention(
         "M": tiling.rows,
         "K": tiling.keys,
         "CAUSAL": causal,
-        "UNIFORM": num_rows == num_seqs * width,
+        "UNIFORM": num_rows == num_seqs * width if uniform is None else uniform,
         "PDL": pdl(),
         "launch_pdl": pdl(),
     }
@@ -158,18 +167,18 @@ def decode_attention(
         q_NAD.stride(0),
         pages.stride(0),
         page_table_BP.stride(0),
-        page_table_BP.shape[1],
+        page_table_BP.shape[1] * pages.shape[1],
         splits,
         PAGE=pages.shape[1],
         GROUPS=groups,
         STAGES=tiling.stages,
+        W=tiling.warps if tiling.apart else 1,
         SPLIT=splits > 1,
         **common,
         num_warps=tiling.warps,
         num_stages=tiling.stages,
     )
     if splits > 1:
-        padded = triton.next_power_of_2(splits)
         attention_kernels.join[heads, width, num_seqs](
             first_row_B,
             starts_B,
@@ -178,9 +187,11 @@ def decode_attention(
             parts,
             logs,
             width,
+            page_table_BP.shape[1] * pages.shape[1],
             splits,
-            S=padded,
+            S=triton.next_power_of_2(splits),
+            F=min(_JOINED_AT_ONCE, triton.next_power_of_2(splits)),
             **common,
-            num_warps=max(1, min(8, padded * common["DIMS"] // 2048)),
+            num_warps=2,
         )
     return out

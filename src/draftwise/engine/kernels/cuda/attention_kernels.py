@@ -5,7 +5,8 @@ folded into its rows, row r being query r // SHARE of head r % SHARE. A split is
 knows neither lengths nor positions, so the grid has room for the most splits and those without keys end at once.
 
 Shape letters: N query tokens, B sequences, P pages of a sequence, A query heads, G key-value heads, D head
-dimension (padded to a power of two in a tile), M rows of a tile, K keys of a block, S splits.
+dimension (padded to a power of two in a tile), M rows of a tile, K keys of a block, S splits (padded to a power
+of two), F splits that are joined at a time.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ __all__ = ["attend", "join"]
 
 
 @triton.jit
-def _blocks(start, length, tile, SHARE: tl.constexpr, M: tl.constexpr, K: tl.constexpr, CAUSAL: tl.constexpr):
+def _blocks(
+    start, length, most_keys, tile, SHARE: tl.constexpr, M: tl.constexpr, K: tl.constexpr, CAUSAL: tl.constexpr
+):
     """Return how many keys a tile looks at, and in how many blocks they lie: none when none of its queries exists."""
-    end = start + length
+    end = tl.minimum(start + length, most_keys)
     if CAUSAL:
         end = tl.minimum(end, start + (tile * M + M - 1) // SHARE + 1)
     end = tl.where(tile * M // SHARE < length, end, 0)
@@ -62,60 +65,7 @@ def _load(
 
 
 @triton.jit
-def _weigh(scores_MK, keys_K, seen_M, max_M, scale, MASKED: tl.constexpr):
-    """Return the new maximum of each row, what older weights shrink by, and the weights of these keys."""
-    if MASKED:
-        scores_MK = tl.where(keys_K[None, :] <= seen_M[:, None], scores_MK, float("-inf"))
-    new_M = tl.maximum(max_M, tl.max(scores_MK, 1) * scale)
-    # A row of which every key so far is hidden has no maximum to take away.
-    base_M = tl.where(new_M == float("-inf"), 0.0, new_M) if MASKED else new_M
-    return new_M, tl.exp2(max_M - base_M), tl.exp2(scores_MK * scale - base_M[:, None])
-
-
-@triton.jit
-def _narrow(
-    q_MD,
-    pages_ptr,
-    table,
-    pages_K,
-    seen_M,
-    first,
-    after,
-    step,
-    end,
-    scale,
-    page_stride,
-    STAGES: tl.constexpr,
-    PAGE: tl.constexpr,
-    GROUPS: tl.constexpr,
-    D: tl.constexpr,
-    K: tl.constexpr,
-):
-    """Return the maximum, sum and output of each row over every `step`-th block: for few rows, which wait for memory.
-
-    Sums stay spread over the K columns until the end: that saves a reduction across warps in each block. The pages
-    of a block are looked up one block ahead, so that the pipelined loads of its keys do not wait for them.
-    """
-    M: tl.constexpr = q_MD.shape[0]
-    DIMS: tl.constexpr = q_MD.shape[1]
-    max_M = tl.full((M,), float("-inf"), tl.float32)
-    sum_MK = tl.zeros((M, K), tl.float32)
-    out_MD = tl.zeros((M, DIMS), tl.float32)
-    for block in tl.range(first, after, step, num_stages=STAGES):
-        keys_K = block * K + tl.arange(0, K)
-        k_KD = _load(pages_ptr, pages_K, keys_K, end, page_stride, PAGE, GROUPS, D, DIMS, True)
-        v_KD = _load(pages_ptr + GROUPS * D, pages_K, keys_K, end, page_stride, PAGE, GROUPS, D, DIMS, True)
-        pages_K = _pages(table, block + step, end, K, PAGE)
-        scores_MK = tl.dot(q_MD, tl.trans(k_KD.to(q_MD.dtype)), input_precision="ieee")
-        max_M, shrink_M, weights_MK = _weigh(scores_MK, keys_K, seen_M, max_M, scale, True)
-        sum_MK = sum_MK * shrink_M[:, None] + weights_MK
-        out_MD = out_MD * shrink_M[:, None]
-        out_MD = tl.dot(weights_MK.to(q_MD.dtype), v_KD.to(q_MD.dtype), out_MD, input_precision="ieee")
-    return max_M, tl.sum(sum_MK, 1), out_MD
-
-
-@triton.jit
-def _wide(
+def _take(
     state,
     q_MD,
     pages_ptr,
@@ -134,30 +84,96 @@ def _wide(
     D: tl.constexpr,
     K: tl.constexpr,
 ):
-    """Take every `step`-th block into the state: for many rows, which wait for the matrix units.
+    """Take every `step`-th block from `first` up to `after` into the state, and return that.
 
-    The state is the maximum, sum and output of each row, the scores of the block to come, its pages and those of the
-    one after that: while one block's scores become weights, the matrix units make the scores of the next.
+    The state is the maximum, sums and output of each row, and the pages of the first block. Sums stay spread over
+    the K columns: adding them up once, at the end, saves a reduction in each block. The pages of a block are looked
+    up one block ahead, so that the pipelined loads of its keys do not wait for them.
     """
-    max_M, sum_M, out_MD, scores_MK, pages_K, next_K = state
+    max_M, sum_MK, out_MD, pages_K = state
     DIMS: tl.constexpr = q_MD.shape[1]
     for block in tl.range(first, after, step, num_stages=STAGES):
         keys_K = block * K + tl.arange(0, K)
-        k_KD = _load(pages_ptr, next_K, keys_K + step * K, end, page_stride, PAGE, GROUPS, D, DIMS, True)
-        next_MK = tl.dot(q_MD, tl.trans(k_KD.to(q_MD.dtype)), input_precision="ieee")
+        k_KD = _load(pages_ptr, pages_K, keys_K, end, page_stride, PAGE, GROUPS, D, DIMS, MASKED)
         v_KD = _load(pages_ptr + GROUPS * D, pages_K, keys_K, end, page_stride, PAGE, GROUPS, D, DIMS, MASKED)
-        # Handing `next_K` on instead would be a dependency over two rounds, which keeps the loop from being pipelined.
         pages_K = _pages(table, block + step, end, K, PAGE)
-        next_K = _pages(table, block + 2 * step, end, K, PAGE)
-        max_M, shrink_M, weights_MK = _weigh(scores_MK, keys_K, seen_M, max_M, scale, MASKED)
-        sum_M = sum_M * shrink_M + tl.sum(weights_MK, 1)
+        scores_MK = tl.dot(q_MD, tl.trans(k_KD.to(q_MD.dtype)), input_precision="ieee")
+        if MASKED:
+            scores_MK = tl.where(keys_K[None, :] <= seen_M[:, None], scores_MK, float("-inf"))
+        new_M = tl.maximum(max_M, tl.max(scores_MK, 1) * scale)
+        # A row of which every key so far is hidden has no maximum to take away.
+        base_M = tl.where(new_M == float("-inf"), 0.0, new_M) if MASKED else new_M
+        weights_MK = tl.exp2(scores_MK * scale - base_M[:, None])
+        shrink_M = tl.exp2(max_M - base_M)
+        sum_MK = sum_MK * shrink_M[:, None] + weights_MK
         out_MD = out_MD * shrink_M[:, None]
         out_MD = tl.dot(weights_MK.to(q_MD.dtype), v_KD.to(q_MD.dtype), out_MD, input_precision="ieee")
-        scores_MK = next_MK
-    return max_M, sum_M, out_MD, scores_MK, pages_K, next_K
+        max_M = new_M
+    return max_M, sum_MK, out_MD, pages_K
 
 
-@triton.jit(do_not_specialize=["width", "table_stride", "num_pages", "most"])
+@triton.jit
+def _take_apart(
+    q_MD,
+    pages_ptr,
+    table,
+    pages_WK,
+    seen_M,
+    first,
+    after,
+    step,
+    end,
+    scale,
+    page_stride,
+    STAGES: tl.constexpr,
+    PAGE: tl.constexpr,
+    GROUPS: tl.constexpr,
+    D: tl.constexpr,
+    K: tl.constexpr,
+    W: tl.constexpr,
+):
+    """Return the maximum, sum and output of each row over every `step`-th block, of which each of W warps has a part.
+
+    Each warp takes its own keys to its own output, and these are joined once, at the end: within a block no warp
+    waits for another. That costs W times the registers of the output, which only few rows leave room for.
+    """
+    M: tl.constexpr = q_MD.shape[0]
+    DIMS: tl.constexpr = q_MD.shape[1]
+    KW: tl.constexpr = K // W
+    in_block_WK = tl.arange(0, W)[:, None] * KW + tl.arange(0, KW)[None, :]
+    dims_D = tl.arange(0, DIMS)
+    q_WMD = tl.broadcast_to(q_MD[None, :, :], (W, M, DIMS))
+    max_WM = tl.full((W, M), float("-inf"), tl.float32)
+    sum_WMK = tl.zeros((W, M, KW), tl.float32)
+    out_WMD = tl.zeros((W, M, DIMS), tl.float32)
+    for block in tl.range(first, after, step, num_stages=STAGES):
+        keys_WK = block * K + in_block_WK
+        at_WK = pages_WK.to(tl.int64) * page_stride + (keys_WK % PAGE) * (2 * GROUPS * D)
+        at_WKD = pages_ptr + at_WK[:, :, None] + dims_D[None, None, :]
+        there_WKD = (keys_WK < end)[:, :, None] & (dims_D < D)[None, None, :]
+        k_WKD = tl.load(at_WKD, mask=there_WKD, other=0.0)
+        v_WKD = tl.load(at_WKD + GROUPS * D, mask=there_WKD, other=0.0)
+        ahead_WK = keys_WK + step * K
+        pages_WK = tl.load(table + ahead_WK // PAGE, mask=ahead_WK < end, other=0)
+        scores_WMK = tl.dot(q_WMD, tl.permute(k_WKD.to(q_MD.dtype), (0, 2, 1)), input_precision="ieee")
+        scores_WMK = tl.where(keys_WK[:, None, :] <= seen_M[None, :, None], scores_WMK, float("-inf"))
+        new_WM = tl.maximum(max_WM, tl.max(scores_WMK, 2) * scale)
+        base_WM = tl.where(new_WM == float("-inf"), 0.0, new_WM)
+        weights_WMK = tl.exp2(scores_WMK * scale - base_WM[:, :, None])
+        shrink_WM = tl.exp2(max_WM - base_WM)
+        sum_WMK = sum_WMK * shrink_WM[:, :, None] + weights_WMK
+        out_WMD = out_WMD * shrink_WM[:, :, None]
+        out_WMD = tl.dot(weights_WMK.to(q_MD.dtype), v_WKD.to(q_MD.dtype), out_WMD, input_precision="ieee")
+        max_WM = new_WM
+    max_M = tl.max(max_WM, 0)
+    base_M = tl.where(max_M == float("-inf"), 0.0, max_M)
+    factor_WM = tl.exp2(max_WM - base_M[None, :])
+    sum_M = tl.sum(tl.sum(sum_WMK, 2) * factor_WM, 0)
+    out_MD = tl.sum(out_WMD * factor_WM[:, :, None], 0)
+    return max_M, sum_M, out_MD
+
+
+@triton.jit(do_not_specialize=["width", "table_stride", "most_keys", "most"])
 def attend(
     q_ptr,  # [N, A, D], rows `q_stride` apart
     pages_ptr,  # [pages, PAGE, 2, G, D], pages `page_stride` apart
@@ -173,7 +189,7 @@ def attend(
     q_stride,
     page_stride,
     table_stride,
-    num_pages,  # P
+    most_keys,  # that the table has pages for
     most,  # splits
     PAGE: tl.constexpr,
     GROUPS: tl.constexpr,
@@ -183,6 +199,7 @@ def attend(
     M: tl.constexpr,
     K: tl.constexpr,
     STAGES: tl.constexpr,
+    W: tl.constexpr,
     SPLIT: tl.constexpr,
     CAUSAL: tl.constexpr,
     UNIFORM: tl.constexpr,
@@ -193,15 +210,19 @@ def attend(
     tile = (tl.num_programs(0) - 1 - tl.program_id(0)) // GROUPS
     split = tl.program_id(1)
     seq = tl.program_id(2)
-    wait(PDL)
     launch_next(PDL)
+    wait(PDL)
     # Splits take turns at the blocks: where one begins does not depend on lengths, and its pages come with those.
     table = table_ptr + seq.to(tl.int64) * table_stride
-    pages_K = _pages(table, split, num_pages * PAGE, K, PAGE)
+    if W > 1:
+        first_WK = split * K + tl.arange(0, W)[:, None] * (K // W) + tl.arange(0, K // W)[None, :]
+        pages_WK = tl.load(table + first_WK // PAGE, mask=first_WK < most_keys, other=0)
+    else:
+        pages_K = _pages(table, split, most_keys, K, PAGE)
     start = tl.load(starts_ptr + seq).to(tl.int32)
     length = tl.load(lengths_ptr + seq).to(tl.int32)
     first_row = tl.load(first_row_ptr + seq)
-    end, blocks = _blocks(start, length, tile, SHARE, M, K, CAUSAL)
+    end, blocks = _blocks(start, length, most_keys, tile, SHARE, M, K, CAUSAL)
     step = tl.maximum(tl.minimum(blocks, most), 1)
     if split >= step:
         return
@@ -221,29 +242,28 @@ def attend(
         q_MD = q_MD.to(tl.float16)
     seen_M = tl.minimum(start + query_M, end - 1) if CAUSAL else tl.full((M,), 0, tl.int32) + end - 1
     kv_ptr = pages_ptr + group * D
-    if M < 64:
-        max_M, sum_M, out_MD = _narrow(
-            q_MD, kv_ptr, table, pages_K, seen_M, split, blocks, step, end, scale, page_stride,
-            STAGES, PAGE, GROUPS, D, K,
+    if W > 1:
+        max_M, sum_M, out_MD = _take_apart(
+            q_MD, kv_ptr, table, pages_WK, seen_M, split, blocks, step, end, scale, page_stride,
+            STAGES, PAGE, GROUPS, D, K, W,
         )  # fmt: skip
     else:
-        keys_K = split * K + tl.arange(0, K)
-        k_KD = _load(kv_ptr, pages_K, keys_K, end, page_stride, PAGE, GROUPS, D, DIMS, True)
-        scores_MK = tl.dot(q_MD, tl.trans(k_KD.to(q_MD.dtype)), input_precision="ieee")
         max_M = tl.full((M,), float("-inf"), tl.float32)
-        next_K = _pages(table, split + step, end, K, PAGE)
-        state = (max_M, tl.zeros((M,), tl.float32), tl.zeros((M, DIMS), tl.float32), scores_MK, pages_K, next_K)
-        # Every row sees the keys that the first one sees: there nothing need be masked.
-        whole = tl.maximum(tl.min(seen_M, 0) + 1, 0) // K
-        state = _wide(
-            state, q_MD, kv_ptr, table, seen_M, split, whole, step, end, scale, page_stride,
-            STAGES, False, PAGE, GROUPS, D, K,
-        )  # fmt: skip
-        rest = split + tl.maximum(whole - split + step - 1, 0) // step * step
-        max_M, sum_M, out_MD, _, _, _ = _wide(
-            state, q_MD, kv_ptr, table, seen_M, rest, blocks, step, end, scale, page_stride,
+        state = (max_M, tl.zeros((M, K), tl.float32), tl.zeros((M, DIMS), tl.float32), pages_K)
+        first = split
+        if M >= 64:
+            # Many rows wait for arithmetic: blocks that all of them see whole have a loop without masks.
+            whole = tl.maximum(tl.min(seen_M, 0) + 1, 0) // K
+            state = _take(
+                state, q_MD, kv_ptr, table, seen_M, first, whole, step, end, scale, page_stride,
+                STAGES, False, PAGE, GROUPS, D, K,
+            )  # fmt: skip
+            first += tl.maximum(whole - first + step - 1, 0) // step * step
+        max_M, sum_MK, out_MD, _ = _take(
+            state, q_MD, kv_ptr, table, seen_M, first, blocks, step, end, scale, page_stride,
             STAGES, True, PAGE, GROUPS, D, K,
         )  # fmt: skip
+        sum_M = tl.sum(sum_MK, 1)
     some_M = tl.where(sum_M == 0.0, 1.0, sum_M)
     out_MD = out_MD / some_M[:, None]
     exists_M = query_M < (width if UNIFORM else length)
@@ -259,7 +279,7 @@ def attend(
         tl.store(logs_ptr + part_M, logs_M, mask=exists_M)
 
 
-@triton.jit(do_not_specialize=["width", "most"])
+@triton.jit(do_not_specialize=["width", "most_keys", "most"])
 def join(
     first_row_ptr,
     starts_ptr,
@@ -268,6 +288,7 @@ def join(
     parts_ptr,
     logs_ptr,
     width,
+    most_keys,
     most,
     SHARE: tl.constexpr,
     D: tl.constexpr,
@@ -275,6 +296,7 @@ def join(
     M: tl.constexpr,
     K: tl.constexpr,
     S: tl.constexpr,
+    F: tl.constexpr,
     CAUSAL: tl.constexpr,
     UNIFORM: tl.constexpr,
     PDL: tl.constexpr,
@@ -284,25 +306,35 @@ def join(
     query = tl.program_id(1)
     seq = tl.program_id(2)
     splits_S = tl.arange(0, S)
+    few_F = tl.arange(0, F)
     dims_D = tl.arange(0, DIMS)
-    wait(PDL)
     launch_next(PDL)
+    wait(PDL)
     start = tl.load(starts_ptr + seq).to(tl.int32)
     length = tl.load(lengths_ptr + seq).to(tl.int32)
-    cell = (tl.load(first_row_ptr + seq) + query) * tl.num_programs(0) + head
+    first_row = seq.to(tl.int64) * width if UNIFORM else tl.load(first_row_ptr + seq)
+    cell = (first_row + query) * tl.num_programs(0) + head
     tile = (query * SHARE + head % SHARE) // M
-    _, blocks = _blocks(start, length, tile, SHARE, M, K, CAUSAL)
-    num_splits = tl.minimum(blocks, most)
-    if num_splits <= 1 or query >= (width if UNIFORM else length):
+    _, blocks = _blocks(start, length, most_keys, tile, SHARE, M, K, CAUSAL)
+    num_splits = tl.where(query < (width if UNIFORM else length), tl.minimum(blocks, most), 0)
+    # Where every row exists its memory does too: reading all of it does not wait for how much of it is used.
+    there = most if UNIFORM else num_splits
+    logs_S = tl.load(logs_ptr + cell * most + splits_S, mask=splits_S < there, other=float("-inf"))
+    logs_F = tl.load(logs_ptr + cell * most + few_F, mask=few_F < there, other=float("-inf"))
+    at_FD = parts_ptr + (cell * most + few_F)[:, None] * D + dims_D[None, :]
+    part_FD = tl.load(at_FD, mask=(few_F < there)[:, None] & (dims_D < D)[None, :], other=0.0)
+    if num_splits <= 1:
         return
-    used_S = splits_S < num_splits
-    part_S = cell * most + splits_S
-    logs_S = tl.load(logs_ptr + part_S, mask=used_S, other=float("-inf"))
-    part_SD = tl.load(
-        parts_ptr + part_S[:, None] * D + dims_D[None, :],
-        mask=used_S[:, None] & (dims_D[None, :] < D),
-        other=0.0,
-    )
-    weights_S = tl.exp2(logs_S - tl.max(logs_S, 0))
-    out_D = tl.sum(part_SD * weights_S[:, None], 0) / tl.sum(weights_S, 0)
+    logs_S = tl.where(splits_S < num_splits, logs_S, float("-inf"))
+    max_log = tl.max(logs_S, 0)
+    total = tl.sum(tl.exp2(logs_S - max_log), 0)
+    used_F = few_F < num_splits
+    weights_F = tl.where(used_F, tl.exp2(logs_F - max_log), 0.0)
+    out_FD = tl.where(used_F[:, None], part_FD, 0.0) * weights_F[:, None]
+    for first in tl.range(F, num_splits, F):
+        used_F = first + few_F < num_splits
+        logs_F = tl.load(logs_ptr + cell * most + first + few_F, mask=used_F, other=float("-inf"))
+        part_FD = tl.load(at_FD + first * D, mask=used_F[:, None] & (dims_D < D)[None, :], other=0.0)
+        out_FD += tl.exp2(logs_F - max_log)[:, None] * part_FD
+    out_D = tl.sum(out_FD, 0) / total
     tl.store(out_ptr + cell * D + dims_D, out_D.to(out_ptr.dtype.element_ty), mask=dims_D < D)

@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from draftwise.engine.kernels.cuda.launch import interpreted, launch_next, pdl, wait
+from draftwise.engine.kernels.cuda.maths import log
 from draftwise.engine.sampling import MIN_TEMPERATURE
 
 __all__ = ["find_floors"]
@@ -49,10 +50,10 @@ def find_floors(logits_BSV: Tensor, temperature_B: Tensor, top_k_B: Tensor, top_
     keys_PR = torch.empty(num_bits, count, dtype=torch.long, device=logits_BSV.device)
     settings = [each.contiguous() for each in (temperature_B, top_k_B, top_p_B, min_p_B)]
     found = (*settings, most_RC, sums_PRC4, keys_PR, vocab_size, num_rows, count, parts)
-    options = {"PASSES": num_bits // 2, "C_PADDED": triton.next_power_of_2(parts), "EXACT_LOG": not interpreted()}
+    options = {"PASSES": num_bits // 2, "C_PADDED": triton.next_power_of_2(parts), "EXACT": not interpreted()}
     launch = {"PDL": pdl(), "launch_pdl": pdl(), "num_warps": 4}
     division = {"PART_SIZE": _PART_SIZE, "BLOCK": _BLOCK}
-    grid, stride = (parts, count), rows_RV.stride(0)
+    grid, stride = (count, parts), rows_RV.stride(0)
     _find_most[grid](rows_RV, stride, most_RC, vocab_size, parts, **division, **launch)
     for index in range(num_bits):
         _weigh_part[grid](rows_RV, stride, index, *found, **options, **division, **launch)
@@ -65,7 +66,7 @@ def _find_most(logits, row_stride, most, V, C, PART_SIZE: tl.constexpr, BLOCK: t
     """Write the largest logit of one part of one row."""
     wait(PDL)
     launch_next(PDL)
-    part, row = tl.program_id(0), tl.program_id(1)
+    row, part = tl.program_id(0), tl.program_id(1)
     logits += row.to(tl.int64) * row_stride
     largest = tl.full([BLOCK], float("-inf"), tl.float32)
     for first in tl.static_range(0, PART_SIZE, BLOCK):
@@ -91,7 +92,7 @@ def _weigh_part(
     C,
     PASSES: tl.constexpr,
     C_PADDED: tl.constexpr,
-    EXACT_LOG: tl.constexpr,
+    EXACT: tl.constexpr,
     PART_SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
@@ -99,7 +100,7 @@ def _weigh_part(
     """Do one part of one row in pass `index`, 0..2 * PASSES - 1: the weights above three candidates, and of all."""
     wait(PDL)
     launch_next(PDL)
-    part, row = tl.program_id(0), tl.program_id(1)
+    row, part = tl.program_id(0), tl.program_id(1)
     scale, counts, weighs, top_k, top_p, min_p = _load_settings(temperatures, top_ks, top_ps, min_ps, row // S, V)
     second = index >= PASSES
     if tl.where(second, counts & weighs, counts | weighs):
@@ -108,7 +109,7 @@ def _weigh_part(
         rate, bar = tl.full([], 0, tl.float32), tl.full([], _LOWEST, tl.float32)
         if second | (counts == 0):
             rate = _LOG2_E / scale
-            bar = tl.maximum(bar, _min_p_floor(largest, scale, min_p, EXACT_LOG) * scale)
+            bar = tl.maximum(bar, _min_p_floor(largest, scale, min_p, EXACT) * scale)
         if second:
             bar = tl.maximum(bar, _search_end(sums, keys, PASSES - 1, row, R, C, top_k, True, PASSES, C_PADDED))
         key = tl.full([], 0, tl.int64)
@@ -153,7 +154,7 @@ def _find_floor(
     C,
     PASSES: tl.constexpr,
     C_PADDED: tl.constexpr,
-    EXACT_LOG: tl.constexpr,
+    EXACT: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Write the floor of one row."""
@@ -162,7 +163,7 @@ def _find_floor(
     row = tl.program_id(0)
     scale, counts, weighs, top_k, top_p, min_p = _load_settings(temperatures, top_ks, top_ps, min_ps, row // S, V)
     largest = _largest(most, row, C, C_PADDED)
-    floor = _min_p_floor(largest, scale, min_p, EXACT_LOG)
+    floor = _min_p_floor(largest, scale, min_p, EXACT)
     if counts | weighs:
         target = tl.where(counts, top_k, top_p)
         least = _search_end(sums, keys, PASSES - 1, row, R, C, target, counts, PASSES, C_PADDED)
@@ -192,12 +193,11 @@ def _largest(most, row, C, C_PADDED: tl.constexpr):
 
 
 @triton.jit
-def _min_p_floor(largest, scale, min_p, EXACT_LOG: tl.constexpr):
+def _min_p_floor(largest, scale, min_p, EXACT: tl.constexpr):
     """Return the least logit over temperature that min_p leaves."""
     floor = tl.full([], float("-inf"), tl.float32)
     if min_p > 0:
-        log = tl.extra.cuda.libdevice.log(min_p) if EXACT_LOG else tl.log(min_p)
-        floor = tl.div_rn(largest, scale) + log
+        floor = tl.div_rn(largest, scale) + log(min_p, EXACT)
     return floor
 
 

@@ -99,6 +99,8 @@ def run_matmul(
     arrivals_T: Tensor | None = None,
 ) -> Tensor:
     """Return `matmul`'s result, computed as `config` says."""
+    if config.hopper and scale_O is None and _is_hopper() and _can_copy(config, x_RK):
+        return _run_hopper(config, x_RK, weight_OK, bias_O, arrivals_T, gated=False)
     (num_rows, num_in), num_out = x_RK.shape, len(weight_OK)
     y_RO = x_RK.new_empty(num_rows, num_out)
     partial_SRO = None
@@ -127,6 +129,8 @@ def run_matmul(
 
 def run_gated(config: Config, x_RK: Tensor, weight_2IK: Tensor, scale_2I: Tensor | None = None) -> Tensor:
     """Return `gated_matmul`'s result, computed as `config` says."""
+    if config.hopper and scale_2I is None and _is_hopper() and _can_copy(config, x_RK):
+        return _run_hopper(config, x_RK, weight_2IK, None, None, gated=True)
     (num_rows, num_in), num_out = x_RK.shape, len(weight_2IK) // 2
     y_RI = x_RK.new_empty(num_rows, num_out)
     gated_kernel[(triton.cdiv(num_out, config.outputs),)](
@@ -145,6 +149,42 @@ def run_gated(config: Config, x_RK: Tensor, weight_2IK: Tensor, scale_2I: Tensor
     return y_RI
 
 
+def _run_hopper(
+    config: Config, x_RK: Tensor, weight_OK: Tensor, bias_O: Tensor | None, arrivals_T: Tensor | None, *, gated: bool
+) -> Tensor:
+    from draftwise.engine.kernels.cuda import matmul_hopper as code  # needs a Triton that has Gluon
+
+    (num_rows, num_in), fold = x_RK.shape, config.fold
+    num_out, width, rows = len(weight_OK) // (2 if gated else 1), num_in // fold, _rows(config, num_rows)
+    y_RO = x_RK.new_empty(num_rows, num_out)
+    partial_SRO = None
+    if config.splits > 1:
+        partial_SRO = torch.empty(config.splits, num_rows, num_out, dtype=torch.float32, device=x_RK.device)
+    x_stride = x_RK.stride(0) if fold == 1 else width
+    code.hopper_kernel[(triton.cdiv(num_out, config.outputs), config.splits)](
+        code.descriptor(x_RK, [num_rows * fold, width], x_stride, [rows * fold, config.columns]),
+        code.descriptor(weight_OK, [len(weight_OK) * fold, width], width, [config.outputs * fold, config.columns]),
+        bias_O,
+        y_RO,
+        partial_SRO,
+        arrivals_T if config.splits > 1 else None,
+        num_rows,
+        num_out,
+        IN=num_in,
+        ROWS=rows,
+        BLOCK_O=config.outputs,
+        BLOCK_K=config.columns,
+        FOLD=fold,
+        SPLITS=config.splits,
+        STAGES=min(config.stages, width // config.splits // config.columns),
+        GATED=gated,
+        PDL=pdl(),
+        num_warps=4,
+        launch_pdl=pdl(),
+    )
+    return y_RO
+
+
 def _descriptor(config: Config, weight_OK: Tensor) -> TensorDescriptor | None:
     if not config.tma:
         return None
@@ -158,9 +198,15 @@ def _is_hopper() -> bool:
     return not interpreted() and torch.cuda.get_device_capability() >= (9, 0)
 
 
+def _can_copy(config: Config, x_RK: Tensor) -> bool:
+    """Say whether the copy engine can fetch the activations, folded as they are."""
+    aligned = x_RK.stride(0) % 8 == 0 and x_RK.data_ptr() % 16 == 0
+    return config.x_tma and aligned and (config.fold == 1 or x_RK.stride(0) == x_RK.shape[1])
+
+
 def _activations(config: Config, x_RK: Tensor) -> TensorDescriptor | None:
     num_rows, num_in = x_RK.shape
-    if not config.x_tma or (config.fold > 1 and x_RK.stride(0) != num_in) or x_RK.stride(0) % 8 or x_RK.data_ptr() % 16:
+    if not _can_copy(config, x_RK):
         return None
     shape = [num_rows * config.fold, num_in // config.fold]
     stride = x_RK.stride(0) if config.fold == 1 else shape[1]

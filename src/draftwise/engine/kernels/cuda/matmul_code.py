@@ -277,51 +277,61 @@ def gated_kernel(
 
 
 @triton.jit
+def _dots(w_1OK, x_R1K, ROWS: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_K: tl.constexpr):
+    """Return sums over 8 columns each, which one thread has."""
+    products_ROK = w_1OK.to(tl.float32) * x_R1K
+    return tl.sum(tl.reshape(products_ROK, (ROWS, BLOCK_O, BLOCK_K // 8, 8)), axis=3)
+
+
+@triton.jit(do_not_specialize=["num_rows"])
 def vector_kernel(
     x_ptr,
+    x_stride,
     w_ptr,
-    scale_ptr,
     bias_ptr,
     y_ptr,
+    num_rows,
     num_out,
     IN: tl.constexpr,
+    ROWS: tl.constexpr,
     BLOCK_O: tl.constexpr,
     BLOCK_K: tl.constexpr,
     GATED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Compute what `matmul_kernel` or `gated_kernel` does for one row, without matrix instructions."""
+    """Compute what `matmul_kernel` or `gated_kernel` does for one row or two, without matrix instructions.
+
+    BLOCK_K is 256 times the number of warps, so that all tiles have one layout: 8 neighbouring columns a thread.
+    """
     launch_next(PDL)
-    out_O, column_1K = tl.program_id(0) * BLOCK_O + tl.arange(0, BLOCK_O), tl.arange(0, BLOCK_K)[None, :]
-    w_ptrs_OK = w_ptr + tl.minimum(out_O, num_out - 1).to(tl.int64)[:, None] * IN + column_1K
-    u_ptrs_OK = w_ptrs_OK + num_out.to(tl.int64) * IN
-    w_OK = tl.load(w_ptrs_OK)
-    u_OK = tl.load(u_ptrs_OK) if GATED else w_OK
+    row_R, out_O = tl.arange(0, ROWS), tl.program_id(0) * BLOCK_O + tl.arange(0, BLOCK_O)
+    column_K = tl.arange(0, BLOCK_K)[None, None, :]
+    w_ptrs_1OK = w_ptr + tl.minimum(out_O, num_out - 1).to(tl.int64)[None, :, None] * IN + column_K
+    u_ptrs_1OK = w_ptrs_1OK + num_out.to(tl.int64) * IN
+    x_ptrs_R1K = x_ptr + tl.minimum(row_R, num_rows - 1)[:, None, None] * x_stride + column_K
+    w_1OK = tl.load(w_ptrs_1OK)
+    u_1OK = tl.load(u_ptrs_1OK) if GATED else w_1OK
     wait(PDL)
-    sum_OK = tl.zeros((BLOCK_O, BLOCK_K), tl.float32)
-    up_OK = tl.zeros((BLOCK_O, BLOCK_K), tl.float32)
+    sum_ROC = tl.zeros((ROWS, BLOCK_O, BLOCK_K // 8), tl.float32)
+    up_ROC = tl.zeros((ROWS, BLOCK_O, BLOCK_K // 8), tl.float32)
     for column in tl.static_range(0, IN, BLOCK_K):
-        x_1K = tl.load(x_ptr + column_1K + column).to(tl.float32)
-        next_OK, after_OK = w_OK, u_OK
+        x_R1K = tl.load(x_ptrs_R1K + column).to(tl.float32)
+        next_1OK, after_1OK = w_1OK, u_1OK
         if column + BLOCK_K < IN:
-            next_OK = tl.load(w_ptrs_OK + (column + BLOCK_K))
+            next_1OK = tl.load(w_ptrs_1OK + (column + BLOCK_K))
             if GATED:
-                after_OK = tl.load(u_ptrs_OK + (column + BLOCK_K))
-        sum_OK += w_OK.to(tl.float32) * x_1K
+                after_1OK = tl.load(u_ptrs_1OK + (column + BLOCK_K))
+        sum_ROC += _dots(w_1OK, x_R1K, ROWS, BLOCK_O, BLOCK_K)
         if GATED:
-            up_OK += u_OK.to(tl.float32) * x_1K
-        w_OK, u_OK = next_OK, after_OK
-    y_O = tl.sum(sum_OK, axis=1)
+            up_ROC += _dots(u_1OK, x_R1K, ROWS, BLOCK_O, BLOCK_K)
+        w_1OK, u_1OK = next_1OK, after_1OK
+    y_RO = tl.sum(sum_ROC, axis=2)
     dtype = y_ptr.dtype.element_ty
-    if scale_ptr is not None:
-        y_O *= tl.load(scale_ptr + out_O, mask=out_O < num_out)
     if GATED:
-        y_O = y_O.to(dtype).to(tl.float32)
-        y_O = (y_O / (1.0 + tl.exp(-y_O))).to(dtype).to(tl.float32)
-        up_O = tl.sum(up_OK, axis=1)
-        if scale_ptr is not None:
-            up_O *= tl.load(scale_ptr + num_out + out_O, mask=out_O < num_out)
-        y_O *= up_O.to(dtype).to(tl.float32)
+        y_RO = y_RO.to(dtype).to(tl.float32)
+        y_RO = (y_RO / (1.0 + tl.exp(-y_RO))).to(dtype).to(tl.float32)
+        y_RO *= tl.sum(up_ROC, axis=2).to(dtype).to(tl.float32)
     if bias_ptr is not None:
-        y_O += tl.load(bias_ptr + out_O, mask=out_O < num_out).to(tl.float32)
-    tl.store(y_ptr + out_O, y_O.to(dtype), mask=out_O < num_out)
+        y_RO += tl.load(bias_ptr + out_O, mask=out_O < num_out).to(tl.float32)[None, :]
+    mask_RO = (row_R[:, None] < num_rows) & (out_O[None, :] < num_out)
+    tl.store(y_ptr + row_R[:, None] * num_out + out_O[None, :], y_RO.to(dtype), mask=mask_RO)

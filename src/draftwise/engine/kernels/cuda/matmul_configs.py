@@ -41,6 +41,7 @@ class Config:
     warps: int = 4
     tma: bool = True
     x_tma: bool = True
+    hopper: bool = False
     prefetch: int = 256
     """Columns of each part of a row of weights that are asked for before the activations are there."""
 

@@ -19,10 +19,13 @@ from torch import Tensor
 
 from draftwise.engine import random
 from draftwise.engine.kernels.cuda.floors import find_floors
+from draftwise.engine.kernels.cuda.keys import LOWEST, to_index, to_key
 from draftwise.engine.kernels.cuda.launch import interpreted, launch_next, pdl, wait
+from draftwise.engine.kernels.cuda.noise import row_bits, to_gumbel, to_uniform, token_bits
+from draftwise.engine.kernels.cuda.rejection import reject
 from draftwise.engine.sampling import MIN_TEMPERATURE
 
-__all__ = ["argmax_rows", "draw_rows", "find_floors", "settle"]
+__all__ = ["argmax_rows", "draw_rows", "find_floors", "reject", "settle"]
 
 _BLOCK = 1024
 """Columns that a program looks at together."""
@@ -30,11 +33,7 @@ _MAX_PARTS = 128
 _PROGRAMS = 1056
 """About as many as run at a time: 8 of 4 warps on each of 132 multiprocessors."""
 _MIN_TEMPERATURE = tl.constexpr(MIN_TEMPERATURE)
-
-_GOLDEN, _POSITION, _LANE = tl.constexpr(random.GOLDEN), tl.constexpr(random.POSITION), tl.constexpr(random.LANE)
-_MIX_1, _MIX_2 = tl.constexpr(random.MIX_1), tl.constexpr(random.MIX_2)
 _ACCEPT = tl.constexpr(int(random.Lane.ACCEPT))
-_LAST = tl.constexpr(2**31 - 1)
 
 
 def argmax_rows(logits_RV: Tensor, ids_U: Tensor | None = None) -> Tensor:
@@ -117,14 +116,14 @@ def _find_best(
     parts = triton.cdiv(vocab_size, part_size)
     keys_RC = torch.empty(count, parts, dtype=torch.long, device=logits.device)
     settings = [each if each is None else each.contiguous() for each in noise]
-    _best_part[(parts, count)](
+    _best_part[(count, parts)](
         *(rows_RV, keys_RC, *settings, rows_RV.stride(0), vocab_size, part_size, num_rows),
         LANE=lane,
         DRAWS=draws,
         TEMPERED=noise[2] is not None,
         CUTS=noise[3] is not None,
         BLOCK=_BLOCK,
-        EXACT_LOG=not interpreted(),
+        EXACT=not interpreted(),
         PDL=pdl(),
         num_warps=4,
         launch_pdl=pdl(),
@@ -164,16 +163,16 @@ def _best_part(
     TEMPERED: tl.constexpr,
     CUTS: tl.constexpr,
     BLOCK: tl.constexpr,
-    EXACT_LOG: tl.constexpr,
+    EXACT: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Write the key of the best token of one part of one row."""
     wait(PDL)
     launch_next(PDL)
-    part, row = tl.program_id(0), tl.program_id(1)
+    row, part = tl.program_id(0), tl.program_id(1)
     scale, noisy, bits = 1.0, DRAWS, tl.full([], 0, tl.uint64)
     if DRAWS:
-        bits = _row_bits(tl.load(seeds + row // S), tl.load(positions + row // S) + row % S, LANE)
+        bits = row_bits(tl.load(seeds + row // S), tl.load(positions + row // S) + row % S, LANE)
     if TEMPERED:
         temperature = tl.load(temperatures + row // S)
         noisy = temperature != 0
@@ -192,12 +191,12 @@ def _best_part(
         if CUTS:
             value = tl.where(value < tl.load(floors + row), float("-inf"), value)
         if noisy:
-            value += _to_gumbel(_token_bits(bits, index), EXACT_LOG)
+            value += to_gumbel(token_bits(bits, index), EXACT)
         better = value > best
         best = tl.where(better, value, best)
         where = tl.where(better, index, where)
         first += BLOCK
-    tl.store(keys + row * tl.num_programs(0) + part, tl.max(_to_key(best, where), 0))
+    tl.store(keys + row * tl.num_programs(1) + part, tl.max(to_key(best, where), 0))
 
 
 @triton.jit
@@ -206,8 +205,7 @@ def _best_of_parts(keys, ids, tokens, C, MAX_PARTS: tl.constexpr, MAPPED: tl.con
     wait(PDL)
     launch_next(PDL)
     row, part = tl.program_id(0), tl.arange(0, MAX_PARTS)
-    lowest = -(2**63)
-    token = _to_index(tl.max(tl.load(keys + row * C + part, mask=part < C, other=lowest), 0))
+    token = to_index(tl.max(tl.load(keys + row * C + part, mask=part < C, other=LOWEST), 0))
     if MAPPED:
         token = tl.load(ids + token)
     tl.store(tokens + row, token)
@@ -243,58 +241,11 @@ def _settle_sequence(
     if GIVEN:
         stand = tl.load(stands + seq * (S - 1) + row, mask=drafted, other=0) != 0
     elif COINS:
-        bits = _row_bits(tl.load(seeds + seq), tl.load(positions + seq) + row, _ACCEPT)
-        coin = ((bits >> 12).to(tl.float64) + 0.5) * 2.0**-52
-        stand = coin < tl.load(rates + row, mask=drafted, other=0.0)
+        bits = row_bits(tl.load(seeds + seq), tl.load(positions + seq) + row, _ACCEPT)
+        stand = to_uniform(bits) < tl.load(rates + row, mask=drafted, other=0.0)
     else:
         stand = guess == following
     first_to_fall = tl.min(tl.where(stand & (row < length) & drafted, S_PADDED, row), 0)
     emitted = tl.where(row < first_to_fall, guess, tl.where(row == first_to_fall, following, -1))
     tl.store(tokens + seq * S + row, emitted, mask=row < S)
     tl.store(accepted + seq, first_to_fall.to(tl.int64))
-
-
-@triton.jit
-def _to_key(value, index):
-    """Return an int64 that grows with the value and, for equal ones, falls with the index."""
-    bits = tl.where(value == 0, 0.0, value).to(tl.int32, bitcast=True)  # -0 equals 0
-    ordered = bits ^ ((bits >> 31) & _LAST)
-    return (ordered.to(tl.int64) << 32) | (index ^ _LAST).to(tl.int64)
-
-
-@triton.jit
-def _to_index(key):
-    return (key & 0xFFFFFFFF) ^ _LAST
-
-
-@triton.jit
-def _mix(bits):
-    """SplitMix64's finaliser on uint64, as `random._mix`."""
-    bits = (bits ^ (bits >> 30)) * _MIX_1
-    bits = (bits ^ (bits >> 27)) * _MIX_2
-    return bits ^ (bits >> 31)
-
-
-@triton.jit
-def _row_bits(seed, position, LANE: tl.constexpr):
-    """Return 64 random bits a row, as `random._row_bits`."""
-    mixed = _mix(seed.to(tl.uint64) + _GOLDEN) + position.to(tl.uint64) * _POSITION
-    return _mix(mixed + LANE * _LANE % 2**64)
-
-
-@triton.jit
-def _token_bits(row_bits, index):
-    """Return 64 random bits for each token of a row."""
-    return _mix(row_bits + (index + 1).to(tl.uint64) * _GOLDEN)
-
-
-@triton.jit
-def _to_gumbel(bits, EXACT_LOG: tl.constexpr):
-    """Return the standard Gumbel noise that these bits stand for, as `random.gumbel`."""
-    u = ((bits >> 33).to(tl.int32).to(tl.float32) + 0.5) * 2.0**-31
-    u = tl.minimum(u, 1 - 2.0**-24)  # rounding to float32 can reach 1, whose logarithm is infinite
-    if EXACT_LOG:
-        return -tl.extra.cuda.libdevice.log(-tl.extra.cuda.libdevice.log1p(-u))
-    # log1p for Triton's interpreter, which has none (Kahan's): the rounding of 1 - u cancels out.
-    rest = 1 - u
-    return -tl.log(tl.where(rest == 1, u, u * tl.log(rest) / tl.where(rest == 1, 1.0, rest - 1)))

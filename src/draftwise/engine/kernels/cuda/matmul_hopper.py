@@ -1,0 +1,158 @@
+"""The products of `matmul_code` for Hopper: the copy engine fetches weights before the kernel in front has ended.
+
+What Triton's own pipelines load, activations and weights, is loaded after `wait`. Here the first tiles of weights of
+every program are on their way when it waits, so that the memory has work while one kernel drains and the next starts.
+The order of sums is that of `matmul_code`, and so are the shape letters.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+__all__ = ["descriptor", "hopper_kernel"]
+
+
+def descriptor(matrix: Tensor, shape: list[int], stride: int, tile: list[int]) -> TensorDescriptor:
+    """Return what the copy engine needs to know of a matrix of 16-bit values, `stride` apart from row to row."""
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    return TensorDescriptor(matrix, shape, [stride, 1], tile, layout)
+
+
+@gluon.jit
+def _control(INSTRUCTION: gl.constexpr):
+    gl.inline_asm_elementwise(INSTRUCTION + "; mov.b32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def _fetch_weights(w_desc, row, next_half, column, bar, w_smem, slot, TILES: gl.constexpr, pred):
+    for t in gl.static_range(TILES):
+        tile = w_smem.index(slot * TILES + t)
+        tma.async_copy_global_to_shared(w_desc, [row + t * next_half, column], bar, tile, pred=pred)
+
+
+@gluon.jit
+def _unfold(acc_MN, BLOCK_O: gl.constexpr, FOLD: gl.constexpr, ROWS: gl.constexpr):
+    """Return product_OR: part f of a weight row counts only with part f of the activations."""
+    M: gl.constexpr = BLOCK_O * FOLD
+    if FOLD > 1:
+        rows_M = gl.arange(0, M, layout=gl.SliceLayout(1, acc_MN.type.layout))
+        cols_N = gl.arange(0, ROWS * FOLD, layout=gl.SliceLayout(0, acc_MN.type.layout))
+        acc_MN = gl.where(rows_M[:, None] % FOLD == cols_N[None, :] % FOLD, acc_MN, 0.0)
+        acc_MN = gl.sum(gl.reshape(acc_MN, (M, ROWS, FOLD)), axis=2)
+    if FOLD >= 8:
+        acc_MN = gl.sum(gl.reshape(acc_MN, (M // 2, 2, ROWS)), axis=1)
+    if FOLD >= 4:
+        acc_MN = gl.sum(gl.reshape(acc_MN, (BLOCK_O * 2, 2, ROWS)), axis=1)
+    if FOLD >= 2:
+        acc_MN = gl.sum(gl.reshape(acc_MN, (BLOCK_O, 2, ROWS)), axis=1)
+    return acc_MN
+
+
+@gluon.jit
+def _partial(pointers_OR, mask_OR, split, size):
+    """Return the sum of this split's partial sums and the next one's."""
+    one = gl.load(pointers_OR + split * size, mask=mask_OR, other=0.0, cache_modifier=".cg")
+    return one + gl.load(pointers_OR + (split + 1) * size, mask=mask_OR, other=0.0, cache_modifier=".cg")
+
+
+@gluon.jit(do_not_specialize=["num_rows"])
+def hopper_kernel(
+    x_desc,
+    w_desc,
+    bias_ptr,
+    y_ptr,
+    partial_ptr,
+    arrivals_ptr,
+    num_rows,
+    num_out,
+    IN: gl.constexpr,
+    ROWS: gl.constexpr,
+    BLOCK_O: gl.constexpr,
+    BLOCK_K: gl.constexpr,
+    FOLD: gl.constexpr,
+    SPLITS: gl.constexpr,
+    STAGES: gl.constexpr,
+    GATED: gl.constexpr,
+    PDL: gl.constexpr,
+):
+    """Compute what `matmul_kernel` or, where GATED, `gated_kernel` does, with 16-bit weights; FOLD or SPLITS is 1."""
+    M: gl.constexpr = BLOCK_O * FOLD
+    N: gl.constexpr = ROWS * FOLD
+    STEPS: gl.constexpr = IN // FOLD // SPLITS // BLOCK_K
+    TILES: gl.constexpr = 2 if GATED else 1
+    BYTES: gl.constexpr = 2 * BLOCK_K * (TILES * M + N)
+    MMA: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, N, 16])
+    if PDL:
+        _control("griddepcontrol.launch_dependents")
+    first, start = gl.program_id(0) * BLOCK_O, gl.program_id(1) * (STEPS * BLOCK_K)
+    row, next_half = first * FOLD, num_out * FOLD
+    w_smem = gl.allocate_shared_memory(w_desc.dtype, [STAGES * TILES, M, BLOCK_K], w_desc.layout)
+    x_smem = gl.allocate_shared_memory(x_desc.dtype, [STAGES, N, BLOCK_K], x_desc.layout)
+    bars = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for s in gl.static_range(STAGES):
+        mbarrier.init(bars.index(s), count=1)
+    fence_async_shared()
+    for s in gl.static_range(STAGES):
+        mbarrier.expect(bars.index(s), BYTES)
+        _fetch_weights(w_desc, row, next_half, start + s * BLOCK_K, bars.index(s), w_smem, s, TILES, True)
+    if PDL:
+        _control("griddepcontrol.wait")
+    for s in gl.static_range(STAGES):
+        tma.async_copy_global_to_shared(x_desc, [0, start + s * BLOCK_K], bars.index(s), x_smem.index(s))
+
+    acc_MN = gl.zeros([M, N], gl.float32, MMA)
+    up_MN = gl.zeros([M, N], gl.float32, MMA)
+    slot, phase = 0, 0
+    for step in range(STEPS):
+        bar = bars.index(slot)
+        mbarrier.wait(bar, phase)
+        x_KN = x_smem.index(slot).permute((1, 0))
+        acc_MN = warpgroup_mma(w_smem.index(slot * TILES), x_KN, acc_MN, is_async=True)
+        if GATED:
+            up_MN = warpgroup_mma(w_smem.index(slot * TILES + 1), x_KN, up_MN, is_async=True)
+            acc_MN, up_MN = warpgroup_mma_wait(num_outstanding=0, deps=(acc_MN, up_MN))
+        else:
+            acc_MN = warpgroup_mma_wait(num_outstanding=0, deps=(acc_MN,))
+        again = step + STAGES < STEPS
+        column = start + (step + STAGES) * BLOCK_K
+        mbarrier.expect(bar, BYTES, pred=again)
+        _fetch_weights(w_desc, row, next_half, column, bar, w_smem, slot, TILES, again)
+        tma.async_copy_global_to_shared(x_desc, [0, column], bar, x_smem.index(slot), pred=again)
+        last = slot == STAGES - 1
+        slot = gl.where(last, 0, slot + 1)
+        phase = gl.where(last, phase ^ 1, phase)
+
+    OUT: gl.constexpr = gl.BlockedLayout([1, 1], [min(BLOCK_O, 32), 32 // min(BLOCK_O, 32)], [1, 4], [0, 1])
+    y_OR = gl.convert_layout(_unfold(acc_MN, BLOCK_O, FOLD, ROWS), OUT)
+    out_O = first + gl.arange(0, BLOCK_O, layout=gl.SliceLayout(1, OUT))
+    row_R = gl.arange(0, ROWS, layout=gl.SliceLayout(0, OUT))
+    places_OR = row_R[None, :] * num_out + out_O[:, None]
+    mask_OR = (row_R[None, :] < num_rows) & (out_O[:, None] < num_out)
+    if SPLITS > 1:
+        size = num_rows * num_out
+        gl.store(partial_ptr + gl.program_id(1) * size + places_OR, y_OR, mask=mask_OR)
+        gl.thread_barrier()  # all of this program's sums are written before it counts as arrived
+        if gl.atomic_add(arrivals_ptr + gl.program_id(0), 1, sem="acq_rel") != SPLITS - 1:
+            return
+        gl.store(arrivals_ptr + gl.program_id(0), 0)
+        y_OR = _partial(partial_ptr + places_OR, mask_OR, 0, size)
+        if SPLITS == 4:
+            y_OR += _partial(partial_ptr + places_OR, mask_OR, 2, size)
+    dtype: gl.constexpr = y_ptr.dtype.element_ty
+    if GATED:
+        y_OR = y_OR.to(dtype).to(gl.float32)
+        y_OR = (y_OR / (1.0 + gl.exp(-y_OR))).to(dtype).to(gl.float32)
+        y_OR *= gl.convert_layout(_unfold(up_MN, BLOCK_O, FOLD, ROWS), OUT).to(dtype).to(gl.float32)
+    if bias_ptr is not None:
+        y_OR += gl.load(bias_ptr + out_O, mask=out_O < num_out, other=0.0).to(gl.float32)[:, None]
+    gl.store(y_ptr + places_OR, y_OR.to(dtype), mask=mask_OR)
