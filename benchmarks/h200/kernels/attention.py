@@ -21,9 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from draftwise.engine.kernels.cuda import attention
 from draftwise.engine.kernels.cuda.attention import Tiling, choose_tiling, decode_attention
@@ -49,6 +47,11 @@ class Shape:
     def token_bytes(self) -> int:
         return 2 * self.groups * self.dim * self.kv_dtype.itemsize
 
+
+Case = tuple[Shape, int, int, int]
+"""Shape, sequences, query tokens of each, context."""
+Job = tuple[Shape, int, Tiling | None, bool, bool]
+"""Shape, query tokens, tiling, whether ragged, whether causal."""
 
 SHAPES = {s.name: s for s in (Shape(name="8B"), Shape(name="1B", dim=64))}
 FP8 = Shape(name="8B-fp8", kv_dtype=torch.float8_e4m3fn)
@@ -159,13 +162,12 @@ def check(batch: Batch, tiling: Tiling | None, *, causal: bool, limit: float) ->
     return f"PASS {worst:.1e}" if worst < limit else f"FAIL error {worst:.2e}"
 
 
-def kernels_to_check() -> list[tuple[Shape, int, Tiling | None, bool, bool]]:
+def kernels_to_check() -> list[Job]:
     """Return (shape, width, tiling, ragged, causal) of what is timed, and of other types, head sizes and rows."""
-    todo: list[tuple[Shape, int, Tiling | None, bool, bool]] = []
+    todo: list[Job] = []
     for shape, width in itertools.product(SHAPES.values(), (1, 4, 8, 17, 25)):
         todo += [(shape, width, t, False, True) for t in unique(decode_tilings(shape, 5, width))]
         todo += [(shape, width, t, False, True) for t in unique(decode_tilings(shape, 256, width))]
-    todo += [(SHAPES["8B"], 700, t, False, True) for t in prefill_tilings()]
     for width, ragged, causal in itertools.product((4, 32, 700), (False, True), (False, True)):
         todo.append((SHAPES["8B"], width, None, ragged, causal))
     return todo + [(shape, width, None, width == 5, True) for shape in ODD for width in (5, 32)]
@@ -216,19 +218,8 @@ def decode_tilings(shape: Shape, num_seqs: int, width: int) -> list[Tiling]:
         return [make(64, 4, 3, 2, 64), make(32, 4, 3, 2, 64), make(64, 8, 3, 1, 128)]
     found = [make(64, 4, 3, 2), make(64, 4, 3, 1), make(64, 4, 4, 2)]
     if rows == 32:
-        return found
-    apart = [replace(t, apart=True) for t in (*found, make(32, 2, 4, 4))]
-    return [*found, make(32, 4, 4, 4), make(32, 2, 4, 4), *apart]
-
-
-def prefill_tilings() -> list[Tiling]:
-    def make(rows: int, keys: int, warps: int, stages: int) -> Tiling:
-        return Tiling(rows=rows, keys=keys, warps=warps, stages=stages, splits=1)
-
-    return [make(128, 64, 8, 3), make(64, 32, 4, 3), make(64, 32, 4, 4)]
-
-
-Job = tuple[Shape, int, Tiling | None, bool, bool]
+        return [*found, make(64, 4, 3, 2, 16)]
+    return [*found, make(32, 4, 4, 4), make(32, 2, 4, 4)]
 
 
 def compile_one(job: Job) -> None:
@@ -240,14 +231,14 @@ def compile_one(job: Job) -> None:
     attempt(lambda: batch.call(tiling, causal=causal))
 
 
-def compile_all(workers: int) -> None:
+def compile_all(cases: list[Case], checks: list[Job], workers: int) -> None:
     jobs: dict[tuple[Any, ...], Job] = {}
     timed = [
         (shape, width, tiling, False, True)
-        for shape, num_seqs, width, _ in decode_cases()
+        for shape, num_seqs, width, _ in cases
         for tiling in (*decode_tilings(shape, num_seqs, width), auto_tiling(shape, num_seqs, width))
     ]
-    for shape, width, tiling, ragged, causal in [*timed, *kernels_to_check()]:
+    for shape, width, tiling, ragged, causal in [*timed, *checks]:
         chosen = tiling or auto_tiling(shape, 5, width)
         key = replace(chosen, splits=min(2, chosen.splits))
         jobs.setdefault((shape, key, ragged, causal), (shape, width, chosen, ragged, causal))
@@ -291,6 +282,14 @@ def graph_us(call: Callable[[int], Any], floor_us: float) -> float:
     return statistics.median(times)
 
 
+def make_pool() -> Tensor:
+    """Return 10 GB of numbers, of which caches are cut."""
+    pool = torch.empty(5 << 30, dtype=torch.bfloat16, device=DEVICE)
+    for piece in pool.split(1 << 28):
+        piece.normal_()
+    return pool
+
+
 def copy_bytes_per_s(pool: Tensor) -> float:
     """Return bytes read plus bytes written, a second; not inside a graph, whose copies a slower engine does."""
     half = pool.numel() // 2
@@ -305,7 +304,7 @@ def copy_bytes_per_s(pool: Tensor) -> float:
     return 2 * half * pool.element_size() / min(times)
 
 
-def decode_cases() -> Iterator[tuple[Shape, int, int, int]]:
+def decode_cases() -> Iterator[Case]:
     for context in (64, 256):
         yield SHAPES["8B"], 1, 1, context
     for context, num_seqs in itertools.product((600, 4096, 32768), (1, 64, 8, 32, 256)):
@@ -323,15 +322,15 @@ def decode_cases() -> Iterator[tuple[Shape, int, int, int]]:
 
 
 def brief(tiling: Tiling) -> str:
-    return f"M{tiling.rows} K{tiling.keys} w{tiling.warps} s{tiling.stages} x{tiling.splits}{' apart' if tiling.apart else ''}"
+    return f"M{tiling.rows} K{tiling.keys} w{tiling.warps} s{tiling.stages} x{tiling.splits}"
 
 
 def timer(batch: Batch, tiling: Tiling | None, floor_us: float) -> Callable[[], float]:
     return lambda: graph_us(lambda i: batch.call(tiling, layer=i), floor_us)
 
 
-def time_decode(pool: Tensor, copy: float, deadline: float, log: list[dict[str, Any]]) -> None:
-    for shape, num_seqs, width, context in decode_cases():
+def time_decode(cases: list[Case], pool: Tensor, copy: float, deadline: float, log: list[dict[str, Any]]) -> None:
+    for shape, num_seqs, width, context in cases:
         if time.perf_counter() > deadline:
             print("out of time", flush=True)
             return
@@ -371,131 +370,28 @@ def time_overlap(pool: Tensor, log: list[dict[str, Any]]) -> None:
         print(row, flush=True)
 
 
-def contiguous(batch: Batch) -> tuple[Tensor, Tensor]:
-    """Return keys and values [1, G, B * T, D] of the first cache, gathered."""
-    tokens = batch.caches[0].index_select(0, batch.table_BP.flatten().long()).flatten(0, 1)
-    return tuple(tokens[:, i].transpose(0, 1).unsqueeze(0) for i in (0, 1))  # type: ignore[return-value]
-
-
-def prefill_baselines(batch: Batch) -> dict[str, Callable[[int], Any]]:
-    """Return what torch offers, on keys and values that lie in order already, and what it costs to bring them there."""
-    num_seqs, chunk, start = len(batch.starts_B), batch.width, int(batch.starts_B[0])
-    context = start + chunk
-    k, v = contiguous(batch)
-    k_BGTD, v_BGTD = (x[0].unflatten(1, (num_seqs, -1)).transpose(0, 1)[:, :, :context].contiguous() for x in (k, v))
-    q_BACD = batch.q_NAD.unflatten(0, (num_seqs, chunk)).transpose(1, 2)
-    flat_q, flat_k, flat_v = (
-        batch.q_NAD,
-        k_BGTD.transpose(1, 2).flatten(0, 1).contiguous(),
-        v_BGTD.transpose(1, 2).flatten(0, 1).contiguous(),
-    )
-    ends_q, ends_k = (torch.arange(num_seqs + 1, device=DEVICE, dtype=torch.int32) * n for n in (chunk, context))
-
-    def flash(_: int) -> Any:
-        return torch.ops.aten._flash_attention_forward(
-            flat_q, flat_k, flat_v, ends_q, ends_k, chunk, context, 0.0, True, False
-        )
-
-    def sdpa(backend: SDPBackend) -> Callable[[int], Any]:
-        def call(_: int) -> Any:
-            with sdpa_kernel(backend):
-                return F.scaled_dot_product_attention(q_BACD, k_BGTD, v_BGTD, is_causal=True, enable_gqa=True)
-
-        return call
-
-    def cudnn_two(_: int) -> Any:
-        """The chunk's own keys and those before it by themselves, joined by their weights: exact."""
-        op = torch.ops.aten._scaled_dot_product_cudnn_attention
-        old, old_log, *_ = op(q_BACD, k_BGTD[:, :, :start], v_BGTD[:, :, :start], None, True, 0.0, False)
-        new, new_log, *_ = op(q_BACD, k_BGTD[:, :, start:], v_BGTD[:, :, start:], None, True, 0.0, True)
-        share = torch.sigmoid(old_log - new_log).to(old.dtype).view(*old.shape[:3], 1)
-        return torch.lerp(new, old, share)
-
-    found: dict[str, Callable[[int], Any]] = {"flash varlen": flash, "gather": lambda _: contiguous(batch)}
-    if start == 0:
-        found |= {"sdpa flash": sdpa(SDPBackend.FLASH_ATTENTION), "sdpa cudnn": sdpa(SDPBackend.CUDNN_ATTENTION)}
-    else:
-        found["cudnn in two"] = cudnn_two
-    return found
-
-
-def time_prefill(pool: Tensor, log: list[dict[str, Any]]) -> None:
-    shape = SHAPES["8B"]
-    for num_seqs, chunk, context in ((1, 512, 512), (16, 512, 512), (1, 2048, 2048), (1, 512, 8192), (1, 2048, 16384)):
-        start = context - chunk
-        batch = make_batch(shape, [start] * num_seqs, [chunk] * num_seqs, chunk, pool)
-        flops = num_seqs * 4 * shape.heads * shape.dim * (chunk * start + chunk * (chunk + 1) // 2)
-        calls = attempt(lambda b=batch: prefill_baselines(b))
-        calls = calls if isinstance(calls, dict) else {}
-        want = attempt(lambda b=batch: reference(b, 0, True)[0])
-        for tiling in [*prefill_tilings(), None]:
-            name = brief(tiling) if tiling else "auto"
-            calls[f"paged {name}"] = lambda i, t=tiling, b=batch: b.call(t, layer=i)
-        times: dict[str, Any] = {}
-        for name, call in calls.items():
-            times[name] = attempt(lambda c=call, f=flops: graph_us(c, f / 400e12 * 1e6))
-            got = attempt(lambda c=call, b=batch: first_output(c(0), b))
-            if isinstance(got, Tensor) and isinstance(want, Tensor):
-                error = float((got.double() - want).norm() / want.norm())
-                if not error < 1e-2:
-                    print(f"FAIL {name}: error {error:.2e}", flush=True)
-                    times[f"{name} error"] = error
-        log.append({"seqs": num_seqs, "chunk": chunk, "context": context, "flops": flops, "us": times})
-        print(f"prefill {num_seqs} x {chunk} of {context}:", flush=True)
-        for name, us in times.items():
-            text = f"{us:8.1f} us {flops / us / 1e6:6.0f} TFLOP/s" if isinstance(us, float) else us
-            print(f"    {name:28} {text}", flush=True)
-
-
-def time_new_lengths(log: list[dict[str, Any]]) -> None:
-    """Time cuDNN's first call for a length that it has not seen: it plans anew for each."""
-    for length in (333, 777, 1234):
-        q, k, v = (torch.randn(1, heads, length, 128, device=DEVICE, dtype=torch.bfloat16) for heads in (32, 8, 8))
-        milliseconds = []
-        for _ in range(2):
-            torch.cuda.synchronize()
-            started = time.perf_counter()
-            with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-                F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-            torch.cuda.synchronize()
-            milliseconds.append((time.perf_counter() - started) * 1e3)
-        log.append({"length": length, "first_ms": milliseconds[0], "second_ms": milliseconds[1]})
-        print(f"cudnn, new length {length}: {milliseconds[0]:.2f} ms, then {milliseconds[1]:.2f} ms", flush=True)
-
-
-def first_output(result: Any, batch: Batch) -> Tensor | None:
-    """Return the first sequence's output [C, A * D], whatever the layout; None for keys and values."""
-    out = result[0] if isinstance(result, tuple) and len(result) > 2 else result
-    if not isinstance(out, Tensor):
-        return None
-    if out.dim() == 4:
-        return out[0].transpose(0, 1).flatten(1)
-    return out[: batch.width].flatten(1)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--quick", action="store_true", help="batch 1 and 8 at 600 tokens, without the checks")
     parser.add_argument("--workers", type=int, default=14, help="processes that compile")
     parser.add_argument("--seconds", type=float, default=75, help="stop starting decode cases after so long")
     args = parser.parse_args()
     started = time.perf_counter()
     torch.manual_seed(0)
-    compile_all(args.workers)
-    pool = torch.empty(5 << 30, dtype=torch.bfloat16, device=DEVICE)
-    for piece in pool.split(1 << 28):
-        piece.normal_()
+    cases = [c for c in decode_cases() if not args.quick or (c[1] <= 8 and c[3] == 600)]
+    compile_all(cases, [] if args.quick else kernels_to_check(), args.workers)
+    pool = make_pool()
     record: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
     record["copy_bytes_per_s"] = copy = copy_bytes_per_s(pool)
     print(f"copy {copy / 1e12:.2f} TB/s; set up in {time.perf_counter() - started:.1f} s", flush=True)
-    for name in ("correct", "prefill", "overlap", "decode"):
+    for name in ("correct", "overlap", "decode"):
         record[name] = []
-    check_all(pool, record["correct"])
+    if not args.quick:
+        check_all(pool, record["correct"])
     print(f"checked after {time.perf_counter() - started:.1f} s", flush=True)
-    time_prefill(pool, record["prefill"])
-    print(attempt(lambda: time_new_lengths(record["prefill"])), flush=True)
     time_overlap(pool, record["overlap"])
-    time_decode(pool, copy, started + args.seconds, record["decode"])
+    time_decode(cases, pool, copy, started + args.seconds, record["decode"])
     print(f"done after {time.perf_counter() - started:.1f} s", flush=True)
     if args.out:
         args.out.write_text(json.dumps(record, indent=1, default=str) + "\n")

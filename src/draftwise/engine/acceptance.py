@@ -6,9 +6,11 @@ Shape letters: K draft tokens.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 __all__ = ["Acceptance", "Coins", "Rule", "Standard", "Synthetic", "Typical", "place"]
 
@@ -67,5 +69,7 @@ Rule = Standard | Typical | Coins
 def place(acceptance: Acceptance, device: torch.device | str) -> Rule:
     """Return the rule for steps on a device; to be made once, since it copies from the host."""
     if isinstance(acceptance, Synthetic):
+        import torch  # the rules themselves are wanted where there is none
+
         return Coins(conditional_K=torch.tensor(acceptance.conditional_rates, dtype=torch.float64).to(device))
     return acceptance

@@ -17,7 +17,7 @@ from draftwise.engine.config import EngineConfig
 from draftwise.engine.detokenizer import IncrementalDetokenizer
 from draftwise.engine.launched import Launched, Outcome
 from draftwise.engine.logits import check_params, encode_bad_words, needs_adjusting
-from draftwise.engine.memory import activation_bytes, num_pages
+from draftwise.engine.memory import activation_bytes, graph_budget, num_pages
 from draftwise.engine.models import CausalLM, load_model
 from draftwise.engine.outputs import Delta, EngineStats
 from draftwise.engine.pages import PagePool
@@ -70,7 +70,7 @@ class Engine:
         """Whether a step is collected by the next call, so that the device works meanwhile."""
         self._runs_ahead = self._lags and not (self.proposer and self.proposer.on_host)
         """Whether that call launches the next step before, so that the device never waits."""
-        capture = self._plan_capture()
+        capture = self._plan_capture(model)
         self.findings: tuple[Finding, ...] = (*(self.spec.findings if self.spec else ()), *capture.findings)
         """What the operator should know of this configuration."""
         with phase("allocate KV cache"):
@@ -91,36 +91,46 @@ class Engine:
         self._prompt_tokens = 0
         self._generation_tokens = 0
 
-    def _plan_capture(self) -> CapturePlan:
+    def _plan_capture(self, model: CausalLM) -> CapturePlan:
         """Return which steps are captured as CUDA graphs: none on a CPU."""
-        config, shape = self.config, self.shape
+        config, shape, spec = self.config, self.shape, self.spec
         if not self._lags or config.enforce_eager:
             return CapturePlan(sizes=(), num_bytes=0)
-        rows = (self._k + 1) * (shape.hidden_size * 8 + shape.intermediate_size * 3 + shape.vocab_size)
+        row_values = shape.hidden_size * 8 + shape.intermediate_size * 3 + shape.vocab_size
         return plan_capture(
             config.max_num_seqs,
-            ks=sorted({self.spec.k_for(n) for n in range(1, config.max_num_seqs + 1)}) if self.spec else (0,),
+            ks=sorted({spec.k_for(n) for n in range(1, config.max_num_seqs + 1)}) if spec else (0,),
             kernels_per_graph=_KERNELS_PER_LAYER * shape.num_layers,
-            activation_bytes_per_seq=rows * _itemsize(config.dtype),
+            activation_bytes_per_seq=(self._k + 1) * row_values * model.dtype.itemsize,
             given=config.cudagraph_capture_sizes,
+            budget_bytes=graph_budget(
+                config,
+                model,
+                extra_bytes_per_token=self._state_bytes,
+                activation_bytes=self._activation_bytes(model),
+            ),
         )
 
     def _count_pages(self, model: CausalLM, capture: CapturePlan) -> int:
-        config, proposer, shape = self.config, self.proposer, self.shape
-        assert config.max_model_len is not None, "_resolve fills it in"
         return num_pages(
-            config,
+            self.config,
             model,
-            extra_bytes_per_token=proposer.kv_bytes_per_token if proposer else 0,
-            activation_bytes=activation_bytes(
-                shape,
-                rows=config.max_num_batched_tokens,
-                logits_rows=config.max_num_seqs * (self._k + 1),
-                context=config.max_model_len,
-                bytes_per_value=model.dtype.itemsize,
-                num_taps=len(proposer.taps) if proposer else 0,
-            ),
+            extra_bytes_per_token=self._state_bytes,
+            activation_bytes=self._activation_bytes(model),
             graph_bytes=capture.num_bytes,
+        )
+
+    def _activation_bytes(self, model: CausalLM) -> int:
+        """Return what the largest step needs beside weights and pages."""
+        config, proposer = self.config, self.proposer
+        assert config.max_model_len is not None, "_resolve fills it in"
+        return activation_bytes(
+            self.shape,
+            rows=config.max_num_batched_tokens,
+            logits_rows=config.max_num_seqs * (self._k + 1),
+            context=config.max_model_len,
+            bytes_per_value=model.dtype.itemsize,
+            num_taps=len(proposer.taps) if proposer else 0,
         )
 
     def _make_runner(self, model: CausalLM, capture: CapturePlan) -> Runner:
@@ -260,9 +270,10 @@ class Engine:
         )
 
     @property
-    def _keeps_state(self) -> bool:
-        """Whether the proposer has its part in every page, complete only when it was told of the token after it."""
-        return self.proposer is not None and self.proposer.kv_bytes_per_token > 0
+    def _state_bytes(self) -> int:
+        """What the proposer keeps of a token in its page; if anything, a page is complete once it was told of the
+        token after it."""
+        return self.proposer.kv_bytes_per_token if self.proposer else 0
 
     def _max_tokens(self, request: Request) -> int:
         """Return how many tokens a sequence of the request may have."""
@@ -293,10 +304,10 @@ class Engine:
             if chunk.sequence.scheduled_s is None:
                 chunk.sequence.scheduled_s = now
             # The proposer has not been told of the token after the last page yet.
-            known = chunk.end - 1 if self._keeps_state and chunk.is_last else chunk.end
+            known = chunk.end - 1 if self._state_bytes and chunk.is_last else chunk.end
             scheduler.publish(chunk.sequence, known)
         for sequence in schedule.decodes:
-            if self._keeps_state:
+            if self._state_bytes:
                 scheduler.publish(sequence)
 
     def _collect(self, count: int) -> list[Delta]:
@@ -316,7 +327,7 @@ class Engine:
         first = sequence.num_output == 0
         scheduler.advance(sequence, emitted, bound=bound)
         self._generation_tokens += len(emitted)
-        if not self._keeps_state or sequence.num_underway:  # a step that is under way tells the proposer
+        if not self._state_bytes or sequence.num_underway:  # a step that is under way tells the proposer
             scheduler.publish(sequence)
         if first:
             for fork in reversed(self._forks.pop(sequence.request.request_id, [])):
@@ -387,7 +398,3 @@ def _resolve(config: EngineConfig, model: CausalLM) -> EngineConfig:
         dtype=str(model.dtype).removeprefix("torch."),
         device=str(model.device),
     )
-
-
-def _itemsize(dtype: str) -> int:
-    return int(getattr(torch, dtype).itemsize)

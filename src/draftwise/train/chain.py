@@ -184,7 +184,7 @@ class ChainTraining(Method):
         return loss, self._target_ids(picks_JM).view(weights_JBL.shape)
 
     @property
-    def head_UH(self) -> Tensor:  # noqa: N802 - shape letters
+    def head_UH(self) -> Tensor:
         """What names tokens: the target's own head."""
         return self._target.head_VH
 

@@ -140,7 +140,7 @@ class Eagle3Training(ChainTraining):
         return super()._learnable(batch) & nameable_BL
 
     @property
-    def head_UH(self) -> Tensor:  # noqa: N802 - shape letters
+    def head_UH(self) -> Tensor:
         """The drafter's own head, for its own vocabulary."""
         return self.network.lm_head.weight
 

@@ -21,7 +21,7 @@ TILINGS = [
     TILING,
     replace(TILING, splits=3),
     replace(TILING, keys=32, splits=5, stages=3),
-    replace(TILING, keys=64, splits=3, apart=True),
+    replace(TILING, splits=40),
     replace(TILING, rows=64, keys=32, splits=7),
     replace(TILING, rows=64),
     None,

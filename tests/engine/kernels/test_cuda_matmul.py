@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -14,17 +16,20 @@ from draftwise.engine.kernels.cuda.matmul_fp8 import quantise_rows
 from draftwise.engine.models.linear import CudaLinear, quantise
 
 NUM_IN = 512
-H200 = Device(num_sms=132, shared_bytes=232_448, tma=True)
+H200 = Device(num_sms=132, shared_bytes=232_448, hopper=True)
+SMALLER = Device(num_sms=84, shared_bytes=101_376, hopper=False)
+CUTS = [
+    Config(outputs=16, columns=64, fold=4, stages=4),
+    Config(outputs=16, columns=128, fold=4, stages=5),
+    Config(outputs=32, columns=128, fold=2, stages=3),
+    Config(outputs=64, columns=64, fold=1, stages=5),
+    Config(outputs=8, columns=64, fold=8, stages=4),
+]
 CONFIGS = [
-    Config(outputs=16, columns=64, fold=4),
-    Config(outputs=16, columns=64, fold=4, tma=False, x_tma=False),
-    Config(outputs=32, columns=128, fold=2, warps=8),
-    Config(outputs=64, columns=64),
-    Config(outputs=8, columns=32, fold=8),
-    Config(outputs=32, columns=64, splits=4, stages=3),
-    Config(outputs=32, columns=64, fold=2, splits=2, tma=False, x_tma=False),
-    Config(outputs=32, columns=64, splits=4, tma=False, x_tma=False),
-    Config(outputs=16, columns=256, warps=2, tma=False, x_tma=False, prefetch=0),
+    *CUTS,
+    *(dataclasses.replace(config, early=False) for config in CUTS),
+    *(dataclasses.replace(config, early=False, copies=False) for config in CUTS),
+    Config(outputs=16, columns=32, fold=2, stages=2, copies=False, early=False),
 ]
 BIASES = [False, True]
 
@@ -53,14 +58,11 @@ def test_product(config, num_rows, with_bias, device, dtype):
     x, weight = random(num_rows, NUM_IN, device=device, dtype=dtype), random(80, NUM_IN, device=device, dtype=dtype)
     bias = random(80, device=device, dtype=dtype) if with_bias else None
     weight *= NUM_IN**-0.5
-    arrivals = torch.zeros(products.num_arrivals(80), dtype=torch.int32, device=device)
     expected = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
-    for _ in range(2):  # the counters have to be zero again
-        check(products.run_matmul(config, x, weight, bias, arrivals_T=arrivals), expected)
-    assert not arrivals.any()
+    check(products.run_matmul(config, x, weight, bias), expected)
 
 
-@pytest.mark.parametrize("config", [config for config in CONFIGS if config.splits == 1], ids=str)
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
 @pytest.mark.parametrize("num_rows", [1, 5, 16])
 def test_gated_product(config, num_rows, device, dtype):
     x, weight = random(num_rows, NUM_IN, device=device, dtype=dtype), random(160, NUM_IN, device=device, dtype=dtype)
@@ -70,15 +72,19 @@ def test_gated_product(config, num_rows, device, dtype):
 
 
 @pytest.mark.parametrize("gated", [False, True])
-def test_rows_have_the_same_bits_in_any_batch(gated, device, dtype):
-    """Padding, fold and splits change with the number of rows; the order of sums does not."""
+@pytest.mark.parametrize("early", [False, True])
+def test_rows_have_the_same_bits_in_any_batch(gated, early, device, dtype):
+    """The order of sums follows from the fold alone."""
     if device.type == "cpu":
         pytest.skip("the interpreter's products sum in an order that depends on their sizes")
     x, weight = random(64, NUM_IN, device=device, dtype=dtype), random(192, NUM_IN, device=device, dtype=dtype)
-    linear = CudaLinear(weight)
-    together = linear.gated(x) if gated else linear(x)
-    for num_rows in (1, 3, 8, 16, 40):
-        assert torch.equal(linear.gated(x[:num_rows]) if gated else linear(x[:num_rows]), together[:num_rows])
+    run = products.run_gated if gated else products.run_matmul
+    for fold in (1, 2, 4):
+        config = Config(outputs=64 // fold, columns=64, fold=fold, stages=3)
+        together = run(config, x, weight)
+        for num_rows, columns in ((1, 64), (4, 128), (8, 64), (16, 128), (40, 64)):
+            alone = dataclasses.replace(config, columns=columns, early=early)
+            assert torch.equal(run(alone, x[:num_rows], weight), together[:num_rows])
 
 
 def test_rows_that_lie_apart(device, dtype):
@@ -122,27 +128,27 @@ def test_quantise_rows(device, dtype):
     assert share > (0.9 if device.type == "cpu" else 0.999)  # the interpreter loses the carry of some roundings
 
 
-@pytest.mark.parametrize("shape", [(6144, 4096), (4096, 14336), (128256, 4096), (4096, 4096), (320, 192), (32000, 64)])
+@pytest.mark.parametrize("shape", [(6144, 4096), (4096, 14336), (128256, 4096), (2048, 2048), (320, 192), (32000, 64)])
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("weight_bytes", [1, 2])
-def test_every_shape_has_a_config_that_fits(shape, gated, weight_bytes):
-    num_out, num_in = shape
-    for device in (H200, Device(num_sms=84, shared_bytes=101_376, tma=False)):
-        parts = set()
-        for num_rows in range(1, 65):
-            config = choose(num_rows, num_out, num_in, device, gated=gated, weight_bytes=weight_bytes)
-            if config is None and num_rows > 16 and weight_bytes == 2:
-                continue
-            parts.add(config.fold * config.splits)
-            assert num_in % (config.fold * config.splits * config.columns) == 0
-            assert config.splits == 1 or not gated
-            assert not (config.tma and not device.tma)
-            assert not (config.tma and config.fold > 1 and config.splits > 1)
-            stages = config.stage_bytes(num_rows, gated=gated, weight_bytes=weight_bytes) * config.stages
-            assert stages <= device.shared_bytes
-        assert len(parts) == 1
+@pytest.mark.parametrize("device", [H200, SMALLER], ids=["hopper", "smaller"])
+def test_every_shape_has_a_config_that_fits(shape, gated, weight_bytes, device):
+    folds = {}
+    for num_rows in range(1, 65):
+        config = choose(num_rows, *shape, device, gated=gated, weight_bytes=weight_bytes)
+        assert config is not None
+        assert shape[1] % (config.fold * config.columns) == 0
+        assert (
+            config.stage_bytes(num_rows, gated=gated, weight_bytes=weight_bytes) * config.stages < device.shared_bytes
+        )
+        assert not config.copies or device.hopper
+        assert not config.early or (config.copies and weight_bytes == 2 and config.columns >= 64)
+        folds.setdefault(num_rows <= 8, set()).add(config.fold)
+    assert len(folds[True]) == 1
 
 
 def test_no_config_beyond_the_limits():
     assert choose(65, 4096, 4096, H200, gated=False) is None
-    assert choose(1, 4096, 4000, H200, gated=False) is None
+    assert choose(0, 4096, 4096, H200, gated=False) is None
+    assert choose(1, 4096, 4000, H200, gated=False) is not None
+    assert choose(1, 4096, 4008, H200, gated=False) is None

@@ -1,6 +1,6 @@
 """Matrix products with a model's weights, in the layout that is fastest for the device.
 
-Shape letters: R rows, O outputs, I outputs of a gated pair, K inputs, T counters of a product's programs.
+Shape letters: R rows, O outputs, K inputs.
 """
 
 from __future__ import annotations
@@ -73,12 +73,10 @@ class CudaLinear:
 
         self.weight, self.bias, self.scale = weight_OK, bias_O, scale_O
         self._code, self._silu_mul = matmul, layer.silu_mul
-        num_arrivals = matmul.num_arrivals(len(weight_OK))
-        self._arrivals_T = torch.zeros(num_arrivals, dtype=torch.int32, device=weight_OK.device)
 
     def __call__(self, x_RK: Tensor) -> Tensor:
         """Return x @ weight.T + bias, [R, out]."""
-        return self._code.matmul(x_RK, self.weight, self.bias, scale_O=self.scale, arrivals_T=self._arrivals_T)
+        return self._code.matmul(x_RK, self.weight, self.bias, scale_O=self.scale)
 
     def gated(self, x_RK: Tensor) -> Tensor:
         """Return silu(gate) * up of the two halves of the product, [R, out / 2]."""

@@ -38,8 +38,6 @@ class Tiling:
     """Blocks in flight, the one at work included."""
     splits: int
     """Most parts into which the keys of a tile are split; a part has one block at least."""
-    apart: bool = False
-    """Whether each warp takes its own keys, without a word to the others: for 16 rows."""
 
 
 @functools.cache
@@ -172,7 +170,6 @@ def decode_attention(
         PAGE=pages.shape[1],
         GROUPS=groups,
         STAGES=tiling.stages,
-        W=tiling.warps if tiling.apart else 1,
         SPLIT=splits > 1,
         **common,
         num_warps=tiling.warps,

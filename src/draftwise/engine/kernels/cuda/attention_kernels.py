@@ -112,67 +112,6 @@ def _take(
     return max_M, sum_MK, out_MD, pages_K
 
 
-@triton.jit
-def _take_apart(
-    q_MD,
-    pages_ptr,
-    table,
-    pages_WK,
-    seen_M,
-    first,
-    after,
-    step,
-    end,
-    scale,
-    page_stride,
-    STAGES: tl.constexpr,
-    PAGE: tl.constexpr,
-    GROUPS: tl.constexpr,
-    D: tl.constexpr,
-    K: tl.constexpr,
-    W: tl.constexpr,
-):
-    """Return the maximum, sum and output of each row over every `step`-th block, of which each of W warps has a part.
-
-    Each warp takes its own keys to its own output, and these are joined once, at the end: within a block no warp
-    waits for another. That costs W times the registers of the output, which only few rows leave room for.
-    """
-    M: tl.constexpr = q_MD.shape[0]
-    DIMS: tl.constexpr = q_MD.shape[1]
-    KW: tl.constexpr = K // W
-    in_block_WK = tl.arange(0, W)[:, None] * KW + tl.arange(0, KW)[None, :]
-    dims_D = tl.arange(0, DIMS)
-    q_WMD = tl.broadcast_to(q_MD[None, :, :], (W, M, DIMS))
-    max_WM = tl.full((W, M), float("-inf"), tl.float32)
-    sum_WMK = tl.zeros((W, M, KW), tl.float32)
-    out_WMD = tl.zeros((W, M, DIMS), tl.float32)
-    for block in tl.range(first, after, step, num_stages=STAGES):
-        keys_WK = block * K + in_block_WK
-        at_WK = pages_WK.to(tl.int64) * page_stride + (keys_WK % PAGE) * (2 * GROUPS * D)
-        at_WKD = pages_ptr + at_WK[:, :, None] + dims_D[None, None, :]
-        there_WKD = (keys_WK < end)[:, :, None] & (dims_D < D)[None, None, :]
-        k_WKD = tl.load(at_WKD, mask=there_WKD, other=0.0)
-        v_WKD = tl.load(at_WKD + GROUPS * D, mask=there_WKD, other=0.0)
-        ahead_WK = keys_WK + step * K
-        pages_WK = tl.load(table + ahead_WK // PAGE, mask=ahead_WK < end, other=0)
-        scores_WMK = tl.dot(q_WMD, tl.permute(k_WKD.to(q_MD.dtype), (0, 2, 1)), input_precision="ieee")
-        scores_WMK = tl.where(keys_WK[:, None, :] <= seen_M[None, :, None], scores_WMK, float("-inf"))
-        new_WM = tl.maximum(max_WM, tl.max(scores_WMK, 2) * scale)
-        base_WM = tl.where(new_WM == float("-inf"), 0.0, new_WM)
-        weights_WMK = tl.exp2(scores_WMK * scale - base_WM[:, :, None])
-        shrink_WM = tl.exp2(max_WM - base_WM)
-        sum_WMK = sum_WMK * shrink_WM[:, :, None] + weights_WMK
-        out_WMD = out_WMD * shrink_WM[:, :, None]
-        out_WMD = tl.dot(weights_WMK.to(q_MD.dtype), v_WKD.to(q_MD.dtype), out_WMD, input_precision="ieee")
-        max_WM = new_WM
-    max_M = tl.max(max_WM, 0)
-    base_M = tl.where(max_M == float("-inf"), 0.0, max_M)
-    factor_WM = tl.exp2(max_WM - base_M[None, :])
-    sum_M = tl.sum(tl.sum(sum_WMK, 2) * factor_WM, 0)
-    out_MD = tl.sum(out_WMD * factor_WM[:, :, None], 0)
-    return max_M, sum_M, out_MD
-
-
 @triton.jit(do_not_specialize=["width", "table_stride", "most_keys", "most"])
 def attend(
     q_ptr,  # [N, A, D], rows `q_stride` apart
@@ -199,7 +138,6 @@ def attend(
     M: tl.constexpr,
     K: tl.constexpr,
     STAGES: tl.constexpr,
-    W: tl.constexpr,
     SPLIT: tl.constexpr,
     CAUSAL: tl.constexpr,
     UNIFORM: tl.constexpr,
@@ -214,11 +152,7 @@ def attend(
     wait(PDL)
     # Splits take turns at the blocks: where one begins does not depend on lengths, and its pages come with those.
     table = table_ptr + seq.to(tl.int64) * table_stride
-    if W > 1:
-        first_WK = split * K + tl.arange(0, W)[:, None] * (K // W) + tl.arange(0, K // W)[None, :]
-        pages_WK = tl.load(table + first_WK // PAGE, mask=first_WK < most_keys, other=0)
-    else:
-        pages_K = _pages(table, split, most_keys, K, PAGE)
+    pages_K = _pages(table, split, most_keys, K, PAGE)
     start = tl.load(starts_ptr + seq).to(tl.int32)
     length = tl.load(lengths_ptr + seq).to(tl.int32)
     first_row = tl.load(first_row_ptr + seq)
@@ -242,28 +176,22 @@ def attend(
         q_MD = q_MD.to(tl.float16)
     seen_M = tl.minimum(start + query_M, end - 1) if CAUSAL else tl.full((M,), 0, tl.int32) + end - 1
     kv_ptr = pages_ptr + group * D
-    if W > 1:
-        max_M, sum_M, out_MD = _take_apart(
-            q_MD, kv_ptr, table, pages_WK, seen_M, split, blocks, step, end, scale, page_stride,
-            STAGES, PAGE, GROUPS, D, K, W,
+    max_M = tl.full((M,), float("-inf"), tl.float32)
+    state = (max_M, tl.zeros((M, K), tl.float32), tl.zeros((M, DIMS), tl.float32), pages_K)
+    first = split
+    if M >= 64:
+        # Many rows wait for arithmetic: blocks that all of them see whole have a loop without masks.
+        whole = tl.maximum(tl.min(seen_M, 0) + 1, 0) // K
+        state = _take(
+            state, q_MD, kv_ptr, table, seen_M, first, whole, step, end, scale, page_stride,
+            STAGES, False, PAGE, GROUPS, D, K,
         )  # fmt: skip
-    else:
-        max_M = tl.full((M,), float("-inf"), tl.float32)
-        state = (max_M, tl.zeros((M, K), tl.float32), tl.zeros((M, DIMS), tl.float32), pages_K)
-        first = split
-        if M >= 64:
-            # Many rows wait for arithmetic: blocks that all of them see whole have a loop without masks.
-            whole = tl.maximum(tl.min(seen_M, 0) + 1, 0) // K
-            state = _take(
-                state, q_MD, kv_ptr, table, seen_M, first, whole, step, end, scale, page_stride,
-                STAGES, False, PAGE, GROUPS, D, K,
-            )  # fmt: skip
-            first += tl.maximum(whole - first + step - 1, 0) // step * step
-        max_M, sum_MK, out_MD, _ = _take(
-            state, q_MD, kv_ptr, table, seen_M, first, blocks, step, end, scale, page_stride,
-            STAGES, True, PAGE, GROUPS, D, K,
-        )  # fmt: skip
-        sum_M = tl.sum(sum_MK, 1)
+        first += tl.maximum(whole - first + step - 1, 0) // step * step
+    max_M, sum_MK, out_MD, _ = _take(
+        state, q_MD, kv_ptr, table, seen_M, first, blocks, step, end, scale, page_stride,
+        STAGES, True, PAGE, GROUPS, D, K,
+    )  # fmt: skip
+    sum_M = tl.sum(sum_MK, 1)
     some_M = tl.where(sum_M == 0.0, 1.0, sum_M)
     out_MD = out_MD / some_M[:, None]
     exists_M = query_M < (width if UNIFORM else length)
@@ -329,8 +257,8 @@ def join(
     max_log = tl.max(logs_S, 0)
     total = tl.sum(tl.exp2(logs_S - max_log), 0)
     used_F = few_F < num_splits
-    weights_F = tl.where(used_F, tl.exp2(logs_F - max_log), 0.0)
-    out_FD = tl.where(used_F[:, None], part_FD, 0.0) * weights_F[:, None]
+    logs_F = tl.where(used_F, logs_F, float("-inf"))
+    out_FD = tl.where(used_F[:, None], part_FD, 0.0) * tl.exp2(logs_F - max_log)[:, None]
     for first in tl.range(F, num_splits, F):
         used_F = first + few_F < num_splits
         logs_F = tl.load(logs_ptr + cell * most + first + few_F, mask=used_F, other=float("-inf"))

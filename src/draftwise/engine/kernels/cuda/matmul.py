@@ -1,6 +1,6 @@
 """Products of few rows with a model's weights at the speed of the memory; cuBLAS where there are many rows.
 
-Shape letters: R rows, K columns of a weight, O outputs, I outputs of a gated pair, T programs that share outputs.
+Shape letters: R rows, K columns of a weight, O outputs, I outputs of a gated pair.
 """
 
 from __future__ import annotations
@@ -19,30 +19,24 @@ from draftwise.engine.kernels.cuda.matmul_code import gated_kernel, matmul_kerne
 from draftwise.engine.kernels.cuda.matmul_configs import Config, Device, choose, padded
 from draftwise.engine.kernels.cuda.matmul_fp8 import linear_fp8
 
-__all__ = ["find_config", "gated_matmul", "matmul", "num_arrivals", "run_gated", "run_matmul"]
+__all__ = ["find_config", "gated_matmul", "matmul", "run_gated", "run_matmul"]
+
+_PREFETCHED = 256
+"""Columns of each part of a row of weights that a kernel which cannot start early asks into the L2."""
 
 
-def matmul(
-    x_RK: Tensor,
-    weight_OK: Tensor,
-    bias_O: Tensor | None = None,
-    *,
-    arrivals_T: Tensor,
-    scale_O: Tensor | None = None,
-) -> Tensor:
-    """Return x @ weight.T * scale + bias, [R, O]; row r has the same bits for any R up to 64.
+def matmul(x_RK: Tensor, weight_OK: Tensor, bias_O: Tensor | None = None, *, scale_O: Tensor | None = None) -> Tensor:
+    """Return x @ weight.T * scale + bias, [R, O]; a row has the same bits among up to 8 rows.
 
     Args:
         x_RK: the activations.
         weight_OK: the same type, or float8_e4m3fn with a scale.
         bias_O: the type of x.
-        arrivals_T: int32 zeros, `num_arrivals(O)` of them, and again zeros at the end; products that may run at the
-            same time do not share them.
         scale_O: float32; None: 1.
     """
     config = find_config(x_RK, weight_OK, gated=False)
     if config is not None:
-        return run_matmul(config, x_RK, weight_OK, bias_O, scale_O, arrivals_T)
+        return run_matmul(config, x_RK, weight_OK, bias_O, scale_O)
     return _library_matmul(x_RK, weight_OK, bias_O, scale_O)
 
 
@@ -74,20 +68,15 @@ def find_config(x_RK: Tensor, weight_OK: Tensor, *, gated: bool) -> Config | Non
 def _device(device: torch.device) -> Device | None:
     """Return what is to know of a GPU; None where it has no matrix instruction for bfloat16."""
     if interpreted():
-        return Device(num_sms=4, shared_bytes=1 << 16, tma=True)
+        return Device(num_sms=4, shared_bytes=1 << 16, hopper=True)
     properties = torch.cuda.get_device_properties(device)
     if properties.major < 8:
         return None
     return Device(
         num_sms=properties.multi_processor_count,
         shared_bytes=triton.runtime.driver.active.utils.get_device_properties(device.index or 0)["max_shared_mem"],
-        tma=properties.major >= 9,
+        hopper=properties.major == 9,
     )
-
-
-def num_arrivals(num_out: int) -> int:
-    """Return how many counters a product with num_out outputs needs."""
-    return -(-num_out // 16)
 
 
 def run_matmul(
@@ -96,32 +85,24 @@ def run_matmul(
     weight_OK: Tensor,
     bias_O: Tensor | None = None,
     scale_O: Tensor | None = None,
-    arrivals_T: Tensor | None = None,
 ) -> Tensor:
     """Return `matmul`'s result, computed as `config` says."""
-    if config.hopper and scale_O is None and _is_hopper() and _can_copy(config, x_RK):
-        return _run_hopper(config, x_RK, weight_OK, bias_O, arrivals_T, gated=False)
     (num_rows, num_in), num_out = x_RK.shape, len(weight_OK)
+    if config.early and scale_O is None and _can_start_early(config, x_RK):
+        return _run_early(config, x_RK, weight_OK, bias_O, gated=False)
     y_RO = x_RK.new_empty(num_rows, num_out)
-    partial_SRO = None
-    if config.splits > 1:
-        assert arrivals_T is not None
-        partial_SRO = torch.empty(config.splits, num_rows, num_out, dtype=torch.float32, device=x_RK.device)
-    matmul_kernel[(triton.cdiv(num_out, config.outputs), config.splits)](
+    matmul_kernel[(triton.cdiv(num_out, config.outputs),)](
         x_RK,
         x_RK.stride(0),
         _activations(config, x_RK),
         weight_OK,
-        _descriptor(config, weight_OK),
+        _weights(config, weight_OK),
         scale_O,
         bias_O,
         y_RO,
-        partial_SRO,
-        arrivals_T if config.splits > 1 else None,
         num_rows,
         num_out,
         IN=num_in,
-        SPLITS=config.splits,
         **_options(config, num_rows),
     )
     return y_RO
@@ -129,16 +110,16 @@ def run_matmul(
 
 def run_gated(config: Config, x_RK: Tensor, weight_2IK: Tensor, scale_2I: Tensor | None = None) -> Tensor:
     """Return `gated_matmul`'s result, computed as `config` says."""
-    if config.hopper and scale_2I is None and _is_hopper() and _can_copy(config, x_RK):
-        return _run_hopper(config, x_RK, weight_2IK, None, None, gated=True)
     (num_rows, num_in), num_out = x_RK.shape, len(weight_2IK) // 2
+    if config.early and scale_2I is None and _can_start_early(config, x_RK):
+        return _run_early(config, x_RK, weight_2IK, None, gated=True)
     y_RI = x_RK.new_empty(num_rows, num_out)
     gated_kernel[(triton.cdiv(num_out, config.outputs),)](
         x_RK,
         x_RK.stride(0),
         _activations(config, x_RK),
         weight_2IK,
-        _descriptor(config, weight_2IK),
+        _weights(config, weight_2IK),
         scale_2I,
         y_RI,
         num_rows,
@@ -149,25 +130,18 @@ def run_gated(config: Config, x_RK: Tensor, weight_2IK: Tensor, scale_2I: Tensor
     return y_RI
 
 
-def _run_hopper(
-    config: Config, x_RK: Tensor, weight_OK: Tensor, bias_O: Tensor | None, arrivals_T: Tensor | None, *, gated: bool
-) -> Tensor:
-    from draftwise.engine.kernels.cuda import matmul_hopper as code  # needs a Triton that has Gluon
+def _run_early(config: Config, x_RK: Tensor, weight_OK: Tensor, bias_O: Tensor | None, *, gated: bool) -> Tensor:
+    from draftwise.engine.kernels.cuda import matmul_hopper as code  # not every Triton has Gluon
 
     (num_rows, num_in), fold = x_RK.shape, config.fold
-    num_out, width, rows = len(weight_OK) // (2 if gated else 1), num_in // fold, _rows(config, num_rows)
+    num_out, part, rows = len(weight_OK) // (2 if gated else 1), num_in // fold, _rows(config, num_rows)
+    x_stride = x_RK.stride(0) if fold == 1 else part
     y_RO = x_RK.new_empty(num_rows, num_out)
-    partial_SRO = None
-    if config.splits > 1:
-        partial_SRO = torch.empty(config.splits, num_rows, num_out, dtype=torch.float32, device=x_RK.device)
-    x_stride = x_RK.stride(0) if fold == 1 else width
-    code.hopper_kernel[(triton.cdiv(num_out, config.outputs), config.splits)](
-        code.descriptor(x_RK, [num_rows * fold, width], x_stride, [rows * fold, config.columns]),
-        code.descriptor(weight_OK, [len(weight_OK) * fold, width], width, [config.outputs * fold, config.columns]),
+    code.hopper_kernel[(triton.cdiv(num_out, config.outputs),)](
+        code.descriptor(x_RK, [num_rows * fold, part], x_stride, [rows * fold, config.columns]),
+        code.descriptor(weight_OK, [len(weight_OK) * fold, part], part, [config.outputs * fold, config.columns]),
         bias_O,
         y_RO,
-        partial_SRO,
-        arrivals_T if config.splits > 1 else None,
         num_rows,
         num_out,
         IN=num_in,
@@ -175,8 +149,7 @@ def _run_hopper(
         BLOCK_O=config.outputs,
         BLOCK_K=config.columns,
         FOLD=fold,
-        SPLITS=config.splits,
-        STAGES=min(config.stages, width // config.splits // config.columns),
+        STAGES=min(config.stages, part // config.columns),
         GATED=gated,
         PDL=pdl(),
         num_warps=4,
@@ -185,32 +158,45 @@ def _run_hopper(
     return y_RO
 
 
-def _descriptor(config: Config, weight_OK: Tensor) -> TensorDescriptor | None:
-    if not config.tma:
-        return None
-    num_out, num_in = weight_OK.shape
-    shape = [num_out * config.fold, num_in // config.fold]
-    return TensorDescriptor(weight_OK, shape, [shape[1], 1], [config.outputs * config.fold, config.columns])
+@functools.cache
+def _is_hopper() -> bool:
+    return not interpreted() and torch.cuda.get_device_capability()[0] == 9
 
 
 @functools.cache
-def _is_hopper() -> bool:
-    return not interpreted() and torch.cuda.get_device_capability() >= (9, 0)
+def _has_gluon() -> bool:
+    try:
+        from draftwise.engine.kernels.cuda import matmul_hopper  # noqa: F401
+    except (ImportError, AttributeError, TypeError):  # not there, or an earlier form of it
+        return False
+    return True
 
 
 def _can_copy(config: Config, x_RK: Tensor) -> bool:
     """Say whether the copy engine can fetch the activations, folded as they are."""
     aligned = x_RK.stride(0) % 8 == 0 and x_RK.data_ptr() % 16 == 0
-    return config.x_tma and aligned and (config.fold == 1 or x_RK.stride(0) == x_RK.shape[1])
+    return config.copies and aligned and (config.fold == 1 or x_RK.stride(0) == x_RK.shape[1])
+
+
+def _can_start_early(config: Config, x_RK: Tensor) -> bool:
+    return _is_hopper() and _can_copy(config, x_RK) and _has_gluon()
+
+
+def _weights(config: Config, weight_OK: Tensor) -> TensorDescriptor | None:
+    if not config.copies:
+        return None
+    (num_out, num_in), fold = weight_OK.shape, config.fold
+    tile = [config.outputs * fold, config.columns]
+    return TensorDescriptor(weight_OK, [num_out * fold, num_in // fold], [num_in // fold, 1], tile)
 
 
 def _activations(config: Config, x_RK: Tensor) -> TensorDescriptor | None:
-    num_rows, num_in = x_RK.shape
     if not _can_copy(config, x_RK):
         return None
-    shape = [num_rows * config.fold, num_in // config.fold]
-    stride = x_RK.stride(0) if config.fold == 1 else shape[1]
-    return TensorDescriptor(x_RK, shape, [stride, 1], [_rows(config, num_rows) * config.fold, config.columns])
+    (num_rows, num_in), fold = x_RK.shape, config.fold
+    stride = x_RK.stride(0) if fold == 1 else num_in // fold
+    tile = [_rows(config, num_rows) * fold, config.columns]
+    return TensorDescriptor(x_RK, [num_rows * fold, num_in // fold], [stride, 1], tile)
 
 
 def _rows(config: Config, num_rows: int) -> int:
@@ -224,10 +210,10 @@ def _options(config: Config, num_rows: int) -> dict[str, object]:
         "BLOCK_O": config.outputs,
         "BLOCK_K": config.columns,
         "FOLD": config.fold,
-        "PREFETCH": config.prefetch,
+        "PREFETCH": _PREFETCHED,
         "PDL": pdl(),
         "NATIVE": _is_hopper(),
         "num_stages": config.stages,
-        "num_warps": config.warps,
+        "num_warps": 4,
         "launch_pdl": pdl(),
     }

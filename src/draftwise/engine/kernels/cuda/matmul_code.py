@@ -1,12 +1,12 @@
 """Triton code of the matrix products for few rows, which read every weight once.
 
 The weights are the tall side of the matrix instruction and the activations its narrow one. The columns of a weight
-row are cut into P parts that are summed by themselves and then in pairs: ((p0 + p1) + (p2 + p3)). FOLD of these parts
-share a program, as if they were rows of their own, and SPLITS = P / FOLD programs share an output; so with the same P
-an output has the same bits for any number of rows, whatever FOLD, SPLITS and the sizes of the tiles are.
+row are cut into FOLD parts, which are summed by themselves, as if they were rows of their own, and then in pairs:
+((p0 + p1) + (p2 + p3)). So few rows of weights make a tall tile, and with the same FOLD an output has the same bits
+for any number of rows, whatever the sizes of the tiles are.
 
 Shape letters: R rows of activations, padded to ROWS; O outputs of a program; F folded parts; M = O * F rows in a tile
-of weights; N = F * ROWS columns of its product; K columns in a tile of weights; S splits.
+of weights; N = F * ROWS columns of its product; K columns in a tile of weights.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import triton.language as tl
 
 from draftwise.engine.kernels.cuda.launch import launch_next, wait
 
-__all__ = ["gated_kernel", "matmul_kernel", "vector_kernel"]
+__all__ = ["gated_kernel", "matmul_kernel"]
 
 
 @triton.jit
@@ -145,8 +145,6 @@ def matmul_kernel(
     scale_ptr,
     bias_ptr,
     y_ptr,
-    partial_ptr,
-    arrivals_ptr,
     num_rows,
     num_out,
     IN: tl.constexpr,
@@ -154,62 +152,47 @@ def matmul_kernel(
     BLOCK_O: tl.constexpr,
     BLOCK_K: tl.constexpr,
     FOLD: tl.constexpr,
-    SPLITS: tl.constexpr,
     PREFETCH: tl.constexpr,
     PDL: tl.constexpr,
     NATIVE: tl.constexpr,
 ):
-    """Compute y = x @ w.T * scale + bias for O outputs, or their share of this split.
+    """Compute y = x @ w.T * scale + bias for O outputs.
 
     Args:
         x_ptr: [num_rows, IN], rows x_stride apart.
-        x_desc: the activations as [num_rows * FOLD, IN / FOLD], or None; only where FOLD or SPLITS is 1.
+        x_desc: the activations as [num_rows * FOLD, IN / FOLD], or None.
         w_ptr: [num_out, IN].
-        w_desc: the weights as [num_out * FOLD, IN / FOLD], or None; only where FOLD or SPLITS is 1.
+        w_desc: the weights as [num_out * FOLD, IN / FOLD], or None.
         scale_ptr: float32 [num_out] or None.
         bias_ptr: [num_out] or None.
         y_ptr: [num_rows, num_out].
-        partial_ptr: float32 [SPLITS, num_rows, num_out] of scratch where SPLITS > 1.
-        arrivals_ptr: int32, a zero for each program of one split; zero again at the end.
         num_rows: up to ROWS.
         num_out: outputs.
-        IN, ROWS, BLOCK_O, BLOCK_K, FOLD, SPLITS: sizes; BLOCK_K divides IN / (FOLD * SPLITS).
+        IN, ROWS, BLOCK_O, BLOCK_K, FOLD: sizes; BLOCK_K divides IN / FOLD.
         PREFETCH: columns of each row of weights to ask for before the activations are there.
         PDL: whether the launch is a dependent one.
         NATIVE: whether this is a GPU of compute capability 9 or above.
     """
     launch_next(PDL)
-    block, split = tl.program_id(0), tl.program_id(1)
-    PART: tl.constexpr = IN // (FOLD * SPLITS)
-    first, last, offset = block * BLOCK_O, num_out - 1, split * FOLD * PART
+    PART: tl.constexpr = IN // FOLD
+    first, last = tl.program_id(0) * BLOCK_O, num_out - 1
     if PDL and PREFETCH > 0:
-        _prefetch(w_ptr + offset, first, last, BLOCK_O, FOLD, IN, PART, PREFETCH)
+        _prefetch(w_ptr, first, last, BLOCK_O, FOLD, IN, PART, PREFETCH)
     wait(PDL)
     cols_N = tl.arange(0, FOLD * ROWS)
     row_N = cols_N // FOLD
-    x_ptrs_NK = x_ptr + (row_N * x_stride + offset + cols_N % FOLD * PART)[:, None] + tl.arange(0, BLOCK_K)[None, :]
-    w_ptrs_MK = _weight_pointers(w_ptr + offset, first, last, BLOCK_O, FOLD, IN, PART, BLOCK_K)
-    w_column = offset if FOLD == 1 else 0
+    x_ptrs_NK = x_ptr + (row_N * x_stride + cols_N % FOLD * PART)[:, None] + tl.arange(0, BLOCK_K)[None, :]
+    w_ptrs_MK = _weight_pointers(w_ptr, first, last, BLOCK_O, FOLD, IN, PART, BLOCK_K)
     acc_MN = tl.zeros((BLOCK_O * FOLD, FOLD * ROWS), tl.float32)
     for column in range(0, PART, BLOCK_K):
-        w_MK = _weights(w_ptrs_MK + column, w_desc, first * FOLD, w_column + column)
-        x_NK = _activations(x_ptrs_NK + column, row_N < num_rows, x_desc, w_column + column)
+        w_MK = _weights(w_ptrs_MK + column, w_desc, first * FOLD, column)
+        x_NK = _activations(x_ptrs_NK + column, row_N < num_rows, x_desc, column)
         acc_MN = tl.dot(_widen(w_MK, x_NK.dtype, NATIVE), tl.trans(x_NK), acc_MN)
     y_OR = _unfold(acc_MN, BLOCK_O, FOLD, ROWS)
 
     out_O, row_R = first + tl.arange(0, BLOCK_O), tl.arange(0, ROWS)
     places_OR = row_R[None, :] * num_out + out_O[:, None]
     mask_OR = (row_R[None, :] < num_rows) & (out_O[:, None] < num_out)
-    if SPLITS > 1:
-        tl.store(partial_ptr + split * num_rows * num_out + places_OR, y_OR, mask=mask_OR)
-        tl.debug_barrier()  # all of this program's sums are written before it counts as arrived
-        if tl.atomic_add(arrivals_ptr + block, 1, sem="acq_rel") != SPLITS - 1:
-            return
-        tl.store(arrivals_ptr + block, 0)
-        part_S = tl.arange(0, SPLITS) * num_rows * num_out
-        places_OSR = places_OR[:, None, :] + part_S[None, :, None]
-        parts_OSR = tl.load(partial_ptr + places_OSR, mask=mask_OR[:, None, :], other=0.0, cache_modifier=".cg")
-        y_OR = _sum_pairs(parts_OSR, BLOCK_O, SPLITS, ROWS)
     if scale_ptr is not None:
         y_OR *= tl.load(scale_ptr + out_O, mask=out_O < num_out)[:, None]
     if bias_ptr is not None:
@@ -274,64 +257,3 @@ def gated_kernel(
     y_OR = active_OR * up_OR.to(dtype).to(tl.float32)
     mask_OR = (row_R[None, :] < num_rows) & (out_O[:, None] < num_out)
     tl.store(y_ptr + row_R[None, :] * num_out + out_O[:, None], y_OR.to(dtype), mask=mask_OR)
-
-
-@triton.jit
-def _dots(w_1OK, x_R1K, ROWS: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_K: tl.constexpr):
-    """Return sums over 8 columns each, which one thread has."""
-    products_ROK = w_1OK.to(tl.float32) * x_R1K
-    return tl.sum(tl.reshape(products_ROK, (ROWS, BLOCK_O, BLOCK_K // 8, 8)), axis=3)
-
-
-@triton.jit(do_not_specialize=["num_rows"])
-def vector_kernel(
-    x_ptr,
-    x_stride,
-    w_ptr,
-    bias_ptr,
-    y_ptr,
-    num_rows,
-    num_out,
-    IN: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK_O: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    GATED: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    """Compute what `matmul_kernel` or `gated_kernel` does for one row or two, without matrix instructions.
-
-    BLOCK_K is 256 times the number of warps, so that all tiles have one layout: 8 neighbouring columns a thread.
-    """
-    launch_next(PDL)
-    row_R, out_O = tl.arange(0, ROWS), tl.program_id(0) * BLOCK_O + tl.arange(0, BLOCK_O)
-    column_K = tl.arange(0, BLOCK_K)[None, None, :]
-    w_ptrs_1OK = w_ptr + tl.minimum(out_O, num_out - 1).to(tl.int64)[None, :, None] * IN + column_K
-    u_ptrs_1OK = w_ptrs_1OK + num_out.to(tl.int64) * IN
-    x_ptrs_R1K = x_ptr + tl.minimum(row_R, num_rows - 1)[:, None, None] * x_stride + column_K
-    w_1OK = tl.load(w_ptrs_1OK)
-    u_1OK = tl.load(u_ptrs_1OK) if GATED else w_1OK
-    wait(PDL)
-    sum_ROC = tl.zeros((ROWS, BLOCK_O, BLOCK_K // 8), tl.float32)
-    up_ROC = tl.zeros((ROWS, BLOCK_O, BLOCK_K // 8), tl.float32)
-    for column in tl.static_range(0, IN, BLOCK_K):
-        x_R1K = tl.load(x_ptrs_R1K + column).to(tl.float32)
-        next_1OK, after_1OK = w_1OK, u_1OK
-        if column + BLOCK_K < IN:
-            next_1OK = tl.load(w_ptrs_1OK + (column + BLOCK_K))
-            if GATED:
-                after_1OK = tl.load(u_ptrs_1OK + (column + BLOCK_K))
-        sum_ROC += _dots(w_1OK, x_R1K, ROWS, BLOCK_O, BLOCK_K)
-        if GATED:
-            up_ROC += _dots(u_1OK, x_R1K, ROWS, BLOCK_O, BLOCK_K)
-        w_1OK, u_1OK = next_1OK, after_1OK
-    y_RO = tl.sum(sum_ROC, axis=2)
-    dtype = y_ptr.dtype.element_ty
-    if GATED:
-        y_RO = y_RO.to(dtype).to(tl.float32)
-        y_RO = (y_RO / (1.0 + tl.exp(-y_RO))).to(dtype).to(tl.float32)
-        y_RO *= tl.sum(up_ROC, axis=2).to(dtype).to(tl.float32)
-    if bias_ptr is not None:
-        y_RO += tl.load(bias_ptr + out_O, mask=out_O < num_out).to(tl.float32)[None, :]
-    mask_RO = (row_R[:, None] < num_rows) & (out_O[None, :] < num_out)
-    tl.store(y_ptr + row_R[:, None] * num_out + out_O[None, :], y_RO.to(dtype), mask=mask_RO)

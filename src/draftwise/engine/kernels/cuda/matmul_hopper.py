@@ -58,21 +58,12 @@ def _unfold(acc_MN, BLOCK_O: gl.constexpr, FOLD: gl.constexpr, ROWS: gl.constexp
     return acc_MN
 
 
-@gluon.jit
-def _partial(pointers_OR, mask_OR, split, size):
-    """Return the sum of this split's partial sums and the next one's."""
-    one = gl.load(pointers_OR + split * size, mask=mask_OR, other=0.0, cache_modifier=".cg")
-    return one + gl.load(pointers_OR + (split + 1) * size, mask=mask_OR, other=0.0, cache_modifier=".cg")
-
-
 @gluon.jit(do_not_specialize=["num_rows"])
 def hopper_kernel(
     x_desc,
     w_desc,
     bias_ptr,
     y_ptr,
-    partial_ptr,
-    arrivals_ptr,
     num_rows,
     num_out,
     IN: gl.constexpr,
@@ -80,21 +71,20 @@ def hopper_kernel(
     BLOCK_O: gl.constexpr,
     BLOCK_K: gl.constexpr,
     FOLD: gl.constexpr,
-    SPLITS: gl.constexpr,
     STAGES: gl.constexpr,
     GATED: gl.constexpr,
     PDL: gl.constexpr,
 ):
-    """Compute what `matmul_kernel` or, where GATED, `gated_kernel` does, with 16-bit weights; FOLD or SPLITS is 1."""
+    """Compute what `matmul_kernel` or, where GATED, `gated_kernel` does, with 16-bit weights."""
     M: gl.constexpr = BLOCK_O * FOLD
     N: gl.constexpr = ROWS * FOLD
-    STEPS: gl.constexpr = IN // FOLD // SPLITS // BLOCK_K
+    STEPS: gl.constexpr = IN // FOLD // BLOCK_K
     TILES: gl.constexpr = 2 if GATED else 1
     BYTES: gl.constexpr = 2 * BLOCK_K * (TILES * M + N)
     MMA: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, N, 16])
     if PDL:
         _control("griddepcontrol.launch_dependents")
-    first, start = gl.program_id(0) * BLOCK_O, gl.program_id(1) * (STEPS * BLOCK_K)
+    first = gl.program_id(0) * BLOCK_O
     row, next_half = first * FOLD, num_out * FOLD
     w_smem = gl.allocate_shared_memory(w_desc.dtype, [STAGES * TILES, M, BLOCK_K], w_desc.layout)
     x_smem = gl.allocate_shared_memory(x_desc.dtype, [STAGES, N, BLOCK_K], x_desc.layout)
@@ -104,11 +94,11 @@ def hopper_kernel(
     fence_async_shared()
     for s in gl.static_range(STAGES):
         mbarrier.expect(bars.index(s), BYTES)
-        _fetch_weights(w_desc, row, next_half, start + s * BLOCK_K, bars.index(s), w_smem, s, TILES, True)
+        _fetch_weights(w_desc, row, next_half, s * BLOCK_K, bars.index(s), w_smem, s, TILES, True)
     if PDL:
         _control("griddepcontrol.wait")
     for s in gl.static_range(STAGES):
-        tma.async_copy_global_to_shared(x_desc, [0, start + s * BLOCK_K], bars.index(s), x_smem.index(s))
+        tma.async_copy_global_to_shared(x_desc, [0, s * BLOCK_K], bars.index(s), x_smem.index(s))
 
     acc_MN = gl.zeros([M, N], gl.float32, MMA)
     up_MN = gl.zeros([M, N], gl.float32, MMA)
@@ -124,7 +114,7 @@ def hopper_kernel(
         else:
             acc_MN = warpgroup_mma_wait(num_outstanding=0, deps=(acc_MN,))
         again = step + STAGES < STEPS
-        column = start + (step + STAGES) * BLOCK_K
+        column = (step + STAGES) * BLOCK_K
         mbarrier.expect(bar, BYTES, pred=again)
         _fetch_weights(w_desc, row, next_half, column, bar, w_smem, slot, TILES, again)
         tma.async_copy_global_to_shared(x_desc, [0, column], bar, x_smem.index(slot), pred=again)
@@ -138,16 +128,6 @@ def hopper_kernel(
     row_R = gl.arange(0, ROWS, layout=gl.SliceLayout(0, OUT))
     places_OR = row_R[None, :] * num_out + out_O[:, None]
     mask_OR = (row_R[None, :] < num_rows) & (out_O[:, None] < num_out)
-    if SPLITS > 1:
-        size = num_rows * num_out
-        gl.store(partial_ptr + gl.program_id(1) * size + places_OR, y_OR, mask=mask_OR)
-        gl.thread_barrier()  # all of this program's sums are written before it counts as arrived
-        if gl.atomic_add(arrivals_ptr + gl.program_id(0), 1, sem="acq_rel") != SPLITS - 1:
-            return
-        gl.store(arrivals_ptr + gl.program_id(0), 0)
-        y_OR = _partial(partial_ptr + places_OR, mask_OR, 0, size)
-        if SPLITS == 4:
-            y_OR += _partial(partial_ptr + places_OR, mask_OR, 2, size)
     dtype: gl.constexpr = y_ptr.dtype.element_ty
     if GATED:
         y_OR = y_OR.to(dtype).to(gl.float32)

@@ -127,7 +127,10 @@ def _look_up(
     PAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """One sequence, and a part of its pages. The first integers are CAPACITY, NUM_TOKENS, NUM_PROMPT, MAX_TOKENS, MAX_DRAFT, NUM_NEWS."""
+    """One sequence, and a part of its pages.
+
+    The first integers are CAPACITY, NUM_TOKENS, NUM_PROMPT, MAX_TOKENS, MAX_DRAFT, NUM_NEWS.
+    """
     launch_next(PDL)
     wait(PDL)
     b = tl.program_id(0)
