@@ -61,7 +61,7 @@ class Side:
     def open(self, *, case: str, max_num_seqs: int, kv_bytes: int | None = None, **other: Any) -> dict[str, Any]:
         """Start an engine in place of the last one and return what it decided; without kv_bytes it takes its share."""
         self.close()
-        start = time.perf_counter()
+        start, left_bytes = time.perf_counter(), torch.cuda.memory_reserved() if self._device == "cuda" else 0
         self.case = CASES[case]
         settings = settings_for(self._scale, self._folders, self._device, max_num_seqs=max_num_seqs, **other)
         config = EngineConfig.from_settings(kv_cache_memory_bytes=kv_bytes, **settings)
@@ -71,6 +71,7 @@ class Side:
         return {
             "version": __version__,
             "ready_s": round(time.perf_counter() - start, 2),
+            "left_by_the_last_bytes": left_bytes,
             "max_num_batched_tokens": config.max_num_batched_tokens,
             "kv_tokens": engine.scheduler.pool.num_pages * config.block_size,
             "findings": [str(each) for each in engine.spec.findings] if engine.spec else [],

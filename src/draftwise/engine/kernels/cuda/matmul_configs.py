@@ -7,8 +7,10 @@ same time, equally many on each multiprocessor, with as many tiles in flight as 
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 __all__ = ["MOST_ROWS", "Config", "Device", "choose", "padded"]
@@ -74,28 +76,40 @@ def choose(
     """
     if not 0 < num_rows <= MOST_ROWS:
         return None
-    most_fold = _fold(padded(num_rows), num_out, device, gated=gated)
+    ways = _ways(num_rows, num_out, num_in, device, gated=gated, weight_bytes=weight_bytes)
+    return next((way for way in ways if way.stages >= (4 if way.fold == 2 and not gated else 3)), None)
+
+
+def _ways(
+    num_rows: int, num_out: int, num_in: int, device: Device, *, gated: bool, weight_bytes: int
+) -> Iterator[Config]:
+    """Yield what comes into question, the best first, with as many stages as there is room for."""
+    most_fold = _most_fold(padded(num_rows), num_out, device, gated=gated)
     for fold in (fold for fold in (4, 2, 1) if fold <= most_fold):
-        programs = -(-num_out * fold // 64)
-        many = programs > 3 * device.num_sms
-        most = (2 if fold > 1 else 1) if gated else 2 if many else max(fold // 2, -(-programs // device.num_sms))
+        most = _most_resident(-(-num_out * fold // 64), fold, device, gated=gated)
         for resident, columns in itertools.product(range(most, 0, -1), (256, 128, 64, 32)):
-            config = Config(outputs=64 // fold, columns=columns, fold=fold, stages=_MOST_STAGES)
-            stage_bytes = config.stage_bytes(num_rows, gated=gated, weight_bytes=weight_bytes)
-            stages = min(_MOST_STAGES, (device.shared_bytes // resident - 1536) // stage_bytes)
-            wide = columns <= 128 or (weight_bytes == 1 and resident <= 2)
-            if num_in % (fold * columns) == 0 and wide and stages >= (4 if fold == 2 and not gated else 3):
-                early = device.hopper and weight_bytes > 1 and columns >= 64
-                return Config(
-                    outputs=64 // fold, columns=columns, fold=fold, stages=stages, copies=device.hopper, early=early
-                )
-    return None
+            if num_in % (fold * columns) or (columns == 256 and (weight_bytes > 1 or resident > 2)):
+                continue
+            early = device.hopper and weight_bytes > 1 and columns >= 64
+            way = Config(outputs=64 // fold, columns=columns, fold=fold, stages=0, copies=device.hopper, early=early)
+            room = device.shared_bytes // resident - 1536
+            stages = room // way.stage_bytes(num_rows, gated=gated, weight_bytes=weight_bytes)
+            yield dataclasses.replace(way, stages=min(_MOST_STAGES, stages))
 
 
-def _fold(rows: int, num_out: int, device: Device, *, gated: bool) -> int:
-    """Return into how many parts a row of weights is cut: fewer where there are many rows, which are read for each."""
+def _most_fold(rows: int, num_out: int, device: Device, *, gated: bool) -> int:
+    """Return into how many parts to cut a row of weights: fewer where there are many rows, which are read for each."""
     if gated:
         return 2 if rows <= 8 else 1
     if num_out > 2 * 64 * device.num_sms:
         return 4 if rows <= 8 else 1
     return 4 if rows <= 16 else 2
+
+
+def _most_resident(programs: int, fold: int, device: Device, *, gated: bool) -> int:
+    """Return how many programs are to share a multiprocessor: all of them at once, if three are enough for that."""
+    if gated:
+        return 2 if fold > 1 else 1
+    if programs > 3 * device.num_sms:
+        return 2
+    return max(fold // 2, -(-programs // device.num_sms))
