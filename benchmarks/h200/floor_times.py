@@ -14,11 +14,11 @@ from torch import Tensor
 __all__ = ["copy_bytes_per_s", "product_chains_ms"]
 
 
-def copy_bytes_per_s(num_bytes: int = 4 << 30) -> float:
-    """Return bytes read plus written a second by a large copy within the device."""
+def copy_bytes_per_s(num_bytes: int = 2 << 30) -> float:
+    """Return bytes read plus written a second by the fastest of some large copies within the device."""
     source = torch.randint(-100, 100, (num_bytes,), dtype=torch.int8, device="cuda")
     target = torch.empty_like(source)
-    return 2 * num_bytes / (_median_ms(lambda: target.copy_(source), 15) / 1e3)
+    return 2 * num_bytes / (min(_times_ms(lambda: target.copy_(source), 30)) / 1e3)
 
 
 @torch.inference_mode()
@@ -76,10 +76,10 @@ def _chain_ms(chain: list[Product], weights: list[Tensor], batch: int) -> float:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         once()
-    return _median_ms(graph.replay, 7)
+    return statistics.median(_times_ms(graph.replay, 7))
 
 
-def _median_ms(work: Callable[[], object], repeats: int) -> float:
+def _times_ms(work: Callable[[], object], repeats: int) -> list[float]:
     times = []
     for _ in range(repeats + 2):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -88,4 +88,4 @@ def _median_ms(work: Callable[[], object], repeats: int) -> float:
         end.record()
         end.synchronize()
         times.append(start.elapsed_time(end))
-    return statistics.median(times[2:])
+    return times[2:]

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 import triton
-from matmul_chain import time_chain
+from matmul_chain import print_chain, time_chain
 from matmul_ways import (
     HEAD,
     LLAMA_8B,
@@ -243,8 +243,7 @@ def main() -> int:
     print(
         f"{len(bench.rows)} measured, {len(wrong)} FAIL, worst error {max(r.get('error', 0) for r in bench.rows):.1e}"
     )
-    for row in result["chain"]:
-        print(f"chain {row['rows']:2} {row['ways']:24} {row['ms']:.3f} ms, with gaps {row['gaps_ms']:.3f}")
+    print_chain(result["chain"])
     return 1 if wrong else 0
 
 

@@ -1,8 +1,16 @@
-"""The chain of all matrix products of one step of Llama-3.1-8B, which is what counts in the end."""
+"""The chain of all matrix products of one step of Llama-3.1-8B, which is what counts in the end.
+
+python benchmarks/h200/kernels/matmul_chain.py --rows 1 8 48 --out chain.json
+"""
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
+import json
 import os
+import sys
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -59,15 +67,21 @@ class Chain:
         return graph_ms([step], 7)
 
 
-def time_chain(best: dict[int, Ways], compiler: Compiler) -> list[dict[str, Any]]:
+def time_chain(best: dict[int, Ways], compiler: Compiler, *, variants: bool = False) -> list[dict[str, Any]]:
     """Time a step with cuBLAS, with what was best alone and with the package's choice, by number of rows.
 
-    With and without gaps for other kernels; the package's choice also without early launches.
+    With and without gaps for other kernels; the package's choice also without dependent launches, and with
+    `variants` also by Triton's pipelines and with cuBLAS for the products that are neither gated nor the head's.
     """
     cases: dict[int, dict[str, Ways]] = {}
     for num_rows, found in best.items():
         own: Ways = {product.name: chosen(product, num_rows) for product in STEP}
-        cases[num_rows] = {"cuBLAS": dict.fromkeys(found), "best alone": found, "chosen": own}
+        named = {"cuBLAS": dict.fromkeys(own), "best alone": found, "chosen": own}
+        if variants:
+            named |= {"chosen, copies": changed(own, early=False)}
+            named |= {"chosen, pointers": changed(own, early=False, copies=False)}
+            named |= {"cuBLAS for the smaller": own | {"qkv": None, "o": None, "down": None}}
+        cases[num_rows] = {name: ways for name, ways in named.items() if ways}
     jobs = [(ways[p.name], p, r) for r, named in cases.items() for ways in named.values() for p in STEP]
     compiler.run((config, product, num_rows) for config, product, num_rows in jobs if config is not None)
     chain, results = Chain(), []
@@ -83,3 +97,30 @@ def time_chain(best: dict[int, Ways], compiler: Compiler) -> list[dict[str, Any]
     os.environ.pop("DRAFTWISE_PDL")
     print(f"floor of the chain {chain.bytes / COPY_TB_S / 1e9:.3f} ms")
     return results
+
+
+def changed(ways: Ways, **changes: bool) -> Ways:
+    return {name: way and dataclasses.replace(way, **changes) for name, way in ways.items()}
+
+
+def print_chain(rows: list[dict[str, Any]]) -> None:
+    for row in rows:
+        print(f"chain {row['rows']:2} {row['ways']:24} {row['ms']:.3f} ms, with gaps {row['gaps_ms']:.3f}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 8, 16, 32, 40, 48, 64])
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--workers", type=int, default=16, help="processes that compile")
+    args = parser.parse_args()
+    compiler = Compiler(args.workers)
+    rows = time_chain({num_rows: {} for num_rows in args.rows}, compiler, variants=True)
+    compiler.close()
+    args.out.write_text(json.dumps({"device": torch.cuda.get_device_name(), "chain": rows}), encoding="utf-8")
+    print_chain(rows)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -198,6 +198,8 @@ class Engine:
         """
         if not self.has_work():
             return []
+        if self._awaits_first_tokens():
+            return self._collect(len(self._underway))
         deltas: list[Delta] = []
         if not self._runs_ahead or self._needs_history():
             deltas += self._collect(len(self._underway))
@@ -284,6 +286,16 @@ class Engine:
     def _k_now(self) -> int:
         """Return how many tokens to draft for each sequence in the next step."""
         return self.spec.k_for(len(self.scheduler.running)) if self.spec else 0
+
+    def _awaits_first_tokens(self) -> bool:
+        """Whether first tokens are under way and nothing else: then they come before what the host prepares next."""
+        running = self.scheduler.running
+        return bool(
+            self._underway
+            and not self.scheduler.waiting
+            and running
+            and all(sequence.is_decoding and sequence.num_output == 0 for sequence in running)
+        )
 
     def _needs_history(self) -> bool:
         """Whether the next step's logits depend on tokens that the host must know first."""

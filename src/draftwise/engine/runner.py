@@ -93,6 +93,8 @@ class Runner:
         self._acceptance = place(acceptance, model.device)
         self._end_ids = end_ids
         self._capture_sizes = capture_sizes
+        self._untold: Confirmed | None = None
+        """News of prompts that the proposer has not been told yet."""
         self._slots: dict[int, _Slots] = {}
         self._drafts: dict[tuple[int, int], Draft] = {}
         """Where drafts from the host are put, by bucket and k."""
@@ -100,6 +102,7 @@ class Runner:
     @torch.inference_mode()
     def update(self, released_slots: Items[int], changes: Items[PageChange]) -> None:
         """Enter into the table what the scheduler decided."""
+        self._tell_prompts()
         if released_slots:
             self.table.release(released_slots)
             if self._proposer is not None:
@@ -116,7 +119,7 @@ class Runner:
         table_BP = self.table.pages(upload([c.sequence.row for c in chunks], self.model.device))
         hidden_NH, features_NF = self._forward(upload(tokens, self.model.device), spans, table_BP)
         launched = self._sample_first(chunks, spans, hidden_NH, features_NF)
-        self._tell_prompts(chunks, features_NF)
+        self._untold = self._news_of_prompts(chunks, features_NF)
         return launched
 
     @torch.inference_mode()
@@ -146,6 +149,7 @@ class Runner:
     def tell_ending(self, sequence: Sequence) -> None:
         """Tell the proposer of the last tokens that a sequence was given."""
         assert self._proposer is not None
+        self._tell_prompts()
         if self._proposer.on_host:
             self._proposer.propose(self._confirm_on_host([sequence], 0), 0)
         else:
@@ -179,6 +183,7 @@ class Runner:
             draft = Draft.empty(num_seqs, device=device)
         width = draft.tokens_BK.shape[1] + 1
         spans = Spans.on(view.position_B, draft.lengths_B + 1, width)
+        draft = draft if spans.width == width else draft.cut(spans.width - 1)
         tokens_N = spans.pack(torch.cat((view.last_B.unsqueeze(1), draft.tokens_BK), dim=1))
         hidden_NH, features_NF = self._forward(tokens_N, spans, view.page_table_BP)
         return _Computed(
@@ -265,11 +270,19 @@ class Runner:
                 yield PromptRanks(sequence=chunk.sequence, ranked=ranked)
             row += chunk.length
 
-    def _tell_prompts(self, chunks: list[Chunk], features_NF: Tensor | None) -> None:
-        """Tell the proposer the tokens of the prompts, as far as it can be told."""
+    def _tell_prompts(self) -> None:
+        """Tell the proposer of the prompts last computed: before anything else happens to their pages, but not before
+        their first tokens are on their way to the host."""
+        if self._untold is not None:
+            assert self._proposer is not None
+            self._proposer.propose(self._untold, 0)
+            self._untold = None
+
+    def _news_of_prompts(self, chunks: list[Chunk], features_NF: Tensor | None) -> Confirmed | None:
+        """Return the tokens of prompts that the proposer can be told now."""
         proposer = self._proposer
         if proposer is None or (proposer.on_host and not self._taps):
-            return
+            return None
         told: list[int] = []
         rows: list[int] = []
         starts, ends, first_row = [], [], 0
@@ -283,10 +296,10 @@ class Runner:
             chunk.sequence.num_told = max(start, end)
             first_row += chunk.length
         if not told:
-            return
+            return None
         sequences = [chunks[i].sequence for i in told]
         features = None if features_NF is None else features_NF[upload(rows, features_NF.device)]
-        proposer.propose(self._confirmed(sequences, starts, ends, features), 0)
+        return self._confirmed(sequences, starts, ends, features)
 
     def _news_of(self, chunk: Chunk) -> tuple[int, int]:
         """Return which tokens of a sequence the proposer can be told after a chunk: all but the one sampled last."""
@@ -315,6 +328,8 @@ class Runner:
         """Return the draft of a proposer that looks at tokens, on the device and padded to a size."""
         assert self._proposer is not None
         draft = self._proposer.propose(self._confirm_on_host(sequences, k), k)
+        if size is None and self.model.device.type == "cpu":
+            return draft
         rows = np.zeros((size or len(sequences), k + 1), dtype=np.int64)
         rows[: len(sequences), :1], rows[: len(sequences), 1:] = draft.lengths_B.unsqueeze(1), draft.tokens_BK
         lengths_B1, tokens_BK = upload(rows, self.model.device).split((1, k), dim=1)

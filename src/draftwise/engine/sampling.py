@@ -86,7 +86,8 @@ def argmax(logits_BV: Tensor, ids_U: Tensor | None = None) -> Tensor:
     """
     if kernels := kernels_for(logits_BV):
         return kernels.argmax_rows(logits_BV, ids_U)
-    best_B = logits_BV.argmax(-1)
+    # On a CPU argmax is 15 times as fast over float32 as over half precision.
+    best_B = (logits_BV.float() if logits_BV.dtype.itemsize == 2 else logits_BV).argmax(-1)
     return best_B if ids_U is None else ids_U[best_B]
 
 

@@ -45,10 +45,12 @@ class Spans:
 
     @classmethod
     def on(cls, starts_B: Tensor, lengths_B: Tensor, width: int) -> Spans:
-        """Return the rows for runs of at most `width` positions: ragged on the CPU, uniform on a GPU; no sync."""
+        """Return the rows for runs of at most `width` positions: uniform on a GPU, without a sync, and ragged on the
+        CPU, where W becomes the longest length."""
         host = None
         if lengths_B.device.type == "cpu":
-            host = tuple(zip(starts_B.tolist(), lengths_B.tolist(), strict=True))
+            lengths = lengths_B.tolist()
+            host, width = tuple(zip(starts_B.tolist(), lengths, strict=True)), max(lengths)
         return cls(starts_B=starts_B, lengths_B=lengths_B, width=width, host=host)
 
     @property
@@ -95,8 +97,8 @@ class Spans:
         return shifted
 
     def pack(self, values_BW: Tensor) -> Tensor:
-        """Return the rows [N, ...] of what is laid out as [B, W, ...]."""
-        flat = values_BW.flatten(0, 1)
+        """Return the rows [N, ...] of what is laid out as [B, W, ...]; a wider layout is cut off at W."""
+        flat = values_BW[:, : self.width].flatten(0, 1)
         return flat if self.is_full else flat.index_select(0, self._places_N)
 
     def unpack(self, values_N: Tensor) -> Tensor:

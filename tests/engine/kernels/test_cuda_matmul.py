@@ -136,6 +136,8 @@ def test_every_shape_has_a_config_that_fits(shape, gated, weight_bytes, device):
     folds = {}
     for num_rows in range(1, 65):
         config = choose(num_rows, *shape, device, gated=gated, weight_bytes=weight_bytes)
+        if config is None and 32 < num_rows < 64 and weight_bytes == 2:
+            continue  # cuBLAS is faster for some
         assert config is not None
         assert shape[1] % (config.fold * config.columns) == 0
         assert (

@@ -93,6 +93,11 @@ class Draft:
             lengths_B=torch.tensor([len(row) for row in rows], dtype=torch.long, device=device),
         )
 
+    def cut(self, k: int) -> Draft:
+        """Return the same draft with room for k guesses; no sequence has more."""
+        probs_BKV = None if self.probs_BKV is None else self.probs_BKV[:, :k]
+        return Draft(tokens_BK=self.tokens_BK[:, :k], lengths_B=self.lengths_B, probs_BKV=probs_BKV)
+
 
 class Proposer(ABC):
     """A state machine over confirmed tokens: told what became final, it guesses what follows.

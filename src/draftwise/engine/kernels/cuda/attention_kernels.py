@@ -148,8 +148,8 @@ def attend(
     tile = (tl.num_programs(0) - 1 - tl.program_id(0)) // GROUPS
     split = tl.program_id(1)
     seq = tl.program_id(2)
-    launch_next(PDL)
     wait(PDL)
+    launch_next(PDL)  # not before: programs of `join` would take the places of those still to come
     # Splits take turns at the blocks: where one begins does not depend on lengths, and its pages come with those.
     table = table_ptr + seq.to(tl.int64) * table_stride
     pages_K = _pages(table, split, most_keys, K, PAGE)

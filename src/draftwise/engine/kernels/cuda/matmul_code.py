@@ -109,30 +109,22 @@ def _widen(w_MK, dtype: tl.constexpr, NATIVE: tl.constexpr):
 
 
 @triton.jit
-def _sum_pairs(x_OFR, BLOCK_O: tl.constexpr, COUNT: tl.constexpr, ROWS: tl.constexpr):
-    """Return the sum_OR over the middle dimension: neighbours first, then pairs of neighbours, and so on."""
-    x = tl.permute(x_OFR, (0, 2, 1))
-    if COUNT >= 8:
-        left, right = tl.split(tl.reshape(x, (BLOCK_O, ROWS, COUNT // 2, 2)))
-        x = left + right
-    if COUNT >= 4:
-        left, right = tl.split(tl.reshape(x, (BLOCK_O, ROWS, COUNT // 4 if COUNT >= 8 else COUNT // 2, 2)))
-        x = left + right
-    if COUNT >= 2:
-        left, right = tl.split(tl.reshape(x, (BLOCK_O, ROWS, 1, 2)))
-        x = left + right
-    return tl.reshape(x, (BLOCK_O, ROWS))
-
-
-@triton.jit
 def _unfold(acc_MN, BLOCK_O: tl.constexpr, FOLD: tl.constexpr, ROWS: tl.constexpr):
-    """Return product_OR: part f of a weight row counts only with part f of the activations."""
-    if FOLD == 1:
-        return acc_MN
-    acc_OFRF = tl.reshape(acc_MN, (BLOCK_O, FOLD, ROWS, FOLD))
-    same_FF = tl.arange(0, FOLD)[:, None] == tl.arange(0, FOLD)[None, :]
-    acc_OFR = tl.sum(tl.where(same_FF[None, :, None, :], acc_OFRF, 0.0), axis=3)
-    return _sum_pairs(acc_OFR, BLOCK_O, FOLD, ROWS)
+    """Return product_OR: part f of a weight row counts only with part f of the activations.
+
+    Sums are over two at a time, so that their order is the same in every layout.
+    """
+    M: tl.constexpr = BLOCK_O * FOLD
+    if FOLD > 1:
+        same_MN = tl.arange(0, M)[:, None] % FOLD == tl.arange(0, FOLD * ROWS)[None, :] % FOLD
+        acc_MN = tl.sum(tl.reshape(tl.where(same_MN, acc_MN, 0.0), (M, ROWS, FOLD)), axis=2)
+    if FOLD >= 8:
+        acc_MN = tl.sum(tl.reshape(acc_MN, (M // 2, 2, ROWS)), axis=1)
+    if FOLD >= 4:
+        acc_MN = tl.sum(tl.reshape(acc_MN, (BLOCK_O * 2, 2, ROWS)), axis=1)
+    if FOLD >= 2:
+        acc_MN = tl.sum(tl.reshape(acc_MN, (BLOCK_O, 2, ROWS)), axis=1)
+    return acc_MN
 
 
 @triton.jit(do_not_specialize=["num_rows"])
