@@ -24,11 +24,10 @@ import torch
 from torch import Tensor
 
 from draftwise.core import Finding, InvalidSetup, Severity
-from draftwise.engine.sampling import Tempering
 from draftwise.engine.sampling_params import SamplingParams
 from draftwise.engine.transfer import upload
 
-__all__ = ["SamplingRow", "Tempering", "adjust", "check_params", "encode_bad_words", "needs_adjusting"]
+__all__ = ["SamplingRow", "adjust", "check_params", "encode_bad_words", "needs_adjusting"]
 
 _NO_TOKEN, _ANY_TOKEN = -1, -2
 

@@ -20,10 +20,11 @@ from draftwise.engine.attention import PagedKV, plan_attention
 from draftwise.engine.capture import bucket_of
 from draftwise.engine.graphs import Graphs
 from draftwise.engine.launched import Launched, PromptRanks, pack
-from draftwise.engine.logits import SamplingRow, Tempering, adjust, needs_adjusting
+from draftwise.engine.logits import SamplingRow, adjust, needs_adjusting
 from draftwise.engine.logprobs import Ranked, rank_tokens
 from draftwise.engine.models import CausalLM
 from draftwise.engine.proposers.base import Confirmed, Draft, Proposer
+from draftwise.engine.sampling import Tempering
 from draftwise.engine.sampling_params import SamplingParams
 from draftwise.engine.scheduler import Chunk, PageChange
 from draftwise.engine.sequence import Sequence

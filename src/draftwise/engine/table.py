@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from draftwise.engine.launched import pack
-from draftwise.engine.logits import Tempering
 from draftwise.engine.proposers.base import Draft
+from draftwise.engine.sampling import Tempering
 from draftwise.engine.scheduler import PageChange
 from draftwise.engine.sequence import Sequence
 from draftwise.engine.transfer import upload
