@@ -1,7 +1,7 @@
 """Streams through `draftwise serve` beside the same engine called in process: what HTTP costs on a GPU.
 
-`compare` starts the server by its CLI and reads the streams in another one, over bare
-sockets, so that the reader costs the server nothing. Both ways make text: the folder gets a tokenizer of made-up words.
+`compare` starts the server by its CLI and reads the streams in a process of their own, over bare sockets, so that the
+reader costs the server nothing. Both ways make text: the folder gets a tokenizer of made-up words.
 Tokens are counted in the steady part, while every stream is running, by the usage that each event carries.
 """
 

@@ -73,8 +73,8 @@ class Side:
             "ready_s": round(time.perf_counter() - start, 2),
             "left_by_the_last_bytes": left_bytes,
             "max_num_batched_tokens": config.max_num_batched_tokens,
-            "kv_tokens": engine.scheduler.pool.num_pages * config.block_size,
-            "findings": [str(each) for each in engine.spec.findings] if engine.spec else [],
+            "kv_tokens": engine.num_pages * config.block_size,
+            "findings": [str(each) for each in engine.findings],
         }
 
     def close(self) -> dict[str, Any]:

@@ -3,10 +3,12 @@
     python benchmarks/h200/sanitize.py --out benchmarks/h200/results/sanitize.json
 
 The parts run one after the other, each under one tool:
-  kernels   the tests of the CUDA kernels on small shapes; every tensor is an allocation of its own, so that a step
-            beyond its end is seen
-  eager     all methods of the bundle without CUDA graphs, allocated likewise
-  captured  the same replayed from CUDA graphs (torch's allocator must then hold larger blocks, and hides small steps)
+  kernels        the tests of the CUDA kernels on small shapes; every tensor is an allocation of its own, so that a step
+                 beyond its end is seen
+  captured       methods of the bundle (`--methods`) replayed from CUDA graphs; torch's allocator then holds larger
+                 blocks, which hides small steps
+  eager          the same without CUDA graphs, each tensor an allocation of its own
+  kernels-races  the tests again, under racecheck
 Triton compiles before the tool watches: each part runs once without it first.
 """
 

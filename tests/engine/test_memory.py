@@ -64,7 +64,6 @@ def test_the_pool_is_at_least_97_percent_of_vllms(case):
         shape,
         rows=row["max_num_batched_tokens"],
         logits_rows=seqs * (k + 1),
-        context=row["max_model_len"],
         bytes_per_value=2,
         num_taps=3 if k else 0,
     )
@@ -155,8 +154,7 @@ def test_on_a_cpu_no_more_than_the_sequences_need():
 
 
 def test_the_bound_grows_with_what_it_bounds():
-    base = {"rows": 2048, "logits_rows": 16, "context": 1024, "bytes_per_value": 2}
+    base = {"rows": 2048, "logits_rows": 16, "bytes_per_value": 2}
     small = activation_bytes(SHAPE, **base)
     assert activation_bytes(SHAPE, **base | {"rows": 4096}) > small
-    assert activation_bytes(SHAPE, **base | {"context": 4096}) > small
     assert activation_bytes(SHAPE, **base | {"logits_rows": 10**6}) > 10**6 * SHAPE.vocab_size * 10

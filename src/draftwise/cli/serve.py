@@ -111,11 +111,9 @@ def serve(
     try:
         from draftwise.serve import server
     except ModuleNotFoundError as error:
-        raise InvalidSetup.because(
-            "engine-not-installed",
-            f"the engine needs {error.name}, which is not installed.",
-            fix="Run: pip install 'draftwise[engine]'.",
-        ) from None
+        from draftwise.serve.launch import engine_lacks
+
+        raise engine_lacks(error) from None
     options = server.ServerOptions(
         host=host,
         port=port,

@@ -106,17 +106,26 @@ def _unknown(settings: Mapping[str, Any], known: list[str]) -> Iterator[Finding]
 
 def _check_values(settings: Mapping[str, Any]) -> Iterator[Finding]:
     """Yield the values that cannot be; None, where a setting allows it, stands for its default."""
+    wanted = {each.name: str(each.type) for each in fields(EngineConfig)}
     for name, value in settings.items():
-        if value is None:
+        kind = wanted.get(name, "").removesuffix(" | None")
+        if value is None and (kind != wanted.get(name) or name not in wanted):
             continue
-        if name in _COUNTS and value < 1:
-            yield _error("not-positive", name, f"must be positive, got {value}.")
+        if kind in _TYPES and name not in _RULES | _CHOICES and type(value) not in _TYPES[kind]:
+            yield _error("wrong-type", name, f"must be {_NAMES[kind]}, got {value!r}.", "Leave it out for its default.")
+        elif name in _COUNTS and value < 1:
+            yield _error("not-positive", name, f"must be positive, got {value}.", "Leave it out for its default.")
         elif name in _CHOICES and value not in _CHOICES[name]:
             yield _error("unknown-choice", name, f"{value!r} is none of its values.", _nearest(value, _CHOICES[name]))
         elif name in _RULES:
             allows, what = _RULES[name]
             if not allows(value):
                 yield _error("bad-value", name, f"must be {what}, got {value!r}.")
+
+
+_TYPES = {"int": (int,), "bool": (bool,), "str": (str,)}
+_NAMES = {"int": "a whole number", "bool": "true or false", "str": "a text"}
+"""What a field's annotation lets through, and in words."""
 
 
 def _is_share(value: Any) -> bool:

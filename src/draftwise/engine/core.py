@@ -37,7 +37,9 @@ from draftwise.engine.tokenizer import load_tokenizer
 __all__ = ["Engine", "EngineStats", "Request"]
 
 
-_KERNELS_PER_LAYER = 9
+_KERNELS_A_LAYER = 9
+_GRAPHS_A_SIZE = 2
+"""Greedy batches and others have graphs of their own."""
 
 
 class Engine:
@@ -100,7 +102,7 @@ class Engine:
         return plan_capture(
             config.max_num_seqs,
             ks=sorted({spec.k_for(n) for n in range(1, config.max_num_seqs + 1)}) if spec else (0,),
-            kernels_per_graph=_KERNELS_PER_LAYER * shape.num_layers,
+            kernels_per_graph=_GRAPHS_A_SIZE * _KERNELS_A_LAYER * self._count_layers(),
             activation_bytes_per_seq=(self._k + 1) * row_values * model.dtype.itemsize,
             given=config.cudagraph_capture_sizes,
             budget_bytes=graph_budget(
@@ -110,6 +112,11 @@ class Engine:
                 activation_bytes=self._activation_bytes(model),
             ),
         )
+
+    def _count_layers(self) -> int:
+        """Return how many layers run in a step: the target's, and the drafter's for each guess."""
+        drafter = self.proposer.num_layers if self.proposer else 0
+        return self.shape.num_layers + self._k * drafter
 
     def _count_pages(self, model: CausalLM, capture: CapturePlan) -> int:
         return num_pages(
@@ -123,12 +130,10 @@ class Engine:
     def _activation_bytes(self, model: CausalLM) -> int:
         """Return what the largest step needs beside weights and pages."""
         config, proposer = self.config, self.proposer
-        assert config.max_model_len is not None, "_resolve fills it in"
         return activation_bytes(
             self.shape,
             rows=config.max_num_batched_tokens,
             logits_rows=config.max_num_seqs * (self._k + 1),
-            context=config.max_model_len,
             bytes_per_value=model.dtype.itemsize,
             num_taps=len(proposer.taps) if proposer else 0,
         )

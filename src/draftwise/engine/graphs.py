@@ -37,11 +37,6 @@ class Graphs:
         self._captured: dict[Hashable, _Captured[Any]] = {}
         self._pool: Any = None
 
-    @property
-    def num_captured(self) -> int:
-        """Graphs so far."""
-        return len(self._captured)
-
     def run(self, key: Hashable, work: Callable[[], T]) -> T:
         """Do the work; return what it returned, in the same tensors each time once it is captured."""
         if not self._enabled:

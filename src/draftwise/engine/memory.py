@@ -157,20 +157,17 @@ def read_device_memory(device: torch.device, share: float, activations: int, gra
     )
 
 
-def activation_bytes(
-    shape: ModelShape, *, rows: int, logits_rows: int, context: int, bytes_per_value: int, num_taps: int = 0
-) -> int:
+def activation_bytes(shape: ModelShape, *, rows: int, logits_rows: int, bytes_per_value: int, num_taps: int = 0) -> int:
     """Return a bound on what the largest step allocates beside weights and pages.
 
     The widest moment of a layer holds the residual (also in float32, in the norm), the normed rows and the two
-    halves of the MLP with their product, or queries, keys, values and the attention's answer with one sequence's
-    gathered keys and values; the logits come after the layers, and only the larger of the two counts.
+    halves of the MLP with their product, or queries, keys, values and the attention's answer (which reads the pages
+    where they are); the logits come after the layers, and only the larger of the two counts.
 
     Args:
         shape: of the target.
         rows: tokens computed in one step at most (max_num_batched_tokens).
         logits_rows: rows whose logits are computed at once: max_num_seqs x (k + 1).
-        context: longest sequence, whose keys and values a prefill may gather.
         bytes_per_value: of an activation.
         num_taps: layers whose hidden states a proposer taps.
     """
@@ -179,9 +176,8 @@ def activation_bytes(
     mlp = 3 * inner * bytes_per_value
     attention = 2 * (heads + kv_heads) * bytes_per_value
     row = hidden * (2 * bytes_per_value + 4 + num_taps * bytes_per_value) + max(mlp, attention)
-    gathered = 2 * context * heads * bytes_per_value
     logits = logits_rows * (shape.vocab_size * _LOGITS_BYTES + hidden * (1 + num_taps) * bytes_per_value)
-    return max(rows * row + gathered, logits)
+    return max(rows * row, logits)
 
 
 def _too_small(

@@ -22,7 +22,7 @@ class Startup(Protocol):
     """
 
     def phase(self, name: str) -> AbstractContextManager[None]:
-        """Return the block of a phase, named by what it does: `load weights`, `capture CUDA graphs`."""
+        """Return the block of a phase, named by what it does: `load weights`."""
 
 
 class TimedStartup:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from draftwise.core import SpecConfig
+from draftwise.core import InvalidSetup, SpecConfig
 from draftwise.engine.config import EngineConfig
 from draftwise.engine.startup import Startup
 from draftwise.serve.channel import Channel
@@ -45,9 +45,20 @@ class Launched(Protocol):
 
 def build_engine(config: EngineConfig, spec_json: str | None, startup: Startup) -> Engine:
     """Return the engine; the import brings torch, which the server's own process does without."""
-    from draftwise.engine.core import Engine
-
+    try:
+        from draftwise.engine.core import Engine
+    except ModuleNotFoundError as error:
+        raise engine_lacks(error) from None
     return Engine(config, None if spec_json is None else SpecConfig.parse(spec_json), startup=startup)
+
+
+def engine_lacks(error: ModuleNotFoundError) -> InvalidSetup:
+    """Return what to tell somebody whose installation has no engine."""
+    return InvalidSetup.because(
+        "engine-not-installed",
+        f"the engine needs {error.name}, which is not installed.",
+        fix="Run: pip install 'draftwise[engine]'.",
+    )
 
 
 def start_process(build: Build) -> Launched:

@@ -35,7 +35,7 @@ class _Live:
 
 
 class EngineWorker:
-    """An engine that runs elsewhere; after `start`, everything here happens on one event loop.
+    """An engine that runs elsewhere; once it is `connected`, everything here happens on one event loop.
 
     `max_waiting` bounds the sequences that may wait beyond the engine's free places. When the engine fails,
     every request fails, `failure` says why, and later requests are refused.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,7 @@ def _resolve_dtype(dtype: str | torch.dtype, config: Mapping[str, Any]) -> torch
 
 def _resolve_device(device: str | torch.device) -> torch.device:
     if str(device) == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         resolved = torch.device(device)
     except RuntimeError:
@@ -107,6 +108,13 @@ def _resolve_device(device: str | torch.device) -> torch.device:
     if resolved.type == "cuda" and not torch.cuda.is_available():
         raise InvalidSetup.because(
             "no-cuda", "this machine or this build of torch has no CUDA.", where="device", fix="Use cpu."
+        )
+    if resolved.type == "cuda" and find_spec("triton") is None:
+        raise InvalidSetup.because(
+            "no-triton",
+            "Triton is not installed, which the GPU kernels need.",
+            where="device",
+            fix="pip install triton",
         )
     return resolved
 

@@ -114,6 +114,8 @@ class Proposer(ABC):
     taps: tuple[int, ...] = ()
     """Hidden states of the target that it reads: i is the residual stream that enters layer i, the number of layers L
     what the last layer leaves, L + 1 the same after the final norm (what the target's head reads)."""
+    num_layers: int = 0
+    """Decoder layers of its network."""
     kv_bytes_per_token: int = 0
     """Size of its state in pages; 0: it keeps none."""
     needs_history: bool = False

@@ -28,6 +28,7 @@ class PagedProposer(Proposer):
 
     def __init__(self, network: DraftNetwork, *, probabilistic: bool, max_model_len: int) -> None:
         self.taps = network.taps
+        self.num_layers = network.kv_shape.num_layers
         self.kv_bytes_per_token = network.kv_shape.kv_bytes_per_token(network.dtype.itemsize)
         self._network, self._probabilistic = network, probabilistic
         self._reach = min(max_model_len, network.kv_shape.max_position_embeddings)

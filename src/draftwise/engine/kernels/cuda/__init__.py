@@ -23,11 +23,10 @@ __all__ = ["CudaKernels"]
 
 
 class CudaKernels(Kernels):
-    """Each operation is one launch, and `rotations` is none."""
+    """Each operation is one launch, `rotations` is none; `gated` takes two where the product cannot do it itself."""
 
     def __init__(self, shape: ModelShape, rope: Rope, eps: float, dtype: torch.dtype) -> None:
         super().__init__(shape, rope, eps, dtype)
-        self.rotation_dtype = torch.float32
         self._table_TD = rope.table()
 
     def embed(

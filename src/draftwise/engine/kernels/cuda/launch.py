@@ -2,8 +2,9 @@
 
 Programmatic dependent launch sets a kernel up and lets it fetch its weights while the one before it still runs. A
 kernel started with `launch_pdl=pdl()` gets `PDL=pdl()` too. It calls `wait(PDL)` before it reads anything that an
-earlier kernel wrote and before it writes anything, and `launch_next(PDL)` as early as possible. Every such kernel
-waits, so what holds for its predecessor holds for all before that. Before `wait` it may read weights and nothing else.
+earlier kernel wrote and before it writes anything, and `launch_next(PDL)` as early as pays: after its own `wait` where
+the next kernel would take the places of programs still to come. Every such kernel waits, so what holds for its
+predecessor holds for all before that. Before `wait` it may read weights and nothing else.
 """
 
 from __future__ import annotations

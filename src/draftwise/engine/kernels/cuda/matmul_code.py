@@ -163,7 +163,7 @@ def matmul_kernel(
         IN, ROWS, BLOCK_O, BLOCK_K, FOLD: sizes; BLOCK_K divides IN / FOLD.
         PREFETCH: columns of each row of weights to ask for before the activations are there.
         PDL: whether the launch is a dependent one.
-        NATIVE: whether this is a GPU of compute capability 9 or above.
+        NATIVE: whether this is a GPU of compute capability 9.
     """
     launch_next(PDL)
     PART: tl.constexpr = IN // FOLD

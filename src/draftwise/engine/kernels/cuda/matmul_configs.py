@@ -30,7 +30,7 @@ class Device:
     shared_bytes: int
     """Shared memory of a multiprocessor that one program may have."""
     hopper: bool
-    """Whether there is a copy engine for tiles (compute capability 9 and above)."""
+    """Whether tiles are fetched by the copy engine (compute capability 9)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class Config:
     copies: bool = True
     """Whether the copy engine fetches the tiles."""
     early: bool = True
-    """Whether it may fetch weights before the kernel in front has ended; the code of `matmul_hopper`."""
+    """Whether `matmul_hopper`, which fetches weights before the kernel in front has ended, may take it."""
 
     def stage_bytes(self, num_rows: int, *, gated: bool, weight_bytes: int = 2) -> int:
         """Return the shared memory that one stage takes, with activations of a 16-bit type."""
