@@ -368,6 +368,31 @@ def test_logprobs_are_those_of_transformers(spec: str | None, tiny_target: Path)
         assert candidates[best].rank == 1
 
 
+def test_a_prompt_that_is_computed_twice_has_its_logprobs_once(tiny_target: Path) -> None:
+    """The younger request is preempted between two chunks of its prompt."""
+    engine = make_llm(
+        tiny_target,
+        max_num_batched_tokens=16,
+        num_gpu_blocks_override=14,
+        max_model_len=208,
+        enable_prefix_caching=False,
+    ).engine
+    old = SamplingParams(temperature=0, max_tokens=140, ignore_eos=True)
+    engine.add(Request(request_id="old", prompt_token_ids=list(range(32, 92)), params=old))
+    prompt, added, found = list(range(40, 190)), False, []
+    num_tokens = 60
+    while engine.has_work():
+        if not added and num_tokens >= 62 and num_tokens % 16 == 14:  # the older one needs a page soon
+            young = SamplingParams(temperature=0, max_tokens=2, prompt_logprobs=1)
+            engine.add(Request(request_id="young", prompt_token_ids=prompt, params=young))
+            added = True
+        for delta in engine.step():
+            num_tokens += len(delta.token_ids) * (delta.request_id == "old")
+            found += delta.prompt_logprobs or []
+    assert engine.stats().num_preemptions > 0
+    assert len(found) == len(prompt)
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [

@@ -1,5 +1,8 @@
 """Paged keys and values, and attention of each sequence's new tokens over its pages.
 
+On a GPU one Triton kernel attends for all sequences of a step. The groups and chunks here are what runs elsewhere, and
+in float64: torch's own attention over gathered pages.
+
 Shape letters: N new tokens of the step, B decoding sequences, Q query tokens each (padded), M and X = B * Q their
 tokens without and with padding, C tokens of a prefill chunk, T tokens of context (padded), P pages, A query heads,
 G key-value heads, Y = Q * A / G queries of a key-value head, D head dimension, E = A * D.

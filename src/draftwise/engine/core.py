@@ -16,7 +16,7 @@ from draftwise.engine.capture import CapturePlan, plan_capture
 from draftwise.engine.config import EngineConfig
 from draftwise.engine.detokenizer import IncrementalDetokenizer
 from draftwise.engine.launched import Launched, Outcome
-from draftwise.engine.logits import check_params, encode_bad_words, needs_adjusting
+from draftwise.engine.logits import check_params, encode_bad_words
 from draftwise.engine.memory import activation_bytes, graph_budget, num_pages
 from draftwise.engine.models import CausalLM, load_model
 from draftwise.engine.outputs import Delta, EngineStats
@@ -38,8 +38,8 @@ __all__ = ["Engine", "EngineStats", "Request"]
 
 
 _KERNELS_A_LAYER = 9
-_GRAPHS_A_SIZE = 2
-"""Greedy batches and others have graphs of their own."""
+_GRAPHS_A_SIZE = 6
+"""Greedy, sampled and truncated batches, each with and without requests whose logits the host has a part in."""
 
 
 class Engine:
@@ -98,7 +98,8 @@ class Engine:
         config, shape, spec = self.config, self.shape, self.spec
         if not self._lags or config.enforce_eager:
             return CapturePlan(sizes=(), num_bytes=0)
-        row_values = shape.hidden_size * 8 + shape.intermediate_size * 3 + shape.vocab_size
+        # The logits count twice: those of steps that the host has a part in are kept.
+        row_values = shape.hidden_size * 8 + shape.intermediate_size * 3 + shape.vocab_size * 2
         return plan_capture(
             config.max_num_seqs,
             ks=sorted({spec.k_for(n) for n in range(1, config.max_num_seqs + 1)}) if spec else (0,),
@@ -132,7 +133,7 @@ class Engine:
         config, proposer = self.config, self.proposer
         return activation_bytes(
             self.shape,
-            rows=config.max_num_batched_tokens,
+            rows=max(config.max_num_batched_tokens, config.max_num_seqs * (self._k + 1)),
             logits_rows=config.max_num_seqs * (self._k + 1),
             bytes_per_value=model.dtype.itemsize,
             num_taps=len(proposer.taps) if proposer else 0,
@@ -198,8 +199,8 @@ class Engine:
     def step(self) -> list[Delta]:
         """Launch a step and return what became final by those before it.
 
-        On a GPU the host is one step behind: the tokens of the step launched here come back from the next call. On a
-        CPU they come back from this one.
+        On a GPU the host is one step behind: the tokens of the step launched here come back from a later call, and a
+        call may return nothing. On a CPU they come back from this one.
         """
         if not self.has_work():
             return []
@@ -304,7 +305,7 @@ class Engine:
 
     def _needs_history(self) -> bool:
         """Whether the next step's logits depend on tokens that the host must know first."""
-        return any(needs_adjusting(sequence.params) for sequence in self.scheduler.running)
+        return any(sequence.params.needs_history for sequence in self.scheduler.running)
 
     def _launch(self, schedule: Schedule, k: int) -> None:
         """Hand a step to the device."""

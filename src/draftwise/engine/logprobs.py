@@ -33,13 +33,6 @@ class Ranked:
         """Return some of the rows."""
         return Ranked(ids_RT=self.ids_RT[rows], logprobs_RT=self.logprobs_RT[rows], ranks_R=self.ranks_R[rows])
 
-    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Ranked:
-        """Return a copy on a device; one that is not blocking may be read after its stream got there."""
-        ids_RT, logprobs_RT, ranks_R = (
-            part.to(device, non_blocking=non_blocking) for part in (self.ids_RT, self.logprobs_RT, self.ranks_R)
-        )
-        return Ranked(ids_RT=ids_RT, logprobs_RT=logprobs_RT, ranks_R=ranks_R)
-
 
 def rank_tokens(logits_RV: Tensor, token_ids_R: Tensor, k: int) -> Ranked:
     """Rank the given token and find the k likeliest ones of each row, without waiting for the device.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
@@ -37,6 +37,9 @@ __all__ = ["Runner"]
 
 T = TypeVar("T")
 
+_RANKED_ROWS = 256
+"""Prompt tokens whose log-probabilities are computed at once."""
+
 
 class _Slots:
     """The slots of a captured step: always the same tensor, written when they change."""
@@ -64,7 +67,7 @@ class _Computed:
 
 class Runner:
     """Runs target and proposer over scheduled work. Nothing here waits for the device, except for what a proposer on
-    the host must see.
+    the host must see, and while a graph is captured.
 
     Args:
         model: the target.
@@ -96,6 +99,8 @@ class Runner:
         self._capture_sizes = capture_sizes
         self._untold: Confirmed | None = None
         """News of prompts that the proposer has not been told yet."""
+        self._kept: Tensor | None = None
+        """Logits of captured steps that the host has a part in: one place for all graphs."""
         self._slots: dict[int, _Slots] = {}
         self._drafts: dict[tuple[int, int], Draft] = {}
         """Where drafts from the host are put, by bucket and k."""
@@ -142,7 +147,7 @@ class Runner:
         key = (size, k, all_greedy, truncates)
         if not any(needs_adjusting(each) or each.logprobs is not None for each in params):
             return Launched(sequences, self._run(size, ("step", *key), step), bound=k + 1)
-        computed = self._run(size, ("compute", *key), compute)
+        computed = self._run(size, ("compute", *key), lambda: self._keep(compute()) if size else compute())
         verdict, packed = self._judge(computed, self._adjusted(computed, sequences))
         return Launched(sequences, packed, bound=k + 1, ranked=_rank(computed.logits_BSV, verdict, params))
 
@@ -193,6 +198,15 @@ class Runner:
             logits_BSV=spans.unpack(self.model.logits(hidden_NH)),
             features_BSF=None if features_NF is None else spans.unpack(features_NF),
         )
+
+    def _keep(self, computed: _Computed) -> _Computed:
+        """Put the logits where they stay after the step, without a tensor for every graph."""
+        logits_BSV = computed.logits_BSV
+        if self._kept is None:  # made by the first such step, which is not captured
+            num_rows = self._capture_sizes[-1] * self.table.width
+            self._kept = logits_BSV.new_empty(num_rows * logits_BSV.shape[-1])
+        kept_BSV = self._kept[: logits_BSV.numel()].view_as(logits_BSV)
+        return replace(computed, logits_BSV=kept_BSV.copy_(logits_BSV))
 
     def _judge(self, computed: _Computed, logits_BSV: Tensor) -> tuple[Verdict, Tensor]:
         """Verify the drafts and make final what stands; return that, and what the host is told of it."""
@@ -259,16 +273,21 @@ class Runner:
         )
 
     def _rank_prompts(self, chunks: list[Chunk], hidden_NH: Tensor) -> Iterator[PromptRanks]:
-        """Rank the prompt tokens that follow the positions computed, where a request wants that."""
+        """Rank the prompt tokens that follow the positions computed, where a request wants that.
+
+        In pieces, because the log-probabilities of a whole chunk would take gigabytes.
+        """
         row = 0
         for chunk in chunks:
-            params, prompt = chunk.sequence.params, chunk.sequence.request.prompt_token_ids
-            targets = prompt[chunk.start + 1 : chunk.end + 1]
-            if params.prompt_logprobs is not None and targets:
-                logits_RV = self.model.logits(hidden_NH[row : row + len(targets)])
-                ids_R = upload(targets, self.model.device)
-                ranked = rank_tokens(logits_RV, ids_R, params.prompt_logprobs)
-                yield PromptRanks(sequence=chunk.sequence, ranked=ranked)
+            sequence = chunk.sequence
+            targets = sequence.request.prompt_token_ids[chunk.start + 1 : chunk.end + 1]
+            k = sequence.params.prompt_logprobs
+            if k is not None and not sequence.num_output:
+                for first in range(0, len(targets), _RANKED_ROWS):
+                    piece = targets[first : first + _RANKED_ROWS]
+                    logits_RV = self.model.logits(hidden_NH[row + first : row + first + len(piece)])
+                    ranked = rank_tokens(logits_RV, upload(piece, self.model.device), k)
+                    yield PromptRanks(sequence=sequence, ranked=ranked)
             row += chunk.length
 
     def _tell_prompts(self) -> None:
@@ -360,7 +379,7 @@ class Runner:
         return self._confirmed(sequences, starts, ends, features, limits=limits)
 
     def _limit(self, sequence: Sequence, k: int) -> int:
-        """Return how many guesses a sequence can use whose tokens the host knows (the device's is `limits_B`)."""
+        """Return how many guesses a sequence can use whose tokens the host knows, as `SequenceTable.look_up` does."""
         room = min(len(sequence.pages) * self.kv.block_size - len(sequence.tokens), sequence.num_left - 1)
         own = sequence.params.num_speculative_tokens
         return max(min(k, room, k if own is None else own), 0)

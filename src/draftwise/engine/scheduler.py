@@ -28,7 +28,7 @@ class Chunk:
 
     @property
     def is_last(self) -> bool:
-        """Whether the sequence's next token follows from it."""
+        """Whether the sequence's next token follows from it; to be asked before that token is collected."""
         return self.end == len(self.sequence.tokens)
 
 
@@ -100,11 +100,6 @@ class Scheduler:
         self.num_preemptions = 0
         self.num_cache_queries = 0
         self.num_cache_hits = 0
-
-    @property
-    def num_decoding(self) -> int:
-        """Running sequences whose prompt is computed."""
-        return sum(sequence.is_decoding for sequence in self.running)
 
     def add(self, sequence: Sequence, *, first: bool = False) -> None:
         """Queue a sequence; `first` puts it before those that wait already."""
@@ -229,7 +224,7 @@ class Scheduler:
     def _find_cached_pages(self, sequence: Sequence) -> list[int]:
         """Return published pages for the start of the text, leaving at least one token to compute."""
         if sequence.params.prompt_logprobs is not None or self._prefix is PrefixUse.NONE:
-            return []  # they need every prompt position computed
+            return []  # every position of the prompt must be computed, for its log-probabilities or the proposer
         self._extend_keys(sequence, (len(sequence.tokens) - 1) // self.block_size)
         pages = self.pool.find_prefix(sequence.page_keys[: (len(sequence.tokens) - 1) // self.block_size])
         return pages[:-1] if self._prefix is PrefixUse.BUT_LAST else pages
@@ -259,6 +254,7 @@ class Scheduler:
         sequence.pages += pages
 
     def _preempt(self, sequence: Sequence) -> None:
+        sequence.prompt_logprobs.clear()  # its prompt is computed again
         self._give_up(sequence)
         self.running.remove(sequence)
         self.waiting.appendleft(sequence)

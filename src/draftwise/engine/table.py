@@ -114,7 +114,7 @@ class SequenceTable:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self.padding_slot = num_slots
+        self.padding_slot, self.width = num_slots, width
         self._device, self._block_size, self._scratch_page = device, block_size, scratch_page
         rows = num_slots + 1
         num_pages = -(-max_model_len // block_size) + 1  # the last column stays scratch

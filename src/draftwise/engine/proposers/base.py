@@ -21,8 +21,8 @@ __all__ = ["Confirmed", "Draft", "Proposer"]
 class Confirmed:
     """What the target has just made final, for B sequences.
 
-    A sequence's first `Confirmed` brings its prompt, perhaps in chunks; each later one brings the tokens emitted by
-    one step. Nothing in it is ever taken back.
+    A sequence's first `Confirmed` brings its prompt, perhaps in chunks (a proposer `on_host` gets it with the first
+    tokens that follow); each later one brings the tokens emitted by one step. Nothing in it is ever taken back.
 
     A proposer that taps hidden states is told one of them for every token: the states at the token *before* it, from
     which the target predicted it (EAGLE's pairing). So its first `Confirmed` starts at the second computed token.
