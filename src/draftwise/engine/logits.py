@@ -48,12 +48,12 @@ class SamplingRow:
     @property
     def penalised(self) -> bool:
         """Whether any penalty applies."""
-        return _penalises(self.params)
+        return self.params.penalises
 
 
 def needs_adjusting(params: SamplingParams) -> bool:
     """Whether `adjust` may do something for such a request, now or at a later step."""
-    return bool(params.bad_words or params.min_tokens or params.logit_bias) or _penalises(params)
+    return params.needs_history or bool(params.logit_bias)
 
 
 def adjust(logits_BSV: Tensor, rows: Seq[SamplingRow], draft_tokens_BK: Tensor) -> Tensor:
@@ -119,10 +119,6 @@ def encode_bad_words(words: Seq[str], encode: Callable[[str], list[int]]) -> tup
         if spaced and spaced[0] != bare[0] and len(spaced) == len(bare):
             encoded.append(spaced)
     return tuple(encoded)
-
-
-def _penalises(params: SamplingParams) -> bool:
-    return params.repetition_penalty != 1 or params.frequency_penalty != 0 or params.presence_penalty != 0
 
 
 def _widened(logits: Tensor, *, copy: bool = False) -> Tensor:

@@ -94,12 +94,11 @@ class SamplingParams:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     @property
+    def penalises(self) -> bool:
+        """Whether any penalty applies."""
+        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
+
+    @property
     def needs_history(self) -> bool:
         """Whether the logits depend on which tokens were output before."""
-        return (
-            self.repetition_penalty != 1
-            or self.presence_penalty != 0
-            or self.frequency_penalty != 0
-            or self.min_tokens > 0
-            or bool(self.bad_words)
-        )
+        return self.penalises or self.min_tokens > 0 or bool(self.bad_words)

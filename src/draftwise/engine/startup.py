@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
-__all__ = ["LoggedStartup", "Startup", "TimedStartup"]
-
-logger = logging.getLogger("draftwise.engine")
+__all__ = ["Startup", "TimedStartup"]
 
 
 class Startup(Protocol):
@@ -51,11 +48,3 @@ class TimedStartup:
 
     def ended(self, name: str, seconds: float) -> None:
         """Take note of a phase that is over."""
-
-
-class LoggedStartup(TimedStartup):
-    """Writes a line to the log for each phase that is over."""
-
-    def ended(self, name: str, seconds: float) -> None:
-        """Log it."""
-        logger.info("%s: %.1f s", name, seconds)

@@ -16,7 +16,7 @@ __all__ = ["CudaLinear", "Linear", "make_linear", "quantise"]
 Linear = Callable[[Tensor], Tensor]
 """[R, in] -> [R, out]."""
 
-_LARGEST = 448.0
+_LARGEST = torch.finfo(torch.float8_e4m3fn).max
 """The largest value of float8_e4m3fn."""
 
 
