@@ -138,7 +138,7 @@ def test_an_interrupted_run_keeps_what_it_measured_and_can_go_on(urls, prompts, 
     result = run("decide", "--resume", str(out))
     lines = (out / "requests.jsonl").read_text().splitlines()
     assert lines[: len(kept)] == kept
-    assert len({(row["turn"], row["prompt_id"]) for row in map(json.loads, lines)}) == 48
+    assert len({(row["arm"], row["repeat"], row["prompt_id"]) for row in map(json.loads, lines)}) == 48
     assert "reject" in result.stdout
 
 

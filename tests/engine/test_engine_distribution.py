@@ -38,7 +38,7 @@ def exact_law(llm: LLM) -> dict[tuple[int, int], float]:
 
 
 SITUATIONS: dict[str, dict[str, Any]] = {
-    "plenty": {},
+    "plenty": {"kv_cache_memory_bytes": 64 * 2**20},
     "preempted": {"block_size": 4, "num_gpu_blocks_override": 48, "enable_prefix_caching": False},
 }
 
@@ -53,7 +53,7 @@ def test_pairs_of_tokens_follow_the_targets_law(
     spec = make_config(name, tiny_target, tiny_draft, tmp_path / "drafter") | {"draft_sample_method": drafts}
     settings = {"dtype": DTYPE, "device": DEVICE, "max_model_len": 64}
     llm = LLM(str(tiny_target), speculative_config=spec, max_num_seqs=64, **settings, **SITUATIONS[situation])
-    law = exact_law(LLM(str(tiny_target), **settings))
+    law = exact_law(LLM(str(tiny_target), **settings, **SITUATIONS["plenty"]))
     params = SamplingParams(temperature=1.0, top_k=TOP_K, max_tokens=4, n=NUM_SAMPLES, seed=1)
     (output,) = llm.generate({"prompt_token_ids": PROMPT}, params)
     seen = Counter(tuple(completion.token_ids[:2]) for completion in output.outputs)

@@ -1,13 +1,12 @@
 """Runs the whole measurement against fakes on a virtual clock: milliseconds, and the same numbers every time."""
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from draftwise.backends import FakeBackend, FakeScript
-from draftwise.core import Arm, Comparison, Decision, Prompt, RunPlan, SpecConfig, Workload
+from draftwise.backends import FakeBackend, FakeScript, virtual_time
+from draftwise.core import Arm, ClosedLoop, Comparison, Condition, Decision, Prompt, RunPlan, SpecConfig, Workload
 from draftwise.measure.decide import decide
 from draftwise.measure.run_directory import RunDirectory
 from draftwise.measure.session import Session
@@ -25,11 +24,11 @@ class Silent:
     """A progress nobody looks at."""
 
     def __init__(self) -> None:
-        self.totals: tuple[int, int] = (0, 0)
+        self.first: tuple[int, int] | None = None
         self.advanced = 0
 
     def start(self, total: int, done: int) -> None:
-        self.totals = (total, done)
+        self.first = self.first or (total, done)
 
     def advance(self, requests: int, what: str) -> None:
         self.advanced += requests
@@ -43,7 +42,10 @@ def make_workload(name: str = "code", num_prompts: int = 8, max_tokens: int = 40
 def make_plan(num_candidates: int = 1, **settings: Any) -> RunPlan:
     spec = SpecConfig(method="ngram", num_speculative_tokens=3)
     arms = (Arm(name="plain"), *(Arm(name=f"candidate {i}", spec=spec) for i in range(1, num_candidates + 1)))
-    return RunPlan(**{"arms": arms, "workloads": (make_workload(),), "repeats": 3, **settings})
+    concurrency, temperature = settings.pop("concurrency", 1), settings.pop("temperature", 0.0)
+    condition = Condition(load=ClosedLoop(concurrency=concurrency), temperature=temperature)
+    given = {"arms": arms, "workloads": (make_workload(),), "conditions": (condition,), "repeats": 3, **settings}
+    return RunPlan(**given)
 
 
 def make_session(path: Path, plan: RunPlan, scripts: Sequence[FakeScript], **settings: Any) -> Session:
@@ -60,7 +62,7 @@ def make_session(path: Path, plan: RunPlan, scripts: Sequence[FakeScript], **set
 def measure(path: Path, *candidates: FakeScript, plain: FakeScript = PLAIN, **settings: Any) -> Decision:
     """Return the decision of a whole run."""
     plan = make_plan(len(candidates), **settings)
-    asyncio.run(make_session(path, plan, (plain, *candidates)).run())
+    virtual_time.run(make_session(path, plan, (plain, *candidates)).run())
     return decide(RunDirectory(path).read())
 
 

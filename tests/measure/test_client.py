@@ -1,13 +1,12 @@
 """The load generator as an instrument: what a fake is known to do is what it reads."""
 
-import asyncio
 import json
 from dataclasses import replace
 
 import httpx
 import pytest
 
-from draftwise.backends import FakeBackend, FakeScript
+from draftwise.backends import FakeBackend, FakeScript, virtual_time
 from draftwise.core import Answer, BackendError, Prompt
 from draftwise.measure.client import Client
 from draftwise.measure.schedule import Turn
@@ -21,10 +20,10 @@ def ask(script: FakeScript, prompt: Prompt = HELLO) -> tuple[Answer, Client]:
     async def talk() -> tuple[Answer, Client]:
         backend = FakeBackend("a", script)
         await backend.start()
-        client = await Client.greet(backend, HELLO, temperature=0, salt="s")
+        client = await Client.greet(backend, HELLO, salt="s")
         return await client.ask(TURN, prompt, seed=0), client
 
-    return asyncio.run(talk())
+    return virtual_time.run(talk())
 
 
 def test_known_latencies_are_read_back_exactly() -> None:
@@ -77,11 +76,11 @@ def test_a_refusal_becomes_the_answers_error() -> None:
     async def talk() -> Answer:
         backend = FakeBackend("a", FakeScript())
         await backend.start()
-        client = await Client.greet(backend, HELLO, temperature=0, salt="s")
+        client = await Client.greet(backend, HELLO, salt="s")
         backend.engine.script = replace(backend.engine.script, refuses=("prompt",))
         return await client.ask(TURN, HELLO, seed=0)
 
-    assert asyncio.run(talk()).error == "unknown field prompt"
+    assert virtual_time.run(talk()).error == "unknown field prompt"
 
 
 def test_a_server_that_refuses_everything_is_named() -> None:
@@ -106,7 +105,7 @@ def serve_bytes(*pieces: bytes) -> Answer:
         backend._open(httpx.MockTransport(lambda request: httpx.Response(200, content=body())))
         return await Client(backend=backend, model="m").ask(TURN, HELLO, seed=0)
 
-    return asyncio.run(talk())
+    return virtual_time.run(talk())
 
 
 def test_events_cut_anywhere_and_line_separators_inside_text_survive() -> None:

@@ -1,13 +1,13 @@
 """Guards on runs whose raw readings are bent by hand: each one notices its own fault and nothing else."""
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 from measuring import FASTER, PLAIN, make_plan, make_session
 
-from draftwise.core import Answer, Run, Window
+from draftwise.backends import virtual_time
+from draftwise.core import Answer, ClientHealth, Run, Window
 from draftwise.measure.decide import decide
 from draftwise.measure.guards import text_quality
 from draftwise.measure.run_directory import RunDirectory
@@ -16,7 +16,7 @@ from draftwise.measure.run_directory import RunDirectory
 @pytest.fixture(scope="module")
 def good(tmp_path_factory: pytest.TempPathFactory) -> Run:
     path = tmp_path_factory.mktemp("runs") / "good"
-    asyncio.run(make_session(path, make_plan(), (PLAIN, FASTER)).run())
+    virtual_time.run(make_session(path, make_plan(), (PLAIN, FASTER)).run())
     return RunDirectory(path).read()
 
 
@@ -53,7 +53,9 @@ def test_prefix_hits_of_later_passes(good: Run) -> None:
 
 
 def test_a_busy_load_generator(good: Run) -> None:
-    assert codes(bend_windows(good, lambda w: replace(w, client_cpu_s=w.wall_s / 2))) == {"client-saturated"}
+    assert codes(bend_windows(good, lambda w: replace(w, client=ClientHealth(cpu_s=w.wall_s / 2)))) == {
+        "client-saturated"
+    }
 
 
 def test_traffic_of_others(good: Run) -> None:

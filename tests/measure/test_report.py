@@ -1,12 +1,12 @@
 """The report: made of the raw files alone, the same every time, and no evidence without its context."""
 
-import asyncio
 import json
 from pathlib import Path
 
 import pytest
 from measuring import CONTEXT, FASTER, PLAIN, make_plan, make_session, make_workload
 
+from draftwise.backends import virtual_time
 from draftwise.measure.report import write_report
 from draftwise.measure.run_directory import RunDirectory
 
@@ -14,7 +14,7 @@ from draftwise.measure.run_directory import RunDirectory
 @pytest.fixture
 def run(tmp_path: Path) -> RunDirectory:
     plan = make_plan(workloads=(make_workload("code", 6), make_workload("rewrite", 6)), repeats=2)
-    asyncio.run(make_session(tmp_path / "run", plan, (PLAIN, FASTER)).run())
+    virtual_time.run(make_session(tmp_path / "run", plan, (PLAIN, FASTER)).run())
     return RunDirectory(tmp_path / "run")
 
 
@@ -46,7 +46,14 @@ def test_a_report_is_self_contained_and_complete(run: RunDirectory) -> None:
     assert page.count("<svg") == 4
     for outside in ("<script", "<link", "src=", "url(http", "@import"):
         assert outside not in page
-    for shown in (decision.sentence, "imaginary", "bfloat16", "fake plain", "fake candidate 1", "temperature 0.0"):
+    for shown in (
+        decision.sentence,
+        "imaginary",
+        "bfloat16",
+        "fake plain",
+        "fake candidate 1",
+        "c=1 (c: requests in flight",
+    ):
         assert shown in page
     assert make_workload("rewrite", 6).sha256[:16] in page
 

@@ -1,15 +1,15 @@
 """A session chooses how much to measure, and takes its servers down whatever happens."""
 
-import asyncio
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from measuring import FASTER, PLAIN, make_plan, make_session, make_workload
 
+from draftwise.backends import virtual_time
 from draftwise.core import BackendError, Workload
-from draftwise.measure.experiment import fit_prompts
 from draftwise.measure.run_directory import RunDirectory
+from draftwise.measure.warm_up import fit_prompts
 
 
 @pytest.mark.parametrize(("budget_s", "count"), [(1e9, 20), (0.001, 6), (12.0, 10)])
@@ -17,7 +17,7 @@ def test_as_many_prompts_as_fit_in_the_time(budget_s: float, count: int) -> None
     """Two arms of 10 and 2 ms per token, 2 passes: 24 ms for each of 50 tokens of a prompt, 1.2 s a prompt."""
     prompts = tuple(replace(prompt, max_tokens=100) for prompt in make_workload(num_prompts=20).prompts)
     plan = make_plan(workloads=(Workload(name="w", source="", prompts=prompts),), repeats=2)
-    fitted = fit_prompts(plan, {"plain": 0.010, "candidate 1": 0.002}, {"w": 0.5}, budget_s)
+    fitted = fit_prompts(plan, {("plain", "c=1"): 0.010, ("candidate 1", "c=1"): 0.002}, {"w": 0.5}, budget_s)
     assert len(fitted.workloads[0].prompts) == count
 
 
@@ -26,7 +26,7 @@ def test_the_time_told_is_the_time_it_takes(tmp_path: Path) -> None:
     session = make_session(
         tmp_path / "run", make_plan(), (PLAIN, FASTER), announce=lambda plan, pace, seconds: told.append(seconds)
     )
-    asyncio.run(session.run())
+    virtual_time.run(session.run())
     taken = sum(window.wall_s for window in RunDirectory(tmp_path / "run").read().windows)
     assert told == [pytest.approx(taken, rel=0.1)]
 
@@ -40,14 +40,14 @@ def test_the_chosen_number_is_what_the_run_keeps(tmp_path: Path) -> None:
         budget_s=0.01,
         announce=lambda plan, pace, seconds: announced.append(plan),
     )
-    asyncio.run(session.run())
+    virtual_time.run(session.run())
     assert len(RunDirectory(tmp_path / "run").read().plan.workloads[0].prompts) == 6
     assert announced == [session.plan]
 
 
 def test_warm_ups_are_no_answers_and_use_no_prompt_of_the_workload(tmp_path: Path) -> None:
     session = make_session(tmp_path / "run", make_plan(repeats=1), (PLAIN, FASTER))
-    asyncio.run(session.run())
+    virtual_time.run(session.run())
     for backend in session.backends:
         lengths = 2 if backend.name == "plain" else 0
         assert backend.engine._num_requests == 1 + 3 + lengths + 8
@@ -61,7 +61,7 @@ def test_servers_are_stopped_after_success_and_after_failure(tmp_path: Path) -> 
     for name, script in (("good", PLAIN), ("bad", dying)):
         session = make_session(tmp_path / name, make_plan(), (script, FASTER))
         try:
-            asyncio.run(session.run())
+            virtual_time.run(session.run())
         except BackendError:
             assert name == "bad"
         assert all(backend._client is None for backend in session.backends)

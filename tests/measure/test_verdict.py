@@ -1,17 +1,19 @@
-"""Verdicts: the rule on given intervals, and its error rates on simulated experiments."""
+"""Verdicts: the rule on given numbers, under each kind of load, and its error rates on simulated runs."""
 
-import numpy as np
 import pytest
+from made_comparisons import ALONE, ARRIVING, FASTER, LOADED, SAME, SLOWER, around, compared, interval
+from made_runs import Truth, closed, gains, make_run, workload
 
-from draftwise.core import Finding, Interval, Severity, Verdict
-from draftwise.measure import statistics
-from draftwise.measure.statistics import mean_ratio
+from draftwise.core import Comparison, Condition, Finding, Interval, Severity, Verdict
+from draftwise.measure.compare import compare
 from draftwise.measure.thresholds import Thresholds
-from draftwise.measure.verdict import judge
+from draftwise.measure.verdict import deciding, find_signature, judge
+
+LIMITS = Thresholds()
 
 
-def interval(low: float, value: float, high: float) -> Interval:
-    return Interval(value=value, low=low, high=high)
+def verdict_of(comparison: Comparison, *findings: Finding, **others) -> Verdict:
+    return judge(comparison, findings, LIMITS, **others)[0]
 
 
 @pytest.mark.parametrize(
@@ -26,17 +28,59 @@ def interval(low: float, value: float, high: float) -> Interval:
         (interval(0.80, 0.9, 1.01), Verdict.INCONCLUSIVE, "more prompts"),
     ],
 )
-def test_the_interval_decides(speedup: Interval, verdict: Verdict, words: str) -> None:
-    found, reason = judge(speedup, None, None, [], Thresholds())
+@pytest.mark.parametrize("condition", [ALONE, LOADED, ARRIVING], ids=["alone", "loaded", "arriving"])
+def test_the_interval_decides(speedup: Interval, condition: Condition, verdict: Verdict, words: str) -> None:
+    found, reason = judge(compared(speedup, condition), [], LIMITS)
     assert found is verdict
     assert words in reason
 
 
+def test_which_ratio_decides_depends_on_who_waits_for_whom() -> None:
+    other = around(1.2)
+    assert deciding(compared(FASTER, ALONE)).ratio is FASTER
+    assert deciding(compared(FASTER, LOADED, throughput=other)).ratio is other
+    assert deciding(compared(FASTER, ARRIVING, throughput=other)).ratio is FASTER
+
+
+@pytest.mark.parametrize(
+    ("throughput", "tpot", "verdict", "words"),
+    [
+        (FASTER, around(0.7), Verdict.ADOPT, "faster"),
+        (FASTER, around(1.3), Verdict.MIXED, "tokens per second of the server better, time per token"),
+        (SLOWER, around(0.7), Verdict.MIXED, "time per token of a request better, tokens per second"),
+        (SLOWER, around(1.0), Verdict.REJECT, "slower"),
+        (FASTER, interval(0.9, 1.01, 1.1), Verdict.INCONCLUSIVE, "does not fall with it"),
+        (SAME, around(0.7), Verdict.INCONCLUSIVE, "equal"),
+    ],
+)
+def test_under_load_server_and_requests_must_agree(throughput, tpot, verdict, words) -> None:
+    found, reason = judge(compared(SAME, LOADED, throughput=throughput, tpot=tpot), [], LIMITS)
+    assert found is verdict
+    assert words in reason
+
+
+@pytest.mark.parametrize(
+    ("speedup", "promise", "verdict"),
+    [
+        (SAME, interval(0.02, 0.1, 0.2), Verdict.ADOPT),
+        (SAME, interval(-0.2, -0.1, -0.02), Verdict.REJECT),
+        (FASTER, interval(-0.2, -0.1, -0.02), Verdict.MIXED),
+        (SLOWER, interval(0.02, 0.1, 0.2), Verdict.MIXED),
+        (FASTER, interval(-0.1, 0.0, 0.1), Verdict.ADOPT),
+        (SLOWER, interval(-0.1, 0.0, 0.1), Verdict.REJECT),
+    ],
+)
+def test_where_arrivals_do_not_wait_the_promise_comes_first(speedup, promise, verdict) -> None:
+    assert verdict_of(compared(speedup, ARRIVING), promise=promise) is verdict
+
+
+def test_a_broken_promise_makes_a_gain_under_load_mixed() -> None:
+    assert verdict_of(compared(FASTER, LOADED), promise=interval(-0.2, -0.1, -0.02)) is Verdict.MIXED
+    assert verdict_of(compared(SAME, LOADED), promise=interval(0.02, 0.1, 0.2)) is not Verdict.ADOPT
+
+
 def finding(severity: Severity) -> Finding:
     return Finding(code="outputs-differ", severity=severity, message="Outputs differ.")
-
-
-FASTER, SLOWER = interval(1.4, 1.5, 1.6), interval(0.7, 0.8, 0.9)
 
 
 @pytest.mark.parametrize(
@@ -51,42 +95,95 @@ FASTER, SLOWER = interval(1.4, 1.5, 1.6), interval(0.7, 0.8, 0.9)
     ],
 )
 def test_what_takes_an_adoption_away(speedup, ttft, tail, severity, verdict) -> None:
-    assert judge(speedup, ttft, tail, [finding(severity)], Thresholds())[0] is verdict
+    assert verdict_of(compared(speedup, ttft=ttft, tail=tail), finding(severity)) is verdict
 
 
-def verdicts(effect: float, num_prompts: int, count: int = 500) -> list[Verdict]:
-    """Return the verdicts on simulated runs: medians of 5 passes, with 3 % noise and 3 % per prompt."""
-    rng = np.random.default_rng(1)
+def test_late_first_tokens_of_the_slowest_requests_take_it_away_too() -> None:
+    late = {"ttft": {50: around(1.0), 99: interval(1.3, 1.6, 2.0)}}
+    assert verdict_of(compared(FASTER, LOADED, percentiles=late)) is Verdict.MIXED
+
+
+SIGNATURE = {"tpot": {50: around(0.7), 99: around(1.3)}}
+
+
+@pytest.mark.parametrize(
+    ("speedup", "verdict"), [(FASTER, Verdict.MIXED), (SAME, Verdict.MIXED), (SLOWER, Verdict.REJECT)]
+)
+def test_half_faster_and_the_slowest_slower_is_named_a_mixed_workload(speedup: Interval, verdict: Verdict) -> None:
+    comparison = compared(speedup, percentiles=SIGNATURE)
+    found, reason = judge(comparison, [], LIMITS, losers="4 prompts with under 1.5 tokens per step 0.80x")
+    assert "P50 of the time per token is 0.70x plain's, P99 1.30x" in find_signature(comparison)
+    assert found is verdict
+    assert ("4 prompts with under 1.5" in reason) == (verdict is Verdict.MIXED)
+
+
+def test_a_tail_that_is_not_told_apart_is_no_signature() -> None:
+    assert find_signature(compared(percentiles={"tpot": {50: around(0.7), 99: interval(0.9, 1.3, 2.0)}})) == ""
+
+
+@pytest.mark.parametrize(
+    ("num_prompts", "verdict"), [(3, Verdict.INCONCLUSIVE), (5, Verdict.INCONCLUSIVE), (6, Verdict.ADOPT)]
+)
+def test_an_adoption_takes_a_few_prompts(num_prompts: int, verdict: Verdict) -> None:
+    found, reason = judge(compared(FASTER, num_prompts=num_prompts), [], LIMITS)
+    assert found is verdict
+    assert (f"{num_prompts} prompts say little about others" in reason) == (num_prompts < 6)
+
+
+@pytest.mark.parametrize("speedup", [FASTER, SLOWER])
+def test_what_the_number_of_comparisons_explains_is_no_verdict(speedup: Interval) -> None:
+    found, reason = judge(compared(speedup, adjusted_p=0.2), [], LIMITS)
+    assert found is Verdict.INCONCLUSIVE
+    assert "p is 0.2" in reason
+    assert verdict_of(compared(speedup, adjusted_p=0.04)) is not Verdict.INCONCLUSIVE
+
+
+def test_an_inconclusive_verdict_states_its_power() -> None:
+    wide = interval(0.9, 1.05, 1.2)
+    reason = judge(compared(wide, detectable=1.2, prompts_needed=70), [], LIMITS)[1]
+    assert "a gain of 1.20x would have been found 8 times in 10; about 50 more prompts would settle it" in reason
+    assert "hardly settle" in judge(compared(wide, detectable=1.2, prompts_needed=None), [], LIMITS)[1]
+
+
+def verdicts(effect: float, num_prompts: int, *, streams: int = 1, count: int = 40) -> list[Verdict]:
+    """Return the verdicts on simulated runs of 5 passes: 3 % noise a request, 3 % a prompt and arm, 1 % a turn."""
     found = []
-    for _ in range(count):
-        sides = np.exp(rng.normal(0, 0.03, (2, num_prompts)) + rng.normal(0, 0.03 * 1.25 / 5**0.5, (2, num_prompts)))
-        found.append(judge(mean_ratio(sides[0] * effect, sides[1]), None, None, [], Thresholds())[0])
+    for seed in range(count):
+        own = {f"code-{i}": 1 + 0.03 * ((7 * i + seed) % 5 - 2) / 1.4 for i in range(num_prompts)}
+        truth = Truth(
+            step_s=lambda prompt_id, condition, own=own: 0.020 / effect * own[prompt_id],
+            ttft_s=lambda prompt_id, condition: 0.010 / effect,
+            accepted=lambda prompt_id: 1,
+            k=3,
+            noise=0.03,
+        )
+        plain = Truth(ttft_s=lambda prompt_id, condition: 0.010, noise=0.03)
+        run = make_run(
+            {"plain": plain, "ngram k=3": truth},
+            workloads=[workload(num_prompts=num_prompts, tokens=41)],
+            conditions=closed(streams),
+            repeats=5,
+            seed=seed,
+            turn_noise=0.01,
+        )
+        (comparison,) = compare(run, [], LIMITS)
+        found.append(comparison.verdict)
     return found
 
 
-@pytest.fixture(autouse=True)
-def _fewer_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(statistics, "RESAMPLES", 1000)
-
-
-@pytest.mark.parametrize("num_prompts", [4, 8, 16])
-def test_a_against_a_is_inconclusive_at_least_19_times_in_20(num_prompts: int) -> None:
-    found = verdicts(1.0, num_prompts)
+@pytest.mark.parametrize(("num_prompts", "streams"), [(8, 1), (16, 1), (8, 4)])
+def test_a_against_a_is_inconclusive_at_least_19_times_in_20(num_prompts: int, streams: int) -> None:
+    found = verdicts(1.0, num_prompts, streams=streams)
     assert found.count(Verdict.INCONCLUSIVE) >= 0.95 * len(found)
 
 
-def test_a_ten_percent_effect_is_found_in_either_direction() -> None:
-    assert verdicts(1.10, 16).count(Verdict.ADOPT) >= 450
-    assert verdicts(0.90, 16).count(Verdict.REJECT) >= 450
+@pytest.mark.parametrize("streams", [1, 4])
+def test_a_ten_percent_effect_is_found_in_either_direction(streams: int) -> None:
+    assert verdicts(1.10, 16, streams=streams, count=10).count(Verdict.ADOPT) >= 9
+    assert verdicts(0.90, 16, streams=streams, count=10).count(Verdict.REJECT) >= 9
 
 
-def test_a_sloppier_rule_would_fail_the_a_a_test(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(statistics, "CONFIDENCE", 0.5)
-    found = [judge(each, None, None, [], Thresholds(margin=0.0))[0] for each in _intervals(8)]
-    assert found.count(Verdict.INCONCLUSIVE) < 0.7 * len(found)
-
-
-def _intervals(num_prompts: int) -> list[Interval]:
-    rng = np.random.default_rng(2)
-    pairs = (np.exp(rng.normal(0, 0.03, (2, num_prompts))) for _ in range(200))
-    return [mean_ratio(candidate, plain) for candidate, plain in pairs]
+def test_a_rule_without_intervals_would_fail_the_a_a_test() -> None:
+    runs = [make_run({"ngram k=3": gains(1.0)}, repeats=1, seed=seed) for seed in range(20)]
+    found = [compare(run, [], LIMITS)[0].speedup.value for run in runs]
+    assert sum(abs(value - 1) > 1e-3 for value in found) >= 10

@@ -1,8 +1,24 @@
-"""Things that answer prompts over HTTP and report SpecStats: the embedded server, any URL, a fake."""
+"""Things that answer prompts over HTTP and report SpecStats: the embedded server, vLLM, any URL, a fake."""
 
-from draftwise.backends.base import Backend, ServerInfo
+from draftwise.backends.base import Backend, BrokenStream, Exchange, Piece, ServerInfo
 from draftwise.backends.embedded import EmbeddedBackend
 from draftwise.backends.fake import FakeBackend, FakeScript
+from draftwise.backends.gpus import Placement, find_gpus, place_arms
 from draftwise.backends.url import UrlBackend
+from draftwise.backends.vllm import VllmBackend
 
-__all__ = ["Backend", "EmbeddedBackend", "FakeBackend", "FakeScript", "ServerInfo", "UrlBackend"]
+__all__ = [
+    "Backend",
+    "BrokenStream",
+    "EmbeddedBackend",
+    "Exchange",
+    "FakeBackend",
+    "FakeScript",
+    "Piece",
+    "Placement",
+    "ServerInfo",
+    "UrlBackend",
+    "VllmBackend",
+    "find_gpus",
+    "place_arms",
+]

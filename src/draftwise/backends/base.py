@@ -8,9 +8,12 @@ from typing import Any, Protocol
 
 import httpx
 
-from draftwise.core import Counters
+from draftwise.core import BackendError, Counters, ServerLoad
 
-__all__ = ["Backend", "ServerInfo"]
+__all__ = ["Backend", "BrokenStream", "Exchange", "Piece", "ServerInfo"]
+
+Piece = tuple[float, bytes]
+"""Bytes of an answer's body and when they arrived, on the backend's clock."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +24,30 @@ class ServerInfo:
     """The name to send in requests."""
     max_model_len: int | None = None
     version: Mapping[str, Any] = field(default_factory=dict)
-    """Its /version answer: `version`, and whatever else it tells (device, dtype, resolved speculative config)."""
+    """What it is, the same after every start: its /version answer (`version`, and whatever else it tells: device,
+    dtype) and, where it is known, the `speculative_config` as it resolved."""
+    started: Mapping[str, Any] = field(default_factory=dict)
+    """How this start went: seconds of its phases, memory, KV tokens. Differs from start to start."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """One request and its streamed answer as it came off the wire; times are `Backend.now` seconds."""
+
+    status: int
+    """Of HTTP; 0 when not even the head arrived."""
+    sent: float
+    received: tuple[Piece, ...]
+    """The body without its transfer coding."""
+    finished: float
+
+
+class BrokenStream(BackendError):  # noqa: N818  (as InvalidSetup: what happened, not that it is an error)
+    """The connection broke before the answer had ended; `partial` is what came, None when nothing was sent."""
+
+    def __init__(self, message: str, partial: Exchange | None = None) -> None:
+        super().__init__(message)
+        self.partial = partial
 
 
 class Backend(Protocol):
@@ -46,6 +72,16 @@ class Backend(Protocol):
     def client(self) -> httpx.AsyncClient:
         """An HTTP client whose base is the server, open while started."""
 
+    async def stream(self, path: str, body: bytes, received: list[Piece] | None = None) -> Exchange:
+        """POST a JSON body and return the answer with the arrival of each of its pieces.
+
+        Cancelling closes the connection, which makes the server give the request up. The pieces are also appended
+        to `received` as they arrive: what came of a cancelled answer is there.
+
+        Raises:
+            BrokenStream: the connection could not be made or broke.
+        """
+
     def now(self) -> float:
         """Return seconds on the clock that this server's answers are timed with."""
 
@@ -55,5 +91,17 @@ class Backend(Protocol):
     async def counters(self) -> Counters:
         """Return the counters of its /metrics, all zero where it has none."""
 
+    async def gauges(self) -> ServerLoad:
+        """Return how loaded the server is, by its /metrics; None for what it does not report."""
+
     async def describe(self) -> ServerInfo:
         """Return what the server says about itself."""
+
+    async def rest(self) -> None:
+        """Take as little of the machine as possible until `wake`: another server's turn begins.
+
+        Nothing may be in flight, and nothing may be asked, meanwhile.
+        """
+
+    async def wake(self) -> None:
+        """End `rest`; harmless when awake."""

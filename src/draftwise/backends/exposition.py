@@ -1,47 +1,91 @@
-"""Reads the counters that matter to a measurement out of Prometheus text."""
+"""Reads what matters to a measurement out of Prometheus text: counters of the work done, gauges of the load."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
+from collections.abc import Iterator
 
-from draftwise.core import Counters, SpecStats
-from draftwise.facts.metrics import (
-    SPEC_NUM_ACCEPTED_TOKENS,
-    SPEC_NUM_ACCEPTED_TOKENS_PER_POS,
-    SPEC_NUM_DRAFT_TOKENS,
-    SPEC_NUM_DRAFTS,
-    get_metric,
-)
+from draftwise.core import Counters, ServerLoad, SpecStats
+from draftwise.facts.server_metrics import readings_by_sample
 
-__all__ = ["parse_counters"]
+__all__ = ["has_spec_counters", "parse_counters", "parse_gauges"]
 
-_SAMPLE = re.compile(r"^(?P<name>[A-Za-z_:][\w:]*)(?:\{(?P<labels>.*)\})? (?P<value>\S+)", re.MULTILINE)
 _POSITION = re.compile(r'\bposition="(\d+)"')
+_RANK = re.compile(r'\b(?:tp|pp)_rank="(?!0")')
+"""A copy of what rank 0 reports (SGLang, when all its schedulers export)."""
 
 
 def parse_counters(text: str) -> Counters:
     """Return the counters of a server's /metrics, summed over its engines; absent ones are None or zero."""
-    totals: dict[str, int] = defaultdict(int)
-    per_pos: dict[int, int] = defaultdict(int)
-    for sample in _SAMPLE.finditer(text):
-        name, value = sample["name"], int(float(sample["value"])) if sample["name"].endswith("_total") else 0
-        totals[name] += value
-        position = _POSITION.search(sample["labels"] or "")
-        if name == SPEC_NUM_ACCEPTED_TOKENS_PER_POS.sample and position:
-            per_pos[int(position[1])] += value
-
-    def find(name: str) -> int | None:
-        return totals.get(get_metric(name).sample)
-
+    totals = _sum_up(text)
+    per_pos = _sum_positions(text)
     return Counters(
         spec=SpecStats(
-            num_drafts=totals.get(SPEC_NUM_DRAFTS.sample, 0),
-            num_draft_tokens=totals.get(SPEC_NUM_DRAFT_TOKENS.sample, 0),
-            num_accepted_tokens=totals.get(SPEC_NUM_ACCEPTED_TOKENS.sample, 0),
+            num_drafts=int(totals.get("num_drafts", 0)),
+            num_draft_tokens=int(totals.get("num_draft_tokens", 0)),
+            num_accepted_tokens=int(totals.get("num_accepted_tokens", 0)),
             accepted_per_pos=tuple(per_pos.get(i, 0) for i in range(max(per_pos, default=-1) + 1)),
         ),
-        generation_tokens=find("generation_tokens"),
-        prefix_queries=find("prefix_cache_queries"),
-        prefix_hits=find("prefix_cache_hits"),
+        generation_tokens=_whole(totals.get("generation_tokens")),
+        prefix_queries=_whole(totals.get("prefix_queries")),
+        prefix_hits=_whole(totals.get("prefix_hits")),
     )
+
+
+def parse_gauges(text: str) -> ServerLoad:
+    """Return how loaded a server is: requests summed over its engines, KV use of the fullest one."""
+    totals = _sum_up(text)
+    return ServerLoad(running=totals.get("running"), waiting=totals.get("waiting"), kv_usage=_largest(text, "kv_usage"))
+
+
+def has_spec_counters(text: str) -> bool:
+    """Return whether the server counts drafts at all: vLLM does exactly when it was started to speculate."""
+    return any(reading == "num_drafts" for reading, _, _, _ in _samples(text))
+
+
+def _sum_up(text: str) -> dict[str, float]:
+    """Return each reading's total, by the best of its names."""
+    totals: dict[tuple[str, int], float] = defaultdict(float)
+    for reading, rank, _, value in _samples(text):
+        totals[reading, rank] += value
+    return {reading: totals[reading, rank] for reading, rank in sorted(totals, reverse=True)}
+
+
+def _largest(text: str, wanted: str) -> float | None:
+    found = [(rank, -value) for reading, rank, _, value in _samples(text) if reading == wanted]
+    return -min(found)[1] if found else None
+
+
+def _sum_positions(text: str) -> dict[int, int]:
+    per_pos: dict[int, int] = defaultdict(int)
+    for reading, _, labels, value in _samples(text):
+        if reading == "accepted_per_pos" and (position := _POSITION.search(labels)):
+            per_pos[int(position[1])] += int(value)
+    return per_pos
+
+
+def _samples(text: str) -> Iterator[tuple[str, int, str, float]]:
+    """Yield reading, rank, labels and value of every sample that is known; damaged lines are passed over."""
+    known = readings_by_sample()
+    for line in text.splitlines():
+        name = line.partition(" ")[0].partition("{")[0]
+        if name in known:
+            labels, _, rest = line[len(name) :].rpartition("}")
+            value = _number(rest.split())
+            if value is not None and not _RANK.search(labels):
+                yield (*known[name], labels, value)
+
+
+def _number(words: list[str]) -> float | None:
+    """Return the value of a sample, which a timestamp may follow."""
+    try:
+        value = float(words[0])
+    except (IndexError, ValueError):
+        return None
+    return value if math.isfinite(value) else None
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else int(value)

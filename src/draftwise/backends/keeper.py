@@ -1,35 +1,124 @@
 """Runs a command until its own standard input closes: a child that can never outlive the process that wanted it.
 
 A script of its own, run by path (it imports nothing but the standard library). The parent holds the other end of
-the pipe; a clean stop, Ctrl-C and a kill of the parent all close it, and all take the same way down.
+the pipe; a clean stop, Ctrl-C and a kill of the parent all close it, and all take the same way down: a polite signal
+to the command, time to answer it, then the end of everything that came from it. That includes processes whose own
+parent has died (vLLM's engine goes on when its API server is killed): on Linux they become this process's children.
 """
 
+import ctypes
 import os
 import signal
 import subprocess
 import sys
 import threading
+import time
+from collections import defaultdict
 from contextlib import suppress
 
-GRACE_S = 10
+GRACE_S = 15
+"""How long the command may take to end by itself. vLLM takes 1 to 3 s, more with many GPUs."""
+TRACKER_S = 1
+"""How long Python's resource trackers may take to clean up after processes that were killed."""
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+"""prctl(2)."""
 
 
 def main(command: list[str]) -> int:
-    """Run `command` in this process's group until it ends or standard input closes; return its exit status."""
-    child = subprocess.Popen(command, stdin=subprocess.DEVNULL)
-    threading.Thread(target=_end_with_input, args=(child,), daemon=True).start()
-    return child.wait()
+    """Run `command` until it ends or standard input closes; return its exit status, and leave nothing of it behind."""
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+    # Should this process be killed, the command is asked to end: nobody else would know of it.
+    child = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, preexec_fn=lambda: _prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    )
+    ended = threading.Event()
+    threading.Thread(target=_end_with_input, args=(child.pid, ended), daemon=True).start()
+    status = _wait(child.pid)
+    ended.set()
+    _end_rest()
+    return status
 
 
-def _end_with_input(child: subprocess.Popen[bytes]) -> None:
+def find_descendants(pid: int) -> list[int]:
+    """Return the processes that came from a process and still belong to it, children before their own children."""
+    children = defaultdict(list)
+    for each, parent in _pairs():
+        children[parent].append(each)
+    found = list(children[pid])
+    for each in found:
+        found += children[each]
+    return found
+
+
+def kill_all(pids: list[int]) -> None:
+    """End processes at once, stopped ones too."""
+    for pid in pids:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _pairs() -> list[tuple[int, int]]:
+    """Return every process of the machine with its parent."""
+    if not os.path.isdir("/proc/self"):
+        lines = subprocess.run(["ps", "-axo", "pid=,ppid="], capture_output=True, text=True, check=False).stdout
+        return [(int(pid), int(parent)) for pid, parent in map(str.split, lines.splitlines())]
+    pairs = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with suppress(OSError), open(f"/proc/{name}/stat", "rb") as stat:
+            # pid (name) state ppid ...; the name may hold anything, brackets and spaces too.
+            pairs.append((int(name), int(stat.read().rpartition(b")")[2].split()[1])))
+    return pairs
+
+
+def _wait(pid: int) -> int:
+    """Return the exit status of a child (negative: the signal that ended it), reaping adopted orphans meanwhile."""
+    while True:
+        ended, status = os.wait()
+        if ended == pid:
+            return os.waitstatus_to_exitcode(status)
+
+
+def _end_rest() -> None:
+    """End what the command left running."""
+    deadline = time.monotonic() + TRACKER_S
+    while family := find_descendants(os.getpid()):
+        # A tracker frees the shared memory of the processes it tracks once these are gone, and then ends.
+        trackers = [] if time.monotonic() > deadline else [pid for pid in family if _is_tracker(pid)]
+        kill_all([pid for pid in family if pid not in trackers])
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        time.sleep(0.02)
+
+
+def _is_tracker(pid: int) -> bool:
+    with suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as line:
+        return b"multiprocessing.resource_tracker" in line.read()
+    return False
+
+
+def _end_with_input(pid: int, ended: threading.Event) -> None:
     while os.read(0, 4096):
         pass
-    child.terminate()
-    with suppress(subprocess.TimeoutExpired):
-        child.wait(GRACE_S)
-    # Its own children too: the group is this process's, so nothing of it remains.
-    os.killpg(os.getpgid(0), signal.SIGKILL)
+    family = find_descendants(os.getpid())
+    for each in family:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(each, signal.SIGCONT)  # a stopped process would not hear the next signal
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
+    if not ended.wait(GRACE_S):
+        kill_all([pid])
+        # `main` ends what it finds; without adoption (not Linux) the orphans are only known from before.
+        kill_all(family[1:] if sys.platform != "linux" else [])
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    status = main(sys.argv[1:])
+    if status < 0:
+        os.kill(os.getpid(), -status)  # what looks at this process sees what happened to the command
+    sys.exit(status)

@@ -8,9 +8,10 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from draftwise.backends.base import ServerInfo
-from draftwise.backends.exposition import parse_counters
-from draftwise.core import BackendError, Counters, InvalidSetup
+from draftwise.backends.base import BrokenStream, Exchange, Piece, ServerInfo
+from draftwise.backends.exposition import parse_counters, parse_gauges
+from draftwise.backends.wire import Wire
+from draftwise.core import BackendError, Counters, InvalidSetup, ServerLoad
 
 __all__ = ["UrlBackend"]
 
@@ -37,8 +38,9 @@ class UrlBackend:
         self.name = name
         self.url = url.rstrip("/").removesuffix("/v1")
         self.command = command
-        self._api_key = api_key
+        self.api_key = api_key
         self._client: httpx.AsyncClient | None = None
+        self._wire: Wire | None = None
 
     @property
     def client(self) -> httpx.AsyncClient:
@@ -64,11 +66,39 @@ class UrlBackend:
         if self._client is not None:
             await self._client.aclose()
             self._client = None
+        if self._wire is not None:
+            self._wire.close()
+            self._wire = None
+
+    async def stream(self, path: str, body: bytes, received: list[Piece] | None = None) -> Exchange:
+        """POST a JSON body and return the answer with the arrival of each of its pieces.
+
+        Raises:
+            BrokenStream: the connection could not be made or broke.
+        """
+        assert self._wire is not None, "the backend is not started"
+        try:
+            return await self._wire.post(path, body, received)
+        except BrokenStream as error:
+            raise BrokenStream(
+                f"{self.name}: the connection to {self.url} broke ({error}). {self.complaint()}", error.partial
+            ) from None
 
     async def counters(self) -> Counters:
         """Return the counters of /metrics, all zero where there is none."""
         response = await self._get("/metrics")
         return parse_counters(response.text) if response.is_success else Counters()
+
+    async def gauges(self) -> ServerLoad:
+        """Return how loaded the server is by its /metrics; all None where there is none."""
+        response = await self._get("/metrics")
+        return parse_gauges(response.text) if response.is_success else ServerLoad()
+
+    async def rest(self) -> None:
+        """Do nothing: somebody else runs the server."""
+
+    async def wake(self) -> None:
+        """Do nothing: it never rested."""
 
     async def describe(self) -> ServerInfo:
         """Return the served model and the /version answer."""
@@ -84,12 +114,14 @@ class UrlBackend:
         )
 
     def _open(self, transport: httpx.AsyncBaseTransport | None = None) -> None:
-        headers = {"Authorization": f"Bearer {self._api_key}"} if self._api_key else {}
+        headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
         # Proxies of the environment are for the internet; a measured server is reached directly.
         timeout = httpx.Timeout(600, connect=10)
+        tls = httpx.create_ssl_context()
         self._client = httpx.AsyncClient(
-            base_url=self.url, headers=headers, timeout=timeout, transport=transport, trust_env=False
+            base_url=self.url, headers=headers, timeout=timeout, transport=transport, verify=tls, trust_env=False
         )
+        self._wire = Wire(self.url, headers=headers, now=self.now, tls=tls)
 
     async def _get(self, path: str) -> httpx.Response:
         try:

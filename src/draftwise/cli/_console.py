@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -10,6 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from draftwise.core import Comparison, Decision, Finding, Interval, RunPlan, Severity, Verdict
+from draftwise.measure.schedule import pass_over
+from draftwise.measure.verdict import deciding
+from draftwise.measure.warm_up import Pace
 
 __all__ = ["ConsoleProgress", "estimate", "open_console", "show_decision"]
 
@@ -22,6 +25,8 @@ _COLOURS = {
 }
 _WIDE = 125
 """Characters that the whole table needs."""
+_UNKNOWN = 100.0
+"""Speed-up from which the upper end of an interval says no more than that it is not known."""
 _QUIET_STEPS = 10
 """Lines that a run writes where there is no terminal to draw a bar in."""
 
@@ -72,16 +77,19 @@ class ConsoleProgress:
             self._console.print(f"{self._done} of {self._total} requests: {what}")
 
 
-def estimate(plan: RunPlan, pace: Mapping[str, float], seconds: float) -> str:
-    """Return one line: how much a plan is, and about how long it takes."""
-    prompts = [len(workload.prompts) for workload in plan.workloads]
-    speeds = ", ".join(f"{name} {1 / each:.0f}" for name, each in pace.items() if each > 0)
-    workloads = " + ".join(f"{count} {each.name}" for count, each in zip(prompts, plan.workloads, strict=True))
-    total = sum(prompts) * plan.repeats * len(plan.arms)
-    return (
-        f"{len(plan.arms)} arms x ({workloads}) prompts x {plan.repeats} passes = {total} requests, "
-        f"about {_duration(seconds)} (warm-up tokens/s: {speeds})"
-    )
+def estimate(plan: RunPlan, pace: Pace, seconds: float) -> str:
+    """Return a few lines: how much a plan is, about how long it takes, and how fast the servers were in the warm-up."""
+    workloads = " + ".join(f"{len(each.prompts)} {each.name}" for each in plan.workloads)
+    loads = "" if len(plan.conditions) == 1 else f"{len(plan.conditions)} conditions x "
+    total = plan.repeats * sum(len(turn.prompts) for turn in pass_over(plan, plan.conditions, 1))
+    lines = [
+        f"{len(plan.arms)} arms x {loads}({workloads}) prompts x {plan.repeats} passes = "
+        f"{'at most ' if plan.adaptive else ''}{total} requests, about {_duration(seconds)}"
+    ]
+    for condition in plan.conditions:
+        speeds = ", ".join(f"{arm.name} {1 / pace[arm.name, condition.label]:.0f}" for arm in plan.arms)
+        lines.append(f"warm-up tokens/s at {condition.label}: {speeds}")
+    return "\n".join(lines)
 
 
 def _duration(seconds: float) -> str:
@@ -110,29 +118,40 @@ def show_decision(console: Console, decision: Decision) -> None:
     console.print(Text(decision.sentence, style="bold"), soft_wrap=True)
     for rule in decision.rollback:
         console.print(Text(rule, style="dim"), soft_wrap=True)
+    for schedule in decision.schedules:
+        console.print(f"Schedule by batch size, to paste: {schedule}", markup=False, highlight=False, soft_wrap=True)
+    for missing in decision.unmeasured:
+        console.print(Text(f"Not measured: {missing}", style="yellow"), soft_wrap=True)
 
 
 def _table(comparisons: tuple[Comparison, ...], *, wide: bool) -> Table:
     shown = [name for name in _NUMBERS if wide or name in _ALWAYS]
+    sweeps = len({each.condition for each in comparisons}) > 1
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("workload", "candidate", "verdict"):
+    for name in ("workload", *(["load"] if sweeps else []), "candidate", "verdict"):
         table.add_column(name, no_wrap=True)
     for name in shown:
         table.add_column(name, justify="right", no_wrap=True)
-    last = ""
+    last, load = "", ""
     for each in comparisons:
         if last and each.workload != last:
             table.add_row()
+            load = ""
         verdict = Text(each.verdict, style=_COLOURS[each.verdict])
         workload = "" if each.workload == last else each.workload
-        table.add_row(workload, each.candidate, verdict, *(_NUMBERS[name](each) for name in shown))
-        last = each.workload
+        label = [("" if each.condition.label == load else each.condition.label)] if sweeps else []
+        table.add_row(workload, *label, each.candidate, verdict, *(_NUMBERS[name](each) for name in shown))
+        last, load = each.workload, each.condition.label
     return table
 
 
 def _positions(each: Comparison) -> str:
     rates = [f"{100 * rate:.0f}" for rate in each.counters.spec.rate_per_pos]
     return " ".join(rates[:5]) + (" ..." if len(rates) > 5 else "")
+
+
+def _span(ratio: Interval) -> str:
+    return f"{ratio.low:.2f}-{ratio.high:.2f}" if ratio.high < _UNKNOWN else f"{ratio.low:.2f}-?"
 
 
 def _number(value: float | None) -> str:
@@ -144,8 +163,8 @@ def _change(ratio: Interval | None) -> str:
 
 
 _NUMBERS: dict[str, Callable[[Comparison], str]] = {
-    "speed-up": lambda each: f"{each.speedup.value:.2f}x",
-    "95 %": lambda each: f"{each.speedup.low:.2f}-{each.speedup.high:.2f}",
+    "speed-up": lambda each: f"{deciding(each).ratio.value:.2f}x",
+    "95 %": lambda each: _span(deciding(each).ratio),
     "tokens\n/step": lambda each: _number(each.counters.tokens_per_step),
     "accept\nlength": lambda each: _number(each.counters.spec.acceptance_length),
     "by position, %": _positions,

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from draftwise import __version__
-from draftwise.core import BackendError, InvalidSetup
+from draftwise.core import BackendError, InvalidSetup, StorageError
 
 __all__ = ["VerbGroup"]
 
@@ -49,7 +49,7 @@ class VerbGroup(click.Group):
             for finding in error.findings:
                 click.echo(f"{finding.severity}: {finding}", err=True)
             sys.exit(_EXIT_FINDINGS)
-        except BackendError as error:
+        except (BackendError, StorageError) as error:
             click.echo(f"error: {error}", err=True)
             sys.exit(_EXIT_BACKEND)
         except KeyboardInterrupt:

@@ -7,7 +7,7 @@ import json
 import os
 import shlex
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -17,21 +17,26 @@ from click.core import ParameterSource
 from rich.console import Console
 
 from draftwise.cli._console import ConsoleProgress, estimate, open_console, show_decision
-from draftwise.core import Arm, BackendError, Decision, InvalidSetup, RunPlan, Severity
+from draftwise.cli._loads import conditions, load_options, spread_lengths
+from draftwise.core import Arm, BackendError, Decision, InvalidSetup, Replay, RunPlan, Severity, StorageError
+from draftwise.measure.device_state import read_device_state
+from draftwise.measure.experiment import DeviceReader
 from draftwise.measure.launch import (
     DEFAULT_CANDIDATES,
     PLAIN,
     Candidate,
     Wish,
+    are_here,
     build_backends,
     build_context,
     name_arms,
     parse_candidate,
 )
+from draftwise.measure.prompts import BUNDLED, check_workloads, load_workloads
 from draftwise.measure.report import write_report
 from draftwise.measure.run_directory import RunDirectory
 from draftwise.measure.session import Session
-from draftwise.measure.workload_file import BUNDLED, load_workload
+from draftwise.measure.warm_up import Pace
 
 __all__ = ["decide", "finish"]
 
@@ -51,19 +56,26 @@ _INTERRUPTED = 130
               help="As many prompts as fit in about this time.")  # fmt: skip
 @click.option("--repeats", type=click.IntRange(1), default=5, show_default=True, help="Passes over the prompts.")
 @click.option("--warmup", type=click.IntRange(1), default=3, show_default=True, help="Discarded requests per arm.")
-@click.option("--temperature", type=click.FloatRange(0), default=0.0, show_default=True)
 @click.option("--seed", type=int, default=0, show_default=True)
-@click.option("--concurrency", type=click.IntRange(1), default=1, show_default=True, help="Requests in flight.")
+@load_options
+@click.option("--adaptive/--no-adaptive", default=True, show_default=True,
+              help="Leave out what is settled, and search where speculation stops paying.")  # fmt: skip
 @click.option("--max-tokens", type=click.IntRange(1), metavar="N", help="Cap on every prompt's own.")
 @click.option("--url", metavar="URL", help="The plain server, if it runs already (instead of TARGET).")
 @click.option("--candidate-url", "candidate_urls", multiple=True, metavar="URL", help="A speculating server.")
 @click.option("--api-key-env", metavar="NAME", help="Variable that holds the key of the URLs.")
 @click.option("--context", "notes", multiple=True, metavar="KEY=VALUE",
               help="What cannot be seen from here: hardware, precision, model, command.ARM.")  # fmt: skip
-@click.option("--serve-args", default="", metavar="ARGS", help="For `draftwise serve`, e.g. '--dtype float32'.")
+@click.option("--engine", type=click.Choice(["draftwise", "vllm"]), default="draftwise", show_default=True,
+              help="What serves TARGET.")  # fmt: skip
+@click.option("--vllm", default="vllm", show_default=True, metavar="COMMAND",
+              help="What starts vLLM: a path, `python -m vllm...`, `docker run ...`.")  # fmt: skip
+@click.option("--gpus", metavar="ID[,ID...]", help="GPUs for vLLM's servers  [default: all]")
+@click.option("--serve-args", default="", metavar="ARGS", help="For the engine's `serve`, e.g. '--dtype float32'.")
 @click.option("--margin", type=click.FloatRange(0, 1), help="Smallest change worth making  [default: 0.03]")
 @click.option("--slo-ttft-ms", type=click.FloatRange(0), help="Promised time to first token, for goodput.")
 @click.option("--slo-tpot-ms", type=click.FloatRange(0), help="Promised time per output token, for goodput.")
+@click.option("--slo-e2e-ms", type=click.FloatRange(0), help="Promised time to the last token, for goodput.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON on stdout.")
 @click.pass_context
 def decide(ctx: click.Context, /, resume: Path | None, api_key_env: str | None, as_json: bool, **asked: Any) -> None:
@@ -89,7 +101,7 @@ def decide(ctx: click.Context, /, resume: Path | None, api_key_env: str | None, 
             plan.arms, wish, directory, api_key=_api_key(api_key_env), on_wait=lambda line: status.update(line[:100])
         )
 
-        def announce(final: RunPlan, pace: Mapping[str, float], seconds: float) -> None:
+        def announce(final: RunPlan, pace: Pace, seconds: float) -> None:
             status.stop()
             console.print(estimate(final, pace, seconds), soft_wrap=True)
 
@@ -99,12 +111,22 @@ def decide(ctx: click.Context, /, resume: Path | None, api_key_env: str | None, 
             directory=directory,
             context=context,
             progress=progress,
+            read_device=_device_reader(are_here(plan.arms)),
             announce=announce,
             resume=resume is not None,
             budget_s=budget_s,
         )
         failure = _measure(session)
     finish(directory, as_json=as_json, failure=failure)
+
+
+def _device_reader(here: bool) -> DeviceReader:
+    """Return what reads clocks and temperatures after a turn: of the whole machine only if the servers run on it."""
+
+    async def read() -> dict[str, Any]:
+        return await asyncio.to_thread(read_device_state, gpus=here)
+
+    return read
 
 
 def _refuse_others(ctx: click.Context) -> None:
@@ -126,7 +148,7 @@ def _measure(session: Session) -> BaseException | None:
 
     try:
         asyncio.run(run())
-    except (KeyboardInterrupt, asyncio.CancelledError, BackendError) as error:
+    except (KeyboardInterrupt, asyncio.CancelledError, BackendError, StorageError) as error:
         return error
     return None
 
@@ -134,7 +156,7 @@ def _measure(session: Session) -> BaseException | None:
 def finish(directory: RunDirectory, *, as_json: bool, failure: BaseException | None = None) -> None:
     """Report on what a directory holds, then end as `failure` or the findings demand."""
     if not (directory.path / "manifest.json").exists():
-        if isinstance(failure, BackendError):
+        if isinstance(failure, BackendError | StorageError):
             raise failure
         click.echo("interrupted before anything was measured", err=True)
         raise SystemExit(_INTERRUPTED)
@@ -146,7 +168,7 @@ def finish(directory: RunDirectory, *, as_json: bool, failure: BaseException | N
     if failure is not None:
         click.echo(f"Unfinished: everything measured is kept. Go on with: draftwise decide --resume {directory.path}",
                    err=True)  # fmt: skip
-        if isinstance(failure, BackendError):
+        if isinstance(failure, BackendError | StorageError):
             raise failure
         raise SystemExit(_INTERRUPTED)
     raise SystemExit(1 if _has_error(decision) else 0)
@@ -158,16 +180,36 @@ def _has_error(decision: Decision) -> bool:
 
 
 def _plan(asked: dict[str, Any], console: Console) -> RunPlan:
-    workloads = [load_workload(name, max_tokens=asked["max_tokens"]) for name in asked["workloads"] or BUNDLED]
+    tokenizer = None if asked["target"] is None else Path(asked["target"])
+    workloads = [
+        workload.first(asked["prompts"])
+        for text in asked["workloads"] or BUNDLED
+        for workload in load_workloads(text, max_tokens=asked["max_tokens"], tokenizer=tokenizer)
+    ]
     names = [workload.name for workload in workloads]
     if len(set(names)) < len(names):
         raise InvalidSetup.because("duplicate-workload", f"names repeat: {', '.join(names)}.", where="--workload")
-    settings = {name: asked[name] for name in ("repeats", "warmup", "temperature", "seed", "concurrency")}
-    return RunPlan(
+    settings = {name: asked[name] for name in ("repeats", "warmup", "seed", "adaptive")}
+    plan = RunPlan(
         arms=tuple(_arms(asked, console)),
-        workloads=tuple(workload.first(asked["prompts"]) for workload in workloads),
+        workloads=tuple(workloads),
+        conditions=conditions(asked),
+        turn_s=asked["turn_seconds"],
         **settings,
     )
+    _check_workloads(plan, console)
+    return plan
+
+
+def _check_workloads(plan: RunPlan, console: Console) -> None:
+    """Refuse prompts that cannot carry the conclusion, and warn of those that weaken it."""
+    drawn = [arm.spec is not None and arm.spec.draws_acceptance for arm in plan.arms[1:]]
+    replays = any(isinstance(condition.load, Replay) for condition in plan.conditions)
+    findings = check_workloads(plan.workloads, measures_acceptance=not all(drawn), needs_arrivals=replays)
+    if faults := [finding for finding in findings if finding.severity is Severity.ERROR]:
+        raise InvalidSetup(faults)
+    for finding in findings:
+        console.print(f"{finding.severity}: {finding}", soft_wrap=True, markup=False)
 
 
 def _arms(asked: dict[str, Any], console: Console) -> list[Arm]:
@@ -181,6 +223,8 @@ def _arms(asked: dict[str, Any], console: Console) -> list[Arm]:
         if len(asked["candidates"]) not in (0, len(urls)):
             raise click.UsageError("Give one --candidate per --candidate-url, in the same order, or none.")
         given: list[Candidate] = [parse_candidate(text) for text in asked["candidates"]]
+        if asked["lengths"]:
+            raise click.UsageError("--k is for servers that draftwise starts; those at --candidate-url have theirs.")
         given = given or [(None, None)] * len(urls)
         return [Arm(name=PLAIN, url=url), *name_arms(given, urls)]
     if urls:
@@ -188,7 +232,8 @@ def _arms(asked: dict[str, Any], console: Console) -> list[Arm]:
     texts: Sequence[str] = asked["candidates"] or DEFAULT_CANDIDATES
     if not asked["candidates"]:
         console.print("No --candidate given; taking those that need nothing but the target:", *texts, soft_wrap=True)
-    return [Arm(name=PLAIN), *name_arms([parse_candidate(text) for text in texts], [None] * len(texts))]
+    spread = spread_lengths([parse_candidate(text) for text in texts], asked["lengths"])
+    return [Arm(name=PLAIN), *name_arms(spread, [None] * len(spread))]
 
 
 def _wish(asked: dict[str, Any]) -> Wish:
@@ -202,9 +247,13 @@ def _wish(asked: dict[str, Any]) -> Wish:
         "margin": asked["margin"],
         "slo_ttft_s": asked["slo_ttft_ms"] and asked["slo_ttft_ms"] / 1e3,
         "slo_tpot_s": asked["slo_tpot_ms"] and asked["slo_tpot_ms"] / 1e3,
+        "slo_e2e_s": asked["slo_e2e_ms"] and asked["slo_e2e_ms"] / 1e3,
     }
     return Wish(
         target=asked["target"],
+        engine=asked["engine"],
+        vllm=asked["vllm"],
+        gpus=None if asked["gpus"] is None else tuple(each for each in asked["gpus"].split(",") if each),
         serve_args=tuple(shlex.split(asked["serve_args"])),
         notes=notes,
         thresholds={name: value for name, value in thresholds.items() if value is not None},

@@ -2,10 +2,22 @@
 
 from draftwise.core.budget import Budget
 from draftwise.core.config import SpecConfig
-from draftwise.core.decision import Comparison, Decision, Interval, Verdict
-from draftwise.core.finding import BackendError, DraftwiseError, Finding, InvalidSetup, Severity
+from draftwise.core.decision import Band, Comparison, Crossover, Decision, Interval, Verdict
+from draftwise.core.finding import BackendError, DraftwiseError, Finding, InvalidSetup, Severity, StorageError
+from draftwise.core.load import Arrivals, ClosedLoop, Condition, Load, OpenLoop, Phase, Replay
 from draftwise.core.ruling import Effect, Ruling, Stage
-from draftwise.core.run import Answer, Arm, Counters, Divergence, Run, RunPlan, Window
+from draftwise.core.run import (
+    Answer,
+    Arm,
+    ClientHealth,
+    Counters,
+    Divergence,
+    Run,
+    RunPlan,
+    ServerLoad,
+    Settled,
+    Window,
+)
 from draftwise.core.setup import Device, Setup
 from draftwise.core.shape import ModelShape
 from draftwise.core.stats import SpecStats
@@ -15,10 +27,16 @@ from draftwise.core.workload import Prompt, Workload
 __all__ = [
     "Answer",
     "Arm",
+    "Arrivals",
     "BackendError",
+    "Band",
     "Budget",
+    "ClientHealth",
+    "ClosedLoop",
     "Comparison",
+    "Condition",
     "Counters",
+    "Crossover",
     "Decision",
     "Device",
     "Divergence",
@@ -27,16 +45,23 @@ __all__ = [
     "Finding",
     "Interval",
     "InvalidSetup",
+    "Load",
     "ModelShape",
+    "OpenLoop",
+    "Phase",
     "Prompt",
+    "Replay",
     "Ruling",
     "Run",
     "RunPlan",
+    "ServerLoad",
+    "Settled",
     "Setup",
     "Severity",
     "SpecConfig",
     "SpecStats",
     "Stage",
+    "StorageError",
     "Timing",
     "Verdict",
     "Window",

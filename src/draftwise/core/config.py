@@ -28,6 +28,11 @@ class SpecConfig:
     def __post_init__(self) -> None:
         object.__setattr__(self, "options", MappingProxyType(dict(self.options)))
 
+    @property
+    def draws_acceptance(self) -> bool:
+        """Whether the engine draws acceptance by lot instead of judging drafts: for costs; its text means nothing."""
+        return self.options.get("rejection_sample_method") == "synthetic"
+
     @classmethod
     def keep(cls, given: Mapping[str, Any]) -> SpecConfig:
         """Return the config for any JSON object; a value of the wrong type stays in `options`, unjudged."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from draftwise.core.finding import Finding
+from draftwise.core.load import Condition
 from draftwise.core.run import Counters
 
-__all__ = ["Comparison", "Decision", "Interval", "Verdict"]
+__all__ = ["Band", "Comparison", "Crossover", "Decision", "Interval", "Verdict"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,12 +23,12 @@ class Interval:
 
 
 class Verdict(StrEnum):
-    """What a comparison says about one candidate on one workload."""
+    """What a comparison says about one candidate on one workload under one condition."""
 
     ADOPT = "adopt"
     REJECT = "reject"
     MIXED = "mixed"
-    """Better on the whole, worse for the slowest prompts or for the first token."""
+    """Better on the whole, worse for the slowest requests or for the first token: P50 better, P99 worse."""
     INCONCLUSIVE = "inconclusive"
     BLOCKED = "blocked"
     """Faster, but a guard found that the gain is not what it seems."""
@@ -34,10 +36,11 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """One candidate against plain decoding on one workload; all ratios are candidate over plain."""
+    """One candidate against plain decoding on one workload under one condition; all ratios are candidate over plain."""
 
     workload: str
     candidate: str
+    condition: Condition = field(default_factory=Condition)
     num_prompts: int
     passes: tuple[int, ...]
     """The passes over the workload that the numbers rest on."""
@@ -61,12 +64,64 @@ class Comparison:
     verdict: Verdict
     reason: str
     findings: tuple[Finding, ...] = ()
+    settled: bool = False
+    """Whether more passes would not change the verdict, going by the sequential rule of `measure.statistics`."""
+    throughput: Interval | None = None
+    """Output tokens per second of the whole server while the load was full; None where one request is in flight."""
+    percentiles: Mapping[str, Mapping[int, Interval]] = field(default_factory=dict)
+    """Ratios of percentiles over requests: by `ttft`, `tpot`, `itl`, `e2e`, then by percentile (50, 90, 95, 99)."""
+    goodput: tuple[float, float] | None = None
+    """Share of the requests within the SLO, plain and candidate; None without an SLO."""
+    goodput_change: Interval | None = None
+    """Candidate minus plain, as a share of the requests (no ratio)."""
+    p_value: float | None = None
+    """Two-sided, of no difference, after correction for looking repeatedly; None where it cannot be told."""
+    adjusted_p: float | None = None
+    """The same after correction for the number of comparisons in the run (Holm)."""
+    detectable: float | None = None
+    """Smallest speed-up (as a ratio over 1) that this many readings would have found with 80 % power."""
+    prompts_needed: int | None = None
+    """Prompts that would settle an inconclusive comparison with 80 % power, going by the spread seen."""
 
     @property
     def conversion(self) -> float | None:
         """Realised speed-up over mean acceptance length: 1 would be drafting and verifying for free."""
         length = self.counters.spec.acceptance_length
         return self.speedup.value / length if length else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crossover:
+    """Where a candidate stops paying as load grows, on one workload at one temperature."""
+
+    workload: str
+    candidate: str
+    temperature: float
+    axis: str
+    """`concurrency` or `rate`."""
+    value: float | None
+    """Estimated load at which the speed-up is 1; None where it lies outside what was measured."""
+    low: float
+    """Lower end of its interval; the smallest load measured where even that does not pay."""
+    high: float
+    """Upper end; infinity where the largest load measured still pays."""
+    adopt_below: float | None
+    """Largest measured load up to which every verdict is adopt; None where the smallest is none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Band:
+    """A stretch of load over which one setting is the best, on one workload at one temperature."""
+
+    workload: str
+    temperature: float
+    axis: str
+    """`concurrency` or `rate`."""
+    above: float
+    up_to: float
+    """Loads in (above, up_to]; infinity at the end."""
+    setting: str
+    """Name of a candidate, or of the plain arm."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +135,16 @@ class Decision:
     """Findings about the run as a whole."""
     missing_context: tuple[str, ...]
     """What a reader would need to trust the numbers and the run does not carry."""
+    crossovers: tuple[Crossover, ...] = ()
+    """One per workload, candidate and temperature of a sweep over load."""
+    bands: tuple[Band, ...] = ()
+    """Which setting to run at which load."""
+    schedules: tuple[str, ...] = ()
+    """Speculative configs as one-line JSON whose schedule by batch size does what the bands say."""
+    scope: tuple[str, ...] = ()
+    """What the decision holds for, line by line."""
+    unmeasured: tuple[str, ...] = ()
+    """What was planned and not measured, in words: an interrupted run says so."""
 
     @property
     def is_evidence(self) -> bool:

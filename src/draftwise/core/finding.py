@@ -2,7 +2,8 @@
 
 DraftwiseError
 ├── InvalidSetup    the user's mistake: carries every Finding at once
-└── BackendError    a server or process that did not do what it should
+├── BackendError    a server or process that did not do what it should
+└── StorageError    what was measured cannot be written
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["BackendError", "DraftwiseError", "Finding", "InvalidSetup", "Severity"]
+__all__ = ["BackendError", "DraftwiseError", "Finding", "InvalidSetup", "Severity", "StorageError"]
 
 
 class Severity(StrEnum):
@@ -61,3 +62,7 @@ class InvalidSetup(DraftwiseError, ValueError):  # noqa: N818  (a noun the archi
 
 class BackendError(DraftwiseError, RuntimeError):
     """A server, child process or connection failed; the message ends with what to do."""
+
+
+class StorageError(DraftwiseError):
+    """What was measured cannot be written, as the disk is full or gone; what was written before is kept."""

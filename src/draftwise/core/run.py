@@ -7,11 +7,23 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from draftwise.core.config import SpecConfig
+from draftwise.core.load import Condition
 from draftwise.core.stats import SpecStats
 from draftwise.core.timing import Timing
 from draftwise.core.workload import Workload
 
-__all__ = ["Answer", "Arm", "Counters", "Divergence", "Run", "RunPlan", "Window"]
+__all__ = [
+    "Answer",
+    "Arm",
+    "ClientHealth",
+    "Counters",
+    "Divergence",
+    "Run",
+    "RunPlan",
+    "ServerLoad",
+    "Settled",
+    "Window",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,11 +42,15 @@ class RunPlan:
 
     arms: tuple[Arm, ...]
     workloads: tuple[Workload, ...]
+    conditions: tuple[Condition, ...] = field(default_factory=lambda: (Condition(),))
     repeats: int = 5
+    """Passes over the workloads; at most so many where cells are settled early."""
     warmup: int = 3
-    temperature: float = 0.0
     seed: int = 0
-    concurrency: int = 1
+    turn_s: float = 20.0
+    """How long a turn of a steady open loop lasts."""
+    adaptive: bool = False
+    """Whether settled cells are left out of later passes, and the crossover of a sweep over load is bisected."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +107,14 @@ class Answer:
     repeat: int
     """Which pass over the workload, from 1."""
     timing: Timing
+    copy: int = 0
+    """Which sending of this prompt in the turn: a short workload is gone through several times to fill a load."""
+    condition: str = "c=1"
+    """Label of the condition under which it was asked."""
+    measured: bool = True
+    """False for requests that only keep the load up while the measured ones end; no number rests on them."""
+    acceptance: tuple[int, ...] = ()
+    """Verification steps by number of accepted draft tokens, from servers that tell it per request; empty elsewhere."""
     text: str = ""
     token_ids: tuple[int, ...] = ()
     """Empty where the server does not report them."""
@@ -100,6 +124,34 @@ class Answer:
     counts_exact: bool = True
     """Whether the server said how many tokens each chunk holds (else one a chunk is assumed)."""
     error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientHealth:
+    """How well the load generator kept up during a turn."""
+
+    cpu_s: float = 0.0
+    """CPU seconds of its processes together."""
+    processes: int = 1
+    loop_delay_p99_s: float = 0.0
+    """How late a timer of the event loop fires: readings of arrival times are late by as much."""
+    loop_delay_max_s: float = 0.0
+    send_lag_p99_s: float = 0.0
+    """How much later than intended requests went out (open loops; 0 in closed ones)."""
+    send_lag_max_s: float = 0.0
+    clock_jump_s: float = 0.0
+    """Wall clock minus monotonic clock, change over the turn: not 0 when the clock was set or the machine slept."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerLoad:
+    """Gauges of a server's /metrics; None where it does not report them."""
+
+    running: float | None = None
+    """Requests being decoded."""
+    waiting: float | None = None
+    kv_usage: float | None = None
+    """Share of the KV cache in use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +165,16 @@ class Window:
     counters: Counters
     """Growth of the server's counters from just before the turn to just after it."""
     wall_s: float
-    client_cpu_s: float
+    condition: str = "c=1"
+    block: int = 0
+    """Which part of the workload: turns of one pass, block and condition are compared with each other."""
+    began_s: float = 0.0
+    """Seconds since the epoch."""
+    client: ClientHealth = field(default_factory=ClientHealth)
+    before: ServerLoad = field(default_factory=ServerLoad)
+    """Just before the turn, when nothing of this run is on the server."""
+    device: Mapping[str, Any] = field(default_factory=dict)
+    """Clocks, temperatures and throttle reasons of GPUs and CPUs after the turn, where they can be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,8 +191,19 @@ class Divergence:
     """None where that output had ended."""
     gap: float | None
     """Smaller of the two servers' log-probability gaps between their best and second-best token (nats)."""
+    condition: str = "c=1"
     among_best: bool | None = None
     """Whether both tokens are among the two best of both servers; None where they give no token ids."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settled:
+    """A cell that needed no more passes than it had."""
+
+    workload: str
+    condition: str
+    candidate: str
+    passes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,3 +216,14 @@ class Run:
     answers: tuple[Answer, ...] = ()
     windows: tuple[Window, ...] = ()
     divergences: tuple[Divergence, ...] = ()
+    added: tuple[Condition, ...] = ()
+    """Conditions that were not planned: loads between planned ones, measured to find where speculation stops paying."""
+    settled: tuple[Settled, ...] = ()
+    """Cells left out of later passes because their verdict stood."""
+    num_unfinished: int = 0
+    """Answers on disk of turns that were cut off; no number rests on them, as the load of such a turn was not whole."""
+
+    @property
+    def conditions(self) -> tuple[Condition, ...]:
+        """Every condition, planned or added."""
+        return (*self.plan.conditions, *self.added)

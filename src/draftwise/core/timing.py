@@ -18,6 +18,19 @@ class Timing:
     sent: float
     chunks: tuple[tuple[float, int], ...]
     finished: float
+    intended: float | None = None
+    """When an open loop was to send it. Latencies count from then: a client that lags cannot hide a slow server
+    (no coordinated omission)."""
+
+    @property
+    def start(self) -> float:
+        """What latencies count from: the intended sending, else the actual one."""
+        return self.sent if self.intended is None else self.intended
+
+    @property
+    def send_lag_s(self) -> float:
+        """How much later than intended it was sent."""
+        return self.sent - self.start
 
     @property
     def num_tokens(self) -> int:
@@ -26,13 +39,13 @@ class Timing:
 
     @property
     def ttft_s(self) -> float | None:
-        """Time to first token: first chunk minus sending. None when nothing arrived."""
-        return self.chunks[0][0] - self.sent if self.chunks else None
+        """Time to first token: first chunk minus start. None when nothing arrived."""
+        return self.chunks[0][0] - self.start if self.chunks else None
 
     @property
     def e2e_s(self) -> float:
-        """End-to-end latency: end of the stream minus sending."""
-        return self.finished - self.sent
+        """End-to-end latency: end of the stream minus start."""
+        return self.finished - self.start
 
     @property
     def tpot_s(self) -> float | None:

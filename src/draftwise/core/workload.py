@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any
 
@@ -20,11 +20,17 @@ class Prompt:
     messages: tuple[Mapping[str, Any], ...] = ()
     """Given instead of `text`; sent to the chat endpoint."""
     max_tokens: int
+    arrival_s: float | None = None
+    """When it arrived in a recording, in seconds from the recording's begin."""
+    ignore_eos: bool = False
+    """Whether the answer goes on to `max_tokens` whatever the model says: for lengths that were recorded."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON line, as a workload file has it."""
         content = {"messages": list(self.messages)} if self.messages else {"prompt": self.text}
-        return {"id": self.id, **content, "max_tokens": self.max_tokens}
+        arrival = {} if self.arrival_s is None else {"arrival_s": self.arrival_s}
+        forced = {"ignore_eos": True} if self.ignore_eos else {}
+        return {"id": self.id, **content, "max_tokens": self.max_tokens, **arrival, **forced}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +41,10 @@ class Workload:
     source: str
     """Where it came from: `bundled` or a file name."""
     prompts: tuple[Prompt, ...]
+    random_tokens: bool = False
+    """Whether the prompts are noise: good for loading a server, no measure of acceptance."""
+    description: str = ""
+    """What it is made of, in words: statistics of a synthetic one, the filter of a log."""
 
     @property
     def sha256(self) -> str:
@@ -44,4 +54,4 @@ class Workload:
 
     def first(self, count: int | None) -> Workload:
         """Return the workload cut to its first `count` prompts (None: all of them)."""
-        return Workload(name=self.name, source=self.source, prompts=self.prompts[:count])
+        return replace(self, prompts=self.prompts[:count])

@@ -1,44 +1,62 @@
-"""One candidate on one workload: its readings beside the plain arm's, prompt by prompt."""
+"""One candidate on one workload under one condition: its readings beside the plain arm's, prompt by prompt."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
+from itertools import product
 from operator import add
 
-import numpy as np
+from draftwise.core import Answer, Condition, Counters, Run, Window
 
-from draftwise.core import Answer, Counters, Run, Timing, Window
-from draftwise.measure.statistics import Array
-
-__all__ = ["ALL", "Cell", "cells"]
+__all__ = ["ALL", "Cell", "Shared", "Unit", "cells"]
 
 ALL = "all"
 """Name of the row that pools every workload: what one setting for all traffic would do."""
 
 Unit = tuple[str, str]
 """Workload and prompt id."""
+Reading = tuple[int, int, int]
+"""Pass, block and copy: which of the askings of a prompt."""
+TurnKey = tuple[str, str, int, int]
+"""Workload, condition, pass and block: turns of two arms with one key met the same requests."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shared:
+    """One request that both arms were sent: same prompt, seed and place in the load."""
+
+    unit: Unit
+    turns: tuple[str, int, int]
+    """Workload, pass and block: the pair of turns in which it was sent."""
+    plain: Answer
+    candidate: Answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """The error-free answers of two arms to the prompts that both answered, and their counter windows.
+    """What two arms answered in the turns that both of them finished.
 
+    A turn that only one arm finished (the run was interrupted between them) has no partner and is left out.
     `workloads` is one name, or all of them for the pooled row.
     """
 
     workload: str
     workloads: tuple[str, ...]
+    condition: Condition
     plain: str
     candidate: str
-    answers: dict[tuple[str, Unit], dict[int, Answer]]
-    """By arm and unit, then by pass."""
+    answers: Mapping[tuple[str, Unit], Mapping[Reading, Answer]]
+    """The measured answers without an error, by arm and unit, then by reading."""
     windows: tuple[Window, ...]
+    """Of the turns that both arms finished."""
+    turns: Mapping[int, Sequence[Answer]]
+    """Every answer of those turns by turn: failed ones and those that only kept the load up as well."""
 
     @property
     def units(self) -> list[Unit]:
-        """Prompts that both arms answered in a pass, in the order of the run."""
+        """Prompts that both arms answered, in the order of the run."""
         plain = (unit for arm, unit in self.answers if arm == self.plain)
         return [unit for unit in plain if (self.candidate, unit) in self.answers]
 
@@ -48,24 +66,36 @@ class Cell:
 
     def only(self, passes: Sequence[int]) -> Cell:
         """Return the cell as if both arms had measured these passes only."""
-        answers = {
-            (arm, unit): kept
-            for (arm, unit), by_pass in self.answers.items()
-            if (kept := {n: answer for n, answer in by_pass.items() if n in passes})
-        }
-        windows = tuple(window for window in self.windows if window.repeat in passes)
-        return replace(self, answers=answers, windows=windows)
+        windows = [window for window in self.windows if window.repeat in passes]
+        return self._with(windows)
 
-    def readings(self, arm: str, read: Callable[[Timing], float | None]) -> Array:
-        """Return [units, passes of the arm] a reading of every answer, NaN where there is none."""
+    def without(self, turns: frozenset[int]) -> Cell:
+        """Return the cell without some turns (by number)."""
+        return self._with([window for window in self.windows if window.turn not in turns])
 
-        def value(answer: Answer | None) -> float:
-            reading = None if answer is None else read(answer.timing)
-            return float("nan") if reading is None else reading
+    def _with(self, windows: Sequence[Window]) -> Cell:
+        turns = {window.turn: self.turns[window.turn] for window in windows}
+        return replace(self, windows=tuple(windows), turns=turns, answers=_by_unit(windows, turns))
 
-        passes = self.passes(arm)
-        rows = [[value(self.answers[arm, unit].get(n)) for n in passes] for unit in self.units]
-        return np.array(rows, dtype=np.float64).reshape(len(rows), len(passes))
+    def shared(self) -> list[Shared]:
+        """Return the measured requests that both arms were sent, failed ones too, in the order of the run."""
+        sides: dict[str, dict[tuple[Unit, Reading], Answer]] = {self.plain: {}, self.candidate: {}}
+        for window in self.windows:
+            for answer in self.turns[window.turn]:
+                if answer.measured:
+                    unit = (window.workload, answer.prompt_id)
+                    sides[window.arm][unit, (window.repeat, window.block, answer.copy)] = answer
+        plain, candidate = sides[self.plain], sides[self.candidate]
+        return [
+            Shared(unit=unit, turns=(unit[0], *reading[:2]), plain=plain[unit, reading], candidate=answer)
+            for (unit, reading), answer in candidate.items()
+            if (unit, reading) in plain
+        ]
+
+    def requests(self, arm: str) -> list[Answer]:
+        """Return the measured requests of an arm, failed ones too."""
+        mine = (window.turn for window in self.windows if window.arm == arm)
+        return [answer for turn in mine for answer in self.turns[turn] if answer.measured]
 
     def counters(self, arm: str, *, workload: str | None = None) -> Counters:
         """Return what an arm's counters grew by, over everything or over one workload."""
@@ -74,32 +104,73 @@ class Cell:
         return reduce(add, (window.counters for window in mine), nothing)
 
     def outputs(self, arm: str, unit: Unit) -> list[Answer]:
-        """Return an arm's answers to a prompt, pass by pass."""
-        by_pass = self.answers[arm, unit]
-        return [by_pass[n] for n in sorted(by_pass)]
+        """Return an arm's answers to a prompt, in the order of the readings."""
+        by_reading = self.answers[arm, unit]
+        return [by_reading[key] for key in sorted(by_reading)]
+
+    def pairs(self) -> list[tuple[Window, Window]]:
+        """Return the turns of the candidate and of plain that belong together, in the order of the run."""
+        plain = {turn_key(window): window for window in self.windows if window.arm == self.plain}
+        return [(window, plain[turn_key(window)]) for window in self.windows if window.arm == self.candidate]
+
+
+def turn_key(window: Window) -> TurnKey:
+    """Return what a turn shares with its partner on the other arm."""
+    return (window.workload, window.condition, window.repeat, window.block)
 
 
 def cells(run: Run) -> Iterator[Cell]:
-    """Yield a cell per workload and candidate, then, with several workloads, the pooled ones."""
+    """Yield a cell per workload, condition and candidate, then, with several workloads, the pooled ones.
+
+    Cells in which no turn has a partner, or no prompt was answered by both arms, are left out.
+    """
     names = tuple(workload.name for workload in run.plan.workloads)
     groups = [(name, (name,)) for name in names] + ([(ALL, names)] if len(names) > 1 else [])
     plain, *candidates = (arm.name for arm in run.plan.arms)
-    for workload, members in groups:
-        for candidate in candidates:
-            arms = (plain, candidate)
-            answers: dict[tuple[str, Unit], dict[int, Answer]] = {}
-            for answer in run.answers:
-                if answer.arm in arms and answer.workload in members and answer.error is None:
-                    unit = (answer.workload, answer.prompt_id)
-                    answers.setdefault((answer.arm, unit), {})[answer.repeat] = answer
-            windows = tuple(w for w in run.windows if w.arm in arms and w.workload in members)
-            cell = Cell(
-                workload=workload,
-                workloads=members,
-                plain=plain,
-                candidate=candidate,
-                answers=answers,
-                windows=windows,
-            )
-            if cell.units:
-                yield cell
+    windows, turns = _by_place(run), _by_turn(run)
+    for (workload, members), condition, candidate in product(groups, run.conditions, candidates):
+        sides = [
+            [w for name in members for w in windows.get((arm, name, condition.label), ())] for arm in (plain, candidate)
+        ]
+        shared = {turn_key(window) for window in sides[0]} & {turn_key(window) for window in sides[1]}
+        paired = sorted((w for side in sides for w in side if turn_key(w) in shared), key=lambda window: window.turn)
+        mine = {window.turn: turns.get(window.turn, ()) for window in paired}
+        cell = Cell(
+            workload=workload,
+            workloads=members,
+            condition=condition,
+            plain=plain,
+            candidate=candidate,
+            answers=_by_unit(paired, mine),
+            windows=tuple(paired),
+            turns=mine,
+        )
+        if cell.units:
+            yield cell
+
+
+def _by_place(run: Run) -> dict[tuple[str, str, str], list[Window]]:
+    """Return the turns by arm, workload and condition."""
+    found: dict[tuple[str, str, str], list[Window]] = {}
+    for window in run.windows:
+        found.setdefault((window.arm, window.workload, window.condition), []).append(window)
+    return found
+
+
+def _by_turn(run: Run) -> dict[int, list[Answer]]:
+    found: dict[int, list[Answer]] = {}
+    for answer in run.answers:
+        found.setdefault(answer.turn, []).append(answer)
+    return found
+
+
+def _by_unit(
+    windows: Sequence[Window], turns: Mapping[int, Sequence[Answer]]
+) -> dict[tuple[str, Unit], dict[Reading, Answer]]:
+    found: dict[tuple[str, Unit], dict[Reading, Answer]] = {}
+    for window in windows:
+        for answer in turns[window.turn]:
+            if answer.measured and answer.error is None and answer.timing.chunks:
+                mine = found.setdefault((window.arm, (window.workload, answer.prompt_id)), {})
+                mine[window.repeat, window.block, answer.copy] = answer
+    return found

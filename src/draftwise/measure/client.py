@@ -1,19 +1,20 @@
-"""Sends one prompt to an OpenAI-compatible server and writes down when which tokens came back."""
+"""Asks an OpenAI-compatible server: finds the dialect it speaks, builds requests, makes answers of what comes back."""
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from typing import Any
 
-import httpx
-
-from draftwise.backends import Backend
+from draftwise.backends import Backend, BrokenStream, Exchange, Piece
 from draftwise.core import Answer, BackendError, Prompt, Timing
+from draftwise.measure.reading import Reading
 from draftwise.measure.schedule import Turn
 
-__all__ = ["Client"]
+__all__ = ["Client", "Sending", "to_answer"]
 
 _USAGE = {"stream_options": {"include_usage": True}}
 _RUNNING_USAGE = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
@@ -27,56 +28,24 @@ _DIALECTS: tuple[dict[str, Any], ...] = (
     {},
 )
 """Optional request fields, fullest first: what vLLM takes, down to what any server takes."""
+_FULL_LENGTH = ("ignore_eos", "min_tokens")
+"""Fields that make an answer as long as asked, best first: `min_tokens` also changes what may be sampled."""
+_SEEDS = 2**31
+"""Servers differ in the integers they take; all take these."""
 
 
-@dataclass(slots=True)
-class _Stream:
-    """One answer as it arrives."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sending:
+    """One request of a turn."""
 
-    chunks: list[tuple[float, int]] = field(default_factory=list)
-    text: list[str] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
-    prompt_token_ids: tuple[int, ...] = ()
-    usage: dict[str, Any] = field(default_factory=dict)
-    counted: int = 0
-    counts_exact: bool = True
-    finish_reason: str | None = None
-    error: str | None = None
-
-    def add(self, time: float, event: dict[str, Any]) -> None:
-        """Take in one server-sent event that arrived at `time`."""
-        if "error" in event:
-            self.error = _message(event)
-            return
-        self.usage = event.get("usage") or self.usage
-        for choice in event.get("choices", ()):
-            text = choice.get("text") or (choice.get("delta") or {}).get("content") or ""
-            self.text.append(text)
-            self.finish_reason = choice.get("finish_reason") or self.finish_reason
-            self.token_ids += choice.get("token_ids") or ()
-            self.prompt_token_ids = self.prompt_token_ids or tuple(choice.get("prompt_token_ids") or ())
-            if count := self._count(event, choice, text):
-                self.chunks.append((time, count))
-                self.counted += count
-        self.prompt_token_ids = self.prompt_token_ids or tuple(event.get("prompt_token_ids") or ())
-
-    def _count(self, event: dict[str, Any], choice: dict[str, Any], text: str) -> int:
-        """Return how many tokens a chunk brought."""
-        if choice.get("token_ids") is not None:
-            return len(choice["token_ids"])
-        if event.get("usage"):
-            return int(event["usage"].get("completion_tokens", 0)) - self.counted
-        if not text:
-            return 0
-        self.counts_exact = False
-        return 1
-
-    def settle(self) -> None:
-        """Give the tokens that the chunks did not account for to the last chunk: their total is exact at least."""
-        missing = int(self.usage.get("completion_tokens", 0)) - self.counted
-        if missing > 0 and self.chunks:
-            time, count = self.chunks[-1]
-            self.chunks[-1] = (time, count + missing)
+    turn: Turn
+    prompt: Prompt
+    copy: int = 0
+    """Which sending of the prompt within the turn, lead-ins and fillers included."""
+    measured: bool = True
+    """False for lead-ins and fillers."""
+    intended: float | None = None
+    """When an open loop is to send it."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -86,31 +55,40 @@ class Client:
     Args:
         backend: a started one.
         model: name to send.
-        temperature: of every request; 0 is greedy.
         salt: makes the prompts of this session new to the server's prefix cache.
         optional: request fields that this server takes, found by `Client.greet`.
+        full_length: field that makes an answer as long as asked; None where the server takes none.
     """
 
     backend: Backend
     model: str
-    temperature: float = 0.0
     salt: str = ""
-    optional: dict[str, Any] = field(default_factory=dict)
+    optional: Mapping[str, Any] = field(default_factory=dict)
+    full_length: str | None = None
 
     @classmethod
-    async def greet(cls, backend: Backend, hello: Prompt, *, temperature: float, salt: str) -> Client:
+    async def greet(cls, backend: Backend, hello: Prompt, *, salt: str) -> Client:
         """Return a client that sends the most telling request that the server accepts.
 
         Raises:
             BackendError: it accepts none.
         """
-        client = cls(backend=backend, model=(await backend.describe()).model, temperature=temperature, salt=salt)
-        turn = Turn(number=-1, arm=backend.name, workload="", repeat=0, prompts=(hello,))
+        client = cls(backend=backend, model=(await backend.describe()).model, salt=salt)
         for client.optional in _DIALECTS:
-            answer = await client.ask(turn, hello, seed=0)
-            if answer.error is None:
+            if (refusal := await client._try(hello)) is None:
+                break
+        else:
+            raise BackendError(f"{backend.name}: {backend.url} refuses a plain request: {refusal}")
+        for client.full_length in _FULL_LENGTH:
+            if await client._try(replace(hello, ignore_eos=True)) is None:
                 return client
-        raise BackendError(f"{backend.name}: {backend.url} refuses a plain request: {answer.error}")
+        client.full_length = None
+        return client
+
+    async def _try(self, hello: Prompt) -> str | None:
+        """Return why the server refuses a request, None when it does not."""
+        turn = Turn(number=-1, arm=self.backend.name, workload="", repeat=0, prompts=(hello,))
+        return (await self.ask(turn, hello, seed=0)).error
 
     async def ask(self, turn: Turn, prompt: Prompt, *, seed: int) -> Answer:
         """Return the answer to a prompt; a refusal by the server becomes its `error`.
@@ -118,53 +96,54 @@ class Client:
         Raises:
             BackendError: the connection broke.
         """
-        request = self._request(turn, prompt, seed)
-        stream, now = _Stream(), self.backend.now
-        sent = now()
-        try:
-            await self._receive(request, stream)
-        except httpx.HTTPError as error:
-            raise BackendError(
-                f"{turn.arm}: the connection to {self.backend.url} broke ({type(error).__name__}) "
-                f"at prompt {prompt.id!r}. {self.backend.complaint()}"
-            ) from None
-        finished = now()
-        stream.settle()
-        return Answer(
-            turn=turn.number,
-            arm=turn.arm,
-            workload=turn.workload,
-            prompt_id=prompt.id,
-            repeat=turn.repeat,
-            timing=Timing(sent=sent, chunks=tuple(stream.chunks), finished=finished),
-            text="".join(stream.text),
-            token_ids=tuple(stream.token_ids),
-            prompt_token_ids=stream.prompt_token_ids,
-            num_prompt_tokens=stream.usage.get("prompt_tokens"),
-            finish_reason=stream.finish_reason,
-            counts_exact=stream.counts_exact,
-            error=stream.error or (None if stream.chunks else "the answer holds no token"),
-        )
+        sending = Sending(turn=turn, prompt=prompt)
+        exchange = await self.send(sending, self.encode(sending, seed=seed))
+        reading = Reading(exchange)
+        for _ in reading.steps():
+            await asyncio.sleep(0)
+        return to_answer(sending, exchange, reading)
 
-    def _request(self, turn: Turn, prompt: Prompt, seed: int) -> httpx.Request:
-        path = "/v1/chat/completions" if prompt.messages else "/v1/completions"
+    def encode(self, sending: Sending, *, seed: int) -> bytes:
+        """Return the body of a request; its own seed follows from the run's, the prompt, the pass and the copy."""
+        turn, prompt = sending.turn, sending.prompt
         content: dict[str, Any] = {"messages": prompt.messages} if prompt.messages else {"prompt": prompt.text}
-        settings = {"max_tokens": prompt.max_tokens, "temperature": self.temperature, "seed": seed, "stream": True}
+        settings = {
+            "max_tokens": prompt.max_tokens,
+            "temperature": turn.condition.temperature,
+            "seed": _mix(seed, prompt.id, turn.repeat, sending.copy),
+            "stream": True,
+        }
         body = {"model": self.model, **content, **settings, **self.optional}
         if "cache_salt" in body:
-            body["cache_salt"] = f"{self.salt}-{turn.repeat}"
-        return self.backend.client.build_request("POST", path, json=body)
+            body["cache_salt"] = self._salt(sending)
+        if prompt.ignore_eos and self.full_length:
+            body[self.full_length] = True if self.full_length == "ignore_eos" else prompt.max_tokens
+        return json.dumps(body, separators=(",", ":")).encode()
 
-    async def _receive(self, request: httpx.Request, stream: _Stream) -> None:
-        response = await self.backend.client.send(request, stream=True)
+    def _salt(self, sending: Sending) -> str:
+        """Return what keeps this request from the cached prefix of the same prompt in another pass, load or copy.
+
+        Prompts that are sent in the same one share theirs, as the prompts of real users do.
+        """
+        kind = "" if sending.measured else "unmeasured-"
+        return f"{self.salt}-{sending.turn.condition.label}-{sending.turn.repeat}-{kind}{sending.copy}"
+
+    async def send(self, sending: Sending, body: bytes, received: list[Piece] | None = None) -> Exchange:
+        """Return the answer as it comes off the wire.
+
+        Args:
+            sending: what the body is of.
+            body: from `encode`.
+            received: given what arrives as it arrives; for who may cancel this.
+
+        Raises:
+            BackendError: the connection broke.
+        """
+        path = "/v1/chat/completions" if sending.prompt.messages else "/v1/completions"
         try:
-            if response.is_success:
-                async for time, event in _events(response, self.backend.now):
-                    stream.add(time, event)
-            else:
-                stream.error = _message(_parse(await response.aread()))
-        finally:
-            await response.aclose()
+            return await self.backend.stream(path, body, received)
+        except BrokenStream as error:
+            raise BackendError(f"At prompt {sending.prompt.id!r}: {error}") from None
 
     async def next_two(self, token_ids: list[int]) -> dict[str, float] | None:
         """Return the two most likely next tokens with their log-probabilities, None where the server cannot say."""
@@ -178,25 +157,33 @@ class Client:
         return None
 
 
-async def _events(response: httpx.Response, now: Callable[[], float]) -> AsyncIterator[tuple[float, dict[str, Any]]]:
-    """Yield server-sent events with their arrival. (httpx's own line splitter cuts at U+2028 inside JSON text.)"""
-    rest = b""
-    async for data in response.aiter_bytes():
-        time = now()
-        *lines, rest = (rest + data).split(b"\n")
-        for line in lines:
-            if line.startswith(b"data:") and (payload := line[5:].strip()) != b"[DONE]":
-                yield time, _parse(payload)
+def to_answer(sending: Sending, exchange: Exchange, reading: Reading) -> Answer:
+    """Return the answer that a finished reading of an exchange makes."""
+    turn = sending.turn
+    return Answer(
+        turn=turn.number,
+        arm=turn.arm,
+        workload=turn.workload,
+        prompt_id=sending.prompt.id,
+        repeat=turn.repeat,
+        condition=turn.condition.label,
+        copy=sending.copy,
+        measured=sending.measured,
+        timing=Timing(
+            sent=exchange.sent,
+            chunks=tuple(reading.chunks),
+            finished=exchange.finished,
+            intended=sending.intended,
+        ),
+        text=reading.text,
+        token_ids=tuple(reading.token_ids),
+        prompt_token_ids=reading.prompt_token_ids,
+        num_prompt_tokens=reading.usage.get("prompt_tokens"),
+        finish_reason=reading.finish_reason,
+        counts_exact=reading.counts_exact,
+        error=reading.error,
+    )
 
 
-def _parse(data: bytes) -> dict[str, Any]:
-    try:
-        parsed = json.loads(data)
-    except ValueError:
-        parsed = None
-    return parsed if isinstance(parsed, dict) else {"error": {"message": data.decode(errors="replace")[:200]}}
-
-
-def _message(answer: dict[str, Any]) -> str:
-    error = answer.get("error", answer)
-    return str(error.get("message", error) if isinstance(error, dict) else error)
+def _mix(*parts: object) -> int:
+    return int.from_bytes(sha256(repr(parts).encode()).digest()[:8], "big") % _SEEDS

@@ -87,7 +87,7 @@ def _num_parameters(file: Path) -> int:
 
 
 async def describe_server(backend: Backend) -> dict[str, Any]:
-    """Return how a started server was started and what it says about itself."""
+    """Return how a started server was started, what it says about itself, and how that start went."""
     info = await backend.describe()
     return {
         "command": backend.command,
@@ -95,19 +95,38 @@ async def describe_server(backend: Backend) -> dict[str, Any]:
         "model": info.model,
         "max_model_len": info.max_model_len,
         "version": dict(info.version),
+        "started": dict(info.started),
     }
 
 
 def find_missing(plan: RunPlan, context: Mapping[str, Any]) -> tuple[str, ...]:
     """Return which of the context that evidence must carry (requirement E4) a run lacks."""
-    model, servers = context.get("model", {}), context.get("servers", {})
+    hardware, model = context.get("hardware", {}), context.get("model", {})
+    servers = {arm.name: context.get("servers", {}).get(arm.name, {}) for arm in plan.arms}
     required = {
-        "hardware": context.get("hardware"),
+        "hardware": hardware,
+        "GPU and its driver": not _need_gpu(servers) or hardware.get("gpus") or hardware.get("as told"),
         "model": model.get("name"),
-        "precision": model.get("dtype"),
-        "runtime version": all(servers.get(arm.name, {}).get("version", {}).get("version") for arm in plan.arms),
-        "request parameters": plan.repeats and plan.concurrency,
+        "precision": _precision(model, servers),
+        "runtime version": all(server.get("version", {}).get("version") for server in servers.values()),
+        "request parameters": plan.repeats and plan.conditions,
         "workload": plan.workloads and all(workload.prompts for workload in plan.workloads),
-        "serve command of every arm": all(servers.get(arm.name, {}).get("command") for arm in plan.arms),
+        "serve command of every arm": all(server.get("command") for server in servers.values()),
     }
     return tuple(name for name, given in required.items() if not given)
+
+
+def _need_gpu(servers: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Return whether a server says that it computes on a GPU."""
+    devices = (str(server.get("version", {}).get("device", "")) for server in servers.values())
+    return any(device.startswith("cuda") for device in devices) or any(
+        server.get("started", {}).get("gpus") for server in servers.values()
+    )
+
+
+def _precision(model: Mapping[str, Any], servers: Mapping[str, Mapping[str, Any]]) -> str | None:
+    """Return the precision: as told or found on disk (`auto` says nothing), else the one that all servers tell."""
+    if model.get("dtype") not in (None, "auto"):
+        return str(model["dtype"])
+    told = {server.get("version", {}).get("dtype") for server in servers.values()}
+    return str(told.pop()) if len(told) == 1 and None not in told else None

@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from difflib import get_close_matches
+from functools import partial
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from draftwise.backends import Backend, EmbeddedBackend, UrlBackend
+from draftwise.backends import Backend, EmbeddedBackend, UrlBackend, VllmBackend
+from draftwise.backends.gpus import Placement, find_gpus, place_arms
 from draftwise.core import Arm, InvalidSetup, SpecConfig
 from draftwise.measure.context import describe_hardware, describe_model, describe_software
 from draftwise.measure.run_directory import RunDirectory
 
-__all__ = ["DEFAULT_CANDIDATES", "PLAIN", "Wish", "build_backends", "build_context", "name_arms", "parse_candidate"]
+__all__ = [
+    "DEFAULT_CANDIDATES",
+    "PLAIN",
+    "Wish",
+    "are_here",
+    "build_backends",
+    "build_context",
+    "name_arms",
+    "parse_candidate",
+]
 
 PLAIN = "plain"
 DEFAULT_CANDIDATES = (
@@ -25,6 +37,8 @@ DEFAULT_CANDIDATES = (
     '{"method": "suffix"}',
 )
 """Methods that need nothing but the target."""
+_CACHE_SIZES = ("--kv-cache-memory-bytes", "--num-gpu-blocks-override")
+"""Flags with which vLLM does not look at the GPU's free memory to size its KV cache."""
 _NOTES = ("hardware", "precision", "model")
 
 
@@ -33,8 +47,14 @@ class Wish:
     """What to compare: a target that draftwise serves itself, or servers that run already."""
 
     target: str | None = None
+    engine: str = "draftwise"
+    """What serves the target: `draftwise`, or `vllm`."""
+    vllm: str = "vllm"
+    """Command that starts vLLM, up to `serve`."""
+    gpus: tuple[str, ...] | None = None
+    """GPUs for vLLM's servers, as CUDA_VISIBLE_DEVICES names them; None for all that there are."""
     serve_args: tuple[str, ...] = ()
-    """Further arguments of `draftwise serve`, the same for every arm."""
+    """Further arguments of `draftwise serve` or `vllm serve`, the same for every arm."""
     notes: Mapping[str, str] = field(default_factory=dict)
     """Context that cannot be found out from here: `hardware`, `precision`, `model`, `command.ARM`."""
     thresholds: Mapping[str, float] = field(default_factory=dict)
@@ -43,7 +63,14 @@ class Wish:
     def of_run(cls, context: Mapping[str, Any]) -> Wish:
         """Return what a run was started with."""
         wish = context["wish"]
-        return cls(**{**wish, "serve_args": tuple(wish["serve_args"])})
+        gpus = wish["gpus"]
+        given = {"serve_args": tuple(wish["serve_args"]), "gpus": None if gpus is None else tuple(gpus)}
+        return cls(**{**wish, **given})
+
+    @property
+    def runs_here(self) -> bool:
+        """Whether the servers are started by this run."""
+        return self.target is not None
 
 
 Candidate = tuple[str | None, SpecConfig | None]
@@ -81,24 +108,56 @@ def build_backends(
     api_key: str | None = None,
     on_wait: Callable[[str], None] | None = None,
 ) -> list[Backend]:
-    """Return the server of every arm, not started yet."""
-    return [_build_backend(arm, wish, directory, api_key, on_wait) for arm in arms]
+    """Return the server of every arm, not started yet.
 
-
-def _build_backend(
-    arm: Arm, wish: Wish, directory: RunDirectory, api_key: str | None, on_wait: Callable[[str], None] | None
-) -> Backend:
-    if arm.url is not None:
-        return UrlBackend(arm.name, arm.url, api_key=api_key, command=wish.notes.get(f"command.{arm.name}"))
-    assert wish.target is not None, "without URLs there is a target"
-
-    def tell(line: str) -> None:
-        if on_wait is not None:
-            on_wait(f"{arm.name}: {line}")
-
-    return EmbeddedBackend(
-        arm.name, wish.target, spec=arm.spec, log=directory.log_of(arm.name), args=wish.serve_args, on_wait=tell
+    Raises:
+        InvalidSetup: a server takes more GPUs than there are.
+    """
+    if wish.target is None:
+        notes = wish.notes
+        return [
+            UrlBackend(arm.name, arm.url or "", api_key=api_key, command=notes.get(f"command.{arm.name}"))
+            for arm in arms
+        ]
+    gpus = (find_gpus() if wish.gpus is None else wish.gpus) if wish.engine == "vllm" else ()
+    placements: Sequence[Placement | None] = (
+        place_arms(len(arms), gpus, wish.serve_args) if gpus else (None,) * len(arms)
     )
+    in_turn = asyncio.Lock() if _must_start_in_turn(wish, placements) else None
+    backends: list[Backend] = []
+    for arm, placement in zip(arms, placements, strict=True):
+        given: dict[str, Any] = {
+            "spec": arm.spec,
+            "log": directory.log_of(arm.name),
+            "args": wish.serve_args,
+            "on_wait": partial(_tell, on_wait, arm.name),
+        }
+        if wish.engine == "vllm":
+            backends.append(
+                VllmBackend(arm.name, wish.target, **given, vllm=wish.vllm, placement=placement, in_turn=in_turn)
+            )
+        else:
+            backends.append(EmbeddedBackend(arm.name, wish.target, **given))
+    return backends
+
+
+def _tell(on_wait: Callable[[str], None] | None, arm: str, line: str) -> None:
+    if on_wait is not None:
+        on_wait(f"{arm}: {line}")
+
+
+def _must_start_in_turn(wish: Wish, placements: Sequence[Placement | None]) -> bool:
+    """Return whether servers would disturb each other's start: they share cores, or measure a shared GPU's memory."""
+    if any(placement is None for placement in placements):
+        return True
+    fixed = any(arg.partition("=")[0] in _CACHE_SIZES for arg in wish.serve_args)
+    return not fixed and any(placement is not None and placement.sharing > 1 for placement in placements)
+
+
+def are_here(arms: Sequence[Arm]) -> bool:
+    """Return whether all servers run on this machine."""
+    hosts = {urlsplit(arm.url).hostname for arm in arms if arm.url is not None}
+    return hosts <= {"127.0.0.1", "localhost", "::1"}
 
 
 def build_context(arms: Sequence[Arm], wish: Wish) -> dict[str, Any]:
@@ -108,13 +167,12 @@ def build_context(arms: Sequence[Arm], wish: Wish) -> dict[str, Any]:
         InvalidSetup: a note has an unknown name, or the target is not a checkpoint.
     """
     _check_notes(wish.notes, [arm.name for arm in arms])
-    hosts = {urlsplit(arm.url).hostname for arm in arms if arm.url is not None}
-    here = hosts <= {"127.0.0.1", "localhost", "::1"}
+    here = are_here(arms)
     hardware: dict[str, Any] = {"as told": wish.notes["hardware"]} if "hardware" in wish.notes else {}
     return {
         "started": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "hardware": hardware or (describe_hardware() if here else {}),
-        "software": describe_software(with_engine=wish.target is not None),
+        "software": describe_software(with_engine=wish.target is not None and wish.engine == "draftwise"),
         "model": _model(wish),
         "thresholds": dict(wish.thresholds),
         "wish": {**asdict(wish), "notes": dict(wish.notes), "thresholds": dict(wish.thresholds)},
@@ -122,11 +180,17 @@ def build_context(arms: Sequence[Arm], wish: Wish) -> dict[str, Any]:
 
 
 def _model(wish: Wish) -> dict[str, Any]:
-    described = {} if wish.target is None else _checkpoint(Path(wish.target))
+    described = {} if wish.target is None else _describe_target(wish.target, wish.engine)
     if "--dtype" in wish.serve_args[:-1]:
         described["dtype"] = wish.serve_args[wish.serve_args.index("--dtype") + 1]
     told = {"name": wish.notes.get("model"), "dtype": wish.notes.get("precision")}
     return described | {key: value for key, value in told.items() if value is not None}
+
+
+def _describe_target(target: str, engine: str) -> dict[str, Any]:
+    path = Path(target)
+    # vLLM finds models by name, too.
+    return {"name": target} if engine == "vllm" and not path.exists() else _checkpoint(path)
 
 
 def _checkpoint(target: Path) -> dict[str, Any]:

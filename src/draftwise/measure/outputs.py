@@ -82,6 +82,7 @@ async def examine(difference: Difference, plain: Client, candidate: Client) -> D
         plain_token=tokens[0],
         candidate_token=tokens[1],
         gap=min((gap for view in told if (gap := _gap(view)) is not None), default=None),
+        condition=difference.plain.condition,
         among_best=_among_best(tokens, told),
     )
 

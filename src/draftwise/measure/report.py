@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
 from importlib.resources import files
-from itertools import groupby
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, FunctionLoader, StrictUndefined
 
-from draftwise.core import Decision, Interval, Run
+from draftwise.core import Decision, Interval
+from draftwise.measure import conversion
+from draftwise.measure.acceptance import ACCEPTANCE_QUANTILES
 from draftwise.measure.cell import ALL
-from draftwise.measure.decide import TOKENS_PER_STEP, decide
-from draftwise.measure.guards import text_quality
-from draftwise.measure.latency import QUANTILES, latencies
-from draftwise.measure.plots import VERDICT_COLOURS, draw_plots
+from draftwise.measure.conclusions import Conclusions, conclude_run
+from draftwise.measure.decide import TOKENS_PER_STEP
+from draftwise.measure.latency import QUANTILES
+from draftwise.measure.plots import LOSSES, VERDICT_COLOURS, draw_plots
 from draftwise.measure.run_directory import RunDirectory
-from draftwise.measure.statistics import CONFIDENCE, RESAMPLES
+from draftwise.measure.statistics import CONFIDENCE
 from draftwise.measure.summary import summarise
-from draftwise.measure.thresholds import thresholds_of
+from draftwise.measure.tables import context_rows, describe_band, group_findings, in_order, make_grids, name_of
+from draftwise.measure.verdict import deciding
 
-__all__ = ["write_report"]
+__all__ = ["render_page", "write_report"]
+
+_FOLDED = 16
+"""Rows from which a table is folded away: a summary stands before it."""
 
 
 def write_report(directory: RunDirectory) -> tuple[Decision, dict[str, Any]]:
@@ -29,76 +33,74 @@ def write_report(directory: RunDirectory) -> tuple[Decision, dict[str, Any]]:
 
     Raises:
         InvalidSetup: the directory is not a run.
+        StorageError: the disk is full.
     """
-    run = directory.read()
-    decision, thresholds = decide(run), thresholds_of(run)
-    rows, quality = latencies(run, decision.comparisons, thresholds), text_quality(run)
-    summary = summarise(run, decision, rows, quality, thresholds)
-    page = _environment().from_string((files("draftwise.measure") / "report.html.j2").read_text(encoding="utf-8"))
-    html = page.render(
+    found = conclude_run(directory.read())
+    page = render_page(found)
+    summary = summarise(found.run, found.decision, found.latencies, found.quality, found.thresholds)
+    directory.write("report.html", page)
+    directory.write("summary.json", json.dumps(summary, indent=2) + "\n")
+    return found.decision, summary
+
+
+def render_page(found: Conclusions) -> str:
+    """Return the report as one HTML page that needs no other file and no script."""
+    run, decision = found.run, found.decision
+    template = _environment().get_template("report.html.j2")
+    return template.render(
         run=run,
         plan=run.plan,
-        **{part: run.context.get(part) or {} for part in ("hardware", "software", "model", "servers")},
+        title=(run.context.get("model") or {}).get("name") or "unknown model",
         started=run.context.get("started"),
+        servers=run.context.get("servers") or {},
         decision=decision,
-        groups=[(name, list(group)) for name, group in groupby(decision.comparisons, key=lambda each: each.workload)],
-        findings=_all_findings(decision),
-        latencies=rows,
-        quality=quality,
-        thresholds=thresholds,
-        plots=draw_plots(run, decision.comparisons, thresholds),
-        lengths=_mean_lengths(run),
+        thresholds=found.thresholds,
+        comparisons=in_order(decision.comparisons),
+        conditions=list(dict.fromkeys(each.condition.label for each in decision.comparisons)),
+        grids=make_grids(decision.comparisons),
+        findings=group_findings(decision),
+        context=context_rows(run),
+        latencies=found.latencies,
+        acceptances=found.acceptances,
+        conversions=found.conversions,
+        quality=found.quality,
+        plots=draw_plots(found),
         colours=VERDICT_COLOURS,
+        losses=LOSSES,
         quantiles=QUANTILES,
+        acceptance_quantiles=ACCEPTANCE_QUANTILES,
         confidence=CONFIDENCE,
-        resamples=RESAMPLES,
-        all_name=ALL,
-        tokens_per_step=TOKENS_PER_STEP,
+        folded=_FOLDED,
+        pooled=ALL,
+        definitions={"tokens per step": TOKENS_PER_STEP, "conversion": conversion.DEFINITION},
     )
-    directory.write("report.html", html)
-    directory.write("summary.json", json.dumps(summary, indent=2) + "\n")
-    return decision, summary
 
 
 def _environment() -> Environment:
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    def load(name: str) -> str:
+        return (files("draftwise.measure") / name).read_text(encoding="utf-8")
+
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, loader=FunctionLoader(load)
+    )
     environment.filters |= {
         "x": lambda value: "-" if value is None else f"{value:.2f}",
+        "three": lambda value: "-" if value is None else f"{value:.3g}",
         "percent": lambda value: "-" if value is None else f"{value:.0%}",
         "change": _change,
         "span": _span,
-        "million": lambda value: f"{value / 1e6:.1f} million",
+        "deciding": deciding,
+        "band": describe_band,
+        "workload": name_of,
     }
     return environment
 
 
-def _change(ratio: Interval | None) -> str:
+def _change(ratio: Interval | float | None) -> str:
     """Return a ratio of times as a signed percentage."""
-    return "-" if ratio is None else f"{ratio.value - 1:+.0%}"
+    value = ratio.value if isinstance(ratio, Interval) else ratio
+    return "-" if value is None else f"{value - 1:+.0%}"
 
 
 def _span(ratio: Interval) -> str:
     return f"{ratio.low:.2f} - {'∞' if ratio.high == float('inf') else f'{ratio.high:.2f}'}"
-
-
-def _all_findings(decision: Decision) -> list[tuple[str, Any]]:
-    """Return every finding with where it applies, the gravest first."""
-    of_cells = [(f"{each.workload} · {each.candidate}", f) for each in decision.comparisons for f in each.findings]
-    order = {"error": 0, "warning": 1, "info": 2}
-    return sorted([*(("the run", f) for f in decision.findings), *of_cells], key=lambda item: order[item[1].severity])
-
-
-def _mean_lengths(run: Run) -> Mapping[str, tuple[float | None, float | None]]:
-    """Return the mean prompt and output lengths in tokens of the plain arm, by workload."""
-    plain = run.plan.arms[0].name
-    lengths = {}
-    for workload in run.plan.workloads:
-        mine = [a for a in run.answers if a.arm == plain and a.workload == workload.name and a.error is None]
-        prompts = [a.num_prompt_tokens for a in mine if a.num_prompt_tokens is not None]
-        lengths[workload.name] = (_mean(prompts), _mean(a.timing.num_tokens for a in mine))
-    return lengths
-
-
-def _mean(values: Iterable[int]) -> float | None:
-    given = list(values)
-    return sum(given) / len(given) if given else None

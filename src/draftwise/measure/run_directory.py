@@ -1,40 +1,58 @@
 """The run directory: raw readings, appended as they come and never rewritten, from which every number follows.
 
 `manifest.json` is the plan and the context, `workload-NAME.jsonl` what was sent, `requests.jsonl` one line per
-request, `turns.jsonl` one line per turn, `divergences.jsonl` what two servers said where their outputs part.
+request, `turns.jsonl` one line per finished turn, `settled.jsonl` the cells that needed no more passes,
+`conditions.jsonl` the loads that were added while a crossover was searched, `divergences.jsonl` what two servers said
+where their outputs part.
+
+A request is written when it ends; its turn counts once the line in `turns.jsonl` is on disk. `ballast` takes up room
+that is given back when the disk is full, so that what is in flight then can still be written.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO
 
 from draftwise.core import (
     Answer,
     Arm,
+    ClientHealth,
+    Condition,
     Counters,
     Divergence,
     InvalidSetup,
     Run,
     RunPlan,
+    ServerLoad,
+    Settled,
     SpecConfig,
     SpecStats,
+    StorageError,
     Timing,
     Window,
     Workload,
 )
-from draftwise.measure.workload_file import read_workload
+from draftwise.measure.prompts import read_workload
 
 __all__ = ["RunDirectory"]
 
-_FORMAT = 1
+_FORMAT = 2
 SERVER_LOGS = "servers"
 _REQUESTS, _TURNS, _DIVERGENCES = "requests.jsonl", "turns.jsonl", "divergences.jsonl"
+_CONDITIONS, _SETTLED = "conditions.jsonl", "settled.jsonl"
+_BALLAST = "ballast"
+_BALLAST_BYTES = 8 << 20
+"""Room for the answers that a thousand streams still bring while the disk is full."""
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_SETTINGS = ("repeats", "warmup", "seed", "turn_s", "adaptive")
 
 
 class RunDirectory:
@@ -42,7 +60,9 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._open: dict[str, TextIO] = {}
+        self.is_full = False
+        """Whether the disk ran full; what came until then, and while the last turn ended, is written."""
+        self._open: dict[str, BinaryIO] = {}
 
     @classmethod
     def claim(cls, path: Path) -> RunDirectory:
@@ -65,12 +85,19 @@ class RunDirectory:
         return self.path / SERVER_LOGS / f"{re.sub(r'[^A-Za-z0-9.=-]+', '-', arm)}.log"
 
     def begin(self, plan: RunPlan, context: Mapping[str, Any]) -> None:
-        """Write the prompts, then the manifest: from now on the run can be resumed."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        for workload in plan.workloads:
-            lines = "".join(json.dumps(prompt.to_dict()) + "\n" for prompt in workload.prompts)
-            _write_whole(self._workload_path(workload.name), lines)
-        self._write_manifest(plan, context)
+        """Write the prompts, then the manifest: from now on the run can be resumed.
+
+        Raises:
+            StorageError: the disk is full.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            for workload in plan.workloads:
+                lines = "".join(json.dumps(prompt.to_dict()) + "\n" for prompt in workload.prompts)
+                _write_whole(self._workload_path(workload.name), lines)
+            self._write_manifest(plan, context)
+        except OSError as error:
+            raise self._cannot_write(error) from None
 
     def _write_manifest(self, plan: RunPlan, context: Mapping[str, Any]) -> None:
         arms = [
@@ -78,33 +105,75 @@ class RunDirectory:
             for arm in plan.arms
         ]
         workloads = [
-            {"name": each.name, "source": each.source, "prompts": len(each.prompts), "sha256": each.sha256}
+            {
+                "name": each.name,
+                "source": each.source,
+                "description": each.description,
+                "random_tokens": each.random_tokens,
+                "prompts": len(each.prompts),
+                "sha256": each.sha256,
+            }
             for each in plan.workloads
         ]
-        names = ("repeats", "warmup", "temperature", "seed", "concurrency")
-        settings = {name: getattr(plan, name) for name in names}
-        manifest = {"format": _FORMAT, "arms": arms, "workloads": workloads, **settings, "context": dict(context)}
+        manifest = {
+            "format": _FORMAT,
+            "arms": arms,
+            "workloads": workloads,
+            "conditions": [condition.to_dict() for condition in plan.conditions],
+            **{name: getattr(plan, name) for name in _SETTINGS},
+            "context": dict(context),
+        }
         _write_whole(self.path / "manifest.json", json.dumps(manifest, indent=2) + "\n")
 
-    def add_turn(self, window: Window, answers: list[Answer]) -> None:
-        """Append a finished turn; it counts once its `turns.jsonl` line is on disk."""
-        for answer in answers:
-            self._append(_REQUESTS, asdict(answer))
+    def reserve(self) -> None:
+        """Take up the room that is given back when the disk is full; without it where there is not even that much."""
+        with suppress(OSError), (self.path / _BALLAST).open("wb") as file:
+            file.write(b"\0" * _BALLAST_BYTES)
+            os.fsync(file.fileno())
+
+    def add_answer(self, answer: Answer) -> None:
+        """Append a request that has ended.
+
+        Raises:
+            StorageError: it cannot be written, and neither after the ballast went.
+        """
+        self._append(_REQUESTS, _row(answer), sync=False)
+
+    def finish_turn(self, window: Window) -> None:
+        """Append a turn whose requests are all written: from now on they count."""
+        if _REQUESTS in self._open:
+            os.fsync(self._open[_REQUESTS].fileno())
         self._append(_TURNS, asdict(window))
+
+    def add_condition(self, condition: Condition) -> None:
+        """Append a load that was not planned."""
+        self._append(_CONDITIONS, condition.to_dict())
+
+    def add_settled(self, cell: Settled) -> None:
+        """Append a cell whose verdict stands."""
+        self._append(_SETTLED, asdict(cell))
 
     def add_divergence(self, divergence: Divergence) -> None:
         """Append what two servers said about the place where they part."""
         self._append(_DIVERGENCES, asdict(divergence))
 
     def write(self, name: str, text: str) -> None:
-        """Write a file that is made from the readings, whole or not at all."""
-        _write_whole(self.path / name, text)
+        """Write a file that is made from the readings, whole or not at all.
+
+        Raises:
+            StorageError: the disk is full.
+        """
+        try:
+            _write_whole(self.path / name, text)
+        except OSError as error:
+            raise self._cannot_write(error) from None
 
     def close(self) -> None:
-        """Close the files."""
+        """Close the files, and give back the room that was kept."""
         for file in self._open.values():
             file.close()
         self._open.clear()
+        (self.path / _BALLAST).unlink(missing_ok=True)
 
     def read(self) -> Run:
         """Return everything the folder holds.
@@ -114,17 +183,27 @@ class RunDirectory:
         """
         manifest = self._read_manifest()
         windows = {line["turn"]: _to_window(line) for line in self._lines(_TURNS)}
-        answers: dict[tuple[int, str], Answer] = {}
-        for line in self._lines(_REQUESTS):
-            if line["turn"] in windows:
-                answers[line["turn"], line["prompt_id"]] = _to_answer(line)
+        answers = list(self._lines(_REQUESTS))
+        finished = [_to_answer(line) for line in answers if line["turn"] in windows]
         return Run(
             plan=self._to_plan(manifest),
             context=manifest["context"],
-            answers=tuple(answers.values()),
+            answers=tuple(finished),
             windows=tuple(windows.values()),
             divergences=tuple(Divergence(**line) for line in self._lines(_DIVERGENCES)),
+            added=tuple(Condition.from_dict(line) for line in self._lines(_CONDITIONS)),
+            settled=self.read_settled(),
+            num_unfinished=len(answers) - len(finished),
         )
+
+    def read_settled(self) -> tuple[Settled, ...]:
+        """Return the cells that needed no more passes."""
+        return tuple(Settled(**line) for line in self._lines(_SETTLED))
+
+    def next_number(self) -> int:
+        """Return a number that no turn has had, finished or not."""
+        used = (line["turn"] for name in (_REQUESTS, _TURNS) for line in self._lines(name))
+        return max(used, default=-1) + 1
 
     def _read_manifest(self) -> dict[str, Any]:
         path = self.path / "manifest.json"
@@ -152,13 +231,17 @@ class RunDirectory:
             Arm(name=arm["name"], spec=None if arm["spec"] is None else SpecConfig.parse(arm["spec"]), url=arm["url"])
             for arm in manifest["arms"]
         )
-        workloads = tuple(self._read_workload(row) for row in manifest["workloads"])
-        names = ("repeats", "warmup", "temperature", "seed", "concurrency")
-        return RunPlan(arms=tuple(arms), workloads=workloads, **{name: manifest[name] for name in names})
+        return RunPlan(
+            arms=tuple(arms),
+            workloads=tuple(self._read_workload(row) for row in manifest["workloads"]),
+            conditions=tuple(Condition.from_dict(row) for row in manifest["conditions"]),
+            **{name: manifest[name] for name in _SETTINGS},
+        )
 
     def _read_workload(self, row: Mapping[str, Any]) -> Workload:
         path = self._workload_path(row["name"])
-        workload = replace(read_workload(path), name=row["name"], source=row["source"])
+        told = {name: row[name] for name in ("name", "source", "description", "random_tokens")}
+        workload = replace(read_workload(path), **told)
         if workload.sha256 != row["sha256"]:
             raise InvalidSetup.because(
                 "workload-changed",
@@ -169,47 +252,97 @@ class RunDirectory:
         return workload
 
     def _workload_path(self, name: str) -> Path:
-        return self.path / f"workload-{name}.jsonl"
+        return self.path / f"workload-{re.sub(r'[^A-Za-z0-9._=-]+', '-', name)}.jsonl"
 
-    def _append(self, name: str, row: Mapping[str, Any]) -> None:
+    def _append(self, name: str, row: Mapping[str, Any], *, sync: bool = True) -> None:
+        line = json.dumps(row).encode() + b"\n"
+        try:
+            self._write_line(name, line, sync)
+        except OSError as error:
+            if error.errno not in _FULL or self.is_full:
+                raise self._cannot_write(error) from None
+            self.is_full = True
+            (self.path / _BALLAST).unlink(missing_ok=True)
+            try:
+                self._write_line(name, line, sync)
+            except OSError as again:
+                raise self._cannot_write(again) from None
+
+    def _write_line(self, name: str, line: bytes, sync: bool) -> None:
+        """Append a whole line, or leave the file as it was."""
         if name not in self._open:
             _mend(self.path / name)
-            self._open[name] = (self.path / name).open("a")
+            self._open[name] = (self.path / name).open("ab", buffering=0)
         file = self._open[name]
-        file.write(json.dumps(row) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+        end = file.tell()
+        try:
+            written = file.write(line)
+            if written != len(line):
+                # A disk that has room for half a line takes that half without an error.
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            if sync:
+                os.fsync(file.fileno())
+        except OSError:
+            with suppress(OSError):
+                file.truncate(end)
+                file.seek(end)
+            raise
+
+    def _cannot_write(self, error: OSError) -> StorageError:
+        return StorageError(
+            f"{self.path}: cannot be written ({error.strerror}). Everything measured before is kept: "
+            f"make room, then go on with: draftwise decide --resume {self.path}"
+        )
 
     def _lines(self, name: str) -> Iterator[dict[str, Any]]:
         """Yield the rows of a file; a last line cut off by a crash is not there."""
         path = self.path / name
         if not path.exists():
             return
-        for line in path.read_text().splitlines(keepends=True):
-            if line.endswith("\n"):
-                yield json.loads(line)
+        with path.open("rb") as file:
+            for line in file:
+                if line.endswith(b"\n"):
+                    yield json.loads(line)
+
+
+def _row(answer: Answer) -> dict[str, Any]:
+    """Return an answer as JSON values (`asdict` would copy thousands of clock readings one by one)."""
+    row = {each.name: getattr(answer, each.name) for each in fields(answer)}
+    return row | {"timing": {each.name: getattr(answer.timing, each.name) for each in fields(Timing)}}
 
 
 def _to_answer(row: dict[str, Any]) -> Answer:
     timing = row["timing"] | {"chunks": tuple((time, count) for time, count in row["timing"]["chunks"])}
-    ids = {name: tuple(row[name]) for name in ("token_ids", "prompt_token_ids")}
+    ids = {name: tuple(row[name]) for name in ("token_ids", "prompt_token_ids", "acceptance")}
     return Answer(**{**row, **ids, "timing": Timing(**timing)})
 
 
 def _to_window(row: dict[str, Any]) -> Window:
-    spec = row["counters"]["spec"]
-    per_pos = {name: tuple(spec[name]) for name in ("accepted_per_pos", "drafted_per_pos")}
-    counters = Counters(**{**row["counters"], "spec": SpecStats(**{**spec, **per_pos})})
-    return Window(**{**row, "counters": counters})
+    parts = {
+        "counters": Counters(**{**row["counters"], "spec": _to_stats(row["counters"]["spec"])}),
+        "client": ClientHealth(**row["client"]),
+        "before": ServerLoad(**row["before"]),
+    }
+    return Window(**{**row, **parts})
+
+
+def _to_stats(row: dict[str, Any]) -> SpecStats:
+    per_pos: dict[str, Sequence[int]] = {name: tuple(row[name]) for name in ("accepted_per_pos", "drafted_per_pos")}
+    return SpecStats(**{**row, **per_pos})
 
 
 def _write_whole(path: Path, text: str) -> None:
     draft = path.with_suffix(".part")
-    with draft.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)
+    try:
+        with draft.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    except OSError:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
+        raise
 
 
 def _mend(path: Path) -> None:

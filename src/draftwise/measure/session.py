@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,16 +14,11 @@ from draftwise.core import InvalidSetup, RunPlan
 from draftwise.measure.cell import ALL, cells
 from draftwise.measure.client import Client
 from draftwise.measure.context import describe_server
-from draftwise.measure.experiment import (
-    Experiment,
-    Progress,
-    expect_seconds,
-    fit_prompts,
-    measure_lengths,
-    warm_up,
-)
+from draftwise.measure.experiment import DeviceReader, Experiment, Progress, no_device
 from draftwise.measure.outputs import examine, find_differences
 from draftwise.measure.run_directory import RunDirectory
+from draftwise.measure.sweep import Sweep
+from draftwise.measure.warm_up import Pace, expect_seconds, fit_prompts, greet_all, measure_lengths, warm_up
 
 __all__ = ["Session"]
 
@@ -37,10 +33,11 @@ class Session:
     Args:
         backends: one per arm, in the plan's order.
         context: hardware, software and model; the servers add what they say.
+        read_device: reads the state of the machine after every turn.
         resume: whether the directory holds the plan's earlier turns.
         budget_s: time for which a new run chooses its number of prompts; None takes them all.
-        announce: told, before the first measured request, the plan, the seconds per output token of each arm and the
-            seconds that all of it will take.
+        announce: told, before the first measured request, the plan, the seconds per output token of each arm under
+            each condition, and the seconds that all of it will take.
     """
 
     plan: RunPlan
@@ -48,9 +45,11 @@ class Session:
     directory: RunDirectory
     context: Mapping[str, Any]
     progress: Progress
-    announce: Callable[[RunPlan, Mapping[str, float], float], None]
+    announce: Callable[[RunPlan, Pace, float], None]
+    read_device: DeviceReader = no_device
     resume: bool = False
     budget_s: float | None = None
+    _ends_at: float | None = None
 
     async def run(self) -> None:
         """Measure.
@@ -61,16 +60,25 @@ class Session:
         """
         try:
             await _together([backend.start() for backend in self.backends])
-            clients, pace = await warm_up(self.backends, self.plan, salt=secrets.token_hex(4))
-            await self._begin(clients, pace)
-            await Experiment(plan=self.plan, directory=self.directory, clients=clients, progress=self.progress).run()
-            if self.plan.temperature == 0:
-                await self._examine_differences(clients)
+            clients = await greet_all(self.backends, self.plan, salt=secrets.token_hex(4))
+            await self._begin(clients, await warm_up(clients, self.plan))
+            self.directory.reserve()
+            await asyncio.gather(*(backend.rest() for backend in self.backends))
+            experiment = Experiment(
+                plan=self.plan,
+                directory=self.directory,
+                clients=clients,
+                progress=self.progress,
+                read_device=self.read_device,
+            )
+            await Sweep(experiment=experiment, ends_at=self._ends_at).run()
+            await asyncio.gather(*(backend.wake() for backend in self.backends))
+            await self._examine_differences(clients)
         finally:
             self.directory.close()
             await asyncio.gather(*(backend.stop() for backend in self.backends), return_exceptions=True)
 
-    async def _begin(self, clients: Mapping[str, Client], pace: Mapping[str, float]) -> None:
+    async def _begin(self, clients: Mapping[str, Client], pace: Pace) -> None:
         """Settle what is measured, write it down and say so."""
         shares = await measure_lengths(clients[self.plan.arms[0].name], self.plan)
         servers = {backend.name: await describe_server(backend) for backend in self.backends}
@@ -80,15 +88,18 @@ class Session:
             if self.budget_s is not None:
                 self.plan = fit_prompts(self.plan, pace, shares, self.budget_s)
             self.directory.begin(self.plan, {**self.context, "servers": servers})
+        if self.budget_s is not None:
+            self._ends_at = time.monotonic() + self.budget_s
         self.announce(self.plan, pace, expect_seconds(self.plan, pace, shares))
 
     async def _examine_differences(self, clients: Mapping[str, Client]) -> None:
         run = self.directory.read()
-        known = {(each.candidate, each.workload, each.prompt_id) for each in run.divergences}
+        known = {(each.candidate, each.condition, each.workload, each.prompt_id) for each in run.divergences}
+        judged = {arm.name for arm in self.plan.arms if arm.spec is None or not arm.spec.draws_acceptance}
         for cell in cells(run):
-            if cell.workload != ALL:
+            if cell.workload != ALL and cell.condition.temperature == 0 and cell.candidate in judged:
                 for difference in find_differences(cell)[:_MOST_EXAMINED]:
-                    if (cell.candidate, *difference.unit) not in known:
+                    if (cell.candidate, cell.condition.label, *difference.unit) not in known:
                         view = await examine(difference, clients[cell.plain], clients[cell.candidate])
                         self.directory.add_divergence(view)
 

@@ -27,21 +27,57 @@ class Thresholds:
     """Share of outputs ending in a loop from which lookup methods look better than on real text."""
     memory: float = 0.05
     """Growth of tokens per step after the first pass from which a server is taken to remember its prompts."""
-    client_share: float = 0.30
-    """CPU seconds of the load generator per second of load from which it may slow what it measures."""
+    client_share: float = 0.20
+    """Share of a machine's cores that the load generator may take from servers on the same machine."""
+    client_busy: float = 0.70
+    """CPU seconds per second and process of the load generator from which bursts wait in it."""
+    client_saturated: float = 0.95
+    """The same from which its own pace is what is measured."""
+    client_late: float = 0.20
+    """P99 of its delay over the shortest time that is measured with it (between chunks, to the first token)."""
     noise: float = 0.5
     """Spread (largest minus smallest over median) of the plain server's seconds for the same prompt, typical over
     prompts, from which the machine is taken to be busy with something else."""
     foreign_tokens: float = 0.02
     """Share of a server's generated tokens that the run did not ask for."""
+    busy_turns: float = 0.05
+    """Share of turns before which a server may have requests that are not of this run: gauges lag a little."""
+    drafting_left: float = 0.7
+    """Share of the draft tokens per step of the smallest load that must be left under larger ones."""
+    load_reached: float = 0.9
+    """Share of a closed loop's streams that must be in flight while it is measured."""
+    queue_growth: float = 0.3
+    """Growth of requests in flight, and of their latency, from the middle third of an open loop's turn to the last,
+    from which the queue is taken to grow for ever: a backlog that grows evenly gains two thirds."""
+    cold_start: float = 0.15
+    """Slowness of the first turns beside the rest of the first pass from which warm-up was too short."""
+    held_up: float = 0.01
+    """Share of the time for which quotas, hypervisors or heat may hold processes up."""
+    other_processes: float = 0.10
+    """Share of a machine's cores that others may use."""
+    power_capped: float = 0.05
+    """Share of the time at the power limit that is worth saying."""
+    clock_fall: float = 0.10
+    """Fall of a clock from the first to the last third of a run."""
+    repeated_prompts: float = 0.05
+    """Share of a workload's prompts that may repeat others."""
+    cut_outputs: float = 0.95
+    """Share of outputs that end at max_tokens from which nothing was learnt about their ends."""
     slo_ttft_s: float | None = None
-    """Time to first token that the operator has promised; with `slo_tpot_s` it defines goodput."""
+    """Time to first token that the operator has promised; the promises together define goodput."""
     slo_tpot_s: float | None = None
+    slo_e2e_s: float | None = None
+    """End-to-end latency that the operator has promised."""
     tie_gap: Mapping[str, float] = field(
         default_factory=lambda: {"bfloat16": 0.25, "float16": 0.04, "float32": 1e-3, "float64": 1e-9}
     )
     """Nats between the two best tokens up to which precision alone can swap them: bfloat16 logits near 16 are
     0.0625-0.125 apart, and both logits are rounded, after layers of rounded sums."""
+
+    @property
+    def has_slo(self) -> bool:
+        """Whether the operator has promised any latency."""
+        return (self.slo_ttft_s, self.slo_tpot_s, self.slo_e2e_s) != (None, None, None)
 
     def tie_gap_of(self, dtype: str | None) -> float:
         """Return the gap for a precision; unknown precisions count as bfloat16."""

@@ -1,0 +1,245 @@
+"""How exactly draftwise, vLLM's benchmark, guidellm and aiperf measure a server whose truth is known, and how much they take.
+
+    python benchmarks/cpu/load_accuracy.py --vllm "vllm" --guidellm guidellm --aiperf aiperf \\
+        --out benchmarks/cpu/results/load_accuracy.json
+
+The server is `draftwise.backends.fake` in a process of its own, at 50 tokens/s a stream. It writes down when each
+request reached the machine and when each chunk was handed to its socket; what a tool reports of a request is compared
+with that, request by request. For the capacity the fake sends as fast as it can. Tools run one after another on the
+same machine, and for each load the order is the same; all of them warm up with one request a stream. Parts that are
+in `--work` already are not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import resource
+import shlex
+import statistics
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import httpx
+from load_peers import PEERS, Job, Reading, run_draftwise
+
+from draftwise import __version__
+
+STEP_S = 0.02
+ACCURACY = {"first_token_s": 0.05, "step_s": STEP_S, "shortest": 0.5}
+"""Answers of different lengths, so that the streams do not stay in step."""
+CAPACITY = {"first_token_s": 0.0, "step_s": 0.0}
+CAPACITY_STREAMS = 64
+CAPACITY_TOKENS = 1000
+
+
+def main() -> None:
+    """Run every tool that is given, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name in ("vllm", "guidellm", "aiperf"):
+        parser.add_argument(f"--{name}", metavar="COMMAND", help="How it is started here; left out, it is not run.")
+    parser.add_argument("--streams", type=int, nargs="*", default=[1, 64, 512])
+    parser.add_argument("--tokens", type=int, default=150, help="Longest answer; 50 a second.")
+    parser.add_argument("--rounds", type=int, default=2, help="Measured requests a stream.")
+    parser.add_argument("--tokenizer", default="bundle/target", help="Directory with a tokenizer, for the peers.")
+    parser.add_argument("--work", type=Path, default=Path("build/load_accuracy"), help="Results of parts, and logs.")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--run-draftwise", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.run_draftwise:
+        return run_draftwise(given.run_draftwise)
+    commands = {"draftwise": shlex.join([sys.executable, __file__]), "vllm bench serve": given.vllm}
+    commands |= {"guidellm": given.guidellm, "aiperf": given.aiperf}
+    result = about() | {"tools": [], "accuracy": [], "capacity": []}
+    for name, command in commands.items():
+        if command:
+            result["tools"].append({"name": name, "version": version(name, command), "settings": PEERS[name].settings})
+    for streams in [*given.streams, None]:
+        for tool in result["tools"]:
+            part = "capacity" if streams is None else "accuracy"
+            row = once(
+                given.work / f"{tool['name'].split()[0]}-{streams or 'capacity'}", given, streams, tool, commands
+            )
+            result[part].append(row)
+            print(json.dumps({key: value for key, value in row.items() if key != "command"}), flush=True)
+    print(table(result))
+    if given.out:
+        given.out.write_text(json.dumps(result, indent=1) + "\n")
+    return None
+
+
+def about() -> dict[str, Any]:
+    """Return what ran this and where."""
+    model = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")), "")
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "draftwise": __version__,
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "cpu": model.partition(": ")[2],
+        "cpus": os.cpu_count(),
+        "fake": {"accuracy": ACCURACY, "capacity": CAPACITY},
+    }
+
+
+def version(name: str, command: str) -> str:
+    """Return the version of a tool."""
+    if name == "draftwise":
+        return __version__
+    said = subprocess.run([*shlex.split(command), *PEERS[name].version], capture_output=True, text=True).stdout
+    return said.strip().splitlines()[-1].split()[-1]
+
+
+def once(
+    folder: Path, given: argparse.Namespace, streams: int | None, tool: Mapping[str, str], commands: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return the row of one tool under one load, from its folder when it is there."""
+    kept = folder / "row.json"
+    if not kept.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        row = measure(folder, given, streams, tool["name"], commands[tool["name"]])
+        kept.write_text(json.dumps(row))
+    found: dict[str, Any] = json.loads(kept.read_text())
+    return found
+
+
+def measure(folder: Path, given: argparse.Namespace, streams: int | None, name: str, command: str) -> dict[str, Any]:
+    """Run one tool against a fresh fake."""
+    script = CAPACITY if streams is None else ACCURACY
+    width, tokens = (CAPACITY_STREAMS, CAPACITY_TOKENS) if streams is None else (streams, given.tokens)
+    # A single stream gives few readings a second, so it gets more rounds.
+    requests = width * (given.rounds if width > 1 else 3 * given.rounds)
+    with fake(script) as url:
+        prompts = write_prompts(folder / "prompts.jsonl", requests + width, tokens)
+        tokenizer = str(Path(given.tokenizer).resolve())
+        job = Job(
+            url=url,
+            streams=width,
+            requests=requests,
+            tokens=tokens,
+            prompts=prompts,
+            tokenizer=tokenizer,
+            folder=folder.resolve(),
+        )
+        load, spent = os.getloadavg()[0], cpu_s()
+        line = PEERS[name].run(command, job)
+        row: dict[str, Any] = {"tool": name, "streams": width, "requests": requests, "cpu_s": cpu_s() - spent}
+        row |= {"load_before": load, "command": line}
+        readings, tokens_per_s = PEERS[name].read(job)
+        served = httpx.get(f"{url}/served", trust_env=False, timeout=60).json()
+    if streams is None:
+        return row | {"tokens_per_s": tokens_per_s}
+    return row | compare(readings, served)
+
+
+@contextmanager
+def fake(script: Mapping[str, Any]) -> Iterator[str]:
+    """Serve a fake from a process of its own; yields its URL."""
+    command = [
+        sys.executable,
+        "-m",
+        "draftwise.backends.fake",
+        "--script",
+        json.dumps(script | {"max_model_len": 32768}),
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        try:
+            yield process.stdout.readline().strip()
+        finally:
+            process.terminate()
+
+
+def write_prompts(path: Path, count: int, tokens: int) -> Path:
+    """Write prompts that all differ, with the names of the fields that the tools look for."""
+    rows = (
+        f"Tell me all that you know about the number {number}, please, and do not stop early."
+        for number in range(count)
+    )
+    with path.open("w") as file:
+        for row in rows:
+            file.write(json.dumps({"prompt": row, "text": row, "output_tokens_count": tokens}) + "\n")
+    return path.resolve()
+
+
+def cpu_s() -> float:
+    """Return the processor seconds of the children that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def compare(readings: Sequence[Reading], served: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the errors of a tool's readings, in milliseconds."""
+    by_key = defaultdict(list)
+    for each in served:
+        for field in ("number", "request_id", "prompt"):
+            by_key[field, each[field]].append(each)
+    ttft, itl, gaps, merged = [], [], [], 0
+    for reading in readings:
+        truth = find(by_key[reading.key], reading.sent)
+        times = [at for at, _ in truth["chunks"]]
+        true_gaps = [b - a for a, b in pairwise(times)]
+        ttft.append(reading.ttft - (times[0] - truth["arrived"]))
+        if reading.itl is not None:
+            itl.append(reading.itl - sum(true_gaps) / len(true_gaps))
+        if len(reading.gaps) == len(true_gaps):
+            gaps += [a - b for a, b in zip(reading.gaps, true_gaps, strict=True)]
+        elif reading.gaps:
+            merged += 1
+    return {
+        "ttft_error_ms": errors(ttft),
+        "gap_error_ms": errors(gaps) if gaps else None,
+        "itl_error_ms": errors(itl),
+        "requests_with_another_number_of_chunks": merged,
+    }
+
+
+def find(candidates: Sequence[Mapping[str, Any]], sent: float | None) -> Mapping[str, Any]:
+    """Return the record of a request: the last of its key, or the one that arrived when it was sent."""
+    if sent is None:
+        return candidates[-1]
+    return min(candidates, key=lambda each: abs(each["arrived"] - sent))
+
+
+def errors(values: Sequence[float]) -> dict[str, float]:
+    """Return the size of errors (median, P99) and their middle, in milliseconds."""
+    sizes = sorted(abs(value) for value in values)
+    p99 = sizes[min(len(sizes) - 1, int(0.99 * len(sizes)))]
+    row = {"median": statistics.median(sizes), "p99": p99, "bias": statistics.median(values)}
+    return {name: round(1e3 * value, 4) for name, value in row.items()} | {"readings": len(values)}
+
+
+def table(result: Mapping[str, Any]) -> str:
+    """Return the results as Markdown."""
+    tools = [tool["name"] for tool in result["tools"]]
+    lines = [
+        "| Error, ms: median (P99) | " + " | ".join(f"{tool['name']} {tool['version']}" for tool in result["tools"])
+    ]
+    lines += ["|---|" + "---|" * len(tools)]
+    names = {"ttft_error_ms": "time to first token", "gap_error_ms": "each gap between chunks"}
+    names |= {"itl_error_ms": "mean gap of a request"}
+    for streams in sorted({row["streams"] for row in result["accuracy"]}):
+        for field, label in names.items():
+            found = {row["tool"]: row[field] for row in result["accuracy"] if row["streams"] == streams}
+            cells = (
+                f"{found[tool]['median']:.3f} ({found[tool]['p99']:.3f})" if found[tool] else "not kept"
+                for tool in tools
+            )
+            lines.append(f"| {streams} stream{'s' * (streams > 1)}, {label} | " + " | ".join(cells))
+    if result["capacity"]:
+        found = {row["tool"]: row["tokens_per_s"] for row in result["capacity"]}
+        lines.append("| capacity, tokens/s | " + " | ".join(f"{found[tool]:,.0f}" for tool in tools))
+    return "\n".join(line + " |" if not line.endswith("|") else line for line in lines)
+
+
+if __name__ == "__main__":
+    main()

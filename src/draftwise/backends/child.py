@@ -1,0 +1,213 @@
+"""A server that runs as a child process: started, watched while it loads, and ended whatever happens to this one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import httpx
+
+from draftwise.backends import keeper
+from draftwise.backends.url import UrlBackend
+from draftwise.core import BackendError
+
+__all__ = ["ChildBackend", "LogTail"]
+
+_POLL_S = 0.1
+_TAIL_LINES = 15
+_LONGEST_LINE = 240
+_END_S = keeper.GRACE_S + 15
+"""How long a stop waits before it gives a process up that even SIGKILL does not end (a hung driver)."""
+_SEARCHES = 3
+"""Rests for which it is found out which processes keep a core busy; none found by then, it is left alone."""
+_LOOKS, _LOOK_S = 10, 0.02
+"""How often, and how far apart, a search looks at the idle processes."""
+_MOST_RUNNING = 0.8
+"""Share of the looks from which on a process is spinning. (A busy machine may keep it waiting: it is runnable then.)"""
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+class LogTail:
+    """Reads a log that somebody else writes, piece by piece."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._offset = 0
+        self._rest = ""
+        self.lines: list[str] = []
+        """All of it so far; a progress bar counts as the lines it drew over each other."""
+
+    def read(self) -> list[str]:
+        """Return the lines that have come since the last call."""
+        with suppress(FileNotFoundError), self._file.open("rb") as file:
+            file.seek(self._offset)
+            data = file.read()
+            self._offset += len(data)
+            *new, self._rest = re.split(r"[\r\n]+", self._rest + _COLOUR.sub("", data.decode(errors="replace")))
+            self.lines += filter(None, new)
+            return list(filter(None, new))
+        return []
+
+
+class ChildBackend(UrlBackend):
+    """What the servers that draftwise starts have in common.
+
+    Args:
+        name: of the arm.
+        command: what an operator would type to serve the same.
+        log: file that receives what the server prints.
+        timeout_s: how long loading may take.
+        on_wait: told, while it loads, what it is doing.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        command: str,
+        log: Path,
+        timeout_s: float = 600,
+        on_wait: Callable[[str], None] | None = None,
+    ) -> None:
+        super().__init__(name, "http://127.0.0.1:0", command=command)
+        self._log = log
+        self._tail = LogTail(log)
+        self._timeout_s = timeout_s
+        self._on_wait = on_wait
+        self._doing = "starting"
+        self._process: subprocess.Popen[bytes] | None = None
+        self._spinning: tuple[int, ...] = ()
+        self._searches = _SEARCHES
+
+    async def start(self) -> None:
+        """Return when the server is healthy.
+
+        Raises:
+            InvalidSetup: it says what is wrong with the target, the config or the arguments.
+            BackendError: it ended or was not healthy in time; says why, as far as its log tells.
+        """
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._launch()
+        except TimeoutError:
+            await self.stop()
+            raise BackendError(self._failure(f"was not ready after {self._timeout_s:.0f} s")) from None
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        """End the server and wait until it is gone."""
+        await super().stop()
+        process, self._process, self._spinning = self._process, None, ()
+        if process is not None:
+            assert process.stdin is not None
+            process.stdin.close()
+            with suppress(subprocess.TimeoutExpired):
+                await asyncio.to_thread(process.wait, _END_S)
+
+    def complaint(self) -> str:
+        """Return the last lines that the server printed."""
+        self._tail.read()
+        tail = "\n".join(f"  | {line[:_LONGEST_LINE]}" for line in self._tail.lines[-_TAIL_LINES:])
+        return f"Its last lines ({self._log}):\n{tail}\nTry it alone: {self.command}"
+
+    async def rest(self) -> None:
+        """Stop those of its processes that keep a core busy though there is nothing to do.
+
+        vLLM's workers poll for their next step: for ever until 0.17.1, for a second since (`SpinCondition` of its
+        shm_broadcast.py). With more servers than free cores the next one would be measured slower than it is.
+        """
+        if self._process is None or sys.platform != "linux":
+            return
+        if not self._spinning and self._searches > 0:
+            self._searches -= 1
+            self._spinning = await self._find_spinning()
+        _signal_all(self._spinning, signal.SIGSTOP)
+
+    async def wake(self) -> None:
+        """Let them go on."""
+        _signal_all(self._spinning, signal.SIGCONT)
+
+    async def _launch(self) -> None:
+        """Start the process and return when it is healthy; `start` cleans up when this raises."""
+        raise NotImplementedError
+
+    def _watch(self, lines: Sequence[str]) -> str:
+        """Take in the newest lines of the log; return what the server is doing."""
+        return lines[-1] if lines else self._doing
+
+    def _explain(self, status: int) -> Exception:
+        """Return the error for a server that has ended by itself."""
+        return BackendError(self._failure(f"ended with status {status}"))
+
+    def _spawn(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        self._tail = LogTail(self._log)
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, keeper.__file__, *arguments],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env=dict(environment),
+            )
+
+    async def _wait_for_health(self) -> None:
+        self._open()
+        while True:
+            with suppress(httpx.HTTPError):
+                if (await self.client.get("/health")).is_success:
+                    return
+            await self._wait()
+
+    async def _wait(self) -> None:
+        """Let a moment pass; raise when the server has ended."""
+        assert self._process is not None
+        status = self._process.poll()
+        self._doing = self._watch(self._tail.read())
+        if status is not None:
+            raise self._explain(status)
+        if self._on_wait is not None:
+            self._on_wait(self._doing)
+        await asyncio.sleep(_POLL_S)
+
+    def _failure(self, what: str) -> str:
+        return f"{self.name}: the server {what}. {self.complaint()}"
+
+    async def _find_spinning(self) -> tuple[int, ...]:
+        """Return those of its processes with a thread that goes on running although nothing was asked of them.
+
+        The first, which talks HTTP, is never among them: it goes on to answer.
+        """
+        assert self._process is not None
+        family = keeper.find_descendants(self._process.pid)[1:]
+        seen = Counter[int]()
+        for _ in range(_LOOKS):
+            seen.update(pid for pid in family if _is_running(pid))
+            await asyncio.sleep(_LOOK_S)
+        return tuple(pid for pid in family if seen[pid] >= _MOST_RUNNING * _LOOKS)
+
+
+def _is_running(pid: int) -> bool:
+    """Return whether a thread of a process runs or could run: its state is R (proc(5))."""
+    for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with suppress(OSError):
+            if stat.read_text(errors="replace").rpartition(")")[2].split()[0] == "R":
+                return True
+    return False
+
+
+def _signal_all(pids: Sequence[int], which: signal.Signals) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, which)

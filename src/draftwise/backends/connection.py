@@ -1,0 +1,237 @@
+"""One keep-alive connection to a server, which asks one request at a time and notes when each byte arrived."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+import sys
+import time
+from collections.abc import Callable
+
+from draftwise.backends.base import Exchange, Piece
+from draftwise.backends.reply import Reply, ReplyError
+
+__all__ = ["Connection", "LostError", "PlainConnection", "SecureConnection"]
+
+_READ_BYTES = 1 << 18
+_SO_TIMESTAMPNS = 35
+"""Linux: every read tells when the kernel received the bytes (socket(7); the standard library has no name for it)."""
+_STAMP = struct.Struct("@ll")
+_STAMP_SPACE = socket.CMSG_SPACE(_STAMP.size)
+_UNDISTURBED_S = 2e-5
+"""Two clocks that are read further apart than this were read by a process that was not running in between."""
+_TRIES = 5
+_OLDEST_STAMP_S = 60.0
+"""A stamp further from now than this was taken before the wall clock was set."""
+
+
+class LostError(Exception):
+    """A connection ended before the answer did.
+
+    Args:
+        reason: in words.
+        reply: what had come.
+        sent: when the request was sent.
+    """
+
+    def __init__(self, reason: str, reply: Reply, sent: float) -> None:
+        super().__init__(reason)
+        self.reply = reply
+        self.sent = sent
+
+
+class Connection:
+    """What both kinds share: the exchange, and what ends it.
+
+    Args:
+        now: the clock.
+        silence_s: how long the server may send nothing while it owes an answer.
+    """
+
+    def __init__(self, now: Callable[[], float], silence_s: float) -> None:
+        self._now = now
+        self._silence_s = silence_s
+        self._reply: Reply | None = None
+        self._ended: asyncio.Future[str | None] | None = None
+        self._heard = 0.0
+        self.is_open = True
+
+    async def ask(self, request: bytes, pieces: list[Piece]) -> Exchange:
+        """Send a request and return its answer; cancelled, the connection is closed.
+
+        Raises:
+            LostError: the connection ended first.
+        """
+        loop = asyncio.get_running_loop()
+        self._reply, self._ended = reply, ended = Reply(pieces), loop.create_future()
+        watch = loop.call_later(self._silence_s, self._check_silence)
+        sent = self._heard = self._now()
+        try:
+            await self._send(request)
+            if (reason := await ended) is not None:
+                raise LostError(reason, reply, sent)
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            watch.cancel()
+            self._reply = self._ended = None
+            reply.release()
+        if not reply.keep_alive:
+            self.close()
+        return Exchange(status=reply.status, sent=sent, received=tuple(pieces), finished=reply.finished)
+
+    def close(self) -> None:
+        """Close at once; harmless when closed."""
+        self.is_open = False
+
+    def is_ready(self) -> bool:
+        """Return whether a request may be sent: it is open, and nothing has come that nobody asked for."""
+        return self.is_open
+
+    async def _send(self, request: bytes) -> None:
+        raise NotImplementedError
+
+    def _take(self, at: float, data: bytes) -> None:
+        """Take in bytes that arrived at `at`."""
+        self._heard = at
+        reply = self._reply
+        if reply is None:
+            # Nothing was asked: what a server says now could only be taken for an answer to the next request.
+            self.close()
+            return
+        try:
+            reply.feed(at, data)
+        except ReplyError as error:
+            self._lose(f"its answer is not HTTP/1.1: {error}")
+        else:
+            if reply.complete:
+                self._finish(None)
+
+    def _end(self, reason: str) -> None:
+        """The server has closed its side."""
+        if self._reply is not None:
+            self._reply.end(self._now())
+            if self._reply.complete:
+                self._finish(None)
+        self._lose(reason)
+
+    def _lose(self, reason: str) -> None:
+        self._finish(reason)
+        self.close()
+
+    def _finish(self, reason: str | None) -> None:
+        if self._ended is not None and not self._ended.done():
+            self._ended.set_result(reason)
+
+    def _check_silence(self) -> None:
+        """Look from time to time, so that arrivals need not touch a timer."""
+        quiet = self._now() - self._heard
+        if quiet >= self._silence_s:
+            self._lose(f"no byte for {self._silence_s:.0f} s")
+        elif self._ended is not None and not self._ended.done():
+            asyncio.get_running_loop().call_later(self._silence_s - quiet, self._check_silence)
+
+
+class PlainConnection(Connection):
+    """Over TCP. Arrivals are the kernel's where it tells them: a busy event loop reads late, but never wrongly."""
+
+    def __init__(self, sock: socket.socket, now: Callable[[], float], silence_s: float) -> None:
+        super().__init__(now, silence_s)
+        self._socket = sock
+        self._loop = asyncio.get_running_loop()
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if sys.platform == "linux":
+            sock.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
+        self._loop.add_reader(sock, self._read)
+
+    def close(self) -> None:
+        """Close at once; harmless when closed."""
+        if self.is_open:
+            super().close()
+            self._loop.remove_reader(self._socket)
+            self._socket.close()
+
+    def is_ready(self) -> bool:
+        """Ask the kernel, which may know of an end that the event loop has not come to yet."""
+        if self.is_open:
+            try:
+                self._socket.recv(1, socket.MSG_PEEK)
+            except BlockingIOError:
+                return True
+            except OSError:
+                pass
+            self.close()
+        return False
+
+    async def _send(self, request: bytes) -> None:
+        try:
+            sent = self._socket.send(request)
+        except BlockingIOError:
+            sent = 0
+        except OSError as error:
+            self._lose(_name(error))
+            return
+        if sent < len(request):
+            await self._send_rest(request[sent:])
+
+    async def _send_rest(self, rest: bytes) -> None:
+        """Wait until the kernel takes it, unless the answer comes (a refusal, say) or the connection ends first."""
+        assert self._ended is not None
+        sending = asyncio.ensure_future(self._loop.sock_sendall(self._socket, rest))
+        await asyncio.wait((sending, self._ended), return_when=asyncio.FIRST_COMPLETED)
+
+    def _read(self) -> None:
+        try:
+            data, ancillary, _, _ = self._socket.recvmsg(_READ_BYTES, _STAMP_SPACE)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            self._lose(_name(error))
+            return
+        if not data:
+            self._end("closed by the server")
+            return
+        self._take(self._now() if not ancillary else self._arrival(*_STAMP.unpack(ancillary[0][2])), data)
+
+    def _arrival(self, seconds: int, nanoseconds: int) -> float:
+        """Return on our clock what the kernel has noted on the wall clock."""
+        for _ in range(_TRIES):
+            now, wall = self._now(), time.time()
+            if self._now() - now < _UNDISTURBED_S:
+                break
+        age = wall - seconds - nanoseconds * 1e-9
+        return now - age if 0 < age < _OLDEST_STAMP_S else now
+
+
+class SecureConnection(Connection, asyncio.Protocol):
+    """Over TLS; arrivals are when the decrypted bytes were handed over."""
+
+    _transport: asyncio.Transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        """Take in decrypted bytes."""
+        self._take(self._now(), data)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Take in the end, whoever caused it."""
+        self._end("closed by the server" if error is None else _name(error))
+
+    def close(self) -> None:
+        """Close at once; harmless when closed."""
+        if self.is_open:
+            super().close()
+            self._transport.abort()
+
+    async def _send(self, request: bytes) -> None:
+        self._transport.write(request)
+
+
+def _name(error: Exception) -> str:
+    return type(error).__name__

@@ -1,0 +1,116 @@
+"""The bytes of one answer: made piece by piece, fast enough for tens of thousands of pieces a second."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+from zlib import crc32
+
+from draftwise.backends.fake.script import FakeScript
+
+__all__ = ["FakeAnswer", "read_prompt"]
+
+_VOCABULARY = 5000
+_DONE = b"data: [DONE]\n\n"
+
+
+def read_prompt(request: Mapping[str, Any], *, chat: bool) -> str:
+    """Return the prompt of a request as JSON text; each of its bytes is a token.
+
+    Raises:
+        ValueError: there is none, or several.
+    """
+    prompt = request.get("messages" if chat else "prompt")
+    if not chat and isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str):
+        prompt = prompt[0]
+    if not prompt or (not chat and isinstance(prompt, list) and not isinstance(prompt[0], int)):
+        raise ValueError("one prompt is needed")
+    return json.dumps(prompt)
+
+
+class FakeAnswer:
+    """Turns "tokens i to j are out" into what OpenAI's API sends.
+
+    JSON is written by hand: the parts that stay the same are made once, the rest is a few `%d`.
+    """
+
+    def __init__(
+        self, script: FakeScript, request: Mapping[str, Any], prompt: bytes, *, chat: bool, number: int
+    ) -> None:
+        self.prompt = prompt
+        self.streams = bool(request.get("stream"))
+        wanted = int(request.get("max_completion_tokens") or request.get("max_tokens") or 16)
+        self.checksum = crc32(prompt)
+        span = int(wanted * (1 - script.shortest))
+        self.num_tokens = max(1, wanted - (self.checksum % (span + 1)))
+        self.finish_reason = "length" if self.num_tokens == wanted else "stop"
+        self._differs_at = script.differs_at
+        options = request.get("stream_options") or {}
+        self._usage = bool(options.get("include_usage"))
+        self._running_usage = bool(options.get("continuous_usage_stats")) and script.reports_tokens
+        self._token_ids = bool(request.get("return_token_ids")) and script.reports_tokens
+        self._chat = chat
+        kind = "chat.completion" if chat else "text_completion"
+        self._about: dict[str, Any] = {
+            "id": f"{'chatcmpl' if chat else 'cmpl'}-{number}",
+            "object": kind + ".chunk" * (chat and self.streams),
+            "created": 0,
+            "model": script.model,
+        }
+        self._head = b"data: " + json.dumps(self._about)[:-1].encode() + b', "choices": [{"index": 0, '
+
+    def tokens(self, start: int, end: int) -> list[int]:
+        """Return output tokens by position: a function of the prompt alone, but for the script's difference."""
+        found = [crc32(b"%d" % position, self.checksum) % _VOCABULARY for position in range(start, end)]
+        if self._differs_at is not None and start <= self._differs_at < end:
+            found[self._differs_at - start] = _VOCABULARY
+        return found
+
+    def piece(self, start: int, end: int) -> bytes:
+        """Return the event that brings the tokens from `start` to `end`; nothing when the answer is not streamed."""
+        if not self.streams:
+            return b""
+        tokens = self.tokens(start, end)
+        text = b"".join([b" %d" % token for token in tokens])
+        if self._chat:
+            role = b"" if start else b'"role": "assistant", '
+            parts = [self._head, b'"delta": {', role, b'"content": "', text, b'"}']
+        else:
+            parts = [self._head, b'"text": "', text, b'"']
+        reason = b'"%b"' % self.finish_reason.encode() if end == self.num_tokens else b"null"
+        parts += (b', "finish_reason": ', reason)
+        if self._token_ids:
+            parts.append(b', "token_ids": ' + _numbers(tokens))
+            if not start:
+                parts.append(b', "prompt_token_ids": ' + _numbers(self.prompt))
+        parts.append(b"}]")
+        if self._running_usage:
+            count = len(self.prompt)
+            usage = (count, end, count + end)
+            parts.append(b', "usage": {"prompt_tokens": %d, "completion_tokens": %d, "total_tokens": %d}' % usage)
+        parts.append(b"}\n\n")
+        return b"".join(parts)
+
+    def ending(self, metrics: Mapping[str, Any]) -> bytes:
+        """Return what comes after the last token; `metrics` goes beside the usage."""
+        usage = {
+            "prompt_tokens": len(self.prompt),
+            "completion_tokens": self.num_tokens,
+            "total_tokens": len(self.prompt) + self.num_tokens,
+        }
+        last = {**self._about, "choices": [], "usage": usage} | ({"metrics": metrics} if metrics else {})
+        if self.streams:
+            return (b"data: " + json.dumps(last).encode() + b"\n\n" if self._usage else b"") + _DONE
+        text = "".join(f" {token}" for token in self.tokens(0, self.num_tokens))
+        said = {"message": {"role": "assistant", "content": text}} if self._chat else {"text": text}
+        return json.dumps(last | {"choices": [{"index": 0, **said, "finish_reason": self.finish_reason}]}).encode()
+
+    def failure(self, message: str) -> bytes:
+        """Return the error that ends the answer before its last token."""
+        error = json.dumps({"error": {"message": message, "type": "InternalServerError", "code": 500}}).encode()
+        return b"data: " + error + b"\n\n" + _DONE if self.streams else error
+
+
+def _numbers(values: Sequence[int]) -> bytes:
+    return str(list(values)).encode()

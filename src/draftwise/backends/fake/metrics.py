@@ -1,0 +1,173 @@
+"""What a pretend server counts, and its /metrics."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from draftwise.core import Counters, ServerLoad, SpecStats
+from draftwise.facts.metrics import (
+    METRICS,
+    SPEC_NUM_ACCEPTED_TOKENS,
+    SPEC_NUM_ACCEPTED_TOKENS_PER_POS,
+    SPEC_NUM_DRAFT_TOKENS,
+    SPEC_NUM_DRAFTS,
+    Metric,
+    get_metric,
+    token_buckets,
+)
+
+__all__ = ["FakeMetrics", "spec_metrics", "spec_stats"]
+
+
+def spec_stats(steps: Sequence[int]) -> SpecStats:
+    """Return the counts of so many steps that accepted 0, 1 ... k draft tokens."""
+    k, drafts = len(steps) - 1, sum(steps)
+    if not k or not drafts:
+        return SpecStats()
+    return SpecStats(
+        num_drafts=drafts,
+        num_draft_tokens=k * drafts,
+        num_accepted_tokens=sum(accepted * count for accepted, count in enumerate(steps)),
+        accepted_per_pos=tuple(sum(steps[position:]) for position in range(1, k + 1)),
+        drafted_per_pos=(drafts,) * k,
+    )
+
+
+def spec_metrics(steps: Sequence[int]) -> dict[str, Any]:
+    """Return what vLLM from 0.29 tells in a response about such steps (`--per-request-spec-decode-metrics summary`)."""
+    stats = spec_stats(steps)
+    return {
+        "speculative_decoding": {
+            "mean_acceptance_length": stats.acceptance_length or 0.0,
+            "draft_acceptance_rate": stats.acceptance_rate or 0.0,
+            "acceptance_histogram": list(steps),
+            "num_spec_steps": stats.num_drafts,
+            "num_accepted_draft_tokens": stats.num_accepted_tokens,
+            "num_draft_tokens": stats.num_draft_tokens,
+            "num_spec_tokens": len(steps) - 1,
+        }
+    }
+
+
+class _Histogram:
+    """One histogram of the exposition."""
+
+    def __init__(self, row: Metric, max_model_len: int) -> None:
+        self.row = row
+        self.bounds = row.buckets or token_buckets(max_model_len)
+        self.counts = [0] * (len(self.bounds) + 1)
+        self.total = 0.0
+
+    def add(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+    def lines(self, labels: str) -> Iterator[str]:
+        seen = 0
+        for bound, count in zip((*self.bounds, float("inf")), self.counts, strict=True):
+            seen += count
+            shown = "+Inf" if bound == float("inf") else repr(float(bound))
+            yield f'{self.row.name}_bucket{{{labels},le="{shown}"}} {seen}'
+        yield f"{self.row.name}_count{{{labels}}} {seen}"
+        yield f"{self.row.name}_sum{{{labels}}} {self.total}"
+
+
+class FakeMetrics:
+    """Plain numbers that the engine adds to, in vLLM's names when they are read."""
+
+    def __init__(self, *, model: str, max_model_len: int, k: int) -> None:
+        self.prompt_tokens = 0
+        self.generation_tokens = 0
+        self.prefix_hits = 0
+        self.steps = [0] * (k + 1)
+        """How many verifications accepted 0, 1 ... k draft tokens."""
+        self.finished: Counter[str] = Counter(stop=0, length=0, abort=0, error=0)
+        self._labels = f'model_name="{model}",engine="0"'
+        rows = [row for row in METRICS if row.kind == "histogram"]
+        self._histograms = {row.name.removeprefix("vllm:"): _Histogram(row, max_model_len) for row in rows}
+        self.add_gap = self._histograms["inter_token_latency_seconds"].add
+
+    def count_request(
+        self,
+        *,
+        outcome: str,
+        arrived: float,
+        started: float | None,
+        first: float | None,
+        last: float,
+        prompt_tokens: int,
+        tokens: int,
+    ) -> None:
+        """Count a request that has ended, by the times of its milestones (None: not reached)."""
+        self.finished[outcome] += 1
+        if started is None or first is None:
+            return
+        self._observe(
+            time_to_first_token_seconds=first - arrived,
+            e2e_request_latency_seconds=last - arrived,
+            request_queue_time_seconds=started - arrived,
+            request_inference_time_seconds=last - started,
+            request_prefill_time_seconds=first - started,
+            request_decode_time_seconds=last - first,
+            request_time_per_output_token_seconds=(last - first) / max(1, tokens - 1),
+            request_prompt_tokens=prompt_tokens,
+            request_generation_tokens=tokens,
+        )
+
+    def _observe(self, **values: float) -> None:
+        for name, value in values.items():
+            self._histograms[name].add(value)
+
+    def counters(self, foreign_tokens: int = 0) -> Counters:
+        """Return the readings as a client of /metrics sees them."""
+        return Counters(
+            spec=spec_stats(self.steps),
+            generation_tokens=self.generation_tokens + foreign_tokens,
+            prefix_queries=self.prompt_tokens,
+            prefix_hits=self.prefix_hits,
+        )
+
+    def exposition(self, foreign_tokens: int, load: ServerLoad) -> str:
+        """Return the text that Prometheus scrapes."""
+        lines = [line for row, value in self._readings(foreign_tokens, load) for line in self._family(row, value)]
+        spec = spec_stats(self.steps)
+        if len(self.steps) > 1:
+            row = SPEC_NUM_ACCEPTED_TOKENS_PER_POS
+            counts = spec.accepted_per_pos or (0,) * (len(self.steps) - 1)
+            lines += _about(row)
+            lines += [f'{row.sample}{{{self._labels},position="{i}"}} {count}' for i, count in enumerate(counts)]
+        success = get_metric("request_success")
+        lines += _about(success)
+        lines += [
+            f'{success.sample}{{{self._labels},finished_reason="{why}"}} {count}'
+            for why, count in self.finished.items()
+        ]
+        for histogram in self._histograms.values():
+            lines += (*_about(histogram.row), *histogram.lines(self._labels))
+        return "\n".join(lines) + "\n"
+
+    def _readings(self, foreign_tokens: int, load: ServerLoad) -> Iterator[tuple[Metric, float]]:
+        counters = self.counters(foreign_tokens)
+        if len(self.steps) > 1:
+            yield SPEC_NUM_DRAFTS, counters.spec.num_drafts
+            yield SPEC_NUM_DRAFT_TOKENS, counters.spec.num_draft_tokens
+            yield SPEC_NUM_ACCEPTED_TOKENS, counters.spec.num_accepted_tokens
+        yield get_metric("generation_tokens"), counters.generation_tokens or 0
+        yield get_metric("prompt_tokens"), self.prompt_tokens
+        yield get_metric("prefix_cache_queries"), self.prompt_tokens
+        yield get_metric("prefix_cache_hits"), self.prefix_hits
+        yield get_metric("num_requests_running"), load.running or 0
+        yield get_metric("num_requests_waiting"), load.waiting or 0
+        yield get_metric("kv_cache_usage_perc"), load.kv_usage or 0
+
+    def _family(self, row: Metric, value: float) -> Iterator[str]:
+        yield from _about(row)
+        yield f"{row.sample}{{{self._labels}}} {float(value)}"
+
+
+def _about(row: Metric) -> tuple[str, str]:
+    name = row.sample  # prometheus_client names the family of a counter with its suffix in this format
+    return f"# HELP {name} {row.help}", f"# TYPE {name} {row.kind}"

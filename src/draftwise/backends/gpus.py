@@ -1,0 +1,110 @@
+"""Which GPUs each arm's server gets, and how much of their memory where several must share them."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from draftwise.core import InvalidSetup
+
+__all__ = ["Placement", "count_gpus_per_arm", "find_gpus", "place_arms"]
+
+_PARALLEL = {
+    "--tensor-parallel-size": "-tp",
+    "--pipeline-parallel-size": "-pp",
+    "--data-parallel-size": "-dp",
+}
+"""Flags of `vllm serve` whose product is the GPUs that a server takes."""
+_UTILIZATION = "--gpu-memory-utilization"
+_TOTAL = 0.9
+"""Share of a GPU that all servers on it take together, where the operator names none (vLLM's own default until 0.19,
+0.92 since): each of them has a CUDA context and graphs outside its share."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Where one arm's server runs."""
+
+    gpus: tuple[str, ...]
+    """As CUDA_VISIBLE_DEVICES names them."""
+    sharing: int = 1
+    """Servers on these GPUs, this one included. They rest while another is measured, but hold their memory."""
+    utilization: float | None = None
+    """Of each GPU's memory; None where the operator's or vLLM's own holds."""
+
+    @property
+    def env(self) -> dict[str, str]:
+        """Variables of the server."""
+        return {"CUDA_VISIBLE_DEVICES": ",".join(self.gpus)}
+
+    @property
+    def args(self) -> tuple[str, ...]:
+        """Arguments of the server, which stand after the operator's and so replace them."""
+        return () if self.utilization is None else (_UTILIZATION, f"{self.utilization:.2f}")
+
+
+def place_arms(num_arms: int, gpus: Sequence[str], args: Sequence[str] = ()) -> tuple[Placement, ...]:
+    """Return where each arm runs: on GPUs of its own while there are enough, else several on the same.
+
+    Every arm gets the same share of memory, also one that has its GPUs to itself: a bigger KV cache would be a
+    difference between the arms that is not the speculative config.
+
+    Args:
+        num_arms: servers that run at the same time.
+        gpus: those of this machine that may be used, as CUDA_VISIBLE_DEVICES names them.
+        args: the arms' arguments of `vllm serve`: how many GPUs a server takes, and how much of their memory.
+
+    Raises:
+        InvalidSetup: a server takes more GPUs than there are.
+    """
+    size = count_gpus_per_arm(args)
+    groups = [tuple(gpus[start : start + size]) for start in range(0, len(gpus) - size + 1, size)]
+    if not groups:
+        raise InvalidSetup.because(
+            "too-few-gpus",
+            f"a server with these arguments takes {size} GPUs, and {len(gpus)} may be used.",
+            where="--gpus",
+            fix="Lower --tensor-parallel-size (or pipeline, data), or run where there are more.",
+        )
+    groups = groups[:num_arms]
+    most = math.ceil(num_arms / len(groups))
+    total = _find_number(args, _UTILIZATION, "") or _TOTAL
+    utilization = None if most == 1 else math.floor(100 * total / most) / 100
+    counts = [len(range(number, num_arms, len(groups))) for number in range(len(groups))]
+    return tuple(
+        Placement(gpus=groups[arm % len(groups)], sharing=counts[arm % len(groups)], utilization=utilization)
+        for arm in range(num_arms)
+    )
+
+
+def count_gpus_per_arm(args: Sequence[str]) -> int:
+    """Return how many GPUs a `vllm serve` with these arguments takes."""
+    return prod(int(_find_number(args, flag, short) or 1) for flag, short in _PARALLEL.items())
+
+
+def find_gpus() -> tuple[str, ...]:
+    """Return the NVIDIA GPUs that may be used here, by CUDA_VISIBLE_DEVICES if it is set; none without a driver."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return tuple(each.strip() for each in visible.split(",") if each.strip() not in ("", "-1"))
+    if shutil.which("nvidia-smi") is None:
+        return ()
+    query = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
+    answer = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False)
+    return tuple(answer.stdout.split()) if answer.returncode == 0 else ()
+
+
+def _find_number(args: Sequence[str], flag: str, short: str) -> float | None:
+    """Return the value of a flag, the last where it is given twice; None where it is absent or no number."""
+    found = None
+    for word, following in zip(args, [*args, ""][1:], strict=True):
+        name, equals, value = word.partition("=")
+        if name.replace("_", "-") in (flag, short or flag):
+            text = value if equals else following
+            found = text if text.replace(".", "", 1).isdigit() else found
+    return None if found is None else float(found)

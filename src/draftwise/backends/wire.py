@@ -1,0 +1,186 @@
+"""Requests over HTTP/1.1 on kept-alive connections without a limit of their number, timed at the socket."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+import ssl
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+from urllib.parse import urlsplit
+
+from draftwise.backends.base import BrokenStream, Exchange, Piece
+from draftwise.backends.connection import Connection, LostError, PlainConnection, SecureConnection
+
+__all__ = ["Wire", "raise_file_limit"]
+
+_CONNECT_S = 10.0
+_SILENCE_S = 600.0
+_Address = tuple[int, tuple[Any, ...]]
+"""Family and socket address."""
+
+
+class Wire:
+    """The connections to one server.
+
+    Args:
+        url: `http[s]://host[:port][/prefix]`.
+        headers: sent with every request, e.g. the bearer token.
+        now: the clock.
+        tls: for https.
+        connect_s: time to connect, with TLS.
+        silence_s: how long the server may send nothing while it owes an answer.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        now: Callable[[], float],
+        headers: Mapping[str, str] | None = None,
+        tls: ssl.SSLContext | None = None,
+        connect_s: float = _CONNECT_S,
+        silence_s: float = _SILENCE_S,
+    ) -> None:
+        parts = urlsplit(url)
+        assert parts.hostname is not None, "checked by UrlBackend"
+        self._host = parts.hostname
+        default = 443 if parts.scheme == "https" else 80
+        self._port = default if parts.port is None else parts.port
+        self._prefix = parts.path
+        self._tls = tls if parts.scheme == "https" else None
+        self._now, self._connect_s, self._silence_s = now, connect_s, silence_s
+        fields = {"Host": parts.netloc.rpartition("@")[2], "Accept-Encoding": "identity", **(headers or {})}
+        self._head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+        self._idle: list[Connection] = []
+        self._address: _Address | None = None
+        raise_file_limit()
+
+    async def post(self, path: str, body: bytes, received: list[Piece] | None = None) -> Exchange:
+        """POST a JSON body and return the answer with the arrival of each of its pieces.
+
+        A kept connection may turn out to have been closed meanwhile: when nothing of the answer came, the request is
+        sent once more on a new one.
+
+        Raises:
+            BrokenStream: no connection, or it broke; its message is a reason like `ConnectionRefusedError`.
+        """
+        pieces = [] if received is None else received
+        request = self._encode(path, body)
+        if (kept := self._take_idle()) is not None:
+            try:
+                return await self._ask(kept, request, pieces)
+            except LostError as lost:
+                if lost.reply.started:
+                    raise self._broken(lost, pieces) from None
+        try:
+            return await self._ask(await self._connect(), request, pieces)
+        except LostError as lost:
+            raise self._broken(lost, pieces) from None
+
+    def close(self) -> None:
+        """Close the connections that no request uses."""
+        for connection in self._idle:
+            connection.close()
+        self._idle.clear()
+
+    async def _ask(self, connection: Connection, request: bytes, pieces: list[Piece]) -> Exchange:
+        exchange = await connection.ask(request, pieces)
+        if connection.is_open:
+            self._idle.append(connection)
+        return exchange
+
+    def _broken(self, lost: LostError, pieces: list[Piece]) -> BrokenStream:
+        partial = Exchange(status=lost.reply.status, sent=lost.sent, received=tuple(pieces), finished=self._now())
+        return BrokenStream(str(lost), partial)
+
+    def _take_idle(self) -> Connection | None:
+        while self._idle:
+            if (connection := self._idle.pop()).is_ready():
+                return connection
+        return None
+
+    def _encode(self, path: str, body: bytes) -> bytes:
+        head = (
+            f"POST {self._prefix}{path} HTTP/1.1\r\n{self._head}"
+            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
+        return head.encode("latin-1") + body
+
+    async def _connect(self) -> Connection:
+        try:
+            async with asyncio.timeout(self._connect_s):
+                return await self._open()
+        except TimeoutError:
+            raise BrokenStream(f"no connection within {self._connect_s:.0f} s") from None
+        except OSError as error:
+            raise BrokenStream(_explain(error)) from None
+
+    async def _open(self) -> Connection:
+        """Connect to the address that worked last, else to the first that does; the name is looked up only then."""
+        if self._address is not None:
+            with suppress(OSError):
+                return await self._open_at(self._address)
+            self._address = None
+        found = await asyncio.get_running_loop().getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
+        failure = OSError(errno.EADDRNOTAVAIL, f"{self._host} has no address")
+        for family, _, _, _, address in found:
+            try:
+                connection = await self._open_at((family, address))
+            except OSError as error:
+                failure = error
+            else:
+                self._address = (family, address)
+                return connection
+        raise failure
+
+    async def _open_at(self, address: _Address) -> Connection:
+        loop = asyncio.get_running_loop()
+        sock = socket.socket(address[0], socket.SOCK_STREAM)
+        try:
+            sock.setblocking(False)
+            await loop.sock_connect(sock, address[1])
+            if self._tls is None:
+                return PlainConnection(sock, self._now, self._silence_s)
+            _, connection = await loop.create_connection(
+                lambda: SecureConnection(self._now, self._silence_s),
+                ssl=self._tls,
+                server_hostname=self._host,
+                sock=sock,
+            )
+        except BaseException:
+            sock.close()
+            raise
+        return connection
+
+
+def raise_file_limit() -> int | None:
+    """Allow this process as many open files (streams are files) as the system lets it; None where there is no limit."""
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        # (macOS has a lower limit of its own than the one it calls hard.)
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return None if hard == resource.RLIM_INFINITY else hard
+
+
+def _explain(error: OSError) -> str:
+    """Return why a connection could not be made, with what to do where this machine is the reason."""
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return (
+            f"more streams than this machine lets a process open ({raise_file_limit()} files): raise the limit "
+            "(`ulimit -Hn 65536` as root, LimitNOFILE= of a service) or ask for fewer"
+        )
+    if error.errno == errno.EADDRNOTAVAIL:
+        return (
+            f"{error.strerror}: when thousands of streams are asked for, widen the range of local ports "
+            "(sysctl net.ipv4.ip_local_port_range)"
+        )
+    return f"{type(error).__name__}: {error.strerror}" if error.strerror else type(error).__name__

@@ -1,0 +1,131 @@
+"""How requests reach a server: so many at a time, at a rate that waits for no answer, or as they were recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+__all__ = ["Arrivals", "ClosedLoop", "Condition", "Load", "OpenLoop", "Phase", "Replay", "load_from_dict"]
+
+
+class Arrivals(StrEnum):
+    """How the gaps between the arrivals of an open loop are drawn."""
+
+    POISSON = "poisson"
+    """Exponential gaps: users who know nothing of each other."""
+    CONSTANT = "constant"
+    """Equal gaps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClosedLoop:
+    """A fixed number of requests in flight: the next is sent when one is answered."""
+
+    concurrency: int
+
+    @property
+    def label(self) -> str:
+        """Short name, e.g. `c=8`."""
+        return f"c={self.concurrency}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """A stretch of time over which the arrival rate goes linearly from one value to another."""
+
+    start_per_s: float
+    end_per_s: float
+    duration_s: float | None = None
+    """None: until the prompts are used up; only the last phase may be endless."""
+
+    @property
+    def label(self) -> str:
+        """Short name, e.g. `2/s`, `60s:1-8/s`."""
+        rate = (
+            f"{self.start_per_s:g}"
+            if self.start_per_s == self.end_per_s
+            else f"{self.start_per_s:g}-{self.end_per_s:g}"
+        )
+        return f"{rate}/s" if self.duration_s is None else f"{self.duration_s:g}s:{rate}/s"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenLoop:
+    """Requests that are sent when their time has come, whether earlier ones are answered or not.
+
+    One endless phase is a steady rate; several make ramps and bursts.
+    """
+
+    phases: tuple[Phase, ...]
+    arrivals: Arrivals = Arrivals.POISSON
+
+    @classmethod
+    def steady(cls, rate_per_s: float, arrivals: Arrivals = Arrivals.POISSON) -> OpenLoop:
+        """Return the load of one rate, in requests per second."""
+        return cls(phases=(Phase(start_per_s=rate_per_s, end_per_s=rate_per_s),), arrivals=arrivals)
+
+    @property
+    def label(self) -> str:
+        """Short name, e.g. `2/s`, `2/s constant`, `60s:1-8/s,30s:20/s`."""
+        rates = ",".join(phase.label for phase in self.phases)
+        return rates if self.arrivals is Arrivals.POISSON else f"{rates} {self.arrivals}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """The recorded arrival times of the prompts (`Prompt.arrival_s`), so many times as fast."""
+
+    speed: float = 1.0
+
+    @property
+    def label(self) -> str:
+        """Short name, e.g. `replay`, `replay x2`."""
+        return "replay" if self.speed == 1 else f"replay x{self.speed:g}"
+
+
+Load = ClosedLoop | OpenLoop | Replay
+
+_KINDS: Mapping[str, type[ClosedLoop] | type[OpenLoop] | type[Replay]] = {
+    "closed": ClosedLoop,
+    "open": OpenLoop,
+    "replay": Replay,
+}
+
+
+def load_from_dict(row: Mapping[str, Any]) -> Load:
+    """Return the load that `Condition.to_dict` wrote."""
+    values = {name: value for name, value in row.items() if name != "kind"}
+    if row["kind"] == "open":
+        phases = tuple(Phase(**phase) for phase in values["phases"])
+        return OpenLoop(phases=phases, arrivals=Arrivals(values["arrivals"]))
+    return _KINDS[row["kind"]](**values)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Condition:
+    """Under what a workload is answered: one point of a sweep. Arms and workloads are its other dimensions."""
+
+    load: Load = ClosedLoop(concurrency=1)
+    temperature: float = 0.0
+
+    @property
+    def label(self) -> str:
+        """Name in files and tables, e.g. `c=8`, `2/s T=0.7`; equal labels are equal conditions."""
+        return self.load.label if self.temperature == 0 else f"{self.load.label} T={self.temperature:g}"
+
+    @property
+    def concurrency(self) -> int | None:
+        """Streams of a closed loop; None for arrivals that do not wait."""
+        return self.load.concurrency if isinstance(self.load, ClosedLoop) else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the condition as JSON values."""
+        kind = next(name for name, each in _KINDS.items() if isinstance(self.load, each))
+        return {"load": {"kind": kind, **asdict(self.load)}, "temperature": self.temperature}
+
+    @classmethod
+    def from_dict(cls, row: Mapping[str, Any]) -> Condition:
+        """Return the condition that `to_dict` wrote."""
+        return cls(load=load_from_dict(row["load"]), temperature=row["temperature"])

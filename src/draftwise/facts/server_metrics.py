@@ -1,0 +1,22 @@
+"""Which samples of /metrics hold what a measurement needs, by server: vLLM (and draftwise), SGLang, TGI, llama.cpp."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from types import MappingProxyType
+
+from draftwise.facts.stored import read_data
+
+__all__ = ["Reading", "readings_by_sample"]
+
+Reading = tuple[str, int]
+"""What a sample says (a field of SpecStats, Counters or ServerLoad) and its rank: of two names for one thing in the
+same exposition (a release that renames a metric keeps the old name for a while) the lower rank counts."""
+
+
+@cache
+def readings_by_sample() -> Mapping[str, Reading]:
+    """Return the table: name of the sample -> what it says."""
+    rows = read_data("server_metrics")["rows"]
+    return MappingProxyType({row["sample"]: (row["reading"], rank) for rank, row in enumerate(rows)})

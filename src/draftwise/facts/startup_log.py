@@ -1,0 +1,53 @@
+"""What the log of a starting vLLM says: the phases it goes through, sizes, and which errors are consequences."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+
+from draftwise.facts.stored import read_data
+
+__all__ = ["LogFacts", "Mark", "log_facts"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """A line that means something."""
+
+    name: str
+    pattern: re.Pattern[str]
+    kind: str = "phase"
+    """`phase`: it begins. Else what the pattern's group holds: `text`, `number` or `config`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogFacts:
+    """How to read the log; valid for every release that is covered."""
+
+    phases: tuple[Mark, ...]
+    """In the order in which they come; the last one is `ready`."""
+    values: tuple[Mark, ...]
+    progress: re.Pattern[str]
+    """A progress bar's percentage."""
+    prefix: re.Pattern[str]
+    """What stands before the text of a line: process, level, time, file."""
+    consequences: re.Pattern[str]
+    """Errors that only say that another process failed."""
+    port_taken: re.Pattern[str]
+
+
+@cache
+def log_facts() -> LogFacts:
+    """Return the table."""
+    data = read_data("startup_log")
+    return LogFacts(
+        phases=tuple(Mark(name=row["name"], pattern=re.compile(row["pattern"])) for row in data["phases"]),
+        values=tuple(
+            Mark(name=row["name"], pattern=re.compile(row["pattern"]), kind=row["kind"]) for row in data["values"]
+        ),
+        progress=re.compile(data["progress"]),
+        prefix=re.compile(data["prefix"]),
+        consequences=re.compile(data["consequences"]),
+        port_taken=re.compile(data["port_taken"], re.IGNORECASE),
+    )

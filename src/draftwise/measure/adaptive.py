@@ -1,0 +1,63 @@
+"""What an adaptive run measures next: cells that are settled rest, loads around a crossover are added."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from draftwise.core import ClosedLoop, Comparison, Condition, Load, OpenLoop, Run, Settled
+from draftwise.measure.axis import place_on_axis
+from draftwise.measure.cell import ALL
+from draftwise.measure.compare import compare
+from draftwise.measure.estimates import load_points
+from draftwise.measure.guards import check_run
+from draftwise.measure.statistics import next_load
+from draftwise.measure.thresholds import thresholds_of
+
+__all__ = ["FIRST_LOOK", "find_settled", "next_conditions"]
+
+FIRST_LOOK = 2
+"""Passes after which a cell may be settled: one pass says nothing about the drift from pass to pass."""
+
+
+def find_settled(run: Run, conditions: Sequence[Condition], repeat: int) -> Iterator[Settled]:
+    """Yield the cells whose verdict stands after so many passes."""
+    labels = {condition.label for condition in conditions}
+    known = {(each.workload, each.condition, each.candidate) for each in run.settled}
+    for each in _comparisons(run):
+        cell = (each.workload, each.condition.label, each.candidate)
+        if each.settled and each.workload != ALL and each.condition.label in labels and cell not in known:
+            yield Settled(workload=cell[0], condition=cell[1], candidate=cell[2], passes=repeat)
+
+
+def _comparisons(run: Run) -> tuple[Comparison, ...]:
+    thresholds = thresholds_of(run)
+    return compare(run, tuple(check_run(run, thresholds)), thresholds)
+
+
+def next_conditions(run: Run) -> list[Condition]:
+    """Return the loads to measure next, none when every crossover is known well enough.
+
+    Nothing is added beyond the planned loads, nor where only one was planned.
+    """
+    found: dict[str, Condition] = {}
+    for (_, _, temperature, axis), points in load_points(run).items():
+        planned = _planned(run, axis, temperature)
+        if len(planned) > 1:
+            load = next_load(points, integer=axis == "concurrency", least=min(planned), most=max(planned))
+            if load is not None and load not in planned:
+                condition = Condition(load=_load_at(run, axis, load), temperature=temperature)
+                found[condition.label] = condition
+    known = {condition.label for condition in run.conditions}
+    return [condition for label, condition in found.items() if label not in known]
+
+
+def _planned(run: Run, axis: str, temperature: float) -> set[float]:
+    places = (place_on_axis(each) for each in run.plan.conditions if each.temperature == temperature)
+    return {place[1] for place in places if place is not None and place[0] == axis}
+
+
+def _load_at(run: Run, axis: str, value: float) -> Load:
+    if axis == "concurrency":
+        return ClosedLoop(concurrency=round(value))
+    steady = next(each.load for each in run.plan.conditions if place_on_axis(each) and isinstance(each.load, OpenLoop))
+    return OpenLoop.steady(float(f"{value:.3g}"), steady.arrivals)

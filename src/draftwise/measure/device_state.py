@@ -1,0 +1,201 @@
+"""Reads what this machine did to a turn: clocks, temperatures, throttling, quotas, stolen time, CPU of others."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+__all__ = ["read_cpu_state", "read_device_state", "read_gpu_states"]
+
+_ROOT = Path("/")
+_TIMEOUT_S = 5.0
+
+REASONS = {
+    0x1: "gpu_idle",
+    0x2: "applications_clocks_setting",
+    0x4: "sw_power_cap",
+    0x8: "hw_slowdown",
+    0x10: "sync_boost",
+    0x20: "sw_thermal_slowdown",
+    0x40: "hw_thermal_slowdown",
+    0x80: "hw_power_brake_slowdown",
+    0x100: "display_clock_setting",
+}
+"""Bits of nvmlDeviceGetCurrentClocksEventReasons (nvml.h)."""
+_COUNTED = ("sw_power_cap", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown")
+_READINGS = ("index", "clocks.sm", "clocks.max.sm", "temperature.gpu", "power.draw", "power.limit")
+_DIALECTS: tuple[tuple[str, ...], ...] = (
+    (
+        *_READINGS,
+        "clocks_event_reasons.active",
+        *(f"clocks_event_reasons_counters.{reason}" for reason in _COUNTED),
+    ),
+    (*_READINGS, "clocks_event_reasons.active"),
+    (*_READINGS, "clocks_throttle_reasons.active"),
+)
+"""What drivers answer, newest first; one unknown field makes them refuse the whole query."""
+
+
+def read_device_state(*, gpus: bool = True) -> dict[str, Any]:
+    """Return the state of this machine as JSON values; what cannot be read is not in it.
+
+    `cpu` takes a few milliseconds. `gpus` starts the driver's tool (about 50 ms and most of a core): leave them out
+    when no server runs here, and let the reading end before the next request is sent.
+
+    Counters (`busy_s`, `steal_s`, ...) run since some time before; the growth between two readings is what counts.
+    """
+    state: dict[str, Any] = {"monotonic_s": time.monotonic(), "cpu": read_cpu_state()}
+    if gpus and (found := read_gpu_states()):
+        state["gpus"] = found
+    return state
+
+
+def read_cpu_state(root: Path = _ROOT) -> dict[str, Any]:
+    """Return counters and clocks of the processor, as the Linux under `root` reports them.
+
+    `busy_s`, `steal_s`: CPU seconds of all cores in use, and taken by the hypervisor. `own_s`: of this process and its
+    descendants, a server it started among them. `quota_stopped_s`: time for which the container's CPU limit held its
+    processes. `thermal_stops`: how often a core was slowed for heat. `mhz`: clock of the fastest core now.
+    """
+    state = {
+        "cores": os.cpu_count(),
+        **_times(root / "proc/stat"),
+        "own_s": _own_seconds(root / "proc", os.getpid()),
+        **_quota(root),
+        "thermal_stops": _sum(root, "sys/devices/system/cpu/cpu[0-9]*/thermal_throttle/core_throttle_count"),
+        "mhz": _fastest_mhz(root),
+    }
+    return {name: value for name, value in state.items() if value is not None}
+
+
+def _times(stat: Path) -> dict[str, float]:
+    """Return busy and stolen seconds (proc(5): user nice system idle iowait irq softirq steal guest guest_nice)."""
+    ticks = [int(each) for each in _read(stat).partition("\n")[0].split()[1:]]
+    if len(ticks) < 8:
+        return {}
+    user, nice, system, _, _, irq, softirq, steal = ticks[:8]
+    hertz = os.sysconf("SC_CLK_TCK")
+    return {"busy_s": (user + nice + system + irq + softirq) / hertz, "steal_s": steal / hertz}
+
+
+def _own_seconds(proc: Path, pid: int) -> float | None:
+    """Return CPU seconds of a process, its living descendants and the children it has waited for."""
+    rows = dict(_processes(proc))
+    if pid not in rows:
+        return None
+    children: dict[int, list[int]] = {}
+    for each, (parent, _) in rows.items():
+        children.setdefault(parent, []).append(each)
+    ticks, left = 0, [pid]
+    while left:
+        each = left.pop()
+        ticks += rows[each][1]
+        left += children.get(each, ())
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _processes(proc: Path) -> Iterator[tuple[int, tuple[int, int]]]:
+    """Yield pid, parent and clock ticks (utime + stime + cutime + cstime) of each process."""
+    with suppress(OSError), os.scandir(proc) as entries:
+        for entry in entries:
+            if entry.name.isdigit():
+                # The name in brackets may hold spaces and brackets itself.
+                fields = _read(proc / entry.name / "stat").rpartition(")")[2].split()
+                if len(fields) > 14:
+                    yield int(entry.name), (int(fields[1]), sum(map(int, fields[11:15])))
+
+
+def _quota(root: Path) -> dict[str, float]:
+    """Return how long CPU limits held this process's control groups, all levels together (cgroup v2 or v1)."""
+    stopped = None
+    for folder in _control_groups(root):
+        fields = dict(line.split() for line in _read(folder / "cpu.stat").splitlines() if len(line.split()) == 2)
+        if "throttled_usec" in fields:
+            stopped = (stopped or 0.0) + int(fields["throttled_usec"]) / 1e6
+        elif "throttled_time" in fields:
+            stopped = (stopped or 0.0) + int(fields["throttled_time"]) / 1e9
+    return {} if stopped is None else {"quota_stopped_s": stopped}
+
+
+def _control_groups(root: Path) -> Iterator[Path]:
+    """Yield the folders of the groups that limit this process's CPU, its own and all above."""
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        mount = root / "sys/fs/cgroup" / controllers
+        for folder in (Path(path), *Path(path).parents):
+            yield mount / folder.relative_to("/")
+
+
+def _sum(root: Path, pattern: str) -> int | None:
+    counts = [int(text) for file in root.glob(pattern) if (text := _read(file).strip()).isdigit()]
+    return sum(counts) if counts else None
+
+
+def _fastest_mhz(root: Path) -> float | None:
+    files = root.glob("sys/devices/system/cpu/cpu[0-9]*/cpufreq/scaling_cur_freq")
+    return max((int(text) / 1e3 for file in files if (text := _read(file).strip()).isdigit()), default=None)
+
+
+def _read(file: Path) -> str:
+    """Return a file's text, nothing where it is absent or its process has gone."""
+    try:
+        return file.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def read_gpu_states() -> list[dict[str, Any]]:
+    """Return a row per NVIDIA GPU, none where the driver's tool is absent, fails or hangs.
+
+    `sm_mhz` and `sm_max_mhz` are clocks, `reasons` what limits the clock at this moment, `limited_s` for how long each
+    reason has limited it since the driver was loaded (newer drivers only).
+    """
+    tool = shutil.which("nvidia-smi")
+    for fields in _DIALECTS if tool else ():
+        command = [str(tool), f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
+        try:
+            answer = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+        except (OSError, subprocess.TimeoutExpired):
+            return []
+        if answer.returncode == 0:
+            rows = (dict(zip(fields, map(str.strip, line.split(",")), strict=False)) for line in _lines(answer.stdout))
+            return [_gpu(row) for row in rows]
+    return []
+
+
+def _lines(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.strip()]
+
+
+def _gpu(row: Mapping[str, str]) -> dict[str, Any]:
+    names = {
+        "index": "index",
+        "clocks.sm": "sm_mhz",
+        "clocks.max.sm": "sm_max_mhz",
+        "temperature.gpu": "temperature_c",
+        "power.draw": "power_w",
+        "power.limit": "power_limit_w",
+    }
+    state: dict[str, Any] = {ours: _number(row.get(theirs, "")) for theirs, ours in names.items()}
+    active = next((value for name, value in row.items() if name.endswith("_reasons.active")), "")
+    if re.fullmatch(r"0x[0-9a-fA-F]+", active):
+        state["reasons"] = [reason for bit, reason in REASONS.items() if int(active, 16) & bit]
+    counters = {name.rpartition(".")[2]: _number(value) for name, value in row.items() if "_counters." in name}
+    if known := {reason: us / 1e6 for reason, us in counters.items() if us is not None}:
+        state["limited_s"] = known
+    return {name: value for name, value in state.items() if value is not None}
+
+
+def _number(text: str) -> float | None:
+    """Return a reading without its unit, None for `[N/A]` and its like."""
+    found = re.match(r"-?\d+(\.\d+)?", text)
+    return float(found[0]) if found else None

@@ -1,0 +1,113 @@
+"""Whether the load generator kept up with what it measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from statistics import median
+
+from draftwise.core import Finding, Run
+from draftwise.measure.cell import Cell
+from draftwise.measure.guards.finding import error, warning
+from draftwise.measure.guards.readings import gap_s, is_local, middle
+from draftwise.measure.thresholds import Thresholds
+
+__all__ = ["check_client"]
+
+_ELSEWHERE = "Spread the load over more client processes, or measure from another machine."
+_TIMER_S = 0.001
+"""Timers of an event loop are that coarse (epoll counts milliseconds): a delay within it says nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Strain:
+    """What the turns of one arm asked of the load generator."""
+
+    arm: str
+    busy: float
+    """CPU seconds per second and client process."""
+    cores: float
+    """CPU seconds per second, all its processes together."""
+    late_s: float
+    """P99 of the event loop's delay in the typical turn."""
+    lag_s: float
+    """P99 of the send lag in the typical turn."""
+    gap_s: float
+    """Median over answers of the time between two chunks."""
+    ttft_s: float
+    """Median over answers."""
+
+
+def check_client(run: Run, cell: Cell, thresholds: Thresholds) -> Iterator[Finding]:
+    """Yield where the client, and not the server, may have set the numbers: the worse arm of a comparison."""
+    strains = [each for arm in (cell.plain, cell.candidate) if (each := _strain(cell, arm)) is not None]
+    if strains:
+        yield from _saturated(max(strains, key=lambda each: each.busy), thresholds)
+        yield from _reads_late(max(strains, key=_lateness), thresholds)
+        yield from _sends_late(max(strains, key=lambda each: each.lag_s), thresholds)
+        yield from _takes_cores(run, max(strains, key=lambda each: each.cores), thresholds)
+
+
+def _strain(cell: Cell, arm: str) -> _Strain | None:
+    windows = [window for window in cell.windows if window.arm == arm and window.wall_s > 0]
+    answers = [each for each in cell.requests(arm) if each.error is None]
+    if not windows or not answers:
+        return None
+    wall_s = sum(window.wall_s for window in windows)
+    return _Strain(
+        arm=arm,
+        busy=sum(window.client.cpu_s / max(1, window.client.processes) for window in windows) / wall_s,
+        cores=sum(window.client.cpu_s for window in windows) / wall_s,
+        late_s=median(window.client.loop_delay_p99_s for window in windows),
+        lag_s=median(window.client.send_lag_p99_s for window in windows),
+        gap_s=middle(map(gap_s, answers)),
+        ttft_s=middle(answer.timing.ttft_s for answer in answers),
+    )
+
+
+def _saturated(strain: _Strain, thresholds: Thresholds) -> Iterator[Finding]:
+    """A process that is always busy sets the pace itself."""
+    text = f"each process of the load generator used {strain.busy:.0%} of a core while {strain.arm} answered"
+    if strain.busy >= thresholds.client_saturated:
+        yield error("client-saturated", f"{text}: what was measured is the load generator.", _ELSEWHERE)
+    elif strain.busy >= thresholds.client_busy:
+        yield warning("client-busy", f"{text}: bursts may wait in it.", _ELSEWHERE)
+
+
+def _lateness(strain: _Strain) -> float:
+    """Return how late an arrival may be read, over the shortest time that is measured with such readings."""
+    shortest = min((each for each in (strain.gap_s, strain.ttft_s) if each > 0), default=0.0)
+    return strain.late_s / shortest if shortest and strain.late_s > _TIMER_S else 0.0
+
+
+def _reads_late(strain: _Strain, thresholds: Thresholds) -> Iterator[Finding]:
+    late = _lateness(strain)
+    if late < thresholds.client_late:
+        return
+    text = (
+        f"the load generator reads arrivals up to {strain.late_s * 1e3:.1f} ms late (P99) while {strain.arm} answers "
+        f"with {strain.gap_s * 1e3:.1f} ms between chunks and {strain.ttft_s * 1e3:.0f} ms to the first"
+    )
+    if late >= 1:
+        yield error("client-reads-late", f"{text}: its own delay is as long as what it measures.", _ELSEWHERE)
+    else:
+        yield warning("client-reads-late", f"{text}: the upper percentiles are partly its own.", _ELSEWHERE)
+
+
+def _sends_late(strain: _Strain, thresholds: Thresholds) -> Iterator[Finding]:
+    """Latencies of an open loop run from the intended time, so a late sending looks like a slow server."""
+    if strain.lag_s <= max(_TIMER_S, thresholds.client_late * strain.ttft_s):
+        return
+    text = (
+        f"requests for {strain.arm} went out up to {strain.lag_s * 1e3:.1f} ms after their time (P99); the median time "
+        f"to first token, which holds that lag, is {strain.ttft_s * 1e3:.0f} ms"
+    )
+    grave = strain.lag_s >= strain.ttft_s / 2
+    yield (error if grave else warning)("client-sends-late", f"{text}.", _ELSEWHERE)
+
+
+def _takes_cores(run: Run, strain: _Strain, thresholds: Thresholds) -> Iterator[Finding]:
+    cores = run.context.get("hardware", {}).get("cores")
+    if is_local(run) and isinstance(cores, int) and strain.cores >= thresholds.client_share * cores:
+        text = f"the load generator used {strain.cores:.2f} of the {cores} cores that it shares with {strain.arm}."
+        yield warning("client-beside-server", text, "Measure from another machine.")

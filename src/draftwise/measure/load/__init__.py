@@ -1,0 +1,1 @@
+"""The load generator: when requests are sent, by whom, and whether it kept up."""

@@ -1,0 +1,72 @@
+"""Puts the load of one turn on a server, from this process or shared among several."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from draftwise.core import Answer, ClientHealth
+from draftwise.measure.client import Client
+from draftwise.measure.load.desk import Desk
+from draftwise.measure.load.health import HealthWatch
+from draftwise.measure.load.traffic import Traffic
+from draftwise.measure.schedule import Turn
+
+__all__ = ["beside", "drive", "short_collections"]
+
+_HEAD_START_S = 0.005
+"""From the drawing of an open loop's times to the first of them."""
+
+
+async def drive(client: Client, turn: Turn, *, seed: int, on_answer: Callable[[Answer], None]) -> ClientHealth:
+    """Answer the prompts of a turn under its condition, and return how well this process kept up.
+
+    Args:
+        client: of the turn's arm.
+        turn: what to send.
+        seed: of the run.
+        on_answer: told of each request after its end, unmeasured ones too; a refused one is an answer with `error`.
+
+    Raises:
+        BackendError: the server broke; `on_answer` was told of everything that had ended.
+    """
+    desk, watch = Desk(on_answer), HealthWatch(client.backend.now)
+    began = client.backend.now() + _HEAD_START_S
+    traffic = Traffic(client, turn, seed=seed, began=began, desk=desk, watch=watch)
+    try:
+        with short_collections():
+            await beside(desk.work(), traffic.run())
+    finally:
+        health = watch.stop()
+        desk.clear()
+    return health
+
+
+async def beside(helper: Coroutine[Any, Any, None], work: Coroutine[Any, Any, None]) -> None:
+    """Await `work` while `helper` runs; raise the first error of either."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(helper)
+            await work
+            task.cancel()
+    except BaseExceptionGroup as failures:
+        raise _first(failures) from None
+
+
+def _first(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+@contextmanager
+def short_collections() -> Iterator[None]:
+    """Let garbage collections look at what is new only: going through all of a program takes tens of milliseconds."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()

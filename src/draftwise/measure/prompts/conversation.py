@@ -1,0 +1,103 @@
+"""Turns what a request carried, chat messages in their several spellings, into prompts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from enum import StrEnum
+from typing import Any
+
+__all__ = ["Turns", "as_chat", "as_completion", "plain_text", "split_turns", "to_messages"]
+
+Message = Mapping[str, Any]
+
+_ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant", "bard": "assistant"}
+"""ShareGPT's speakers (`from`), as FastChat and vLLM's benchmarks read them."""
+_PART_TEXT = ("text", "input_text", "output_text")
+"""Types of content parts that hold text: chat completions, Responses API."""
+
+
+class Turns(StrEnum):
+    """Which of a conversation's user turns become prompts."""
+
+    FIRST = "first"
+    LAST = "last"
+    ALL = "all"
+    """Every one, each with the recorded conversation before it."""
+
+
+def to_messages(value: Any) -> tuple[Message, ...] | None:
+    """Return chat messages; None where it is no list of them.
+
+    Taken are OpenAI's `{"role", "content"}` and Responses items, and ShareGPT's `{"from", "value"}`.
+    """
+    if not isinstance(value, Sequence) or isinstance(value, str) or not value:
+        return None
+    messages = [_to_message(each) for each in value]
+    return None if any(message is None for message in messages) else tuple(each for each in messages if each)
+
+
+def _to_message(value: Any) -> Message | None:
+    if not isinstance(value, Mapping):
+        return None
+    if "from" in value and isinstance(value.get("value"), str):
+        speaker = str(value["from"])
+        return {"role": _ROLES.get(speaker, speaker), "content": value["value"]}
+    if not isinstance(value.get("role"), str) or not ("content" in value or value.get("tool_calls")):
+        return None
+    return {**value, "content": _chat_parts(value.get("content"))}
+
+
+def _chat_parts(content: Any) -> Any:
+    """Return content with the Responses API's text parts named as chat completions name them."""
+    if not isinstance(content, list):
+        return content
+    return [
+        {"type": "text", "text": part["text"]}
+        if isinstance(part, Mapping) and part.get("type") in _PART_TEXT and isinstance(part.get("text"), str)
+        else part
+        for part in content
+    ]
+
+
+def plain_text(content: Any) -> str:
+    """Return the text in a message's content; images and calls have none."""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list):
+        return "".join(plain_text(part.get("text", "")) for part in content if isinstance(part, Mapping))
+    return ""
+
+
+def split_turns(messages: Sequence[Message], turns: Turns) -> Iterator[tuple[tuple[Message, ...], str | None]]:
+    """Yield (messages up to a user's turn, what was answered then or None) for the turns asked for."""
+    ends = [place for place, message in enumerate(messages, 1) if message["role"] != "assistant"]
+    # A turn ends where the assistant speaks next, or where the conversation ends.
+    ends = [end for end in ends if end == len(messages) or messages[end]["role"] == "assistant"]
+    chosen = {Turns.FIRST: ends[:1], Turns.LAST: ends[-1:], Turns.ALL: ends}[turns]
+    for end in chosen:
+        answer = messages[end]["content"] if end < len(messages) else None
+        yield tuple(messages[:end]), plain_text(answer) or None
+
+
+def as_chat(text: str) -> tuple[Message, ...]:
+    """Return a text as the one message of a chat."""
+    return ({"role": "user", "content": text},)
+
+
+def as_completion(messages: Sequence[Message]) -> str:
+    """Return a chat as one text to continue: a single message alone, several with their roles."""
+    if len(messages) == 1:
+        return plain_text(messages[0]["content"])
+    said = "".join(f"{message['role'].capitalize()}: {plain_text(message['content'])}\n\n" for message in messages)
+    return f"{said}Assistant:"
+
+
+def from_json_text(value: Any) -> Any:
+    """Return what a JSON text holds, where a log keeps structured values as texts; else the value itself."""
+    if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
+        try:
+            return json.loads(value)
+        except ValueError:
+            return value
+    return value

@@ -1,0 +1,148 @@
+"""Counts and cuts texts in tokens: exactly where a tokenizer is at hand, else estimated from their characters."""
+
+from __future__ import annotations
+
+import importlib
+import random
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import exp, log
+from pathlib import Path
+from typing import Any, Protocol
+
+from draftwise.core import InvalidSetup
+
+__all__ = ["EstimatedTokens", "ExactTokens", "Length", "Tokens", "find_tokens", "parse_length"]
+
+CHARS_PER_TOKEN = 4.0
+"""OpenAI's rule of thumb for English text (help.openai.com, "What are tokens and how to count them?")."""
+
+
+class Tokens(Protocol):
+    """How long a text is for a model."""
+
+    note: str
+    """How it is counted, in words."""
+
+    def count(self, text: str) -> int:
+        """Return the number of tokens of a text, special ones left out."""
+        ...
+
+    def cut(self, text: str, length: int) -> str:
+        """Return the beginning of a text that has `length` tokens (the whole where it has fewer)."""
+        ...
+
+
+class EstimatedTokens:
+    """Four characters a token: good to some 20 % for English and code, wrong for other scripts."""
+
+    note = f"tokens estimated at {CHARS_PER_TOKEN:g} characters each"
+
+    def count(self, text: str) -> int:
+        """Return the estimate; at least 1 for a text that is not empty."""
+        return max(1, round(len(text) / CHARS_PER_TOKEN)) if text else 0
+
+    def cut(self, text: str, length: int) -> str:
+        """Return the beginning, cut between two words where one ends nearby."""
+        end = round(length * CHARS_PER_TOKEN)
+        if len(text) <= end:
+            return text
+        word = max(text.rfind(" ", end - 8, end), text.rfind("\n", end - 8, end))
+        return text[: word if word > 0 else end]
+
+
+class ExactTokens:
+    """Counts with the tokenizer of a model."""
+
+    def __init__(self, tokenizer: Any, source: str) -> None:
+        self._tokenizer = tokenizer
+        self.note = f"tokens counted with {source}"
+
+    def count(self, text: str) -> int:
+        """Return the number of tokens, special ones left out."""
+        return len(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def cut(self, text: str, length: int) -> str:
+        """Return the characters of the first `length` tokens."""
+        offsets = self._tokenizer.encode(text, add_special_tokens=False).offsets
+        return text if len(offsets) <= length else text[: offsets[length - 1][1]]
+
+
+def find_tokens(path: Path | None, *, hint: Path | None = None) -> Tokens:
+    """Return what counts tokens: a tokenizer, or the estimate where there is none.
+
+    Args:
+        path: a tokenizer.json, or a folder with one, that was asked for.
+        hint: the same, used where `path` is None and this can be read: a model's folder need not hold a tokenizer,
+            and its name need not be a folder.
+
+    Raises:
+        InvalidSetup: the tokenizer at `path` cannot be read, or the `tokenizers` package is missing.
+    """
+    if path is not None:
+        return _read_tokenizer(path)
+    try:
+        return EstimatedTokens() if hint is None else _read_tokenizer(hint)
+    except InvalidSetup:
+        return EstimatedTokens()
+
+
+def _read_tokenizer(path: Path) -> ExactTokens:
+    file = path / "tokenizer.json" if path.is_dir() else path
+    try:
+        # An optional package: measuring works without it, and the light install does not bring it.
+        tokenizer = importlib.import_module("tokenizers").Tokenizer.from_file(str(file))
+    except ImportError:
+        raise InvalidSetup.because(
+            "no-tokenizers",
+            "counting tokens needs the package `tokenizers`.",
+            where=str(file),
+            fix="pip install tokenizers, or leave the tokenizer out: lengths are then estimated from characters.",
+        ) from None
+    except Exception as error:  # the package raises bare Exceptions for every fault of a file
+        raise InvalidSetup.because("bad-tokenizer", f"cannot be read ({error}).", where=str(file)) from None
+    return ExactTokens(tokenizer, file.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Length:
+    """A distribution of lengths in tokens, and how it was written."""
+
+    label: str
+    draw: Callable[[random.Random], int]
+
+
+LENGTH_FORMS = (
+    "512 (fixed), 256-1024 (uniform), 512+-128 (normal: mean, standard deviation), "
+    "lognormal:512:2 (median, and the factor of one standard deviation)"
+)
+_SHORT = ((re.compile(r"(\d+)-(\d+)"), r"uniform:\1:\2"), (re.compile(r"(.+?)(?:±|\+-)(.+)"), r"normal:\1:\2"))
+_LONG = re.compile(r"(\d+)|(uniform|normal|lognormal):(\d+(?:\.\d+)?):(\d+(?:\.\d+)?)")
+
+
+def parse_length(text: str) -> Length:
+    """Return the distribution that a text names; no draw is below 1.
+
+    Raises:
+        ValueError: it names none; the message says what can be written.
+    """
+    long = next((form.sub(name, text) for form, name in _SHORT if form.fullmatch(text)), text)
+    if found := _LONG.fullmatch(long):
+        draw = _drawer(found[2] or "fixed", float(found[3] or found[1]), float(found[4] or 0))
+        if draw is not None:
+            return Length(text, draw)
+    raise ValueError(f"{text!r} is no length; write one of {LENGTH_FORMS}.")
+
+
+def _drawer(name: str, a: float, b: float) -> Callable[[random.Random], int] | None:
+    """Return what draws from a distribution; None where its parameters make no sense."""
+    if a < 1:
+        return None
+    if name == "normal":
+        return lambda rng: max(1, round(rng.gauss(a, b)))
+    if name == "lognormal":
+        return (lambda rng: max(1, round(exp(rng.gauss(log(a), log(b)))))) if b >= 1 else None
+    if name == "uniform":
+        return (lambda rng: rng.randint(round(a), round(b))) if b >= a else None
+    return lambda _: round(a)

@@ -1,0 +1,229 @@
+"""Turns what `--workload` says into workloads."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+from difflib import get_close_matches
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any
+
+from draftwise.core import InvalidSetup, Prompt, Workload
+from draftwise.measure.prompts.clock import from_begin
+from draftwise.measure.prompts.faults import Faults
+from draftwise.measure.prompts.lengths import Length, Tokens, find_tokens, parse_length
+from draftwise.measure.prompts.logged_prompts import LogReader
+from draftwise.measure.prompts.logs import SHAPES, find_logged
+from draftwise.measure.prompts.reshape import in_bucket, set_form, set_outputs, share_prefixes, split_by_length
+from draftwise.measure.prompts.rows import MAX_ROWS, read_rows
+from draftwise.measure.prompts.spec import BUNDLED, Kind, WorkloadSpec, parse_spec
+from draftwise.measure.prompts.texts import find_source
+from draftwise.measure.prompts.trace import TraceReader, find_format
+
+__all__ = ["load_workload", "load_workloads", "read_workload"]
+
+_SYNTHETIC_PROMPTS = 128
+_SYNTHETIC_LENGTH = "512"
+_SYNTHETIC_OUTPUT = "128"
+
+
+def load_workload(text: str, *, max_tokens: int | None = None, tokenizer: Path | None = None) -> Workload:
+    """Return the one workload that a `--workload` asks for; see `load_workloads`.
+
+    Raises:
+        InvalidSetup: also when it asks for several (`split=`).
+    """
+    workloads = load_workloads(text, max_tokens=max_tokens, tokenizer=tokenizer)
+    if len(workloads) > 1:
+        names = ", ".join(workload.name for workload in workloads)
+        raise InvalidSetup.because("several-workloads", f"gives several workloads here: {names}.", where=text)
+    return workloads[0]
+
+
+def load_workloads(text: str, *, max_tokens: int | None = None, tokenizer: Path | None = None) -> tuple[Workload, ...]:
+    """Return the workloads that a `--workload` asks for: one, or one for each length bucket.
+
+    Args:
+        text: `SOURCE[#OPTION,...]`; `WorkloadSpec` says what there is.
+        max_tokens: caps every prompt's own.
+        tokenizer: tokenizer.json, or the folder of a model, to count lengths with where it can be read; else they are
+            estimated.
+
+    Raises:
+        InvalidSetup: the text, or what it names, is wrong; all faults at once.
+    """
+    faults = Faults()
+    spec = parse_spec(text, faults)
+    faults.raise_any()
+    tokens = find_tokens(spec.tokenizer, hint=tokenizer)
+    notes: list[str] = []
+    if spec.kind is Kind.SYNTHETIC:
+        prompts, is_random = _make(spec, tokens, notes), spec.source == "random"
+    else:
+        prompts, is_random = _read(spec, tokens, notes, faults)
+    prompts = _reshape(spec, prompts, tokens, notes)
+    if max_tokens:
+        prompts = tuple(replace(prompt, max_tokens=min(prompt.max_tokens, max_tokens)) for prompt in prompts)
+    source = {Kind.SYNTHETIC: "synthetic", Kind.BUNDLED: "bundled"}.get(spec.kind, Path(spec.target).name)
+    whole = Workload(
+        name=spec.label,
+        source=source,
+        prompts=prompts,
+        random_tokens=is_random,
+        description="; ".join(notes),
+    )
+    return _split(spec, whole, tokens)
+
+
+def read_workload(file: Traversable, name: str = "", source: str = "") -> Workload:
+    """Return the workload in a JSON-lines file that `Prompt.to_dict` wrote, as it is: for run directories."""
+    faults = Faults()
+    rows = read_rows(file, faults, most=2**62, in_order=bool).rows
+    reader = LogReader(turns=None, logged=False, tokens=find_tokens(None), faults=faults)
+    prompts = reader.read(rows, file.name, rebase=False)
+    faults.raise_any()
+    return Workload(name=name, source=source, prompts=prompts)
+
+
+def _make(spec: WorkloadSpec, tokens: Tokens, notes: list[str]) -> tuple[Prompt, ...]:
+    """Return prompts of stated lengths."""
+    source = find_source(spec.source or "code", tokens)
+    prompt = spec.prompt or parse_length(_SYNTHETIC_LENGTH)
+    output = spec.output or parse_length(_SYNTHETIC_OUTPUT)
+    rng = random.Random(f"{spec.seed}-prompts")
+    lengths = [prompt.draw(rng) for _ in range(spec.n or _SYNTHETIC_PROMPTS)]
+    notes += [f"synthetic, seed {spec.seed}", f"prompt tokens {prompt.label}, output tokens {output.label}",
+              source.note, tokens.note]  # fmt: skip
+    made = (
+        Prompt(
+            id=f"synthetic-{number:05d}",
+            text=source.text(length, number, random.Random(f"{spec.seed}-{number}")),
+            max_tokens=1,
+            ignore_eos=True,
+        )
+        for number, length in enumerate(lengths)
+    )
+    return set_outputs(tuple(made), length=output, force=None, seed=spec.seed)
+
+
+def _read(spec: WorkloadSpec, tokens: Tokens, notes: list[str], faults: Faults) -> tuple[tuple[Prompt, ...], bool]:
+    """Return the prompts of a file, and whether their texts are noise."""
+    file = _find_file(spec)
+    most = max(MAX_ROWS, spec.n or 0, spec.sample or 0)
+    table = read_rows(file, faults, most=most, seed=spec.seed, in_order=_is_recording)
+    notes += [table.note] if table.note else []
+    first = table.rows[0].value if table.rows else None
+    if spec.kind is Kind.TRACE or (spec.kind is Kind.FILE and find_format(first)):
+        if spec.turns or spec.sample:
+            faults.add("bad-option", "turns and sample do not apply to a trace.", spec.text)
+        source = find_source(spec.source or "code", tokens)
+        trace = TraceReader(source, bucket=spec.bucket, seed=spec.seed, faults=faults)
+        prompts, passed_over = trace.read(table.rows, file.name, most=spec.n), trace.passed_over
+        notes += [*trace.notes, source.note, tokens.note, "answers forced to the recorded lengths"]
+        is_random = source.is_random
+    else:
+        log = LogReader(turns=spec.turns, logged=spec.logged, tokens=tokens, faults=faults)
+        prompts, passed_over, is_random = log.read(table.rows, file.name), log.passed_over, False
+    notes += [f"{count} rows {reason}" for reason, count in passed_over.items()]
+    if not prompts and not faults:
+        faults.add("empty-workload", "holds no prompt" + _why(passed_over), file.name, _example(spec.kind))
+    faults.raise_any()
+    return prompts, is_random
+
+
+def _why(passed_over: Counter[str]) -> str:
+    reasons = ", ".join(f"{count} rows {reason}" for reason, count in passed_over.items())
+    return f" ({reasons})." if reasons else "."
+
+
+def _example(kind: Kind) -> str:
+    return "" if kind is Kind.TRACE else f'Each line: {{"id": "a1", "prompt": "def add(", "max_tokens": 128}}. {SHAPES}'
+
+
+def _is_recording(value: Any) -> bool:
+    """Whether a file's first row carries a time: its rows are in order, and a sample would change their rate."""
+    if find_format(value):
+        return True
+    logged = find_logged(value) if isinstance(value, dict) else None
+    return logged is not None and logged.time is not None
+
+
+def _find_file(spec: WorkloadSpec) -> Traversable:
+    if spec.kind is Kind.BUNDLED:
+        return files("draftwise.measure") / "workloads" / f"{spec.target}.jsonl"
+    path = Path(spec.target)
+    if not path.is_file():
+        near = get_close_matches(spec.target, (*BUNDLED, Kind.SYNTHETIC), 1)
+        known = (
+            f"Bundled: {', '.join(BUNDLED)}; or give a .jsonl, .json or .csv file, or synthetic:prompt=512,output=128."
+        )
+        raise InvalidSetup.because(
+            "unknown-workload",
+            f"{spec.target!r} is neither a bundled workload nor a file.",
+            where="--workload",
+            fix=f"Did you mean {near[0]}?" if near else known,
+        )
+    return path
+
+
+def _reshape(spec: WorkloadSpec, prompts: tuple[Prompt, ...], tokens: Tokens, notes: list[str]) -> tuple[Prompt, ...]:
+    """Return the prompts as the options want them."""
+    if spec.bucket is not None and spec.kind is not Kind.TRACE:
+        prompts = _only(spec, in_bucket(prompts, spec.bucket, tokens), tokens, notes)
+    if spec.sample is not None and spec.sample < len(prompts):
+        chosen = sorted(random.Random(spec.seed).sample(range(len(prompts)), spec.sample))
+        notes.append(f"{spec.sample} of {len(prompts)} prompts, drawn with seed {spec.seed}")
+        prompts = tuple(prompts[place] for place in chosen)
+    if spec.n is not None and spec.n < len(prompts):
+        notes.append(f"the first {spec.n} of {len(prompts)} prompts")
+        prompts = prompts[: spec.n]
+    length: Length | None = None if spec.kind is Kind.SYNTHETIC else spec.output
+    prompts = set_outputs(prompts, length=length, force=spec.force, seed=spec.seed)
+    notes += [f"output tokens {length.label}"] if length else []
+    notes += ["output tokens as logged"] if spec.logged else []
+    if spec.prefix is not None:
+        size, groups = spec.prefix
+        common = find_source("prose", tokens)
+        prompts = share_prefixes(prompts, length=size, groups=groups, source=common, seed=spec.seed)
+        notes.append(f"every prompt begins with one of {groups} common texts of {size} tokens, in turn; {tokens.note}")
+    if spec.form is not None:
+        prompts = set_form(prompts, spec.form)
+        notes.append(f"sent as {spec.form}")
+    return _rebased(prompts)
+
+
+def _only(spec: WorkloadSpec, prompts: tuple[Prompt, ...], tokens: Tokens, notes: list[str]) -> tuple[Prompt, ...]:
+    low, high = spec.bucket or (0, None)
+    words = f"prompts of {low} tokens or more" if high is None else f"prompts of {low} to {high - 1} tokens"
+    if not prompts:
+        raise InvalidSetup.because("empty-bucket", f"holds no {words} ({tokens.note}).", where=spec.text)
+    notes.append(f"{words}, {tokens.note}")
+    return prompts
+
+
+def _rebased(prompts: Iterable[Prompt]) -> tuple[Prompt, ...]:
+    """Return the prompts with arrivals counted from the first one that is left."""
+    prompts = tuple(prompts)
+    times = from_begin([prompt.arrival_s for prompt in prompts])
+    return tuple(replace(prompt, arrival_s=time) for prompt, time in zip(prompts, times, strict=True))
+
+
+def _split(spec: WorkloadSpec, whole: Workload, tokens: Tokens) -> tuple[Workload, ...]:
+    if not spec.split:
+        return (whole,)
+    stem = spec.name or replace(spec, text=spec.text.partition("#")[0]).label
+    parts = split_by_length(whole.prompts, spec.split, tokens)
+    return tuple(
+        replace(
+            whole,
+            name=f"{stem}-prompt={bucket}",
+            prompts=_rebased(prompts),
+            description="; ".join(filter(None, (whole.description, f"prompts of {bucket} tokens, {tokens.note}"))),
+        )
+        for bucket, prompts in parts.items()
+        if prompts
+    )

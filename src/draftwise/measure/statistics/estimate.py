@@ -1,0 +1,52 @@
+"""A measured ratio and how sure it is: intervals and p-values, by Student's t on the logarithm."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+
+from draftwise.core import Interval
+from draftwise.measure.statistics.clusters import Spread
+from draftwise.measure.statistics.student import student_tail, upper_student_quantile
+
+__all__ = ["CONFIDENCE", "Estimate"]
+
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """A ratio of candidate over plain.
+
+    Interval, p-value, power and stopping all derive from the same two numbers, so that they cannot contradict each
+    other: an interval excludes a ratio exactly when the test of that ratio is significant.
+    """
+
+    log: float
+    """Natural logarithm of the ratio."""
+    spread: Spread
+    """Of the logarithm."""
+    log_by_prompt: Mapping[Hashable, float] = field(default_factory=dict, compare=False, repr=False)
+    """Logarithms of the prompts' own ratios, where the design names them: what the cells of a sweep have in common."""
+
+    @property
+    def value(self) -> float:
+        """The ratio."""
+        return math.exp(self.log)
+
+    def interval(self, confidence: float = CONFIDENCE) -> Interval:
+        """Return the interval of the ratio; unbounded where nothing was repeated."""
+        if math.isinf(self.spread.variance):
+            return Interval(value=self.value, low=0.0, high=math.inf)
+        reach = upper_student_quantile((1 - confidence) / 2, self.spread.degrees) * self.spread.error
+        return Interval(value=self.value, low=math.exp(self.log - reach), high=math.exp(self.log + reach))
+
+    def p_value(self, ratio: float = 1.0) -> float:
+        """Return the two-sided p-value of the hypothesis that the true ratio is `ratio`."""
+        distance = abs(self.log - math.log(ratio))
+        if math.isinf(self.spread.variance):
+            return 1.0
+        if self.spread.variance == 0:
+            return 1.0 if distance == 0 else 0.0
+        return min(1.0, 2 * student_tail(distance / self.spread.error, self.spread.degrees))

@@ -1,0 +1,79 @@
+"""What the options of `draftwise decide` make of loads, temperatures and draft lengths."""
+
+import json
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from draftwise.cli._loads import conditions, load_options, spread_lengths
+from draftwise.core import Arrivals, Condition, OpenLoop, Phase, Replay, SpecConfig
+
+
+@click.command()
+@load_options
+def show(**asked) -> None:
+    for condition in conditions(asked):
+        click.echo(f"{condition.label}|{json.dumps(condition.to_dict())}")
+
+
+def ask(*args: str) -> list[str]:
+    result = CliRunner().invoke(show, args)
+    assert result.exit_code == 0, result.output
+    rows = [line.split("|", 1) for line in result.output.splitlines()]
+    for label, written in rows:
+        assert Condition.from_dict(json.loads(written)).label == label  # the manifest brings back what was asked for
+    return [label for label, _ in rows]
+
+
+def test_without_any_it_is_one_greedy_stream() -> None:
+    assert ask() == ["c=1"]
+
+
+def test_loads_and_temperatures_make_a_product() -> None:
+    assert ask("--concurrency", "1,8,8", "--rate", "0.5", "--temperature", "0,0.7") == [
+        "c=1", "c=8", "0.5/s", "c=1 T=0.7", "c=8 T=0.7", "0.5/s T=0.7",
+    ]  # fmt: skip
+
+
+def test_ramps_bursts_and_recordings() -> None:
+    found = ask("--phases", "60s:1-8/s,30s:20/s,2/s", "--arrivals", "constant", "--replay", "2", "--rate", "3")
+    assert found == ["3/s constant", "60s:1-8/s,30s:20/s,2/s constant", "replay x2"]
+    assert ask("--replay") == ["replay"]
+
+
+def test_conditions_survive_the_manifest() -> None:
+    load = OpenLoop(phases=(Phase(start_per_s=1, end_per_s=4, duration_s=9),), arrivals=Arrivals.CONSTANT)
+    for condition in (Condition(load=load, temperature=0.3), Condition(load=Replay(speed=0.5)), Condition()):
+        assert Condition.from_dict(condition.to_dict()) == condition
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--concurrency", "0"], "0 is below 1"),
+        (["--concurrency", "1,x"], "not a list of whole numbers like 1,2,4"),
+        (["--rate", "0"], "0 is not above 0"),
+        (["--rate", "nan"], "nan is not above 0"),
+        (["--temperature", "-1"], "-1 is below 0"),
+        (["--phases", "1-2/s"], "a rate that changes needs a duration"),
+        (["--phases", "5/s,10s:1/s"], "only the last part may be without a duration"),
+        (["--phases", "fast"], "is not like '60s:1-8/s,30s:20/s'"),
+        (["--phases", "1.2.3s:1/s"], "is not like '60s:1-8/s,30s:20/s'"),
+        (["--phases", "0s:1/s"], "a part lasts no time"),
+        (["--phases", "9s:0/s"], "nothing would ever arrive"),
+    ],
+)
+def test_what_makes_no_load_is_said(args: list[str], words: str) -> None:
+    result = CliRunner().invoke(show, args)
+    assert result.exit_code == 2
+    assert words in result.output
+
+
+def test_candidates_are_tried_with_each_draft_length() -> None:
+    ngram = SpecConfig.parse('{"method": "ngram", "num_speculative_tokens": 9}')
+    assert spread_lengths([(None, ngram)], None) == [(None, ngram)]
+    spread = spread_lengths([("mine", ngram), (None, ngram)], (1, 4))
+    assert [(name, spec and spec.num_speculative_tokens) for name, spec in spread] == [
+        ("mine k=1", 1), ("mine k=4", 4), (None, 1), (None, 4),
+    ]  # fmt: skip
