@@ -1,4 +1,4 @@
-"""How exactly draftwise, vLLM's benchmark, guidellm and aiperf measure a server whose truth is known, and how much they take.
+"""How exactly draftwise, vLLM, guidellm and aiperf measure a server whose truth is known, and how much they take.
 
     python benchmarks/cpu/load_accuracy.py --vllm "vllm" --guidellm guidellm --aiperf aiperf \\
         --out benchmarks/cpu/results/load_accuracy.json

@@ -16,6 +16,7 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -91,7 +92,7 @@ def _read_draftwise(job: Job) -> tuple[list[Reading], float]:
     readings = []
     for row in told["answers"]:
         times = [at for at, _ in row["chunks"]]
-        gaps = tuple(b - a for a, b in zip(times, times[1:], strict=False))
+        gaps = tuple(b - a for a, b in pairwise(times))
         tokens = sum(count for _, count in row["chunks"])
         itl = (times[-1] - times[0]) / (tokens - 1) if tokens > 1 else None
         ttft, key = times[0] - row["sent"], ("prompt", row["prompt"])

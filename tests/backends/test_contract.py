@@ -228,7 +228,7 @@ def test_a_killed_server_breaks_the_stream_and_what_came_is_kept(kind: str, tmp_
         while not received:
             await asyncio.sleep(0.001)
         bench.kill()
-        with pytest.raises(BrokenStream, match="^b: ") as caught:
+        with pytest.raises(BrokenStream, match=r"^b: ") as caught:
             await asking
         assert caught.value.partial is not None
         assert caught.value.partial.received == tuple(received)

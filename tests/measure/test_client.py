@@ -2,13 +2,14 @@
 
 import json
 from dataclasses import replace
+from typing import Any
 
-import httpx
 import pytest
 
-from draftwise.backends import FakeBackend, FakeScript, virtual_time
-from draftwise.core import Answer, BackendError, Prompt
-from draftwise.measure.client import Client
+from draftwise.backends import Exchange, FakeBackend, FakeScript, Piece, virtual_time
+from draftwise.core import Answer, BackendError, Condition, Prompt
+from draftwise.measure.client import Client, Sending, to_answer
+from draftwise.measure.reading import Reading
 from draftwise.measure.schedule import Turn
 
 HELLO = Prompt(id="p", text="hello", max_tokens=9)
@@ -89,37 +90,95 @@ def test_a_server_that_refuses_everything_is_named() -> None:
 
 
 def test_a_broken_connection_names_arm_and_prompt() -> None:
-    with pytest.raises(BackendError, match=r"a: the connection to .* broke \(ConnectError\) at prompt 'p'"):
+    with pytest.raises(BackendError, match=r"At prompt 'p': a: the connection to .* broke"):
         ask(FakeScript(dies_after=1))
 
 
-def serve_bytes(*pieces: bytes) -> Answer:
-    """Return the answer read from a stream that arrives in these pieces."""
+class Recorder(FakeBackend):
+    """Keeps what it is asked."""
 
-    async def body():
-        for piece in pieces:
-            yield piece
+    def __init__(self, script: FakeScript) -> None:
+        super().__init__("a", script)
+        self.bodies: list[dict[str, Any]] = []
 
-    async def talk() -> Answer:
-        backend = FakeBackend("a", FakeScript())
-        backend._open(httpx.MockTransport(lambda request: httpx.Response(200, content=body())))
-        return await Client(backend=backend, model="m").ask(TURN, HELLO, seed=0)
+    async def stream(self, path: str, body: bytes, received: list[Piece] | None = None) -> Exchange:
+        if body:
+            self.bodies.append(json.loads(body))
+        return await super().stream(path, body, received)
+
+
+def requests(*sendings: Sending, script: FakeScript = FakeScript(), seed: int = 0) -> list[dict[str, Any]]:  # noqa: B008
+    """Return the bodies that a client of this server sends."""
+
+    async def talk() -> list[dict[str, Any]]:
+        backend = Recorder(script)
+        await backend.start()
+        client = await Client.greet(backend, HELLO, salt="s")
+        del backend.bodies[:]
+        for sending in sendings:
+            await client.send(sending, client.encode(sending, seed=seed))
+        return backend.bodies
 
     return virtual_time.run(talk())
 
 
-def test_events_cut_anywhere_and_line_separators_inside_text_survive() -> None:
-    event = {"choices": [{"text": "a\u2028b\x85c", "token_ids": [1, 2], "finish_reason": "stop"}]}
-    raw = f"data: {json.dumps(event, ensure_ascii=False)}\r\n\r\ndata: [DONE]\r\n\r\n".encode()
-    for cut in range(1, len(raw), 5):
-        answer = serve_bytes(raw[:cut], raw[cut:])
-        assert (answer.text, answer.token_ids, answer.error) == ("a\u2028b\x85c", (1, 2), None)
+def test_each_request_has_its_own_seed_that_does_not_depend_on_the_arm() -> None:
+    other = replace(HELLO, id="q")
+    sendings = [
+        Sending(turn=TURN, prompt=HELLO),
+        Sending(turn=replace(TURN, arm="b", number=7), prompt=HELLO),
+        Sending(turn=TURN, prompt=other),
+        Sending(turn=TURN, prompt=HELLO, copy=1),
+        Sending(turn=replace(TURN, repeat=3), prompt=HELLO),
+    ]
+    first, on_other_arm, *others = (body["seed"] for body in requests(*sendings))
+    assert first == on_other_arm
+    assert len({first, *others}) == 1 + len(others)
+    assert requests(sendings[0], seed=1)[0]["seed"] != first
+    assert all(0 <= seed < 2**31 for seed in (first, *others))
 
 
-def test_an_error_in_the_middle_of_a_stream_is_the_answers_error() -> None:
-    answer = serve_bytes(b'data: {"choices": [{"text": "a"}]}\n\n', b'data: {"error": {"message": "out of pages"}}\n\n')
-    assert answer.error == "out of pages"
+def test_no_request_finds_its_prompt_in_the_cache_of_another_pass_load_or_copy() -> None:
+    hot = Condition(temperature=0.7)
+    sendings = [
+        Sending(turn=TURN, prompt=HELLO),
+        Sending(turn=TURN, prompt=HELLO, copy=1),
+        Sending(turn=TURN, prompt=HELLO, copy=1, measured=False),
+        Sending(turn=replace(TURN, repeat=3), prompt=HELLO),
+        Sending(turn=replace(TURN, condition=hot), prompt=HELLO),
+    ]
+    bodies = requests(*sendings)
+    assert len({body["cache_salt"] for body in bodies}) == len(bodies)
+    assert [body["temperature"] for body in bodies] == [0, 0, 0, 0, 0.7]
 
 
-def test_an_answer_without_a_token_is_an_error() -> None:
-    assert serve_bytes(b"data: [DONE]\n\n").error == "the answer holds no token"
+def test_prompts_that_are_sent_together_may_share_prefixes() -> None:
+    sendings = [Sending(turn=TURN, prompt=prompt) for prompt in (HELLO, replace(HELLO, id="q"))]
+    one, other = requests(*sendings)
+    assert one["cache_salt"] == other["cache_salt"]
+
+
+@pytest.mark.parametrize(
+    ("refused", "expected"),
+    [((), {"ignore_eos": True}), (("ignore_eos",), {"min_tokens": 9}), (("ignore_eos", "min_tokens"), {})],
+)
+def test_recorded_lengths_are_forced_by_what_the_server_takes(
+    refused: tuple[str, ...], expected: dict[str, object]
+) -> None:
+    forced, free = requests(
+        Sending(turn=TURN, prompt=replace(HELLO, ignore_eos=True)),
+        Sending(turn=TURN, prompt=HELLO),
+        script=FakeScript(refuses=refused),
+    )
+    assert {name: forced[name] for name in ("ignore_eos", "min_tokens") if name in forced} == expected
+    assert not {"ignore_eos", "min_tokens"} & free.keys()
+
+
+def test_an_answer_says_which_sending_it_is_of() -> None:
+    exchange = Exchange(status=200, sent=2.0, received=((3.0, b'data: {"choices": [{"text": "a"}]}\n'),), finished=4.0)
+    reading = Reading(exchange)
+    assert list(reading.steps()) == []
+    turn = replace(TURN, condition=Condition(temperature=0.7))
+    answer = to_answer(Sending(turn=turn, prompt=HELLO, copy=3, measured=False, intended=1.5), exchange, reading)
+    assert (answer.condition, answer.copy, answer.measured) == ("c=1 T=0.7", 3, False)
+    assert (answer.timing.ttft_s, answer.timing.e2e_s, answer.timing.send_lag_s) == (1.5, 2.5, 0.5)

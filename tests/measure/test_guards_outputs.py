@@ -162,6 +162,16 @@ def test_outputs_that_were_to_have_a_recorded_length(good: Run) -> None:
     assert codes(replace(cut, plan=replace(good.plan, workloads=forced))) == set()
 
 
+def test_outputs_with_drawn_acceptance_are_not_compared(tmp_path: Path) -> None:
+    """Everything differs, at every position, and that is as it should be."""
+    run = run_of(tmp_path / "run", replace(QUICKER, differs_at=5, gap=2.0), repeats=2)
+    plain, candidate = run.plan.arms
+    assert candidate.spec is not None
+    drawn = replace(candidate, spec=replace(candidate.spec, options={"rejection_sample_method": "synthetic"}))
+    (found,) = decide(replace(run, plan=replace(run.plan, arms=(plain, drawn)))).comparisons
+    assert (found.verdict, found.equal_outputs, found.findings) == ("adopt", None, ())
+
+
 def test_estimated_counts(good: Run) -> None:
     assert codes(bend_answers(good, lambda answer: replace(answer, counts_exact=False))) == {"token-counts-estimated"}
 
@@ -183,13 +193,13 @@ def test_prompts_that_repeat_each_other(good: Run) -> None:
 def test_random_tokens_show_no_acceptance(good: Run) -> None:
     noise = tuple(replace(each, random_tokens=True) for each in good.plan.workloads)
     run = replace(good, plan=replace(good.plan, workloads=noise))
-    assert graded(run) == {"random-prompts": Severity.ERROR}
+    assert graded(run) == {"random-tokens": Severity.ERROR}
 
 
 def test_random_tokens_are_as_good_as_any_where_the_acceptance_was_set(good: Run) -> None:
     noise = tuple(replace(each, random_tokens=True) for each in good.plan.workloads)
     plain, candidate = good.plan.arms
     assert candidate.spec is not None
-    synthetic = replace(candidate, spec=replace(candidate.spec, options={"synthetic_acceptance_rate": 0.6}))
+    synthetic = replace(candidate, spec=replace(candidate.spec, options={"rejection_sample_method": "synthetic"}))
     run = replace(good, plan=replace(good.plan, workloads=noise, arms=(plain, synthetic)))
-    assert graded(run) == {"acceptance-was-set": Severity.INFO}
+    assert graded(run) == {"acceptance-drawn": Severity.INFO}

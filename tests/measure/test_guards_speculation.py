@@ -170,4 +170,4 @@ def test_a_plain_server_that_speculates(tmp_path: Path) -> None:
 
 
 def test_acceptance_that_was_set_is_said_to_be(good: Run) -> None:
-    assert graded(with_spec(good, synthetic_acceptance_rate=0.7)) == {"acceptance-was-set": Severity.INFO}
+    assert graded(with_spec(good, rejection_sample_method="synthetic")) == {"acceptance-drawn": Severity.INFO}

@@ -72,6 +72,8 @@ _INTERRUPTED = 130
               help="What starts vLLM: a path, `python -m vllm...`, `docker run ...`.")  # fmt: skip
 @click.option("--gpus", metavar="ID[,ID...]", help="GPUs for vLLM's servers  [default: all]")
 @click.option("--serve-args", default="", metavar="ARGS", help="For the engine's `serve`, e.g. '--dtype float32'.")
+@click.option("--processes", type=click.IntRange(1), metavar="N",
+              help="Of the load generator  [default: as many as the load needs]")  # fmt: skip
 @click.option("--margin", type=click.FloatRange(0, 1), help="Smallest change worth making  [default: 0.03]")
 @click.option("--slo-ttft-ms", type=click.FloatRange(0), help="Promised time to first token, for goodput.")
 @click.option("--slo-tpot-ms", type=click.FloatRange(0), help="Promised time per output token, for goodput.")
@@ -113,6 +115,7 @@ def decide(ctx: click.Context, /, resume: Path | None, api_key_env: str | None, 
             progress=progress,
             read_device=_device_reader(are_here(plan.arms)),
             announce=announce,
+            processes=asked["processes"],
             resume=resume is not None,
             budget_s=budget_s,
         )
@@ -132,7 +135,7 @@ def _device_reader(here: bool) -> DeviceReader:
 def _refuse_others(ctx: click.Context) -> None:
     """Refuse options that would change a run that is under way."""
     given = [name for name in ctx.params if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE]
-    if others := sorted(set(given) - {"resume", "api_key_env", "as_json"}):
+    if others := sorted(set(given) - {"resume", "api_key_env", "processes", "as_json"}):
         raise click.UsageError(f"--resume goes on with the run as it was planned; leave out {', '.join(others)}.")
 
 

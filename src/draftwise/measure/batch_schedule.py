@@ -84,7 +84,7 @@ def _judge(spec: SpecConfig, context: Mapping[str, Any], arm: str) -> tuple[str,
         return (unmeasured, f"It needs vLLM {since} or newer.")
     report = check(replace(setup, spec=spec))
     about = [each for each in report.findings if each.where == KEY]
-    if any(isinstance(each, Ruling) and each.effect in _NOT_HONOURED for each in about):
+    if any(isinstance(each, Ruling) and (each.effect in _NOT_HONOURED or each.becomes == "null") for each in about):
         return None
     return (unmeasured, *(f"{each.message} {each.fix}".strip() for each in about))
 

@@ -181,6 +181,7 @@ def to_answer(sending: Sending, exchange: Exchange, reading: Reading) -> Answer:
         num_prompt_tokens=reading.usage.get("prompt_tokens"),
         finish_reason=reading.finish_reason,
         counts_exact=reading.counts_exact,
+        acceptance=reading.acceptance,
         error=reading.error,
     )
 

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from draftwise.backends import Backend
-from draftwise.core import Answer, RunPlan, StorageError, Window
+from draftwise.core import Answer, ClientHealth, RunPlan, StorageError, Window
 from draftwise.measure.client import Client
 from draftwise.measure.load.drive import drive
+from draftwise.measure.load.processes import Crew, count_processes
 from draftwise.measure.run_directory import RunDirectory
 from draftwise.measure.schedule import Turn
 
@@ -47,6 +48,7 @@ class Experiment:
         clients: of every arm, by name.
         progress: told as requests are answered.
         read_device: reads clocks and temperatures after a turn.
+        processes: of the load generator; None for as many as the load needs.
     """
 
     plan: RunPlan
@@ -54,9 +56,11 @@ class Experiment:
     clients: Mapping[str, Client]
     progress: Progress
     read_device: DeviceReader = no_device
+    processes: int | None = None
     num_answers: int = field(default=0, init=False)
     """Measured requests of finished turns."""
     _measured: set[tuple[str, str, str, int, int]] = field(default_factory=set, init=False)
+    _crews: dict[tuple[str, int], Crew] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         run = self.directory.read()
@@ -84,9 +88,9 @@ class Experiment:
         await backend.wake()
         load, counters = await backend.gauges(), await backend.counters()
         began_s, began = time.time(), backend.now()
-        health = await drive(client, turn, seed=self.plan.seed, on_answer=lambda answer: self._keep(turn, answer))
+        health = await self._drive(client, turn)
         wall_s = backend.now() - began
-        await _drain(backend)
+        await _drain(backend, down_to=load.running or 0)
         growth = await backend.counters() - counters
         await backend.rest()
         window = Window(
@@ -112,14 +116,32 @@ class Experiment:
                 f"draftwise decide --resume {self.directory.path}"
             )
 
+    async def _drive(self, client: Client, turn: Turn) -> ClientHealth:
+        """Put the load of a turn on its server, from as many processes as that takes."""
+
+        def keep(answer: Answer) -> None:
+            self._keep(turn, answer)
+
+        count = self.processes or count_processes(turn.condition.concurrency or 1)
+        if count == 1:
+            return await drive(client, turn, seed=self.plan.seed, on_answer=keep)
+        crew = self._crews.setdefault((turn.arm, count), Crew(client, count))
+        return await crew.drive(turn, seed=self.plan.seed, on_answer=keep)
+
+    def close(self) -> None:
+        """End the load generator's processes."""
+        for crew in self._crews.values():
+            crew.stop()
+        self._crews.clear()
+
     def _keep(self, turn: Turn, answer: Answer) -> None:
         self.directory.add_answer(answer)
         if answer.measured:
             self.progress.advance(1, f"pass {turn.repeat} · {turn.workload} · {turn.condition.label} · {turn.arm}")
 
 
-async def _drain(backend: Backend) -> None:
-    """Wait until nothing runs on a server that says so: withdrawn requests would be the next turn's load."""
+async def _drain(backend: Backend, *, down_to: float) -> None:
+    """Wait until a server runs no more than before, if it says so: withdrawn requests would be the next turn's load."""
     give_up = backend.now() + _DRAIN_S
-    while (await backend.gauges()).running and backend.now() < give_up:
+    while ((await backend.gauges()).running or 0) > down_to and backend.now() < give_up:
         await asyncio.sleep(_DRAIN_POLL_S)

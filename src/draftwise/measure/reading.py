@@ -30,7 +30,7 @@ class Reading:
         self.token_ids: list[int] = []
         self.prompt_token_ids: tuple[int, ...] = ()
         self.usage: dict[str, Any] = {}
-        self.metrics: dict[str, Any] = {}
+        self.acceptance: tuple[int, ...] = ()
         self.counts_exact = True
         self.finish_reason: str | None = None
         self.error: str | None = None
@@ -63,7 +63,8 @@ class Reading:
             self.error = _message(event)
             return
         self.usage = event.get("usage") or self.usage
-        self.metrics = event.get("metrics") or self.metrics
+        speculation = (event.get("metrics") or {}).get("speculative_decoding") or {}
+        self.acceptance = tuple(speculation.get("acceptance_histogram") or ()) or self.acceptance
         for choice in event.get("choices") or ():
             self._add_choice(time, event, choice)
         self.prompt_token_ids = self.prompt_token_ids or tuple(event.get("prompt_token_ids") or ())

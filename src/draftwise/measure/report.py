@@ -19,13 +19,15 @@ from draftwise.measure.plots import LOSSES, VERDICT_COLOURS, draw_plots
 from draftwise.measure.run_directory import RunDirectory
 from draftwise.measure.statistics import CONFIDENCE
 from draftwise.measure.summary import summarise
-from draftwise.measure.tables import context_rows, describe_band, group_findings, in_order, make_grids, name_of
+from draftwise.measure.tables import band_rows, context_rows, group_findings, in_order, make_grids, name_of
 from draftwise.measure.verdict import deciding
 
 __all__ = ["render_page", "write_report"]
 
 _FOLDED = 16
 """Rows from which a table is folded away: a summary stands before it."""
+_LONGEST = 280
+"""Characters of a sentence up to which it reads well as one."""
 
 
 def write_report(directory: RunDirectory) -> tuple[Decision, dict[str, Any]]:
@@ -54,9 +56,12 @@ def render_page(found: Conclusions) -> str:
         started=run.context.get("started"),
         servers=run.context.get("servers") or {},
         decision=decision,
+        clauses=_clauses(decision.sentence),
         thresholds=found.thresholds,
         comparisons=in_order(decision.comparisons),
         conditions=list(dict.fromkeys(each.condition.label for each in decision.comparisons)),
+        bands=band_rows(decision.bands),
+        schedules=list(dict.fromkeys(decision.schedules)),
         grids=make_grids(decision.comparisons),
         findings=group_findings(decision),
         context=context_rows(run),
@@ -90,10 +95,14 @@ def _environment() -> Environment:
         "change": _change,
         "span": _span,
         "deciding": deciding,
-        "band": describe_band,
         "workload": name_of,
     }
     return environment
+
+
+def _clauses(sentence: str) -> list[str]:
+    """Return a sentence in the parts to show it in: a long one clause by clause."""
+    return [sentence] if len(sentence) <= _LONGEST else sentence.split("; ")
 
 
 def _change(ratio: Interval | float | None) -> str:

@@ -34,6 +34,7 @@ class Session:
         backends: one per arm, in the plan's order.
         context: hardware, software and model; the servers add what they say.
         read_device: reads the state of the machine after every turn.
+        processes: of the load generator; None for as many as the load needs.
         resume: whether the directory holds the plan's earlier turns.
         budget_s: time for which a new run chooses its number of prompts; None takes them all.
         announce: told, before the first measured request, the plan, the seconds per output token of each arm under
@@ -47,6 +48,7 @@ class Session:
     progress: Progress
     announce: Callable[[RunPlan, Pace, float], None]
     read_device: DeviceReader = no_device
+    processes: int | None = None
     resume: bool = False
     budget_s: float | None = None
     _ends_at: float | None = None
@@ -70,8 +72,12 @@ class Session:
                 clients=clients,
                 progress=self.progress,
                 read_device=self.read_device,
+                processes=self.processes,
             )
-            await Sweep(experiment=experiment, ends_at=self._ends_at).run()
+            try:
+                await Sweep(experiment=experiment, ends_at=self._ends_at).run()
+            finally:
+                experiment.close()
             await asyncio.gather(*(backend.wake() for backend in self.backends))
             await self._examine_differences(clients)
         finally:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from draftwise.core import Band, Comparison, Decision, Finding, Run, Severity
-from draftwise.measure.axis import place_on_axis
+from draftwise.measure.axis import UNITS, format_load, place_on_axis
 from draftwise.measure.cell import ALL
-from draftwise.measure.axis import UNITS
 
-__all__ = ["Grid", "Repeated", "context_rows", "describe_band", "group_findings", "in_order", "make_grids", "name_of"]
+__all__ = ["Grid", "Repeated", "band_rows", "context_rows", "group_findings", "in_order", "make_grids", "name_of"]
 
 _ORDER = {Severity.ERROR: 0, Severity.WARNING: 1, Severity.INFO: 2}
 
@@ -91,12 +91,25 @@ def group_findings(decision: Decision) -> list[Repeated]:
     return sorted(found, key=lambda each: _ORDER[each.finding.severity])
 
 
-def describe_band(band: Band) -> str:
-    """Return the loads of a band in words."""
-    unit = UNITS[band.axis]
-    if band.up_to == float("inf"):
-        return f"above {band.above:.3g} {unit}" if band.above else "at every load measured"
-    return f"up to {band.up_to:.3g} {unit}" if not band.above else f"{band.above:.3g} to {band.up_to:.3g} {unit}"
+def band_rows(bands: Iterable[Band]) -> list[tuple[str, str]]:
+    """Return, per workload and temperature, what to run at which load."""
+    sweeps: dict[tuple[str, float, str], list[Band]] = {}
+    for band in bands:
+        sweeps.setdefault((band.workload, band.temperature, band.axis), []).append(band)
+    return [
+        (
+            name_of(workload) + (f" · T={temperature:g}" if temperature else ""),
+            "; ".join(f"{_stretch(band)}: {band.setting}" for band in group) + f" ({UNITS[axis]})",
+        )
+        for (workload, temperature, axis), group in sweeps.items()
+    ]
+
+
+def _stretch(band: Band) -> str:
+    above, up_to = (format_load(load, band.axis) for load in (band.above, band.up_to))
+    if math.isinf(band.up_to):
+        return f"above {above}" if band.above else "at every load measured"
+    return f"{above} to {up_to}" if band.above else f"up to {up_to}"
 
 
 def context_rows(run: Run) -> list[tuple[str, str]]:

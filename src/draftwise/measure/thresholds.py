@@ -59,8 +59,6 @@ class Thresholds:
     """Share of the time at the power limit that is worth saying."""
     clock_fall: float = 0.10
     """Fall of a clock from the first to the last third of a run."""
-    repeated_prompts: float = 0.05
-    """Share of a workload's prompts that may repeat others."""
     cut_outputs: float = 0.95
     """Share of outputs that end at max_tokens from which nothing was learnt about their ends."""
     slo_ttft_s: float | None = None

@@ -12,7 +12,7 @@ from draftwise.measure.guards.finding import info, warning
 from draftwise.measure.guards.load import check_load
 from draftwise.measure.guards.machine import check_machine
 from draftwise.measure.guards.outputs import check_stability
-from draftwise.measure.guards.prompts import check_prompts, check_workloads
+from draftwise.measure.guards.prompts import check_prompts, check_repetitions
 from draftwise.measure.guards.setup import check_setup
 from draftwise.measure.guards.speculation import check_arms, check_speculation
 from draftwise.measure.guards.text import check_text
@@ -40,7 +40,7 @@ def check_run(run: Run, thresholds: Thresholds) -> Iterator[Finding]:
     yield from check_machine(run, thresholds)
     yield from check_setup(run)
     yield from check_arms(run, thresholds)
-    yield from check_workloads(run, thresholds)
+    yield from check_repetitions(run)
     yield from check_text(run, thresholds)
     yield from check_stability(run)
     if not all(answer.counts_exact for answer in run.answers):

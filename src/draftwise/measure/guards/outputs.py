@@ -11,7 +11,6 @@ from draftwise.core import Answer, Condition, Divergence, Finding, Run
 from draftwise.measure.cell import Cell, Unit
 from draftwise.measure.guards.finding import error, info, warning
 from draftwise.measure.guards.readings import plain_answers
-from draftwise.measure.guards.speculation import acceptance_was_set
 from draftwise.measure.outputs import Difference, find_difference, find_differences, is_tie
 
 __all__ = ["check_outputs", "check_stability"]
@@ -27,9 +26,9 @@ def check_outputs(run: Run, cell: Cell, tie_gap: float) -> tuple[tuple[int, int]
     """Return how many prompts got the plain output (of how many), and what the differences mean.
 
     Above temperature 0 outputs are not compared one by one; then the first is None, and the lengths give a hint. Where
-    the acceptance was set the text is the drafter's, and nothing is compared.
+    the engine draws acceptance the text is the drafter's, and nothing is compared.
     """
-    if any(acceptance_was_set(arm.spec) for arm in run.plan.arms if arm.name == cell.candidate):
+    if any(arm.spec is not None and arm.spec.draws_acceptance for arm in run.plan.arms if arm.name == cell.candidate):
         return None, []
     if cell.condition.temperature > 0:
         return None, list(_check_lengths(cell))

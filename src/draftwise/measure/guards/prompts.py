@@ -2,43 +2,34 @@
 
 from __future__ import annotations
 
-import json
-from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
-from draftwise.core import Finding, Run, SpecConfig, Workload
+from draftwise.core import Finding, Run, Severity
 from draftwise.measure.cell import Cell
-from draftwise.measure.guards.finding import error, info, warning
-from draftwise.measure.guards.speculation import acceptance_was_set
+from draftwise.measure.guards.finding import info
+from draftwise.measure.prompts import check_workloads
 from draftwise.measure.statistics import FEWEST_PROMPTS
-from draftwise.measure.thresholds import Thresholds
 
-__all__ = ["check_prompts", "check_workloads"]
+__all__ = ["check_prompts", "check_repetitions"]
 
 
 def check_prompts(run: Run, cell: Cell) -> Iterator[Finding]:
-    """Yield what the prompts of a comparison cannot show."""
+    """Yield what the prompts of a comparison cannot show about its candidate."""
     if len(cell.units) < FEWEST_PROMPTS:
         yield info("few-prompts", f"{len(cell.units)} prompts say little about others.", "Give more with --prompts.")
-    noise = [each.name for each in run.plan.workloads if each.name in cell.workloads and each.random_tokens]
-    if noise and not acceptance_was_set(_spec(run, cell.candidate)):
-        text = f"the prompts of {noise[0]} are random tokens: what a model says to noise is drafted as no real text is."
-        yield error("random-prompts", text, "Measure acceptance with prompts of your own, random ones load a server.")
+    judged = any(
+        arm.spec is None or not arm.spec.draws_acceptance for arm in run.plan.arms if arm.name == cell.candidate
+    )
+    mine = [workload for workload in run.plan.workloads if workload.name in cell.workloads]
+    for found in check_workloads(mine, measures_acceptance=judged):
+        if found.severity is Severity.ERROR:
+            yield replace(found, where="")
 
 
-def _spec(run: Run, arm: str) -> SpecConfig | None:
-    return next((each.spec for each in run.plan.arms if each.name == arm), None)
-
-
-def check_workloads(run: Run, thresholds: Thresholds) -> Iterator[Finding]:
+def check_repetitions(run: Run) -> Iterator[Finding]:
     """Yield workloads that ask the same more than once."""
-    for workload in run.plan.workloads:
-        again = len(workload.prompts) - len(_contents(workload))
-        if again > thresholds.repeated_prompts * len(workload.prompts):
-            text = f"{again} of {len(workload.prompts)} prompts are repetitions of others"
-            why = "caches, and methods that look up text, do better on them than on prompts that are all new."
-            yield warning("repeated-prompts", f"{text}: {why}", where=workload.name)
-
-
-def _contents(workload: Workload) -> Counter[str]:
-    return Counter(each.text if each.text is not None else json.dumps(each.messages) for each in workload.prompts)
+    judged = any(arm.spec is None or not arm.spec.draws_acceptance for arm in run.plan.arms[1:])
+    for found in check_workloads(run.plan.workloads, measures_acceptance=judged):
+        if found.severity is not Severity.ERROR:
+            yield found

@@ -14,9 +14,8 @@ from draftwise.measure.cell import Cell
 from draftwise.measure.guards.finding import error, info, warning
 from draftwise.measure.thresholds import Thresholds
 
-__all__ = ["acceptance_was_set", "check_arms", "check_speculation"]
+__all__ = ["check_arms", "check_speculation"]
 
-_SET_ACCEPTANCE = ("synthetic_acceptance_rate", "synthetic_acceptance_rates", "synthetic_acceptance_length")
 _ON_PURPOSE = ("num_speculative_tokens_per_batch_size", "enable_adaptive_verification")
 """Options with which an engine drafts less under load because it was told to."""
 _NOTHING = Counters(generation_tokens=0)
@@ -66,14 +65,6 @@ def _resolved(run: Run, arm: str) -> Mapping[str, Any] | None:
     return version["speculative_config"] or {}
 
 
-def acceptance_was_set(spec: SpecConfig | None) -> bool:
-    """Return whether a config fixes the acceptance, so that the text does not matter (vLLM's synthetic acceptance)."""
-    if spec is None:
-        return False
-    drawn = spec.options.get("rejection_sample_method") == "synthetic"
-    return drawn or any(name in spec.options for name in _SET_ACCEPTANCE)
-
-
 def check_arms(run: Run, thresholds: Thresholds) -> Iterator[Finding]:
     """Yield, arm by arm, where the config that ran is not the one that was asked for."""
     for arm in run.plan.arms:
@@ -81,12 +72,12 @@ def check_arms(run: Run, thresholds: Thresholds) -> Iterator[Finding]:
             yield from _as_asked(arm.name, arm.spec, _resolved(run, arm.name))
             yield from _full_drafts(run, arm.name, arm.spec)
             yield from _fading(run, arm, arm.spec, thresholds)
-            if acceptance_was_set(arm.spec):
+            if arm.spec.draws_acceptance:
                 text = (
-                    "its acceptance was set, not found: speed holds for traffic with just that acceptance, and outputs "
+                    "the engine draws its acceptance by lot: speed holds for traffic with just that acceptance, and outputs "
                     "are not compared, as they are not the model's."
                 )
-                yield info("acceptance-was-set", text, where=arm.name)
+                yield info("acceptance-drawn", text, where=arm.name)
 
 
 def _as_asked(name: str, asked: SpecConfig, resolved: Mapping[str, Any] | None) -> Iterator[Finding]:

@@ -26,6 +26,7 @@ _COLUMNS = 2
 def draw_conversions(material: Material, found: Sequence[Conversion]) -> Figure:
     """Draw, per workload, temperature and candidate, a bar per load as long as the acceptance length."""
     groups = list(dict.fromkeys((each.workload, each.temperature, each.candidate) for each in found))
+    longest = max(max(each.levels) for each in found)
     most = max(sum((each.workload, each.temperature, each.candidate) == group for each in found) for group in groups)
 
     def draw(axes: Axes, index: int) -> None:
@@ -36,7 +37,7 @@ def draw_conversions(material: Material, found: Sequence[Conversion]) -> Figure:
         axes.set_yticks(range(len(mine)), [each.load for each in mine])
         axes.set_ylim(most - 0.4, -0.6)
         axes.tick_params(axis="y", length=0)
-        axes.set_xlim(left=0)
+        axes.set_xlim(0, 1.03 * longest)
 
     names = [f"{material.title(workload, temperature)} · {candidate}" for workload, temperature, candidate in groups]
     return draw_panels(
@@ -45,7 +46,6 @@ def draw_conversions(material: Material, found: Sequence[Conversion]) -> Figure:
         xlabel="times plain decoding",
         ylabel="",
         columns=_COLUMNS,
-        sharex=True,
         sharey=False,
         height=0.75 + 0.24 * most,
     )

@@ -45,12 +45,13 @@ def _draw_sweep(axes: Axes, material: Material, sweep: Sweep) -> None:
         ]
         loads = [load for load, _ in found]
         axes.plot(loads, [ratio.value for _, ratio in found], label=arm, **style.of_line)
-        highs = [min(ratio.high, 4 * ratio.value) for _, ratio in found]
+        highs = [min(ratio.high, 9 * ratio.value) for _, ratio in found]
         axes.fill_between(loads, [ratio.low for _, ratio in found], highs, color=style.colour, alpha=0.18, linewidth=0)
     for i, crossover in enumerate(_crossovers_of(material, sweep)):
         _mark(axes, crossover, material.styles[crossover.candidate], sweep.loads, i)
     set_load_axis(axes, sweep.loads)
-    axes.set_ylim(bottom=0)
+    # An interval without an end would otherwise squeeze all lines to the bottom.
+    axes.set_ylim(0, 1.25 * max(1.0, *(deciding(each).ratio.value for each in material.comparisons.values())))
 
 
 def _crossovers_of(material: Material, sweep: Sweep) -> list[Crossover]:

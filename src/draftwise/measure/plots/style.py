@@ -68,15 +68,14 @@ def draw_panels(
     xlabel: str,
     ylabel: str,
     columns: int | None = None,
-    sharex: bool = False,
     sharey: bool = True,
     height: float = _PANEL_HEIGHT,
 ) -> Figure:
-    """Draw one panel per name (by its index), some in a row, with one legend for all of them."""
+    """Draw one panel per name (by its index), some in a row, with one legend above all of them."""
     columns = min(columns or (2 if len(names) in (2, 4) else 3), len(names))
     rows = math.ceil(len(names) / columns)
     figure = Figure(layout="constrained", figsize=(WIDTH, height * rows + 0.6))
-    grid = figure.subplots(rows, columns, sharex=sharex, sharey=sharey, squeeze=False)
+    grid = figure.subplots(rows, columns, sharey=sharey, squeeze=False)
     legend: dict[str, Any] = {}
     for i, (axes, name) in enumerate(zip_longest(grid.flat, names)):
         if name is None:
@@ -85,13 +84,11 @@ def draw_panels(
         draw(axes, i)
         axes.set_title(name, fontsize=10)
         legend |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-        # Panels that share an axis still show their ticks: one below them may be missing.
-        axes.tick_params(labelbottom=True)
     figure.supxlabel(xlabel, fontsize=10)
     figure.supylabel(ylabel, fontsize=10)
     if legend:
         columns = max(1, min(len(legend), _LEGEND_CHARACTERS // (4 + max(map(len, legend)))))
-        figure.legend(list(legend.values()), list(legend), loc="outside lower center", ncols=columns)
+        figure.legend(list(legend.values()), list(legend), loc="outside upper center", ncols=columns)
     return figure
 
 

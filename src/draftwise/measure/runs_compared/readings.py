@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -96,20 +97,28 @@ def _good(cell: Measured) -> list[Answer]:
 
 def _paired(reading: str, old: Sequence[Answer], new: Sequence[Answer]) -> tuple[Interval | None, str]:
     """Return the ratio over the requests that both sides asked: the same prompt in the same place of the run."""
-    left, right = ({_key(answer): answer for answer in side} for side in (old, new))
+    left, right = (_by_occurrence(side) for side in (old, new))
     keys = [key for key in left if key in right]
     if len({prompt for prompt, *_ in keys}) < _FEWEST or len(keys) < max(len(left), len(right)) / 2:
         return None, ""
-    # Without passes the requests of one turn are all there is: each stands for itself.
-    single = len({(repeat, block) for _, repeat, block, _ in keys}) == 1
-    pairs: list[tuple[Hashable, Hashable]] = [(key[0], key if single else key[1:3]) for key in keys]
+    # With a single turn there is nothing to tell its luck from: every request then stands for itself.
+    turns = {key: left[key].turn for key in keys}
+    single = len(set(turns.values())) == 1
+    pairs: list[tuple[Hashable, Hashable]] = [(key[0], key if single else turns[key]) for key in keys]
     values = [np.array([_mean(reading, side[key]) for key in keys]) for side in (right, left)]
     estimate = prompt_ratio(values[0], values[1], Design.of(pairs))
     return (None, "") if estimate is None else (estimate.interval(), "paired")
 
 
-def _key(answer: Answer) -> tuple[str, int, int, int]:
-    return answer.prompt_id, answer.repeat, answer.turn if answer.repeat == 0 else 0, answer.copy
+def _by_occurrence(answers: Sequence[Answer]) -> dict[tuple[str, int, int], Answer]:
+    """Return the answers by prompt, pass, and how often the prompt came before in that pass."""
+    seen: Counter[tuple[str, int]] = Counter()
+    found = {}
+    for answer in sorted(answers, key=lambda each: (each.turn, each.copy)):
+        asked = (answer.prompt_id, answer.repeat)
+        found[*asked, seen[asked]] = answer
+        seen[asked] += 1
+    return found
 
 
 def _mean(reading: str, answer: Answer) -> float:

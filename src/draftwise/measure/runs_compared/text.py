@@ -17,7 +17,15 @@ from draftwise.measure.verdict import deciding
 
 __all__ = ["cell_rows", "compose", "difference_rows", "to_dict", "to_markdown", "verdict_rows"]
 
-CELL_HEADER = ("workload · load · arm", "reading", "P50 before", "P50 after", "P99 before", "P99 after", "after / before")
+CELL_HEADER = (
+    "workload · load · arm",
+    "reading",
+    "P50 before",
+    "P50 after",
+    "P99 before",
+    "P99 after",
+    "after / before",
+)
 VERDICT_HEADER = ("workload · load · candidate", "speed-up before", "after", "after / before", "verdict", "")
 _MOST_ROWS = 120
 """Of a table in Markdown; more would not fit into a comment on a pull request."""
@@ -111,14 +119,18 @@ def to_markdown(compared: Compared) -> str:
         parts.append("Nothing differs in what is known about the two.")
     if compared.verdicts:
         parts.append(_cut(VERDICT_HEADER, list(verdict_rows(compared.verdicts))))
-    parts.append(f"<details><summary>Readings</summary>\n\n{_cut(CELL_HEADER, list(cell_rows(compared.cells)))}\n\n</details>")
+    parts.append(
+        f"<details><summary>Readings</summary>\n\n{_cut(CELL_HEADER, list(cell_rows(compared.cells)))}\n\n</details>"
+    )
     parts += [f"- {escape(note)}" for note in notes(compared)]
     return "\n\n".join(parts) + "\n"
 
 
 def notes(compared: Compared) -> list[str]:
     """Return what a reader must know about the numbers."""
-    found = [f"{side.results.source}: {note}" for side in (compared.before, compared.after) for note in side.results.notes]
+    found = [
+        f"{side.results.source}: {note}" for side in (compared.before, compared.after) for note in side.results.notes
+    ]
     how = {change.how for cell in compared.cells for change in cell.changes}
     found.append("the two ran at different times: what the machine did meanwhile is in the ratios between them")
     if "unpaired" in how:

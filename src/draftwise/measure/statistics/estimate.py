@@ -10,7 +10,7 @@ from draftwise.core import Interval
 from draftwise.measure.statistics.clusters import Spread
 from draftwise.measure.statistics.student import student_tail, upper_student_quantile
 
-__all__ = ["CONFIDENCE", "Estimate"]
+__all__ = ["CONFIDENCE", "Estimate", "to_ratio"]
 
 CONFIDENCE = 0.95
 
@@ -33,14 +33,14 @@ class Estimate:
     @property
     def value(self) -> float:
         """The ratio."""
-        return math.exp(self.log)
+        return to_ratio(self.log)
 
     def interval(self, confidence: float = CONFIDENCE) -> Interval:
         """Return the interval of the ratio; unbounded where nothing was repeated."""
         if math.isinf(self.spread.variance):
             return Interval(value=self.value, low=0.0, high=math.inf)
         reach = upper_student_quantile((1 - confidence) / 2, self.spread.degrees) * self.spread.error
-        return Interval(value=self.value, low=math.exp(self.log - reach), high=math.exp(self.log + reach))
+        return Interval(value=self.value, low=to_ratio(self.log - reach), high=to_ratio(self.log + reach))
 
     def p_value(self, ratio: float = 1.0) -> float:
         """Return the two-sided p-value of the hypothesis that the true ratio is `ratio`."""
@@ -50,3 +50,11 @@ class Estimate:
         if self.spread.variance == 0:
             return 1.0 if distance == 0 else 0.0
         return min(1.0, 2 * student_tail(distance / self.spread.error, self.spread.degrees))
+
+
+def to_ratio(log: float) -> float:
+    """Return the ratio of a logarithm; infinite where floating point ends."""
+    try:
+        return math.exp(log)
+    except OverflowError:
+        return math.inf

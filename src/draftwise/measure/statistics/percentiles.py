@@ -10,7 +10,7 @@ import numpy as np
 from draftwise.core import Interval
 from draftwise.measure.statistics.clusters import Spread, spread
 from draftwise.measure.statistics.design import Array, Design, Integers
-from draftwise.measure.statistics.estimate import CONFIDENCE, Estimate
+from draftwise.measure.statistics.estimate import CONFIDENCE, Estimate, to_ratio
 from draftwise.measure.statistics.student import normal_quantile, student_quantile
 
 __all__ = ["PERCENTILES", "RESAMPLES", "Samples", "percentile_ratios"]
@@ -85,7 +85,7 @@ def _ratio(candidate: Samples, plain: Samples, design: Design, share: float, con
     influences = [arm.influence(share) for arm in arms]
     spreads = [spread(influence_N, design) for influence_N in influences]
     if any(math.isinf(each.variance) for each in spreads):
-        return Interval(value=math.exp(log), low=0.0, high=math.inf)
+        return Interval(value=to_ratio(log), low=0.0, high=math.inf)
     beyond = min(share, 1 - share)
     if all(share * (1 - share) * beyond >= _ENOUGH * each.variance for each in spreads):
         slopes = [_slope(arm, share, each.error) for arm, each in zip(arms, spreads, strict=True)]
@@ -93,7 +93,7 @@ def _ratio(candidate: Samples, plain: Samples, design: Design, share: float, con
         return Estimate(log=log, spread=spread(moved_N, design)).interval(confidence)
     together = spread(influences[0] - influences[1], design)
     low, high = _draw(arms, share, spreads, together, confidence)
-    return Interval(value=math.exp(log), low=math.exp(low), high=math.exp(high))
+    return Interval(value=to_ratio(log), low=to_ratio(low), high=to_ratio(high))
 
 
 def _slope(arm: Samples, share: float, error: float) -> float:

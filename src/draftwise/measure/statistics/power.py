@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from draftwise.measure.statistics.clusters import Spread
-from draftwise.measure.statistics.estimate import CONFIDENCE, Estimate
+from draftwise.measure.statistics.estimate import CONFIDENCE, Estimate, to_ratio
 from draftwise.measure.statistics.student import student_quantile, student_tail, upper_student_quantile
 
 __all__ = ["POWER", "detectable_ratio", "passes_needed", "prompts_needed"]
@@ -26,7 +26,7 @@ def detectable_ratio(estimate: Estimate, *, margin: float = 0.0, alpha: float = 
     if math.isinf(spread.variance):
         return math.inf
     reach = upper_student_quantile(alpha / 2, spread.degrees) + student_quantile(POWER, spread.degrees)
-    return math.exp(math.log1p(margin) + reach * spread.error)
+    return to_ratio(math.log1p(margin) + reach * spread.error)
 
 
 def prompts_needed(estimate: Estimate, *, margin: float, alpha: float = 1 - CONFIDENCE) -> int | None:

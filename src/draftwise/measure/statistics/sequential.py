@@ -24,6 +24,7 @@ __all__ = ["Looks", "Outcome", "conclude", "settle"]
 _GRID = 101
 """Points over which the paths that have not stopped yet are followed."""
 _SMALLEST = 1e-12
+_FEWEST_PAIRS = 4
 
 
 class Outcome(StrEnum):
@@ -94,8 +95,11 @@ def settle(estimate: Estimate, looks: Looks, done: int, *, margin: float, family
     """Return the outcome on which a comparison may rest after so many passes; None: go on.
 
     With several comparisons in a run, it must stand at a level divided by their number: then it is also among those
-    that Holm's correction leaves significant at the end.
+    that Holm's correction leaves significant at the end. Three pairs of turns or fewer settle nothing: by chance they
+    agree too often for the small errors of early looks.
     """
+    if estimate.spread.num_pairs < _FEWEST_PAIRS:
+        return None
     return conclude(estimate.interval(1 - looks.level(done, (1 - CONFIDENCE) / family)), margin)
 
 
