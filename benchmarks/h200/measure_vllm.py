@@ -1,17 +1,16 @@
 """Real vLLM 0.26.0 under draftwise's own sweep, twice: where does each method stop paying, and is that found again?
 
-    python benchmarks/h200/measure_vllm.py run --vllm-python PYTHON --out OUT --commit $(git rev-parse HEAD)
-    python benchmarks/h200/measure_vllm.py table OUT/measure_vllm.json
+    python benchmarks/h200/measure_vllm.py run --vllm-python PYTHON --out OUT --commit $(git rev-parse HEAD) --seeds 1
+    python benchmarks/h200/measure_vllm.py table OUT1/measure_vllm.json OUT2/measure_vllm.json --out MERGED.json
 
-Each run is one `draftwise decide TARGET --engine vllm ...`, from starting the servers to the report; the runs differ
-in their seeds, and so in prompts, order and draws of acceptance. README.md says how the time is spent.
+Each run is one `draftwise decide TARGET --engine vllm ...`, from starting the servers to the report; runs differ in
+their seeds, and so in prompts, order and draws of acceptance. README.md says how the time is spent.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import shlex
 import shutil
@@ -20,17 +19,16 @@ import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from cases import CASES, spec_config
+from found_again import as_rows, as_table, merged, write
 from http_streams import write_tokenizer
 from record import about
 from shapes import SCALES, Folders, Scale, write_folders
 
-from draftwise.core import Comparison, Crossover, Decision
 from draftwise.measure.decide import decide
 from draftwise.measure.run_directory import RunDirectory
 
@@ -38,11 +36,13 @@ HERE = Path(__file__).parent
 RESULT = "measure_vllm.json"
 GRACE_S = 60
 """For a run that is told to end: its servers go down and the report is written."""
+START_S = 130
+"""For starting the servers and warming them up; bisection ends when the rest of a run's time is over."""
 PACKING_S = 25
 """What is left at the end for packing the readings."""
 
 
-def command(args: argparse.Namespace, folders: Folders, seed: int, out: Path) -> list[str]:
+def command(args: argparse.Namespace, folders: Folders, seed: int, minutes: float, out: Path) -> list[str]:
     """Return the `draftwise decide` of a run."""
     synthetic = args.acceptance == "synthetic"
     configs = {name: spec_config(CASES[name], folders, synthetic=synthetic) for name in args.cases}
@@ -53,7 +53,7 @@ def command(args: argparse.Namespace, folders: Folders, seed: int, out: Path) ->
         words += ["--candidate", f"{name}={json.dumps(config)}"]
     words += ["--workload", f"{workload},source=code,seed={seed},name=code"]
     words += ["--concurrency", ",".join(map(str, args.concurrency)), "--repeats", str(args.repeats)]
-    words += ["--prompts", str(args.prompts), "--seed", str(seed), "--out", str(out)]
+    words += ["--minutes", f"{minutes:.2f}", "--seed", str(seed), "--out", str(out)]
     return [*words, "--context", f"model={args.scale} shape of shapes.py, dummy weights", *shlex.split(args.more)]
 
 
@@ -101,7 +101,7 @@ class Runs:
 
     def _measure(self, number: int, seed: int, folders: Folders, seconds: float) -> None:
         out = self.work / f"run-{number}"
-        words = command(self.args, folders, seed, out)
+        words = command(self.args, folders, seed, max(0.5, (seconds - START_S) / 60), out)
         began, print_to = time.monotonic(), self.args.out / f"run-{number}.log"
         print(f"[{self._clock()}] run {number}: {shlex.join(words)}", flush=True)
         with print_to.open("wb") as log:
@@ -121,15 +121,11 @@ class Runs:
         self.content["runs"].append(row)
 
     def _save(self) -> None:
-        runs = [run["crossovers"] for run in self.content["runs"] if "crossovers" in run]
-        if len(runs) > 1:
-            self.content["found_again"] = list(compare_crossovers(runs[0], runs[1]))
         if self.loaded.exists():
             notes = {json.dumps(json.loads(line)) for line in self.loaded.read_text().splitlines()}
             self.content["loaded"] = [json.loads(each) for each in sorted(notes)]
-        text = json.dumps(self.content, indent=1, default=str) + "\n"
-        (self.args.out / RESULT).write_text(text.replace("Infinity", '"inf"').replace(str(self.work), "RUNS"))
-        print(as_table(self.content), flush=True)
+        write(self.args.out / RESULT, merged([self.content]), hide=str(self.work))
+        print(as_table(merged([self.content])), flush=True)
 
     def _pack(self, number: int) -> None:
         """Keep the raw readings of a run, as far as the time allows."""
@@ -152,77 +148,6 @@ def end_after(child: subprocess.Popen[bytes], seconds: float) -> int:
     return child.wait()
 
 
-def as_rows(decision: Decision) -> dict[str, Any]:
-    """Return what is kept of a decision beside its whole summary."""
-    return {
-        "sentence": decision.sentence,
-        "unmeasured": decision.unmeasured,
-        "crossovers": [_crossover(each) for each in decision.crossovers],
-        "cells": [_cell(each) for each in decision.comparisons],
-    }
-
-
-def _crossover(each: Crossover) -> dict[str, Any]:
-    row = {name: getattr(each, name) for name in ("candidate", "value", "low", "high", "adopt_below")}
-    return {name: _rounded(value) for name, value in row.items()}
-
-
-def _cell(each: Comparison) -> dict[str, Any]:
-    ratio, length = each.throughput or each.speedup, each.counters.spec.acceptance_length
-    row = {"candidate": each.candidate, "condition": each.condition.label, "verdict": str(each.verdict)}
-    row |= {"passes": len(each.passes), "acceptance_length": length}
-    row |= {"speedup": each.speedup.value, "speedup_low": each.speedup.low, "speedup_high": each.speedup.high}
-    row |= {"throughput": ratio.value, "ttft": each.ttft and each.ttft.value}
-    return {name: _rounded(value) for name, value in row.items()}
-
-
-def _rounded(value: Any) -> Any:
-    return round(value, 4) if isinstance(value, float) and math.isfinite(value) else value
-
-
-def compare_crossovers(first: Sequence[dict[str, Any]], second: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield, for each candidate of both runs, whether each run's crossover lies in the other's interval."""
-    for one in first:
-        for other in second:
-            if one["candidate"] == other["candidate"]:
-                yield {
-                    "candidate": one["candidate"],
-                    "first": [one[name] for name in ("low", "value", "high")],
-                    "second": [other[name] for name in ("low", "value", "high")],
-                    "second_in_first": _lies_in(other, one),
-                    "first_in_second": _lies_in(one, other),
-                }
-
-
-def _lies_in(found: dict[str, Any], interval: dict[str, Any]) -> bool:
-    """Whether a crossover lies in an interval; one beyond the largest load only in an interval without an end."""
-    low, high = (math.inf if end == "inf" else end for end in (interval["low"], interval["high"]))
-    if found["value"] is None:
-        beyond = found["high"] in ("inf", math.inf)
-        return bool(high == math.inf if beyond else interval["value"] is None and high != math.inf)
-    return bool(low <= found["value"] <= high)
-
-
-def as_table(content: dict[str, Any]) -> str:
-    """Return the speed-ups of all runs and the crossovers as Markdown."""
-    lines = []
-    for run in content["runs"]:
-        labels = list(dict.fromkeys(cell["condition"] for cell in run.get("cells", ())))
-        labels.sort(key=lambda label: int("".join(filter(str.isdigit, label)) or 0))
-        lines += ["", f"seed {run['seed']}: {run.get('sentence', 'nothing measured')}", ""]
-        lines += [f"| candidate | {' | '.join(labels)} | crossover |", "|---" * (len(labels) + 2) + "|"]
-        for crossover in run.get("crossovers", ()):
-            cells = {cell["condition"]: cell for cell in run["cells"] if cell["candidate"] == crossover["candidate"]}
-            shown = [_shown(cells.get(label)) for label in labels]
-            where = "{low}..{value}..{high}".format(**crossover)
-            lines.append(f"| {crossover['candidate']} | {' | '.join(shown)} | {where} |")
-    return "\n".join([*lines, "", *(json.dumps(each) for each in content.get("found_again", ()))])
-
-
-def _shown(cell: dict[str, Any] | None) -> str:
-    return "-" if cell is None else "{speedup:.2f} ({speedup_low:.2f}-{speedup_high:.2f}) {verdict}".format(**cell)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     modes = parser.add_subparsers(dest="mode", required=True)
@@ -236,9 +161,9 @@ def main() -> None:
                      choices=[name for name, case in CASES.items() if case.spec])  # fmt: skip
     run.add_argument("--concurrency", type=int, nargs="+", default=[1, 4, 16, 32, 64, 128])
     run.add_argument("--repeats", type=int, default=3)
-    run.add_argument("--prompts", type=int, default=16)
-    run.add_argument("--prompt-tokens", type=int, default=256)
-    run.add_argument("--output-tokens", type=int, default=128)
+    run.add_argument("--prompts", type=int, default=8)
+    run.add_argument("--prompt-tokens", type=int, default=128)
+    run.add_argument("--output-tokens", type=int, default=64)
     run.add_argument("--scale", choices=SCALES, default="8b")
     run.add_argument("--dtype", default="bfloat16")
     run.add_argument("--acceptance", choices=("synthetic", "real"), default="synthetic")
@@ -246,10 +171,14 @@ def main() -> None:
     run.add_argument("--more", default="", help="more for `draftwise decide`")
     run.add_argument("--folders", type=Path, default=Path("/dev/shm/draftwise-bench"))
     table = modes.add_parser("table", help="print the table of a result")
-    table.add_argument("result", type=Path)
+    table.add_argument("results", type=Path, nargs="+", help="of one or several sittings")
+    table.add_argument("--out", type=Path, help="write them as one")
     args = parser.parse_args()
     if args.mode == "table":
-        print(as_table(json.loads(args.result.read_text())))
+        content = merged([json.loads(path.read_text()) for path in args.results])
+        print(as_table(content))
+        if args.out:
+            write(args.out, content)
         return
     args.out.mkdir(parents=True, exist_ok=True)
     Runs(args).run()

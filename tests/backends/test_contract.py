@@ -60,8 +60,7 @@ class Bench:
         """End the server without a word."""
         if isinstance(self.backend, ChildBackend):
             assert self.backend._process is not None
-            for pid in keeper.find_descendants(self.backend._process.pid):
-                os.kill(pid, signal.SIGKILL)
+            os.kill(keeper.find_descendants(self.backend._process.pid)[0], signal.SIGKILL)
         else:
             fake = self.neighbour or self.backend
             assert isinstance(fake, FakeBackend)

@@ -1,7 +1,9 @@
-"""Counters out of the text that a real vLLM prints."""
+"""Counters and gauges out of the text that real servers print."""
 
-from draftwise.backends.exposition import parse_counters
-from draftwise.core import Counters, SpecStats
+import pytest
+
+from draftwise.backends.exposition import has_spec_counters, parse_counters, parse_gauges
+from draftwise.core import Counters, ServerLoad, SpecStats
 
 # The lines of vLLM 0.32.0 that matter, for two engines.
 VLLM = """\
@@ -50,3 +52,85 @@ def test_windows_add_up_and_unknown_stays_unknown() -> None:
     whole = parse_counters(VLLM)
     assert (whole + whole) - whole == whole
     assert (whole - Counters()).generation_tokens is None
+
+
+def test_the_load_is_summed_over_engines_and_the_fullest_cache_counts() -> None:
+    text = VLLM + (
+        'vllm:num_requests_running{engine="1",model_name="m"} 2.0\n'
+        'vllm:num_requests_waiting{engine="0",model_name="m"} 0.0\n'
+        'vllm:num_requests_waiting_by_reason{engine="0",model_name="m",reason="capacity"} 7.0\n'
+        'vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.25\n'
+        'vllm:kv_cache_usage_perc{engine="1",model_name="m"} 0.5\n'
+    )
+    assert parse_gauges(text) == ServerLoad(running=5, waiting=0, kv_usage=0.5)
+    assert parse_gauges("process_cpu_seconds_total 3.5\n") == ServerLoad()
+
+
+def test_a_renamed_gauge_counts_once() -> None:
+    # vLLM 0.9.2 exports both names.
+    both = 'vllm:gpu_cache_usage_perc{engine="0"} 0.25\nvllm:kv_cache_usage_perc{engine="0"} 0.125\n'
+    assert parse_gauges(both).kv_usage == 0.125
+    assert parse_gauges(both.splitlines()[0]).kv_usage == 0.25
+
+
+SGLANG = """\
+sglang:num_running_reqs{engine_type="unified",model_name="m",tp_rank="0"} 4.0
+sglang:num_running_reqs{engine_type="unified",model_name="m",tp_rank="1"} 4.0
+sglang:num_queue_reqs{engine_type="unified",model_name="m",tp_rank="0"} 1.0
+sglang:token_usage{engine_type="unified",model_name="m",tp_rank="0"} 0.28
+sglang:generation_tokens_total{model_name="m"} 7557
+sglang:prompt_tokens_total{model_name="m"} 8128
+sglang:cached_tokens_total{cache_source="device",model_name="m"} 64
+sglang:cached_tokens_total{cache_source="host",model_name="m"} 8
+"""
+TGI = """\
+tgi_batch_current_size 3
+tgi_queue_size 2
+tgi_request_generated_tokens_sum 400
+tgi_request_skipped_tokens_sum 150
+tgi_request_skipped_tokens_count 250
+"""
+LLAMA_CPP = """\
+llamacpp:tokens_predicted_total 39080
+llamacpp:requests_processing 1
+llamacpp:requests_deferred 0
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "load", "counters"),
+    [
+        (
+            SGLANG,
+            ServerLoad(running=4, waiting=1, kv_usage=0.28),
+            Counters(generation_tokens=7557, prefix_queries=8128, prefix_hits=72),
+        ),
+        (
+            TGI,
+            ServerLoad(running=3, waiting=2),
+            Counters(spec=SpecStats(num_accepted_tokens=150), generation_tokens=400),
+        ),
+        (LLAMA_CPP, ServerLoad(running=1, waiting=0), Counters(generation_tokens=39080)),
+    ],
+)
+def test_other_servers_are_read_as_far_as_they_tell(text: str, load: ServerLoad, counters: Counters) -> None:
+    assert parse_gauges(text) == load
+    assert parse_counters(text) == counters
+
+
+def test_damaged_and_unusual_lines_do_no_harm() -> None:
+    text = (
+        "vllm:num_requests_running\n"
+        'vllm:num_requests_waiting{engine="0"} many\n'
+        'vllm:kv_cache_usage_perc{engine="0"} NaN\n'
+        'vllm:generation_tokens_total{model_name="a } b"} 5.0 1700000000000\n'
+        "vllm:generation_tokens_total 2\n"
+        'vllm:prefix_cache_hits_total{engine="0"'
+    )
+    assert parse_gauges(text) == ServerLoad()
+    assert parse_counters(text) == Counters(generation_tokens=7)
+
+
+def test_a_server_that_was_told_to_speculate_counts_drafts_from_the_start() -> None:
+    assert has_spec_counters('vllm:spec_decode_num_drafts_total{engine="0"} 0.0\n')
+    assert not has_spec_counters(LLAMA_CPP)

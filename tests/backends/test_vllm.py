@@ -78,6 +78,7 @@ def test_it_says_how_it_came_up_and_how_its_settings_resolved(tmp_path: Path) ->
                 "runner": "V1",
             }
             assert info.started["kv_cache_tokens"] == 8192
+            assert info.started["counts_drafts"] is True
             assert list(info.started["seconds"])[:3] == ["importing vLLM", "starting the engine", "loading weights"]
         finally:
             await backend.stop()
@@ -133,16 +134,21 @@ def test_a_port_that_others_took_is_replaced(tmp_path: Path) -> None:
     assert "taken" in fail(tmp_path, "--fake-taken", str(again))
 
 
-def test_one_that_hangs_is_ended_and_its_log_shown(tmp_path: Path) -> None:
+def test_one_that_hangs_is_ended_and_its_log_pointed_at(tmp_path: Path) -> None:
     said = fail(tmp_path, "--fake-hangs", timeout_s=1.5)
     assert "was not ready after 2 s" in said
-    assert "Waiting for application startup" in said
+    assert f"Its last lines ({tmp_path / 'arm.log'})" in said
 
 
 @pytest.mark.parametrize("flag", ["--port", "--speculative_config", "--host=0.0.0.0"])
 def test_what_draftwise_decides_cannot_be_given(tmp_path: Path, flag: str) -> None:
     with pytest.raises(InvalidSetup, match="cannot be given"):
         make(tmp_path, flag, "x")
+
+
+def test_a_command_that_is_not_there_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    with pytest.raises(InvalidSetup, match=r"^--vllm: there is no command '/no/such/vllm' here\."):
+        make(tmp_path, vllm="/no/such/vllm")
 
 
 def test_where_it_runs_is_told(tmp_path: Path) -> None:

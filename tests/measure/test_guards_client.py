@@ -55,7 +55,8 @@ def test_one_slow_turn_is_not_the_rule(good: Run) -> None:
     [
         (0.0005, {}),
         (0.002, {"client-reads-late": Severity.WARNING}),
-        (0.006, {"client-reads-late": Severity.ERROR}),
+        (0.012, {"client-reads-late": Severity.WARNING}),
+        (0.022, {"client-reads-late": Severity.ERROR}),
     ],
 )
 def test_late_readings_are_a_share_of_the_gaps(good: Run, delay_s: float, found: Mapping[str, Severity]) -> None:

@@ -7,7 +7,8 @@ from made_runs import Truth, closed, gains, make_run, workload
 
 from draftwise.core import Answer, Run, Timing
 from draftwise.measure.compare import compare
-from draftwise.measure.latency import Latencies, keeps_promise, latencies, tpots_ms
+from draftwise.measure.goodput import keeps_promise
+from draftwise.measure.latency import Latencies, latencies, tpots_ms
 from draftwise.measure.thresholds import Thresholds
 from draftwise.measure.throughput import count_tokens
 

@@ -142,9 +142,13 @@ def test_what_the_number_of_comparisons_explains_is_no_verdict(speedup: Interval
 
 def test_an_inconclusive_verdict_states_its_power() -> None:
     wide = interval(0.9, 1.05, 1.2)
-    reason = judge(compared(wide, detectable=1.2, prompts_needed=70), [], LIMITS)[1]
-    assert "a gain of 1.20x would have been found 8 times in 10; about 50 more prompts would settle it" in reason
-    assert "hardly settle" in judge(compared(wide, detectable=1.2, prompts_needed=None), [], LIMITS)[1]
+    reason = judge(compared(wide, detectable=1.2, prompts_needed=70), [], LIMITS, passes_needed=9)[1]
+    assert (
+        "a gain of 1.20x would have been found 8 times in 10; about 50 more prompts or 9 passes instead of 3" in reason
+    )
+    assert "passes instead" not in judge(compared(wide, detectable=1.2, prompts_needed=70), [], LIMITS)[1]
+    assert "hardly help" in judge(compared(wide, detectable=1.2), [], LIMITS)[1]
+    assert "would narrow it" in judge(compared(wide), [], LIMITS)[1]
 
 
 def verdicts(effect: float, num_prompts: int, *, streams: int = 1, count: int = 40) -> list[Verdict]:

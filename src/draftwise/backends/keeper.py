@@ -20,6 +20,8 @@ GRACE_S = 15
 """How long the command may take to end by itself. vLLM takes 1 to 3 s, more with many GPUs."""
 TRACKER_S = 1
 """How long Python's resource trackers may take to clean up after processes that were killed."""
+NOT_RUN = 127
+"""Exit status, as of a shell, where the command could not be started."""
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 """prctl(2)."""
 
@@ -28,14 +30,22 @@ def main(command: list[str]) -> int:
     """Run `command` until it ends or standard input closes; return its exit status, and leave nothing of it behind."""
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
     # Should this process be killed, the command is asked to end: nobody else would know of it.
-    child = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, preexec_fn=lambda: _prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    )
+    try:
+        child = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, preexec_fn=lambda: _prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        )
+    except OSError as error:
+        print(f"{command[0]}: {error.strerror}", file=sys.stderr)
+        return NOT_RUN
     ended = threading.Event()
     threading.Thread(target=_end_with_input, args=(child.pid, ended), daemon=True).start()
     status = _wait(child.pid)
     ended.set()
     _end_rest()
+    if status < 0:
+        with suppress(OSError):
+            signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)  # whoever looks at this process sees what happened to the command
     return status
 
 
@@ -60,8 +70,9 @@ def kill_all(pids: list[int]) -> None:
 def _pairs() -> list[tuple[int, int]]:
     """Return every process of the machine with its parent."""
     if not os.path.isdir("/proc/self"):
-        lines = subprocess.run(["ps", "-axo", "pid=,ppid="], capture_output=True, text=True, check=False).stdout
-        return [(int(pid), int(parent)) for pid, parent in map(str.split, lines.splitlines())]
+        with subprocess.Popen(["ps", "-axo", "pid=,ppid="], stdout=subprocess.PIPE, text=True) as ps:
+            found = [(int(pid), int(parent)) for pid, parent in map(str.split, ps.communicate()[0].splitlines())]
+        return [pair for pair in found if pair[0] != ps.pid]
     pairs = []
     for name in filter(str.isdigit, os.listdir("/proc")):
         with suppress(OSError), open(f"/proc/{name}/stat", "rb") as stat:
@@ -118,7 +129,4 @@ def _prctl(option: int, value: int) -> None:
 
 
 if __name__ == "__main__":
-    status = main(sys.argv[1:])
-    if status < 0:
-        os.kill(os.getpid(), -status)  # what looks at this process sees what happened to the command
-    sys.exit(status)
+    sys.exit(main(sys.argv[1:]))

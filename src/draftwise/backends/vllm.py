@@ -16,8 +16,9 @@ from typing import Any
 
 from draftwise.backends.base import ServerInfo
 from draftwise.backends.child import ChildBackend
+from draftwise.backends.exposition import has_spec_counters
 from draftwise.backends.gpus import Placement
-from draftwise.backends.vllm_command import check_arguments, compose, find_version, per_request_metrics
+from draftwise.backends.vllm_command import check_arguments, check_command, compose, find_version, per_request_metrics
 from draftwise.backends.vllm_log import StartupLog, find_root_cause, is_port_taken
 from draftwise.core import BackendError, InvalidSetup, Severity, SpecConfig
 
@@ -51,7 +52,7 @@ class VllmBackend(ChildBackend):
             measures the free memory while it loads.
 
     Raises:
-        InvalidSetup: an argument is one that draftwise decides.
+        InvalidSetup: there is no such command, or an argument is one that draftwise decides.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class VllmBackend(ChildBackend):
     ) -> None:
         check_arguments(args)
         self._words = compose(vllm, target, spec, (*args, *(placement.args if placement else ())))
+        check_command(self._words)
         super().__init__(name, command=shlex.join(self._words), log=log, timeout_s=timeout_s, on_wait=on_wait)
         self._target = target
         self._spec = spec
@@ -101,7 +103,8 @@ class VllmBackend(ChildBackend):
             version["speculative_config"] = resolved
         version |= {name: values.pop(name) for name in _IDENTITY if name in values}
         version.setdefault("version", values.pop("engine_version", None))
-        started = {"seconds": self._startup.seconds(), **values}
+        metrics = await self._get("/metrics")
+        started = {"seconds": self._startup.seconds(), **values, "counts_drafts": has_spec_counters(metrics.text)}
         if self._placement is not None:
             started |= {"gpus": ",".join(self._placement.gpus), "servers_on_these_gpus": self._placement.sharing}
         return replace(info, version=version, started=started)

@@ -13,7 +13,7 @@ from pathlib import Path
 from draftwise.core import InvalidSetup, SpecConfig
 from draftwise.facts.vllm import get_release
 
-__all__ = ["check_arguments", "compose", "find_version", "per_request_metrics"]
+__all__ = ["check_arguments", "check_command", "compose", "find_version", "per_request_metrics"]
 
 _DECIDED = {
     "--host": "it listens on 127.0.0.1 only",
@@ -87,6 +87,21 @@ def check_arguments(args: Sequence[str]) -> None:
             raise InvalidSetup.because(
                 "not-yours-to-give", f"cannot be given: {_DECIDED[flag]}.", where=flag, fix="Leave it out."
             )
+
+
+def check_command(words: Sequence[str]) -> None:
+    """Refuse a command that does not exist here.
+
+    Raises:
+        InvalidSetup: its first word is no program.
+    """
+    if shutil.which(words[0]) is None:
+        raise InvalidSetup.because(
+            "no-such-command",
+            f"there is no command {words[0]!r} here.",
+            where="--vllm",
+            fix="Name what starts vLLM: --vllm ~/venv/bin/vllm, --vllm 'docker run ... --entrypoint vllm IMAGE'.",
+        )
 
 
 def find_version(command: Sequence[str]) -> str | None:

@@ -8,6 +8,7 @@ __all__ = ["main"]
 
 VERBS = {
     "check": "draftwise.cli.check",
+    "compare": "draftwise.cli.compare",
     "decide": "draftwise.cli.decide",
     "explain": "draftwise.cli.explain",
     "export": "draftwise.cli.export",

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import shlex
 import signal
+import time
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
@@ -32,7 +34,7 @@ from draftwise.measure.launch import (
     name_arms,
     parse_candidate,
 )
-from draftwise.measure.prompts import BUNDLED, check_workloads, load_workloads
+from draftwise.measure.prompts import BUNDLED, check_workloads, find_tokens, load_workloads, profile_workload
 from draftwise.measure.report import write_report
 from draftwise.measure.run_directory import RunDirectory
 from draftwise.measure.session import Session
@@ -41,6 +43,7 @@ from draftwise.measure.warm_up import Pace
 __all__ = ["decide", "finish"]
 
 _INTERRUPTED = 130
+_GPUS_EVERY_S = 5.0
 
 
 @click.command()
@@ -53,7 +56,7 @@ _INTERRUPTED = 130
 @click.option("--resume", type=click.Path(path_type=Path), metavar="DIR", help="Go on with an unfinished run.")
 @click.option("--prompts", type=click.IntRange(1), metavar="N", help="Per workload; overrides --minutes.")
 @click.option("--minutes", type=click.FloatRange(0, min_open=True), default=10, show_default=True,
-              help="As many prompts as fit in about this time.")  # fmt: skip
+              help="As many prompts as fit in about this time; after it, no load is added to the sweep.")  # fmt: skip
 @click.option("--repeats", type=click.IntRange(1), default=5, show_default=True, help="Passes over the prompts.")
 @click.option("--warmup", type=click.IntRange(1), default=3, show_default=True, help="Discarded requests per arm.")
 @click.option("--seed", type=int, default=0, show_default=True)
@@ -118,6 +121,7 @@ def decide(ctx: click.Context, /, resume: Path | None, api_key_env: str | None, 
             processes=asked["processes"],
             resume=resume is not None,
             budget_s=budget_s,
+            search_s=60 * asked["minutes"],
         )
         failure = _measure(session)
     finish(directory, as_json=as_json, failure=failure)
@@ -126,8 +130,17 @@ def decide(ctx: click.Context, /, resume: Path | None, api_key_env: str | None, 
 def _device_reader(here: bool) -> DeviceReader:
     """Return what reads clocks and temperatures after a turn: of the whole machine only if the servers run on it."""
 
+    known: dict[str, Any] = {}
+    read_at = -math.inf
+
     async def read() -> dict[str, Any]:
-        return await asyncio.to_thread(read_device_state, gpus=here)
+        # Asking the driver costs more than a short turn; its counters lose nothing by waiting.
+        nonlocal known, read_at
+        is_due = here and time.monotonic() > read_at + _GPUS_EVERY_S
+        state = await asyncio.to_thread(read_device_state, gpus=is_due)
+        if is_due:
+            known, read_at = {name: value for name, value in state.items() if name == "gpus"}, time.monotonic()
+        return known | state
 
     return read
 
@@ -201,6 +214,10 @@ def _plan(asked: dict[str, Any], console: Console) -> RunPlan:
         **settings,
     )
     _check_workloads(plan, console)
+    for workload in workloads:
+        if workload.source != "bundled":
+            profile = profile_workload(workload, find_tokens(None, hint=tokenizer))
+            console.print(f"{workload.name}: {profile}", soft_wrap=True, markup=False, highlight=False)
     return plan
 
 

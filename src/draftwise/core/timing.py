@@ -53,9 +53,8 @@ class Timing:
 
         The first token is excluded. None below two tokens.
         """
-        if self.num_tokens < 2:
-            return None
-        return (self.chunks[-1][0] - self.chunks[0][0]) / (self.num_tokens - 1)
+        count = self.num_tokens
+        return (self.chunks[-1][0] - self.chunks[0][0]) / (count - 1) if count > 1 else None
 
     @property
     def itl_s(self) -> tuple[float, ...]:
@@ -66,4 +65,5 @@ class Timing:
     @property
     def tokens_per_s(self) -> float | None:
         """Output tokens over end-to-end latency."""
-        return self.num_tokens / self.e2e_s if self.num_tokens and self.e2e_s > 0 else None
+        count = self.num_tokens
+        return count / self.e2e_s if count and self.e2e_s > 0 else None

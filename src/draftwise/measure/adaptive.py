@@ -34,21 +34,24 @@ def _comparisons(run: Run) -> tuple[Comparison, ...]:
     return compare(run, tuple(check_run(run, thresholds)), thresholds)
 
 
-def next_conditions(run: Run) -> list[Condition]:
-    """Return the loads to measure next, none when every crossover is known well enough.
+def next_conditions(run: Run) -> dict[Condition, set[tuple[str, str]]]:
+    """Return the loads to measure next, each with the workloads and candidates whose crossover lies near it.
 
-    Nothing is added beyond the planned loads, nor where only one was planned.
+    None when every crossover is known well enough. Nothing is added beyond the planned loads, nor where only one was
+    planned.
     """
-    found: dict[str, Condition] = {}
-    for (_, _, temperature, axis), points in load_points(run).items():
+    known = {condition.label for condition in run.conditions}
+    found: dict[Condition, set[tuple[str, str]]] = {}
+    for (workload, candidate, temperature, axis), points in load_points(run).items():
         planned = _planned(run, axis, temperature)
         if len(planned) > 1:
             load = next_load(points, integer=axis == "concurrency", least=min(planned), most=max(planned))
-            if load is not None and load not in planned:
+            if load is not None:
                 condition = Condition(load=_load_at(run, axis, load), temperature=temperature)
-                found[condition.label] = condition
-    known = {condition.label for condition in run.conditions}
-    return [condition for label, condition in found.items() if label not in known]
+                if condition.label not in known:
+                    names = [each.name for each in run.plan.workloads] if workload == ALL else [workload]
+                    found.setdefault(condition, set()).update((name, candidate) for name in names)
+    return found
 
 
 def _planned(run: Run, axis: str, temperature: float) -> set[float]:

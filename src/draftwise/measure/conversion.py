@@ -52,7 +52,8 @@ def conversions(comparisons: Iterable[Comparison]) -> list[Conversion]:
     found = []
     for each in comparisons:
         length, tokens = each.counters.spec.acceptance_length, each.counters.tokens_per_step
-        if each.workload != ALL and length is not None and tokens is not None and each.tpot is not None:
+        timed = each.tpot is not None and each.tpot.value > 0
+        if each.workload != ALL and length is not None and tokens is not None and each.tpot is not None and timed:
             found.append(
                 Conversion(
                     workload=each.workload,

@@ -8,11 +8,10 @@ from draftwise.core import Band, Comparison, Decision, Run, Verdict
 from draftwise.measure.axis import place_on_axis
 from draftwise.measure.bands import find_bands
 from draftwise.measure.batch_schedule import propose_schedules
-from draftwise.measure.compare import compare
+from draftwise.measure.compare import compare_along_loads
 from draftwise.measure.context import find_missing
 from draftwise.measure.coverage import find_unmeasured
 from draftwise.measure.crossovers import find_crossovers
-from draftwise.measure.estimates import load_points
 from draftwise.measure.guards import check_run
 from draftwise.measure.latency import latencies
 from draftwise.measure.rollback import describe_rollback
@@ -32,13 +31,13 @@ def decide(run: Run) -> Decision:
     """Return what a run concludes; the same readings always give the same decision."""
     thresholds, plain = thresholds_of(run), run.plan.arms[0].name
     findings = tuple(check_run(run, thresholds))
-    comparisons = compare(run, findings, thresholds)
-    crossovers = find_crossovers(load_points(run), comparisons)
+    comparisons, points = compare_along_loads(run, findings, thresholds)
+    crossovers = find_crossovers(points, comparisons)
     bands = find_bands(comparisons, crossovers, plain)
     rows = latencies(run, comparisons, thresholds)
     return Decision(
         sentence=compose(comparisons, bands, crossovers, plain),
-        rollback=tuple(describe_rollback(_adopted(comparisons, bands), crossovers, rows, plain, thresholds)),
+        rollback=tuple(describe_rollback(_adopted(comparisons, bands), bands, rows, plain, thresholds)),
         comparisons=comparisons,
         findings=findings,
         missing_context=find_missing(run.plan, run.context),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -24,7 +24,7 @@ from draftwise.measure.statistics import (
 from draftwise.measure.thresholds import Thresholds, thresholds_of
 from draftwise.measure.throughput import count_tokens
 
-__all__ = ["Numbers", "Sweep", "counted", "load_points", "looks_of", "numbers", "read", "requests_of"]
+__all__ = ["Numbers", "Sweep", "counted", "gather", "load_points", "looks_of", "numbers"]
 
 Sweep = tuple[str, str, float, str]
 """Workload, candidate, temperature and axis of load."""
@@ -32,8 +32,11 @@ Sweep = tuple[str, str, float, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Numbers:
-    """Ratios of candidate over plain; None where an arm has no such reading."""
+    """The requests of a cell and their ratios of candidate over plain, None where an arm has no such reading."""
 
+    shared: Sequence[Shared]
+    design: Design
+    """Which of these requests share their luck."""
     speedup: Estimate
     """Output tokens per second of a request."""
     total: Estimate
@@ -65,13 +68,7 @@ def looks_of(run: Run, cell: Cell, *, remembers: bool) -> tuple[Looks, int]:
     return looks, len(cell.passes(cell.candidate))
 
 
-def requests_of(cell: Cell) -> tuple[list[Shared], Design]:
-    """Return the requests that both arms were sent, and which of them share their luck."""
-    shared = cell.shared()
-    return shared, Design.of([(each.unit, each.turns) for each in shared])
-
-
-def read(shared: Sequence[Shared], reading: Callable[[Timing], float | None]) -> tuple[Array, Array]:
+def _read(shared: Sequence[Shared], reading: Callable[[Timing], float | None]) -> tuple[Array, Array]:
     """Return [N] a reading of every request on the candidate and on plain, NaN where it failed or has none."""
 
     def value(timing: Timing, error: str | None) -> float:
@@ -85,19 +82,22 @@ def read(shared: Sequence[Shared], reading: Callable[[Timing], float | None]) ->
 
 def numbers(cell: Cell) -> Numbers:
     """Return the ratios of a cell that has a prompt answered by both arms."""
-    shared, design = requests_of(cell)
+    shared = cell.shared()
+    design = Design.of([(each.unit, each.turns) for each in shared])
 
     def ratio(reading: Callable[[Timing], float | None]) -> Estimate | None:
-        return prompt_ratio(*read(shared, reading), design)
+        return prompt_ratio(*_read(shared, reading), design)
 
     speedup = ratio(lambda timing: timing.tokens_per_s)
-    tokens, seconds = read(shared, lambda timing: timing.num_tokens), read(shared, lambda timing: timing.e2e_s)
+    tokens, seconds = _read(shared, lambda timing: timing.num_tokens), _read(shared, lambda timing: timing.e2e_s)
     total = total_ratio(tokens[0], seconds[0], tokens[1], seconds[1], design)
     assert speedup is not None, "a cell has a prompt that both arms answered"
     assert total is not None, "what has a speed-up has tokens and seconds"
     throughput = _throughput(cell, speedup, total)
     closed = isinstance(cell.condition.load, ClosedLoop)
     return Numbers(
+        shared=shared,
+        design=design,
         speedup=speedup,
         total=total,
         ttft=ratio(lambda timing: timing.ttft_s),
@@ -128,7 +128,8 @@ def _throughput(cell: Cell, speedup: Estimate, total: Estimate) -> Estimate | No
         return None
     counted_T = np.array(sides, dtype=np.float64)
     server = server_ratio(counted_T[:, 0], counted_T[:, 1])
-    spread = max(server.spread, total.spread, key=lambda each: each.variance)
+    wider = max(total.spread, server.spread, key=lambda each: each.variance)
+    spread = replace(total.spread, variance=wider.variance, degrees=wider.degrees)
     return replace(server, spread=spread, log_by_prompt=speedup.log_by_prompt)
 
 
@@ -138,7 +139,7 @@ def load_points(run: Run) -> Mapping[Sweep, list[LoadPoint]]:
     return gather((cell, numbers(counted(cell, thresholds)[0])) for cell in cells(run))
 
 
-def gather(found: Iterator[tuple[Cell, Numbers]]) -> Mapping[Sweep, list[LoadPoint]]:
+def gather(found: Iterable[tuple[Cell, Numbers]]) -> Mapping[Sweep, list[LoadPoint]]:
     """Return cells with their ratios as points on the axes of their loads."""
     points: dict[Sweep, list[LoadPoint]] = {}
     for cell, each in found:

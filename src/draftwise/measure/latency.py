@@ -9,10 +9,11 @@ from itertools import chain, pairwise
 import numpy as np
 
 from draftwise.core import Answer, Comparison, Run, Timing
+from draftwise.measure.goodput import keeps_promise
 from draftwise.measure.thresholds import Thresholds
 from draftwise.measure.throughput import count_tokens
 
-__all__ = ["QUANTILES", "Latencies", "keeps_promise", "latencies", "tpots_ms"]
+__all__ = ["QUANTILES", "Latencies", "latencies", "tpots_ms"]
 
 QUANTILES = (50, 90, 95, 99)
 
@@ -85,19 +86,6 @@ def tpots_ms(
         and answer.repeat in passes.get((workload, answer.condition, arm), (answer.repeat,))
     )
     return sorted(1e3 * timing.tpot_s for timing in timings if timing.tpot_s is not None)
-
-
-def keeps_promise(answer: Answer, thresholds: Thresholds) -> bool:
-    """Return whether a request stayed within the operator's SLO; a failed one never did."""
-    if answer.error is not None:
-        return False
-    timing = answer.timing
-    pairs = (
-        (timing.ttft_s, thresholds.slo_ttft_s),
-        (timing.tpot_s, thresholds.slo_tpot_s),
-        (timing.e2e_s, thresholds.slo_e2e_s),
-    )
-    return all(limit is None or value is None or value <= limit for value, limit in pairs)
 
 
 def _turns(run: Run) -> dict[tuple[str, str, str], list[tuple[int, list[Answer]]]]:

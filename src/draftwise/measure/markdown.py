@@ -28,6 +28,7 @@ _ROOMS = (10_000, 250, 100, 40, 15, 5)
 """Rows per table and lines per list, tried in this order until the text is short enough."""
 _LONGEST = 400
 """Characters of one cell or line."""
+_LONGEST_SENTENCE = 4_000
 _WIDE = 16
 """Comparisons up to which every one has a row of its own; more are told by verdict grids."""
 
@@ -41,11 +42,11 @@ def render_markdown(found: Conclusions) -> str:
     return text[:LIMIT].rpartition("\n")[0] + "\n"
 
 
-def escape(text: str) -> str:
+def escape(text: str, longest: int = _LONGEST) -> str:
     """Return a text that Markdown takes for text, on one line and not too long."""
     line = " ".join(text.split())
-    if len(line) > _LONGEST:
-        line = f"{line[: _LONGEST - 1]}…"
+    if len(line) > longest:
+        line = f"{line[: longest - 1]}…"
     for mark in "\\`*_[]<>|":
         line = line.replace(mark, f"\\{mark}")
     return line
@@ -67,7 +68,7 @@ def _parts(found: Conclusions, room: int) -> Iterator[str]:
     decision = found.decision
     if decision.missing_context:
         yield f"**NOT EVIDENCE: this does not carry its {escape(', '.join(decision.missing_context))}.**"
-    yield f"**{escape(decision.sentence)}**"
+    yield f"**{escape(decision.sentence, _LONGEST_SENTENCE)}**"
     if decision.unmeasured:
         yield f"Not measured as planned:\n\n{_list(decision.unmeasured, room)}"
     if len(decision.comparisons) > _WIDE:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Split", "find_split", "group_ratios"]
+from draftwise.core import Answer
+from draftwise.measure.acceptance import tokens_per_step
+from draftwise.measure.cell import Cell, Unit
+from draftwise.measure.statistics import Estimate
+
+__all__ = ["Split", "find_split", "group_ratios", "name_losers"]
 
 _FEWEST = 6
 """Prompts from which a line between them can be more than chance."""
@@ -39,6 +44,36 @@ class Split:
         low = f"{self.num_below} prompts with under {self.line:.3g} {self.trait} {self.below:.2f}x"
         high = f"{self.num_above} with more {self.above:.2f}x"
         return f"{low}, {high}"
+
+
+def name_losers(cell: Cell, speedup: Estimate) -> str:
+    """Return which prompts a candidate slows down, in words; empty where nothing tells them apart.
+
+    Of several workloads together it is the workload, for by that an operator can route.
+    """
+    units = [unit for unit in cell.units if unit in speedup.log_by_prompt]
+    ratios = [math.exp(speedup.log_by_prompt[unit]) for unit in units]
+    groups = group_ratios(ratios, [workload for workload, _ in units])
+    if len(groups) > 1 and next(iter(groups.values()))[0] < 1:
+        return ", ".join(f"{name} {ratio:.2f}x" for name, (ratio, _) in groups.items())
+    split = find_split(ratios, dict(_traits(cell, units)))
+    return "" if split is None else split.words
+
+
+def _traits(cell: Cell, units: Sequence[Unit]) -> Iterator[tuple[str, Sequence[float]]]:
+    """Yield what is known of each prompt, by name."""
+    reads: Mapping[str, tuple[str, Callable[[Answer], float | None]]] = {
+        "tokens per step": (cell.candidate, tokens_per_step),
+        "prompt tokens": (cell.plain, lambda answer: answer.num_prompt_tokens),
+        "output tokens": (cell.plain, lambda answer: answer.timing.num_tokens),
+    }
+    for name, (arm, read) in reads.items():
+        yield name, [_mean([read(answer) for answer in cell.outputs(arm, unit)]) for unit in units]
+
+
+def _mean(values: Sequence[float | None]) -> float:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else float("nan")
 
 
 def find_split(ratios: Sequence[float], traits: Mapping[str, Sequence[float]]) -> Split | None:

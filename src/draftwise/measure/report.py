@@ -22,7 +22,7 @@ from draftwise.measure.summary import summarise
 from draftwise.measure.tables import band_rows, context_rows, group_findings, in_order, make_grids, name_of
 from draftwise.measure.verdict import deciding
 
-__all__ = ["render_page", "write_report"]
+__all__ = ["render_page", "write_conclusions", "write_report"]
 
 _FOLDED = 16
 """Rows from which a table is folded away: a summary stands before it."""
@@ -37,11 +37,14 @@ def write_report(directory: RunDirectory) -> tuple[Decision, dict[str, Any]]:
         InvalidSetup: the directory is not a run.
         StorageError: the disk is full.
     """
-    found = conclude_run(directory.read())
-    page = render_page(found)
+    return write_conclusions(directory, conclude_run(directory.read()))
+
+
+def write_conclusions(directory: RunDirectory, found: Conclusions) -> tuple[Decision, dict[str, Any]]:
+    """Write both files of a run whose conclusions are there already."""
     summary = summarise(found.run, found.decision, found.latencies, found.quality, found.thresholds)
-    directory.write("report.html", page)
     directory.write("summary.json", json.dumps(summary, indent=2) + "\n")
+    directory.write("report.html", render_page(found))
     return found.decision, summary
 
 

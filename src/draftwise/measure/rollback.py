@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from math import isinf
 
-from draftwise.core import Comparison, Crossover
+from draftwise.core import Band, Comparison
 from draftwise.measure.axis import UNITS, format_load, place_on_axis
 from draftwise.measure.latency import Latencies
 from draftwise.measure.thresholds import Thresholds
@@ -15,7 +16,7 @@ __all__ = ["describe_rollback"]
 
 def describe_rollback(
     adopted: Sequence[Comparison],
-    crossovers: Sequence[Crossover],
+    bands: Sequence[Band],
     rows: Sequence[Latencies],
     plain: str,
     thresholds: Thresholds,
@@ -27,6 +28,7 @@ def describe_rollback(
 
     Args:
         adopted: comparisons that are acted on, any number per workload and candidate.
+        bands: where each setting ends.
         rows: latencies, for the plain server's first token.
     """
     groups: dict[tuple[str, str], list[Comparison]] = {}
@@ -36,7 +38,7 @@ def describe_rollback(
         heaviest = max(group, key=lambda each: (place_on_axis(each.condition) or ("", 0.0))[1])
         signs = [
             _tokens_per_step(heaviest, several=len(group) > 1),
-            *_load(heaviest, crossovers),
+            *_load(heaviest, bands),
             *_first_token(heaviest, rows, plain, thresholds),
         ]
         yield f"{candidate} on {workload}: roll back when {', or when '.join(signs)}."
@@ -53,11 +55,12 @@ def _tokens_per_step(heaviest: Comparison, *, several: bool) -> str:
     )
 
 
-def _load(heaviest: Comparison, crossovers: Sequence[Crossover]) -> Iterator[str]:
+def _load(heaviest: Comparison, bands: Sequence[Band]) -> Iterator[str]:
     place = (heaviest.workload, heaviest.candidate, heaviest.condition.temperature)
-    for each in crossovers:
-        if (each.workload, each.candidate, each.temperature) == place and each.value is not None:
-            yield f"there are more than {format_load(each.value, each.axis)} {UNITS[each.axis]} for an hour"
+    ends = [band for band in bands if (band.workload, band.setting, band.temperature) == place]
+    if ends and not isinf(ends[-1].up_to):
+        last = ends[-1]
+        yield f"there are more than {format_load(last.up_to, last.axis)} {UNITS[last.axis]} for an hour"
 
 
 def _first_token(heaviest: Comparison, rows: Sequence[Latencies], plain: str, thresholds: Thresholds) -> Iterator[str]:

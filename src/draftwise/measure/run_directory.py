@@ -15,11 +15,12 @@ import errno
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, fields, replace
+from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Generic, TypeVar
 
 from draftwise.core import (
     Answer,
@@ -44,6 +45,8 @@ from draftwise.measure.prompts import read_workload
 
 __all__ = ["RunDirectory"]
 
+T = TypeVar("T")
+
 _FORMAT = 2
 SERVER_LOGS = "servers"
 _REQUESTS, _TURNS, _DIVERGENCES = "requests.jsonl", "turns.jsonl", "divergences.jsonl"
@@ -63,6 +66,8 @@ class RunDirectory:
         self.is_full = False
         """Whether the disk ran full; what came until then, and while the last turn ended, is written."""
         self._open: dict[str, BinaryIO] = {}
+        self._answers = _Rows(path / _REQUESTS, lambda row: (row["turn"], _to_answer(row)))
+        self._windows = _Rows(path / _TURNS, _to_window)
 
     @classmethod
     def claim(cls, path: Path) -> RunDirectory:
@@ -127,9 +132,13 @@ class RunDirectory:
 
     def reserve(self) -> None:
         """Take up the room that is given back when the disk is full; without it where there is not even that much."""
-        with suppress(OSError), (self.path / _BALLAST).open("wb") as file:
-            file.write(b"\0" * _BALLAST_BYTES)
-            os.fsync(file.fileno())
+        path = self.path / _BALLAST
+        try:
+            with path.open("wb") as file:
+                file.write(b"\0" * _BALLAST_BYTES)
+                os.fsync(file.fileno())
+        except OSError:
+            path.unlink(missing_ok=True)
 
     def add_answer(self, answer: Answer) -> None:
         """Append a request that has ended.
@@ -176,15 +185,15 @@ class RunDirectory:
         (self.path / _BALLAST).unlink(missing_ok=True)
 
     def read(self) -> Run:
-        """Return everything the folder holds.
+        """Return everything the folder holds; what was read before is not parsed again.
 
         Raises:
             InvalidSetup: it is not a run directory, or was written by another version of the format.
         """
         manifest = self._read_manifest()
-        windows = {line["turn"]: _to_window(line) for line in self._lines(_TURNS)}
-        answers = list(self._lines(_REQUESTS))
-        finished = [_to_answer(line) for line in answers if line["turn"] in windows]
+        windows = {window.turn: window for window in self._windows.read()}
+        answers = self._answers.read()
+        finished = [answer for turn, answer in answers if turn in windows]
         return Run(
             plan=self._to_plan(manifest),
             context=manifest["context"],
@@ -202,7 +211,7 @@ class RunDirectory:
 
     def next_number(self) -> int:
         """Return a number that no turn has had, finished or not."""
-        used = (line["turn"] for name in (_REQUESTS, _TURNS) for line in self._lines(name))
+        used = chain((turn for turn, _ in self._answers.read()), (window.turn for window in self._windows.read()))
         return max(used, default=-1) + 1
 
     def _read_manifest(self) -> dict[str, Any]:
@@ -296,13 +305,28 @@ class RunDirectory:
 
     def _lines(self, name: str) -> Iterator[dict[str, Any]]:
         """Yield the rows of a file; a last line cut off by a crash is not there."""
-        path = self.path / name
-        if not path.exists():
-            return
-        with path.open("rb") as file:
+        yield from _Rows(self.path / name, lambda row: row).read()
+
+
+class _Rows(Generic[T]):
+    """The rows of a file that grows; each is parsed once. A last line that was cut off is not there."""
+
+    def __init__(self, path: Path, parse: Callable[[dict[str, Any]], T]) -> None:
+        self._path, self._parse = path, parse
+        self._rows: list[T] = []
+        self._end = 0
+
+    def read(self) -> Sequence[T]:
+        """Return all whole rows."""
+        if not self._path.exists():
+            return []
+        with self._path.open("rb") as file:
+            file.seek(self._end)
             for line in file:
                 if line.endswith(b"\n"):
-                    yield json.loads(line)
+                    self._rows.append(self._parse(json.loads(line)))
+                    self._end += len(line)
+        return self._rows
 
 
 def _row(answer: Answer) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from draftwise.measure.verdict import deciding
 __all__ = ["compose", "format_ratio", "listed"]
 
 _PLAIN = "plain decoding"
+_SPLIT = "no single setting pays for all of it, so split the traffic"
 
 
 def format_ratio(ratio: Interval) -> str:
@@ -40,7 +41,17 @@ def compose(
         return _nothing_pays(comparisons)
     parts = [text for place in places for text in place.phrases(plain, several=len(places) > 1)]
     sentence = "; ".join(parts)
-    return f"{sentence[0].upper()}{sentence[1:]} (ranges: 95 % confidence)."
+    return f"{sentence[0].upper()}{sentence[1:]} ({_explain(comparisons)})."
+
+
+def _explain(comparisons: Sequence[Comparison]) -> str:
+    """Return what the numbers in the sentence are; with one request at a time that goes without saying."""
+    measured = {(each.condition, deciding(each).name) for each in comparisons}
+    ranges = "ranges: 95 % confidence"
+    if len(measured) > 1 or comparisons[0].condition.concurrency == 1:
+        return ranges
+    ((condition, name),) = measured
+    return f"{name} at {condition.label}; {ranges}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +79,7 @@ class _Place:
             parts.append(f"keep {_PLAIN} for {listed(lost)}")
         if len(names) > 1:
             best = won.get(ALL)
-            one = "no single setting pays for all of it"
-            parts.append(one if best is None else f"one setting for all of it: {best.candidate}, {_ratio(best)}")
+            parts.append(_SPLIT if best is None else f"one setting for all of it: {best.candidate}, {_ratio(best)}")
         return parts
 
     def _swept(self, plain: str) -> list[str]:
@@ -84,7 +94,7 @@ class _Place:
         if singles := [name for name in lost if name != ALL]:
             parts.append(f"keep {_PLAIN} for {listed(singles)} at every load measured")
         if ALL in lost and parts:
-            parts.append("no single setting pays for all of it")
+            parts.append(_SPLIT)
         return parts
 
     def _stretches(self, workload: str, plain: str) -> str:
@@ -105,9 +115,13 @@ class _Place:
         gain = "" if band.setting == plain else f" ({self._best(band)})"
         if math.isinf(band.up_to):
             return f"{name} above{gain}" if band.above else f"{name} at every load measured{gain}"
-        if end is not None and end.value is not None:
+        if end is None or end.value is None:
+            return f"{name} up to {format_load(band.up_to, band.axis)} {unit}{gain}"
+        if band.up_to == (math.floor(end.value) if band.axis == "concurrency" else end.value):
             return f"{name} below {format_load(end.value, band.axis)} {unit} ({_span(end)}){gain}"
-        return f"{name} up to {band.up_to:.3g} {unit}{gain}"
+        # The verdicts end before the estimate does: some load between was not told apart.
+        estimate = f"its gain ends at about {format_load(end.value, band.axis)}, {_span(end)}"
+        return f"{name} up to {format_load(band.up_to, band.axis)} {unit} ({estimate}){gain}"
 
     def _best(self, band: Band) -> str:
         """Return the gains of a band's setting at its lightest and its heaviest load."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -37,6 +38,7 @@ class Session:
         processes: of the load generator; None for as many as the load needs.
         resume: whether the directory holds the plan's earlier turns.
         budget_s: time for which a new run chooses its number of prompts; None takes them all.
+        search_s: time from the first measured request after which no load is added in search of a crossover.
         announce: told, before the first measured request, the plan, the seconds per output token of each arm under
             each condition, and the seconds that all of it will take.
     """
@@ -51,7 +53,7 @@ class Session:
     processes: int | None = None
     resume: bool = False
     budget_s: float | None = None
-    _ends_at: float | None = None
+    search_s: float = math.inf
 
     async def run(self) -> None:
         """Measure.
@@ -75,7 +77,7 @@ class Session:
                 processes=self.processes,
             )
             try:
-                await Sweep(experiment=experiment, ends_at=self._ends_at).run()
+                await Sweep(experiment=experiment, ends_at=time.monotonic() + self.search_s).run()
             finally:
                 experiment.close()
             await asyncio.gather(*(backend.wake() for backend in self.backends))
@@ -94,8 +96,6 @@ class Session:
             if self.budget_s is not None:
                 self.plan = fit_prompts(self.plan, pace, shares, self.budget_s)
             self.directory.begin(self.plan, {**self.context, "servers": servers})
-        if self.budget_s is not None:
-            self._ends_at = time.monotonic() + self.budget_s
         self.announce(self.plan, pace, expect_seconds(self.plan, pace, shares))
 
     async def _examine_differences(self, clients: Mapping[str, Client]) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 
-from draftwise.core import Condition, RunPlan
+from draftwise.core import Condition, RunPlan, Settled
 from draftwise.measure.adaptive import FIRST_LOOK, find_settled, next_conditions
 from draftwise.measure.experiment import Experiment
 from draftwise.measure.run_directory import RunDirectory
@@ -14,17 +16,20 @@ from draftwise.measure.schedule import Cell, Turn, pass_over
 
 __all__ = ["Sweep"]
 
+_MOST_ROUNDS = 6
+"""Searches for loads to add; each halves what is not known of a crossover, until noise is all that is left."""
+
 
 @dataclass(slots=True, kw_only=True)
 class Sweep:
     """Measures everything that a plan asks for.
 
     Args:
-        ends_at: monotonic time after which no load is added any more; None for no limit.
+        ends_at: monotonic time after which no load is added any more.
     """
 
     experiment: Experiment
-    ends_at: float | None = None
+    ends_at: float = math.inf
     _number: int = 0
 
     async def run(self) -> None:
@@ -38,13 +43,22 @@ class Sweep:
         await self._pass_over(self._plan.conditions)
         for condition in self._directory.read().added:
             await self._pass_over([condition])
-        while self._plan.adaptive and (self.ends_at is None or time.monotonic() < self.ends_at):
-            conditions = next_conditions(self._directory.read())
-            if not conditions:
-                break
-            for condition in conditions:
-                self._directory.add_condition(condition)
-            await self._pass_over(conditions)
+        if self._plan.adaptive:
+            for _ in range(_MOST_ROUNDS - len(self._directory.read().added)):
+                if time.monotonic() > self.ends_at or not (found := next_conditions(self._directory.read())):
+                    break
+                self._add(found)
+                await self._pass_over(list(found))
+
+    def _add(self, found: Mapping[Condition, Container[tuple[str, str]]]) -> None:
+        """Write down which loads are measured, too, and that candidates which did not ask for one rest there."""
+        for condition, asking in found.items():
+            self._directory.add_condition(condition)
+            for workload, arm in product(self._plan.workloads, self._plan.arms[1:]):
+                if (workload.name, arm.name) not in asking:
+                    self._directory.add_settled(
+                        Settled(workload=workload.name, condition=condition.label, candidate=arm.name, passes=0)
+                    )
 
     async def _pass_over(self, conditions: Sequence[Condition]) -> None:
         """Measure all passes under some conditions."""

@@ -27,6 +27,8 @@ __all__ = ["Deciding", "deciding", "find_signature", "judge"]
 
 
 _PROMISE = "share of the requests within the SLO"
+_MOST_PASSES = 20
+"""More passes than these over the same prompts are no advice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +61,7 @@ def judge(
     thresholds: Thresholds,
     *,
     promise: Interval | None = None,
+    passes_needed: int | None = None,
     losers: str = "",
 ) -> tuple[Verdict, str]:
     """Return the verdict on one candidate on one workload under one condition.
@@ -72,6 +75,7 @@ def judge(
         comparison: its numbers; its verdict is not looked at.
         findings: on it and on the whole run.
         promise: change of the share of requests within the SLO, sure enough for all comparisons of the run together.
+        passes_needed: passes over the same prompts that would settle it; None where no number of passes would.
         losers: which prompts lose, in words; empty where nothing tells them apart.
     """
     sides = dict(_sides(comparison, promise, thresholds))
@@ -90,7 +94,7 @@ def judge(
         return _judge_gain(comparison, findings, thresholds, which)
     if signature := find_signature(comparison):
         return Verdict.MIXED, f"{signature}{which}"
-    return Verdict.INCONCLUSIVE, _doubt(comparison, main, thresholds)
+    return Verdict.INCONCLUSIVE, _doubt(comparison, main, passes_needed, thresholds)
 
 
 def find_signature(comparison: Comparison) -> str:
@@ -182,19 +186,27 @@ def _damage(comparison: Comparison, thresholds: Thresholds) -> str:
     return ""
 
 
-def _doubt(comparison: Comparison, main: _Side, thresholds: Thresholds) -> str:
+def _doubt(comparison: Comparison, main: _Side, passes_needed: int | None, thresholds: Thresholds) -> str:
     if main is _Side.BETTER:
         return "the server puts out more, but the time per token of a request does not fall with it"
     if main is _Side.EQUAL:
         return f"equal within {thresholds.margin:.0%}: no difference worth a change"
-    text = f"the interval does not clear {1 + thresholds.margin:.2f}; "
-    if comparison.detectable is not None:
-        text += f"a gain of {comparison.detectable:.2f}x would have been found 8 times in 10; "
-    if comparison.prompts_needed is not None and comparison.prompts_needed > comparison.num_prompts:
-        return f"{text}about {comparison.prompts_needed - comparison.num_prompts} more prompts would settle it"
-    if comparison.detectable is not None and comparison.prompts_needed is None:
-        return f"{text}it lies so close to a limit that more prompts would hardly settle it"
-    return f"{text}more prompts would narrow it"
+    text = f"the interval does not clear {1 + thresholds.margin:.2f}"
+    if comparison.detectable is None:
+        return f"{text}; more prompts or passes would narrow it"
+    more = list(_remedies(comparison, passes_needed))
+    remedy = (
+        f"{' or '.join(more)} would settle it" if more else "it lies so close to a limit that more would hardly help"
+    )
+    return f"{text}; a gain of {comparison.detectable:.2f}x would have been found 8 times in 10; {remedy}"
+
+
+def _remedies(comparison: Comparison, passes_needed: int | None) -> Iterator[str]:
+    prompts, passes = comparison.prompts_needed, len(comparison.passes)
+    if prompts is not None and prompts > comparison.num_prompts:
+        yield f"about {prompts - comparison.num_prompts} more prompts"
+    if passes_needed is not None and passes < passes_needed <= _MOST_PASSES:
+        yield f"{passes_needed} passes instead of {passes}"
 
 
 def _listed(sides: dict[str, _Side], side: _Side) -> str:

@@ -86,7 +86,7 @@ def test_poisson_gaps_are_exponential() -> None:
 def test_poisson_arrivals_of_changing_rates_are_a_poisson_process_under_the_rate(last: Phase) -> None:
     """The number of arrivals is to the rate's integral as to time in a steady process: uniform, given their number."""
     phases = (Phase(start_per_s=1, end_per_s=9, duration_s=400), last)
-    times = [time for time in draw(OpenLoop(phases=phases), 4000) if time < 800]
+    times = [time for time in draw(OpenLoop(phases=phases), 7000) if time < 800]
     shares = [area(phases, time) / area(phases, 800) for time in times]
     assert kstest(shares, "uniform").pvalue > 0.01
 
@@ -98,7 +98,7 @@ def test_other_seeds_and_keys_give_other_times() -> None:
 
 def test_the_times_of_a_seed_never_change() -> None:
     """Resumed runs and both arms of a run rely on it."""
-    assert draw(OpenLoop.steady(2.0), 3) == pytest.approx([0.0, 0.0, 0.0])
+    assert draw(OpenLoop.steady(2.0), 3) == pytest.approx([0.12036195673954934, 0.5493622699597907, 1.199443123403059])
 
 
 def prompt(arrival_s: float | None) -> Prompt:

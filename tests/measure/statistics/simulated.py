@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,21 +54,24 @@ class Machine:
         self, rng: np.random.Generator, speedup: float = 1.0, gains_P: Array | None = None
     ) -> tuple[Array, Array]:
         """Return [N] seconds of candidate and plain, in the order of the design."""
-        if gains_P is None:
-            gains_P = self.gains(rng)
+        plain_N, candidate_N = self.arms(rng, [self.gains(rng) if gains_P is None else gains_P], [speedup])
+        return candidate_N, plain_N
+
+    def arms(self, rng: np.random.Generator, gains: Sequence[Array], speedups: Sequence[float]) -> list[Array]:
+        """Return [N] seconds of the plain arm and of candidates, all in turn over the same prompts."""
         pair_P = np.arange(self.prompts) // self.per_turn
         pairs_RT = (self.passes, int(pair_P[-1]) + 1)
         shared_RT = self.drift * np.cumsum(rng.standard_normal(pairs_RT).ravel()).reshape(pairs_RT)
         length_P = self.length * rng.standard_normal(self.prompts)
 
-        def seconds() -> Array:
+        def seconds(gain_P: Array) -> Array:
             turns_RT = self.turn * rng.standard_normal(pairs_RT)
             turns_RT += np.log1p(self.stall) * (rng.random(pairs_RT) < self.stalls)
             noise_RP = self.noise * rng.standard_normal((self.passes, self.prompts))
-            return length_P + (shared_RT + turns_RT)[:, pair_P] + noise_RP
+            return np.exp(length_P - gain_P + (shared_RT + turns_RT)[:, pair_P] + noise_RP).ravel()
 
-        plain_RP, candidate_RP = seconds(), seconds() - gains_P - math.log(speedup)
-        return np.exp(candidate_RP).ravel(), np.exp(plain_RP).ravel()
+        candidates = (gain_P + math.log(speedup) for gain_P, speedup in zip(gains, speedups, strict=True))
+        return [seconds(gain_P) for gain_P in (np.zeros(self.prompts), *candidates)]
 
 
 def binomial_bounds(probability: float, trials: int, *, deviations: float = 4.0) -> tuple[float, float]:

@@ -7,10 +7,10 @@ import asyncio
 import httpx
 
 from draftwise.backends.base import BrokenStream, Exchange, Piece
-from draftwise.backends.fake.batch import Stream
 from draftwise.backends.fake.engine import FakeEngine, Incoming, Reply
 from draftwise.backends.fake.script import FakeScript
 from draftwise.backends.fake.server import FakeServer
+from draftwise.backends.fake.stream import Stream
 from draftwise.backends.url import UrlBackend
 
 __all__ = ["FakeBackend"]

@@ -4,101 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import math
-import random
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from itertools import cycle
-from typing import Any, Protocol
+from typing import Any
 
-from draftwise.backends.fake.answer import FakeAnswer
 from draftwise.backends.fake.metrics import FakeMetrics, spec_metrics
 from draftwise.backends.fake.script import FakeScript
+from draftwise.backends.fake.stream import Stream
 from draftwise.core import ServerLoad
 
-__all__ = ["Batch", "Outlet", "Served", "Stream", "make_acceptance"]
+__all__ = ["Batch"]
 
 _TOGETHER = 32
 """Pieces that go out as one when a stream is behind its time."""
 _TURN = 64
 """Streams served before the event loop looks at its sockets again."""
 _SAME_TIME_S = 1e-9
-
-
-class Outlet(Protocol):
-    """Takes the bytes of one answer."""
-
-    full: bool
-    """While true nothing is written to it; `Batch.resume` ends that."""
-
-    def write(self, data: bytes) -> None:
-        """Hand over bytes of the body."""
-
-    def close(self) -> None:
-        """Say that the answer has ended."""
-
-    def abort(self) -> None:
-        """Break the connection."""
-
-
-@dataclass(slots=True, kw_only=True)
-class Served:
-    """What really happened to a request, on the clock of the server's event loop: the truth to calibrate with."""
-
-    number: int
-    """Of all generation requests, from 1; the `id` of its chunks ends in it."""
-    request_id: str
-    """The client's X-Request-Id."""
-    prompt: int
-    """CRC-32 of the prompt as JSON text."""
-    arrived: float
-    """When its last byte reached this machine (where the kernel tells, else when it was read)."""
-    started: float | None = None
-    """When it left the queue."""
-    chunks: list[tuple[float, int]] = field(default_factory=list)
-    """When each chunk was handed to the socket, and its number of tokens."""
-    ended: float | None = None
-    outcome: str = ""
-    """`stop`, `length`, `error`, `abort`; empty while it is served."""
-
-
-@dataclass(slots=True, eq=False, kw_only=True)
-class Stream:
-    """A request and how far it is."""
-
-    answer: FakeAnswer
-    outlet: Outlet
-    served: Served
-    hits: int
-    """Prompt tokens that the prefix cache holds."""
-    accept: Callable[[], int]
-    """Draws how many draft tokens of the next step stand."""
-    chance: random.Random
-    slowness: float
-    steps: list[int]
-    """How many of its verifications accepted 0, 1 ... k tokens."""
-    fails_at: int | None = None
-    due: float = 0.0
-    done: int = 0
-    parked: bool = False
-    """Whether it waits for room in its outlet."""
-
-
-def make_acceptance(script: FakeScript, temperature: float, chance: random.Random, *, known: bool) -> Callable[[], int]:
-    """Return what draws the accepted tokens of each step of one request."""
-    if known and script.remembers:
-        return lambda: script.k
-    if not script.rates and not script.heat:
-        pattern = cycle([min(count, script.k) for count in script.accepted])
-        return lambda: next(pattern)
-    rates = script.rates_at(temperature)
-
-    def toss() -> int:
-        coin = chance.random()
-        return sum(coin < rate for rate in rates)
-
-    return toss
 
 
 class Batch:
@@ -110,7 +31,7 @@ class Batch:
         self._loop = asyncio.get_running_loop()
         self._began = self._loop.time()
         self._waiting: deque[Stream] = deque()
-        self._running: set[Stream] = set()
+        self._running: dict[Stream, None] = {}  # a set whose order is that of starting
         self._heap: list[tuple[float, int, Stream]] = []
         self._held_tokens = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -174,7 +95,7 @@ class Batch:
         """Put a request into the batch and begin to compute its prompt."""
         length = len(stream.answer.prompt)
         stream.served.started = stream.due = self._loop.time()
-        self._running.add(stream)
+        self._running[stream] = None
         self._held_tokens += length
         self._metrics.prompt_tokens += length
         self._metrics.prefix_hits += stream.hits
@@ -261,7 +182,7 @@ class Batch:
 
     def _end(self, stream: Stream, outcome: str) -> None:
         """Take a stream out of the batch and let the next one in."""
-        self._running.remove(stream)
+        del self._running[stream]
         self._held_tokens -= len(stream.answer.prompt) + stream.done
         self._note(stream, outcome)
         while self._waiting and not self.is_full:

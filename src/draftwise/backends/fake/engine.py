@@ -12,9 +12,10 @@ from typing import Any
 from zlib import crc32
 
 from draftwise.backends.fake.answer import FakeAnswer, read_prompt
-from draftwise.backends.fake.batch import Batch, Outlet, Served, Stream, make_acceptance
+from draftwise.backends.fake.batch import Batch
 from draftwise.backends.fake.metrics import FakeMetrics
 from draftwise.backends.fake.script import FakeScript
+from draftwise.backends.fake.stream import Outlet, Served, Stream, make_acceptance
 from draftwise.core import Counters
 
 __all__ = ["FakeEngine", "Incoming", "Reply"]

@@ -9,8 +9,8 @@ import sys
 import time
 from contextlib import suppress
 
-from draftwise.backends.fake.batch import Stream
 from draftwise.backends.fake.engine import FakeEngine, Incoming, Reply
+from draftwise.backends.fake.stream import Stream
 
 __all__ = ["FakeServer"]
 

@@ -74,8 +74,8 @@ def check_arms(run: Run, thresholds: Thresholds) -> Iterator[Finding]:
             yield from _fading(run, arm, arm.spec, thresholds)
             if arm.spec.draws_acceptance:
                 text = (
-                    "the engine draws its acceptance by lot: speed holds for traffic with just that acceptance, and outputs "
-                    "are not compared, as they are not the model's."
+                    "the engine draws its acceptance by lot: speed holds for traffic with just that acceptance, and "
+                    "outputs are not compared, as they are not the model's."
                 )
                 yield info("acceptance-drawn", text, where=arm.name)
 

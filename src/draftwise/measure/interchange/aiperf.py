@@ -202,6 +202,6 @@ def _context(settings: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[st
         "model": models[0] if isinstance(models, list) and len(models) == 1 else models,
         "endpoint": find_setting(settings.get("endpoint"), "type"),
         "seed": find_setting(settings, "random_seed"),
-        "command": (summary.get("run_info") or {}).get("cli_command") or settings.get("cli_command"),
+        "num_prompts": _average(summary, "request_count"),
         "temperature": find_setting(settings, "temperature"),
     }

@@ -190,7 +190,14 @@ def _context(document: Mapping[str, Any]) -> dict[str, Any]:
         "version": (document.get("metadata") or {}).get("guidellm_version"),
         "model": (worker or {}).get("backend_model") or find_setting(settings, "model"),
         "endpoint": find_setting(settings, "request_format"),
-        "data": data if data is None or isinstance(data, str) else json.dumps(data),
+        "data": data if data is None or isinstance(data, str) else json.dumps(_without_nulls(data), sort_keys=True),
         "seed": find_setting(settings, "random_seed") or find_setting(find_setting(settings, "seed"), "value"),
         "temperature": find_setting(settings, "temperature"),
     }
+
+
+def _without_nulls(value: Any) -> Any:
+    """Return settings without those that were left at nothing."""
+    if isinstance(value, dict):
+        return {name: _without_nulls(each) for name, each in value.items() if each is not None and each != []}
+    return [_without_nulls(each) for each in value] if isinstance(value, list) else value

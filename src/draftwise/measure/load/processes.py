@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 
 from draftwise.backends import UrlBackend
-from draftwise.core import Answer, BackendError, ClientHealth
+from draftwise.core import Answer, BackendError, ClientHealth, Replay
 from draftwise.measure.client import Client
+from draftwise.measure.load.arrivals import replay_times
 from draftwise.measure.load.traffic import Share
 from draftwise.measure.load.worker import Failure, Job, Outpost, Word
 from draftwise.measure.schedule import Turn
@@ -72,12 +73,20 @@ class Crew:
         self._busy: set[_Hand] = set()
         self._heard: asyncio.Queue[tuple[_Hand, object]] = asyncio.Queue()
 
+    @property
+    def pids(self) -> list[int]:
+        """Of the processes, while they run."""
+        return [hand.process.pid for hand in self._hands]
+
     async def drive(self, turn: Turn, *, seed: int, on_answer: Callable[[Answer], None]) -> ClientHealth:
         """Answer the prompts of a turn as `load.drive.drive` does, and return how well the processes kept up.
 
         Raises:
             BackendError: the server broke, or a process ended; `on_answer` was told of everything that had ended.
+            InvalidSetup: a replay lacks its times.
         """
+        if isinstance(turn.condition.load, Replay):
+            replay_times(turn.prompts, turn.condition.load)  # (a mistake in them is told here, not in a process)
         if not self._hands:
             await self._start()
         began = self._backend.now() + _HEAD_START_S

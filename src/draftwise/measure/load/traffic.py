@@ -80,6 +80,8 @@ class Traffic:
         """
         if not self._left:
             self._on_measured()
+        if not self._turn.prompts:
+            return
         load = self._turn.condition.load
         async with asyncio.TaskGroup() as group:
             if isinstance(load, ClosedLoop):

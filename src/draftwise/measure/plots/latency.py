@@ -67,11 +67,12 @@ def draw_latency_over_load(material: Material, sweeps: Sequence[Sweep], reading:
         sweep = sweeps[index]
         for arm in material.arms:
             style = material.styles[arm]
-            found = [(load, row.percentiles_ms[reading]) for load, row in _rows(material, sweep, arm)]
-            loads = [load for load, values in found if values]
+            rows = [(load, row.percentiles_ms[reading]) for load, row in _rows(material, sweep, arm)]
+            found = [(load, values) for load, values in rows if values and values[_P50] > 0]
+            loads = [load for load, _ in found]
             thin = style.of_line | {"linewidth": 0.8, "markersize": 2, "alpha": 0.7}
-            axes.plot(loads, [values[_P50] for _, values in found if values], label=arm, **style.of_line)
-            axes.plot(loads, [values[_P99] for _, values in found if values], **thin)
+            axes.plot(loads, [values[_P50] for _, values in found], label=arm, **style.of_line)
+            axes.plot(loads, [values[_P99] for _, values in found], **thin)
         set_load_axis(axes, sweep.loads)
         axes.set_yscale("log")
 
@@ -88,7 +89,8 @@ def draw_pareto(material: Material, sweeps: Sequence[Sweep]) -> Figure:
             found = [
                 (load, 1e3 / tpots[_P50], row.throughput)
                 for load, row in _rows(material, sweep, arm)
-                if row.throughput is not None and (tpots := row.percentiles_ms["tpot"])
+                # A median request whose tokens all came in one chunk took no time per token.
+                if row.throughput is not None and (tpots := row.percentiles_ms["tpot"]) and tpots[_P50] > 0
             ]
             axes.plot([x for _, x, _ in found], [y for _, _, y in found], label=arm, **material.styles[arm].of_line)
             for load, x, y in (found[0], found[-1]) if found else ():

@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from draftwise.core import Comparison, Crossover
+from draftwise.measure.axis import format_load
 from draftwise.measure.plots.material import Material, Sweep
 from draftwise.measure.plots.style import VERDICT_COLOURS, WIDTH, Style, draw_panels, set_load_axis
 from draftwise.measure.verdict import deciding
@@ -73,7 +74,11 @@ def _mark(axes: Axes, crossover: Crossover, style: Style, loads: Sequence[float]
     axes.plot([crossover.value] * 2, [height, 1], color=style.colour, linewidth=0.8, linestyle=":")
     axes.plot(crossover.value, 1, "X", color=style.colour, markersize=8, markeredgecolor=INK, markeredgewidth=0.6)
     axes.annotate(
-        f"{crossover.value:.3g}", (crossover.value, height), xytext=(4, 2), textcoords="offset points", fontsize=8
+        format_load(crossover.value, crossover.axis),
+        (crossover.value, height),
+        xytext=(4, 2),
+        textcoords="offset points",
+        fontsize=8,
     )
 
 

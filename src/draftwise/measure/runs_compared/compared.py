@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -95,11 +95,21 @@ def compare_sides(before: Side, after: Side, asked: Collection[str]) -> Compared
     return Compared(
         before=before,
         after=after,
-        differences=find_differences(before.results, after.results, asked),
+        differences=(*find_differences(before.results, after.results, asked), *_other_places(pairs, asked)),
         cells=tuple(compare_cells(old, new) for old, new in pairs),
         verdicts=compare_verdicts(*comparisons),
         left_out=tuple(left),
     )
+
+
+def _other_places(pairs: Iterable[tuple[Measured, Measured]], asked: Collection[str]) -> Iterator[Difference]:
+    """Yield what differs between cells that are a pair for want of any other."""
+    kinds = {"workload": "workload", "condition": "parameters", "arm": "speculative config"}
+    for old, new in pairs:
+        for name, kind in kinds.items():
+            before, after = getattr(old, name), getattr(new, name)
+            if before != after:
+                yield Difference(kind=kind, name=name, before=before, after=after, asked=kind in asked)
 
 
 def _match(before: Results, after: Results) -> list[tuple[Measured, Measured]]:

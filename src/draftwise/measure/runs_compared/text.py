@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from draftwise.core import Interval
-from draftwise.measure.markdown import escape, table
+from draftwise.measure.markdown import escape, fold, table
 from draftwise.measure.runs_compared.answers import Kept, VerdictChange
 from draftwise.measure.runs_compared.compared import Compared, Side
 from draftwise.measure.runs_compared.context import Difference
@@ -119,9 +119,7 @@ def to_markdown(compared: Compared) -> str:
         parts.append("Nothing differs in what is known about the two.")
     if compared.verdicts:
         parts.append(_cut(VERDICT_HEADER, list(verdict_rows(compared.verdicts))))
-    parts.append(
-        f"<details><summary>Readings</summary>\n\n{_cut(CELL_HEADER, list(cell_rows(compared.cells)))}\n\n</details>"
-    )
+    parts.append(fold("Readings", _cut(CELL_HEADER, list(cell_rows(compared.cells)))))
     parts += [f"- {escape(note)}" for note in notes(compared)]
     return "\n\n".join(parts) + "\n"
 

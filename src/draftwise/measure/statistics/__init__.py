@@ -1,6 +1,5 @@
 """What paired readings say and how sure it is: ratios with intervals, early stopping, families of tests, crossovers."""
 
-from draftwise.measure.statistics.by_prompt import mean_ratio, median_over_passes, pooled_ratio
 from draftwise.measure.statistics.clusters import Spread, spread
 from draftwise.measure.statistics.crossover import Crossing, LoadPoint, find_crossing, next_load
 from draftwise.measure.statistics.design import Array, Design
@@ -32,12 +31,9 @@ __all__ = [
     "detectable_ratio",
     "find_crossing",
     "goodput_change",
-    "mean_ratio",
-    "median_over_passes",
     "next_load",
     "passes_needed",
     "percentile_ratios",
-    "pooled_ratio",
     "prompt_ratio",
     "prompts_needed",
     "server_ratio",

@@ -24,6 +24,8 @@ __all__ = ["Looks", "Outcome", "conclude", "settle"]
 _GRID = 101
 """Points over which the paths that have not stopped yet are followed."""
 _SMALLEST = 1e-12
+"""Errors are followed down to here."""
+_NO_PROBABILITY = 1e-300
 _FEWEST_PAIRS = 4
 
 
@@ -75,7 +77,7 @@ class Looks:
 
     def adjust(self, p_value: float, done: int) -> float:
         """Return the p-value corrected for all looks: the error at which this look would just be significant."""
-        return float(np.exp(np.interp(math.log(max(p_value, _SMALLEST)), *_table(self._fractions(done)))))
+        return float(np.exp(np.interp(math.log(max(p_value, _NO_PROBABILITY)), *_table(self._fractions(done)))))
 
     def interval(self, estimate: Estimate, done: int) -> Interval:
         """Return the repeated confidence interval after so many passes.
@@ -106,7 +108,7 @@ def settle(estimate: Estimate, looks: Looks, done: int, *, margin: float, family
 @cache
 def _table(fractions: tuple[float, ...]) -> tuple[Array, Array]:
     """Return logarithms of significance levels at the last of some looks, and of the errors they belong to."""
-    errors = np.concatenate([np.geomspace(_SMALLEST, 0.1, 32), np.linspace(0.2, 0.99, 8)])
+    errors = np.concatenate([np.geomspace(_SMALLEST, 0.1, 24), np.linspace(0.2, 0.99, 8)])
     levels = [_levels(fractions, float(error))[-1] for error in errors]
     return np.log(levels), np.log(errors)
 
@@ -138,8 +140,8 @@ def _spending(alpha: float, fraction: float) -> float:
 
 def _boundary(score_G: Array, weight_G: Array, step: float, error: float, scale: float) -> float:
     """Return the score beyond which, on either side, a share `error` of all paths comes to lie."""
-    low, high = 0.0, 10.0 * scale
-    for _ in range(30):
+    low, high = 0.0, 38.0 * scale
+    for _ in range(32):
         middle = (low + high) / 2
         beyond = 2 * float(np.dot(weight_G, _tails((middle - score_G) / step)))
         low, high = (middle, high) if beyond > error else (low, middle)

@@ -1,0 +1,98 @@
+"""`draftwise compare`: is the answer still true? Two runs, or results of other load generators, beside each other."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from draftwise.cli._console import open_console
+from draftwise.measure.runs_compared import Compared, compare_sides, read_side, to_dict, to_markdown
+from draftwise.measure.runs_compared.context import KINDS
+from draftwise.measure.runs_compared.text import (
+    CELL_HEADER,
+    VERDICT_HEADER,
+    cell_rows,
+    compose,
+    difference_rows,
+    notes,
+    verdict_rows,
+)
+
+__all__ = ["compare"]
+
+_EXIT_NOT_TRUE = 1
+_MOST_ROWS = 60
+"""Of a table in a terminal."""
+
+
+@click.command()
+@click.argument("before", type=click.Path(path_type=Path))
+@click.argument("after", type=click.Path(path_type=Path))
+@click.option(
+    "--changed",
+    "asked",
+    multiple=True,
+    type=click.Choice(KINDS),
+    default=("version",),
+    show_default=True,
+    help="What differs on purpose; repeat for more. Anything else that differs makes it no like-for-like comparison.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout.")
+@click.option("--markdown", "as_markdown", is_flag=True, help="Print Markdown for a pull request on stdout.")
+def compare(before: Path, after: Path, asked: Sequence[str], as_json: bool, as_markdown: bool) -> None:
+    """Say whether what BEFORE found is still true in AFTER.
+
+    Each is a run directory, or a result of `vllm bench serve`, guidellm or aiperf. What differs in model, version,
+    hardware and parameters comes first, then the verdicts, then the readings arm by arm.
+
+    The exit code is 1 if a verdict is no longer true, or the two cannot be compared like for like.
+    """
+    if as_json and as_markdown:
+        raise click.UsageError("Give --json or --markdown, not both.")
+    compared = compare_sides(read_side(before), read_side(after), asked)
+    if as_json:
+        click.echo(json.dumps(to_dict(compared), indent=2))
+    elif as_markdown:
+        click.echo(to_markdown(compared), nl=False)
+    else:
+        _show(open_console(stderr=False), compared)
+    if not compared.is_like_for_like or compared.is_still_true is False:
+        sys.exit(_EXIT_NOT_TRUE)
+
+
+def _show(console: Console, compared: Compared) -> None:
+    if compared.differences:
+        _print(console, ("what differs", "before", "after", ""), difference_rows(compared.differences), numbers=False)
+    else:
+        console.print("Nothing differs in what is known about the two.", style="dim")
+    if compared.verdicts:
+        _print(console, VERDICT_HEADER, verdict_rows(compared.verdicts))
+    _print(console, CELL_HEADER, cell_rows(compared.cells))
+    for note in notes(compared):
+        console.print(Text(note, style="dim"), soft_wrap=True)
+    console.print()
+    style = "bold" if compared.is_like_for_like else "bold red"
+    console.print(Text(compose(compared), style=style), soft_wrap=True)
+
+
+def _print(console: Console, header: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: bool = True) -> None:
+    given = list(rows)
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for i, name in enumerate(header):
+        table.add_column(name, justify="right" if numbers and i else "left", overflow="fold")
+    last = ""
+    for row in given[:_MOST_ROWS]:
+        first = "" if row[0] == last else row[0]
+        last = row[0]
+        table.add_row(Text(first), *map(Text, row[1:]))
+    console.print(table)
+    if len(given) > _MOST_ROWS:
+        console.print(f"{len(given) - _MOST_ROWS} more rows with --json", style="dim")
+    console.print()
