@@ -36,14 +36,19 @@ from draftwise import __version__
 
 ACCURACY = {"first_token_s": 0.05, "step_s": 0.02, "shortest": 0.5}
 """Answers of different lengths, so that the streams do not stay in step."""
+FIELDS = {
+    "ttft_error_ms": "time to first token",
+    "gap_error_ms": "each gap between chunks",
+    "itl_error_ms": "mean gap of a request",
+}
 CAPACITY = {"first_token_s": 0.0, "step_s": 0.0}
 CAPACITY_STREAMS = 64
 CAPACITY_TOKENS = 1000
 CAPACITY_ROUNDS = 6
 
 
-def main() -> None:
-    """Run every tool that is given, and print the table."""
+def main() -> int:
+    """Run every tool that is given, and print the table; 1 when a part failed (run it again: the others are kept)."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("vllm", "guidellm", "aiperf"):
         parser.add_argument(f"--{name}", metavar="COMMAND", help="How it is started here; left out, it is not run.")
@@ -56,7 +61,8 @@ def main() -> None:
     parser.add_argument("--run-draftwise", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.run_draftwise:
-        return run_draftwise(given.run_draftwise)
+        run_draftwise(given.run_draftwise)
+        return 0
     commands = {"draftwise": shlex.join([sys.executable, __file__]), "vllm bench serve": given.vllm}
     commands |= {"guidellm": given.guidellm, "aiperf": given.aiperf}
     result = about() | {"tools": [], "accuracy": [], "capacity": []}
@@ -74,7 +80,7 @@ def main() -> None:
     print(table(result))
     if given.out:
         given.out.write_text(json.dumps(result, indent=1) + "\n")
-    return None
+    return 1 if any("failure" in row for row in [*result["accuracy"], *result["capacity"]]) else 0
 
 
 def about() -> dict[str, Any]:
@@ -106,7 +112,10 @@ def once(
     kept = folder / "row.json"
     if not kept.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        row = measure(folder, given, streams, tool["name"], commands[tool["name"]])
+        try:
+            row = measure(folder, given, streams, tool["name"], commands[tool["name"]])
+        except (RuntimeError, subprocess.TimeoutExpired, OSError, LookupError) as error:
+            return {"tool": tool["name"], "streams": streams or CAPACITY_STREAMS, "failure": f"{error!r}"[:2000]}
         kept.write_text(json.dumps(row))
     found: dict[str, Any] = json.loads(kept.read_text())
     return found
@@ -229,25 +238,22 @@ def errors(values: Sequence[float]) -> dict[str, float]:
 def table(result: Mapping[str, Any]) -> str:
     """Return the results as Markdown."""
     tools = [tool["name"] for tool in result["tools"]]
-    lines = [
-        "| Error, ms: median (P99) | " + " | ".join(f"{tool['name']} {tool['version']}" for tool in result["tools"])
-    ]
-    lines += ["|---|" + "---|" * len(tools)]
-    names = {"ttft_error_ms": "time to first token", "gap_error_ms": "each gap between chunks"}
-    names |= {"itl_error_ms": "mean gap of a request"}
-    for streams in sorted({row["streams"] for row in result["accuracy"]}):
-        for field, label in names.items():
-            found = {row["tool"]: row[field] for row in result["accuracy"] if row["streams"] == streams}
-            cells = (
-                f"{found[tool]['median']:.3f} ({found[tool]['p99']:.3f})" if found[tool] else "not kept"
-                for tool in tools
-            )
-            lines.append(f"| {streams} stream{'s' * (streams > 1)}, {label} | " + " | ".join(cells))
-    if result["capacity"]:
-        found = {row["tool"]: row["tokens_per_s"] for row in result["capacity"]}
-        lines.append("| capacity, tokens/s | " + " | ".join(f"{found[tool]:,.0f}" for tool in tools))
-    return "\n".join(line + " |" if not line.endswith("|") else line for line in lines)
+    rows = {(row["tool"], row["streams"]): row for row in result["accuracy"]}
+    lines = [["Error, ms: median (P99)", *(f"{tool['name']} {tool['version']}" for tool in result["tools"])]]
+    lines += [["---"] * len(lines[0])]
+    for streams in sorted({streams for _, streams in rows}):
+        for field, label in FIELDS.items():
+            cells = [show_error(rows[tool, streams].get(field)) for tool in tools]
+            lines.append([f"{streams} stream{'s' * (streams > 1)}, {label}", *cells])
+    rates = {row["tool"]: row.get("tokens_per_s") for row in result["capacity"]}
+    lines.append(["capacity, tokens/s", *(f"{rates[tool]:,.0f}" if rates.get(tool) else "-" for tool in tools)])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def show_error(error: Mapping[str, float] | None) -> str:
+    """Return a cell of the table."""
+    return f"{error['median']:.3f} ({error['p99']:.3f})" if error else "-"
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -69,20 +69,23 @@ class Peer:
     version: Sequence[str] = ("--version",)
 
     def run(self, command: str, job: Job) -> str:
-        """Run the tool to its end and return the command line.
+        """Run the tool to its end and return its arguments, without the places of this machine.
 
         Raises:
             RuntimeError: it failed; with the end of what it said.
         """
-        line = [*shlex.split(command), *self.arguments(job)]
+        arguments = self.arguments(job)
         environment = {**os.environ, **self.environment, "NO_PROXY": "127.0.0.1"}
-        done = subprocess.run(line, capture_output=True, text=True, cwd=job.folder, env=environment, timeout=600)
-        (job.folder / "output.txt").write_text(done.stdout + done.stderr)
+        line = [*shlex.split(command), *arguments]
+        done = subprocess.run(line, capture_output=True, text=True, cwd=job.folder, env=environment, timeout=300)
+        said = done.stdout + done.stderr
+        (job.folder / "output.txt").write_text(said)
         if done.returncode:
-            raise RuntimeError(
-                f"{shlex.join(line)} ended with {done.returncode}:\n{(done.stdout + done.stderr)[-2000:]}"
-            )
-        return shlex.join(line)
+            raise RuntimeError(f"{shlex.join(line)} ended with {done.returncode}:\n{said[-2000:]}")
+        shown = " ".join([*(f"{name}={value}" for name, value in self.environment.items()), *arguments])
+        for place, name in ((str(job.folder), "WORK"), (job.tokenizer, "TOKENIZER"), (job.url, "URL")):
+            shown = shown.replace(place, name)
+        return shown
 
 
 def _draftwise(job: Job) -> list[str]:

@@ -17,6 +17,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from unittest.mock import patch
 
@@ -77,7 +78,7 @@ def describe(machine: Machine, kind: str) -> dict:
 
 
 def cover(machine: Machine, trials: int) -> float:
-    rng, design = np.random.default_rng(0), machine.design()
+    rng, design = np.random.default_rng(0), design_of(machine)
     held = 0
     for _ in range(trials):
         candidate_N, plain_N = machine.measure(rng, 1.1)
@@ -116,7 +117,7 @@ def rows_of_totals(trials: int) -> Iterator[dict]:
             machine = Machine(prompts=prompts, per_turn=per_turn, passes=passes, **settings)
             ours_N, theirs_N = Machine(prompts=400_000, passes=1, **settings).measure(np.random.default_rng(1))
             truth, ones_N = theirs_N.sum() / ours_N.sum(), np.ones(prompts * passes)
-            rng, design, held = np.random.default_rng(0), machine.design(), 0
+            rng, design, held = np.random.default_rng(0), design_of(machine), 0
             for _ in range(trials):
                 candidate_N, plain_N = machine.measure(rng)
                 interval = total_ratio(ones_N, candidate_N, ones_N, plain_N, design).interval()
@@ -130,7 +131,7 @@ def rows_of_percentiles(trials: int) -> Iterator[dict]:
             machine = Machine(prompts=prompts, per_turn=per_turn, passes=passes, **settings)
             many = Machine(prompts=400_000, passes=1, **settings).measure(np.random.default_rng(1))
             held, bounded = Counter(), Counter()
-            rng, design = np.random.default_rng(0), machine.design()
+            rng, design = np.random.default_rng(0), design_of(machine)
             for _ in range(trials):
                 ours, theirs = (Samples(arm_N[:, None].tolist()) for arm_N in machine.measure(rng))
                 for percentile, interval in percentile_ratios(ours, theirs, design).items():
@@ -143,6 +144,11 @@ def rows_of_percentiles(trials: int) -> Iterator[dict]:
             }
 
 
+@cache
+def design_of(machine: Machine) -> Design:
+    return machine.design()
+
+
 def looks_at(machine: Machine, rng: np.random.Generator, speedup: float, looks: Looks) -> dict[int, Estimate]:
     candidate_N, plain_N = machine.measure(rng, speedup)
     return sofar(machine, candidate_N, plain_N, looks)
@@ -150,7 +156,7 @@ def looks_at(machine: Machine, rng: np.random.Generator, speedup: float, looks: 
 
 def sofar(machine: Machine, candidate_N: Array, plain_N: Array, looks: Looks) -> dict[int, Estimate]:
     """Return what each look sees."""
-    design = machine.design()
+    design = design_of(machine)
     found = {}
     for done in looks.passes:
         seen = slice(0, done * machine.prompts)
@@ -277,7 +283,7 @@ def rows_of_crossovers(trials: int) -> Iterator[dict]:
                 per_turn = 1 if load == 1 else min(prompts, 4 * int(load))  # noqa: B023
                 machine = Machine(prompts=prompts, per_turn=per_turn, passes=passes, turn=turn)  # noqa: B023
                 candidate_N, plain_N = machine.measure(rng, true_speedup(load), gains_P)  # noqa: B023
-                return LoadPoint(load=load, estimate=prompt_ratio(plain_N, candidate_N, machine.design()))
+                return LoadPoint(load=load, estimate=prompt_ratio(plain_N, candidate_N, design_of(machine)))
 
             points = [measure(load) for load in (1, 4, 16, 64)]
             first = find_crossing(points)
@@ -315,21 +321,20 @@ def main() -> None:
         "what": "share of simulated measurements; margin 3 %, 95 % intervals",
         "command": f"python benchmarks/cpu/statistics_simulation.py --trials {given.trials}",
         "machine": {"cpu": cpu_name(), "system": f"{platform.system()} {platform.machine()}", "numpy": np.__version__},
-        "trials": given.trials,
     }
     sections = {
         "coverage": (rows_of_coverage, 1),
-        "totals": (rows_of_totals, 1),
+        "totals": (rows_of_totals, 2),
         "percentiles": (rows_of_percentiles, 2),
-        "looks": (rows_of_looks, 1),
-        "families": (rows_of_families, 2),
-        "power": (rows_of_power, 1),
+        "looks": (rows_of_looks, 2),
+        "families": (rows_of_families, 4),
+        "power": (rows_of_power, 2),
         "crossovers": (rows_of_crossovers, 4),
     }
     for name, (rows, fewer) in sections.items():
-        result[name] = list(rows(given.trials // fewer))
+        result[name] = {"trials": given.trials // fewer, "rows": list(rows(given.trials // fewer))}
         print(name, f"{time.monotonic() - began:.0f} s", flush=True)
-    result["coverage_summary"] = summarise_coverage(result["coverage"])
+    result["coverage_summary"] = summarise_coverage(result["coverage"]["rows"])
     result["seconds"] = round(time.monotonic() - began)
     print(json.dumps({key: result[key] for key in ("coverage_summary", "families", "power", "crossovers")}, indent=1))
     if given.out:

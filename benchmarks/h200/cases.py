@@ -96,7 +96,9 @@ def nominal_acceptance_length(k: int) -> float:
     return sum(PER_TOKEN_ACCEPTANCE**i for i in range(k + 1))
 
 
-def spec_config(case: Case, folders: Folders, *, synthetic: bool = True) -> dict[str, Any] | None:
+def spec_config(
+    case: Case, folders: Folders, *, synthetic: bool = True, acceptance: float = PER_TOKEN_ACCEPTANCE
+) -> dict[str, Any] | None:
     """Return the speculative config, which both engines take as it is."""
     if case.spec is None:
         return None
@@ -104,7 +106,7 @@ def spec_config(case: Case, folders: Folders, *, synthetic: bool = True) -> dict
     if case.drafter:
         config["model"] = str(getattr(folders, case.drafter))
     if synthetic:
-        rates = [round(PER_TOKEN_ACCEPTANCE ** (i + 1), 6) for i in range(case.k)]
+        rates = [round(acceptance ** (i + 1), 6) for i in range(case.k)]
         config |= {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": rates}
     return config
 

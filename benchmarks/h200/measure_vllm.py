@@ -45,7 +45,8 @@ PACKING_S = 25
 def command(args: argparse.Namespace, folders: Folders, seed: int, minutes: float, out: Path) -> list[str]:
     """Return the `draftwise decide` of a run."""
     synthetic = args.acceptance == "synthetic"
-    configs = {name: spec_config(CASES[name], folders, synthetic=synthetic) for name in args.cases}
+    drawn: dict[str, Any] = {"synthetic": synthetic, "acceptance": args.token_acceptance}
+    configs = {name: spec_config(CASES[name], folders, **drawn) for name in args.cases}
     workload = f"synthetic:prompt={args.prompt_tokens},output={args.output_tokens},n={args.prompts}"
     words = [sys.executable, "-m", "draftwise", "decide", str(folders.target), "--engine", "vllm"]
     words += ["--vllm", f"{args.vllm_python} {HERE / 'vllm_serve.py'}", "--serve-args", shlex.join(serve_args(args))]
@@ -161,11 +162,12 @@ def main() -> None:
                      choices=[name for name, case in CASES.items() if case.spec])  # fmt: skip
     run.add_argument("--concurrency", type=int, nargs="+", default=[1, 4, 16, 32, 64, 128])
     run.add_argument("--repeats", type=int, default=3)
-    run.add_argument("--prompts", type=int, default=8)
+    run.add_argument("--prompts", type=int, default=12)
     run.add_argument("--prompt-tokens", type=int, default=128)
     run.add_argument("--output-tokens", type=int, default=64)
     run.add_argument("--scale", choices=SCALES, default="8b")
     run.add_argument("--dtype", default="bfloat16")
+    run.add_argument("--token-acceptance", type=float, default=0.5, help="drawn: share of draft tokens that stand")
     run.add_argument("--acceptance", choices=("synthetic", "real"), default="synthetic")
     run.add_argument("--serve-args", default="", help="more for `vllm serve`")
     run.add_argument("--more", default="", help="more for `draftwise decide`")

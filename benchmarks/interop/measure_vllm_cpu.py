@@ -39,6 +39,15 @@ CANDIDATES = (
 VERDICTS = {"adopt", "reject", "inconclusive", "mixed", "blocked"}
 ACCEPTANCE = {"ngram": (1.05, 2.0), "eagle3": (1.7, 3.0)}
 """Acceptance lengths on `code` that the bundle's own evaluation finds (drafters.json), with room for few prompts."""
+WRONG = {
+    "not-speculating",
+    "plain-speculates",
+    "config-not-as-asked",
+    "outputs-differ",
+    "arms-differ",
+    "commands-differ",
+}
+"""Findings that would be false of these servers. Others (a shared machine, few prompts) may well be true."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,9 +189,9 @@ def check_report(outcome: Outcome) -> Check:
 
 
 def check_guards(outcome: Outcome) -> Check:
-    """The guards ran; none says that speculation was off or that outputs differ."""
+    """The guards ran, and none says what is false of these servers."""
     codes = sorted({finding["code"] for finding in all_findings(outcome)})
-    bad = {"not-speculating", "plain-speculates", "output-differs"} & set(codes)
+    bad = WRONG & set(codes)
     return Check(name="guards", holds=not bad, seen=", ".join(codes) or "nothing to say")
 
 

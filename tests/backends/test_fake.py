@@ -152,6 +152,17 @@ def test_a_prompt_asked_again_is_another_draw() -> None:
     assert times(first)[0] - first.arrived != times(second)[0] - second.arrived
 
 
+def test_the_same_experiment_gives_the_same_numbers() -> None:
+    script = FakeScript(
+        k=3, rates=(0.8, 0.5, 0.2), jitter=0.3, step_jitter=0.2, row_s=1e-4, knee=20, max_running=30, dies_at_s=2.0
+    )
+    bodies = [body(str(i), tokens=50 + i) for i in range(300)]
+    first, second = (ask_many(script, *bodies, gap_s=0.004) for _ in range(2))
+    assert first[1].engine.served == second[1].engine.served
+    assert [str(each) for each in first[0]] == [str(each) for each in second[0]]
+    assert {served.outcome for served in first[1].engine.served} == {"length", "abort"}
+
+
 def test_drift_makes_everything_slower_with_time() -> None:
     early, late = ask_many(replace(PLAIN, drift_per_s=0.01), body(), body(), gap_s=100)[1].engine.served
     assert times(early)[0] == 0.5

@@ -39,3 +39,8 @@ def test_capture_sizes_are_ascending_and_none_stands_for_the_default():
     assert config.cudagraph_capture_sizes == (1, 8)
     assert config.quantization is None
     assert EngineConfig.from_settings(model="m").cudagraph_capture_sizes is None
+
+
+def test_sizes_for_graphs_that_are_switched_off_are_refused() -> None:
+    with pytest.raises(InvalidSetup, match="cudagraph_capture_sizes: says for which batches"):
+        EngineConfig.from_settings(enforce_eager=True, cudagraph_capture_sizes=[1, 2])

@@ -9,7 +9,7 @@ import pytest
 from draftwise.measure.device_state import read_cpu_state, read_device_state, read_gpu_states
 
 HERTZ = os.sysconf("SC_CLK_TCK")
-GB200 = "0, 1980, 1980, 47, 402.25, 700.00"
+READING = "0, 1980, 1980, 47, 402.25, 700.00"
 WriteTool = Callable[[str], None]
 
 
@@ -92,7 +92,7 @@ def write_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WriteTool:
 
 
 def test_a_new_driver(write_tool: WriteTool) -> None:
-    write_tool(f"echo '{GB200}, 0x0000000000000024, 1500000, 0, 0, 250000'")
+    write_tool(f"echo '{READING}, 0x0000000000000024, 1500000, 0, 0, 250000'")
     (gpu,) = read_gpu_states()
     assert (gpu["sm_mhz"], gpu["sm_max_mhz"], gpu["temperature_c"], gpu["power_w"]) == (1980, 1980, 47, 402.25)
     assert gpu["reasons"] == ["sw_power_cap", "sw_thermal_slowdown"]
@@ -103,12 +103,12 @@ def test_a_new_driver(write_tool: WriteTool) -> None:
 def test_an_old_driver_refuses_what_it_does_not_know(write_tool: WriteTool) -> None:
     write_tool(
         'case "$1" in *event_reasons*) echo \'Field "x" is not a valid field to query.\'; exit 2;; esac\n'
-        f"echo '{GB200}, 0x0000000000000001'\necho '1, [N/A], 1980, 47, [Not Supported], 700.00, Not Active'"
+        f"echo '{READING}, 0x0000000000000001'\necho '1, [N/A], 1980, 47, [Not Supported], 700.00, Not Active'"
     )
     first, second = read_gpu_states()
     assert first["reasons"] == ["gpu_idle"]
     assert "limited_s" not in first
-    assert set(second) == {"index", "sm_max_mhz", "temperature_c", "power_limit_w"}
+    assert set(second) == {"index", "sm_max_mhz", "temperature_c", "power_limit_w", "read_s"}
 
 
 @pytest.mark.parametrize("body", ["echo 'NVIDIA-SMI has failed'; exit 9", "exit 0"])
@@ -130,7 +130,7 @@ def test_without_the_tool_there_is_no_gpu(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_gpus_are_asked_only_when_wanted(write_tool: WriteTool) -> None:
-    write_tool(f"echo '{GB200}, 0x0'")
+    write_tool(f"echo '{READING}, 0x0'")
     assert "gpus" not in read_device_state(gpus=False)
     assert read_device_state()["gpus"][0]["reasons"] == []
     assert read_device_state()["monotonic_s"] >= 0

@@ -63,6 +63,17 @@ def test_late_readings_are_a_share_of_the_gaps(good: Run, delay_s: float, found:
     assert graded(with_health(good, loop_delay_p99_s=delay_s)) == found
 
 
+def test_arrivals_that_the_kernel_times_are_not_read_late(good: Run) -> None:
+    """Only chunks that come closer together than the loop looks are merged."""
+    linux = replace(good, context={**good.context, "software": {"os": "Linux-6.8-x86_64"}})
+    assert codes(with_health(linux, loop_delay_p99_s=0.002)) == set()
+    assert graded(with_health(linux, loop_delay_p99_s=0.005)) == {"client-reads-late": Severity.WARNING}
+    assert graded(with_health(linux, loop_delay_p99_s=0.050)) == {"client-reads-late": Severity.ERROR}
+    arms = tuple(replace(arm, url="https://far.example") for arm in good.plan.arms[:1]) + good.plan.arms[1:]
+    behind_tls = replace(linux, plan=replace(linux.plan, arms=arms))
+    assert graded(with_health(behind_tls, loop_delay_p99_s=0.002)) == {"client-reads-late": Severity.WARNING}
+
+
 def test_the_numbers_are_in_the_message(good: Run) -> None:
     message = findings(with_health(good, loop_delay_p99_s=0.002))["client-reads-late"].message
     assert "up to 2.0 ms late" in message

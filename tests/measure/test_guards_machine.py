@@ -18,12 +18,15 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def with_device(run: Run, make: Callable[[int, Window], Device]) -> Run:
-    """Return the run with a machine's state after each turn, turns being 1 s apart."""
+    """Return the run with a machine's state after each turn of 1 s."""
     number = {window.turn: n for n, window in enumerate(run.windows)}
 
     def change(window: Window) -> Window:
         n = number[window.turn]
-        return replace(window, device={"monotonic_s": 1000.0 + n, **make(n, window)})
+        device = {"monotonic_s": 1000.0 + n, **make(n, window)}
+        for each in device.get("gpus", ()):
+            each.setdefault("read_s", 1000.0 + n)
+        return replace(window, device=device, wall_s=1.0)
 
     return bend_windows(run, change)
 
@@ -63,7 +66,7 @@ def test_a_machine_that_serves_its_own_run(good: Run) -> None:
         ("cpu-quota", lambda n: cpu(quota_stopped_s=0.05 * n), "0.05 s in every second"),
         ("cpu-throttled", lambda n: cpu(thermal_stops=3 + (n > 20)), "1 times"),
         ("gpu-throttled", lambda n: gpu(limited_s={"hw_thermal_slowdown": 0.03 * n}), "3.0% of the time"),
-        ("gpu-throttled", lambda n: gpu(reasons=["hw_slowdown"] if n % 12 == 0 else []), "after 4 of 48 turns"),
+        ("gpu-throttled", lambda n: gpu(reasons=["hw_slowdown"] if n % 12 == 0 else []), "at 4 of 48 readings"),
         ("clock-fell", lambda n: gpu(sm_mhz=1980 - 8 * n), "GPU clock fell"),
         ("clock-fell", lambda n: cpu(mhz=3400 if n < 24 else 2600), "from 3400 to 2600 MHz"),
     ],
@@ -83,7 +86,21 @@ def test_the_power_limit_is_part_of_the_truth(good: Run) -> None:
         capped[window.turn] = total
     run = with_device(good, lambda _, window: gpu(limited_s={"sw_power_cap": capped[window.turn]}))
     assert graded(run) == {"gpu-power-capped": Severity.INFO}
-    assert "candidate 1 50%, plain 0%" in findings(run)["gpu-power-capped"].message
+    assert "(candidate 1 50%, plain 0%)" in findings(run)["gpu-power-capped"].message
+
+
+def test_gpus_that_are_not_asked_after_every_turn(good: Run) -> None:
+    """The same reading stays for four turns, so that nobody knows which arm it was."""
+    run = with_device(good, lambda n, _: gpu(limited_s={"sw_power_cap": 0.5 * (n // 4 * 4)}, read_s=float(n // 4 * 4)))
+    assert graded(run) == {"gpu-power-capped": Severity.INFO}
+    assert "power limit for 50% of the time: its clock" in findings(run)["gpu-power-capped"].message
+
+
+def test_what_a_gpu_did_between_two_sessions_is_not_asked(good: Run) -> None:
+    run = with_device(
+        good, lambda n, _: gpu(limited_s={"hw_thermal_slowdown": 3e3 * (n >= 24)}, read_s=n + 9e3 * (n >= 24))
+    )
+    assert codes(run) == set()
 
 
 def test_an_idle_gpu_is_not_a_slow_one(good: Run) -> None:

@@ -55,6 +55,7 @@ class Connection:
         self._reply: Reply | None = None
         self._ended: asyncio.Future[str | None] | None = None
         self._heard = 0.0
+        self._watch: asyncio.TimerHandle | None = None
         self.is_open = True
 
     async def ask(self, request: bytes, pieces: list[Piece]) -> Exchange:
@@ -65,7 +66,7 @@ class Connection:
         """
         loop = asyncio.get_running_loop()
         self._reply, self._ended = reply, ended = Reply(pieces), loop.create_future()
-        watch = loop.call_later(self._silence_s, self._check_silence)
+        self._watch = loop.call_later(self._silence_s, self._check_silence)
         sent = self._heard = self._now()
         try:
             await self._send(request)
@@ -75,7 +76,7 @@ class Connection:
             self.close()
             raise
         finally:
-            watch.cancel()
+            self._watch.cancel()
             self._reply = self._ended = None
             reply.release()
         if not reply.keep_alive:
@@ -130,8 +131,8 @@ class Connection:
         quiet = self._now() - self._heard
         if quiet >= self._silence_s:
             self._lose(f"no byte for {self._silence_s:.0f} s")
-        elif self._ended is not None and not self._ended.done():
-            asyncio.get_running_loop().call_later(self._silence_s - quiet, self._check_silence)
+        else:
+            self._watch = asyncio.get_running_loop().call_later(self._silence_s - quiet, self._check_silence)
 
 
 class PlainConnection(Connection):

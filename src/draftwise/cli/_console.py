@@ -118,7 +118,7 @@ def show_decision(console: Console, decision: Decision) -> None:
     console.print(Text(decision.sentence, style="bold"), soft_wrap=True)
     for rule in decision.rollback:
         console.print(Text(rule, style="dim"), soft_wrap=True)
-    for schedule in decision.schedules:
+    for schedule in dict.fromkeys(decision.schedules):
         console.print(f"Schedule by batch size, to paste: {schedule}", markup=False, highlight=False, soft_wrap=True)
     for missing in decision.unmeasured:
         console.print(Text(f"Not measured: {missing}", style="yellow"), soft_wrap=True)

@@ -18,7 +18,7 @@ _PHASE = re.compile(r"(?:(?P<duration>[\d.]+)s:)?(?P<start>[\d.]+)(?:-(?P<end>[\
 _PHASE_HELP = "is not like '60s:1-8/s,30s:20/s' (seconds, then requests per second; the last part may have no end)"
 
 
-class Numbers(click.ParamType[tuple[float, ...]]):
+class Numbers(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.4 on
     """One number, or several with commas between them."""
 
     name = "numbers"
@@ -41,7 +41,7 @@ class Numbers(click.ParamType[tuple[float, ...]]):
         return numbers
 
 
-class Phases(click.ParamType[tuple[Phase, ...]]):
+class Phases(click.ParamType):  # type: ignore[type-arg]
     """Stretches of rising, falling or steady arrival rates."""
 
     name = "phases"

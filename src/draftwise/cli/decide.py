@@ -34,6 +34,7 @@ from draftwise.measure.launch import (
     name_arms,
     parse_candidate,
 )
+from draftwise.measure.load.loop import precise_loop
 from draftwise.measure.prompts import BUNDLED, check_workloads, find_tokens, load_workloads, profile_workload
 from draftwise.measure.report import write_report
 from draftwise.measure.run_directory import RunDirectory
@@ -163,7 +164,8 @@ def _measure(session: Session) -> BaseException | None:
         await session.run()
 
     try:
-        asyncio.run(run())
+        with asyncio.Runner(loop_factory=precise_loop) as runner:
+            runner.run(run())
     except (KeyboardInterrupt, asyncio.CancelledError, BackendError, StorageError) as error:
         return error
     return None

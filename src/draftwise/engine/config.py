@@ -121,6 +121,9 @@ def _check_values(settings: Mapping[str, Any]) -> Iterator[Finding]:
             allows, what = _RULES[name]
             if not allows(value):
                 yield _error("bad-value", name, f"must be {what}, got {value!r}.")
+    if settings.get("enforce_eager") is True and settings.get("cudagraph_capture_sizes") is not None:
+        message = "says for which batches graphs are captured, and enforce_eager that there are none."
+        yield _error("conflicting-settings", "cudagraph_capture_sizes", message, "Leave one of them out.")
 
 
 _TYPES = {"int": (int,), "bool": (bool,), "str": (str,)}

@@ -190,8 +190,11 @@ def _too_small(
     )
     needed = per_sequence * page_bytes
     if memory is None:
-        fix = f"Give at least {needed} bytes, or lower max_model_len to {pages * config.block_size}."
-        return InvalidSetup.because("kv-cache-too-small", message, where="kv_cache_memory_bytes", fix=fix)
+        blocks = config.num_gpu_blocks_override is not None
+        least = f"{per_sequence} blocks" if blocks else f"{needed} bytes"
+        where = "num_gpu_blocks_override" if blocks else "kv_cache_memory_bytes"
+        fix = f"Give at least {least}, or lower max_model_len to {pages * config.block_size}."
+        return InvalidSetup.because("kv-cache-too-small", message, where=where, fix=fix)
     share = memory.share_for(needed + 2 * page_bytes)  # the scratch page, and one that rounding may take
     ways = [f"raise gpu_memory_utilization to {share:.2f}"] if share and share > memory.share else []
     ways += [f"lower max_model_len to {pages * config.block_size}"] if pages else []

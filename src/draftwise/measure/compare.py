@@ -48,10 +48,20 @@ def compare_along_loads(
     drafts = [_describe(run, case, thresholds) for case in cases]
     adjusted, sizes = _adjust([draft for draft, _ in drafts])
     comparisons = (
-        _conclude(replace(draft, adjusted_p=p), case, [*findings, *of_run], thresholds, size)
+        _conclude(
+            replace(draft, adjusted_p=p), case, [*findings, *_of_members(draft, drafts), *of_run], thresholds, size
+        )
         for case, (draft, findings), p, size in zip(cases, drafts, adjusted, sizes, strict=True)
     )
     return tuple(comparisons), gather((case.cell, case.found) for case in cases)
+
+
+def _of_members(draft: Comparison, drafts: Sequence[tuple[Comparison, list[Finding]]]) -> Iterator[Finding]:
+    """Yield what was found about the rows that a pooled row pools: what blocks a part blocks the whole."""
+    if draft.workload == ALL:
+        for member, findings in drafts:
+            if member.workload != ALL and (member.condition, member.candidate) == (draft.condition, draft.candidate):
+                yield from findings
 
 
 def _adjust(drafts: Sequence[Comparison]) -> tuple[list[float | None], list[int]]:

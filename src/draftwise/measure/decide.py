@@ -43,7 +43,7 @@ def decide(run: Run) -> Decision:
         missing_context=find_missing(run.plan, run.context),
         crossovers=crossovers,
         bands=bands,
-        schedules=tuple(proposal.spec.to_json() for proposal in propose_schedules(run, bands)),
+        schedules=tuple(dict.fromkeys(proposal.spec.to_json() for proposal in propose_schedules(run, bands))),
         scope=describe_scope(run),
         unmeasured=find_unmeasured(run),
     )

@@ -157,18 +157,19 @@ def read_gpu_states() -> list[dict[str, Any]]:
     """Return a row per NVIDIA GPU, none where the driver's tool is absent, fails or hangs.
 
     `sm_mhz` and `sm_max_mhz` are clocks, `reasons` what limits the clock at this moment, `limited_s` for how long each
-    reason has limited it since the driver was loaded (newer drivers only).
+    reason has limited it since the driver was loaded (newer drivers only), `read_s` the monotonic time of the reading.
     """
     tool = shutil.which("nvidia-smi")
     for fields in _DIALECTS if tool else ():
         command = [str(tool), f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
+        read_s = time.monotonic()
         try:
             answer = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
         except (OSError, subprocess.TimeoutExpired):
             return []
         if answer.returncode == 0:
             rows = (dict(zip(fields, map(str.strip, line.split(",")), strict=False)) for line in _lines(answer.stdout))
-            return [_gpu(row) for row in rows]
+            return [_gpu(row) | {"read_s": read_s} for row in rows]
     return []
 
 

@@ -13,6 +13,7 @@ from draftwise.measure.tables import (
     Repeated,
     band_rows,
     context_rows,
+    crossover_rows,
     group_findings,
     in_order,
     make_grids,
@@ -77,6 +78,9 @@ def _parts(found: Conclusions, room: int) -> Iterator[str]:
         yield _numbers(decision.comparisons, room)
     if decision.bands:
         yield _list([f"{name}: {text}" for name, text in band_rows(decision.bands)], room)
+    if rows := crossover_rows(decision.crossovers):
+        header = ("workload · candidate", "stops paying at", "95 % interval", "adopted up to", "unit")
+        yield fold("Where each candidate stops paying", _cut(header, rows, room))
     yield from (f"```\n--speculative-config '{each}'\n```" for each in list(dict.fromkeys(decision.schedules))[:room])
     if decision.rollback:
         yield _list(decision.rollback, room)

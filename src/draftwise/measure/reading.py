@@ -50,7 +50,10 @@ class Reading:
             self.error = _message(_parse(body)) if body.strip() else f"HTTP status {self._exchange.status}"
             return
         for number, (time, payload) in enumerate(_events(received), start=1):
-            self._add(time, _parse(payload))
+            try:
+                self._add(time, _parse(payload))
+            except (AttributeError, TypeError, ValueError, KeyError):
+                self.error = f"an event that is none of the API's: {payload.decode(errors='replace')[:200]}"
             if number % _EVENTS_PER_STEP == 0:
                 yield
         self._settle()

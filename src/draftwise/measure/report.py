@@ -19,7 +19,15 @@ from draftwise.measure.plots import LOSSES, VERDICT_COLOURS, draw_plots
 from draftwise.measure.run_directory import RunDirectory
 from draftwise.measure.statistics import CONFIDENCE
 from draftwise.measure.summary import summarise
-from draftwise.measure.tables import band_rows, context_rows, group_findings, in_order, make_grids, name_of
+from draftwise.measure.tables import (
+    band_rows,
+    context_rows,
+    crossover_rows,
+    group_findings,
+    in_order,
+    make_grids,
+    name_of,
+)
 from draftwise.measure.verdict import deciding
 
 __all__ = ["render_page", "write_conclusions", "write_report"]
@@ -64,6 +72,7 @@ def render_page(found: Conclusions) -> str:
         comparisons=in_order(decision.comparisons),
         conditions=list(dict.fromkeys(each.condition.label for each in decision.comparisons)),
         bands=band_rows(decision.bands),
+        crossovers=crossover_rows(decision.crossovers),
         schedules=list(dict.fromkeys(decision.schedules)),
         grids=make_grids(decision.comparisons),
         findings=group_findings(decision),

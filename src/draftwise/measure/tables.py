@@ -7,11 +7,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from draftwise.core import Band, Comparison, Decision, Finding, Run, Severity
+from draftwise.core import Band, Comparison, Crossover, Decision, Finding, Run, Severity
 from draftwise.measure.axis import UNITS, format_load, place_on_axis
 from draftwise.measure.cell import ALL
 
-__all__ = ["Grid", "Repeated", "band_rows", "context_rows", "group_findings", "in_order", "make_grids", "name_of"]
+__all__ = [
+    "Grid",
+    "Repeated",
+    "band_rows",
+    "context_rows",
+    "crossover_rows",
+    "group_findings",
+    "in_order",
+    "make_grids",
+    "name_of",
+]
 
 _ORDER = {Severity.ERROR: 0, Severity.WARNING: 1, Severity.INFO: 2}
 
@@ -98,7 +108,7 @@ def band_rows(bands: Iterable[Band]) -> list[tuple[str, str]]:
         sweeps.setdefault((band.workload, band.temperature, band.axis), []).append(band)
     return [
         (
-            name_of(workload) + (f" · T={temperature:g}" if temperature else ""),
+            _with_temperature(workload, temperature),
             "; ".join(f"{_stretch(band)}: {band.setting}" for band in group) + f" ({UNITS[axis]})",
         )
         for (workload, temperature, axis), group in sweeps.items()
@@ -110,6 +120,22 @@ def _stretch(band: Band) -> str:
     if math.isinf(band.up_to):
         return f"above {above}" if band.above else "at every load measured"
     return f"{above} to {up_to}" if band.above else f"up to {up_to}"
+
+
+def crossover_rows(crossovers: Iterable[Crossover]) -> list[tuple[str, str, str, str, str]]:
+    """Return where each candidate stops paying: place, load, interval, largest load that is adopted, unit."""
+    rows = []
+    for each in crossovers:
+        place = f"{_with_temperature(each.workload, each.temperature)} · {each.candidate}"
+        ends = ("∞" if math.isinf(end) else format_load(end, each.axis) for end in (each.low, each.high))
+        value = "beyond what was measured" if each.value is None else format_load(each.value, each.axis)
+        below = "-" if each.adopt_below is None else format_load(each.adopt_below, each.axis)
+        rows.append((place, value, " - ".join(ends), below, UNITS[each.axis]))
+    return rows
+
+
+def _with_temperature(workload: str, temperature: float) -> str:
+    return name_of(workload) + (f" · T={temperature:g}" if temperature else "")
 
 
 def context_rows(run: Run) -> list[tuple[str, str]]:

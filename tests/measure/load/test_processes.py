@@ -52,9 +52,10 @@ def test_a_crew_sends_what_one_process_would_turn_after_turn() -> None:
         await _come_to_rest(backend)
         with pytest.raises(InvalidSetup, match="arrival time"):
             await crew.drive(make_turn(Replay(), 2), seed=1, on_answer=answers.append)
-        fewer: list[Answer] = []
-        await crew.drive(make_turn(ClosedLoop(concurrency=2), 1), seed=1, on_answer=fewer.append)
-        assert sum(answer.measured for answer in fewer) == 1, "one process had nothing to measure"
+        for streams, count in ((2, 1), (1, 3)):
+            fewer: list[Answer] = []
+            await crew.drive(make_turn(ClosedLoop(concurrency=streams), count), seed=1, on_answer=fewer.append)
+            assert sum(answer.measured for answer in fewer) == count, "one process had no request or no stream"
 
     asyncio.run(with_crew(SCRIPT, 2, work))
 

@@ -146,7 +146,8 @@ def test_a_chat_that_ends_with_the_answer_is_asked_without_it(tmp_path: Path) ->
 
 def test_helicones_csv_is_read_as_its_json(tmp_path: Path) -> None:
     path = tmp_path / "export.csv"
-    body = json.dumps(ASK).replace('"', '""')
+    long = {**ASK, "messages": [{"role": "user", "content": "x" * 200_000}]}
+    body = json.dumps(long).replace('"', '""')
     path.write_text(
         "response_id,response_status,request_created_at,request_body,completion_tokens\n"
         f'r1,200,2023-11-14 22:13:20,"{body}",17\nr2,500,2023-11-14 22:13:21,"{body}",\n'

@@ -70,6 +70,13 @@ def test_equal_hash_ids_are_equal_texts(tmp_path: Path) -> None:
     assert "equal hash_ids are equal texts" in workload.description
 
 
+@pytest.mark.parametrize("unit", [1e3, 1e6, 1e9])
+def test_epoch_times_are_told_by_their_size(tmp_path: Path, unit: float) -> None:
+    rows = [{"created_time": int((1.7e9 + at) * unit), "input_tokens": 9, "output_tokens": 9} for at in (0, 2)]
+    path = write(tmp_path, "\n".join(map(json.dumps, rows)), "mooncake.jsonl")
+    assert [prompt.arrival_s for prompt in load_workload(path).prompts] == [0.0, 2.0]
+
+
 def test_the_same_seed_gives_the_same_texts_and_another_one_others(tmp_path: Path) -> None:
     path = write(tmp_path, AZURE)
     assert load_workload(path).sha256 == load_workload(path).sha256 != load_workload(f"{path}#seed=1").sha256
@@ -79,6 +86,10 @@ def test_options_cut_a_trace_before_its_texts_are_made(tmp_path: Path) -> None:
     path = write(tmp_path, AZURE)
     (short,) = load_workload(f"trace:{path}#prompt=0-100,source=prose,form=chat").prompts
     assert (short.max_tokens, short.messages[0]["role"], short.arrival_s) == (10, "user", 0.0)
+    # By the recorded lengths, whose texts may come out a token shorter or longer.
+    assert len(load_workload(f"{path}#prompt=48-375").prompts) == 2
+    with pytest.raises(InvalidSetup, match=r"holds no prompt \(2 rows with prompts of other lengths\)"):
+        load_workload(f"{path}#prompt=49-374")
     (first,) = load_workload(f"{path}#n=1").prompts
     assert first.max_tokens == 44
 
@@ -98,6 +109,12 @@ def test_a_wrong_trace_is_explained(tmp_path: Path, text: str, words: str) -> No
     with pytest.raises(InvalidSetup) as caught:
         load_workload(f"trace:{write(tmp_path, text)}")
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("option", ["turns=all", "sample=3"])
+def test_options_of_logs_are_refused_for_a_trace(tmp_path: Path, option: str) -> None:
+    with pytest.raises(InvalidSetup, match="is no option of a trace workload"):
+        load_workload(f"{write(tmp_path, AZURE)}#{option}")
 
 
 def test_all_faults_of_a_trace_are_named_at_once(tmp_path: Path) -> None:

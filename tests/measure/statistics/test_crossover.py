@@ -118,8 +118,28 @@ def test_bisection_finds_it() -> None:
     assert np.mean([len(points) for points in found]) < 8
 
 
-def test_what_prompts_have_in_common_widens_the_interval() -> None:
-    points = search(np.random.default_rng(1))
-    apart = [LoadPoint(load=p.load, estimate=Estimate(log=p.estimate.log, spread=p.estimate.spread)) for p in points]
-    common, alone = find_crossing(points), find_crossing(apart)
-    assert common.high / common.low > 1.05 * alone.high / alone.low
+def test_what_prompts_have_in_common_does_not_average_out() -> None:
+    """Half-way between two loads, errors of their own count 1/sqrt(2), errors that both share count in full."""
+    gains = np.random.default_rng(0).normal(0, 0.2, 50)
+    gains -= gains.mean()
+    spread = Spread(variance=gains.var(ddof=1) / 50, degrees=49, lasting=0.0, num_prompts=50, num_pairs=250)
+
+    def measured(load: float, log: float, *, named: bool) -> LoadPoint:
+        by_prompt = dict(enumerate(log + gains)) if named else {}
+        return LoadPoint(load=load, estimate=Estimate(log=log, spread=spread, log_by_prompt=by_prompt))
+
+    common, alone = (
+        find_crossing([measured(18, 0.2, named=named), measured(22, -0.2, named=named)]) for named in (True, False)
+    )
+    ratio = math.log(common.high / common.low) / math.log(alone.high / alone.low)
+    assert ratio == pytest.approx(math.sqrt(2), rel=0.1)
+
+
+def test_it_stops_where_prompts_are_what_is_missing() -> None:
+    """All loads have the same unlucky prompts: no further load can tell."""
+    rng, machine = np.random.default_rng(1), Machine(prompts=12, gain=0.2, noise=0.001, turn=0.001, stalls=0)
+    gains_P = machine.gains(rng)
+    points = [measure(rng, load, machine, gains_P) for load in (1, 8, 16, 24, 32, 64)]
+    crossing = find_crossing(points)
+    assert crossing.high / crossing.low > 1.25
+    assert next_load(points) is None

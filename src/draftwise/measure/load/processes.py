@@ -91,9 +91,11 @@ class Crew:
             await self._start()
         began = self._backend.now() + _HEAD_START_S
         try:
-            self._busy = set(self._hands)
-            for number, hand in enumerate(self._hands):
-                share = Share(number=number, of=self._processes)
+            # (A process without a stream would have nobody to send its share.)
+            hands = self._hands[: turn.condition.concurrency]
+            self._busy = set(hands)
+            for number, hand in enumerate(hands):
+                share = Share(number=number, of=len(hands))
                 hand.pipe.send(Job(turn=turn, seed=seed, began=began, share=share))
             return await self._attend(on_answer)
         except BaseException:
@@ -133,7 +135,7 @@ class Crew:
 
     async def _attend(self, on_answer: Callable[[Answer], None]) -> ClientHealth:
         """Take in what the processes say until all have done their share."""
-        measuring, healths, failures = set(self._hands), list[ClientHealth](), list[Failure]()
+        measuring, healths, failures = set(self._busy), list[ClientHealth](), list[Failure]()
         while self._busy:
             hand, word = await self._heard.get()
             if isinstance(word, Answer):

@@ -6,11 +6,12 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import chain, cycle, islice
 
 from draftwise.measure.client import Sending
 from draftwise.measure.schedule import Turn
 
-__all__ = ["at", "lead_in", "measured", "unmeasured"]
+__all__ = ["at", "measured", "unmeasured"]
 
 
 def measured(turn: Turn) -> Iterator[Sending]:
@@ -20,26 +21,25 @@ def measured(turn: Turn) -> Iterator[Sending]:
         yield Sending(turn=turn, prompt=prompt, copy=copy)
 
 
-def unmeasured(turn: Turn) -> Iterator[Sending]:
-    """Yield requests that only keep the load up, without end.
+def unmeasured(turn: Turn, streams: int = 0) -> Iterator[Sending]:
+    """Yield requests that only keep the load up, without end, under copies that no measured request has.
 
-    They go through the turn's prompts again, from the last one on, under copies that no measured request has.
+    The first ones are the lead-ins of so many streams; they take the prompts that are measured last. Fillers take
+    those that were measured first: what a server remembers of them has no measured request to help any more.
     """
     used: Counter[str] = Counter()
     for sending in measured(turn):
         used[sending.prompt.id] = max(used[sending.prompt.id], sending.copy + 1)
-    while True:
-        for prompt in reversed(turn.prompts):
-            yield Sending(turn=turn, prompt=prompt, copy=used[prompt.id], measured=False)
-            used[prompt.id] += 1
+    prompts = chain(islice(cycle(reversed(turn.prompts)), streams), cycle(turn.prompts))
+    for number, prompt in enumerate(prompts):
+        sending = Sending(turn=turn, prompt=prompt, copy=used[prompt.id], measured=False)
+        yield _cut(sending, (number + 1) / streams) if number < streams else sending
+        used[prompt.id] += 1
 
 
-def lead_in(sending: Sending, number: int, streams: int) -> Sending:
-    """Return the first request of stream `number`, cut so that the streams end one after another.
-
-    Streams that begin together would go through their answers in step, which no real load does.
-    """
-    tokens = max(1, math.ceil(sending.prompt.max_tokens * (number + 1) / streams))
+def _cut(sending: Sending, share: float) -> Sending:
+    """Return a lead-in of a length of its own: streams that begin together would stay in step, as no real load does."""
+    tokens = max(1, math.ceil(sending.prompt.max_tokens * share))
     return replace(sending, prompt=replace(sending.prompt, max_tokens=tokens))
 
 

@@ -14,7 +14,7 @@ from draftwise.measure.client import Client, Sending
 from draftwise.measure.load.arrivals import arrival_times, replay_times
 from draftwise.measure.load.desk import Desk
 from draftwise.measure.load.health import HealthWatch
-from draftwise.measure.load.sendings import at, lead_in, measured, unmeasured
+from draftwise.measure.load.sendings import at, measured, unmeasured
 from draftwise.measure.schedule import Turn
 
 __all__ = ["Share", "Traffic"]
@@ -85,21 +85,25 @@ class Traffic:
         load = self._turn.condition.load
         async with asyncio.TaskGroup() as group:
             if isinstance(load, ClosedLoop):
-                tasks = self._open_streams(load.concurrency, group)
+                tasks = await self._open_streams(load.concurrency, group)
             else:
                 tasks = [group.create_task(self._send_in_time(self._timed(load), group))]
             await self._over.wait()
             for task in tasks:
                 task.cancel()
 
-    def _open_streams(self, streams: int, group: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
+    async def _open_streams(self, streams: int, group: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
         """Keep so many requests in flight whenever a measured one is: lead-ins before, fillers behind."""
-        to_measure, others = self._share.part(measured(self._turn)), self._share.part(unmeasured(self._turn))
-        if streams == 1:
-            return [group.create_task(self._stream(to_measure, others))]
-        numbers = range(self._share.number, streams, self._share.of)
-        first = [lead_in(next(others), number, streams) for number in numbers]
-        return [group.create_task(self._stream(chain((sending,), to_measure), others)) for sending in first]
+        lead_ins = streams if streams > 1 else 0
+        others = unmeasured(self._turn, lead_ins)
+        first: list[Sending | None] = [*islice(others, lead_ins)] or [None]
+        to_measure, fillers = self._share.part(measured(self._turn)), self._share.part(others)
+        tasks = []
+        for lead_in in self._share.part(iter(first)):
+            sendings = to_measure if lead_in is None else chain((lead_in,), to_measure)
+            tasks.append(group.create_task(self._stream(sendings, fillers)))
+            await asyncio.sleep(0)  # thousands of connections made in one go would keep answers waiting
+        return tasks
 
     async def _stream(self, sendings: Iterator[Sending], fillers: Iterator[Sending]) -> None:
         """Send one request after the other."""

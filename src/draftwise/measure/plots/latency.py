@@ -93,7 +93,7 @@ def draw_pareto(material: Material, sweeps: Sequence[Sweep]) -> Figure:
                 if row.throughput is not None and (tpots := row.percentiles_ms["tpot"]) and tpots[_P50] > 0
             ]
             axes.plot([x for _, x, _ in found], [y for _, _, y in found], label=arm, **material.styles[arm].of_line)
-            for load, x, y in (found[0], found[-1]) if found else ():
+            for load, x, y in found if arm == material.arms[0] else ():
                 axes.annotate(f"{load:g}", (x, y), xytext=(3, 3), textcoords="offset points", fontsize=7)
         axes.set_xlim(left=0)
         axes.set_ylim(bottom=0)

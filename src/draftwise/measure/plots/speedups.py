@@ -16,6 +16,9 @@ from draftwise.plan.drawing import INK, PLAIN
 
 __all__ = ["draw_crossovers", "draw_speedups"]
 
+_FEW = 3
+"""Crossovers in a panel up to which their intervals are drawn; a table has them all."""
+
 
 def draw_crossovers(material: Material) -> Figure:
     """Draw, per workload and temperature, the deciding ratio of every candidate against the load."""
@@ -35,6 +38,7 @@ def draw_crossovers(material: Material) -> Figure:
 
 def _draw_sweep(axes: Axes, material: Material, sweep: Sweep) -> None:
     margin = material.conclusions.thresholds.margin
+    alpha = 0.18 if len(material.arms) - 1 <= _FEW else 0.08
     axes.axhline(1, color=INK, linewidth=0.8)
     axes.axhspan(1 - margin, 1 + margin, color=PLAIN, alpha=0.2, linewidth=0)
     for arm in material.arms[1:]:
@@ -47,39 +51,35 @@ def _draw_sweep(axes: Axes, material: Material, sweep: Sweep) -> None:
         loads = [load for load, _ in found]
         axes.plot(loads, [ratio.value for _, ratio in found], label=arm, **style.of_line)
         highs = [min(ratio.high, 9 * ratio.value) for _, ratio in found]
-        axes.fill_between(loads, [ratio.low for _, ratio in found], highs, color=style.colour, alpha=0.18, linewidth=0)
-    for i, crossover in enumerate(_crossovers_of(material, sweep)):
-        _mark(axes, crossover, material.styles[crossover.candidate], sweep.loads, i)
+        axes.fill_between(loads, [ratio.low for _, ratio in found], highs, color=style.colour, alpha=alpha, linewidth=0)
+    crossovers = _crossovers_of(material, sweep)
+    for i, crossover in enumerate(crossovers):
+        style = material.styles[crossover.candidate]
+        axes.plot(
+            crossover.value or 0.0, 1, "X", color=style.colour, markersize=8, markeredgecolor=INK, markeredgewidth=0.6
+        )
+        if len(crossovers) <= _FEW:
+            _mark_interval(axes, crossover, style, sweep.loads, i)
     set_load_axis(axes, sweep.loads)
     # An interval without an end would otherwise squeeze all lines to the bottom.
     axes.set_ylim(0, 1.25 * max(1.0, *(deciding(each).ratio.value for each in material.comparisons.values())))
 
 
 def _crossovers_of(material: Material, sweep: Sweep) -> list[Crossover]:
+    every = material.conclusions.decision.crossovers
     place = (sweep.workload, sweep.temperature, sweep.axis)
-    return [
-        each
-        for each in material.conclusions.decision.crossovers
-        if (each.workload, each.temperature, each.axis) == place
-    ]
+    return [e for e in every if (e.workload, e.temperature, e.axis) == place and e.value is not None]
 
 
-def _mark(axes: Axes, crossover: Crossover, style: Style, loads: Sequence[float], index: int) -> None:
-    """Mark an estimated crossover on the line of no gain, and its interval below, cut at the loads measured."""
-    if crossover.value is None:
-        return
+def _mark_interval(axes: Axes, crossover: Crossover, style: Style, loads: Sequence[float], index: int) -> None:
+    """Draw the interval of a crossover near the bottom, cut at the loads measured, and its estimate in digits."""
+    value = crossover.value or 0.0
     ends = [min(max(end, loads[0]), loads[-1]) for end in (crossover.low, crossover.high)]
     height = 0.12 + 0.1 * index
     axes.plot(ends, [height, height], color=style.colour, linewidth=3, solid_capstyle="butt", alpha=0.5)
-    axes.plot([crossover.value] * 2, [height, 1], color=style.colour, linewidth=0.8, linestyle=":")
-    axes.plot(crossover.value, 1, "X", color=style.colour, markersize=8, markeredgecolor=INK, markeredgewidth=0.6)
-    axes.annotate(
-        format_load(crossover.value, crossover.axis),
-        (crossover.value, height),
-        xytext=(4, 2),
-        textcoords="offset points",
-        fontsize=8,
-    )
+    axes.plot([value] * 2, [height, 1], color=style.colour, linewidth=0.8, linestyle=":")
+    text = format_load(value, crossover.axis)
+    axes.annotate(text, (value, height), xytext=(4, 2), textcoords="offset points", fontsize=8)
 
 
 def draw_speedups(comparisons: Sequence[Comparison], margin: float) -> Figure:

@@ -30,7 +30,7 @@ _PANEL_HEIGHT = 2.5
 _MARKERS = ("o", "s", "D", "^", "v", "P")
 _LINES = ("-", "--", ":", "-.")
 _MOST_TICKS = 7
-_LEGEND_CHARACTERS = 95
+_LEGEND_CHARACTERS = 84
 """That fit in one line."""
 
 
@@ -87,7 +87,7 @@ def draw_panels(
     figure.supxlabel(xlabel, fontsize=10)
     figure.supylabel(ylabel, fontsize=10)
     if legend:
-        columns = max(1, min(len(legend), _LEGEND_CHARACTERS // (4 + max(map(len, legend)))))
+        columns = max(1, min(len(legend), _LEGEND_CHARACTERS // (6 + max(map(len, legend)))))
         figure.legend(list(legend.values()), list(legend), loc="outside upper center", ncols=columns)
     return figure
 

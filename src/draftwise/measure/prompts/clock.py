@@ -13,10 +13,11 @@ _UNITS = ((1e17, 1e9), (1e14, 1e6), (1e11, 1e3))
 """(smallest reading, readings a second): epoch times of our day in ns, us and ms; seconds have ten digits."""
 
 
-def to_seconds(value: Any) -> float | None:
-    """Return a time in seconds on one clock: a number (epoch in s, ms, us or ns, or seconds) or an ISO date.
+def to_seconds(value: Any, per_s: float = 1.0) -> float | None:
+    """Return a time in seconds on one clock: an ISO date, or a number; None where it is no time.
 
-    A date without a zone is taken as UTC. None where it is no time.
+    Numbers are epoch times in s, ms, us or ns, told by their size; smaller ones count from some beginning, `per_s` of
+    them a second. A date without a zone is taken as UTC.
     """
     if isinstance(value, bool) or value is None:
         return None
@@ -28,7 +29,7 @@ def to_seconds(value: Any) -> float | None:
         return _from_iso(value)
     if not math.isfinite(number):
         return None
-    return number / next((per_s for least, per_s in _UNITS if abs(number) >= least), 1)
+    return number / next((each for least, each in _UNITS if abs(number) >= least), per_s)
 
 
 def _from_iso(value: Any) -> float | None:

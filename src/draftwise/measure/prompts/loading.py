@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from importlib.resources import files
@@ -19,9 +19,9 @@ from draftwise.measure.prompts.lengths import Length, Tokens, find_tokens, parse
 from draftwise.measure.prompts.logged_prompts import LogReader
 from draftwise.measure.prompts.logs import SHAPES, find_logged
 from draftwise.measure.prompts.reshape import in_bucket, set_form, set_outputs, share_prefixes, split_by_length
-from draftwise.measure.prompts.rows import MAX_ROWS, read_rows
-from draftwise.measure.prompts.spec import BUNDLED, Kind, WorkloadSpec, parse_spec
-from draftwise.measure.prompts.texts import find_source
+from draftwise.measure.prompts.rows import MAX_ROWS, Row, read_rows
+from draftwise.measure.prompts.spec import BUNDLED, Kind, WorkloadSpec, check_options, parse_spec
+from draftwise.measure.prompts.texts import RANDOM, find_source
 from draftwise.measure.prompts.trace import TraceReader, find_format
 
 __all__ = ["load_workload", "load_workloads", "read_workload"]
@@ -29,6 +29,8 @@ __all__ = ["load_workload", "load_workloads", "read_workload"]
 _SYNTHETIC_PROMPTS = 128
 _SYNTHETIC_LENGTH = "512"
 _SYNTHETIC_OUTPUT = "128"
+_SOURCE = "code"
+_EXAMPLE = f'Each line: {{"id": "a1", "prompt": "def add(", "max_tokens": 128}}. {SHAPES}'
 
 
 def load_workload(text: str, *, max_tokens: int | None = None, tokenizer: Path | None = None) -> Workload:
@@ -62,9 +64,9 @@ def load_workloads(text: str, *, max_tokens: int | None = None, tokenizer: Path 
     tokens = find_tokens(spec.tokenizer, hint=tokenizer)
     notes: list[str] = []
     if spec.kind is Kind.SYNTHETIC:
-        prompts, is_random = _make(spec, tokens, notes), spec.source == "random"
+        prompts = _make(spec, tokens, notes)
     else:
-        prompts, is_random = _read(spec, tokens, notes, faults)
+        spec, prompts = _read(spec, tokens, notes, faults)
     prompts = _reshape(spec, prompts, tokens, notes)
     if max_tokens:
         prompts = tuple(replace(prompt, max_tokens=min(prompt.max_tokens, max_tokens)) for prompt in prompts)
@@ -73,7 +75,7 @@ def load_workloads(text: str, *, max_tokens: int | None = None, tokenizer: Path 
         name=spec.label,
         source=source,
         prompts=prompts,
-        random_tokens=is_random,
+        random_tokens=spec.source == RANDOM,
         description="; ".join(notes),
     )
     return _split(spec, whole, tokens)
@@ -91,7 +93,7 @@ def read_workload(file: Traversable, name: str = "", source: str = "") -> Worklo
 
 def _make(spec: WorkloadSpec, tokens: Tokens, notes: list[str]) -> tuple[Prompt, ...]:
     """Return prompts of stated lengths."""
-    source = find_source(spec.source or "code", tokens)
+    source = find_source(spec.source or _SOURCE, tokens)
     prompt = spec.prompt or parse_length(_SYNTHETIC_LENGTH)
     output = spec.output or parse_length(_SYNTHETIC_OUTPUT)
     rng = random.Random(f"{spec.seed}-prompts")
@@ -110,38 +112,48 @@ def _make(spec: WorkloadSpec, tokens: Tokens, notes: list[str]) -> tuple[Prompt,
     return set_outputs(tuple(made), length=output, force=None, seed=spec.seed)
 
 
-def _read(spec: WorkloadSpec, tokens: Tokens, notes: list[str], faults: Faults) -> tuple[tuple[Prompt, ...], bool]:
-    """Return the prompts of a file, and whether their texts are noise."""
+def _read(
+    spec: WorkloadSpec, tokens: Tokens, notes: list[str], faults: Faults
+) -> tuple[WorkloadSpec, tuple[Prompt, ...]]:
+    """Return what is read, now that it is known whether it is a trace, and its prompts."""
     file = _find_file(spec)
     most = max(MAX_ROWS, spec.n or 0, spec.sample or 0)
     table = read_rows(file, faults, most=most, seed=spec.seed, in_order=_is_recording)
+    if spec.kind is Kind.FILE:
+        is_trace = bool(table.rows) and find_format(table.rows[0].value) is not None
+        spec = replace(spec, kind=Kind.TRACE if is_trace else Kind.LOG)
+        check_options(spec.kind, spec.options, faults)
     notes += [table.note] if table.note else []
-    first = table.rows[0].value if table.rows else None
-    if spec.kind is Kind.TRACE or (spec.kind is Kind.FILE and find_format(first)):
-        if spec.turns or spec.sample:
-            faults.add("bad-option", "turns and sample do not apply to a trace.", spec.text)
-        source = find_source(spec.source or "code", tokens)
-        trace = TraceReader(source, bucket=spec.bucket, seed=spec.seed, faults=faults)
-        prompts, passed_over = trace.read(table.rows, file.name, most=spec.n), trace.passed_over
-        notes += [*trace.notes, source.note, tokens.note, "answers forced to the recorded lengths"]
-        is_random = source.is_random
-    else:
-        log = LogReader(turns=spec.turns, logged=spec.logged, tokens=tokens, faults=faults)
-        prompts, passed_over, is_random = log.read(table.rows, file.name), log.passed_over, False
-    notes += [f"{count} rows {reason}" for reason, count in passed_over.items()]
+    read = _read_trace if spec.kind is Kind.TRACE else _read_log
+    prompts, passed_over = read(spec, table.rows, file.name, tokens, notes, faults)
+    notes += _counts(passed_over)
     if not prompts and not faults:
-        faults.add("empty-workload", "holds no prompt" + _why(passed_over), file.name, _example(spec.kind))
+        reasons = ", ".join(_counts(passed_over))
+        text = f"holds no prompt ({reasons})." if reasons else "holds no prompt."
+        faults.add("empty-workload", text, file.name, "" if spec.kind is Kind.TRACE else _EXAMPLE)
     faults.raise_any()
-    return prompts, is_random
+    return spec, prompts
 
 
-def _why(passed_over: Counter[str]) -> str:
-    reasons = ", ".join(f"{count} rows {reason}" for reason, count in passed_over.items())
-    return f" ({reasons})." if reasons else "."
+def _read_trace(
+    spec: WorkloadSpec, rows: Sequence[Row], file: str, tokens: Tokens, notes: list[str], faults: Faults
+) -> tuple[tuple[Prompt, ...], Counter[str]]:
+    source = find_source(spec.source or _SOURCE, tokens)
+    trace = TraceReader(source, bucket=spec.bucket, seed=spec.seed, faults=faults)
+    prompts = trace.read(rows, file, most=spec.n)
+    notes += [*trace.notes, source.note, tokens.note, "answers forced to the recorded lengths"]
+    return prompts, trace.passed_over
 
 
-def _example(kind: Kind) -> str:
-    return "" if kind is Kind.TRACE else f'Each line: {{"id": "a1", "prompt": "def add(", "max_tokens": 128}}. {SHAPES}'
+def _read_log(
+    spec: WorkloadSpec, rows: Sequence[Row], file: str, tokens: Tokens, _notes: list[str], faults: Faults
+) -> tuple[tuple[Prompt, ...], Counter[str]]:
+    log = LogReader(turns=spec.turns, logged=spec.logged, tokens=tokens, faults=faults)
+    return log.read(rows, file), log.passed_over
+
+
+def _counts(passed_over: Counter[str]) -> list[str]:
+    return [f"{count} rows {reason}" for reason, count in passed_over.items()]
 
 
 def _is_recording(value: Any) -> bool:

@@ -23,6 +23,8 @@ __all__ = ["MAX_ROWS", "Row", "Table", "read_rows"]
 MAX_ROWS = 10_000
 """Rows kept of a longer file unless more are asked for: hours of traffic, and more than a run gets through."""
 _CHUNK = 1 << 20
+_LONGEST_FIELD = 1 << 27
+"""Characters of a CSV field; Python's own limit of 131,072 is less than a long prompt has."""
 _GAP = re.compile(r"[,\s]*")
 _JSON_FIX = "One JSON object a line, or one JSON array of objects."
 
@@ -126,6 +128,7 @@ def _parse_line(line: bytes, where: str, faults: Faults) -> Row | None:
 
 
 def _csv_rows(stream: IO[bytes], name: str) -> Iterator[_Raw]:
+    csv.field_size_limit(_LONGEST_FIELD)
     reader = csv.DictReader(TextIOWrapper(stream, encoding="utf-8-sig", errors="replace", newline=""))
     for row in reader:
         yield _parsed(reader.line_num, f"{name}:{reader.line_num}", row)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import StrEnum
@@ -14,7 +14,7 @@ from draftwise.measure.prompts.conversation import Turns
 from draftwise.measure.prompts.faults import Faults
 from draftwise.measure.prompts.lengths import Length, parse_length
 
-__all__ = ["BUNDLED", "Form", "Kind", "WorkloadSpec", "parse_spec"]
+__all__ = ["BUNDLED", "Form", "Kind", "WorkloadSpec", "check_options", "parse_spec"]
 
 BUNDLED = ("code", "prose", "rewrite")
 
@@ -71,6 +71,11 @@ class WorkloadSpec:
     source: str | None = None
     """Text that fills lengths."""
     tokenizer: Path | None = None
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """Names of the options given."""
+        return tuple(key for key, _ in _split(self.text)[1])
 
     @property
     def label(self) -> str:
@@ -161,24 +166,31 @@ _ONLY: Mapping[str, tuple[Kind, ...]] = {
 """Options that not every kind of source takes."""
 
 
+def check_options(kind: Kind, options: Sequence[str], faults: Faults) -> None:
+    """Note the options that a kind of workload does not take."""
+    known = [name for name in _READ if kind in _ONLY.get(name, (kind,))]
+    for key in options:
+        if key not in known:
+            near = get_close_matches(key, known, 1)
+            fix = f"Did you mean {near[0]}?" if near else f"Options here: {', '.join(known)}."
+            faults.add("unknown-option", f"{key!r} is no option of a {kind} workload.", "--workload", fix)
+
+
 def parse_spec(text: str, faults: Faults) -> WorkloadSpec:
     """Return what a `--workload` asks for; what is wrong with it goes to `faults`."""
     kind, target = _find_kind(text)
     values: dict[str, Any] = {}
-    for key, value in _split(text)[1]:
-        _read_option(kind, key, value, values, faults)
+    given = _split(text)[1]
+    check_options(kind, [key for key, _ in given], faults)
+    for key, value in given:
+        if key in _READ:
+            _read_option(kind, key, value, values, faults)
     if {"n", "sample"} <= values.keys():
         faults.add("option-conflict", "n and sample exclude each other.", text)
     return WorkloadSpec(text=text, kind=kind, target=target, **values)
 
 
 def _read_option(kind: Kind, key: str, value: str, values: dict[str, Any], faults: Faults) -> None:
-    if key not in _READ or kind not in _ONLY.get(key, (kind,)):
-        known = [name for name in _READ if kind in _ONLY.get(name, (kind,))]
-        near = get_close_matches(key, known, 1)
-        fix = f"Did you mean {near[0]}?" if near else f"Options here: {', '.join(known)}."
-        faults.add("unknown-option", f"{key!r} is no option of a {kind} workload.", "--workload", fix)
-        return
     try:
         if key == "output" and value == "logged" and kind in (Kind.FILE, Kind.LOG):
             values["logged"] = True

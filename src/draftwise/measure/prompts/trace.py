@@ -121,12 +121,15 @@ class TraceReader:
             self.passed_over["without tokens (failed)"] += 1
             return False
         low, high = self._bucket or (0, None)
-        return low <= request.prompt and (high is None or request.prompt < high)
+        if request.prompt < low or (high is not None and request.prompt >= high):
+            self.passed_over["with prompts of other lengths"] += 1
+            return False
+        return True
 
     def _parse(self, row: Row, kind: TraceFormat) -> _Request | None:
         value = row.value if isinstance(row.value, Mapping) else {}
         faults: list[str] = []
-        time = to_seconds(self._cell(value, kind.time, faults))
+        time = to_seconds(self._cell(value, kind.time, faults), kind.per_s)
         if time is None and not faults:
             faults.append(f"{kind.time[0]} is no time: {value.get(kind.time[0])!r}.")
         lengths = [_whole(self._cell(value, names, faults), names[0], faults) for names in (kind.prompt, kind.output)]
@@ -137,7 +140,7 @@ class TraceReader:
             for fault in faults:
                 self._faults.add("bad-row", fault, row.where, f"A row of this trace has {', '.join(_names(kind))}.")
             return None
-        return _Request(row.where, time / kind.per_s, lengths[0], lengths[1], tuple(blocks))
+        return _Request(row.where, time, lengths[0], lengths[1], tuple(blocks))
 
     def _cell(self, row: Mapping[str, Any], names: tuple[str, ...], faults: list[str]) -> Any:
         name = _column(row, names)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -18,6 +19,7 @@ _DRAWS = 4000
 _FEWEST_SHARED = 3
 _LEAST_VARIANCE = 1e-12
 _LEAST_SHARE = 1e-4
+_WORTH = 0.9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,8 +93,10 @@ def next_load(
 ) -> float | None:
     """Return the load whose measurement tells most about the crossing; None when it is known well enough.
 
-    Well enough: the ends of its interval are within a factor of each other, or no other whole number lies between.
-    Outside the measured loads it doubles or halves, up to `most` or down to `least`.
+    Well enough: the ends of its interval are within a factor of each other, no other whole number lies between, or
+    one more measurement as certain as its neighbours would not narrow the interval by a tenth (what then is missing
+    are prompts or passes, not loads). Outside the measured loads it doubles or halves, up to `most` or down to
+    `least`.
     """
     crossing = find_crossing(points)
     if crossing is None:
@@ -102,13 +106,12 @@ def next_load(
         return 2 * loads[-1]
     if crossing.low <= loads[0] and loads[0] / 2 >= least:
         return math.floor(loads[0] / 2) if integer else loads[0] / 2
-    if crossing.value is None:
-        return None
-    if crossing.high <= within * crossing.low:
+    if crossing.value is None or crossing.high <= within * crossing.low:
         return None
     ends = (max(crossing.low, loads[0]), min(crossing.high, loads[-1]))
     wanted = [crossing.value, *(math.sqrt(crossing.value * end) for end in ends)]
-    return next((load for each in wanted if (load := _free(each, loads, within, integer)) is not None), None)
+    free = (load for each in wanted if (load := _free(each, loads, within, integer)) is not None)
+    return next((load for load in free if _narrows(points, load, crossing)), None)
 
 
 def _free(wanted: float, loads: Sequence[float], within: float, integer: bool) -> float | None:
@@ -117,6 +120,32 @@ def _free(wanted: float, loads: Sequence[float], within: float, integer: bool) -
         near = sorted({math.floor(wanted), math.ceil(wanted)}, key=lambda whole: abs(math.log(whole / wanted)))
         return next((float(whole) for whole in near if whole not in loads), None)
     return wanted if all(abs(math.log(wanted / load)) > math.log(within) / 4 for load in loads) else None
+
+
+def _narrows(points: Sequence[LoadPoint], load: float, crossing: Crossing) -> bool:
+    """Return whether the interval would shrink by a tenth if that load turned out as its neighbours suggest."""
+    known = sorted((p for p in points if math.isfinite(p.estimate.spread.variance)), key=lambda point: point.load)
+    below, above = next(
+        (pair for pair in pairwise(known) if pair[0].load <= load <= pair[1].load), (known[0], known[-1])
+    )
+    part = math.log(load / below.load) / math.log(above.load / below.load)
+    expected = find_crossing([*known, LoadPoint(load=load, estimate=_between(below.estimate, above.estimate, part))])
+    return expected is not None and _width(expected) < _WORTH * _width(crossing)
+
+
+def _between(below: Estimate, above: Estimate, part: float) -> Estimate:
+    """Return the estimate to expect between two others, so much of the way."""
+    by_prompt = {
+        prompt: (1 - part) * log + part * above.log_by_prompt[prompt]
+        for prompt, log in below.log_by_prompt.items()
+        if prompt in above.log_by_prompt
+    }
+    larger = max(below.spread, above.spread, key=lambda spread: spread.variance)
+    return Estimate(log=(1 - part) * below.log + part * above.log, spread=larger, log_by_prompt=by_prompt)
+
+
+def _width(crossing: Crossing) -> float:
+    return math.log(crossing.high / crossing.low)
 
 
 def _covariance(points: Sequence[LoadPoint]) -> Array:

@@ -122,7 +122,7 @@ def _pull_in(logs_C: Array, prompt_C: Integers) -> Array:
     if not len(steps):
         return logs_C
     reach = _FAR * float(np.median(steps)) / (0.6745 * np.sqrt(2))
-    middle_C = np.nanmedian(table_PK, axis=1)[prompt_C]
+    middle_C = _medians(table_PK)[prompt_C]
     return np.asarray(np.clip(logs_C, middle_C - reach, middle_C + reach))
 
 
@@ -135,3 +135,11 @@ def _by_prompt(values_C: Array, prompt_C: Integers) -> Array:
     table_PK = np.full((len(num_P), int(num_P.max())), np.nan)
     table_PK[prompt_C[order_C], place_C] = values_C[order_C]
     return table_PK
+
+
+def _medians(table_PK: Array) -> Array:
+    """Return [P] medians of rows that end in NaN (numpy's nanmedian takes longer than all the rest)."""
+    ordered_PK = np.sort(table_PK, axis=1)
+    num_P = np.isfinite(table_PK).sum(axis=1)
+    rows_P = np.arange(len(table_PK))
+    return np.asarray((ordered_PK[rows_P, (num_P - 1) // 2] + ordered_PK[rows_P, num_P // 2]) / 2)

@@ -119,6 +119,21 @@ def test_within_one_workload_the_losing_prompts_are_named_by_what_they_have_in_c
     assert "tokens per step 0.8" in found.reason
 
 
+def test_what_blocks_a_part_blocks_the_whole() -> None:
+    """Code is three times as fast on two tokens per step: something else is going on there."""
+
+    def step_s(prompt_id: str, condition: Condition) -> float:
+        return 0.020 / (3.0 if prompt_id.startswith("code") else 1.2)
+
+    truth = Truth(step_s=step_s, ttft_s=lambda p, c: 0.001, accepted=lambda p: 1, k=3)
+    run = make_run({"plain": PLAIN, "ngram k=3": truth}, workloads=[workload("code", 10), workload("prose", 30)])
+    verdicts = {each.workload: each for each in decide(run).comparisons}
+    assert verdicts["prose"].verdict is Verdict.ADOPT
+    assert "unexplained-speedup" in verdicts["code"].reason
+    assert verdicts["all"].verdict is Verdict.BLOCKED
+    assert verdicts["all"].findings == ()
+
+
 def test_ramps_are_no_sweep_and_are_told_one_by_one() -> None:
     ramp = OpenLoop(phases=(*OpenLoop.steady(1.0).phases, *OpenLoop.steady(3.0).phases))
     ramp = replace(ramp, phases=tuple(replace(phase, duration_s=5.0) for phase in ramp.phases))
