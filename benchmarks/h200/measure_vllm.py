@@ -32,7 +32,7 @@ from shapes import SCALES, Folders, Scale, write_folders
 from draftwise.measure.decide import decide
 from draftwise.measure.run_directory import RunDirectory
 
-HERE = Path(__file__).parent
+SERVE = os.path.relpath(Path(__file__).parent / "vllm_serve.py")
 RESULT = "measure_vllm.json"
 GRACE_S = 60
 """For a run that is told to end: its servers go down and the report is written."""
@@ -49,7 +49,7 @@ def command(args: argparse.Namespace, folders: Folders, seed: int, minutes: floa
     configs = {name: spec_config(CASES[name], folders, **drawn) for name in args.cases}
     workload = f"synthetic:prompt={args.prompt_tokens},output={args.output_tokens},n={args.prompts}"
     words = [sys.executable, "-m", "draftwise", "decide", str(folders.target), "--engine", "vllm"]
-    words += ["--vllm", f"{args.vllm_python} {HERE / 'vllm_serve.py'}", "--serve-args", shlex.join(serve_args(args))]
+    words += ["--vllm", f"{args.vllm_python} {SERVE}", "--serve-args", shlex.join(serve_args(args))]
     for name, config in configs.items():
         words += ["--candidate", f"{name}={json.dumps(config)}"]
     words += ["--workload", f"{workload},source=code,seed={seed},name=code"]
@@ -84,7 +84,8 @@ class Runs:
         self.ends = time.monotonic() + args.seconds
         self.work = args.folders / f"runs-{os.getpid()}"
         self.loaded = self.work / "loaded.jsonl"
-        self.content: dict[str, Any] = {"about": about(args), "runs": []}
+        drawn = {"acceptance": args.token_acceptance} if args.acceptance == "synthetic" else {}
+        self.content: dict[str, Any] = {"about": about(args) | drawn, "runs": []}
 
     def run(self) -> None:
         """Measure, write down what came out after each run, and pack the readings."""
@@ -111,7 +112,8 @@ class Runs:
             status = end_after(child, seconds)
         print(f"[{self._clock()}] run {number} ended with {status} after {time.monotonic() - began:.0f} s", flush=True)
         print(print_to.read_text(errors="replace")[-3000:], flush=True)
-        row = {"seed": seed, "command": shlex.join(words), "status": status, "seconds": time.monotonic() - began}
+        row = {"seed": seed, "command": shlex.join(["python", *words[1:]]), "status": status}
+        row["seconds"] = round(time.monotonic() - began, 1)
         if (out / "manifest.json").exists():
             run = RunDirectory(out).read()
             row |= {"added": [each.label for each in run.added], "servers": run.context.get("servers")}

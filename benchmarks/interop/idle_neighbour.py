@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import platform
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
@@ -89,6 +90,7 @@ def main() -> None:
         "vllm": version,
         "python": platform.python_version(),
         "hardware": describe_hardware(),
+        "load_average": round(os.getloadavg()[0], 1),
         "rounds": given.rounds,
     }
     given.out.write_text(json.dumps(about | {"milliseconds": rows}, indent=1) + "\n")

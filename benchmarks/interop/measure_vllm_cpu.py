@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import socket
 import subprocess
@@ -48,6 +49,9 @@ WRONG = {
     "commands-differ",
 }
 """Findings that would be false of these servers. Others (a shared machine, few prompts) may well be true."""
+
+FOUND_ERRORS = 1
+"""Exit status of a measurement that went through but does not count, say because others use the machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +102,9 @@ def decide(given: argparse.Namespace, directory: Path) -> Outcome:
     for candidate in CANDIDATES:
         command += ["--candidate", json.dumps(candidate)]
     began = time.monotonic()
-    subprocess.run(command, cwd=ROOT, check=True)
+    status = subprocess.run(command, cwd=ROOT, check=False).returncode
+    if status not in (0, FOUND_ERRORS):
+        sys.exit(status)
     return Outcome(
         summary=json.loads((directory / "summary.json").read_text()),
         turns=list(read_lines(directory / "turns.jsonl")),
@@ -251,6 +257,7 @@ def record(outcome: Outcome, checks: Sequence[Check]) -> dict[str, Any]:
         "vllm": servers["plain"]["version"]["version"],
         "python": platform.python_version(),
         "hardware": summary["context"]["hardware"],
+        "load_average": round(os.getloadavg()[0], 1),
         "commands": dict(commands(servers)),
         "request_parameters": summary["request_parameters"],
         "num_requests": summary["num_requests"],

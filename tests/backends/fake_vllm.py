@@ -38,6 +38,7 @@ def main() -> None:
     parser.add_argument("--fake-hangs", action="store_true", help="Stay after the log, without answering.")
     parser.add_argument("--fake-taken", type=Path, help="Find the port taken, so often as lines are missing in FILE.")
     parser.add_argument("--fake-pids", type=Path)
+    parser.add_argument("--fake-quiet", action="store_true", help="Do not say when it is ready.")
     parser.add_argument("--fake-busy", action="store_true")
     given, _ = parser.parse_known_args()
     if given.fake_taken and given.fake_taken.read_text():
@@ -50,7 +51,7 @@ def main() -> None:
         time.sleep(60)
     if given.fake_pids:
         given.fake_pids.write_text(f"{os.getpid()} {start_engine(busy=given.fake_busy)}")
-    asyncio.run(serve(given.port, given.speculative_config))
+    asyncio.run(serve(given.port, given.speculative_config, quiet=given.fake_quiet))
 
 
 def show(name: str) -> None:
@@ -67,14 +68,15 @@ def start_engine(*, busy: bool) -> str:
     return engine.stdout.readline().decode().strip()
 
 
-async def serve(port: int, spec: dict | None) -> None:
+async def serve(port: int, spec: dict | None, *, quiet: bool) -> None:
     """Answer until ended."""
     k = 0 if spec is None else spec["num_speculative_tokens"]
     script = FakeScript(
         k=k, accepted=(k, 0), first_token_s=0.001, step_s=0.001, model="/models/target", version={"version": "0.32.0"}
     )
     FakeServer(FakeEngine(script), port)
-    print("INFO:     Application startup complete.", flush=True)
+    if not quiet:
+        print("INFO:     Application startup complete.", flush=True)
     await asyncio.Event().wait()
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from draftwise.backends.exposition import has_spec_counters, parse_counters, parse_gauges
+from draftwise.backends.exposition import has_spec_counters, parse_cache_tokens, parse_counters, parse_gauges
 from draftwise.core import Counters, ServerLoad, SpecStats
 
 # The lines of vLLM 0.32.0 that matter, for two engines.
@@ -134,3 +134,20 @@ def test_damaged_and_unusual_lines_do_no_harm() -> None:
 def test_a_server_that_was_told_to_speculate_counts_drafts_from_the_start() -> None:
     assert has_spec_counters('vllm:spec_decode_num_drafts_total{engine="0"} 0.0\n')
     assert not has_spec_counters(LLAMA_CPP)
+
+
+@pytest.mark.parametrize(
+    ("labels", "tokens"),
+    [
+        ('block_size="128",kv_cache_size_tokens="7168",num_gpu_blocks="64"', 7168),
+        ('block_size="16",num_gpu_blocks="100"', 1600),
+        ('block_size="16",kv_cache_size_tokens="None",num_gpu_blocks="100"', 1600),
+        ('block_size="16",num_gpu_blocks="None"', None),
+    ],
+)
+def test_the_size_of_the_cache_is_read_from_its_config(labels: str, tokens: int | None) -> None:
+    assert parse_cache_tokens(f"vllm:cache_config_info{{{labels}}} 1.0\n") == tokens
+
+
+def test_a_server_that_hides_its_cache_says_nothing() -> None:
+    assert parse_cache_tokens(LLAMA_CPP) is None

@@ -443,7 +443,22 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_tls(certificate: Path) -> None:
+def over_tls(certificate: Path, handler: Handler, talk: Callable[[Wire, list[Visit]], Awaitable[None]]) -> None:
+    """Let a wire talk to a server whose certificate it trusts."""
+
+    async def run() -> None:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(certificate)
+        async with serving(handler, tls=context) as (port, visits):
+            trusting = ssl.create_default_context(cafile=str(certificate))
+            wire = Wire(f"https://localhost:{port}", now=time.perf_counter, tls=trusting)
+            await talk(wire, visits)
+            wire.close()
+
+    asyncio.run(run())
+
+
+def test_tls_connections_are_kept_and_answers_cut_anywhere(certificate: Path) -> None:
     cuts = [STREAM[:9], STREAM[9:], b"2\r\nab\r\n", b"1\r", b"\nc\r\n0\r\n\r\n"]
 
     async def handler(visit: Visit) -> None:
@@ -453,20 +468,40 @@ def test_tls(certificate: Path) -> None:
                 await visit.say(cut)
                 await asyncio.sleep(0.005)
 
-    async def run() -> None:
-        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        context.load_cert_chain(certificate)
-        async with serving(handler, tls=context) as (port, visits):
-            trusting = ssl.create_default_context(cafile=str(certificate))
-            wire = Wire(f"https://localhost:{port}", now=time.perf_counter, tls=trusting)
-            for _ in range(2):
-                exchange = await wire.post("/p", b"{}")
-                assert body(exchange) == b"abc"
-                assert exchange.sent <= exchange.received[0][0] <= exchange.received[-1][0] <= exchange.finished
-            wire.close()
-            assert len(visits) == 1
-            distrusting = Wire(f"https://localhost:{port}", now=time.perf_counter, tls=ssl.create_default_context())
-            with pytest.raises(BrokenStream, match="SSLCertVerificationError"):
-                await distrusting.post("/p", b"{}")
+    async def talk(wire: Wire, visits: list[Visit]) -> None:
+        for size in (2, 5_000_000, 2):
+            exchange = await wire.post("/p", bytes(size))
+            assert body(exchange) == b"abc"
+            assert exchange.sent <= exchange.received[0][0] <= exchange.received[-1][0] <= exchange.finished
+        assert len(visits) == 1
 
-    asyncio.run(run())
+    over_tls(certificate, handler, talk)
+
+
+def test_tls_ends_a_body_without_length_and_breaks_any_other(certificate: Path) -> None:
+    heads = [b"HTTP/1.1 200 OK\r\n\r\n", STREAM, STREAM]
+
+    async def handler(visit: Visit) -> None:
+        await visit.request()
+        await visit.say(heads[visit.number])
+        await visit.say(b"2\r\nab\r\n")
+        if visit.number == 2:
+            visit.writer.transport.abort()
+
+    async def talk(wire: Wire, visits: list[Visit]) -> None:
+        assert body(await wire.post("/p", b"{}")) == b"2\r\nab\r\n"
+        for _ in range(2):
+            with pytest.raises(BrokenStream):
+                await wire.post("/p", b"{}")
+        assert len(visits) == 3
+
+    over_tls(certificate, handler, talk)
+
+
+def test_tls_with_a_certificate_that_nobody_vouches_for_is_refused(certificate: Path) -> None:
+    async def talk(wire: Wire, visits: list[Visit]) -> None:
+        distrusting = Wire(f"https://localhost:{wire._port}", now=time.perf_counter, tls=ssl.create_default_context())
+        with pytest.raises(BrokenStream, match="SSLCertVerificationError"):
+            await distrusting.post("/p", b"{}")
+
+    over_tls(certificate, answer_all, talk)

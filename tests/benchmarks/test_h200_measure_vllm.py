@@ -25,7 +25,12 @@ from shapes import Folders  # noqa: E402
 
 
 def arguments(**given: Any) -> argparse.Namespace:
-    values = {"acceptance": "synthetic", "cases": ["eagle3-k3", "ngram-k5"], "concurrency": [1, 64, 128]}
+    values = {
+        "acceptance": "synthetic",
+        "token_acceptance": 0.5,
+        "cases": ["eagle3-k3", "ngram-k5"],
+        "concurrency": [1, 64, 128],
+    }
     values |= {"prompt_tokens": 128, "output_tokens": 64, "prompts": 8, "repeats": 3, "scale": "8b", "more": ""}
     values |= {"dtype": "bfloat16", "serve_args": "", "vllm_python": "env A=1 python3"}
     return argparse.Namespace(**{**values, **given})
@@ -42,7 +47,7 @@ def test_the_command_is_one_that_the_cli_takes(tmp_path: Path) -> None:
     served = words[words.index("--serve-args") + 1]
     assert "--load-format dummy_without_files" in served
     assert "--max-num-seqs 128" in served
-    assert words[words.index("--vllm") + 1] == f"false {H200 / 'vllm_serve.py'}"
+    assert words[words.index("--vllm") + 1] == f"false {measure_vllm.SERVE}"
 
 
 def test_four_servers_with_their_caches_fit_on_the_card() -> None:

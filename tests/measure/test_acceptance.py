@@ -54,3 +54,10 @@ def test_loads_are_pooled_and_temperatures_are_not() -> None:
     conditions = [*closed(1, 4), *closed(1, 4, temperature=0.8)]
     rows = found(run(conditions=conditions, repeats=1))
     assert [(row.temperature, row.num_requests) for row in rows] == [(0.0, 12 + 16), (0.8, 12 + 16)]
+
+
+def test_passes_that_do_not_count_stay_out() -> None:
+    made = run()
+    comparisons = [replace(each, passes=(1,)) for each in compare(made, [], Thresholds())]
+    (one,) = acceptances(made, comparisons)
+    assert one.num_requests == 12

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from made_runs import Truth, closed, gains, make_run, workload
 
-from draftwise.core import Run
+from draftwise.core import Answer, Run
 from draftwise.measure.cell import ALL, Cell, cells
 from draftwise.measure.schedule import Turn
 
@@ -79,6 +79,19 @@ def test_a_request_that_failed_on_one_arm_is_still_one_that_both_were_sent() -> 
     assert found == [(None, "broke"), (None, None)]
 
 
+def test_a_prompt_that_the_arms_answered_at_different_times_only_is_not_compared() -> None:
+    """The candidate failed in the first pass, plain in the second."""
+
+    def broke(answer: Answer) -> bool:
+        return answer.prompt_id == "code-3" and answer.repeat == (1 if answer.arm == CANDIDATE else 2)
+
+    made = run(repeats=2)
+    made = replace(made, answers=tuple(replace(a, error="broke") if broke(a) else a for a in made.answers))
+    assert ("code", "code-3") not in only(made).units
+    none = replace(made, answers=tuple(a for a in made.answers if a.prompt_id == "code-3"))
+    assert list(cells(none)) == []
+
+
 def test_counters_are_those_of_paired_turns() -> None:
     whole = only(run(repeats=2)).counters(CANDIDATE).generation_tokens
     half = only(run(repeats=2, keep=lambda turn: turn.repeat == 1 or turn.arm == CANDIDATE))
@@ -103,3 +116,20 @@ def test_answers_of_other_conditions_stay_out(streams: int) -> None:
     made = run(conditions=closed(1, 4), repeats=1)
     cell = next(each for each in cells(made) if each.condition.concurrency == streams)
     assert {answer.condition for turn in cell.turns.values() for answer in turn} == {f"c={streams}"}
+
+
+def test_a_pool_takes_the_passes_that_all_of_its_workloads_have() -> None:
+    """Code was settled after one pass: it would weigh a third of what prose does."""
+
+    def keep(turn: Turn) -> bool:
+        return turn.workload == "prose" or turn.repeat == 1
+
+    *single, pooled = cells(run(workloads=[workload("code"), workload("prose")], keep=keep))
+    assert [cell.passes("plain") for cell in single] == [(1,), (1, 2, 3)]
+    assert pooled.passes("plain") == (1,)
+    assert len(pooled.units) == 24
+
+
+def test_a_load_that_was_added_for_one_workload_has_no_pool() -> None:
+    found = cells(run(workloads=[workload("code"), workload("prose")], keep=lambda turn: turn.workload == "code"))
+    assert [cell.workload for cell in found] == ["code"]

@@ -9,6 +9,7 @@ from made_runs import CONTEXT, Truth, arm, closed, gains, make_run, workload
 
 from draftwise.core import Arm, Condition, OpenLoop, Verdict
 from draftwise.measure.compare import compare
+from draftwise.measure.crossovers import find_crossovers
 from draftwise.measure.decide import decide
 from draftwise.measure.estimates import load_points
 from draftwise.measure.guards import text_quality
@@ -52,6 +53,7 @@ def test_the_load_up_to_which_it_pays_is_found_and_told() -> None:
     assert "num_speculative_tokens_per_batch_size" in json.loads(decision.schedules[0])
     (rule,) = decision.rollback
     assert "roll back when tokens per step stay under" in rule
+    assert "where the gain is gone at c=4 " in rule
     assert "concurrent requests for an hour" in rule
     assert "P99 of the time to the first token" in rule
 
@@ -197,6 +199,58 @@ def test_an_interrupted_adaptive_run_pays_for_its_looks() -> None:
     assert early.value == pytest.approx(single.value)
     assert early.low < single.low
     assert single.high < early.high
+
+
+def test_a_pass_that_is_not_sure_of_its_luck_settles_nothing() -> None:
+    """Alone, 2 passes are 24 pairs of turns; under load they are 2."""
+    run = make_run({"plain": PLAIN, "ngram k=3": fast_first(gains(1.5))}, conditions=closed(1, 4), repeats=2)
+    alone, loaded = compare(run, [], Thresholds())
+    assert alone.settled
+    assert (loaded.verdict, loaded.settled) == (Verdict.ADOPT, False)
+
+
+def test_adoption_ends_at_the_first_load_that_is_none() -> None:
+    run = make_run({"ngram k=3": gains(1.5)}, conditions=LOADS)
+    comparisons = compare(run, [], Thresholds())
+    doubtful = [replace(e, verdict=Verdict.MIXED) if e.condition.label == "c=4" else e for e in comparisons]
+    assert [each.adopt_below for each in find_crossovers(load_points(run), comparisons)] == [16]
+    assert [each.adopt_below for each in find_crossovers(load_points(run), doubtful)] == [1]
+
+
+def test_a_hiccup_is_no_tail() -> None:
+    """One asking of one prompt took ten times as long."""
+    run = make_run({"plain": PLAIN, "ngram k=3": fast_first(gains(1.5))})
+    first = next(a for a in run.answers if a.arm == "ngram k=3")
+    chunks = tuple((10 * time, count) for time, count in first.timing.chunks)
+    slow = replace(first, timing=replace(first.timing, chunks=chunks, finished=chunks[-1][0]))
+    (found,) = compare(replace(run, answers=tuple(slow if a is first else a for a in run.answers)), [], Thresholds())
+    assert found.tail == pytest.approx(1 / 1.5, rel=0.1)
+    assert found.verdict is Verdict.ADOPT
+
+
+@pytest.mark.parametrize(("loads", "verdict"), [(1, Verdict.ADOPT), (12, Verdict.INCONCLUSIVE)])
+def test_a_kept_promise_must_stand_among_all_comparisons_too(loads: int, verdict: Verdict) -> None:
+    """8 of 40 prompts come within the SLO: enough for one comparison, chance among twelve."""
+
+    def step_s(prompt_id: str, condition: Condition) -> float:
+        return 0.009 if int(prompt_id.split("-")[1]) < 8 else 0.010
+
+    plain = replace(PLAIN, noise=0.0)
+    helped = replace(plain, step_s=lambda p, c: 2 * step_s(p, c), accepted=lambda p: 1, k=3)
+    conditions = [Condition(load=OpenLoop.steady(2.0 + i)) for i in range(loads)]
+    context = {**CONTEXT, "thresholds": {"slo_e2e_s": 0.46}}
+    run = make_run(
+        {"plain": plain, "ngram k=3": helped},
+        conditions=conditions,
+        repeats=6,
+        context=context,
+        workloads=[workload(num_prompts=40)],
+    )
+    found = compare(run, [], Thresholds(slo_e2e_s=0.46))[0]
+    assert found.goodput == (0.0, 0.2)
+    assert found.goodput_change is not None
+    assert found.goodput_change.low > 0
+    assert found.verdict is verdict
 
 
 def test_goodput_of_an_open_loop_decides_where_a_promise_was_given() -> None:

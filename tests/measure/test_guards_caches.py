@@ -7,7 +7,7 @@ import pytest
 from guarding import ENDING, QUICKER, bend_answers, bend_windows, closed, codes, findings, graded, make_workload, run_of
 
 from draftwise.backends import FakeScript
-from draftwise.core import Run, Severity, Window
+from draftwise.core import Answer, Run, Severity, Window
 from draftwise.measure.decide import decide
 
 SUFFIX = FakeScript(k=8, accepted=(0, 1), step_s=0.0045, shortest=0.5, remembers=True)
@@ -83,26 +83,39 @@ def test_a_server_that_forgets_is_not(tmp_path: Path) -> None:
 
 
 def test_prompts_that_come_back_within_a_turn(tmp_path: Path) -> None:
-    """Eight prompts for a load of four streams: each is sent twice in the one turn of the one pass."""
-    run = run_of(tmp_path / "run", SUFFIX, conditions=(closed(4),), repeats=1)
+    """Sixteen prompts for a load of eight streams: each is sent twice in the one turn of the one pass."""
+    load = {"conditions": (closed(8),), "workloads": (make_workload(num_prompts=16),), "repeats": 1}
+    run = run_of(tmp_path / "run", SUFFIX, **load)
     assert graded(run)["warmed-within-a-turn"] is Severity.ERROR
-    forgets = run_of(tmp_path / "forgets", replace(SUFFIX, remembers=False), conditions=(closed(4),), repeats=1)
-    assert "warmed-within-a-turn" not in codes(forgets)
+    assert "warmed-within-a-turn" not in codes(run_of(tmp_path / "forgets", replace(SUFFIX, remembers=False), **load))
 
 
-def with_more_accepted(window: Window) -> Window:
-    spec = window.counters.spec
-    accepted = spec.num_accepted_tokens + 8
-    return replace(window, counters=replace(window.counters, spec=replace(spec, num_accepted_tokens=accepted)))
+def test_acceptance_that_is_drawn_by_lot_is_no_memory(tmp_path: Path) -> None:
+    """The same text each time, and now these drafts of it stand, now those."""
+    drawn = replace(QUICKER, rates=(0.7, 0.5, 0.3))
+    conditions = (closed(1), closed(2), closed(4))
+    runs = [run_of(tmp_path / str(n), replace(drawn, seed=n), conditions=conditions, repeats=2) for n in range(6)]
+    found = set().union(*map(codes, runs))
+    assert not found & {"repeated-prompts-warm-cache", "warmed-by-other-loads", "warmed-within-a-turn"}
+
+
+def in_fewer_steps(answer: Answer) -> Answer:
+    """Return the answer as if two steps of each three had been one."""
+    first, *others = answer.timing.chunks
+    joined = [(later[0], count + later[1]) for (_, count), later in zip(others[::3], others[1::3], strict=False)]
+    chunks = sorted([*joined, *others[2::3], *others[len(joined) * 3 :: 3]])
+    return replace(answer, timing=replace(answer.timing, chunks=(first, *chunks)))
 
 
 def test_better_drafts_for_the_same_answers_are_memory(good: Run) -> None:
-    bent = bend_windows(good, lambda w: with_more_accepted(w) if w.repeat > 1 and w.arm != "plain" else w)
+    bent = bend_answers(good, lambda a: in_fewer_steps(a) if a.repeat > 1 and a.arm != "plain" else a)
     assert codes(bent) == {"repeated-prompts-warm-cache"}
 
 
 def test_better_drafts_for_other_answers_are_not(good: Run) -> None:
-    changed = {a.turn for a in good.answers if a.arm != "plain" and a.repeat > 1 and a.prompt_id > "code-4"}
-    bent = bend_windows(good, lambda w: with_more_accepted(w) if w.turn in changed else w)
-    bent = bend_answers(bent, lambda a: replace(a, token_ids=(*a.token_ids, 1)) if a.turn in changed else a)
-    assert "repeated-prompts-warm-cache" not in codes(bent)
+    def change(answer: Answer) -> Answer:
+        if answer.arm == "plain" or answer.repeat == 1:
+            return answer
+        return replace(in_fewer_steps(answer), token_ids=(*answer.token_ids, 1))
+
+    assert "repeated-prompts-warm-cache" not in codes(bend_answers(good, change))

@@ -2,13 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
-from guarding import bend_windows, closed, codes, findings, graded, opened, run_of
+from guarding import bend_answers, bend_windows, closed, codes, findings, graded, opened, run_of
 
-from draftwise.core import Run, Severity, Window
+from draftwise.core import Answer, Run, Severity, Window
 
 
 @pytest.fixture(scope="module")
@@ -64,11 +63,12 @@ def test_late_readings_are_a_share_of_the_gaps(good: Run, delay_s: float, found:
 
 
 def test_arrivals_that_the_kernel_times_are_not_read_late(good: Run) -> None:
-    """Only chunks that come closer together than the loop looks are merged."""
+    """Only chunks that come closer together than the loop looks are merged; requests take 0.1 s or so."""
     linux = replace(good, context={**good.context, "software": {"os": "Linux-6.8-x86_64"}})
     assert codes(with_health(linux, loop_delay_p99_s=0.002)) == set()
-    assert graded(with_health(linux, loop_delay_p99_s=0.005)) == {"client-reads-late": Severity.WARNING}
-    assert graded(with_health(linux, loop_delay_p99_s=0.050)) == {"client-reads-late": Severity.ERROR}
+    assert graded(with_health(linux, loop_delay_p99_s=0.030)) == {"client-reads-late": Severity.WARNING}
+    assert "inter-token" in findings(with_health(linux, loop_delay_p99_s=0.030))["client-reads-late"].message
+    assert graded(with_health(linux, loop_delay_p99_s=0.200)) == {"client-reads-late": Severity.ERROR}
     arms = tuple(replace(arm, url="https://far.example") for arm in good.plan.arms[:1]) + good.plan.arms[1:]
     behind_tls = replace(linux, plan=replace(linux.plan, arms=arms))
     assert graded(with_health(behind_tls, loop_delay_p99_s=0.002)) == {"client-reads-late": Severity.WARNING}
@@ -80,19 +80,27 @@ def test_the_numbers_are_in_the_message(good: Run) -> None:
     assert "with 4.0 ms between chunks and 20 ms to the first" in message
 
 
-@pytest.mark.parametrize(
-    ("lag_s", "found"),
-    [
-        (0.002, {}),
-        (0.006, {"client-sends-late": Severity.WARNING}),
-        (0.015, {"client-sends-late": Severity.ERROR}),
-    ],
-)
+@pytest.fixture(scope="module")
+def arriving(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return run_of(tmp_path_factory.mktemp("runs") / "arriving", conditions=(opened(4.0),), repeats=1)
+
+
+@pytest.mark.parametrize(("lag_s", "found"), [(0.002, {}), (0.006, {"client-sends-late": Severity.WARNING})])
 def test_late_sendings_are_a_share_of_the_first_token(
-    tmp_path: Path, lag_s: float, found: Mapping[str, Severity]
+    arriving: Run, lag_s: float, found: Mapping[str, Severity]
 ) -> None:
-    run = run_of(tmp_path / "run", conditions=(opened(4.0),), repeats=1)
-    assert graded(with_health(run, send_lag_p99_s=lag_s)) == found
+    assert graded(with_health(arriving, send_lag_p99_s=lag_s)) == found
+
+
+def test_sendings_that_are_usually_late_are_what_is_measured(arriving: Run) -> None:
+    """Everything was to be sent 30 ms earlier: half of the time to first token is the client's."""
+
+    def change(answer: Answer) -> Answer:
+        return replace(answer, timing=replace(answer.timing, intended=answer.timing.start - 0.03))
+
+    late = bend_answers(arriving, change)
+    assert graded(late)["client-sends-late"] is Severity.ERROR
+    assert "30.0 ms after their time" in findings(late)["client-sends-late"].message
 
 
 def test_cores_taken_from_a_server_on_the_same_machine(good: Run) -> None:

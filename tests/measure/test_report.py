@@ -9,7 +9,7 @@ from made_runs import Truth, arm, closed, gains, make_run, workload
 from measuring import CONTEXT, FASTER, PLAIN, make_plan, make_session, make_workload
 
 from draftwise.backends import virtual_time
-from draftwise.core import Arm
+from draftwise.core import Arm, Condition, OpenLoop, Phase
 from draftwise.measure.conclusions import Conclusions, conclude_run
 from draftwise.measure.report import render_page, write_report
 from draftwise.measure.run_directory import RunDirectory
@@ -78,6 +78,8 @@ def test_the_summary_is_plain_json_with_every_number(run: RunDirectory) -> None:
     assert row["speedup"]["low"] < row["speedup"]["value"] < row["speedup"]["high"]
     assert {"p50", "p90", "p95", "p99"} == summary["latencies"][0]["percentiles_ms"]["tpot"].keys()
     assert [each["workload"] for each in summary["text_quality"]] == ["code", "rewrite"]
+    (step,) = {round(each["tokens_per_step"] / each["decoding"], 9) for each in summary["conversions"][:1]}
+    assert step == round(summary["conversions"][0]["step_cost"], 9)
 
 
 LOST = {
@@ -206,3 +208,14 @@ def test_answers_that_came_in_one_piece_do_not_stop_the_report(tmp_path: Path) -
     at_once = Truth(step_s=lambda prompt, condition: 0.0, accepted=lambda prompt: 100, k=3)
     found = conclude_run(make_run({"ngram k=3": at_once}, conditions=closed(1, 4)))
     assert "What one stream gets" in render_page(found)
+
+
+def test_rates_make_a_sweep_and_ramps_stand_side_by_side() -> None:
+    rates = [Condition(load=OpenLoop.steady(rate)) for rate in (0.5, 2.0, 8.0)]
+    ramp = Condition(load=OpenLoop(phases=(Phase(start_per_s=1, end_per_s=4, duration_s=20),)))
+    swept = render_page(conclude_run(make_run({"ngram k=3": gains(1.5)}, conditions=rates)))
+    assert ">requests per second<" in swept
+    assert "Speed-up against load" in swept
+    ramped = render_page(conclude_run(make_run({"ngram k=3": gains(1.5)}, conditions=[ramp])))
+    assert "Speed-up against load" not in ramped
+    assert "Dot: estimate; bar: 95 % interval" in ramped

@@ -73,7 +73,9 @@ def test_under_load_server_and_requests_must_agree(throughput, tpot, verdict, wo
     ],
 )
 def test_where_arrivals_do_not_wait_the_promise_comes_first(speedup, promise, verdict) -> None:
-    assert verdict_of(compared(speedup, ARRIVING), promise=promise) is verdict
+    found, reason = judge(compared(speedup, ARRIVING), [], LIMITS, promise=promise)
+    assert found is verdict
+    assert ("within the SLO" in reason) == (promise.value != 0)
 
 
 def test_a_broken_promise_makes_a_gain_under_load_mixed() -> None:
@@ -114,13 +116,22 @@ SIGNATURE = {"tpot": {50: around(0.7), 99: around(1.3)}}
 def test_half_faster_and_the_slowest_slower_is_named_a_mixed_workload(speedup: Interval, verdict: Verdict) -> None:
     comparison = compared(speedup, percentiles=SIGNATURE)
     found, reason = judge(comparison, [], LIMITS, losers="4 prompts with under 1.5 tokens per step 0.80x")
-    assert "P50 of the time per token is 0.70x plain's, P99 1.30x" in find_signature(comparison)
+    assert "P50 of the time per token is 0.70x plain's, P99 1.30x" in find_signature(comparison, LIMITS)
     assert found is verdict
     assert ("4 prompts with under 1.5" in reason) == (verdict is Verdict.MIXED)
 
 
-def test_a_tail_that_is_not_told_apart_is_no_signature() -> None:
-    assert find_signature(compared(percentiles={"tpot": {50: around(0.7), 99: interval(0.9, 1.3, 2.0)}})) == ""
+@pytest.mark.parametrize(
+    ("half", "slowest"),
+    [
+        (around(0.7), interval(0.9, 1.3, 2.0)),
+        (around(0.7), interval(1.01, 1.05, 1.1)),
+        (around(0.99, 0.001), around(1.3)),
+    ],
+    ids=["not told apart", "hardly slower", "hardly faster"],
+)
+def test_what_is_no_signature(half: Interval, slowest: Interval) -> None:
+    assert find_signature(compared(percentiles={"tpot": {50: half, 99: slowest}}), LIMITS) == ""
 
 
 @pytest.mark.parametrize(
@@ -147,8 +158,10 @@ def test_an_inconclusive_verdict_states_its_power() -> None:
         "a gain of 1.20x would have been found 8 times in 10; about 50 more prompts or 9 passes instead of 3" in reason
     )
     assert "passes instead" not in judge(compared(wide, detectable=1.2, prompts_needed=70), [], LIMITS)[1]
+    assert "only 79.0x or more; measure more passes" in judge(compared(wide, detectable=79.0), [], LIMITS)[1]
     assert "hardly help" in judge(compared(wide, detectable=1.2), [], LIMITS)[1]
-    assert "would narrow it" in judge(compared(wide), [], LIMITS)[1]
+    assert "more prompts or passes would narrow it" in judge(compared(wide), [], LIMITS)[1]
+    assert "more prompts would narrow it" in judge(compared(wide, warm_speedup=2.0), [], LIMITS)[1]
 
 
 def verdicts(effect: float, num_prompts: int, *, streams: int = 1, count: int = 40) -> list[Verdict]:

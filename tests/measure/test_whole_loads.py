@@ -9,6 +9,7 @@ from measuring import CONTEXT, make_plan, make_session, make_workload
 from draftwise.backends import FakeScript, virtual_time
 from draftwise.backends.fake.script import find_crossover
 from draftwise.core import ClosedLoop, Comparison, Condition, Decision, OpenLoop, Prompt, Verdict, Workload
+from draftwise.measure.acceptance import acceptances
 from draftwise.measure.decide import decide
 from draftwise.measure.run_directory import RunDirectory
 
@@ -125,3 +126,21 @@ def test_what_was_cut_off_is_not_used_and_said(tmp_path: Path) -> None:
     assert any(line.startswith("candidate 1, code, c=8:") and "of 3 passes" in line for line in decision.unmeasured)
     (found,) = decision.comparisons
     assert found.passes != (1, 2, 3)
+
+
+def test_acceptance_by_temperature_is_what_each_request_says(tmp_path: Path) -> None:
+    """At temperature 1 half of each position's chance is lost: 1.56 tokens a step instead of 2.44."""
+    hot = FakeScript(k=2, rates=(0.8, 0.64), heat=0.5, step_s=0.0045, per_request_metrics=True, seed=2)
+    conditions = tuple(Condition(temperature=each) for each in (0.0, 1.0))
+    plan = {"conditions": conditions, "workloads": (make_workload(num_prompts=20, max_tokens=120),), "repeats": 2}
+    path = tmp_path / "run"
+    decision = run(path, FakeScript(seed=1), hot, **plan)
+    found = acceptances(RunDirectory(path).read(), decision.comparisons)
+    assert [(each.temperature, each.source, each.num_requests) for each in found] == [
+        (0.0, "server", 40),
+        (1.0, "server", 40),
+    ]
+    for each in found:
+        assert each.quantiles[1] == pytest.approx(hot.tokens_per_step(each.temperature), rel=0.06)
+        assert each.quantiles[0] < each.quantiles[1] < each.quantiles[2]
+        assert each.stats.rate_per_pos == pytest.approx(hot.rates_at(each.temperature), rel=0.1)

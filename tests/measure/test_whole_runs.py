@@ -49,9 +49,11 @@ def test_a_server_that_remembers_is_judged_by_the_first_pass(tmp_path: Path) -> 
     script = FakeScript(k=8, accepted=(0, 1), step_s=0.0045)
     honest = compare_one(tmp_path / "forgets", script)
     remembering = compare_one(tmp_path / "remembers", replace(script, remembers=True))
+    once = compare_one(tmp_path / "once", script, repeats=1)
     assert remembering.passes == (1,)
     assert honest.passes == (1, 2, 3)
     assert remembering.speedup.value == pytest.approx(honest.speedup.value)
+    assert remembering.speedup.low == pytest.approx(once.speedup.low)
     assert remembering.warm_speedup is not None
     assert remembering.warm_speedup > 2 * remembering.speedup.value
     assert codes(remembering) == ["repeated-prompts-warm-cache"]

@@ -32,6 +32,8 @@ _LOOKS, _LOOK_S = 10, 0.02
 """How often, and how far apart, a search looks at the idle processes."""
 _MOST_RUNNING = 0.8
 """Share of the looks from which on a process is spinning. (A busy machine may keep it waiting: it is runnable then.)"""
+_CORES_FOR_EACH = 8
+"""Cores of the machine per spinning process from which on it disturbs nobody."""
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -124,18 +126,26 @@ class ChildBackend(UrlBackend):
         """Stop those of its processes that keep a core busy though there is nothing to do.
 
         vLLM's workers poll for their next step: for ever until 0.17.1, for a second since (`SpinCondition` of its
-        shm_broadcast.py). With more servers than free cores the next one would be measured slower than it is.
+        shm_broadcast.py). Where cores are few the next server would be measured slower than it is.
         """
         if self._process is None or sys.platform != "linux":
             return
         if not self._spinning and self._searches > 0:
             self._searches -= 1
             self._spinning = await self._find_spinning()
-        _signal_all(self._spinning, signal.SIGSTOP)
+        if self._spinning and self._needs_its_cores():
+            _signal_all(self._spinning, signal.SIGSTOP)
 
     async def wake(self) -> None:
         """Let them go on."""
         _signal_all(self._spinning, signal.SIGCONT)
+
+    def _needs_its_cores(self) -> bool:
+        """Return whether others miss the cores that it keeps busy.
+
+        Where they do not, it had better not be stopped: a GPU worker's watchdog (NCCL's) wants to see it move.
+        """
+        return len(self._spinning) * _CORES_FOR_EACH > len(os.sched_getaffinity(0))
 
     async def _launch(self) -> None:
         """Start the process and return when it is healthy; `start` cleans up when this raises."""

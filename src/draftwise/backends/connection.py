@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 import struct
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from draftwise.backends.base import Exchange, Piece
 from draftwise.backends.reply import Reply, ReplyError
+from draftwise.backends.tls import Tls
 
-__all__ = ["Connection", "LostError", "PlainConnection", "SecureConnection"]
+__all__ = ["Connection", "LostError"]
 
-_READ_BYTES = 1 << 18
+_READ_BYTES = 1 << 14
+"""Four hundred tokens' worth. Python allocates as much for every read: from 128 KiB on (asyncio takes 256) that is a
+mapping of memory made and given back, which takes three times as long as the reading."""
 _SO_TIMESTAMPNS = 35
 """Linux: every read tells when the kernel received the bytes (socket(7); the standard library has no name for it)."""
 _STAMP = struct.Struct("@ll")
@@ -42,21 +47,31 @@ class LostError(Exception):
 
 
 class Connection:
-    """What both kinds share: the exchange, and what ends it.
+    """A connected socket.
+
+    Arrivals are the kernel's where it tells them: a busy event loop reads late, but what it reads has the right time.
 
     Args:
+        sock: connected, not blocking; this closes it.
         now: the clock.
         silence_s: how long the server may send nothing while it owes an answer.
+        tls: after its handshake; None for plain TCP.
     """
 
-    def __init__(self, now: Callable[[], float], silence_s: float) -> None:
-        self._now = now
-        self._silence_s = silence_s
+    def __init__(self, sock: socket.socket, now: Callable[[], float], silence_s: float, tls: Tls | None = None) -> None:
+        self._socket, self._tls = sock, tls
+        self._now, self._silence_s = now, silence_s
+        self._loop = asyncio.get_running_loop()
         self._reply: Reply | None = None
         self._ended: asyncio.Future[str | None] | None = None
         self._heard = 0.0
         self._watch: asyncio.TimerHandle | None = None
         self.is_open = True
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if sys.platform == "linux":
+            with suppress(OSError):  # the kernel of a sandbox may not know it
+                sock.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
+        self._loop.add_reader(sock, self._read)
 
     async def ask(self, request: bytes, pieces: list[Piece]) -> Exchange:
         """Send a request and return its answer; cancelled, the connection is closed.
@@ -64,12 +79,11 @@ class Connection:
         Raises:
             LostError: the connection ended first.
         """
-        loop = asyncio.get_running_loop()
-        self._reply, self._ended = reply, ended = Reply(pieces), loop.create_future()
-        self._watch = loop.call_later(self._silence_s, self._check_silence)
+        self._reply, self._ended = reply, ended = Reply(pieces), self._loop.create_future()
+        self._watch = self._loop.call_later(self._silence_s, self._check_silence)
         sent = self._heard = self._now()
         try:
-            await self._send(request)
+            await self._send(request if self._tls is None else self._tls.encrypt(request))
             if (reason := await ended) is not None:
                 raise LostError(reason, reply, sent)
         except BaseException:
@@ -85,14 +99,85 @@ class Connection:
 
     def close(self) -> None:
         """Close at once; harmless when closed."""
-        self.is_open = False
+        if self.is_open:
+            self.is_open = False
+            self._loop.remove_reader(self._socket)
+            self._socket.close()
 
     def is_ready(self) -> bool:
-        """Return whether a request may be sent: it is open, and nothing has come that nobody asked for."""
-        return self.is_open
+        """Return whether a request may be sent: it is open, and nothing has come that nobody asked for.
 
-    async def _send(self, request: bytes) -> None:
-        raise NotImplementedError
+        The kernel is asked, which may know of an end that the event loop has not come to yet.
+        """
+        if self.is_open:
+            try:
+                self._socket.recv(1, socket.MSG_PEEK)
+            except BlockingIOError:
+                return True
+            except OSError:
+                pass
+            self.close()
+        return False
+
+    async def _send(self, data: bytes) -> None:
+        try:
+            sent = self._socket.send(data)
+        except BlockingIOError:
+            sent = 0
+        except OSError as error:
+            self._lose(_name(error))
+            return
+        if sent < len(data):
+            await self._send_rest(data[sent:])
+
+    async def _send_rest(self, rest: bytes) -> None:
+        """Wait until the kernel takes it, unless the answer comes (a refusal, say) or the connection ends first."""
+        assert self._ended is not None
+        sending = asyncio.ensure_future(self._loop.sock_sendall(self._socket, rest))
+        try:
+            await asyncio.wait((sending, self._ended), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            sending.cancel()
+            await asyncio.wait((sending,))
+        if not sending.cancelled() and (error := sending.exception()) is not None:
+            self._lose(_name(error))
+
+    def _read(self) -> None:
+        try:
+            data, ancillary, _, _ = self._socket.recvmsg(_READ_BYTES, _STAMP_SPACE)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            self._lose(_name(error))
+            return
+        if not data:
+            self._end()
+            return
+        at = self._arrival(*_STAMP.unpack(ancillary[0][2])) if ancillary else self._now()
+        if self._tls is None:
+            self._take(at, data)
+        else:
+            self._take_encrypted(at, data, self._tls)
+
+    def _arrival(self, seconds: int, nanoseconds: int) -> float:
+        """Return on our clock what the kernel has noted on the wall clock."""
+        for _ in range(_TRIES):
+            now, wall = self._now(), time.time()
+            if self._now() - now < _UNDISTURBED_S:
+                break
+        age = wall - seconds - nanoseconds * 1e-9
+        return now - age if 0 < age < _OLDEST_STAMP_S else now
+
+    def _take_encrypted(self, at: float, data: bytes, tls: Tls) -> None:
+        try:
+            said = tls.decrypt(data)
+        except ssl.SSLError as error:
+            self._lose(_name(error))
+            return
+        if said:
+            self._take(at, said)
+        if tls.ended:
+            self._end()
 
     def _take(self, at: float, data: bytes) -> None:
         """Take in bytes that arrived at `at`."""
@@ -110,13 +195,13 @@ class Connection:
             if reply.complete:
                 self._finish(None)
 
-    def _end(self, reason: str) -> None:
+    def _end(self) -> None:
         """The server has closed its side."""
         if self._reply is not None:
             self._reply.end(self._now())
             if self._reply.complete:
                 self._finish(None)
-        self._lose(reason)
+        self._lose("closed by the server")
 
     def _lose(self, reason: str) -> None:
         self._finish(reason)
@@ -132,107 +217,8 @@ class Connection:
         if quiet >= self._silence_s:
             self._lose(f"no byte for {self._silence_s:.0f} s")
         else:
-            self._watch = asyncio.get_running_loop().call_later(self._silence_s - quiet, self._check_silence)
+            self._watch = self._loop.call_later(self._silence_s - quiet, self._check_silence)
 
 
-class PlainConnection(Connection):
-    """Over TCP. Arrivals are the kernel's where it tells them: a busy event loop reads late, but never wrongly."""
-
-    def __init__(self, sock: socket.socket, now: Callable[[], float], silence_s: float) -> None:
-        super().__init__(now, silence_s)
-        self._socket = sock
-        self._loop = asyncio.get_running_loop()
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if sys.platform == "linux":
-            sock.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
-        self._loop.add_reader(sock, self._read)
-
-    def close(self) -> None:
-        """Close at once; harmless when closed."""
-        if self.is_open:
-            super().close()
-            self._loop.remove_reader(self._socket)
-            self._socket.close()
-
-    def is_ready(self) -> bool:
-        """Ask the kernel, which may know of an end that the event loop has not come to yet."""
-        if self.is_open:
-            try:
-                self._socket.recv(1, socket.MSG_PEEK)
-            except BlockingIOError:
-                return True
-            except OSError:
-                pass
-            self.close()
-        return False
-
-    async def _send(self, request: bytes) -> None:
-        try:
-            sent = self._socket.send(request)
-        except BlockingIOError:
-            sent = 0
-        except OSError as error:
-            self._lose(_name(error))
-            return
-        if sent < len(request):
-            await self._send_rest(request[sent:])
-
-    async def _send_rest(self, rest: bytes) -> None:
-        """Wait until the kernel takes it, unless the answer comes (a refusal, say) or the connection ends first."""
-        assert self._ended is not None
-        sending = asyncio.ensure_future(self._loop.sock_sendall(self._socket, rest))
-        await asyncio.wait((sending, self._ended), return_when=asyncio.FIRST_COMPLETED)
-
-    def _read(self) -> None:
-        try:
-            data, ancillary, _, _ = self._socket.recvmsg(_READ_BYTES, _STAMP_SPACE)
-        except (BlockingIOError, InterruptedError):
-            return
-        except OSError as error:
-            self._lose(_name(error))
-            return
-        if not data:
-            self._end("closed by the server")
-            return
-        self._take(self._now() if not ancillary else self._arrival(*_STAMP.unpack(ancillary[0][2])), data)
-
-    def _arrival(self, seconds: int, nanoseconds: int) -> float:
-        """Return on our clock what the kernel has noted on the wall clock."""
-        for _ in range(_TRIES):
-            now, wall = self._now(), time.time()
-            if self._now() - now < _UNDISTURBED_S:
-                break
-        age = wall - seconds - nanoseconds * 1e-9
-        return now - age if 0 < age < _OLDEST_STAMP_S else now
-
-
-class SecureConnection(Connection, asyncio.Protocol):
-    """Over TLS; arrivals are when the decrypted bytes were handed over."""
-
-    _transport: asyncio.Transport
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-
-    def data_received(self, data: bytes) -> None:
-        """Take in decrypted bytes."""
-        self._take(self._now(), data)
-
-    def connection_lost(self, error: Exception | None) -> None:
-        """Take in the end, whoever caused it."""
-        self._end("closed by the server" if error is None else _name(error))
-
-    def close(self) -> None:
-        """Close at once; harmless when closed."""
-        if self.is_open:
-            super().close()
-            self._transport.abort()
-
-    async def _send(self, request: bytes) -> None:
-        self._transport.write(request)
-
-
-def _name(error: Exception) -> str:
+def _name(error: BaseException) -> str:
     return type(error).__name__

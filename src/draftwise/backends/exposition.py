@@ -8,11 +8,12 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from draftwise.core import Counters, ServerLoad, SpecStats
-from draftwise.facts.server_metrics import readings_by_sample
+from draftwise.facts.server_metrics import CACHE_CONFIG, readings_by_sample
 
-__all__ = ["has_spec_counters", "parse_counters", "parse_gauges"]
+__all__ = ["has_spec_counters", "parse_cache_tokens", "parse_counters", "parse_gauges"]
 
 _POSITION = re.compile(r'\bposition="(\d+)"')
+_LABEL = re.compile(r'(\w+)="([^"]*)"')
 _RANK = re.compile(r'\b(?:tp|pp)_rank="(?!0")')
 """A copy of what rank 0 reports (SGLang, when all its schedulers export)."""
 
@@ -43,6 +44,25 @@ def parse_gauges(text: str) -> ServerLoad:
 def has_spec_counters(text: str) -> bool:
     """Return whether the server counts drafts at all: vLLM does exactly when it was started to speculate."""
     return any(reading == "num_drafts" for reading, _, _, _ in _samples(text))
+
+
+def parse_cache_tokens(text: str) -> int | None:
+    """Return the tokens that vLLM's KV cache holds, summed over its engines: its config is the labels of a metric.
+
+    Older releases tell blocks and their size only, which is more than the cache holds where layers differ in what they
+    keep. None where it is not told.
+    """
+    total = 0
+    for line in text.splitlines():
+        if line.startswith(CACHE_CONFIG):
+            labels = dict(_LABEL.findall(line))
+            told = labels.get("kv_cache_size_tokens", "None")
+            blocks, size = (labels.get(name, "None") for name in ("num_gpu_blocks", "block_size"))
+            if told.isdigit():
+                total += int(told)
+            elif blocks.isdigit() and size.isdigit():
+                total += int(blocks) * int(size)
+    return total or None
 
 
 def _sum_up(text: str) -> dict[str, float]:

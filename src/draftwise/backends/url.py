@@ -30,8 +30,7 @@ class UrlBackend:
     """
 
     def __init__(self, name: str, url: str, *, api_key: str | None = None, command: str | None = None) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        if not _is_server(url):
             raise InvalidSetup.because(
                 "not-a-url", f"{url!r} is not an http(s) URL.", where="--url", fix="Example: http://127.0.0.1:8000."
             )
@@ -103,21 +102,21 @@ class UrlBackend:
     async def describe(self) -> ServerInfo:
         """Return the served model and the /version answer."""
         models = await self._get_json("/v1/models")
-        if not models.get("data"):
-            raise BackendError(f"{self.name}: {self.url}/v1/models lists no model. Is it an OpenAI-compatible server?")
-        first = models["data"][0]
-        version = await self._get("/version")
-        return ServerInfo(
-            model=first["id"],
-            max_model_len=first.get("max_model_len"),
-            version=version.json() if version.is_success else {},
-        )
+        try:
+            first = models["data"][0]
+            model, max_model_len = first["id"], first.get("max_model_len")
+        except (LookupError, TypeError, AttributeError):
+            raise BackendError(
+                f"{self.name}: {self.url}/v1/models lists no model. Is it an OpenAI-compatible server?"
+            ) from None
+        return ServerInfo(model=model, max_model_len=max_model_len, version=_object(await self._get("/version")) or {})
 
     def _open(self, transport: httpx.AsyncBaseTransport | None = None) -> None:
         headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
         # Proxies of the environment are for the internet; a measured server is reached directly.
         timeout = httpx.Timeout(600, connect=10)
         tls = httpx.create_ssl_context()
+        tls.set_alpn_protocols(["http/1.1"])
         self._client = httpx.AsyncClient(
             base_url=self.url, headers=headers, timeout=timeout, transport=transport, verify=tls, trust_env=False
         )
@@ -135,13 +134,26 @@ class UrlBackend:
         response = await self._get(path)
         if response.status_code in (401, 403):
             raise BackendError(f"{self.name}: {self.url} refuses the API key. Name its variable with --api-key-env.")
-        try:
-            answer = response.raise_for_status().json()
-        except (httpx.HTTPStatusError, ValueError):
-            answer = None
-        if not isinstance(answer, dict):
+        if (answer := _object(response)) is None:
             raise BackendError(
                 f"{self.name}: {self.url}{path} answered {response.status_code} without a JSON object. "
                 "Is it an OpenAI-compatible server?"
             )
         return answer
+
+
+def _is_server(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 0) >= 0
+    except ValueError:  # a port that is no number, a bracket that is not closed
+        return False
+
+
+def _object(response: httpx.Response) -> dict[str, Any] | None:
+    """Return the JSON object that a successful answer holds, None where it is or holds something else."""
+    try:
+        answer = response.json() if response.is_success else None
+    except ValueError:
+        return None
+    return answer if isinstance(answer, dict) else None

@@ -16,7 +16,7 @@ from typing import Any
 
 from draftwise.backends.base import ServerInfo
 from draftwise.backends.child import ChildBackend
-from draftwise.backends.exposition import has_spec_counters
+from draftwise.backends.exposition import has_spec_counters, parse_cache_tokens
 from draftwise.backends.gpus import Placement
 from draftwise.backends.vllm_command import check_arguments, check_command, compose, find_version, per_request_metrics
 from draftwise.backends.vllm_log import StartupLog, find_root_cause, is_port_taken
@@ -103,8 +103,10 @@ class VllmBackend(ChildBackend):
             version["speculative_config"] = resolved
         version |= {name: values.pop(name) for name in _IDENTITY if name in values}
         version.setdefault("version", values.pop("engine_version", None))
-        metrics = await self._get("/metrics")
-        started = {"seconds": self._startup.seconds(), **values, "counts_drafts": has_spec_counters(metrics.text)}
+        metrics = (await self._get("/metrics")).text
+        started = {"seconds": self._startup.seconds(), **values, "counts_drafts": has_spec_counters(metrics)}
+        if (tokens := parse_cache_tokens(metrics)) is not None:
+            started.setdefault("kv_cache_tokens", tokens)
         if self._placement is not None:
             started |= {"gpus": ",".join(self._placement.gpus), "servers_on_these_gpus": self._placement.sharing}
         return replace(info, version=version, started=started)
@@ -114,6 +116,10 @@ class VllmBackend(ChildBackend):
         shown = super().complaint()
         cause = find_root_cause(self._tail.lines)
         return f"Its log: {cause}\n{shown}" if cause else shown
+
+    def _needs_its_cores(self) -> bool:
+        # All CPU builds bind their threads to the same first cores, however many there are.
+        return self._placement is None or super()._needs_its_cores()
 
     async def _launch(self) -> None:
         version = await asyncio.to_thread(find_version, self._words)
@@ -133,15 +139,10 @@ class VllmBackend(ChildBackend):
             self.url = f"http://127.0.0.1:{port}"
             self._startup = StartupLog(time.monotonic())
             self._spawn([*words, "--host", "127.0.0.1", "--port", str(port)], self._environment())
-            while not (self._startup.is_ready or (self._startup.is_silent and self._listens(port))):
+            while not (self._startup.is_ready or _listens(port)):
                 await self._wait()
         await self._wait_for_health()
         self._watch(self._tail.read())
-
-    def _listens(self, port: int) -> bool:
-        """Return whether anything answers at the port (asked only of a server that logs nothing)."""
-        with socket.socket() as probe:
-            return probe.connect_ex(("127.0.0.1", port)) == 0
 
     def _environment(self) -> dict[str, str]:
         # No telemetry from measurements. A key meant for the operator's own server would lock this one.
@@ -183,9 +184,17 @@ class VllmBackend(ChildBackend):
         if not response.is_success:
             return None
         config = response.json().get("vllm_config")
-        if isinstance(config, dict) and "speculative_config" in config:
-            return {key: value for key, value in (config["speculative_config"] or {}).items() if value is not None}
-        return None
+        if not isinstance(config, dict) or "speculative_config" not in config:
+            return None  # releases before 0.12 answer with text, which the log holds too
+        # Nested are the configs of the two models, which are not the operator's to give.
+        given = (config["speculative_config"] or {}).items()
+        return {key: value for key, value in given if value is not None and not isinstance(value, dict)}
+
+
+def _listens(port: int) -> bool:
+    """Return whether a server listens at the port: vLLM does when its engine is up, whatever it is told to log."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def _reserve_port() -> socket.socket:

@@ -49,8 +49,9 @@ def compose(vllm: str, target: str, spec: SpecConfig | None, args: Sequence[str]
 
     Args:
         vllm: what starts vLLM, up to `serve`: `vllm`, a virtual environment's `bin/vllm`, `python -m
-            vllm.entrypoints.cli.main`, `docker run --network host ... --entrypoint vllm IMAGE`; or the older
-            `python -m vllm.entrypoints.openai.api_server`.
+            vllm.entrypoints.cli.main`; or the older `python -m vllm.entrypoints.openai.api_server`. In a container:
+            `docker run --rm --network host --gpus all -e CUDA_VISIBLE_DEVICES -v /models:/models --entrypoint vllm
+            IMAGE` (the host's network, as the port is chosen here; `-e NAME` hands the variable on).
         target: as this vLLM finds it.
         spec: speculative config, None for plain decoding.
         args: further arguments of `vllm serve`.

@@ -55,11 +55,6 @@ class StartupLog:
         """Whether it has said that it answers now."""
         return log_facts().phases[-1].name in self.began
 
-    @property
-    def is_silent(self) -> bool:
-        """Whether it has told nothing: its logging may be turned off."""
-        return len(self.began) == 1
-
     def doing(self, now: float) -> str:
         """Return the phase it is in and for how long."""
         phase, began = list(self.began.items())[-1]

@@ -13,7 +13,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from draftwise.backends.base import BrokenStream, Exchange, Piece
-from draftwise.backends.connection import Connection, LostError, PlainConnection, SecureConnection
+from draftwise.backends.connection import Connection, LostError
+from draftwise.backends.tls import Tls
 
 __all__ = ["Wire", "raise_file_limit"]
 
@@ -138,23 +139,18 @@ class Wire:
         raise failure
 
     async def _open_at(self, address: _Address) -> Connection:
-        loop = asyncio.get_running_loop()
         sock = socket.socket(address[0], socket.SOCK_STREAM)
         try:
             sock.setblocking(False)
-            await loop.sock_connect(sock, address[1])
-            if self._tls is None:
-                return PlainConnection(sock, self._now, self._silence_s)
-            _, connection = await loop.create_connection(
-                lambda: SecureConnection(self._now, self._silence_s),
-                ssl=self._tls,
-                server_hostname=self._host,
-                sock=sock,
-            )
+            await asyncio.get_running_loop().sock_connect(sock, address[1])
+            tls = None
+            if self._tls is not None:
+                tls = Tls(self._tls, self._host)
+                await tls.shake_hands(sock)
+            return Connection(sock, self._now, self._silence_s, tls)
         except BaseException:
             sock.close()
             raise
-        return connection
 
 
 def raise_file_limit() -> int | None:

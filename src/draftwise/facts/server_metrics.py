@@ -8,7 +8,11 @@ from types import MappingProxyType
 
 from draftwise.facts.stored import read_data
 
-__all__ = ["Reading", "readings_by_sample"]
+__all__ = ["CACHE_CONFIG", "Reading", "readings_by_sample"]
+
+CACHE_CONFIG = "vllm:cache_config_info"
+"""A gauge that is always 1 and whose labels are vLLM's cache config (vllm 0.9.2..0.33.0 v1/metrics/loggers.py;
+`kv_cache_size_tokens` is among them from 0.24.0 on)."""
 
 Reading = tuple[str, int]
 """What a sample says (a field of SpecStats, Counters or ServerLoad) and its rank: of two names for one thing in the

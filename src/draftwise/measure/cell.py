@@ -56,9 +56,9 @@ class Cell:
 
     @property
     def units(self) -> list[Unit]:
-        """Prompts that both arms answered, in the order of the run."""
-        plain = (unit for arm, unit in self.answers if arm == self.plain)
-        return [unit for unit in plain if (self.candidate, unit) in self.answers]
+        """Prompts of which both arms answered one and the same asking, in the order of the run."""
+        plain = {unit: readings for (arm, unit), readings in self.answers.items() if arm == self.plain}
+        return [unit for unit in plain if plain[unit].keys() & self.answers.get((self.candidate, unit), {}).keys()]
 
     def passes(self, arm: str) -> tuple[int, ...]:
         """Return the passes of which an arm measured something."""
@@ -122,18 +122,18 @@ def turn_key(window: Window) -> TurnKey:
 def cells(run: Run) -> Iterator[Cell]:
     """Yield a cell per workload, condition and candidate, then, with several workloads, the pooled ones.
 
-    Cells in which no turn has a partner, or no prompt was answered by both arms, are left out.
+    Cells in which no turn has a partner, or no prompt was answered by both arms, are left out. A pooled one takes the
+    passes that all workloads have: otherwise those that an adaptive run measured longest would weigh most, or it
+    would be no pool at all.
     """
     names = tuple(workload.name for workload in run.plan.workloads)
     groups = [(name, (name,)) for name in names] + ([(ALL, names)] if len(names) > 1 else [])
     plain, *candidates = (arm.name for arm in run.plan.arms)
     windows, turns = _by_place(run), _by_turn(run)
     for (workload, members), condition, candidate in product(groups, run.conditions, candidates):
-        sides = [
-            [w for name in members for w in windows.get((arm, name, condition.label), ())] for arm in (plain, candidate)
-        ]
-        shared = {turn_key(window) for window in sides[0]} & {turn_key(window) for window in sides[1]}
-        paired = sorted((w for side in sides for w in side if turn_key(w) in shared), key=lambda window: window.turn)
+        parts = [_pair(windows, (plain, candidate), name, condition.label) for name in members]
+        common = set.intersection(*({window.repeat for window in part} for part in parts))
+        paired = sorted((w for part in parts for w in part if w.repeat in common), key=lambda window: window.turn)
         mine = {window.turn: turns.get(window.turn, ()) for window in paired}
         cell = Cell(
             workload=workload,
@@ -147,6 +147,15 @@ def cells(run: Run) -> Iterator[Cell]:
         )
         if cell.units:
             yield cell
+
+
+def _pair(
+    windows: Mapping[tuple[str, str, str], Sequence[Window]], arms: tuple[str, str], workload: str, condition: str
+) -> list[Window]:
+    """Return the turns of one workload under one condition that both arms finished."""
+    sides = [windows.get((arm, workload, condition), ()) for arm in arms]
+    plain, candidate = ({turn_key(window) for window in side} for side in sides)
+    return [window for side in sides for window in side if turn_key(window) in plain & candidate]
 
 
 def _by_place(run: Run) -> dict[tuple[str, str, str], list[Window]]:

@@ -30,6 +30,7 @@ _DIALECTS: tuple[dict[str, Any], ...] = (
 """Optional request fields, fullest first: what vLLM takes, down to what any server takes."""
 _FULL_LENGTH = ("ignore_eos", "min_tokens")
 """Fields that make an answer as long as asked, best first: `min_tokens` also changes what may be sampled."""
+_OK = 200
 _SEEDS = 2**31
 """Servers differ in the integers they take; all take these."""
 
@@ -149,12 +150,18 @@ class Client:
         """Return the two most likely next tokens with their log-probabilities, None where the server cannot say."""
         body = {"model": self.model, "prompt": token_ids, "max_tokens": 1, "temperature": 0, "logprobs": 2}
         for extra in ({"return_tokens_as_token_ids": True}, {}):
-            response = await self.backend.client.post("/v1/completions", json=body | extra)
-            if response.is_success:
-                logprobs = response.json()["choices"][0].get("logprobs") or {}
-                first: dict[str, float] | None = (logprobs.get("top_logprobs") or [None])[0]
-                return first
+            exchange = await self.backend.stream("/v1/completions", json.dumps(body | extra).encode())
+            if exchange.status == _OK:
+                return _best_two(b"".join(piece for _, piece in exchange.received))
         return None
+
+
+def _best_two(answer: bytes) -> dict[str, float] | None:
+    try:
+        best: dict[str, float] = json.loads(answer)["choices"][0]["logprobs"]["top_logprobs"][0]
+    except (ValueError, LookupError, TypeError):  # a server that took the fields but does not know them
+        return None
+    return best
 
 
 def to_answer(sending: Sending, exchange: Exchange, reading: Reading) -> Answer:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import isfinite
 
 from draftwise.core import Comparison, Finding, Interval, Run, Severity, Verdict
@@ -105,6 +106,12 @@ class _Case:
     def warm_speedup(self) -> float | None:
         return numbers(self.known).speedup.value if self.known is not None and self.known.units else None
 
+    def needed(self, count: Callable[..., int | None], margin: float) -> int | None:
+        """Return how many prompts or passes would settle it; None where nothing varies, so that all is settled."""
+        if self.found.deciding.spread.variance == 0:
+            return None
+        return count(self.found.deciding, margin=margin, alpha=self.level)
+
     def interval(self, estimate: Estimate | None) -> Interval | None:
         return None if estimate is None else self.looks.interval(estimate, self.done)
 
@@ -141,7 +148,7 @@ def _describe(run: Run, case: _Case, thresholds: Thresholds) -> tuple[Comparison
         goodput_change=change_of_goodput(found.shared, found.design, thresholds, 1 - case.level),
         p_value=case.looks.adjust(found.deciding.p_value(), case.done),
         detectable=detectable if isfinite(detectable) else None,
-        prompts_needed=prompts_needed(found.deciding, margin=margin, alpha=case.level),
+        prompts_needed=case.needed(prompts_needed, margin),
     )
     return comparison, findings
 
@@ -156,7 +163,7 @@ def _conclude(
         findings,
         thresholds,
         promise=change_of_goodput(found.shared, found.design, thresholds, 1 - case.level / family),
-        passes_needed=passes_needed(found.deciding, len(draft.passes), margin=margin, alpha=case.level),
+        passes_needed=case.needed(partial(passes_needed, passes=len(draft.passes)), margin),
         losers=name_losers(case.cell, found.speedup),
     )
     outcome = settle(found.deciding, case.looks, case.done, margin=margin, family=family)

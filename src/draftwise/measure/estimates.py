@@ -57,7 +57,8 @@ def counted(cell: Cell, thresholds: Thresholds) -> tuple[Cell, Cell | None]:
     if not has_memory(cell, thresholds):
         return cell, None
     first, *later = cell.passes(cell.candidate)
-    return cell.only([first]), cell.only(later)
+    new = cell.only([first])
+    return (new, cell.only(later)) if new.units else (cell, None)
 
 
 def looks_of(run: Run, cell: Cell, *, remembers: bool) -> tuple[Looks, int]:

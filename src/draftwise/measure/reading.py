@@ -65,34 +65,45 @@ class Reading:
         if "error" in event:
             self.error = _message(event)
             return
-        self.usage = event.get("usage") or self.usage
-        speculation = (event.get("metrics") or {}).get("speculative_decoding") or {}
-        self.acceptance = tuple(speculation.get("acceptance_histogram") or ()) or self.acceptance
+        if usage := event.get("usage"):
+            self.usage = usage
         for choice in event.get("choices") or ():
-            self._add_choice(time, event, choice)
-        self.prompt_token_ids = self.prompt_token_ids or tuple(event.get("prompt_token_ids") or ())
+            self._add_choice(time, choice, usage)
+        if "prompt_token_ids" in event:
+            self._keep_prompt(event)
+        if metrics := event.get("metrics"):
+            speculation = metrics.get("speculative_decoding") or {}
+            self.acceptance = tuple(speculation.get("acceptance_histogram") or ())
 
-    def _add_choice(self, time: float, event: dict[str, Any], choice: dict[str, Any]) -> None:
+    def _add_choice(self, time: float, choice: dict[str, Any], usage: dict[str, Any] | None) -> None:
         delta = choice.get("delta") or {}
-        text = choice.get("text") or "".join(delta.get(name) or "" for name in _TEXT_FIELDS)
+        text = choice.get("text") or "".join([delta.get(name) or "" for name in _TEXT_FIELDS if name in delta])
         self._text.append(text)
-        self.finish_reason = choice.get("finish_reason") or self.finish_reason
-        self.token_ids += choice.get("token_ids") or ()
-        self.prompt_token_ids = self.prompt_token_ids or tuple(choice.get("prompt_token_ids") or ())
-        if (count := self._count(event, choice, bool(text or delta.get("tool_calls")))) > 0:
+        if reason := choice.get("finish_reason"):
+            self.finish_reason = reason
+        if "prompt_token_ids" in choice:
+            self._keep_prompt(choice)
+        ids = choice.get("token_ids")
+        if ids is not None:
+            self.token_ids += ids
+            count = len(ids)
+        else:
+            count = self._count(usage, bool(text or delta.get("tool_calls")))
+        if count > 0:
             self.chunks.append((time, count))
             self._counted += count
 
-    def _count(self, event: dict[str, Any], choice: dict[str, Any], says_something: bool) -> int:
-        """Return how many tokens a chunk brought."""
-        if choice.get("token_ids") is not None:
-            return len(choice["token_ids"])
-        if event.get("usage"):
-            return int(event["usage"].get("completion_tokens") or 0) - self._counted
+    def _count(self, usage: dict[str, Any] | None, says_something: bool) -> int:
+        """Return how many tokens a chunk without their ids brought."""
+        if usage:
+            return int(usage.get("completion_tokens") or 0) - self._counted
         if not says_something:
             return 0
         self.counts_exact = False
         return 1
+
+    def _keep_prompt(self, told: dict[str, Any]) -> None:
+        self.prompt_token_ids = self.prompt_token_ids or tuple(told["prompt_token_ids"] or ())
 
     def _settle(self) -> None:
         """Give the tokens that the chunks did not account for to the last chunk: their total is exact at least."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from importlib.resources import files
 from typing import Any
 
@@ -34,6 +35,8 @@ __all__ = ["render_page", "write_conclusions", "write_report"]
 
 _FOLDED = 16
 """Rows from which a table is folded away: a summary stands before it."""
+_SHOWN = (50, 99)
+"""Percentiles whose ratios have a column."""
 _LONGEST = 280
 """Characters of a sentence up to which it reads well as one."""
 
@@ -51,6 +54,8 @@ def write_report(directory: RunDirectory) -> tuple[Decision, dict[str, Any]]:
 def write_conclusions(directory: RunDirectory, found: Conclusions) -> tuple[Decision, dict[str, Any]]:
     """Write both files of a run whose conclusions are there already."""
     summary = summarise(found.run, found.decision, found.latencies, found.quality, found.thresholds)
+    summary["conversions"] = [asdict(each) | {"step_cost": each.step_cost} for each in found.conversions]
+    summary["definitions"]["conversion"] = conversion.DEFINITION
     directory.write("summary.json", json.dumps(summary, indent=2) + "\n")
     directory.write("report.html", render_page(found))
     return found.decision, summary
@@ -85,6 +90,7 @@ def render_page(found: Conclusions) -> str:
         colours=VERDICT_COLOURS,
         losses=LOSSES,
         quantiles=QUANTILES,
+        shown_quantiles=_SHOWN,
         acceptance_quantiles=ACCEPTANCE_QUANTILES,
         confidence=CONFIDENCE,
         folded=_FOLDED,

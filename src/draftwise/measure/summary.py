@@ -37,7 +37,7 @@ def summarise(
       names the ratio that decided, which is `deciding`. `speedup`, `total`, `ttft`, `tpot`, `throughput`: ratios.
       `percentiles`: ratios by `ttft`, `tpot`, `itl`, `e2e`, then `p50` to `p99`. `goodput`: shares of `plain` and
       `candidate` within the SLO, and their `change`. `p_value`, `adjusted_p` (Holm over the run), `detectable`,
-      `prompts_needed`; acceptance from the server's counters.
+      `prompts_needed`; `settled`: more passes would not change it; acceptance from the server's counters.
     - `crossovers`: where a candidate stops paying; `bands`: what to run at which load (`above`, `up_to`);
       `schedules`: the same as the engine's own schedule by batch size, with `remarks`.
     - `latencies`: of every arm, in milliseconds; `acceptance`: tokens per step of single requests, as quantiles and
@@ -94,6 +94,7 @@ _PLAIN_VALUES = (
     "adjusted_p",
     "detectable",
     "prompts_needed",
+    "settled",
 )
 
 

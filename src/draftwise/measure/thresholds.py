@@ -27,6 +27,8 @@ class Thresholds:
     """Share of outputs ending in a loop from which lookup methods look better than on real text."""
     memory: float = 0.05
     """Growth of tokens per step after the first pass from which a server is taken to remember its prompts."""
+    warmed: float = 0.10
+    """The same from which answers to prompts that it knows take an adoption away."""
     client_share: float = 0.20
     """Share of a machine's cores that the load generator may take from servers on the same machine."""
     client_busy: float = 0.70

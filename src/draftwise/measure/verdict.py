@@ -17,16 +17,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from enum import Enum, auto
 
 from draftwise.core import ClosedLoop, Comparison, Finding, Interval, Severity, Verdict
-from draftwise.measure.statistics import CONFIDENCE, FEWEST_PROMPTS
+from draftwise.measure.statistics import CONFIDENCE, FEWEST_PROMPTS, Outcome, conclude
 from draftwise.measure.thresholds import Thresholds
 
 __all__ = ["Deciding", "deciding", "find_signature", "judge"]
 
 
 _PROMISE = "share of the requests within the SLO"
+_BLIND = 2.0
+"""Detectable gain from which the spread itself is not known: two passes under load say nothing of the third."""
 _MOST_PASSES = 20
 """More passes than these over the same prompts are no advice."""
 
@@ -37,13 +38,6 @@ class Deciding:
 
     name: str
     ratio: Interval
-
-
-class _Side(Enum):
-    BETTER = auto()
-    WORSE = auto()
-    EQUAL = auto()
-    UNCLEAR = auto()
 
 
 def deciding(comparison: Comparison) -> Deciding:
@@ -80,55 +74,50 @@ def judge(
     """
     sides = dict(_sides(comparison, promise, thresholds))
     which = f" ({losers})" if losers else ""
-    if _Side.BETTER in sides.values() and _Side.WORSE in sides.values():
-        return Verdict.MIXED, f"{_listed(sides, _Side.BETTER)} better, {_listed(sides, _Side.WORSE)} worse{which}"
-    name, main = next(iter(sides.items()))
-    if name != _PROMISE and main in (_Side.BETTER, _Side.WORSE) and (doubt := _chance(comparison)):
+    better, worse = (
+        " and ".join(name for name, side in sides.items() if side is wanted)
+        for wanted in (Outcome.FASTER, Outcome.SLOWER)
+    )
+    if better and worse:
+        return Verdict.MIXED, f"{better} better, {worse} worse{which}"
+    name, side = next(iter(sides.items()))
+    if name != _PROMISE and side in (Outcome.FASTER, Outcome.SLOWER) and (doubt := _chance(comparison)):
         return Verdict.INCONCLUSIVE, doubt
-    if main is _Side.WORSE:
-        return (
-            Verdict.REJECT,
-            f"slower, with the whole interval below 1 and the estimate beyond {thresholds.margin:.0%}",
-        )
-    if main is _Side.BETTER and not _contradicted(comparison):
-        return _judge_gain(comparison, findings, thresholds, which)
-    if signature := find_signature(comparison):
+    if side is Outcome.SLOWER:
+        return Verdict.REJECT, _reject(name, thresholds)
+    if side is Outcome.FASTER and not _contradicted(comparison):
+        return _judge_gain(comparison, name, findings, thresholds, which)
+    if signature := find_signature(comparison, thresholds):
         return Verdict.MIXED, f"{signature}{which}"
-    return Verdict.INCONCLUSIVE, _doubt(comparison, main, passes_needed, thresholds)
+    return Verdict.INCONCLUSIVE, _doubt(comparison, side, passes_needed, thresholds)
 
 
-def find_signature(comparison: Comparison) -> str:
+def find_signature(comparison: Comparison, thresholds: Thresholds) -> str:
     """Return the signature of a mixed workload: half of the requests clearly faster, the slowest clearly slower.
 
-    Empty where there is none.
+    Empty where there is none, or where what the slowest lose is less than `tail_damage`.
     """
     for name, metric in (("time per token", "tpot"), ("end-to-end time", "e2e")):
         ratios = comparison.percentiles.get(metric, {})
-        if 50 in ratios and 99 in ratios and ratios[50].high < 1 and ratios[99].low > 1:
-            return (
-                f"a mixed workload: P50 of the {name} is {ratios[50].value:.2f}x plain's, P99 {ratios[99].value:.2f}x"
-            )
+        if 50 in ratios and 99 in ratios and ratios[50].high < 1 < ratios[99].low:
+            half, slowest = ratios[50].value, ratios[99].value
+            if half <= 1 - thresholds.margin and slowest > 1 + thresholds.tail_damage:
+                return f"a mixed workload: P50 of the {name} is {half:.2f}x plain's, P99 {slowest:.2f}x"
     return ""
 
 
-def _sides(comparison: Comparison, promise: Interval | None, thresholds: Thresholds) -> Iterator[tuple[str, _Side]]:
-    """Yield on which side each deciding measure lies, the one that comes first at first."""
+def _sides(
+    comparison: Comparison, promise: Interval | None, thresholds: Thresholds
+) -> Iterator[tuple[str, Outcome | None]]:
+    """Yield what each deciding measure says, the one that comes first at first."""
     margin, closed = thresholds.margin, isinstance(comparison.condition.load, ClosedLoop)
-    main = (deciding(comparison).name, _side(deciding(comparison).ratio, margin))
+    main = (deciding(comparison).name, conclude(deciding(comparison).ratio, margin))
     kept = []
     if promise is not None and (promise.low > 0 or promise.high < 0):
-        kept = [(_PROMISE, _Side.BETTER if promise.low > 0 else _Side.WORSE)]
+        kept = [(_PROMISE, Outcome.FASTER if promise.low > 0 else Outcome.SLOWER)]
     yield from [main, *kept] if closed else [*kept, main]
     if closed and comparison.throughput is not None and comparison.tpot is not None:
-        yield "time per token of a request", _side(_inverse(comparison.tpot), margin)
-
-
-def _side(ratio: Interval, margin: float) -> _Side:
-    if ratio.high < 1 and ratio.value <= 1 - margin:
-        return _Side.WORSE
-    if ratio.low > 1 + margin:
-        return _Side.BETTER
-    return _Side.EQUAL if 1 - margin < ratio.low and ratio.high < 1 + margin else _Side.UNCLEAR
+        yield "time per token of a request", conclude(_inverse(comparison.tpot), margin)
 
 
 def _inverse(ratio: Interval) -> Interval:
@@ -137,6 +126,12 @@ def _inverse(ratio: Interval) -> Interval:
         low=1 / ratio.high if ratio.high else 0.0,
         high=1 / ratio.low if ratio.low else float("inf"),
     )
+
+
+def _reject(name: str, thresholds: Thresholds) -> str:
+    if name == _PROMISE:
+        return "fewer requests within the SLO, with the whole interval below no change"
+    return f"slower, with the whole interval below 1 and the estimate beyond {thresholds.margin:.0%}"
 
 
 def _contradicted(comparison: Comparison) -> bool:
@@ -156,21 +151,21 @@ def _chance(comparison: Comparison) -> str:
 
 
 def _judge_gain(
-    comparison: Comparison, findings: Sequence[Finding], thresholds: Thresholds, which: str
+    comparison: Comparison, name: str, findings: Sequence[Finding], thresholds: Thresholds, which: str
 ) -> tuple[Verdict, str]:
+    gain = "more requests within the SLO" if name == _PROMISE else "faster"
     blocks = [finding for finding in findings if finding.severity is Severity.ERROR]
     if blocks:
-        return Verdict.BLOCKED, f"faster, but not to be trusted: {blocks[0].code} (see the findings)"
+        return Verdict.BLOCKED, f"{gain}, but not to be trusted: {blocks[0].code} (see the findings)"
     if comparison.num_prompts < FEWEST_PROMPTS:
         return Verdict.INCONCLUSIVE, (
-            f"faster, but {comparison.num_prompts} prompts say little about others; "
+            f"{gain}, but {comparison.num_prompts} prompts say little about others; "
             f"an adoption takes {FEWEST_PROMPTS} or more"
         )
-    if signature := find_signature(comparison):
-        return Verdict.MIXED, f"faster on the whole, but {signature}{which}"
-    if damage := _damage(comparison, thresholds):
-        return Verdict.MIXED, f"faster on the whole, but {damage}{which}"
-    return Verdict.ADOPT, f"faster, with the whole interval above {1 + thresholds.margin:.2f}"
+    if damage := find_signature(comparison, thresholds) or _damage(comparison, thresholds):
+        return Verdict.MIXED, f"{gain} on the whole, but {damage}{which}"
+    bound = "no change" if name == _PROMISE else f"{1 + thresholds.margin:.2f}"
+    return Verdict.ADOPT, f"{gain}, with the whole interval above {bound}"
 
 
 def _damage(comparison: Comparison, thresholds: Thresholds) -> str:
@@ -186,14 +181,17 @@ def _damage(comparison: Comparison, thresholds: Thresholds) -> str:
     return ""
 
 
-def _doubt(comparison: Comparison, main: _Side, passes_needed: int | None, thresholds: Thresholds) -> str:
-    if main is _Side.BETTER:
+def _doubt(comparison: Comparison, side: Outcome | None, passes_needed: int | None, thresholds: Thresholds) -> str:
+    if side is Outcome.FASTER:
         return "the server puts out more, but the time per token of a request does not fall with it"
-    if main is _Side.EQUAL:
+    if side is Outcome.EQUAL:
         return f"equal within {thresholds.margin:.0%}: no difference worth a change"
     text = f"the interval does not clear {1 + thresholds.margin:.2f}"
     if comparison.detectable is None:
-        return f"{text}; more prompts or passes would narrow it"
+        # One that remembers is judged by its first pass alone.
+        return f"{text}; more prompts{'' if comparison.warm_speedup is not None else ' or passes'} would narrow it"
+    if comparison.detectable > _BLIND:
+        return f"{text}: so few turns would have shown only {comparison.detectable:.1f}x or more; measure more passes"
     more = list(_remedies(comparison, passes_needed))
     remedy = (
         f"{' or '.join(more)} would settle it" if more else "it lies so close to a limit that more would hardly help"
@@ -207,7 +205,3 @@ def _remedies(comparison: Comparison, passes_needed: int | None) -> Iterator[str
         yield f"about {prompts - comparison.num_prompts} more prompts"
     if passes_needed is not None and passes < passes_needed <= _MOST_PASSES:
         yield f"{passes_needed} passes instead of {passes}"
-
-
-def _listed(sides: dict[str, _Side], side: _Side) -> str:
-    return " and ".join(name for name, found in sides.items() if found is side)

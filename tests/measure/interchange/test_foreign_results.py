@@ -86,6 +86,11 @@ class TestVllmBench:
         assert sorted({answer.repeat for answer in two.answers}) == [1, 2]
         assert two.num_requests == 8
 
+    def test_a_sweep_is_a_list_of_results(self, tmp_path: Path) -> None:
+        document = load(self.NAME)
+        path = save(tmp_path / "summary.json", [document, document | {"max_concurrency": 8}])
+        assert [cell.condition for cell in read_results(path).cells] == ["c=2", "c=8"]
+
 
 @pytest.mark.parametrize("version", ["0.3.1", "0.5.4", "0.8.1"])
 class TestGuidellm:
@@ -189,6 +194,7 @@ BAD: dict[str, Callable[[Path], Path]] = {
     "JSON of something else": lambda folder: _written(folder / "a.json", '{"a": 1}'),
     "nothing in it": lambda folder: _written(folder / "a.json", ""),
     "no text": lambda folder: _written(folder / "a.json", b"\xff\xfe\x00"),
+    "a raw record of genai-perf": lambda folder: save(folder / "a.json", {"experiments": [], "version": "1"}),
     "a field of another type": lambda folder: save(folder / "a.json", load("vllm-bench-0.32.json") | {"itls": 3}),
 }
 

@@ -160,6 +160,12 @@ def test_a_tokenizer_that_was_asked_for_must_be_there_and_one_that_was_not_need_
         assert "estimated" in load_workload("synthetic:n=1", tokenizer=hint).description
 
 
+@pytest.mark.parametrize("text", ["synthetic:n=1000000000", "synthetic:prompt=99999999"])
+def test_more_text_than_a_machine_holds_is_refused_at_once(text: str) -> None:
+    with pytest.raises(InvalidSetup, match="asks for more than 50 MB of text"):
+        load_workload(text)
+
+
 def test_a_part_of_the_prompts() -> None:
     first = load_workload("code#n=5").prompts
     assert first == load_workload("code").prompts[:5]

@@ -47,6 +47,11 @@ class TestStillTrue:
         assert verdict.kept is Kept.STILL
         assert verdict.change.low < 1 < verdict.change.high
 
+    def test_a_gain_that_shrank_but_stays_is_told(self) -> None:
+        compared = compare(measured(2.0), measured(1.5, seed=1, context=context("2")))
+        assert compared.is_still_true is True
+        assert "the gain itself moved in 1 of them, most with ngram k=3 on code at c=1: 0.7" in compose(compared)
+
     def test_an_upgrade_that_takes_the_gain_is_found_with_its_size(self) -> None:
         compared = compare(measured(1.5), measured(0.8, seed=1, context=context("2")))
         assert compared.is_still_true is False
@@ -54,6 +59,12 @@ class TestStillTrue:
         assert verdict.kept is Kept.CHANGED
         assert verdict.change.high < 0.7
         assert compose(compared).startswith("The answer is no longer true")
+
+    def test_what_neither_run_could_tell_is_no_answer(self) -> None:
+        compared = compare(measured(1.0), measured(1.0, seed=1))
+        assert [each.kept for each in compared.verdicts] == [Kept.NEITHER]
+        assert compared.is_still_true is None
+        assert compose(compared).startswith("It cannot be told")
 
     def test_a_faster_server_shows_arm_by_arm(self) -> None:
         faster = Truth(step_s=lambda prompt, condition: 0.008)

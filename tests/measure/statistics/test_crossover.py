@@ -28,12 +28,19 @@ def test_between_two_points_it_goes_by_the_logarithm_of_the_load() -> None:
 
 
 def test_between_far_points_nobody_knows_the_curve() -> None:
-    """Step times that grow linearly with the load cross at 10; a straight line from 1 to 32 says 8 or 20."""
-    points = [point(load, 2 * (10 + load / 2) / (10 + 2 * load), 0.005) for load in (1, 4, 16, 32)]
-    coarse, fine = find_crossing([points[0], points[3]]), find_crossing(points)
-    assert coarse.low < 10 < coarse.high
-    assert fine.low < 10 < fine.high
-    assert fine.high / fine.low < 0.6 * coarse.high / coarse.low
+    """A ratio of 1.4 until the batch fills the device at 28, then suddenly 0.95: a smooth curve would say 48."""
+    points = [point(load, 1.4 if load < 28 else 0.95, 0.005) for load in (1, 4, 16, 32, 64)]
+    coarse, fine = find_crossing([points[0], points[1], points[2], points[4]]), find_crossing(points)
+    assert (coarse.low, coarse.high) == (16, 64)
+    assert next_load([points[2], points[4]]) == 32
+    assert 16 < fine.low < 28 < fine.high <= 32
+
+
+def test_between_near_points_it_is_close_even_where_the_curve_bends() -> None:
+    """Step times that grow linearly with the load cross at 10."""
+    crossing = find_crossing([point(x, 2 * (10 + x / 2) / (10 + 2 * x), 0.005) for x in (1, 2, 4, 8, 16, 32)])
+    assert crossing.low < 10 < crossing.high
+    assert crossing.high / crossing.low < 1.2
 
 
 def test_where_all_pay_it_lies_above() -> None:
@@ -80,6 +87,7 @@ def test_deterministic_readings_cross_at_a_point() -> None:
         ([point(1, 0.9), point(8, 0.8)], {}, None),
         ([point(0.5, 0.9)], {"integer": False, "least": 0.1}, 0.25),
         ([point(4, math.e), point(64, 1 / math.e)], {}, 16),
+        ([point(9, 1.5), point(81, 0.9)], {}, 27),
         ([point(15, 1.1), point(16, 0.9)], {}, None),
         ([point(14, 1.05), point(16, 0.95)], {}, None),
     ],

@@ -157,6 +157,12 @@ def test_an_interval_excludes_a_ratio_just_when_its_test_is_significant(values: 
         assert (p_value < 0.05) == (not interval.low <= ratio <= interval.high)
 
 
+def test_rounding_is_no_difference() -> None:
+    """Servers on virtual time differ in the last digit of a float, always in the same direction."""
+    assert estimate(np.full((5, 3), 1 + 1e-15), np.ones((5, 3))).p_value() == 1
+    assert estimate(np.full((5, 3), 1.1), np.ones((5, 3))).p_value() < 1e-9
+
+
 def test_long_answers_weigh_more_in_the_total() -> None:
     tokens, plain_s, candidate_s = np.array([10.0, 90.0]), np.array([1.0, 9.0]), np.array([1.0, 4.5])
     design = Design.of([("short", 1), ("long", 2)])

@@ -29,6 +29,7 @@ def test_boundaries_are_those_of_the_literature() -> None:
 def test_one_look_costs_nothing() -> None:
     assert Looks.single(5).level(5) == pytest.approx(0.05, rel=1e-4)
     assert Looks.single(1).adjust(0.03, 1) == pytest.approx(0.03, rel=1e-2)
+    assert Looks.single(5).level(3) == pytest.approx(0.05, rel=1e-4), "cut off by accident, not because of a look"
     assert Looks.planned(1).passes == (1,)
     assert Looks.planned(5).passes == (2, 3, 4, 5)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 from dataclasses import fields
 from typing import Any
@@ -19,6 +20,7 @@ def main() -> None:
     parser.add_argument("--script", default="{}", help="Fields of FakeScript, as a JSON object.")
     parser.add_argument("--port", type=int, default=0, help="0 takes a free one.")
     given = parser.parse_args()
+    gc.disable()  # a collection would hold up all streams for milliseconds, and there are no cycles to collect
     asyncio.run(_serve(_read_script(parser, given.script), given.port))
 
 

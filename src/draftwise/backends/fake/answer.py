@@ -72,25 +72,24 @@ class FakeAnswer:
         if not self.streams:
             return b""
         tokens = self.tokens(start, end)
-        text = b"".join([b" %d" % token for token in tokens])
-        if self._chat:
-            role = b"" if start else b'"role": "assistant", '
-            parts = [self._head, b'"delta": {', role, b'"content": "', text, b'"}']
-        else:
-            parts = [self._head, b'"text": "', text, b'"']
         reason = b'"%b"' % self.finish_reason.encode() if end == self.num_tokens else b"null"
-        parts += (b', "finish_reason": ', reason)
+        parts = [self._head, self._content(tokens, start), b', "finish_reason": ', reason]
         if self._token_ids:
             parts.append(b', "token_ids": ' + _numbers(tokens))
             if not start:
                 parts.append(b', "prompt_token_ids": ' + _numbers(self.prompt))
         parts.append(b"}]")
         if self._running_usage:
-            count = len(self.prompt)
-            usage = (count, end, count + end)
-            parts.append(b', "usage": {"prompt_tokens": %d, "completion_tokens": %d, "total_tokens": %d}' % usage)
+            counts = (len(self.prompt), end, len(self.prompt) + end)
+            parts.append(b', "usage": {"prompt_tokens": %d, "completion_tokens": %d, "total_tokens": %d}' % counts)
         parts.append(b"}\n\n")
         return b"".join(parts)
+
+    def _content(self, tokens: Sequence[int], start: int) -> bytes:
+        text = b"".join([b" %d" % token for token in tokens])
+        if not self._chat:
+            return b'"text": "%b"' % text
+        return b'"delta": {%b"content": "%b"}' % (b"" if start else b'"role": "assistant", ', text)
 
     def ending(self, metrics: Mapping[str, Any]) -> bytes:
         """Return what comes after the last token; `metrics` goes beside the usage."""

@@ -190,14 +190,5 @@ class Batch:
 
     def _note(self, stream: Stream, outcome: str) -> None:
         """Write down how a request ended."""
-        served = stream.served
-        served.ended, served.outcome = self._loop.time(), outcome
-        self._metrics.count_request(
-            outcome=outcome,
-            arrived=served.arrived,
-            started=served.started,
-            first=served.chunks[0][0] if served.chunks else None,
-            last=served.ended,
-            prompt_tokens=len(stream.answer.prompt),
-            tokens=stream.done,
-        )
+        stream.served.ended, stream.served.outcome = self._loop.time(), outcome
+        self._metrics.count_request(stream)

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from draftwise.backends.fake.stream import Stream
 from draftwise.core import Counters, ServerLoad, SpecStats
 from draftwise.facts.metrics import (
     METRICS,
@@ -90,34 +91,24 @@ class FakeMetrics:
         self._histograms = {row.name.removeprefix("vllm:"): _Histogram(row, max_model_len) for row in rows}
         self.add_gap = self._histograms["inter_token_latency_seconds"].add
 
-    def count_request(
-        self,
-        *,
-        outcome: str,
-        arrived: float,
-        started: float | None,
-        first: float | None,
-        last: float,
-        prompt_tokens: int,
-        tokens: int,
-    ) -> None:
-        """Count a request that has ended, by the times of its milestones (None: not reached)."""
-        self.finished[outcome] += 1
-        if started is None or first is None:
+    def count_request(self, stream: Stream) -> None:
+        """Count a request that has ended, as far as it came."""
+        served, tokens = stream.served, stream.done
+        self.finished[served.outcome] += 1
+        if served.started is None or not served.chunks or served.ended is None:
             return
-        self._observe(
-            time_to_first_token_seconds=first - arrived,
-            e2e_request_latency_seconds=last - arrived,
-            request_queue_time_seconds=started - arrived,
-            request_inference_time_seconds=last - started,
-            request_prefill_time_seconds=first - started,
-            request_decode_time_seconds=last - first,
-            request_time_per_output_token_seconds=(last - first) / max(1, tokens - 1),
-            request_prompt_tokens=prompt_tokens,
-            request_generation_tokens=tokens,
-        )
-
-    def _observe(self, **values: float) -> None:
+        first = served.chunks[0][0]
+        values = {
+            "time_to_first_token_seconds": first - served.arrived,
+            "e2e_request_latency_seconds": served.ended - served.arrived,
+            "request_queue_time_seconds": served.started - served.arrived,
+            "request_inference_time_seconds": served.ended - served.started,
+            "request_prefill_time_seconds": first - served.started,
+            "request_decode_time_seconds": served.ended - first,
+            "request_time_per_output_token_seconds": (served.ended - first) / max(1, tokens - 1),
+            "request_prompt_tokens": len(stream.answer.prompt),
+            "request_generation_tokens": tokens,
+        }
         for name, value in values.items():
             self._histograms[name].add(value)
 
@@ -132,40 +123,39 @@ class FakeMetrics:
 
     def exposition(self, foreign_tokens: int, load: ServerLoad) -> str:
         """Return the text that Prometheus scrapes."""
-        lines = [line for row, value in self._readings(foreign_tokens, load) for line in self._family(row, value)]
-        spec = spec_stats(self.steps)
-        if len(self.steps) > 1:
-            row = SPEC_NUM_ACCEPTED_TOKENS_PER_POS
-            counts = spec.accepted_per_pos or (0,) * (len(self.steps) - 1)
+        lines: list[str] = []
+        for row, samples in self._families(foreign_tokens, load):
             lines += _about(row)
-            lines += [f'{row.sample}{{{self._labels},position="{i}"}} {count}' for i, count in enumerate(counts)]
-        success = get_metric("request_success")
-        lines += _about(success)
-        lines += [
-            f'{success.sample}{{{self._labels},finished_reason="{why}"}} {count}'
-            for why, count in self.finished.items()
-        ]
+            lines += [f"{row.sample}{{{self._labels}{more}}} {float(value)}" for more, value in samples.items()]
         for histogram in self._histograms.values():
             lines += (*_about(histogram.row), *histogram.lines(self._labels))
         return "\n".join(lines) + "\n"
 
-    def _readings(self, foreign_tokens: int, load: ServerLoad) -> Iterator[tuple[Metric, float]]:
-        counters = self.counters(foreign_tokens)
-        if len(self.steps) > 1:
-            yield SPEC_NUM_DRAFTS, counters.spec.num_drafts
-            yield SPEC_NUM_DRAFT_TOKENS, counters.spec.num_draft_tokens
-            yield SPEC_NUM_ACCEPTED_TOKENS, counters.spec.num_accepted_tokens
-        yield get_metric("generation_tokens"), counters.generation_tokens or 0
-        yield get_metric("prompt_tokens"), self.prompt_tokens
-        yield get_metric("prefix_cache_queries"), self.prompt_tokens
-        yield get_metric("prefix_cache_hits"), self.prefix_hits
-        yield get_metric("num_requests_running"), load.running or 0
-        yield get_metric("num_requests_waiting"), load.waiting or 0
-        yield get_metric("kv_cache_usage_perc"), load.kv_usage or 0
-
-    def _family(self, row: Metric, value: float) -> Iterator[str]:
-        yield from _about(row)
-        yield f"{row.sample}{{{self._labels}}} {float(value)}"
+    def _families(self, foreign_tokens: int, load: ServerLoad) -> Iterator[tuple[Metric, dict[str, float]]]:
+        """Yield counters and gauges with their values by further labels."""
+        k = len(self.steps) - 1
+        if k:
+            spec = spec_stats(self.steps)
+            yield SPEC_NUM_DRAFTS, {"": spec.num_drafts}
+            yield SPEC_NUM_DRAFT_TOKENS, {"": spec.num_draft_tokens}
+            yield SPEC_NUM_ACCEPTED_TOKENS, {"": spec.num_accepted_tokens}
+            counts = enumerate(spec.accepted_per_pos or (0,) * k)
+            yield SPEC_NUM_ACCEPTED_TOKENS_PER_POS, {f',position="{i}"': count for i, count in counts}
+        readings = {
+            "generation_tokens": self.generation_tokens + foreign_tokens,
+            "prompt_tokens": self.prompt_tokens,
+            "prefix_cache_queries": self.prompt_tokens,
+            "prefix_cache_hits": self.prefix_hits,
+            "num_requests_running": load.running or 0,
+            "num_requests_waiting": load.waiting or 0,
+            "kv_cache_usage_perc": load.kv_usage or 0,
+        }
+        for name, value in readings.items():
+            yield get_metric(name), {"": value}
+        yield (
+            get_metric("request_success"),
+            {f',finished_reason="{why}"': count for why, count in self.finished.items()},
+        )
 
 
 def _about(row: Metric) -> tuple[str, str]:

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 
 from draftwise.core import Finding, Interval, Run
 from draftwise.measure.cell import Cell, cells
-from draftwise.measure.guards.caches import check_memory, check_prefix_cache, finds_prompts_cached
+from draftwise.measure.guards.caches import check_prefix_cache, finds_prompts_cached
 from draftwise.measure.guards.client import check_client
 from draftwise.measure.guards.finding import info, warning
 from draftwise.measure.guards.load import check_load
 from draftwise.measure.guards.machine import check_machine
+from draftwise.measure.guards.memory import check_memory
 from draftwise.measure.guards.outputs import check_stability
 from draftwise.measure.guards.prompts import check_prompts, check_repetitions
 from draftwise.measure.guards.setup import check_setup

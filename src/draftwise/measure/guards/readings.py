@@ -52,12 +52,18 @@ def pace_s(answer: Answer) -> float | None:
 
 
 def step_tokens(answers: Iterable[Answer]) -> float | None:
-    """Return the tokens per chunk after the first: what a decoding step emitted, as far as chunks show it."""
+    """Return the tokens per decoding step of some answers, None without a step.
+
+    As the server told for each request, else per chunk after the first: a server sends what each step brings.
+    """
     tokens = steps = 0
     for answer in answers:
-        if answer.timing.chunks:
-            tokens += answer.timing.num_tokens - answer.timing.chunks[0][1]
+        if answer.acceptance:
+            steps += sum(answer.acceptance)
+            tokens += sum(count * (1 + accepted) for accepted, count in enumerate(answer.acceptance))
+        elif answer.timing.chunks:
             steps += len(answer.timing.chunks) - 1
+            tokens += answer.timing.num_tokens - answer.timing.chunks[0][1]
     return tokens / steps if steps else None
 
 

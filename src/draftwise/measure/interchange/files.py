@@ -33,6 +33,9 @@ def read_results(path: Path) -> Results:
     documents = _documents(path)
     source = str(path)
     try:
+        if len(documents) == 1 and isinstance(documents[0], list):
+            # summary.json of `vllm bench sweep serve`
+            documents = documents[0]
         if documents and all(map(is_vllm_bench, documents)):
             return read_vllm_bench(documents, source)
         if documents and all(map(is_aiperf_record, documents)):
@@ -43,6 +46,8 @@ def read_results(path: Path) -> Results:
             return read_aiperf((), documents[0], source)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise unreadable(source, f"a field is not what it should be ({error!r})") from error
+    if documents and isinstance(documents[0], dict) and "experiments" in documents[0]:
+        raise unreadable(source, "it is genai-perf's raw record; profile_export_genai_perf.json beside it is read")
     raise unreadable(source, "it has none of the formats")
 
 

@@ -96,7 +96,8 @@ class Crew:
             self._busy = set(hands)
             for number, hand in enumerate(hands):
                 share = Share(number=number, of=len(hands))
-                hand.pipe.send(Job(turn=turn, seed=seed, began=began, share=share))
+                with suppress(OSError):  # it has ended, which will be heard
+                    hand.pipe.send(Job(turn=turn, seed=seed, began=began, share=share))
             return await self._attend(on_answer)
         except BaseException:
             self._dismiss(on_answer)
@@ -185,7 +186,7 @@ def _hire(client: Client) -> _Hand:
     ours, theirs = socket.socketpair()
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, "-c", _WORKER, str(theirs.fileno())],
+            [sys.executable, "-P", "-c", _WORKER, str(theirs.fileno())],
             stdin=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
         )

@@ -24,8 +24,11 @@ def draw_by_position(material: Material, found: Sequence[Acceptance]) -> Figure:
     def draw(axes: Axes, index: int) -> None:
         for each in found:
             if (each.workload, each.temperature) == groups[index] and (rates := each.stats.rate_per_pos):
-                style = material.styles[each.candidate]
-                axes.plot(range(1, len(rates) + 1), rates, label=each.candidate, **style.of_line)
+                look = material.styles[each.candidate].of_line
+                if len(rates) == 1:
+                    # A ring: a longer draft of the same head has its first point in the same place.
+                    look |= {"markersize": 9, "markerfacecolor": "none"}
+                axes.plot(range(1, len(rates) + 1), rates, label=each.candidate, **look)
         axes.set_ylim(0, 1)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 

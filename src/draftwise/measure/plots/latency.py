@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from draftwise.core import Condition, Timing
 from draftwise.measure.latency import QUANTILES, Latencies
 from draftwise.measure.plots.material import Material, Sweep
-from draftwise.measure.plots.style import draw_panels, set_load_axis
+from draftwise.measure.plots.style import draw_panels, set_load_axis, set_time_axis
 
 __all__ = ["READINGS", "draw_distributions", "draw_latency_over_load", "draw_pareto", "pick_cells"]
 
@@ -74,10 +74,11 @@ def draw_latency_over_load(material: Material, sweeps: Sequence[Sweep], reading:
             axes.plot(loads, [values[_P50] for _, values in found], label=arm, **style.of_line)
             axes.plot(loads, [values[_P99] for _, values in found], **thin)
         set_load_axis(axes, sweep.loads)
-        axes.set_yscale("log")
+        set_time_axis(axes)
 
     titles = [material.title(each.workload, each.temperature) for each in sweeps]
-    return draw_panels(titles, draw, xlabel=_load_label(sweeps), ylabel=f"{READINGS[reading][0]} (ms)")
+    ylabel = f"{READINGS[reading][0]} (ms)"
+    return draw_panels(titles, draw, xlabel=_load_label(sweeps), ylabel=ylabel, sharey=False)
 
 
 def draw_pareto(material: Material, sweeps: Sequence[Sweep]) -> Figure:

@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
 from draftwise.core import Arm, Verdict
 from draftwise.plan.drawing import PALETTE, PLAIN
 
-__all__ = ["VERDICT_COLOURS", "WIDTH", "Style", "draw_panels", "set_load_axis", "style_arms"]
+__all__ = ["VERDICT_COLOURS", "WIDTH", "Style", "draw_panels", "set_load_axis", "set_time_axis", "style_arms"]
 
 VERDICT_COLOURS = {
     Verdict.ADOPT: "#16a34a",
@@ -30,6 +31,8 @@ _PANEL_HEIGHT = 2.5
 _MARKERS = ("o", "s", "D", "^", "v", "P")
 _LINES = ("-", "--", ":", "-.")
 _MOST_TICKS = 7
+_WIDE = 5.0
+"""Ratio of the longest to the shortest time from which an axis is logarithmic."""
 _LEGEND_CHARACTERS = 84
 """That fit in one line."""
 
@@ -90,6 +93,18 @@ def draw_panels(
         columns = max(1, min(len(legend), _LEGEND_CHARACTERS // (6 + max(map(len, legend)))))
         figure.legend(list(legend.values()), list(legend), loc="outside upper center", ncols=columns)
     return figure
+
+
+def set_time_axis(axes: Axes) -> None:
+    """Make y start at 0, or logarithmic with plain numbers where the readings are too far apart for that."""
+    values = [float(value) for line in axes.get_lines() for value in np.asarray(line.get_ydata())]
+    if values and max(values) > _WIDE * min(values) > 0:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.yaxis.set_minor_locator(NullLocator())
+    else:
+        axes.set_ylim(bottom=0)
 
 
 def set_load_axis(axes: Axes, loads: Sequence[float]) -> None:

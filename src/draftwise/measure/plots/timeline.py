@@ -16,7 +16,7 @@ from draftwise.plan.drawing import INK
 
 __all__ = ["draw_timeline"]
 
-_BINS = 40
+_BINS = 24
 _FEW = 400
 """Turns up to which each is drawn as a dot."""
 

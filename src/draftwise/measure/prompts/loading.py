@@ -15,14 +15,14 @@ from typing import Any
 from draftwise.core import InvalidSetup, Prompt, Workload
 from draftwise.measure.prompts.clock import from_begin
 from draftwise.measure.prompts.faults import Faults
-from draftwise.measure.prompts.lengths import Length, Tokens, find_tokens, parse_length
+from draftwise.measure.prompts.lengths import CHARS_PER_TOKEN, Length, Tokens, find_tokens, parse_length
 from draftwise.measure.prompts.logged_prompts import LogReader
 from draftwise.measure.prompts.logs import SHAPES, find_logged
 from draftwise.measure.prompts.reshape import in_bucket, set_form, set_outputs, share_prefixes, split_by_length
 from draftwise.measure.prompts.rows import MAX_ROWS, Row, read_rows
 from draftwise.measure.prompts.spec import BUNDLED, Kind, WorkloadSpec, check_options, parse_spec
 from draftwise.measure.prompts.texts import RANDOM, find_source
-from draftwise.measure.prompts.trace import TraceReader, find_format
+from draftwise.measure.prompts.trace import MAX_CHARS, TraceReader, find_format
 
 __all__ = ["load_workload", "load_workloads", "read_workload"]
 
@@ -96,8 +96,7 @@ def _make(spec: WorkloadSpec, tokens: Tokens, notes: list[str]) -> tuple[Prompt,
     source = find_source(spec.source or _SOURCE, tokens)
     prompt = spec.prompt or parse_length(_SYNTHETIC_LENGTH)
     output = spec.output or parse_length(_SYNTHETIC_OUTPUT)
-    rng = random.Random(f"{spec.seed}-prompts")
-    lengths = [prompt.draw(rng) for _ in range(spec.n or _SYNTHETIC_PROMPTS)]
+    lengths = _draw_lengths(prompt, spec)
     notes += [f"synthetic, seed {spec.seed}", f"prompt tokens {prompt.label}, output tokens {output.label}",
               source.note, tokens.note]  # fmt: skip
     made = (
@@ -110,6 +109,21 @@ def _make(spec: WorkloadSpec, tokens: Tokens, notes: list[str]) -> tuple[Prompt,
         for number, length in enumerate(lengths)
     )
     return set_outputs(tuple(made), length=output, force=None, seed=spec.seed)
+
+
+def _draw_lengths(prompt: Length, spec: WorkloadSpec) -> list[int]:
+    rng, lengths, total = random.Random(f"{spec.seed}-prompts"), list[int](), 0
+    for _ in range(spec.n or _SYNTHETIC_PROMPTS):
+        lengths.append(prompt.draw(rng))
+        total += lengths[-1]
+        if CHARS_PER_TOKEN * total > MAX_CHARS:
+            raise InvalidSetup.because(
+                "too-much-text",
+                f"asks for more than {MAX_CHARS // 10**6} MB of text.",
+                where=spec.text,
+                fix="Lower n or prompt: a run goes over a workload again and again where it needs more requests.",
+            )
+    return lengths
 
 
 def _read(

@@ -22,6 +22,8 @@ class Kept(StrEnum):
     """The second measurement is inconclusive where the first was not."""
     NEWLY = "newly told"
     """The first was inconclusive, the second is not."""
+    NEITHER = "told by neither"
+    """Inconclusive in both: no answer that could stay true."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +78,9 @@ def ratio_of_ratios(before: Interval, after: Interval) -> Interval:
 
 
 def _judge(before: Verdict, after: Verdict) -> Kept:
-    if before == after:
+    if before is after is Verdict.INCONCLUSIVE:
+        return Kept.NEITHER
+    if before is after:
         return Kept.STILL
     if after is Verdict.INCONCLUSIVE:
         return Kept.OPEN

@@ -53,11 +53,11 @@ class Compared:
     def is_still_true(self) -> bool | None:
         """Whether every verdict of the first run stands; None where it cannot be told."""
         kept = {each.kept for each in self.verdicts}
-        if not self.is_like_for_like or not kept:
+        if not self.is_like_for_like:
             return None
         if Kept.CHANGED in kept:
             return False
-        return None if Kept.OPEN in kept else True
+        return True if Kept.STILL in kept and Kept.OPEN not in kept else None
 
 
 def read_side(path: Path) -> Side:
@@ -104,7 +104,7 @@ def compare_sides(before: Side, after: Side, asked: Collection[str]) -> Compared
 
 def _other_places(pairs: Iterable[tuple[Measured, Measured]], asked: Collection[str]) -> Iterator[Difference]:
     """Yield what differs between cells that are a pair for want of any other."""
-    kinds = {"workload": "workload", "condition": "parameters", "arm": "speculative config"}
+    kinds = {"workload": "workload", "condition": "parameters", "arm": "speculation"}
     for old, new in pairs:
         for name, kind in kinds.items():
             before, after = getattr(old, name), getattr(new, name)

@@ -10,7 +10,7 @@ from draftwise.measure.interchange import Results
 
 __all__ = ["KINDS", "Difference", "find_differences"]
 
-KINDS = ("version", "model", "hardware", "software", "command", "speculative config", "workload", "parameters", "tool")
+KINDS = ("version", "model", "hardware", "software", "command", "speculation", "workload", "parameters", "tool")
 """What two measurements can differ in; a name in a context begins with its kind."""
 _KIND_OF = {
     "tokenizer": "model",
@@ -43,7 +43,10 @@ class Difference:
 
 
 def find_differences(before: Results, after: Results, asked: Collection[str]) -> tuple[Difference, ...]:
-    """Return what differs; what neither side knows is left out, what one alone knows is a difference of `tool`s."""
+    """Return what differs.
+
+    What only one side knows counts, unless the sides are of different tools, each of which records its own things.
+    """
     found = []
     if before.tool != after.tool:
         found.append(_difference("tool", "tool", before.tool, after.tool, asked))

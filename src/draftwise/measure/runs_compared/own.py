@@ -56,10 +56,11 @@ def _context(run: Run) -> dict[str, Any]:
         server = servers.get(arm.name) or {}
         found |= _flat(f"version.{arm.name}", server.get("version") or {})
         found[f"command.{arm.name}"] = _same_everywhere(server.get("command"))
-        found[f"speculative config.{arm.name}"] = arm.spec.to_json() if arm.spec else "none"
+        found[f"speculation.{arm.name}"] = arm.spec.to_json() if arm.spec else "none"
     for workload in plan.workloads:
         found[f"workload.{workload.name}"] = f"{len(workload.prompts)} prompts, sha256 {workload.sha256[:16]}"
-    found |= {"parameters.seed": plan.seed, "parameters.warmup": plan.warmup, "parameters.passes": plan.repeats}
+    # How many passes were made is no difference in what was measured: it is in the intervals.
+    found |= {"parameters.seed": plan.seed, "parameters.warmup": plan.warmup}
     return found
 
 

@@ -43,11 +43,21 @@ def compose(compared: Compared) -> str:
         return "No verdicts to compare (a plain and a speculating arm in both): the ratios stand for themselves."
     counts = {kept: sum(each.kept is kept for each in compared.verdicts) for kept in Kept}
     told = ", ".join(f"{count} {kept}" for kept, count in counts.items() if count)
-    if counts[Kept.CHANGED]:
+    if compared.is_still_true is False:
         return f"The answer is no longer true: {told} of {len(compared.verdicts)} verdicts."
-    if counts[Kept.OPEN]:
+    if compared.is_still_true is None:
         return f"It cannot be told whether the answer is still true: {told} of {len(compared.verdicts)} verdicts."
-    return f"The answer is still true: {told} of {len(compared.verdicts)} verdicts."
+    return f"The answer is still true: {told} of {len(compared.verdicts)} verdicts{_moved(compared.verdicts)}."
+
+
+def _moved(verdicts: Sequence[VerdictChange]) -> str:
+    """Return how far gains moved though their verdicts stand; empty where none is shown to have."""
+    moved = [each for each in verdicts if not each.change.low <= 1 <= each.change.high]
+    if not moved:
+        return ""
+    most = max(moved, key=lambda each: abs(math.log(each.change.value)))
+    place = f"{most.candidate} on {most.workload} at {most.condition}"
+    return f"; the gain itself moved in {len(moved)} of them, most with {place}: {_ratio(most.change)} of what it was"
 
 
 def difference_rows(differences: Sequence[Difference]) -> Iterator[tuple[str, str, str, str]]:

@@ -1,13 +1,4 @@
-"""Variance of a number that many readings add up to, when readings of a prompt and of a pair of turns belong together.
-
-What is resampled in a bootstrap over prompts and pairs of turns (Owen, "The pigeonhole bootstrap", Annals of Applied
-Statistics 2007; for benchmarks: Kalibera and Jones, "Rigorous benchmarking in reasonable time", ISMM 2013) has, for
-sums, a closed form: the variance over prompts, plus the variance over pairs, minus that over prompts within pairs,
-which both of the former contain (Cameron, Gelbach and Miller, "Robust inference with multiway clustering", Journal of
-Business and Economic Statistics 2011). The pigeonhole bootstrap itself counts the last part three times: up to 1.7
-times too wide where readings differ by noise alone, as in an A/A run. Every number here is made such a sum by its
-influence function: by how much each reading shifts it.
-"""
+"""Variance of a number that many readings add up to, when prompts and pairs of turns have their luck in common."""
 
 from __future__ import annotations
 
@@ -46,6 +37,14 @@ class Spread:
 
 def spread(influence_N: Array, design: Design) -> Spread:
     """Return the spread of an estimate to which each request adds its influence; all influences sum to 0.
+
+    What is resampled in a bootstrap over prompts and pairs of turns (Owen, "The pigeonhole bootstrap", Annals of
+    Applied Statistics 2007; for benchmarks Kalibera and Jones, "Rigorous benchmarking in reasonable time", ISMM 2013,
+    and Hoefler and Belli, "Scientific benchmarking of parallel computing systems", SC 2015) has, for sums, a closed
+    form: the variance over prompts, plus that over pairs, minus that over prompts within pairs, which both contain
+    (Cameron, Gelbach and Miller, "Robust inference with multiway clustering", JBES 2011). The pigeonhole bootstrap
+    counts this last part three times: up to 1.7 times too wide where readings differ by noise alone, as in A/A runs.
+    Every number here is made such a sum by its influence function: by how much each reading shifts it.
 
     Degrees of freedom are Satterthwaite's (1946), from those of the parts, with a limit by the number of pairs; two
     pairs are one degree, which makes every interval very wide: wait for the third. Simulated in

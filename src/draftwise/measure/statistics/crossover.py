@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from draftwise.measure.statistics.design import Array
 from draftwise.measure.statistics.estimate import CONFIDENCE, Estimate
-from draftwise.measure.statistics.falling import fall, find_roots
+from draftwise.measure.statistics.falling import fall, find_brackets, find_roots
 
 __all__ = ["Crossing", "LoadPoint", "find_crossing", "next_load"]
 
@@ -20,6 +20,8 @@ _FEWEST_SHARED = 3
 _LEAST_VARIANCE = 1e-12
 _LEAST_SHARE = 1e-4
 _WORTH = 0.9
+_NEAR = 2.0
+"""Factor between loads up to which a smooth curve between them is believed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +51,9 @@ def find_crossing(points: Sequence[LoadPoint], *, confidence: float = CONFIDENCE
     monotone cubic pieces between loads. Its interval comes from redrawing all speed-ups together: prompts that gain
     more at one load do so at the next, so what they add to the error is common to neighbouring loads and does not
     average out (covariance of the prompts' ratios); the luck of turns is each load's own. It also spans what straight
-    pieces would say, over the logarithm and over the load itself: between far loads the curve is a guess. None
-    without a point of known error.
+    pieces would say, over the logarithm and over the load itself, and all that lies between loads more than a factor
+    of 2 apart: of a curve with a knee (a batch that begins to fill the device) one knows no more than that it falls.
+    None without a point of known error.
     """
     known = sorted((p for p in points if math.isfinite(p.estimate.spread.variance)), key=lambda point: point.load)
     if not known:
@@ -71,9 +74,14 @@ def find_crossing(points: Sequence[LoadPoint], *, confidence: float = CONFIDENCE
 
 def _guesses(load_K: Array, drawn_BK: Array) -> Iterator[Array]:
     """Yield [B] the loads at which curves cross, for each idea of how they run between the measured loads."""
-    yield np.exp(find_roots(np.log(load_K), drawn_BK))
+    smooth_B = np.exp(find_roots(np.log(load_K), drawn_BK))
+    yield smooth_B
     yield np.exp(find_roots(np.log(load_K), drawn_BK, straight=True))
     yield find_roots(load_K, drawn_BK, straight=True)
+    below_B, above_B = find_brackets(load_K, drawn_BK)
+    far_B = (below_B > 0) & (above_B > _NEAR * below_B) & (above_B < math.inf)
+    yield np.where(far_B, below_B, smooth_B)
+    yield np.where(far_B, above_B, smooth_B)
 
 
 def _interval(roots_B: Array, smallest: float, confidence: float) -> tuple[float, float]:
@@ -95,23 +103,32 @@ def next_load(
 
     Well enough: the ends of its interval are within a factor of each other, no other whole number lies between, or
     one more measurement as certain as its neighbours would not narrow the interval by a tenth (what then is missing
-    are prompts or passes, not loads). Outside the measured loads it doubles or halves, up to `most` or down to
-    `least`.
+    are prompts or passes, not loads). It halves the way between far loads, and outside the measured ones it doubles
+    or halves the load, up to `most` or down to `least`.
     """
     crossing = find_crossing(points)
     if crossing is None:
         return None
-    loads = sorted({point.load for point in points})
+    known = {point.load: point for point in points if math.isfinite(point.estimate.spread.variance)}
+    loads = sorted(known)
     if math.isinf(crossing.high) and 2 * loads[-1] <= most:
         return 2 * loads[-1]
-    if crossing.low <= loads[0] and loads[0] / 2 >= least:
+    if known[loads[0]].estimate.interval().low <= 1 and loads[0] / 2 >= least:
         return math.floor(loads[0] / 2) if integer else loads[0] / 2
     if crossing.value is None or crossing.high <= within * crossing.low:
         return None
+    below, above = _around(loads, crossing.value)
+    if above > _NEAR * below:
+        return _free(math.sqrt(below * above), loads, within, integer)
     ends = (max(crossing.low, loads[0]), min(crossing.high, loads[-1]))
     wanted = [crossing.value, *(math.sqrt(crossing.value * end) for end in ends)]
     free = (load for each in wanted if (load := _free(each, loads, within, integer)) is not None)
-    return next((load for load in free if _narrows(points, load, crossing)), None)
+    return next((load for load in free if _narrows(known, load, crossing)), None)
+
+
+def _around(loads: Sequence[float], load: float) -> tuple[float, float]:
+    """Return the measured loads around a load."""
+    return next((pair for pair in pairwise(loads) if pair[0] <= load <= pair[1]), (loads[0], loads[-1]))
 
 
 def _free(wanted: float, loads: Sequence[float], within: float, integer: bool) -> float | None:
@@ -122,14 +139,13 @@ def _free(wanted: float, loads: Sequence[float], within: float, integer: bool) -
     return wanted if all(abs(math.log(wanted / load)) > math.log(within) / 4 for load in loads) else None
 
 
-def _narrows(points: Sequence[LoadPoint], load: float, crossing: Crossing) -> bool:
+def _narrows(known: Mapping[float, LoadPoint], load: float, crossing: Crossing) -> bool:
     """Return whether the interval would shrink by a tenth if that load turned out as its neighbours suggest."""
-    known = sorted((p for p in points if math.isfinite(p.estimate.spread.variance)), key=lambda point: point.load)
-    below, above = next(
-        (pair for pair in pairwise(known) if pair[0].load <= load <= pair[1].load), (known[0], known[-1])
-    )
+    below, above = (known[each] for each in _around(sorted(known), load))
     part = math.log(load / below.load) / math.log(above.load / below.load)
-    expected = find_crossing([*known, LoadPoint(load=load, estimate=_between(below.estimate, above.estimate, part))])
+    expected = find_crossing(
+        [*known.values(), LoadPoint(load=load, estimate=_between(below.estimate, above.estimate, part))]
+    )
     return expected is not None and _width(expected) < _WORTH * _width(crossing)
 
 

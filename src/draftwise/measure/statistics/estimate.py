@@ -13,6 +13,8 @@ from draftwise.measure.statistics.student import student_tail, upper_student_qua
 __all__ = ["CONFIDENCE", "Estimate", "to_ratio"]
 
 CONFIDENCE = 0.95
+_ROUNDING = 1e-9
+"""Differences below this come from arithmetic, not from servers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,10 +47,10 @@ class Estimate:
     def p_value(self, ratio: float = 1.0) -> float:
         """Return the two-sided p-value of the hypothesis that the true ratio is `ratio`."""
         distance = abs(self.log - math.log(ratio))
-        if math.isinf(self.spread.variance):
+        if math.isinf(self.spread.variance) or distance < _ROUNDING:
             return 1.0
         if self.spread.variance == 0:
-            return 1.0 if distance == 0 else 0.0
+            return 0.0
         return min(1.0, 2 * student_tail(distance / self.spread.error, self.spread.degrees))
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from draftwise.measure.statistics.design import Array
 
-__all__ = ["fall", "find_roots"]
+__all__ = ["fall", "find_brackets", "find_roots"]
 
 
 def fall(logs_BK: Array, weight_K: Array) -> Array:
@@ -25,6 +25,16 @@ def fall(logs_BK: Array, weight_K: Array) -> Array:
         highest_BK = np.maximum.accumulate(means_BK[:, ::-1], axis=1)[:, ::-1]
         fitted_BK[:, first:] = np.minimum(fitted_BK[:, first:], highest_BK)
     return fitted_BK
+
+
+def find_brackets(x_K: Array, falling_BK: Array) -> tuple[Array, Array]:
+    """Return [B] the last point at which falling curves lie above 0, and [B] the first at which they do not.
+
+    Minus infinity and infinity where there is none.
+    """
+    num_above_B = (falling_BK > 0).sum(axis=1)
+    edges = np.concatenate([[-math.inf], x_K, [math.inf]])
+    return edges[num_above_B], edges[num_above_B + 1]
 
 
 def find_roots(x_K: Array, falling_BK: Array, *, straight: bool = False) -> Array:

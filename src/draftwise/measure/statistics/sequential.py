@@ -1,9 +1,4 @@
-"""Looking after each pass and stopping early, without more false verdicts than a single look at the end would give.
-
-Group-sequential testing: a planned number of looks, and an error that is spent bit by bit (Lan and DeMets, "Discrete
-sequential boundaries for clinical trials", Biometrika 1983). Between looks the estimate moves less than it would with
-wholly new data, for the prompts stay the same; taking passes for new data makes the boundaries hold all the more.
-"""
+"""Looking after each pass and stopping early, without more false verdicts than a single look at the end would give."""
 
 from __future__ import annotations
 
@@ -53,7 +48,12 @@ def conclude(interval: Interval, margin: float) -> Outcome | None:
 
 @dataclass(frozen=True, slots=True)
 class Looks:
-    """After how many passes a comparison is looked at with the intention to stop, ascending; the last is the end."""
+    """After how many passes a comparison is looked at with the intention to stop, ascending; the last is the end.
+
+    Group-sequential testing: a planned number of looks, and an error that is spent bit by bit (Lan and DeMets,
+    "Discrete sequential boundaries for clinical trials", Biometrika 1983). From pass to pass the estimate moves less
+    than wholly new data would move it, for the prompts stay the same; boundaries for new data then hold all the more.
+    """
 
     passes: tuple[int, ...]
 
@@ -89,7 +89,10 @@ class Looks:
         return estimate.interval(1 - self.level(done))
 
     def _fractions(self, done: int) -> tuple[float, ...]:
-        last = max(self.passes[-1], 1)
+        """Return the looks so far as parts of the plan; a run that never looks may be cut off anywhere by accident."""
+        if len(self.passes) == 1:
+            return (1.0,)
+        last = self.passes[-1]
         return (*(look / last for look in self.passes if look < done), min(1.0, done / last))
 
 

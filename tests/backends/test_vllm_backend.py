@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import httpx
 import pytest
 
 from draftwise.backends import VllmBackend
@@ -96,6 +97,41 @@ def test_its_command_is_what_an_operator_would_type(tmp_path: Path) -> None:
     )
 
 
+CONFIG = {
+    "method": "eagle3",
+    "num_speculative_tokens": 3,
+    "quantization": None,
+    "target_model_config": {"hf_token": "x"},
+}
+
+
+@pytest.mark.parametrize(
+    ("answer", "resolved"),
+    [
+        ({"vllm_config": {"speculative_config": CONFIG}}, {"method": "eagle3", "num_speculative_tokens": 3}),
+        ({"vllm_config": {"speculative_config": None}}, {}),
+        ({"vllm_config": "speculative_config=SpeculativeConfig(...)"}, None),
+    ],
+)
+def test_a_server_in_development_mode_tells_its_whole_config(
+    tmp_path: Path, answer: dict, resolved: dict | None
+) -> None:
+    def reply(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/server_info":
+            return httpx.Response(200, json=answer)
+        if request.url.path == "/v1/models":
+            return httpx.Response(200, json={"data": [{"id": "m"}]})
+        return httpx.Response(200, json={"version": "0.32.0"})
+
+    async def body() -> None:
+        backend = make(tmp_path)
+        backend._open(httpx.MockTransport(reply))
+        assert (await backend.describe()).version.get("speculative_config") == resolved
+        await backend.stop()
+
+    asyncio.run(body())
+
+
 @pytest.mark.parametrize(
     ("log", "cause"),
     [
@@ -168,6 +204,16 @@ def test_where_it_runs_is_told(tmp_path: Path) -> None:
     asyncio.run(body())
 
 
+def test_one_that_does_not_say_that_it_is_ready_is_found_to_be(tmp_path: Path) -> None:
+    async def body() -> None:
+        backend = make(tmp_path, "--fake-quiet")
+        await backend.start()
+        assert (await backend.describe()).model == "/models/target"
+        await backend.stop()
+
+    asyncio.run(body())
+
+
 def test_servers_in_turn_start_one_after_another(tmp_path: Path) -> None:
     async def body() -> None:
         turn = asyncio.Lock()
@@ -206,6 +252,30 @@ def test_a_resting_server_burns_nothing_and_still_answers_when_awake(tmp_path: P
         finally:
             await backend.stop()
         assert not any(map(is_alive, (server, engine, worker))), "stopped processes end too"
+
+    asyncio.run(body())
+
+
+@needs_proc
+@pytest.mark.parametrize(
+    ("placement", "cores", "stopped"),
+    [(Placement(gpus=("0",)), 4, True), (Placement(gpus=("0",)), 64, False), (None, 64, True)],
+)
+def test_a_gpu_server_is_only_stopped_where_cores_are_few(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, placement: Placement | None, cores: int, stopped: bool
+) -> None:
+    pids = tmp_path / "pids"
+
+    async def body() -> None:
+        backend = make(tmp_path, "--fake-pids", str(pids), "--fake-busy", placement=placement)
+        await backend.start()
+        monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)))
+        try:
+            await backend.rest()
+            worker = int(pids.read_text().split()[-1])
+            assert await comes_to(worker, "T" if stopped else "R")
+        finally:
+            await backend.stop()
 
     asyncio.run(body())
 
