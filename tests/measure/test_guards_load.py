@@ -150,9 +150,25 @@ def test_two_arms_at_one_address(good: Run, urls: tuple[str | None, str | None],
 
 
 def test_failed_requests_are_left_out_and_said(good: Run) -> None:
-    failed = bend_answers(good, lambda a: replace(a, error="no pages") if a.prompt_id == "code-3" else a)
-    assert codes(failed) == {"failed-requests"}
-    assert {each.num_prompts for each in decide(failed).comparisons} == {7}
+    """One of a hundred or so, on one side; the prompt's other answers stay."""
+    unlucky = next(
+        a for a in good.answers if (a.condition, a.repeat, a.prompt_id) == ("c=4", 2, "code-3") and a.measured
+    )
+    failed = bend_answers(good, lambda answer: replace(answer, error="no pages") if answer is unlucky else answer)
+    assert graded(failed) == {"failed-requests": Severity.WARNING}
+    assert {each.num_prompts for each in decide(failed).comparisons} == {8}
+
+
+def test_many_failed_requests_leave_a_selection(good: Run) -> None:
+    def change(answer: Answer) -> Answer:
+        lost = answer.arm == "candidate 1" and answer.condition == "c=4" and answer.prompt_id == "code-3"
+        return replace(answer, error="no pages") if lost else answer
+
+    run = bend_answers(good, change)
+    assert graded(run) == {"failed-requests": Severity.WARNING, "too-many-failures": Severity.ERROR}
+    assert "0% of plain's, 12% of candidate 1's" in findings(run)["too-many-failures"].message
+    blocked = {each.condition.label for each in decide(run).comparisons if each.verdict == "blocked"}
+    assert blocked <= {"c=4"}
 
 
 def test_a_cold_start(good: Run) -> None:

@@ -86,7 +86,7 @@ def test_the_power_limit_is_part_of_the_truth(good: Run) -> None:
         capped[window.turn] = total
     run = with_device(good, lambda _, window: gpu(limited_s={"sw_power_cap": capped[window.turn]}))
     assert graded(run) == {"gpu-power-capped": Severity.INFO}
-    assert "(candidate 1 50%, plain 0%)" in findings(run)["gpu-power-capped"].message
+    assert "(in long turns: candidate 1 50%, plain 0%)" in findings(run)["gpu-power-capped"].message
 
 
 def test_gpus_that_are_not_asked_after_every_turn(good: Run) -> None:
@@ -119,6 +119,15 @@ def test_a_new_session_counts_anew(good: Run) -> None:
     """After a reboot every counter is small again; nothing is concluded across it."""
     run = with_device(
         good, lambda n, _: cpu(steal_s=900.0 if n < 24 else 0.0, busy_s=1.0 * (n % 24), own_s=1.0 * (n % 24))
+    )
+    assert codes(run) == set()
+
+
+def test_what_others_did_between_two_sessions_is_not_asked(good: Run) -> None:
+    """An hour lies between them, in which the machine worked for somebody else."""
+    run = with_device(
+        good,
+        lambda n, _: cpu(busy_s=n + 9e3 * (n >= 24), own_s=n + 5 * (n >= 24)) | {"monotonic_s": n + 3600.0 * (n >= 24)},
     )
     assert codes(run) == set()
 

@@ -202,7 +202,7 @@ class ChildBackend(UrlBackend):
         assert self._process is not None
         family = keeper.find_descendants(self._process.pid)[1:]
         seen = Counter[int]()
-        for _ in range(_LOOKS):
+        for _ in range(_LOOKS if family else 0):
             seen.update(pid for pid in family if _is_running(pid))
             await asyncio.sleep(_LOOK_S)
         return tuple(pid for pid in family if seen[pid] >= _MOST_RUNNING * _LOOKS)

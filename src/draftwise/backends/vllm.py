@@ -20,7 +20,7 @@ from draftwise.backends.exposition import has_spec_counters, parse_cache_tokens
 from draftwise.backends.gpus import Placement
 from draftwise.backends.vllm_command import check_arguments, check_command, compose, find_version, per_request_metrics
 from draftwise.backends.vllm_log import StartupLog, find_root_cause, is_port_taken
-from draftwise.core import BackendError, InvalidSetup, Severity, SpecConfig
+from draftwise.core import BackendError, Finding, InvalidSetup, Severity, SpecConfig
 
 __all__ = ["VllmBackend"]
 
@@ -81,6 +81,7 @@ class VllmBackend(ChildBackend):
         self._placement = placement
         self._in_turn = in_turn
         self._startup = StartupLog(0)
+        self._foreseen: list[str] = []
 
     async def start(self) -> None:
         """Return when the server is healthy.
@@ -112,10 +113,10 @@ class VllmBackend(ChildBackend):
         return replace(info, version=version, started=started)
 
     def complaint(self) -> str:
-        """Return the error that its log began with, and its last lines."""
+        """Return the error that its log began with, what the rules say of its setup, and its last lines."""
         shown = super().complaint()
         cause = find_root_cause(self._tail.lines)
-        return f"Its log: {cause}\n{shown}" if cause else shown
+        return "\n".join([*([f"Its log: {cause}"] if cause else []), *self._foreseen, shown])
 
     def _needs_its_cores(self) -> bool:
         # All CPU builds bind their threads to the same first cores, however many there are.
@@ -159,11 +160,11 @@ class VllmBackend(ChildBackend):
     def _explain(self, status: int) -> Exception:
         if is_port_taken(self._tail.lines):
             return _PortTakenError(self._failure(f"found {self.url} taken"))
-        foreseen = self._foresee()
-        said = f"\n`draftwise check` says of this setup:\n{foreseen}" if foreseen else ""
-        return BackendError(self._failure(f"ended with status {status}") + said)
+        if errors := self._foresee():
+            self._foreseen = ["`draftwise check` says of this setup:", *(f"  {error}" for error in errors)]
+        return BackendError(self._failure(f"ended with status {status}"))
 
-    def _foresee(self) -> str:
+    def _foresee(self) -> list[Finding]:
         """Return the errors that this package's own rules find in the command."""
         # Only here: the rules take longer to import than all else, and processes that only send load import this too.
         from draftwise.plan.judge import judge
@@ -175,8 +176,8 @@ class VllmBackend(ChildBackend):
             readings = read_setups(plainly, engine_version=version)
             findings = [finding for reading in readings for finding in judge(reading).findings]
         except InvalidSetup:
-            return ""
-        return "\n".join(f"  {finding}" for finding in findings if finding.severity is Severity.ERROR)
+            return []
+        return [finding for finding in findings if finding.severity is Severity.ERROR]
 
     async def _ask_config(self) -> dict[str, Any] | None:
         """Return the speculative config by /server_info (served with VLLM_SERVER_DEV_MODE=1 only)."""

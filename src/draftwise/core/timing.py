@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import itemgetter
 
 __all__ = ["Timing"]
 
@@ -35,7 +36,7 @@ class Timing:
     @property
     def num_tokens(self) -> int:
         """Output tokens received."""
-        return sum(count for _, count in self.chunks)
+        return sum(map(itemgetter(1), self.chunks))
 
     @property
     def ttft_s(self) -> float | None:

@@ -48,6 +48,8 @@ class Thresholds:
     """Share of the draft tokens per step of the smallest load that must be left under larger ones."""
     load_reached: float = 0.9
     """Share of a closed loop's streams that must be in flight while it is measured."""
+    failed_requests: float = 0.05
+    """Share of an arm's requests that may fail."""
     queue_growth: float = 0.3
     """Growth of requests in flight, and of their latency, from the middle third of an open loop's turn to the last,
     from which the queue is taken to grow for ever: a backlog that grows evenly gains two thirds."""

@@ -9,7 +9,7 @@ from draftwise.measure.cell import Cell, cells
 from draftwise.measure.guards.caches import check_prefix_cache, finds_prompts_cached
 from draftwise.measure.guards.client import check_client
 from draftwise.measure.guards.finding import info, warning
-from draftwise.measure.guards.load import check_load
+from draftwise.measure.guards.load import check_failures, check_load
 from draftwise.measure.guards.machine import check_machine
 from draftwise.measure.guards.memory import check_memory
 from draftwise.measure.guards.outputs import check_stability
@@ -31,6 +31,7 @@ def check_cell(
     yield from check_prefix_cache(cell, ttft, thresholds)
     yield from check_memory(run, cell, thresholds)
     yield from check_client(run, cell, thresholds)
+    yield from check_failures(cell, thresholds)
     yield from check_prompts(run, cell)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from draftwise.core import Finding, Window
 from draftwise.measure.guards.finding import info, listed, warning
+from draftwise.measure.guards.readings import LONGEST_GAP_S
 from draftwise.measure.thresholds import Thresholds
 
 __all__ = ["SETTLE", "check_gpus", "find_fall"]
@@ -21,8 +22,6 @@ _FOR_HEAT = ("sw_thermal_slowdown", "hw_thermal_slowdown", "hw_slowdown", "hw_po
 _POWER_CAP = "sw_power_cap"
 _OF_ONE_TURN = 1.5
 """What a reading covers is put down to one arm when it is this many times its turn at most."""
-_LONGEST_GAP_S = 60.0
-"""Between the end of one turn and the begin of the next; more is another session."""
 Gpu = Mapping[str, Any]
 
 
@@ -79,7 +78,7 @@ def _readings(windows: Sequence[Window]) -> list[_Reading]:
 
 def _belong_together(before: _Reading, after: _Reading) -> bool:
     """Return whether no other session, and no reboot, lies between two readings."""
-    return 0 < after.read_s - before.read_s < after.turn_s + _LONGEST_GAP_S
+    return 0 < after.read_s - before.read_s < after.turn_s + LONGEST_GAP_S
 
 
 def _growth(before: _Reading, after: _Reading) -> _Growth:
@@ -118,7 +117,7 @@ def _power(growths: Sequence[_Growth], thresholds: Thresholds) -> Iterator[Findi
     whole = _share(growths, _POWER_CAP)
     if max(whole, *shares.values(), 0.0) > thresholds.power_capped:
         parts = ", ".join(f"{arm} {share:.0%}" for arm, share in shares.items())
-        text = f"a GPU ran at its power limit for {whole:.0%} of the time{f' ({parts})' if parts else ''}"
+        text = f"a GPU ran at its power limit for {whole:.0%} of the time{f' (in long turns: {parts})' if parts else ''}"
         yield info("gpu-power-capped", f"{text}: its clock falls with it, in production as here.")
 
 

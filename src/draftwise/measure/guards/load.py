@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from statistics import median
 
 from draftwise.core import Answer, Condition, Finding, OpenLoop, Run
-from draftwise.measure.guards.finding import warning
+from draftwise.measure.cell import Cell
+from draftwise.measure.guards.finding import error, warning
 from draftwise.measure.guards.readings import answers_of, mean_in_flight, middle, most_decoding, pace_s
 from draftwise.measure.thresholds import Thresholds
 
-__all__ = ["check_load"]
+__all__ = ["check_failures", "check_load"]
 
 _FEWEST_TURNS = 8
 
@@ -28,6 +29,18 @@ def check_load(run: Run, thresholds: Thresholds) -> Iterator[Finding]:
             elif turns and isinstance(condition.load, OpenLoop) and _is_steady(condition.load):
                 yield from _overload(arm.name, condition, turns, thresholds)
         yield from _short_warm_up(run, arm.name, thresholds)
+
+
+def check_failures(cell: Cell, thresholds: Thresholds) -> Iterator[Finding]:
+    """Yield a comparison from which so many requests are missing that the rest is a selection."""
+    shares = {}
+    for arm in (cell.plain, cell.candidate):
+        asked = cell.requests(arm)
+        shares[arm] = sum(answer.error is not None for answer in asked) / max(1, len(asked))
+    if max(shares.values()) > thresholds.failed_requests:
+        text = ", ".join(f"{share:.0%} of {arm}'s" for arm, share in shares.items())
+        why = "what is left is a selection, often of the quick and the short"
+        yield error("too-many-failures", f"requests failed: {text}; {why}.", "See what the servers say about them.")
 
 
 def _turns(run: Run, arm: str, condition: Condition) -> list[list[Answer]]:

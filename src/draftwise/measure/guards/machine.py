@@ -10,7 +10,7 @@ from statistics import median
 from draftwise.core import Finding, Run, Window
 from draftwise.measure.guards.finding import warning
 from draftwise.measure.guards.gpu import SETTLE, check_gpus, find_fall
-from draftwise.measure.guards.readings import pace_s, plain_answers
+from draftwise.measure.guards.readings import LONGEST_GAP_S, pace_s, plain_answers
 from draftwise.measure.thresholds import Thresholds
 
 __all__ = ["check_machine"]
@@ -44,7 +44,7 @@ def check_machine(run: Run, thresholds: Thresholds) -> Iterator[Finding]:
 def _growth(before: Window, after: Window) -> _Growth | None:
     """Return the growth between two turns of one session, None where one was not read or counters began anew."""
     seconds = after.device.get("monotonic_s", 0) - before.device.get("monotonic_s", 0)
-    if not (before.device and after.device and seconds > 0):
+    if not (before.device and after.device and 0 < seconds < after.wall_s + LONGEST_GAP_S):
         return None
     names = ("busy_s", "steal_s", "own_s", "quota_stopped_s", "thermal_stops")
     old, new = before.device.get("cpu", {}), after.device.get("cpu", {})

@@ -86,7 +86,7 @@ def _split(answers: Iterable[Answer], is_of_interest: Callable[[Answer], bool]) 
     splits = {}
     for unit, askings in by_unit.items():
         longest = max(answer.timing.num_tokens for answer in askings)
-        long = (answer for answer in askings if answer.timing.num_tokens > longest / 2)
+        long = (answer for answer in askings if answer.timing.num_tokens >= longest / 2)
         first, *later = sorted(long, key=lambda answer: (answer.turn, answer.timing.sent))
         if known := [answer for answer in later if is_of_interest(answer)]:
             splits[unit] = (first, known)

@@ -11,6 +11,7 @@ import numpy as np
 from draftwise.core import Answer, Run, Window
 
 __all__ = [
+    "LONGEST_GAP_S",
     "answers_of",
     "gap_s",
     "is_local",
@@ -21,6 +22,9 @@ __all__ = [
     "plain_answers",
     "step_tokens",
 ]
+
+LONGEST_GAP_S = 60.0
+"""Between the end of one turn and the begin of the next; more is another session."""
 
 
 def answers_of(run: Run, windows: Iterable[Window]) -> list[Answer]:
@@ -47,8 +51,9 @@ def gap_s(answer: Answer) -> float | None:
 
 
 def pace_s(answer: Answer) -> float | None:
-    """Return the end-to-end seconds per output token of an answer."""
-    return answer.timing.e2e_s / answer.timing.num_tokens if answer.timing.num_tokens else None
+    """Return the end-to-end seconds per output token of an answer, None where it took none of either."""
+    tokens = answer.timing.num_tokens
+    return answer.timing.e2e_s / tokens if tokens and answer.timing.e2e_s > 0 else None
 
 
 def step_tokens(answers: Iterable[Answer]) -> float | None:
