@@ -21,6 +21,13 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
+from draftwise.backends import UrlBackend
+from draftwise.core import Answer, ClosedLoop, Condition, Prompt
+from draftwise.measure.client import Client
+from draftwise.measure.load.drive import drive
+from draftwise.measure.load.loop import precise_loop
+from draftwise.measure.schedule import Turn
+
 __all__ = ["PEERS", "Job", "Peer", "Reading", "run_draftwise"]
 
 Key = tuple[str, Any]
@@ -215,17 +222,12 @@ def run_draftwise(text: str) -> None:
     """Answer a job with draftwise's own load generator, in this process."""
     values = json.loads(text)
     job = Job(**{**values, "prompts": Path(values["prompts"]), "folder": Path(values["folder"])})
-    told = asyncio.run(_drive(job))
+    with asyncio.Runner(loop_factory=precise_loop) as runner:
+        told = runner.run(_drive(job))
     (job.folder / "draftwise.json").write_text(json.dumps(told))
 
 
 async def _drive(job: Job) -> dict[str, Any]:
-    from draftwise.backends import UrlBackend
-    from draftwise.core import Answer, ClosedLoop, Condition, Prompt
-    from draftwise.measure.client import Client
-    from draftwise.measure.load.drive import drive
-    from draftwise.measure.schedule import Turn
-
     texts = [json.loads(line)["prompt"] for line in job.prompts.read_text().splitlines()]
     prompts = tuple(Prompt(id=text, text=text, max_tokens=job.tokens) for text in texts)
     backend = UrlBackend("fake", job.url)

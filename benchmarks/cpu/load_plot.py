@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from load_accuracy import capacities
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -35,8 +36,8 @@ def draw(result: Mapping[str, Any]) -> Figure:
     for axes, (field, label) in zip((first, second), FIELDS.items(), strict=True):
         draw_errors(axes, result, tools, field)
         axes.set_ylabel(label)
-    rates = {row["tool"]: row["tokens_per_s"] / 1e3 for row in result["capacity"]}
-    third.barh(tools[::-1], [rates[tool] for tool in tools[::-1]], color=PALETTE[: len(tools)][::-1], height=0.6)
+    rates = capacities(result)
+    third.barh(tools[::-1], [rates[tool] / 1e3 for tool in tools[::-1]], color=PALETTE[: len(tools)][::-1], height=0.6)
     third.set_xlabel("thousand tokens/s received at most")
     figure.legend(*first.get_legend_handles_labels(), loc="outside lower center", ncols=len(tools))
     return figure

@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "measure" / "statis
 
 from simulated import Array, Machine
 
-from draftwise.measure.statistics import Design, Samples, percentile_ratios, prompt_ratio, total_ratio
+from draftwise.measure.statistics import PERCENTILES, Design, Samples, percentile_ratios, prompt_ratio, total_ratio
 
 __all__ = ["KINDS", "Array", "Machine", "describe", "design_of", "rows_of_coverage", "rows_of_percentiles"]
 __all__ += ["rows_of_totals", "summarise_coverage"]
@@ -106,13 +106,13 @@ def rows_of_percentiles(trials: int) -> Iterator[dict]:
         for kind, settings in KINDS.items():
             machine = Machine(prompts=prompts, per_turn=per_turn, passes=passes, **settings)
             many = Machine(prompts=400_000, passes=1, **settings).measure(np.random.default_rng(1))
+            truths = {each: np.divide(*(np.percentile(arm_N, each) for arm_N in many)) for each in PERCENTILES}
             held, bounded = Counter(), Counter()
             rng, design = np.random.default_rng(0), design_of(machine)
             for _ in range(trials):
                 ours, theirs = (Samples(arm_N[:, None].tolist()) for arm_N in machine.measure(rng))
                 for percentile, interval in percentile_ratios(ours, theirs, design).items():
-                    truth = np.divide(*(np.percentile(arm_N, percentile) for arm_N in many))
-                    held[percentile] += interval.low <= truth <= interval.high
+                    held[percentile] += interval.low <= truths[percentile] <= interval.high
                     bounded[percentile] += interval.low > 0 and interval.high < math.inf
             yield describe(machine, kind) | {
                 "covers": {f"P{each}": held[each] / trials for each in held},

@@ -1,8 +1,11 @@
 """Arms get GPUs of their own while there are enough, else equal shares of memory."""
 
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 
-from draftwise.backends.gpus import Placement, count_gpus_per_arm, find_gpus, place_arms
+from draftwise.backends.gpus import Placement, ask_driver, count_gpus_per_arm, find_gpus, place_arms
 from draftwise.core import InvalidSetup
 
 
@@ -58,3 +61,33 @@ def test_what_is_visible_here_is_what_may_be_used(monkeypatch: pytest.MonkeyPatc
     assert find_gpus() == ("2", "GPU-abc")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert find_gpus() == ()
+
+
+@pytest.fixture
+def write_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Return a function that puts a script in the place of the driver's tool."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+
+    def write(body: str) -> None:
+        tool = tmp_path / "nvidia-smi"
+        tool.write_text(f"#!/bin/sh\n{body}\n")
+        tool.chmod(0o755)
+
+    return write
+
+
+@pytest.mark.parametrize(("body", "lines"), [("echo 0\necho 1", ["0", "1"]), ("echo failed; exit 9", [])])
+def test_the_driver_names_its_gpus(write_driver: Callable[[str], None], body: str, lines: list[str]) -> None:
+    write_driver(body)
+    assert ask_driver("index") == lines
+
+
+def test_a_driver_that_hangs_has_no_gpus(write_driver: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("draftwise.backends.gpus._DRIVER_S", 0.05)
+    write_driver("exec sleep 30")
+    assert ask_driver("index") == []
+
+
+def test_without_a_driver_there_are_no_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert ask_driver("index") == []

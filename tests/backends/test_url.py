@@ -31,7 +31,7 @@ def test_a_dead_port_is_named() -> None:
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        (httpx.Response(401), "refuses the API key. Name its variable with --api-key-env."),
+        (httpx.Response(401), "wants an API key. Name the variable that holds it with --api-key-env."),
         (httpx.Response(404), "answered 404 without a JSON object"),
         (httpx.Response(200, text="<html>"), "answered 200 without a JSON object"),
         (httpx.Response(200, json={"data": []}), "lists no model"),

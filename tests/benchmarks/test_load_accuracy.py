@@ -25,7 +25,7 @@ TRUTH = [
         "chunks": [[100.05, 1], [100.09, 1], [100.09, 1], [100.11, 1]],
     },
 ]
-"""The measured request: 50 ms to the first token, gaps of 40 (its second chunk was late), 0 and 20 ms, their mean 20."""
+"""The measured request: 50 ms to the first token, gaps of 40 (its second chunk was late), 0 and 20 ms, mean 20."""
 
 
 def vllm(folder: Path) -> None:
@@ -112,8 +112,9 @@ def test_a_tool_that_fails_is_said_and_the_others_go_on(tmp_path: Path, monkeypa
     arguments = ["load_accuracy.py", "--streams", "--work", str(tmp_path), "--vllm", "false --"]
     monkeypatch.setattr(load_accuracy, "version", lambda name, command: "1")
     monkeypatch.setattr(load_accuracy, "CAPACITY_ROUNDS", 1)
+    monkeypatch.setattr(load_accuracy, "CAPACITY_PARTS", load_accuracy.CAPACITY_PARTS[:1])
     monkeypatch.setattr(load_accuracy, "CAPACITY_TOKENS", 5)
     monkeypatch.setattr(sys, "argv", arguments)
     assert load_accuracy.main() == 1
     assert "| capacity, tokens/s |" in capsys.readouterr().out
-    assert [path.parent.name for path in tmp_path.glob("*/row.json")] == ["draftwise-capacity"]
+    assert [path.parent.name for path in tmp_path.glob("*/row.json")] == ["draftwise-capacity-1"]

@@ -79,6 +79,7 @@ def test_markdown_on_stdout_has_nothing_else_there(run: Path) -> None:
         (("--export", "vllm-bench"), 1, "is not FORMAT=FILE"),
         (("--markdown", "/nowhere/x.md"), 3, "cannot be written"),
         (("--export", "aiperf=/nowhere/x"), 3, "cannot be written"),
+        (("--export", "aiperf=/dev/null/x/"), 3, "cannot be made"),
     ],
 )
 def test_what_cannot_be_done_is_said(run: Path, arguments: tuple[str, ...], code: int, message: str) -> None:
@@ -127,4 +128,5 @@ def test_a_faster_machine_is_not_like_for_like_unless_asked(run: Path, tmp_path:
     )
     path = save(tmp_path / "other", other)
     assert "NOT LIKE FOR LIKE: the two also differ in hardware" in call("compare", run, path).stdout
+    assert "If this was, too: --changed hardware." in call("compare", run, path).stdout
     assert call("compare", run, path, "--changed", "hardware").exit_code == 0

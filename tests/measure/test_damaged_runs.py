@@ -49,7 +49,6 @@ def damaged_run(seed: int) -> Run:
 @pytest.mark.parametrize("seed", range(16))
 def test_a_decision_comes_out_of_every_damaged_run(seed: int) -> None:
     found = conclude_run(damaged_run(seed))
-    document = summarise(found.run, found.decision, found.latencies, found.quality, found.thresholds)
-    assert json.loads(json.dumps(document, allow_nan=False))["decision"] == found.decision.sentence
+    assert json.loads(json.dumps(summarise(found), allow_nan=False))["decision"] == found.decision.sentence
     adopted = [each for each in found.decision.comparisons if each.verdict == "adopt"]
     assert all(each.num_prompts >= 6 and each.speedup.value > 1 for each in adopted)

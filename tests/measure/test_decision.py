@@ -9,11 +9,10 @@ from made_runs import CONTEXT, Truth, arm, closed, gains, make_run, workload
 
 from draftwise.core import Arm, Condition, OpenLoop, Verdict
 from draftwise.measure.compare import compare
+from draftwise.measure.conclusions import conclude_run
 from draftwise.measure.crossovers import find_crossovers
 from draftwise.measure.decide import decide
 from draftwise.measure.estimates import load_points
-from draftwise.measure.guards import text_quality
-from draftwise.measure.latency import latencies
 from draftwise.measure.summary import summarise
 from draftwise.measure.thresholds import Thresholds
 
@@ -296,9 +295,7 @@ def test_points_along_the_load_are_the_ratios_that_decide() -> None:
 def test_the_summary_is_json_with_everything_in_it() -> None:
     context = {**CONTEXT, "thresholds": {"slo_e2e_s": 0.5}}
     run = make_run({"ngram k=3": gains(1.5)}, conditions=LOADS, context=context)
-    decision, thresholds = decide(run), Thresholds(slo_e2e_s=0.5)
-    rows = latencies(run, decision.comparisons, thresholds)
-    found = json.loads(json.dumps(summarise(run, decision, rows, text_quality(run), thresholds), allow_nan=False))
+    found = json.loads(json.dumps(summarise(conclude_run(run)), allow_nan=False))
     first = found["comparisons"][1]
     assert (first["condition"], first["load"], first["decided_by"]) == (
         "c=4",

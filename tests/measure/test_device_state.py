@@ -1,12 +1,14 @@
 """What the machine says about clocks and throttling is read as the kernel and the driver print it."""
 
+import asyncio
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from draftwise.measure.device_state import read_cpu_state, read_device_state, read_gpu_states
+from draftwise.measure.device_state import DeviceWatch, read_cpu_state, read_device_state, read_gpu_states
 
 HERTZ = os.sysconf("SC_CLK_TCK")
 READING = "0, 1980, 1980, 47, 402.25, 700.00"
@@ -134,3 +136,18 @@ def test_gpus_are_asked_only_when_wanted(write_tool: WriteTool) -> None:
     assert "gpus" not in read_device_state(gpus=False)
     assert read_device_state()["gpus"][0]["reasons"] == []
     assert read_device_state()["monotonic_s"] >= 0
+
+
+def test_the_driver_is_asked_again_only_after_a_while(write_tool: WriteTool, tmp_path: Path) -> None:
+    asked = tmp_path / "asked"
+    write_tool(f"echo x >> {asked}\necho '{READING}, 0x0'")
+
+    async def read_twice() -> list[dict[str, Any]]:
+        watch = DeviceWatch(gpus=True)
+        return [await watch.read(), await watch.read()]
+
+    first, second = asyncio.run(read_twice())
+    assert asked.read_text().count("x") == 1
+    assert first["gpus"] == second["gpus"]
+    assert second["monotonic_s"] > first["monotonic_s"]
+    assert "gpus" not in asyncio.run(DeviceWatch(gpus=False).read())

@@ -8,7 +8,7 @@ from made_runs import Truth, closed, gains, make_run, workload
 from draftwise.core import Answer, Run, Timing
 from draftwise.measure.compare import compare
 from draftwise.measure.goodput import keeps_promise
-from draftwise.measure.latency import Latencies, latencies, tpots_ms
+from draftwise.measure.latency import Latencies, latencies
 from draftwise.measure.thresholds import Thresholds
 from draftwise.measure.throughput import count_tokens
 
@@ -67,7 +67,6 @@ def test_a_failed_request_keeps_no_promise_and_has_no_latency() -> None:
     run = make_run({"plain": Truth(fails=frozenset(["code-0", "code-1", "code-2"])), "ngram k=3": gains(1.5)})
     row = rows_of(run, slo)["code", "c=1", "plain"]
     assert (row.num_requests, row.num_failed, row.goodput) == (36, 9, 0.75)
-    assert len(tpots_ms(run, (), "code", "plain")) == 27
 
 
 def test_goodput_is_a_share_and_a_rate() -> None:
@@ -102,4 +101,3 @@ def test_a_row_rests_on_the_passes_of_its_comparison() -> None:
     comparisons = [replace(each, passes=(1,)) for each in compare(run, [], Thresholds())]
     rows = {row.arm: row for row in latencies(run, comparisons, Thresholds())}
     assert (rows["plain"].num_requests, rows["ngram k=3"].num_requests) == (36, 12)
-    assert len(tpots_ms(run, comparisons, "code", "ngram k=3")) == 12

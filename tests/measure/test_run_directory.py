@@ -1,8 +1,12 @@
 """The run directory keeps everything across crashes, and refuses what it cannot vouch for."""
 
 import json
+import math
+import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from measuring import CONTEXT, FASTER, PLAIN, make_plan, make_session
@@ -107,3 +111,69 @@ def test_another_format_is_not_guessed_at(measured: Path) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 99}))
     with pytest.raises(InvalidSetup, match="has format 99"):
         RunDirectory(measured).read()
+
+
+def edit(path: Path, change: Callable[[dict[str, Any]], object], line: int | None = None) -> None:
+    """Change the JSON of a file, or of one line of it."""
+    lines = [path.read_text()] if line is None else path.read_text().splitlines()
+    row = json.loads(lines[line or 0])
+    change(row)
+    lines[line or 0] = json.dumps(row)
+    path.write_text("\n".join(lines) + "\n")
+
+
+@pytest.mark.parametrize(
+    ("file", "line", "change", "words"),
+    [
+        ("requests.jsonl", 4, lambda row: row.pop("timing"), "requests.jsonl:5: is not what a run writes (KeyError: "),
+        ("requests.jsonl", 4, lambda row: row["timing"].update(sent=None), "requests.jsonl:5: is not what a run"),
+        ("requests.jsonl", 4, lambda row: row.update(arm="x"), "readings of the arm 'x', which manifest.json does not"),
+        ("turns.jsonl", 0, lambda row: row.update(wall_s=math.nan), "turns.jsonl:1: is not what a run writes"),
+        ("turns.jsonl", 0, lambda row: row.update(condition="c=3"), "readings of the condition 'c=3'"),
+        ("manifest.json", None, lambda row: row.pop("context"), "manifest.json: is not what a run writes"),
+        ("manifest.json", None, lambda row: row.update(arms="x"), "manifest.json: is not what a run writes"),
+        ("manifest.json", None, lambda row: row.update(conditions=[]), "it plans no conditions"),
+        ("manifest.json", None, lambda row: row.update(repeats="3"), "repeats is '3'"),
+        ("manifest.json", None, lambda row: row["arms"][1].update(name="y"), "readings of the arm 'candidate 1'"),
+    ],
+)
+def test_what_was_changed_by_hand_is_named(measured: Path, file: str, line: int | None, change, words: str) -> None:
+    edit(measured / file, change, line)
+    with pytest.raises(InvalidSetup, match=re.escape(words)) as caught:
+        RunDirectory(measured).read()
+    assert [finding.code for finding in caught.value.findings] == ["damaged-run"]
+
+
+def test_a_line_that_is_no_json_is_named(measured: Path) -> None:
+    with (measured / "requests.jsonl").open("ab") as file:
+        file.write(b"\xff not JSON\n")
+    with pytest.raises(InvalidSetup, match=r"requests.jsonl:49: is not what a run writes .* Restore the file"):
+        RunDirectory(measured).read()
+
+
+def test_a_file_that_cannot_be_read_is_named(measured: Path) -> None:
+    (measured / "turns.jsonl").unlink()
+    (measured / "turns.jsonl").mkdir()
+    with pytest.raises(InvalidSetup, match=r"turns.jsonl: is not what a run writes \(IsADirectoryError"):
+        RunDirectory(measured).read()
+
+
+def test_a_missing_workload_is_named(measured: Path) -> None:
+    (file,) = measured.glob("workload-*.jsonl")
+    file.unlink()
+    with pytest.raises(InvalidSetup, match=file.name):
+        RunDirectory(measured).read()
+
+
+def test_a_path_that_cannot_be_written_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(InvalidSetup, match=r"cannot be written .* Choose another --out"):
+        RunDirectory.claim(tmp_path / "file" / "run")
+
+
+def test_a_claimed_folder_goes_again_only_if_nothing_came_into_it(tmp_path: Path) -> None:
+    empty, full = RunDirectory.claim(tmp_path / "a"), RunDirectory.claim(tmp_path / "b")
+    full.write("report.html", "x")
+    empty.leave()
+    full.leave()
+    assert [each.name for each in tmp_path.iterdir()] == ["b"]

@@ -7,9 +7,9 @@ import pytest
 from measuring import FASTER, PLAIN, make_plan, make_session, make_workload
 
 from draftwise.backends import virtual_time
-from draftwise.core import BackendError, Workload
+from draftwise.core import BackendError, Condition, Load, OpenLoop, Phase, Prompt, Replay, Workload
 from draftwise.measure.run_directory import RunDirectory
-from draftwise.measure.warm_up import fit_prompts
+from draftwise.measure.warm_up import expect_seconds, fit_prompts
 
 
 @pytest.mark.parametrize(("budget_s", "count"), [(1e9, 20), (0.001, 6), (12.0, 10)])
@@ -29,6 +29,24 @@ def test_the_time_told_is_the_time_it_takes(tmp_path: Path) -> None:
     virtual_time.run(session.run())
     taken = sum(window.wall_s for window in RunDirectory(tmp_path / "run").read().windows)
     assert told == [pytest.approx(taken, rel=0.1)]
+
+
+@pytest.mark.parametrize(
+    ("load", "seconds"),
+    [
+        (OpenLoop.steady(2.0), 8.0),  # 2 prompts, once a pass: 2 arms, 4 passes, 1 s each
+        (OpenLoop.steady(0.01), 1600.0),  # the one request of a turn comes after 100 s, so that 2 turns make a pass
+        (OpenLoop(phases=(Phase(start_per_s=1, end_per_s=1, duration_s=2),)), 16.0),
+        (Replay(speed=2), 20.0),
+    ],
+)
+def test_requests_that_come_when_they_come_take_their_time(load: Load, seconds: float) -> None:
+    prompts = tuple(Prompt(id=str(i), text="x", max_tokens=1, arrival_s=5.0 * i) for i in range(2))
+    workload = Workload(name="w", source="", prompts=prompts)
+    condition = Condition(load=load)
+    plan = make_plan(workloads=(workload,), conditions=(condition,), repeats=4, turn_s=1.0)
+    pace = dict.fromkeys((("plain", condition.label), ("candidate 1", condition.label)), 1e-6)
+    assert expect_seconds(plan, pace, {"w": 1.0}) == pytest.approx(seconds)
 
 
 def test_the_chosen_number_is_what_the_run_keeps(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import shutil
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from math import prod
 
 from draftwise.core import InvalidSetup
 
-__all__ = ["Placement", "count_gpus_per_arm", "find_gpus", "place_arms"]
+__all__ = ["Placement", "ask_driver", "count_gpus_per_arm", "find_gpus", "place_arms"]
 
 _PARALLEL = {
     "--tensor-parallel-size": "-tp",
@@ -20,6 +19,7 @@ _PARALLEL = {
     "--data-parallel-size": "-dp",
 }
 """Flags of `vllm serve` whose product is the GPUs that a server takes."""
+_DRIVER_S = 20.0
 _UTILIZATION = "--gpu-memory-utilization"
 _TOTAL = 0.9
 """Share of a GPU that all servers on it take together, where the operator names none (vLLM's own default until 0.19,
@@ -92,11 +92,21 @@ def find_gpus() -> tuple[str, ...]:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return tuple(each.strip() for each in visible.split(",") if each.strip() not in ("", "-1"))
-    if shutil.which("nvidia-smi") is None:
-        return ()
-    query = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
-    answer = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False)
-    return tuple(answer.stdout.split()) if answer.returncode == 0 else ()
+    return tuple(ask_driver("index"))
+
+
+def ask_driver(fields: str) -> list[str]:
+    """Return a line per NVIDIA GPU; none where the driver's tool is absent, fails or hangs.
+
+    Args:
+        fields: of `nvidia-smi --query-gpu`, with commas between them.
+    """
+    query = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=_DRIVER_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return answer.stdout.splitlines() if answer.returncode == 0 else []
 
 
 def _find_number(args: Sequence[str], flag: str, short: str) -> float | None:

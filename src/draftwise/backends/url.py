@@ -13,7 +13,11 @@ from draftwise.backends.exposition import parse_counters, parse_gauges
 from draftwise.backends.wire import Wire
 from draftwise.core import BackendError, Counters, InvalidSetup, ServerLoad
 
-__all__ = ["UrlBackend"]
+__all__ = ["UrlBackend", "check_url"]
+
+
+_SMALL_ANSWER_S = 30.0
+"""In which a server tells its model or its counters, however busy it is."""
 
 
 class UrlBackend:
@@ -30,10 +34,7 @@ class UrlBackend:
     """
 
     def __init__(self, name: str, url: str, *, api_key: str | None = None, command: str | None = None) -> None:
-        if not _is_server(url):
-            raise InvalidSetup.because(
-                "not-a-url", f"{url!r} is not an http(s) URL.", where="--url", fix="Example: http://127.0.0.1:8000."
-            )
+        check_url(url)
         self.name = name
         self.url = url.rstrip("/").removesuffix("/v1")
         self.command = command
@@ -124,7 +125,7 @@ class UrlBackend:
 
     async def _get(self, path: str) -> httpx.Response:
         try:
-            return await self.client.get(path)
+            return await self.client.get(path, timeout=httpx.Timeout(_SMALL_ANSWER_S, connect=10))
         except httpx.HTTPError as error:
             raise BackendError(
                 f"{self.name}: {self.url}{path} does not answer ({type(error).__name__}). Is the server running there?"
@@ -133,13 +134,26 @@ class UrlBackend:
     async def _get_json(self, path: str) -> dict[str, Any]:
         response = await self._get(path)
         if response.status_code in (401, 403):
-            raise BackendError(f"{self.name}: {self.url} refuses the API key. Name its variable with --api-key-env.")
+            key = "refuses the API key" if self.api_key else "wants an API key"
+            raise BackendError(f"{self.name}: {self.url} {key}. Name the variable that holds it with --api-key-env.")
         if (answer := _object(response)) is None:
             raise BackendError(
                 f"{self.name}: {self.url}{path} answered {response.status_code} without a JSON object. "
                 "Is it an OpenAI-compatible server?"
             )
         return answer
+
+
+def check_url(url: str, *, where: str = "--url") -> None:
+    """Refuse what cannot be the address of a server.
+
+    Raises:
+        InvalidSetup: it is not an http(s) URL.
+    """
+    if not _is_server(url):
+        raise InvalidSetup.because(
+            "not-a-url", f"{url!r} is not an http(s) URL.", where=where, fix="Example: http://127.0.0.1:8000."
+        )
 
 
 def _is_server(url: str) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -11,6 +13,7 @@ from rich.text import Text
 
 from draftwise.core import Comparison, Decision, Finding, Interval, RunPlan, Severity, Verdict
 from draftwise.measure.schedule import pass_over
+from draftwise.measure.tables import Repeated, group_findings, in_order
 from draftwise.measure.verdict import deciding
 from draftwise.measure.warm_up import Pace
 
@@ -23,10 +26,12 @@ _COLOURS = {
     Verdict.INCONCLUSIVE: "dim",
     Verdict.BLOCKED: "bold magenta",
 }
-_WIDE = 125
-"""Characters that the whole table needs."""
-_UNKNOWN = 100.0
-"""Speed-up from which the upper end of an interval says no more than that it is not known."""
+_UNBROKEN = 250
+"""Characters of a line where no terminal breaks it."""
+_MOST_PLACES = 4
+"""Where a finding applies, beyond the first place, before they are only counted."""
+_QUIET_S = 30
+"""Without an answer, after which a run says that it waits."""
 _QUIET_STEPS = 10
 """Lines that a run writes where there is no terminal to draw a bar in."""
 
@@ -34,7 +39,7 @@ _QUIET_STEPS = 10
 def open_console(*, stderr: bool) -> Console:
     """Return the console; where it is no terminal its width would be a guess, and rows must not break."""
     console = Console(stderr=stderr)
-    return console if console.is_terminal else Console(stderr=stderr, width=_WIDE)
+    return console if console.is_terminal else Console(stderr=stderr, width=_UNBROKEN)
 
 
 class ConsoleProgress:
@@ -54,6 +59,8 @@ class ConsoleProgress:
         )
         self._task = self._bar.add_task("", total=None)
         self._total = self._done = 0
+        self.doing = "starting the servers"
+        """What is under way, for who wonders why nothing happens."""
 
     def __enter__(self) -> ConsoleProgress:
         return self
@@ -64,6 +71,7 @@ class ConsoleProgress:
     def start(self, total: int, done: int) -> None:
         """Draw the bar."""
         self._total, self._done = total, done
+        self.doing = "waiting for the first answer"
         self._bar.update(self._task, total=total, completed=done)
         if self._console.is_terminal:
             self._bar.start()
@@ -71,10 +79,22 @@ class ConsoleProgress:
     def advance(self, requests: int, what: str) -> None:
         """Move the bar."""
         before, self._done = self._done, self._done + requests
+        self.doing = what
         self._bar.update(self._task, advance=requests, description=what)
         step = max(1, self._total // _QUIET_STEPS)
         if not self._console.is_terminal and before // step != self._done // step:
             self._console.print(f"{self._done} of {self._total} requests: {what}")
+
+    async def remind(self) -> None:
+        """Say what is waited for whenever nothing has been answered for a while; until cancelled."""
+        while True:
+            before = self._done
+            await asyncio.sleep(_QUIET_S)
+            if self._done == before:
+                self._console.print(
+                    f"nothing has been answered for {_QUIET_S} s: {self.doing} (Ctrl-C keeps what is measured)",
+                    soft_wrap=True,
+                )
 
 
 def estimate(plan: RunPlan, pace: Pace, seconds: float) -> str:
@@ -105,14 +125,15 @@ def show_decision(console: Console, decision: Decision) -> None:
             soft_wrap=True,
         )
     if decision.comparisons:
-        console.print(_table(decision.comparisons, wide=console.width >= _WIDE))
+        whole, short = (_table(in_order(decision.comparisons), wide=wide) for wide in (True, False))
+        needed = console.measure(whole, options=console.options.update(max_width=_UNBROKEN)).maximum
+        console.print(whole if needed <= console.width else short)
     findings = _findings(decision)
-    for where, finding in findings:
-        if finding.severity is Severity.INFO:
-            continue
-        style = "red" if finding.severity is Severity.ERROR else "yellow"
-        console.print(Text.assemble((f"{finding.severity} ", style), f"{where}{finding}"), soft_wrap=True)
-    if notes := sum(finding.severity is Severity.INFO for _, finding in findings):
+    for finding, told in findings:
+        if finding.severity is not Severity.INFO:
+            style = "red" if finding.severity is Severity.ERROR else "yellow"
+            console.print(Text.assemble((f"{finding.severity} ", style), told), soft_wrap=True)
+    if notes := sum(finding.severity is Severity.INFO for finding, _ in findings):
         console.print(f"{notes} {'note' if notes == 1 else 'notes'} in the report", style="dim")
     console.print()
     console.print(Text(decision.sentence, style="bold"), soft_wrap=True)
@@ -124,7 +145,7 @@ def show_decision(console: Console, decision: Decision) -> None:
         console.print(Text(f"Not measured: {missing}", style="yellow"), soft_wrap=True)
 
 
-def _table(comparisons: tuple[Comparison, ...], *, wide: bool) -> Table:
+def _table(comparisons: Sequence[Comparison], *, wide: bool) -> Table:
     shown = [name for name in _NUMBERS if wide or name in _ALWAYS]
     sweeps = len({each.condition for each in comparisons}) > 1
     table = Table(box=None, pad_edge=False, header_style="dim")
@@ -150,10 +171,6 @@ def _positions(each: Comparison) -> str:
     return " ".join(rates[:5]) + (" ..." if len(rates) > 5 else "")
 
 
-def _span(ratio: Interval) -> str:
-    return f"{ratio.low:.2f}-{ratio.high:.2f}" if ratio.high < _UNKNOWN else f"{ratio.low:.2f}-?"
-
-
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
 
@@ -164,7 +181,7 @@ def _change(ratio: Interval | None) -> str:
 
 _NUMBERS: dict[str, Callable[[Comparison], str]] = {
     "speed-up": lambda each: f"{deciding(each).ratio.value:.2f}x",
-    "95 %": lambda each: _span(deciding(each).ratio),
+    "95 %": lambda each: deciding(each).ratio.span,
     "tokens\n/step": lambda each: _number(each.counters.tokens_per_step),
     "accept\nlength": lambda each: _number(each.counters.spec.acceptance_length),
     "by position, %": _positions,
@@ -177,6 +194,16 @@ _ALWAYS = ("speed-up", "95 %", "TPOT", "equal")
 """Columns that a terminal of 80 characters has room for."""
 
 
-def _findings(decision: Decision) -> list[tuple[str, Finding]]:
-    of_cells = [(f"{c.workload} · {c.candidate}: ", finding) for c in decision.comparisons for finding in c.findings]
-    return [("", finding) for finding in decision.findings] + of_cells
+def _findings(decision: Decision) -> list[tuple[Finding, str]]:
+    """Return the findings on the run one by one, those on cells once each; each with its text."""
+    of_cells = group_findings(replace(decision, findings=()))
+    return [(each, str(each)) for each in decision.findings] + [(each.finding, _told(each)) for each in of_cells]
+
+
+def _told(repeated: Repeated) -> str:
+    """Return a finding with its first place in full, and where else it applies."""
+    (where, _), *others = repeated.places
+    more = f" The same at {', '.join(where for where, _ in others[:_MOST_PLACES])}" if others else ""
+    if len(others) > _MOST_PLACES:
+        more += f" and {len(others) - _MOST_PLACES} more places"
+    return f"{where}: {repeated.finding}{more and f'{more}.'}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -10,9 +11,10 @@ from typing import Any
 
 import click
 
-from draftwise.core import Arrivals, ClosedLoop, Condition, Load, OpenLoop, Phase, Replay, SpecConfig
+from draftwise.core import Arrivals, ClosedLoop, Condition, Load, OpenLoop, Phase, Replay
+from draftwise.measure.launch import Candidate
 
-__all__ = ["Numbers", "conditions", "load_options", "spread_lengths"]
+__all__ = ["Finite", "conditions", "load_options", "spread_lengths"]
 
 _PHASE = re.compile(r"(?:(?P<duration>[\d.]+)s:)?(?P<start>[\d.]+)(?:-(?P<end>[\d.]+))?/s")
 _PHASE_HELP = "is not like '60s:1-8/s,30s:20/s' (seconds, then requests per second; the last part may have no end)"
@@ -36,9 +38,22 @@ class Numbers(click.ParamType):  # type: ignore[type-arg]  # generic from click 
             kind = "whole numbers" if self._kind is int else "numbers"
             self.fail(f"{value!r} is not a list of {kind} like 1,2,4.", param, ctx)
         for number in numbers:
-            if number < self._least or (self._open and number == self._least) or number != number:
+            if not math.isfinite(number):
+                self.fail(f"{number} is not a finite number.", param, ctx)
+            if number < self._least or (self._open and number == self._least):
                 self.fail(f"{number:g} is {'not above' if self._open else 'below'} {self._least:g}.", param, ctx)
         return numbers
+
+
+class Finite(click.FloatRange):
+    """A number of a range that has ends even where it says none: not nan, not inf."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the number."""
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return number
 
 
 class Phases(click.ParamType):  # type: ignore[type-arg]
@@ -83,9 +98,9 @@ _OPTIONS = (
     click.option("--arrivals", type=click.Choice([each.value for each in Arrivals]), default=Arrivals.POISSON.value,
                  show_default=True, help="Gaps between the requests of an open loop."),
     click.option("--phases", type=Phases(), metavar="PHASES", help="Ramps and bursts, e.g. '60s:1-8/s,30s:20/s'."),
-    click.option("--replay", type=click.FloatRange(0, min_open=True), is_flag=False, flag_value=1.0, metavar="SPEED",
+    click.option("--replay", type=Finite(0, min_open=True), is_flag=False, flag_value=1.0, metavar="SPEED",
                  help="The workload's recorded arrival times, so many times as fast  [1 if given alone]"),
-    click.option("--turn-seconds", type=click.FloatRange(0, min_open=True), default=20, show_default=True,
+    click.option("--turn-seconds", type=Finite(0, min_open=True), default=20, show_default=True,
                  help="How long a turn of a steady rate lasts."),
     click.option("--temperature", "temperatures", type=Numbers(float, least=0), default="0", show_default=True,
                  metavar="T[,T...]"),
@@ -120,9 +135,7 @@ def _loads(asked: Mapping[str, Any]) -> list[Load]:
     return loads or [ClosedLoop(concurrency=1)]
 
 
-def spread_lengths(
-    candidates: Sequence[tuple[str | None, SpecConfig | None]], lengths: Sequence[int] | None
-) -> list[tuple[str | None, SpecConfig | None]]:
+def spread_lengths(candidates: Sequence[Candidate], lengths: Sequence[int] | None) -> list[Candidate]:
     """Return each candidate once for each draft length; as it is where there is none to set."""
     if not lengths:
         return list(candidates)

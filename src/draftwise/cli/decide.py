@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import os
 import shlex
 import signal
-import time
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
@@ -18,17 +16,16 @@ import click
 from click.core import ParameterSource
 from rich.console import Console
 
+from draftwise.backends.url import check_url
 from draftwise.cli._console import ConsoleProgress, estimate, open_console, show_decision
-from draftwise.cli._loads import conditions, load_options, spread_lengths
-from draftwise.core import Arm, BackendError, Decision, InvalidSetup, Replay, RunPlan, Severity, StorageError
-from draftwise.measure.device_state import read_device_state
-from draftwise.measure.experiment import DeviceReader
+from draftwise.cli._loads import Finite, conditions, load_options, spread_lengths
+from draftwise.core import Arm, BackendError, InvalidSetup, Replay, RunPlan, Severity, StorageError
+from draftwise.measure.device_state import DeviceWatch
 from draftwise.measure.launch import (
     DEFAULT_CANDIDATES,
     PLAIN,
     Candidate,
     Wish,
-    are_here,
     build_backends,
     build_context,
     name_arms,
@@ -41,10 +38,9 @@ from draftwise.measure.run_directory import RunDirectory
 from draftwise.measure.session import Session
 from draftwise.measure.warm_up import Pace
 
-__all__ = ["decide", "finish"]
+__all__ = ["decide"]
 
 _INTERRUPTED = 130
-_GPUS_EVERY_S = 5.0
 
 
 @click.command()
@@ -56,7 +52,7 @@ _GPUS_EVERY_S = 5.0
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Run directory  [default: runs/TIME]")
 @click.option("--resume", type=click.Path(path_type=Path), metavar="DIR", help="Go on with an unfinished run.")
 @click.option("--prompts", type=click.IntRange(1), metavar="N", help="Per workload; overrides --minutes.")
-@click.option("--minutes", type=click.FloatRange(0, min_open=True), default=10, show_default=True,
+@click.option("--minutes", type=Finite(0, min_open=True), default=10, show_default=True,
               help="As many prompts as fit in about this time; after it, no load is added to the sweep.")  # fmt: skip
 @click.option("--repeats", type=click.IntRange(1), default=5, show_default=True, help="Passes over the prompts.")
 @click.option("--warmup", type=click.IntRange(1), default=3, show_default=True, help="Discarded requests per arm.")
@@ -78,10 +74,10 @@ _GPUS_EVERY_S = 5.0
 @click.option("--serve-args", default="", metavar="ARGS", help="For the engine's `serve`, e.g. '--dtype float32'.")
 @click.option("--processes", type=click.IntRange(1), metavar="N",
               help="Of the load generator  [default: as many as the load needs]")  # fmt: skip
-@click.option("--margin", type=click.FloatRange(0, 1), help="Smallest change worth making  [default: 0.03]")
-@click.option("--slo-ttft-ms", type=click.FloatRange(0), help="Promised time to first token, for goodput.")
-@click.option("--slo-tpot-ms", type=click.FloatRange(0), help="Promised time per output token, for goodput.")
-@click.option("--slo-e2e-ms", type=click.FloatRange(0), help="Promised time to the last token, for goodput.")
+@click.option("--margin", type=Finite(0, 1), help="Smallest change worth making  [default: 0.03]")
+@click.option("--slo-ttft-ms", type=Finite(0), help="Promised time to first token, for goodput.")
+@click.option("--slo-tpot-ms", type=Finite(0), help="Promised time per output token, for goodput.")
+@click.option("--slo-e2e-ms", type=Finite(0), help="Promised time to the last token, for goodput.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON on stdout.")
 @click.pass_context
 def decide(ctx: click.Context, /, resume: Path | None, api_key_env: str | None, as_json: bool, **asked: Any) -> None:
@@ -99,13 +95,16 @@ def decide(ctx: click.Context, /, resume: Path | None, api_key_env: str | None, 
     else:
         plan, wish = _plan(asked, console), _wish(asked)
         budget_s = None if asked["prompts"] else 60 * asked["minutes"]
-    context = build_context(plan.arms, wish)
+    context, key = build_context(plan.arms, wish), _api_key(api_key_env)
     if resume is None:
         directory = RunDirectory.claim(asked["out"] or Path("runs", datetime.now().strftime("%Y%m%d-%H%M%S")))
     with ConsoleProgress(console) as progress, console.status("starting the servers") as status:
-        backends = build_backends(
-            plan.arms, wish, directory, api_key=_api_key(api_key_env), on_wait=lambda line: status.update(line[:100])
-        )
+
+        def wait(line: str) -> None:
+            progress.doing = line
+            status.update(line[:100])
+
+        backends = build_backends(plan.arms, wish, directory, api_key=key, on_wait=wait)
 
         def announce(final: RunPlan, pace: Pace, seconds: float) -> None:
             status.stop()
@@ -117,43 +116,32 @@ def decide(ctx: click.Context, /, resume: Path | None, api_key_env: str | None, 
             directory=directory,
             context=context,
             progress=progress,
-            read_device=_device_reader(are_here(plan.arms)),
+            read_device=DeviceWatch(gpus=all(arm.is_here for arm in plan.arms)).read,
             announce=announce,
             processes=asked["processes"],
             resume=resume is not None,
             budget_s=budget_s,
             search_s=60 * asked["minutes"],
         )
-        failure = _measure(session)
-    finish(directory, as_json=as_json, failure=failure)
-
-
-def _device_reader(here: bool) -> DeviceReader:
-    """Return what reads clocks and temperatures after a turn: of the whole machine only if the servers run on it."""
-
-    known: dict[str, Any] = {}
-    read_at = -math.inf
-
-    async def read() -> dict[str, Any]:
-        # Asking the driver costs more than a short turn; its counters lose nothing by waiting.
-        nonlocal known, read_at
-        is_due = here and time.monotonic() > read_at + _GPUS_EVERY_S
-        state = await asyncio.to_thread(read_device_state, gpus=is_due)
-        if is_due:
-            known, read_at = {name: value for name, value in state.items() if name == "gpus"}, time.monotonic()
-        return known | state
-
-    return read
+        failure = _measure(session, progress)
+    _finish(directory, as_json=as_json, failure=failure)
 
 
 def _refuse_others(ctx: click.Context) -> None:
     """Refuse options that would change a run that is under way."""
-    given = [name for name in ctx.params if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE]
-    if others := sorted(set(given) - {"resume", "api_key_env", "processes", "as_json"}):
+    given = [each for each in ctx.command.params if _is_given(ctx, each)]
+    stay = {"resume", "api_key_env", "processes", "as_json"}
+    if others := sorted(
+        each.opts[0] if each.opts[0].startswith("-") else "TARGET" for each in given if each.name not in stay
+    ):
         raise click.UsageError(f"--resume goes on with the run as it was planned; leave out {', '.join(others)}.")
 
 
-def _measure(session: Session) -> BaseException | None:
+def _is_given(ctx: click.Context, param: click.Parameter) -> bool:
+    return param.name is not None and ctx.get_parameter_source(param.name) is ParameterSource.COMMANDLINE
+
+
+def _measure(session: Session, progress: ConsoleProgress) -> BaseException | None:
     """Run a session; return what ended it early."""
 
     async def run() -> None:
@@ -161,7 +149,11 @@ def _measure(session: Session) -> BaseException | None:
         task = asyncio.current_task()
         assert task is not None
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-        await session.run()
+        reminder = asyncio.create_task(progress.remind())
+        try:
+            await session.run()
+        finally:
+            reminder.cancel()
 
     try:
         with asyncio.Runner(loop_factory=precise_loop) as runner:
@@ -171,9 +163,10 @@ def _measure(session: Session) -> BaseException | None:
     return None
 
 
-def finish(directory: RunDirectory, *, as_json: bool, failure: BaseException | None = None) -> None:
+def _finish(directory: RunDirectory, *, as_json: bool, failure: BaseException | None = None) -> None:
     """Report on what a directory holds, then end as `failure` or the findings demand."""
     if not (directory.path / "manifest.json").exists():
+        directory.leave()
         if isinstance(failure, BackendError | StorageError):
             raise failure
         click.echo("interrupted before anything was measured", err=True)
@@ -189,12 +182,7 @@ def finish(directory: RunDirectory, *, as_json: bool, failure: BaseException | N
         if isinstance(failure, BackendError | StorageError):
             raise failure
         raise SystemExit(_INTERRUPTED)
-    raise SystemExit(1 if _has_error(decision) else 0)
-
-
-def _has_error(decision: Decision) -> bool:
-    findings = [*decision.findings, *(finding for each in decision.comparisons for finding in each.findings)]
-    return any(finding.severity is Severity.ERROR for finding in findings)
+    raise SystemExit(1 if decision.has_error else 0)
 
 
 def _plan(asked: dict[str, Any], console: Console) -> RunPlan:
@@ -225,7 +213,7 @@ def _plan(asked: dict[str, Any], console: Console) -> RunPlan:
 
 def _check_workloads(plan: RunPlan, console: Console) -> None:
     """Refuse prompts that cannot carry the conclusion, and warn of those that weaken it."""
-    drawn = [arm.spec is not None and arm.spec.draws_acceptance for arm in plan.arms[1:]]
+    drawn = [arm.draws_acceptance for arm in plan.arms[1:]]
     replays = any(isinstance(condition.load, Replay) for condition in plan.conditions)
     findings = check_workloads(plan.workloads, measures_acceptance=not all(drawn), needs_arrivals=replays)
     if faults := [finding for finding in findings if finding.severity is Severity.ERROR]:
@@ -248,6 +236,8 @@ def _arms(asked: dict[str, Any], console: Console) -> list[Arm]:
         if asked["lengths"]:
             raise click.UsageError("--k is for servers that draftwise starts; those at --candidate-url have theirs.")
         given = given or [(None, None)] * len(urls)
+        for option, each in (("--url", url), *(("--candidate-url", each) for each in urls)):
+            check_url(each, where=option)
         return [Arm(name=PLAIN, url=url), *name_arms(given, urls)]
     if urls:
         raise click.UsageError("--candidate-url goes with --url; with TARGET, give --candidate.")
@@ -276,10 +266,17 @@ def _wish(asked: dict[str, Any]) -> Wish:
         engine=asked["engine"],
         vllm=asked["vllm"],
         gpus=None if asked["gpus"] is None else tuple(each for each in asked["gpus"].split(",") if each),
-        serve_args=tuple(shlex.split(asked["serve_args"])),
+        serve_args=_split_arguments(asked["serve_args"]),
         notes=notes,
         thresholds={name: value for name, value in thresholds.items() if value is not None},
     )
+
+
+def _split_arguments(text: str) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        raise click.UsageError(f"--serve-args {text!r} is no shell command line ({error}).") from None
 
 
 def _api_key(variable: str | None) -> str | None:

@@ -10,13 +10,13 @@ from pathlib import Path
 import click
 
 from draftwise.cli._console import open_console, show_decision
-from draftwise.core import InvalidSetup, Severity, StorageError
+from draftwise.core import InvalidSetup, StorageError
 from draftwise.measure.conclusions import Conclusions, conclude_run
 from draftwise.measure.interchange import FORMATS, export_run
 from draftwise.measure.markdown import render_markdown
 from draftwise.measure.report import write_conclusions
+from draftwise.measure.row_files import write_whole
 from draftwise.measure.run_directory import RunDirectory
-from draftwise.measure.tables import group_findings
 
 __all__ = ["report"]
 
@@ -49,7 +49,7 @@ def report(run: Path, as_json: bool, markdown: str | None, exports: Sequence[str
         for file in export_run(found.run, name, path):
             click.echo(f"Written: {file}", err=True)
     click.echo(f"\nReport: {directory.path / 'report.html'}", err=True)
-    sys.exit(1 if any(each.finding.severity is Severity.ERROR for each in group_findings(decision)) else 0)
+    sys.exit(1 if decision.has_error else 0)
 
 
 def _parse_export(text: str) -> tuple[str, Path]:
@@ -63,7 +63,10 @@ def _parse_export(text: str) -> tuple[str, Path]:
         )
     # `Path` would drop the slash that asks for a folder.
     if path.endswith("/"):
-        Path(path).mkdir(parents=True, exist_ok=True)
+        try:
+            Path(path).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StorageError(f"{path}: cannot be made ({error.strerror}). Give another folder.") from None
     return name, Path(path)
 
 
@@ -72,12 +75,8 @@ def _write_markdown(found: Conclusions, target: str) -> None:
     if target == _STDOUT:
         click.echo(text, nl=False)
         return
-    path = Path(target)
-    draft = path.with_name(f"{path.name}.part")
     try:
-        draft.write_text(text, encoding="utf-8")
-        draft.replace(path)
+        write_whole(Path(target), text)
     except OSError as error:
-        draft.unlink(missing_ok=True)
-        raise StorageError(f"{path}: cannot be written ({error.strerror}). Give another path or make room.") from None
-    click.echo(f"Written: {path}", err=True)
+        raise StorageError(f"{target}: cannot be written ({error.strerror}). Give another path or make room.") from None
+    click.echo(f"Written: {target}", err=True)

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import chain
 
-from draftwise.core.finding import Finding
+from draftwise.core.finding import Finding, Severity
 from draftwise.core.load import Condition
 from draftwise.core.run import Counters
 
 __all__ = ["Band", "Comparison", "Crossover", "Decision", "Interval", "Verdict"]
+
+_UNKNOWN = 100.0
+"""Ratio from which the upper end of an interval is no knowledge: too few readings for more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +24,11 @@ class Interval:
     value: float
     low: float
     high: float
+
+    @property
+    def span(self) -> str:
+        """Both ends, e.g. `1.81-2.03`; an upper one that says no more than that it is not known is `?`."""
+        return f"{self.low:.2f}-{'?' if self.high >= _UNKNOWN else f'{self.high:.2f}'}"
 
 
 class Verdict(StrEnum):
@@ -82,6 +91,11 @@ class Comparison:
     """Smallest speed-up (as a ratio over 1) that this many readings would have found with 80 % power."""
     prompts_needed: int | None = None
     """Prompts that would settle an inconclusive comparison with 80 % power, going by the spread seen."""
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """Workload, label of the condition and candidate."""
+        return self.workload, self.condition.label, self.candidate
 
     @property
     def conversion(self) -> float | None:
@@ -150,3 +164,9 @@ class Decision:
     def is_evidence(self) -> bool:
         """Whether the run carries all the context that its numbers depend on."""
         return not self.missing_context
+
+    @property
+    def has_error(self) -> bool:
+        """Whether a finding, on the run or on a comparison, is an error."""
+        findings = chain(self.findings, *(each.findings for each in self.comparisons))
+        return any(finding.severity is Severity.ERROR for finding in findings)

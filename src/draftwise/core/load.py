@@ -67,6 +67,12 @@ class OpenLoop:
         return cls(phases=(Phase(start_per_s=rate_per_s, end_per_s=rate_per_s),), arrivals=arrivals)
 
     @property
+    def rate_per_s(self) -> float | None:
+        """The one rate of a steady load; None where it changes."""
+        rates = {rate for phase in self.phases for rate in (phase.start_per_s, phase.end_per_s)}
+        return rates.pop() if len(rates) == 1 else None
+
+    @property
     def label(self) -> str:
         """Short name, e.g. `2/s`, `2/s constant`, `60s:1-8/s,30s:20/s`."""
         rates = ",".join(phase.label for phase in self.phases)

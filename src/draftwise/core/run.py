@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlsplit
 
 from draftwise.core.config import SpecConfig
 from draftwise.core.load import Condition
@@ -34,6 +35,16 @@ class Arm:
     spec: SpecConfig | None = None
     url: str | None = None
     """Of a server that is already running; None when draftwise starts it."""
+
+    @property
+    def is_here(self) -> bool:
+        """Whether its server runs on this machine."""
+        return self.url is None or urlsplit(self.url).hostname in ("127.0.0.1", "localhost", "::1")
+
+    @property
+    def draws_acceptance(self) -> bool:
+        """Whether its engine draws acceptance by lot, so that its text means nothing."""
+        return self.spec is not None and self.spec.draws_acceptance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,6 +215,11 @@ class Settled:
     condition: str
     candidate: str
     passes: int
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """Workload, label of the condition and candidate."""
+        return self.workload, self.condition, self.candidate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ import numpy as np
 from draftwise.core import Answer, Comparison, Run, SpecStats
 from draftwise.measure.cell import Cell, cells
 
-__all__ = ["ACCEPTANCE_QUANTILES", "Acceptance", "acceptances", "tokens_per_step"]
+__all__ = ["ACCEPTANCE_QUANTILES", "Acceptance", "acceptances", "count_steps", "tokens_per_step"]
 
 ACCEPTANCE_QUANTILES = (10, 50, 90)
 _BIN = 0.25
@@ -47,7 +47,7 @@ def acceptances(run: Run, comparisons: Sequence[Comparison]) -> list[Acceptance]
 
     The passes are those that the comparison rests on: a server that remembers is judged by its first meeting.
     """
-    passes = {(each.workload, each.condition.label, each.candidate): each.passes for each in comparisons}
+    passes = {each.key: each.passes for each in comparisons}
     groups: dict[tuple[str, str, float], list[Cell]] = {}
     for cell in cells(run):
         counted = passes.get((cell.workload, cell.condition.label, cell.candidate))
@@ -63,22 +63,19 @@ def tokens_per_step(answer: Answer) -> float | None:
     From the server's own count for the request where it gives one; else the tokens per chunk after the first chunk,
     which prefill emits. Where a server does not say how many tokens a chunk holds, chunks tell nothing.
     """
-    counted = _counted_by_server(answer)
-    return _tokens_per_chunk(answer) if counted is None else counted
+    steps, tokens = count_steps(answer)
+    return tokens / steps if steps and (any(answer.acceptance) or answer.counts_exact) else None
 
 
-def _counted_by_server(answer: Answer) -> float | None:
-    steps = sum(answer.acceptance)
-    if not steps:
-        return None
-    return 1 + sum(accepted * count for accepted, count in enumerate(answer.acceptance)) / steps
+def count_steps(answer: Answer) -> tuple[int, int]:
+    """Return the decoding steps of a request and the tokens that they brought.
 
-
-def _tokens_per_chunk(answer: Answer) -> float | None:
-    timing = answer.timing
-    if not answer.counts_exact or len(timing.chunks) < 2:
-        return None
-    return (timing.num_tokens - timing.chunks[0][1]) / (len(timing.chunks) - 1)
+    As the server told for this request, else a step per chunk after the first: a server sends what each step brings.
+    """
+    if steps := sum(answer.acceptance):
+        return steps, steps + sum(accepted * count for accepted, count in enumerate(answer.acceptance))
+    chunks = answer.timing.chunks
+    return (len(chunks) - 1, answer.timing.num_tokens - chunks[0][1]) if chunks else (0, 0)
 
 
 def _pool(key: tuple[str, str, float], group: Sequence[Cell]) -> Acceptance:
@@ -101,8 +98,9 @@ def _pool(key: tuple[str, str, float], group: Sequence[Cell]) -> Acceptance:
 
 def _known(answers: Sequence[Answer]) -> tuple[str, list[float]]:
     """Return the source of all values and the values: one source, as the two count differently."""
-    for source, read in (("server", _counted_by_server), ("chunks", _tokens_per_chunk)):
-        values = [value for answer in answers if (value := read(answer)) is not None]
+    for source, by_server in (("server", True), ("chunks", False)):
+        mine = [answer for answer in answers if any(answer.acceptance) is by_server]
+        values = [value for answer in mine if (value := tokens_per_step(answer)) is not None]
         if len(values) > len(answers) / 2:
             return source, values
     return "none", []

@@ -22,11 +22,11 @@ FIRST_LOOK = 2
 def find_settled(run: Run, conditions: Sequence[Condition], repeat: int) -> Iterator[Settled]:
     """Yield the cells whose verdict stands after so many passes."""
     labels = {condition.label for condition in conditions}
-    known = {(each.workload, each.condition, each.candidate) for each in run.settled}
+    known = {each.key for each in run.settled}
     for each in _comparisons(run):
-        cell = (each.workload, each.condition.label, each.candidate)
-        if each.settled and each.workload != ALL and each.condition.label in labels and cell not in known:
-            yield Settled(workload=cell[0], condition=cell[1], candidate=cell[2], passes=repeat)
+        workload, label, candidate = each.key
+        if each.settled and workload != ALL and label in labels and each.key not in known:
+            yield Settled(workload=workload, condition=label, candidate=candidate, passes=repeat)
 
 
 def _comparisons(run: Run) -> tuple[Comparison, ...]:
@@ -37,7 +37,7 @@ def _comparisons(run: Run) -> tuple[Comparison, ...]:
 def next_conditions(run: Run) -> dict[Condition, set[tuple[str, str]]]:
     """Return the loads to measure next, each with the workloads and candidates whose crossover lies near it.
 
-    None when every crossover is known well enough. Nothing is added beyond the planned loads, nor where only one was
+    Empty when every crossover is known well enough. Nothing is added beyond the planned loads, nor where only one was
     planned.
     """
     known = {condition.label for condition in run.conditions}

@@ -17,11 +17,8 @@ def place_on_axis(condition: Condition) -> tuple[str, float] | None:
     """
     if condition.concurrency is not None:
         return "concurrency", condition.concurrency
-    if isinstance(condition.load, OpenLoop) and len(condition.load.phases) == 1:
-        (phase,) = condition.load.phases
-        if phase.start_per_s == phase.end_per_s:
-            return "rate", phase.start_per_s
-    return None
+    rate = condition.load.rate_per_s if isinstance(condition.load, OpenLoop) else None
+    return None if rate is None else ("rate", rate)
 
 
 def format_load(load: float, axis: str) -> str:

@@ -17,7 +17,7 @@ ALL = "all"
 
 Unit = tuple[str, str]
 """Workload and prompt id."""
-Reading = tuple[int, int, int]
+Asking = tuple[int, int, int]
 """Pass, block and copy: which of the askings of a prompt."""
 TurnKey = tuple[str, str, int, int]
 """Workload, condition, pass and block: turns of two arms with one key met the same requests."""
@@ -47,8 +47,8 @@ class Cell:
     condition: Condition
     plain: str
     candidate: str
-    answers: Mapping[tuple[str, Unit], Mapping[Reading, Answer]]
-    """The measured answers without an error, by arm and unit, then by reading."""
+    answers: Mapping[tuple[str, Unit], Mapping[Asking, Answer]]
+    """The measured answers without an error, by arm and unit, then by asking."""
     windows: tuple[Window, ...]
     """Of the turns that both arms finished."""
     turns: Mapping[int, Sequence[Answer]]
@@ -57,7 +57,7 @@ class Cell:
     @property
     def units(self) -> list[Unit]:
         """Prompts of which both arms answered one and the same asking, in the order of the run."""
-        plain = {unit: readings for (arm, unit), readings in self.answers.items() if arm == self.plain}
+        plain = {unit: askings for (arm, unit), askings in self.answers.items() if arm == self.plain}
         return [unit for unit in plain if plain[unit].keys() & self.answers.get((self.candidate, unit), {}).keys()]
 
     def passes(self, arm: str) -> tuple[int, ...]:
@@ -79,7 +79,7 @@ class Cell:
 
     def shared(self) -> list[Shared]:
         """Return the measured requests that both arms were sent, failed ones too, in the order of the run."""
-        sides: dict[str, dict[tuple[Unit, Reading], Answer]] = {self.plain: {}, self.candidate: {}}
+        sides: dict[str, dict[tuple[Unit, Asking], Answer]] = {self.plain: {}, self.candidate: {}}
         for window in self.windows:
             for answer in self.turns[window.turn]:
                 if answer.measured:
@@ -87,9 +87,9 @@ class Cell:
                     sides[window.arm][unit, (window.repeat, window.block, answer.copy)] = answer
         plain, candidate = sides[self.plain], sides[self.candidate]
         return [
-            Shared(unit=unit, turns=(unit[0], *reading[:2]), plain=plain[unit, reading], candidate=answer)
-            for (unit, reading), answer in candidate.items()
-            if (unit, reading) in plain
+            Shared(unit=unit, turns=(unit[0], *asking[:2]), plain=plain[unit, asking], candidate=answer)
+            for (unit, asking), answer in candidate.items()
+            if (unit, asking) in plain
         ]
 
     def requests(self, arm: str) -> list[Answer]:
@@ -97,16 +97,15 @@ class Cell:
         mine = (window.turn for window in self.windows if window.arm == arm)
         return [answer for turn in mine for answer in self.turns[turn] if answer.measured]
 
-    def counters(self, arm: str, *, workload: str | None = None) -> Counters:
-        """Return what an arm's counters grew by, over everything or over one workload."""
+    def counters(self, arm: str) -> Counters:
+        """Return what an arm's counters grew by."""
         nothing = Counters(generation_tokens=0, prefix_queries=0, prefix_hits=0)
-        mine = (w for w in self.windows if w.arm == arm and workload in (None, w.workload))
-        return reduce(add, (window.counters for window in mine), nothing)
+        return reduce(add, (window.counters for window in self.windows if window.arm == arm), nothing)
 
     def outputs(self, arm: str, unit: Unit) -> list[Answer]:
-        """Return an arm's answers to a prompt, in the order of the readings."""
-        by_reading = self.answers[arm, unit]
-        return [by_reading[key] for key in sorted(by_reading)]
+        """Return an arm's answers to a prompt, in the order of the askings."""
+        by_asking = self.answers[arm, unit]
+        return [by_asking[key] for key in sorted(by_asking)]
 
     def pairs(self) -> list[tuple[Window, Window]]:
         """Return the turns of the candidate and of plain that belong together, in the order of the run."""
@@ -175,8 +174,8 @@ def _by_turn(run: Run) -> dict[int, list[Answer]]:
 
 def _by_unit(
     windows: Sequence[Window], turns: Mapping[int, Sequence[Answer]]
-) -> dict[tuple[str, Unit], dict[Reading, Answer]]:
-    found: dict[tuple[str, Unit], dict[Reading, Answer]] = {}
+) -> dict[tuple[str, Unit], dict[Asking, Answer]]:
+    found: dict[tuple[str, Unit], dict[Asking, Answer]] = {}
     for window in windows:
         for answer in turns[window.turn]:
             if answer.measured and answer.error is None and answer.timing.chunks:

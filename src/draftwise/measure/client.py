@@ -79,7 +79,7 @@ class Client:
             if (refusal := await client._try(hello)) is None:
                 break
         else:
-            raise BackendError(f"{backend.name}: {backend.url} refuses a plain request: {refusal}")
+            raise BackendError(f"{backend.name}: {backend.url} refuses a plain request: {refusal}. Look at its log.")
         for client.full_length in _FULL_LENGTH:
             if await client._try(replace(hello, ignore_eos=True)) is None:
                 return client

@@ -9,7 +9,7 @@ from math import isfinite
 
 from draftwise.core import Comparison, Finding, Interval, Run, Severity, Verdict
 from draftwise.measure.cell import ALL, Cell, cells
-from draftwise.measure.estimates import Numbers, Sweep, counted, gather, looks_of, numbers
+from draftwise.measure.estimates import Numbers, SweepKey, counted, gather, looks_of, numbers
 from draftwise.measure.goodput import change_of_goodput, goodput
 from draftwise.measure.guards import check_cell, check_outputs
 from draftwise.measure.mixture import name_losers
@@ -43,7 +43,7 @@ def compare(run: Run, of_run: Sequence[Finding], thresholds: Thresholds) -> tupl
 
 def compare_along_loads(
     run: Run, of_run: Sequence[Finding], thresholds: Thresholds
-) -> tuple[tuple[Comparison, ...], Mapping[Sweep, list[LoadPoint]]]:
+) -> tuple[tuple[Comparison, ...], Mapping[SweepKey, list[LoadPoint]]]:
     """Return the comparisons, and the ratios that decide them as points on the axes of load."""
     cases = [_Case.of(run, cell, thresholds) for cell in cells(run)]
     drafts = [_describe(run, case, thresholds) for case in cases]

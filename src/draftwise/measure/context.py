@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
-import shutil
 import struct
-import subprocess
 from collections.abc import Mapping
 from contextlib import suppress
 from hashlib import sha256
@@ -18,6 +16,7 @@ from typing import Any
 
 from draftwise import __version__
 from draftwise.backends import Backend
+from draftwise.backends.gpus import ask_driver
 from draftwise.core import RunPlan
 
 __all__ = ["describe_hardware", "describe_model", "describe_server", "describe_software", "find_missing"]
@@ -27,7 +26,7 @@ def describe_hardware() -> dict[str, Any]:
     """Return processor, usable cores, memory and GPUs of this machine."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     described: dict[str, Any] = {"cpu": _cpu_name(), "cores": cores, "memory_gib": _memory_gib()}
-    if gpus := _gpus():
+    if gpus := ask_driver("name,memory.total,driver_version"):
         described["gpus"] = gpus
     return described
 
@@ -43,15 +42,6 @@ def _memory_gib() -> float | None:
     if "SC_PHYS_PAGES" not in os.sysconf_names:
         return None
     return round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1)
-
-
-def _gpus() -> list[str]:
-    """Return name, memory and driver of each NVIDIA GPU, none where the driver's tool is absent or fails."""
-    if shutil.which("nvidia-smi") is None:
-        return []
-    query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
-    answer = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False)
-    return answer.stdout.splitlines() if answer.returncode == 0 else []
 
 
 def describe_software(*, with_engine: bool) -> dict[str, str]:

@@ -7,14 +7,14 @@ from itertools import takewhile
 
 from draftwise.core import Comparison, Crossover, Verdict
 from draftwise.measure.axis import place_on_axis
-from draftwise.measure.estimates import Sweep
+from draftwise.measure.estimates import SweepKey
 from draftwise.measure.statistics import LoadPoint, find_crossing
 
 __all__ = ["find_crossovers"]
 
 
 def find_crossovers(
-    points: Mapping[Sweep, Sequence[LoadPoint]], comparisons: Sequence[Comparison]
+    points: Mapping[SweepKey, Sequence[LoadPoint]], comparisons: Sequence[Comparison]
 ) -> tuple[Crossover, ...]:
     """Return the crossover of every sweep over two loads or more, by the ratio that decides under each load."""
     found = []
@@ -37,7 +37,7 @@ def find_crossovers(
     return tuple(found)
 
 
-def _adopt_below(sweep: Sweep, comparisons: Sequence[Comparison]) -> float | None:
+def _adopt_below(sweep: SweepKey, comparisons: Sequence[Comparison]) -> float | None:
     """Return the largest load up to which every verdict is adopt, None where already the smallest is not."""
     workload, candidate, temperature, axis = sweep
     verdicts = sorted(

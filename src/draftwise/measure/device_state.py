@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
 import os
 import re
 import shutil
@@ -12,10 +14,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-__all__ = ["read_cpu_state", "read_device_state", "read_gpu_states"]
+__all__ = ["DeviceWatch", "read_cpu_state", "read_device_state", "read_gpu_states"]
 
 _ROOT = Path("/")
 _TIMEOUT_S = 5.0
+_GPUS_EVERY_S = 5.0
 
 REASONS = {
     0x1: "gpu_idle",
@@ -55,6 +58,29 @@ def read_device_state(*, gpus: bool = True) -> dict[str, Any]:
     if gpus and (found := read_gpu_states()):
         state["gpus"] = found
     return state
+
+
+class DeviceWatch:
+    """Reads the state of this machine turn after turn, that of its GPUs every few seconds at most.
+
+    Asking the driver costs more than a short turn, and its counters lose nothing by waiting.
+
+    Args:
+        gpus: whether servers run on this machine.
+    """
+
+    def __init__(self, *, gpus: bool) -> None:
+        self._due_s = 0.0 if gpus else math.inf
+        self._gpus: dict[str, Any] = {}
+
+    async def read(self) -> dict[str, Any]:
+        """Return what `read_device_state` does; GPUs as they were read last."""
+        is_due = time.monotonic() >= self._due_s
+        state = await asyncio.to_thread(read_device_state, gpus=is_due)
+        if is_due:
+            self._due_s = time.monotonic() + _GPUS_EVERY_S
+            self._gpus = {name: value for name, value in state.items() if name == "gpus"}
+        return self._gpus | state
 
 
 def read_cpu_state(root: Path = _ROOT) -> dict[str, Any]:

@@ -24,9 +24,9 @@ from draftwise.measure.statistics import (
 from draftwise.measure.thresholds import Thresholds, thresholds_of
 from draftwise.measure.throughput import count_tokens
 
-__all__ = ["Numbers", "Sweep", "counted", "gather", "load_points", "looks_of", "numbers"]
+__all__ = ["Numbers", "SweepKey", "counted", "gather", "load_points", "looks_of", "numbers"]
 
-Sweep = tuple[str, str, float, str]
+SweepKey = tuple[str, str, float, str]
 """Workload, candidate, temperature and axis of load."""
 
 
@@ -134,15 +134,15 @@ def _throughput(cell: Cell, speedup: Estimate, total: Estimate) -> Estimate | No
     return replace(server, spread=spread, log_by_prompt=speedup.log_by_prompt)
 
 
-def load_points(run: Run) -> Mapping[Sweep, list[LoadPoint]]:
+def load_points(run: Run) -> Mapping[SweepKey, list[LoadPoint]]:
     """Return the deciding ratio of every measured load, lightest first, by sweep; pooled rows included."""
     thresholds = thresholds_of(run)
     return gather((cell, numbers(counted(cell, thresholds)[0])) for cell in cells(run))
 
 
-def gather(found: Iterable[tuple[Cell, Numbers]]) -> Mapping[Sweep, list[LoadPoint]]:
+def gather(found: Iterable[tuple[Cell, Numbers]]) -> Mapping[SweepKey, list[LoadPoint]]:
     """Return cells with their ratios as points on the axes of their loads."""
-    points: dict[Sweep, list[LoadPoint]] = {}
+    points: dict[SweepKey, list[LoadPoint]] = {}
     for cell, each in found:
         if (place := place_on_axis(cell.condition)) is not None:
             axis, load = place

@@ -13,7 +13,7 @@ from draftwise.measure.goodput import keeps_promise
 from draftwise.measure.thresholds import Thresholds
 from draftwise.measure.throughput import count_tokens
 
-__all__ = ["QUANTILES", "Latencies", "latencies", "tpots_ms"]
+__all__ = ["QUANTILES", "READINGS", "Latencies", "latencies"]
 
 QUANTILES = (50, 90, 95, 99)
 
@@ -24,12 +24,15 @@ def _token_gaps(timing: Timing) -> tuple[float, ...]:
     return tuple(chain.from_iterable((share,) * count for share, count in shares))
 
 
-_READINGS: Mapping[str, Callable[[Timing], Sequence[float | None]]] = {
+READINGS: Mapping[str, Callable[[Timing], Sequence[float | None]]] = {
     "ttft": lambda timing: (timing.ttft_s,),
     "tpot": lambda timing: (timing.tpot_s,),
     "itl": lambda timing: timing.itl_s,
-    "token_itl": _token_gaps,
     "e2e": lambda timing: (timing.e2e_s,),
+}
+"""Seconds of a request by their usual names; None where it is too short for one."""
+_MORE: Mapping[str, Callable[[Timing], Sequence[float | None]]] = {
+    "token_itl": _token_gaps,
     "send_lag": lambda timing: (timing.send_lag_s,) if timing.intended is not None else (),
 }
 
@@ -61,7 +64,7 @@ class Latencies:
 
 def latencies(run: Run, comparisons: Sequence[Comparison], thresholds: Thresholds) -> list[Latencies]:
     """Return the latencies of every arm on every workload under every condition that it finished turns of."""
-    passes = {(each.workload, each.condition.label, each.candidate): each.passes for each in comparisons}
+    passes = {each.key: each.passes for each in comparisons}
     rows = []
     for place, turns in _turns(run).items():
         counted = passes.get(place)
@@ -69,23 +72,6 @@ def latencies(run: Run, comparisons: Sequence[Comparison], thresholds: Threshold
         if any(answer.measured and answer.error is None for turn in kept for answer in turn):
             rows.append(_row(place, kept, thresholds))
     return rows
-
-
-def tpots_ms(
-    run: Run, comparisons: Sequence[Comparison], workload: str, arm: str, condition: str | None = None
-) -> list[float]:
-    """Return the time per output token of every request, in milliseconds, ascending; None: under all conditions."""
-    passes = {(each.workload, each.condition.label, each.candidate): each.passes for each in comparisons}
-    timings = (
-        answer.timing
-        for answer in run.answers
-        if answer.measured
-        and answer.error is None
-        and (answer.workload, answer.arm) == (workload, arm)
-        and condition in (None, answer.condition)
-        and answer.repeat in passes.get((workload, answer.condition, arm), (answer.repeat,))
-    )
-    return sorted(1e3 * timing.tpot_s for timing in timings if timing.tpot_s is not None)
 
 
 def _turns(run: Run) -> dict[tuple[str, str, str], list[tuple[int, list[Answer]]]]:
@@ -118,7 +104,7 @@ def _row(place: tuple[str, str, str], turns: Sequence[Sequence[Answer]], thresho
         arm=arm,
         num_requests=len(asked),
         num_failed=len(asked) - len(timings),
-        percentiles_ms={name: _percentiles(timings, read) for name, read in _READINGS.items()},
+        percentiles_ms={name: _percentiles(timings, read) for name, read in {**READINGS, **_MORE}.items()},
         tokens_per_s=sum(timing.num_tokens for timing in timings) / sum(timing.e2e_s for timing in timings),
         throughput=sum(load.tokens for load in loads) / seconds if seconds else None,
         goodput=None if good is None else good / len(asked),

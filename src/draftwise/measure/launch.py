@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from difflib import get_close_matches
 from functools import partial
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from draftwise.backends import Backend, EmbeddedBackend, UrlBackend, VllmBackend
 from draftwise.backends.gpus import Placement, find_gpus, place_arms
@@ -23,8 +22,8 @@ from draftwise.measure.run_directory import RunDirectory
 __all__ = [
     "DEFAULT_CANDIDATES",
     "PLAIN",
+    "Candidate",
     "Wish",
-    "are_here",
     "build_backends",
     "build_context",
     "name_arms",
@@ -67,22 +66,23 @@ class Wish:
         given = {"serve_args": tuple(wish["serve_args"]), "gpus": None if gpus is None else tuple(gpus)}
         return cls(**{**wish, **given})
 
-    @property
-    def runs_here(self) -> bool:
-        """Whether the servers are started by this run."""
-        return self.target is not None
-
 
 Candidate = tuple[str | None, SpecConfig | None]
 """The name that the operator gave, and the config; either may be unknown."""
 
 
 def parse_candidate(text: str) -> Candidate:
-    """Return the name, if given, and the config of `JSON` or `NAME=JSON`."""
+    """Return the name, if given, and the config of `JSON` or `NAME=JSON`.
+
+    Raises:
+        InvalidSetup: what should be JSON is not, or is no speculative config.
+    """
     name, separator, rest = text.partition("=")
-    if separator and not text.lstrip().startswith(("{", "[")):
-        return name.strip(), SpecConfig.parse(rest)
-    return None, SpecConfig.parse(text)
+    named = separator and not text.lstrip().startswith(("{", "["))
+    try:
+        return (name.strip(), SpecConfig.parse(rest)) if named else (None, SpecConfig.parse(text))
+    except InvalidSetup as error:
+        raise InvalidSetup(replace(finding, where="--candidate") for finding in error.findings) from None
 
 
 def name_arms(configs: Sequence[Candidate], urls: Sequence[str | None]) -> list[Arm]:
@@ -154,12 +154,6 @@ def _must_start_in_turn(wish: Wish, placements: Sequence[Placement | None]) -> b
     return not fixed and any(placement is not None and placement.sharing > 1 for placement in placements)
 
 
-def are_here(arms: Sequence[Arm]) -> bool:
-    """Return whether all servers run on this machine."""
-    hosts = {urlsplit(arm.url).hostname for arm in arms if arm.url is not None}
-    return hosts <= {"127.0.0.1", "localhost", "::1"}
-
-
 def build_context(arms: Sequence[Arm], wish: Wish) -> dict[str, Any]:
     """Return what is known before the servers are up.
 
@@ -167,7 +161,7 @@ def build_context(arms: Sequence[Arm], wish: Wish) -> dict[str, Any]:
         InvalidSetup: a note has an unknown name, or the target is not a checkpoint.
     """
     _check_notes(wish.notes, [arm.name for arm in arms])
-    here = are_here(arms)
+    here = all(arm.is_here for arm in arms)
     hardware: dict[str, Any] = {"as told": wish.notes["hardware"]} if "hardware" in wish.notes else {}
     return {
         "started": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 
 from draftwise.core import Comparison, Finding, Interval
 from draftwise.measure.conclusions import Conclusions
 from draftwise.measure.latency import QUANTILES
+from draftwise.measure.sentence import format_ratio
 from draftwise.measure.tables import (
     Grid,
     Repeated,
@@ -110,7 +110,7 @@ def _numbers(comparisons: Sequence[Comparison], room: int) -> str:
         place = (name_of(each.workload), *((each.condition.label,) if several else ()), each.candidate)
         numbers = (
             str(each.verdict),
-            _ratio(deciding(each).ratio),
+            format_ratio(deciding(each).ratio),
             _number(spec.acceptance_length),
             _number(each.counters.tokens_per_step),
             "-" if each.conversion is None else f"{each.conversion:.0%}",
@@ -173,10 +173,6 @@ def _list(lines: Sequence[str], room: int) -> str:
 def _cut(header: Sequence[str], rows: Sequence[Sequence[str]], room: int) -> str:
     more = f"\n\n{len(rows) - room} more rows are in summary.json." if len(rows) > room else ""
     return table(header, rows[:room]) + more
-
-
-def _ratio(ratio: Interval) -> str:
-    return f"{ratio.value:.2f}x ({ratio.low:.2f}-{'∞' if math.isinf(ratio.high) else f'{ratio.high:.2f}'})"
 
 
 def _number(value: float | None) -> str:

@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from draftwise.core import Answer
 from draftwise.measure.acceptance import tokens_per_step
 from draftwise.measure.cell import Cell, Unit
-from draftwise.measure.statistics import Estimate
+from draftwise.measure.statistics import Array, Estimate
 
 __all__ = ["Split", "find_split", "group_ratios", "name_losers"]
 
@@ -20,8 +19,6 @@ _FEWEST = 6
 """Prompts from which a line between them can be more than chance."""
 _SMALLEST_SHARE = 0.1
 """Of the prompts, on either side of the line: fewer are outliers, not a kind of traffic."""
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -58,7 +58,13 @@ class Reading:
                 yield
         self._settle()
         if not self.chunks and self.error is None:
-            self.error = "the answer holds no token"
+            self.error = self._say_empty()
+
+    def _say_empty(self) -> str:
+        body = b"".join(piece for _, piece in self._exchange.received).strip()
+        if not body or any(line.startswith(b"data:") for line in body.split(b"\n")):
+            return "the answer holds no token"
+        return f"the answer is no event stream although one was asked for: {body[:200].decode(errors='replace')}"
 
     def _add(self, time: float, event: dict[str, Any]) -> None:
         """Take in one event that arrived at `time`."""

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from importlib.resources import files
 from typing import Any
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 
 from draftwise.core import Decision, Interval
-from draftwise.measure import conversion
 from draftwise.measure.acceptance import ACCEPTANCE_QUANTILES
 from draftwise.measure.cell import ALL
 from draftwise.measure.conclusions import Conclusions, conclude_run
+from draftwise.measure.conversion import DEFINITION
 from draftwise.measure.decide import TOKENS_PER_STEP
 from draftwise.measure.latency import QUANTILES
 from draftwise.measure.plots import LOSSES, VERDICT_COLOURS, draw_plots
@@ -53,9 +52,7 @@ def write_report(directory: RunDirectory) -> tuple[Decision, dict[str, Any]]:
 
 def write_conclusions(directory: RunDirectory, found: Conclusions) -> tuple[Decision, dict[str, Any]]:
     """Write both files of a run whose conclusions are there already."""
-    summary = summarise(found.run, found.decision, found.latencies, found.quality, found.thresholds)
-    summary["conversions"] = [asdict(each) | {"step_cost": each.step_cost} for each in found.conversions]
-    summary["definitions"]["conversion"] = conversion.DEFINITION
+    summary = summarise(found)
     directory.write("summary.json", json.dumps(summary, indent=2) + "\n")
     directory.write("report.html", render_page(found))
     return found.decision, summary
@@ -95,7 +92,7 @@ def render_page(found: Conclusions) -> str:
         confidence=CONFIDENCE,
         folded=_FOLDED,
         pooled=ALL,
-        definitions={"tokens per step": TOKENS_PER_STEP, "conversion": conversion.DEFINITION},
+        definitions={"tokens per step": TOKENS_PER_STEP, "conversion": DEFINITION},
     )
 
 
@@ -111,7 +108,6 @@ def _environment() -> Environment:
         "three": lambda value: "-" if value is None else f"{value:.3g}",
         "percent": lambda value: "-" if value is None else f"{value:.0%}",
         "change": _change,
-        "span": _span,
         "deciding": deciding,
         "workload": name_of,
     }
@@ -127,7 +123,3 @@ def _change(ratio: Interval | float | None) -> str:
     """Return a ratio of times as a signed percentage."""
     value = ratio.value if isinstance(ratio, Interval) else ratio
     return "-" if value is None else f"{value - 1:+.0%}"
-
-
-def _span(ratio: Interval) -> str:
-    return f"{ratio.low:.2f} - {'∞' if ratio.high == float('inf') else f'{ratio.high:.2f}'}"

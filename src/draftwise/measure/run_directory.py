@@ -15,40 +15,36 @@ import errno
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO, Generic, TypeVar
+from typing import Any, BinaryIO
 
 from draftwise.core import (
     Answer,
     Arm,
-    ClientHealth,
     Condition,
-    Counters,
     Divergence,
     InvalidSetup,
     Run,
     RunPlan,
-    ServerLoad,
     Settled,
     SpecConfig,
-    SpecStats,
     StorageError,
-    Timing,
     Window,
     Workload,
 )
-from draftwise.measure.prompts import read_workload
+from draftwise.measure.prompts import read_prompts
+from draftwise.measure.row_files import RowFile, blame, cut_unfinished, damaged, write_whole
+from draftwise.measure.run_rows import answer_to_row, row_to_answer, row_to_window, window_to_row
 
 __all__ = ["RunDirectory"]
 
-T = TypeVar("T")
-
 _FORMAT = 2
-SERVER_LOGS = "servers"
+_SERVER_LOGS = "servers"
+_MANIFEST = "manifest.json"
 _REQUESTS, _TURNS, _DIVERGENCES = "requests.jsonl", "turns.jsonl", "divergences.jsonl"
 _CONDITIONS, _SETTLED = "conditions.jsonl", "settled.jsonl"
 _BALLAST = "ballast"
@@ -66,28 +62,37 @@ class RunDirectory:
         self.is_full = False
         """Whether the disk ran full; what came until then, and while the last turn ended, is written."""
         self._open: dict[str, BinaryIO] = {}
-        self._answers = _Rows(path / _REQUESTS, lambda row: (row["turn"], _to_answer(row)))
-        self._windows = _Rows(path / _TURNS, _to_window)
+        self._answers = RowFile(path / _REQUESTS, lambda row: (row["turn"], row_to_answer(row)))
+        self._windows = RowFile(path / _TURNS, row_to_window)
 
     @classmethod
     def claim(cls, path: Path) -> RunDirectory:
-        """Return the directory for a new run; only server logs may be there already.
+        """Make the directory for a new run; only server logs may be there already.
 
         Raises:
-            InvalidSetup: the path is taken.
+            InvalidSetup: the path is taken, or nothing can be written there.
         """
-        if path.exists() and (not path.is_dir() or any(each.name != SERVER_LOGS for each in path.iterdir())):
+        if path.exists() and (not path.is_dir() or any(each.name != _SERVER_LOGS for each in path.iterdir())):
             raise InvalidSetup.because(
                 "run-exists",
                 "is there already.",
                 where=str(path),
                 fix=f"Choose another --out, or continue it with --resume {path}.",
             )
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            (path / _BALLAST).touch()
+            (path / _BALLAST).unlink()
+        except OSError as error:
+            # Said now, not after the servers have taken minutes to start.
+            raise InvalidSetup.because(
+                "unwritable-run", f"cannot be written ({error.strerror}).", where=str(path), fix="Choose another --out."
+            ) from None
         return cls(path)
 
     def log_of(self, arm: str) -> Path:
         """Return the file for what the server of an arm prints."""
-        return self.path / SERVER_LOGS / f"{re.sub(r'[^A-Za-z0-9.=-]+', '-', arm)}.log"
+        return self.path / _SERVER_LOGS / f"{re.sub(r'[^A-Za-z0-9.=-]+', '-', arm)}.log"
 
     def begin(self, plan: RunPlan, context: Mapping[str, Any]) -> None:
         """Write the prompts, then the manifest: from now on the run can be resumed.
@@ -99,7 +104,7 @@ class RunDirectory:
             self.path.mkdir(parents=True, exist_ok=True)
             for workload in plan.workloads:
                 lines = "".join(json.dumps(prompt.to_dict()) + "\n" for prompt in workload.prompts)
-                _write_whole(self._workload_path(workload.name), lines)
+                write_whole(self._workload_path(workload.name), lines)
             self._write_manifest(plan, context)
         except OSError as error:
             raise self._cannot_write(error) from None
@@ -128,7 +133,7 @@ class RunDirectory:
             **{name: getattr(plan, name) for name in _SETTINGS},
             "context": dict(context),
         }
-        _write_whole(self.path / "manifest.json", json.dumps(manifest, indent=2) + "\n")
+        write_whole(self.path / _MANIFEST, json.dumps(manifest, indent=2) + "\n")
 
     def reserve(self) -> None:
         """Take up the room that is given back when the disk is full; without it where there is not even that much."""
@@ -146,13 +151,13 @@ class RunDirectory:
         Raises:
             StorageError: it cannot be written, and neither after the ballast went.
         """
-        self._append(_REQUESTS, _row(answer), sync=False)
+        self._append(_REQUESTS, answer_to_row(answer), sync=False)
 
     def finish_turn(self, window: Window) -> None:
         """Append a turn whose requests are all written: from now on they count."""
         if _REQUESTS in self._open:
             os.fsync(self._open[_REQUESTS].fileno())
-        self._append(_TURNS, asdict(window))
+        self._append(_TURNS, window_to_row(window))
 
     def add_condition(self, condition: Condition) -> None:
         """Append a load that was not planned."""
@@ -173,7 +178,7 @@ class RunDirectory:
             StorageError: the disk is full.
         """
         try:
-            _write_whole(self.path / name, text)
+            write_whole(self.path / name, text)
         except OSError as error:
             raise self._cannot_write(error) from None
 
@@ -182,32 +187,55 @@ class RunDirectory:
         for file in self._open.values():
             file.close()
         self._open.clear()
-        (self.path / _BALLAST).unlink(missing_ok=True)
+        with suppress(OSError):
+            (self.path / _BALLAST).unlink(missing_ok=True)
+
+    def leave(self) -> None:
+        """Remove the folder again if nothing is in it."""
+        with suppress(OSError):
+            self.path.rmdir()
 
     def read(self) -> Run:
         """Return everything the folder holds; what was read before is not parsed again.
 
         Raises:
-            InvalidSetup: it is not a run directory, or was written by another version of the format.
+            InvalidSetup: it is not a run directory, is damaged, or was written by another version of the format.
         """
         manifest = self._read_manifest()
+        with blame(str(self.path / _MANIFEST)):
+            plan, context = self._to_plan(manifest), dict(manifest["context"])
         windows = {window.turn: window for window in self._windows.read()}
         answers = self._answers.read()
         finished = [answer for turn, answer in answers if turn in windows]
-        return Run(
-            plan=self._to_plan(manifest),
-            context=manifest["context"],
+        run = Run(
+            plan=plan,
+            context=context,
             answers=tuple(finished),
             windows=tuple(windows.values()),
-            divergences=tuple(Divergence(**line) for line in self._lines(_DIVERGENCES)),
-            added=tuple(Condition.from_dict(line) for line in self._lines(_CONDITIONS)),
+            divergences=tuple(RowFile(self.path / _DIVERGENCES, lambda row: Divergence(**row)).read()),
+            added=tuple(RowFile(self.path / _CONDITIONS, Condition.from_dict).read()),
             settled=self.read_settled(),
             num_unfinished=len(answers) - len(finished),
         )
+        self._check_names(run)
+        return run
+
+    def _check_names(self, run: Run) -> None:
+        """Refuse readings of what the plan does not know: files were changed by hand, or are of several runs."""
+        known = (
+            ("arm", {arm.name for arm in run.plan.arms}),
+            ("workload", {workload.name for workload in run.plan.workloads}),
+            ("condition", {condition.label for condition in run.conditions}),
+        )
+        for file, rows in ((_TURNS, run.windows), (_REQUESTS, run.answers)):
+            for kind, names in known:
+                if strange := {getattr(row, kind) for row in rows} - names:
+                    text = f"holds readings of the {kind} {min(strange)!r}, which {_MANIFEST} does not plan."
+                    raise damaged(str(self.path / file), text)
 
     def read_settled(self) -> tuple[Settled, ...]:
         """Return the cells that needed no more passes."""
-        return tuple(Settled(**line) for line in self._lines(_SETTLED))
+        return tuple(RowFile(self.path / _SETTLED, lambda row: Settled(**row)).read())
 
     def next_number(self) -> int:
         """Return a number that no turn has had, finished or not."""
@@ -215,7 +243,7 @@ class RunDirectory:
         return max(used, default=-1) + 1
 
     def _read_manifest(self) -> dict[str, Any]:
-        path = self.path / "manifest.json"
+        path = self.path / _MANIFEST
         try:
             manifest: dict[str, Any] = json.loads(path.read_text())
             known = manifest["format"] == _FORMAT
@@ -240,6 +268,12 @@ class RunDirectory:
             Arm(name=arm["name"], spec=None if arm["spec"] is None else SpecConfig.parse(arm["spec"]), url=arm["url"])
             for arm in manifest["arms"]
         )
+        for name in _SETTINGS:
+            if not isinstance(manifest[name], int | float):
+                raise TypeError(f"{name} is {manifest[name]!r}")
+        for name in ("arms", "workloads", "conditions"):
+            if not manifest[name]:
+                raise ValueError(f"it plans no {name}")
         return RunPlan(
             arms=tuple(arms),
             workloads=tuple(self._read_workload(row) for row in manifest["workloads"]),
@@ -250,7 +284,7 @@ class RunDirectory:
     def _read_workload(self, row: Mapping[str, Any]) -> Workload:
         path = self._workload_path(row["name"])
         told = {name: row[name] for name in ("name", "source", "description", "random_tokens")}
-        workload = replace(read_workload(path), **told)
+        workload = Workload(prompts=read_prompts(path), **told)
         if workload.sha256 != row["sha256"]:
             raise InvalidSetup.because(
                 "workload-changed",
@@ -280,7 +314,7 @@ class RunDirectory:
     def _write_line(self, name: str, line: bytes, sync: bool) -> None:
         """Append a whole line, or leave the file as it was."""
         if name not in self._open:
-            _mend(self.path / name)
+            cut_unfinished(self.path / name)
             self._open[name] = (self.path / name).open("ab", buffering=0)
         file = self._open[name]
         end = file.tell()
@@ -302,75 +336,3 @@ class RunDirectory:
             f"{self.path}: cannot be written ({error.strerror}). Everything measured before is kept: "
             f"make room, then go on with: draftwise decide --resume {self.path}"
         )
-
-    def _lines(self, name: str) -> Iterator[dict[str, Any]]:
-        """Yield the rows of a file; a last line cut off by a crash is not there."""
-        yield from _Rows(self.path / name, lambda row: row).read()
-
-
-class _Rows(Generic[T]):
-    """The rows of a file that grows; each is parsed once. A last line that was cut off is not there."""
-
-    def __init__(self, path: Path, parse: Callable[[dict[str, Any]], T]) -> None:
-        self._path, self._parse = path, parse
-        self._rows: list[T] = []
-        self._end = 0
-
-    def read(self) -> Sequence[T]:
-        """Return all whole rows."""
-        if not self._path.exists():
-            return []
-        with self._path.open("rb") as file:
-            file.seek(self._end)
-            for line in file:
-                if line.endswith(b"\n"):
-                    self._rows.append(self._parse(json.loads(line)))
-                    self._end += len(line)
-        return self._rows
-
-
-def _row(answer: Answer) -> dict[str, Any]:
-    """Return an answer as JSON values (`asdict` would copy thousands of clock readings one by one)."""
-    row = {each.name: getattr(answer, each.name) for each in fields(answer)}
-    return row | {"timing": {each.name: getattr(answer.timing, each.name) for each in fields(Timing)}}
-
-
-def _to_answer(row: dict[str, Any]) -> Answer:
-    timing = row["timing"] | {"chunks": tuple((time, count) for time, count in row["timing"]["chunks"])}
-    ids = {name: tuple(row[name]) for name in ("token_ids", "prompt_token_ids", "acceptance")}
-    return Answer(**{**row, **ids, "timing": Timing(**timing)})
-
-
-def _to_window(row: dict[str, Any]) -> Window:
-    parts = {
-        "counters": Counters(**{**row["counters"], "spec": _to_stats(row["counters"]["spec"])}),
-        "client": ClientHealth(**row["client"]),
-        "before": ServerLoad(**row["before"]),
-    }
-    return Window(**{**row, **parts})
-
-
-def _to_stats(row: dict[str, Any]) -> SpecStats:
-    per_pos: dict[str, Sequence[int]] = {name: tuple(row[name]) for name in ("accepted_per_pos", "drafted_per_pos")}
-    return SpecStats(**{**row, **per_pos})
-
-
-def _write_whole(path: Path, text: str) -> None:
-    draft = path.with_suffix(".part")
-    try:
-        with draft.open("w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-    except OSError:
-        with suppress(OSError):
-            draft.unlink(missing_ok=True)
-        raise
-
-
-def _mend(path: Path) -> None:
-    """Cut off a last line that a crash left unfinished, so that the next one begins on its own."""
-    if path.exists():
-        data = path.read_bytes()
-        os.truncate(path, data.rfind(b"\n") + 1)

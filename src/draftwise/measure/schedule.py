@@ -9,13 +9,13 @@ from itertools import islice
 
 from draftwise.core import Condition, OpenLoop, Prompt, RunPlan, Workload
 
-__all__ = ["Block", "Cell", "Turn", "arm_order", "blocks", "pass_over"]
+__all__ = ["Block", "CellKey", "Turn", "arm_order", "blocks", "pass_over"]
 
 _BLOCK_PER_STREAM = 4
 """Requests per stream of a turn: enough for each stream to meet the others at all stages of their answers."""
 
-Cell = tuple[str, str, str]
-"""Workload, label of the condition, arm."""
+CellKey = tuple[str, str, str]
+"""Workload, label of the condition, candidate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +97,7 @@ def _arrivals_within(load: OpenLoop, turn_s: float) -> int:
 
 
 def pass_over(
-    plan: RunPlan, conditions: Sequence[Condition], repeat: int, *, without: Container[Cell] = (), number: int = 0
+    plan: RunPlan, conditions: Sequence[Condition], repeat: int, *, without: Container[CellKey] = (), number: int = 0
 ) -> Iterator[Turn]:
     """Yield the turns of one pass over all workloads under the conditions, numbered from `number` on.
 

@@ -19,7 +19,7 @@ _SPLIT = "no single setting pays for all of it, so split the traffic"
 
 def format_ratio(ratio: Interval) -> str:
     """Return e.g. `1.92x (1.81-2.03)`: the ratio and its confidence interval."""
-    return f"{ratio.value:.2f}x ({ratio.low:.2f}-{ratio.high:.2f})"
+    return f"{ratio.value:.2f}x ({ratio.span})"
 
 
 def listed(names: Sequence[str]) -> str:

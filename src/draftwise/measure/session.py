@@ -101,7 +101,7 @@ class Session:
     async def _examine_differences(self, clients: Mapping[str, Client]) -> None:
         run = self.directory.read()
         known = {(each.candidate, each.condition, each.workload, each.prompt_id) for each in run.divergences}
-        judged = {arm.name for arm in self.plan.arms if arm.spec is None or not arm.spec.draws_acceptance}
+        judged = {arm.name for arm in self.plan.arms if not arm.draws_acceptance}
         for cell in cells(run):
             if cell.workload != ALL and cell.condition.temperature == 0 and cell.candidate in judged:
                 for difference in find_differences(cell)[:_MOST_EXAMINED]:

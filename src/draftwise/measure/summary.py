@@ -8,24 +8,18 @@ from dataclasses import asdict
 from typing import Any
 
 from draftwise.core import Comparison, Counters, Decision, Finding, Interval, Run
-from draftwise.measure.acceptance import ACCEPTANCE_QUANTILES, Acceptance, acceptances
+from draftwise.measure.acceptance import ACCEPTANCE_QUANTILES, Acceptance
 from draftwise.measure.batch_schedule import propose_schedules
+from draftwise.measure.conclusions import Conclusions
+from draftwise.measure.conversion import DEFINITION
 from draftwise.measure.decide import TOKENS_PER_STEP
-from draftwise.measure.guards import TextQuality
 from draftwise.measure.latency import QUANTILES, Latencies
-from draftwise.measure.thresholds import Thresholds
 from draftwise.measure.verdict import deciding
 
-__all__ = ["summarise"]
+__all__ = ["finite", "summarise"]
 
 
-def summarise(
-    run: Run,
-    decision: Decision,
-    rows: Sequence[Latencies],
-    quality: Sequence[TextQuality],
-    thresholds: Thresholds,
-) -> dict[str, Any]:
+def summarise(found: Conclusions) -> dict[str, Any]:
     """Return the document; what is unbounded or unknown becomes null.
 
     Names are stable: one is added, never given another meaning. A ratio is `{value, low, high}`, candidate over plain,
@@ -41,10 +35,11 @@ def summarise(
     - `crossovers`: where a candidate stops paying; `bands`: what to run at which load (`above`, `up_to`);
       `schedules`: the same as the engine's own schedule by batch size, with `remarks`.
     - `latencies`: of every arm, in milliseconds; `acceptance`: tokens per step of single requests, as quantiles and
-      histogram, by temperature; `text_quality`; `findings` of the run as a whole.
+      histogram, by temperature; `conversions`: from acceptance length to realised speed-up; `text_quality`;
+      `findings` of the run as a whole.
     - `arms`, `workloads`, `request_parameters`, `context`, `thresholds`: what it rests on.
     """
-    plan = run.plan
+    run, decision, plan = found.run, found.decision, found.run.plan
     document = {
         "evidence": decision.is_evidence,
         "missing_context": decision.missing_context,
@@ -56,9 +51,10 @@ def summarise(
         "crossovers": [asdict(each) for each in decision.crossovers],
         "bands": [asdict(each) for each in decision.bands],
         "schedules": _schedules(run, decision),
-        "latencies": [_latencies(row) for row in rows],
-        "acceptance": [_distribution(each) for each in acceptances(run, decision.comparisons)],
-        "text_quality": [asdict(each) for each in quality],
+        "latencies": [_latencies(row) for row in found.latencies],
+        "acceptance": [_distribution(each) for each in found.acceptances],
+        "conversions": [asdict(each) | {"step_cost": each.step_cost} for each in found.conversions],
+        "text_quality": [asdict(each) for each in found.quality],
         "findings": [_finding(each) for each in decision.findings],
         "arms": [{"name": arm.name, "speculative_config": arm.spec and arm.spec.to_dict()} for arm in plan.arms],
         "workloads": [
@@ -72,12 +68,12 @@ def summarise(
             "warmup": plan.warmup,
         },
         "num_requests": len(run.answers),
-        "thresholds": asdict(thresholds),
+        "thresholds": asdict(found.thresholds),
         "context": run.context,
-        "definitions": {"tokens_per_step": TOKENS_PER_STEP},
+        "definitions": {"tokens_per_step": TOKENS_PER_STEP, "conversion": DEFINITION},
     }
-    finite: dict[str, Any] = _finite(document)
-    return finite
+    finished: dict[str, Any] = finite(document)
+    return finished
 
 
 _RATIOS = ("speedup", "total", "ttft", "tpot", "throughput")
@@ -178,10 +174,10 @@ def _finding(finding: Finding) -> dict[str, str]:
     return {"code": finding.code, "severity": str(finding.severity), "message": finding.message, "fix": finding.fix}
 
 
-def _finite(value: Any) -> Any:
-    """Return the value with infinities and NaN as None: JSON has neither."""
+def finite(value: Any) -> Any:
+    """Return JSON values with infinities and NaN as None: JSON has neither."""
     if isinstance(value, Mapping):
-        return {key: _finite(each) for key, each in value.items()}
+        return {str(key): finite(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(each) for each in value]
+        return [finite(each) for each in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 
 from draftwise.core import Condition, RunPlan, Settled
 from draftwise.measure.adaptive import FIRST_LOOK, find_settled, next_conditions
 from draftwise.measure.experiment import Experiment
 from draftwise.measure.run_directory import RunDirectory
-from draftwise.measure.schedule import Cell, Turn, pass_over
+from draftwise.measure.schedule import CellKey, Turn, pass_over
 
 __all__ = ["Sweep"]
 
@@ -30,7 +30,7 @@ class Sweep:
 
     experiment: Experiment
     ends_at: float = math.inf
-    _number: int = 0
+    _number: int = field(default=0, init=False)
 
     async def run(self) -> None:
         """Measure the plan's grid, then, in an adaptive run, loads around each crossover.
@@ -78,9 +78,9 @@ class Sweep:
         self._number += len(turns)
         return turns
 
-    def _settled_before(self, repeat: int) -> set[Cell]:
+    def _settled_before(self, repeat: int) -> set[CellKey]:
         settled = self._directory.read_settled()
-        return {(each.workload, each.condition, each.candidate) for each in settled if each.passes < repeat}
+        return {each.key for each in settled if each.passes < repeat}
 
     def _tell(self, conditions: Sequence[Condition], repeat: int) -> None:
         """Say how much there is to do from this pass on."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import exp
 from statistics import median
 
@@ -10,16 +10,10 @@ import numpy as np
 
 from draftwise.core import Answer, Interval, Timing
 from draftwise.measure.cell import Shared, Unit
+from draftwise.measure.latency import READINGS
 from draftwise.measure.statistics import Design, Estimate, Samples, percentile_ratios
 
 __all__ = ["ratios_of_percentiles", "share_slower", "tail_ratio"]
-
-_READINGS: Mapping[str, Callable[[Timing], Sequence[float | None]]] = {
-    "ttft": lambda timing: (timing.ttft_s,),
-    "tpot": lambda timing: (timing.tpot_s,),
-    "itl": lambda timing: timing.itl_s,
-    "e2e": lambda timing: (timing.e2e_s,),
-}
 
 
 def ratios_of_percentiles(
@@ -28,7 +22,7 @@ def ratios_of_percentiles(
     """Return candidate over plain of P50 to P99 over requests, by latency."""
     found = {}
     candidates, plains = [each.candidate for each in shared], [each.plain for each in shared]
-    for name, reading in _READINGS.items():
+    for name, reading in READINGS.items():
         candidate, plain = (Samples([_read(answer, reading) for answer in side]) for side in (candidates, plains))
         if ratios := percentile_ratios(candidate, plain, design, confidence=confidence):
             found[name] = ratios

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from draftwise.backends import Backend
-from draftwise.core import Answer, BackendError, Condition, OpenLoop, Prompt, RunPlan, Workload
+from draftwise.core import Answer, BackendError, ClosedLoop, Condition, Load, Prompt, Replay, RunPlan, Workload
 from draftwise.measure.client import Client
 from draftwise.measure.schedule import Turn, blocks
 from draftwise.measure.statistics import FEWEST_PROMPTS
@@ -129,12 +129,23 @@ def _expect_pass(
     workload: Workload, condition: Condition, turn_s: float, paces: Sequence[float], share: float
 ) -> float:
     """Return the seconds that all arms together take for one pass over a workload."""
-    sent = [prompt for block in blocks(workload, condition, turn_s) for prompt in block.prompts]
-    work_s = sum(paces) * share * sum(prompt.max_tokens for prompt in sent)
-    if isinstance(condition.load, OpenLoop):
+    parts = [block.prompts for block in blocks(workload, condition, turn_s)]
+    work_s = sum(paces) * share * sum(prompt.max_tokens for prompts in parts for prompt in prompts)
+    if condition.concurrency is None:
         # Requests come when they come: a server that is fast enough only waits for them.
-        return max(work_s, len(paces) * turn_s)
+        return max(work_s, len(paces) * sum(_arrive_within(prompts, condition.load, turn_s) for prompts in parts))
     return work_s if condition.concurrency == 1 else work_s * _KEPT_LOAD
+
+
+def _arrive_within(prompts: Sequence[Prompt], load: Load, turn_s: float) -> float:
+    """Return the seconds in which the requests of a turn arrive."""
+    if isinstance(load, Replay):
+        return max(prompt.arrival_s or 0.0 for prompt in prompts) / load.speed
+    if isinstance(load, ClosedLoop):
+        return 0.0
+    if load.rate_per_s:
+        return len(prompts) / load.rate_per_s
+    return sum(turn_s if phase.duration_s is None else phase.duration_s for phase in load.phases)
 
 
 def fit_prompts(plan: RunPlan, pace: Pace, shares: Mapping[str, float], budget_s: float) -> RunPlan:

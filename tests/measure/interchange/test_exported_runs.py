@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -60,11 +61,10 @@ def test_a_vllm_result_has_the_fields_that_its_readers_look_for(run: Run, tmp_pa
 
 
 def test_a_full_disk_leaves_no_half_written_file(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(path: Path, *_: object, **__: object) -> int:
-        path.touch()
+    def full(_descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(StorageError, match="No space left"):
         export_run(run, "vllm-bench", tmp_path / "out.json")
     assert list(tmp_path.iterdir()) == []

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from loaded import load_workload
 
 from draftwise.core import InvalidSetup, Workload
-from draftwise.measure.prompts import load_workload
 
 ASK = {"messages": [{"role": "user", "content": "Why?"}], "max_tokens": 50, "model": "m"}
 ANSWER = {
@@ -62,7 +62,7 @@ def test_an_answer_of_unknown_length_is_counted_and_a_missing_one_said(tmp_path:
     counted = {"request": ASK, "response": {"choices": [{"message": {"content": "x" * 400}}]}}
     workload = load(tmp_path, [counted, {"request": ASK}], "#output=logged")
     assert [prompt.max_tokens for prompt in workload.prompts] == [100, 50]
-    assert "1 rows without a logged answer, whose own max_tokens stands" in workload.description
+    assert "1 row without a logged answer, whose own max_tokens stands" in workload.description
 
 
 def test_what_failed_or_was_no_completion_is_passed_over_and_said(tmp_path: Path) -> None:
@@ -73,11 +73,12 @@ def test_what_failed_or_was_no_completion_is_passed_over_and_said(tmp_path: Path
         {**SHAPES["batch"], "url": "/v1/embeddings"},
         {**SHAPES["langfuse api"], "type": "SPAN"},
         {"request": ASK, "response": {"status_code": 500}},
+        {"request": ASK, "response": {"error": {"message": "too long"}}},
     ]
     workload = load(tmp_path, rows)
     assert len(workload.prompts) == 1
-    assert "3 rows failed; 2 rows no completion" in workload.description
-    with pytest.raises(InvalidSetup, match=r"holds no prompt \(1 rows failed\)"):
+    assert "4 rows failed; 2 rows no completion" in workload.description
+    with pytest.raises(InvalidSetup, match=r"holds no prompt \(1 row failed\)"):
         load(tmp_path, rows[1:2])
 
 
@@ -85,7 +86,7 @@ def test_a_log_with_a_time_missing_has_no_arrivals_and_says_so(tmp_path: Path) -
     rows = [SHAPES["pair"], {"request": ASK}]
     workload = load(tmp_path, rows)
     assert [prompt.arrival_s for prompt in workload.prompts] == [None, None]
-    assert "1 rows without a time, so that no arrival times are kept" in workload.description
+    assert "1 row without a time, so that no arrival times are kept" in workload.description
 
 
 def test_rows_out_of_order_are_sorted_by_arrival(tmp_path: Path) -> None:
@@ -129,6 +130,13 @@ def test_a_conversation_gives_the_turns_asked_for(
     assert [prompt.messages[-1] for prompt in workload.prompts] == [{"role": "user", "content": each} for each in lasts]
     assert [prompt.id for prompt in workload.prompts] == ids
     assert workload.name.startswith("sharegpt")
+
+
+def test_conversations_in_which_nobody_asks_are_passed_over(tmp_path: Path) -> None:
+    orphan = {"id": "o", "conversations": [{"from": "gpt", "value": "an answer"}]}
+    workload = load(tmp_path, [orphan, CONVERSATION, {"id": "e", "conversations": []}])
+    assert len(workload.prompts) == 1
+    assert "2 rows without a question" in workload.description
 
 
 def test_later_turns_carry_what_was_said_before_and_the_answers_lengths(tmp_path: Path) -> None:

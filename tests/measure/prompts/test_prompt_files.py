@@ -5,9 +5,10 @@ import json
 from pathlib import Path
 
 import pytest
+from loaded import load_workload
 
 from draftwise.core import InvalidSetup, Workload
-from draftwise.measure.prompts import BUNDLED, load_workload, read_workload
+from draftwise.measure.prompts import BUNDLED, read_prompts
 
 
 @pytest.mark.parametrize("name", BUNDLED)
@@ -124,14 +125,14 @@ def test_what_a_run_directory_keeps_reads_back_as_it_was(tmp_path: Path, text: s
     workload = load_workload(text)
     path = tmp_path / "workload.jsonl"
     path.write_text("".join(json.dumps(prompt.to_dict()) + "\n" for prompt in workload.prompts))
-    assert read_workload(path).prompts == workload.prompts
+    assert read_prompts(path) == workload.prompts
 
 
 def test_recorded_arrivals_survive_the_run_directory(tmp_path: Path) -> None:
     rows = [{"id": str(place), "prompt": "a", "arrival_s": 5.0 + place, "ignore_eos": True} for place in range(3)]
     path = Path(write(tmp_path, "".join(json.dumps(row) + "\n" for row in rows)))
-    kept = read_workload(path)
-    assert [prompt.to_dict() for prompt in kept.prompts] == [{**row, "max_tokens": 128} for row in rows]
+    kept = read_prompts(path)
+    assert [prompt.to_dict() for prompt in kept] == [{**row, "max_tokens": 128} for row in rows]
     assert [prompt.arrival_s for prompt in load_workload(str(path)).prompts] == [0.0, 1.0, 2.0]
 
 

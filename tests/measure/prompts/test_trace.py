@@ -4,9 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
+from loaded import load_workload
 
 from draftwise.core import InvalidSetup
-from draftwise.measure.prompts import EstimatedTokens, load_workload, profile_workload
+from draftwise.measure.prompts import EstimatedTokens, profile_workload
 
 AZURE = (
     "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:04.9799600,48,10\n2023-11-16 18:17:03.4799600,374,44\n"
@@ -47,7 +48,17 @@ def test_published_traces_give_arrivals_lengths_and_natural_texts(
 
 
 def test_failed_requests_are_passed_over_and_said(tmp_path: Path) -> None:
-    assert "1 rows without tokens (failed)" in load_workload(write(tmp_path, BURST)).description
+    assert "1 row without tokens (failed)" in load_workload(write(tmp_path, BURST)).description
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [("", "forced to the recorded"), ("#force=no", "cut at the recorded"), ("#output=7", "output tokens 7")],
+)
+def test_how_long_answers_get_is_said(tmp_path: Path, options: str, words: str) -> None:
+    description = load_workload(f"{write(tmp_path, BURST)}{options}").description
+    assert words in description
+    assert ("recorded lengths" in description) == ("recorded" in words)
 
 
 def mooncake(folder: Path, *rows: tuple[int, int, list[int]]) -> str:

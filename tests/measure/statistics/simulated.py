@@ -35,8 +35,8 @@ class Machine:
     turn: float = 0.02
     """Luck of a turn, shared by its requests; a single stream has it as noise."""
     noise: float = 0.03
-    drift: float = 0.02
-    """Step from one pair of turns to the next, shared by both arms."""
+    drift: float = 0.1
+    """From the first pair of turns to the last, a random walk that both arms share."""
     stalls: float = 0.03
     """Share of the turns in which the machine stalls."""
     stall: float = 0.3
@@ -61,7 +61,8 @@ class Machine:
         """Return [N] seconds of the plain arm and of candidates, all in turn over the same prompts."""
         pair_P = np.arange(self.prompts) // self.per_turn
         pairs_RT = (self.passes, int(pair_P[-1]) + 1)
-        shared_RT = self.drift * np.cumsum(rng.standard_normal(pairs_RT).ravel()).reshape(pairs_RT)
+        walk = np.cumsum(rng.standard_normal(math.prod(pairs_RT)))
+        shared_RT = (self.drift * walk / math.sqrt(len(walk))).reshape(pairs_RT)
         length_P = self.length * rng.standard_normal(self.prompts)
 
         def seconds(gain_P: Array) -> Array:

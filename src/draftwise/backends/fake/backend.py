@@ -7,7 +7,7 @@ import asyncio
 import httpx
 
 from draftwise.backends.base import BrokenStream, Exchange, Piece
-from draftwise.backends.fake.engine import FakeEngine, Incoming, Reply
+from draftwise.backends.fake.engine import FakeEngine, Incoming, Page
 from draftwise.backends.fake.script import FakeScript
 from draftwise.backends.fake.server import FakeServer
 from draftwise.backends.fake.stream import Stream
@@ -95,13 +95,13 @@ class FakeBackend(UrlBackend):
         else:
             outlet.write(begun.body)
             whole = True
-        status = begun.status if isinstance(begun, Reply) else 200
+        status = begun.status if isinstance(begun, Page) else 200
         exchange = Exchange(status=status, sent=sent, received=tuple(outlet.pieces), finished=self.now())
         if not whole:
             raise self._broken("closed by the server", exchange)
         return exchange
 
-    def _handle(self, path: str, body: bytes, outlet: _Memory) -> Reply | Stream:
+    def _handle(self, path: str, body: bytes, outlet: _Memory) -> Page | Stream:
         try:
             return self.engine.handle(Incoming(path=path, body=body, arrived=self.now()), outlet)
         except ConnectionError as error:

@@ -18,7 +18,7 @@ from draftwise.backends.fake.script import FakeScript
 from draftwise.backends.fake.stream import Outlet, Served, Stream, make_acceptance
 from draftwise.core import Counters
 
-__all__ = ["FakeEngine", "Incoming", "Reply"]
+__all__ = ["FakeEngine", "Incoming", "Page"]
 
 _BLOCK = 16
 """Tokens of a block of the prefix cache, as in vLLM."""
@@ -42,7 +42,7 @@ class Incoming:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
+class Page:
     """An answer that needs no time."""
 
     status: int = 200
@@ -81,7 +81,7 @@ class FakeEngine:
         """Readings of the counters, with the tokens of others."""
         return self.metrics.counters(self.batch.foreign_tokens)
 
-    def handle(self, request: Incoming, outlet: Outlet) -> Reply | Stream:
+    def handle(self, request: Incoming, outlet: Outlet) -> Page | Stream:
         """Answer at once, or begin a stream that goes to `outlet`.
 
         Raises:
@@ -94,17 +94,17 @@ class FakeEngine:
             return self._generate(request, outlet)
         if path == "/metrics":
             text = self.metrics.exposition(self.batch.foreign_tokens, self.batch.load)
-            return Reply(body=text.encode(), kind="text/plain; version=0.0.4; charset=utf-8")
+            return Page(body=text.encode(), kind="text/plain; version=0.0.4; charset=utf-8")
         if path == "/served":
             return _json([asdict(each) for each in self.served])
         pages: dict[str, Any] = {"/v1/models": self._models(), "/version": dict(self.script.version), "/health": {}}
-        return _json(pages[path]) if path in pages else Reply(status=404)
+        return _json(pages[path]) if path in pages else Page(status=404)
 
     def _models(self) -> dict[str, Any]:
         about = {"id": self.script.model, "object": "model", "created": 0, "owned_by": "fake"}
         return {"object": "list", "data": [about | {"max_model_len": self.script.max_model_len}]}
 
-    def _generate(self, request: Incoming, outlet: Outlet) -> Reply | Stream:
+    def _generate(self, request: Incoming, outlet: Outlet) -> Page | Stream:
         script = self.script
         try:
             body = json.loads(request.body)
@@ -163,9 +163,9 @@ class FakeEngine:
         return hits
 
 
-def _json(value: Any, status: int = 200) -> Reply:
-    return Reply(status=status, body=json.dumps(value).encode())
+def _json(value: Any, status: int = 200) -> Page:
+    return Page(status=status, body=json.dumps(value).encode())
 
 
-def _refuse(status: int, message: str) -> Reply:
+def _refuse(status: int, message: str) -> Page:
     return _json({"error": {"message": message, "type": "BadRequestError", "code": status}}, status)

@@ -124,14 +124,14 @@ class FakeScript:
         return since_start
 
 
-def find_crossover(plain: FakeScript, speculative: FakeScript, *, temperature: float = 0.0) -> float:
-    """Return the number of requests served from which speculation decodes no faster; inf where it always does.
+def find_crossover(plain: FakeScript, speculative: FakeScript) -> float:
+    """Return the number of requests served from which greedy speculation decodes no faster; inf where it always does.
 
     Both step times are lines with a knee, so that the answer lies on one of four segments.
     """
 
     def gain(running: float) -> float:
-        return plain.tpot(running, temperature) - speculative.tpot(running, temperature)
+        return plain.tpot(running) - speculative.tpot(running)
 
     knees = {max(0.0, each.knee / (1 + each.k) - each.foreign_running) for each in (plain, speculative)}
     marks = [0.0, *sorted(knees), 1e6]

@@ -9,7 +9,7 @@ import sys
 import time
 from contextlib import suppress
 
-from draftwise.backends.fake.engine import FakeEngine, Incoming, Reply
+from draftwise.backends.fake.engine import FakeEngine, Incoming, Page
 from draftwise.backends.fake.stream import Stream
 
 __all__ = ["FakeServer"]
@@ -25,6 +25,7 @@ _SO_TIMESTAMPNS = 35
 """Linux: every read tells when the kernel received the bytes (socket(7); the standard library has no name for it)."""
 _STAMP = struct.Struct("@ll")
 _STAMP_SPACE = socket.CMSG_SPACE(_STAMP.size)
+# (backends.connection reads the same stamps, by code of its own: the truth must not rest on what it is to check.)
 
 
 class FakeServer:
@@ -78,7 +79,7 @@ class _Connection:
         if self._framed:
             self._send(b"%x\r\n%b\r\n" % (len(data), data))
         elif data:
-            self._reply(Reply(body=data))
+            self._show(Page(body=data))
 
     def close(self) -> None:
         """End the answer; the connection stays for the next request."""
@@ -137,16 +138,16 @@ class _Connection:
             begun = self._engine.handle(incoming, self)
         except ConnectionError:
             return self.abort()
-        if isinstance(begun, Reply):
-            return self._reply(begun)
+        if isinstance(begun, Page):
+            return self._show(begun)
         self._stream, self._framed = begun, begun.answer.streams
         if self._framed:
             self._send(_STREAM_HEAD)
         return None
 
-    def _reply(self, reply: Reply) -> None:
-        head = f"HTTP/1.1 {reply.status} -\r\nContent-Type: {reply.kind}\r\nContent-Length: {len(reply.body)}\r\n\r\n"
-        self._send(head.encode() + reply.body)
+    def _show(self, page: Page) -> None:
+        head = f"HTTP/1.1 {page.status} -\r\nContent-Type: {page.kind}\r\nContent-Length: {len(page.body)}\r\n\r\n"
+        self._send(head.encode() + page.body)
 
     def _send(self, data: bytes) -> None:
         """Give bytes to the kernel at once; what it does not take waits, and the answer with it."""

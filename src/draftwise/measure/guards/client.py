@@ -10,7 +10,7 @@ from statistics import median
 from draftwise.core import Finding, Run
 from draftwise.measure.cell import Cell
 from draftwise.measure.guards.finding import error, warning
-from draftwise.measure.guards.readings import gap_s, is_local, middle
+from draftwise.measure.guards.readings import gap_s, middle
 from draftwise.measure.thresholds import Thresholds
 
 __all__ = ["check_client"]
@@ -131,6 +131,10 @@ def _sends_late(strain: _Strain, thresholds: Thresholds) -> Iterator[Finding]:
 
 def _takes_cores(run: Run, strain: _Strain, thresholds: Thresholds) -> Iterator[Finding]:
     cores = run.context.get("hardware", {}).get("cores")
-    if is_local(run) and isinstance(cores, int) and strain.cores >= thresholds.client_share * cores:
+    if (
+        all(arm.is_here for arm in run.plan.arms)
+        and isinstance(cores, int)
+        and strain.cores >= thresholds.client_share * cores
+    ):
         text = f"the load generator used {strain.cores:.2f} of the {cores} cores that it shares with {strain.arm}."
         yield warning("client-beside-server", text, "Measure from another machine.")

@@ -117,7 +117,9 @@ def _power(growths: Sequence[_Growth], thresholds: Thresholds) -> Iterator[Findi
     whole = _share(growths, _POWER_CAP)
     if max(whole, *shares.values(), 0.0) > thresholds.power_capped:
         parts = ", ".join(f"{arm} {share:.0%}" for arm, share in shares.items())
-        text = f"a GPU ran at its power limit for {whole:.0%} of the time{f' (in long turns: {parts})' if parts else ''}"
+        text = (
+            f"a GPU ran at its power limit for {whole:.0%} of the time{f' (in long turns: {parts})' if parts else ''}"
+        )
         yield info("gpu-power-capped", f"{text}: its clock falls with it, in production as here.")
 
 

@@ -26,7 +26,7 @@ def check_load(run: Run, thresholds: Thresholds) -> Iterator[Finding]:
             if turns and condition.concurrency is not None and condition.concurrency > 1:
                 yield from _not_reached(arm.name, condition, condition.concurrency, turns, thresholds)
                 yield from _queued(arm.name, condition, condition.concurrency, turns, thresholds)
-            elif turns and isinstance(condition.load, OpenLoop) and _is_steady(condition.load):
+            elif turns and isinstance(condition.load, OpenLoop) and condition.load.rate_per_s is not None:
                 yield from _overload(arm.name, condition, turns, thresholds)
         yield from _short_warm_up(run, arm.name, thresholds)
 
@@ -90,10 +90,6 @@ def _queued(
         )
         fix = "They wait for a place (max_num_seqs), for KV pages, or for long prompts: that load measures the queue."
         yield warning("server-queues", f"{text}.", fix, where=condition.label)
-
-
-def _is_steady(load: OpenLoop) -> bool:
-    return len({rate for phase in load.phases for rate in (phase.start_per_s, phase.end_per_s)}) == 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

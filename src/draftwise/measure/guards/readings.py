@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from statistics import median
-from urllib.parse import urlsplit
 
 import numpy as np
 
 from draftwise.core import Answer, Run, Window
+from draftwise.measure.acceptance import count_steps
 
 __all__ = [
     "LONGEST_GAP_S",
     "answers_of",
     "gap_s",
-    "is_local",
     "mean_in_flight",
     "middle",
     "most_decoding",
@@ -39,9 +38,9 @@ def plain_answers(run: Run) -> Iterator[Answer]:
     return (each for each in run.answers if each.arm == plain and each.measured and each.error is None)
 
 
-def middle(values: Iterable[float | None], default: float = 0.0) -> float:
-    """Return the median of the values that are there."""
-    return median([value for value in values if value is not None] or [default])
+def middle(values: Iterable[float | None]) -> float:
+    """Return the median of the values that are there, 0 where none is."""
+    return median([value for value in values if value is not None] or [0.0])
 
 
 def gap_s(answer: Answer) -> float | None:
@@ -57,25 +56,10 @@ def pace_s(answer: Answer) -> float | None:
 
 
 def step_tokens(answers: Iterable[Answer]) -> float | None:
-    """Return the tokens per decoding step of some answers, None without a step.
-
-    As the server told for each request, else per chunk after the first: a server sends what each step brings.
-    """
-    tokens = steps = 0
-    for answer in answers:
-        if answer.acceptance:
-            steps += sum(answer.acceptance)
-            tokens += sum(count * (1 + accepted) for accepted, count in enumerate(answer.acceptance))
-        elif answer.timing.chunks:
-            steps += len(answer.timing.chunks) - 1
-            tokens += answer.timing.num_tokens - answer.timing.chunks[0][1]
-    return tokens / steps if steps else None
-
-
-def is_local(run: Run) -> bool:
-    """Return whether every server of a run is on the machine that measured."""
-    hosts = {urlsplit(arm.url).hostname for arm in run.plan.arms if arm.url is not None}
-    return hosts <= {"127.0.0.1", "localhost", "::1"}
+    """Return the tokens per decoding step of some answers, None without a step."""
+    counts = [count_steps(answer) for answer in answers]
+    steps = sum(steps for steps, _ in counts)
+    return sum(tokens for _, tokens in counts) / steps if steps else None
 
 
 def mean_in_flight(answers: Sequence[Answer], begin: float, end: float) -> float:

@@ -9,7 +9,8 @@ from itertools import product
 from operator import add
 from typing import Any
 
-from draftwise.core import Arm, Condition, Counters, Finding, Interval, OpenLoop, Run, SpecConfig, Window
+from draftwise.core import Arm, Counters, Finding, Interval, Run, SpecConfig, Window
+from draftwise.measure.axis import place_on_axis
 from draftwise.measure.cell import Cell
 from draftwise.measure.guards.finding import error, info, warning
 from draftwise.measure.thresholds import Thresholds
@@ -72,7 +73,7 @@ def check_arms(run: Run, thresholds: Thresholds) -> Iterator[Finding]:
             yield from _as_asked(arm.name, arm.spec, _resolved(run, arm.name))
             yield from _full_drafts(run, arm.name, arm.spec)
             yield from _fading(run, arm, arm.spec, thresholds)
-            if arm.spec.draws_acceptance:
+            if arm.draws_acceptance:
                 text = (
                     "the engine draws its acceptance by lot: speed holds for traffic with just that acceptance, and "
                     "outputs are not compared, as they are not the model's."
@@ -140,14 +141,15 @@ def _fading(run: Run, arm: Arm, asked: SpecConfig, thresholds: Thresholds) -> It
 
 def _ends(run: Run, arm: str) -> Iterator[tuple[_Drafting, _Drafting]]:
     """Yield the smallest load and the one with the least drafting, by workload, temperature and kind of load."""
-    groups: dict[tuple[str, float, type], list[_Drafting]] = {}
+    groups: dict[tuple[str, float, str], list[_Drafting]] = {}
     for condition, workload in product(run.conditions, run.plan.workloads):
         mine = (arm, workload.name, condition.label)
         windows = [window for window in run.windows if (window.arm, window.workload, window.condition) == mine]
-        per_step, load = _draft_tokens_per_step(windows), _size(condition)
-        if per_step is not None and load is not None:
+        per_step, place = _draft_tokens_per_step(windows), place_on_axis(condition)
+        if per_step is not None and place is not None:
+            axis, load = place
             row = _Drafting(label=condition.label, load=load, per_step=per_step)
-            groups.setdefault((workload.name, condition.temperature, type(condition.load)), []).append(row)
+            groups.setdefault((workload.name, condition.temperature, axis), []).append(row)
     for rows in groups.values():
         first, *more = sorted(rows, key=lambda each: each.load)
         if more:
@@ -158,12 +160,3 @@ def _draft_tokens_per_step(windows: Sequence[Window]) -> float | None:
     total = reduce(add, (window.counters for window in windows), _NOTHING)
     steps = (total.generation_tokens or 0) - total.spec.num_accepted_tokens
     return total.spec.num_draft_tokens / steps if steps > 0 else None
-
-
-def _size(condition: Condition) -> float | None:
-    """Return the streams or the steady rate of a load, None where it has no single size."""
-    load = condition.load
-    if isinstance(load, OpenLoop):
-        rates = {rate for phase in load.phases for rate in (phase.start_per_s, phase.end_per_s)}
-        return rates.pop() if len(rates) == 1 else None
-    return None if condition.concurrency is None else float(condition.concurrency)

@@ -18,6 +18,8 @@ from typing import Any
 from draftwise.core import Answer, SpecStats
 from draftwise.measure.interchange.results import (
     ALL_READINGS,
+    ARM,
+    WORKLOAD,
     Aggregate,
     Measured,
     Results,
@@ -30,8 +32,8 @@ from draftwise.measure.interchange.results import (
 __all__ = ["TOOL", "is_aiperf_record", "is_aiperf_summary", "read_aiperf"]
 
 TOOL = "aiperf"
-_ARM = "server"
-_WORKLOAD = "prompts"
+_FEW = ("ttft", "tpot", "e2e")
+"""Readings of requests whose chunk times were not kept."""
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0}
 _AGGREGATES = {
     "ttft": ("time_to_first_token", "aiperf: first content chunk - start, over requests"),
@@ -70,9 +72,9 @@ def read_aiperf(records: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]
     if not records:
         failed = int(_average(summary, "error_request_count") or 0)
     cell = Measured(
-        workload=_WORKLOAD,
+        workload=WORKLOAD,
         condition=label,
-        arm=_ARM,
+        arm=ARM,
         answers=answers,
         readings=ALL_READINGS if any("inter_chunk_latency" in row["metrics"] for row in profiled) else _FEW,
         aggregates={} if answers else _aggregates(summary),
@@ -95,10 +97,6 @@ def read_aiperf(records: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]
     )
 
 
-_FEW = ("ttft", "tpot", "e2e")
-"""Of requests whose chunk times were not kept."""
-
-
 def _answer(row: Mapping[str, Any], label: str, began_ns: int) -> Answer:
     metadata, metrics = row["metadata"], row["metrics"]
     started = (metadata["request_start_ns"] - began_ns) * 1e-9
@@ -112,8 +110,8 @@ def _answer(row: Mapping[str, Any], label: str, began_ns: int) -> Answer:
     failed = None if not error and ttft is not None else str((error or {}).get("message") or "no first token")
     return Answer(
         turn=0,
-        arm=_ARM,
-        workload=_WORKLOAD,
+        arm=ARM,
+        workload=WORKLOAD,
         condition=label,
         prompt_id=f"{metadata['session_num']}.{metadata.get('turn_index') or 0} ({prompt} tokens)",
         repeat=1,

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from draftwise.core import Answer, Condition, InvalidSetup, OpenLoop, Run, SpecStats, StorageError, Timing
+from draftwise.measure.row_files import write_whole
 
 __all__ = ["FORMATS", "export_run"]
 
@@ -58,24 +59,17 @@ def export_run(run: Run, name: str, path: Path) -> list[Path]:
         )
     write, suffix = FORMATS[name]
     texts = {part.file_stem: write(run, part) for part in _parts(run)}
+    folder = path.is_dir() or str(path).endswith("/")
+    whole = {path: "".join(texts.values())}
+    files = {path / f"{stem}{suffix}": text for stem, text in texts.items()} if folder else whole
     try:
-        if not (path.is_dir() or str(path).endswith("/")):
-            return [_write_whole(path, "".join(texts.values()))]
-        path.mkdir(parents=True, exist_ok=True)
-        return [_write_whole(path / f"{stem}{suffix}", text) for stem, text in texts.items()]
+        if folder:
+            path.mkdir(parents=True, exist_ok=True)
+        for file, text in files.items():
+            write_whole(file, text)
     except OSError as error:
         raise StorageError(f"{path}: cannot be written ({error.strerror}). Give another path or make room.") from None
-
-
-def _write_whole(path: Path, text: str) -> Path:
-    draft = path.with_name(f"{path.name}.part")
-    try:
-        draft.write_text(text, encoding="utf-8")
-        draft.replace(path)
-    except OSError:
-        draft.unlink(missing_ok=True)
-        raise
-    return path
+    return list(files)
 
 
 def _parts(run: Run) -> Iterator[_Part]:
@@ -103,14 +97,14 @@ def _to_vllm_bench(run: Run, part: _Part) -> str:
     answers, good = part.answers, [answer for answer in part.answers if answer.error is None]
     prompt, output = (sum(count(each) for each in good) for count in (_prompt_tokens, _tokens))
     load, seconds = part.condition.load, part.seconds or 1.0
-    rate = load.phases[0].start_per_s if isinstance(load, OpenLoop) and len(load.phases) == 1 else "inf"
+    rate = load.rate_per_s if isinstance(load, OpenLoop) else None
     document = {
         "date": re.sub(r"[^0-9]", "", str(run.context.get("started", "")))[:14],
         "backend": "openai",
         "label": part.arm,
         "model_id": (run.context.get("model") or {}).get("name"),
         "num_prompts": len(answers),
-        "request_rate": rate,
+        "request_rate": "inf" if rate is None else rate,
         "burstiness": 1.0,
         "max_concurrency": part.condition.concurrency,
         "duration": part.seconds,

@@ -18,7 +18,9 @@ from typing import Any
 
 from draftwise.core import Answer, Timing
 from draftwise.measure.interchange.results import (
+    ARM,
     UNKNOWN_LOAD,
+    WORKLOAD,
     Aggregate,
     Measured,
     Results,
@@ -29,8 +31,6 @@ from draftwise.measure.interchange.results import (
 __all__ = ["TOOL", "is_guidellm", "read_guidellm"]
 
 TOOL = "guidellm"
-_ARM = "server"
-_WORKLOAD = "prompts"
 _SCHEDULED = ("constant", "poisson", "trace")
 """Strategies with intended times (`defines_arrival_schedule`); the targets of others follow the server's answers."""
 _AGGREGATES = {
@@ -92,9 +92,9 @@ def _cell(benchmark: Mapping[str, Any], label: str) -> Measured:
     complete = len(good) >= total and all(answer.timing.chunks for answer in answers)
     throughput = _successful(metrics.get("output_tokens_per_second"))
     return Measured(
-        workload=_WORKLOAD,
+        workload=WORKLOAD,
         condition=label,
-        arm=_ARM,
+        arm=ARM,
         answers=answers if complete else (),
         readings=("ttft", "tpot", "e2e"),
         aggregates={} if complete and answers else _aggregates(metrics),
@@ -131,8 +131,8 @@ def _answer(row: Mapping[str, Any], index: int, label: str, *, scheduled: bool) 
     text = row.get("output")
     return Answer(
         turn=0,
-        arm=_ARM,
-        workload=_WORKLOAD,
+        arm=ARM,
+        workload=WORKLOAD,
         condition=label,
         prompt_id=_identity(row, index),
         repeat=1,

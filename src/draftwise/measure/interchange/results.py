@@ -11,7 +11,9 @@ from draftwise.core import Answer, Arrivals, ClosedLoop, Condition, InvalidSetup
 
 __all__ = [
     "ALL_READINGS",
+    "ARM",
     "UNKNOWN_LOAD",
+    "WORKLOAD",
     "Aggregate",
     "Measured",
     "Results",
@@ -23,6 +25,8 @@ __all__ = [
 ]
 
 ALL_READINGS = ("ttft", "tpot", "itl", "e2e")
+ARM, WORKLOAD = "server", "prompts"
+"""Names in results of tools that measure one server with one set of prompts, and name neither."""
 UNKNOWN_LOAD = "all at once"
 """Condition of a tool that was told neither a rate nor a limit: every request is sent as soon as possible."""
 
@@ -85,7 +89,6 @@ def make_timing(
     gaps_s: Sequence[float],
     num_tokens: int | None,
     finished: float | None = None,
-    intended: float | None = None,
 ) -> Timing:
     """Return the timing of a request of which a tool kept the chunks' times and, apart from them, the number of tokens.
 
@@ -104,7 +107,6 @@ def make_timing(
         sent=sent,
         chunks=tuple(zip(times, shares, strict=True)),
         finished=end if finished is None else finished,
-        intended=intended,
     )
 
 

@@ -16,6 +16,8 @@ from typing import Any
 from draftwise.core import Answer, SpecStats
 from draftwise.measure.interchange.results import (
     ALL_READINGS,
+    ARM,
+    WORKLOAD,
     Aggregate,
     Measured,
     Results,
@@ -27,8 +29,6 @@ from draftwise.measure.interchange.results import (
 __all__ = ["TOOL", "is_vllm_bench", "read_vllm_bench"]
 
 TOOL = "vllm bench serve"
-_ARM = "server"
-_WORKLOAD = "prompts"
 _DEFINITIONS = {
     "ttft": ("ttft", "vllm bench: first chunk - sending, over requests"),
     "tpot": ("tpot", "vllm bench: (latency - TTFT) / (tokens - 1), over requests"),
@@ -97,9 +97,9 @@ def _cell(document: Mapping[str, Any], label: str, repeat: int) -> Measured:
     if failed is None:
         failed = sum(answer.error is not None for answer in answers)
     return Measured(
-        workload=_WORKLOAD,
+        workload=WORKLOAD,
         condition=label,
-        arm=_ARM,
+        arm=ARM,
         answers=answers,
         readings=ALL_READINGS,
         aggregates={} if answers else _aggregates(document),
@@ -123,8 +123,8 @@ def _answers(document: Mapping[str, Any], label: str, repeat: int) -> tuple[Answ
     return tuple(
         Answer(
             turn=0,
-            arm=_ARM,
-            workload=_WORKLOAD,
+            arm=ARM,
+            workload=WORKLOAD,
             condition=label,
             prompt_id=f"{i} ({prompts[i]} tokens)",
             repeat=repeat,

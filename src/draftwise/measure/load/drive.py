@@ -45,11 +45,11 @@ async def drive(client: Client, turn: Turn, *, seed: int, on_answer: Callable[[A
     return health
 
 
-async def beside(helper: Coroutine[Any, Any, None], work: Coroutine[Any, Any, None]) -> None:
-    """Await `work` while `helper` runs; raise the first error of either."""
+async def beside(background: Coroutine[Any, Any, None], work: Coroutine[Any, Any, None]) -> None:
+    """Await `work` while `background` runs; raise the first error of either."""
     try:
         async with asyncio.TaskGroup() as group:
-            task = group.create_task(helper)
+            task = group.create_task(background)
             await work
             task.cancel()
     except BaseExceptionGroup as failures:

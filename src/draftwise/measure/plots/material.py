@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from draftwise.core import Answer, Comparison, Condition, Timing
-from draftwise.measure.axis import place_on_axis
+from draftwise.measure.axis import UNITS, place_on_axis
 from draftwise.measure.cell import ALL
 from draftwise.measure.conclusions import Conclusions
 from draftwise.measure.latency import Latencies
@@ -39,7 +39,7 @@ class Sweep:
     @property
     def axis_label(self) -> str:
         """The axis in words."""
-        return "requests in flight" if self.axis == "concurrency" else "requests per second"
+        return UNITS[self.axis]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,7 @@ class Material:
 def collect(conclusions: Conclusions) -> Material:
     """Return the material of a run."""
     run, decision = conclusions.run, conclusions.decision
-    comparisons = {(each.workload, each.condition.label, each.candidate): each for each in decision.comparisons}
+    comparisons = {each.key: each for each in decision.comparisons}
     answers: dict[Place, list[Answer]] = {}
     for answer in run.answers:
         place = (answer.workload, answer.condition, answer.arm)

@@ -55,11 +55,11 @@ def style_arms(arms: Sequence[Arm]) -> dict[str, Style]:
     """Return a style per arm; the plain one is grey, and beyond the palette lines and markers tell arms apart."""
     styles = {arms[0].name: Style(colour=PLAIN, marker="o", line="-")}
     for i, arm in enumerate(arms[1:]):
-        turn = i // len(PALETTE)
+        again = i // len(PALETTE)
         styles[arm.name] = Style(
             colour=PALETTE[i % len(PALETTE)],
-            marker=_MARKERS[turn % len(_MARKERS)],
-            line=_LINES[turn % len(_LINES)],
+            marker=_MARKERS[again % len(_MARKERS)],
+            line=_LINES[again % len(_LINES)],
         )
     return styles
 

@@ -2,7 +2,7 @@
 
 from draftwise.measure.prompts.checks import check_workloads
 from draftwise.measure.prompts.lengths import EstimatedTokens, Tokens, find_tokens
-from draftwise.measure.prompts.loading import load_workload, load_workloads, read_workload
+from draftwise.measure.prompts.loading import load_workloads, read_prompts
 from draftwise.measure.prompts.profile import WorkloadProfile, profile_workload
 from draftwise.measure.prompts.spec import BUNDLED
 
@@ -13,8 +13,7 @@ __all__ = [
     "WorkloadProfile",
     "check_workloads",
     "find_tokens",
-    "load_workload",
     "load_workloads",
     "profile_workload",
-    "read_workload",
+    "read_prompts",
 ]

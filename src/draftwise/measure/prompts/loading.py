@@ -24,26 +24,13 @@ from draftwise.measure.prompts.spec import BUNDLED, Kind, WorkloadSpec, check_op
 from draftwise.measure.prompts.texts import RANDOM, find_source
 from draftwise.measure.prompts.trace import MAX_CHARS, TraceReader, find_format
 
-__all__ = ["load_workload", "load_workloads", "read_workload"]
+__all__ = ["load_workloads", "read_prompts"]
 
 _SYNTHETIC_PROMPTS = 128
 _SYNTHETIC_LENGTH = "512"
 _SYNTHETIC_OUTPUT = "128"
 _SOURCE = "code"
 _EXAMPLE = f'Each line: {{"id": "a1", "prompt": "def add(", "max_tokens": 128}}. {SHAPES}'
-
-
-def load_workload(text: str, *, max_tokens: int | None = None, tokenizer: Path | None = None) -> Workload:
-    """Return the one workload that a `--workload` asks for; see `load_workloads`.
-
-    Raises:
-        InvalidSetup: also when it asks for several (`split=`).
-    """
-    workloads = load_workloads(text, max_tokens=max_tokens, tokenizer=tokenizer)
-    if len(workloads) > 1:
-        names = ", ".join(workload.name for workload in workloads)
-        raise InvalidSetup.because("several-workloads", f"gives several workloads here: {names}.", where=text)
-    return workloads[0]
 
 
 def load_workloads(text: str, *, max_tokens: int | None = None, tokenizer: Path | None = None) -> tuple[Workload, ...]:
@@ -81,14 +68,18 @@ def load_workloads(text: str, *, max_tokens: int | None = None, tokenizer: Path 
     return _split(spec, whole, tokens)
 
 
-def read_workload(file: Traversable, name: str = "", source: str = "") -> Workload:
-    """Return the workload in a JSON-lines file that `Prompt.to_dict` wrote, as it is: for run directories."""
+def read_prompts(file: Traversable) -> tuple[Prompt, ...]:
+    """Return the prompts in a JSON-lines file that `Prompt.to_dict` wrote, as they are: for run directories.
+
+    Raises:
+        InvalidSetup: the file cannot be read, or is none of these.
+    """
     faults = Faults()
     rows = read_rows(file, faults, most=2**62, in_order=bool).rows
     reader = LogReader(turns=None, logged=False, tokens=find_tokens(None), faults=faults)
     prompts = reader.read(rows, file.name, rebase=False)
     faults.raise_any()
-    return Workload(name=name, source=source, prompts=prompts)
+    return prompts
 
 
 def _make(spec: WorkloadSpec, tokens: Tokens, notes: list[str]) -> tuple[Prompt, ...]:
@@ -155,7 +146,10 @@ def _read_trace(
     source = find_source(spec.source or _SOURCE, tokens)
     trace = TraceReader(source, bucket=spec.bucket, seed=spec.seed, faults=faults)
     prompts = trace.read(rows, file, most=spec.n)
-    notes += [*trace.notes, source.note, tokens.note, "answers forced to the recorded lengths"]
+    notes += [*trace.notes, source.note, tokens.note]
+    if spec.output is None:
+        forced = "answers forced to the recorded lengths"
+        notes.append(forced if spec.force is not False else "answers cut at the recorded lengths")
     return prompts, trace.passed_over
 
 
@@ -167,7 +161,7 @@ def _read_log(
 
 
 def _counts(passed_over: Counter[str]) -> list[str]:
-    return [f"{count} rows {reason}" for reason, count in passed_over.items()]
+    return [f"{count} row{'s' * (count > 1)} {reason}" for reason, count in passed_over.items()]
 
 
 def _is_recording(value: Any) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from draftwise.measure.prompts.conversation import from_json_text, plain_text
+from draftwise.measure.prompts.conversation import from_json_text, plain_text, to_messages
 
 __all__ = ["SHAPES", "Logged", "find_logged"]
 
@@ -36,23 +36,27 @@ class Logged:
     """Why it is no prompt to send again, e.g. `failed`; empty where it is one."""
 
 
-Row = Mapping[str, Any]
+Line = Mapping[str, Any]
 
 
-def find_logged(row: Row) -> Logged | None:
+def find_logged(row: Line) -> Logged | None:
     """Return the request in a line of a log; None in a shape that is not known."""
     return next((logged for read in _READERS if (logged := read(row)) is not None), None)
 
 
-def _read_sharegpt(row: Row) -> Logged | None:
+def _read_sharegpt(row: Line) -> Logged | None:
     """ShareGPT's, as vLLM's `bench serve --dataset-name sharegpt` reads it."""
     said = row.get("conversations")
     if not isinstance(said, list):
         return None
-    return Logged(body={"messages": said}, id=_text(row.get("id")), conversation=True, skipped="" if said else "empty")
+    messages = to_messages(said)
+    # Real dumps hold conversations that are empty, or of which only an answer is left.
+    asked = messages is None or any(message["role"] != "assistant" for message in messages)
+    skipped = "" if said and asked else "without a question"
+    return Logged(body={"messages": said}, id=_text(row.get("id")), conversation=True, skipped=skipped)
 
 
-def _read_batch(row: Row) -> Logged | None:
+def _read_batch(row: Line) -> Logged | None:
     """OpenAI's batch input files, which vLLM's `run-batch` takes: {"custom_id", "method", "url", "body"}."""
     body = row.get("body")
     if not isinstance(body, Mapping):
@@ -68,7 +72,7 @@ def _read_batch(row: Row) -> Logged | None:
     )
 
 
-def _read_pair(row: Row) -> Logged | None:
+def _read_pair(row: Line) -> Logged | None:
     """{"request": ..., "response": ...}, either with its body in `body`, as access logs of proxies have it."""
     request = from_json_text(row.get("request"))
     if not isinstance(request, Mapping):
@@ -79,7 +83,7 @@ def _read_pair(row: Row) -> Logged | None:
     return Logged(body=body, response=response, id=_id(row), time=_time(row, request), skipped=_failure(row, response))
 
 
-def _read_helicone(row: Row) -> Logged | None:
+def _read_helicone(row: Line) -> Logged | None:
     """Helicone's export (docs.helicone.ai/tools/export): CSV columns and JSON alike."""
     body = from_json_text(row.get("request_body"))
     if not isinstance(body, Mapping):
@@ -95,7 +99,7 @@ def _read_helicone(row: Row) -> Logged | None:
     )
 
 
-def _read_litellm(row: Row) -> Logged | None:
+def _read_litellm(row: Line) -> Logged | None:
     """LiteLLM's StandardLoggingPayload (docs.litellm.ai/docs/proxy/logging_spec)."""
     if "call_type" not in row or "messages" not in row:
         return None
@@ -112,7 +116,7 @@ def _read_litellm(row: Row) -> Logged | None:
     )
 
 
-def _read_langfuse(row: Row) -> Logged | None:
+def _read_langfuse(row: Line) -> Logged | None:
     """Langfuse's observations: API (`startTime`) and blob-storage export (`start_time`, JSON kept as text)."""
     kind = row.get("type")
     if not isinstance(kind, str) or "input" not in row or not ({"traceId", "trace_id"} & row.keys()):
@@ -131,7 +135,7 @@ def _read_langfuse(row: Row) -> Logged | None:
     )
 
 
-def _read_bare(row: Row) -> Logged | None:
+def _read_bare(row: Line) -> Logged | None:
     """A request body alone, or a line of a file made for this program."""
     if not any(key in row for key in _BODY_KEYS):
         return None
@@ -139,7 +143,7 @@ def _read_bare(row: Row) -> Logged | None:
     return Logged(body=row, bare=True, id=_text(row.get("id")), time=_time(row), output_tokens=tokens)
 
 
-_READERS: tuple[Callable[[Row], Logged | None], ...] = (
+_READERS: tuple[Callable[[Line], Logged | None], ...] = (
     _read_sharegpt,
     _read_batch,
     _read_pair,
@@ -175,8 +179,10 @@ def answer_tokens(logged: Logged) -> int | None:
     return None
 
 
-def _failure(row: Row, response: Any) -> str:
+def _failure(row: Line, response: Any) -> str:
     """Return `failed` where a log says so by a status or an error."""
+    if row.get("error") or _mapping(response).get("error"):
+        return "failed"
     status = row.get("status", row.get("status_code"))
     if status is None:
         status = _mapping(response).get("status_code")
@@ -188,11 +194,11 @@ def _failure(row: Row, response: Any) -> str:
 _TIMES = ("arrival_s", "timestamp", "time", "created_at", "created", "startTime", "start_time", "ts", "@timestamp")
 
 
-def _time(*rows: Row) -> Any:
+def _time(*rows: Line) -> Any:
     return next((row[key] for row in rows for key in _TIMES if row.get(key) is not None), None)
 
 
-def _id(row: Row) -> str | None:
+def _id(row: Line) -> str | None:
     return _text(row.get("id", row.get("request_id")))
 
 

@@ -129,10 +129,10 @@ class TraceReader:
     def _parse(self, row: Row, kind: TraceFormat) -> _Request | None:
         value = row.value if isinstance(row.value, Mapping) else {}
         faults: list[str] = []
-        time = to_seconds(self._cell(value, kind.time, faults), kind.per_s)
+        time = to_seconds(self._value(value, kind.time, faults), kind.per_s)
         if time is None and not faults:
             faults.append(f"{kind.time[0]} is no time: {value.get(kind.time[0])!r}.")
-        lengths = [_whole(self._cell(value, names, faults), names[0], faults) for names in (kind.prompt, kind.output)]
+        lengths = [_whole(self._value(value, names, faults), names[0], faults) for names in (kind.prompt, kind.output)]
         blocks = value.get("hash_ids") or ()
         if not isinstance(blocks, list | tuple) or not all(isinstance(each, int) for each in blocks):
             faults.append("hash_ids must be a list of whole numbers.")
@@ -142,7 +142,7 @@ class TraceReader:
             return None
         return _Request(row.where, time, lengths[0], lengths[1], tuple(blocks))
 
-    def _cell(self, row: Mapping[str, Any], names: tuple[str, ...], faults: list[str]) -> Any:
+    def _value(self, row: Mapping[str, Any], names: tuple[str, ...], faults: list[str]) -> Any:
         name = _column(row, names)
         if name is None or row[name] is None:
             faults.append(f"has no {names[0]}.")

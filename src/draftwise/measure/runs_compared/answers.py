@@ -42,10 +42,10 @@ class VerdictChange:
 
 def compare_verdicts(before: Sequence[Comparison], after: Sequence[Comparison]) -> tuple[VerdictChange, ...]:
     """Return every comparison that both runs have."""
-    known = {(each.workload, each.condition.label, each.candidate): each for each in before}
+    known = {each.key: each for each in before}
     found = []
     for each in after:
-        old = known.get((each.workload, each.condition.label, each.candidate))
+        old = known.get(each.key)
         if old is not None:
             found.append(
                 VerdictChange(

@@ -11,6 +11,7 @@ import numpy as np
 
 from draftwise.core import Answer, Interval, Timing
 from draftwise.measure.interchange import Measured
+from draftwise.measure.latency import READINGS
 from draftwise.measure.statistics import CONFIDENCE, Array, Design, prompt_ratio, student_quantile
 
 __all__ = ["CellChange", "Change", "compare_cells"]
@@ -18,10 +19,7 @@ __all__ = ["CellChange", "Change", "compare_cells"]
 QUANTILES = (50, 90, 99)
 _READ: dict[str, Callable[[Timing], Sequence[float | None]]] = {
     "tokens/s": lambda timing: (timing.tokens_per_s,),
-    "ttft": lambda timing: (timing.ttft_s,),
-    "tpot": lambda timing: (timing.tpot_s,),
-    "itl": lambda timing: timing.itl_s,
-    "e2e": lambda timing: (timing.e2e_s,),
+    **READINGS,
 }
 _FEWEST = 3
 """Requests on each side from which an interval is given."""

@@ -13,9 +13,21 @@ from draftwise.measure.runs_compared.answers import Kept, VerdictChange
 from draftwise.measure.runs_compared.compared import Compared, Side
 from draftwise.measure.runs_compared.context import Difference
 from draftwise.measure.runs_compared.readings import CellChange, Change
+from draftwise.measure.sentence import format_ratio
+from draftwise.measure.summary import finite
 from draftwise.measure.verdict import deciding
 
-__all__ = ["cell_rows", "compose", "difference_rows", "to_dict", "to_markdown", "verdict_rows"]
+__all__ = [
+    "CELL_HEADER",
+    "VERDICT_HEADER",
+    "cell_rows",
+    "compose",
+    "difference_rows",
+    "notes",
+    "to_dict",
+    "to_markdown",
+    "verdict_rows",
+]
 
 CELL_HEADER = (
     "workload · load · arm",
@@ -36,8 +48,8 @@ def compose(compared: Compared) -> str:
     if not compared.is_like_for_like:
         kinds = list(dict.fromkeys(each.kind for each in compared.unasked))
         return (
-            f"NOT LIKE FOR LIKE: the two also differ in {', '.join(kinds)}; the ratios below say nothing about "
-            "what was changed on purpose."
+            f"NOT LIKE FOR LIKE: the two also differ in {', '.join(kinds)}; the ratios say nothing about "
+            f"what was changed on purpose. If this was, too: {' '.join(f'--changed {kind}' for kind in kinds)}."
         )
     if not compared.verdicts:
         return "No verdicts to compare (a plain and a speculating arm in both): the ratios stand for themselves."
@@ -115,7 +127,7 @@ def _percentile(change: Change, side: dict[float, float], q: float) -> str:
 def _ratio(ratio: Interval) -> str:
     if math.isinf(ratio.high):
         return f"{ratio.value:.2f}x (no interval)"
-    return f"{ratio.value:.2f}x ({ratio.low:.2f}-{ratio.high:.2f})"
+    return format_ratio(ratio)
 
 
 def to_markdown(compared: Compared) -> str:
@@ -123,8 +135,7 @@ def to_markdown(compared: Compared) -> str:
     before, after = (_title(side) for side in (compared.before, compared.after))
     parts = [f"**{escape(compose(compared))}**", f"Before: {escape(before)}  \nAfter: {escape(after)}"]
     if compared.differences:
-        rows = list(difference_rows(compared.differences))
-        parts.append(table(("what differs", "before", "after", ""), rows[:_MOST_ROWS]))
+        parts.append(_cut(("what differs", "before", "after", ""), list(difference_rows(compared.differences))))
     else:
         parts.append("Nothing differs in what is known about the two.")
     if compared.verdicts:
@@ -147,8 +158,8 @@ def notes(compared: Compared) -> list[str]:
 
 
 def _title(side: Side) -> str:
-    model, version = side.results.context.get("model.name") or side.results.context.get("model"), ""
-    return f"{side.results.source} ({side.results.tool}{version}, model {model or 'not known'})"
+    model = side.results.context.get("model.name") or side.results.context.get("model")
+    return f"{side.results.source} ({side.results.tool}, model {model or 'not known'})"
 
 
 def _cut(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -169,8 +180,8 @@ def to_dict(compared: Compared) -> dict[str, Any]:
         "cells": [asdict(each) for each in compared.cells],
         "notes": notes(compared),
     }
-    finite: dict[str, Any] = _finite(document)
-    return finite
+    found: dict[str, Any] = finite(document)
+    return found
 
 
 def _side(side: Side) -> dict[str, Any]:
@@ -189,11 +200,3 @@ def _verdict(each: VerdictChange) -> dict[str, Any]:
         "change": asdict(each.change),
         "kept": str(each.kept),
     }
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(key): _finite(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

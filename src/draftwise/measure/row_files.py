@@ -1,0 +1,89 @@
+"""Files that are written whole or not at all, and files of JSON lines that are read while they grow."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from draftwise.core import InvalidSetup
+
+__all__ = ["RowFile", "blame", "cut_unfinished", "damaged", "write_whole"]
+
+T = TypeVar("T")
+
+
+class RowFile(Generic[T]):
+    """The rows of a file that somebody appends to; each is parsed once. A last line that was cut off is not there."""
+
+    def __init__(self, path: Path, parse: Callable[[dict[str, Any]], T]) -> None:
+        self._path, self._parse = path, parse
+        self._rows: list[T] = []
+        self._end = 0
+
+    def read(self) -> Sequence[T]:
+        """Return all whole rows; none where there is no file.
+
+        Raises:
+            InvalidSetup: a whole line is not what a run writes.
+        """
+        if not self._path.exists():
+            return []
+        with blame(str(self._path)), self._path.open("rb") as file:
+            file.seek(self._end)
+            for line in file:
+                if line.endswith(b"\n"):
+                    with blame(f"{self._path}:{len(self._rows) + 1}"):
+                        self._rows.append(self._parse(json.loads(line)))
+                    self._end += len(line)
+        return self._rows
+
+
+@contextmanager
+def blame(where: str) -> Iterator[None]:
+    """Say which file of a run, or which line of one, cannot be understood.
+
+    Raises:
+        InvalidSetup: instead of the error that what is in it leads to.
+    """
+    try:
+        yield
+    except InvalidSetup:
+        raise
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise damaged(where, f"is not what a run writes ({type(error).__name__}: {error}).") from None
+
+
+def damaged(where: str, message: str) -> InvalidSetup:
+    """Return the error for a file of a run that says something else than was written."""
+    fix = "Restore the file from a copy; without it the run cannot be read."
+    return InvalidSetup.because("damaged-run", message, where=where, fix=fix)
+
+
+def cut_unfinished(path: Path) -> None:
+    """Cut off a last line that a crash left unfinished, so that the next one begins on its own."""
+    if path.exists():
+        data = path.read_bytes()
+        os.truncate(path, data.rfind(b"\n") + 1)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file whole or not at all: whatever ends this process, what was there before or all of it is there.
+
+    Raises:
+        OSError: it cannot be written, e.g. as the disk is full.
+    """
+    draft = path.with_name(f"{path.name}.part")
+    try:
+        with draft.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    except OSError:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,60 @@
+"""Answers and turns as the JSON lines of a run directory, and back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+from typing import Any
+
+from draftwise.core import Answer, ClientHealth, Counters, ServerLoad, SpecStats, Timing, Window
+
+__all__ = ["answer_to_row", "row_to_answer", "row_to_window", "window_to_row"]
+
+
+def answer_to_row(answer: Answer) -> dict[str, Any]:
+    """Return an answer as JSON values (`asdict` would copy thousands of clock readings one by one)."""
+    row = {each.name: getattr(answer, each.name) for each in fields(answer)}
+    return row | {"timing": {each.name: getattr(answer.timing, each.name) for each in fields(Timing)}}
+
+
+def row_to_answer(row: dict[str, Any]) -> Answer:
+    """Return the answer that `answer_to_row` wrote.
+
+    Raises:
+        KeyError, TypeError, ValueError: it is something else.
+    """
+    timing = row["timing"] | {"chunks": tuple((time, count) for time, count in row["timing"]["chunks"])}
+    _check_clock(timing["sent"], timing["finished"])
+    ids = {name: tuple(row[name]) for name in ("token_ids", "prompt_token_ids", "acceptance")}
+    return Answer(**{**row, **ids, "timing": Timing(**timing)})
+
+
+def window_to_row(window: Window) -> dict[str, Any]:
+    """Return a turn as JSON values."""
+    return asdict(window)
+
+
+def row_to_window(row: dict[str, Any]) -> Window:
+    """Return the turn that `window_to_row` wrote.
+
+    Raises:
+        KeyError, TypeError, ValueError: it is something else.
+    """
+    _check_clock(row["wall_s"], row["began_s"])
+    parts = {
+        "counters": Counters(**{**row["counters"], "spec": _to_stats(row["counters"]["spec"])}),
+        "client": ClientHealth(**row["client"]),
+        "before": ServerLoad(**row["before"]),
+    }
+    return Window(**{**row, **parts})
+
+
+def _check_clock(*readings: float) -> None:
+    if not all(map(math.isfinite, readings)):
+        raise ValueError(f"no clock reads {readings}")
+
+
+def _to_stats(row: dict[str, Any]) -> SpecStats:
+    per_pos: dict[str, Sequence[int]] = {name: tuple(row[name]) for name in ("accepted_per_pos", "drafted_per_pos")}
+    return SpecStats(**{**row, **per_pos})

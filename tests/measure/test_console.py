@@ -1,0 +1,62 @@
+"""What a run says in the terminal: findings once each, in order of load, and a word when nothing happens."""
+
+import asyncio
+import io
+
+import pytest
+from made_comparisons import adopted, around
+from rich.console import Console
+
+from draftwise.cli import _console
+from draftwise.cli._console import ConsoleProgress, show_decision
+from draftwise.core import Comparison, Decision, Finding, Severity
+
+
+def printed(width: int = 200) -> tuple[Console, io.StringIO]:
+    text = io.StringIO()
+    return Console(file=text, width=width), text
+
+
+def decided(*comparisons: Comparison, findings: tuple[Finding, ...] = ()) -> Decision:
+    return Decision(sentence="Keep plain.", rollback=(), comparisons=comparisons, findings=findings, missing_context=())
+
+
+def test_loads_stand_in_their_order_also_those_that_were_added_later() -> None:
+    console, text = printed()
+    show_decision(console, decided(*(adopted(load) for load in (4, 16, 9))))
+    assert [word for word in text.getvalue().split() if word.startswith("c=")] == ["c=4", "c=9", "c=16"]
+
+
+@pytest.mark.parametrize(("width", "is_whole"), [(80, False), (200, True)])
+def test_columns_are_left_out_rather_than_cut(width: int, is_whole: bool) -> None:
+    console, text = printed(width)
+    show_decision(console, decided(adopted(4), adopted(64, tpot=around(300.0))))
+    assert ("sion" in text.getvalue()) == is_whole
+    assert "…" not in text.getvalue()
+
+
+def test_a_finding_of_many_loads_is_told_once_and_says_where() -> None:
+    late = Finding(code="late", severity=Severity.WARNING, message="reads late.", fix="Stop it.")
+    console, text = printed()
+    run = Finding(code="busy", severity=Severity.ERROR, message="others are here.")
+    show_decision(console, decided(*(adopted(2**i, findings=(late,)) for i in range(1, 8)), findings=(run,)))
+    lines = text.getvalue().splitlines()
+    assert "error others are here." in lines
+    (told,) = [line for line in lines if line.startswith("warning")]
+    assert told.startswith("warning code · c=2 · ngram k=3: reads late. Stop it. The same at code · c=4 · ngram k=3, ")
+    assert told.endswith("code · c=32 · ngram k=3 and 2 more places.")
+
+
+def test_a_run_that_waits_says_what_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_console, "_QUIET_S", 0)
+    console, text = printed()
+
+    async def wait() -> None:
+        progress = ConsoleProgress(console)
+        task = asyncio.create_task(progress.remind())
+        while not text.getvalue():
+            await asyncio.sleep(0)
+        task.cancel()
+
+    asyncio.run(wait())
+    assert "nothing has been answered for 0 s: starting the servers" in text.getvalue()
