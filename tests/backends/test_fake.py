@@ -182,6 +182,21 @@ def test_outputs_depend_on_the_prompt_alone() -> None:
     assert [a == b for a, b in zip(token_ids(plain), token_ids(odd), strict=True)] == [True] * 4 + [False] + [True] * 4
 
 
+@pytest.mark.parametrize("fields", [{}, {"return_token_ids": False}, {"stream_options": {}}])
+def test_one_token_and_several_are_told_alike(fields: dict[str, Any]) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    request = body(tokens=9, **{"stream_options": options, **fields})
+    (one,), _ = ask_many(replace(PLAIN, model="100%"), request)
+    (several,), _ = ask_many(replace(PLAIN, model="100%", k=1, accepted=(1,)), request)
+    singles, pairs = ([event for event in events(each) if event["choices"]] for each in (one, several))
+    assert (len(singles), len(pairs)) == (9, 5)
+    for single, pair in zip(singles[2::2], pairs[1:], strict=True):
+        assert {**single, "choices": []} == {**pair, "choices": []}
+        assert single["choices"][0].keys() == pair["choices"][0].keys()
+    texts = ["".join(event["choices"][0]["text"] for event in each) for each in (singles, pairs)]
+    assert texts[0] == texts[1]
+
+
 def test_outputs_may_end_by_themselves() -> None:
     served = ask(replace(PLAIN, shortest=0.5), *(body(str(i), tokens=100) for i in range(30)))
     lengths = [len(each.chunks) for each in served]

@@ -109,6 +109,8 @@ def test_without_context_the_first_line_says_not_evidence(urls, prompts, tmp_pat
         (["target", "--serve-args", "'--dtype"], 2, "is no shell command line (No closing quotation)"),
         (["target", "--minutes", "nan"], 2, "nan is not a finite number"),
         (["target", "--margin", "nan"], 2, "nan is not a finite number"),
+        (["target", "--margin", "1"], 2, "1.0 is not in the range 0<=x<1"),
+        (["target", "--slo-tpot-ms", "0"], 2, "0.0 is not in the range x>0"),
         (["target", "--slo-ttft-ms", "inf"], 2, "inf is not a finite number"),
         (["target", "--context", "hardwear=x"], 1, "Did you mean 'hardware'?"),
         (["target", "--context", "hardware"], 2, "--context takes KEY=VALUE"),

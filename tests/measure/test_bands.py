@@ -41,8 +41,8 @@ def test_a_crossover_that_contradicts_the_verdicts_is_held_between_them(value: f
     assert told([adopted(1), adopted(8), rejected(32)], crossing(value))[0] == (0, end, "ngram k=3")
 
 
-def test_without_a_crossover_a_band_ends_in_the_middle() -> None:
-    assert told([adopted(4), rejected(64)])[0][1] == 16
+def test_without_a_crossover_a_band_ends_where_the_candidate_was_last_shown_to_pay() -> None:
+    assert told([adopted(4), rejected(64)])[0][1] == 4
 
 
 def test_different_candidates_win_in_different_bands() -> None:
@@ -51,7 +51,7 @@ def test_different_candidates_win_in_different_bands() -> None:
         adopted(1, 1.5), adopted(1, 2.0, **deep), adopted(16, 1.4), adopted(16, 1.1, **deep),
         rejected(64), rejected(64, **deep),
     ]  # fmt: skip
-    assert told(loads) == [(0, 4, "ngram k=5"), (4, 32, "ngram k=3"), (32, math.inf, "plain")]
+    assert told(loads) == [(0, 4, "ngram k=5"), (4, 16, "ngram k=3"), (16, math.inf, "plain")]
 
 
 def test_a_switch_must_be_worth_it() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -59,6 +60,7 @@ class ConsoleProgress:
         )
         self._task = self._bar.add_task("", total=None)
         self._total = self._done = 0
+        self._heard = time.monotonic()
         self.doing = "starting the servers"
         """What is under way, for who wonders why nothing happens."""
 
@@ -71,7 +73,7 @@ class ConsoleProgress:
     def start(self, total: int, done: int) -> None:
         """Draw the bar."""
         self._total, self._done = total, done
-        self.doing = "waiting for the first answer"
+        self.doing, self._heard = "waiting for the first answer", time.monotonic()
         self._bar.update(self._task, total=total, completed=done)
         if self._console.is_terminal:
             self._bar.start()
@@ -79,7 +81,7 @@ class ConsoleProgress:
     def advance(self, requests: int, what: str) -> None:
         """Move the bar."""
         before, self._done = self._done, self._done + requests
-        self.doing = what
+        self.doing, self._heard = f"the last answer was {what}", time.monotonic()
         self._bar.update(self._task, advance=requests, description=what)
         step = max(1, self._total // _QUIET_STEPS)
         if not self._console.is_terminal and before // step != self._done // step:
@@ -88,11 +90,12 @@ class ConsoleProgress:
     async def remind(self) -> None:
         """Say what is waited for whenever nothing has been answered for a while; until cancelled."""
         while True:
-            before = self._done
-            await asyncio.sleep(_QUIET_S)
-            if self._done == before:
+            await asyncio.sleep(_QUIET_S / 6)
+            quiet = time.monotonic() - self._heard
+            if quiet >= _QUIET_S:
+                self._heard += quiet
                 self._console.print(
-                    f"nothing has been answered for {_QUIET_S} s: {self.doing} (Ctrl-C keeps what is measured)",
+                    f"nothing has been answered for {quiet:.0f} s: {self.doing}; Ctrl-C keeps what is measured",
                     soft_wrap=True,
                 )
 

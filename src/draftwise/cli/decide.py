@@ -48,7 +48,8 @@ _INTERRUPTED = 130
 @click.option(
     "--candidate", "candidates", multiple=True, metavar="[NAME=]JSON", help="A speculative config; repeat for more."
 )
-@click.option("--workload", "workloads", multiple=True, metavar="NAME|FILE", help="code, prose, rewrite or a .jsonl.")
+@click.option("--workload", "workloads", multiple=True, metavar="SOURCE",
+              help="code, prose, rewrite, a log or trace, synthetic:...; see docs/measuring.md.")  # fmt: skip
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Run directory  [default: runs/TIME]")
 @click.option("--resume", type=click.Path(path_type=Path), metavar="DIR", help="Go on with an unfinished run.")
 @click.option("--prompts", type=click.IntRange(1), metavar="N", help="Per workload; overrides --minutes.")
@@ -74,10 +75,10 @@ _INTERRUPTED = 130
 @click.option("--serve-args", default="", metavar="ARGS", help="For the engine's `serve`, e.g. '--dtype float32'.")
 @click.option("--processes", type=click.IntRange(1), metavar="N",
               help="Of the load generator  [default: as many as the load needs]")  # fmt: skip
-@click.option("--margin", type=Finite(0, 1), help="Smallest change worth making  [default: 0.03]")
-@click.option("--slo-ttft-ms", type=Finite(0), help="Promised time to first token, for goodput.")
-@click.option("--slo-tpot-ms", type=Finite(0), help="Promised time per output token, for goodput.")
-@click.option("--slo-e2e-ms", type=Finite(0), help="Promised time to the last token, for goodput.")
+@click.option("--margin", type=Finite(0, 1, max_open=True), help="Smallest change worth making  [default: 0.03]")
+@click.option("--slo-ttft-ms", type=Finite(0, min_open=True), help="Promised time to first token, for goodput.")
+@click.option("--slo-tpot-ms", type=Finite(0, min_open=True), help="Promised time per output token, for goodput.")
+@click.option("--slo-e2e-ms", type=Finite(0, min_open=True), help="Promised time to the last token, for goodput.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON on stdout.")
 @click.pass_context
 def decide(ctx: click.Context, /, resume: Path | None, api_key_env: str | None, as_json: bool, **asked: Any) -> None:

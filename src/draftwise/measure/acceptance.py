@@ -72,8 +72,16 @@ def count_steps(answer: Answer) -> tuple[int, int]:
 
     As the server told for this request, else a step per chunk after the first: a server sends what each step brings.
     """
-    if steps := sum(answer.acceptance):
-        return steps, steps + sum(accepted * count for accepted, count in enumerate(answer.acceptance))
+    told = _told_by_server(answer)
+    return told if told[0] else _seen_in_chunks(answer)
+
+
+def _told_by_server(answer: Answer) -> tuple[int, int]:
+    steps = sum(answer.acceptance)
+    return steps, steps + sum(accepted * count for accepted, count in enumerate(answer.acceptance))
+
+
+def _seen_in_chunks(answer: Answer) -> tuple[int, int]:
     chunks = answer.timing.chunks
     return (len(chunks) - 1, answer.timing.num_tokens - chunks[0][1]) if chunks else (0, 0)
 
@@ -98,9 +106,10 @@ def _pool(key: tuple[str, str, float], group: Sequence[Cell]) -> Acceptance:
 
 def _known(answers: Sequence[Answer]) -> tuple[str, list[float]]:
     """Return the source of all values and the values: one source, as the two count differently."""
-    for source, by_server in (("server", True), ("chunks", False)):
-        mine = [answer for answer in answers if any(answer.acceptance) is by_server]
-        values = [value for answer in mine if (value := tokens_per_step(answer)) is not None]
+    told = map(_told_by_server, answers)
+    seen = (_seen_in_chunks(answer) for answer in answers if answer.counts_exact)
+    for source, counts in (("server", told), ("chunks", seen)):
+        values = [tokens / steps for steps, tokens in counts if steps]
         if len(values) > len(answers) / 2:
             return source, values
     return "none", []

@@ -86,18 +86,23 @@ def _merge(
         up_to = math.inf
         if i + 1 < len(stretches):
             following, theirs = stretches[i + 1]
-            up_to = _end(axis, mine[-1], theirs[0], limits.get(setting) if following == plain else None)
+            last, first = mine[-1], theirs[0]
+            value = _value(limits.get(setting), last) if following == plain else math.sqrt(last * first)
+            up_to = _end(axis, last, first, value)
         yield Band(workload=workload, temperature=temperature, axis=axis, above=above, up_to=up_to, setting=setting)
         above = up_to
 
 
-def _end(axis: str, last: float, first: float, crossover: Crossover | None) -> float:
+def _value(crossover: Crossover | None, last: float) -> float:
+    """Return the estimated crossover; without one, the last load at which the candidate was shown to pay."""
+    return last if crossover is None or crossover.value is None else crossover.value
+
+
+def _end(axis: str, last: float, first: float, value: float) -> float:
     """Return where a band ends between the last load at which it won and the first at which another did.
 
-    Where plain decoding follows it is the estimated crossover; else the middle on a logarithmic scale.
+    `value` is the estimated crossover where plain decoding follows, else the middle on a logarithmic scale.
     """
-    middle = math.sqrt(last * first)
-    value = crossover.value if crossover is not None and crossover.value is not None else middle
     end = min(max(value, last), first)
     if axis == "concurrency":
         return float(max(last, min(math.floor(end), first - 1)))

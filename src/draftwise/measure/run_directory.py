@@ -24,25 +24,23 @@ from typing import Any, BinaryIO
 
 from draftwise.core import (
     Answer,
-    Arm,
     Condition,
     Divergence,
     InvalidSetup,
     Run,
     RunPlan,
     Settled,
-    SpecConfig,
     StorageError,
     Window,
     Workload,
 )
+from draftwise.measure.manifest import make_manifest, read_manifest, to_plan
 from draftwise.measure.prompts import read_prompts
 from draftwise.measure.row_files import RowFile, blame, cut_unfinished, damaged, write_whole
 from draftwise.measure.run_rows import answer_to_row, row_to_answer, row_to_window, window_to_row
 
 __all__ = ["RunDirectory"]
 
-_FORMAT = 2
 _SERVER_LOGS = "servers"
 _MANIFEST = "manifest.json"
 _REQUESTS, _TURNS, _DIVERGENCES = "requests.jsonl", "turns.jsonl", "divergences.jsonl"
@@ -51,7 +49,6 @@ _BALLAST = "ballast"
 _BALLAST_BYTES = 8 << 20
 """Room for the answers that a thousand streams still bring while the disk is full."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_SETTINGS = ("repeats", "warmup", "seed", "turn_s", "adaptive")
 
 
 class RunDirectory:
@@ -105,35 +102,10 @@ class RunDirectory:
             for workload in plan.workloads:
                 lines = "".join(json.dumps(prompt.to_dict()) + "\n" for prompt in workload.prompts)
                 write_whole(self._workload_path(workload.name), lines)
-            self._write_manifest(plan, context)
+            manifest = make_manifest(plan, context)
+            write_whole(self.path / _MANIFEST, json.dumps(manifest, indent=2) + "\n")
         except OSError as error:
             raise self._cannot_write(error) from None
-
-    def _write_manifest(self, plan: RunPlan, context: Mapping[str, Any]) -> None:
-        arms = [
-            {"name": arm.name, "spec": None if arm.spec is None else arm.spec.to_dict(), "url": arm.url}
-            for arm in plan.arms
-        ]
-        workloads = [
-            {
-                "name": each.name,
-                "source": each.source,
-                "description": each.description,
-                "random_tokens": each.random_tokens,
-                "prompts": len(each.prompts),
-                "sha256": each.sha256,
-            }
-            for each in plan.workloads
-        ]
-        manifest = {
-            "format": _FORMAT,
-            "arms": arms,
-            "workloads": workloads,
-            "conditions": [condition.to_dict() for condition in plan.conditions],
-            **{name: getattr(plan, name) for name in _SETTINGS},
-            "context": dict(context),
-        }
-        write_whole(self.path / _MANIFEST, json.dumps(manifest, indent=2) + "\n")
 
     def reserve(self) -> None:
         """Take up the room that is given back when the disk is full; without it where there is not even that much."""
@@ -201,9 +173,9 @@ class RunDirectory:
         Raises:
             InvalidSetup: it is not a run directory, is damaged, or was written by another version of the format.
         """
-        manifest = self._read_manifest()
+        manifest = read_manifest(self.path / _MANIFEST)
         with blame(str(self.path / _MANIFEST)):
-            plan, context = self._to_plan(manifest), dict(manifest["context"])
+            plan, context = to_plan(manifest, self._read_workload), dict(manifest["context"])
         windows = {window.turn: window for window in self._windows.read()}
         answers = self._answers.read()
         finished = [answer for turn, answer in answers if turn in windows]
@@ -241,45 +213,6 @@ class RunDirectory:
         """Return a number that no turn has had, finished or not."""
         used = chain((turn for turn, _ in self._answers.read()), (window.turn for window in self._windows.read()))
         return max(used, default=-1) + 1
-
-    def _read_manifest(self) -> dict[str, Any]:
-        path = self.path / _MANIFEST
-        try:
-            manifest: dict[str, Any] = json.loads(path.read_text())
-            known = manifest["format"] == _FORMAT
-        except (OSError, ValueError, KeyError, TypeError):
-            raise InvalidSetup.because(
-                "not-a-run",
-                "is not a run directory (no readable manifest.json).",
-                where=str(self.path),
-                fix="Give the folder that `draftwise decide --out` wrote.",
-            ) from None
-        if not known:
-            raise InvalidSetup.because(
-                "run-format",
-                f"has format {manifest['format']}, this version reads {_FORMAT}.",
-                where=str(path),
-                fix="Use the draftwise that wrote it.",
-            )
-        return manifest
-
-    def _to_plan(self, manifest: Mapping[str, Any]) -> RunPlan:
-        arms = (
-            Arm(name=arm["name"], spec=None if arm["spec"] is None else SpecConfig.parse(arm["spec"]), url=arm["url"])
-            for arm in manifest["arms"]
-        )
-        for name in _SETTINGS:
-            if not isinstance(manifest[name], int | float):
-                raise TypeError(f"{name} is {manifest[name]!r}")
-        for name in ("arms", "workloads", "conditions"):
-            if not manifest[name]:
-                raise ValueError(f"it plans no {name}")
-        return RunPlan(
-            arms=tuple(arms),
-            workloads=tuple(self._read_workload(row) for row in manifest["workloads"]),
-            conditions=tuple(Condition.from_dict(row) for row in manifest["conditions"]),
-            **{name: manifest[name] for name in _SETTINGS},
-        )
 
     def _read_workload(self, row: Mapping[str, Any]) -> Workload:
         path = self._workload_path(row["name"])

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
-from draftwise.core import Run
+from draftwise.core import InvalidSetup, Run
 
 __all__ = ["Thresholds", "thresholds_of"]
 
@@ -87,5 +87,17 @@ class Thresholds:
 
 
 def thresholds_of(run: Run) -> Thresholds:
-    """Return the thresholds that the operator of a run chose."""
-    return Thresholds(**run.context.get("thresholds", {}))
+    """Return the thresholds that the operator of a run chose.
+
+    Raises:
+        InvalidSetup: the run does not hold what an operator can choose.
+    """
+    given = run.context.get("thresholds", {})
+    known = {each.name for each in fields(Thresholds)}
+    if not (isinstance(given, Mapping) and given.keys() <= known and all(map(_is_number, given.values()))):
+        raise InvalidSetup.because("damaged-run", f"holds no thresholds: {given!r}.", where="manifest.json")
+    return Thresholds(**given)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

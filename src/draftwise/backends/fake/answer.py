@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 from zlib import crc32
 
@@ -72,6 +73,9 @@ class FakeAnswer:
         if not self.streams:
             return b""
         tokens = self.tokens(start, end)
+        if len(tokens) == 1 and start > 0 and end < self.num_tokens:
+            values = (*tokens, *tokens) if self._token_ids else (*tokens,)
+            return self._middle % ((*values, end, len(self.prompt) + end) if self._running_usage else values)
         reason = b'"%b"' % self.finish_reason.encode() if end == self.num_tokens else b"null"
         parts = [self._head, self._content(tokens, start), b', "finish_reason": ', reason]
         if self._token_ids:
@@ -84,6 +88,16 @@ class FakeAnswer:
             parts.append(b', "usage": {"prompt_tokens": %d, "completion_tokens": %d, "total_tokens": %d}' % counts)
         parts.append(b"}\n\n")
         return b"".join(parts)
+
+    @cached_property
+    def _middle(self) -> bytes:
+        """What `piece` returns for one token that is neither the first nor the last, with %d for what differs."""
+        head, content = self._head.replace(b"%", b"%%"), self._content([], 1).replace(b'""', b'" %d"')
+        usage = b', "usage": {"prompt_tokens": %d, "completion_tokens": %%d, "total_tokens": %%d}' % len(self.prompt)
+        ids = b', "token_ids": [%d]' if self._token_ids else b""
+        return b"".join(
+            (head, content, b', "finish_reason": null', ids, b"}]", usage if self._running_usage else b"", b"}\n\n")
+        )
 
     def _content(self, tokens: Sequence[int], start: int) -> bytes:
         text = b"".join([b" %d" % token for token in tokens])

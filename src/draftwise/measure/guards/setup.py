@@ -54,6 +54,10 @@ def _identity(name: str, plain: Mapping[str, Any], candidate: Mapping[str, Any])
                 f"its {key} is {theirs[key]!r}, plain's {ours[key]!r}: the comparison is not one of speculation alone."
             )
             yield error("arms-differ", text, "Serve both alike but for --speculative-config.", where=name)
+    models = [each.get("model") for each in (plain, candidate)]
+    if None not in models and models[0] != models[1]:
+        text = f"it serves {models[1]!r}, plain {models[0]!r}: under another name it may be another model."
+        yield warning("arms-differ", text, "Make sure that both serve the same checkpoint.", where=name)
     lengths = [each.get("max_model_len") for each in (plain, candidate)]
     if None not in lengths and lengths[0] != lengths[1]:
         text = f"its max_model_len is {lengths[1]}, plain's {lengths[0]}."

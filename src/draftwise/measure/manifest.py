@@ -1,0 +1,95 @@
+"""What a run directory says about its run: plan and context as one JSON document, and back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from draftwise.core import Arm, Condition, InvalidSetup, RunPlan, SpecConfig, Workload
+
+__all__ = ["make_manifest", "read_manifest", "to_plan"]
+
+_FORMAT = 2
+_SETTINGS = ("repeats", "warmup", "seed", "turn_s", "adaptive")
+
+
+def make_manifest(plan: RunPlan, context: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the document; of prompts it has number and hash."""
+    return {
+        "format": _FORMAT,
+        "arms": [
+            {"name": arm.name, "spec": None if arm.spec is None else arm.spec.to_dict(), "url": arm.url}
+            for arm in plan.arms
+        ],
+        "workloads": [
+            {
+                "name": each.name,
+                "source": each.source,
+                "description": each.description,
+                "random_tokens": each.random_tokens,
+                "prompts": len(each.prompts),
+                "sha256": each.sha256,
+            }
+            for each in plan.workloads
+        ],
+        "conditions": [condition.to_dict() for condition in plan.conditions],
+        **{name: getattr(plan, name) for name in _SETTINGS},
+        "context": dict(context),
+    }
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """Return the document of a file.
+
+    Raises:
+        InvalidSetup: it is none, or was written by another version of the format.
+    """
+    try:
+        manifest: dict[str, Any] = json.loads(path.read_text())
+        known = manifest["format"] == _FORMAT
+    except (OSError, ValueError, KeyError, TypeError):
+        raise InvalidSetup.because(
+            "not-a-run",
+            f"is not a run directory (no readable {path.name}).",
+            where=str(path.parent),
+            fix="Give the folder that `draftwise decide --out` wrote.",
+        ) from None
+    if not known:
+        raise InvalidSetup.because(
+            "run-format",
+            f"has format {manifest['format']}, this version reads {_FORMAT}.",
+            where=str(path),
+            fix="Use the draftwise that wrote it.",
+        )
+    return manifest
+
+
+def to_plan(manifest: Mapping[str, Any], read_workload: Callable[[Mapping[str, Any]], Workload]) -> RunPlan:
+    """Return the plan of a manifest.
+
+    Args:
+        manifest: the document.
+        read_workload: returns the workload of a row of it, with its prompts.
+
+    Raises:
+        KeyError, TypeError, ValueError: the document was changed by hand.
+        InvalidSetup: a config in it is none, or a workload is not what was measured.
+    """
+    arms = (
+        Arm(name=arm["name"], spec=None if arm["spec"] is None else SpecConfig.parse(arm["spec"]), url=arm["url"])
+        for arm in manifest["arms"]
+    )
+    for name in _SETTINGS:
+        if not isinstance(manifest[name], int | float):
+            raise TypeError(f"{name} is {manifest[name]!r}")
+    for name in ("arms", "workloads", "conditions"):
+        if not manifest[name]:
+            raise ValueError(f"it plans no {name}")
+    return RunPlan(
+        arms=tuple(arms),
+        workloads=tuple(map(read_workload, manifest["workloads"])),
+        conditions=tuple(Condition.from_dict(row) for row in manifest["conditions"]),
+        **{name: manifest[name] for name in _SETTINGS},
+    )
