@@ -23,7 +23,7 @@ from zlib import crc32
 
 from draftwise.backends import UrlBackend
 from draftwise.core import Answer, ClosedLoop, Condition, Prompt
-from draftwise.measure.client import Client
+from draftwise.measure.load.client import Client
 from draftwise.measure.load.drive import drive
 from draftwise.measure.load.loop import precise_loop
 from draftwise.measure.schedule import Turn

@@ -29,7 +29,7 @@ from http_streams import write_tokenizer
 from record import about
 from shapes import SCALES, Folders, Scale, write_folders
 
-from draftwise.measure.decide import decide
+from draftwise.measure.decision.decide import decide
 from draftwise.measure.run_directory import RunDirectory
 
 SERVE = os.path.relpath(Path(__file__).parent / "vllm_serve.py")

@@ -28,8 +28,8 @@ from rich.table import Table
 from draftwise import __version__
 from draftwise.backends import VllmBackend
 from draftwise.core import Prompt
-from draftwise.measure.client import Client
 from draftwise.measure.context import describe_hardware
+from draftwise.measure.load.client import Client
 from draftwise.measure.schedule import Turn
 
 HERE = Path(__file__).parent

@@ -28,7 +28,7 @@ from draftwise.backends import (
 )
 from draftwise.backends.child import ChildBackend
 from draftwise.core import Prompt, ServerLoad, SpecConfig
-from draftwise.measure.client import Client
+from draftwise.measure.load.client import Client
 from draftwise.measure.schedule import Turn
 
 PROMPT = Prompt(id="p", text="abcabcabcabcabc", max_tokens=24)

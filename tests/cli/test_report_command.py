@@ -44,7 +44,7 @@ def upgraded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _unplotted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draftwise.measure.report.draw_plots", lambda found: {})
+    monkeypatch.setattr("draftwise.measure.report.page.draw_plots", lambda found: {})
 
 
 def call(*arguments: object) -> Result:

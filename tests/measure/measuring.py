@@ -7,7 +7,7 @@ from typing import Any
 
 from draftwise.backends import FakeBackend, FakeScript, virtual_time
 from draftwise.core import Arm, ClosedLoop, Comparison, Condition, Decision, Prompt, RunPlan, SpecConfig, Workload
-from draftwise.measure.decide import decide
+from draftwise.measure.decision.decide import decide
 from draftwise.measure.run_directory import RunDirectory
 from draftwise.measure.session import Session
 

@@ -8,8 +8,8 @@ import pytest
 from made_runs import CONTEXT, Truth, arm, closed, gains, make_run, workload
 
 from draftwise.core import Answer, Arm, Condition, OpenLoop, Run
-from draftwise.measure.conclusions import conclude_run
-from draftwise.measure.summary import summarise
+from draftwise.measure.decision.conclusions import conclude_run
+from draftwise.measure.report.summary import summarise
 
 LOADS = [*closed(1, 2, 4), *closed(1, 4, temperature=0.7), Condition(load=OpenLoop.steady(2.0))]
 PROMISES = [{}, {"slo_ttft_s": 0.05}, {"slo_e2e_s": 0.2, "slo_tpot_s": 0.01}]

@@ -18,7 +18,7 @@ from zlib import crc32
 import httpx
 import pytest
 
-from draftwise.measure.decide import decide
+from draftwise.measure.decision.decide import decide
 from draftwise.measure.run_directory import RunDirectory
 
 PROMPTS = [f"prompt {number}" for number in range(8)]

@@ -9,7 +9,7 @@ from measuring import PLAIN, make_plan, make_session, make_workload
 from draftwise.backends import FakeScript, virtual_time
 from draftwise.backends.fake import find_crossover
 from draftwise.core import BackendError, ClosedLoop, Condition, Run
-from draftwise.measure.decide import decide
+from draftwise.measure.decision.decide import decide
 from draftwise.measure.run_directory import RunDirectory
 
 BATCHING = FakeScript(first_token_s=0.004, step_s=0.004, row_s=0.0002, knee=12, jitter=0.02, seed=3)

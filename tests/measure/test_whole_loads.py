@@ -9,8 +9,8 @@ from measuring import CONTEXT, make_plan, make_session, make_workload
 from draftwise.backends import FakeScript, virtual_time
 from draftwise.backends.fake.script import find_crossover
 from draftwise.core import ClosedLoop, Comparison, Condition, Decision, OpenLoop, Prompt, Verdict, Workload
-from draftwise.measure.acceptance import acceptances
-from draftwise.measure.decide import decide
+from draftwise.measure.comparison.acceptance import acceptances
+from draftwise.measure.decision.decide import decide
 from draftwise.measure.run_directory import RunDirectory
 
 

@@ -13,9 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from draftwise.core import Comparison, Decision, Finding, Interval, RunPlan, Severity, Verdict
+from draftwise.measure.comparison.verdict import deciding
+from draftwise.measure.report.tables import Repeated, group_findings, in_order
 from draftwise.measure.schedule import pass_over
-from draftwise.measure.tables import Repeated, group_findings, in_order
-from draftwise.measure.verdict import deciding
 from draftwise.measure.warm_up import Pace
 
 __all__ = ["ConsoleProgress", "estimate", "open_console", "show_decision"]

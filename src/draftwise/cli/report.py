@@ -11,10 +11,10 @@ import click
 
 from draftwise.cli._console import open_console, show_decision
 from draftwise.core import InvalidSetup, StorageError
-from draftwise.measure.conclusions import Conclusions, conclude_run
+from draftwise.measure.decision.conclusions import Conclusions, conclude_run
 from draftwise.measure.interchange import FORMATS, export_run
-from draftwise.measure.markdown import render_markdown
-from draftwise.measure.report import write_conclusions
+from draftwise.measure.report.markdown import render_markdown
+from draftwise.measure.report.page import write_conclusions
 from draftwise.measure.row_files import write_whole
 from draftwise.measure.run_directory import RunDirectory
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from draftwise.core import ClosedLoop, Comparison, Condition, Load, OpenLoop, Run, Settled
-from draftwise.measure.axis import place_on_axis
-from draftwise.measure.cell import ALL
-from draftwise.measure.compare import compare
-from draftwise.measure.estimates import load_points
+from draftwise.measure.comparison.axis import place_on_axis
+from draftwise.measure.comparison.cell import ALL
+from draftwise.measure.comparison.compare import compare
+from draftwise.measure.comparison.estimates import load_points
 from draftwise.measure.guards import check_run
 from draftwise.measure.statistics import next_load
 from draftwise.measure.thresholds import thresholds_of

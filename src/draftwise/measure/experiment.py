@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from draftwise.backends import Backend
 from draftwise.core import Answer, ClientHealth, RunPlan, StorageError, Window
-from draftwise.measure.client import Client
+from draftwise.measure.load.client import Client
 from draftwise.measure.load.drive import drive
 from draftwise.measure.load.processes import Crew, count_processes
 from draftwise.measure.run_directory import RunDirectory

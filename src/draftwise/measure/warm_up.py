@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from draftwise.backends import Backend
 from draftwise.core import Answer, BackendError, ClosedLoop, Condition, Load, Prompt, Replay, RunPlan, Workload
-from draftwise.measure.client import Client
+from draftwise.measure.load.client import Client
 from draftwise.measure.schedule import Turn, blocks
 from draftwise.measure.statistics import FEWEST_PROMPTS
 

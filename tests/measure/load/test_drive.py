@@ -23,8 +23,8 @@ from draftwise.core import (
     Replay,
     StorageError,
 )
-from draftwise.measure.client import Client
 from draftwise.measure.load.arrivals import arrival_times
+from draftwise.measure.load.client import Client
 from draftwise.measure.load.drive import drive
 from draftwise.measure.schedule import Turn
 

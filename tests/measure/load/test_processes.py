@@ -10,7 +10,7 @@ import pytest
 
 from draftwise.backends import FakeBackend, FakeScript
 from draftwise.core import Answer, BackendError, ClosedLoop, Condition, InvalidSetup, Load, OpenLoop, Prompt, Replay
-from draftwise.measure.client import Client
+from draftwise.measure.load.client import Client
 from draftwise.measure.load.processes import Crew, count_processes
 from draftwise.measure.schedule import Turn
 
@@ -131,7 +131,7 @@ _PARENT = """
 import asyncio, sys
 from draftwise.backends import UrlBackend
 from draftwise.core import ClosedLoop, Condition, Prompt
-from draftwise.measure.client import Client
+from draftwise.measure.load.client import Client
 from draftwise.measure.load.processes import Crew
 from draftwise.measure.schedule import Turn
 

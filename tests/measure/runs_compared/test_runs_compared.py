@@ -9,7 +9,7 @@ import pytest
 from made_runs import CONTEXT, Truth, closed, gains, make_run
 
 from draftwise.core import Interval, InvalidSetup, Run
-from draftwise.measure.conclusions import conclude_run
+from draftwise.measure.decision.conclusions import conclude_run
 from draftwise.measure.runs_compared import Compared, Side, compare_sides, read_side, to_dict, to_markdown
 from draftwise.measure.runs_compared.answers import Kept, ratio_of_ratios
 from draftwise.measure.runs_compared.own import results_of

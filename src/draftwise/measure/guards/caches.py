@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from draftwise.core import Finding, Interval
-from draftwise.measure.cell import Cell
+from draftwise.measure.comparison.cell import Cell
 from draftwise.measure.guards.finding import error, warning
 from draftwise.measure.thresholds import Thresholds
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from draftwise.core import Finding, Interval, Run
-from draftwise.measure.cell import Cell, cells
+from draftwise.measure.comparison.cell import Cell, cells
 from draftwise.measure.guards.caches import check_prefix_cache, finds_prompts_cached
 from draftwise.measure.guards.client import check_client
 from draftwise.measure.guards.finding import info, warning
@@ -46,7 +46,8 @@ def check_run(run: Run, thresholds: Thresholds) -> Iterator[Finding]:
     yield from check_text(run, thresholds)
     yield from check_stability(run)
     if not all(answer.counts_exact for answer in run.answers):
-        text = "a server does not say how many tokens a chunk holds: one each is assumed. Totals are exact where it reports usage."
+        text = "a server does not say how many tokens a chunk holds: one each is assumed"
+        text += " (totals are exact where it reports usage)."
         yield warning("token-counts-estimated", text)
     if any(finds_prompts_cached(cell, thresholds) for cell in cells(run)):
         text = "later passes find their prompts in the prefix cache, in all arms alike: TTFT there is a cached one."

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from draftwise.core import Finding, Run
-from draftwise.measure.cell import Cell
+from draftwise.measure.comparison.cell import Cell
 from draftwise.measure.guards.finding import error, warning
 from draftwise.measure.guards.readings import gap_s, middle
 from draftwise.measure.thresholds import Thresholds

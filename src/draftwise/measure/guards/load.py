@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from draftwise.core import Answer, Condition, Finding, OpenLoop, Run
-from draftwise.measure.cell import Cell
+from draftwise.measure.comparison.cell import Cell
 from draftwise.measure.guards.finding import error, warning
 from draftwise.measure.guards.readings import answers_of, mean_in_flight, middle, most_decoding, pace_s
 from draftwise.measure.thresholds import Thresholds

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Iterator
 from statistics import fmean, stdev
 
 from draftwise.core import Answer, Finding, Run
-from draftwise.measure.cell import Cell, Unit
+from draftwise.measure.comparison.cell import Cell, Unit
+from draftwise.measure.comparison.differences import find_difference
 from draftwise.measure.guards.finding import error
 from draftwise.measure.guards.readings import step_tokens
-from draftwise.measure.outputs import find_difference
 from draftwise.measure.statistics import student_quantile
 from draftwise.measure.thresholds import Thresholds
 

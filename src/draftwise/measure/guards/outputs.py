@@ -8,10 +8,10 @@ from math import comb
 import numpy as np
 
 from draftwise.core import Answer, Condition, Divergence, Finding, Run
-from draftwise.measure.cell import Cell, Unit
+from draftwise.measure.comparison.cell import Cell, Unit
+from draftwise.measure.comparison.differences import Difference, find_difference, find_differences, is_tie
 from draftwise.measure.guards.finding import error, info, warning
 from draftwise.measure.guards.readings import plain_answers
-from draftwise.measure.outputs import Difference, find_difference, find_differences, is_tie
 
 __all__ = ["check_outputs", "check_stability"]
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from draftwise.core import Finding, Run, Severity
-from draftwise.measure.cell import Cell
+from draftwise.measure.comparison.cell import Cell
 from draftwise.measure.guards.finding import info
 from draftwise.measure.prompts import check_workloads
 from draftwise.measure.statistics import FEWEST_PROMPTS

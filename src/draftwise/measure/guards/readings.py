@@ -8,7 +8,7 @@ from statistics import median
 import numpy as np
 
 from draftwise.core import Answer, Run, Window
-from draftwise.measure.acceptance import count_steps
+from draftwise.measure.comparison.acceptance import count_steps
 
 __all__ = [
     "LONGEST_GAP_S",

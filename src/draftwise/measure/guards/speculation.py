@@ -10,8 +10,8 @@ from operator import add
 from typing import Any
 
 from draftwise.core import Arm, Counters, Finding, Interval, Run, SpecConfig, Window
-from draftwise.measure.axis import place_on_axis
-from draftwise.measure.cell import Cell
+from draftwise.measure.comparison.axis import place_on_axis
+from draftwise.measure.comparison.cell import Cell
 from draftwise.measure.guards.finding import error, info, warning
 from draftwise.measure.thresholds import Thresholds
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 
 from draftwise.backends import Exchange
 from draftwise.core import Answer
-from draftwise.measure.client import Sending, to_answer
-from draftwise.measure.reading import Reading
+from draftwise.measure.load.client import Sending, to_answer
+from draftwise.measure.load.reading import Reading
 
 __all__ = ["Desk"]
 

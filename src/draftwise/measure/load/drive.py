@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from draftwise.core import Answer, ClientHealth
-from draftwise.measure.client import Client
+from draftwise.measure.load.client import Client
 from draftwise.measure.load.desk import Desk
 from draftwise.measure.load.health import HealthWatch
 from draftwise.measure.load.traffic import Traffic

@@ -15,8 +15,8 @@ from multiprocessing.connection import Connection
 
 from draftwise.backends import UrlBackend
 from draftwise.core import Answer, BackendError, ClientHealth, Replay
-from draftwise.measure.client import Client
 from draftwise.measure.load.arrivals import replay_times
+from draftwise.measure.load.client import Client
 from draftwise.measure.load.traffic import Share
 from draftwise.measure.load.worker import Failure, Job, Outpost, Word
 from draftwise.measure.schedule import Turn

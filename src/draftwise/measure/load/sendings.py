@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import chain, cycle, islice
 
-from draftwise.measure.client import Sending
+from draftwise.measure.load.client import Sending
 from draftwise.measure.schedule import Turn
 
 __all__ = ["at", "measured", "unmeasured"]

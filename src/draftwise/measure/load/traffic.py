@@ -10,8 +10,8 @@ from typing import TypeVar
 
 from draftwise.backends import Exchange, Piece
 from draftwise.core import ClosedLoop, OpenLoop, Replay
-from draftwise.measure.client import Client, Sending
 from draftwise.measure.load.arrivals import arrival_times, replay_times
+from draftwise.measure.load.client import Client, Sending
 from draftwise.measure.load.desk import Desk
 from draftwise.measure.load.health import HealthWatch
 from draftwise.measure.load.sendings import at, measured, unmeasured

@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 
 from draftwise.backends import UrlBackend
 from draftwise.core import BackendError, ClientHealth
-from draftwise.measure.client import Client
+from draftwise.measure.load.client import Client
 from draftwise.measure.load.desk import Desk
 from draftwise.measure.load.drive import beside, short_collections
 from draftwise.measure.load.health import HealthWatch

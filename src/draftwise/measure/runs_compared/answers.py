@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from draftwise.core import Comparison, Interval, Verdict
-from draftwise.measure.verdict import deciding
+from draftwise.measure.comparison.verdict import deciding
 
 __all__ = ["Kept", "VerdictChange", "compare_verdicts", "ratio_of_ratios"]
 

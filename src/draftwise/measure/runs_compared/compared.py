@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from draftwise.core import Decision, InvalidSetup
-from draftwise.measure.conclusions import conclude_run
+from draftwise.measure.decision.conclusions import conclude_run
 from draftwise.measure.interchange import Measured, Results, read_results
 from draftwise.measure.run_directory import RunDirectory
 from draftwise.measure.runs_compared.answers import Kept, VerdictChange, compare_verdicts

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from draftwise.core import Answer, Run, SpecStats
-from draftwise.measure.conclusions import Conclusions
+from draftwise.measure.decision.conclusions import Conclusions
 from draftwise.measure.interchange import Measured, Results
 
 __all__ = ["TOOL", "results_of"]

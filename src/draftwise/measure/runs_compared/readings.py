@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from draftwise.core import Answer, Interval, Timing
+from draftwise.measure.comparison.latency import READINGS
 from draftwise.measure.interchange import Measured
-from draftwise.measure.latency import READINGS
 from draftwise.measure.statistics import CONFIDENCE, Array, Design, prompt_ratio, student_quantile
 
 __all__ = ["CellChange", "Change", "compare_cells"]

@@ -8,14 +8,14 @@ from dataclasses import asdict
 from typing import Any
 
 from draftwise.core import Interval
-from draftwise.measure.markdown import escape, fold, table
+from draftwise.measure.comparison.verdict import deciding
+from draftwise.measure.decision.sentence import format_ratio
+from draftwise.measure.report.markdown import escape, fold, table
+from draftwise.measure.report.summary import finite
 from draftwise.measure.runs_compared.answers import Kept, VerdictChange
 from draftwise.measure.runs_compared.compared import Compared, Side
 from draftwise.measure.runs_compared.context import Difference
 from draftwise.measure.runs_compared.readings import CellChange, Change
-from draftwise.measure.sentence import format_ratio
-from draftwise.measure.summary import finite
-from draftwise.measure.verdict import deciding
 
 __all__ = [
     "CELL_HEADER",

@@ -1,0 +1,197 @@
+"""Asks an OpenAI-compatible server: finds the dialect it speaks, builds requests, makes answers of what comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from typing import Any
+
+from draftwise.backends import Backend, BrokenStream, Exchange, Piece
+from draftwise.core import Answer, BackendError, Prompt, Timing
+from draftwise.measure.load.reading import Reading
+from draftwise.measure.schedule import Turn
+
+__all__ = ["Client", "Sending", "to_answer"]
+
+_USAGE = {"stream_options": {"include_usage": True}}
+_RUNNING_USAGE = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+_TOKEN_IDS = {"return_token_ids": True}
+_SALT = {"cache_salt": ""}
+_DIALECTS: tuple[dict[str, Any], ...] = (
+    _RUNNING_USAGE | _TOKEN_IDS | _SALT,
+    _RUNNING_USAGE | _TOKEN_IDS,
+    _RUNNING_USAGE,
+    _USAGE,
+    {},
+)
+"""Optional request fields, fullest first: what vLLM takes, down to what any server takes."""
+_FULL_LENGTH = ("ignore_eos", "min_tokens")
+"""Fields that make an answer as long as asked, best first: `min_tokens` also changes what may be sampled."""
+_OK = 200
+_SEEDS = 2**31
+"""Servers differ in the integers they take; all take these."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sending:
+    """One request of a turn."""
+
+    turn: Turn
+    prompt: Prompt
+    copy: int = 0
+    """Which sending of the prompt within the turn, lead-ins and fillers included."""
+    measured: bool = True
+    """False for lead-ins and fillers."""
+    intended: float | None = None
+    """When an open loop is to send it."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Client:
+    """Asks one backend.
+
+    Args:
+        backend: a started one.
+        model: name to send.
+        salt: makes the prompts of this session new to the server's prefix cache.
+        optional: request fields that this server takes, found by `Client.greet`.
+        full_length: field that makes an answer as long as asked; None where the server takes none.
+    """
+
+    backend: Backend
+    model: str
+    salt: str = ""
+    optional: Mapping[str, Any] = field(default_factory=dict)
+    full_length: str | None = None
+
+    @classmethod
+    async def greet(cls, backend: Backend, hello: Prompt, *, salt: str) -> Client:
+        """Return a client that sends the most telling request that the server accepts.
+
+        Raises:
+            BackendError: it accepts none.
+        """
+        client = cls(backend=backend, model=(await backend.describe()).model, salt=salt)
+        for client.optional in _DIALECTS:
+            if (refusal := await client._try(hello)) is None:
+                break
+        else:
+            raise BackendError(f"{backend.name}: {backend.url} refuses a plain request: {refusal}. Look at its log.")
+        for client.full_length in _FULL_LENGTH:
+            if await client._try(replace(hello, ignore_eos=True)) is None:
+                return client
+        client.full_length = None
+        return client
+
+    async def _try(self, hello: Prompt) -> str | None:
+        """Return why the server refuses a request, None when it does not."""
+        turn = Turn(number=-1, arm=self.backend.name, workload="", repeat=0, prompts=(hello,))
+        return (await self.ask(turn, hello, seed=0)).error
+
+    async def ask(self, turn: Turn, prompt: Prompt, *, seed: int) -> Answer:
+        """Return the answer to a prompt; a refusal by the server becomes its `error`.
+
+        Raises:
+            BackendError: the connection broke.
+        """
+        sending = Sending(turn=turn, prompt=prompt)
+        exchange = await self.send(sending, self.encode(sending, seed=seed))
+        reading = Reading(exchange)
+        for _ in reading.steps():
+            await asyncio.sleep(0)
+        return to_answer(sending, exchange, reading)
+
+    def encode(self, sending: Sending, *, seed: int) -> bytes:
+        """Return the body of a request; its own seed follows from the run's, the prompt, the pass and the copy."""
+        turn, prompt = sending.turn, sending.prompt
+        content: dict[str, Any] = {"messages": prompt.messages} if prompt.messages else {"prompt": prompt.text}
+        settings = {
+            "max_tokens": prompt.max_tokens,
+            "temperature": turn.condition.temperature,
+            "seed": _mix(seed, prompt.id, turn.repeat, sending.copy),
+            "stream": True,
+        }
+        body = {"model": self.model, **content, **settings, **self.optional}
+        if "cache_salt" in body:
+            body["cache_salt"] = self._salt(sending)
+        if prompt.ignore_eos and self.full_length:
+            body[self.full_length] = True if self.full_length == "ignore_eos" else prompt.max_tokens
+        return json.dumps(body, separators=(",", ":")).encode()
+
+    def _salt(self, sending: Sending) -> str:
+        """Return what keeps this request from the cached prefix of the same prompt in another pass, load or copy.
+
+        Prompts that are sent in the same one share theirs, as the prompts of real users do.
+        """
+        kind = "" if sending.measured else "unmeasured-"
+        return f"{self.salt}-{sending.turn.condition.label}-{sending.turn.repeat}-{kind}{sending.copy}"
+
+    async def send(self, sending: Sending, body: bytes, received: list[Piece] | None = None) -> Exchange:
+        """Return the answer as it comes off the wire.
+
+        Args:
+            sending: what the body is of.
+            body: from `encode`.
+            received: given what arrives as it arrives; for who may cancel this.
+
+        Raises:
+            BackendError: the connection broke.
+        """
+        path = "/v1/chat/completions" if sending.prompt.messages else "/v1/completions"
+        try:
+            return await self.backend.stream(path, body, received)
+        except BrokenStream as error:
+            raise BackendError(f"At prompt {sending.prompt.id!r}: {error}") from None
+
+    async def next_two(self, token_ids: list[int]) -> dict[str, float] | None:
+        """Return the two most likely next tokens with their log-probabilities, None where the server cannot say."""
+        body = {"model": self.model, "prompt": token_ids, "max_tokens": 1, "temperature": 0, "logprobs": 2}
+        for extra in ({"return_tokens_as_token_ids": True}, {}):
+            exchange = await self.backend.stream("/v1/completions", json.dumps(body | extra).encode())
+            if exchange.status == _OK:
+                return _best_two(b"".join(piece for _, piece in exchange.received))
+        return None
+
+
+def _best_two(answer: bytes) -> dict[str, float] | None:
+    try:
+        best: dict[str, float] = json.loads(answer)["choices"][0]["logprobs"]["top_logprobs"][0]
+    except (ValueError, LookupError, TypeError):  # a server that took the fields but does not know them
+        return None
+    return best
+
+
+def to_answer(sending: Sending, exchange: Exchange, reading: Reading) -> Answer:
+    """Return the answer that a finished reading of an exchange makes."""
+    turn = sending.turn
+    return Answer(
+        turn=turn.number,
+        arm=turn.arm,
+        workload=turn.workload,
+        prompt_id=sending.prompt.id,
+        repeat=turn.repeat,
+        condition=turn.condition.label,
+        copy=sending.copy,
+        measured=sending.measured,
+        timing=Timing(
+            sent=exchange.sent,
+            chunks=tuple(reading.chunks),
+            finished=exchange.finished,
+            intended=sending.intended,
+        ),
+        text=reading.text,
+        token_ids=tuple(reading.token_ids),
+        prompt_token_ids=reading.prompt_token_ids,
+        num_prompt_tokens=reading.usage.get("prompt_tokens"),
+        finish_reason=reading.finish_reason,
+        counts_exact=reading.counts_exact,
+        acceptance=reading.acceptance,
+        error=reading.error,
+    )
+
+
+def _mix(*parts: object) -> int:
+    return int.from_bytes(sha256(repr(parts).encode()).digest()[:8], "big") % _SEEDS
