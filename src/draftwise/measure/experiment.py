@@ -20,7 +20,7 @@ __all__ = ["DeviceReader", "Experiment", "Progress", "no_device"]
 
 _DRAIN_S = 10.0
 """How long a server may still work on requests that were withdrawn."""
-_DRAIN_POLL_S = 0.05
+_DRAIN_POLL_S = 0.005
 
 DeviceReader = Callable[[], Awaitable[Mapping[str, Any]]]
 
