@@ -54,7 +54,8 @@ class Comparison:
     passes: tuple[int, ...]
     """The passes over the workload that the numbers rest on."""
     speedup: Interval
-    """Output tokens per second of a request: geometric mean over prompts of the ratio of medians over passes."""
+    """Output tokens per second of a request: geometric mean over prompts of the ratio in a typical pass, formed within
+    each pair of turns (`measure.statistics.prompt_ratio`)."""
     total: Interval
     """All output tokens over all request seconds: what an operator pays for the whole workload."""
     ttft: Interval | None

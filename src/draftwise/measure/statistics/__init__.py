@@ -5,7 +5,7 @@ from draftwise.measure.statistics.crossover import Crossing, LoadPoint, find_cro
 from draftwise.measure.statistics.design import Array, Design
 from draftwise.measure.statistics.estimate import CONFIDENCE, Estimate
 from draftwise.measure.statistics.family import adjust_family
-from draftwise.measure.statistics.percentiles import PERCENTILES, RESAMPLES, Samples, percentile_ratios
+from draftwise.measure.statistics.percentiles import PERCENTILES, Samples, percentile_ratios
 from draftwise.measure.statistics.power import POWER, detectable_ratio, passes_needed, prompts_needed
 from draftwise.measure.statistics.ratios import goodput_change, prompt_ratio, server_ratio, total_ratio
 from draftwise.measure.statistics.sequential import Looks, Outcome, conclude, settle
@@ -16,7 +16,6 @@ __all__ = [
     "FEWEST_PROMPTS",
     "PERCENTILES",
     "POWER",
-    "RESAMPLES",
     "Array",
     "Crossing",
     "Design",

@@ -13,10 +13,10 @@ from draftwise.measure.statistics.design import Array, Design, Integers
 from draftwise.measure.statistics.estimate import CONFIDENCE, Estimate, to_ratio
 from draftwise.measure.statistics.student import normal_quantile, student_quantile
 
-__all__ = ["PERCENTILES", "RESAMPLES", "Samples", "percentile_ratios"]
+__all__ = ["PERCENTILES", "Samples", "percentile_ratios"]
 
 PERCENTILES = (50, 90, 95, 99)
-RESAMPLES = 10_000
+_RESAMPLES = 10_000
 _ENOUGH = 8.0
 """Independent readings beyond a percentile from which the curve of readings is as good as straight around it."""
 _SHORTEST_S = 1e-9
@@ -113,7 +113,7 @@ def _draw(
     alike = max(-1.0, min(1.0, common / (errors[0] * errors[1]))) if all(errors) else 0.0
     upper = (1 + confidence) / 2
     stretch = student_quantile(upper, min(each.degrees for each in spreads)) / normal_quantile(upper)
-    own_BA = np.random.default_rng(0).standard_normal((RESAMPLES, 2))
+    own_BA = np.random.default_rng(0).standard_normal((_RESAMPLES, 2))
     drawn = (own_BA[:, 0], alike * own_BA[:, 0] + math.sqrt(1 - alike**2) * own_BA[:, 1])
     ours_B, theirs_B = (
         arm.logs_at(_shift(share, stretch * error * z_B)) for arm, error, z_B in zip(arms, errors, drawn, strict=True)
@@ -121,8 +121,8 @@ def _draw(
     unseen_B = np.isinf(ours_B) | np.isinf(theirs_B)
     with np.errstate(invalid="ignore"):
         logs_B = ours_B - theirs_B
-    low = np.sort(np.where(unseen_B, -math.inf, logs_B))[int((1 - upper) * RESAMPLES)]
-    high = np.sort(np.where(unseen_B, math.inf, logs_B))[int(upper * RESAMPLES)]
+    low = np.sort(np.where(unseen_B, -math.inf, logs_B))[int((1 - upper) * _RESAMPLES)]
+    high = np.sort(np.where(unseen_B, math.inf, logs_B))[int(upper * _RESAMPLES)]
     return float(low), float(high)
 
 
