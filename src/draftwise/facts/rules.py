@@ -48,6 +48,8 @@ class Rule:
     """Releases in which it holds: first and last, both included; None stands for the newest one known."""
     source: str
     exception: str = ""
+    methods: tuple[str, ...] = ()
+    """Methods that it is about; empty for a rule that does not depend on the method."""
     probe: Probe | None = None
 
     def holds(self, version: Version | None) -> bool:
@@ -134,5 +136,6 @@ def _read(row: Mapping[str, Any]) -> Rule:
         spans=tuple((first, last) for first, last in row["spans"]),
         source=row["source"],
         exception=row.get("exception", ""),
+        methods=tuple(row.get("methods", ())),
         probe=None if probe is None else Probe(**{**probe, "files": tuple(probe["files"])}),
     )
