@@ -87,6 +87,11 @@ class Rulebook:
         """Say whether a rule holds in the release; KeyError for an unknown code."""
         return get_rule(code).holds(self.version)
 
+    def applies(self, code: str, method: str | None) -> bool:
+        """Say whether a rule holds in the release and is about a method; KeyError for an unknown code."""
+        about = get_rule(code).methods
+        return (not about or method in about) and self.holds(code)
+
     def ruling(self, code: str, message: str, *, where: str = "", fix: str = "", becomes: str = "") -> Iterator[Ruling]:
         """Yield the finding that a configuration has met a rule, or nothing where the rule does not hold.
 

@@ -12,6 +12,8 @@ from draftwise.core import InvalidSetup
 
 __all__ = ["ModelConfig", "find_model_config"]
 
+_EXPERT_KEYS = ("num_experts", "moe_num_experts", "n_routed_experts", "num_local_experts")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
@@ -44,6 +46,13 @@ class ModelConfig:
         given = self.config.get("architectures")
         return tuple(str(name) for name in given) if isinstance(given, list) else ()
 
+    @property
+    def num_experts(self) -> int:
+        """Routed experts of a mixture; 0 for a dense model."""
+        first = next((value for key in _EXPERT_KEYS if (value := self.text_config.get(key))), 0)
+        first = first[0] if isinstance(first, list) else first
+        return first if isinstance(first, int) else 0
+
 
 def find_model_config(given: str) -> ModelConfig | None:
     """Return what a name stands for, or None for a name that is neither a directory nor in the table.
@@ -68,9 +77,11 @@ def find_model_config(given: str) -> ModelConfig | None:
     if is_directory:
         if not (path / "config.json").is_file():
             raise InvalidSetup.because(
-                "no-config-json", "there is no config.json in this directory.", where=given,
+                "no-config-json",
+                "there is no config.json in this directory.",
+                where=given,
                 fix="Give the directory of a Hugging Face checkpoint.",
-            )  # fmt: skip
+            )
         return ModelConfig(name=given, config=_read(path / "config.json"), origin="directory", directory=path)
     from draftwise.facts.models import find_model
 

@@ -86,6 +86,11 @@ class Context:
         except (TypeError, ValueError, OverflowError):
             return None
 
+    @property
+    def stages(self) -> int:
+        """Pipeline stages, 1 where the flag is no number."""
+        return self.size("pipeline_parallel_size") or 1
+
     def json_object(self, flag: str) -> Mapping[str, Any]:
         """Return a flag that holds JSON, as text or typed; empty for one that is not given or holds no object."""
         value = self.given.get(flag)
@@ -104,9 +109,7 @@ class Context:
         """Say whether a rule holds in this release and is about a method."""
         return Rulebook(self.release.version).applies(code, method)
 
-    def ruling(
-        self, code: str, message: str, *, where: str = "", fix: str = "", becomes: str = ""
-    ) -> Iterator[Ruling]:
+    def ruling(self, code: str, message: str, *, where: str = "", fix: str = "", becomes: str = "") -> Iterator[Ruling]:
         """Yield the finding that the setup meets a rule, or nothing where this release does not have the rule."""
         return Rulebook(self.release.version).ruling(code, message, where=where, fix=fix, becomes=becomes)
 

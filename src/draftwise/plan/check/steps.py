@@ -1,4 +1,4 @@
-"""The form that every stage of `check` has: a generator of what it finds, which returns what the next stage starts from.
+"""The form that every stage of `check` has: a generator of what it finds, which returns what the next one starts from.
 
     spec = yield from infer_method(context, spec)
 

@@ -17,10 +17,21 @@ from draftwise.core.shape import KVLayer
 __all__ = ["CachedLayer", "cached_layers", "drafter_layers", "kv_value_bytes", "lay_out"]
 
 _VALUE_BYTES = {
-    "auto": 2.0, "bfloat16": 2.0, "float16": 2.0, "half": 2.0, "float32": 4.0, "float": 4.0, "fp8": 1.0,
-    "fp8_e4m3": 1.0, "fp8_e5m2": 1.0, "fp8_inc": 1.0, "int8_per_token_head": 1.0, "fp8_per_token_head": 1.0,
-    "int4_per_token_head": 0.5, "nvfp4": 0.5625,
-}  # fmt: skip
+    "auto": 2.0,
+    "bfloat16": 2.0,
+    "float16": 2.0,
+    "half": 2.0,
+    "float32": 4.0,
+    "float": 4.0,
+    "fp8": 1.0,
+    "fp8_e4m3": 1.0,
+    "fp8_e5m2": 1.0,
+    "fp8_inc": 1.0,
+    "int8_per_token_head": 1.0,
+    "fp8_per_token_head": 1.0,
+    "int4_per_token_head": 0.5,
+    "nvfp4": 0.5625,
+}
 """Bytes of one value by `--kv-cache-dtype`; NVFP4 keeps an 8-bit scale for each 16 values."""
 _SCALE_BYTES = 4
 """Of each head and token, under the `_per_token_head` types."""
@@ -55,9 +66,11 @@ def kv_value_bytes(name: str, shape: ModelShape) -> float:
         return _DS_MLA_BYTES / shape.latent_dim
     if (found := _VALUE_BYTES.get(name)) is None:
         raise InvalidSetup.because(
-            "unknown-kv-cache-dtype", f"the bytes of {name!r} are not known.", where="--kv-cache-dtype",
+            "unknown-kv-cache-dtype",
+            f"the bytes of {name!r} are not known.",
+            where="--kv-cache-dtype",
             fix=f"Give one of {', '.join(_VALUE_BYTES)}.",
-        )  # fmt: skip
+        )
     return found + (_SCALE_BYTES / shape.head_dim if name.endswith("_per_token_head") else 0)
 
 

@@ -7,9 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from draftwise.core import Ruling
-from draftwise.facts.rules import get_rule
 from draftwise.plan.check.context import Context
-from draftwise.plan.check.later.legacy import has_chunked_prefill, runs_on_v0
 from draftwise.plan.check.model import Model
 
 __all__ = ["fill_in_batch", "find_batch"]
@@ -34,7 +32,7 @@ def fill_in_batch(context: Context, target: Model | None) -> Context:
     some = seqs if isinstance(seqs, int) else defaults[1] * double
     if not isinstance(tokens, int):
         tokens = defaults[0] * double
-        if not has_chunked_prefill(context):
+        if not context.chunks_prefill:
             tokens = max(tokens, target.max_model_len)
         if context.holds("batch-bounded-by-context"):
             tokens = min(tokens, some * target.max_model_len)
@@ -49,7 +47,7 @@ def _find_defaults(context: Context) -> tuple[int, int] | None:
     if context.platform == "cpu":
         ranks = _get(context.flags, "pipeline_parallel_size") * _get(context.flags, "tensor_parallel_size")
         return 2048 * ranks, 128 * ranks
-    if runs_on_v0(context):
+    if context.runs_on_v0:
         return 2048, 256
     if device is None or device.memory_bytes is None:
         return None
@@ -70,12 +68,13 @@ def find_batch(context: Context, target: Model | None) -> Iterator[Ruling]:
     tokens, seqs = context.flag(_TOKENS), context.flag(_SEQS)
     if not isinstance(tokens, int):
         return
-    if target is not None and tokens < target.max_model_len and not has_chunked_prefill(context):
-        yield get_rule("batch-below-context").ruling(
-            f"is {tokens}, below the context of {target.max_model_len}, and prompts are not chunked.", where=_TOKENS,
+    if target is not None and tokens < target.max_model_len and not context.chunks_prefill:
+        yield from context.ruling(
+            "batch-below-context",
+            f"{_TOKENS} is {tokens}, below the context of {target.max_model_len}, and prompts are not chunked.",
+            where=_TOKENS,
             fix=f"Give at least {target.max_model_len}, or leave enable_chunked_prefill on.",
-        )  # fmt: skip
-    if isinstance(seqs, int) and tokens < seqs:
-        yield get_rule("batch-below-requests").ruling(
-            f"is {tokens}, below max_num_seqs, {seqs}.", where=_TOKENS, fix=f"Give at least {seqs}."
         )
+    if isinstance(seqs, int) and tokens < seqs:
+        message = f"{_TOKENS} is {tokens}, below max_num_seqs, {seqs}."
+        yield from context.ruling("batch-below-requests", message, where=_TOKENS, fix=f"Give at least {seqs}.")

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 from draftwise.core import Ruling
 from draftwise.plan.check.context import Context
-from draftwise.plan.check.later.composed import Draft, holds, is_on, rule_if
-from draftwise.plan.check.later.limits import get_limits
+from draftwise.plan.check.engine.limits import get_limits
 from draftwise.plan.check.report import Resolved
 
 __all__ = ["find_budget"]
@@ -21,99 +20,88 @@ _SMALL = 8192
 def find_budget(context: Context, resolved: Resolved) -> Iterator[Ruling]:
     """Yield what too small a budget rejects, and what it lowers."""
     k = resolved.num_speculative_tokens
-    if k is None:
-        return
-    draft = Draft.resolved(context, resolved)
     limits = get_limits(context)
     tokens, seqs = limits.tokens, limits.requests
-    yield from _find_lora(context, k, tokens, seqs)
-    if tokens is None:
+    if k is None or tokens is None:
         return
+    slots = _slots(context, resolved, k)
     if seqs is not None:
-        yield from _find_shrunk(context, draft, k, tokens, seqs)
-        yield from _find_limited(context, draft, k, tokens, seqs)
-    slots = _slots(context, draft, k)
-    yield from rule_if(
-        context,
-        "token-budget-within-slots",
-        tokens <= slots,
-        f"{tokens} tokens a step leave none to schedule: drafting takes {slots} of one request.",
-        where=TOKENS,
-        fix=f"Give more than {slots}.",
-    )
-
-
-def _find_lora(context: Context, k: int, tokens: int | None, seqs: int | None) -> Iterator[Ruling]:
-    if tokens is None or seqs is None:
-        return
-    yield from rule_if(
-        context,
-        "lora-token-budget",
-        is_on(context, "enable_lora") and tokens < seqs * (k + 1),
-        f"with LoRA, {tokens} tokens a step must cover max_num_seqs * (k + 1) = {seqs} * {k + 1} = {seqs * (k + 1)}.",
-        where=TOKENS,
-        fix=f"Give at least {seqs * (k + 1)}, or lower num_speculative_tokens or --max-num-seqs.",
-    )
-
-
-def _find_shrunk(context: Context, draft: Draft, k: int, tokens: int, seqs: int) -> Iterator[Ruling]:
-    """Judge the releases that take draft slots for every request off each step's tokens."""
-    slots = _slots(context, draft, k)
-    if not slots or is_on(context, "max_num_scheduled_tokens"):
-        return
-    left = tokens - slots * seqs
-    aside = f"drafting sets {slots * seqs} tokens a step aside ({slots} for each of {seqs} requests)"
-    for code, least in (("draft-slots-exhaust-tokens", 1), ("draft-slots-starve-scheduler", 0)):
-        yield from rule_if(
-            context,
-            code,
-            left < least,
-            f"{aside}, and there are {tokens}.",
+        yield from _find_lora(context, k, tokens, seqs)
+        yield from _find_set_aside(context, slots, tokens, seqs)
+        yield from _find_limited(context, resolved, k, tokens, seqs)
+    if tokens <= slots:
+        yield from context.ruling(
+            "token-budget-within-slots",
+            f"{tokens} tokens a step leave none to schedule: drafting takes {slots} of one request.",
             where=TOKENS,
-            fix=f"Give at least {slots * seqs + _SMALL}, or lower --max-num-seqs.",
+            fix=f"Give more than {slots}.",
         )
-    yield from rule_if(
-        context,
-        "draft-slots-shrink-tokens",
-        left > 0,
-        f"{aside}: {left} of {tokens} are left{', few for prefill' if left < _SMALL else ''}.",
-        where=TOKENS,
-        fix=f"Give {tokens + slots * seqs} to schedule as many as without speculation.",
-        becomes=f"max_num_scheduled_tokens {left}",
-    )
 
 
-def _find_limited(context: Context, draft: Draft, k: int, tokens: int, seqs: int) -> Iterator[Ruling]:
-    """Judge block drafters whose draft pass must fit the same number of tokens."""
-    if draft.method not in ("dflash", "dspark"):
+def _find_lora(context: Context, k: int, tokens: int, seqs: int) -> Iterator[Ruling]:
+    needed = seqs * (k + 1)
+    if context.is_on("enable_lora") and tokens < needed:
+        yield from context.ruling(
+            "lora-token-budget",
+            f"With LoRA, {tokens} tokens a step must cover max_num_seqs * (k + 1) = {seqs} * {k + 1} = {needed}.",
+            where=TOKENS,
+            fix=f"Give at least {needed}, or lower num_speculative_tokens or --max-num-seqs.",
+        )
+
+
+def _find_set_aside(context: Context, slots: int, tokens: int, seqs: int) -> Iterator[Ruling]:
+    """Judge the releases that take draft slots for every request off each step's tokens."""
+    if not slots or context.is_on("max_num_scheduled_tokens"):
         return
-    rows = k + 1 if draft.method == "dflash" or _fills_in(draft) else k
-    yield from rule_if(
-        context,
-        "draft-pass-limits-requests",
-        tokens // rows < seqs,
-        f"the draft pass needs {rows} tokens a request, so {tokens} tokens run {tokens // rows} of {seqs} requests.",
-        where=TOKENS,
-        fix=f"Give at least {rows * seqs}.",
-        becomes=f"max_num_active_seqs {tokens // rows}",
-    )
+    taken = slots * seqs
+    left = tokens - taken
+    aside = f"Drafting sets {taken} tokens a step aside ({slots} for each of {seqs} requests)"
+    for code, least in (("draft-slots-exhaust-tokens", 1), ("draft-slots-starve-scheduler", 0)):
+        if left < least:
+            yield from context.ruling(
+                code,
+                f"{aside}, and there are {tokens}.",
+                where=TOKENS,
+                fix=f"Give at least {taken + _SMALL}, or lower --max-num-seqs.",
+            )
+    if left > 0:
+        yield from context.ruling(
+            "draft-slots-shrink-tokens",
+            f"{aside}: {left} of {tokens} are left{', few for prefill' if left < _SMALL else ''}.",
+            where=TOKENS,
+            fix=f"Give {tokens + taken} to schedule as many as without speculation.",
+            becomes=f"max_num_scheduled_tokens {left}",
+        )
 
 
-def _slots(context: Context, draft: Draft, k: int) -> int:
+def _find_limited(context: Context, resolved: Resolved, k: int, tokens: int, seqs: int) -> Iterator[Ruling]:
+    """Judge block drafters whose draft pass must fit the same number of tokens."""
+    if resolved.facts.network != "one_pass":
+        return
+    rows = _lookahead(context, resolved, k)
+    if tokens // rows < seqs:
+        yield from context.ruling(
+            "draft-pass-limits-requests",
+            f"The draft pass needs {rows} tokens a request, so {tokens} tokens run {tokens // rows} of {seqs} "
+            "requests.",
+            where=TOKENS,
+            fix=f"Give at least {rows * seqs}.",
+            becomes=f"max_num_active_seqs {tokens // rows}",
+        )
+
+
+def _slots(context: Context, resolved: Resolved, k: int) -> int:
     """Return the slots that drafting adds for one request, as the release counts them."""
-    if holds(context, "draft-slots-are-lookahead"):
-        return _lookahead(draft, k)
-    if holds(context, "draft-slots-per-drafter") and draft.method == "dflash":
+    if context.holds("draft-slots-are-lookahead"):
+        return _lookahead(context, resolved, k)
+    if context.applies("draft-slots-per-drafter", resolved.method):
         return k
-    parallel = k - 1 if draft.parallel else 0
-    return parallel + 1 if draft.method == "draft_model" else parallel
+    parallel = k - 1 if resolved.parallel_drafting else 0
+    return parallel + 1 if resolved.facts.drafts_from == "own_model" else parallel
 
 
-def _lookahead(draft: Draft, k: int) -> int:
-    if draft.method == "dflash" or _fills_in(draft):
-        return k + 1
-    return k if draft.method in ("eagle", "eagle3", "mtp", "dspark", "draft_model") else 0
-
-
-def _fills_in(draft: Draft) -> bool:
-    return draft.method == "dspark" and (draft.config or {}).get("sample_from_anchor", True) is False
+def _lookahead(context: Context, resolved: Resolved, k: int) -> int:
+    """Return the slots of its own KV cache that a draft takes: a block filled in after its anchor takes one more."""
+    facts = resolved.facts
+    after_anchor = facts.drafts_whole_block and context.draft_config.get("sample_from_anchor", True) is False
+    return {"none": 0, "k": k, "k + 1": k + 1}[facts.lookahead] + after_anchor

@@ -7,10 +7,7 @@ from collections.abc import Iterator
 from draftwise.core import Ruling
 from draftwise.plan.check.context import Context
 
-__all__ = ["EARLY", "find_early"]
-
-EARLY = frozenset({"async-rejects-speculation"})
-"""Findings that are told here, whatever becomes of the speculative config, and not again with the engine's."""
+__all__ = ["find_early"]
 
 
 def find_early(context: Context) -> Iterator[Ruling]:
@@ -18,13 +15,10 @@ def find_early(context: Context) -> Iterator[Ruling]:
     if context.given.get("async_scheduling") is not True:
         return
     stages = context.flag("pipeline_parallel_size", 1)
-    pipeline = context.rule("async-rejects-stages")
-    if pipeline is not None and isinstance(stages, int) and stages > 1:
-        yield pipeline.ruling(
-            "does not go with pipeline stages in this release.", where="async_scheduling", fix="Leave it out."
-        )
-    speculation = context.rule("async-rejects-speculation")
-    if speculation is not None and context.spec is not None:
-        yield speculation.ruling(
-            "does not go with speculative decoding in this release.", where="async_scheduling", fix="Leave it out."
-        )
+    without = "async_scheduling does not go with"
+    if isinstance(stages, int) and stages > 1:
+        message = f"{without} pipeline stages in this release."
+        yield from context.ruling("async-rejects-stages", message, where="async_scheduling", fix="Leave it out.")
+    if context.spec is not None:
+        message = f"{without} speculative decoding in this release."
+        yield from context.ruling("async-rejects-speculation", message, where="async_scheduling", fix="Leave it out.")

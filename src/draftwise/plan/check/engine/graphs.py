@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from draftwise.core import Ruling
 from draftwise.plan.check.context import Context
-from draftwise.plan.check.later.composed import get_size, is_on, read_json, rule_if
-from draftwise.plan.check.later.limits import Limits, find_gpu, get_limits
+from draftwise.plan.check.engine.limits import Limits, find_gpu, get_limits
 from draftwise.plan.check.report import Resolved
 
-__all__ = ["find_graphs", "read_compilation", "runs_eagerly"]
+__all__ = ["cudagraph_mode", "find_graphs", "lacks_full_graphs", "runs_eagerly"]
 
 _CLIFF = "Measured on an H200, 8B model, EAGLE-3, k=3: 18.6 ms a step at 512 tokens (captured), 33.2 ms at 768."
 
@@ -26,41 +24,42 @@ def find_graphs(context: Context, resolved: Resolved) -> Iterator[Ruling]:
     seqs, largest = limits.requests, _find_largest(context, k, limits)
     if largest is None:
         return
-    covered, step = largest // (k + 1), k + 1
-    yield from rule_if(
-        context,
-        "cudagraph-cliff",
-        seqs is not None and seqs > covered,
-        f"max_num_seqs {seqs} * (k + 1) {step} = {(seqs or 0) * step} tokens a step, and graphs reach {largest}: with "
-        f"more than {covered} requests decoding at once a step runs without one. {_CLIFF}",
-        where="--max-num-seqs",
-        fix=_advise(context, (seqs or 0) * step, covered),
-    )
-    yield from rule_if(
-        context,
-        "cudagraph-reach",
-        seqs is None,
-        f"graphs reach {largest} tokens a step: {covered} requests at k={k}; more run without a graph. {_CLIFF}",
-        where="--max-num-seqs",
-        fix=_advise(context, None, covered),
-    )
+    step = k + 1
+    covered = largest // step
+    if seqs is None:
+        message = (
+            f"CUDA graphs reach {largest} tokens a step: with more than {covered} requests decoding at once "
+            f"({step} tokens each) a step runs without one. {_CLIFF}"
+        )
+        fix = _advise(context, None, covered)
+        yield from context.ruling("cudagraph-reach", message, where="--max-num-seqs", fix=fix)
+    elif seqs > covered:
+        message = (
+            f"max_num_seqs {seqs} * (k + 1) {step} = {seqs * step} tokens a step, and graphs reach {largest}: with "
+            f"more than {covered} requests decoding at once a step runs without one. {_CLIFF}"
+        )
+        fix = _advise(context, seqs * step, covered)
+        yield from context.ruling("cudagraph-cliff", message, where="--max-num-seqs", fix=fix)
 
 
 def runs_eagerly(context: Context) -> bool:
     """Say whether the operator has turned CUDA graphs off."""
-    mode = read_compilation(context).get("cudagraph_mode")
-    return is_on(context, "enforce_eager") or (isinstance(mode, str) and mode.upper() == "NONE")
+    return context.is_on("enforce_eager") or cudagraph_mode(context) == "NONE"
 
 
-def read_compilation(context: Context) -> Mapping[str, Any]:
-    """Return `--compilation-config` as an object; empty where it is not one."""
-    given = read_json(context.given.get("compilation_config"))
-    return given if isinstance(given, Mapping) else {}
+def lacks_full_graphs(context: Context) -> bool:
+    """Say whether the mode asked for has no graphs of whole steps."""
+    return cudagraph_mode(context) in ("NONE", "PIECEWISE")
+
+
+def cudagraph_mode(context: Context) -> str:
+    """Return the mode asked for, in capitals; empty where none is."""
+    return str(context.json_object("compilation_config").get("cudagraph_mode") or "").upper()
 
 
 def _find_largest(context: Context, k: int, limits: Limits) -> int | None:
     """Return the largest captured size in tokens; None where it cannot be known here."""
-    compilation = read_compilation(context)
+    compilation = context.json_object("compilation_config")
     sizes = (
         context.given.get("cudagraph_capture_sizes")
         or context.given.get("cuda_graph_sizes")
@@ -69,7 +68,7 @@ def _find_largest(context: Context, k: int, limits: Limits) -> int | None:
     if isinstance(sizes, list):
         numbers = [size for size in sizes if isinstance(size, int)]
         return max(numbers, default=None)
-    largest = get_size(context, "max_cudagraph_capture_size") or compilation.get("max_cudagraph_capture_size")
+    largest = context.size("max_cudagraph_capture_size") or compilation.get("max_cudagraph_capture_size")
     if isinstance(largest, int):
         return largest
     facts, gpu = context.release.table("cudagraph_sizes"), find_gpu(context)

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from draftwise.core import Ruling
-from draftwise.facts.rules import get_rule
-from draftwise.plan.check.context import Context
-from draftwise.plan.check.later.composed import SPEC, get_size, holds, rule_if
-from draftwise.plan.check.later.runner import runs_v1_alone
+from draftwise.plan.check.context import SPEC, Context
+from draftwise.plan.check.engine.runner import is_surely_v1
 from draftwise.plan.check.report import Resolved
 
-__all__ = ["async_scheduling", "find_scheduling", "find_scheduling_alone"]
+__all__ = ["find_scheduling", "find_scheduling_alone", "schedules_async"]
 
 FLAG = "--async-scheduling"
 
@@ -24,20 +22,17 @@ _TOPIC = "async_scheduling"
 """Table of methods that a release combines with it: by `default`, and when it is asked for (`explicit`)."""
 
 
-def async_scheduling(context: Context, resolved: Resolved) -> bool | None:
+def schedules_async(context: Context, resolved: Resolved) -> bool | None:
     """Return whether the server schedules asynchronously; None where that depends on what is not known here."""
     if context.platform == "cpu":
         return False
     asked = _asked(context)
     if asked is not None:
         return asked
-    if not _is_default(context):
-        return False
-    obstacle = _obstacle(context, resolved, default=True)
-    if obstacle:
+    if not _is_default(context) or _obstacle(context, resolved, "default", resolved.runner):
         return False
     if resolved.runner is None and _depends_on_runner(context):
-        return None if _obstacle(context, resolved, default=True, runner="V1") else True
+        return None if _obstacle(context, resolved, "default", "V1") else True
     return None if context.given.get("distributed_executor_backend") not in (None, "mp", "uni") else True
 
 
@@ -45,19 +40,22 @@ def find_scheduling(context: Context, resolved: Resolved) -> Iterator[Ruling]:
     """Yield what asynchronous scheduling rejects, and why it is turned off."""
     asked = _asked(context)
     if asked:
-        yield from _find_conflict(context, resolved)
+        if obstacle := _obstacle(context, resolved, "explicit", resolved.runner):
+            yield from _find_rejected(context, obstacle)
     elif asked is None and _is_default(context) and context.platform != "cpu":
         yield from _find_switched_off(context, resolved)
 
 
 def find_scheduling_alone(context: Context) -> Iterator[Ruling]:
     """Yield what asynchronous scheduling rejects without speculation."""
-    stages = get_size(context, "pipeline_parallel_size") or 1
-    runner = "V1" if runs_v1_alone(context) else None
-    yield from rule_if(
-        context, "async-rejected", _asked(context) and stages > 1 and _rejects_pipeline(context, runner),
-        f"{FLAG} does not go with pipeline parallelism in {context.release}.", where=FLAG, fix=f"Leave {FLAG} out.",
-    )  # fmt: skip
+    runner = "V1" if is_surely_v1(context) else None
+    if _asked(context) and context.stages > 1 and _rejects_pipeline(context, runner):
+        yield from _find_rejected(context, "pipeline parallelism")
+
+
+def _find_rejected(context: Context, obstacle: str) -> Iterator[Ruling]:
+    message = f"{FLAG} does not go with {obstacle} in {context.release}."
+    yield from context.ruling("async-rejected", message, where=FLAG, fix=f"Leave {FLAG} out.")
 
 
 def _asked(context: Context) -> bool | None:
@@ -73,18 +71,10 @@ def _depends_on_runner(context: Context) -> bool:
     return bool(context.release.table(_TOPIC)["runner"] == "V1")
 
 
-def _find_conflict(context: Context, resolved: Resolved) -> Iterator[Ruling]:
-    fix = f"Leave {FLAG} out."
-    text = f"{context.release} does not combine {FLAG} with speculative decoding."
-    yield from rule_if(context, "async-rejects-speculation", True, text, where=FLAG, fix=fix)
-    if obstacle := _obstacle(context, resolved, default=False):
-        text = f"{FLAG} does not go with {obstacle} in {context.release}."
-        yield from rule_if(context, "async-rejected", True, text, where=FLAG, fix=fix)
-
-
 def _find_switched_off(context: Context, resolved: Resolved) -> Iterator[Ruling]:
-    if obstacle := _obstacle(context, resolved, default=True):
-        yield get_rule("async-switched-off").ruling(
+    if obstacle := _obstacle(context, resolved, "default", resolved.runner):
+        yield from context.ruling(
+            "async-switched-off",
             f"{context.release} turns asynchronous scheduling off because of {obstacle}. {_COST}",
             where=SPEC,
             fix=_advise(context, resolved),
@@ -101,23 +91,29 @@ def _advise(context: Context, resolved: Resolved) -> str:
     return ""
 
 
-def _obstacle(context: Context, resolved: Resolved, *, default: bool, runner: str | None = None) -> str:
-    """Return what keeps asynchronous scheduling from being used, as words; empty where nothing does."""
-    runner = runner or resolved.runner
+def _obstacle(context: Context, resolved: Resolved, column: str, runner: str | None) -> str:
+    """Return what keeps asynchronous scheduling from being used, as words; empty where nothing does.
+
+    Args:
+        context: the setup.
+        resolved: its speculative config.
+        column: `default` or `explicit`, of the release's table.
+        runner: that takes the work; None where it is not known.
+    """
     if _depends_on_runner(context) and runner != "V1":
         return ""
-    if resolved.method not in context.release.table(_TOPIC)["default" if default else "explicit"]:
-        return f"method {resolved.method}"
+    if resolved.method not in context.release.table(_TOPIC)[column]:
+        return f"the method {resolved.method}"
     if context.keys.get("disable_padded_drafter_batch"):
         return "disable_padded_drafter_batch"
-    if (get_size(context, "pipeline_parallel_size") or 1) > 1 and _rejects_pipeline(context, runner):
+    if context.stages > 1 and _rejects_pipeline(context, runner):
         return "pipeline parallelism on Model Runner V1" if runner == "V1" else "pipeline parallelism"
     return ""
 
 
 def _rejects_pipeline(context: Context, runner: str | None) -> bool:
-    if holds(context, "async-rejects-pipeline"):
+    if context.holds("async-rejects-pipeline"):
         return True
     # A CPU server turns asynchronous scheduling off before its runner is checked, not before the flag is.
     checked = context.platform != "cpu" or _depends_on_runner(context)
-    return runner == "V1" and checked and holds(context, "async-rejects-pipeline-on-v1")
+    return runner == "V1" and checked and context.holds("async-rejects-pipeline-on-v1")

@@ -8,14 +8,22 @@ from typing import Any
 from draftwise.facts.transformers import is_buildable
 from draftwise.plan.check.context import Context
 
-__all__ = ["find_architecture", "supports"]
+__all__ = ["find_architecture", "has_interface", "supports"]
 
 _BACKEND = "TransformersForCausalLM"
 """The class that builds what vLLM has no class of its own for."""
 _ENDINGS = (
-    "ForCausalLM", "ForConditionalGeneration", "ChatModel", "LMHeadModel", "ForTextEncoding", "EmbeddingModel",
-    "ForSequenceClassification", "ForRewardModeling", "RewardModel", "Model",
-)  # fmt: skip
+    "ForCausalLM",
+    "ForConditionalGeneration",
+    "ChatModel",
+    "LMHeadModel",
+    "ForTextEncoding",
+    "EmbeddingModel",
+    "ForSequenceClassification",
+    "ForRewardModeling",
+    "RewardModel",
+    "Model",
+)
 """Endings that vLLM takes for one another, so that a served `LlamaModel` is built from `LlamaForCausalLM`."""
 
 
@@ -52,3 +60,11 @@ def supports(context: Context, names: Sequence[str], interface: str) -> bool:
     registry = context.release.table("architectures")
     row = registry.get(name, registry.get(_BACKEND)) if name is not None else None
     return row is not None and interface in row.get("interfaces", ())
+
+
+def has_interface(context: Context, interface: str) -> bool | None:
+    """Say whether the target's model class has an interface in this release; None for one not in the catalogue."""
+    names = () if context.target is None else context.target.architectures
+    if not names or find_architecture(context, names, served=True) is None:
+        return None
+    return supports(context, names, interface)

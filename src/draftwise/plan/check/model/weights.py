@@ -7,7 +7,6 @@ from pathlib import Path
 
 from draftwise.core import Finding
 from draftwise.plan.check.context import Context
-from draftwise.plan.check.lookup import MODEL_FREE
 from draftwise.plan.check.report import Resolved
 
 __all__ = ["find_weights"]
@@ -25,11 +24,11 @@ def find_weights(context: Context, resolved: Resolved) -> Iterator[Finding]:
         resolved: its speculative config.
     """
     target = None if context.target is None else context.target.directory
-    if target is None or resolved.method in (*MODEL_FREE, "extract_hidden_states"):
+    if target is None or not resolved.facts.has_weights:
         return
     drafter = None if context.drafter is None else context.drafter.directory
     own = drafter is not None and drafter.resolve() == target.resolve()
-    if resolved.method.endswith("mtp") and (own or not (context.spec or {}).get("model")):
+    if resolved.facts.weights == "target" and (own or not context.keys.get("model")):
         if _has_weights(target):
             from draftwise.plan.checkpoint import find_mtp_findings  # most setups name no directory: a slow import
 

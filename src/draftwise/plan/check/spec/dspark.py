@@ -4,115 +4,138 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
-from draftwise.plan.check.architecture import find_architecture
-from draftwise.plan.check.hf_config import HfConfig
-from draftwise.plan.check.work import Work
+from draftwise.core import Ruling
+from draftwise.plan.check.context import Context
+from draftwise.plan.check.model.hf_config import HfConfig
+from draftwise.plan.check.spec.renaming import with_config
+from draftwise.plan.check.spec.spec import Spec
+from draftwise.plan.check.steps import Step
 
-__all__ = ["judge_dspark", "rewrite_dspark"]
+__all__ = ["resolve_dspark", "rewrite_dspark"]
 
+_TOP_K_KEY = "dspark_draft_topk"
 _TOP_K_CLASSES = ("Qwen3DSparkModel", "Qwen3OmniDSparkModel")
 _OMNI = "Qwen3OmniDSparkModel"
 _OMNI_TARGETS = ("Qwen3OmniMoeForConditionalGeneration", "Qwen3OmniMoeThinkerForConditionalGeneration")
 _ATTENTION = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")
 
 
-def rewrite_dspark(work: Work) -> None:
+def rewrite_dspark(context: Context, spec: Spec) -> Step[Spec]:
     """Give a DSpark drafter the class that vLLM builds it with: its own, else DeepSeek's inside the target."""
-    if work.method != "dspark" or work.draft is None:
-        return
-    config = work.draft.config
-    dense = "DSparkDraftModel" in config.architectures and config.model_type == "qwen3"
-    if dense and work.context.holds("dspark-qwen3-omni"):
-        _replace(work, config.changed(architectures=["Qwen3DSparkModel"]))
-    elif not _standalone(work) & set(config.architectures):
-        newer = work.context.holds("dspark-deepseek-v41") and work.target is not None
-        v41 = newer and work.target is not None and work.target.config.model_type == "deepseek_v41"
-        name, kind = ("DSparkV41DraftModel", "deepseek_v41") if v41 else ("DSparkDraftModel", "deepseek_v4")
-        steps = config.get("dspark_block_size") or config.get("n_predict") if v41 else config.get("n_predict")
-        _replace(work, config.changed(architectures=[name], model_type=kind, n_predict=steps))
+    if not spec.reads(_TOP_K_KEY) or spec.draft is None:
+        return spec
+    config = spec.draft.config
+    is_dense = "DSparkDraftModel" in config.architectures and config.model_type == "qwen3"
+    if is_dense and context.holds("dspark-qwen3-omni"):
+        config = config.changed(architectures=["Qwen3DSparkModel"])
+    elif not _standalone(context) & set(config.architectures):
+        config = _inside_target(context, spec, config)
     elif "Gemma4DSparkModel" in config.architectures and config.get("n_predict") is None:
-        _replace(work, config.changed(n_predict=config.get("block_size")))
+        config = config.changed(n_predict=config.get("block_size"))
+    else:
+        return spec
+    return (yield from with_config(context, spec, config))
 
 
-def _standalone(work: Work) -> set[str]:
+def _standalone(context: Context) -> set[str]:
     """Return the drafter classes with weights of their own that the release knows."""
-    conditions = work.context.release.table("method_inference")["dspark"]
+    conditions = context.release.table("method_inference")["dspark"]
     named = {each["architecture"] for each in conditions if "architecture" in each and "model_type" not in each}
-    return named | ({"K3DSparkModel"} if work.context.holds("dspark-k3") else set())
+    return named | ({"K3DSparkModel"} if context.holds("dspark-k3") else set())
 
 
-def _replace(work: Work, config: HfConfig) -> None:
-    assert work.draft is not None
-    work.draft = replace(work.draft, config=config)
-    names = config.architectures
-    if find_architecture(work.context, names) is None:
-        work.add("drafter-class-missing", f"is run as {work.method}, which needs the class {names[0]}; vLLM "
-                 f"{work.context.release} has none of that name.", where="model",
-                 fix="Use a drafter that this release registers.", opens=("draft",))  # fmt: skip
+def _inside_target(context: Context, spec: Spec, config: HfConfig) -> HfConfig:
+    """Return the config of the DSpark stages that a DeepSeek checkpoint ships."""
+    target_type = "" if spec.target is None else spec.target.config.model_type
+    if target_type == "deepseek_v41" and context.holds("dspark-deepseek-v41"):
+        steps = config.get("dspark_block_size") or config.get("n_predict")
+        return config.changed(architectures=["DSparkV41DraftModel"], model_type="deepseek_v41", n_predict=steps)
+    steps = config.get("n_predict")
+    return config.changed(architectures=["DSparkDraftModel"], model_type="deepseek_v4", n_predict=steps)
 
 
-def judge_dspark(work: Work) -> None:
+def resolve_dspark(context: Context, spec: Spec) -> Step[Spec]:
     """Fill in and check what only DSpark drafters have."""
-    top_k = work.get("dspark_draft_topk")
-    if top_k is not None and work.method not in (None, "dspark"):
-        work.add("dspark-only-key", "is for DSpark drafters only.", where="dspark_draft_topk", fix="Remove it.")
-    if work.method != "dspark" or work.draft is None:
-        return
-    config = work.draft.config
+    top_k = spec.get(_TOP_K_KEY)
+    if not spec.reads(_TOP_K_KEY):
+        if top_k is not None and spec.method is not None:
+            message = f"{_TOP_K_KEY} is for DSpark drafters only."
+            yield from context.ruling("dspark-only-key", message, where=_TOP_K_KEY, fix="Remove it.")
+        return spec
+    if spec.draft is None:
+        return spec
+    config = spec.draft.config
     block = _first(config, "block_size", "dspark_block_size")
-    if work.tokens is None and isinstance(block, int) and work.context.holds("dspark-tokens-by-block"):
-        work.tokens = block
-        work.add("dspark-tokens-by-block", f"is not given; the drafter's block size makes it {block}.",
-                 where="num_speculative_tokens", becomes=str(block))  # fmt: skip
-    _judge_block(work, config)
-    _judge_top_k(work, config, top_k if top_k is not None else config.get("dspark_draft_topk"))
-    if work.context.holds("dspark-qwen3-omni"):
-        for fault in _find_omni_faults(work, config):
-            work.add("dspark-omni-contract", fault, where="model", fix="Convert the drafter for this target again.")
-            return
+    if spec.tokens is None and isinstance(block, int) and context.holds("dspark-tokens-by-block"):
+        spec = replace(spec, tokens=block)
+        yield from context.ruling(
+            "dspark-tokens-by-block",
+            f"num_speculative_tokens is not given; the drafter's block size makes it {block}.",
+            where="num_speculative_tokens",
+            becomes=str(block),
+        )
+    yield from _find_block_faults(context, spec, config)
+    yield from _find_top_k_faults(context, config, top_k if top_k is not None else config.get(_TOP_K_KEY))
+    for fault in islice(_find_omni_faults(spec, config), 1):
+        fix = "Convert the drafter for this target again."
+        yield from context.ruling("dspark-omni-contract", f"The drafter {fault}", where="model", fix=fix)
+    return spec
 
 
 def _first(config: HfConfig, *names: str) -> Any:
     return next((value for name in names if (value := config.get(name)) is not None), None)
 
 
-def _judge_block(work: Work, config: HfConfig) -> None:
+def _find_block_faults(context: Context, spec: Spec, config: HfConfig) -> Iterator[Ruling]:
     block = config.get("dspark_block_size")
-    if isinstance(block, int) and isinstance(work.tokens, int) and work.tokens < block:
-        work.add("dspark-block-too-short", f"is {work.tokens}, below the drafter's block of {block}.",
-                 where="num_speculative_tokens", fix=f"Give {block}.")  # fmt: skip
-    contexts = work.context.flag("decode_context_parallel_size", 1)
+    if isinstance(block, int) and isinstance(spec.tokens, int) and spec.tokens < block:
+        yield from context.ruling(
+            "dspark-block-too-short",
+            f"num_speculative_tokens is {spec.tokens}, below the drafter's block of {block}.",
+            where="num_speculative_tokens",
+            fix=f"Give {block}.",
+        )
+    contexts = context.flag("decode_context_parallel_size", 1)
     if "K3DSparkModel" in config.architectures and isinstance(contexts, int) and contexts > 1:
-        work.add("dspark-k3-context-parallel", "is above 1, which MLA DSpark drafters cannot do.",
-                 where="decode_context_parallel_size", fix="Set it to 1.")  # fmt: skip
+        yield from context.ruling(
+            "dspark-k3-context-parallel",
+            f"decode_context_parallel_size is {contexts}, and MLA DSpark drafters run with 1 only.",
+            where="decode_context_parallel_size",
+            fix="Set it to 1.",
+        )
 
 
-def _judge_top_k(work: Work, config: HfConfig, top_k: Any) -> None:
+def _find_top_k_faults(context: Context, config: HfConfig, top_k: Any) -> Iterator[Ruling]:
     vocabulary = config.get("draft_vocab_size") or config.get("vocab_size")
     if not isinstance(top_k, int) or not isinstance(vocabulary, int):
         return
     if not 1 <= top_k <= vocabulary:
-        work.add("dspark-topk-range", f"is {top_k}, and the draft vocabulary has {vocabulary} tokens.",
-                 where="dspark_draft_topk", fix=f"Give 1 to {vocabulary}.")  # fmt: skip
+        yield from context.ruling(
+            "dspark-topk-range",
+            f"{_TOP_K_KEY} is {top_k}, and the draft vocabulary has {vocabulary} tokens.",
+            where=_TOP_K_KEY,
+            fix=f"Give 1 to {vocabulary}.",
+        )
     elif not set(_TOP_K_CLASSES) & set(config.architectures):
-        work.add("dspark-topk-class", "works with Qwen3 DSpark drafters only.", where="dspark_draft_topk",
-                 fix="Remove it.")  # fmt: skip
+        message = f"{_TOP_K_KEY} works with Qwen3 DSpark drafters only."
+        yield from context.ruling("dspark-topk-class", message, where=_TOP_K_KEY, fix="Remove it.")
 
 
-def _find_omni_faults(work: Work, config: HfConfig) -> Iterator[str]:
+def _find_omni_faults(spec: Spec, config: HfConfig) -> Iterator[str]:
     """Yield what breaks the contract between a Qwen3-Omni target and its drafter, in vLLM's order."""
-    target = work.target
+    target = spec.target
     if target is None or not (
         target.config.model_type == "qwen3_omni_moe" or set(_OMNI_TARGETS) & set(target.config.architectures)
     ):
         return
     if _OMNI not in config.architectures:
-        yield f"is no {_OMNI}, the only DSpark drafter for Qwen3-Omni."
+        yield f"is not a {_OMNI}, the only DSpark drafter for Qwen3-Omni."
     block = _first(config, "block_size", "dspark_block_size")
-    if not isinstance(block, int) or work.tokens != block:
-        yield f"has a block size of {block}; num_speculative_tokens must equal it, and is {work.tokens}."
+    if not isinstance(block, int) or spec.tokens != block:
+        yield f"has a block size of {block}; num_speculative_tokens must equal it, and is {spec.tokens}."
     text = target.config.text
     if config.get("target_hidden_size") != text.get("hidden_size"):
         yield f"has target_hidden_size {config.get('target_hidden_size')}, and the target {text.get('hidden_size')}."

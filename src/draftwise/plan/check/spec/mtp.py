@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from draftwise.facts.vllm import Release
-from draftwise.plan.check.hf_config import HfConfig
+from draftwise.plan.check.model.hf_config import HfConfig
 
-__all__ = ["is_mtp_alias", "rewrite_draft"]
+__all__ = ["rewrite_draft"]
 
 
 def rewrite_draft(release: Release, config: HfConfig) -> HfConfig:
@@ -20,11 +20,6 @@ def rewrite_draft(release: Release, config: HfConfig) -> HfConfig:
         if row is not None and (row["by"] == "architecture") == (key == first) and _meets(row, config):
             config = _apply(row, config)
     return config
-
-
-def is_mtp_alias(method: str) -> bool:
-    """Say whether a method is one of the names that one model family's MTP layers go by."""
-    return method.endswith("_mtp")
 
 
 def _type_key(table: Mapping[str, Any], model_type: str) -> str:

@@ -1,24 +1,22 @@
-"""The speculative config while it is being resolved, as vLLM fills it in step by step."""
+"""The speculative config as far as vLLM has filled it in: a value, of which each step returns the next."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from draftwise.core import Ruling
-from draftwise.plan.check.context import Context
+from draftwise.facts.methods import Method, find_method
+from draftwise.plan.check.cli import Fields
 from draftwise.plan.check.model import Model
-from draftwise.plan.check.schema import Fields
 
-__all__ = ["Work"]
+__all__ = ["Spec"]
 
 
-@dataclass(slots=True, kw_only=True)
-class Work:
-    """What is known so far; a value that an earlier fault leaves open is told by `known`, and its rules are skipped."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spec:
+    """What is known so far; a value that an earlier fault leaves open is not `known`, and its rules are skipped."""
 
-    context: Context
     fields: Fields
     target: Model | None
     """None where the target's config.json cannot be read here."""
@@ -35,31 +33,33 @@ class Work:
     draft_len: int | None = None
     parallel_drafting: bool = False
     rates: tuple[float, ...] | None = None
-    filled: dict[str, Any] = field(default_factory=dict)
+    filled: Mapping[str, Any] = field(default_factory=dict)
     """Keys without a name of their own in `Resolved` that vLLM fills in."""
-    open: set[str] = field(default_factory=set)
-    """Keys whose value an earlier fault leaves undecided."""
-    rulings: list[Ruling] = field(default_factory=list)
+    open: frozenset[str] = frozenset()
+    """Keys whose value an earlier fault leaves undecided; `draft` stands for the drafter itself."""
 
     @property
-    def values(self) -> Mapping[str, Any]:
-        """The typed keys of the JSON, with defaults."""
-        return self.fields.values
+    def facts(self) -> Method | None:
+        """What is true of the method; None while there is none."""
+        return find_method(self.method)
+
+    @property
+    def draft_names(self) -> tuple[str, ...]:
+        """The drafter's architectures, empty without one."""
+        return () if self.draft is None else self.draft.config.architectures
 
     def get(self, key: str) -> Any:
         """Return a key's value; None for one that is unset, faulty or not in the release."""
         return self.fields.values.get(key)
 
     def known(self, *keys: str) -> bool:
-        """Say whether none of these keys of the release is faulty or undecided."""
-        table = self.context.release.table("spec_fields")
-        return not any(key in self.open or (key in table and key not in self.fields.values) for key in keys)
+        """Say whether none of these keys is faulty or undecided."""
+        return self.open.isdisjoint(keys)
 
-    def add(
-        self, code: str, message: str, *, where: str = "", fix: str = "", becomes: str = "", opens: tuple[str, ...] = ()
-    ) -> None:
-        """Record a finding if its rule holds in the release; `opens` are the keys that it leaves undecided."""
-        rule = self.context.rule(code)
-        if rule is not None:
-            self.rulings.append(rule.ruling(message, where=where, fix=fix, becomes=becomes))
-            self.open.update(opens)
+    def reads(self, key: str) -> bool:
+        """Say whether a key of certain methods acts for this one."""
+        return self.facts is not None and key in self.facts.keys
+
+    def undecided(self, *keys: str) -> Spec:
+        """Return the config with further keys left open by a fault."""
+        return replace(self, open=self.open | set(keys))

@@ -1,66 +1,22 @@
-"""From a resolved request to the budget of its fullest GPU, with and without the drafter."""
+"""From a resolved request to the budget of its fullest GPU."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from draftwise.core import Finding, Setup
 from draftwise.core.budget import Budget, KVCache
-from draftwise.facts.gpus import Gpu
 from draftwise.facts.memory import Overheads, get_overheads
-from draftwise.plan.check.context import SPEC_FLAGS
 from draftwise.plan.size.graphs import capture_sizes, count_graphs
 from draftwise.plan.size.kv import cached_layers, drafter_layers, kv_value_bytes, lay_out
 from draftwise.plan.size.parts import Stage, stages
 from draftwise.plan.size.profile import Step, activations, buffers
-from draftwise.plan.size.request import NO_DRAFTER, Request, read_request
+from draftwise.plan.size.request import NO_DRAFTER, Request
 from draftwise.plan.size.weights import drafter_bytes, target_bytes
 
-__all__ = ["Sizing", "measure", "size"]
+__all__ = ["measure"]
 
 _GRAPH_SWITCH = "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sizing:
-    """A setup's memory, and the same without its drafter."""
-
-    request: Request
-    budget: Budget
-    """Of the GPU that has least left for keys and values; all of a tensor-parallel group are alike."""
-    plain: Budget
-    """Without speculation; equal to `budget` where there is none."""
-    findings: tuple[Finding, ...]
-
-
-def size(setup: Setup, *, gpu: Gpu | str | None = None, cold_start: bool = True) -> Sizing:
-    """Return what a setup takes of each GPU.
-
-    Args:
-        setup: target, speculation, flags and vLLM version.
-        gpu: on which it runs; by default the setup's device.
-        cold_start: whether vLLM compiles the model first, as it does in a fresh container.
-
-    Raises:
-        InvalidSetup: target, version, GPU or a number cannot be read.
-    """
-    from draftwise.plan.size.findings import find_faults  # which measures again: no cycle at import
-
-    request = read_request(setup, gpu=gpu, cold_start=cold_start)
-    budget = measure(request)
-    plain = budget
-    if request.drafter is not NO_DRAFTER:
-        alone = _without_speculation(setup, request)
-        plain = measure(read_request(alone, gpu=request.gpu, cold_start=cold_start))
-    sizing = Sizing(request=request, budget=budget, plain=plain, findings=())
-    return replace(sizing, findings=tuple(find_faults(sizing)))
-
-
-def _without_speculation(setup: Setup, request: Request) -> Setup:
-    """Return the same server without speculation, which may run on another model runner."""
-    args = {name: value for name, value in setup.args.items() if name not in SPEC_FLAGS}
-    return replace(setup, target=request.served, spec=None, args=args)
 
 
 def measure(request: Request) -> Budget:
@@ -85,7 +41,7 @@ def _measure_stage(request: Request, stage: Stage) -> Budget:
         graphs=graphs,
         graphs_counted=counted,
         buffers=buffers(step, request.shape, drafter, overheads),
-        buffers_counted=not request.holds("size-buffers-not-counted"),
+        buffers_counted=not request.rules.holds("size-buffers-not-counted"),
         context=overheads.context,
         kv=_kv_cache(request, stage),
         max_model_len=request.max_model_len,
@@ -97,7 +53,7 @@ def _measure_stage(request: Request, stage: Stage) -> Budget:
 
 def _step(request: Request) -> Step:
     return Step(
-        version=request.release.version,
+        rules=request.rules,
         runner=request.runner,
         gpu=request.gpu,
         max_num_batched_tokens=request.max_num_batched_tokens,
@@ -122,11 +78,11 @@ def _kv_cache(request: Request, stage: Stage) -> KVCache:
         layers += drafter_layers(drafter, shape, value_bytes, request.draft_tensor_parallel_size)
     if not request.is_hybrid and len({layer.window for layer in layers}) > 1:
         layers = [replace(layer, window=None) for layer in layers]
-    return lay_out(layers, block_size=request.block_size, pads_to_larger=request.holds("size-padded-groups"))
+    return lay_out(layers, block_size=request.block_size, pads_to_larger=request.rules.holds("size-padded-groups"))
 
 
 def _in_flight(request: Request) -> int:
-    both = request.async_scheduling and request.holds("size-in-flight-tokens")
+    both = request.async_scheduling and request.rules.holds("size-in-flight-tokens")
     return request.max_num_batched_tokens * (1 + both)
 
 
@@ -136,9 +92,12 @@ def _graphs(request: Request, stage: Stage, overheads: Overheads) -> tuple[int, 
         return 0, 0
     seqs, k = request.max_num_seqs, request.num_speculative_tokens
     sizes = capture_sizes(
-        request.release, request.gpu, max_num_seqs=seqs, num_speculative_tokens=k,
+        request.release,
+        request.gpu,
+        max_num_seqs=seqs,
+        num_speculative_tokens=k,
         max_num_batched_tokens=request.max_num_batched_tokens,
-    )  # fmt: skip
+    )
     captured = count_graphs(request.release, sizes, max_num_seqs=seqs, num_speculative_tokens=k) * (
         stage.end - stage.first
     )
@@ -151,8 +110,8 @@ def _graphs(request: Request, stage: Stage, overheads: Overheads) -> tuple[int, 
 def _is_counted(request: Request) -> bool:
     """Say whether the release takes an estimate of the graphs off the KV cache."""
     asked = request.env.get(_GRAPH_SWITCH)
-    if request.holds("size-graphs-not-counted") or asked == "0":
+    if request.rules.holds("size-graphs-not-counted") or asked == "0":
         return False
-    if request.runner == "V2" and request.holds("size-graphs-first-runner-only"):
+    if request.runner == "V2" and request.rules.holds("size-graphs-first-runner-only"):
         return False
-    return asked == "1" or not request.holds("size-graphs-opt-in")
+    return asked == "1" or not request.rules.holds("size-graphs-opt-in")
