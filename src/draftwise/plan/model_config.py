@@ -78,7 +78,7 @@ def find_model_config(given: str) -> ModelConfig | None:
         if not (path / "config.json").is_file():
             raise InvalidSetup.because(
                 "no-config-json",
-                "there is no config.json in this directory.",
+                f"There is no config.json in {given}.",
                 where=given,
                 fix="Give the directory of a Hugging Face checkpoint.",
             )
@@ -93,7 +93,7 @@ def _read(path: Path) -> Mapping[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidSetup.because("unreadable-file", f"cannot be read ({error}).", where=str(path)) from None
+        raise InvalidSetup.because("unreadable-file", f"{path} cannot be read ({error}).", where=str(path)) from None
     return _parse(text, str(path))
 
 
@@ -101,7 +101,9 @@ def _parse(text: str, where: str) -> Mapping[str, Any]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InvalidSetup.because("not-json", f"not valid JSON ({error}).", where=where) from None
+        raise InvalidSetup.because("not-json", f"{where} is not valid JSON ({error}).", where=where) from None
     if not isinstance(value, dict):
-        raise InvalidSetup.because("not-an-object", f"must be a JSON object, got {type(value).__name__}.", where=where)
+        raise InvalidSetup.because(
+            "not-an-object", f"{where} must be a JSON object, got {type(value).__name__}.", where=where
+        )
     return value

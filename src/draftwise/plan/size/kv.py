@@ -67,7 +67,7 @@ def kv_value_bytes(name: str, shape: ModelShape) -> float:
     if (found := _VALUE_BYTES.get(name)) is None:
         raise InvalidSetup.because(
             "unknown-kv-cache-dtype",
-            f"the bytes of {name!r} are not known.",
+            f"The bytes of a KV-cache entry in {name!r} are not known.",
             where="--kv-cache-dtype",
             fix=f"Give one of {', '.join(_VALUE_BYTES)}.",
         )
@@ -112,7 +112,7 @@ def lay_out(layers: Sequence[CachedLayer], *, block_size: int = 16, pads_to_larg
         InvalidSetup: no layer keeps keys and values, or the sizes of the layers' blocks do not divide one another.
     """
     if not layers:
-        raise InvalidSetup(_finding("no-kv-cache", "no layer keeps keys and values.", ""))
+        raise InvalidSetup(_finding("no-kv-cache", "No layer keeps keys and values.", ""))
     kinds = Counter(layer.kind for layer in layers)
     if len({window for _, window in kinds}) == 1:
         return _one_group(layers, block_size)
@@ -137,7 +137,7 @@ def _several_groups(
         raise InvalidSetup(
             _finding(
                 "kv-pages-do-not-divide",
-                f"layers keep {largest} and {odd[0]} bytes a token, which do not divide: vLLM cannot share its blocks.",
+                f"Layers keep {largest} and {odd[0]} bytes a token, which do not divide: vLLM cannot share its blocks.",
                 "Choose a drafter with the target's head size and number of key-value heads.",
             )
         )

@@ -93,7 +93,7 @@ def get_precision(name: str, *, where: str = "--quantization") -> Precision:
     if found is None:
         raise InvalidSetup.because(
             "unknown-precision",
-            f"{name!r} is no precision whose bytes are known.",
+            f"The bytes of a weight in {name!r} are not known.",
             where=where,
             fix=f"Give one of {', '.join(PRECISIONS)}, or a checkpoint's directory: its headers say the bytes.",
         )

@@ -109,7 +109,7 @@ def read_text_config(config: Mapping[str, Any], *, where: str = "config.json") -
     if faults:
         raise InvalidSetup.because(
             "config-odd",
-            f"gives no usable value for {', '.join(faults[:8])}.",
+            f"{where} gives no usable value for {', '.join(faults[:8])}.",
             where=where,
             fix="Restore the config.json that came with the checkpoint.",
         )
@@ -146,7 +146,7 @@ def read_shape(config: Mapping[str, Any], *, where: str = "config.json") -> Mode
     if shape.head_dim < 1:
         raise InvalidSetup.because(
             "config-odd",
-            f"has {shape.num_heads} attention heads for a hidden size of {shape.hidden_size}.",
+            f"{where} has {shape.num_heads} attention heads for a hidden size of {shape.hidden_size}.",
             where=where,
         )
     return shape

@@ -10,7 +10,7 @@ from draftwise.facts.rules import Rulebook
 from draftwise.facts.vllm import get_release
 from draftwise.plan.check.cli.flags import read_flags
 from draftwise.plan.check.context import ALL_PACKAGES, SPEC_FLAGS, Context
-from draftwise.plan.check.model.speculators import read_served
+from draftwise.plan.check.model.served import read_served
 from draftwise.plan.check.steps import collect
 from draftwise.plan.model_config import ModelConfig, find_model_config
 

@@ -6,6 +6,7 @@ from draftwise.plan.check.engine.early import find_early
 from draftwise.plan.check.engine.hybrid import find_hybrid
 from draftwise.plan.check.engine.runner import Runner, choose_runner
 from draftwise.plan.check.engine.scheduling import schedules_async
+from draftwise.plan.check.engine.v0 import find_v0
 
 __all__ = [
     "Runner",
@@ -15,6 +16,7 @@ __all__ = [
     "find_batch",
     "find_early",
     "find_hybrid",
+    "find_v0",
     "judge_engine",
     "schedules_async",
 ]

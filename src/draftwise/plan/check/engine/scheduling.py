@@ -54,7 +54,7 @@ def find_scheduling_alone(context: Context) -> Iterator[Ruling]:
 
 
 def _find_rejected(context: Context, obstacle: str) -> Iterator[Ruling]:
-    message = f"{FLAG} does not go with {obstacle} in {context.release}."
+    message = f"{FLAG} does not go with {obstacle} in vLLM {context.release}."
     yield from context.ruling("async-rejected", message, where=FLAG, fix=f"Leave {FLAG} out.")
 
 
@@ -75,7 +75,7 @@ def _find_switched_off(context: Context, resolved: Resolved) -> Iterator[Ruling]
     if obstacle := _obstacle(context, resolved, "default", resolved.runner):
         yield from context.ruling(
             "async-switched-off",
-            f"{context.release} turns asynchronous scheduling off because of {obstacle}. {_COST}",
+            f"vLLM {context.release} turns asynchronous scheduling off because of {obstacle}. {_COST}",
             where=SPEC,
             fix=_advise(context, resolved),
             becomes="--no-async-scheduling",

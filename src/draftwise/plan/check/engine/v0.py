@@ -21,10 +21,10 @@ def find_v0(context: Context, resolved: Resolved | None) -> Iterator[Ruling]:
     unknown = f"{f'The method {method}' if method else 'A config without method'} is not known to the V1 engine"
     fix = "Write the method of an EAGLE or Medusa head, or use a newer release."
     if context.insists_on_v1:
-        message = f"{unknown} of {context.release}, and VLLM_USE_V1=1 forbids V0."
+        message = f"{unknown} of vLLM {context.release}, and VLLM_USE_V1=1 forbids V0."
         yield from context.ruling("v0-engine-refused", message, where="method", fix=fix)
     else:
-        message = f"{unknown} of {context.release}: the V0 engine takes the whole server."
+        message = f"{unknown} of vLLM {context.release}: the V0 engine takes the whole server."
         yield from context.ruling("v0-engine-taken", message, where="method", fix=fix, becomes="the V0 engine")
 
 

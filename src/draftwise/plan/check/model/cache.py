@@ -48,7 +48,7 @@ def _find_type_on_cpu(context: Context) -> Iterator[Ruling]:
     if quantized and features:
         yield from context.ruling(
             "cpu-kv-cache-dtype",
-            f"kv_cache_dtype is {asked!r}, which a CPU server of {context.release} does not combine with chunked "
+            f"kv_cache_dtype is {asked!r}, which a CPU server of vLLM {context.release} does not combine with chunked "
             "prefill or prefix caching.",
             where="kv_cache_dtype",
             fix="Leave it out, or use 0.21.0 or newer.",

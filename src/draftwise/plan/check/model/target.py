@@ -10,10 +10,10 @@ from draftwise.facts.methods import find_method
 from draftwise.plan.check.context import Context
 from draftwise.plan.check.model.architecture import supports
 from draftwise.plan.check.model.cache import find_cache
-from draftwise.plan.check.model.hf_config import read_hf_config
 from draftwise.plan.check.model.model import Model, build_model
 from draftwise.plan.check.model.parallel import find_target_parallel
 from draftwise.plan.check.model.quantization import find_unquantized
+from draftwise.plan.check.model.reading import read_hf_config
 from draftwise.plan.check.model.sizes import find_sizes
 from draftwise.plan.check.steps import Step
 
@@ -46,8 +46,7 @@ def _find_unknown(context: Context) -> Iterator[Ruling]:
     name = context.setup.target
     for fault in context.faults:
         if fault.where == name:
-            message = f"The target cannot be read: {fault.message}"
-            yield from context.ruling("target-config-unreadable", message, where="target", fix=fault.fix)
+            yield from context.ruling("target-config-unreadable", fault.message, where="target", fix=fault.fix)
             return
     yield from context.ruling(
         "target-not-here",

@@ -62,7 +62,7 @@ def _find_non_causal(context: Context, resolved: Resolved, target: str, own: str
         return
     table = context.release.table("noncausal_backends")
     able = sorted(name for name, does in table.items() if does)
-    text = f"attends to earlier tokens only, and DFlash's block both ways. {', '.join(able)} can in {context.release}."
+    text = f"attends to earlier tokens only, and DFlash's block both ways. In this release {', '.join(able)} can."
     unread = context.holds("dflash-attention-backend-ignored-on-v2")
     if own and own not in able and (not unread or resolved.runner == "V1"):
         yield from context.ruling(

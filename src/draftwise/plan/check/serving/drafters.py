@@ -50,8 +50,8 @@ def _find_aux_states(context: Context, resolved: Resolved) -> Iterator[Ruling]:
         name = ", ".join(context.target.architectures) if context.target else ""
         yield from context.ruling(
             "target-without-aux-states",
-            f"{name} of {context.release} cannot give out its middle layers' hidden states, which {resolved.method} "
-            "needs.",
+            f"{name} of vLLM {context.release} cannot give out its middle layers' hidden states, which "
+            f"{resolved.method} needs.",
             where="--model",
             fix="Use ngram, suffix, eagle or a draft model, or a release whose class for this target has "
             "SupportsEagle3.",

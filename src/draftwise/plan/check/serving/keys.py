@@ -71,7 +71,7 @@ def _find_ignored_on_v2(context: Context, resolved: Resolved) -> Iterator[Ruling
         if context.keys.get(key) not in (None, False, "auto") and context.applies(code, resolved.method):
             yield from context.ruling(
                 code,
-                f"Model Runner V2 takes the work and does not read {key} for {resolved.method} in {context.release}.",
+                f"Model Runner V2 takes the work and does not read {key} for {resolved.method} in this release.",
                 where=key,
                 fix="Set VLLM_USE_V2_MODEL_RUNNER=0 if you need it.",
             )

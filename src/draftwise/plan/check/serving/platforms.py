@@ -15,7 +15,7 @@ def find_cpu(context: Context, resolved: Resolved) -> Iterator[Ruling]:
     """Yield what speculation meets on a CPU server."""
     if context.platform != "cpu":
         return
-    message = f"CPU servers of {context.release} do not speculate; start-up ends."
+    message = f"CPU servers of vLLM {context.release} do not speculate; start-up ends."
     yield from context.ruling("cpu-without-speculation", message, where=SPEC, fix="Use 0.20.0 or newer.")
     if context.applies("cpu-ngram-gpu", resolved.method):
         message = f"{resolved.method} needs an accelerator's pinned memory."

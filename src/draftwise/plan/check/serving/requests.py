@@ -93,7 +93,7 @@ def _find_parameters(context: Context) -> Iterator[Ruling]:
     if context.given.get("async_scheduling") is True:
         yield from context.ruling(
             "requests-refused-async",
-            f"With --async-scheduling {context.release} refuses requests with penalties, bad_words or structured "
+            f"With --async-scheduling vLLM {context.release} refuses requests with penalties, bad_words or structured "
             "outputs.",
             where="--async-scheduling",
             fix="Leave the flag out.",

@@ -8,8 +8,9 @@ from dataclasses import replace
 
 from draftwise.core import Ruling
 from draftwise.plan.check.context import Context
-from draftwise.plan.check.model.hf_config import HfConfig, read_hf_config
+from draftwise.plan.check.model.hf_config import HfConfig
 from draftwise.plan.check.model.model import build_model
+from draftwise.plan.check.model.reading import read_hf_config
 from draftwise.plan.check.spec.detection import detect_method
 from draftwise.plan.check.spec.dspark import resolve_dspark, rewrite_dspark
 from draftwise.plan.check.spec.method import find_placeholder
@@ -119,8 +120,7 @@ def _find_unreadable(context: Context, spec: Spec) -> Iterator[Ruling]:
             fix="Use 0.22.0 or newer for custom_class.",
         )
     elif fault := next((fault for fault in context.faults if fault.where == spec.model), None):
-        message = f"The drafter cannot be read: {fault.message}"
-        yield from context.ruling("drafter-config-unreadable", message, where="model", fix=fault.fix)
+        yield from context.ruling("drafter-config-unreadable", fault.message, where="model", fix=fault.fix)
 
 
 def _settle_parallel_size(context: Context, spec: Spec) -> Step[Spec]:

@@ -26,15 +26,16 @@ _SUFFIX_RANGES: Mapping[str, tuple[float, float | None]] = {
 
 def resolve_model_free(context: Context, spec: Spec) -> Step[Spec]:
     """Fill in and check what a method without a drafter needs."""
-    assert spec.facts is not None
+    facts = spec.facts
+    assert facts is not None
     spec = replace(spec, draft_tp=spec.get("draft_tensor_parallel_size"))
     if spec.reads("prompt_lookup_max"):
         return (yield from _resolve_lookup(context, spec))
-    if spec.facts.drafts_from == "text":
+    if facts.drafts_from == "text":
         lookup = spec.get("prompt_lookup_min"), spec.get("prompt_lookup_max")
         return (yield from _resolve_suffix(context, replace(spec, lookup=lookup)))
     spec = replace(spec, lookup=(0, 0))
-    if spec.facts.drafts_from == "none":
+    if facts.drafts_from == "none":
         return (yield from _resolve_hidden_states(context, spec))
     return spec
 

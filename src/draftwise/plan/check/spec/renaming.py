@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from draftwise.plan.check.context import Context
 from draftwise.plan.check.model.architecture import find_architecture
-from draftwise.plan.check.model.hf_config import V0_EAGLE, HfConfig
+from draftwise.plan.check.model.hf_config import HfConfig
+from draftwise.plan.check.model.reading import V0_EAGLE
 from draftwise.plan.check.spec.spec import Spec
 from draftwise.plan.check.steps import Step
 
