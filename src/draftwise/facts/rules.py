@@ -92,7 +92,16 @@ class Rulebook:
         about = get_rule(code).methods
         return (not about or method in about) and self.holds(code)
 
-    def ruling(self, code: str, message: str, *, where: str = "", fix: str = "", becomes: str = "") -> Iterator[Ruling]:
+    def ruling(
+        self,
+        code: str,
+        message: str,
+        *,
+        where: str = "",
+        fix: str = "",
+        becomes: str = "",
+        method: str | None = None,
+    ) -> Iterator[Ruling]:
         """Yield the finding that a configuration has met a rule, or nothing where the rule does not hold.
 
         Args:
@@ -101,13 +110,13 @@ class Rulebook:
             where: key, flag or file that the finding is about.
             fix: what to do about it, as a sentence.
             becomes: what runs instead, for `Effect.CHANGED`.
+            method: that the finding is about: a rule about certain methods is not met by others. None: any.
 
         Raises:
             KeyError: there is no such rule.
         """
-        rule = get_rule(code)
-        if rule.holds(self.version):
-            yield rule.ruling(message, where=where, fix=fix, becomes=becomes)
+        if self.holds(code) if method is None else self.applies(code, method):
+            yield get_rule(code).ruling(message, where=where, fix=fix, becomes=becomes)
 
 
 def get_rule(code: str) -> Rule:

@@ -109,9 +109,19 @@ class Context:
         """Say whether a rule holds in this release and is about a method."""
         return Rulebook(self.release.version).applies(code, method)
 
-    def ruling(self, code: str, message: str, *, where: str = "", fix: str = "", becomes: str = "") -> Iterator[Ruling]:
+    def ruling(
+        self,
+        code: str,
+        message: str,
+        *,
+        where: str = "",
+        fix: str = "",
+        becomes: str = "",
+        method: str | None = None,
+    ) -> Iterator[Ruling]:
         """Yield the finding that the setup meets a rule, or nothing where this release does not have the rule."""
-        return Rulebook(self.release.version).ruling(code, message, where=where, fix=fix, becomes=becomes)
+        rules = Rulebook(self.release.version)
+        return rules.ruling(code, message, where=where, fix=fix, becomes=becomes, method=method)
 
     @property
     def insists_on_v1(self) -> bool:

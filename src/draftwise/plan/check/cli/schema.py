@@ -50,9 +50,12 @@ def read_fields(context: Context) -> Step[Fields]:
             continue
         try:
             values[key] = _read(context, key, value, table[key])
+        except _OutOfRange as limit:
+            del values[key]
+            yield from _find_out_of_range(context, key, value, limit)
         except Mismatch as mismatch:
             del values[key]
-            yield from _find_mismatch(context, key, value, table[key], mismatch)
+            yield from _find_mismatch(context, key, value, table[key].get("choices"), mismatch)
     faulty = frozenset(table) - frozenset(values)
     return Fields(values=values, given=frozenset(raw) & frozenset(table), faulty=faulty)
 
@@ -92,7 +95,7 @@ def _suggest_key(key: str, table: Mapping[str, Any]) -> str:
 
 
 def _read(context: Context, key: str, value: Any, row: Mapping[str, Any]) -> Any:
-    """Return a value as vLLM reads it; Mismatch where it is refused."""
+    """Return a value as vLLM reads it; Mismatch or _OutOfRange where it is refused."""
     if key == "num_speculative_tokens" and context.holds("tokens-unvalidated"):
         return value
     if key == "attention_backend" and isinstance(value, str):
@@ -105,30 +108,31 @@ def _read(context: Context, key: str, value: Any, row: Mapping[str, Any]) -> Any
     return read
 
 
-class _OutOfRange(Mismatch):
-    """The value is of the right type and beyond a limit."""
+class _OutOfRange(ValueError):  # noqa: N818  (as Mismatch)
+    """The value is of the right type and beyond a limit, which the message says."""
+
+
+def _find_out_of_range(context: Context, key: str, value: Any, limit: _OutOfRange) -> Iterator[Ruling]:
+    message = f"{key} must be {limit}, got {json.dumps(value)}."
+    yield from context.ruling("value-out-of-range", message, where=key, fix=f"Give a value {limit}.")
 
 
 def _find_mismatch(
-    context: Context, key: str, value: Any, row: Mapping[str, Any], mismatch: Mismatch
+    context: Context, key: str, value: Any, choices: Sequence[Any] | None, mismatch: Mismatch
 ) -> Iterator[Ruling]:
-    choices = row.get("choices")
-    if isinstance(mismatch, _OutOfRange) or not choices or not isinstance(value, str):
-        yield from context.ruling(
-            "value-out-of-range" if isinstance(mismatch, _OutOfRange) else "wrong-type",
-            f"{key} must be {mismatch}, got {json.dumps(value)}.",
-            where=key,
-            fix=f"Give {'a value ' if isinstance(mismatch, _OutOfRange) else ''}{mismatch}.",
-        )
+    written = json.dumps(value)
+    if not choices or not isinstance(value, str):
+        message = f"{key} must be {mismatch}, got {written}."
+        yield from context.ruling("wrong-type", message, where=key, fix=f"Give {mismatch}.")
         return
     near = get_close_matches(value.lower(), [str(each) for each in choices], n=1, cutoff=0.6)
     fix = f'Did you mean "{near[0]}"?' if near else "Use one of " + _shorten(choices) + "."
     if key == "method":
-        message = f"{json.dumps(value)} is not a method of vLLM {context.release}"
-        message += f"{_tell_history(history('methods', value))}."
+        since = _tell_history(history("methods", value))
+        message = f"{written} is not a method of vLLM {context.release}{since}."
         yield from context.ruling("unknown-method", message, where=key, fix=fix)
     else:
-        message = f"{key} cannot be {json.dumps(value)} in vLLM {context.release}."
+        message = f"{key} cannot be {written} in vLLM {context.release}."
         yield from context.ruling("unknown-choice", message, where=key, fix=fix)
 
 

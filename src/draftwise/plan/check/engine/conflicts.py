@@ -22,13 +22,13 @@ def _find_fast_prefill(context: Context, resolved: Resolved) -> Iterator[Ruling]
     if not context.is_on("kv_sharing_fast_prefill"):
         return
     for code in ("fast-prefill-rejects-drafter", "fast-prefill-not-written-for-drafter"):
-        if context.applies(code, resolved.method):
-            yield from context.ruling(
-                code,
-                f"{flag} leaves the prompt's logits wrong, and {resolved.method} drafts from them.",
-                where=flag,
-                fix="Drop the flag, or use ngram or suffix.",
-            )
+        yield from context.ruling(
+            code,
+            f"{flag} leaves the prompt's logits wrong, and {resolved.method} drafts from them.",
+            where=flag,
+            fix="Drop the flag, or use ngram or suffix.",
+            method=resolved.method,
+        )
 
 
 def _find_shorter_model(context: Context, resolved: Resolved) -> Iterator[Ruling]:

@@ -30,12 +30,13 @@ def find_v0(context: Context, resolved: Resolved | None) -> Iterator[Ruling]:
 
 def _find_conflicts(context: Context, resolved: Resolved | None) -> Iterator[Ruling]:
     """Yield what V0 refuses and V1 does not."""
-    if resolved is not None and context.applies("v0-rejects-chunked-eagle", resolved.method) and context.chunks_prefill:
+    if resolved is not None and context.chunks_prefill:
         yield from context.ruling(
             "v0-rejects-chunked-eagle",
             "The V0 engine takes the server, and does not split prompts with EAGLE.",
             where="--enable-chunked-prefill",
             fix="Write the method, so that V1 is taken, or leave the flag out.",
+            method=resolved.method,
         )
     length = context.given.get("max_model_len")
     if isinstance(length, int) and length < 0:

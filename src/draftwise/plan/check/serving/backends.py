@@ -20,7 +20,13 @@ def find_backends(context: Context, resolved: Resolved) -> Iterator[Ruling]:
     if not _is_causal(context):
         yield from _find_non_causal(context, resolved, target, own)
     if target and not own and "attention_backend" in context.given and resolved.runner == "V1":
-        yield from _find_not_inherited(context, resolved, target)
+        yield from context.ruling(
+            "draft-backend-not-inherited",
+            f"{_FLAG} {target} holds for the target; the drafter picks its own.",
+            where=_FLAG,
+            fix=f'Add "attention_backend": "{target}" to the speculative config to share it.',
+            method=resolved.method,
+        )
     k = resolved.num_speculative_tokens
     if target == "HPC_ATTN" and k is not None and k > 3:
         yield from context.ruling(
@@ -31,16 +37,6 @@ def find_backends(context: Context, resolved: Resolved) -> Iterator[Ruling]:
         )
     yield from _find_cache_type(context, resolved)
     yield from _find_experts(context)
-
-
-def _find_not_inherited(context: Context, resolved: Resolved, target: str) -> Iterator[Ruling]:
-    if context.applies("draft-backend-not-inherited", resolved.method):
-        yield from context.ruling(
-            "draft-backend-not-inherited",
-            f"{_FLAG} {target} holds for the target; the drafter picks its own.",
-            where=_FLAG,
-            fix=f'Add "attention_backend": "{target}" to the speculative config to share it.',
-        )
 
 
 def _read_name(given: object) -> str:
@@ -56,10 +52,6 @@ def _is_causal(context: Context) -> bool:
 
 def _find_non_causal(context: Context, resolved: Resolved, target: str, own: str) -> Iterator[Ruling]:
     """Judge backends by whether they attend to later tokens, as DFlash's block does."""
-    if not context.applies("dflash-draft-backend", resolved.method) and not context.applies(
-        "dflash-target-backend", resolved.method
-    ):
-        return
     table = context.release.table("noncausal_backends")
     able = sorted(name for name, does in table.items() if does)
     text = f"attends to earlier tokens only, and DFlash's block both ways. In this release {', '.join(able)} can."
@@ -70,6 +62,7 @@ def _find_non_causal(context: Context, resolved: Resolved, target: str, own: str
             f"{own} {text}",
             where="attention_backend",
             fix="Leave it out: the drafter then finds one by itself.",
+            method=resolved.method,
         )
     if not target or target in able:
         return
@@ -78,6 +71,7 @@ def _find_non_causal(context: Context, resolved: Resolved, target: str, own: str
         f"{target} is also the drafter's backend here, and {text}",
         where=_FLAG,
         fix=f"Write {able[0]}, or leave it out: vLLM then finds one." if able else "",
+        method=resolved.method,
     )
     if resolved.runner == "V2":
         yield from context.ruling(
@@ -85,6 +79,7 @@ def _find_non_causal(context: Context, resolved: Resolved, target: str, own: str
             f"{target} is also the drafter's backend on Model Runner V2, and {text}",
             where=_FLAG,
             fix="Leave it out, or set VLLM_USE_V2_MODEL_RUNNER=0.",
+            method=resolved.method,
         )
 
 
@@ -93,8 +88,6 @@ def _find_cache_type(context: Context, resolved: Resolved) -> Iterator[Ruling]:
     given = context.given.get("kv_cache_dtype")
     if given in (None, "auto") or context.keys.get("kv_cache_dtype"):
         return
-    if not context.applies("kv-cache-type-inherited", resolved.method):
-        return
     has_own = "kv_cache_dtype" in context.release.table("spec_fields")
     own = ' with "kv_cache_dtype": "auto" in the speculative config' if has_own else ""
     yield from context.ruling(
@@ -102,6 +95,7 @@ def _find_cache_type(context: Context, resolved: Resolved) -> Iterator[Ruling]:
         f"The drafter keeps its keys and values in {given} too.",
         where="--kv-cache-dtype",
         fix=f"Compare acceptance{own}.",
+        method=resolved.method,
     )
 
 

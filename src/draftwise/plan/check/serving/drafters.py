@@ -44,9 +44,7 @@ def _find_tensor_parallel(context: Context, resolved: Resolved) -> Iterator[Ruli
 
 def _find_aux_states(context: Context, resolved: Resolved) -> Iterator[Ruling]:
     """Judge methods that read hidden states out of the target's middle layers."""
-    if not context.applies("target-without-aux-states", resolved.method) or _declines_aux_states(context, resolved):
-        return
-    if has_interface(context, "SupportsEagle3") is False:
+    if has_interface(context, "SupportsEagle3") is False and not _declines_aux_states(context, resolved):
         name = ", ".join(context.target.architectures) if context.target else ""
         yield from context.ruling(
             "target-without-aux-states",
@@ -55,6 +53,7 @@ def _find_aux_states(context: Context, resolved: Resolved) -> Iterator[Ruling]:
             where="--model",
             fix="Use ngram, suffix, eagle or a draft model, or a release whose class for this target has "
             "SupportsEagle3.",
+            method=resolved.method,
         )
 
 
@@ -119,10 +118,8 @@ def _has_mrope(config: Mapping[str, Any]) -> bool:
 
 
 def _find_mask_token(context: Context, resolved: Resolved) -> Iterator[Ruling]:
-    config, code = context.draft_config, "parallel-drafting-needs-mask-token"
-    if not resolved.parallel_drafting or context.drafter is None or not context.applies(code, resolved.method):
-        return
-    if "speculators_model_type" in config:
+    config = context.draft_config
+    if not resolved.parallel_drafting or context.drafter is None or "speculators_model_type" in config:
         return
     keys = ["pard_token", "ptd_token_id"]
     inner = config.get("dflash_config")
@@ -133,8 +130,9 @@ def _find_mask_token(context: Context, resolved: Resolved) -> Iterator[Ruling]:
         return
     fix = "Use a drafter trained for parallel drafting, or set parallel_drafting to false."
     yield from context.ruling(
-        code,
+        "parallel-drafting-needs-mask-token",
         f"The drafter's config.json names no mask token ({', '.join(keys)}), and parallel drafting needs one.",
         where="model",
         fix="Write dflash_config.mask_token_id as trained." if resolved.facts.parallel == "always" else fix,
+        method=resolved.method,
     )

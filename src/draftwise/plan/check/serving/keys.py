@@ -68,10 +68,11 @@ def _find_of_text_methods(context: Context, resolved: Resolved) -> Iterator[Ruli
 
 def _find_ignored_on_v2(context: Context, resolved: Resolved) -> Iterator[Ruling]:
     for code, key in _IGNORED_ON_V2.items():
-        if context.keys.get(key) not in (None, False, "auto") and context.applies(code, resolved.method):
+        if context.keys.get(key) not in (None, False, "auto"):
             yield from context.ruling(
                 code,
                 f"Model Runner V2 takes the work and does not read {key} for {resolved.method} in this release.",
                 where=key,
                 fix="Set VLLM_USE_V2_MODEL_RUNNER=0 if you need it.",
+                method=resolved.method,
             )

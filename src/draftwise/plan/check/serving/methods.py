@@ -24,32 +24,33 @@ def find_method_faults(context: Context, resolved: Resolved) -> Iterator[Ruling]
         yield from _find_cut_vocabulary(context, resolved)
     yield from _find_beyond_block(context, resolved, k)
     yield from _find_beyond_depth(context, resolved, k)
-    if context.applies("mlp-speculator-not-on-v1", resolved.method):
-        yield from context.ruling(
-            "mlp-speculator-not-on-v1",
-            f"The V1 engine has no code for {resolved.method}; start-up ends with 'Unknown speculative decoding "
-            "method'.",
-            where="method",
-            fix="Train or find an EAGLE-3 head for this target, or use ngram.",
-        )
-    if context.applies("custom-class-path", resolved.method) and "." not in (resolved.model or ""):
+    yield from context.ruling(
+        "mlp-speculator-not-on-v1",
+        f"The V1 engine has no code for {resolved.method}; start-up ends with 'Unknown speculative decoding method'.",
+        where="method",
+        fix="Train or find an EAGLE-3 head for this target, or use ngram.",
+        method=resolved.method,
+    )
+    if "." not in (resolved.model or ""):
         yield from context.ruling(
             "custom-class-path",
             f"The model {resolved.model!r} is not the dotted path of a Python class.",
             where="model",
             fix="Write it as package.module.Class, importable on the server.",
+            method=resolved.method,
         )
 
 
 def _find_medusa_heads(context: Context, resolved: Resolved, k: int | None) -> Iterator[Ruling]:
     heads = _count_heads(context.draft_config)
-    if context.applies("medusa-too-few-heads", resolved.method) and k is not None and k > heads:
+    if k is not None and k > heads:
         yield from context.ruling(
             "medusa-too-few-heads",
             f"{_KEY} {k} asks for more heads than the {heads} in the checkpoint; loading ends with 'weights were not "
             "initialized'.",
             where=_KEY,
             fix=f"Write at most {heads}.",
+            method=resolved.method,
         )
 
 
@@ -61,28 +62,26 @@ def _count_heads(config: Mapping[str, Any]) -> int:
 
 def _find_cut_vocabulary(context: Context, resolved: Resolved) -> Iterator[Ruling]:
     cut, whole = (context.draft_config.get(key) for key in ("truncated_vocab_size", "vocab_size"))
-    if not isinstance(cut, int) or not isinstance(whole, int) or cut >= whole:
-        return
-    if context.applies("medusa-truncated-vocabulary", resolved.method):
+    if isinstance(cut, int) and isinstance(whole, int) and cut < whole:
         yield from context.ruling(
             "medusa-truncated-vocabulary",
             f"The heads have truncated_vocab_size {cut} of {whole}: loading takes the token_map for a weight that is "
             "missing.",
             where="model",
             fix="Save the heads over the whole vocabulary.",
+            method=resolved.method,
         )
 
 
 def _find_beyond_block(context: Context, resolved: Resolved, k: int | None) -> Iterator[Ruling]:
     block = context.draft_config.get("block_size")
-    if not isinstance(block, int) or k is None or k <= block:
-        return
-    if context.applies("dflash-beyond-block", resolved.method):
+    if isinstance(block, int) and k is not None and k > block:
         yield from context.ruling(
             "dflash-beyond-block",
             f"{_KEY} {k} exceeds the drafter's block_size {block}: it loads, and was not trained for that.",
             where=_KEY,
             fix=f"Write at most {block}, or one less if the block counts the token before the draft.",
+            method=resolved.method,
         )
 
 
@@ -90,12 +89,11 @@ def _find_beyond_depth(context: Context, resolved: Resolved, k: int | None) -> I
     key = "suffix_decoding_max_tree_depth"
     depth = context.keys.get(key)
     depth = depth if isinstance(depth, int) else resolved.fields.get(key)
-    if not isinstance(depth, int) or k is None or k <= depth:
-        return
-    if context.applies("suffix-beyond-depth", resolved.method):
+    if isinstance(depth, int) and k is not None and k > depth:
         yield from context.ruling(
             "suffix-beyond-depth",
             f"{_KEY} {k} cannot be reached: matched and drafted tokens share a tree of depth {depth}.",
             where=_KEY,
             fix=f"Raise {key}, or keep k below it; memory is reserved for k.",
+            method=resolved.method,
         )

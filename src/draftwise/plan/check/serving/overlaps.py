@@ -25,16 +25,16 @@ def find_overlaps(context: Context, resolved: Resolved) -> Iterator[Ruling]:
             where="--enable-dbo",
             fix="Drop the flag.",
         )
-    if context.stages > 1 and resolved.runner == "V2" and context.applies("aux-states-over-pipeline", method):
+    if context.stages > 1 and resolved.runner == "V2":
         yield from context.ruling(
             "aux-states-over-pipeline",
             f"{method} with {context.stages} pipeline stages works for targets whose class hands its layers' states "
             "on; the others end with a ValueError while loading.",
             where="--pipeline-parallel-size",
             fix="Try a start before you rely on it, or use tensor parallelism.",
+            method=method,
         )
-    if context.applies("prefix-hits-lose-a-block", method):
-        yield from _find_dropped_block(context, method)
+    yield from _find_dropped_block(context, method)
 
 
 def _find_dropped_block(context: Context, method: str) -> Iterator[Ruling]:
@@ -51,4 +51,5 @@ def _find_dropped_block(context: Context, method: str) -> Iterator[Ruling]:
             "shared prefixes are computed again.",
             where="--block-size",
             fix="Watch the prefix hit rate with and without speculation.",
+            method=method,
         )

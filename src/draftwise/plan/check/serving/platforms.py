@@ -17,9 +17,8 @@ def find_cpu(context: Context, resolved: Resolved) -> Iterator[Ruling]:
         return
     message = f"CPU servers of vLLM {context.release} do not speculate; start-up ends."
     yield from context.ruling("cpu-without-speculation", message, where=SPEC, fix="Use 0.20.0 or newer.")
-    if context.applies("cpu-ngram-gpu", resolved.method):
-        message = f"{resolved.method} needs an accelerator's pinned memory."
-        yield from context.ruling("cpu-ngram-gpu", message, where="method", fix="Use ngram.")
+    message = f"{resolved.method} needs an accelerator's pinned memory."
+    yield from context.ruling("cpu-ngram-gpu", message, where="method", fix="Use ngram.", method=resolved.method)
     if context.keys.get("rejection_sample_method") == "synthetic":
         message = "Synthetic acceptance is not written for CPU sampling."
         yield from context.ruling("cpu-synthetic", message, where="rejection_sample_method", fix="Leave it out.")
@@ -32,11 +31,12 @@ def find_cpu(context: Context, resolved: Resolved) -> Iterator[Ruling]:
             fix="Serve greedy requests only (temperature 0; the default of a request is 1).",
         )
     layers = context.draft_config.get("num_hidden_layers")
-    if isinstance(layers, int) and layers > 1 and context.applies("cpu-dflash-norm", resolved.method):
+    if isinstance(layers, int) and layers > 1:
         yield from context.ruling(
             "cpu-dflash-norm",
             f"On CPU, the keys of all {layers} drafter layers get the first layer's norm: almost no drafted token is "
             "accepted.",
             where="method",
             fix="Judge DFlash on a GPU.",
+            method=resolved.method,
         )

@@ -62,6 +62,11 @@ def _find_drafting_on_v1(context: Context, resolved: Resolved, drafting: object)
             where=_DRAFTING,
             fix="From 0.22.0 on 'probabilistic' works on both runners.",
         )
-    if drafting not in (None, "greedy") and context.applies("medusa-drafts-greedily", resolved.method):
-        message = f"Medusa heads draft greedily; {_DRAFTING} {drafting!r} is not read."
-        yield from context.ruling("medusa-drafts-greedily", message, where=_DRAFTING, fix="Leave it out.")
+    if drafting not in (None, "greedy"):
+        yield from context.ruling(
+            "medusa-drafts-greedily",
+            f"Medusa heads draft greedily; {_DRAFTING} {drafting!r} is not read.",
+            where=_DRAFTING,
+            fix="Leave it out.",
+            method=resolved.method,
+        )

@@ -24,7 +24,7 @@ def find_traps(context: Context, resolved: Resolved) -> Iterator[Ruling]:
 
 def _find_short_lookup(context: Context, resolved: Resolved) -> Iterator[Ruling]:
     shortest = resolved.prompt_lookup_min
-    if not context.applies("short-lookup-with-tools", resolved.method) or shortest is None or shortest > _SHORT:
+    if shortest is None or shortest > _SHORT:
         return
     yield from context.ruling(
         "short-lookup-with-tools",
@@ -32,6 +32,7 @@ def _find_short_lookup(context: Context, resolved: Resolved) -> Iterator[Ruling]
         "malformed tool calls with 2 and none with 8.",
         where="prompt_lookup_min",
         fix="Write 8, and compare the outputs of your own tool calls.",
+        method=resolved.method,
     )
 
 
