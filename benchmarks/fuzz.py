@@ -32,8 +32,8 @@ from draftwise.facts.models import known_models
 from draftwise.facts.vllm import releases
 from draftwise.plan.check import check
 from draftwise.plan.checkpoint import inspect_checkpoint, inspect_pair
-from draftwise.plan.read import read_setups
 from draftwise.plan.size import size
+from draftwise.setups.read import read_setups
 
 Input = Mapping[str, bytes]
 """File name -> content."""

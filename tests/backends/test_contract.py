@@ -29,7 +29,7 @@ from draftwise.backends import (
 from draftwise.backends.child import ChildBackend
 from draftwise.core import Prompt, ServerLoad, SpecConfig
 from draftwise.measure.load.client import Client
-from draftwise.measure.schedule import Turn
+from draftwise.runs.schedule import Turn
 
 PROMPT = Prompt(id="p", text="abcabcabcabcabc", max_tokens=24)
 CHAT = Prompt(id="q", messages=({"role": "user", "content": "say abcabc"},), max_tokens=8)

@@ -10,10 +10,10 @@ import subprocess
 import time
 from functools import partial
 
-import builders
 import httpx
 import pytest
-from serving import serving_launched
+from tests.support import builders
+from tests.support.serving import serving_launched
 
 from draftwise.core import BackendError, InvalidSetup
 from draftwise.engine.outputs import Delta, Logprob

@@ -5,8 +5,8 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from fake_engine import FakeEngine
-from serving import serving
+from tests.support.fake_engine import FakeEngine
+from tests.support.serving import serving
 
 from draftwise.core import SpecStats
 from draftwise.engine.outputs import Delta, EngineStats

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import httpx
 
-from draftwise.backends import keeper
+from draftwise.backends import child_reaper as keeper
 from draftwise.backends.url import UrlBackend
 from draftwise.core import BackendError
 
