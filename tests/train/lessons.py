@@ -12,7 +12,8 @@ from draftwise.engine.attention import PagedKV
 from draftwise.engine.models.drafter import Drafter
 from draftwise.engine.proposers.base import Proposer
 from draftwise.train import get_method
-from draftwise.train.method import Batch, Lesson, Method, States
+from draftwise.train.lesson import Batch, Lesson, States
+from draftwise.train.method import Method
 from draftwise.train.options import resolve_options
 from draftwise.train.target import Target
 from engine.confirming import confirm, plan

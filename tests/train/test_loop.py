@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 from draftwise.core import InvalidSetup
 from draftwise.train import METHODS, answers, get_method
 from draftwise.train.answers import AnswerSettings, answer, cut_prompts
+from draftwise.train.lesson import Batch
 from draftwise.train.loop import Training
-from draftwise.train.method import Batch
 from draftwise.train.optimizers import schedule_factor
 from draftwise.train.progress import Reporter
 from draftwise.train.reading import Sample

@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from draftwise.train.blueprint import Blueprint
 from draftwise.train.labels import align, answer_as_target, score, weigh
 from draftwise.train.layers import DecoderLayer, KeyValue, Rotations, working
-from draftwise.train.method import Batch, Lesson, Method, States
+from draftwise.train.lesson import Batch, Lesson, States
+from draftwise.train.method import Method
 from draftwise.train.target import Target
 from draftwise.train.vocabulary_loss import Answers, vocabulary_loss
 

@@ -21,7 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from draftwise.core import InvalidSetup
-from draftwise.train.method import Batch, Lesson, Method, States
+from draftwise.train.lesson import Batch, Lesson, States
+from draftwise.train.method import Method
 from draftwise.train.options import Option
 from draftwise.train.target import Target
 from draftwise.train.vocabulary_loss import Answers, vocabulary_loss

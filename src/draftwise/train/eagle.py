@@ -18,7 +18,7 @@ from draftwise.train.chain import ChainNetwork, ChainTraining, Step
 from draftwise.train.checkpoint import save_drafter
 from draftwise.train.labels import align
 from draftwise.train.layers import DecoderLayer, linear
-from draftwise.train.method import Batch, States
+from draftwise.train.lesson import Batch, States
 from draftwise.train.options import Option
 from draftwise.train.target import Target
 

@@ -20,7 +20,7 @@ from draftwise.train.chain import ChainNetwork, ChainTraining
 from draftwise.train.checkpoint import save_drafter
 from draftwise.train.labels import answer_as_target
 from draftwise.train.layers import DecoderLayer, Norm, linear, working
-from draftwise.train.method import Batch, States
+from draftwise.train.lesson import Batch, States
 from draftwise.train.options import Option
 from draftwise.train.taps import check_taps, choose_mask_token, usual_taps
 from draftwise.train.target import Target

@@ -18,7 +18,8 @@ from draftwise.core import InvalidSetup, SpecStats
 from draftwise.train.curves import draw_curves
 from draftwise.train.data import Feed, Order, Position, Rows
 from draftwise.train.features import StateSource
-from draftwise.train.method import Lesson, Method
+from draftwise.train.lesson import Lesson
+from draftwise.train.method import Method
 from draftwise.train.optimizers import Optimizers, schedule_factor
 from draftwise.train.progress import Bar, Reporter
 from draftwise.train.run_folder import RunFolder

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from draftwise.train.checkpoint import save_drafter
 from draftwise.train.labels import learn_labels
-from draftwise.train.method import Batch, Lesson, Method, States
+from draftwise.train.lesson import Batch, Lesson, States
+from draftwise.train.method import Method
 from draftwise.train.options import Option
 from draftwise.train.target import Target
 

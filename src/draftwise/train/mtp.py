@@ -21,7 +21,7 @@ from draftwise.train.chain import ChainNetwork, ChainTraining
 from draftwise.train.checkpoint import save_drafter
 from draftwise.train.labels import answer_as_text
 from draftwise.train.layers import DecoderLayer, Norm, linear
-from draftwise.train.method import Batch, States
+from draftwise.train.lesson import Batch, States
 from draftwise.train.options import Option
 from draftwise.train.target import Target
 from draftwise.train.vocabulary_loss import Answers
