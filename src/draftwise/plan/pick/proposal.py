@@ -9,8 +9,8 @@ from typing import Any
 from draftwise.core import Finding, Severity
 from draftwise.facts.advice import get_advice, runs_embedded
 from draftwise.facts.families import PublishedDrafter
+from draftwise.plan.forecast.work import Work
 from draftwise.plan.pick.case import Case
-from draftwise.plan.pick.work import Work
 
 __all__ = ["Proposal", "Refusal", "canonical", "no_drafter", "published_notes", "refuse", "sourced"]
 

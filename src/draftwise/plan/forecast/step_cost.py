@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from draftwise.core import ModelShape
 from draftwise.facts.advice import step_costs
 from draftwise.facts.gpus import Gpu
-from draftwise.plan.pick.work import Work
+from draftwise.plan.forecast.work import Work
 
 __all__ = ["Batch", "Drafting", "Machine", "acceptance_length", "best_k"]
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from draftwise.facts.gpus import get_gpu
 from draftwise.facts.models import find_model
-from draftwise.plan.pick.cost import Batch, Drafting, Machine, acceptance_length, best_k
-from draftwise.plan.pick.work import find_drafter_work, find_work
+from draftwise.plan.forecast.step_cost import Batch, Drafting, Machine, acceptance_length, best_k
+from draftwise.plan.forecast.work import find_drafter_work, find_work
 from draftwise.plan.size.precision import BF16
 from draftwise.plan.size.shapes import read_shape
 
