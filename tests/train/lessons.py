@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from draftwise.engine.attention import PagedKV
+from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.models.drafter import Drafter
 from draftwise.engine.proposers.base import Proposer
 from draftwise.train import get_method

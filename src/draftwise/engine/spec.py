@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from draftwise.core import Finding, InvalidSetup, Severity, SpecConfig
-from draftwise.engine.acceptance import Acceptance, Standard, Synthetic, Typical
+from draftwise.engine.sampling.acceptance import Acceptance, Standard, Synthetic, Typical
 from draftwise.engine.spec_keys import ELSEWHERE, KEYS, LAYER_IDS_KEY, METHODS, MTP_SUFFIX, NAME_TRAPS, NO_EFFECT
 from draftwise.facts.glossary import meaning_of_key
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from draftwise.engine.outputs import Delta, Logprob, LogprobsOfToken
-from draftwise.engine.tokenizer import Tokenizer
+from draftwise.engine.text.tokenizer import Tokenizer
 
 __all__ = ["ChatFormat", "CompletionFormat", "Format"]
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Library
 
 from draftwise.core import InvalidSetup
-from draftwise.engine.tokenizer import Tokenizer
+from draftwise.engine.text.tokenizer import Tokenizer
 from draftwise.plan.checkpoint.tokenizer_fit import compare_vocabularies
 from draftwise.plan.checkpoint.vocabulary import Vocabulary, read_vocabulary
 
