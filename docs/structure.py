@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "draftwise"
-LAYERS = ("cli", "serve", "measure", "train", "backends", "plan", "engine", "facts", "core")
+LAYERS = ("cli", "serve", "measure", "train", "backends", "plan", "engine", "checkpoints", "facts", "core")
 HEAD = """# Structure
 
 One package, layered by the operator's verbs; imports go downward only, and `make check` enforces it:
@@ -17,6 +17,7 @@ cli
 serve | measure | train
 backends
 plan | engine
+checkpoints
 facts
 core
 ```
