@@ -23,6 +23,7 @@ from draftwise.backends import (
     FakeScript,
     UrlBackend,
     VllmBackend,
+    child_reaper,
     virtual_time,
 )
 from draftwise.backends.child import ChildBackend

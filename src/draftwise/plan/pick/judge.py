@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from draftwise.checkpoints import inspect_pair
 from draftwise.core import Effect, Finding, InvalidSetup, Ruling, Setup, Severity
 from draftwise.facts.advice import Anchor, anchors_of, get_advice
 from draftwise.facts.families import PublishedDrafter
 from draftwise.plan.check import Report, Resolved, check
-from draftwise.plan.checkpoint import inspect_pair
 from draftwise.plan.forecast.schedule import KEY, schedule_keys
 from draftwise.plan.forecast.step_cost import Drafting
 from draftwise.plan.pick.case import Case

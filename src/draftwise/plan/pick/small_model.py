@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from draftwise.checkpoints.model_config import find_model_config
 from draftwise.core import Finding, Severity
 from draftwise.facts.advice import get_advice, guide_order
 from draftwise.facts.families import PublishedDrafter
 from draftwise.plan.forecast.work import Work, find_work
-from draftwise.plan.model_config import find_model_config
 from draftwise.plan.pick.case import Case
 from draftwise.plan.pick.proposal import Proposal, Refusal, no_drafter, published_notes, sourced
 from draftwise.plan.size.precision import precision_of

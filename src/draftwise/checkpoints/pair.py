@@ -9,11 +9,11 @@ from typing import Any
 
 from packaging.version import Version
 
+from draftwise.checkpoints.head_fit import find_base_findings, find_head_findings
+from draftwise.checkpoints.inspect import Inspection, describe_lost, inspect_directory
+from draftwise.checkpoints.ruling import keep_holding, rule_on
+from draftwise.checkpoints.tokenizer_fit import Comparison, compare_vocabularies, find_tokenizer_findings
 from draftwise.core import Finding, InvalidSetup, Severity
-from draftwise.plan.checkpoint.head_fit import find_base_findings, find_head_findings
-from draftwise.plan.checkpoint.inspection import Inspection, describe_lost, inspect_directory
-from draftwise.plan.checkpoint.ruling import keep_holding, rule_on
-from draftwise.plan.checkpoint.tokenizer_fit import Comparison, compare_vocabularies, find_tokenizer_findings
 
 __all__ = ["Pair", "find_mtp_findings", "find_pair_findings", "inspect_checkpoint", "inspect_pair"]
 
@@ -224,14 +224,14 @@ def _find_ratio(pair: Pair, where: str) -> Iterator[Finding]:
 
 
 def _find_precision(pair: Pair) -> Iterator[Finding]:
-    mine, theirs = pair.drafter.quantisation, pair.target.quantisation
+    mine, theirs = pair.drafter.quantization, pair.target.quantization
     if theirs is not None and theirs.bits is not None and theirs.bits <= 4:
         yield rule_on(
-            "target-four-bits", f"the target is quantised ({theirs}).", where=str(pair.target.directory),
-            fix="Measure acceptance on this checkpoint, not on the unquantised one.",
+            "target-four-bits", f"the target is quantized ({theirs}).", where=str(pair.target.directory),
+            fix="Measure acceptance on this checkpoint, not on the unquantized one.",
         )  # fmt: skip
     if theirs is not None and mine is None and not pair.drafter.drafter.is_head:
         yield rule_on(
-            "drafter-unquantised", f"the target is quantised ({theirs}), and the drafter is not.",
-            where=str(pair.drafter.directory), fix="Quantise the drafter too: what it guesses is verified anyhow.",
+            "drafter-unquantized", f"the target is quantized ({theirs}), and the drafter is not.",
+            where=str(pair.drafter.directory), fix="Quantize the drafter too: what it guesses is verified anyhow.",
         )  # fmt: skip

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from draftwise.plan.checkpoint.decoder_tensors import Shapes, Sizes, decoder_layer, decoder_model
-from draftwise.plan.checkpoint.dimensions import Dimensions, get_int, get_mapping
-from draftwise.plan.checkpoint.recognise import Drafter
+from draftwise.checkpoints.decoder_tensors import Shapes, Sizes, decoder_layer, decoder_model
+from draftwise.checkpoints.dimensions import Dimensions, get_int, get_mapping
+from draftwise.checkpoints.recognize import Drafter
 
 __all__ = ["Expected", "TargetSizes", "expect_tensors"]
 
@@ -47,7 +47,7 @@ def expect_tensors(drafter: Drafter, target: TargetSizes | None = None) -> Expec
     """Return what a drafter must hold, None where its architecture is not covered or its config lacks a size.
 
     Args:
-        drafter: as recognised.
+        drafter: as recognized.
         target: None: the target is taken to be as wide as the drafter, with the same vocabulary.
     """
     expect = _BY_METHOD.get(drafter.method)

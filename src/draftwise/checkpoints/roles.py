@@ -12,7 +12,7 @@ _ROLES = (
     ("mtp", re.compile(r"(?:^|\.)(?:mtp(?:_\w+)?|nextn_predict_layers)\.|\.(?:eh_proj|enorm|hnorm|shared_head)\.")),
     ("other modality", _VISION),
     (
-        "quantisation",
+        "quantization",
         re.compile(
             r"(?:scales?|scale_inv|scale_2|qzeros|g_idx|zero_points?|weight_shape|amax|absmax|quant_map)$|quant_state\."
         ),

@@ -1,4 +1,4 @@
-"""How a checkpoint's weights are quantised, from its config; and how many parameters the stored elements stand for."""
+"""How a checkpoint's weights are quantized, from its config; and how many parameters the stored elements stand for."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from draftwise.plan.checkpoint.dimensions import get_int, get_mapping
-from draftwise.plan.checkpoint.headers import Tensor
-from draftwise.plan.checkpoint.roles import role_of
+from draftwise.checkpoints.dimensions import get_int, get_mapping
+from draftwise.checkpoints.headers import Tensor
+from draftwise.checkpoints.roles import role_of
 
-__all__ = ["Quantisation", "count_parameters", "find_quantisation"]
+__all__ = ["Quantization", "count_parameters", "find_quantization"]
 
 _PACKED = (".qweight", ".weight_packed", "_blocks", ".qweight_packed")
 """Endings of the tensors that hold several weights in one element: GPTQ and AWQ, compressed-tensors, MXFP4."""
@@ -20,7 +20,7 @@ _ELEMENT_BITS = {"I32": 32, "U32": 32, "I8": 8, "U8": 8, "I16": 16, "I64": 64}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Quantisation:
+class Quantization:
     """What quantization_config says."""
 
     method: str
@@ -39,8 +39,8 @@ class Quantisation:
         return ", ".join(part for part in parts if part)
 
 
-def find_quantisation(config: Mapping[str, Any]) -> Quantisation | None:
-    """Return how a config says that the weights are quantised, None if it says nothing."""
+def find_quantization(config: Mapping[str, Any]) -> Quantization | None:
+    """Return how a config says that the weights are quantized, None if it says nothing."""
     given = get_mapping(config, "quantization_config") or get_mapping(config, "compression_config")
     inner = get_mapping(given, "quantization") or given  # ModelOpt's own file has one more level
     if not inner:
@@ -48,7 +48,7 @@ def find_quantisation(config: Mapping[str, Any]) -> Quantisation | None:
     method = str(given.get("quant_method") or inner.get("quant_algo") or "unknown").lower()
     weights = _group_weights(inner)
     bits = get_int(weights, "num_bits") or get_int(inner, "bits", "w_bit") or _named_bits(method, inner)
-    return Quantisation(
+    return Quantization(
         method=method,
         bits=bits,
         group_size=get_int(weights, "group_size") or get_int(inner, "group_size", "q_group_size"),
@@ -70,13 +70,13 @@ def _named_bits(method: str, config: Mapping[str, Any]) -> int | None:
     return next((bits for part, bits in _PRECISION_BITS.items() if part in named), None)
 
 
-def count_parameters(tensors: Iterable[Tensor], quantisation: Quantisation | None) -> int:
-    """Return how many weights there are, quantised ones unpacked; scales, zero points and maps do not count."""
-    bits = quantisation.bits if quantisation is not None else None
+def count_parameters(tensors: Iterable[Tensor], quantization: Quantization | None) -> int:
+    """Return how many weights there are, quantized ones unpacked; scales, zero points and maps do not count."""
+    bits = quantization.bits if quantization is not None else None
     return sum(
         tensor.num_elements * _per_element(tensor, bits)
         for tensor in tensors
-        if role_of(tensor.name) not in ("quantisation", "vocabulary map")
+        if role_of(tensor.name) not in ("quantization", "vocabulary map")
     )
 
 

@@ -11,11 +11,11 @@ from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Any, Literal
 
+from draftwise.checkpoints.inspect import Inspection
+from draftwise.checkpoints.quoting import quote
+from draftwise.checkpoints.ruling import rule_on
+from draftwise.checkpoints.vocabulary import Vocabulary
 from draftwise.core import Finding
-from draftwise.plan.checkpoint.inspection import Inspection
-from draftwise.plan.checkpoint.quoting import quote
-from draftwise.plan.checkpoint.ruling import rule_on
-from draftwise.plan.checkpoint.vocabulary import Vocabulary
 
 __all__ = ["Comparison", "Difference", "compare_vocabularies", "find_tokenizer_findings"]
 

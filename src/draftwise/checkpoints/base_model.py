@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from draftwise.checkpoints.dimensions import get_mapping
+from draftwise.checkpoints.text_files import read_json, read_lines
 from draftwise.core import InvalidSetup
-from draftwise.plan.checkpoint.dimensions import get_mapping
-from draftwise.plan.checkpoint.text_files import read_json, read_lines
 
 __all__ = ["RecordedBase", "find_recorded_base", "is_same_model", "means_nothing", "names_of"]
 
@@ -23,7 +23,7 @@ _MOST_README_LINES = 200
 _COPY = re.compile(
     r"[-_.](?:fp8|fp4|nvfp4|mxfp4|int4|int8|bf16|fp16|awq|gptq|gguf|w\d+a\d+\w*|\d+bit|quantized|dynamic|block|hf|bnb)(?![a-z])"
 )
-"""What is added to the name of a quantised or converted copy."""
+"""What is added to the name of a quantized or converted copy."""
 _MEANINGLESS = re.compile(
     r"[0-9a-f]{40}|model|models|target|main|snapshot|checkpoint|base|final|latest|hf|vllm|output|llm", re.IGNORECASE
 )
@@ -107,7 +107,7 @@ def names_of(directory: Path, config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def is_same_model(recorded: str, name: str) -> bool:
-    """Whether two names mean the same model, or one a quantised copy of the other.
+    """Whether two names mean the same model, or one a quantized copy of the other.
 
     A model and its instruction-tuned version are two: a head for one drafts badly for the other.
     """

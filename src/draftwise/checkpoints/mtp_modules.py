@@ -1,6 +1,6 @@
 """Modules for multi-token prediction inside a target: how many its config promises, and which are really there.
 
-Saving a model with transformers drops them for most families, and quantising one often does, while config.json keeps
+Saving a model with transformers drops them for most families, and quantizing one often does, while config.json keeps
 its promise; vLLM then fails only when it loads the drafter.
 """
 
@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from draftwise.plan.checkpoint.dimensions import get_int, get_mapping
-from draftwise.plan.checkpoint.headers import Headers
-from draftwise.plan.checkpoint.roles import layer_of, role_of
+from draftwise.checkpoints.dimensions import get_int, get_mapping
+from draftwise.checkpoints.headers import Headers
+from draftwise.checkpoints.roles import layer_of, role_of
 
 __all__ = ["MtpModules", "find_mtp_modules"]
 

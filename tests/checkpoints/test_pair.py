@@ -24,14 +24,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from packaging.version import Version
 
-from draftwise.core import InvalidSetup, Severity
-from draftwise.plan import checkpoint
-from draftwise.plan.checkpoint import (
+from draftwise import checkpoints
+from draftwise.checkpoints import (
     find_mtp_findings,
     find_pair_findings,
     inspect_checkpoint,
     inspect_pair,
 )
+from draftwise.core import InvalidSetup, Severity
 
 TARGET = BUNDLE / "target"
 Config = dict[str, Any]
@@ -65,7 +65,7 @@ def test_the_bundled_target_is_clean() -> None:
     found = inspect_checkpoint(TARGET)
     assert found.findings == ()
     assert found.num_parameters == 26_223_104
-    assert (found.mtp, found.quantisation) == (None, None)
+    assert (found.mtp, found.quantization) == (None, None)
 
 
 def drop(*names: str) -> Callable[[Tensors], object]:
@@ -154,8 +154,8 @@ def test_a_fault_of_the_config(
     assert look(copy_changed(BUNDLE / name, tmp_path / name, config=change)) == expected
 
 
-def test_a_quantised_head_is_complete_by_the_names_of_its_layers(tmp_path: Path) -> None:
-    def quantise(tensors: Tensors) -> None:
+def test_a_quantized_head_is_complete_by_the_names_of_its_layers(tmp_path: Path) -> None:
+    def quantize(tensors: Tensors) -> None:
         for name in [name for name in tensors if name.endswith("_proj.weight")]:
             _, (rows, columns) = tensors.pop(name)
             stem = name.removesuffix(".weight")
@@ -163,20 +163,20 @@ def test_a_quantised_head_is_complete_by_the_names_of_its_layers(tmp_path: Path)
             tensors[f"{stem}.scales"] = ("BF16", (columns // 128, rows))
             tensors[f"{stem}.qzeros"] = ("I32", (columns // 128, rows // 8))
 
-    quantisation = {"quant_method": "gptq", "bits": 4, "group_size": 128}
+    quantization = {"quant_method": "gptq", "bits": 4, "group_size": 128}
     folder = copy_changed(
-        BUNDLE / "eagle3", tmp_path / "eagle3", config=say(quantization_config=quantisation), tensors=quantise
+        BUNDLE / "eagle3", tmp_path / "eagle3", config=say(quantization_config=quantization), tensors=quantize
     )
     assert look(folder) == set()
     found = inspect_checkpoint(folder)
-    assert str(found.quantisation) == "gptq, 4 bits, group 128"
+    assert str(found.quantization) == "gptq, 4 bits, group 128"
     assert found.num_parameters == inspect_checkpoint(BUNDLE / "eagle3").num_parameters
     shutil.rmtree(folder)
     dropped = copy_changed(
         BUNDLE / "eagle3",
         folder,
-        config=say(quantization_config=quantisation),
-        tensors=lambda t: [quantise(t), t.pop("layers.0.mlp.up_proj.qweight"), t.pop("layers.0.mlp.up_proj.scales"),
+        config=say(quantization_config=quantization),
+        tensors=lambda t: [quantize(t), t.pop("layers.0.mlp.up_proj.qweight"), t.pop("layers.0.mlp.up_proj.scales"),
                            t.pop("layers.0.mlp.up_proj.qzeros")],
     )  # fmt: skip
     assert look(dropped) == {"tensors-missing"}
@@ -211,7 +211,7 @@ class TestTokenizers:
 
         assert self.rewrite(drafter, rename) == {"control-tokens-differ"}
 
-    def test_another_normaliser(self, drafter: Path) -> None:
+    def test_another_normalizer(self, drafter: Path) -> None:
         assert self.rewrite(drafter, lambda c: c.update(normalizer={"type": "NFC"})) == {"text-split-differs"}
 
     def test_another_end_token(self, drafter: Path) -> None:
@@ -341,10 +341,10 @@ class TestAdvice:
         }
         target = copy_changed(TARGET, tmp_path / "four", config=say(quantization_config=four))
         found = look(BUNDLE / "draft_model", target, least=Severity.INFO)
-        assert found == {"target-four-bits", "drafter-unquantised"}
+        assert found == {"target-four-bits", "drafter-unquantized"}
         assert look(BUNDLE / "eagle", target, least=Severity.INFO) == {"target-four-bits"}
         eight = copy_changed(TARGET, tmp_path / "eight", config=say(quantization_config={"quant_method": "fp8"}))
-        assert look(BUNDLE / "draft_model", eight, least=Severity.INFO) == {"drafter-unquantised"}
+        assert look(BUNDLE / "draft_model", eight, least=Severity.INFO) == {"drafter-unquantized"}
 
     def test_a_draft_model_for_parallel_drafting(self, tmp_path: Path) -> None:
         folder = copy_changed(BUNDLE / "draft_model", tmp_path / "pard", config=say(pard_token=7))
@@ -403,7 +403,7 @@ def test_faults_of_both_sides_are_told_at_once(tmp_path: Path) -> None:
 
 def test_every_rule_of_the_area_is_emitted_somewhere() -> None:
     rows = json.loads(files("draftwise.facts").joinpath("data/rules/checkpoint.json").read_text())
-    folder = Path(checkpoint.__file__).parent
+    folder = Path(checkpoints.__file__).parent
     source = "".join(path.read_text() for path in folder.glob("*.py"))
     assert [row["code"] for row in rows if f'"{row["code"]}"' not in source] == []
 

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from draftwise.checkpoints import weight_files
+from draftwise.checkpoints.quoting import quote
+from draftwise.checkpoints.roles import role_of
+from draftwise.checkpoints.text_files import POINTER_BYTES, refuse_pointer
 from draftwise.core import Finding, InvalidSetup
-from draftwise.plan.checkpoint import weight_files
-from draftwise.plan.checkpoint.quoting import quote
-from draftwise.plan.checkpoint.roles import role_of
-from draftwise.plan.checkpoint.text_files import POINTER_BYTES, refuse_pointer
 
 __all__ = ["DTYPE_BITS", "Headers", "Tensor", "read_file", "read_headers"]
 

@@ -6,36 +6,36 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 
+from draftwise.checkpoints.decoder_tensors import Shapes
+from draftwise.checkpoints.expected import Expected, TargetSizes, expect_tensors
+from draftwise.checkpoints.headers import Headers, Tensor
+from draftwise.checkpoints.quoting import quote, quote_some
+from draftwise.checkpoints.recognize import Drafter
+from draftwise.checkpoints.ruling import rule_on
 from draftwise.core import Finding
-from draftwise.plan.checkpoint.decoder_tensors import Shapes
-from draftwise.plan.checkpoint.expected import Expected, TargetSizes, expect_tensors
-from draftwise.plan.checkpoint.headers import Headers, Tensor
-from draftwise.plan.checkpoint.quoting import quote, quote_some
-from draftwise.plan.checkpoint.recognise import Drafter
-from draftwise.plan.checkpoint.ruling import rule_on
 
 __all__ = ["find_tensor_findings"]
 
-_QUANTISED_PART = re.compile(
+_QUANTIZED_PART = re.compile(
     r"\.(?:qweight|qzeros|scales|g_idx|weight_packed|weight_scale(?:_\w+)?|weight_shape|weight_zero_point|weight_g_idx"
     r"|input_scale|input_global_scale|weight_global_scale|k_scale|v_scale|weight\.[\w.]+)$"
 )
-"""Endings of what stands in for `.weight`, or beside it, in a quantised layer."""
+"""Endings of what stands in for `.weight`, or beside it, in a quantized layer."""
 _PACKED_TYPES = frozenset({"U8", "I8", "I32", "F4", "F6_E2M3", "F6_E3M2"})
 _FLEXIBLE = "mask_hidden"
 """Read flat, whatever its shape."""
 
 
 def find_tensor_findings(
-    drafter: Drafter, headers: Headers, target: TargetSizes | None, *, is_quantised: bool
+    drafter: Drafter, headers: Headers, target: TargetSizes | None, *, is_quantized: bool
 ) -> Iterator[Finding]:
     """Yield what is missing, unknown or of another shape.
 
     Args:
-        drafter: as recognised.
+        drafter: as recognized.
         headers: its tensors.
         target: see `expect_tensors`.
-        is_quantised: whether its config says that its weights are quantised: packed ones have shapes of their own.
+        is_quantized: whether its config says that its weights are quantized: packed ones have shapes of their own.
     """
     where = str(headers.directory)
     expected = expect_tensors(drafter, target)
@@ -51,11 +51,11 @@ def find_tensor_findings(
             where=where, fix="Save the tensors again without the prefix.",
         )  # fmt: skip
         return
-    stems = {_stem(name) for name in found} if is_quantised else set[str]()
+    stems = {_stem(name) for name in found} if is_quantized else set[str]()
     yield from _find_missing(expected, found, stems, where)
-    yield from _find_misshapen(expected, found, where, is_quantised=is_quantised)
+    yield from _find_misshapen(expected, found, where, is_quantized=is_quantized)
     if expected.refuses_unknown:
-        yield from _find_unknown(drafter, expected, found, where, is_quantised=is_quantised)
+        yield from _find_unknown(drafter, expected, found, where, is_quantized=is_quantized)
 
 
 def _unchecked(drafter: Drafter, where: str) -> Finding:
@@ -74,8 +74,8 @@ def _all_prefixed(found: Mapping[str, Tensor], expected: Expected) -> bool:
 
 
 def _stem(name: str) -> str:
-    """Return the name that a layer's weight would have if it were not quantised."""
-    return _QUANTISED_PART.sub(".weight", name)
+    """Return the name that a layer's weight would have if it were not quantized."""
+    return _QUANTIZED_PART.sub(".weight", name)
 
 
 def _find_missing(expected: Expected, found: Mapping[str, Tensor], stems: set[str], where: str) -> Iterator[Finding]:
@@ -98,13 +98,13 @@ def _find_missing(expected: Expected, found: Mapping[str, Tensor], stems: set[st
 
 
 def _find_misshapen(
-    expected: Expected, found: Mapping[str, Tensor], where: str, *, is_quantised: bool
+    expected: Expected, found: Mapping[str, Tensor], where: str, *, is_quantized: bool
 ) -> Iterator[Finding]:
     shapes: Shapes = {**expected.required, **expected.optional}
     wrong = [
         f"{name} is {list(found[name].shape)}, not {list(shape)}"
         for name, shape in sorted(shapes.items())
-        if name in found and not _fits(found[name], name, shape, may_be_packed=is_quantised)
+        if name in found and not _fits(found[name], name, shape, may_be_packed=is_quantized)
     ]
     if wrong:
         yield rule_on(
@@ -122,7 +122,7 @@ def _fits(tensor: Tensor, name: str, shape: tuple[int, ...], *, may_be_packed: b
 
 
 def _find_unknown(
-    drafter: Drafter, expected: Expected, found: Mapping[str, Tensor], where: str, *, is_quantised: bool
+    drafter: Drafter, expected: Expected, found: Mapping[str, Tensor], where: str, *, is_quantized: bool
 ) -> Iterator[Finding]:
     known = expected.required.keys() | expected.optional.keys()
     unknown = [
@@ -130,7 +130,7 @@ def _find_unknown(
         for name in sorted(found)
         if name not in known
         and not expected.ignored.fullmatch(name)
-        and not (is_quantised and (_stem(name) in known or _QUANTISED_PART.search(name)))
+        and not (is_quantized and (_stem(name) in known or _QUANTIZED_PART.search(name)))
     ]
     if drafter.method == "draft_model" and len(unknown) > len(known):
         return  # another family under a familiar name: nothing that a list of names would explain

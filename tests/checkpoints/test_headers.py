@@ -13,10 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors import SafetensorError, deserialize, safe_open
 
+from draftwise.checkpoints import read_headers
+from draftwise.checkpoints.headers import read_file
+from draftwise.checkpoints.roles import role_of
 from draftwise.core import InvalidSetup
-from draftwise.plan.checkpoint import read_headers
-from draftwise.plan.checkpoint.headers import read_file
-from draftwise.plan.checkpoint.roles import role_of
 
 QUICK = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 TENSORS = {"a.weight": ("BF16", (4, 3)), "b": ("I64", (2,)), "c": ("F4", (4, 2)), "empty": ("F32", (0, 7))}
@@ -60,7 +60,7 @@ def test_layers_beyond_the_decoder_are_mtp() -> None:
     assert role_of("model.layers.60.self_attn.o_proj.weight", 61) == "attention"
     assert role_of("model.layers.61.self_attn.o_proj.weight", 61) == "mtp"
     assert role_of("model.layers.3.mlp.experts.7.down_proj.weight", 61) == "experts"
-    assert role_of("model.layers.3.mlp.down_proj.weight_scale_inv") == "quantisation"
+    assert role_of("model.layers.3.mlp.down_proj.weight_scale_inv") == "quantization"
     assert role_of("visual.blocks.40.attn.qkv.weight", 28) == "other modality"
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from draftwise.checkpoints.base_model import is_same_model, means_nothing, names_of
+from draftwise.checkpoints.dimensions import get_int, get_ints, get_mapping
+from draftwise.checkpoints.expected import TargetSizes
+from draftwise.checkpoints.inspect import Inspection
+from draftwise.checkpoints.quoting import quote
+from draftwise.checkpoints.recognize import Drafter
+from draftwise.checkpoints.ruling import rule_on
 from draftwise.core import Finding
-from draftwise.plan.checkpoint.base_model import is_same_model, means_nothing, names_of
-from draftwise.plan.checkpoint.dimensions import get_int, get_ints, get_mapping
-from draftwise.plan.checkpoint.expected import TargetSizes
-from draftwise.plan.checkpoint.inspection import Inspection
-from draftwise.plan.checkpoint.quoting import quote
-from draftwise.plan.checkpoint.recognise import Drafter
-from draftwise.plan.checkpoint.ruling import rule_on
 
 __all__ = ["find_base_findings", "find_head_findings"]
 

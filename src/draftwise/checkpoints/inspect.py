@@ -7,19 +7,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from draftwise.checkpoints.base_model import RecordedBase, find_recorded_base
+from draftwise.checkpoints.completeness import find_tensor_findings
+from draftwise.checkpoints.dimensions import Dimensions, get_int
+from draftwise.checkpoints.expected import TargetSizes
+from draftwise.checkpoints.headers import Headers, read_headers
+from draftwise.checkpoints.model_config import ModelConfig, find_model_config
+from draftwise.checkpoints.mtp_modules import MtpModules, find_mtp_modules
+from draftwise.checkpoints.quantization import Quantization, count_parameters, find_quantization
+from draftwise.checkpoints.recognize import Drafter, recognize
+from draftwise.checkpoints.ruling import rule_on
+from draftwise.checkpoints.text_files import read_json
+from draftwise.checkpoints.vocabulary import Vocabulary, read_vocabulary
 from draftwise.core import Finding, InvalidSetup
-from draftwise.plan.checkpoint.base_model import RecordedBase, find_recorded_base
-from draftwise.plan.checkpoint.completeness import find_tensor_findings
-from draftwise.plan.checkpoint.dimensions import Dimensions, get_int
-from draftwise.plan.checkpoint.expected import TargetSizes
-from draftwise.plan.checkpoint.headers import Headers, read_headers
-from draftwise.plan.checkpoint.mtp_modules import MtpModules, find_mtp_modules
-from draftwise.plan.checkpoint.quantisation import Quantisation, count_parameters, find_quantisation
-from draftwise.plan.checkpoint.recognise import Drafter, recognise
-from draftwise.plan.checkpoint.ruling import rule_on
-from draftwise.plan.checkpoint.text_files import read_json
-from draftwise.plan.checkpoint.vocabulary import Vocabulary, read_vocabulary
-from draftwise.plan.model_config import ModelConfig, find_model_config
 
 __all__ = ["Inspection", "describe_lost", "inspect_directory"]
 
@@ -38,7 +38,7 @@ class Inspection:
     """Tokens that it can name, for a drafter with a vocabulary of its own."""
     headers: Headers
     num_parameters: int
-    quantisation: Quantisation | None
+    quantization: Quantization | None
     mtp: MtpModules | None
     """None where config and tensors say nothing of multi-token prediction."""
     vocabulary: Vocabulary | None
@@ -87,7 +87,7 @@ class Inspection:
             "bytes_by_dtype": headers.bytes_by_dtype(),
             "bytes_by_role": headers.bytes_by_role(self.dimensions.num_hidden_layers),
             "files": headers.files,
-            "quantisation": None if self.quantisation is None else asdict(self.quantisation),
+            "quantization": None if self.quantization is None else asdict(self.quantization),
             "mtp": None if self.mtp is None else asdict(self.mtp),
             "tokenizer": None if self.vocabulary is None else {
                 "source": self.vocabulary.source,
@@ -113,12 +113,12 @@ def inspect_directory(directory: str | Path, *, target: TargetSizes | None = Non
     model, headers, faults = _read(directory)
     if model is None or headers is None:
         raise InvalidSetup(faults)
-    drafter = recognise(model.config, headers.tensors)
+    drafter = recognize(model.config, headers.tensors)
     fields = drafter.config if drafter.layout == "speculators" else model.text_config
-    quantisation = find_quantisation(_with_modelopt(model.config, directory))
+    quantization = find_quantization(_with_modelopt(model.config, directory))
     mtp = find_mtp_modules(model.config, headers) if drafter.method in ("draft_model", "mtp") else None
     vocabulary, base, more = _read_around(directory, model.config)
-    about_tensors = find_tensor_findings(drafter, headers, target, is_quantised=quantisation is not None)
+    about_tensors = find_tensor_findings(drafter, headers, target, is_quantized=quantization is not None)
     return Inspection(
         directory=directory,
         config=model.config,
@@ -126,8 +126,8 @@ def inspect_directory(directory: str | Path, *, target: TargetSizes | None = Non
         dimensions=Dimensions.from_config(fields),
         draft_vocab_size=get_int(drafter.config, "draft_vocab_size", "truncated_vocab_size"),
         headers=headers,
-        num_parameters=count_parameters(headers.tensors.values(), quantisation),
-        quantisation=quantisation,
+        num_parameters=count_parameters(headers.tensors.values(), quantization),
+        quantization=quantization,
         mtp=mtp,
         vocabulary=vocabulary,
         recorded_base=base,
@@ -170,7 +170,7 @@ def _read_around(
 
 
 def _with_modelopt(config: Mapping[str, Any], directory: Path) -> Mapping[str, Any]:
-    """Return the config with what ModelOpt writes beside it, where it names no quantisation of its own."""
+    """Return the config with what ModelOpt writes beside it, where it names no quantization of its own."""
     file = directory / "hf_quant_config.json"
     if config.get("quantization_config") or not file.is_file():
         return config

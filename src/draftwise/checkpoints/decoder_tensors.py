@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from draftwise.plan.checkpoint.dimensions import Dimensions
+from draftwise.checkpoints.dimensions import Dimensions
 
 __all__ = ["Shapes", "Sizes", "decoder_layer", "decoder_model"]
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from draftwise.checkpoints.sentencepiece import read_pieces
+from draftwise.checkpoints.text_files import read_json, read_lines
 from draftwise.core import InvalidSetup
-from draftwise.plan.checkpoint.sentencepiece import read_pieces
-from draftwise.plan.checkpoint.text_files import read_json, read_lines
 
 __all__ = ["Vocabulary", "read_vocabulary"]
 

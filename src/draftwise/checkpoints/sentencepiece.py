@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from draftwise.plan.checkpoint.text_files import read_bytes
+from draftwise.checkpoints.text_files import read_bytes
 
 __all__ = ["read_pieces"]
 

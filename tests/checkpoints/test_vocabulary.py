@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Library
 
+from draftwise.checkpoints.tokenizer_fit import compare_vocabularies
+from draftwise.checkpoints.vocabulary import Vocabulary, read_vocabulary
 from draftwise.core import InvalidSetup
 from draftwise.engine.text.tokenizer import Tokenizer
-from draftwise.plan.checkpoint.tokenizer_fit import compare_vocabularies
-from draftwise.plan.checkpoint.vocabulary import Vocabulary, read_vocabulary
 
 QUICK = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 

@@ -7,10 +7,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from draftwise.plan.checkpoint.dimensions import get_int, get_ints, get_mapping
-from draftwise.plan.checkpoint.roles import role_of
+from draftwise.checkpoints.dimensions import get_int, get_ints, get_mapping
+from draftwise.checkpoints.roles import role_of
 
-__all__ = ["Drafter", "recognise"]
+__all__ = ["Drafter", "recognize"]
 
 _MASK_KEYS = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id")
 """Where a config.json may keep the id of the mask token, in vLLM's order (v1/spec_decode/llm_base_proposer.py)."""
@@ -64,7 +64,7 @@ class Drafter:
         return self.method != "draft_model"
 
 
-def recognise(config: Mapping[str, Any], names: Collection[str]) -> Drafter:
+def recognize(config: Mapping[str, Any], names: Collection[str]) -> Drafter:
     """Return what a config.json and the names of its tensors amount to."""
     algorithm = config.get("speculators_model_type")
     layout: Literal["plain", "speculators"] = "plain" if algorithm is None else "speculators"

@@ -10,11 +10,11 @@ import pytest
 import torch
 from crafted import BUNDLE, Tensors, copy_changed, look, tensors_of, write_checkpoint
 
+from draftwise.checkpoints import inspect_checkpoint, inspect_pair
+from draftwise.checkpoints.expected import TargetSizes, expect_tensors
+from draftwise.checkpoints.recognize import recognize
 from draftwise.core import Severity
 from draftwise.engine.models.speculators_format import from_plain
-from draftwise.plan.checkpoint import inspect_checkpoint, inspect_pair
-from draftwise.plan.checkpoint.expected import TargetSizes, expect_tensors
-from draftwise.plan.checkpoint.recognise import recognise
 
 TARGET = BUNDLE / "target"
 SMALL = {
@@ -42,7 +42,7 @@ def test_models_hold_what_transformers_makes(family: str, extra: dict[str, Any],
         model = getattr(transformers, f"{family}ForCausalLM")(config)
     made = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     settings = json.loads(config.to_json_string(use_diff=False)) | {"architectures": [f"{family}ForCausalLM"]}
-    expected = expect_tensors(recognise(settings, made))
+    expected = expect_tensors(recognize(settings, made))
     assert expected is not None
     assert {**expected.required, **expected.optional} == made
     assert ("lm_head.weight" in expected.required) != tied
@@ -135,11 +135,11 @@ class TestDSpark:
         config = json.loads((BUNDLE / "dflash" / "config.json").read_text())
         config |= {"architectures": ["Qwen3DSparkModel"], "markov_rank": 16, "vocab_size": 4224}
         target = TargetSizes(hidden_size=512, vocab_size=4096, num_layers=8)
-        expected = expect_tensors(recognise(config, []), target)
+        expected = expect_tensors(recognize(config, []), target)
         assert expected is not None
         assert "d2t" not in expected.required
         config["draft_vocab_size"] = 3000
-        expected = expect_tensors(recognise(config, []), target)
+        expected = expect_tensors(recognize(config, []), target)
         assert expected is not None
         assert expected.required["d2t"] == (3000,)
 

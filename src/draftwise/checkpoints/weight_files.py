@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from draftwise.checkpoints.quoting import quote_some
+from draftwise.checkpoints.text_files import read_json
 from draftwise.core import Finding, InvalidSetup, Severity
-from draftwise.plan.checkpoint.quoting import quote_some
-from draftwise.plan.checkpoint.text_files import read_json
 
 __all__ = ["WeightFiles", "find_disagreements", "find_weight_files"]
 

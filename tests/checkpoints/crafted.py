@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from draftwise.checkpoints import Pair, inspect_pair, read_headers
 from draftwise.core import Severity
-from draftwise.plan.checkpoint import Pair, inspect_pair, read_headers
 
-BUNDLE = Path(__file__).parents[3] / "bundle"
+BUNDLE = Path(__file__).parents[2] / "bundle"
 BITS = {"BF16": 16, "F32": 32, "I64": 64, "I32": 32, "BOOL": 8, "U8": 8, "F8_E4M3": 8, "F4": 4}
 
 Tensors = dict[str, tuple[str, tuple[int, ...]]]
