@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 
 from draftwise.facts.stored import read_data
 
-__all__ = ["Method", "find_method", "get_method", "methods_where", "read_methods"]
+__all__ = ["Method", "find_method", "find_placeholder", "get_method", "methods_where", "read_methods"]
 
 DraftsFrom = Literal["text", "own_model", "target_states", "own_code", "none"]
 Network = Literal["chain", "one_pass", "heads", "none"]
@@ -124,6 +124,11 @@ def get_method(name: str) -> Method:
 def find_method(name: str | None) -> Method | None:
     """Return a method by its name or an alias; None for an unknown one."""
     return None if name is None else _by_name().get(name)
+
+
+def find_placeholder(model: str) -> Method | None:
+    """Return the method that a value of the key `model` stands for; None where it names a drafter."""
+    return next((method for method in _rows() if model in method.placeholders), None)
 
 
 def methods_where(**columns: object) -> Mapping[str, Method]:
