@@ -68,8 +68,8 @@ class Method:
     """Whether `block_size` counts the token before the guesses."""
     drafts_whole_block: bool = False
     """Whether k is the block that it was trained for, rather than any number up to that."""
-    usual_k: int | None = None
-    """Most guesses to start with where neither publisher nor config says how many, as in most of vLLM's recipes."""
+    usual_k: int = 1
+    """Most guesses to start with where neither publisher nor drafter says how many, as in most of vLLM's recipes."""
     default_k_key: str | None = None
     """Key whose value is k when `num_speculative_tokens` is not given; None: it must be given."""
     required_key: str | None = None
