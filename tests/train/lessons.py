@@ -11,7 +11,7 @@ from torch import Tensor
 from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.models.drafter import Drafter
 from draftwise.engine.proposers.base import Proposer
-from draftwise.train import get_method
+from draftwise.train import get_training
 from draftwise.train.lesson import Batch, Lesson, States
 from draftwise.train.method import Method
 from draftwise.train.options import resolve_options
@@ -22,7 +22,7 @@ from engine.confirming import confirm, plan
 def build(name: str, target: Target, **options) -> Method:
     """Return an untrained drafter, always the same."""
     torch.manual_seed(0)
-    method = get_method(name)
+    method = get_training(name)
     return method.build(target, resolve_options(method.OPTIONS, options, method=name))
 
 

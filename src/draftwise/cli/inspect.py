@@ -16,6 +16,7 @@ from draftwise.checkpoints import Inspection, Pair, inspect_checkpoint, inspect_
 from draftwise.cli._console import open_console
 from draftwise.cli._findings import finding_to_dict, render_findings
 from draftwise.core import Finding, Severity
+from draftwise.facts.methods import get_method
 from draftwise.facts.vllm import get_release
 
 __all__ = ["inspect"]
@@ -75,12 +76,12 @@ def _facts(sides: Sequence[Inspection]) -> Table:
 
 
 def _kind(side: Inspection) -> str:
-    drafter = side.drafter
-    if drafter.method == "draft_model":
+    drafter, method = side.drafter, get_method(side.drafter.method)
+    if not drafter.is_head:
         return "language model" + (" for parallel drafting" if drafter.parallel else "")
-    if drafter.method == "mtp":
+    if method.weights == "target":
         return "MTP modules"
-    return f"{drafter.method} head" + (", parallel" if drafter.parallel and drafter.method == "eagle3" else "")
+    return f"{drafter.method} head" + (", parallel" if drafter.parallel and method.parallel == "option" else "")
 
 
 def _format(side: Inspection) -> str:

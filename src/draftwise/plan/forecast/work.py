@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from draftwise.core import InvalidSetup
+from draftwise.facts.methods import get_method
 from draftwise.plan.size.decoder import decoder_parts
 from draftwise.plan.size.drafter import describe_drafter
 from draftwise.plan.size.parts import Part, Split, elements, num_bytes
@@ -81,7 +82,7 @@ def find_drafter_work(
     parts = [part for part in described.parts if part.role != "embedding"]
     if not any(part.name in _OWN_HEADS for part in parts):
         parts.append(_shared_head(text))
-    if method == "mtp":  # one module a pass, of the target's kind and precision
+    if get_method(method).weights == "target":  # one module a pass, of the target's kind and precision
         parts = [replace(part, layers=part.layers[:1]) for part in parts]
         return _add_up(text, parts, precision, tensor_parallel_size)
     return _add_up(drafter or {}, parts, BF16, tensor_parallel_size)

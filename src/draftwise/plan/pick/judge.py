@@ -12,6 +12,7 @@ from draftwise.checkpoints import inspect_pair
 from draftwise.core import Effect, Finding, InvalidSetup, Ruling, Setup, Severity
 from draftwise.facts.advice import Anchor, anchors_of, get_advice
 from draftwise.facts.families import PublishedDrafter
+from draftwise.facts.methods import get_method
 from draftwise.plan.check import Report, Resolved, check
 from draftwise.plan.forecast.schedule import KEY, schedule_keys
 from draftwise.plan.forecast.step_cost import Drafting
@@ -19,7 +20,7 @@ from draftwise.plan.pick.case import Case
 from draftwise.plan.pick.caveats import find_caveats
 from draftwise.plan.pick.estimate import Estimate, choose_k, estimate, schedule
 from draftwise.plan.pick.memory import Memory
-from draftwise.plan.pick.proposal import Proposal, Refusal, canonical
+from draftwise.plan.pick.proposal import Proposal, Refusal
 from draftwise.plan.pick.stops import find_stops
 from draftwise.plan.size import Sizing
 
@@ -125,7 +126,7 @@ def _refusal(case: Case, proposal: Proposal, report: Report) -> Refusal | None:
         gist = f"vLLM {case.release}: {stops[0].effect}. {str(stops[0]).removesuffix(stops[0].fix).strip()}"
         first = get_advice("refused-by-check").finding(gist, fix=stops[0].fix)
         return Refusal(method=proposal.method, reasons=(first, *stops))
-    runs = canonical(report.resolved.method) if report.resolved is not None else ""
+    runs = get_method(report.resolved.method).name if report.resolved is not None else ""
     if runs != proposal.method:
         gist = f"vLLM {case.release} would run {runs or 'nothing'} instead."
         return Refusal(method=proposal.method, reasons=(get_advice("changed-by-release").finding(gist),))
