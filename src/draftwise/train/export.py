@@ -49,7 +49,7 @@ def export_drafter(drafter: Path, out: Path, *, target: Path, layout: str, k: in
         out: where to; must not exist. It appears when the result was loaded without a fault.
         target: checkpoint that it was trained for.
         layout: one of FORMATS.
-        k: guesses a step that a server makes; None: as many as the drafter was trained to make, or 3.
+        k: draft tokens a step in a server; None: as many as the drafter was trained to make, or 3.
 
     Raises:
         InvalidSetup: the drafter is incomplete, is for another target, has no such format, or `out` is taken.
@@ -89,7 +89,7 @@ def _find_method(config: Mapping[str, Any], names: Collection[str], where: str) 
 
 
 def _trained_k(drafter: Path, config: Mapping[str, Any]) -> int:
-    """Return how many guesses a drafter was trained to make, as far as it says so."""
+    """Return how many draft tokens a drafter was trained to make, as far as it says so."""
     if config.get("block_size"):
         return int(config["block_size"]) - 1
     try:

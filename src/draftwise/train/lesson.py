@@ -44,7 +44,7 @@ class Lesson:
     loss: Tensor
     """Scalar with gradient, a mean over the learnt tokens (accumulated batches are weighted by their number)."""
     hits: tuple[Tensor, ...]
-    """For each draft position j: bool [B, T], whether the drafter, told everything up to and with token t, names token
+    """For each draft position j: bool [B, T], whether the drafter, given everything up to and with token t, names token
     t + 1 + j right, every earlier draft position being right or not. Teacher forcing along the batch's own text, which
     is the target's own answer when the data is on-policy; so the share of t whose hits 0..j are all true is the
     acceptance rate of draft position j at temperature 0.

@@ -42,7 +42,7 @@ class Evaluation:
 
     @property
     def acceptance(self) -> tuple[float, ...]:
-        """Share of drafts, of those that reach so far, whose guesses up to each position are all right."""
+        """Share of drafts, of those that reach so far, whose tokens up to each position are all right."""
         return tuple(rate or 0.0 for rate in self.stats.rate_per_reached_pos)
 
     @property

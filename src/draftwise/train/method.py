@@ -32,7 +32,7 @@ class Method(ABC):
     """vLLM's name of the method."""
     OPTIONS: ClassVar[tuple[Option, ...]] = ()
     """Its settings; each becomes a flag of `draftwise train METHOD`, beside those of the run (`TrainSettings`: steps,
-    lr, seed ...), whose names are taken. How many guesses are learnt is called `num_speculative_tokens`."""
+    lr, seed ...), whose names are taken. How many draft tokens are learnt is called `num_speculative_tokens`."""
     learning_rate: ClassVar[float] = 1e-3
     """Peak that is used where the user names none."""
     taps: tuple[int, ...] = ()
@@ -42,7 +42,7 @@ class Method(ABC):
 
     Matrices are trained by Muon, except those with a part of their name that contains `emb` or `head`."""
     parallel: bool = False
-    """Whether servers must be asked to make all guesses in one pass (`parallel_drafting`)."""
+    """Whether servers must be asked to draft all tokens in one pass (`parallel_drafting`)."""
     _compiled: bool = False
 
     @classmethod
@@ -59,7 +59,7 @@ class Method(ABC):
         return cls(target, options)  # type: ignore[call-arg]
 
     def prepare(self, counts_V: Tensor) -> None:  # noqa: B027 - most methods need no statistics
-        """Be told, once after `build`, how often each token of the vocabulary occurs in the answers to learn."""
+        """Take note, once after `build`, how often each token of the vocabulary occurs in the answers to learn."""
 
     @abstractmethod
     def lesson(self, batch: Batch, states: States) -> Lesson:

@@ -42,7 +42,7 @@ class Drafting:
 
     @property
     def one_pass(self) -> bool:
-        """Whether all guesses come from one pass."""
+        """Whether all draft tokens come from one pass."""
         return step_costs().of_method(self.method).per_token_s == 0
 
 
@@ -111,7 +111,7 @@ def _sync_s(batch: Batch) -> float:
 
 
 def acceptance_length(chance: float, k: int) -> float:
-    """Return the tokens that a step emits when each guess is accepted with this chance, given those before it were."""
+    """Return the tokens a step emits when each draft token is accepted with this chance, given those before it were."""
     return sum(chance**place for place in range(k + 1))
 
 
