@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from crafted import BITS, BUNDLE, header_of, write_checkpoint, write_safetensors
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors import SafetensorError, deserialize, safe_open
+from tests.support.crafted import BITS, BUNDLE, header_of, write_checkpoint, write_safetensors
 
 from draftwise.checkpoints import read_headers
 from draftwise.checkpoints.headers import read_file

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from every_method import METHODS, make_config
 from safetensors.torch import load_file
+from tests.support.every_method import METHODS, make_config
 
 from draftwise import LLM, SamplingParams
 from draftwise.core import InvalidSetup

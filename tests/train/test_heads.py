@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from lessons import accepted, build, engine_accepted, evaluate, greedy_batch, random_batch, train
+from tests.support.confirming import confirm
+from tests.support.lessons import accepted, build, engine_accepted, evaluate, greedy_batch, random_batch, train
 
 from draftwise.core import InvalidSetup, SpecConfig
 from draftwise.engine.config import EngineConfig
@@ -12,7 +13,6 @@ from draftwise.engine.models import load_model
 from draftwise.engine.proposers import make_proposer
 from draftwise.engine.spec import resolve_spec
 from draftwise.train.target import Target
-from engine.confirming import confirm
 
 SMALL = {"hidden_size": 32, "num_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
 HEADS = [

@@ -10,9 +10,9 @@ import torch
 
 pytest.importorskip("triton")
 
-from confirming import page_table
-from dflash_checkpoint import write_dflash
-from drafters import write_eagle, write_eagle3, write_mtp
+from tests.support.confirming import page_table
+from tests.support.dflash_checkpoint import write_dflash
+from tests.support.made_drafters import write_eagle, write_eagle3, write_mtp
 
 from draftwise.core import ModelShape
 from draftwise.engine.attention.plan import AttentionPlan, plan_attention

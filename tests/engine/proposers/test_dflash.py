@@ -11,6 +11,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
+from tests.support.confirming import confirm
+from tests.support.dflash_checkpoint import write_dflash
 
 from draftwise.core import InvalidSetup
 from draftwise.engine.models import CausalLM, load_model
@@ -18,8 +20,6 @@ from draftwise.engine.models.speculators_format import to_plain
 from draftwise.engine.proposers.base import Confirmed
 from draftwise.engine.proposers.dflash import DFlashProposer
 from draftwise.engine.sampling.draft import Draft
-from engine.confirming import confirm
-from engine.dflash_checkpoint import write_dflash
 
 BLOCK_SIZE, NUM_PAGES, MAX_MODEL_LEN, K = 4, 80, 96, 3
 

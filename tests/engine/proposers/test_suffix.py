@@ -4,8 +4,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from lookup_cases import Told, drafts, repetitive_texts
-from suffix_model import SuffixModel
+from tests.support.lookup_cases import Told, drafts, repetitive_texts
+from tests.support.suffix_model import SuffixModel
 
 from draftwise.core import InvalidSetup
 from draftwise.engine.proposers.suffix import SuffixProposer

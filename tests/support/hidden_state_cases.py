@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from draftwise.engine.proposers.base import Confirmed
-from engine.confirming import confirm
+from tests.support.confirming import confirm
 
 
 def save_drafter(folder: Path, config: dict, tensors: dict[str, torch.Tensor]) -> Path:

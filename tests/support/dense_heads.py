@@ -18,7 +18,7 @@ from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.models import CausalLM
 from draftwise.engine.models.drafter import Drafter
 from draftwise.engine.proposers.chain import ChainProposer
-from engine.confirming import confirm, plan
+from tests.support.confirming import confirm, plan
 
 Dense = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """(tokens_T, carry_TH) of rows at positions 0 and on -> (logits_TU, carry_TH)."""

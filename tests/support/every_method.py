@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from dflash_checkpoint import write_dflash
-from drafters import write_eagle, write_eagle3, write_mtp
 from safetensors.torch import save_file
+
+from tests.support.dflash_checkpoint import write_dflash
+from tests.support.made_drafters import write_eagle, write_eagle3, write_mtp
 
 PARALLEL = {"parallel_drafting": True}
 

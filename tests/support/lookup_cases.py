@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from draftwise.engine.proposers.base import Confirmed
 from draftwise.engine.sampling.draft import Draft
-from engine.confirming import confirm
+from tests.support.confirming import confirm
 
 
 class Told:

@@ -16,7 +16,7 @@ from draftwise.train.lesson import Batch, Lesson, States
 from draftwise.train.method import Method
 from draftwise.train.options import resolve_options
 from draftwise.train.target import Target
-from engine.confirming import confirm, plan
+from tests.support.confirming import confirm, plan
 
 
 def build(name: str, target: Target, **options) -> Method:
