@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftwise.core import InvalidSetup, Severity, SpecConfig
-from draftwise.engine.acceptance import Standard, Synthetic, Typical
+from draftwise.engine.sampling.acceptance import Standard, Synthetic, Typical
 from draftwise.engine.spec import ResolvedSpec, resolve_spec
 from draftwise.engine.spec_keys import accepts
 from draftwise.facts.methods import methods_where

@@ -13,8 +13,8 @@ from draftwise.core import InvalidSetup
 from draftwise.facts.methods import methods_where
 from draftwise.train import answers, get_training
 from draftwise.train.answers import AnswerSettings, answer, cut_prompts
+from draftwise.train.lesson import Batch
 from draftwise.train.loop import Training
-from draftwise.train.method import Batch
 from draftwise.train.optimizers import schedule_factor
 from draftwise.train.progress import Reporter
 from draftwise.train.reading import Sample

@@ -9,8 +9,12 @@ from itertools import pairwise
 from typing import Any
 
 from draftwise.core import Finding, InvalidSetup, Severity, SpecConfig
-from draftwise.engine.acceptance import Acceptance, Standard, Synthetic, Typical
-from draftwise.engine.spec_keys import LAYER_IDS_KEY, accepts, describe
+from draftwise.engine.sampling.acceptance import Acceptance, Standard, Synthetic, Typical
+from draftwise.engine.spec_keys import (
+    LAYER_IDS_KEY,
+    accepts,
+    describe,
+)
 from draftwise.facts.methods import Method, find_method, find_placeholder, get_method, methods_where
 from draftwise.facts.spec_keys import keys_where, name_traps, spec_keys
 

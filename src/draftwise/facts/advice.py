@@ -56,7 +56,7 @@ class Band:
     methods: tuple[str, ...]
     low: float
     high: float
-    """Chance that a guess is accepted, given that those before it were."""
+    """Chance that a draft token is accepted, given that those before it were."""
     source: str
 
 

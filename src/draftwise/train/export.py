@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from draftwise.checkpoints.recognize import recognize
 from draftwise.core import InvalidSetup
 from draftwise.engine.models.checkpoint import Checkpoint
 from draftwise.engine.models.identity import IDENTITY_FILE, check_identity
 from draftwise.engine.models.mask import find_mask_token
 from draftwise.engine.models.speculators_format import from_plain, to_plain
 from draftwise.facts.methods import Method, get_method
-from draftwise.plan.checkpoint.recognise import recognise
 from draftwise.train.assemble import join_mtp
 from draftwise.train.checkpoint import load_back, new_folder, read_tensor, save_drafter
 
@@ -49,7 +49,7 @@ def export_drafter(drafter: Path, out: Path, *, target: Path, layout: str, k: in
         out: where to; must not exist. It appears when the result was loaded without a fault.
         target: checkpoint that it was trained for.
         layout: one of FORMATS.
-        k: guesses a step that a server makes; None: as many as the drafter was trained to make, or 3.
+        k: draft tokens a step in a server; None: as many as the drafter was trained to make, or 3.
 
     Raises:
         InvalidSetup: the drafter is incomplete, is for another target, has no such format, or `out` is taken.
@@ -77,7 +77,7 @@ def export_drafter(drafter: Path, out: Path, *, target: Path, layout: str, k: in
 
 
 def _find_method(config: Mapping[str, Any], names: Collection[str], where: str) -> Method:
-    method = get_method(recognise(config, names).method)
+    method = get_method(recognize(config, names).method)
     if method.trainable and method.drafts_from == "target_states":
         return method
     raise InvalidSetup.because(
@@ -89,7 +89,7 @@ def _find_method(config: Mapping[str, Any], names: Collection[str], where: str) 
 
 
 def _trained_k(drafter: Path, config: Mapping[str, Any]) -> int:
-    """Return how many guesses a drafter was trained to make, as far as it says so."""
+    """Return how many draft tokens a drafter was trained to make, as far as it says so."""
     if config.get("block_size"):
         return int(config["block_size"]) - 1
     try:

@@ -13,7 +13,7 @@ import torch
 
 from draftwise import __version__
 from draftwise.engine.models.identity import target_identity, write_identity
-from draftwise.engine.tokenizer import Tokenizer
+from draftwise.engine.text.tokenizer import Tokenizer
 from draftwise.train import get_training
 from draftwise.train.answers import AnswerSettings, answer, cut_prompts
 from draftwise.train.checkpoint import load_back

@@ -9,9 +9,9 @@ from typing import Any
 from draftwise.facts.advice import get_advice, guide_order
 from draftwise.facts.families import PublishedDrafter
 from draftwise.facts.methods import get_method
+from draftwise.plan.forecast.work import Work, find_drafter_work
 from draftwise.plan.pick.case import Case, GivenDrafter
 from draftwise.plan.pick.proposal import Proposal, Refusal, no_drafter, published_notes, refuse, sourced
-from draftwise.plan.pick.work import Work, find_drafter_work
 from draftwise.plan.size.shapes import read_text_config
 
 __all__ = ["propose_head", "propose_old_head"]

@@ -7,9 +7,9 @@ from typing import Any
 
 from draftwise.facts.advice import get_advice, guide_order
 from draftwise.facts.families import find_native
+from draftwise.plan.forecast.work import find_drafter_work
 from draftwise.plan.pick.case import Case
 from draftwise.plan.pick.proposal import Proposal, Refusal, refuse
-from draftwise.plan.pick.work import find_drafter_work
 
 __all__ = ["propose_mtp"]
 

@@ -10,8 +10,8 @@ from draftwise.core import Finding, Severity
 from draftwise.facts.advice import get_advice
 from draftwise.facts.families import PublishedDrafter
 from draftwise.facts.methods import get_method
+from draftwise.plan.forecast.work import Work
 from draftwise.plan.pick.case import Case
-from draftwise.plan.pick.work import Work
 
 __all__ = ["Proposal", "Refusal", "no_drafter", "published_notes", "refuse", "sourced"]
 

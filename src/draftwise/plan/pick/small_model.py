@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from draftwise.checkpoints.model_config import find_model_config
 from draftwise.core import Finding, Severity
 from draftwise.facts.advice import get_advice, guide_order
 from draftwise.facts.families import PublishedDrafter
 from draftwise.facts.methods import get_method
-from draftwise.plan.model_config import find_model_config
+from draftwise.plan.forecast.work import Work, find_work
 from draftwise.plan.pick.case import Case
 from draftwise.plan.pick.proposal import Proposal, Refusal, no_drafter, published_notes, sourced
-from draftwise.plan.pick.work import Work, find_work
 from draftwise.plan.size.precision import precision_of
 
 __all__ = ["propose_draft_model"]
