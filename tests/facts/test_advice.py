@@ -11,12 +11,9 @@ from draftwise.facts.advice import (
     step_costs,
     traffic_kinds,
 )
-from draftwise.facts.vllm import releases
+from draftwise.facts.methods import methods_where
 
-METHODS = sorted(
-    {name for release in releases() for name in release.table("methods") if not name.endswith("_mtp")}
-    - {"custom_class", "extract_hidden_states"}
-)
+METHODS = sorted(name for name, method in methods_where().items() if method.drafts_from not in ("own_code", "none"))
 
 
 def test_rules_are_sourced_and_named_like_findings() -> None:

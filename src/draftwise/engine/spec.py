@@ -130,7 +130,7 @@ def _check_keys(given: Mapping[str, Any]) -> Iterator[Finding]:
 
 def _acting_keys(method: Method) -> frozenset[str]:
     """Return the keys that act for a method here and, unless another one has them too, for no other."""
-    return keys_where(embedded="acts").keys() & {*method.keys, *method.embedded_keys}
+    return frozenset(method.keys + method.embedded_keys) & keys_where(embedded="acts").keys()
 
 
 def _infer_method(settings: Mapping[str, Any]) -> str | None:

@@ -173,4 +173,5 @@ def _read(row: Mapping[str, Any]) -> Method:
     unknown += [column for column, choices in _CHOICES.items() if column in row and row[column] not in choices]
     if unknown:
         raise ValueError(f"methods.json, {row.get('name')}: unknown column or value: {', '.join(unknown)}")
-    return Method(**{column: tuple(value) if isinstance(value, list) else value for column, value in row.items()})
+    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
+    return Method(**values)

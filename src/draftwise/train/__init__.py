@@ -11,20 +11,19 @@ if TYPE_CHECKING:
 
 __all__ = ["get_training"]
 
-_TRAINERS: Mapping[str, tuple[str, str]] = {
-    "medusa": ("medusa", "MedusaTraining"),
-    "mlp_speculator": ("mlp_speculator", "MlpSpeculatorTraining"),
-    "draft_model": ("draft_model", "DraftModelTraining"),
-    "eagle": ("eagle", "EagleTraining"),
-    "eagle3": ("eagle3", "Eagle3Training"),
-    "mtp": ("mtp", "MtpTraining"),
-    "dflash": ("dflash", "DFlashTraining"),
+_TRAINERS: Mapping[str, str] = {
+    "medusa": "MedusaTraining",
+    "mlp_speculator": "MlpSpeculatorTraining",
+    "draft_model": "DraftModelTraining",
+    "eagle": "EagleTraining",
+    "eagle3": "Eagle3Training",
+    "mtp": "MtpTraining",
+    "dflash": "DFlashTraining",
 }
-"""Module of this package and class, by method: those that `facts.methods` calls trainable."""
+"""Class by method, in the module of the method's name: those that `facts.methods` calls trainable."""
 
 
 def get_training(name: str) -> type[Method]:
     """Return the training class of a method; it is imported, and torch with it, only now."""
-    module, attribute = _TRAINERS[name]
-    method: type[Method] = getattr(import_module(f"draftwise.train.{module}"), attribute)
+    method: type[Method] = getattr(import_module(f"draftwise.train.{name}"), _TRAINERS[name])
     return method
