@@ -10,6 +10,7 @@ from typing import Any
 from packaging.version import Version
 
 from draftwise.core import Finding, InvalidSetup, Severity
+from draftwise.facts.advice import get_advice
 from draftwise.plan.checkpoint.head_fit import find_base_findings, find_head_findings
 from draftwise.plan.checkpoint.inspection import Inspection, describe_lost, inspect_directory
 from draftwise.plan.checkpoint.ruling import keep_holding, rule_on
@@ -19,8 +20,6 @@ __all__ = ["Pair", "find_mtp_findings", "find_pair_findings", "inspect_checkpoin
 
 _SIZES = "vocabulary-sizes-differ"
 """A rule of `draftwise.plan.check`, which judges it by the two config.json alone."""
-_SWEET_SPOT = (8, 12)
-"""Targets parameters for one of the drafter's, by the operator guides' advice for method draft_model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,8 +210,8 @@ def _sizes_differ(pair: Pair, mine: int, theirs: int, where: str) -> Iterator[Fi
 
 
 def _find_ratio(pair: Pair, where: str) -> Iterator[Finding]:
-    ratio, (low, high) = pair.size_ratio, _SWEET_SPOT
-    if ratio is None or low <= ratio <= high:
+    ratio, advice = pair.size_ratio, get_advice("size-ratio")
+    if ratio is None or advice.numbers["least"] <= ratio <= advice.numbers["most"]:
         return
     if ratio <= 1:
         yield rule_on(
@@ -220,7 +219,7 @@ def _find_ratio(pair: Pair, where: str) -> Iterator[Finding]:
             fix="Use a drafter of about a tenth of the target's size.",
         )  # fmt: skip
     else:
-        yield rule_on("size-ratio", f"the target has {ratio:.1f} times its parameters.", where=where)
+        yield advice.finding(f"the target has {ratio:.1f} times its parameters.", where=where)
 
 
 def _find_precision(pair: Pair) -> Iterator[Finding]:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 SEVERITIES = frozenset({"error", "warning", "info"})
-FINDINGS = ("Finding", "Ruling")
 
-Function = ast.FunctionDef | ast.AsyncFunctionDef
-Scope = tuple[ast.AST, ...]
+_FINDINGS = ("Finding", "Ruling")
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+_Scope = tuple[ast.AST, ...]
 """A module and the functions around a place in it, from the outside in."""
 
 
@@ -30,7 +30,40 @@ class Emission:
     codes: frozenset[str]
     """What it can be; empty where only running it would say."""
     severities: frozenset[str]
-    """Of the finding that is made of it; empty where a rule or an advice is looked up, which have their own."""
+    """Of the finding that is made; empty where a rule or an advice is looked up, which has its own."""
+
+
+def find_faults(
+    sources: Mapping[str, str],
+    rows: Mapping[str, frozenset[str]],
+    looked_up: frozenset[str] = frozenset(),
+    composed: Mapping[str, tuple[str, ...]] | None = None,
+) -> list[str]:
+    """Return where source and registries disagree.
+
+    Args:
+        sources: modules by path.
+        rows: codes of which findings are made directly, with the severities that they can have.
+        looked_up: codes of rules and advice, of which a look-up makes findings.
+        composed: codes that are put together when they are needed, `{}-too-long` with what stands for the braces.
+    """
+    composed = composed or {}
+    emitted = defaultdict[str, set[str]](set)
+    faults = []
+    for each in Package(sources, composed).find_emissions():
+        if not each.codes and (each.severities or each.text.startswith("f")):
+            faults.append(f"{each.place}: {each.text} is known at run time only; write the codes as literals")
+        for code in each.codes:
+            emitted[code] |= each.severities
+            if code not in rows and code not in looked_up:
+                faults.append(f"{each.place}: {code} is in no registry")
+    for code, severities in rows.items():
+        if code not in emitted:
+            faults.append(f"{code}: has a row, and nothing emits it")
+        elif emitted[code] != severities:
+            faults.append(f"{code}: is emitted as {', '.join(sorted(emitted[code]))}, its row says otherwise")
+    spelled = _find_literals(sources) | emitted.keys()
+    return faults + [f"{code}: has a row, and nothing names it" for code in looked_up if code not in spelled]
 
 
 @dataclass(frozen=True)
@@ -38,13 +71,13 @@ class _Callable:
     """Something that can be called, as far as an emission goes; a Finding's constructor has no `function`."""
 
     parameters: tuple[str, ...]
-    required: int
+    num_required: int
     module: _Module | None = None
-    function: Function | None = None
+    function: _Function | None = None
 
     def accepts(self, call: ast.Call) -> bool:
         """Say whether a call has as many arguments: `names.add(name)` is no `faults.add(code, message, where)`."""
-        return self.required <= len(call.args) + len(call.keywords) and len(call.args) <= len(self.parameters)
+        return self.num_required <= len(call.args) + len(call.keywords) and len(call.args) <= len(self.parameters)
 
     def argument(self, call: ast.Call, parameter: str) -> ast.expr | None:
         """Return what a call gives for a parameter, or None."""
@@ -57,9 +90,9 @@ class _Callable:
 class _Module:
     path: str
     imports: dict[str, tuple[str, str]] = field(default_factory=dict)
-    calls: list[tuple[ast.Call, Scope]] = field(default_factory=list)
+    calls: list[tuple[ast.Call, _Scope]] = field(default_factory=list)
     functions: dict[str, _Callable] = field(default_factory=dict)
-    """Those on top and those inside others, by name."""
+    """By name, those inside others included."""
 
 
 _FINDING = _Callable(("code",), 1)
@@ -68,7 +101,8 @@ _FINDING = _Callable(("code",), 1)
 class Package:
     """The modules of a package, given as text by path."""
 
-    def __init__(self, sources: Mapping[str, str]) -> None:
+    def __init__(self, sources: Mapping[str, str], composed: Mapping[str, tuple[str, ...]]) -> None:
+        self._composed = composed
         self._modules: dict[str, _Module] = {}
         self._methods = defaultdict[str, list[_Callable]](list)
         """By name alone: no types are known."""
@@ -77,7 +111,7 @@ class Package:
             self._modules[path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")] = module
             self._visit(tree, (tree,), module)
 
-    def _visit(self, node: ast.AST, scope: Scope, module: _Module) -> None:
+    def _visit(self, node: ast.AST, scope: _Scope, module: _Module) -> None:
         for child in ast.iter_child_nodes(node):
             match child:
                 case ast.ImportFrom(module=str() as source, names=names):
@@ -88,7 +122,7 @@ class Package:
                     self._methods[child.name].append(_read_function(child, module, is_method=True))
                 case ast.FunctionDef() | ast.AsyncFunctionDef():
                     module.functions[child.name] = _read_function(child, module, is_method=False)
-            self._visit(child, (*scope, child) if isinstance(child, Function) else scope, module)
+            self._visit(child, (*scope, child) if isinstance(child, _Function) else scope, module)
 
     def find_emissions(self) -> Iterator[Emission]:
         """Yield every place where something other than a parameter or another finding's code is given as a code."""
@@ -96,10 +130,10 @@ class Package:
             for call, scope in module.calls:
                 called = self._resolve(call, scope, module)
                 emissions = [self._read(call, scope, module, each) for each in called if "code" in each.parameters]
-                is_sure = len(emissions) == len(called)  # if not, it may be a method that has the name by chance
+                is_sure = len(emissions) == len(called)  # if not, another class has a method of that name
                 yield from (each for each in emissions if each is not None and (each.codes or is_sure))
 
-    def _resolve(self, call: ast.Call, scope: Scope, module: _Module) -> list[_Callable]:
+    def _resolve(self, call: ast.Call, scope: _Scope, module: _Module) -> list[_Callable]:
         """Return what a call may call."""
         found: list[_Callable] = []
         match call.func:
@@ -117,18 +151,32 @@ class Package:
         while module is not None and name in module.imports:
             source, name = module.imports[name]
             module = self._modules.get(source)
-        if name in FINDINGS:
+        if name in _FINDINGS:
             return _FINDING
         return None if module is None else module.functions.get(name)
 
-    def _read(self, call: ast.Call, scope: Scope, module: _Module, called: _Callable) -> Emission | None:
+    def _read(self, call: ast.Call, scope: _Scope, module: _Module, called: _Callable) -> Emission | None:
         code = called.argument(call, "code")
         if code is None or _is_handed_on(code, scope):
             return None
-        severities = self._severities(call, scope, called)
-        return Emission(f"{module.path}:{call.lineno}", ast.unparse(code), _texts(code, scope), severities)
+        codes = self._values(code, scope)
+        return Emission(f"{module.path}:{call.lineno}", ast.unparse(code), codes, self._severities(call, scope, called))
 
-    def _severities(self, call: ast.Call, scope: Scope, called: _Callable) -> frozenset[str]:
+    def _values(self, code: ast.expr, scope: _Scope) -> frozenset[str]:
+        """Return the codes that an expression can be; none if it can be something else."""
+        found = set[str]()
+        for leaf in _leaves(code, scope):
+            match leaf:
+                case ast.Constant(value=str() as text):
+                    found.add(text)
+                case ast.JoinedStr(values=parts):
+                    template = "".join(str(each.value) if isinstance(each, ast.Constant) else "{}" for each in parts)
+                    found |= {template.format(part) for part in self._composed.get(template, ())}
+                case _:
+                    return frozenset()
+        return frozenset(found)
+
+    def _severities(self, call: ast.Call, scope: _Scope, called: _Callable) -> frozenset[str]:
         """Return what a call can make of a severity: what it gives, or what the called function says itself."""
         given = called.argument(call, "severity")
         if given is not None:
@@ -146,39 +194,32 @@ class Package:
         )
 
 
-def find_literals(sources: Iterable[str]) -> frozenset[str]:
-    """Return every string that stands in source text."""
-    constants = (node for text in sources for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant))
-    return frozenset(node.value for node in constants if isinstance(node.value, str))
+def _find_literals(sources: Mapping[str, str]) -> set[str]:
+    nodes = (node for text in sources.values() for node in ast.walk(ast.parse(text)))
+    return {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
 
 
-def _read_function(function: Function, module: _Module, *, is_method: bool) -> _Callable:
-    arguments = function.args
-    positional = [*arguments.posonlyargs, *arguments.args]
-    if is_method and not any(isinstance(each, ast.Name) and each.id == "staticmethod" for each in function.decorator_list):
+def _read_function(function: _Function, module: _Module, *, is_method: bool) -> _Callable:
+    given = function.args
+    positional = [*given.posonlyargs, *given.args]
+    is_static = any(isinstance(each, ast.Name) and each.id == "staticmethod" for each in function.decorator_list)
+    if is_method and not is_static:
         positional = positional[1:]
-    names = tuple(each.arg for each in (*positional, *arguments.kwonlyargs))
-    return _Callable(names, max(len(positional) - len(arguments.defaults), 0), module, function)
+    names = tuple(each.arg for each in (*positional, *given.kwonlyargs))
+    return _Callable(names, max(len(positional) - len(given.defaults), 0), module, function)
 
 
-def _is_handed_on(code: ast.expr | None, scope: Scope) -> bool:
+def _is_handed_on(code: ast.expr | None, scope: _Scope) -> bool:
     """Say whether an expression is a parameter `code`, or the code of a rule or finding: judged where it began."""
     if isinstance(code, ast.Attribute):
         return code.attr == "code"
-    functions = [each for each in scope if isinstance(each, Function)]
+    functions = [each for each in scope if isinstance(each, _Function)]
     named = [each.arg for function in functions for each in (*function.args.args, *function.args.kwonlyargs)]
     return isinstance(code, ast.Name) and code.id == "code" and "code" in named
 
 
-def _texts(expression: ast.expr, scope: Scope) -> frozenset[str]:
-    """Return the strings that an expression can be; none if it can be something else."""
-    leaves = list(_leaves(expression, scope))
-    texts = [each.value for each in leaves if isinstance(each, ast.Constant) and isinstance(each.value, str)]
-    return frozenset(texts if len(texts) == len(leaves) else ())
-
-
-def _leaves(expression: ast.expr, scope: Scope, seen: frozenset[str] = frozenset()) -> Iterator[ast.expr]:
-    """Yield what an expression can be, through conditions and through names that are bound to literals."""
+def _leaves(expression: ast.expr, scope: _Scope, seen: frozenset[str] = frozenset()) -> Iterator[ast.expr]:
+    """Yield what an expression can be, through conditions, names and tables that are literals."""
     match expression:
         case ast.IfExp(body=body, orelse=orelse):
             yield from _leaves(body, scope, seen)
@@ -186,13 +227,13 @@ def _leaves(expression: ast.expr, scope: Scope, seen: frozenset[str] = frozenset
         case ast.Name(id=name) if name not in seen and (bound := _bindings(name, scope)):
             for each in bound:
                 yield from _leaves(each, scope, seen | {name})
-        case ast.Subscript(value=table):
-            yield from _parts(table, scope, "values") or (expression,)
+        case ast.Subscript(value=ast.Name(id=table)) if rows := _dicts(table, scope):
+            yield from (value for row in rows for value in row.values)
         case _:
             yield expression
 
 
-def _bindings(name: str, scope: Scope) -> list[ast.expr]:
+def _bindings(name: str, scope: _Scope) -> list[ast.expr]:
     """Return what the innermost scope that binds a name binds it to."""
     for place, each in reversed(list(enumerate(scope))):
         nodes = each.body if isinstance(each, ast.Module) else ast.walk(each)
@@ -202,19 +243,18 @@ def _bindings(name: str, scope: Scope) -> list[ast.expr]:
     return []
 
 
-def _bound(name: str, node: ast.AST, scope: Scope) -> Iterator[ast.expr]:
+def _bound(name: str, node: ast.AST, scope: _Scope) -> Iterator[ast.expr]:
     match node:
         case ast.Assign(targets=[target], value=value) | ast.AnnAssign(target=target, value=ast.expr() as value):
             yield from _unpacked(name, target, value)
-        case ast.For(target=target, iter=source) | ast.comprehension(target=target, iter=source) if name in {
-            each.id for each in ast.walk(target) if isinstance(each, ast.Name)
-        }:
-            for item in _parts(source, scope, "items") or (source,):
+        case ast.For(target=target, iter=source) | ast.comprehension(target=target, iter=source):
+            names = {each.id for each in ast.walk(target) if isinstance(each, ast.Name)}
+            for item in _items(source, scope) if name in names else ():
                 yield from _unpacked(name, target, item)
 
 
 def _unpacked(name: str, target: ast.expr, value: ast.expr) -> Iterator[ast.expr]:
-    """Yield the part of a value that a target gives a name; the whole value, which is no text, where it has no parts."""
+    """Yield the part of a value that a target gives a name, or all of it if it has no such parts."""
     match target, value:
         case ast.Name(id=bound), _ if bound == name:
             yield value
@@ -226,18 +266,19 @@ def _unpacked(name: str, target: ast.expr, value: ast.expr) -> Iterator[ast.expr
                 yield from _unpacked(name, part, value)
 
 
-def _parts(source: ast.expr, scope: Scope, part: str) -> list[ast.expr]:
-    """Return the items of a literal (for a dict: pairs), or a dict's values; none where it is no literal."""
+def _items(source: ast.expr, scope: _Scope) -> list[ast.expr]:
+    """Return the items that a loop goes through where they are a literal's; else the source itself, which is no text."""
     match source:
-        case ast.Tuple(elts=items) | ast.List(elts=items) | ast.Set(elts=items) if part == "items":
+        case ast.Tuple(elts=items) | ast.List(elts=items) | ast.Set(elts=items):
             return items
-        case ast.Dict(keys=keys, values=values):
-            pairs = [ast.Tuple([key, value]) for key, value in zip(keys, values, strict=True) if key is not None]
-            return list(pairs) if part == "items" else values
-        case ast.Call(func=ast.Attribute(value=table, attr="items")):
-            return _parts(table, scope, "items")
         case ast.IfExp(body=body, orelse=orelse):
-            return [*_parts(body, scope, part), *_parts(orelse, scope, part)]
-        case ast.Name(id=name):
-            return [item for bound in _bindings(name, scope[:1]) for item in _parts(bound, scope[:1], part)]
-    return []
+            return [*_items(body, scope), *_items(orelse, scope)]
+        case ast.Call(func=ast.Attribute(value=ast.Name(id=table), attr="items")) if rows := _dicts(table, scope):
+            pairs = [zip(row.keys, row.values, strict=True) for row in rows]
+            return [ast.Tuple([key, value]) for row in pairs for key, value in row if key is not None]
+    return [source]
+
+
+def _dicts(name: str, scope: _Scope) -> list[ast.Dict]:
+    """Return the literal tables that a module binds to a name."""
+    return [each for each in _bindings(name, scope[:1]) if isinstance(each, ast.Dict)]
