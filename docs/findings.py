@@ -16,9 +16,9 @@ PAGE = Path(__file__).parent / "findings.md"
 FIRST_ROOM = "Measurement validity"
 HEAD = """# Findings
 
-Everything that draftwise has to say about a configuration, a checkpoint or a measurement is a finding: a code that stays
-the same from version to version, a severity, a message about the case at hand, and a fix. This page lists all {count} codes;
-`draftwise explain CODE` prints the same row, for a rule of vLLM with its explanation and its source.
+Everything that draftwise has to say about a configuration, a checkpoint or a measurement is a finding: a code that
+stays the same from version to version, a severity, a message about the case at hand, and a fix. This page lists all
+{count} codes; `draftwise explain CODE` prints the same row, for a rule of vLLM with its explanation and its source.
 
 | severity | means | exit code |
 |---|---|---|
@@ -29,12 +29,11 @@ the same from version to version, a severity, a message about the case at hand, 
 `draftwise check --fail-on warning` ends with 1 on warnings as well. Where a code can have several severities, the case
 decides.
 
-In a measurement an error also acts on the verdict. `draftwise decide` adopts no candidate on the strength of a comparison
-(one workload, one load level, one candidate) that has an error, however large the speed-up: the verdict is *blocked*,
-with the code as its reason. An error about the whole run blocks every adoption. A rejection or an inconclusive verdict
-stays as it is. Warnings and notes stand beside the verdict in the terminal, the report and `summary.json`, and do not
-change it. Thresholds are shown with their defaults; those of a run are kept
-in its manifest.
+In a measurement an error also acts on the verdict. `draftwise decide` adopts no candidate on the strength of a
+comparison (one workload, one load level, one candidate) that has an error, however large the speed-up: the verdict is
+*blocked*, with the code as its reason. An error about the whole run blocks every adoption. A rejection or an
+inconclusive verdict stays as it is. Warnings and notes stand beside the verdict in the terminal, the report and
+`summary.json`, and do not change it. Thresholds are shown with their defaults; those of a run are kept in its manifest.
 
 This page is written by `python docs/findings.py`.
 """
@@ -45,8 +44,8 @@ STAGES = {
     Stage.START_UP: "Rules of vLLM: start-up",
     Stage.REQUEST: "Rules of vLLM: requests",
 }
-RULES = """What vLLM {first} to {last} does with a configuration, as `draftwise check`, `inspect`, `size` and `upgrade` report \
-it. `draftwise explain CODE` adds the explanation and the place in vLLM's source. {about}"""
+RULES = """What vLLM {first} to {last} does with a configuration, as `draftwise check`, `inspect`, `size` and \
+`upgrade` report it. `draftwise explain CODE` adds the explanation and the place in vLLM's source. {about}"""
 ABOUT = {
     Stage.CLI: "These are noticed while the command line, or a manifest that holds one, is read.",
     Stage.CONFIG: "These are noticed while vLLM makes its SpeculativeConfig.",
@@ -54,8 +53,8 @@ ABOUT = {
     Stage.START_UP: "These are noticed while weights are loaded and runner, proposer and scheduler are made.",
     Stage.REQUEST: "These are noticed, or act without being noticed, when requests are served.",
 }
-ADVICE = """How `draftwise pick` chooses, orders, doubts and leaves out methods: rules of thumb with their sources, to be \
-confirmed by a measurement. Their severity depends on the case."""
+ADVICE = """How `draftwise pick` chooses, orders, doubts and leaves out methods: rules of thumb with their sources, to \
+be confirmed by a measurement. Their severity depends on the case."""
 
 
 def render() -> str:

@@ -7,6 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from tests.support.emitted_codes import find_faults
 
 import draftwise
 from draftwise.core import Severity
@@ -14,7 +15,6 @@ from draftwise.facts.advice import all_advice
 from draftwise.facts.findings import all_findings, finding_rooms, get_finding
 from draftwise.facts.rules import all_rules
 from draftwise.measure.thresholds import Thresholds
-from tests.support.emitted_codes import find_faults
 
 PACKAGE = Path(draftwise.__file__).parent
 SOURCES = {path.relative_to(PACKAGE.parent).as_posix(): path.read_text() for path in PACKAGE.rglob("*.py")}
@@ -152,5 +152,5 @@ def test_composed_codes_are_spelled_out() -> None:
 
 
 def test_other_calls_of_the_same_name_are_no_emissions() -> None:
-    faults = 'class Faults:\n    def add(self, code, message, where):\n        Finding(code=code, severity=Severity.ERROR)\n'
+    faults = "class Faults:\n  def add(self, code, message, where):\n    Finding(code=code, severity=Severity.ERROR)\n"
     assert judge(f'{faults}names.add("some-name")\nfaults.add("too-slow", "", "")', too_slow="error") == []

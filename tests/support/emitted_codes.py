@@ -267,7 +267,7 @@ def _unpacked(name: str, target: ast.expr, value: ast.expr) -> Iterator[ast.expr
 
 
 def _items(source: ast.expr, scope: _Scope) -> list[ast.expr]:
-    """Return the items that a loop goes through where they are a literal's; else the source itself, which is no text."""
+    """Return the items that a loop goes through if they are a literal's; else the source itself, which is no text."""
     match source:
         case ast.Tuple(elts=items) | ast.List(elts=items) | ast.Set(elts=items):
             return items

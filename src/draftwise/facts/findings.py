@@ -1,7 +1,7 @@
 """What findings mean that are neither rules of vLLM nor advice: those of measuring, reading, running and training.
 
-The rows lie in `data/findings/*.json`, one file a room. A finding's message speaks of the case at hand; its row says what
-the code means in every case. A test holds the rows against the codes, and the severities, that the source can emit.
+The rows lie in `data/findings/*.json`, one file a room. A finding's message speaks of the case at hand; its row says
+what the code means in every case. A test holds the rows against the codes and severities that the source can emit.
 """
 
 from __future__ import annotations
