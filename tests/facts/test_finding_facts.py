@@ -154,3 +154,17 @@ def test_composed_codes_are_spelled_out() -> None:
 def test_other_calls_of_the_same_name_are_no_emissions() -> None:
     faults = "class Faults:\n  def add(self, code, message, where):\n    Finding(code=code, severity=Severity.ERROR)\n"
     assert judge(f'{faults}names.add("some-name")\nfaults.add("too-slow", "", "")', too_slow="error") == []
+    namesakes = """
+class Rule:
+    def ruling(self, message):
+        return Ruling(code=self.code, severity=self.severity, message=message)
+
+class Context:
+    def ruling(self, code):
+        return get_rule(code).ruling(f"{self.ruling(code)} is said.")
+
+def check(context, rule):
+    rule.ruling("is read.")
+    context.ruling("no-such-rule")
+"""
+    assert judge(namesakes) == ["made.py:12: no-such-rule is in no registry"]

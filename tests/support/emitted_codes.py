@@ -7,12 +7,14 @@ It rests on one convention: a code starts as a literal and travels in parameters
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 SEVERITIES = frozenset({"error", "warning", "info"})
 
+_CODE = re.compile(r"[a-z0-9.]+(-[a-z0-9.]+)*")
 _FINDINGS = ("Finding", "Ruling")
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 _Scope = tuple[ast.AST, ...]
@@ -31,6 +33,11 @@ class Emission:
     """What it can be; empty where only running it would say."""
     severities: frozenset[str]
     """Of the finding that is made; empty where a rule or an advice is looked up, which has its own."""
+
+    @property
+    def looks_right(self) -> bool:
+        """Whether all that is given is spelled as codes are."""
+        return bool(self.codes) and all(map(_CODE.fullmatch, self.codes))
 
 
 def find_faults(
@@ -131,7 +138,7 @@ class Package:
                 called = self._resolve(call, scope, module)
                 emissions = [self._read(call, scope, module, each) for each in called if "code" in each.parameters]
                 is_sure = len(emissions) == len(called)  # if not, another class has a method of that name
-                yield from (each for each in emissions if each is not None and (each.codes or is_sure))
+                yield from (each for each in emissions if each is not None and (is_sure or each.looks_right))
 
     def _resolve(self, call: ast.Call, scope: _Scope, module: _Module) -> list[_Callable]:
         """Return what a call may call."""
@@ -176,13 +183,22 @@ class Package:
                     return frozenset()
         return frozenset(found)
 
-    def _severities(self, call: ast.Call, scope: _Scope, called: _Callable) -> frozenset[str]:
-        """Return what a call can make of a severity: what it gives, or what the called function says itself."""
+    def _severities(
+        self, call: ast.Call, scope: _Scope, called: _Callable, seen: tuple[_Callable, ...] = ()
+    ) -> frozenset[str]:
+        """Return what a call can make of a severity: what it gives, or what the called function says itself.
+
+        Args:
+            call: the call.
+            scope: its place.
+            called: what it calls.
+            seen: through which functions it was come by.
+        """
         given = called.argument(call, "severity")
         if given is not None:
             said = frozenset(each.attr.lower() for each in _leaves(given, scope) if isinstance(each, ast.Attribute))
             return said or SEVERITIES
-        if called.function is None or called.module is None:
+        if called.function is None or called.module is None or called in seen:
             return frozenset()
         return frozenset(
             severity
@@ -190,7 +206,7 @@ class Package:
             if called.function in around
             for each in self._resolve(inner, around, called.module)
             if "code" in each.parameters and _is_handed_on(each.argument(inner, "code"), around)
-            for severity in self._severities(inner, around, each)
+            for severity in self._severities(inner, around, each, (*seen, called))
         )
 
 
