@@ -15,7 +15,7 @@ from draftwise.engine.config import EngineConfig
 from draftwise.engine.memory import DeviceMemory, activation_bytes, graph_budget, num_pages
 
 GIB = 2**30
-RECORDED = Path(__file__).parents[3] / "benchmarks/h200/results/vllm_memory.json"
+RECORDED = Path(__file__).parents[2] / "benchmarks/h200/results/vllm_memory.json"
 CASES = {"base": 0, "base-tokens2048": 0, "base-util0.5": 0, "base-seqs64": 0, "base-fp8kv": 0, "base-fp8": 0}
 CASES |= {"eagle3-k3": 3, "eagle3-k3-tokens2048": 3, "draft1b-k4": 4, "dflash-k7": 7}
 SHAPE = ModelShape(
