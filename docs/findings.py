@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from draftwise.core import Stage
+from draftwise.decide.thresholds import Thresholds
 from draftwise.facts.advice import all_advice
 from draftwise.facts.findings import FindingFact, all_findings, finding_rooms
 from draftwise.facts.rules import Rule, all_rules
 from draftwise.facts.vllm import releases
-from draftwise.measure.thresholds import Thresholds
 
 PAGE = Path(__file__).parent / "findings.md"
 FIRST_ROOM = "Measurement validity"

@@ -317,7 +317,7 @@ def main() -> None:
     parser.add_argument("--switch-s", type=float, help="seconds an engine lives; left out: three rounds, 60 at most")
     parser.add_argument("--methods", nargs="+", choices=["plain", *METHODS], default=["plain", *METHODS])
     parser.add_argument("--bundle", type=Path, default=Path("bundle"))
-    parser.add_argument("--workloads", type=Path, default=Path("src/draftwise/measure/workloads"))
+    parser.add_argument("--workloads", type=Path, default=Path("src/draftwise/workloads/bundled"))
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtype", default="bfloat16", choices=TIE_GAP)
     parser.add_argument("--seed", type=int, default=0)

@@ -12,8 +12,8 @@ from http_overhead import measure  # noqa: E402
 from paced_engine import PacedEngine  # noqa: E402
 
 from draftwise.engine.config import EngineConfig  # noqa: E402
-from draftwise.engine.sampling_params import SamplingParams  # noqa: E402
-from draftwise.engine.sequence import Request  # noqa: E402
+from draftwise.engine.sampling.params import SamplingParams  # noqa: E402
+from draftwise.engine.step.sequence import Request  # noqa: E402
 
 
 def test_the_device_idles_by_what_the_host_is_late(tiny_target):

@@ -14,11 +14,12 @@ from safetensors.torch import load_file
 
 from draftwise import LLM, SamplingParams
 from draftwise.core import InvalidSetup
+from draftwise.engine.attention.spans import Spans
 from draftwise.engine.core import Request
 from draftwise.engine.outputs import RequestOutput
-from draftwise.engine.proposers.base import Confirmed, Draft
+from draftwise.engine.proposers.base import Confirmed
 from draftwise.engine.proposers.extract_hidden_states import hidden_states_path
-from draftwise.engine.spans import Spans
+from draftwise.engine.sampling.draft import Draft
 
 DEVICE = os.environ.get("DRAFTWISE_TEST_DEVICE", "cpu")
 

@@ -2,14 +2,12 @@
 
 import pytest
 
-from draftwise.engine import proposers
 from draftwise.facts.advice import (
     all_advice,
     anchors_of,
     find_band,
     get_advice,
     guide_order,
-    runs_embedded,
     step_costs,
     traffic_kinds,
 )
@@ -63,8 +61,3 @@ def test_kinds_of_traffic_agree_with_themselves() -> None:
         assert name == kind.name
         assert 0 <= kind.place <= 1
         assert kind.overlap == "high" or not kind.repetitive
-
-
-def test_the_embedded_methods_are_those_of_the_engine() -> None:
-    known = {*METHODS, *proposers._BUILDERS, "extract_hidden_states"}
-    assert {name for name in known if runs_embedded(name)} == set(proposers._BUILDERS)

@@ -11,10 +11,10 @@ from tests.support.emitted_codes import find_faults
 
 import draftwise
 from draftwise.core import Severity
+from draftwise.decide.thresholds import Thresholds
 from draftwise.facts.advice import all_advice
 from draftwise.facts.findings import all_findings, finding_rooms, get_finding
 from draftwise.facts.rules import all_rules
-from draftwise.measure.thresholds import Thresholds
 
 PACKAGE = Path(draftwise.__file__).parent
 SOURCES = {path.relative_to(PACKAGE.parent).as_posix(): path.read_text() for path in PACKAGE.rglob("*.py")}

@@ -8,11 +8,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from draftwise.engine.attention import PagedKV
+from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.models.drafter import Drafter
 from draftwise.engine.proposers.base import Proposer
-from draftwise.train import get_method
-from draftwise.train.method import Batch, Lesson, Method, States
+from draftwise.train import get_training
+from draftwise.train.lesson import Batch, Lesson, States
+from draftwise.train.method import Method
 from draftwise.train.options import resolve_options
 from draftwise.train.target import Target
 from engine.confirming import confirm, plan
@@ -21,7 +22,7 @@ from engine.confirming import confirm, plan
 def build(name: str, target: Target, **options) -> Method:
     """Return an untrained drafter, always the same."""
     torch.manual_seed(0)
-    method = get_method(name)
+    method = get_training(name)
     return method.build(target, resolve_options(method.OPTIONS, options, method=name))
 
 
@@ -64,7 +65,7 @@ def evaluate(method: Method, batch: Batch, states: States) -> Lesson:
 
 
 def accepted(lesson: Lesson) -> Tensor:
-    """Return how many leading guesses of each draft are right, int64 [B, T]."""
+    """Return how many leading tokens of each draft are right, int64 [B, T]."""
     return torch.stack(lesson.hits).long().cumprod(0).sum(0)
 
 
@@ -73,7 +74,7 @@ def features_of(states: States) -> Tensor:
 
 
 def engine_logits(drafter: Drafter, tokens: list[int], features_TF: Tensor, last: int, steps: int) -> Tensor:
-    """Return the logits [steps, U] of a draft behind token `last`, told the text's own tokens as its guesses."""
+    """Return the logits [steps, U] of a draft behind token `last`, given the text's own tokens as its draft tokens."""
     kv = PagedKV(drafter.kv_shape, num_pages=16, block_size=4, dtype=drafter.dtype, device=drafter.device)
     carry, rows, logits = drafter.enter(features_TF[:last]), list(range(last)), []
     for step in range(steps):
@@ -86,7 +87,7 @@ def engine_logits(drafter: Drafter, tokens: list[int], features_TF: Tensor, last
 
 
 def engine_accepted(proposer: Proposer, batch: Batch, states: States, k: int) -> Tensor:
-    """Return how many leading guesses of the engine's draft behind each token are right, int64 [B, T]."""
+    """Return how many leading tokens of the engine's draft behind each token are right, int64 [B, T]."""
     counts_BT = torch.zeros_like(batch.tokens_BT)
     for b, tokens in enumerate(batch.tokens_BT.tolist()):
         proposer.allocate(num_pages=16, block_size=4)
@@ -102,8 +103,8 @@ def engine_accepted(proposer: Proposer, batch: Batch, states: States, k: int) ->
                 scratch=16,
                 features_NF=features_of(states)[b, last - 1 : last],
             )
-            guesses = proposer.propose(new, k).tokens_BK[0].tolist()
+            drafted = proposer.propose(new, k).tokens_BK[0].tolist()
             text = tokens[last + 1 : last + 1 + k]
-            right = [guess == token for guess, token in zip(guesses, text, strict=False)]
+            right = [draft == token for draft, token in zip(drafted, text, strict=False)]
             counts_BT[b, last] = [*right, False].index(False)
     return counts_BT

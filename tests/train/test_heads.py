@@ -79,11 +79,11 @@ def test_a_draft_model_learns_and_the_engine_accepts_what_training_counts(option
 
 
 def draft_behind(proposer, tokens, last):
-    """Return how many of the guesses behind token `last` are right."""
+    """Return how many of the draft tokens behind token `last` are right."""
     proposer.allocate(num_pages=16, block_size=4)
     new = confirm([tokens[: last + 1]], starts=[0], limits=[3], num_prompt=[last + 1], pages=[range(16)], scratch=16)
-    guesses = proposer.propose(new, 3).tokens_BK[0].tolist()
-    right = [guess == token for guess, token in zip(guesses, tokens[last + 1 :], strict=False)]
+    drafted = proposer.propose(new, 3).tokens_BK[0].tolist()
+    right = [draft == token for draft, token in zip(drafted, tokens[last + 1 :], strict=False)]
     return [*right, False].index(False)
 
 

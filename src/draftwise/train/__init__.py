@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from draftwise.train.method import Method
 
-__all__ = ["METHODS", "get_method"]
+__all__ = ["get_training"]
 
-METHODS: dict[str, tuple[str, str]] = {
+_TRAINERS: Mapping[str, tuple[str, str]] = {
     "medusa": ("medusa", "MedusaTraining"),
     "mlp_speculator": ("mlp_speculator", "MlpSpeculatorTraining"),
     "draft_model": ("draft_model", "DraftModelTraining"),
@@ -19,11 +20,11 @@ METHODS: dict[str, tuple[str, str]] = {
     "mtp": ("mtp", "MtpTraining"),
     "dflash": ("dflash", "DFlashTraining"),
 }
-"""Trainable methods by vLLM's names: module of this package and class. Naming them must not import torch."""
+"""Module of this package and class, by method: those that `facts.methods` calls trainable."""
 
 
-def get_method(name: str) -> type[Method]:
-    """Return the training class of a method of METHODS."""
-    module, attribute = METHODS[name]
+def get_training(name: str) -> type[Method]:
+    """Return the training class of a method; it is imported, and torch with it, only now."""
+    module, attribute = _TRAINERS[name]
     method: type[Method] = getattr(import_module(f"draftwise.train.{module}"), attribute)
     return method

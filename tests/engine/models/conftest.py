@@ -6,7 +6,7 @@ import pytest
 import torch
 import transformers
 
-from draftwise.engine.attention import PagedKV
+from draftwise.engine.memory.kv import PagedKV
 from engine.confirming import plan
 
 _TINY = {

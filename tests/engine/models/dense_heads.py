@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor
 
-from draftwise.engine.attention import PagedKV
+from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.models import CausalLM
 from draftwise.engine.models.drafter import Drafter
 from draftwise.engine.proposers.chain import ChainProposer

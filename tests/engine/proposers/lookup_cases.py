@@ -2,7 +2,8 @@
 
 from hypothesis import strategies as st
 
-from draftwise.engine.proposers.base import Confirmed, Draft
+from draftwise.engine.proposers.base import Confirmed
+from draftwise.engine.sampling.draft import Draft
 from engine.confirming import confirm
 
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftwise.engine.attention import PagedKV
+from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.models import CausalLM, load_model
 from draftwise.engine.models.mask import Mask
 from draftwise.engine.proposers.base import Confirmed

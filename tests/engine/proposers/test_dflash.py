@@ -15,8 +15,9 @@ from safetensors.torch import load_file, save_file
 from draftwise.core import InvalidSetup
 from draftwise.engine.models import CausalLM, load_model
 from draftwise.engine.models.speculators_format import to_plain
-from draftwise.engine.proposers.base import Confirmed, Draft
+from draftwise.engine.proposers.base import Confirmed
 from draftwise.engine.proposers.dflash import DFlashProposer
+from draftwise.engine.sampling.draft import Draft
 from engine.confirming import confirm
 from engine.dflash_checkpoint import write_dflash
 

@@ -13,9 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from draftwise.engine.attention import AttentionPlan, PagedKV, attend
+from draftwise.engine.attention import attend
+from draftwise.engine.attention.plan import AttentionPlan
+from draftwise.engine.attention.spans import Spans
+from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.models import decoder
-from draftwise.engine.spans import Spans
 
 aten = torch.ops.aten
 READS_THE_DEVICE = {aten._local_scalar_dense, aten.nonzero, aten.masked_select, aten.equal, aten.is_nonzero, aten.item}

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
+from draftwise.checkpoints.model_config import ModelConfig
 from draftwise.core import Device, Ruling, Setup, SpecConfig
 from draftwise.facts.vllm import Release, get_release, releases
 from draftwise.plan.check.context import Context
 from draftwise.plan.check.report import Resolved
-from draftwise.plan.model_config import ModelConfig
 
 LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "max_position_embeddings": 8192}
 H200 = Device(name="H200", kind="cuda")
