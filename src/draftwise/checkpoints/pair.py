@@ -14,13 +14,12 @@ from draftwise.checkpoints.inspect import Inspection, describe_lost, inspect_dir
 from draftwise.checkpoints.ruling import keep_holding, rule_on
 from draftwise.checkpoints.tokenizer_fit import Comparison, compare_vocabularies, find_tokenizer_findings
 from draftwise.core import Finding, InvalidSetup, Severity
+from draftwise.facts.advice import get_advice
 
 __all__ = ["Pair", "find_mtp_findings", "find_pair_findings", "inspect_checkpoint", "inspect_pair"]
 
 _SIZES = "vocabulary-sizes-differ"
 """A rule of `draftwise.plan.check`, which judges it by the two config.json alone."""
-_SWEET_SPOT = (8, 12)
-"""Targets parameters for one of the drafter's, by the operator guides' advice for method draft_model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,8 +210,8 @@ def _sizes_differ(pair: Pair, mine: int, theirs: int, where: str) -> Iterator[Fi
 
 
 def _find_ratio(pair: Pair, where: str) -> Iterator[Finding]:
-    ratio, (low, high) = pair.size_ratio, _SWEET_SPOT
-    if ratio is None or low <= ratio <= high:
+    ratio, advice = pair.size_ratio, get_advice("size-ratio")
+    if ratio is None or advice.numbers["least"] <= ratio <= advice.numbers["most"]:
         return
     if ratio <= 1:
         yield rule_on(
@@ -220,7 +219,7 @@ def _find_ratio(pair: Pair, where: str) -> Iterator[Finding]:
             fix="Use a drafter of about a tenth of the target's size.",
         )  # fmt: skip
     else:
-        yield rule_on("size-ratio", f"the target has {ratio:.1f} times its parameters.", where=where)
+        yield advice.finding(f"the target has {ratio:.1f} times its parameters.", where=where)
 
 
 def _find_precision(pair: Pair) -> Iterator[Finding]:
