@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from draftwise.engine.sampling.acceptance import Coins, Rule, Standard, Typical
+from draftwise.engine.sampling.acceptance import Rule, Standard, SyntheticRates, Typical
 from draftwise.engine.sampling.draft import Draft
 from draftwise.engine.sampling.random import Lane, uniform
 from draftwise.engine.sampling.tempering import (
@@ -24,11 +24,11 @@ from draftwise.engine.sampling.tempering import (
     temper_and_truncate,
 )
 
-__all__ = ["Verdict", "verify"]
+__all__ = ["Accepted", "verify"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class Accepted:
     """What one step makes final."""
 
     tokens_BS: Tensor
@@ -45,7 +45,7 @@ def verify(
     seeds_B: Tensor,
     positions_B: Tensor,
     acceptance: Rule,
-) -> Verdict:
+) -> Accepted:
     """Return which draft tokens stand and what follows them: a function of its arguments alone.
 
     Shapes are static and nothing waits for the device, so that a step can be captured with it.
@@ -74,22 +74,22 @@ def verify(
     """
     assert draft.tokens_BK.shape[1] == logits_BSV.shape[1] - 1
     counters = _Counters(seeds_B, positions_B)
-    stands_BK: Tensor | None = None
+    accept_BK: Tensor | None = None
     if tempering.all_greedy:
         next_BS = argmax(logits_BSV)
     elif isinstance(acceptance, Typical):
-        stands_BK, next_BS = _judge_typical(logits_BSV, draft.tokens_BK, tempering, counters, acceptance)
+        accept_BK, next_BS = _judge_typical(logits_BSV, draft.tokens_BK, tempering, counters, acceptance)
     elif isinstance(acceptance, Standard) and draft.probs_BKV is not None:
-        stands_BK, next_BS = _reject(logits_BSV, draft.tokens_BK, draft.probs_BKV, draft.lengths_B, tempering, counters)
+        accept_BK, next_BS = _reject(logits_BSV, draft.tokens_BK, draft.probs_BKV, draft.lengths_B, tempering, counters)
     else:
         floor_BS = find_floors(logits_BSV, tempering) if tempering.truncates else None
         next_BS = counters.draw(logits_BSV, tempering.temperature_B, floor_BS)
-    rates_K = acceptance.conditional_K if isinstance(acceptance, Coins) else None
+    rates_K = acceptance.conditional_K if isinstance(acceptance, SyntheticRates) else None
     if kernels := kernels_for(logits_BSV):
-        settled = kernels.settle(next_BS, draft.tokens_BK, draft.lengths_B, stands_BK, rates_K, *counters)
+        settled = kernels.emit(next_BS, draft.tokens_BK, draft.lengths_B, accept_BK, rates_K, *counters)
     else:
-        settled = _settle(next_BS, draft, stands_BK, rates_K, counters)
-    return Verdict(tokens_BS=settled[0], num_accepted_B=settled[1])
+        settled = _emit(next_BS, draft, accept_BK, rates_K, counters)
+    return Accepted(tokens_BS=settled[0], num_accepted_B=settled[1])
 
 
 class _Counters(NamedTuple):
@@ -108,21 +108,21 @@ class _Counters(NamedTuple):
         return draw(logits_BSV, temperature_B, floor_BS=floor_BS, lane=Lane.TOKEN, **self._asdict())
 
 
-def _settle(
-    next_BS: Tensor, draft: Draft, stands_BK: Tensor | None, rates_K: Tensor | None, counters: _Counters
+def _emit(
+    next_BS: Tensor, draft: Draft, accept_BK: Tensor | None, rates_K: Tensor | None, counters: _Counters
 ) -> tuple[Tensor, Tensor]:
-    """Return `Verdict.tokens_BS` and `Verdict.num_accepted_B`.
+    """Return `Accepted.tokens_BS` and `Accepted.num_accepted_B`.
 
-    Draft tokens stand as `stands_BK` says, else as coins of these rates fall, else where they are the next token.
+    Draft tokens stand as `accept_BK` says, else as coins of these rates fall, else where they are the next token.
     """
     num_drafted = draft.tokens_BK.shape[1]
     if rates_K is not None:
-        stands_BK = counters.uniform(num_drafted) < rates_K[:num_drafted]
-    elif stands_BK is None:
-        stands_BK = draft.tokens_BK == next_BS[:, :-1]
+        accept_BK = counters.uniform(num_drafted) < rates_K[:num_drafted]
+    elif accept_BK is None:
+        accept_BK = draft.tokens_BK == next_BS[:, :-1]
     row_S = torch.arange(num_drafted + 1, device=next_BS.device)
     real_BK = row_S[:-1] < draft.lengths_B.unsqueeze(1)
-    num_accepted_B = (stands_BK & real_BK).long().cumprod(1).sum(1)
+    num_accepted_B = (accept_BK & real_BK).long().cumprod(1).sum(1)
     last_B1 = num_accepted_B.unsqueeze(1)
     tokens_BS = torch.cat([draft.tokens_BK, next_BS[:, -1:]], dim=1)
     return torch.where(row_S == last_B1, next_BS, tokens_BS).masked_fill(row_S > last_B1, -1), num_accepted_B
@@ -169,8 +169,8 @@ def _judge_typical(
     p_BKV = law_BSV[:, :-1].softmax(-1)
     entropy_BK = torch.special.entr(p_BKV).sum(-1)
     bar_BK = (rule.alpha * (-entropy_BK).exp()).clamp(max=rule.threshold)
-    stands_BK = p_BKV.gather(2, tokens_BK.unsqueeze(2)).squeeze(2) > bar_BK
-    return stands_BK, counters.draw(law_BSV)
+    accept_BK = p_BKV.gather(2, tokens_BK.unsqueeze(2)).squeeze(2) > bar_BK
+    return accept_BK, counters.draw(law_BSV)
 
 
 def _find_law(logits_BSV: Tensor, tempering: Tempering) -> Tensor:

@@ -55,7 +55,7 @@ def reject(
     sums_RC2 = torch.empty(count, parts, 2, dtype=torch.float32, device=logits_BSV.device)
     keys_RC2 = torch.empty(count, parts, 2, dtype=torch.long, device=logits_BSV.device)
     next_BS = keys_RC2.new_empty(num_seqs, num_rows)
-    stands_BK = torch.empty(num_seqs, num_rows - 1, dtype=torch.bool, device=logits_BSV.device)
+    accept_BK = torch.empty(num_seqs, num_rows - 1, dtype=torch.bool, device=logits_BSV.device)
     settings = [each if each is None else each.contiguous() for each in (temperature_B, floor_BS)]
     counters = (seeds_B.contiguous(), positions_B.contiguous())
     given = (rows_RV, *settings, rows_RV.stride(0), vocab_size, num_rows, parts, sums_RC2)
@@ -66,9 +66,9 @@ def reject(
     _draw_part[(count, parts)](
         *given, probs_BKV, lengths_B.contiguous(), *counters, keys_RC2, **division, **width, **options
     )
-    judged = (tokens_BK.contiguous(), probs_BKV, *counters, keys_RC2, next_BS, stands_BK)
+    judged = (tokens_BK.contiguous(), probs_BKV, *counters, keys_RC2, next_BS, accept_BK)
     _judge_row[(count,)](*given, *judged, num_warps=1, **width, **options)
-    return stands_BK, next_BS
+    return accept_BK, next_BS
 
 
 @triton.jit
