@@ -341,13 +341,13 @@ def test_typical_acceptance_follows_the_papers_rule(rule: Typical, probabilistic
     accepted = judge(logits, draft, rule, torch.zeros(n).bool())
     p = logits.double().softmax(-1).numpy()
     for b in range(n):
-        accepted = 0
+        count = 0
         for s, token in enumerate(draft.tokens_BK[b].tolist()):
             entropy = -(p[b, s] * np.log(p[b, s])).sum()
             if p[b, s, token] <= min(rule.threshold, rule.alpha * np.exp(-entropy)):
                 break
-            accepted += 1
-        assert accepted.num_accepted_B[b] == accepted
+            count += 1
+        assert accepted.num_accepted_B[b] == count
     assert 0 < accepted.num_accepted_B.double().mean() < K
 
 

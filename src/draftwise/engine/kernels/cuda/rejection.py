@@ -15,12 +15,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from draftwise.engine.kernels.constants import MIN_TEMPERATURE, Lane
 from draftwise.engine.kernels.cuda.keys import LOWEST, to_index, to_key, to_score
 from draftwise.engine.kernels.cuda.launch import interpreted, launch_next, pdl, wait
 from draftwise.engine.kernels.cuda.maths import exp, log
 from draftwise.engine.kernels.cuda.noise import row_bits, to_gumbel, to_uniform, token_bits
-from draftwise.engine.sampling import random
-from draftwise.engine.sampling.tempering import MIN_TEMPERATURE
 
 __all__ = ["reject"]
 
@@ -28,7 +27,7 @@ _PART_SIZE = 2048
 _BLOCK = 1024
 """Columns that a program looks at together."""
 _MIN_TEMPERATURE = tl.constexpr(MIN_TEMPERATURE)
-_TOKEN, _ACCEPT = tl.constexpr(int(random.Lane.TOKEN)), tl.constexpr(int(random.Lane.ACCEPT))
+_TOKEN, _ACCEPT = tl.constexpr(int(Lane.TOKEN)), tl.constexpr(int(Lane.ACCEPT))
 
 
 def reject(

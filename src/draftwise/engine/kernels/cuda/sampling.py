@@ -17,13 +17,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from draftwise.engine.kernels.constants import MIN_TEMPERATURE, Lane
 from draftwise.engine.kernels.cuda.floors import find_floors
 from draftwise.engine.kernels.cuda.keys import LOWEST, to_index, to_key
 from draftwise.engine.kernels.cuda.launch import interpreted, launch_next, pdl, wait
 from draftwise.engine.kernels.cuda.noise import row_bits, to_gumbel, to_uniform, token_bits
 from draftwise.engine.kernels.cuda.rejection import reject
-from draftwise.engine.sampling import random
-from draftwise.engine.sampling.tempering import MIN_TEMPERATURE
 
 __all__ = ["argmax_rows", "draw_rows", "emit", "find_floors", "reject"]
 
@@ -33,7 +32,7 @@ _MAX_PARTS = 128
 _PROGRAMS = 1056
 """About as many as run at a time: 8 of 4 warps on each of 132 multiprocessors."""
 _MIN_TEMPERATURE = tl.constexpr(MIN_TEMPERATURE)
-_ACCEPT = tl.constexpr(int(random.Lane.ACCEPT))
+_ACCEPT = tl.constexpr(int(Lane.ACCEPT))
 
 
 def argmax_rows(logits_RV: Tensor, ids_U: Tensor | None = None) -> Tensor:
