@@ -32,7 +32,7 @@ from shapes import SCALES, Folders, Scale, write_folders
 from draftwise import SamplingParams, __version__
 from draftwise.core import SpecConfig
 from draftwise.engine.config import EngineConfig
-from draftwise.engine.core import Engine, Request
+from draftwise.engine.core import Engine, Pending, Request
 
 
 class OurFrontend:
@@ -40,13 +40,15 @@ class OurFrontend:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
+        self._pending: Pending = ()
 
     def add(self, request_id: str, prompt: list[int], max_tokens: int) -> None:
         params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
         self.engine.add(Request(request_id=request_id, prompt_token_ids=prompt, params=params))
 
     def step(self) -> list[News]:
-        return [(d.request_id, len(d.token_ids), d.finish_reason is not None) for d in self.engine.step()]
+        self._pending, deltas = self.engine.step(self._pending)
+        return [(d.request_id, len(d.token_ids), d.finish_reason is not None) for d in deltas]
 
 
 class Side:
