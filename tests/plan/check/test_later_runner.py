@@ -1,7 +1,7 @@
 """Which runner takes the work, and whether it is scheduled asynchronously."""
 
 import pytest
-from later_case import EPYC, LLAMA, Case, codes, find_engine
+from tests.support.later_case import EPYC, LLAMA, Case, codes, find_engine
 
 from draftwise.plan.check.engine import choose_runner, schedules_async
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from later_case import EPYC, LLAMA, Case, codes, find_engine, find_later, spans_of
+from tests.support.later_case import EPYC, LLAMA, Case, codes, find_engine, find_later, spans_of
 
 from draftwise.facts.rules import get_rule
 from draftwise.plan.check.engine import complete

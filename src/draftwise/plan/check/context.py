@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from draftwise.checkpoints.model_config import ModelConfig
 from draftwise.core import Finding, Ruling, Setup
 from draftwise.facts.rules import Rulebook
 from draftwise.facts.vllm import Release
-from draftwise.plan.model_config import ModelConfig
 
 __all__ = ["ALL_PACKAGES", "SPEC", "SPEC_FLAGS", "Context"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from draftwise.checkpoints.model_config import ModelConfig, find_model_config
 from draftwise.core import Finding, InvalidSetup, Setup
 from draftwise.facts.rules import Rulebook
 from draftwise.facts.vllm import get_release
@@ -12,7 +13,6 @@ from draftwise.plan.check.cli.flags import read_flags
 from draftwise.plan.check.context import ALL_PACKAGES, SPEC_FLAGS, Context
 from draftwise.plan.check.model.served import read_served
 from draftwise.plan.check.steps import collect
-from draftwise.plan.model_config import ModelConfig, find_model_config
 
 __all__ = ["get_context"]
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from draftwise.checkpoints.model_config import ModelConfig
 from draftwise.facts.transformers import find_model_type
-from draftwise.plan.model_config import ModelConfig
 
 __all__ = ["HfConfig", "Kind", "fill_in", "place_of"]
 

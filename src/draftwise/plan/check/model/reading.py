@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from draftwise.checkpoints.model_config import ModelConfig
 from draftwise.core import Ruling
 from draftwise.facts.rules import Rulebook
 from draftwise.facts.transformers import find_model_type
@@ -12,7 +13,6 @@ from draftwise.plan.check.context import Context
 from draftwise.plan.check.model.hf_config import HfConfig, fill_in, place_of
 from draftwise.plan.check.model.speculators import read_layers
 from draftwise.plan.check.steps import Step
-from draftwise.plan.model_config import ModelConfig
 
 __all__ = ["V0_EAGLE", "read_hf_config"]
 

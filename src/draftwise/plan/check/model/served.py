@@ -9,12 +9,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from draftwise.checkpoints.model_config import ModelConfig
 from draftwise.core import Ruling, Stage
 from draftwise.facts.rules import Rulebook
 from draftwise.facts.vllm import Release
 from draftwise.plan.check.model.speculators import Config, find_faults, find_incomplete
 from draftwise.plan.check.steps import Step
-from draftwise.plan.model_config import ModelConfig
 
 __all__ = ["read_served"]
 
