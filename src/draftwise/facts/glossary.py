@@ -1,4 +1,4 @@
-"""What each method and each key of `--speculative-config` means, in draftwise's words."""
+"""What each key of `--speculative-config` means, in draftwise's words."""
 
 from __future__ import annotations
 
@@ -7,24 +7,13 @@ from typing import Any
 
 from draftwise.facts.stored import read_data
 
-__all__ = ["meaning_of_key", "meaning_of_method", "source_of_method"]
+__all__ = ["meaning_of_key"]
 
 
 def meaning_of_key(name: str) -> str | None:
     """Return what a key means, or None for one that is not described."""
     row = _glossary()["keys"].get(name)
     return None if row is None else str(row["meaning"])
-
-
-def meaning_of_method(name: str) -> str | None:
-    """Return what a method does, or None for one that is not described."""
-    row = _glossary()["methods"].get(name)
-    return None if row is None else str(row["meaning"])
-
-
-def source_of_method(name: str) -> str:
-    """Return the paper or change that a method comes from."""
-    return str(_glossary()["methods"][name]["source"])
 
 
 @cache
