@@ -50,7 +50,7 @@ def expect_tensors(drafter: Drafter, target: TargetSizes | None = None) -> Expec
         drafter: as recognized.
         target: None: the target is taken to be as wide as the drafter, with the same vocabulary.
     """
-    expect = _BY_METHOD.get(drafter.method)
+    expect = _EXPECT.get(drafter.method)
     return None if expect is None else expect(drafter, target)
 
 
@@ -86,9 +86,14 @@ def _expect_eagle3(drafter: Drafter, target: TargetSizes | None) -> Expected | N
     biased = bool(config.get("attention_bias"))
     for i in range(sizes.num_layers):
         required |= decoder_layer(
-            f"layers.{i}.", sizes, num_in=2 * hidden if i == 0 else hidden, qkv_bias=biased, qk_norm=llama is None,
-            o_bias=llama is not None and bool(biased or config.get("bias")), mlp_bias=_mlp_bias(config),
-        )  # fmt: skip
+            f"layers.{i}.",
+            sizes,
+            num_in=2 * hidden if i == 0 else hidden,
+            qkv_bias=biased,
+            qk_norm=llama is None,
+            o_bias=llama is not None and bool(biased or config.get("bias")),
+            mlp_bias=_mlp_bias(config),
+        )
     own, vocabulary = _vocabulary(config, sizes, target)
     required |= own | _fusion(drafter, hidden)
     ignored = _T2D if drafter.parallel else _T2D_OR_MASK
@@ -98,12 +103,13 @@ def _expect_eagle3(drafter: Drafter, target: TargetSizes | None) -> Expected | N
 
 
 def _fusion(drafter: Drafter, hidden: int) -> Shapes:
-    """Return what joins the tapped states."""
+    """Return what joins the target's states."""
     config = drafter.config
     eagle_config = get_mapping(config, "eagle_config")
     if not eagle_config.get("use_aux_hidden_state", True):
         return {}
-    count = get_int(config, "num_aux_hidden_states") or len(drafter.taps or (0, 0, 0))
+    named = 3 if drafter.aux_layers is None else len(drafter.aux_layers.ids)
+    count = get_int(config, "num_aux_hidden_states") or named
     width = get_int(config, "target_hidden_size") or hidden
     shapes: Shapes = {"fc.weight": (hidden, count * width)}
     if eagle_config.get("norm_before_fc", config.get("norm_before_fc")):
@@ -131,7 +137,7 @@ def _expect_dspark(drafter: Drafter, target: TargetSizes | None) -> Expected | N
     }
     reads = sizes.hidden + (rank if drafter.config.get("confidence_head_with_markov") else 0)
     confidence: Shapes = {"confidence_head.proj.weight": (1, reads), "confidence_head.proj.bias": (1,)}
-    block = _expect_block(drafter, sizes, target)
+    block = _expect_block(drafter, sizes, target, may_exceed=True)
     optional = {**block.optional, **(confidence if drafter.config.get("enable_confidence_head") else {})}
     return Expected(
         required={**block.required, **markov},
@@ -142,16 +148,17 @@ def _expect_dspark(drafter: Drafter, target: TargetSizes | None) -> Expected | N
     )
 
 
-def _expect_block(drafter: Drafter, sizes: Sizes, target: TargetSizes | None) -> Expected:
+def _expect_block(drafter: Drafter, sizes: Sizes, target: TargetSizes | None, *, may_exceed: bool = False) -> Expected:
     """Return the tensors of DFlash's network, which dspark shares."""
     config, hidden = drafter.config, sizes.hidden
     width = get_int(config, "target_hidden_size") or hidden
     required: Shapes = {"norm.weight": (hidden,), "hidden_norm.weight": (hidden,)}
-    required["fc.weight"] = (hidden, (len(drafter.taps) if drafter.taps else sizes.num_layers) * width)
+    count = len(drafter.aux_layers.ids) if drafter.aux_layers else sizes.num_layers
+    required["fc.weight"] = (hidden, count * width)
     biased = bool(config.get("attention_bias"))
     for i in range(sizes.num_layers):
         required |= decoder_layer(f"layers.{i}.", sizes, qkv_bias=biased, o_bias=biased, qk_norm=True)
-    own, vocabulary = _vocabulary(config, sizes, target, may_exceed=drafter.method == "dspark")
+    own, vocabulary = _vocabulary(config, sizes, target, may_exceed=may_exceed)
     return Expected(required=required | own, optional=vocabulary, ignored=_T2D, rename=_from_midlayer)
 
 
@@ -233,9 +240,9 @@ def _expect_model(drafter: Drafter, _: TargetSizes | None) -> Expected | None:
 _MOST_BLOCKS = 1000
 _MIMO_NORMS = ("token_layernorm", "hidden_layernorm", "final_layernorm")
 _EAGLE3_LLAMA = (
-    "LlamaForCausalLM", "LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "PeagleLlamaForCausalLM",
-    "PEagleDraftModel", "Eagle3MiniMaxM2ForCausalLM", "Eagle3Qwen2_5vlForCausalLM", "Eagle3Qwen3vlForCausalLM",
-)  # fmt: skip
+    *("LlamaForCausalLM", "LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "PeagleLlamaForCausalLM"),
+    *("PEagleDraftModel", "Eagle3MiniMaxM2ForCausalLM", "Eagle3Qwen2_5vlForCausalLM", "Eagle3Qwen3vlForCausalLM"),
+)
 """Architectures that vLLM serves with its class Eagle3LlamaForCausalLM."""
 _ROTARY = re.compile(r".*rotary(?:_pos)?_emb\.(?:inv_freq|cos_cached|sin_cached)$")
 _T2D = re.compile(rf".*t2d|{_ROTARY.pattern}")
@@ -271,7 +278,7 @@ def _from_old_medusa(name: str) -> str:
     return "lm_heads.0.weight" if name == "lm_head.weight" else name
 
 
-_BY_METHOD: Mapping[str, Callable[[Drafter, TargetSizes | None], Expected | None]] = {
+_EXPECT: Mapping[str, Callable[[Drafter, TargetSizes | None], Expected | None]] = {
     "eagle": _expect_eagle,
     "eagle3": _expect_eagle3,
     "dflash": _expect_dflash,

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from draftwise.checkpoints.identity import IDENTITY_FILE, check_identity
+from draftwise.checkpoints.mask_token import find_mask_token
+from draftwise.checkpoints.speculators_format import from_plain, to_plain
 from draftwise.core import InvalidSetup
 from draftwise.engine.models.checkpoint import Checkpoint
-from draftwise.engine.models.identity import IDENTITY_FILE, check_identity
-from draftwise.engine.models.mask import find_mask_token
-from draftwise.engine.models.speculators_format import from_plain, to_plain
 from draftwise.train.assemble import join_mtp
 from draftwise.train.checkpoint import load_back, new_folder, read_tensor, save_drafter
 

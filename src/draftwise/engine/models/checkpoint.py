@@ -69,7 +69,7 @@ class Checkpoint:
             raise _damaged(file, error) from None
         if tuple(tensor.shape) != shape:
             raise InvalidSetup.because(
-                "wrong-shape",
+                "tensor-shapes",
                 f"tensor {name} has shape {tuple(tensor.shape)}, config.json asks for {shape}.",
                 where=str(file),
                 fix="config.json and the weights belong to different models, or the weights are quantised.",
@@ -137,7 +137,7 @@ class Checkpoint:
             value = json.loads(file.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise InvalidSetup.because(
-                "no-config",
+                "no-config-json",
                 f"holds no {name}.",
                 where=str(self.path),
                 fix="Give the directory of a Hugging Face checkpoint (config.json and *.safetensors).",
