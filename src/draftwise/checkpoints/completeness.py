@@ -10,7 +10,7 @@ from draftwise.checkpoints.decoder_tensors import Shapes
 from draftwise.checkpoints.expected import Expected, TargetSizes, expect_tensors
 from draftwise.checkpoints.headers import Headers, Tensor
 from draftwise.checkpoints.quoting import quote, quote_some
-from draftwise.checkpoints.recognize import Drafter
+from draftwise.checkpoints.recognize import RecognizedDrafter
 from draftwise.core import Ruling
 from draftwise.facts.rules import Rulebook
 
@@ -27,7 +27,7 @@ _FLEXIBLE = "mask_hidden"
 
 
 def find_tensor_findings(
-    rules: Rulebook, drafter: Drafter, headers: Headers, target: TargetSizes | None, *, is_quantized: bool
+    rules: Rulebook, drafter: RecognizedDrafter, headers: Headers, target: TargetSizes | None, *, is_quantized: bool
 ) -> Iterator[Ruling]:
     """Yield what is missing, unknown or of another shape.
 
@@ -60,7 +60,7 @@ def find_tensor_findings(
         yield from _find_unknown(rules, drafter, expected, found, where, is_quantized=is_quantized)
 
 
-def _unchecked(rules: Rulebook, drafter: Drafter, where: str) -> Iterator[Ruling]:
+def _unchecked(rules: Rulebook, drafter: RecognizedDrafter, where: str) -> Iterator[Ruling]:
     return rules.ruling(
         "tensors-unchecked",
         f"Whether all tensors of {quote(drafter.architecture or drafter.method)} are there was not checked: its "
@@ -130,7 +130,7 @@ def _fits(tensor: Tensor, name: str, shape: tuple[int, ...], *, may_be_packed: b
 
 def _find_unknown(
     rules: Rulebook,
-    drafter: Drafter,
+    drafter: RecognizedDrafter,
     expected: Expected,
     found: Mapping[str, Tensor],
     where: str,

@@ -13,7 +13,7 @@ from typing import Any
 
 from draftwise.checkpoints.decoder_tensors import Shapes, Sizes, decoder_layer, decoder_model
 from draftwise.checkpoints.dimensions import Dimensions, get_int, get_mapping
-from draftwise.checkpoints.recognize import Drafter
+from draftwise.checkpoints.recognize import RecognizedDrafter
 
 __all__ = ["Expected", "TargetSizes", "expect_tensors"]
 
@@ -43,7 +43,7 @@ class Expected:
     """From a name in the file to the one used here."""
 
 
-def expect_tensors(drafter: Drafter, target: TargetSizes | None = None) -> Expected | None:
+def expect_tensors(drafter: RecognizedDrafter, target: TargetSizes | None = None) -> Expected | None:
     """Return what a drafter must hold, None where its architecture is not covered or its config lacks a size.
 
     Args:
@@ -54,13 +54,13 @@ def expect_tensors(drafter: Drafter, target: TargetSizes | None = None) -> Expec
     return None if expect is None else expect(drafter, target)
 
 
-def _sizes(drafter: Drafter, *architectures: str) -> Sizes | None:
+def _sizes(drafter: RecognizedDrafter, *architectures: str) -> Sizes | None:
     if drafter.architecture not in architectures:
         return None
     return Sizes.from_dimensions(Dimensions.from_config(drafter.config))
 
 
-def _expect_eagle(drafter: Drafter, _: TargetSizes | None) -> Expected | None:
+def _expect_eagle(drafter: RecognizedDrafter, _: TargetSizes | None) -> Expected | None:
     sizes = _sizes(drafter, "LlamaForCausalLM", "EagleLlamaForCausalLM")
     if sizes is None:
         return None
@@ -75,7 +75,7 @@ def _expect_eagle(drafter: Drafter, _: TargetSizes | None) -> Expected | None:
     return Expected(required=required, optional={"embed_tokens.weight": (sizes.vocab, hidden)}, ignored=_ROTARY)
 
 
-def _expect_eagle3(drafter: Drafter, target: TargetSizes | None) -> Expected | None:
+def _expect_eagle3(drafter: RecognizedDrafter, target: TargetSizes | None) -> Expected | None:
     llama = _sizes(drafter, *_EAGLE3_LLAMA)
     sizes = llama or _sizes(drafter, "Qwen3ForCausalLM", "Eagle3Qwen3ForCausalLM", "PeagleQwen3ForCausalLM")
     if sizes is None:
@@ -102,7 +102,7 @@ def _expect_eagle3(drafter: Drafter, target: TargetSizes | None) -> Expected | N
     )
 
 
-def _fusion(drafter: Drafter, hidden: int) -> Shapes:
+def _fusion(drafter: RecognizedDrafter, hidden: int) -> Shapes:
     """Return what joins the target's states."""
     config = drafter.config
     eagle_config = get_mapping(config, "eagle_config")
@@ -121,12 +121,12 @@ def _fusion(drafter: Drafter, hidden: int) -> Shapes:
     return shapes
 
 
-def _expect_dflash(drafter: Drafter, target: TargetSizes | None) -> Expected | None:
+def _expect_dflash(drafter: RecognizedDrafter, target: TargetSizes | None) -> Expected | None:
     sizes = _sizes(drafter, "DFlashDraftModel")
     return None if sizes is None else _expect_block(drafter, sizes, target)
 
 
-def _expect_dspark(drafter: Drafter, target: TargetSizes | None) -> Expected | None:
+def _expect_dspark(drafter: RecognizedDrafter, target: TargetSizes | None) -> Expected | None:
     sizes, rank = _sizes(drafter, "Qwen3DSparkModel", "Qwen3OmniDSparkModel"), get_int(drafter.config, "markov_rank")
     if sizes is None or rank is None:
         return None
@@ -148,7 +148,9 @@ def _expect_dspark(drafter: Drafter, target: TargetSizes | None) -> Expected | N
     )
 
 
-def _expect_block(drafter: Drafter, sizes: Sizes, target: TargetSizes | None, *, may_exceed: bool = False) -> Expected:
+def _expect_block(
+    drafter: RecognizedDrafter, sizes: Sizes, target: TargetSizes | None, *, may_exceed: bool = False
+) -> Expected:
     """Return the tensors of DFlash's network, which dspark shares."""
     config, hidden = drafter.config, sizes.hidden
     width = get_int(config, "target_hidden_size") or hidden
@@ -181,7 +183,7 @@ def _vocabulary(
     return required, {name: shape for name, shape in (embedding | head).items() if name not in required}
 
 
-def _expect_medusa(drafter: Drafter, target: TargetSizes | None) -> Expected | None:
+def _expect_medusa(drafter: RecognizedDrafter, target: TargetSizes | None) -> Expected | None:
     config = drafter.config
     hidden = get_int(config, "hidden_size") or (target.hidden_size if target else None)
     vocab = get_int(config, "vocab_size") or (target.vocab_size if target else None)
@@ -199,7 +201,7 @@ def _expect_medusa(drafter: Drafter, target: TargetSizes | None) -> Expected | N
     return Expected(required=required, silent=_LM_HEADS, refuses_unknown=False, rename=_from_old_medusa)
 
 
-def _expect_mlp_speculator(drafter: Drafter, _: TargetSizes | None) -> Expected | None:
+def _expect_mlp_speculator(drafter: RecognizedDrafter, _: TargetSizes | None) -> Expected | None:
     config = drafter.config
     keys = ("emb_dim", "inner_dim", "vocab_size", "n_predict")
     width, inner, vocab, steps = (get_int(config, key) for key in keys)
@@ -216,7 +218,7 @@ def _expect_mlp_speculator(drafter: Drafter, _: TargetSizes | None) -> Expected 
     return Expected(required=required, silent=_NONE, refuses_unknown=False, rename=_without_speculator)
 
 
-def _expect_mimo(drafter: Drafter, _: TargetSizes | None) -> Expected | None:
+def _expect_mimo(drafter: RecognizedDrafter, _: TargetSizes | None) -> Expected | None:
     sizes, count = _sizes(drafter, "MiMoForCausalLM"), get_int(drafter.config, "num_nextn_predict_layers")
     if sizes is None or count is None or count > _MOST_BLOCKS:
         return None
@@ -229,7 +231,7 @@ def _expect_mimo(drafter: Drafter, _: TargetSizes | None) -> Expected | None:
     return Expected(required=required, silent=_NONE)
 
 
-def _expect_model(drafter: Drafter, _: TargetSizes | None) -> Expected | None:
+def _expect_model(drafter: RecognizedDrafter, _: TargetSizes | None) -> Expected | None:
     sizes = Sizes.from_dimensions(Dimensions.from_config(drafter.config))
     shapes = None if sizes is None else decoder_model(drafter.architecture, drafter.config, sizes)
     if shapes is None:
@@ -278,7 +280,7 @@ def _from_old_medusa(name: str) -> str:
     return "lm_heads.0.weight" if name == "lm_head.weight" else name
 
 
-_EXPECT: Mapping[str, Callable[[Drafter, TargetSizes | None], Expected | None]] = {
+_EXPECT: Mapping[str, Callable[[RecognizedDrafter, TargetSizes | None], Expected | None]] = {
     "eagle": _expect_eagle,
     "eagle3": _expect_eagle3,
     "dflash": _expect_dflash,

@@ -17,7 +17,7 @@ from draftwise.checkpoints.head_faults import (
 from draftwise.checkpoints.identity import find_tokenizer_fault
 from draftwise.checkpoints.inspect import Inspection
 from draftwise.checkpoints.quoting import quote
-from draftwise.checkpoints.recognize import Drafter
+from draftwise.checkpoints.recognize import RecognizedDrafter
 from draftwise.core import Finding, Ruling
 from draftwise.facts.rules import Rulebook
 
@@ -53,7 +53,7 @@ def _find_width(rules: Rulebook, head: Inspection, target: TargetSizes, where: s
     yield from _judge(rules, find_width_fault(key, width, target.hidden_size, where=where))
 
 
-def _find_layers(rules: Rulebook, drafter: Drafter, target: TargetSizes, where: str) -> Iterator[Ruling]:
+def _find_layers(rules: Rulebook, drafter: RecognizedDrafter, target: TargetSizes, where: str) -> Iterator[Ruling]:
     if drafter.traits.taps != "several":
         return
     if not get_mapping(drafter.config, "eagle_config").get("use_aux_hidden_state", True):
@@ -84,7 +84,7 @@ def _find_layers(rules: Rulebook, drafter: Drafter, target: TargetSizes, where: 
         )
 
 
-def _find_count(rules: Rulebook, drafter: Drafter, layers: AuxLayers, where: str) -> Iterator[Ruling]:
+def _find_count(rules: Rulebook, drafter: RecognizedDrafter, layers: AuxLayers, where: str) -> Iterator[Ruling]:
     """Yield where an EAGLE-3 head's `fc` is made for another number of layers than it names."""
     count = len(layers.ids)
     stated = get_int(drafter.config, "num_aux_hidden_states")

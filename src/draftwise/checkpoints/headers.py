@@ -100,14 +100,18 @@ def _sum(pairs: Iterable[tuple[str, int]]) -> dict[str, int]:
     return dict(total.most_common())
 
 
-def read_headers(directory: str | Path) -> Headers:
+def read_headers(directory: str | Path, reader: weight_files.Reader = "vllm") -> Headers:
     """Return the tensors of a checkpoint: of the files that its index names, else of all its safetensors files.
+
+    Args:
+        directory: of the checkpoint.
+        reader: whose choice of files counts, see `find_weight_files`.
 
     Raises:
         InvalidSetup: with every fault of every file: none there, shards missing, a Git LFS pointer in place of the
             weights, a file cut short or damaged.
     """
-    chosen = weight_files.find_weight_files(Path(directory))
+    chosen = weight_files.find_weight_files(Path(directory), reader)
     faults: list[Finding] = []
     tensors: dict[str, Tensor] = {}
     twice: list[str] = []

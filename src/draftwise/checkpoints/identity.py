@@ -58,7 +58,7 @@ def target_identity(path: str | Path) -> dict[str, str]:
         InvalidSetup: the checkpoint or its tokenizer cannot be read.
     """
     path = Path(path)
-    identity = {"weights": _hash_weights(read_headers(path), read_config(path))}
+    identity = {"weights": _hash_weights(read_headers(path, "transformers"), read_config(path))}
     if (path / "tokenizer.json").exists() and (vocabulary := read_vocabulary(path)) is not None:
         identity["tokenizer"] = vocabulary.identity
     return identity

@@ -17,7 +17,7 @@ from draftwise.checkpoints.headers import Headers, read_headers
 from draftwise.checkpoints.model_config import find_model_config
 from draftwise.checkpoints.mtp_modules import MtpModules, find_mtp_modules
 from draftwise.checkpoints.quantization import Quantization, count_parameters, find_quantization
-from draftwise.checkpoints.recognize import Drafter, recognize
+from draftwise.checkpoints.recognize import RecognizedDrafter, recognize
 from draftwise.checkpoints.text_files import read_json
 from draftwise.checkpoints.vocabulary import Vocabulary, read_vocabulary
 from draftwise.core import Finding, InvalidSetup, Ruling
@@ -35,7 +35,7 @@ class Inspection:
     directory: Path
     config: Mapping[str, Any]
     """config.json as it stands."""
-    drafter: Drafter
+    drafter: RecognizedDrafter
     dimensions: Dimensions
     """Of the language model."""
     draft_vocab_size: int | None
@@ -161,7 +161,9 @@ def _read_modelopt(directory: Path, config: Mapping[str, Any]) -> Mapping[str, A
     return {"quantization_config": {"quant_method": "modelopt", **read_json(file)}}
 
 
-def _find_mtp_faults(rules: Rulebook, directory: Path, drafter: Drafter, mtp: MtpModules | None) -> Iterator[Ruling]:
+def _find_mtp_faults(
+    rules: Rulebook, directory: Path, drafter: RecognizedDrafter, mtp: MtpModules | None
+) -> Iterator[Ruling]:
     if mtp is None or drafter.is_head:
         return
     if mtp.lost or mtp.incomplete:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from draftwise.checkpoints.text_files import parse_json, read_json
+from draftwise.checkpoints.text_files import check_directory, parse_json, read_json
 from draftwise.core import InvalidSetup
 
 __all__ = ["ModelConfig", "find_model_config", "read_config"]
@@ -77,8 +77,9 @@ def read_config(directory: Path) -> dict[str, Any]:
     """Return what a checkpoint's config.json holds.
 
     Raises:
-        InvalidSetup: there is none, or it holds no JSON object.
+        InvalidSetup: there is no such directory or file, or it holds no JSON object.
     """
+    check_directory(directory)
     if not (directory / "config.json").is_file():
         raise InvalidSetup.because(
             "no-config-json",

@@ -11,7 +11,7 @@ from packaging.version import Version
 
 from draftwise.checkpoints.head_fit import find_base_findings, find_head_findings
 from draftwise.checkpoints.inspect import Inspection, describe_lost, inspect_checkpoint
-from draftwise.checkpoints.tokenizer_fit import Comparison, compare_vocabularies, find_tokenizer_findings
+from draftwise.checkpoints.tokenizer_fit import TokenComparison, compare_vocabularies, find_tokenizer_findings
 from draftwise.core import Finding, InvalidSetup, Ruling, Severity
 from draftwise.facts.rules import Rulebook, get_rule
 
@@ -29,7 +29,7 @@ class Pair:
 
     drafter: Inspection
     target: Inspection
-    tokenizers: Comparison | None
+    tokenizers: TokenComparison | None
     """None where one of them has no tokenizer that can be read."""
     findings: tuple[Finding, ...]
     """About each and about both."""

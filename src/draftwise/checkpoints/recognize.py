@@ -12,11 +12,11 @@ from draftwise.checkpoints.mask_token import find_mask_token
 from draftwise.checkpoints.speculators_format import flatten
 from draftwise.facts.methods import Method, get_method, methods_where
 
-__all__ = ["Drafter", "recognize"]
+__all__ = ["RecognizedDrafter", "recognize"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drafter:
+class RecognizedDrafter:
     """What a checkpoint is, as drafters go."""
 
     method: str
@@ -45,7 +45,7 @@ class Drafter:
         return self.traits.drafts_from == "target_states"
 
 
-def recognize(config: Mapping[str, Any], names: Collection[str]) -> Drafter:
+def recognize(config: Mapping[str, Any], names: Collection[str]) -> RecognizedDrafter:
     """Return what a config.json and the names of its tensors amount to."""
     algorithm = config.get("speculators_model_type")
     plain = flatten(config)
@@ -53,7 +53,7 @@ def recognize(config: Mapping[str, Any], names: Collection[str]) -> Drafter:
     architecture = str(named[0]) if isinstance(named, list) and named else ""
     method = _find_by_algorithm(algorithm) or find_by_marks(plain, architecture, names)
     mask = find_mask_token(plain)
-    return Drafter(
+    return RecognizedDrafter(
         method=method.name,
         layout="plain" if algorithm is None else "speculators",
         algorithm=method.name if algorithm is None else str(algorithm),

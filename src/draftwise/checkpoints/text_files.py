@@ -8,7 +8,7 @@ from typing import Any
 
 from draftwise.core import InvalidSetup
 
-__all__ = ["POINTER_BYTES", "parse_json", "read_bytes", "read_json", "read_lines", "refuse_pointer"]
+__all__ = ["POINTER_BYTES", "check_directory", "parse_json", "read_bytes", "read_json", "read_lines", "refuse_pointer"]
 
 POINTER_BYTES = 64
 """From a file's start, enough to tell a pointer from what it stands for."""
@@ -17,6 +17,17 @@ _POINTERS = (b"version https://git-lfs.github.com/spec/", b"# xet version")
 _MAX_BYTES = 256 * 1024 * 1024
 """The largest tokenizer.json and index files in use are a tenth of it."""
 _FIX = "Download the file again."
+
+
+def check_directory(directory: Path) -> None:
+    """Raise InvalidSetup unless there is such a directory."""
+    if not directory.is_dir():
+        raise InvalidSetup.because(
+            "no-checkpoint",
+            "The path is not a directory.",
+            where=str(directory),
+            fix="Give the directory of a Hugging Face checkpoint (config.json and *.safetensors).",
+        )
 
 
 def read_json(file: Path) -> dict[str, Any]:

@@ -19,8 +19,8 @@ from draftwise.core import Finding, InvalidSetup, Ruling, Severity
 from draftwise.facts.rules import Rulebook
 
 __all__ = [
-    "Comparison",
-    "Difference",
+    "TokenComparison",
+    "TokenDifference",
     "check_same_tokens",
     "compare_vocabularies",
     "find_tokenizer_findings",
@@ -31,7 +31,7 @@ _SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
+class TokenDifference:
     """One id that means two tokens; None where a vocabulary has no such id."""
 
     id: int
@@ -43,7 +43,7 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class TokenComparison:
     """Two vocabularies side by side, id by id."""
 
     num_equal: int
@@ -53,7 +53,7 @@ class Comparison:
     """Those of them that are part of ordinary text in either: no control tokens."""
     num_only_drafter: int
     num_only_target: int
-    first: tuple[Difference, ...]
+    first: tuple[TokenDifference, ...]
     """The first few ids of the kinds above, those of ordinary text before others."""
     splitting: tuple[str, ...]
     """Parts that split text differently: merges, normalizer, pre_tokenizer."""
@@ -72,7 +72,7 @@ class Comparison:
         return {"verdict": self.verdict} | asdict(self)
 
 
-def compare_vocabularies(drafter: Vocabulary, target: Vocabulary) -> Comparison:
+def compare_vocabularies(drafter: Vocabulary, target: Vocabulary) -> TokenComparison:
     """Compare what every id means."""
     mine, theirs = drafter.tokens, target.tokens
     both = mine.keys() & theirs.keys()
@@ -83,18 +83,18 @@ def compare_vocabularies(drafter: Vocabulary, target: Vocabulary) -> Comparison:
     order = (sorted(text), sorted(i for i in differing if i in control), sorted(only_mine | only_theirs))
     shown = islice((i for ids in order for i in ids), _SHOWN)
     parts = drafter.splitting.keys() & target.splitting.keys()
-    return Comparison(
+    return TokenComparison(
         num_equal=len(both) - len(differing),
         num_differing=len(differing),
         num_differing_text=len(text),
         num_only_drafter=len(only_mine),
         num_only_target=len(only_theirs),
-        first=tuple(Difference(id=i, drafter=mine.get(i), target=theirs.get(i)) for i in shown),
+        first=tuple(TokenDifference(id=i, drafter=mine.get(i), target=theirs.get(i)) for i in shown),
         splitting=tuple(sorted(part for part in parts if drafter.splitting[part] != target.splitting[part])),
     )
 
 
-def find_tokens_fault(comparison: Comparison, *, where: str) -> Finding | None:
+def find_tokens_fault(comparison: TokenComparison, *, where: str) -> Finding | None:
     """Return what is wrong between two vocabularies, None where every id that both have means the same.
 
     Args:
@@ -147,7 +147,7 @@ def check_same_tokens(drafter: Path, target: Path) -> None:
 
 
 def find_tokenizer_findings(
-    rules: Rulebook, drafter: Inspection, target: Inspection, comparison: Comparison | None
+    rules: Rulebook, drafter: Inspection, target: Inspection, comparison: TokenComparison | None
 ) -> Iterator[Ruling]:
     """Yield what follows from two vocabularies; `comparison` is None where one of the two has none."""
     where = str(drafter.directory)

@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from draftwise.checkpoints.quoting import quote_some
-from draftwise.checkpoints.text_files import read_json
+from draftwise.checkpoints.text_files import check_directory, read_json
 from draftwise.core import Finding, InvalidSetup, Severity
 
-__all__ = ["WeightFiles", "find_disagreements", "find_weight_files"]
+__all__ = ["Reader", "WeightFiles", "find_disagreements", "find_weight_files"]
 
 INDEX = "model.safetensors.index.json"
+_SINGLE = "model.safetensors"
+
+Reader = Literal["vllm", "transformers"]
 
 _OTHER_FORMATS = ("*.bin", "*.pt", "*.pth", "*.gguf", "*.npz", "*.h5")
 
@@ -27,22 +31,23 @@ class WeightFiles:
     """File name by tensor name; empty without an index."""
 
 
-def find_weight_files(directory: Path) -> WeightFiles:
+def find_weight_files(directory: Path, reader: Reader = "vllm") -> WeightFiles:
     """Return the files that the index names; without one all safetensors files.
 
     `consolidated*.safetensors`, Mistral's own layout, hold the same weights a second time, so they count only where
     there is nothing else.
 
+    Args:
+        directory: of the checkpoint.
+        reader: transformers takes `model.safetensors` where it is there, for saving a small model over a sharded one
+            leaves a stale index; vLLM goes by the index.
+
     Raises:
         InvalidSetup: there is no such directory, no weights in safetensors files, or a shard is missing.
     """
-    if not directory.is_dir():
-        raise InvalidSetup.because(
-            "no-checkpoint",
-            "The path is not a directory.",
-            where=str(directory),
-            fix="Give the directory of a Hugging Face checkpoint (config.json and *.safetensors).",
-        )
+    check_directory(directory)
+    if reader == "transformers" and (directory / _SINGLE).is_file():
+        return WeightFiles(directory=directory, files=(directory / _SINGLE,))
     if (directory / INDEX).is_file():
         return _find_indexed(directory)
     found = sorted(directory.glob("*.safetensors"))

@@ -6,11 +6,13 @@ import math
 from dataclasses import replace
 
 from draftwise.checkpoints.aux_layers import AuxLayers, usual_layers
-from draftwise.checkpoints.head_faults import find_layers_fault
+from draftwise.checkpoints.head_faults import find_layers_fault, find_mask_fault
 from draftwise.core import InvalidSetup
 from draftwise.train.target import Target
 
 __all__ = ["check_taps", "choose_mask_token", "even_taps", "usual_taps"]
+
+_MASK_OPTION = "mask_token_id"
 
 
 def usual_taps(num_layers: int) -> tuple[int, ...]:
@@ -52,12 +54,7 @@ def choose_mask_token(wanted: int, target: Target) -> int:
     Raises:
         InvalidSetup: there is no such token.
     """
-    if wanted >= target.vocab_size:
-        raise InvalidSetup.because(
-            "no-such-token",
-            f"{wanted} is no token of the target, which has {target.vocab_size}.",
-            where="mask_token_id",
-            fix="Name one that texts do not contain.",
-        )
+    if wanted >= 0 and (fault := find_mask_fault(wanted, target.vocab_size, key=_MASK_OPTION, where=_MASK_OPTION)):
+        raise InvalidSetup(replace(fault, fix="Name one that texts do not contain."))
     padding = target.config.get("pad_token_id")
     return wanted if wanted >= 0 else int(padding) if padding is not None else target.vocab_size - 1
