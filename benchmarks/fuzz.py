@@ -33,8 +33,8 @@ from draftwise.facts.gpus import known_gpus
 from draftwise.facts.models import known_models
 from draftwise.facts.vllm import releases
 from draftwise.plan.check import check
-from draftwise.plan.read import read_setups
 from draftwise.plan.size import size
+from draftwise.setups.read import read_setups
 
 Input = Mapping[str, bytes]
 """File name -> content."""

@@ -53,7 +53,7 @@ Prompts = list[list[int]]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bundle", type=Path, default=Path("bundle"))
-    parser.add_argument("--workloads", type=Path, default=Path("src/draftwise/measure/workloads"))
+    parser.add_argument("--workloads", type=Path, default=Path("src/draftwise/workloads/bundled"))
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", nargs="+", default=["bfloat16", "float32"], choices=TIE_GAP)
     parser.add_argument("--methods", nargs="+", choices=["plain", *METHODS], default=["plain", *METHODS])

@@ -3,50 +3,63 @@
 from __future__ import annotations
 
 import ast
+import tomllib
+from itertools import chain
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "draftwise"
-LAYERS = ("cli", "serve", "measure", "train", "backends", "plan", "engine", "checkpoints", "facts", "core")
 HEAD = """# Structure
 
-One package, layered by the operator's verbs; imports go downward only, and `make check` enforces it:
+One package, layered by the operator's verbs. Imports go downward only; `make check` enforces it:
 
 ```
-cli
-serve | measure | train
-backends
-plan | engine
-checkpoints
-facts
-core
+{layers}
 ```
 
-The state of a run lives in three places: the engine (sequences, pages, the runner's tensors), a server's process, the
-run directory. torch is reachable from `engine`, `train` and `serve` only, so measuring works on a laptop without it.
+{rooms}
+
+State lives in three places: the engine (sequences, pages, the runner's tensors), a server's process, the run directory.
+torch is reachable from `engine`, `train` and `serve` only, so planning, checking and measuring work without it.
 
 Beside the package: `bundle/` holds the bundled model and the recipe that trained it, `benchmarks/` scripts with their
 committed results, `catalogue/` the maintainer's scripts that read vLLM's wheels into `facts/data` and hold `check`
 against vLLM itself, `tests/` mirrors the package. This page is written by `python docs/structure.py`.
+
+# Every module
 """
 
 
 def render() -> str:
-    """Return the page."""
-    parts = [HEAD]
-    for layer in LAYERS:
-        parts.append(f"\n## {layer}\n{sentence(PACKAGE / layer / '__init__.py')}\n\n")
-        for path in sorted((PACKAGE / layer).rglob("*.py")):
-            name = path.relative_to(PACKAGE / layer).with_suffix("").as_posix()
+    """Return the page: a map that fits on a screen, then one sentence a module."""
+    layers = read_layers()
+    rooms = list(chain.from_iterable(layer.split(" | ") for layer in layers))
+    parts = [HEAD.format(layers="\n".join(layers), rooms="\n".join(f"- **{room}**: {about(room)}" for room in rooms))]
+    for room in rooms:
+        parts.append(f"\n## {room}\n{about(room)}\n\n")
+        for path in sorted((PACKAGE / room).rglob("*.py")):
+            name = path.relative_to(PACKAGE / room).with_suffix("").as_posix()
             if name != "__init__":
                 parts.append(f"- `{name.removesuffix('/__init__')}`: {sentence(path)}\n")
     return "".join(parts)
 
 
+def read_layers() -> list[str]:
+    """Return the layers as the import contract in pyproject.toml has them, the top one first."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    contracts = settings["tool"]["importlinter"]["contracts"]
+    return next(each["layers"] for each in contracts if each.get("exhaustive"))
+
+
+def about(room: str) -> str:
+    """Return what a room holds, in its own words."""
+    return sentence(PACKAGE / room / "__init__.py")
+
+
 def sentence(path: Path) -> str:
     """Return the first line of a module's docstring."""
-    return (ast.get_docstring(ast.parse(path.read_text())) or "").splitlines()[0]
+    return (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").splitlines()[0]
 
 
 if __name__ == "__main__":
-    (ROOT / "docs" / "structure.md").write_text(render())
+    (ROOT / "docs" / "structure.md").write_text(render(), encoding="utf-8")

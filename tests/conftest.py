@@ -12,6 +12,11 @@ if os.environ.get("DRAFTWISE_TEST_DEVICE", "cpu") == "cpu":  # transformers impo
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
+@pytest.fixture(autouse=True)
+def _disk_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
 def write_tokenizer(folder: Path) -> int:
     """Write a byte-level tokenizer with a chat template; return its vocabulary size."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers

@@ -83,7 +83,7 @@ def measure(peers: list[Peer], prompts: list[list[int]], rounds: int) -> dict[st
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="bundle/target")
-    parser.add_argument("--prompts", type=Path, default=Path("src/draftwise/measure/workloads/code.jsonl"))
+    parser.add_argument("--prompts", type=Path, default=Path("src/draftwise/workloads/bundled/code.jsonl"))
     parser.add_argument("--vllm-python", help="python of an environment with vLLM for CPU; left out when not given")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 16])

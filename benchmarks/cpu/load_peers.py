@@ -26,7 +26,7 @@ from draftwise.core import Answer, ClosedLoop, Condition, Prompt
 from draftwise.measure.load.client import Client
 from draftwise.measure.load.drive import drive
 from draftwise.measure.load.loop import precise_loop
-from draftwise.measure.schedule import Turn
+from draftwise.runs.schedule import Turn
 
 __all__ = ["PEERS", "Job", "Peer", "Reading", "run_draftwise"]
 

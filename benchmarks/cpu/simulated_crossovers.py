@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from simulated_intervals import Array, Machine, design_of
 
-from draftwise.measure.statistics import LoadPoint, find_crossing, next_load, prompt_ratio
+from draftwise.statistics import LoadPoint, find_crossing, next_load, prompt_ratio
 
 CROSSES_AT = 20.0
 GRID = (1, 4, 16, 64)

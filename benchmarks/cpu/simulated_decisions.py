@@ -13,12 +13,12 @@ from unittest.mock import patch
 import numpy as np
 from simulated_intervals import KINDS, Array, Machine, describe, design_of
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "measure"))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from measuring import compare_one, make_workload
+from tests.support.measuring import compare_one, make_workload
 
 from draftwise.backends import FakeScript
-from draftwise.measure.statistics import (
+from draftwise.statistics import (
     Design,
     Estimate,
     Looks,

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "measure" / "statistics"))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from simulated import Array, Machine
+from tests.support.simulated import Array, Machine
 
-from draftwise.measure.statistics import PERCENTILES, Design, Samples, percentile_ratios, prompt_ratio, total_ratio
+from draftwise.statistics import PERCENTILES, Design, Samples, percentile_ratios, prompt_ratio, total_ratio
 
 __all__ = ["KINDS", "Array", "Machine", "describe", "design_of", "rows_of_coverage", "rows_of_percentiles"]
 __all__ += ["rows_of_totals", "summarise_coverage"]

@@ -78,7 +78,7 @@ def _rms(errors: list[Tensor]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bundle", type=Path, default=Path("bundle"))
-    parser.add_argument("--workloads", type=Path, default=Path("src/draftwise/measure/workloads"))
+    parser.add_argument("--workloads", type=Path, default=Path("src/draftwise/workloads/bundled"))
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtype", nargs="+", default=["bfloat16", "float32"])
     parser.add_argument("--methods", nargs="+", choices=DRAFTERS, default=list(DRAFTERS))

@@ -29,8 +29,8 @@ from http_streams import write_tokenizer
 from record import about
 from shapes import SCALES, Folders, Scale, write_folders
 
-from draftwise.measure.decision.decide import decide
-from draftwise.measure.run_directory import RunDirectory
+from draftwise.decide.decision import decide
+from draftwise.runs import RunDirectory
 
 SERVE = os.path.relpath(Path(__file__).parent / "vllm_serve.py")
 RESULT = "measure_vllm.json"

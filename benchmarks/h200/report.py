@@ -171,7 +171,7 @@ def _share(floor: float | None, ms: float | None) -> str:
 
 def draw(result: Result, folder: Path) -> None:
     """Write crossover.svg (tokens/s over vLLM's plain decoding, by batch) and step_time.svg (ms a step, by batch)."""
-    from draftwise.plan.drawing import to_svg
+    from draftwise.report.svg import to_svg
 
     folder.mkdir(parents=True, exist_ok=True)
     for name, make in (("crossover", _crossover), ("step_time", _step_time)):
@@ -198,7 +198,7 @@ def _figure(found: list[dict[str, Any]], value: Callable[[dict[str, Any], str], 
     """Return a figure with a line for each case and engine over the batch size."""
     from matplotlib.figure import Figure
 
-    from draftwise.plan.drawing import PALETTE, PLAIN
+    from draftwise.report.svg import PALETTE, PLAIN
 
     figure = Figure(figsize=(7.2, 4.2), layout="constrained")
     axes = figure.subplots()

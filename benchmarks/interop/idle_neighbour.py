@@ -30,7 +30,7 @@ from draftwise.backends import VllmBackend
 from draftwise.core import Prompt
 from draftwise.measure.context import describe_hardware
 from draftwise.measure.load.client import Client
-from draftwise.measure.schedule import Turn
+from draftwise.runs.schedule import Turn
 
 HERE = Path(__file__).parent
 SERVE = ["--enforce-eager", "--dtype", "float32", "--kv-cache-memory-bytes", "67108864", "--max-model-len", "1024"]

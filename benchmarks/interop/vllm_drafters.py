@@ -32,7 +32,7 @@ from traces import Comparison, compare, count
 
 from draftwise import __version__
 from draftwise.core import InvalidSetup
-from draftwise.engine.tokenizer import Tokenizer
+from draftwise.engine.text.tokenizer import Tokenizer
 from draftwise.train.assemble import assemble_mtp
 
 HERE = Path(__file__).parent
@@ -121,7 +121,7 @@ def parse_arguments(
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vllm-python", required=True, help="python of an environment with vLLM 0.32 for CPU")
     parser.add_argument("--bundle", type=Path, default=bundle, help="directory with target/ and drafters")
-    parser.add_argument("--workloads", type=Path, default=ROOT / "src/draftwise/measure/workloads")
+    parser.add_argument("--workloads", type=Path, default=ROOT / "src/draftwise/workloads/bundled")
     parser.add_argument("--only", nargs="+", metavar="METHOD", choices=[row.name for row in rows])
     parser.add_argument("--prompts", type=int, default=8, help="of each workload")
     parser.add_argument("--max-tokens", type=int, default=64)

@@ -16,7 +16,7 @@ from draftwise.backends import VllmBackend
 from draftwise.backends.gpus import Placement
 from draftwise.core import BackendError, InvalidSetup, SpecConfig
 
-VLLM = f"{sys.executable} {Path(__file__).with_name('fake_vllm.py')}"
+VLLM = f"{sys.executable} {Path(__file__).parents[1] / 'support' / 'fake_vllm.py'}"
 NGRAM = SpecConfig(method="ngram", num_speculative_tokens=3)
 
 

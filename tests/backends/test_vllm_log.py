@@ -7,7 +7,7 @@ import pytest
 
 from draftwise.backends.vllm_log import StartupLog, find_root_cause, is_port_taken
 
-LOGS = Path(__file__).with_name("vllm_logs")
+LOGS = Path(__file__).parents[1] / "support" / "vllm_logs"
 
 
 def read(name: str) -> tuple[StartupLog, list[str]]:

@@ -11,7 +11,6 @@ import pytest
 H200 = Path(__file__).parents[2] / "benchmarks" / "h200"
 sys.path.insert(0, str(H200))
 
-import report  # noqa: E402
 from cases import CASES, nominal_acceptance_length, prompts, spec_config  # noqa: E402
 from clock import first_tokens_s, median_row, run, steady_row  # noqa: E402
 from floors import kv_bytes, kv_bytes_for, products, weight_bytes  # noqa: E402
@@ -21,6 +20,8 @@ from profile_steps import short_name, summarise  # noqa: E402
 from record import Record  # noqa: E402
 from sanitize import read_logs  # noqa: E402
 from shapes import SCALES, Folders  # noqa: E402
+
+import report  # noqa: E402
 
 FULL = SCALES["8b"]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from crafted import BUNDLE, Tensors, copy_changed, look, tensors_of, write_checkpoint
+from tests.support.crafted import BUNDLE, Tensors, copy_changed, look, tensors_of, write_checkpoint
 
 from draftwise.checkpoints.expected import TargetSizes, expect_tensors
 from draftwise.checkpoints.inspect import inspect_checkpoint

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from crafted import BITS, BUNDLE, header_of, write_checkpoint, write_safetensors
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors import SafetensorError, deserialize, safe_open
+from tests.support.crafted import BITS, BUNDLE, header_of, write_checkpoint, write_safetensors
 
 from draftwise.checkpoints.headers import read_file, read_headers
 from draftwise.checkpoints.roles import role_of

@@ -10,7 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from crafted import (
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from packaging.version import Version
+from tests.support.crafted import (
     BUNDLE,
     Tensors,
     copy_changed,
@@ -20,9 +23,6 @@ from crafted import (
     write_safetensors,
     write_vocabulary,
 )
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from packaging.version import Version
 
 from draftwise import checkpoints
 from draftwise.checkpoints.inspect import inspect_checkpoint

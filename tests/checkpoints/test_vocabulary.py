@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from crafted import BUNDLE, write_vocabulary
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.support.crafted import BUNDLE, write_vocabulary
 from tokenizers import Tokenizer as Library
 
 from draftwise.checkpoints.tokenizer_fit import check_same_tokens, compare_vocabularies

@@ -1,20 +1,17 @@
 """`draftwise report` and `draftwise compare` as they are typed."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "measure"))
-from made_runs import CONTEXT, Truth, gains, make_run
+from tests.support.made_runs import CONTEXT, Truth, gains, make_run
 
 from draftwise.cli import main
 from draftwise.core import Run
-from draftwise.measure.run_directory import RunDirectory
+from draftwise.runs import RunDirectory
 
-SAMPLES = Path(__file__).parents[1] / "measure" / "interchange" / "samples"
+SAMPLES = Path(__file__).parents[1] / "decide" / "interchange" / "samples"
 
 
 def save(path: Path, run: Run) -> Path:
@@ -44,7 +41,7 @@ def upgraded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _unplotted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draftwise.measure.report.page.draw_plots", lambda found: {})
+    monkeypatch.setattr("draftwise.report.page.draw_plots", lambda found: {})
 
 
 def call(*arguments: object) -> Result:

@@ -4,8 +4,8 @@ import asyncio
 import io
 
 import pytest
-from made_comparisons import adopted, around
 from rich.console import Console
+from tests.support.made_comparisons import adopted, around
 
 from draftwise.cli import _console
 from draftwise.cli._console import ConsoleProgress, show_decision

@@ -18,8 +18,8 @@ from zlib import crc32
 import httpx
 import pytest
 
-from draftwise.measure.decision.decide import decide
-from draftwise.measure.run_directory import RunDirectory
+from draftwise.decide.decision import decide
+from draftwise.runs import RunDirectory
 
 PROMPTS = [f"prompt {number}" for number in range(8)]
 SCRIPTS = {

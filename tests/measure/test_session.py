@@ -4,12 +4,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from measuring import FASTER, PLAIN, make_plan, make_session, make_workload
+from tests.support.measuring import FASTER, PLAIN, make_plan, make_session, make_workload
 
 from draftwise.backends import virtual_time
 from draftwise.core import BackendError, Condition, Load, OpenLoop, Phase, Prompt, Replay, Workload
-from draftwise.measure.run_directory import RunDirectory
 from draftwise.measure.warm_up import expect_seconds, fit_prompts
+from draftwise.runs import RunDirectory
 
 
 @pytest.mark.parametrize(("budget_s", "count"), [(1e9, 20), (0.001, 6), (12.0, 10)])

@@ -4,13 +4,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from measuring import PLAIN, make_plan, make_session, make_workload
+from tests.support.measuring import PLAIN, make_plan, make_session, make_workload
 
 from draftwise.backends import FakeScript, virtual_time
 from draftwise.backends.fake import find_crossover
 from draftwise.core import BackendError, ClosedLoop, Condition, Run
-from draftwise.measure.decision.decide import decide
-from draftwise.measure.run_directory import RunDirectory
+from draftwise.decide.decision import decide
+from draftwise.runs import RunDirectory
 
 BATCHING = FakeScript(first_token_s=0.004, step_s=0.004, row_s=0.0002, knee=12, jitter=0.02, seed=3)
 SPECULATIVE = replace(BATCHING, k=3, rates=(0.7, 0.5, 0.35), step_s=0.0048, seed=4)

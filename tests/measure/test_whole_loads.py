@@ -4,14 +4,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from measuring import CONTEXT, make_plan, make_session, make_workload
+from tests.support.measuring import CONTEXT, make_plan, make_session, make_workload
 
 from draftwise.backends import FakeScript, virtual_time
 from draftwise.backends.fake.script import find_crossover
 from draftwise.core import ClosedLoop, Comparison, Condition, Decision, OpenLoop, Prompt, Verdict, Workload
-from draftwise.measure.comparison.acceptance import acceptances
-from draftwise.measure.decision.decide import decide
-from draftwise.measure.run_directory import RunDirectory
+from draftwise.decide.comparison.acceptance import acceptances
+from draftwise.decide.decision import decide
+from draftwise.runs import RunDirectory
 
 
 def run(

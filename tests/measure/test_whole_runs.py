@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from measuring import FASTER, PLAIN, compare_one, make_workload, measure, noisy
+from tests.support.measuring import FASTER, PLAIN, compare_one, make_workload, measure, noisy
 
 from draftwise.backends import FakeScript
 from draftwise.core import Comparison, Verdict

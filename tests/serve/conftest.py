@@ -4,8 +4,8 @@ import json
 import shutil
 
 import pytest
-from fake_engine import FakeEngine
-from serving import serving
+from tests.support.fake_engine import FakeEngine
+from tests.support.serving import serving
 
 from draftwise.serve.defaults import Defaults
 

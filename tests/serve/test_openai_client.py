@@ -1,8 +1,8 @@
 """What the official client gets from the server, by endpoint."""
 
 import pytest
-from fake_engine import FakeEngine
-from serving import serving
+from tests.support.fake_engine import FakeEngine
+from tests.support.serving import serving
 
 REPLY = "Hello, world"
 

@@ -5,7 +5,7 @@ import time
 import httpx
 import openai
 import pytest
-from serving import serving
+from tests.support.serving import serving
 
 from draftwise import LLM, SamplingParams
 from draftwise.core import SpecConfig

@@ -9,13 +9,13 @@ import time
 import httpx
 import openai
 import pytest
-from fake_engine import FakeEngine
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from serving import serving
+from tests.support.fake_engine import FakeEngine
+from tests.support.serving import serving
 
 from draftwise.core import InvalidSetup
-from draftwise.engine.tokenizer import Tokenizer
+from draftwise.engine.text.tokenizer import Tokenizer
 from draftwise.serve.calls import Model, read_chat, read_completion
 from draftwise.serve.defaults import Defaults
 from draftwise.serve.errors import RequestError

@@ -5,13 +5,13 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from fake_engine import FakeEngine
-from serving import serving
+from tests.support.fake_engine import FakeEngine
+from tests.support.serving import serving
 
 from draftwise.core import SpecStats
 from draftwise.engine.outputs import Delta, EngineStats
-from draftwise.engine.sampling_params import SamplingParams
-from draftwise.engine.sequence import Request
+from draftwise.engine.sampling.params import SamplingParams
+from draftwise.engine.step.sequence import Request
 from draftwise.serve.metrics import ServerMetrics
 from draftwise.serve.stats_log import StatsLog
 from draftwise.serve.timeline import Timeline

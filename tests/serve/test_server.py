@@ -17,7 +17,7 @@ SCRIPT = """
 import sys
 from draftwise.engine.config import EngineConfig
 from draftwise.serve import server
-from builders import build_paused
+from tests.support.builders import build_paused
 server._SHUTDOWN_S = 1
 config, options = EngineConfig(model=sys.argv[1]), server.ServerOptions(port=0)
 server.serve(config, None, options, tell=lambda line: print(line, flush=True), build=build_paused)

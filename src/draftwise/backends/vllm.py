@@ -168,7 +168,7 @@ class VllmBackend(ChildBackend):
         """Return the errors that this package's own rules find in the command."""
         # Only here: the rules take longer to import than all else, and processes that only send load import this too.
         from draftwise.plan.judge import judge
-        from draftwise.plan.read import read_setups
+        from draftwise.setups.read import read_setups
 
         plainly = shlex.join(compose("vllm", self._target, self._spec, self._args))
         version = self._startup.values.get("engine_version")

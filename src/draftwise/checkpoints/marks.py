@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from draftwise.checkpoints.roles import role_of
+from draftwise.checkpoints.roles import MTP, role_of
 from draftwise.facts.methods import Method, methods_where
 
 __all__ = ["find_by_architecture", "find_by_marks"]
@@ -36,7 +36,7 @@ def find_by_marks(config: Mapping[str, Any], architecture: str, names: Collectio
 
 
 def _find_by_tensors(names: Collection[str]) -> Method | None:
-    if names and all(role_of(name) == "mtp" for name in names):
+    if names and all(role_of(name) == MTP for name in names):
         return next(iter(methods_where(weights="target").values()))
     return _first(lambda method: any(_begins(names, re.compile(pattern)) for pattern in method.tensors))
 

@@ -13,14 +13,13 @@ from draftwise.checkpoints.head_fit import find_base_findings, find_head_finding
 from draftwise.checkpoints.inspect import Inspection, describe_lost, inspect_checkpoint
 from draftwise.checkpoints.tokenizer_fit import TokenComparison, compare_vocabularies, find_tokenizer_findings
 from draftwise.core import Finding, InvalidSetup, Ruling, Severity
+from draftwise.facts.advice import get_advice
 from draftwise.facts.rules import Rulebook, get_rule
 
 __all__ = ["Pair", "find_mtp_findings", "find_pair_findings", "inspect_pair"]
 
 _SIZES = "vocabulary-sizes-differ"
 """A rule of `draftwise.plan.check`, which judges it by the two config.json alone."""
-_SWEET_SPOT = (8, 12)
-"""Targets parameters for one of the drafter's, by the operator guides' advice for method draft_model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +138,7 @@ def _about_unread(faults: tuple[Finding, ...]) -> tuple[Finding, ...]:
     return tuple(rule.ruling(each.message, where=each.where, fix=each.fix) for each in absent)
 
 
-def _find_together(rules: Rulebook, pair: Pair) -> Iterator[Ruling]:
+def _find_together(rules: Rulebook, pair: Pair) -> Iterator[Finding]:
     drafter, target = pair.drafter, pair.target
     yield from find_tokenizer_findings(rules, drafter, target, pair.tokenizers)
     yield from find_base_findings(rules, drafter, target)
@@ -157,7 +156,7 @@ def _find_together(rules: Rulebook, pair: Pair) -> Iterator[Ruling]:
     yield from _find_precision(rules, pair)
 
 
-def _find_model_findings(rules: Rulebook, pair: Pair) -> Iterator[Ruling]:
+def _find_model_findings(rules: Rulebook, pair: Pair) -> Iterator[Finding]:
     """Yield what concerns a draft model that runs beside the target."""
     drafter, target = pair.drafter, pair.target
     where = str(drafter.directory / "config.json")
@@ -199,9 +198,9 @@ def _sizes_differ(rules: Rulebook, pair: Pair, mine: int, theirs: int, where: st
         )
 
 
-def _find_ratio(rules: Rulebook, pair: Pair, where: str) -> Iterator[Ruling]:
-    ratio, (low, high) = pair.size_ratio, _SWEET_SPOT
-    if ratio is None or low <= ratio <= high:
+def _find_ratio(rules: Rulebook, pair: Pair, where: str) -> Iterator[Finding]:
+    ratio, advice = pair.size_ratio, get_advice("size-ratio")
+    if ratio is None or advice.numbers["least"] <= ratio <= advice.numbers["most"]:
         return
     if ratio <= 1:
         yield from rules.ruling(
@@ -211,9 +210,7 @@ def _find_ratio(rules: Rulebook, pair: Pair, where: str) -> Iterator[Ruling]:
             fix="Use a drafter of about a tenth of the target's size.",
         )
     else:
-        yield from rules.ruling(
-            "size-ratio", f"The target has {ratio:.1f} times the parameters of the draft model.", where=where
-        )
+        yield advice.finding(f"The target has {ratio:.1f} times the parameters of the draft model.", where=where)
 
 
 def _find_precision(rules: Rulebook, pair: Pair) -> Iterator[Ruling]:

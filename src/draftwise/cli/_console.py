@@ -13,10 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from draftwise.core import Comparison, Decision, Finding, Interval, RunPlan, Severity, Verdict
-from draftwise.measure.comparison.verdict import deciding
-from draftwise.measure.report.tables import Repeated, group_findings, in_order
-from draftwise.measure.schedule import pass_over
+from draftwise.decide.comparison.verdict import deciding
 from draftwise.measure.warm_up import Pace
+from draftwise.report.tables import Repeated, group_findings, in_order
+from draftwise.runs.schedule import pass_over
 
 __all__ = ["ConsoleProgress", "estimate", "open_console", "show_decision"]
 

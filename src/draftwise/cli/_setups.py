@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 import click
 
 from draftwise.core import InvalidSetup, SpecConfig
-from draftwise.plan.read import Reading, read_setups
-from draftwise.plan.read.arguments.json_text import read_json
+from draftwise.setups.read import Reading, read_setups
+from draftwise.setups.read.arguments.json_text import read_json
 
 __all__ = ["read_sources", "setup_arguments"]
 

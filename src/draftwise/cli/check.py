@@ -15,7 +15,7 @@ from draftwise.core import Severity
 from draftwise.facts.vllm import releases
 from draftwise.plan.check import Report
 from draftwise.plan.judge import judge
-from draftwise.plan.read import Reading
+from draftwise.setups.read import Reading
 
 __all__ = ["check"]
 

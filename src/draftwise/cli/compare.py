@@ -13,15 +13,17 @@ from rich.table import Table
 from rich.text import Text
 
 from draftwise.cli._console import open_console
-from draftwise.measure.runs_compared import Compared, compare_sides, read_side, to_dict, to_markdown
-from draftwise.measure.runs_compared.context import KINDS
-from draftwise.measure.runs_compared.text import (
+from draftwise.decide.compare import Compared, compare_sides, read_side
+from draftwise.decide.compare.context import KINDS
+from draftwise.report.compared_runs import (
     CELL_HEADER,
     VERDICT_HEADER,
     cell_rows,
     compose,
     difference_rows,
     notes,
+    to_dict,
+    to_markdown,
     verdict_rows,
 )
 

@@ -32,11 +32,11 @@ from draftwise.measure.launch import (
     parse_candidate,
 )
 from draftwise.measure.load.loop import precise_loop
-from draftwise.measure.prompts import BUNDLED, check_workloads, find_tokens, load_workloads, profile_workload
-from draftwise.measure.report.page import write_report
-from draftwise.measure.run_directory import RunDirectory
 from draftwise.measure.session import Session
 from draftwise.measure.warm_up import Pace
+from draftwise.report.page import write_report
+from draftwise.runs import RunDirectory
+from draftwise.workloads import BUNDLED, check_workloads, find_tokens, load_workloads, profile_workload
 
 __all__ = ["decide"]
 

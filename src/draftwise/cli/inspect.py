@@ -142,7 +142,7 @@ _FACTS: dict[str, Callable[[Inspection], str]] = {
     "RoPE theta": lambda side: f"{theta:,.0f}" if (theta := side.dimensions.rope_theta) else "",
     "reads layers": lambda side: ", ".join(map(str, layers.ids)) if (layers := side.drafter.aux_layers) else "",
     "mask token": lambda side: _number(side.drafter.mask_token_id),
-    "heads to guess with": lambda side: _number(side.num_heads),
+    "draft heads": lambda side: _number(side.num_heads),
     "MTP modules": _mtp,
     "tokenizer": _tokenizer,
     "trained for": _base,

@@ -11,12 +11,12 @@ import click
 
 from draftwise.cli._console import open_console, show_decision
 from draftwise.core import InvalidSetup, StorageError
-from draftwise.measure.decision.conclusions import Conclusions, conclude_run
-from draftwise.measure.interchange import FORMATS, export_run
-from draftwise.measure.report.markdown import render_markdown
-from draftwise.measure.report.page import write_conclusions
-from draftwise.measure.row_files import write_whole
-from draftwise.measure.run_directory import RunDirectory
+from draftwise.decide.conclusions import Conclusions, conclude_run
+from draftwise.decide.interchange import FORMATS, export_run
+from draftwise.report.markdown import render_markdown
+from draftwise.report.page import write_conclusions
+from draftwise.runs import RunDirectory
+from draftwise.runs.row_files import write_whole
 
 __all__ = ["report"]
 

@@ -132,7 +132,7 @@ def _judged_by_vllm(error: InvalidSetup, model: str, spec: SpecConfig | None, gi
     if not any(finding.code == "more-than-one-gpu" for finding in error.findings):
         return error
     from draftwise.plan.judge import judge
-    from draftwise.plan.read import read_setups
+    from draftwise.setups.read import read_setups
 
     judged = [judge(reading) for reading in read_setups(vllm_command(model, spec, given))]
     serious = [each for report in judged for each in report.findings if each.severity is Severity.ERROR]

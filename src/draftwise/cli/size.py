@@ -75,7 +75,7 @@ def size(
         console = Console()
         (console if console.is_terminal else Console(width=_WIDTH)).print(_render(sizing, lengths))
     if plot is not None:
-        from draftwise.plan.size.plot import draw
+        from draftwise.report.memory_plot import draw
 
         plot.write_text(draw(sizing), encoding="utf-8")
         click.echo(f"wrote {plot}", err=True)

@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 
 from draftwise.facts.stored import read_data
 
-__all__ = ["Method", "find_method", "get_method", "methods_where", "read_methods"]
+__all__ = ["Method", "find_method", "find_placeholder", "get_method", "methods_where", "read_methods"]
 
 DraftsFrom = Literal["text", "own_model", "target_states", "own_code", "none"]
 Network = Literal["chain", "one_pass", "heads", "none"]
@@ -68,8 +68,8 @@ class Method:
     """Whether `block_size` counts the token before the guesses."""
     drafts_whole_block: bool = False
     """Whether k is the block that it was trained for, rather than any number up to that."""
-    usual_k: int | None = None
-    """Most guesses to start with where neither publisher nor config says how many, as in most of vLLM's recipes."""
+    usual_k: int = 1
+    """Most guesses to start with where neither publisher nor drafter says how many, as in most of vLLM's recipes."""
     default_k_key: str | None = None
     """Key whose value is k when `num_speculative_tokens` is not given; None: it must be given."""
     required_key: str | None = None
@@ -126,6 +126,11 @@ def find_method(name: str | None) -> Method | None:
     return None if name is None else _by_name().get(name)
 
 
+def find_placeholder(model: str) -> Method | None:
+    """Return the method that a value of the key `model` stands for; None where it names a drafter."""
+    return next((method for method in _rows() if model in method.placeholders), None)
+
+
 def methods_where(**columns: object) -> Mapping[str, Method]:
     """Return the methods whose columns have these values, by name, in the order of the table.
 
@@ -168,4 +173,5 @@ def _read(row: Mapping[str, Any]) -> Method:
     unknown += [column for column, choices in _CHOICES.items() if column in row and row[column] not in choices]
     if unknown:
         raise ValueError(f"methods.json, {row.get('name')}: unknown column or value: {', '.join(unknown)}")
-    return Method(**{column: tuple(value) if isinstance(value, list) else value for column, value in row.items()})
+    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
+    return Method(**values)

@@ -7,16 +7,15 @@ rule holds; the maintainer's `python -m catalogue probe` goes through all wheels
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from typing import Any
 
 from packaging.version import Version
 
 from draftwise.core import Effect, Ruling, Severity, Stage
+from draftwise.facts.stored import read_folder
 
 __all__ = ["Probe", "Rule", "Rulebook", "all_rules", "get_rule"]
 
@@ -112,13 +111,12 @@ def get_rule(code: str) -> Rule:
 def all_rules() -> Mapping[str, Rule]:
     """Return every rule by its code."""
     rows: dict[str, Rule] = {}
-    for file in sorted(files("draftwise.facts").joinpath("data/rules").iterdir(), key=lambda entry: entry.name):
-        if file.name.endswith(".json"):
-            for row in json.loads(file.read_text(encoding="utf-8")):
-                rule = _read(row)
-                if rule.code in rows:
-                    raise ValueError(f"rule {rule.code} is written twice, the second time in {file.name}")
-                rows[rule.code] = rule
+    for name, content in read_folder("rules"):
+        for row in content:
+            rule = _read(row)
+            if rule.code in rows:
+                raise ValueError(f"rule {rule.code} is written twice, the second time in {name}")
+            rows[rule.code] = rule
     return rows
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from draftwise.core import ClosedLoop, Comparison, Condition, Load, OpenLoop, Run, Settled
-from draftwise.measure.comparison.axis import place_on_axis
-from draftwise.measure.comparison.cell import ALL
-from draftwise.measure.comparison.compare import compare
-from draftwise.measure.comparison.estimates import load_points
-from draftwise.measure.guards import check_run
-from draftwise.measure.statistics import next_load
-from draftwise.measure.thresholds import thresholds_of
+from draftwise.decide.comparison.axis import place_on_axis
+from draftwise.decide.comparison.cell import ALL
+from draftwise.decide.comparison.comparisons import compare
+from draftwise.decide.comparison.estimates import load_points
+from draftwise.decide.thresholds import thresholds_of
+from draftwise.decide.validity import check_run
+from draftwise.statistics import next_load
 
 __all__ = ["FIRST_LOOK", "find_settled", "next_conditions"]
 

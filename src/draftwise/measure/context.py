@@ -1,24 +1,23 @@
-"""What the numbers depend on: hardware, software, model and servers, and which of it a run fails to carry."""
+"""What the numbers depend on: hardware, software, model and servers."""
 
 from __future__ import annotations
 
 import json
 import os
 import platform
-from collections.abc import Mapping
 from contextlib import suppress
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from draftwise import __version__
 from draftwise.backends import Backend
 from draftwise.backends.gpus import ask_driver
 from draftwise.checkpoints.headers import read_headers
-from draftwise.core import InvalidSetup, RunPlan
+from draftwise.core import InvalidSetup
+from draftwise.version import __version__
 
-__all__ = ["describe_hardware", "describe_model", "describe_server", "describe_software", "find_missing"]
+__all__ = ["describe_hardware", "describe_model", "describe_server", "describe_software"]
 
 
 def describe_hardware() -> dict[str, Any]:
@@ -78,36 +77,3 @@ async def describe_server(backend: Backend) -> dict[str, Any]:
         "version": dict(info.version),
         "started": dict(info.started),
     }
-
-
-def find_missing(plan: RunPlan, context: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return which of the context that evidence must carry (requirement E4) a run lacks."""
-    hardware, model = context.get("hardware", {}), context.get("model", {})
-    servers = {arm.name: context.get("servers", {}).get(arm.name, {}) for arm in plan.arms}
-    required = {
-        "hardware": hardware,
-        "GPU and its driver": not _need_gpu(servers) or hardware.get("gpus") or hardware.get("as told"),
-        "model": model.get("name"),
-        "precision": _precision(model, servers),
-        "runtime version": all(server.get("version", {}).get("version") for server in servers.values()),
-        "request parameters": plan.repeats and plan.conditions,
-        "workload": plan.workloads and all(workload.prompts for workload in plan.workloads),
-        "serve command of every arm": all(server.get("command") for server in servers.values()),
-    }
-    return tuple(name for name, given in required.items() if not given)
-
-
-def _need_gpu(servers: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Return whether a server says that it computes on a GPU."""
-    devices = (str(server.get("version", {}).get("device", "")) for server in servers.values())
-    return any(device.startswith("cuda") for device in devices) or any(
-        server.get("started", {}).get("gpus") for server in servers.values()
-    )
-
-
-def _precision(model: Mapping[str, Any], servers: Mapping[str, Mapping[str, Any]]) -> str | None:
-    """Return the precision: as told or found on disk (`auto` says nothing), else the one that all servers tell."""
-    if model.get("dtype") not in (None, "auto"):
-        return str(model["dtype"])
-    told = {server.get("version", {}).get("dtype") for server in servers.values()}
-    return str(told.pop()) if len(told) == 1 and None not in told else None

@@ -13,8 +13,8 @@ from draftwise.core import Answer, ClientHealth, RunPlan, StorageError, Window
 from draftwise.measure.load.client import Client
 from draftwise.measure.load.drive import drive
 from draftwise.measure.load.processes import Crew, count_processes
-from draftwise.measure.run_directory import RunDirectory
-from draftwise.measure.schedule import Turn
+from draftwise.runs import RunDirectory
+from draftwise.runs.schedule import Turn
 
 __all__ = ["DeviceReader", "Experiment", "Progress", "no_device"]
 

@@ -17,7 +17,7 @@ from draftwise.backends import Backend, EmbeddedBackend, UrlBackend, VllmBackend
 from draftwise.backends.gpus import Placement, find_gpus, place_arms
 from draftwise.core import Arm, InvalidSetup, SpecConfig
 from draftwise.measure.context import describe_hardware, describe_model, describe_software
-from draftwise.measure.run_directory import RunDirectory
+from draftwise.runs import RunDirectory
 
 __all__ = [
     "DEFAULT_CANDIDATES",

@@ -12,14 +12,15 @@ from typing import Any
 
 from draftwise.backends import Backend
 from draftwise.core import InvalidSetup, RunPlan
-from draftwise.measure.comparison.cell import ALL, cells
-from draftwise.measure.comparison.differences import examine, find_differences
+from draftwise.decide.comparison.cell import ALL, cells
+from draftwise.decide.comparison.differences import find_differences
 from draftwise.measure.context import describe_server
+from draftwise.measure.divergences import examine
 from draftwise.measure.experiment import DeviceReader, Experiment, Progress, no_device
 from draftwise.measure.load.client import Client
-from draftwise.measure.run_directory import RunDirectory
 from draftwise.measure.sweep import Sweep
 from draftwise.measure.warm_up import Pace, expect_seconds, fit_prompts, greet_all, measure_lengths, warm_up
+from draftwise.runs import RunDirectory
 
 __all__ = ["Session"]
 

@@ -11,8 +11,8 @@ from itertools import product
 from draftwise.core import Condition, RunPlan, Settled
 from draftwise.measure.adaptive import FIRST_LOOK, find_settled, next_conditions
 from draftwise.measure.experiment import Experiment
-from draftwise.measure.run_directory import RunDirectory
-from draftwise.measure.schedule import CellKey, Turn, pass_over
+from draftwise.runs import RunDirectory
+from draftwise.runs.schedule import CellKey, Turn, pass_over
 
 __all__ = ["Sweep"]
 

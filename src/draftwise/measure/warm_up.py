@@ -9,8 +9,8 @@ from dataclasses import replace
 from draftwise.backends import Backend
 from draftwise.core import Answer, BackendError, ClosedLoop, Condition, Load, Prompt, Replay, RunPlan, Workload
 from draftwise.measure.load.client import Client
-from draftwise.measure.schedule import Turn, blocks
-from draftwise.measure.statistics import FEWEST_PROMPTS
+from draftwise.runs.schedule import Turn, blocks
+from draftwise.statistics import FEWEST_PROMPTS
 
 __all__ = ["Pace", "expect_seconds", "fit_prompts", "greet_all", "measure_lengths", "warm_up"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from draftwise.plan.check import Report, check
-from draftwise.plan.read import Reading
+from draftwise.setups.read import Reading
 
 __all__ = ["judge"]
 

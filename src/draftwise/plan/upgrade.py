@@ -10,7 +10,7 @@ from draftwise.core import Effect, Finding, Ruling, Setup
 from draftwise.facts.vllm import Release, Span, get_release, history
 from draftwise.plan.check import Report
 from draftwise.plan.judge import judge
-from draftwise.plan.read import Reading
+from draftwise.setups.read import Reading
 
 __all__ = ["Change", "Choice", "Upgrade", "compare_releases"]
 

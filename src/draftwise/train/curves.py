@@ -9,7 +9,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from draftwise.plan.drawing import PALETTE, to_svg
+from draftwise.report.svg import PALETTE, to_svg
 
 __all__ = ["draw_curves"]
 

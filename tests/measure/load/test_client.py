@@ -10,7 +10,7 @@ from draftwise.backends import Exchange, FakeBackend, FakeScript, Piece, virtual
 from draftwise.core import Answer, BackendError, Condition, Prompt
 from draftwise.measure.load.client import Client, Sending, to_answer
 from draftwise.measure.load.reading import Reading
-from draftwise.measure.schedule import Turn
+from draftwise.runs.schedule import Turn
 
 HELLO = Prompt(id="p", text="hello", max_tokens=9)
 CHAT = Prompt(id="p", messages=({"role": "user", "content": "hi"},), max_tokens=5)

@@ -26,7 +26,7 @@ from draftwise.core import (
 from draftwise.measure.load.arrivals import arrival_times
 from draftwise.measure.load.client import Client
 from draftwise.measure.load.drive import drive
-from draftwise.measure.schedule import Turn
+from draftwise.runs.schedule import Turn
 
 SCRIPT = FakeScript(first_token_s=0.05, step_s=0.02, jitter=0.3)
 

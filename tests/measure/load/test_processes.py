@@ -12,7 +12,7 @@ from draftwise.backends import FakeBackend, FakeScript
 from draftwise.core import Answer, BackendError, ClosedLoop, Condition, InvalidSetup, Load, OpenLoop, Prompt, Replay
 from draftwise.measure.load.client import Client
 from draftwise.measure.load.processes import Crew, count_processes
-from draftwise.measure.schedule import Turn
+from draftwise.runs.schedule import Turn
 
 SCRIPT = FakeScript(first_token_s=0.02, step_s=0.005)
 
@@ -133,7 +133,7 @@ from draftwise.backends import UrlBackend
 from draftwise.core import ClosedLoop, Condition, Prompt
 from draftwise.measure.load.client import Client
 from draftwise.measure.load.processes import Crew
-from draftwise.measure.schedule import Turn
+from draftwise.runs.schedule import Turn
 
 async def main():
     backend = UrlBackend("a", sys.argv[1])

@@ -7,7 +7,7 @@ from importlib.resources import files
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from later_case import H200, LLAMA, Case, codes
+from tests.support.later_case import H200, LLAMA, Case, codes
 
 from draftwise.checkpoints.model_config import find_model_config
 from draftwise.core import Device, Ruling

@@ -322,7 +322,7 @@ def test_the_json_holds_the_budget() -> None:
 
 
 def test_the_plot_follows_the_theme_of_its_reader() -> None:
-    from draftwise.plan.size.plot import draw
+    from draftwise.report.memory_plot import draw
 
     for spec in (None, EAGLE3):
         drawn = draw(sized(spec=spec, max_model_len=8192))

@@ -12,7 +12,7 @@ from typing import Any
 from draftwise.backends import Backend, BrokenStream, Exchange, Piece
 from draftwise.core import Answer, BackendError, Prompt, Timing
 from draftwise.measure.load.reading import Reading
-from draftwise.measure.schedule import Turn
+from draftwise.runs.schedule import Turn
 
 __all__ = ["Client", "Sending", "to_answer"]
 

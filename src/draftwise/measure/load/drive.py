@@ -10,10 +10,10 @@ from typing import Any
 
 from draftwise.core import Answer, ClientHealth
 from draftwise.measure.load.client import Client
-from draftwise.measure.load.desk import Desk
 from draftwise.measure.load.health import HealthWatch
+from draftwise.measure.load.parser import Desk
 from draftwise.measure.load.traffic import Traffic
-from draftwise.measure.schedule import Turn
+from draftwise.runs.schedule import Turn
 
 __all__ = ["beside", "drive", "short_collections"]
 

@@ -19,7 +19,7 @@ from draftwise.measure.load.arrivals import replay_times
 from draftwise.measure.load.client import Client
 from draftwise.measure.load.traffic import Share
 from draftwise.measure.load.worker import Failure, Job, Outpost, Word
-from draftwise.measure.schedule import Turn
+from draftwise.runs.schedule import Turn
 
 __all__ = ["Crew", "count_processes"]
 

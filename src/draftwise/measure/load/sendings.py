@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import chain, cycle, islice
 
 from draftwise.measure.load.client import Sending
-from draftwise.measure.schedule import Turn
+from draftwise.runs.schedule import Turn
 
 __all__ = ["at", "measured", "unmeasured"]
 

@@ -12,10 +12,10 @@ from draftwise.backends import Exchange, Piece
 from draftwise.core import ClosedLoop, OpenLoop, Replay
 from draftwise.measure.load.arrivals import arrival_times, replay_times
 from draftwise.measure.load.client import Client, Sending
-from draftwise.measure.load.desk import Desk
 from draftwise.measure.load.health import HealthWatch
+from draftwise.measure.load.parser import Desk
 from draftwise.measure.load.sendings import at, measured, unmeasured
-from draftwise.measure.schedule import Turn
+from draftwise.runs.schedule import Turn
 
 __all__ = ["Share", "Traffic"]
 

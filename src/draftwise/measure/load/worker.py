@@ -13,12 +13,12 @@ from multiprocessing.connection import Connection
 from draftwise.backends import UrlBackend
 from draftwise.core import BackendError, ClientHealth
 from draftwise.measure.load.client import Client
-from draftwise.measure.load.desk import Desk
 from draftwise.measure.load.drive import beside, short_collections
 from draftwise.measure.load.health import HealthWatch
 from draftwise.measure.load.loop import precise_loop
+from draftwise.measure.load.parser import Desk
 from draftwise.measure.load.traffic import Share, Traffic
-from draftwise.measure.schedule import Turn
+from draftwise.runs.schedule import Turn
 
 __all__ = ["Failure", "Job", "Outpost", "Word", "work"]
 

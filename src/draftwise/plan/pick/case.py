@@ -13,9 +13,9 @@ from draftwise.core import Device, InvalidSetup, Setup, SpecConfig
 from draftwise.facts.families import PublishedDrafter, published_drafters
 from draftwise.facts.models import KnownModel, find_model, suggest_models
 from draftwise.facts.vllm import Release, get_release
-from draftwise.plan.pick.cost import Batch, Machine
+from draftwise.plan.forecast.step_cost import Batch, Machine
+from draftwise.plan.forecast.work import find_work
 from draftwise.plan.pick.wish import Wish
-from draftwise.plan.pick.work import find_work
 from draftwise.plan.size.precision import Precision, get_precision, precision_of
 from draftwise.plan.size.shapes import read_shape
 

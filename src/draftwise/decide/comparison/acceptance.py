@@ -1,0 +1,125 @@
+"""How much of what was drafted stood, request by request and position by position, at each temperature."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from draftwise.core import Answer, Comparison, Run, SpecStats
+from draftwise.decide.comparison.cell import Cell, cells
+
+__all__ = ["ACCEPTANCE_QUANTILES", "Acceptance", "acceptances", "count_steps", "tokens_per_step"]
+
+ACCEPTANCE_QUANTILES = (10, 50, 90)
+_BIN = 0.25
+"""Width of a bar in tokens per step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Acceptance:
+    """What one candidate's drafts were worth on one workload at one temperature, over all loads.
+
+    Load changes what a step costs, not what it accepts, so requests of all loads are pooled.
+    """
+
+    workload: str
+    candidate: str
+    temperature: float
+    num_requests: int
+    source: str
+    """`server`: counted by the server for each request. `chunks`: tokens per chunk after the first, a chunk taken for
+    one step; a server that sends several steps at once looks better than it is. `none`: neither is known."""
+    quantiles: tuple[float, ...]
+    """Tokens per step of a request, in the order of ACCEPTANCE_QUANTILES; empty where it is not known."""
+    edges: tuple[float, ...]
+    """Of the histogram's bars, in tokens per step."""
+    counts: tuple[int, ...]
+    """Requests in each bar."""
+    stats: SpecStats
+    """From the server's counters, over all of these turns: acceptance by position."""
+
+
+def acceptances(run: Run, comparisons: Sequence[Comparison]) -> list[Acceptance]:
+    """Return the acceptance of every candidate on every workload at every temperature that it was measured at.
+
+    The passes are those that the comparison rests on: a server that remembers is judged by its first meeting.
+    """
+    passes = {each.key: each.passes for each in comparisons}
+    groups: dict[tuple[str, str, float], list[Cell]] = {}
+    for cell in cells(run):
+        counted = passes.get((cell.workload, cell.condition.label, cell.candidate))
+        if len(cell.workloads) == 1 and counted is not None:
+            key = (cell.workload, cell.candidate, cell.condition.temperature)
+            groups.setdefault(key, []).append(cell.only(counted))
+    return [_pool(key, group) for key, group in groups.items()]
+
+
+def tokens_per_step(answer: Answer) -> float | None:
+    """Return the output tokens per decoding step of a request, None where it is not known.
+
+    From the server's own count for the request where it gives one; else the tokens per chunk after the first chunk,
+    which prefill emits. Where a server does not say how many tokens a chunk holds, chunks tell nothing.
+    """
+    steps, tokens = count_steps(answer)
+    return tokens / steps if steps and (any(answer.acceptance) or answer.counts_exact) else None
+
+
+def count_steps(answer: Answer) -> tuple[int, int]:
+    """Return the decoding steps of a request and the tokens that they brought.
+
+    As the server told for this request, else a step per chunk after the first: a server sends what each step brings.
+    """
+    told = _told_by_server(answer)
+    return told if told[0] else _seen_in_chunks(answer)
+
+
+def _told_by_server(answer: Answer) -> tuple[int, int]:
+    steps = sum(answer.acceptance)
+    return steps, steps + sum(accepted * count for accepted, count in enumerate(answer.acceptance))
+
+
+def _seen_in_chunks(answer: Answer) -> tuple[int, int]:
+    chunks = answer.timing.chunks
+    return (len(chunks) - 1, answer.timing.num_tokens - chunks[0][1]) if chunks else (0, 0)
+
+
+def _pool(key: tuple[str, str, float], group: Sequence[Cell]) -> Acceptance:
+    workload, candidate, temperature = key
+    answers = [each for cell in group for each in cell.requests(candidate) if each.error is None]
+    source, known = _known(answers)
+    edges, counts = _histogram(known)
+    return Acceptance(
+        workload=workload,
+        candidate=candidate,
+        temperature=temperature,
+        num_requests=len(known),
+        source=source,
+        quantiles=tuple(map(float, np.percentile(known, ACCEPTANCE_QUANTILES))) if known else (),
+        edges=edges,
+        counts=counts,
+        stats=sum((cell.counters(candidate).spec for cell in group), SpecStats()),
+    )
+
+
+def _known(answers: Sequence[Answer]) -> tuple[str, list[float]]:
+    """Return the source of all values and the values: one source, as the two count differently."""
+    told = map(_told_by_server, answers)
+    seen = (_seen_in_chunks(answer) for answer in answers if answer.counts_exact)
+    for source, counts in (("server", told), ("chunks", seen)):
+        values = [tokens / steps for steps, tokens in counts if steps]
+        if len(values) > len(answers) / 2:
+            return source, values
+    return "none", []
+
+
+def _histogram(values: Sequence[float]) -> tuple[tuple[float, ...], tuple[int, ...]]:
+    """Return the edges from 1 token per step up to the most that was seen, and the requests between them."""
+    if not values:
+        return (), ()
+    bars = max(1, math.ceil((max(values) - 1) / _BIN + 1e-9))
+    edges = 1 + _BIN * np.arange(bars + 1)
+    counts, _ = np.histogram(np.clip(values, 1, edges[-1]), edges)
+    return tuple(map(float, edges)), tuple(map(int, counts))

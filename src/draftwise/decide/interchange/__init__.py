@@ -1,0 +1,7 @@
+"""Results of other load generators as draftwise sees them, and draftwise's own in their formats."""
+
+from draftwise.decide.interchange.export import FORMATS, export_run
+from draftwise.decide.interchange.files import read_results
+from draftwise.decide.interchange.results import Aggregate, Measured, Results
+
+__all__ = ["FORMATS", "Aggregate", "Measured", "Results", "export_run", "read_results"]

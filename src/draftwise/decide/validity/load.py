@@ -1,0 +1,171 @@
+"""Whether each server carried the load that was meant for it, from the first measured turn on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from draftwise.core import Answer, Condition, Finding, OpenLoop, Run
+from draftwise.decide.comparison.cell import Cell
+from draftwise.decide.thresholds import Thresholds
+from draftwise.decide.validity.finding import error, warning
+from draftwise.decide.validity.readings import answers_of, mean_in_flight, middle, most_decoding, pace_s
+
+__all__ = ["check_failures", "check_load"]
+
+_FEWEST_TURNS = 8
+
+
+def check_load(run: Run, thresholds: Thresholds) -> Iterator[Finding]:
+    """Yield where a load was not what its name says, arm by arm and condition by condition."""
+    yield from _failures(run)
+    for arm in run.plan.arms:
+        for condition in run.conditions:
+            turns = _turns(run, arm.name, condition)
+            if turns and condition.concurrency is not None and condition.concurrency > 1:
+                yield from _not_reached(arm.name, condition, condition.concurrency, turns, thresholds)
+                yield from _queued(arm.name, condition, condition.concurrency, turns, thresholds)
+            elif turns and isinstance(condition.load, OpenLoop) and condition.load.rate_per_s is not None:
+                yield from _overload(arm.name, condition, turns, thresholds)
+        yield from _short_warm_up(run, arm.name, thresholds)
+
+
+def check_failures(cell: Cell, thresholds: Thresholds) -> Iterator[Finding]:
+    """Yield a comparison from which so many requests are missing that the rest is a selection."""
+    shares = {}
+    for arm in (cell.plain, cell.candidate):
+        asked = cell.requests(arm)
+        shares[arm] = sum(answer.error is not None for answer in asked) / max(1, len(asked))
+    if max(shares.values()) > thresholds.failed_requests:
+        text = ", ".join(f"{share:.0%} of {arm}'s" for arm, share in shares.items())
+        why = "what is left is a selection, often of the quick and the short"
+        yield error("too-many-failures", f"requests failed: {text}; {why}.", "See what the servers say about them.")
+
+
+def _turns(run: Run, arm: str, condition: Condition) -> list[list[Answer]]:
+    windows = [w for w in run.windows if (w.arm, w.condition) == (arm, condition.label)]
+    by_turn: dict[int, list[Answer]] = {window.turn: [] for window in windows}
+    for answer in answers_of(run, windows):
+        by_turn[answer.turn].append(answer)
+    return [answers for answers in by_turn.values() if any(each.measured for each in answers)]
+
+
+def _failures(run: Run) -> Iterator[Finding]:
+    asked = [answer for answer in run.answers if answer.measured]
+    failed = [answer for answer in asked if answer.error is not None]
+    if not failed:
+        return
+    first = failed[0]
+    why = f"{first.arm}, {first.workload} prompt {first.prompt_id!r}: {(first.error or '').rstrip('.')}."
+    text = f"{len(failed)} of {len(asked)} requests failed and are left out; the first: {why}"
+    yield warning("failed-requests", text)
+
+
+def _not_reached(
+    arm: str, condition: Condition, wanted: int, turns: Sequence[Sequence[Answer]], thresholds: Thresholds
+) -> Iterator[Finding]:
+    """The requests that were really in flight while measured ones were."""
+    reached = []
+    for answers in turns:
+        measured = [each.timing for each in answers if each.measured]
+        begin, end = min(each.sent for each in measured), max(each.finished for each in measured)
+        reached.append(mean_in_flight(answers, begin, end))
+    if (typical := median(reached)) < wanted * thresholds.load_reached:
+        text = f"{arm} had {typical:.1f} requests in flight on average at {condition.label}: the load was not reached."
+        yield warning("load-not-reached", text, "Give the workload more prompts, or the load generator more processes.")
+
+
+def _queued(
+    arm: str, condition: Condition, wanted: int, turns: Sequence[Sequence[Answer]], thresholds: Thresholds
+) -> Iterator[Finding]:
+    """Requests that waited in the server: answers are long, and yet never all streams were being answered."""
+    most = max(most_decoding(answers) for answers in turns)
+    answers = [each for turn in turns for each in turn if each.measured and each.error is None]
+    waiting = middle((each.timing.ttft_s or 0) / each.timing.e2e_s for each in answers if each.timing.e2e_s > 0)
+    if most and most < wanted * thresholds.load_reached and waiting > (1 - most / wanted) / 2:
+        text = (
+            f"{arm} never wrote more than {most} of {wanted} answers at a time, and its requests spent "
+            f"{waiting:.0%} of their time before the first token"
+        )
+        fix = "They wait for a place (max_num_seqs), for KV pages, or for long prompts: that load measures the queue."
+        yield warning("server-queues", f"{text}.", fix, where=condition.label)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Third:
+    """A third of the arrivals of all turns under an open loop."""
+
+    in_flight: tuple[float, ...]
+    """Turn by turn."""
+    e2e_s: float
+
+    @property
+    def mean(self) -> float:
+        """Requests in flight, over all turns."""
+        return sum(self.in_flight) / len(self.in_flight)
+
+
+def _overload(
+    arm: str, condition: Condition, turns: Sequence[Sequence[Answer]], thresholds: Thresholds
+) -> Iterator[Finding]:
+    """Arrivals faster than answers: the queue grows for as long as they go on, and latency with it.
+
+    Asked of all thirds and of most turns, as a queue that is merely busy grows and shrinks: with Poisson arrivals at
+    0.87 of what two places can do, 2 % of runs of two turns look like this; at 1.3 times that, 93 % do.
+    """
+    first, second, last = (_third(turns, number) for number in range(3))
+    factor = 1 + thresholds.queue_growth
+    grows = second.mean > first.mean * factor and last.mean > max(second.mean * factor, second.mean + 2)
+    turns_growing = sum(after > before for before, after in zip(second.in_flight, last.in_flight, strict=True))
+    if grows and turns_growing >= 0.75 * len(turns) and last.e2e_s > second.e2e_s * factor:
+        text = (
+            f"{arm} cannot keep up with {condition.label}: {last.mean:.1f} requests in flight in the last third of a "
+            f"turn, {second.mean:.1f} in the middle one; they take {last.e2e_s:.2f} s, there {second.e2e_s:.2f} s"
+        )
+        fix = "Such latencies depend on how long the turn was: compare at a lower rate."
+        yield warning("overload", f"{text}.", fix, where=condition.label)
+
+
+def _third(turns: Sequence[Sequence[Answer]], number: int) -> _Third:
+    in_flight, seconds = [], []
+    for answers in turns:
+        # Until the last measured one has come, no other request is sent.
+        measured = [each for each in answers if each.measured]
+        starts = [each.timing.start for each in measured]
+        width = (max(starts) - min(starts)) / 3
+        low, high = min(starts) + number * width, min(starts) + (number + 1) * width
+        in_flight.append(mean_in_flight(measured, low, high))
+        seconds += [each.timing.e2e_s for each in measured if low <= each.timing.start <= high and each.error is None]
+    return _Third(in_flight=tuple(in_flight), e2e_s=sum(seconds) / max(1, len(seconds)))
+
+
+def _short_warm_up(run: Run, arm: str, thresholds: Thresholds) -> Iterator[Finding]:
+    """First turns that are slower than the rest of the first pass, each beside the same prompts in later passes."""
+    slowness = _first_pass(run, arm)
+    quarter = len(slowness) // 4
+    if len(slowness) < _FEWEST_TURNS:
+        return
+    first, rest = median(slowness[:quarter]), median(slowness[quarter:])
+    if first > rest * (1 + thresholds.cold_start):
+        text = (
+            f"the first {quarter} turns of {arm} took {first:.2f}x the time that the same prompts took later, the rest "
+            f"of the first pass {rest:.2f}x"
+        )
+        yield warning("warm-up-short", f"{text}: it was not warm yet.", "Discard more requests (--warmup).")
+
+
+def _first_pass(run: Run, arm: str) -> list[float]:
+    """Return, turn by turn of the first pass, the seconds per token over those of the same prompts in later passes."""
+    first: dict[int, list[tuple[tuple[str, str, str], float]]] = {}
+    later: dict[tuple[str, str, str], list[float]] = {}
+    for answer in run.answers:
+        pace = pace_s(answer)
+        if answer.arm == arm and answer.measured and answer.error is None and pace is not None:
+            unit = (answer.workload, answer.condition, answer.prompt_id)
+            if answer.repeat == 1:
+                first.setdefault(answer.turn, []).append((unit, pace))
+            else:
+                later.setdefault(unit, []).append(pace)
+    ratios = ([pace / median(later[unit]) for unit, pace in first[turn] if unit in later] for turn in sorted(first))
+    return [median(each) for each in ratios if each]

@@ -1,0 +1,109 @@
+"""Whether the servers were alike but for the speculative config, and what came along with it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from typing import Any
+
+from draftwise.core import Finding, Run
+from draftwise.decide.validity.finding import error, info, listed, warning
+
+__all__ = ["check_setup"]
+
+_SAME = ("engine", "version", "dtype", "device")
+"""What /version tells and no speculative config changes."""
+_FOLLOWS = {
+    "async_scheduling": "asynchronous scheduling",
+    "runner": "model runner",
+    "attention_backend": "attention backend",
+}
+"""What an engine may choose otherwise because it speculates."""
+_OWN = (
+    "--speculative-config",
+    "--spec-",
+    "--per-request-spec-decode-metrics",
+    "--port",
+    "--host",
+    "--served-model-name",
+    "--name",
+    "--publish",
+    "--gpus",
+)
+"""Arguments that may differ from arm to arm (beginnings of their names); the last three are those of containers."""
+_LESS_CACHE = 0.9
+
+
+def check_setup(run: Run) -> Iterator[Finding]:
+    """Yield what differs between the arms beside the speculative config, each candidate held against plain."""
+    servers = run.context.get("servers", {})
+    plain, *candidates = (arm.name for arm in run.plan.arms)
+    for name in candidates:
+        if plain in servers and name in servers:
+            yield from _identity(name, servers[plain], servers[name])
+            yield from _commands(name, servers[plain].get("command"), servers[name].get("command"))
+            yield from _consequences(name, servers[plain], servers[name])
+
+
+def _identity(name: str, plain: Mapping[str, Any], candidate: Mapping[str, Any]) -> Iterator[Finding]:
+    ours, theirs = plain.get("version", {}), candidate.get("version", {})
+    for key in _SAME:
+        if key in ours and key in theirs and ours[key] != theirs[key]:
+            text = (
+                f"its {key} is {theirs[key]!r}, plain's {ours[key]!r}: the comparison is not one of speculation alone."
+            )
+            yield error("arms-differ", text, "Serve both alike but for --speculative-config.", where=name)
+    models = [each.get("model") for each in (plain, candidate)]
+    if None not in models and models[0] != models[1]:
+        text = f"it serves {models[1]!r}, plain {models[0]!r}: under another name it may be another model."
+        yield warning("arms-differ", text, "Make sure that both serve the same checkpoint.", where=name)
+    lengths = [each.get("max_model_len") for each in (plain, candidate)]
+    if None not in lengths and lengths[0] != lengths[1]:
+        text = f"its max_model_len is {lengths[1]}, plain's {lengths[0]}."
+        yield warning("arms-differ", text, "Give both the same --max-model-len.", where=name)
+
+
+def _commands(name: str, plain: str | None, candidate: str | None) -> Iterator[Finding]:
+    if plain is None or candidate is None:
+        return
+    ours, theirs = _arguments(plain), _arguments(candidate)
+    other = [
+        f"{key} ({_shown(theirs, key)}, plain {_shown(ours, key)})"
+        for key in dict.fromkeys((*ours, *theirs))
+        if ours.get(key) != theirs.get(key) and not key.startswith(_OWN)
+    ]
+    if other:
+        text = f"it was served otherwise than plain beside the speculative config: {listed(other)}."
+        yield warning("commands-differ", text, "Serve both alike but for --speculative-config.", where=name)
+
+
+def _arguments(command: str) -> dict[str, str]:
+    """Return the options of a command with their values ("" for flags); words before the first option are left out."""
+    try:
+        words = shlex.split(command)
+    except ValueError:
+        return {}
+    options: dict[str, str] = {}
+    for word, following in pairwise([*words, "--"]):
+        if word.startswith("--"):
+            key, separator, value = word.partition("=")
+            options[key.replace("_", "-")] = value if separator else "" if following.startswith("--") else following
+    return options
+
+
+def _shown(options: Mapping[str, str], key: str) -> str:
+    return (options[key] or "set") if key in options else "not given"
+
+
+def _consequences(name: str, plain: Mapping[str, Any], candidate: Mapping[str, Any]) -> Iterator[Finding]:
+    """What an engine did differently because it speculates: part of the method's price, and often its reason."""
+    ours, theirs = plain.get("version", {}), candidate.get("version", {})
+    for key, words in _FOLLOWS.items():
+        if key in ours and key in theirs and ours[key] != theirs[key]:
+            text = f"{words}: {theirs[key]}, with plain {ours[key]}. That is part of what it costs."
+            yield info("engine-chose-otherwise", text, where=name)
+    tokens = [each.get("started", {}).get("kv_cache_tokens") for each in (plain, candidate)]
+    if all(isinstance(each, int | float) for each in tokens) and tokens[1] < tokens[0] * _LESS_CACHE:
+        text = f"its KV cache holds {tokens[1]:.0f} tokens, plain's {tokens[0]:.0f}: under load it is full sooner."
+        yield info("less-kv-cache", text, where=name)

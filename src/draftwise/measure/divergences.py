@@ -1,0 +1,56 @@
+"""Asks both servers about the position where two greedy outputs part."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from draftwise.core import Answer, Divergence
+from draftwise.decide.comparison.differences import Difference
+from draftwise.measure.load.client import Client
+
+__all__ = ["examine"]
+
+
+async def examine(difference: Difference, plain: Client, candidate: Client) -> Divergence:
+    """Return what both servers think of the position where two answers part.
+
+    Both are asked again for the next token after the prompt and all shared output; a prefill, so that neither
+    answer depends on how the position was reached.
+    """
+    answers, position = (difference.plain, difference.candidate), difference.position
+    tokens = [None if position is None else _token_at(answer, position) for answer in answers]
+    prompt = difference.plain.prompt_token_ids
+    views: list[dict[str, float] | None] = [None, None]
+    if prompt and position is not None:
+        shared = [*prompt, *difference.plain.token_ids[:position]]
+        views = [await client.next_two(shared) for client in (plain, candidate)]
+    told = [view for view in views if view is not None]
+    return Divergence(
+        workload=difference.unit[0],
+        prompt_id=difference.unit[1],
+        candidate=difference.candidate.arm,
+        position=position or 0,
+        plain_token=tokens[0],
+        candidate_token=tokens[1],
+        gap=min((gap for view in told if (gap := _gap(view)) is not None), default=None),
+        condition=difference.plain.condition,
+        among_best=_among_best(tokens, told),
+    )
+
+
+def _token_at(answer: Answer, position: int) -> int | None:
+    return answer.token_ids[position] if position < len(answer.token_ids) else None
+
+
+def _gap(view: dict[str, float]) -> float | None:
+    """Return how far the best token is ahead; None where two tokens of equal text came back as one."""
+    best = sorted(view.values(), reverse=True)
+    return best[0] - best[1] if len(best) > 1 else None
+
+
+def _among_best(tokens: Sequence[int | None], views: Sequence[dict[str, float]]) -> bool | None:
+    """Return whether the tokens are among all views' best, where views name tokens by id (`token_id:17`)."""
+    if not views or None in tokens or not all(key.startswith("token_id:") for view in views for key in view):
+        return None
+    wanted = {f"token_id:{token}" for token in tokens}
+    return all(wanted <= view.keys() for view in views)

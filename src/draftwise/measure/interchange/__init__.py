@@ -1,7 +1,0 @@
-"""Results of other load generators as draftwise sees them, and draftwise's own in their formats."""
-
-from draftwise.measure.interchange.export import FORMATS, export_run
-from draftwise.measure.interchange.files import read_results
-from draftwise.measure.interchange.results import Aggregate, Measured, Results
-
-__all__ = ["FORMATS", "Aggregate", "Measured", "Results", "export_run", "read_results"]

@@ -1,7 +1,0 @@
-"""The plots of a report as inline SVG that takes its text colour from the page, light or dark."""
-
-from draftwise.measure.report.plots.book import draw_plots
-from draftwise.measure.report.plots.conversion import LOSSES
-from draftwise.measure.report.plots.style import VERDICT_COLOURS
-
-__all__ = ["LOSSES", "VERDICT_COLOURS", "draw_plots"]

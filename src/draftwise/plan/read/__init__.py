@@ -1,6 +1,0 @@
-"""Reads what operators already have (command lines, compose files, manifests, units, JSON) into setups."""
-
-from draftwise.plan.read.reading import Reading
-from draftwise.plan.read.sources import read_setups
-
-__all__ = ["Reading", "read_setups"]

@@ -1,0 +1,202 @@
+"""Two compared measurements in words: one sentence, Markdown, JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from draftwise.core import Interval
+from draftwise.decide.compare.answers import Kept, VerdictChange
+from draftwise.decide.compare.compared import Compared, Side
+from draftwise.decide.compare.context import Difference
+from draftwise.decide.compare.readings import CellChange, Change
+from draftwise.decide.comparison.verdict import deciding
+from draftwise.decide.sentence import format_ratio
+from draftwise.report.markdown import escape, fold, table
+from draftwise.report.summary import finite
+
+__all__ = [
+    "CELL_HEADER",
+    "VERDICT_HEADER",
+    "cell_rows",
+    "compose",
+    "difference_rows",
+    "notes",
+    "to_dict",
+    "to_markdown",
+    "verdict_rows",
+]
+
+CELL_HEADER = (
+    "workload · load · arm",
+    "reading",
+    "P50 before",
+    "P50 after",
+    "P99 before",
+    "P99 after",
+    "after / before",
+)
+VERDICT_HEADER = ("workload · load · candidate", "speed-up before", "after", "after / before", "verdict", "")
+_MOST_ROWS = 120
+"""Of a table in Markdown; more would not fit into a comment on a pull request."""
+
+
+def compose(compared: Compared) -> str:
+    """Return the sentence that answers whether the first answer is still true."""
+    if not compared.is_like_for_like:
+        kinds = list(dict.fromkeys(each.kind for each in compared.unasked))
+        return (
+            f"NOT LIKE FOR LIKE: the two also differ in {', '.join(kinds)}; the ratios say nothing about "
+            f"what was changed on purpose. If this was, too: {' '.join(f'--changed {kind}' for kind in kinds)}."
+        )
+    if not compared.verdicts:
+        return "No verdicts to compare (a plain and a speculating arm in both): the ratios stand for themselves."
+    counts = {kept: sum(each.kept is kept for each in compared.verdicts) for kept in Kept}
+    told = ", ".join(f"{count} {kept}" for kept, count in counts.items() if count)
+    if compared.is_still_true is False:
+        return f"The answer is no longer true: {told} of {len(compared.verdicts)} verdicts."
+    if compared.is_still_true is None:
+        return f"It cannot be told whether the answer is still true: {told} of {len(compared.verdicts)} verdicts."
+    return f"The answer is still true: {told} of {len(compared.verdicts)} verdicts{_moved(compared.verdicts)}."
+
+
+def _moved(verdicts: Sequence[VerdictChange]) -> str:
+    """Return how far gains moved though their verdicts stand; empty where none is shown to have."""
+    moved = [each for each in verdicts if not each.change.low <= 1 <= each.change.high]
+    if not moved:
+        return ""
+    most = max(moved, key=lambda each: abs(math.log(each.change.value)))
+    place = f"{most.candidate} on {most.workload} at {most.condition}"
+    return f"; the gain itself moved in {len(moved)} of them, most with {place}: {_ratio(most.change)} of what it was"
+
+
+def difference_rows(differences: Sequence[Difference]) -> Iterator[tuple[str, str, str, str]]:
+    """Yield what differs: kind and name, before, after, whether it was asked about."""
+    for each in differences:
+        name = each.name if each.name.startswith(each.kind) else f"{each.kind}: {each.name}"
+        yield name, _known(each.before), _known(each.after), "asked about" if each.asked else "NOT asked about"
+
+
+def _known(value: Any) -> str:
+    return "not known" if value is None else str(value)
+
+
+def verdict_rows(changes: Sequence[VerdictChange]) -> Iterator[tuple[str, ...]]:
+    """Yield the rows of VERDICT_HEADER."""
+    for each in changes:
+        same = each.before.verdict == each.after.verdict
+        yield (
+            f"{each.workload} · {each.condition} · {each.candidate}",
+            _ratio(deciding(each.before).ratio),
+            _ratio(deciding(each.after).ratio),
+            _ratio(each.change),
+            str(each.after.verdict) if same else f"{each.before.verdict} -> {each.after.verdict}",
+            each.kept,
+        )
+
+
+def cell_rows(cells: Sequence[CellChange]) -> Iterator[tuple[str, ...]]:
+    """Yield the rows of CELL_HEADER; latencies in milliseconds."""
+    for cell in cells:
+        place = " · ".join((cell.workload, cell.condition, cell.arm))
+        for change in cell.changes:
+            values = [_percentile(change, side, q) for q in (50.0, 99.0) for side in (change.before, change.after)]
+            yield place, _name(change.reading), *values, change.how if change.ratio is None else _ratio(change.ratio)
+        if None not in cell.throughput:
+            before, after = (value or 0.0 for value in cell.throughput)
+            ratio = f"{after / before:.2f}x" if before else "-"
+            yield place, "tokens/s of the server", f"{before:.0f}", f"{after:.0f}", "", "", ratio
+        if None not in cell.acceptance_length:
+            before, after = (value or 0.0 for value in cell.acceptance_length)
+            yield place, "acceptance length", f"{before:.2f}", f"{after:.2f}", "", "", f"{after / before:.2f}x"
+
+
+def _name(reading: str) -> str:
+    return reading if reading == "tokens/s" else f"{'e2e' if reading == 'e2e' else reading.upper()} (ms)"
+
+
+def _percentile(change: Change, side: dict[float, float], q: float) -> str:
+    value = side.get(q)
+    if value is None:
+        return "-"
+    return f"{value:.0f}" if change.reading == "tokens/s" else f"{1e3 * value:.3g}"
+
+
+def _ratio(ratio: Interval) -> str:
+    if math.isinf(ratio.high):
+        return f"{ratio.value:.2f}x (no interval)"
+    return format_ratio(ratio)
+
+
+def to_markdown(compared: Compared) -> str:
+    """Return a comment for a pull request."""
+    before, after = (_title(side) for side in (compared.before, compared.after))
+    parts = [f"**{escape(compose(compared))}**", f"Before: {escape(before)}  \nAfter: {escape(after)}"]
+    if compared.differences:
+        parts.append(_cut(("what differs", "before", "after", ""), list(difference_rows(compared.differences))))
+    else:
+        parts.append("Nothing differs in what is known about the two.")
+    if compared.verdicts:
+        parts.append(_cut(VERDICT_HEADER, list(verdict_rows(compared.verdicts))))
+    parts.append(fold("Readings", _cut(CELL_HEADER, list(cell_rows(compared.cells)))))
+    parts += [f"- {escape(note)}" for note in notes(compared)]
+    return "\n\n".join(parts) + "\n"
+
+
+def notes(compared: Compared) -> list[str]:
+    """Return what a reader must know about the numbers."""
+    found = [
+        f"{side.results.source}: {note}" for side in (compared.before, compared.after) for note in side.results.notes
+    ]
+    how = {change.how for cell in compared.cells for change in cell.changes}
+    found.append("the two ran at different times: what the machine did meanwhile is in the ratios between them")
+    if "unpaired" in how:
+        found.append("other prompts on both sides, or not known to be the same: requests are taken as independent")
+    return [*found, *compared.left_out[:20]]
+
+
+def _title(side: Side) -> str:
+    model = side.results.context.get("model.name") or side.results.context.get("model")
+    return f"{side.results.source} ({side.results.tool}, model {model or 'not known'})"
+
+
+def _cut(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    text = table(header, rows[:_MOST_ROWS])
+    return text if len(rows) <= _MOST_ROWS else f"{text}\n\n{len(rows) - _MOST_ROWS} more rows with --json."
+
+
+def to_dict(compared: Compared) -> dict[str, Any]:
+    """Return everything as JSON values; unbounded ends of intervals are null."""
+    document = {
+        "sentence": compose(compared),
+        "like_for_like": compared.is_like_for_like,
+        "still_true": compared.is_still_true,
+        "before": _side(compared.before),
+        "after": _side(compared.after),
+        "differences": [asdict(each) for each in compared.differences],
+        "verdicts": [_verdict(each) for each in compared.verdicts],
+        "cells": [asdict(each) for each in compared.cells],
+        "notes": notes(compared),
+    }
+    found: dict[str, Any] = finite(document)
+    return found
+
+
+def _side(side: Side) -> dict[str, Any]:
+    results = side.results
+    decision = None if side.decision is None else side.decision.sentence
+    return {"source": results.source, "tool": results.tool, "context": dict(results.context), "decision": decision}
+
+
+def _verdict(each: VerdictChange) -> dict[str, Any]:
+    return {
+        "workload": each.workload,
+        "condition": each.condition,
+        "candidate": each.candidate,
+        "before": {"verdict": str(each.before.verdict), "speedup": asdict(deciding(each.before).ratio)},
+        "after": {"verdict": str(each.after.verdict), "speedup": asdict(deciding(each.after).ratio)},
+        "change": asdict(each.change),
+        "kept": str(each.kept),
+    }

@@ -1,0 +1,95 @@
+"""Which plots a run has, by name: those that its readings can support."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from matplotlib.figure import Figure
+
+from draftwise.decide.comparison.cell import ALL
+from draftwise.decide.comparison.verdict import deciding
+from draftwise.decide.conclusions import Conclusions
+from draftwise.report.plots.acceptance import draw_by_position, draw_by_temperature
+from draftwise.report.plots.conversion import draw_conversions
+from draftwise.report.plots.latency import (
+    READINGS,
+    draw_distributions,
+    draw_latency_over_load,
+    draw_pareto,
+    pick_cells,
+)
+from draftwise.report.plots.plot_data import Material, collect
+from draftwise.report.plots.speedups import draw_crossovers, draw_speedups
+from draftwise.report.plots.timeline import draw_timeline
+from draftwise.report.svg import to_svg
+
+__all__ = ["draw_plots"]
+
+Draw = Callable[[], Figure]
+_MOST_ROWS = 60
+"""Comparisons up to which a plot of all of them side by side can be read."""
+_MOST_CANDIDATES = 12
+"""Panels of single candidates up to which all are drawn; of more only each workload's fastest candidate."""
+
+
+def draw_plots(conclusions: Conclusions) -> dict[str, str]:
+    """Return SVG by name; empty where nothing was compared."""
+    if not conclusions.decision.comparisons:
+        return {}
+    material = collect(conclusions)
+    drawings = {
+        **_outcome(material),
+        **_reasons(material),
+        **_latency(material),
+        "timeline": lambda: draw_timeline(material),
+    }
+    return {name: to_svg(draw, name) for name, draw in drawings.items()}
+
+
+def _outcome(material: Material) -> dict[str, Draw]:
+    comparisons = material.conclusions.decision.comparisons
+    if material.sweeps:
+        return {"crossover": lambda: draw_crossovers(material)}
+    if len(comparisons) <= _MOST_ROWS:
+        return {"speed-up": lambda: draw_speedups(comparisons, material.conclusions.thresholds.margin)}
+    return {}
+
+
+def _reasons(material: Material) -> dict[str, Draw]:
+    acceptances, conversions = material.conclusions.acceptances, material.conclusions.conversions
+    shown = _shown(material)
+    counted = [each for each in acceptances if each.counts and (each.workload, each.candidate) in shown]
+    converted = [each for each in conversions if (each.workload, each.candidate) in shown]
+    found: dict[str, Draw] = {}
+    if any(each.stats.rate_per_pos for each in acceptances):
+        found["positions"] = lambda: draw_by_position(material, acceptances)
+    if counted:
+        found["temperatures"] = lambda: draw_by_temperature(material, counted)
+    if converted:
+        found["conversion"] = lambda: draw_conversions(material, converted)
+    return found
+
+
+def _shown(material: Material) -> set[tuple[str, str]]:
+    """Return the workloads and candidates to draw panels of: all, or each workload's fastest if they are many."""
+    comparisons = [each for each in material.conclusions.decision.comparisons if each.workload != ALL]
+    temperatures = {each.condition.temperature for each in comparisons}
+    every = {(each.workload, each.candidate) for each in comparisons}
+    if len(every) * len(temperatures) <= _MOST_CANDIDATES:
+        return every
+    best = sorted(comparisons, key=lambda each: deciding(each).ratio.value)
+    return set({each.workload: (each.workload, each.candidate) for each in best}.values())
+
+
+def _latency(material: Material) -> dict[str, Draw]:
+    sweeps = [each for each in material.sweeps if each.workload != ALL]
+    cells = pick_cells(material)
+    found: dict[str, Draw] = {}
+    if sweeps:
+        found["pareto"] = lambda: draw_pareto(material, sweeps)
+        found |= {f"{name} over load": _bind(draw_latency_over_load, material, sweeps, name) for name in READINGS}
+    return found | {name: _bind(draw_distributions, material, cells, name) for name in READINGS}
+
+
+def _bind(draw: Callable[..., Figure], *given: object) -> Draw:
+    return lambda: draw(*given)

@@ -1,0 +1,111 @@
+"""Speed-up against load with the crossover marked, and speed-ups side by side where no load orders them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from draftwise.core import Comparison, Crossover
+from draftwise.decide.comparison.axis import format_load
+from draftwise.decide.comparison.verdict import deciding
+from draftwise.report.plots.plot_data import Material, Sweep
+from draftwise.report.plots.style import VERDICT_COLOURS, WIDTH, Style, draw_panels, set_load_axis
+from draftwise.report.svg import INK, PLAIN
+
+__all__ = ["draw_crossovers", "draw_speedups"]
+
+_FEW = 3
+"""Crossovers in a panel up to which their intervals are drawn; a table has them all."""
+
+
+def draw_crossovers(material: Material) -> Figure:
+    """Draw, per workload and temperature, the deciding ratio of every candidate against the load."""
+    sweeps = material.sweeps
+
+    def draw(axes: Axes, index: int) -> None:
+        _draw_sweep(axes, material, sweeps[index])
+
+    return draw_panels(
+        [material.title(each.workload, each.temperature) for each in sweeps],
+        draw,
+        xlabel=" or ".join(dict.fromkeys(each.axis_label for each in sweeps)),
+        ylabel="speed-up",
+        height=3.6 if len(sweeps) == 1 else 2.5,
+    )
+
+
+def _draw_sweep(axes: Axes, material: Material, sweep: Sweep) -> None:
+    margin = material.conclusions.thresholds.margin
+    alpha = 0.18 if len(material.arms) - 1 <= _FEW else 0.08
+    axes.axhline(1, color=INK, linewidth=0.8)
+    axes.axhspan(1 - margin, 1 + margin, color=PLAIN, alpha=0.2, linewidth=0)
+    for arm in material.arms[1:]:
+        style = material.styles[arm]
+        found = [
+            (load, deciding(material.comparisons[sweep.workload, condition.label, arm]).ratio)
+            for load, condition in sweep.points
+            if (sweep.workload, condition.label, arm) in material.comparisons
+        ]
+        loads = [load for load, _ in found]
+        axes.plot(loads, [ratio.value for _, ratio in found], label=arm, **style.of_line)
+        highs = [min(ratio.high, 9 * ratio.value) for _, ratio in found]
+        axes.fill_between(loads, [ratio.low for _, ratio in found], highs, color=style.colour, alpha=alpha, linewidth=0)
+    crossovers = _crossovers_of(material, sweep)
+    for i, crossover in enumerate(crossovers):
+        style = material.styles[crossover.candidate]
+        axes.plot(
+            crossover.value or 0.0, 1, "X", color=style.colour, markersize=8, markeredgecolor=INK, markeredgewidth=0.6
+        )
+        if len(crossovers) <= _FEW:
+            _mark_interval(axes, crossover, style, sweep.loads, i)
+    set_load_axis(axes, sweep.loads)
+    # An interval without an end would otherwise squeeze all lines to the bottom.
+    axes.set_ylim(0, 1.25 * max(1.0, *(deciding(each).ratio.value for each in material.comparisons.values())))
+
+
+def _crossovers_of(material: Material, sweep: Sweep) -> list[Crossover]:
+    every = material.conclusions.decision.crossovers
+    place = (sweep.workload, sweep.temperature, sweep.axis)
+    return [e for e in every if (e.workload, e.temperature, e.axis) == place and e.value is not None]
+
+
+def _mark_interval(axes: Axes, crossover: Crossover, style: Style, loads: Sequence[float], index: int) -> None:
+    """Draw the interval of a crossover near the bottom, cut at the loads measured, and its estimate in digits."""
+    value = crossover.value or 0.0
+    ends = [min(max(end, loads[0]), loads[-1]) for end in (crossover.low, crossover.high)]
+    height = 0.12 + 0.1 * index
+    axes.plot(ends, [height, height], color=style.colour, linewidth=3, solid_capstyle="butt", alpha=0.5)
+    axes.plot([value] * 2, [height, 1], color=style.colour, linewidth=0.8, linestyle=":")
+    text = format_load(value, crossover.axis)
+    axes.annotate(text, (value, height), xytext=(4, 2), textcoords="offset points", fontsize=8)
+
+
+def draw_speedups(comparisons: Sequence[Comparison], margin: float) -> Figure:
+    """Draw every deciding ratio with its interval, grouped by workload and condition."""
+    groups = {(each.workload, each.condition.label) for each in comparisons}
+    several = len({label for _, label in groups}) > 1
+    height = 0.9 + 0.3 * (len(comparisons) + 0.8 * len(groups))
+    figure = Figure(layout="constrained", figsize=(WIDTH, height))
+    axes = figure.add_subplot()
+    ticks, labels, y, last = [], [], 0.0, (comparisons[0].workload, comparisons[0].condition.label)
+    for each in comparisons:
+        place = (each.workload, each.condition.label)
+        y += 0.8 if place != last else 0.0
+        last = place
+        ratio, colour = deciding(each).ratio, VERDICT_COLOURS[each.verdict]
+        high = min(ratio.high, 10 * ratio.value)
+        axes.plot([ratio.low, high], [y, y], color=colour, linewidth=2.4, solid_capstyle="round", alpha=0.55)
+        axes.plot(ratio.value, y, "o", color=colour, markersize=6)
+        ticks.append(y)
+        labels.append(" · ".join((each.workload, *([place[1]] if several else []), each.candidate)))
+        y += 1
+    axes.axvline(1, color=INK, linewidth=0.8)
+    axes.axvspan(1 - margin, 1 + margin, color=PLAIN, alpha=0.2, linewidth=0)
+    axes.set_yticks(ticks, labels)
+    axes.set_ylim(y - 0.4, -0.6)
+    axes.set_xlabel("speed-up over plain decoding")
+    axes.tick_params(axis="y", length=0)
+    axes.spines["left"].set_visible(False)
+    return figure

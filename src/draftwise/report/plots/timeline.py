@@ -1,0 +1,76 @@
+"""The run over time: whether the machine drifted, and whether it hit all arms alike."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from draftwise.core import Answer
+from draftwise.report.plots.plot_data import Material
+from draftwise.report.plots.style import draw_panels
+from draftwise.report.svg import INK
+from draftwise.statistics import Array
+
+__all__ = ["draw_timeline"]
+
+_BINS = 24
+_FEW = 400
+"""Turns up to which each is drawn as a dot."""
+
+
+def draw_timeline(material: Material) -> Figure:
+    """Draw every turn's speed relative to the median of the same turn in other passes, over the time of the run."""
+    points = _points(material)
+
+    def draw(axes: Axes, _: int) -> None:
+        axes.axhline(1, color=INK, linewidth=0.5)
+        for arm, found in points.items():
+            style = material.styles[arm]
+            if len(found) <= _FEW:
+                axes.plot(found[:, 0], found[:, 1], ".", color=style.colour, markersize=3, alpha=0.5)
+            binned = _binned(found)
+            axes.plot(binned[:, 0], binned[:, 1], color=style.colour, linestyle=style.line, linewidth=1.4, label=arm)
+        axes.set_ylim(*_limits(points))
+
+    return draw_panels([""], draw, xlabel="minutes since the first turn", ylabel="speed over its median")
+
+
+def _points(material: Material) -> dict[str, Array]:
+    """Return [turns, 2] by arm: minutes since the first turn, and speed relative to the same prompts' median."""
+    run = material.conclusions.run
+    answers: dict[int, list[Answer]] = defaultdict(list)
+    for group in material.answers.values():
+        for answer in group:
+            answers[answer.turn].append(answer)
+    rates = {turn: _speed(group) for turn, group in answers.items()}
+    alike: dict[tuple[str, str, str, int], list[float]] = defaultdict(list)
+    windows = [window for window in run.windows if rates.get(window.turn)]
+    for window in windows:
+        alike[window.arm, window.workload, window.condition, window.block].append(rates[window.turn])
+    begin = min((window.began_s for window in windows), default=0.0)
+    found: dict[str, list[tuple[float, float]]] = {arm.name: [] for arm in run.plan.arms}
+    for window in windows:
+        usual = float(np.median(alike[window.arm, window.workload, window.condition, window.block]))
+        found[window.arm].append(((window.began_s - begin) / 60, rates[window.turn] / usual))
+    return {arm: np.array(sorted(rows)) for arm, rows in found.items() if rows}
+
+
+def _speed(answers: list[Answer]) -> float:
+    """Return the tokens per second of a request, the median of a turn."""
+    rates = [rate for answer in answers if (rate := answer.timing.tokens_per_s) is not None]
+    return float(np.median(rates)) if rates else 0.0
+
+
+def _binned(points: Array) -> Array:
+    """Return [bins, 2] the middle of each stretch of time and the median speed in it."""
+    parts = [part for part in np.array_split(points, min(_BINS, len(points))) if len(part)]
+    return np.array([np.median(part, axis=0) for part in parts])
+
+
+def _limits(points: dict[str, Array]) -> tuple[float, float]:
+    ratios = np.concatenate([found[:, 1] for found in points.values()])
+    low, high = np.quantile(ratios, [0.01, 0.99])
+    return min(0.9, 0.95 * float(low)), max(1.1, 1.05 * float(high))

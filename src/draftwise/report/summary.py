@@ -1,0 +1,183 @@
+"""A run's conclusions as one JSON document for scripts; everything a report shows in numbers is in it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from draftwise.core import Comparison, Counters, Decision, Finding, Interval, Run
+from draftwise.decide.batch_schedule import propose_schedules
+from draftwise.decide.comparison.acceptance import ACCEPTANCE_QUANTILES, Acceptance
+from draftwise.decide.comparison.conversion import DEFINITION
+from draftwise.decide.comparison.latency import QUANTILES, Latencies
+from draftwise.decide.comparison.verdict import deciding
+from draftwise.decide.conclusions import Conclusions
+from draftwise.decide.decision import TOKENS_PER_STEP
+
+__all__ = ["finite", "summarise"]
+
+
+def summarise(found: Conclusions) -> dict[str, Any]:
+    """Return the document; what is unbounded or unknown becomes null.
+
+    Names are stable: one is added, never given another meaning. A ratio is `{value, low, high}`, candidate over plain,
+    with its 95 % interval. Times are in the unit that the name ends in.
+
+    - `decision`, `rollback`, `scope`, `unmeasured`, `missing_context`: in words. `evidence`: whether all context that
+      the numbers depend on is there.
+    - `comparisons`: one per workload (`all`: pooled), `condition` and candidate. `verdict` and `reason`; `decided_by`
+      names the ratio that decided, which is `deciding`. `speedup`, `total`, `ttft`, `tpot`, `throughput`: ratios.
+      `percentiles`: ratios by `ttft`, `tpot`, `itl`, `e2e`, then `p50` to `p99`. `goodput`: shares of `plain` and
+      `candidate` within the SLO, and their `change`. `p_value`, `adjusted_p` (Holm over the run), `detectable`,
+      `prompts_needed`; `settled`: more passes would not change it; acceptance from the server's counters.
+    - `crossovers`: where a candidate stops paying; `bands`: what to run at which load (`above`, `up_to`);
+      `schedules`: the same as the engine's own schedule by batch size, with `remarks`.
+    - `latencies`: of every arm, in milliseconds; `acceptance`: tokens per step of single requests, as quantiles and
+      histogram, by temperature; `conversions`: from acceptance length to realised speed-up; `text_quality`;
+      `findings` of the run as a whole.
+    - `arms`, `workloads`, `request_parameters`, `context`, `thresholds`: what it rests on.
+    """
+    run, decision, plan = found.run, found.decision, found.run.plan
+    document = {
+        "evidence": decision.is_evidence,
+        "missing_context": decision.missing_context,
+        "decision": decision.sentence,
+        "rollback": decision.rollback,
+        "scope": decision.scope,
+        "unmeasured": decision.unmeasured,
+        "comparisons": [_comparison(each) for each in decision.comparisons],
+        "crossovers": [asdict(each) for each in decision.crossovers],
+        "bands": [asdict(each) for each in decision.bands],
+        "schedules": _schedules(run, decision),
+        "latencies": [_latencies(row) for row in found.latencies],
+        "acceptance": [_distribution(each) for each in found.acceptances],
+        "conversions": [asdict(each) | {"step_cost": each.step_cost} for each in found.conversions],
+        "text_quality": [asdict(each) for each in found.quality],
+        "findings": [_finding(each) for each in decision.findings],
+        "arms": [{"name": arm.name, "speculative_config": arm.spec and arm.spec.to_dict()} for arm in plan.arms],
+        "workloads": [
+            {"name": each.name, "source": each.source, "prompts": len(each.prompts), "sha256": each.sha256}
+            for each in plan.workloads
+        ],
+        "request_parameters": {
+            "conditions": [{"label": each.label, **each.to_dict()} for each in run.conditions],
+            "seed": plan.seed,
+            "repeats": plan.repeats,
+            "warmup": plan.warmup,
+        },
+        "num_requests": len(run.answers),
+        "thresholds": asdict(found.thresholds),
+        "context": run.context,
+        "definitions": {"tokens_per_step": TOKENS_PER_STEP, "conversion": DEFINITION},
+    }
+    finished: dict[str, Any] = finite(document)
+    return finished
+
+
+_RATIOS = ("speedup", "total", "ttft", "tpot", "throughput")
+_PLAIN_VALUES = (
+    "workload",
+    "candidate",
+    "num_prompts",
+    "passes",
+    "tail",
+    "share_slower",
+    "warm_speedup",
+    "reason",
+    "p_value",
+    "adjusted_p",
+    "detectable",
+    "prompts_needed",
+    "settled",
+)
+
+
+def _comparison(each: Comparison) -> dict[str, Any]:
+    return {
+        **{name: getattr(each, name) for name in _PLAIN_VALUES},
+        **{name: _ratio(getattr(each, name)) for name in _RATIOS},
+        **_acceptance(each.counters),
+        "condition": each.condition.label,
+        **each.condition.to_dict(),
+        "verdict": str(each.verdict),
+        "decided_by": deciding(each).name,
+        "deciding": _ratio(deciding(each).ratio),
+        "percentiles": {
+            name: {f"p{percentile}": _ratio(ratio) for percentile, ratio in ratios.items()}
+            for name, ratios in each.percentiles.items()
+        },
+        "goodput": _goodput(each),
+        "conversion": each.conversion,
+        "equal_outputs": each.equal_outputs,
+        "findings": [_finding(finding) for finding in each.findings],
+    }
+
+
+def _ratio(ratio: Interval | None) -> dict[str, float] | None:
+    return None if ratio is None else asdict(ratio)
+
+
+def _goodput(each: Comparison) -> dict[str, Any] | None:
+    if each.goodput is None:
+        return None
+    plain, candidate = each.goodput
+    return {"plain": plain, "candidate": candidate, "change": _ratio(each.goodput_change)}
+
+
+def _acceptance(counters: Counters) -> dict[str, Any]:
+    return {
+        "mean_acceptance_length": counters.spec.acceptance_length,
+        "acceptance_rate": counters.spec.acceptance_rate,
+        "acceptance_per_position": counters.spec.rate_per_pos,
+        "tokens_per_step": counters.tokens_per_step,
+        "prefix_cache_hit_rate": counters.prefix_hit_rate,
+        "counters": asdict(counters),
+    }
+
+
+def _schedules(run: Run, decision: Decision) -> list[dict[str, Any]]:
+    return [
+        {
+            "workload": each.workload,
+            "temperature": each.temperature,
+            "speculative_config": each.spec.to_dict(),
+            "remarks": each.remarks,
+        }
+        for each in propose_schedules(run, decision.bands)
+    ]
+
+
+def _latencies(row: Latencies) -> dict[str, Any]:
+    percentiles = {name: _named(values, QUANTILES) for name, values in row.percentiles_ms.items()}
+    return {**asdict(row), "percentiles_ms": percentiles}
+
+
+def _distribution(each: Acceptance) -> dict[str, Any]:
+    names = ("workload", "candidate", "temperature", "num_requests", "source")
+    return {
+        **{name: getattr(each, name) for name in names},
+        "tokens_per_step": _named(each.quantiles, ACCEPTANCE_QUANTILES),
+        "histogram": {"edges": each.edges, "counts": each.counts},
+        "per_position": each.stats.rate_per_pos,
+        "mean_acceptance_length": each.stats.acceptance_length,
+    }
+
+
+def _named(values: Sequence[float], quantiles: Sequence[int]) -> Mapping[str, float]:
+    """Return values by `p50` and so on; empty where there are none."""
+    return dict(zip((f"p{q}" for q in quantiles), values, strict=False))
+
+
+def _finding(finding: Finding) -> dict[str, str]:
+    return {"code": finding.code, "severity": str(finding.severity), "message": finding.message, "fix": finding.fix}
+
+
+def finite(value: Any) -> Any:
+    """Return JSON values with infinities and NaN as None: JSON has neither."""
+    if isinstance(value, Mapping):
+        return {str(key): finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

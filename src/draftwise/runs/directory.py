@@ -1,0 +1,271 @@
+"""The run directory: raw readings, appended as they come and never rewritten, from which every number follows.
+
+`manifest.json` is the plan and the context, `workload-NAME.jsonl` what was sent, `requests.jsonl` one line per
+request, `turns.jsonl` one line per finished turn, `settled.jsonl` the cells that needed no more passes,
+`conditions.jsonl` the loads that were added while a crossover was searched, `divergences.jsonl` what two servers said
+where their outputs part.
+
+A request is written when it ends; its turn counts once the line in `turns.jsonl` is on disk. `ballast` takes up room
+that is given back when the disk is full, so that what is in flight then can still be written.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from itertools import chain
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from draftwise.core import (
+    Answer,
+    Condition,
+    Divergence,
+    InvalidSetup,
+    Run,
+    RunPlan,
+    Settled,
+    StorageError,
+    Window,
+    Workload,
+)
+from draftwise.workloads import read_prompts
+from draftwise.runs.row_files import RowFile, blame, cut_unfinished, damaged, write_whole
+from draftwise.runs.manifest import make_manifest, read_manifest, to_plan
+from draftwise.runs.rows import answer_to_row, row_to_answer, row_to_window, window_to_row
+
+__all__ = ["RunDirectory"]
+
+_SERVER_LOGS = "servers"
+_MANIFEST = "manifest.json"
+_REQUESTS, _TURNS, _DIVERGENCES = "requests.jsonl", "turns.jsonl", "divergences.jsonl"
+_CONDITIONS, _SETTLED = "conditions.jsonl", "settled.jsonl"
+_BALLAST = "ballast"
+_BALLAST_BYTES = 8 << 20
+"""Room for the answers that a thousand streams still bring while the disk is full."""
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class RunDirectory:
+    """A folder that one run writes and that reports are made from."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.is_full = False
+        """Whether the disk ran full; what came until then, and while the last turn ended, is written."""
+        self._open: dict[str, BinaryIO] = {}
+        self._answers = RowFile(path / _REQUESTS, lambda row: (row["turn"], row_to_answer(row)))
+        self._windows = RowFile(path / _TURNS, row_to_window)
+
+    @classmethod
+    def claim(cls, path: Path) -> RunDirectory:
+        """Make the directory for a new run; only server logs may be there already.
+
+        Raises:
+            InvalidSetup: the path is taken, or nothing can be written there.
+        """
+        if path.exists() and (not path.is_dir() or any(each.name != _SERVER_LOGS for each in path.iterdir())):
+            raise InvalidSetup.because(
+                "run-exists",
+                "is there already.",
+                where=str(path),
+                fix=f"Choose another --out, or continue it with --resume {path}.",
+            )
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            (path / _BALLAST).touch()
+            (path / _BALLAST).unlink()
+        except OSError as error:
+            # Said now, not after the servers have taken minutes to start.
+            raise InvalidSetup.because(
+                "unwritable-run", f"cannot be written ({error.strerror}).", where=str(path), fix="Choose another --out."
+            ) from None
+        return cls(path)
+
+    def log_of(self, arm: str) -> Path:
+        """Return the file for what the server of an arm prints."""
+        return self.path / _SERVER_LOGS / f"{re.sub(r'[^A-Za-z0-9.=-]+', '-', arm)}.log"
+
+    def begin(self, plan: RunPlan, context: Mapping[str, Any]) -> None:
+        """Write the prompts, then the manifest: from now on the run can be resumed.
+
+        Raises:
+            StorageError: the disk is full.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            for workload in plan.workloads:
+                lines = "".join(json.dumps(prompt.to_dict()) + "\n" for prompt in workload.prompts)
+                write_whole(self._workload_path(workload.name), lines)
+            manifest = make_manifest(plan, context)
+            write_whole(self.path / _MANIFEST, json.dumps(manifest, indent=2) + "\n")
+        except OSError as error:
+            raise self._cannot_write(error) from None
+
+    def reserve(self) -> None:
+        """Take up the room that is given back when the disk is full; without it where there is not even that much."""
+        path = self.path / _BALLAST
+        try:
+            with path.open("wb") as file:
+                file.write(b"\0" * _BALLAST_BYTES)
+                os.fsync(file.fileno())
+        except OSError:
+            path.unlink(missing_ok=True)
+
+    def add_answer(self, answer: Answer) -> None:
+        """Append a request that has ended.
+
+        Raises:
+            StorageError: it cannot be written, and neither after the ballast went.
+        """
+        self._append(_REQUESTS, answer_to_row(answer), sync=False)
+
+    def finish_turn(self, window: Window) -> None:
+        """Append a turn whose requests are all written: from now on they count."""
+        if _REQUESTS in self._open:
+            os.fsync(self._open[_REQUESTS].fileno())
+        self._append(_TURNS, window_to_row(window))
+
+    def add_condition(self, condition: Condition) -> None:
+        """Append a load that was not planned."""
+        self._append(_CONDITIONS, condition.to_dict())
+
+    def add_settled(self, cell: Settled) -> None:
+        """Append a cell whose verdict stands."""
+        self._append(_SETTLED, asdict(cell))
+
+    def add_divergence(self, divergence: Divergence) -> None:
+        """Append what two servers said about the place where they part."""
+        self._append(_DIVERGENCES, asdict(divergence))
+
+    def write(self, name: str, text: str) -> None:
+        """Write a file that is made from the readings, whole or not at all.
+
+        Raises:
+            StorageError: the disk is full.
+        """
+        try:
+            write_whole(self.path / name, text)
+        except OSError as error:
+            raise self._cannot_write(error) from None
+
+    def close(self) -> None:
+        """Close the files, and give back the room that was kept."""
+        for file in self._open.values():
+            file.close()
+        self._open.clear()
+        with suppress(OSError):
+            (self.path / _BALLAST).unlink(missing_ok=True)
+
+    def leave(self) -> None:
+        """Remove the folder again if nothing is in it."""
+        with suppress(OSError):
+            self.path.rmdir()
+
+    def read(self) -> Run:
+        """Return everything the folder holds; what was read before is not parsed again.
+
+        Raises:
+            InvalidSetup: it is not a run directory, is damaged, or was written by another version of the format.
+        """
+        manifest = read_manifest(self.path / _MANIFEST)
+        with blame(str(self.path / _MANIFEST)):
+            plan, context = to_plan(manifest, self._read_workload), dict(manifest["context"])
+        windows = {window.turn: window for window in self._windows.read()}
+        answers = self._answers.read()
+        finished = [answer for turn, answer in answers if turn in windows]
+        run = Run(
+            plan=plan,
+            context=context,
+            answers=tuple(finished),
+            windows=tuple(windows.values()),
+            divergences=tuple(RowFile(self.path / _DIVERGENCES, lambda row: Divergence(**row)).read()),
+            added=tuple(RowFile(self.path / _CONDITIONS, Condition.from_dict).read()),
+            settled=self.read_settled(),
+            num_unfinished=len(answers) - len(finished),
+        )
+        self._check_names(run)
+        return run
+
+    def _check_names(self, run: Run) -> None:
+        """Refuse readings of what the plan does not know: files were changed by hand, or are of several runs."""
+        known = (
+            ("arm", {arm.name for arm in run.plan.arms}),
+            ("workload", {workload.name for workload in run.plan.workloads}),
+            ("condition", {condition.label for condition in run.conditions}),
+        )
+        for file, rows in ((_TURNS, run.windows), (_REQUESTS, run.answers)):
+            for kind, names in known:
+                if strange := {getattr(row, kind) for row in rows} - names:
+                    text = f"holds readings of the {kind} {min(strange)!r}, which {_MANIFEST} does not plan."
+                    raise damaged(str(self.path / file), text)
+
+    def read_settled(self) -> tuple[Settled, ...]:
+        """Return the cells that needed no more passes."""
+        return tuple(RowFile(self.path / _SETTLED, lambda row: Settled(**row)).read())
+
+    def next_number(self) -> int:
+        """Return a number that no turn has had, finished or not."""
+        used = chain((turn for turn, _ in self._answers.read()), (window.turn for window in self._windows.read()))
+        return max(used, default=-1) + 1
+
+    def _read_workload(self, row: Mapping[str, Any]) -> Workload:
+        path = self._workload_path(row["name"])
+        told = {name: row[name] for name in ("name", "source", "description", "random_tokens")}
+        workload = Workload(prompts=read_prompts(path), **told)
+        if workload.sha256 != row["sha256"]:
+            raise InvalidSetup.because(
+                "workload-changed",
+                "is not what was measured (its hash differs from the manifest).",
+                where=str(path),
+                fix="Restore the file or start a new run.",
+            )
+        return workload
+
+    def _workload_path(self, name: str) -> Path:
+        return self.path / f"workload-{re.sub(r'[^A-Za-z0-9._=-]+', '-', name)}.jsonl"
+
+    def _append(self, name: str, row: Mapping[str, Any], *, sync: bool = True) -> None:
+        line = json.dumps(row).encode() + b"\n"
+        try:
+            self._write_line(name, line, sync)
+        except OSError as error:
+            if error.errno not in _FULL or self.is_full:
+                raise self._cannot_write(error) from None
+            self.is_full = True
+            (self.path / _BALLAST).unlink(missing_ok=True)
+            try:
+                self._write_line(name, line, sync)
+            except OSError as again:
+                raise self._cannot_write(again) from None
+
+    def _write_line(self, name: str, line: bytes, sync: bool) -> None:
+        """Append a whole line, or leave the file as it was."""
+        if name not in self._open:
+            cut_unfinished(self.path / name)
+            self._open[name] = (self.path / name).open("ab", buffering=0)
+        file = self._open[name]
+        end = file.tell()
+        try:
+            written = file.write(line)
+            if written != len(line):
+                # A disk that has room for half a line takes that half without an error.
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            if sync:
+                os.fsync(file.fileno())
+        except OSError:
+            with suppress(OSError):
+                file.truncate(end)
+                file.seek(end)
+            raise
+
+    def _cannot_write(self, error: OSError) -> StorageError:
+        return StorageError(
+            f"{self.path}: cannot be written ({error.strerror}). Everything measured before is kept: "
+            f"make room, then go on with: draftwise decide --resume {self.path}"
+        )

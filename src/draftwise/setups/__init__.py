@@ -1,0 +1,1 @@
+"""Between what operators have and a `Setup`: text read into setups, and setups written as text."""

@@ -1,0 +1,216 @@
+"""The arguments of one vLLM server as a release's parser takes them: model, engine flags, speculative JSON."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from draftwise.core import Finding, InvalidSetup
+from draftwise.facts.rules import get_rule
+from draftwise.facts.vllm import Release
+from draftwise.setups.read.arguments.config_file import put_in_config_file
+from draftwise.setups.read.arguments.flags import Given, match_flags
+from draftwise.setups.read.arguments.huggingfaceserver import to_vllm
+from draftwise.setups.read.arguments.old_guides import replace_old_flags
+from draftwise.setups.read.arguments.spelling import spell
+from draftwise.setups.read.arguments.unknown import explain_unknown, use_long_names
+from draftwise.setups.read.arguments.values import Refused, get_value
+from draftwise.setups.read.shell.launch import Entry
+from draftwise.setups.read.shell.place import get_place
+from draftwise.setups.read.shell.words import Word
+
+__all__ = ["Arguments", "read_arguments"]
+
+_SPEC_FLAGS: Mapping[str, str] = {
+    "spec_method": "method",
+    "spec_model": "model",
+    "spec_tokens": "num_speculative_tokens",
+}
+_MAX_WORDS = 4_000
+_PAIR = re.compile(r"(--?[A-Za-z][\w.-]*)[ \t]+(\S.*)", re.DOTALL)
+_NOT_ENGINE = frozenset({"model", "model_tag", "help", "config", "speculative_config", *_SPEC_FLAGS})
+
+
+@dataclass(slots=True)
+class Arguments:
+    """What a command line says."""
+
+    model: str = ""
+    """Empty where none is named."""
+    args: dict[str, Any] = field(default_factory=dict)
+    """Flags by their long name with underscores."""
+    spec: dict[str, Any] | None = None
+    findings: list[Finding] = field(default_factory=list)
+
+    def report(self, code: str, message: str, word: Word | None = None, *, fix: str = "", becomes: str = "") -> None:
+        """Add a ruling about a word."""
+        where = "" if word is None else get_place(word)
+        self.findings.append(get_rule(code).ruling(message, where=where, fix=fix, becomes=becomes))
+
+
+def read_arguments(words: Sequence[Word], release: Release, entry: Entry, *, folder: Path | None = None) -> Arguments:
+    """Read the words after `vllm serve`, the module, or the image's name.
+
+    Args:
+        words: the words.
+        release: whose parser reads them.
+        entry: what takes them.
+        folder: where a `--config` file is looked for; None where files of that machine are out of reach.
+
+    Raises:
+        InvalidSetup: there are more words than any server is started with.
+    """
+    if len(words) > _MAX_WORDS:
+        raise InvalidSetup.because("too-long", f"has more than {_MAX_WORDS:,} arguments.", where=get_place(words[0]))
+    found = Arguments()
+    if entry == "huggingfaceserver":
+        words = to_vllm(words)
+    words = _split_pairs(words, found)
+    serves = entry == "serve" or (entry == "image" and not get_rule("image-runs-api-server").holds(release.version))
+    if serves:
+        words = _move_model(words, release, found, strict=entry == "serve")
+    words = put_in_config_file(words, release, found.findings, folder=folder, serves=serves)
+    spelled = spell(words, release)
+    replaced = replace_old_flags(spelled.words, release)
+    found.findings += [*spelled.findings, *replaced.findings]
+    matched = match_flags(use_long_names(replaced.words, release, found.findings), release)
+    found.findings += matched.findings
+    _collect(matched.flags, release, found)
+    _check_repeats(matched.flags, spelled.dotted, found)
+    found.findings += explain_unknown(matched.unknown, release)
+    _join_spec(matched.flags, replaced.spec, found)
+    _choose_model(matched.model, release, found, serves=serves)
+    return found
+
+
+def _split_pairs(words: Sequence[Word], found: Arguments) -> list[Word]:
+    """Take apart what holds a flag and its value in one word, as lists in manifests often do."""
+    split: list[Word] = []
+    for word in words:
+        pair = _PAIR.fullmatch(word.text)
+        if pair is None:
+            split.append(word)
+            continue
+        found.report(
+            "flag-and-value-in-one",
+            f"{pair[1]} and its value are one argument, with a space inside.",
+            word,
+            fix="Make two arguments of it, or put = between them.",
+        )
+        split += [replace(word, text=pair[1]), replace(word, text=pair[2].strip())]
+    return split
+
+
+def _move_model(words: Sequence[Word], release: Release, found: Arguments, *, strict: bool) -> Sequence[Word]:
+    """Put the model of `vllm serve --model MODEL` in front, as the parser does."""
+    index = next((i for i, word in enumerate(words) if word.text.partition("=")[0] == "--model"), None)
+    if index is None:
+        _check_served_name(words, release, found)
+        return words
+    word = words[index]
+    _, joined, value = word.text.partition("=")
+    if get_rule("serve-refuses-model-flag").holds(release.version):
+        if joined:
+            return words
+        code, message = "serve-refuses-model-flag", "is refused; the model comes first."
+    else:
+        code, message = "serve-model-flag-deprecated", "works, with a warning."
+    if strict:
+        found.report(code, message, word, fix="Write vllm serve MODEL.")
+    if not joined and index + 1 >= len(words):
+        return words
+    model = Word(value, word.line, word.place) if joined else words[index + 1]
+    return [model, *words[:index], *words[index + (1 if joined else 2) :]]
+
+
+def _check_served_name(words: Sequence[Word], release: Release, found: Arguments) -> None:
+    flags = [word.text.partition("=")[0].replace("_", "-") for word in words]
+    rule = get_rule("served-name-without-model")
+    nameless = "--served-model-name" in flags and "--config" not in flags and flags[0].startswith("-")
+    if nameless and rule.holds(release.version):
+        found.report(rule.code, "there is no model in front of the flags.", words[0])
+
+
+def _collect(flags: Iterable[Given], release: Release, found: Arguments) -> None:
+    for given in flags:
+        try:
+            value = get_value(given, release, found.findings)
+        except Refused as refused:
+            found.findings.append(refused.ruling)
+            if refused.meant is None:
+                continue
+            value = refused.meant
+        if given.field == "help":
+            found.report("unknown-flag", "--help prints the flags and starts nothing.", given.word)
+        found.args[given.field] = [*found.args.get(given.field, ()), *value] if given.appends else value
+
+
+def _check_repeats(flags: Iterable[Given], dotted: Mapping[str, Word], found: Arguments) -> None:
+    seen: dict[str, Given] = {}
+    for given in flags:
+        before = seen.setdefault(given.field, given)
+        if before is given:
+            continue
+        if before.option in dotted or given.option in dotted:
+            found.report(
+                "json-and-dotted-keys",
+                f"{given.name} is given as JSON and by dotted keys: the JSON is dropped as a whole.",
+                before.word,
+                fix="Write every key one way.",
+            )
+        elif not given.appends:
+            found.report("flag-given-twice", f"{given.name} is given twice; only the last one counts.", before.word)
+
+
+def _join_spec(flags: Iterable[Given], from_old_flags: dict[str, Any] | None, found: Arguments) -> None:
+    """Make one speculative JSON of --speculative-config, its companions, and old flags."""
+    words = {given.field: given.word for given in flags}
+    json_value = found.args.pop("speculative_config", None)
+    if json_value is not None and not isinstance(json_value, dict):
+        found.report(
+            "spec-not-an-object",
+            f"must be a JSON object, got {type(json_value).__name__}.",
+            words.get("speculative_config"),
+            fix="""Example: '{"method": "ngram", "num_speculative_tokens": 5}'.""",
+        )
+        json_value = None
+    spec = None if json_value is None and from_old_flags is None else {**(from_old_flags or {}), **(json_value or {})}
+    for name, key in _SPEC_FLAGS.items():
+        value = found.args.pop(name, None)
+        if value is None:
+            continue
+        if json_value is not None and key in json_value:
+            found.report(
+                "spec-flag-and-json-key", f"{key} is also in --speculative-config.", words.get(name), fix="Keep one."
+            )
+        spec = {**(spec or {}), key: value}
+    found.spec = spec
+
+
+def _choose_model(positional: Word | None, release: Release, found: Arguments, *, serves: bool) -> None:
+    """Take the model from where the entry point takes it, or the default that the server falls back to."""
+    by_flag = found.args.pop("model", None)
+    found.args = {name: value for name, value in found.args.items() if name not in _NOT_ENGINE}
+    default = str(release.table("engine_defaults").get("model") or "")
+    if serves or positional is None:
+        chosen = positional.text if positional is not None else by_flag
+    else:
+        chosen = by_flag or positional.text
+        code = (
+            "positional-model-ignored"
+            if get_rule("positional-model-ignored").holds(release.version)
+            else "stray-argument"
+        )
+        found.report(
+            code,
+            f"{positional.text!r} is not used here; it is read as the model all the same.",
+            positional,
+            fix=f"Write --model {positional.text}.",
+            becomes=str(by_flag or default),
+        )
+    if not chosen:
+        found.report("no-model-given", f"the server would serve {default}.", fix="Name the model.", becomes=default)
+    found.model = str(chosen or default)

@@ -1,0 +1,136 @@
+"""The file of `vllm serve --config FILE`: its keys become flags between the model and the other flags."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from draftwise.core import Finding, InvalidSetup
+from draftwise.facts.rules import get_rule
+from draftwise.facts.vllm import Release
+from draftwise.setups.read.manifests.yaml_text import Document, read_yaml
+from draftwise.setups.read.shell.place import get_place
+from draftwise.setups.read.shell.words import Word
+
+__all__ = ["get_flags", "put_in_config_file", "read_text"]
+
+_MAX_BYTES = 1_000_000
+
+
+def put_in_config_file(
+    words: Sequence[Word], release: Release, findings: list[Finding], *, folder: Path | None, serves: bool
+) -> Sequence[Word]:
+    """Return the words with those of the file in place of `--config FILE`; what is wrong is added to `findings`."""
+    index = next((i for i, word in enumerate(words) if word.text == "--config"), None)
+    if index is None:
+        joined = next((word for word in words if word.text.startswith("--config=")), None)
+        if joined is not None:
+            findings.append(
+                get_rule("config-file-with-equals").ruling(
+                    "the file is not read.", where=get_place(joined), fix="Write --config FILE as two words."
+                )
+            )
+        return words
+    if index + 1 >= len(words):
+        findings.append(get_rule("flag-needs-value").ruling("--config names no file.", where=get_place(words[index])))
+        return words[:index]
+    rest = [*words[:index], *words[index + 2 :]]
+    try:
+        from_file = _read(words[index + 1], release, findings, folder)
+    except InvalidSetup as error:
+        findings += error.findings
+        return rest
+    after_model = 1 if serves and rest and not rest[0].text.startswith("-") else 0
+    return [*rest[:after_model], *from_file, *rest[after_model:]]
+
+
+def _read(word: Word, release: Release, findings: list[Finding], folder: Path | None) -> list[Word]:
+    where = get_place(word)
+    if not word.text.endswith((".yaml", ".yml")):
+        findings.append(
+            get_rule("config-file-refused").ruling(f"{word.text} does not end in .yaml or .yml.", where=where)
+        )
+    if folder is None:
+        findings.append(
+            get_rule("config-file-unread").ruling(
+                f"{word.text} lies in the container; its flags are not looked at.",
+                where=where,
+                fix="Give that file to this command as well.",
+            )
+        )
+        return []
+    path = folder / word.text
+    documents = read_yaml(read_text(path), name=str(path))
+    if not documents or not isinstance(documents[0].value, dict):
+        findings.append(get_rule("config-file-refused").ruling("holds no flags by name.", where=str(path)))
+        return []
+    return list(get_flags(documents[0], release, findings, name=str(path)))
+
+
+def get_flags(document: Document, release: Release, findings: list[Finding], *, name: str = "") -> Iterator[Word]:
+    """Yield the words that a release makes of a config file's keys.
+
+    Args:
+        document: the file's content.
+        release: whose parser reads it.
+        findings: takes what is wrong.
+        name: the file's name, where it is another one than the text that is read.
+    """
+    negations = {row["negation"] for row in release.table("flags").values() if "negation" in row}
+    for key, value in document.value.items():
+        line = document.line((key,))
+        word = Word(f"--{key}", place=f"{name}:{line}") if name else Word(f"--{key}", line)
+        where = f"{word.place or f'line {line}'} {key}"
+        if isinstance(value, bool):
+            negation = f"--no-{key.replace('_', '-')}"
+            if value:
+                yield word
+            elif get_rule("config-file-false").holds(release.version):
+                findings.append(
+                    get_rule("config-file-false").ruling(
+                        "false is left out, not turned off.", where=where, fix=f"Give {negation} on the command line."
+                    )
+                )
+            elif negation in negations:
+                yield replace(word, text=negation)
+        elif isinstance(value, list):
+            yield from _list(word, value, release, findings, where)
+        else:
+            yield word
+            if isinstance(value, dict) and get_rule("config-file-nested").holds(release.version):
+                findings.append(
+                    get_rule("config-file-nested").ruling(
+                        "a nested mapping is not understood yet.",
+                        where=where,
+                        fix=f"Write {key}: '{json.dumps(value)}'.",
+                    )
+                )
+            text = json.dumps(value) if isinstance(value, dict) else document.texts.get((key,), str(value))
+            yield replace(word, text=text)
+
+
+def _list(word: Word, items: list[object], release: Release, findings: list[Finding], where: str) -> Iterator[Word]:
+    if get_rule("config-file-list").holds(release.version):
+        findings.append(get_rule("config-file-list").ruling("becomes one text.", where=where))
+    if items:
+        yield word
+        yield from (replace(word, text=str(item)) for item in items)
+
+
+def read_text(path: Path) -> str:
+    """Return a file's text.
+
+    Raises:
+        InvalidSetup: it cannot be read, is not UTF-8, or is larger than a megabyte.
+    """
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            raise InvalidSetup.because("too-long", f"is larger than {_MAX_BYTES:,} bytes.", where=str(path))
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else "it is not UTF-8 text"
+        raise InvalidSetup.because("unreadable-file", f"cannot be read ({reason}).", where=str(path)) from None
+    except ValueError as error:
+        raise InvalidSetup.because("unreadable-file", f"cannot be read ({error}).", where=repr(str(path))) from None

@@ -1,0 +1,244 @@
+"""The flags of one release, matched by argparse as vLLM matches them."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from draftwise.core import Ruling
+from draftwise.facts.rules import get_rule
+from draftwise.facts.vllm import Release
+from draftwise.setups.read.shell.place import get_place
+from draftwise.setups.read.shell.words import Mistake, Word
+
+__all__ = ["Given", "Matched", "match_flags", "spellings"]
+
+_MAX_REFUSALS = 20
+_AMBIGUOUS = re.compile(r"ambiguous option: (\S+) could match (.*)")
+_PAIRS = {"--enable-": "--disable-", "--disable-": "--enable-"}
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """One flag as it was given."""
+
+    name: str
+    """Its long name, e.g. `--tensor-parallel-size`."""
+    row: Mapping[str, Any]
+    """What the release's table says about it."""
+    option: str
+    """The spelling that was used, written out in full."""
+    values: tuple[str, ...]
+    word: Word
+    mistake: Mistake = ""
+    """What a shell would have done to the value."""
+
+    @property
+    def field(self) -> str:
+        """The engine argument that it sets."""
+        return str(self.row["field"])
+
+    @property
+    def appends(self) -> bool:
+        """Whether each use adds a value to those before."""
+        return self.row["kind"] == "value" and isinstance(self.row["default"], list)
+
+
+@dataclass(frozen=True, slots=True)
+class Matched:
+    """What argparse makes of a command line."""
+
+    flags: tuple[Given, ...]
+    """In the order given."""
+    model: Word | None
+    """The positional argument."""
+    unknown: tuple[Word, ...]
+    """Words that no flag takes."""
+    findings: tuple[Ruling, ...]
+
+
+def match_flags(words: Sequence[Word], release: Release) -> Matched:
+    """Match the words of a command line with the flags of a release.
+
+    A word that argparse refuses is reported and left out, so that one mistake does not hide the next.
+    """
+    findings: list[Ruling] = []
+    rest = list(words)
+    parser = _parser(release)
+    while True:
+        try:
+            namespace, unknown = parser.parse_known_args([_Text(word) for word in rest])
+        except argparse.ArgumentError as error:
+            refused = _find_refused(error, rest)
+            findings.append(_explain(error, refused))
+            rest = _without(refused, rest) if len(findings) < _MAX_REFUSALS else []
+            continue
+        break
+    seen: Sequence[Given] = getattr(namespace, "seen", ())
+    flags = tuple(given for given in seen if given.name)
+    model = next((given.word for given in seen if not given.name), None)
+    model, left = _choose_model(model, [_get_word(text) for text in unknown], rest, flags)
+    findings += _abbreviated(flags, release)
+    return Matched(flags, model, tuple(left), tuple(findings))
+
+
+def _choose_model(
+    model: Word | None, unknown: list[Word], words: Sequence[Word], flags: Sequence[Given]
+) -> tuple[Word | None, list[Word]]:
+    """Return the positional argument that was meant, and the words that are left.
+
+    argparse takes the value of an unknown flag for the model if it comes first; a later one, or --model, is meant.
+    """
+    before = next((words[index - 1] for index, word in enumerate(words) if index and word is model), None)
+    if model is None or not any(word is before for word in unknown) or (before is not None and "=" in before.text):
+        return model, unknown
+    later = next((word for word in unknown if not word.text.startswith("-")), None)
+    if later is not None:
+        return later, [word for word in unknown if word is not later]
+    return (None if any(given.field == "model" for given in flags) else model), unknown
+
+
+def _without(refused: Word, words: Sequence[Word]) -> list[Word]:
+    """Leave out a refused flag; an abbreviation of several goes with the value after it."""
+    index = next(index for index, word in enumerate(words) if word is refused)
+    following = words[index + 1].text if index + 1 < len(words) else "-"
+    takes_value = "=" not in refused.text and not following.startswith("-")
+    return [*words[:index], *words[index + (2 if takes_value else 1) :]]
+
+
+class _Text(str):
+    """A word's text that remembers the word, on its way through argparse."""
+
+    __slots__ = ("word",)
+    word: Word
+
+    def __new__(cls, word: Word) -> _Text:
+        text = super().__new__(cls, word.text)
+        text.word = word
+        return text
+
+
+def _get_word(text: str) -> Word:
+    return text.word if isinstance(text, _Text) else Word(text)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises what it refuses, instead of leaving the process, and says which word a flag came from."""
+
+    def error(self, message: str) -> Any:
+        """Raise a refusal that no single flag is to blame for."""
+        raise argparse.ArgumentError(None, message)
+
+    def _parse_optional(self, arg_string: str) -> Any:
+        """Let every spelling of a flag carry its word on to the action."""
+        found = super()._parse_optional(arg_string)
+        return _carry(found, _get_word(arg_string)) if found is not None else None
+
+
+def _carry(found: Any, word: Word) -> Any:
+    """Replace the option string in what argparse found by one that knows its word; newer versions give a list."""
+    if isinstance(found, list):
+        return [_carry(each, word) for each in found]
+    action, option, *rest = found
+    carried = _Text(Word(option, word.line, word.place, word.mistake))
+    carried.word = word
+    return (action, carried, *rest)
+
+
+class _Record(argparse.Action):
+    """Notes every flag in the order given."""
+
+    def __init__(self, *, row: Mapping[str, Any], **keywords: Any) -> None:
+        super().__init__(**keywords)
+        self.row = row
+
+    def __call__(
+        self,
+        _parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        """Add one flag to what the namespace has seen."""
+        listed = values if isinstance(values, list) else [] if values is None else [values]
+        word = _get_word(option_string) if option_string else _get_word(listed[0])
+        name = "" if option_string is None else self.dest
+        mistake = next((each.mistake for each in map(_get_word, listed) if each.mistake), word.mistake)
+        given = Given(name, self.row, option_string or "", tuple(str(value) for value in listed), word, mistake)
+        namespace.__dict__.setdefault("seen", []).append(given)
+
+
+@cache
+def _parser(release: Release) -> _Parser:
+    parser = _Parser(add_help=False, exit_on_error=False, argument_default=argparse.SUPPRESS)
+    parser.add_argument("model_tag", nargs="?", action=_Record, row={})
+    parser.add_argument("--help", "-h", nargs=0, action=_Record, row={"field": "help", "kind": "switch"})
+    paired = get_rule("paired-switches").holds(release.version)
+    taken: set[str] = set()
+    for name, row in release.table("flags").items():
+        names = [each for each in spellings(name, row, paired=paired) if each not in taken]
+        taken.update(names)
+        nargs: Any = {"switch": 0, "list": "+"}.get(row["kind"], "?" if row.get("optional_value") else None)
+        parser.add_argument(*names, action=_Record, row=row, nargs=nargs, dest=name)
+    return parser
+
+
+def spellings(name: str, row: Mapping[str, Any], *, paired: bool) -> Iterator[str]:
+    """Yield every spelling of a flag: its aliases and what negates it.
+
+    Args:
+        name: the long name.
+        row: what the release's table says.
+        paired: whether `--enable-x` can also be negated as `--disable-x`, and the other way round.
+    """
+    yield from (name, *row["aliases"])
+    if "negation" in row:
+        yield row["negation"]
+        prefix = next((prefix for prefix in _PAIRS if paired and name.startswith(prefix)), None)
+        if prefix:
+            yield _PAIRS[prefix] + name.removeprefix(prefix)
+
+
+def _find_refused(error: argparse.ArgumentError, words: Sequence[Word]) -> Word:
+    """Return the word that argparse stumbled over: the last one that spells the flag that the error names."""
+    ambiguous = _AMBIGUOUS.match(error.message)
+    names = [ambiguous[1].partition("=")[0]] if ambiguous else (error.argument_name or "").split("/")
+    keys = [word.text.partition("=")[0] for word in words]
+    for key, word in zip(reversed(keys), reversed(words), strict=True):
+        if key in names:
+            return word
+    for key, word in zip(reversed(keys), reversed(words), strict=True):
+        if len(key) > 1 and key.startswith("-") and any(name.startswith(key) or key.startswith(name) for name in names):
+            return word
+    return words[-1]
+
+
+def _explain(error: argparse.ArgumentError, word: Word) -> Ruling:
+    flag = word.text.partition("=")[0]
+    if ambiguous := _AMBIGUOUS.match(error.message):
+        candidates = ", ".join(ambiguous[2].split(", ")[:6])
+        return get_rule("ambiguous-flag").ruling(
+            f"{flag} is short for several flags: {candidates}.", where=get_place(word), fix="Write the flag out."
+        )
+    if "explicit argument" in error.message:
+        return get_rule("switch-with-value").ruling(
+            f"{flag} is a switch and takes no value.",
+            where=get_place(word),
+            fix=f"Write {flag} for on, and --no-{flag.lstrip('-')} for off where the flag has it.",
+        )
+    return get_rule("flag-needs-value").ruling(f"{flag} has no value after it.", where=get_place(word))
+
+
+def _abbreviated(flags: Sequence[Given], release: Release) -> Iterator[Ruling]:
+    for given in flags:
+        written = given.word.text.partition("=")[0]
+        if written != given.option and given.option.startswith(written) and len(written) > 2:
+            yield get_rule("abbreviated-flag").ruling(
+                f"is read as {given.option}, the one flag of vLLM {release} that begins so.",
+                where=get_place(given.word),
+                fix=f"Write {given.option}: another release may have two flags that begin so.",
+            )

@@ -1,0 +1,160 @@
+"""What vLLM's argument parser does to the words before argparse sees them: dashes, `-O`, and dotted JSON keys."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from draftwise.core import Ruling
+from draftwise.facts.rules import get_rule
+from draftwise.facts.vllm import Release
+from draftwise.setups.read.shell.place import get_place
+from draftwise.setups.read.shell.words import Word
+
+__all__ = ["Spelled", "human_readable_int", "spell"]
+
+_SUFFIXED = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT])")
+_FACTORS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_DASHES = "\u2013\u2014\u2010\u2011\u2212"
+_MAX_DOTS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Spelled:
+    """Words ready for argparse."""
+
+    words: tuple[Word, ...]
+    dotted: Mapping[str, Word]
+    """Flags that were given key by key, with the first word of each."""
+    findings: tuple[Ruling, ...]
+
+
+def human_readable_int(text: str) -> int:
+    """Return the integer that vLLM reads: 1k is 1,000 and 1K is 1,024; ValueError for anything else."""
+    text = text.strip()
+    if found := _SUFFIXED.fullmatch(text):
+        number, factor = found[1], _FACTORS[found[2]]
+        return int(float(number) * factor) if found[2].islower() else int(number) * factor
+    return int(text)
+
+
+def spell(words: Sequence[Word], release: Release) -> Spelled:
+    """Rewrite the words of a command line as the release's parser does."""
+    speller = _Speller(release)
+    plain = speller.merge_dotted(list(speller.respell(words)))
+    return Spelled(tuple(plain), speller.first, tuple(speller.findings))
+
+
+@dataclass(slots=True)
+class _Speller:
+    release: Release
+    first: dict[str, Word] = field(default_factory=dict)
+    findings: list[Ruling] = field(default_factory=list)
+
+    def respell(self, words: Sequence[Word]) -> Iterator[Word]:
+        for index, word in enumerate(words):
+            text = self._straighten(word)
+            if text.startswith("--"):
+                flag, separator, value = text.partition("=")
+                head, dot, rest = flag.partition(".")
+                yield replace(word, text=head.replace("_", "-") + dot + rest + separator + value)
+            elif text.startswith("-O") and not text.startswith("-O.") and text != "-O":
+                yield from self._optimization_level(word, text.removeprefix("-O").removeprefix("="))
+            elif text == "-O" and index + 1 < len(words) and words[index + 1].text in ("0", "1", "2", "3"):
+                yield replace(word, text="--optimization-level" if self._has_level() else "-O.level")
+            else:
+                yield replace(word, text=text)
+
+    def _straighten(self, word: Word) -> str:
+        """Give a flag that begins with a typographic dash the dashes it was meant to have."""
+        text = word.text
+        if text[:1] not in _DASHES or not text[1:2]:
+            return text
+        rest = text[1:].lstrip(_DASHES + "-")
+        flag = rest.partition("=")[0].partition(".")[0]
+        is_short = any(f"-{flag}" in row["aliases"] for row in self.release.table("flags").values())
+        straight = f"-{rest}" if is_short else f"--{rest}"
+        self.findings.append(
+            get_rule("typographic-dash").ruling(
+                f"{text.partition('=')[0]!r} begins with a typographic dash, and the parser takes it for a value.",
+                where=get_place(word),
+                fix=f"Type {straight.partition('=')[0]}.",
+            )
+        )
+        return straight
+
+    def _has_level(self) -> bool:
+        return "--optimization-level" in self.release.table("flags")
+
+    def _optimization_level(self, word: Word, level: str) -> Iterator[Word]:
+        if self._has_level():
+            yield replace(word, text="--optimization-level")
+            yield replace(word, text=level)
+        else:
+            yield replace(word, text=f"-O.level={level}")
+
+    def merge_dotted(self, words: list[Word]) -> list[Word]:
+        """Put keys given one by one (`--speculative-config.method ngram`) at the end, as the JSON that they make up."""
+        rest: list[Word] = []
+        values: dict[str, dict[str, Any]] = {}
+        waiting = iter(words)
+        for word in waiting:
+            flag, separator, value = word.text.partition("=")
+            if not (word.text.startswith("-") and "." in flag) or flag.count(".") > _MAX_DOTS:
+                rest.append(word)
+                continue
+            if not separator:
+                following = next(waiting, None)
+                if following is None:
+                    self._report(word, "flag-needs-value", f"{flag} has no value after it.")
+                    break
+                value = following.text
+            name, *keys = flag.removesuffix("+").split(".")
+            self.first.setdefault(name, word)
+            made = json.loads(json.dumps(value.split(","))) if flag.endswith("+") else self._value(value)
+            for twice in _merge(values.setdefault(name, {}), _nest(keys, made)):
+                self._report(word, "flag-given-twice", f"{name}.{twice} is given twice; only the last one counts.")
+        for name, value_by_key in values.items():
+            word = self.first[name]
+            rest += [replace(word, text=name), replace(word, text=json.dumps(value_by_key))]
+        return rest
+
+    def _value(self, text: str) -> Any:
+        try:
+            return json.loads(text)
+        except (ValueError, RecursionError):
+            pass
+        try:
+            if get_rule("dotted-number-suffix").holds(self.release.version):
+                return human_readable_int(text)
+        except ValueError:
+            pass
+        return text
+
+    def _report(self, word: Word, code: str, message: str) -> None:
+        self.findings.append(get_rule(code).ruling(message, where=get_place(word)))
+
+
+def _nest(keys: Sequence[str], value: Any) -> dict[str, Any]:
+    for key in reversed(keys):
+        value = {key: value}
+    nested: dict[str, Any] = value
+    return nested
+
+
+def _merge(into: dict[str, Any], update: Mapping[str, Any]) -> Iterator[str]:
+    """Merge nested mappings in place, append lists, and yield every key that is overwritten."""
+    for key, value in update.items():
+        before = into.get(key)
+        if isinstance(value, dict) and isinstance(before, dict):
+            for inner in _merge(before, value):
+                yield f"{key}.{inner}"
+        elif isinstance(value, list) and isinstance(before, list):
+            before += value
+        else:
+            if key in into:
+                yield key
+            into[key] = value

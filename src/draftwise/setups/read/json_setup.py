@@ -1,0 +1,114 @@
+"""JSON that describes a setup: draftwise's own form, the keyword arguments of vLLM, or a bare speculative config."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from draftwise.core import Finding, InvalidSetup, Setup, SpecConfig
+from draftwise.facts.rules import get_rule
+from draftwise.facts.vllm import Release
+from draftwise.setups.read.arguments.json_text import read_json
+from draftwise.setups.read.reading import Reading, choose_release
+
+__all__ = ["read_json_setup", "read_keywords"]
+
+_TARGET = ("target", "model", "model_tag")
+_SPEC = "speculative_config"
+
+
+def read_json_setup(text: str, *, name: str = "", engine_version: str | None = None) -> Reading:
+    """Return the setup that a JSON object describes.
+
+    With `target` or `args` it is draftwise's own form (with `speculative_config`, `env`, `engine_version` beside them);
+    with `speculative_config` beside engine arguments it is what `vllm.LLM` takes; else it is a speculative config.
+
+    Raises:
+        InvalidSetup: the text is not a JSON object.
+    """
+    found = read_json(text)
+    if found.mistake:
+        raise InvalidSetup.because("not-json", f"{found.mistake}.", where=name, fix=found.fix)
+    if not isinstance(found.value, dict):
+        raise InvalidSetup.because(
+            "not-an-object", f"must be a JSON object, got {type(found.value).__name__}.", where=name
+        )
+    reading = read_keywords(found.value, where=name, engine_version=engine_version)
+    twice = tuple(_twice(key, name) for key in found.duplicates)
+    return replace(reading, findings=twice + reading.findings)
+
+
+def read_keywords(given: Mapping[str, Any], *, where: str, engine_version: str | None = None) -> Reading:
+    """Return the setup that a mapping of one of the forms of `read_json_setup` describes."""
+    value = dict(given)
+    version = engine_version or str(value.pop("engine_version", None) or value.pop("version", None) or "")
+    release, findings = choose_release(version)
+    if not {_SPEC, "target", "args"} & set(value):
+        value = {_SPEC: value}
+    target = next((str(value[key]) for key in _TARGET if isinstance(value.get(key), str) and value[key]), "")
+    if not target:
+        findings.append(_no_target(where))
+    setup = Setup(
+        target=target,
+        engine="vllm",
+        engine_version=version,
+        spec=_get_spec(value.get(_SPEC), findings, where),
+        args=_get_args(value, release, findings, where),
+        env=_get_env(value.get("env")),
+    )
+    return Reading(setup=setup, where=where, findings=tuple(findings))
+
+
+def _get_spec(given: Any, findings: list[Finding], name: str) -> SpecConfig | None:
+    if isinstance(given, str):
+        inner = read_json(given)
+        if inner.mistake:
+            findings.append(get_rule("flag-json-invalid").ruling(f"{inner.mistake}.", where=f"{name} {_SPEC}".strip()))
+        given = inner.value
+    if given is None:
+        return None
+    if not isinstance(given, Mapping):
+        raise InvalidSetup.because(
+            "not-an-object", f"must be a JSON object, got {type(given).__name__}.", where=f"{name} {_SPEC}".strip()
+        )
+    return SpecConfig.keep(given)
+
+
+def _get_args(value: Mapping[str, Any], release: Release, findings: list[Finding], name: str) -> dict[str, Any]:
+    """Return the engine arguments by field name; those that the release does not have are reported and left out."""
+    inner = value.get("args")
+    known = {row["field"] for row in release.table("flags").values()} | set(release.table("engine_defaults"))
+    given = dict(inner) if isinstance(inner, Mapping) else {}
+    if inner is None:
+        given = {key: each for key, each in value.items() if key not in (*_TARGET, _SPEC, "env")}
+    args: dict[str, Any] = {}
+    for key, each in given.items():
+        field = key.lstrip("-").replace("-", "_")
+        if field in known:
+            args[field] = each
+        else:
+            findings.append(
+                get_rule("unknown-engine-argument").ruling(
+                    f"vLLM {release} has no engine argument {key[:60]!r}.",
+                    where=name,
+                    fix="Check its spelling, or put it into speculative_config if it belongs there.",
+                )
+            )
+    return args
+
+
+def _get_env(given: Any) -> dict[str, str]:
+    return {key: str(each) for key, each in given.items()} if isinstance(given, Mapping) else {}
+
+
+def _twice(key: str, name: str) -> Finding:
+    return get_rule("duplicate-key").ruling(
+        f"{key[:60]} is written twice in one object; only the last one counts.", where=name, fix="Keep one of them."
+    )
+
+
+def _no_target(name: str) -> Finding:
+    return get_rule("no-target").ruling(
+        "names no target model, so nothing that depends on it is checked.", where=name, fix="Say which model it is for."
+    )

@@ -1,0 +1,202 @@
+"""KServe: InferenceService with its runtime, and LLMInferenceService, down to the arguments that reach vLLM."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from draftwise.facts.rules import get_rule
+from draftwise.setups.read.manifests.containers import get_gpu_product, read_container
+from draftwise.setups.read.manifests.parts import Found, get_env, get_gpus, get_mapping, get_words
+from draftwise.setups.read.manifests.yaml_text import Document, Path, get_text
+from draftwise.setups.read.shell.images import image_version
+from draftwise.setups.read.shell.launch import Launch, run_image
+from draftwise.setups.read.shell.words import Script, Word
+
+__all__ = ["Runtimes", "find_llm_services", "find_predictors", "get_runtimes"]
+
+_MODELS = "/mnt/models"
+_CONTAINER = "kserve-container"
+_BUILT_IN: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "vllm": ("vllm/vllm-openai", ("--port=8080", f"--model={_MODELS}")),
+    "huggingface": ("kserve/huggingfaceserver", (f"--model_dir={_MODELS}",)),
+}
+"""Model format -> image and arguments of the runtime that KServe chooses (config/runtimes, v0.20.0)."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Runtime:
+    """The container of a ServingRuntime in the same file."""
+
+    document: Document
+    path: Path
+    container: Mapping[str, Any]
+
+
+Runtimes = Mapping[str, _Runtime]
+
+
+def get_runtimes(documents: Sequence[Document]) -> Runtimes:
+    """Return the runtimes of a file by name."""
+    runtimes: dict[str, _Runtime] = {}
+    for document in documents:
+        value = get_mapping(document.value)
+        containers = get_mapping(value, "spec").get("containers")
+        if value.get("kind") not in ("ServingRuntime", "ClusterServingRuntime") or not isinstance(containers, list):
+            continue
+        index = _main(containers)
+        if index is not None:
+            name = str(get_mapping(value, "metadata").get("name"))
+            runtimes[name] = _Runtime(document, ("spec", "containers", index), containers[index])
+    return runtimes
+
+
+def _main(containers: Sequence[Any]) -> int | None:
+    """Return which container serves: the one of KServe's name, else the first."""
+    mappings = [index for index, each in enumerate(containers) if isinstance(each, Mapping)]
+    named = (index for index in mappings if containers[index].get("name") in (_CONTAINER, "main"))
+    return next(named, mappings[0] if mappings else None)
+
+
+def find_predictors(document: Document, runtimes: Runtimes) -> Iterator[Launch]:
+    """Yield the servers of an InferenceService: its predictor and its canaries."""
+    spec = get_mapping(document.value, "spec")
+    canaries = spec.get("canary") if isinstance(spec.get("canary"), list) else []
+    predictors: list[tuple[Path, Any]] = [(("spec", "predictor"), spec.get("predictor"))]
+    predictors += [
+        (("spec", "canary", index, "predictor"), get_mapping(canary).get("predictor"))
+        for index, canary in enumerate(canaries or ())
+    ]
+    for path, predictor in predictors:
+        if isinstance(predictor, Mapping):
+            yield from _read_predictor(document, path, predictor, runtimes)
+
+
+def _read_predictor(
+    document: Document, path: Path, predictor: Mapping[str, Any], runtimes: Runtimes
+) -> Iterator[Launch]:
+    mounts = _mounts(predictor)
+    model = predictor.get("model")
+    if isinstance(model, Mapping):
+        launch = _read_model(document, (*path, "model"), model, runtimes)
+        if launch is not None:
+            yield replace(launch, mounts=mounts, gpu=get_gpu_product(predictor))
+    containers = predictor.get("containers")
+    for index, container in enumerate(containers if isinstance(containers, list) else ()):
+        if isinstance(container, Mapping):
+            launch = read_container(document, (*path, "containers", index), container, predictor)
+            if launch is not None:
+                yield replace(launch, mounts=mounts | _mounts({}, env=launch.env))
+
+
+def _mounts(predictor: Mapping[str, Any], env: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return which directory KServe fills from which URI."""
+    mounts: dict[str, str] = {}
+    uri = get_mapping(predictor, "model").get("storageUri") or (env or {}).get("STORAGE_URI")
+    if isinstance(uri, str):
+        mounts[_MODELS] = uri
+    entries = predictor.get("storageUris")
+    for entry in entries if isinstance(entries, list) else ():
+        uri = get_mapping(entry).get("uri")
+        if isinstance(uri, str):
+            mounts[str(get_mapping(entry).get("mountPath") or _MODELS).rstrip("/")] = uri
+    return mounts
+
+
+def _read_model(document: Document, path: Path, model: Mapping[str, Any], runtimes: Runtimes) -> Launch | None:
+    found: Found = []
+    where = f"line {document.line(path)} {get_text(path)}"
+    env = get_env(document, (*path, "env"), model.get("env"))
+    own = get_words(document, (*path, "args"), model.get("args"), found, env=env)
+    command = get_words(document, (*path, "command"), model.get("command"), found, env=env)
+    runtime = runtimes.get(str(model.get("runtime")))
+    if runtime is None:
+        image, before, runtime_env = _built_in(model, where, found)
+    else:
+        runtime_env = get_env(runtime.document, (*runtime.path, "env"), runtime.container.get("env"))
+        image = str(runtime.container.get("image") or "")
+        before, runtime_command = (
+            get_words(runtime.document, (*runtime.path, key), runtime.container.get(key), found, env=runtime_env | env)
+            for key in ("args", "command")
+        )
+        command = command or runtime_command
+    image = _image(model, image)
+    launch = run_image(image, command, (*before, *own))
+    if launch is None:
+        return None
+    return replace(
+        launch,
+        env=runtime_env | env | dict(launch.env),
+        num_gpus=get_gpus(model) or (None if runtime is None else get_gpus(runtime.container)),
+        where=where,
+        findings=(*found, *launch.findings),
+    )
+
+
+def _built_in(model: Mapping[str, Any], where: str, found: Found) -> tuple[str, tuple[Word, ...], dict[str, str]]:
+    """Return what KServe's own runtime for the model format brings along."""
+    name = str(get_mapping(model, "modelFormat").get("name") or "").lower()
+    image, args = _BUILT_IN.get(name, ("", ()))
+    if image and not model.get("image"):
+        found.append(
+            get_rule("runtime-not-in-file").ruling(
+                f"its runtime ({model.get('runtime') or 'chosen by KServe'}) is not in this file; KServe's own"
+                f" runtime for {name} is assumed.",
+                where=where,
+                fix="Put the ServingRuntime into the same file, and set runtimeVersion to pin vLLM.",
+            )
+        )
+    return image, tuple(Word(text, place="runtime") for text in args), {}
+
+
+def _image(model: Mapping[str, Any], image: str) -> str:
+    """Return the image that runs: the service's own, or the runtime's with the tag that the service asks for."""
+    if model.get("image"):
+        return str(model["image"])
+    version = model.get("runtimeVersion")
+    if not version or not image:
+        return image
+    head, separator, tag = image.rpartition(":")
+    return f"{head if separator and '/' not in tag else image}:{version}"
+
+
+def find_llm_services(document: Document) -> Iterator[Launch]:
+    """Yield the servers of an LLMInferenceService.
+
+    Its template hands all arguments to `eval`, so that a shell reads them once more.
+    """
+    spec = get_mapping(document.value, "spec")
+    uri = str(get_mapping(spec, "model").get("uri") or "")
+    model = Word(uri.removeprefix("hf://"), document.line(("spec", "model", "uri")), "spec.model.uri")
+    for keys in (("template",), ("prefill", "template")):
+        containers = get_mapping(spec, *keys).get("containers")
+        index = _main(containers) if isinstance(containers, list) else None
+        if index is None and keys != ("template",):
+            continue
+        container = containers[index] if isinstance(containers, list) and index is not None else {}
+        yield _read_llm_container(document, ("spec", *keys, "containers", index or 0), container, model, spec)
+
+
+def _read_llm_container(
+    document: Document, path: Path, container: Mapping[str, Any], model: Word, spec: Mapping[str, Any]
+) -> Launch:
+    found: Found = []
+    env = get_env(document, (*path, "env"), container.get("env"))
+    args = get_words(document, (*path, "args"), container.get("args"), found, env=env)
+    text = " ".join([env.get("VLLM_ADDITIONAL_ARGS", ""), *(word.text for word in args)])
+    script = Script(text, line=document.line(path))
+    words = [replace(token, place=get_text(path)) for token in script.tokens() if token is not None]
+    size = get_mapping(spec, "parallelism").get("tensor")
+    parallel = (Word("--tensor-parallel-size"), Word(str(size))) if isinstance(size, int) else ()
+    image = str(container.get("image") or "")
+    return Launch(
+        words=(model, *parallel, *words),
+        entry="serve",
+        env=env,
+        image=image,
+        version=image_version(image),
+        num_gpus=get_gpus(container),
+        where=f"line {document.line(path)} {get_text(path)}",
+        findings=tuple(found),
+    )

@@ -1,0 +1,58 @@
+"""Kubernetes manifests: every container that starts a vLLM server, whatever kind of object holds it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from draftwise.setups.read.manifests.containers import read_container
+from draftwise.setups.read.manifests.kserve import Runtimes, find_llm_services, find_predictors, get_runtimes
+from draftwise.setups.read.manifests.parts import get_mapping, walk
+from draftwise.setups.read.manifests.yaml_text import Document
+from draftwise.setups.read.shell.launch import Launch
+
+__all__ = ["find_objects", "is_manifest"]
+
+
+def is_manifest(document: Document) -> bool:
+    """Say whether a document is a Kubernetes object."""
+    return isinstance(document.value, Mapping) and {"apiVersion", "kind"} <= set(document.value)
+
+
+def find_objects(documents: Sequence[Document]) -> Iterator[Launch]:
+    """Yield the servers of a file's objects; a runtime that stands in the file is looked up for its services."""
+    runtimes = get_runtimes(documents)
+    for document in documents:
+        for launch in _find(document, documents, runtimes):
+            name = get_mapping(document.value, "metadata").get("name")
+            kind = document.value.get("kind")
+            yield replace(launch, where=f"{launch.where} ({kind} {name})" if name else launch.where)
+
+
+def _find(document: Document, documents: Sequence[Document], runtimes: Runtimes) -> Iterator[Launch]:
+    match get_mapping(document.value).get("kind"):
+        case "InferenceService":
+            yield from find_predictors(document, runtimes)
+        case "LLMInferenceService":
+            yield from find_llm_services(document)
+        case "ServingRuntime" | "ClusterServingRuntime" if _is_used(document, documents):
+            return  # read with the services that use it
+        case _:
+            yield from _find_containers(document, document.value)
+
+
+def _is_used(runtime: Document, documents: Sequence[Document]) -> bool:
+    name = get_mapping(runtime.value, "metadata").get("name")
+    models = (get_mapping(each.value, "spec", "predictor", "model") for each in documents)
+    return any(model.get("runtime") == name for model in models)
+
+
+def _find_containers(document: Document, value: Any) -> Iterator[Launch]:
+    for path, mapping in walk(value):
+        containers = mapping.get("containers")
+        for index, container in enumerate(containers if isinstance(containers, list) else ()):
+            if isinstance(container, Mapping):
+                launch = read_container(document, (*path, "containers", index), container, mapping)
+                if launch is not None:
+                    yield launch

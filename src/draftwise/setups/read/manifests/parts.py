@@ -1,0 +1,122 @@
+"""What compose files and Kubernetes manifests have in common: arguments, variables and GPUs as YAML values."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from draftwise.core import Finding
+from draftwise.facts.rules import get_rule
+from draftwise.setups.read.manifests.yaml_text import Document, Path, get_text
+from draftwise.setups.read.shell.words import Word, check_length
+
+__all__ = ["Found", "get_env", "get_gpus", "get_mapping", "get_words", "walk"]
+
+Found = list[Finding]
+
+_GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu", "gpu.intel.com/i915", "gpu.intel.com/xe")
+_REFERENCE = re.compile(r"\$\(([A-Za-z_][\w.-]*)\)")
+
+
+def get_mapping(value: Any, *keys: str) -> Mapping[str, Any]:
+    """Return the mapping under nested keys; an empty one where there is none."""
+    for key in keys:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value if isinstance(value, Mapping) else {}
+
+
+def get_words(
+    document: Document, path: Path, value: Any, found: Found, *, env: Mapping[str, str] | None = None
+) -> tuple[Word, ...]:
+    """Return a list of arguments as words; what is no text is reported and read as it was meant.
+
+    Args:
+        document: the document that the list is in.
+        path: of the list.
+        value: the list.
+        found: takes what is wrong.
+        env: values for `$(NAME)`, which Kubernetes puts in.
+    """
+    if not isinstance(value, list):
+        return ()
+    words: list[Word] = []
+    for index, item in enumerate(value):
+        here = (*path, index)
+        place, line = get_text(here), document.line(here)
+        if isinstance(item, str) or here in document.texts:
+            text = item if isinstance(item, str) else document.texts[here]
+            words.append(Word(_fill_in(text, env or {}), line, place))
+        elif isinstance(item, Mapping):
+            words += (Word(text, line, place) for key, inner in item.items() for text in _as_meant(key, inner))
+        if not isinstance(item, str):
+            found.append(_not_text(item, line, place))
+    check_length(word.text for word in words)
+    return tuple(words)
+
+
+def _fill_in(text: str, env: Mapping[str, str]) -> str:
+    names = _REFERENCE.findall(text)
+    check_length(env.get(name, "") for name in names)
+    return _REFERENCE.sub(lambda match: env.get(match[1], match[0]), text)
+
+
+def _as_meant(key: str, value: Any) -> Iterator[str]:
+    yield key
+    if value is not None:
+        yield value if isinstance(value, str) else json.dumps(value)
+
+
+def _not_text(item: Any, line: int, place: str) -> Finding:
+    kind = {dict: "a mapping", list: "a list", type(None): "nothing"}.get(type(item), "a number or a truth value")
+    return get_rule("argument-not-text").ruling(
+        f"is {kind} for YAML; arguments must be text, or the manifest is refused.",
+        where=f"line {line} {place}",
+        fix="Put it in single quotes.",
+    )
+
+
+def get_env(document: Document, path: Path, value: Any) -> dict[str, str]:
+    """Return variables from `{A: b}`, `["A=b"]` or `[{name: A, value: b}]`; those without a value are left out."""
+    env: dict[str, str] = {}
+    items: Sequence[tuple[Any, Any]]
+    if isinstance(value, Mapping):
+        items = [(key, document.texts.get((*path, key), inner)) for key, inner in value.items()]
+    else:
+        items = [_variable(document, (*path, index), item) for index, item in enumerate(value or ())]
+    for name, text in items:
+        if isinstance(name, str) and isinstance(text, str):
+            env[name] = text
+    return env
+
+
+def _variable(document: Document, path: Path, item: Any) -> tuple[Any, Any]:
+    if isinstance(item, str):
+        name, separator, text = item.partition("=")
+        return name, text if separator else None
+    if isinstance(item, Mapping):
+        return item.get("name"), document.texts.get((*path, "value"), item.get("value"))
+    return None, None
+
+
+def get_gpus(container: Mapping[str, Any]) -> int | None:
+    """Return the GPUs that a Kubernetes container asks for, or None where it asks for none."""
+    for kind in ("limits", "requests"):
+        resources = get_mapping(container, "resources", kind)
+        for name in _GPU_RESOURCES:
+            count = str(resources.get(name, ""))
+            if count.isdecimal() and len(count) < 5:
+                return int(count)
+    return None
+
+
+def walk(value: Any, path: Path = ()) -> Iterator[tuple[Path, Mapping[str, Any]]]:
+    """Yield every mapping inside a value with its path, outer ones first."""
+    if isinstance(value, Mapping):
+        yield path, value
+        for key, inner in value.items():
+            yield from walk(inner, (*path, key))
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from walk(inner, (*path, index))

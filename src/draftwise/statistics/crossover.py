@@ -1,0 +1,198 @@
+"""The load at which a candidate stops paying, from speed-ups measured at a few loads, and where to measure next."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from draftwise.statistics.design import Array
+from draftwise.statistics.estimate import CONFIDENCE, Estimate
+from draftwise.statistics.isotonic import fall, find_brackets, find_roots
+
+__all__ = ["Crossing", "LoadPoint", "find_crossing", "next_load"]
+
+_DRAWS = 4000
+_FEWEST_SHARED = 3
+_LEAST_VARIANCE = 1e-12
+_LEAST_SHARE = 1e-4
+_WORTH = 0.9
+_NEAR = 2.0
+"""Factor between loads up to which a smooth curve between them is believed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadPoint:
+    """A speed-up measured under a load: concurrency, or requests per second."""
+
+    load: float
+    estimate: Estimate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crossing:
+    """Where the speed-up falls through 1."""
+
+    value: float | None
+    """None where it lies outside the measured loads."""
+    low: float
+    """Lower end of the 95 % interval; the smallest load measured where even that may not pay."""
+    high: float
+    """Upper end; infinite where the largest load measured may still pay."""
+
+
+def find_crossing(points: Sequence[LoadPoint], *, confidence: float = CONFIDENCE, seed: int = 0) -> Crossing | None:
+    """Return where the speed-up is 1, on a falling curve through the measured speed-ups over the logarithm of the load.
+
+    The curve is the falling sequence closest to the speed-ups (isotonic regression, weighted by their certainty), with
+    monotone cubic pieces between loads. Its interval comes from redrawing all speed-ups together: prompts that gain
+    more at one load do so at the next, so what they add to the error is common to neighbouring loads and does not
+    average out (covariance of the prompts' ratios); the luck of turns is each load's own. It also spans what straight
+    pieces would say, over the logarithm and over the load itself, and all that lies between loads more than a factor
+    of 2 apart: of a curve with a knee (a batch that begins to fill the device) one knows no more than that it falls.
+    None without a point of known error.
+    """
+    known = sorted((p for p in points if math.isfinite(p.estimate.spread.variance)), key=lambda point: point.load)
+    if not known:
+        return None
+    load_K = np.array([point.load for point in known], dtype=np.float64)
+    logs_K = np.array([point.estimate.log for point in known])
+    covariance_KK = _covariance(known)
+    weight_K = 1 / np.diag(covariance_KK)
+    value = math.exp(find_roots(np.log(load_K), fall(logs_K[None, :], weight_K))[0])
+    drawn_BK = fall(_redraw(known, logs_K, covariance_KK, seed), weight_K)
+    ends = [_interval(roots_B, known[0].load, confidence) for roots_B in _guesses(load_K, drawn_BK)]
+    return Crossing(
+        value=value if 0 < value < math.inf else None,
+        low=min(known[-1].load, *(low for low, _ in ends)),
+        high=max(high for _, high in ends),
+    )
+
+
+def _guesses(load_K: Array, drawn_BK: Array) -> Iterator[Array]:
+    """Yield [B] the loads at which curves cross, for each idea of how they run between the measured loads."""
+    smooth_B = np.exp(find_roots(np.log(load_K), drawn_BK))
+    yield smooth_B
+    yield np.exp(find_roots(np.log(load_K), drawn_BK, straight=True))
+    yield find_roots(load_K, drawn_BK, straight=True)
+    below_B, above_B = find_brackets(load_K, drawn_BK)
+    far_B = (below_B > 0) & (above_B > _NEAR * below_B) & (above_B < math.inf)
+    yield np.where(far_B, below_B, smooth_B)
+    yield np.where(far_B, above_B, smooth_B)
+
+
+def _interval(roots_B: Array, smallest: float, confidence: float) -> tuple[float, float]:
+    """Return the ends between which the draws lie, none of them below the smallest load."""
+    ordered_B = np.maximum(np.sort(roots_B), smallest)
+    low, high = (ordered_B[int(share * (_DRAWS - 1))] for share in ((1 - confidence) / 2, (1 + confidence) / 2))
+    return float(low), float(high)
+
+
+def next_load(
+    points: Sequence[LoadPoint],
+    *,
+    within: float = 1.25,
+    integer: bool = True,
+    least: float = 1.0,
+    most: float = math.inf,
+) -> float | None:
+    """Return the load whose measurement tells most about the crossing; None when it is known well enough.
+
+    Well enough: the ends of its interval are within a factor of each other, no other whole number lies between, or
+    one more measurement as certain as its neighbours would not narrow the interval by a tenth (what then is missing
+    are prompts or passes, not loads). It halves the way between far loads, and outside the measured ones it doubles
+    or halves the load, up to `most` or down to `least`.
+    """
+    crossing = find_crossing(points)
+    if crossing is None:
+        return None
+    known = {point.load: point for point in points if math.isfinite(point.estimate.spread.variance)}
+    loads = sorted(known)
+    if math.isinf(crossing.high) and 2 * loads[-1] <= most:
+        return 2 * loads[-1]
+    if known[loads[0]].estimate.interval().low <= 1 and loads[0] / 2 >= least:
+        return math.floor(loads[0] / 2) if integer else loads[0] / 2
+    if crossing.value is None or crossing.high <= within * crossing.low:
+        return None
+    below, above = _around(loads, crossing.value)
+    if above > _NEAR * below:
+        return _free(math.sqrt(below * above), loads, within, integer)
+    ends = (max(crossing.low, loads[0]), min(crossing.high, loads[-1]))
+    wanted = [crossing.value, *(math.sqrt(crossing.value * end) for end in ends)]
+    free = (load for each in wanted if (load := _free(each, loads, within, integer)) is not None)
+    return next((load for load in free if _narrows(known, load, crossing)), None)
+
+
+def _around(loads: Sequence[float], load: float) -> tuple[float, float]:
+    """Return the measured loads around a load."""
+    return next((pair for pair in pairwise(loads) if pair[0] <= load <= pair[1]), (loads[0], loads[-1]))
+
+
+def _free(wanted: float, loads: Sequence[float], within: float, integer: bool) -> float | None:
+    """Return the load if nothing as good as it has been measured yet."""
+    if integer:
+        near = sorted({math.floor(wanted), math.ceil(wanted)}, key=lambda whole: abs(math.log(whole / wanted)))
+        return next((float(whole) for whole in near if whole not in loads), None)
+    return wanted if all(abs(math.log(wanted / load)) > math.log(within) / 4 for load in loads) else None
+
+
+def _narrows(known: Mapping[float, LoadPoint], load: float, crossing: Crossing) -> bool:
+    """Return whether the interval would shrink by a tenth if that load turned out as its neighbours suggest."""
+    below, above = (known[each] for each in _around(sorted(known), load))
+    part = math.log(load / below.load) / math.log(above.load / below.load)
+    expected = find_crossing(
+        [*known.values(), LoadPoint(load=load, estimate=_between(below.estimate, above.estimate, part))]
+    )
+    return expected is not None and _width(expected) < _WORTH * _width(crossing)
+
+
+def _between(below: Estimate, above: Estimate, part: float) -> Estimate:
+    """Return the estimate to expect between two others, so much of the way."""
+    by_prompt = {
+        prompt: (1 - part) * log + part * above.log_by_prompt[prompt]
+        for prompt, log in below.log_by_prompt.items()
+        if prompt in above.log_by_prompt
+    }
+    larger = max(below.spread, above.spread, key=lambda spread: spread.variance)
+    return Estimate(log=(1 - part) * below.log + part * above.log, spread=larger, log_by_prompt=by_prompt)
+
+
+def _width(crossing: Crossing) -> float:
+    return math.log(crossing.high / crossing.low)
+
+
+def _covariance(points: Sequence[LoadPoint]) -> Array:
+    """Return [K, K] the covariance of the speed-ups' logarithms."""
+    size = len(points)
+    found_KK = np.zeros((size, size))
+    for i, one in enumerate(points):
+        found_KK[i, i] = max(one.estimate.spread.variance, _LEAST_VARIANCE)
+        for j in range(i):
+            found_KK[i, j] = found_KK[j, i] = _shared(one.estimate, points[j].estimate)
+    values, vectors = np.linalg.eigh(found_KK)
+    return np.asarray(vectors * np.maximum(values, _LEAST_VARIANCE) @ vectors.T)
+
+
+def _shared(one: Estimate, other: Estimate) -> float:
+    """Return the covariance that two speed-ups have by their common prompts."""
+    common = one.log_by_prompt.keys() & other.log_by_prompt.keys()
+    if len(common) < _FEWEST_SHARED:
+        return 0.0
+    logs = [[each.log_by_prompt[prompt] for prompt in common] for each in (one, other)]
+    return float(np.cov(logs)[0, 1]) / max(len(one.log_by_prompt), len(other.log_by_prompt))
+
+
+def _redraw(points: Sequence[LoadPoint], logs_K: Array, covariance_KK: Array, seed: int) -> Array:
+    """Return [B, K] speed-ups as they might have come out, with the tails of Student's t.
+
+    Where the spread of the prompts was underestimated, it was so at all loads: one quantile of the chi-square
+    distribution for all of them (by Wilson and Hilferty's cube, PNAS 1931).
+    """
+    rng = np.random.default_rng(seed)
+    normal_BK = rng.multivariate_normal(np.zeros(len(points)), covariance_KK, size=_DRAWS, method="eigh")
+    part_K = 2 / (9 * np.array([point.estimate.spread.degrees for point in points]))
+    share_BK = (1 - part_K + np.sqrt(part_K) * rng.standard_normal((_DRAWS, 1))) ** 3
+    return np.asarray(logs_K + normal_BK / np.sqrt(np.maximum(share_BK, _LEAST_SHARE)))

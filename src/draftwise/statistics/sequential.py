@@ -1,0 +1,165 @@
+"""Looking after each pass and stopping early, without more false verdicts than a single look at the end would give."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+
+import numpy as np
+
+from draftwise.core import Interval
+from draftwise.statistics.design import Array
+from draftwise.statistics.estimate import CONFIDENCE, Estimate
+from draftwise.statistics.student import normal_quantile, upper_normal_tail
+
+__all__ = ["Looks", "Outcome", "conclude", "settle"]
+
+_GRID = 101
+"""Points over which the paths that have not stopped yet are followed."""
+_SMALLEST = 1e-12
+"""Errors are followed down to here."""
+_NO_PROBABILITY = 1e-300
+_FEWEST_PAIRS = 4
+
+
+class Outcome(StrEnum):
+    """What an interval says, when it says anything."""
+
+    FASTER = "faster"
+    """All of it above 1 + margin."""
+    SLOWER = "slower"
+    """All of it below 1, the estimate below 1 - margin."""
+    EQUAL = "equal"
+    """All of it within the margin around 1."""
+
+
+def conclude(interval: Interval, margin: float) -> Outcome | None:
+    """Return what an interval of a speed-up says; None while it is too wide to say anything."""
+    if interval.low > 1 + margin:
+        return Outcome.FASTER
+    if interval.high < 1 and interval.value <= 1 - margin:
+        return Outcome.SLOWER
+    if 1 - margin < interval.low and interval.high < 1 + margin:
+        return Outcome.EQUAL
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Looks:
+    """After how many passes a comparison is looked at with the intention to stop, ascending; the last is the end.
+
+    Group-sequential testing: a planned number of looks, and an error that is spent bit by bit (Lan and DeMets,
+    "Discrete sequential boundaries for clinical trials", Biometrika 1983). From pass to pass the estimate moves less
+    than wholly new data would move it, for the prompts stay the same; boundaries for new data then hold all the more.
+    """
+
+    passes: tuple[int, ...]
+
+    @classmethod
+    def planned(cls, repeats: int, *, first: int = 2) -> Looks:
+        """Return looks after each pass from the first one that can tell anything on."""
+        return cls(tuple(range(min(first, repeats), repeats + 1)))
+
+    @classmethod
+    def single(cls, repeats: int) -> Looks:
+        """Return one look, at the end: of runs that never stop early, or that rest on a single pass."""
+        return cls((repeats,))
+
+    def level(self, done: int, alpha: float = 1 - CONFIDENCE) -> float:
+        """Return the two-sided p-value below which a look after so many passes is significant.
+
+        O'Brien-Fleming-like spending: little early, almost all of `alpha` at the end, so that a run that goes on to
+        its end loses next to nothing by the looks before.
+        """
+        return _levels(self._fractions(done), alpha)[-1]
+
+    def adjust(self, p_value: float, done: int) -> float:
+        """Return the p-value corrected for all looks: the error at which this look would just be significant."""
+        return float(np.exp(np.interp(math.log(max(p_value, _NO_PROBABILITY)), *_table(self._fractions(done)))))
+
+    def interval(self, estimate: Estimate, done: int) -> Interval:
+        """Return the repeated confidence interval after so many passes.
+
+        The intervals of all looks hold the truth together in 95 % of runs (Jennison and Turnbull, "Interim analyses:
+        the repeated confidence interval approach", JRSS B 1989): whatever made a run stop, what it reports then is
+        true as often as promised. One at the end is hardly wider than a plain 95 % interval, an early one much.
+        """
+        return estimate.interval(1 - self.level(done))
+
+    def _fractions(self, done: int) -> tuple[float, ...]:
+        """Return the looks so far as parts of the plan; a run that never looks may be cut off anywhere by accident."""
+        if len(self.passes) == 1:
+            return (1.0,)
+        last = self.passes[-1]
+        return (*(look / last for look in self.passes if look < done), min(1.0, done / last))
+
+
+def settle(estimate: Estimate, looks: Looks, done: int, *, margin: float, family: int = 1) -> Outcome | None:
+    """Return the outcome on which a comparison may rest after so many passes; None: go on.
+
+    With several comparisons in a run, it must stand at a level divided by their number: then it is also among those
+    that Holm's correction leaves significant at the end. Three pairs of turns or fewer settle nothing: by chance they
+    agree too often for the small errors of early looks.
+    """
+    if estimate.spread.num_pairs < _FEWEST_PAIRS:
+        return None
+    return conclude(estimate.interval(1 - looks.level(done, (1 - CONFIDENCE) / family)), margin)
+
+
+@cache
+def _table(fractions: tuple[float, ...]) -> tuple[Array, Array]:
+    """Return logarithms of significance levels at the last of some looks, and of the errors they belong to."""
+    errors = np.concatenate([np.geomspace(_SMALLEST, 0.1, 24), np.linspace(0.2, 0.99, 8)])
+    levels = [_levels(fractions, float(error))[-1] for error in errors]
+    return np.log(levels), np.log(errors)
+
+
+@cache
+def _levels(fractions: tuple[float, ...], alpha: float) -> tuple[float, ...]:
+    """Return the two-sided level of each look at such fractions of all passes.
+
+    Follows the distribution of the score over those paths that have not crossed a boundary yet (Armitage, McPherson
+    and Rowe, JRSS A 1969), and puts each boundary where it is crossed as often as the error to spend allows.
+    """
+    levels: list[float] = []
+    spent = 0.0
+    score_G, weight_G = np.zeros(1), np.ones(1)
+    for before, now in zip((0.0, *fractions), fractions, strict=False):
+        total = _spending(alpha, now)
+        step = math.sqrt(now - before)
+        bound = _boundary(score_G, weight_G, step, total - spent, math.sqrt(now))
+        levels.append(2 * upper_normal_tail(bound / math.sqrt(now)))
+        score_G, weight_G = _follow(score_G, weight_G, step, bound)
+        spent = total
+    return tuple(levels)
+
+
+def _spending(alpha: float, fraction: float) -> float:
+    """Return the error that may be spent until then (Lan and DeMets' O'Brien-Fleming-like function, both sides)."""
+    return min(alpha, 4 * upper_normal_tail(-normal_quantile(alpha / 4) / math.sqrt(fraction)))
+
+
+def _boundary(score_G: Array, weight_G: Array, step: float, error: float, scale: float) -> float:
+    """Return the score beyond which, on either side, a share `error` of all paths comes to lie."""
+    low, high = 0.0, 38.0 * scale
+    for _ in range(32):
+        middle = (low + high) / 2
+        beyond = 2 * float(np.dot(weight_G, _tails((middle - score_G) / step)))
+        low, high = (middle, high) if beyond > error else (low, middle)
+    return high
+
+
+def _follow(score_G: Array, weight_G: Array, step: float, bound: float) -> tuple[Array, Array]:
+    """Return where the paths are that stayed within the boundary, as points and weights (Simpson's rule)."""
+    points_G = np.linspace(-bound, bound, _GRID)
+    simpson_G = np.ones(_GRID)
+    simpson_G[1:-1:2], simpson_G[2:-1:2] = 4, 2
+    away = (points_G[:, None] - score_G[None, :]) / step
+    density_G = np.exp(-0.5 * away**2) @ weight_G / (step * math.sqrt(2 * math.pi))
+    return points_G, density_G * simpson_G * (points_G[1] - points_G[0]) / 3
+
+
+def _tails(z_G: Array) -> Array:
+    return np.array([upper_normal_tail(z) for z in z_G.tolist()])

@@ -1,0 +1,249 @@
+"""Turns what `--workload` says into workloads."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from difflib import get_close_matches
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any
+
+from draftwise.core import InvalidSetup, Prompt, Workload
+from draftwise.workloads.clock import from_begin
+from draftwise.workloads.faults import Faults
+from draftwise.workloads.lengths import CHARS_PER_TOKEN, Length, Tokens, find_tokens, parse_length
+from draftwise.workloads.logged_prompts import LogReader
+from draftwise.workloads.logs import SHAPES, find_logged
+from draftwise.workloads.reshape import in_bucket, set_form, set_outputs, share_prefixes, split_by_length
+from draftwise.workloads.rows import MAX_ROWS, Row, read_rows
+from draftwise.workloads.spec import BUNDLED, Kind, WorkloadSpec, check_options, parse_spec
+from draftwise.workloads.texts import RANDOM, find_source
+from draftwise.workloads.trace import MAX_CHARS, TraceReader, find_format
+
+__all__ = ["load_workloads", "read_prompts"]
+
+_SYNTHETIC_PROMPTS = 128
+_SYNTHETIC_LENGTH = "512"
+_SYNTHETIC_OUTPUT = "128"
+_SOURCE = "code"
+_EXAMPLE = f'Each line: {{"id": "a1", "prompt": "def add(", "max_tokens": 128}}. {SHAPES}'
+
+
+def load_workloads(text: str, *, max_tokens: int | None = None, tokenizer: Path | None = None) -> tuple[Workload, ...]:
+    """Return the workloads that a `--workload` asks for: one, or one for each length bucket.
+
+    Args:
+        text: `SOURCE[#OPTION,...]`; `WorkloadSpec` says what there is.
+        max_tokens: caps every prompt's own.
+        tokenizer: tokenizer.json, or the folder of a model, to count lengths with where it can be read; else they are
+            estimated.
+
+    Raises:
+        InvalidSetup: the text, or what it names, is wrong; all faults at once.
+    """
+    faults = Faults()
+    spec = parse_spec(text, faults)
+    faults.raise_any()
+    tokens = find_tokens(spec.tokenizer, hint=tokenizer)
+    notes: list[str] = []
+    if spec.kind is Kind.SYNTHETIC:
+        prompts = _make(spec, tokens, notes)
+    else:
+        spec, prompts = _read(spec, tokens, notes, faults)
+    prompts = _reshape(spec, prompts, tokens, notes)
+    if max_tokens:
+        prompts = tuple(replace(prompt, max_tokens=min(prompt.max_tokens, max_tokens)) for prompt in prompts)
+    source = {Kind.SYNTHETIC: "synthetic", Kind.BUNDLED: "bundled"}.get(spec.kind, Path(spec.target).name)
+    whole = Workload(
+        name=spec.label,
+        source=source,
+        prompts=prompts,
+        random_tokens=spec.source == RANDOM,
+        description="; ".join(notes),
+    )
+    return _split(spec, whole, tokens)
+
+
+def read_prompts(file: Traversable) -> tuple[Prompt, ...]:
+    """Return the prompts in a JSON-lines file that `Prompt.to_dict` wrote, as they are: for run directories.
+
+    Raises:
+        InvalidSetup: the file cannot be read, or is none of these.
+    """
+    faults = Faults()
+    rows = read_rows(file, faults, most=2**62, in_order=bool).rows
+    reader = LogReader(turns=None, logged=False, tokens=find_tokens(None), faults=faults)
+    prompts = reader.read(rows, file.name, rebase=False)
+    faults.raise_any()
+    return prompts
+
+
+def _make(spec: WorkloadSpec, tokens: Tokens, notes: list[str]) -> tuple[Prompt, ...]:
+    """Return prompts of stated lengths."""
+    source = find_source(spec.source or _SOURCE, tokens)
+    prompt = spec.prompt or parse_length(_SYNTHETIC_LENGTH)
+    output = spec.output or parse_length(_SYNTHETIC_OUTPUT)
+    lengths = _draw_lengths(prompt, spec)
+    notes += [f"synthetic, seed {spec.seed}", f"prompt tokens {prompt.label}, output tokens {output.label}",
+              source.note, tokens.note]  # fmt: skip
+    made = (
+        Prompt(
+            id=f"synthetic-{number:05d}",
+            text=source.text(length, number, random.Random(f"{spec.seed}-{number}")),
+            max_tokens=1,
+            ignore_eos=True,
+        )
+        for number, length in enumerate(lengths)
+    )
+    return set_outputs(tuple(made), length=output, force=None, seed=spec.seed)
+
+
+def _draw_lengths(prompt: Length, spec: WorkloadSpec) -> list[int]:
+    rng, lengths, total = random.Random(f"{spec.seed}-prompts"), list[int](), 0
+    for _ in range(spec.n or _SYNTHETIC_PROMPTS):
+        lengths.append(prompt.draw(rng))
+        total += lengths[-1]
+        if CHARS_PER_TOKEN * total > MAX_CHARS:
+            raise InvalidSetup.because(
+                "too-much-text",
+                f"asks for more than {MAX_CHARS // 10**6} MB of text.",
+                where=spec.text,
+                fix="Lower n or prompt: a run goes over a workload again and again where it needs more requests.",
+            )
+    return lengths
+
+
+def _read(
+    spec: WorkloadSpec, tokens: Tokens, notes: list[str], faults: Faults
+) -> tuple[WorkloadSpec, tuple[Prompt, ...]]:
+    """Return what is read, now that it is known whether it is a trace, and its prompts."""
+    file = _find_file(spec)
+    most = max(MAX_ROWS, spec.n or 0, spec.sample or 0)
+    table = read_rows(file, faults, most=most, seed=spec.seed, in_order=_is_recording)
+    if spec.kind is Kind.FILE:
+        is_trace = bool(table.rows) and find_format(table.rows[0].value) is not None
+        spec = replace(spec, kind=Kind.TRACE if is_trace else Kind.LOG)
+        check_options(spec.kind, spec.options, faults)
+    notes += [table.note] if table.note else []
+    read = _read_trace if spec.kind is Kind.TRACE else _read_log
+    prompts, passed_over = read(spec, table.rows, file.name, tokens, notes, faults)
+    notes += _counts(passed_over)
+    if not prompts and not faults:
+        reasons = ", ".join(_counts(passed_over))
+        text = f"holds no prompt ({reasons})." if reasons else "holds no prompt."
+        faults.add("empty-workload", text, file.name, "" if spec.kind is Kind.TRACE else _EXAMPLE)
+    faults.raise_any()
+    return spec, prompts
+
+
+def _read_trace(
+    spec: WorkloadSpec, rows: Sequence[Row], file: str, tokens: Tokens, notes: list[str], faults: Faults
+) -> tuple[tuple[Prompt, ...], Counter[str]]:
+    source = find_source(spec.source or _SOURCE, tokens)
+    trace = TraceReader(source, bucket=spec.bucket, seed=spec.seed, faults=faults)
+    prompts = trace.read(rows, file, most=spec.n)
+    notes += [*trace.notes, source.note, tokens.note]
+    if spec.output is None:
+        forced = "answers forced to the recorded lengths"
+        notes.append(forced if spec.force is not False else "answers cut at the recorded lengths")
+    return prompts, trace.passed_over
+
+
+def _read_log(
+    spec: WorkloadSpec, rows: Sequence[Row], file: str, tokens: Tokens, _notes: list[str], faults: Faults
+) -> tuple[tuple[Prompt, ...], Counter[str]]:
+    log = LogReader(turns=spec.turns, logged=spec.logged, tokens=tokens, faults=faults)
+    return log.read(rows, file), log.passed_over
+
+
+def _counts(passed_over: Counter[str]) -> list[str]:
+    return [f"{count} row{'s' * (count > 1)} {reason}" for reason, count in passed_over.items()]
+
+
+def _is_recording(value: Any) -> bool:
+    """Whether a file's first row carries a time: its rows are in order, and a sample would change their rate."""
+    if find_format(value):
+        return True
+    logged = find_logged(value) if isinstance(value, dict) else None
+    return logged is not None and logged.time is not None
+
+
+def _find_file(spec: WorkloadSpec) -> Traversable:
+    if spec.kind is Kind.BUNDLED:
+        return files("draftwise.workloads") / "bundled" / f"{spec.target}.jsonl"
+    path = Path(spec.target)
+    if not path.is_file():
+        near = get_close_matches(spec.target, (*BUNDLED, Kind.SYNTHETIC), 1)
+        known = (
+            f"Bundled: {', '.join(BUNDLED)}; or give a .jsonl, .json or .csv file, or synthetic:prompt=512,output=128."
+        )
+        raise InvalidSetup.because(
+            "unknown-workload",
+            f"{spec.target!r} is neither a bundled workload nor a file.",
+            where="--workload",
+            fix=f"Did you mean {near[0]}?" if near else known,
+        )
+    return path
+
+
+def _reshape(spec: WorkloadSpec, prompts: tuple[Prompt, ...], tokens: Tokens, notes: list[str]) -> tuple[Prompt, ...]:
+    """Return the prompts as the options want them."""
+    if spec.bucket is not None and spec.kind is not Kind.TRACE:
+        prompts = _only(spec, in_bucket(prompts, spec.bucket, tokens), tokens, notes)
+    if spec.sample is not None and spec.sample < len(prompts):
+        chosen = sorted(random.Random(spec.seed).sample(range(len(prompts)), spec.sample))
+        notes.append(f"{spec.sample} of {len(prompts)} prompts, drawn with seed {spec.seed}")
+        prompts = tuple(prompts[place] for place in chosen)
+    if spec.n is not None and spec.n < len(prompts):
+        notes.append(f"the first {spec.n} of {len(prompts)} prompts")
+        prompts = prompts[: spec.n]
+    length: Length | None = None if spec.kind is Kind.SYNTHETIC else spec.output
+    prompts = set_outputs(prompts, length=length, force=spec.force, seed=spec.seed)
+    notes += [f"output tokens {length.label}"] if length else []
+    notes += ["output tokens as logged"] if spec.logged else []
+    if spec.prefix is not None:
+        size, groups = spec.prefix
+        common = find_source("prose", tokens)
+        prompts = share_prefixes(prompts, length=size, groups=groups, source=common, seed=spec.seed)
+        notes.append(f"every prompt begins with one of {groups} common texts of {size} tokens, in turn; {tokens.note}")
+    if spec.form is not None:
+        prompts = set_form(prompts, spec.form)
+        notes.append(f"sent as {spec.form}")
+    return _rebased(prompts)
+
+
+def _only(spec: WorkloadSpec, prompts: tuple[Prompt, ...], tokens: Tokens, notes: list[str]) -> tuple[Prompt, ...]:
+    low, high = spec.bucket or (0, None)
+    words = f"prompts of {low} tokens or more" if high is None else f"prompts of {low} to {high - 1} tokens"
+    if not prompts:
+        raise InvalidSetup.because("empty-bucket", f"holds no {words} ({tokens.note}).", where=spec.text)
+    notes.append(f"{words}, {tokens.note}")
+    return prompts
+
+
+def _rebased(prompts: Iterable[Prompt]) -> tuple[Prompt, ...]:
+    """Return the prompts with arrivals counted from the first one that is left."""
+    prompts = tuple(prompts)
+    times = from_begin([prompt.arrival_s for prompt in prompts])
+    return tuple(replace(prompt, arrival_s=time) for prompt, time in zip(prompts, times, strict=True))
+
+
+def _split(spec: WorkloadSpec, whole: Workload, tokens: Tokens) -> tuple[Workload, ...]:
+    if not spec.split:
+        return (whole,)
+    stem = spec.name or replace(spec, text=spec.text.partition("#")[0]).label
+    parts = split_by_length(whole.prompts, spec.split, tokens)
+    return tuple(
+        replace(
+            whole,
+            name=f"{stem}-prompt={bucket}",
+            prompts=_rebased(prompts),
+            description="; ".join(filter(None, (whole.description, f"prompts of {bucket} tokens, {tokens.note}"))),
+        )
+        for bucket, prompts in parts.items()
+        if prompts
+    )

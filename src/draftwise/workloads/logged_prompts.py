@@ -1,0 +1,178 @@
+"""Makes prompts of the rows of a prompt file or a log, or says what is wrong with each row."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from typing import Any
+
+from draftwise.core import Prompt
+from draftwise.workloads.clock import from_begin, to_seconds
+from draftwise.workloads.conversation import Turns, as_chat, split_turns, to_messages
+from draftwise.workloads.faults import Faults
+from draftwise.workloads.lengths import Tokens
+from draftwise.workloads.logs import SHAPES, Logged, answer_text, answer_tokens, find_logged
+from draftwise.workloads.rows import Row
+
+__all__ = ["DEFAULT_MAX_TOKENS", "LogReader"]
+
+DEFAULT_MAX_TOKENS = 128
+_KEYS = ("id", "prompt", "messages", "max_tokens", "arrival_s", "ignore_eos")
+_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+_EXAMPLE = """Each line: {"id": "a1", "prompt": "def add(", "max_tokens": 128}, or "messages" instead of "prompt"."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """A prompt whose place among the others is not known yet."""
+
+    prompt: Prompt
+    time: float | None
+    bare: bool
+    where: str
+
+
+class LogReader:
+    """Reads rows into prompts, and counts what it passes over.
+
+    Args:
+        turns: which turns of a conversation to take; None: the first of a recorded conversation (as vLLM's
+            benchmarks do), the last of a request.
+        logged: whether the length of the logged answer becomes `max_tokens`.
+        tokens: counts answers of which the log does not tell the length.
+        faults: takes what is wrong.
+    """
+
+    def __init__(self, *, turns: Turns | None, logged: bool, tokens: Tokens, faults: Faults) -> None:
+        self._turns, self._logged, self._tokens, self._faults = turns, logged, tokens, faults
+        self.passed_over: Counter[str] = Counter()
+
+    def read(self, rows: Sequence[Row], file: str, *, rebase: bool = True) -> tuple[Prompt, ...]:
+        """Return the prompts of all rows, in order of arrival where every row says when it came.
+
+        `rebase`: count arrivals from the first one.
+        """
+        drafts = [draft for row in rows for draft in self._drafts(row)]
+        self._refuse_duplicates(drafts, file)
+        times = from_begin([draft.time for draft in drafts]) if rebase else [draft.time for draft in drafts]
+        seen: Counter[str] = Counter()
+        prompts = []
+        for draft, time in zip(drafts, times, strict=True):
+            seen[draft.prompt.id] += 1
+            # Logs hold retries under the same id; a file made for measuring must not.
+            again = f"@{draft.where.rpartition(':')[2]}" if seen[draft.prompt.id] > 1 else ""
+            prompts.append(replace(draft.prompt, id=draft.prompt.id + again, arrival_s=time))
+        if drafts and times[0] is not None:
+            prompts.sort(key=lambda prompt: prompt.arrival_s or 0)
+        elif any(draft.time is not None for draft in drafts):
+            self.passed_over["without a time, so that no arrival times are kept"] += sum(
+                draft.time is None for draft in drafts
+            )
+        return tuple(prompts)
+
+    def _refuse_duplicates(self, drafts: Sequence[_Draft], file: str) -> None:
+        ids = Counter(draft.prompt.id for draft in drafts if draft.bare)
+        if twice := [each for each, count in ids.items() if count > 1]:
+            others = f" (and {len(twice) - 1} others)." if twice[1:] else "."
+            text = f"the id {twice[0]!r} is there more than once" + others
+            self._faults.add("duplicate-id", text, file, "Give every prompt an id of its own.")
+
+    def _drafts(self, row: Row) -> Iterator[_Draft]:
+        logged = find_logged(row.value) if isinstance(row.value, Mapping) else None
+        if logged is not None and logged.skipped:
+            self.passed_over[logged.skipped] += 1
+            return
+        if faults := list(_find_faults(row.value, logged)):
+            for fault in faults:
+                self._faults.add("bad-prompt", fault, row.where, _EXAMPLE if logged else f"{_EXAMPLE} {SHAPES}")
+            return
+        assert logged is not None
+        for place, (content, answer) in enumerate(self._contents(logged)):
+            prompt = Prompt(
+                id=(logged.id or row.where) + (f"/{place}" if place else ""),
+                max_tokens=self._limit(logged, answer),
+                ignore_eos=logged.bare and logged.body.get("ignore_eos") is True,
+                **content,
+            )
+            yield _Draft(prompt, to_seconds(logged.time), logged.bare and not place, row.where)
+
+    def _contents(self, logged: Logged) -> Iterator[tuple[dict[str, Any], str | None]]:
+        """Yield (text or messages, what was answered)."""
+        given = _messages_of(logged.body)
+        if given is None:
+            text = logged.body.get("prompt")
+            yield {"text": text if isinstance(text, str) else text[0]}, None  # type: ignore[index]
+            return
+        turns = self._turns or (Turns.FIRST if logged.conversation else Turns.LAST)
+        for messages, answer in split_turns(given, turns):
+            yield {"messages": messages}, answer
+
+    def _limit(self, logged: Logged, answer: str | None) -> int:
+        own = next((logged.body[key] for key in _LIMITS if logged.body.get(key) is not None), None)
+        if not self._logged:
+            return own or DEFAULT_MAX_TOKENS
+        tokens = answer_tokens(logged) or self._tokens.count(answer or answer_text(logged.response))
+        if not tokens:
+            self.passed_over["without a logged answer, whose own max_tokens stands"] += 1
+        return tokens or own or DEFAULT_MAX_TOKENS
+
+
+def _messages_of(body: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...] | None:
+    """Return the chat of a request; None where it is a text to continue. Responses API: `instructions` go first."""
+    if body.get("messages") is not None:
+        return to_messages(body["messages"])
+    given = body.get("input")
+    if given is None:
+        return None
+    messages = as_chat(given) if isinstance(given, str) else to_messages(given)
+    if messages and isinstance(body.get("instructions"), str):
+        return ({"role": "system", "content": body["instructions"]}, *messages)
+    return messages
+
+
+def _find_faults(value: Any, logged: Logged | None) -> Iterator[str]:
+    if not isinstance(value, Mapping):
+        yield "is not a JSON object."
+        return
+    body = value if logged is None else logged.body
+    prompt, messages, given = body.get("prompt"), body.get("messages"), body.get("input")
+    if sum(each is not None for each in (prompt, messages, given)) != 1:
+        yield "needs either a prompt or messages."
+    elif prompt is not None and not _is_text(prompt):
+        yield f"its prompt must be a text that is not empty{_what_is(prompt)}."
+    elif prompt is None and not _is_chat(_messages_of(body)):
+        yield """its messages must be a list of {"role": ..., "content": ...}, not all of them the assistant's."""
+    for key in _LIMITS:
+        limit = body.get(key)
+        if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
+            yield f"{key} must be a positive whole number, got {limit!r}."
+    if logged is None or logged.bare:
+        yield from _find_slips(value)
+
+
+def _find_slips(row: Mapping[str, Any]) -> Iterator[str]:
+    time = row.get("arrival_s")
+    if time is not None and (isinstance(time, bool) or not isinstance(time, int | float) or not 0 <= time < 1e11):
+        yield f"arrival_s must be seconds from the recording's begin, got {time!r}."
+    for key in row:
+        # Operators' logs carry keys of their own; only a slip of the pen is an error.
+        near = get_close_matches(key, _KEYS, 1, cutoff=0.8) if key not in _KEYS else []
+        if near and near[0] not in row:
+            yield f"unknown key {key!r}; did you mean {near[0]!r}?"
+
+
+def _is_text(prompt: Any) -> bool:
+    if isinstance(prompt, list) and len(prompt) == 1:
+        prompt = prompt[0]
+    return isinstance(prompt, str) and bool(prompt)
+
+
+def _what_is(prompt: Any) -> str:
+    holds_ids = isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], int)
+    return " (it holds token ids, which no other model shares)" if holds_ids else ""
+
+
+def _is_chat(messages: tuple[Mapping[str, Any], ...] | None) -> bool:
+    return bool(messages) and any(message["role"] != "assistant" for message in messages or ())

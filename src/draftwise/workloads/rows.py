@@ -1,0 +1,162 @@
+"""Reads the rows of a file, JSON lines, a JSON array or CSV, plain or gzipped, without holding more than it keeps."""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import gzip
+import json
+import random
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.resources.abc import Traversable
+from io import BufferedReader, TextIOWrapper
+from itertools import islice
+from typing import IO, Any, cast
+
+from draftwise.core import InvalidSetup
+from draftwise.workloads.faults import Faults
+
+__all__ = ["MAX_ROWS", "Row", "Table", "read_rows"]
+
+MAX_ROWS = 10_000
+"""Rows kept of a longer file unless more are asked for: hours of traffic, and more than a run gets through."""
+_CHUNK = 1 << 20
+_LONGEST_FIELD = 1 << 27
+"""Characters of a CSV field; Python's own limit of 131,072 is less than a long prompt has."""
+_GAP = re.compile(r"[,\s]*")
+_JSON_FIX = "One JSON object a line, or one JSON array of objects."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One record and where it stands."""
+
+    where: str
+    """`file:line`, for messages."""
+    value: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """The rows that were kept, in the order of the file."""
+
+    rows: tuple[Row, ...]
+    note: str = ""
+    """What was left out, in words; empty where the whole file is here."""
+
+
+def read_rows(
+    file: Traversable, faults: Faults, *, most: int = MAX_ROWS, seed: int = 0, in_order: Callable[[Any], bool]
+) -> Table:
+    """Return the rows of a file.
+
+    Of a file with more than `most` rows a sample is drawn (every row equally likely, from `seed`), so that a long
+    log is not judged by its first hour; where `in_order` says of the first row that the rows make a recording,
+    whose rate a sample would change, the first ones are taken instead. Rows left out are not checked.
+
+    Raises:
+        InvalidSetup: the file cannot be read.
+    """
+    try:
+        with file.open("rb") as raw:
+            stream = gzip.GzipFile(fileobj=raw) if file.name.endswith(".gz") else raw
+            return _keep(_rows_of(cast(BufferedReader, stream), file.name, faults), most, seed, in_order)
+    except (OSError, EOFError, csv.Error) as error:
+        raise InvalidSetup.because("unreadable", f"cannot be read ({error}).", where=str(file)) from None
+
+
+@dataclass(frozen=True, slots=True)
+class _Raw:
+    """A row whose parsing can wait until it is clear that the row is kept."""
+
+    number: int
+    parse: Callable[[], Row | None]
+
+
+def _keep(rows: Iterator[_Raw], most: int, seed: int, in_order: Callable[[Any], bool]) -> Table:
+    kept = list(islice(rows, most))
+    extra = next(rows, None)
+    if extra is None:
+        return Table(rows=_parse_all(kept))
+    first = kept[0].parse()
+    kept[0] = _Raw(kept[0].number, lambda: first)
+    if first is not None and in_order(first.value):
+        return Table(rows=_parse_all(kept), note=f"the first {most} rows of a longer file")
+    rng = random.Random(seed)
+    total = most
+    while extra is not None:  # reservoir sampling (Vitter 1985, algorithm R)
+        total += 1
+        place = rng.randrange(total)
+        if place < most:
+            kept[place] = extra
+        extra = next(rows, None)
+    kept.sort(key=lambda raw: raw.number)
+    return Table(rows=_parse_all(kept), note=f"{most} of {total} rows, drawn with seed {seed}")
+
+
+def _parse_all(kept: list[_Raw]) -> tuple[Row, ...]:
+    return tuple(row for raw in kept if (row := raw.parse()) is not None)
+
+
+def _rows_of(stream: BufferedReader, name: str, faults: Faults) -> Iterator[_Raw]:
+    if name.removesuffix(".gz").endswith(".csv"):
+        yield from _csv_rows(stream, name)
+    elif stream.peek(64).removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"[":
+        yield from _array_rows(codecs.getreader("utf-8-sig")(stream, "replace"), name, faults)
+    else:
+        yield from _line_rows(stream, name, faults)
+
+
+def _line_rows(stream: IO[bytes], name: str, faults: Faults) -> Iterator[_Raw]:
+    for number, line in enumerate(stream, 1):
+        if line.strip():
+            yield _Raw(number, lambda line=line, number=number: _parse_line(line, f"{name}:{number}", faults))  # type: ignore[misc]
+
+
+def _parse_line(line: bytes, where: str, faults: Faults) -> Row | None:
+    try:
+        return Row(where=where, value=json.loads(line.decode("utf-8-sig")))
+    except UnicodeDecodeError as error:
+        faults.add("not-utf8", f"not UTF-8 ({error.reason}).", where, "Save the file as UTF-8.")
+    except json.JSONDecodeError as error:
+        faults.add("not-json", f"not valid JSON ({error.msg}).", where, _JSON_FIX)
+    except RecursionError:
+        faults.add("not-json", "nested too deeply.", where, _JSON_FIX)
+    return None
+
+
+def _csv_rows(stream: IO[bytes], name: str) -> Iterator[_Raw]:
+    csv.field_size_limit(_LONGEST_FIELD)
+    reader = csv.DictReader(TextIOWrapper(stream, encoding="utf-8-sig", errors="replace", newline=""))
+    for row in reader:
+        yield _parsed(reader.line_num, f"{name}:{reader.line_num}", row)
+
+
+def _array_rows(reader: codecs.StreamReader, name: str, faults: Faults) -> Iterator[_Raw]:
+    """Yield the elements of a JSON array as they are read: ShareGPT's file has 640 MB."""
+    decoder = json.JSONDecoder()
+    text, number, line, size = reader.read(_CHUNK), 0, 1, _CHUNK
+    begin = text.index("[") + 1
+    while True:
+        gap = cast(re.Match[str], _GAP.match(text, begin)).end()
+        line, begin = line + text.count("\n", 0 if number == 0 else begin, gap), gap
+        try:
+            value, end = decoder.raw_decode(text, begin)
+        except json.JSONDecodeError as error:
+            if text.startswith("]", begin):
+                return
+            if more := reader.read(size):
+                text, begin, size = text[begin:] + more, 0, min(2 * size, 64 * _CHUNK)
+                continue
+            faults.add("not-json", f"not valid JSON ({error.msg}).", f"{name}:{line}", _JSON_FIX)
+            return
+        number += 1
+        yield _parsed(number, f"{name}:{line}", value)
+        line, begin = line + text.count("\n", begin, end), end
+
+
+def _parsed(number: int, where: str, value: Any) -> _Raw:
+    row = Row(where=where, value=value)
+    return _Raw(number, lambda: row)

@@ -1,0 +1,1 @@
+"""The test suite; a package so that its helpers in `tests.support` can be imported from everywhere."""

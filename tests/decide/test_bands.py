@@ -1,0 +1,165 @@
+"""Which setting at which load: bands from verdicts, their ends, and the engine's own schedule made from them."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+from tests.support.made_comparisons import adopted, around, compared, rejected
+from tests.support.made_runs import CONTEXT, arm, closed, workload
+
+from draftwise.core import Arm, Band, ClosedLoop, Comparison, Condition, Crossover, OpenLoop, Run, RunPlan, Verdict
+from draftwise.decide.bands import find_bands
+from draftwise.decide.batch_schedule import KEY, propose_schedules
+from draftwise.decide.comparison.axis import format_load, place_on_axis
+
+
+def told(comparisons: list[Comparison], *crossovers: Crossover) -> list[tuple[float, float, str]]:
+    return [(band.above, band.up_to, band.setting) for band in find_bands(comparisons, crossovers, "plain")]
+
+
+def crossing(value: float, candidate: str = "ngram k=3") -> Crossover:
+    return Crossover(
+        workload="code",
+        candidate=candidate,
+        temperature=0.0,
+        axis="concurrency",
+        value=value,
+        low=value / 2,
+        high=value * 2,
+        adopt_below=None,
+    )
+
+
+def test_plain_decoding_begins_at_the_crossover() -> None:
+    loads = [adopted(1), adopted(8), rejected(32)]
+    assert told(loads, crossing(20.5)) == [(0, 20, "ngram k=3"), (20, math.inf, "plain")]
+
+
+@pytest.mark.parametrize(("value", "end"), [(3.0, 8), (500.0, 31)])
+def test_a_crossover_that_contradicts_the_verdicts_is_held_between_them(value: float, end: int) -> None:
+    assert told([adopted(1), adopted(8), rejected(32)], crossing(value))[0] == (0, end, "ngram k=3")
+
+
+def test_without_a_crossover_a_band_ends_where_the_candidate_was_last_shown_to_pay() -> None:
+    assert told([adopted(4), rejected(64)])[0][1] == 4
+
+
+def test_different_candidates_win_in_different_bands() -> None:
+    deep = {"candidate": "ngram k=5"}
+    loads = [
+        adopted(1, 1.5), adopted(1, 2.0, **deep), adopted(16, 1.4), adopted(16, 1.1, **deep),
+        rejected(64), rejected(64, **deep),
+    ]  # fmt: skip
+    assert told(loads) == [(0, 4, "ngram k=5"), (4, 16, "ngram k=3"), (16, math.inf, "plain")]
+
+
+def test_a_switch_must_be_worth_it() -> None:
+    """At 16 the other is better by less than the interval of the one that runs already."""
+    deep = {"candidate": "ngram k=5"}
+    loads = [adopted(1, 1.5), adopted(1, 2.0, **deep), adopted(16, 1.41), adopted(16, 1.4, **deep)]
+    assert told(loads) == [(0, math.inf, "ngram k=5")]
+
+
+def test_a_load_where_nothing_was_told_apart_does_not_interrupt_a_band() -> None:
+    doubtful = compared(around(1.1), Condition(load=ClosedLoop(concurrency=4)))
+    assert told([adopted(1), doubtful, adopted(16)]) == [(0, math.inf, "ngram k=3")]
+    assert [setting for *_, setting in told([adopted(1), rejected(4), adopted(16)])] == [
+        "ngram k=3",
+        "plain",
+        "ngram k=3",
+    ]
+
+
+def test_one_load_is_no_sweep_and_other_loads_are_on_no_axis() -> None:
+    assert told([adopted(1)]) == []
+    burst = OpenLoop(phases=(*OpenLoop.steady(1.0).phases, *OpenLoop.steady(9.0).phases))
+    assert place_on_axis(Condition(load=burst)) is None
+    assert place_on_axis(Condition(load=OpenLoop.steady(2.5))) == ("rate", 2.5)
+    assert (format_load(20.6, "concurrency"), format_load(2.512, "rate")) == ("21", "2.51")
+
+
+def test_temperatures_and_workloads_have_bands_of_their_own() -> None:
+    def hot(comparison: Comparison) -> Comparison:
+        return replace(comparison, condition=replace(comparison.condition, temperature=0.7))
+
+    loads = [
+        adopted(1),
+        adopted(8),
+        *map(hot, [adopted(1), rejected(8)]),
+        *(replace(c, workload="all") for c in [adopted(1), adopted(8)]),
+    ]
+    bands = find_bands(loads, (), "plain")
+    places = {(band.workload, band.temperature): band.setting for band in bands}
+    assert places == {("code", 0.0): "ngram k=3", ("code", 0.7): "plain", ("all", 0.0): "ngram k=3"}
+    assert len(bands) == 4
+
+
+BANDS = [(0, 4, "ngram k=5"), (4, 32, "ngram k=3"), (32, math.inf, "plain")]
+
+
+def bands(*stretches: tuple[float, float, str], axis: str = "concurrency") -> list[Band]:
+    return [
+        Band(workload="code", temperature=0.0, axis=axis, above=above, up_to=up_to, setting=setting)
+        for above, up_to, setting in stretches
+    ]
+
+
+def run_on(
+    version: dict[str, str], command: str | None = "vllm serve some/model", arms: list[Arm] | None = None
+) -> Run:
+    given = arms or [arm(3), arm(5)]
+    servers = {each.name: {"command": command, "version": version} for each in given}
+    plan = RunPlan(arms=(Arm(name="plain"), *given), workloads=(workload(),), conditions=closed(1, 64))
+    return Run(plan=plan, context={**CONTEXT, "servers": servers})
+
+
+def test_bands_that_differ_in_k_alone_become_the_engines_schedule() -> None:
+    (proposal,) = propose_schedules(run_on({"version": "0.33.0"}), bands(*BANDS))
+    assert json.loads(proposal.spec.to_json()) == {
+        "method": "ngram",
+        "num_speculative_tokens": 5,
+        KEY: [[1, 4, 5], [5, 32, 3], [33, 33, 0]],
+    }
+    assert "not itself measured" in proposal.remarks[0]
+
+
+def test_what_the_release_makes_of_a_schedule_is_told() -> None:
+    (proposal,) = propose_schedules(run_on({"version": "0.26.0"}), bands(*BANDS))
+    assert any("PIECEWISE" in remark for remark in proposal.remarks)
+
+
+@pytest.mark.parametrize(
+    ("version", "command"),
+    [("0.20.0", "vllm serve some/model"), ("0.33.0", "vllm serve some/model --data-parallel-size 2")],
+    ids=["older than the key", "dropped with data parallel"],
+)
+def test_a_schedule_that_the_server_would_not_honour_is_not_proposed(version: str, command: str) -> None:
+    assert propose_schedules(run_on({"version": version}, command), bands(*BANDS)) == ()
+
+
+def test_the_embedded_engine_honours_it_and_an_unknown_server_gets_a_warning() -> None:
+    (ours,) = propose_schedules(run_on({"version": "0.1", "engine": "draftwise"}, None), bands(*BANDS))
+    assert len(ours.remarks) == 1
+    (unknown,) = propose_schedules(run_on({}, None), bands(*BANDS))
+    assert unknown.remarks[1] == "It needs vLLM 0.24.0 or newer."
+
+
+@pytest.mark.parametrize(
+    "stretches",
+    [
+        bands((0, math.inf, "ngram k=3")),
+        bands((0, math.inf, "plain")),
+        bands((0, 2, "ngram k=3"), (2, math.inf, "plain"), axis="rate"),
+        bands((0, 4, "ngram k=5"), (4, math.inf, "suffix")),
+    ],
+    ids=["one setting", "plain", "by rate", "two methods"],
+)
+def test_where_one_server_cannot_be_all_of_them_there_is_no_schedule(stretches: list[Band]) -> None:
+    suffix = replace(arm(3), name="suffix", spec=replace(arm(3).spec, method="suffix"))  # type: ignore[type-var]
+    assert propose_schedules(run_on({"version": "0.33.0"}, arms=[arm(3), arm(5), suffix]), stretches) == ()
+
+
+def test_a_verdict_that_is_no_adoption_sets_nothing() -> None:
+    loads = [replace(adopted(1), verdict=Verdict.BLOCKED), replace(adopted(8), verdict=Verdict.MIXED)]
+    assert told(loads) == [(0, math.inf, "plain")]

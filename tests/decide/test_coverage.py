@@ -1,0 +1,56 @@
+"""What is missing is said in words: passes that were cut off, and nothing that was settled on purpose."""
+
+from dataclasses import replace
+
+from tests.support.made_runs import closed, gains, make_run, workload
+
+from draftwise.core import Settled
+from draftwise.decide.coverage import find_unmeasured
+from draftwise.decide.decision import decide
+from draftwise.runs.schedule import Turn
+
+CANDIDATE = "ngram k=3"
+
+
+def test_a_whole_run_lacks_nothing() -> None:
+    assert find_unmeasured(make_run({CANDIDATE: gains(1.5)}, conditions=closed(1, 4))) == ()
+
+
+def test_passes_that_were_cut_off_are_counted() -> None:
+    def keep(turn: Turn) -> bool:
+        return turn.repeat < 3 or (turn.repeat == 3 and turn.block < 5 and turn.condition.concurrency == 1)
+
+    run = make_run({CANDIDATE: gains(1.5)}, conditions=closed(1, 4), repeats=5, keep=keep)
+    assert find_unmeasured(run) == (
+        "ngram k=3, code, c=1: 2 of 5 passes and 5 of the 12 turns of another",
+        "ngram k=3, code, c=4: 2 of 5 passes",
+    )
+    assert decide(run).unmeasured == find_unmeasured(run)
+
+
+def test_a_turn_counts_when_both_arms_finished_it() -> None:
+    run = make_run(
+        {CANDIDATE: gains(1.5)}, conditions=closed(4), keep=lambda turn: turn.repeat < 3 or turn.arm == "plain"
+    )
+    assert find_unmeasured(run) == ("ngram k=3, code, c=4: 2 of 3 passes",)
+
+
+def test_a_settled_cell_had_all_it_needed_and_its_neighbour_not() -> None:
+    run = make_run(
+        {CANDIDATE: gains(1.5)},
+        workloads=[workload("code"), workload("prose")],
+        conditions=closed(4),
+        keep=lambda turn: turn.repeat < 3,
+    )
+    run = replace(run, settled=(Settled(workload="code", condition="c=4", candidate=CANDIDATE, passes=2),))
+    assert find_unmeasured(run) == ("ngram k=3, prose, c=4: 2 of 3 passes",)
+
+
+def test_a_load_that_was_added_is_expected_too() -> None:
+    run = replace(make_run({CANDIDATE: gains(1.5)}), added=closed(2))
+    assert find_unmeasured(run) == ("ngram k=3, code, c=2: 0 of 3 passes",)
+
+
+def test_answers_of_turns_that_were_cut_off_are_mentioned() -> None:
+    run = replace(make_run({CANDIDATE: gains(1.5)}), num_unfinished=7)
+    assert find_unmeasured(run) == ("7 answers of turns that were cut off are on disk and not used",)

@@ -1,0 +1,91 @@
+import pytest
+
+from draftwise.setups.read.shell.images import has_own_entry, image_version, is_vllm_image
+from draftwise.setups.read.shell.launch import find_launches
+
+
+@pytest.mark.parametrize(
+    ("text", "entry", "words", "version"),
+    [
+        ("vllm serve m -tp 2", "serve", "m -tp 2", ""),
+        ("VLLM_X=1 nohup /opt/v/bin/vllm serve m > log 2>&1 &", "serve", "m", ""),
+        ("python3 -m vllm.entrypoints.openai.api_server --model m", "api_server", "--model m", ""),
+        ("python -m vllm.entrypoints.cli.main serve m", "serve", "m", ""),
+        ("uv run --with vllm==0.20.0 vllm serve m", "serve", "m", "0.20.0"),
+        ("uvx vllm@0.19.1 serve m", "serve", "m", "0.19.1"),
+        ("pip install -U vllm==0.18.0\nvllm serve m", "serve", "m", "0.18.0"),
+        ("bash -c 'cd /x && exec vllm serve m --seed 1'", "serve", "m --seed 1", ""),
+        ("docker run --rm -it --gpus all -v /a:/b vllm/vllm-openai:v0.19.1 --model m", "image", "--model m", "0.19.1"),
+        ("docker run -p8000:8000 --ipc=host vllm/vllm-openai:v0.19.1 m", "image", "m", "0.19.1"),
+        ("sudo podman run --entrypoint vllm docker.io/vllm/vllm-openai:v0.19.1 serve m", "serve", "m", "0.19.1"),
+        ("docker run --entrypoint bash vllm/vllm-openai:v0.19.1 -c 'vllm serve m'", "serve", "m", "0.19.1"),
+        ("docker run rocm/vllm:rocm6.4_vllm_0.10.1_2025 vllm serve m", "serve", "m", "0.10.1"),
+        ("python -m huggingfaceserver --model_id=m", "huggingfaceserver", "--model_id=m", ""),
+    ],
+)  # fmt: skip
+def test_finds_the_server(text, entry, words, version):
+    (launch,) = find_launches(text)
+    assert (launch.entry, " ".join(word.text for word in launch.words), launch.version) == (entry, words, version)
+
+
+@pytest.mark.parametrize("text", ["vllm bench serve --model m", "ls", "docker run redis", "docker run", "bash -c", ""])
+def test_finds_none(text):
+    assert list(find_launches(text)) == []
+
+
+def test_variables_come_from_everywhere():
+    text = "export VLLM_A=1\nOTHER=2\nVLLM_B=2 docker run -e VLLM_C=3 --env=VLLM_D=4 vllm/vllm-openai --model m"
+    (launch,) = find_launches(text)
+    assert {name: value for name, value in launch.env.items() if name.startswith("VLLM_")} == {
+        "VLLM_A": "1", "VLLM_B": "2", "VLLM_C": "3", "VLLM_D": "4",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("docker run --gpus 2 vllm/vllm-openai -tp 2", 2),
+        ("docker run --gpus '\"device=0,3\"' vllm/vllm-openai -tp 2", 2),
+        ("CUDA_VISIBLE_DEVICES=0,1,2 vllm serve m", 3),
+        ("docker run --gpus all vllm/vllm-openai -tp 2", None),
+    ],
+)
+def test_counts_gpus(text, count):
+    (launch,) = find_launches(text)
+    assert launch.num_gpus == count
+
+
+def test_a_repeated_entry_point_is_named():
+    (launch,) = find_launches("docker run vllm/vllm-openai:v0.20.0 vllm serve m")
+    assert [finding.code for finding in launch.findings] == ["entrypoint-repeated"]
+
+
+def test_several_servers_of_one_script():
+    launches = list(find_launches("vllm serve a &\nvllm serve b --port 8001 &\nwait"))
+    assert [launch.words[0].text for launch in launches] == ["a", "b"]
+    assert [launch.words[0].line for launch in launches] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("image", "version"),
+    [
+        ("vllm/vllm-openai:v0.19.1", "0.19.1"),
+        ("vllm/vllm-openai:v0.19.1-cu128", "0.19.1"),
+        ("registry:5000/vllm/vllm-openai:0.20.1rc1@sha256:abc", "0.20.1rc1"),
+        ("registry:5000/vllm", ""),
+        ("vllm/vllm-openai:latest", ""),
+        ("nvcr.io/nvidia/vllm:25.09-py3", ""),
+        ("kserve/huggingfaceserver:v0.15.2-gpu", ""),
+        ("lmcache/vllm-openai:v0.3.9", ""),
+    ],
+)
+def test_reads_a_release_off_a_tag(image, version):
+    assert image_version(image) == version
+
+
+def test_knows_images_by_name():
+    assert is_vllm_image("vllm/vllm-openai:v0.19.1")
+    assert is_vllm_image("my/own-vllm-build")
+    assert not is_vllm_image("postgres:16")
+    assert has_own_entry("vllm/vllm-openai@sha256:abc")
+    assert not has_own_entry("rocm/vllm:latest")

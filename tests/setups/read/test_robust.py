@@ -1,0 +1,111 @@
+"""Whatever is given, the readers answer with readings or with InvalidSetup, and soon."""
+
+import random
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from draftwise.core import InvalidSetup
+from draftwise.setups.read import Reading, read_setups
+from draftwise.setups.read.manifests.yaml_text import read_yaml
+
+QUICK = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+
+SEEDS = (
+    "VLLM_X=1 vllm serve m -tp 2 --max_model_len=8k -sc '{\"method\": \"ngram\", \"num_speculative_tokens\": 5}' # x",
+    "docker run --gpus '\"device=0\"' -e A=b vllm/vllm-openai:v0.19.1 --model m --speculative-config.method ngram",
+    "A=(--x 'y z')\nexport M=m\nbash -c \"vllm serve $M ${A[@]} ${P:-1}\" \\\n > log 2>&1",
+    "services:\n  a: &x\n    image: vllm/vllm-openai:v0.20.0\n    command: ['--model', m, --port, 8000]\n"
+    "  b: {<<: *x, gpus: 2}\n",
+    "apiVersion: v1\nkind: Pod\nspec:\n  containers:\n  - image: vllm/vllm-openai\n    args: ['--model=$(M)']\n"
+    "    env: [{name: M, value: m}]\n    resources: {limits: {nvidia.com/gpu: 2}}\n",
+    "apiVersion: serving.kserve.io/v1beta1\nkind: InferenceService\nspec:\n  predictor:\n"
+    "    storageUris: [{uri: 'hf://a/b'}]\n"
+    "    model: {modelFormat: {name: vLLM}, runtimeVersion: v0.20.0, args: [--seed=1]}\n",
+    "kind: LLMInferenceService\napiVersion: v1\nspec:\n  model: {uri: hf://a/b}\n  parallelism: {tensor: 2}\n"
+    "  template: {containers: [{name: main, args: [--seed, '1']}]}\n",
+    "[Service]\nEnvironment=\"A=b\" C=d\nExecStart=-/bin/vllm serve ${C} \\\n --seed 1\n",
+    '{"target": "m", "speculative_config": {"method": "ngram"}, "args": {"seed": 1}, "env": {"A": 1}}',
+    "model: m\nseed: 1\nspeculative-config: {method: ngram}\nenforce-eager: false\nmiddleware: [a]\n",
+    "servingEngineSpec:\n  modelSpec:\n"
+    "  - {modelURL: m, tag: v0.20.0, vllmConfig: {maxModelLen: 1, extraArgs: [--seed=1]}}\n",
+    "spec: 1\napplications: [{llm_configs: [{model_loading_config: {model_id: m}, engine_kwargs: {seed: 1}}]}]",
+)  # fmt: skip
+PIECES = (
+    *"'\"\\${}[]()<>|&;#:,-=\n\t !*%@`~", "--", "{{", "}}", "$(", "<<EOF\n", "&a ", "*a", "<<: ", "- ", "\u2014",
+    "\x00", "\ufeff", "1e999", "0x", ".nan", "null", "~", "!!int ", "9" * 30, "\u00e9", "\U0001f600",
+)  # fmt: skip
+
+
+@st.composite
+def mutated(draw: st.DrawFn) -> str:
+    rng = random.Random(draw(st.integers(0, 2**32)))
+    text = rng.choice(SEEDS)
+    for _ in range(rng.randint(1, 6)):
+        at, length = rng.randrange(len(text) + 1), rng.randrange(12)
+        piece = rng.choice((rng.choice(PIECES), text[at : at + length], rng.choice(SEEDS)[:40]))
+        text = text[:at] + piece + text[at + rng.choice((0, length)) :]
+    return text
+
+
+def read(text: str) -> tuple[Reading, ...]:
+    try:
+        return read_setups(text)
+    except InvalidSetup:
+        return ()
+
+
+@pytest.mark.parametrize("text", SEEDS)
+def test_the_seeds_are_read(text):
+    assert read(text)
+
+
+@QUICK
+@given(st.text(max_size=300))
+@example("apiVersion: v1\nkind: InferenceService\nspec: [1]")
+@example("services: {a: [1], b: {image: [], command: {}}}")
+@example('{"target": 1, "args": [1], "env": 3, "speculative_config": "x"}')
+@example("servingEngineSpec: {modelSpec: [1, {vllmConfig: 1}]}")
+@example("--model")
+@example("vllm serve --speculative-config.")
+@example("vllm serve m -O.x")
+@example("docker run -e --gpus")
+def test_any_text(text):
+    read(text)
+
+
+@QUICK
+@given(mutated())
+def test_anything_near_what_people_write(text):
+    for reading in read(text):
+        assert isinstance(reading.setup.target, str)
+        assert all(finding.code and finding.message for finding in reading.findings)
+
+
+BOMB = "a0: &a0 [x,x,x,x,x,x,x,x,x]\n" + "".join(
+    f"a{n}: &a{n} [{','.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 12)
+)
+MERGE_BOMB = "a0: &a0 {x: 1}\n" + "".join(
+    f"a{n}: &a{n} {{<<: [{','.join([f'*a{n - 1}'] * 9)}]}}\n" for n in range(1, 12)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        (BOMB, "too-many-aliases"),
+        (MERGE_BOMB, "too-many-aliases"),
+        ("a: &a [*a]", "too-many-aliases"),
+        ("[" * 5_000, "too-deep"),
+        ("a: " * 5_000, "not-yaml"),
+        ("- " * 5_000, "too-deep"),
+        ("x" * 1_000_001, "too-long"),
+        ("\x00", "not-yaml"),
+        ("a: *b", "not-yaml"),
+    ],
+)
+def test_hostile_yaml_is_refused(text, code):
+    with pytest.raises(InvalidSetup) as error:
+        read_yaml(text)
+    assert error.value.findings[0].code == code

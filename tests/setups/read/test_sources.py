@@ -1,0 +1,344 @@
+from pathlib import Path
+
+import pytest
+
+from draftwise.core import InvalidSetup, Severity
+from draftwise.setups.read import Reading, read_setups
+
+SPEC = {"method": "ngram", "num_speculative_tokens": 5}
+SPEC_TEXT = '{"method": "ngram", "num_speculative_tokens": 5}'
+
+
+def write(folder: Path, name: str, text: str) -> Path:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def codes(reading: Reading) -> list[str]:
+    return [finding.code for finding in reading.findings]
+
+
+def fault(source: str | Path) -> str:
+    with pytest.raises(InvalidSetup) as error:
+        read_setups(source)
+    return error.value.findings[0].code
+
+
+class TestText:
+    def test_a_command_line(self):
+        (reading,) = read_setups(f"VLLM_USE_V2_MODEL_RUNNER=1 HF_TOKEN=x vllm serve m -tp 2 -sc '{SPEC_TEXT}'")
+        setup = reading.setup
+        assert (setup.target, setup.engine, setup.spec.to_dict()) == ("m", "vllm", SPEC)
+        assert dict(setup.args) == {"tensor_parallel_size": 2}
+        assert dict(setup.env) == {"VLLM_USE_V2_MODEL_RUNNER": "1"}
+        assert (reading.where, reading.findings) == ("", ())
+
+    def test_bare_flags(self):
+        (reading,) = read_setups(f"--model m --speculative-config '{SPEC_TEXT}'")
+        assert (reading.setup.target, reading.setup.spec.to_dict(), reading.findings) == ("m", SPEC, ())
+
+    def test_places_have_no_line_in_a_single_one(self):
+        (reading,) = read_setups("vllm serve m --no-such-flag")
+        assert reading.findings[0].where == "--no-such-flag"
+        (reading,) = read_setups("vllm serve m \\\n --no-such-flag")
+        assert reading.findings[0].where == "line 2 --no-such-flag"
+
+    def test_the_release_asked_for_wins(self):
+        source = "docker run vllm/vllm-openai:v0.20.0 --model m --spec-tokens 3"
+        (reading,) = read_setups(source)
+        assert (reading.setup.engine_version, codes(reading)) == ("0.20.0", ["flag-of-other-release"])
+        (reading,) = read_setups(source, engine_version="0.22.0")
+        assert (reading.setup.engine_version, codes(reading)) == ("0.22.0", ["other-version-asked"])
+
+    def test_an_unknown_release_is_a_finding(self):
+        (reading,) = read_setups("docker run vllm/vllm-openai:v0.6.0 --model m")
+        assert codes(reading) == ["unknown-release"]
+
+    @pytest.mark.parametrize(
+        ("source", "code"),
+        [
+            ("ls -la", "no-server"),
+            ("", "no-server"),
+            ("vllm serve 'm", "unclosed-quote"),
+            ("x" * 1_000_001, "too-long"),
+            ("vllm serve m;" * 300, "too-many-servers"),
+            ("vllm serve " + "m " * 5_000, "too-long"),
+            ("kind: {{ .Kind }}\nspec: 1", "template"),
+            ("services: [", "not-yaml"),
+            ("{", "not-json"),
+            ("[1]", "no-server"),
+            ("no/such/file.yaml", "unreadable-file"),
+        ],
+    )
+    def test_what_cannot_be_read_says_why(self, source, code):
+        assert fault(source) == code
+
+
+class TestJson:
+    def test_a_bare_config(self):
+        (reading,) = read_setups(SPEC_TEXT)
+        assert (reading.setup.spec.to_dict(), codes(reading)) == (SPEC, ["no-target"])
+
+    def test_a_setup(self, tmp_path):
+        path = write(
+            tmp_path, "s.json", f'{{"target": "m", "speculative_config": {SPEC_TEXT}, "engine_version": "0.19.1",'
+            ' "args": {"tensor-parallel-size": 2}, "env": {"VLLM_X": 1}}',
+        )  # fmt: skip
+        (reading,) = read_setups(path)
+        setup = reading.setup
+        assert (setup.target, setup.engine_version, setup.spec.to_dict()) == ("m", "0.19.1", SPEC)
+        assert (dict(setup.args), dict(setup.env)) == ({"tensor_parallel_size": 2}, {"VLLM_X": "1"})
+        assert (reading.where, reading.findings) == (str(path), ())
+
+    def test_keyword_arguments(self):
+        (reading,) = read_setups(f'{{"model": "m", "speculative_config": {SPEC_TEXT}, "seed": 1, "typo": 2}}')
+        assert (reading.setup.target, dict(reading.setup.args)) == ("m", {"seed": 1})
+        assert codes(reading) == ["unknown-engine-argument"]
+
+    def test_duplicates_are_named(self):
+        (reading,) = read_setups('{"method": "ngram", "method": "eagle"}')
+        assert "duplicate-key" in codes(reading)
+
+
+class TestCompose:
+    TEXT = f"""
+x-env: &env
+  VLLM_USE_V2_MODEL_RUNNER: 1
+services:
+  list:
+    image: vllm/vllm-openai:v0.20.0
+    environment: {{<<: *env, HF_TOKEN: secret}}
+    command: ["--model", "m", "--speculative-config", '{SPEC_TEXT}', "-tp", "4"]
+    deploy: {{resources: {{reservations: {{devices: [{{driver: nvidia, count: 2}}]}}}}}}
+  text:
+    image: "vllm/vllm-openai:${{TAG:-v0.19.1}}"
+    environment: ["VLLM_X=${{X:-1}}"]
+    command: >-
+      --model m --port $PORT --speculative-config '{SPEC_TEXT}'
+  shell:
+    image: vllm/vllm-openai:v0.20.0
+    entrypoint: ["bash", "-c"]
+    command:
+    - >-
+      vllm serve m --speculative-config '{SPEC_TEXT}'
+  database:
+    image: postgres:16
+"""
+
+    def test_every_server_is_read(self, tmp_path):
+        path = write(tmp_path, "compose.yaml", self.TEXT)
+        readings = read_setups(path)
+        assert [reading.where for reading in readings] == [
+            f"{path}:5 services.list", f"{path}:10 services.text", f"{path}:15 services.shell",
+        ]  # fmt: skip
+        assert all(reading.setup.spec.to_dict() == SPEC for reading in readings)
+        first, second, third = readings
+        assert dict(first.setup.env) == {"VLLM_USE_V2_MODEL_RUNNER": "1"}
+        assert (first.setup.device.count, codes(first)) == (2, ["fewer-gpus-than-ranks"])
+        assert (second.setup.engine_version, dict(second.setup.env)) == ("0.19.1", {"VLLM_X": "1"})
+        assert codes(second) == ["unresolved-variable", "bad-flag-value"]
+        assert second.findings[1].where == f"{path}:13 services.text.command --port"
+        assert codes(third) == []
+
+    def test_numbers_must_be_quoted(self):
+        (reading,) = read_setups("services:\n  a:\n    image: vllm/vllm-openai:v0.20.0\n    command: [m, --port, 8000]")
+        assert codes(reading) == ["argument-not-text"]
+        assert reading.findings[0].where == "line 4 services.a.command[2]"
+        assert reading.setup.args["port"] == 8000
+
+    def test_duplicate_keys_are_named(self):
+        (reading,) = read_setups(
+            "services:\n  a:\n    image: vllm/vllm-openai:v0.20.0\n    command: [a]\n    command: [b]"
+        )
+        assert (codes(reading), reading.setup.target) == (["duplicate-key"], "b")
+
+
+class TestKubernetes:
+    DEPLOYMENT = f"""
+apiVersion: apps/v1
+kind: Deployment
+metadata: {{name: llm}}
+spec:
+  template:
+    spec:
+      nodeSelector: {{nvidia.com/gpu.product: NVIDIA-H200}}
+      containers:
+      - name: vllm
+        image: vllm/vllm-openai:v0.20.0
+        args: ["--model=$(MODEL)", "--speculative-config", '{SPEC_TEXT}', "-tp=2"]
+        env: [{{name: MODEL, value: m}}, {{name: VLLM_API_KEY, value: secret}}, {{name: VLLM_X, value: "1"}}]
+        resources: {{limits: {{nvidia.com/gpu: "2"}}}}
+      - {{name: proxy, image: envoy, args: [run]}}
+"""
+
+    def test_a_deployment(self, tmp_path):
+        path = write(tmp_path, "d.yaml", self.DEPLOYMENT)
+        (reading,) = read_setups(path)
+        setup = reading.setup
+        assert (setup.target, setup.spec.to_dict(), reading.findings) == ("m", SPEC, ())
+        assert (setup.device.name, setup.device.count) == ("NVIDIA-H200", 2)
+        assert dict(setup.env) == {"VLLM_X": "1"}
+        assert reading.where == f"{path}:10 spec.template.spec.containers[0] (Deployment llm)"
+
+    def test_a_leader_worker_set(self):
+        (reading,) = read_setups(
+            "apiVersion: leaderworkerset.x-k8s.io/v1\nkind: LeaderWorkerSet\nspec:\n  leaderWorkerTemplate:\n"
+            "    leaderTemplate:\n      spec:\n        containers:\n        - image: vllm/vllm-openai:v0.20.0\n"
+            "          command: [sh, -c, 'ray start --head; vllm serve m -tp 8']\n"
+        )
+        assert (reading.setup.target, dict(reading.setup.args)) == ("m", {"tensor_parallel_size": 8})
+
+    @pytest.mark.parametrize(
+        ("argument", "code"),
+        [
+            ("\"'{}'\"", "flag-json-invalid"),
+            ('\'{\\"method\\": \\"ngram\\"}\'', "flag-json-invalid"),
+            ("{method: ngram}", "argument-not-text"),
+        ],
+    )
+    def test_quoting_mistakes(self, argument, code):
+        argument = argument.format(SPEC_TEXT.replace('"', '\\"')) if "{}" in argument else argument
+        (reading,) = read_setups(
+            f"apiVersion: v1\nkind: Pod\nspec:\n  containers:\n  - image: vllm/vllm-openai:v0.20.0\n"
+            f"    args: [m, --speculative-config, {argument}]"
+        )
+        assert code in codes(reading)
+
+    def test_a_template_that_stays_is_named(self):
+        (reading,) = read_setups(self.DEPLOYMENT.replace("-tp=2", "--served-model-name={{.Name}}"))
+        assert codes(reading) == ["template-left"]
+
+
+class TestKServe:
+    SERVICE = """
+apiVersion: serving.kserve.io/v1beta1
+kind: InferenceService
+metadata: {name: chat}
+spec:
+  predictor:
+    model:
+      modelFormat: {name: FORMAT}
+      RUNTIME
+      storageUri: hf://org/model:main
+      args: ARGS
+"""
+
+    def text(
+        self, *, form="vLLM", runtime="runtimeVersion: v0.20.0", args=f"['--speculative-config={SPEC_TEXT}']"
+    ) -> str:
+        return self.SERVICE.replace("FORMAT", form).replace("RUNTIME", runtime).replace("ARGS", args)
+
+    def test_its_own_runtime(self):
+        (reading,) = read_setups(self.text())
+        setup = reading.setup
+        assert (setup.target, setup.engine_version, setup.spec.to_dict()) == ("org/model", "0.20.0", SPEC)
+        assert codes(reading) == ["runtime-not-in-file"]
+
+    def test_a_runtime_in_the_same_file(self):
+        runtime = (
+            "apiVersion: serving.kserve.io/v1alpha1\nkind: ServingRuntime\nmetadata: {name: mine}\nspec:\n"
+            "  containers:\n  - name: kserve-container\n    image: vllm/vllm-openai:v0.19.1\n"
+            "    args: [--model=/mnt/models, --seed=1]\n    env: [{name: VLLM_X, value: '1'}]\n---"
+        )
+        (reading,) = read_setups(runtime + self.text(runtime="runtime: mine", args="[--seed=2]"))
+        setup = reading.setup
+        assert (setup.target, setup.engine_version, dict(setup.env)) == ("org/model", "0.19.1", {"VLLM_X": "1"})
+        assert setup.args["seed"] == 2
+        (alone,) = read_setups(runtime.removesuffix("---"))
+        assert alone.setup.target == "/mnt/models"
+
+    def test_the_hugging_face_server(self):
+        args = f"[--model_name=x, --model_id=org/other, --backend=vllm, --max_model_len=1024, -sc, '{SPEC_TEXT}']"
+        (reading,) = read_setups(self.text(form="huggingface", args=args), engine_version="0.20.0")
+        setup = reading.setup
+        assert (setup.target, setup.spec.to_dict()) == ("org/other", SPEC)
+        assert dict(setup.args) == {"served_model_name": ["x"], "max_model_len": 1024}
+
+    def test_several_storage_uris(self):
+        (reading,) = read_setups("""
+apiVersion: serving.kserve.io/v1beta1
+kind: InferenceService
+metadata: {name: chat}
+spec:
+  predictor:
+    storageUris:
+    - {uri: 'hf://org/model', mountPath: /mnt/models/target}
+    - {uri: 's3://b/d', mountPath: /mnt/models/draft}
+    containers:
+    - name: kserve-container
+      image: vllm/vllm-openai:v0.20.0
+      args: [--model=/mnt/models/target, '-sc={"model": "/mnt/models/draft", "num_speculative_tokens": 3}']
+""")
+        assert (reading.setup.target, reading.setup.spec.model) == ("org/model", "/mnt/models/draft")
+
+    def test_an_llm_service_hands_its_arguments_to_a_shell(self):
+        text = """
+apiVersion: serving.kserve.io/v1alpha1
+kind: LLMInferenceService
+metadata: {{name: q}}
+spec:
+  model: {{uri: 'hf://org/model'}}
+  parallelism: {{tensor: 2}}
+  template:
+    containers:
+    - name: main
+      image: vllm/vllm-openai:v0.20.0
+      env: [{{name: VLLM_ADDITIONAL_ARGS, value: "{}"}}]
+"""
+        escaped = SPEC_TEXT.replace('"', '\\"')
+        (wrong,) = read_setups(text.format(f"-sc {escaped}"))
+        (right,) = read_setups(text.format(f"-sc '{escaped}'"))
+        assert (codes(wrong), codes(right)) == (["flag-json-invalid"], [])
+        assert wrong.setup.spec == right.setup.spec
+        assert right.setup.spec.to_dict() == SPEC
+        assert (right.setup.target, dict(right.setup.args)) == ("org/model", {"tensor_parallel_size": 2})
+
+
+def test_a_systemd_unit(tmp_path):
+    escaped = SPEC_TEXT.replace('"', '\\"')
+    path = write(
+        tmp_path, "vllm.service", "[Unit]\nDescription=it's vLLM\n[Service]\nEnvironment=\"VLLM_X=a b\" M=org/model\n"
+        f"ExecStart=/opt/bin/vllm serve ${{M}} \\\n  --speculative-config \"{escaped}\"\n",
+    )  # fmt: skip
+    (reading,) = read_setups(path)
+    assert (reading.setup.target, reading.setup.spec.to_dict()) == ("org/model", SPEC)
+    assert (dict(reading.setup.env), reading.where) == ({"VLLM_X": "a b"}, f"{path}:5 ExecStart")
+
+
+def test_the_file_of_vllm_serve_config(tmp_path):
+    path = write(tmp_path, "c.yaml", "model: m\nseed: 3\nspeculative_config:\n  method: ngram\nno-such-flag: 1\n")
+    (reading,) = read_setups(path)
+    assert (reading.setup.target, reading.setup.spec.to_dict(), dict(reading.setup.args)) == (
+        "m", {"method": "ngram"}, {"seed": 3},
+    )  # fmt: skip
+    assert (codes(reading), reading.findings[0].where) == (["unknown-flag"], f"{path}:5 --no-such-flag")
+
+
+def test_values_of_the_production_stack():
+    (reading,) = read_setups(
+        "servingEngineSpec:\n  modelSpec:\n  - repository: vllm/vllm-openai\n    tag: v0.20.0\n"
+        "    modelURL: org/model\n"
+        f"    requestGPU: 1\n    vllmConfig: {{tensorParallelSize: 1, extraArgs: [-sc, '{SPEC_TEXT}']}}\n"
+    )
+    assert (reading.setup.target, reading.setup.spec.to_dict(), reading.findings) == ("org/model", SPEC, ())
+
+
+def test_engine_arguments_of_ray_serve():
+    (reading,) = read_setups(
+        "spec: x\napplications:\n- args:\n    llm_configs:\n"
+        "    - model_loading_config: {model_id: q, model_source: org/model}\n"
+        "      engine_kwargs: {seed: 1, speculative_config: {method: ngram}}\n"
+    )
+    assert (reading.setup.target, reading.setup.spec.method, dict(reading.setup.args)) == (
+        "org/model",
+        "ngram",
+        {"seed": 1},
+    )
+
+
+def test_severities_come_with_the_rules():
+    (reading,) = read_setups("docker run vllm/vllm-openai m --no-such-flag")
+    assert {finding.code: finding.severity for finding in reading.findings} == {
+        "version-unknown": Severity.WARNING, "unknown-flag": Severity.ERROR,
+    }  # fmt: skip

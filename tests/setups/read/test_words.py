@@ -1,0 +1,90 @@
+import shlex
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from draftwise.core import InvalidSetup
+from draftwise.setups.read.shell.words import MAX_CHARS, Script, split_words
+
+PLAIN = st.text(st.characters(codec="ascii", exclude_categories=["Cc"]), min_size=1, max_size=12)
+
+
+def commands(text: str) -> list[list[str]]:
+    return [[word.text for word in command.words] for command in Script(text).commands()]
+
+
+@given(st.lists(PLAIN, min_size=1, max_size=6))
+def test_reads_back_what_shlex_quotes(words):
+    text = " ".join(shlex.quote(word) for word in ["run", *words])
+    assert commands(text) == [["run", *words]]
+    assert [word.text for word in split_words(text)] == ["run", *words]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a b \\\n  c", [["a", "b", "c"]]),
+        ("a 'b c' \"d e\" f'g'\"h\"", [["a", "b c", "d e", "fgh"]]),
+        ('a "{\\"b\\": 1}"', [["a", '{"b": 1}']]),
+        ("a # comment 'with a quote\nb", [["a"], ["b"]]),
+        ("a; b && c || d | e &", [["a"], ["b"], ["c"], ["d"], ["e"]]),
+        ("a > out 2>&1 < in b", [["a", "b"]]),
+        ("cat <<EOF > x\nit's\nEOF\na", [["cat"], ["a"]]),
+        ("X=1 a $X", [["X=1", "a", "$X"]]),
+        ("export X='b c' Y=d\na $X \"$X\" ${Y}e", [["a", "b", "c", "b c", "de"]]),
+        ("A=(--x 'y z')\nA+=(w)\na \"${A[@]}\"", [["a", "--x", "y z", "w"]]),
+        ("a ${PORT:-8000} $HOST", [["a", "8000", "$HOST"]]),
+        ("a <your model> b", [["a", "<your model>", "b"]]),
+        ("a ''", [["a", ""]]),
+        ("a\r\nb", [["a"], ["b"]]),
+    ],
+)
+def test_splits_as_bash_does(text, expected):
+    assert commands(text) == expected
+
+
+def test_words_know_their_line():
+    (command,) = Script("a \\\n  b \\\n  'c\n d' e").commands()
+    assert [word.line for word in command.words] == [1, 2, 3, 4]
+
+
+def test_unset_variables_are_noted():
+    (command,) = Script('a $HOST "$(nproc)" `date` ${X:-1}').commands()
+    assert command.unresolved == ("$HOST", "$(nproc)", "`date`")
+
+
+def test_a_space_after_the_backslash_is_noted():
+    (command,) = Script("a \\ \n b").commands()
+    assert command.lost_continuations == (1,)
+    assert [word.text for word in command.words] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("text", "mistake"),
+    [
+        ('a {"b": "c d", "e": 1} f', "unquoted-json"),
+        ('a --x={"b":"c d"} f', "unquoted-json"),
+        ('a "{"b": "c d", "e": 1}" f', "json-in-double-quotes"),
+    ],
+)
+def test_json_that_the_shell_would_take_apart_is_read_as_meant(text, mistake):
+    (command,) = Script(text).commands()
+    assert [word.mistake for word in command.words] == ["", mistake, ""]
+    assert command.words[1].text.removeprefix("--x=").startswith('{"b":')
+    assert command.words[2].text == "f"
+
+
+@pytest.mark.parametrize("text", ["a 'b", 'a "b', "a \"b 'c'", 'a "b \\" c', 'a "b\\'])
+def test_an_open_quote_is_an_error(text):
+    with pytest.raises(InvalidSetup) as error:
+        commands(text)
+    assert error.value.findings[0].code == "unclosed-quote"
+
+
+def test_variables_cannot_blow_up():
+    lines = ["A0=xxxxxxxxxx", *(f"A{n + 1}=$A{n}$A{n}$A{n}$A{n}" for n in range(40))]
+    with pytest.raises(InvalidSetup) as error:
+        commands("\n".join(lines))
+    assert error.value.findings[0].code == "too-long"
+    assert f"{MAX_CHARS:,}" in str(error.value)

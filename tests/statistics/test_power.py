@@ -1,0 +1,82 @@
+"""What is promised to be found is found that often, and more prompts settle what they are said to settle."""
+
+import math
+
+import numpy as np
+import pytest
+from tests.support.simulated import Machine
+
+from draftwise.statistics import (
+    POWER,
+    Estimate,
+    Outcome,
+    Spread,
+    conclude,
+    detectable_ratio,
+    passes_needed,
+    prompt_ratio,
+    prompts_needed,
+)
+
+TRIALS = 400
+MARGIN = 0.03
+
+
+def measure(machine: Machine, speedup: float, seed: int = 0) -> list[Estimate]:
+    rng, design = np.random.default_rng(seed), machine.design()
+    readings = (machine.measure(rng, speedup) for _ in range(TRIALS))
+    return [prompt_ratio(plain_N, candidate_N, design) for candidate_N, plain_N in readings]
+
+
+def share_faster(found: list[Estimate], margin: float) -> float:
+    return sum(conclude(each.interval(), margin) is Outcome.FASTER for each in found) / TRIALS
+
+
+def typical(found: list[Estimate]) -> Estimate:
+    return sorted(found, key=lambda each: each.spread.variance)[TRIALS // 2]
+
+
+@pytest.mark.parametrize("margin", [0.0, MARGIN])
+@pytest.mark.parametrize("machine", [Machine(prompts=12), Machine(prompts=40, per_turn=8)], ids=["stream", "load"])
+def test_the_detectable_speedup_is_detected(machine: Machine, margin: float) -> None:
+    speedup = detectable_ratio(typical(measure(machine, 1.0)), margin=margin)
+    assert share_faster(measure(machine, speedup, seed=1), margin) == pytest.approx(POWER, abs=0.07)
+
+
+def test_five_percent_are_found_with_as_many_prompts_as_it_said() -> None:
+    pilot = typical(measure(Machine(prompts=12, gain=0.05), 1.05))
+    as_if_known = Estimate(log=math.log(1.05), spread=pilot.spread)
+    count = prompts_needed(as_if_known, margin=MARGIN)
+    assert 50 < count < 500
+    found = measure(Machine(prompts=count, gain=0.05), 1.05, seed=1)
+    assert share_faster(found, MARGIN) == pytest.approx(POWER, abs=0.1)
+
+
+def estimate(ratio: float, error: float, lasting: float = 0.0, prompts: int = 10) -> Estimate:
+    spread = Spread(variance=error**2, degrees=prompts - 1, lasting=lasting, num_prompts=prompts, num_pairs=100)
+    return Estimate(log=math.log(ratio), spread=spread)
+
+
+@pytest.mark.parametrize("ratio", [1.1, 0.9, 1.0])
+def test_more_prompts_settle_every_outcome(ratio: float) -> None:
+    loose = estimate(ratio, 0.1)
+    count = prompts_needed(loose, margin=MARGIN)
+    tight = estimate(ratio, 0.1 * math.sqrt(10 / count), prompts=count)
+    assert conclude(loose.interval(), MARGIN) is None
+    assert count > 10
+    assert conclude(tight.interval(), MARGIN) is not None
+
+
+def test_an_estimate_on_the_limit_is_never_settled() -> None:
+    assert prompts_needed(estimate(1.03, 0.01), margin=MARGIN) is None
+
+
+def test_passes_help_where_turns_differ_and_not_where_prompts_do() -> None:
+    assert passes_needed(estimate(1.1, 0.05, lasting=0.0), 5, margin=MARGIN) > 5
+    assert passes_needed(estimate(1.1, 0.05, lasting=0.05**2), 5, margin=MARGIN) is None
+
+
+def test_nothing_is_promised_where_nothing_was_repeated() -> None:
+    alone = estimate(1.1, math.inf)
+    assert detectable_ratio(alone) == math.inf
+    assert prompts_needed(alone, margin=MARGIN) is None

@@ -1,0 +1,1 @@
+"""What tests of several rooms share: made-up runs, servers, checkpoints and their truth."""
