@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from crafted import BUNDLE, copy_changed, look
 from safetensors.torch import load_file, save_file
+from tests.support.crafted import BUNDLE, copy_changed, look
 
 from draftwise.core import InvalidSetup
 from draftwise.engine.models import CausalLM, load_model
