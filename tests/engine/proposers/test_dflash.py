@@ -14,9 +14,9 @@ from safetensors.torch import load_file, save_file
 from tests.support.confirming import confirm
 from tests.support.dflash_checkpoint import write_dflash
 
+from draftwise.checkpoints.speculators_format import to_plain
 from draftwise.core import InvalidSetup
 from draftwise.engine.models import CausalLM, load_model
-from draftwise.engine.models.speculators_format import to_plain
 from draftwise.engine.proposers.base import Confirmed
 from draftwise.engine.proposers.dflash import DFlashProposer
 from draftwise.engine.sampling.draft import Draft
@@ -239,7 +239,7 @@ def edit(path: Path, **changes: torch.Tensor | None) -> None:
         ({"d2t": None}, "tensors-missing"),
         ({"lm_head.weight": None}, "tensors-missing"),
         ({"mask_hidden": torch.zeros(1)}, "tensors-unknown"),
-        ({"fc.weight": torch.zeros(64, 64)}, "wrong-shape"),
+        ({"fc.weight": torch.zeros(64, 64)}, "tensor-shapes"),
         ({"d2t": torch.full((90,), 200)}, "wrong-d2t"),
     ],
 )
@@ -256,13 +256,13 @@ def test_weights_that_do_not_belong_are_refused(tmp_path: Path, target: CausalLM
     [
         ({"architectures": ["Qwen3ForCausalLM"]}, "unsupported-architecture"),
         ({"dflash_config": {"target_layer_ids": []}}, "config-incomplete"),
-        ({"target_layer_ids": (0, 2)}, "head-mismatch"),
-        ({"dflash_config": {"mask_token_id": None}}, "config-incomplete"),
-        ({"dflash_config": {"mask_token_id": 10_000}}, "head-mismatch"),
+        ({"target_layer_ids": (0, 2)}, "layer-ids-out-of-range"),
+        ({"dflash_config": {"mask_token_id": None}}, "mask-token-missing"),
+        ({"dflash_config": {"mask_token_id": 10_000}}, "mask-token-out-of-range"),
         ({"dflash_config": {"attention_sink_bias": True}}, "unsupported-drafter"),
         ({"dflash_config": {"use_swa": True, "swa_window_size": 95}}, "unsupported-sliding-window"),
         ({"layer_types": ["sliding_attention"] * 2}, "unsupported-sliding-window"),
-        ({"target_hidden_size": 32}, "head-mismatch"),
+        ({"target_hidden_size": 32}, "hidden-size-differs"),
         ({"is_neox_style": False}, "unsupported-drafter"),
     ],
 )

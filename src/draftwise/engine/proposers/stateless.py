@@ -11,6 +11,7 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
+from draftwise.checkpoints.head_faults import find_vocabulary_fault, find_width_fault
 from draftwise.core import InvalidSetup
 from draftwise.engine.models import CausalLM
 from draftwise.engine.models.checkpoint import Checkpoint
@@ -85,16 +86,13 @@ def make_reader(checkpoint: Checkpoint, target: CausalLM, *, hidden_key: str) ->
     Raises:
         InvalidSetup: its config.json names another width or vocabulary than the target's.
     """
-    shape, config = target.shape, checkpoint.config
-    wanted = {hidden_key: shape.hidden_size, "vocab_size": shape.vocab_size}
-    wrong = [f"{key} {config[key]} (target: {size})" for key, size in wanted.items() if config.get(key, size) != size]
-    if wrong:
-        raise InvalidSetup.because(
-            "drafter-does-not-fit",
-            f"the drafter was made for another target: it has {', '.join(wrong)}.",
-            where=str(checkpoint.path / "config.json"),
-            fix="Use a drafter that was trained for this very target.",
-        )
+    shape, config, where = target.shape, checkpoint.config, str(checkpoint.path / "config.json")
+    faults = [
+        find_width_fault(hidden_key, config.get(hidden_key), shape.hidden_size, where=where),
+        find_vocabulary_fault(config.get("vocab_size"), shape.vocab_size, where=where),
+    ]
+    if any(faults):
+        raise InvalidSetup(filter(None, faults))
     # These networks have no decoder layers, so it does not matter of which family they would be.
     return WeightReader(checkpoint, shape, FAMILIES["llama"], target.dtype, target.device)
 
