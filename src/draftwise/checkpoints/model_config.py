@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from draftwise.checkpoints.text_files import check_directory, parse_json, read_json
 from draftwise.core import InvalidSetup
 
-__all__ = ["ModelConfig", "find_model_config"]
+__all__ = ["ModelConfig", "find_model_config", "read_config"]
 
 _EXPERT_KEYS = ("num_experts", "moe_num_experts", "n_routed_experts", "num_local_experts")
 
@@ -66,44 +66,34 @@ def find_model_config(given: str) -> ModelConfig | None:
     if not given:
         return None
     if given.lstrip().startswith("{"):
-        return ModelConfig(name="config.json", config=_parse(given, "--target"), origin="json")
+        return ModelConfig(name="config.json", config=parse_json(given, where="--target"), origin="json")
     path = Path(given)
     try:
         is_file, is_directory = path.name.endswith(".json") and path.is_file(), path.is_dir()
     except (OSError, ValueError):  # longer than a path may be, or with a null byte
         is_file = is_directory = False
     if is_file:
-        return ModelConfig(name=str(path.parent), config=_read(path), origin="directory", directory=path.parent)
+        return ModelConfig(name=str(path.parent), config=read_json(path), origin="directory", directory=path.parent)
     if is_directory:
-        if not (path / "config.json").is_file():
-            raise InvalidSetup.because(
-                "no-config-json",
-                f"There is no config.json in {given}.",
-                where=given,
-                fix="Give the directory of a Hugging Face checkpoint.",
-            )
-        return ModelConfig(name=given, config=_read(path / "config.json"), origin="directory", directory=path)
+        return ModelConfig(name=given, config=read_config(path), origin="directory", directory=path)
     from draftwise.facts.models import find_model
 
     known = find_model(given)
     return None if known is None else ModelConfig(name=given, config=known.config, origin="table")
 
 
-def _read(path: Path) -> Mapping[str, Any]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidSetup.because("unreadable-file", f"{path} cannot be read ({error}).", where=str(path)) from None
-    return _parse(text, str(path))
+def read_config(directory: Path) -> dict[str, Any]:
+    """Return what a checkpoint's config.json holds.
 
-
-def _parse(text: str, where: str) -> Mapping[str, Any]:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InvalidSetup.because("not-json", f"{where} is not valid JSON ({error}).", where=where) from None
-    if not isinstance(value, dict):
+    Raises:
+        InvalidSetup: there is no such directory or file, or it holds no JSON object.
+    """
+    check_directory(directory)
+    if not (directory / "config.json").is_file():
         raise InvalidSetup.because(
-            "not-an-object", f"{where} must be a JSON object, got {type(value).__name__}.", where=where
+            "no-config-json",
+            "There is no config.json in this directory.",
+            where=str(directory),
+            fix="Give the directory of a Hugging Face checkpoint.",
         )
-    return value
+    return read_json(directory / "config.json")

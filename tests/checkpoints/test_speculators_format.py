@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from draftwise.checkpoints.speculators_format import find_format_fault, flatten, from_plain, to_plain
 from draftwise.core import InvalidSetup
-from draftwise.engine.models.speculators_format import from_plain, to_plain
+from draftwise.facts.methods import methods_where
 
 _LAYERS = {
     "model_type": "llama",
@@ -28,7 +29,7 @@ def _file(kind: str, layers: dict | None = None, **own) -> dict:
 
 def test_a_plain_config_is_returned_as_it_is():
     config = {"architectures": ["LlamaForCausalLMEagle3"], **_LAYERS}
-    assert to_plain(config, where="config.json") is config
+    assert to_plain(config, where="config.json") == config
 
 
 def test_eagle3_layers_are_flattened_and_the_other_default_is_written_out():
@@ -75,16 +76,34 @@ def test_the_file_is_not_changed():
 @pytest.mark.parametrize(
     ("config", "code"),
     [
-        (_file("dspark"), "unsupported-speculator"),
-        (_file("peagle"), "config-incomplete"),
-        (_file("dflash", mask_token_id=3), "config-incomplete"),
-        ({"speculators_model_type": "eagle3"}, "config-incomplete"),
+        (_file("eagle9"), "unknown-speculators-type"),
+        (_file("peagle"), "speculators-key-missing"),
+        (_file("dflash", mask_token_id=3), "speculators-key-missing"),
+        (_file("dspark", aux_hidden_state_layer_ids=[1]), "speculators-key-missing"),
+        ({"speculators_model_type": "eagle3"}, "speculators-incomplete"),
     ],
 )
 def test_what_cannot_be_read_is_refused(config, code):
     with pytest.raises(InvalidSetup) as error:
         to_plain(config, where="drafter/config.json")
     assert [finding.code for finding in error.value.findings] == [code]
+    flatten(config)  # what only looks at a file goes on
+
+
+def test_every_type_that_a_method_names_is_read_and_no_other():
+    named = {name for method in methods_where().values() for name in method.speculators}
+    complete = {"mask_token_id": 1, "aux_hidden_state_layer_ids": [1]}
+    assert all(find_format_fault(_file(name, **complete), where="x") is None for name in named)
+    assert all(flatten(_file(name, **complete))["architectures"] for name in named)
+    assert find_format_fault(_file("eagle9", **complete), where="x") is not None
+
+
+def test_block_drafters_name_their_layers_and_their_class():
+    config = _file("dspark", mask_token_id=3, aux_hidden_state_layer_ids=[1, 3], markov_rank=16)
+    plain = to_plain(config, where="x")
+    assert (plain["architectures"], plain["markov_rank"]) == (["Qwen3DSparkModel"], 16)
+    assert plain["dflash_config"] == {"mask_token_id": 3, "target_layer_ids": [0, 2]}
+    assert to_plain(config | {"speculators_model_type": "dflash2"}, where="x")["architectures"] == ["DFlash2DraftModel"]
 
 
 _PLAIN = {
