@@ -33,8 +33,8 @@ ALLOWED: dict[str, int] = {
     "plan/size/weights.py": 1,
     "train/__init__.py": 1,
 }
-MOST = 12
-"""Of all files together; the goal is 25."""
+MOST = 25
+"""Of all files together, whatever is entered above."""
 
 
 def count_names(source: str) -> int:

@@ -92,7 +92,7 @@ def read_config(directory: Path) -> dict[str, Any]:
     if not (directory / "config.json").is_file():
         raise InvalidSetup.because(
             "no-config-json",
-            "There is no config.json in this directory.",
+            f"There is no config.json in {directory}.",
             where=str(directory),
             fix="Give the directory of a Hugging Face checkpoint.",
         )
