@@ -12,6 +12,8 @@ from draftwise.core import InvalidSetup
 
 __all__ = ["ModelConfig", "find_model_config", "read_config"]
 
+_EXPERT_KEYS = ("num_experts", "moe_num_experts", "n_routed_experts", "num_local_experts")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
@@ -43,6 +45,13 @@ class ModelConfig:
         """`architectures`, empty where the file has none."""
         given = self.config.get("architectures")
         return tuple(str(name) for name in given) if isinstance(given, list) else ()
+
+    @property
+    def num_experts(self) -> int:
+        """Routed experts of a mixture; 0 for a dense model."""
+        first = next((value for key in _EXPERT_KEYS if (value := self.text_config.get(key))), 0)
+        first = first[0] if isinstance(first, list) else first
+        return first if isinstance(first, int) else 0
 
 
 def find_model_config(given: str) -> ModelConfig | None:
@@ -83,7 +92,7 @@ def read_config(directory: Path) -> dict[str, Any]:
     if not (directory / "config.json").is_file():
         raise InvalidSetup.because(
             "no-config-json",
-            "There is no config.json in this directory.",
+            f"There is no config.json in {directory}.",
             where=str(directory),
             fix="Give the directory of a Hugging Face checkpoint.",
         )

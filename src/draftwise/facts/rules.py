@@ -47,6 +47,8 @@ class Rule:
     """Releases in which it holds: first and last, both included; None stands for the newest one known."""
     source: str
     exception: str = ""
+    methods: tuple[str, ...] = ()
+    """Methods that it is about; empty for a rule that does not depend on the method."""
     probe: Probe | None = None
 
     def holds(self, version: Version | None) -> bool:
@@ -84,7 +86,21 @@ class Rulebook:
         """Say whether a rule holds in the release; KeyError for an unknown code."""
         return get_rule(code).holds(self.version)
 
-    def ruling(self, code: str, message: str, *, where: str = "", fix: str = "", becomes: str = "") -> Iterator[Ruling]:
+    def applies(self, code: str, method: str | None) -> bool:
+        """Say whether a rule holds in the release and is about a method; KeyError for an unknown code."""
+        about = get_rule(code).methods
+        return (not about or method in about) and self.holds(code)
+
+    def ruling(
+        self,
+        code: str,
+        message: str,
+        *,
+        where: str = "",
+        fix: str = "",
+        becomes: str = "",
+        method: str | None = None,
+    ) -> Iterator[Ruling]:
         """Yield the finding that a configuration has met a rule, or nothing where the rule does not hold.
 
         Args:
@@ -93,13 +109,13 @@ class Rulebook:
             where: key, flag or file that the finding is about.
             fix: what to do about it, as a sentence.
             becomes: what runs instead, for `Effect.CHANGED`.
+            method: that the finding is about: a rule about certain methods is not met by others. None: any.
 
         Raises:
             KeyError: there is no such rule.
         """
-        rule = get_rule(code)
-        if rule.holds(self.version):
-            yield rule.ruling(message, where=where, fix=fix, becomes=becomes)
+        if self.holds(code) if method is None else self.applies(code, method):
+            yield get_rule(code).ruling(message, where=where, fix=fix, becomes=becomes)
 
 
 def get_rule(code: str) -> Rule:
@@ -132,5 +148,6 @@ def _read(row: Mapping[str, Any]) -> Rule:
         spans=tuple((first, last) for first, last in row["spans"]),
         source=row["source"],
         exception=row.get("exception", ""),
+        methods=tuple(row.get("methods", ())),
         probe=None if probe is None else Probe(**{**probe, "files": tuple(probe["files"])}),
     )

@@ -115,7 +115,7 @@ def test_logits_agree_with_the_dense_network(settings, dtype, tolerance, target_
 
 @pytest.mark.parametrize("norms", [{}, {"fc_norm": True, "norm_before_fc": True}])
 def test_parallel_drafts_fill_masks_in(norms, target, tmp_path):
-    """As vLLM's P-EAGLE: k - 1 rows of the mask token behind the last token, each told the fused mask_hidden."""
+    """As vLLM's P-EAGLE: k - 1 rows of the mask token behind the last token, each with the fused mask_hidden."""
     folder = write_eagle3(tmp_path / "head", target.config, taps=TAPS, parallel=True, draft_vocab_size=40, **norms)
     drafter, dense = load_eagle3(folder, target), DenseEagle3(folder, target)
     states = [target_states(target, tokens, TAPS) for tokens in SEQUENCES]

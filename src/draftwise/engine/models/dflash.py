@@ -42,7 +42,7 @@ class Settings:
     aux_layers: AuxLayers
     """Hidden states of the target that it reads (see `Proposer.taps`)."""
     mask_token_id: int
-    """Stands for a token still to be guessed."""
+    """Stands for a token still to be drafted."""
     causal_layers: tuple[bool, ...]
     """For each layer whether the tokens of a block look only at those before them."""
     block_size: int | None
@@ -53,7 +53,7 @@ class Settings:
         """Return the settings of a plain config.json.
 
         Raises:
-            InvalidSetup: the tapped layers or the mask token are missing.
+            InvalidSetup: the layers to read or the mask token are missing.
         """
         own = config.get("dflash_config") or {}
         layers, mask_token_id = find_aux_layers(config), find_mask_token(config)
@@ -88,7 +88,7 @@ class _Network:
     """All but embedding and head."""
 
     fc: Linear
-    """From the tapped states of a token to one vector."""
+    """From the auxiliary hidden states of a token to one vector."""
     hidden_norm: Tensor
     context_kv: Linear
     """From that to keys and values of every layer, [2 * L * G * D]."""

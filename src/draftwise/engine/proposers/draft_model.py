@@ -21,7 +21,7 @@ class DraftModel:
     """A causal language model as a `Drafter`: it reads tokens only.
 
     Attributes:
-        mask: from the model's config.json, for models trained to guess in parallel (PARD, arXiv 2504.18583).
+        mask: from the model's config.json, for models trained to draft in parallel (PARD, arXiv 2504.18583).
     """
 
     taps: tuple[int, ...] = ()
@@ -44,7 +44,7 @@ class DraftModel:
         return self._model.device
 
     def enter(self, features_NF: Tensor) -> Tensor:
-        """Return the states as they are; none are tapped."""
+        """Return the states as they are; none are read."""
         return features_NF
 
     def forward(
