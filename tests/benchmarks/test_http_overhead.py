@@ -1,19 +1,14 @@
 """The stand-in engine of the HTTP benchmark keeps its own time, and the benchmark counts every token."""
 
 import argparse
-import sys
 import time
-from pathlib import Path
 
-CPU = Path(__file__).parents[2] / "benchmarks" / "cpu"
-sys.path.insert(0, str(CPU))
+from http_overhead import measure
+from paced_engine import PacedEngine
 
-from http_overhead import measure  # noqa: E402
-from paced_engine import PacedEngine  # noqa: E402
-
-from draftwise.engine.config import EngineConfig  # noqa: E402
-from draftwise.engine.sampling_params import SamplingParams  # noqa: E402
-from draftwise.engine.sequence import Request  # noqa: E402
+from draftwise.engine.config import EngineConfig
+from draftwise.engine.sampling_params import SamplingParams
+from draftwise.engine.sequence import Request
 
 
 def test_the_device_idles_by_what_the_host_is_late(tiny_target):

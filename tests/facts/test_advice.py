@@ -2,7 +2,6 @@
 
 import pytest
 
-from draftwise.engine import proposers
 from draftwise.facts.advice import (
     all_advice,
     anchors_of,
@@ -65,6 +64,9 @@ def test_kinds_of_traffic_agree_with_themselves() -> None:
         assert kind.overlap == "high" or not kind.repetitive
 
 
+@pytest.mark.engine
 def test_the_embedded_methods_are_those_of_the_engine() -> None:
+    from draftwise.engine import proposers
+
     known = {*METHODS, *proposers._BUILDERS, "extract_hidden_states"}
     assert {name for name in known if runs_embedded(name)} == set(proposers._BUILDERS)

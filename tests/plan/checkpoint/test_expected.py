@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from crafted import BUNDLE, Tensors, copy_changed, look, tensors_of, write_checkpoint
 
 from draftwise.core import Severity
-from draftwise.engine.models.speculators_format import from_plain
 from draftwise.plan.checkpoint import inspect_checkpoint, inspect_pair
 from draftwise.plan.checkpoint.expected import TargetSizes, expect_tensors
 from draftwise.plan.checkpoint.recognise import recognise
@@ -23,6 +21,7 @@ SMALL = {
 }  # fmt: skip
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize(
     ("family", "extra"),
@@ -36,7 +35,9 @@ SMALL = {
     ],
 )
 def test_models_hold_what_transformers_makes(family: str, extra: dict[str, Any], tied: bool) -> None:
-    transformers = pytest.importorskip("transformers")
+    import torch
+    import transformers
+
     config = getattr(transformers, f"{family}Config")(**SMALL, **extra, tie_word_embeddings=tied)
     with torch.device("meta"):
         model = getattr(transformers, f"{family}ForCausalLM")(config)
@@ -48,8 +49,11 @@ def test_models_hold_what_transformers_makes(family: str, extra: dict[str, Any],
     assert ("lm_head.weight" in expected.required) != tied
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize("name", ["eagle3", "p_eagle", "dflash"])
 def test_the_speculators_format_is_the_same_drafter(tmp_path: Path, name: str) -> None:
+    from draftwise.engine.models.speculators_format import from_plain
+
     plain = json.loads((BUNDLE / name / "config.json").read_text())
     tensors = tensors_of(BUNDLE / name) | {"embed_tokens.weight": ("BF16", (4096, 512))}
     folder = write_checkpoint(tmp_path / name, from_plain(plain, verifier="org/Model-8B", k=3), tensors)
@@ -64,7 +68,10 @@ def test_the_speculators_format_is_the_same_drafter(tmp_path: Path, name: str) -
     assert "org/Model-8B" in pair.findings[0].message
 
 
+@pytest.mark.engine
 def test_layers_count_by_their_input_in_the_speculators_format(tmp_path: Path) -> None:
+    from draftwise.engine.models.speculators_format import from_plain
+
     plain = json.loads((BUNDLE / "dflash" / "config.json").read_text())
     config = from_plain(plain, verifier="target", k=3)
     for highest, fits in ((8, True), (9, False)):

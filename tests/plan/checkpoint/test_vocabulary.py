@@ -10,10 +10,8 @@ import pytest
 from crafted import BUNDLE, write_vocabulary
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer as Library
 
 from draftwise.core import InvalidSetup
-from draftwise.engine.tokenizer import Tokenizer
 from draftwise.plan.checkpoint.tokenizer_fit import compare_vocabularies
 from draftwise.plan.checkpoint.vocabulary import Vocabulary, read_vocabulary
 
@@ -30,7 +28,12 @@ def make(tokens: dict[int, str], added: frozenset[int] = frozenset()) -> Vocabul
     return Vocabulary(tokens=tokens, added=added, source="tokenizer.json")
 
 
+@pytest.mark.engine
 def test_the_bundled_tokenizer_is_read_as_the_library_and_the_engine_do() -> None:
+    from tokenizers import Tokenizer as Library
+
+    from draftwise.engine.tokenizer import Tokenizer
+
     folder = BUNDLE / "target"
     found = read(folder)
     library = Library.from_file(str(folder / "tokenizer.json")).get_vocab(with_added_tokens=True)
