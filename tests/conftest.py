@@ -13,14 +13,14 @@ pytest_plugins = ["tests.support.tiny_models"]
 
 HERE = Path(__file__).parent
 ENGINE_PARTS = (
-    "bundle", "engine", "interop", "serve", "train",
-    "backends/test_embedded.py", "benchmarks/test_http_overhead.py", "cli/test_serve.py", "cli/test_train.py",
-)  # fmt: skip
+    *("bundle", "engine", "interop", "serve", "train"),
+    *("backends/test_embedded.py", "benchmarks/test_http_overhead.py", "cli/test_serve.py", "cli/test_train.py"),
+)
 """Folders and files that need draftwise[engine] or the libraries that it is checked against, in every test."""
 LIGHT_FOLDERS = (
-    "backends", "benchmarks", "catalogue", "cli", "core", "decide", "facts", "measure", "plan", "report", "runs",
-    "setups", "static", "statistics", "workloads",
-)  # fmt: skip
+    *("backends", "benchmarks", "catalogue", "checkpoints", "cli", "core", "decide", "facts", "measure", "plan"),
+    *("report", "runs", "setups", "static", "statistics", "workloads"),
+)
 """Folders of tests of what `pip install draftwise` brings; those that need more among them are marked `engine`."""
 ENGINE_PACKAGES = ("torch", "numba", "safetensors", "tokenizers", "transformers")
 HAS_ENGINE = all(importlib.util.find_spec(name) for name in ENGINE_PACKAGES)

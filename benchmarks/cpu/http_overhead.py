@@ -34,8 +34,8 @@ from paced_engine import TOKENS_PER_STEP, PacedEngine, build
 
 from draftwise import __version__
 from draftwise.engine.config import EngineConfig
-from draftwise.engine.sampling_params import SamplingParams
-from draftwise.engine.sequence import Request
+from draftwise.engine.sampling.params import SamplingParams
+from draftwise.engine.step.sequence import Request
 from draftwise.serve import server
 from draftwise.serve.launch import start_thread
 

@@ -10,10 +10,10 @@ from types import SimpleNamespace
 
 from draftwise.core import SpecStats
 from draftwise.engine.config import EngineConfig
-from draftwise.engine.detokenizer import IncrementalDetokenizer
 from draftwise.engine.outputs import Delta, EngineStats
-from draftwise.engine.sequence import Request
-from draftwise.engine.tokenizer import Tokenizer
+from draftwise.engine.step.sequence import Request
+from draftwise.engine.text.detokenizer import IncrementalDetokenizer
+from draftwise.engine.text.tokenizer import Tokenizer
 
 TOKENS_PER_STEP = (2, 3)
 """In turns: 2.5 is the acceptance length of a drafter that pays."""

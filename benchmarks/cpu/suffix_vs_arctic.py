@@ -99,9 +99,9 @@ def make_traces() -> dict[str, list[list]]:
 def replay_ours(trace: list[list]) -> dict:
     import torch
 
+    from draftwise.engine.attention.spans import Spans
     from draftwise.engine.proposers.base import Confirmed
     from draftwise.engine.proposers.suffix import SuffixProposer
-    from draftwise.engine.spans import Spans
 
     torch.set_num_threads(1)
     proposer = SuffixProposer(max_tree_depth=DEPTH, max_cached_requests=CACHED_REQUESTS)

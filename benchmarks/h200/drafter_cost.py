@@ -27,6 +27,7 @@ from safetensors.torch import save_file
 
 from draftwise import __version__
 from draftwise.core import ModelShape
+from draftwise.engine.attention.spans import Spans
 from draftwise.engine.models.decoder import CausalLM, Weights
 from draftwise.engine.models.eagle import load_eagle
 from draftwise.engine.models.eagle3 import load_eagle3
@@ -40,7 +41,6 @@ from draftwise.engine.proposers.dflash import DFlashProposer
 from draftwise.engine.proposers.draft_model import DraftModel
 from draftwise.engine.proposers.medusa import MedusaProposer
 from draftwise.engine.proposers.mlp_speculator import MlpSpeculatorProposer
-from draftwise.engine.spans import Spans
 
 BLOCK, CONTEXT, CONFIRMED = 16, 512, 3
 MAX_MODEL_LEN = 2048

@@ -19,7 +19,8 @@ from traces import Answer
 from draftwise import LLM, SamplingParams
 from draftwise.engine.core import Engine
 from draftwise.engine.proposers import guesses
-from draftwise.engine.proposers.base import Confirmed, Draft, Proposer
+from draftwise.engine.proposers.base import Confirmed, Proposer
+from draftwise.engine.sampling.draft import Draft
 
 __all__ = ["Job", "OurGaps", "Side", "Vllm", "run_ours"]
 

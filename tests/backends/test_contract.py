@@ -23,7 +23,7 @@ from draftwise.backends import (
     FakeScript,
     UrlBackend,
     VllmBackend,
-    keeper,
+    child_reaper,
     virtual_time,
 )
 from draftwise.backends.child import ChildBackend
@@ -60,7 +60,7 @@ class Bench:
         """End the server without a word."""
         if isinstance(self.backend, ChildBackend):
             assert self.backend._process is not None
-            os.kill(keeper.find_descendants(self.backend._process.pid)[0], signal.SIGKILL)
+            os.kill(child_reaper.find_descendants(self.backend._process.pid)[0], signal.SIGKILL)
         else:
             fake = self.neighbour or self.backend
             assert isinstance(fake, FakeBackend)

@@ -7,8 +7,8 @@ from http_overhead import measure
 from paced_engine import PacedEngine
 
 from draftwise.engine.config import EngineConfig
-from draftwise.engine.sampling_params import SamplingParams
-from draftwise.engine.sequence import Request
+from draftwise.engine.sampling.params import SamplingParams
+from draftwise.engine.step.sequence import Request
 
 
 def test_the_device_idles_by_what_the_host_is_late(tiny_target):

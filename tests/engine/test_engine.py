@@ -9,16 +9,17 @@ from typing import Any
 
 import pytest
 import torch
-from every_method import METHODS, make_config
 from safetensors.torch import load_file
+from tests.support.every_method import METHODS, make_config
 
 from draftwise import LLM, SamplingParams
 from draftwise.core import InvalidSetup
+from draftwise.engine.attention.spans import Spans
 from draftwise.engine.core import Request
 from draftwise.engine.outputs import RequestOutput
-from draftwise.engine.proposers.base import Confirmed, Draft
+from draftwise.engine.proposers.base import Confirmed
 from draftwise.engine.proposers.extract_hidden_states import hidden_states_path
-from draftwise.engine.spans import Spans
+from draftwise.engine.sampling.draft import Draft
 
 DEVICE = os.environ.get("DRAFTWISE_TEST_DEVICE", "cpu")
 
@@ -119,7 +120,7 @@ def watch(llm: LLM, texts: list[list[int]], drafts: Drafts) -> None:
 
 
 @pytest.mark.parametrize("situation", SITUATIONS)
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in METHODS])
 def test_neither_words_nor_drafts_depend_on_the_situation(
     name: str,
     situation: str,

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from every_method import WITH_MODEL, make_config
 from scipy import stats
+from tests.support.every_method import WITH_MODEL, make_config
 
 from draftwise import LLM, SamplingParams
 

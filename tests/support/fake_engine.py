@@ -9,7 +9,8 @@ from types import SimpleNamespace
 from draftwise.core import InvalidSetup, SpecStats
 from draftwise.engine.config import EngineConfig
 from draftwise.engine.outputs import Delta, EngineStats, Logprob
-from draftwise.engine.tokenizer import IncrementalDetokenizer, Tokenizer
+from draftwise.engine.text.detokenizer import IncrementalDetokenizer
+from draftwise.engine.text.tokenizer import Tokenizer
 
 
 class FakeEngine:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-from lessons import (
+from tests.support.lessons import (
     accepted,
     as_batch,
     build,

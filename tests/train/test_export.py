@@ -8,8 +8,8 @@ import pytest
 import torch
 import transformers
 from click.testing import CliRunner
-from lessons import build, random_batch
 from safetensors.torch import load_file, save_file
+from tests.support.lessons import build, random_batch
 
 from draftwise.cli import main
 from draftwise.core import InvalidSetup

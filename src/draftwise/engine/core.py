@@ -10,29 +10,29 @@ from dataclasses import replace
 import torch
 
 from draftwise.core import Finding, InvalidSetup, Severity, SpecConfig
-from draftwise.engine.acceptance import Standard
-from draftwise.engine.attention import PagedKV
-from draftwise.engine.capture import CapturePlan, plan_capture
 from draftwise.engine.config import EngineConfig
-from draftwise.engine.detokenizer import IncrementalDetokenizer
-from draftwise.engine.launched import Launched, Outcome
-from draftwise.engine.logits import check_params, encode_bad_words
-from draftwise.engine.memory import activation_bytes, graph_budget, num_pages
+from draftwise.engine.memory.budget import activation_bytes, graph_budget, num_pages
+from draftwise.engine.memory.kv import PagedKV
+from draftwise.engine.memory.pages import PagePool
 from draftwise.engine.models import CausalLM, load_model
 from draftwise.engine.outputs import Delta, EngineStats
-from draftwise.engine.pages import PagePool
 from draftwise.engine.proposers import make_proposer
 from draftwise.engine.proposers.base import Proposer
-from draftwise.engine.random import completion_seed, request_seed
-from draftwise.engine.runner import Runner
-from draftwise.engine.scheduler import PrefixUse, Schedule, Scheduler
-from draftwise.engine.sequence import Request, Sequence
+from draftwise.engine.sampling.acceptance import Standard
+from draftwise.engine.sampling.logits import check_params, encode_bad_words
+from draftwise.engine.sampling.random import completion_seed, request_seed
 from draftwise.engine.spec import resolve_spec
 from draftwise.engine.spec_counter import SpecCounter
 from draftwise.engine.startup import Startup, TimedStartup
-from draftwise.engine.stopping import Stop, find_stop
-from draftwise.engine.table import SequenceTable
-from draftwise.engine.tokenizer import load_tokenizer
+from draftwise.engine.step.capture import CapturePlan, plan_capture
+from draftwise.engine.step.launched import Launched, Outcome
+from draftwise.engine.step.runner import Runner
+from draftwise.engine.step.scheduler import PrefixUse, Schedule, Scheduler
+from draftwise.engine.step.sequence import Request, Sequence
+from draftwise.engine.step.table import SequenceTable
+from draftwise.engine.text.detokenizer import IncrementalDetokenizer
+from draftwise.engine.text.stopping import Stop, find_stop
+from draftwise.engine.text.tokenizer import load_tokenizer
 
 __all__ = ["Engine", "EngineStats", "Request"]
 
@@ -340,7 +340,14 @@ class Engine:
         """Move a sequence on by what a step gave it; return the news for its reader."""
         sequence, emitted, scheduler = outcome.sequence, outcome.emitted, self.scheduler
         self._spec_counter.add(drafted=len(outcome.drafted), accepted=len(emitted) - 1)
-        text, stop = find_stop(sequence, emitted, room=sequence.num_left, end_ids=self.tokenizer.end_ids)
+        text, stop = find_stop(
+            emitted,
+            sequence.params,
+            sequence.detokenizer,
+            num_output=sequence.num_output,
+            room=sequence.num_left,
+            end_ids=self.tokenizer.end_ids,
+        )
         emitted = emitted[: stop.num_tokens] if stop else emitted
         first = sequence.num_output == 0
         scheduler.advance(sequence, emitted, bound=bound)

@@ -14,9 +14,9 @@ from draftwise.engine.config import EngineConfig
 from draftwise.engine.core import Engine, Request
 from draftwise.engine.outputs import CompletionOutput, Delta, RequestOutput
 from draftwise.engine.parallelism import one_gpu_settings
-from draftwise.engine.sampling_params import SamplingParams
+from draftwise.engine.sampling.params import SamplingParams
 from draftwise.engine.startup import TimedStartup
-from draftwise.engine.tokenizer import Tokenizer
+from draftwise.engine.text.tokenizer import Tokenizer
 
 __all__ = ["LLM", "Counter", "Gauge", "Vector"]
 

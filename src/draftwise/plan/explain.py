@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 from draftwise.core import InvalidSetup
-from draftwise.facts import glossary
 from draftwise.facts.advice import all_advice
+from draftwise.facts.methods import get_method
 from draftwise.facts.metrics import METRICS
 from draftwise.facts.rules import Rule, all_rules
+from draftwise.facts.spec_keys import spec_keys
 from draftwise.facts.vllm import Span, history, releases
 
 __all__ = ["Explanation", "explain"]
@@ -56,10 +57,11 @@ def _find(name: str) -> Iterator[Explanation]:
         text = f"{advice.title}. {advice.explains} Source: {advice.source}."
         yield Explanation(kind="advice", name=name, text=text)
     if spans := history("methods", name):
-        text = glossary.meaning_of_method(name) or "The name of one family's multi-token prediction modules; means mtp."
+        method = get_method(name)
+        text = method.meaning if name == method.name else f"The name that one family's modules have for {method.name}."
         yield Explanation(kind="method", name=name, text=text, history=spans, related=_speaking_of(name))
     if spans := history("spec_fields", bare):
-        text = glossary.meaning_of_key(bare) or ""
+        text = spec_keys()[bare].meaning
         yield Explanation(kind="key", name=bare, text=text, history=spans, related=_speaking_of(bare))
     flag = name if name.startswith("-") else f"--{name.replace('_', '-')}"
     if spans := history("flags", flag):

@@ -15,7 +15,7 @@ import torch
 
 from draftwise.engine.config import EngineConfig
 from draftwise.engine.core import Engine, Request
-from draftwise.engine.sampling_params import SamplingParams
+from draftwise.engine.sampling.params import SamplingParams
 from draftwise.train.progress import Bar, Reporter
 from draftwise.train.reading import Sample
 

@@ -45,7 +45,7 @@ def check_taps(wanted: tuple[int, ...], target: Target) -> tuple[int, ...]:
 
 
 def choose_mask_token(wanted: int, target: Target) -> int:
-    """Return the token that stands for one still to be guessed.
+    """Return the token that stands for one still to be drafted.
 
     Args:
         wanted: -1: the target's padding token, or its last token if it has none.

@@ -12,15 +12,16 @@ from torch import Tensor
 triton = pytest.importorskip("triton")
 tl = pytest.importorskip("triton.language")
 
-from draftwise.engine import random as noise  # noqa: E402
-from draftwise.engine import sampling, verify  # noqa: E402
-from draftwise.engine.acceptance import Acceptance, Standard, Synthetic, Typical, place  # noqa: E402
 from draftwise.engine.kernels.cuda import noise as kernel_noise  # noqa: E402
 from draftwise.engine.kernels.cuda import sampling as kernels  # noqa: E402
 from draftwise.engine.proposers.base import Draft  # noqa: E402
-from draftwise.engine.random import Lane  # noqa: E402
-from draftwise.engine.sampling import Tempering  # noqa: E402
-from draftwise.engine.sampling_params import SamplingParams  # noqa: E402
+from draftwise.engine.sampling import random as noise  # noqa: E402
+from draftwise.engine.sampling import tempering as sampling  # noqa: E402
+from draftwise.engine.sampling import verify  # noqa: E402
+from draftwise.engine.sampling.acceptance import Acceptance, Standard, Synthetic, Typical, place  # noqa: E402
+from draftwise.engine.sampling.params import SamplingParams  # noqa: E402
+from draftwise.engine.sampling.random import Lane  # noqa: E402
+from draftwise.engine.sampling.tempering import Tempering  # noqa: E402
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 SEEDS = (0, 1, 2**62 + 12345, 2**63 - 1)

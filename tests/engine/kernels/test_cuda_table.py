@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 pytest.importorskip("triton")
 
 from draftwise.engine.kernels.cuda.table import advance_rows, look_up_rows
-from draftwise.engine.launched import pack
-from draftwise.engine.proposers.base import Draft
-from draftwise.engine.table import SequenceTable, _Column
-from draftwise.engine.verify import Verdict
+from draftwise.engine.sampling.draft import Draft
+from draftwise.engine.sampling.verify import Verdict
+from draftwise.engine.step.launched import pack
+from draftwise.engine.step.table import SequenceTable, _Column
 
 DEVICE = torch.device(os.environ.get("DRAFTWISE_TEST_DEVICE", "cpu"))
 SLOTS, FIRST = 5, len(_Column)

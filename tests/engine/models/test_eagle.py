@@ -5,9 +5,9 @@ import json
 import pytest
 import torch
 import torch.nn.functional as F
-from dense_heads import DenseHead, chain, drafts, first_pass, target_states
-from drafters import write_eagle
 from safetensors.torch import load_file, save_file
+from tests.support.dense_heads import DenseHead, chain, drafts, first_pass, target_states
+from tests.support.made_drafters import write_eagle
 
 from draftwise.core import InvalidSetup
 from draftwise.engine.models import load_model

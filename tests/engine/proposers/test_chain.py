@@ -6,14 +6,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.confirming import confirm, plan
 
-from draftwise.engine.attention import PagedKV
+from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.models import CausalLM, load_model
 from draftwise.engine.models.mask import Mask
 from draftwise.engine.proposers.base import Confirmed
 from draftwise.engine.proposers.chain import ChainProposer
 from draftwise.engine.proposers.draft_model import DraftModel
-from engine.confirming import confirm, plan
 
 VOCAB = 200
 BLOCK = 4

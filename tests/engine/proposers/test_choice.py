@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from draftwise.engine.proposers.choice import choose
-from draftwise.engine.random import Lane, gumbel
+from draftwise.engine.sampling.random import Lane, gumbel
 
 GENERATOR = torch.Generator().manual_seed(0)
 

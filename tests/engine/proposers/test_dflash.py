@@ -11,14 +11,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
+from tests.support.confirming import confirm
+from tests.support.dflash_checkpoint import write_dflash
 
 from draftwise.core import InvalidSetup
 from draftwise.engine.models import CausalLM, load_model
 from draftwise.engine.models.speculators_format import to_plain
-from draftwise.engine.proposers.base import Confirmed, Draft
+from draftwise.engine.proposers.base import Confirmed
 from draftwise.engine.proposers.dflash import DFlashProposer
-from engine.confirming import confirm
-from engine.dflash_checkpoint import write_dflash
+from draftwise.engine.sampling.draft import Draft
 
 BLOCK_SIZE, NUM_PAGES, MAX_MODEL_LEN, K = 4, 80, 96, 3
 

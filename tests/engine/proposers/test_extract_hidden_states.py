@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.support.confirming import confirm
 
 from draftwise.core import InvalidSetup
 from draftwise.engine.proposers.base import Confirmed
 from draftwise.engine.proposers.extract_hidden_states import ExtractHiddenStatesProposer, hidden_states_path
-from engine.confirming import confirm
 
 TAPS, WIDTH = (0, 2, 3), 4
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hidden_state_cases import last_rows, random_news, save_drafter
+from tests.support.hidden_state_cases import last_rows, random_news, save_drafter
 
 from draftwise.core import InvalidSetup
 from draftwise.engine.models import load_model

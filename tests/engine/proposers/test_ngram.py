@@ -1,7 +1,7 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lookup_cases import Told, drafts, look_up, repetitive_texts
+from tests.support.lookup_cases import Told, drafts, look_up, repetitive_texts
 
 from draftwise.engine.proposers.ngram import NgramProposer
 

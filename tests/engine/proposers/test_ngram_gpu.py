@@ -2,14 +2,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lookup_cases import Told, drafts, repetitive_texts
+from tests.support.confirming import confirm
+from tests.support.lookup_cases import Told, drafts, repetitive_texts
+from tests.support.uniform_rows import NoHostRead
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
-from uniform_rows import NoHostRead
 
 from draftwise.engine.proposers.base import Proposer
 from draftwise.engine.proposers.ngram import NgramProposer
 from draftwise.engine.proposers.ngram_gpu import NgramGpuProposer
-from engine.confirming import confirm
 
 
 def pair(shortest: int, longest: int, max_model_len: int, num_slots: int = 3) -> tuple[Proposer, Proposer]:

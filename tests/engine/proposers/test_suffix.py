@@ -4,12 +4,12 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from lookup_cases import Told, drafts, repetitive_texts
-from suffix_model import SuffixModel
+from tests.support.lookup_cases import Told, drafts, repetitive_texts
+from tests.support.suffix_model import SuffixModel
 
 from draftwise.core import InvalidSetup
-from draftwise.engine.proposers import suffix_nodes
 from draftwise.engine.proposers.suffix import SuffixProposer
+from draftwise.lookup import suffix_nodes
 
 DEFAULTS = {"max_tree_depth": 24, "max_cached_requests": 10_000, "max_spec_factor": 1.0, "min_token_prob": 0.1}
 SLOTS = range(3)

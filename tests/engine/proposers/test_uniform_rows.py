@@ -8,16 +8,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from every_method import WITH_MODEL, make_config
-from uniform_rows import NoHostRead, use_uniform_rows
+from tests.support.confirming import confirm
+from tests.support.every_method import WITH_MODEL, make_config
+from tests.support.uniform_rows import NoHostRead, use_uniform_rows
 
 from draftwise.core import SpecConfig
 from draftwise.engine.config import EngineConfig
 from draftwise.engine.models import CausalLM, load_model
 from draftwise.engine.proposers import make_proposer
-from draftwise.engine.proposers.base import Confirmed, Draft, Proposer
+from draftwise.engine.proposers.base import Confirmed, Proposer
+from draftwise.engine.sampling.draft import Draft
 from draftwise.engine.spec import resolve_spec
-from engine.confirming import confirm
 
 BLOCK, MAX_MODEL_LEN, K, NUM_SEQS = 4, 40, 3, 4
 PAGES_EACH = MAX_MODEL_LEN // BLOCK

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from checkpoints import H200, LLAMA, judge, rejections, write
+from tests.support.made_checkpoints import H200, LLAMA, judge, rejections, write
 
 from draftwise.core import Device, Setup
 from draftwise.plan.check import get_context

@@ -7,13 +7,13 @@ from importlib.resources import files
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from later_case import H200, LLAMA, Case, codes
+from tests.support.later_case import H200, LLAMA, Case, codes
 
+from draftwise.checkpoints.model_config import find_model_config
 from draftwise.core import Device, Ruling
 from draftwise.facts.rules import get_rule
 from draftwise.facts.vllm import releases
 from draftwise.plan.check.later import async_scheduling, find_engine, find_later, runner
-from draftwise.plan.model_config import find_model_config
 
 KEY = "num_speculative_tokens_per_batch_size"
 

@@ -1,7 +1,7 @@
 """Which runner takes the work, and whether it is scheduled asynchronously."""
 
 import pytest
-from later_case import EPYC, LLAMA, Case, codes
+from tests.support.later_case import EPYC, LLAMA, Case, codes
 
 from draftwise.plan.check.later import async_scheduling, find_engine, runner
 

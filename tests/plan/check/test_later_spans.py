@@ -1,7 +1,7 @@
 """Every rule of `plan.check.later`: a setup that meets it, and the releases in which it does."""
 
 import pytest
-from later_case import EPYC, LLAMA, Case, codes, spans_of
+from tests.support.later_case import EPYC, LLAMA, Case, codes, spans_of
 
 from draftwise.facts.rules import get_rule
 from draftwise.plan.check.later import find_engine, find_later

@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 
 from draftwise.core import ModelShape
-from draftwise.engine.attention import AttentionPlan, PagedKV, attend
+from draftwise.engine.attention import attend
+from draftwise.engine.attention.plan import AttentionPlan
 from draftwise.engine.kernels import Kernels, Rotations, make_kernels
+from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.models.linear import Linear
 from draftwise.engine.models.rope import Rope
 

@@ -16,8 +16,9 @@ from typing import Any
 from torch import Tensor
 
 from draftwise.core import InvalidSetup, ModelShape
-from draftwise.engine.attention import AttentionPlan, PagedKV
+from draftwise.engine.attention.plan import AttentionPlan
 from draftwise.engine.kernels import make_kernels
+from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.models.decoder import CausalLM, Layer, decoder_layer
 from draftwise.engine.models.draft_head import DraftHead, Vocabulary
 from draftwise.engine.models.families import FAMILIES

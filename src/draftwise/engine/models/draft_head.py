@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from draftwise.core import ModelShape
-from draftwise.engine.attention import AttentionPlan, PagedKV
+from draftwise.engine.attention.plan import AttentionPlan
 from draftwise.engine.kernels import Kernels, make_kernels
+from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.models.decoder import Layer, decoder_layer
 from draftwise.engine.models.linear import Linear
 from draftwise.engine.models.mask import Mask

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from draftwise.core import ModelShape
-from draftwise.engine.attention import AttentionPlan, PagedKV
+from draftwise.engine.attention.plan import AttentionPlan
+from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.models.mask import Mask
 
 __all__ = ["DraftNetwork", "Drafter"]

@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from draftwise.core import InvalidSetup, ModelShape
-from draftwise.engine.attention import AttentionPlan, PagedKV
+from draftwise.engine.attention.plan import AttentionPlan
+from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.models.decoder import CausalLM
 from draftwise.engine.models.draft_head import DraftHead, DraftLayers, Vocabulary
 from draftwise.engine.models.families import FAMILIES

@@ -16,7 +16,7 @@ from typing import Any
 
 from draftwise.core import InvalidSetup
 from draftwise.engine.models.checkpoint import Checkpoint
-from draftwise.engine.tokenizer import Tokenizer
+from draftwise.engine.text.tokenizer import Tokenizer
 
 __all__ = ["IDENTITY_FILE", "check_identity", "target_identity", "write_identity"]
 

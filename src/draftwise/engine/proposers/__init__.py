@@ -9,9 +9,10 @@ from draftwise.core import InvalidSetup
 from draftwise.engine.config import EngineConfig
 from draftwise.engine.models import CausalLM, load_model
 from draftwise.engine.models.identity import check_identity
-from draftwise.engine.proposers.base import Confirmed, Draft, Proposer
+from draftwise.engine.proposers.base import Confirmed, Proposer
+from draftwise.engine.sampling.draft import Draft
 from draftwise.engine.spec import ResolvedSpec
-from draftwise.engine.tokenizer import check_same_tokenizer
+from draftwise.engine.text.tokenizer import check_same_tokenizer
 
 if TYPE_CHECKING:
     from draftwise.engine.models.drafter import Drafter

@@ -10,11 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from draftwise.engine.attention.spans import Spans
 from draftwise.engine.models.drafter import Drafter
-from draftwise.engine.proposers.base import Confirmed, Draft
+from draftwise.engine.proposers.base import Confirmed
 from draftwise.engine.proposers.guesses import Guesses
 from draftwise.engine.proposers.paged import PagedProposer
-from draftwise.engine.spans import Spans
+from draftwise.engine.sampling.draft import Draft
 
 __all__ = ["ChainProposer"]
 

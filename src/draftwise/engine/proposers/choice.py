@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from draftwise.engine.random import Lane
-from draftwise.engine.sampling import argmax, draw, sharpen, temper
+from draftwise.engine.sampling.random import Lane
+from draftwise.engine.sampling.tempering import argmax, draw, sharpen, temper
 
 __all__ = ["choose"]
 

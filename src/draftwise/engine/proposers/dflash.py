@@ -13,11 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from draftwise.core import InvalidSetup
+from draftwise.engine.attention.spans import Spans
 from draftwise.engine.models import CausalLM
 from draftwise.engine.models.dflash import DFlash, load_dflash
-from draftwise.engine.proposers.base import Confirmed, Draft
+from draftwise.engine.proposers.base import Confirmed
 from draftwise.engine.proposers.paged import PagedProposer
-from draftwise.engine.spans import Spans
+from draftwise.engine.sampling.draft import Draft
 
 __all__ = ["DFlashProposer"]
 

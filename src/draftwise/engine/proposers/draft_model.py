@@ -8,7 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from draftwise.engine.attention import AttentionPlan, PagedKV
+from draftwise.engine.attention.plan import AttentionPlan
+from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.models import CausalLM
 from draftwise.engine.models.mask import Mask, find_mask_token
 

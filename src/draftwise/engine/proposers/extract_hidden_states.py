@@ -21,7 +21,8 @@ from torch import Tensor
 
 from draftwise.core import InvalidSetup
 from draftwise.engine.models.checkpoint import write_tensors
-from draftwise.engine.proposers.base import Confirmed, Draft, Proposer
+from draftwise.engine.proposers.base import Confirmed, Proposer
+from draftwise.engine.sampling.draft import Draft
 
 __all__ = ["ExtractHiddenStatesProposer", "hidden_states_path"]
 

@@ -10,8 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from draftwise.engine.proposers.base import Confirmed, Draft
+from draftwise.engine.proposers.base import Confirmed
 from draftwise.engine.proposers.choice import choose
+from draftwise.engine.sampling.draft import Draft
 
 __all__ = ["Guesses"]
 

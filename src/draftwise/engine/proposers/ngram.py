@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from draftwise.engine.proposers.base import Confirmed, Draft, Proposer
+from draftwise.engine.proposers.base import Confirmed, Proposer
+from draftwise.engine.sampling.draft import Draft
 
 __all__ = ["NgramProposer"]
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from draftwise.engine.attention import AttentionPlan, PagedKV, plan_attention
+from draftwise.engine.attention.plan import AttentionPlan, plan_attention
+from draftwise.engine.attention.spans import Spans
+from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.models.drafter import DraftNetwork
 from draftwise.engine.proposers.base import Confirmed, Proposer
 from draftwise.engine.proposers.guesses import Guesses
-from draftwise.engine.spans import Spans
 
 __all__ = ["PagedProposer"]
 

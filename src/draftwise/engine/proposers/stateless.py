@@ -16,8 +16,9 @@ from draftwise.engine.models import CausalLM
 from draftwise.engine.models.checkpoint import Checkpoint
 from draftwise.engine.models.families import FAMILIES
 from draftwise.engine.models.loading import WeightReader
-from draftwise.engine.proposers.base import Confirmed, Draft, Proposer
+from draftwise.engine.proposers.base import Confirmed, Proposer
 from draftwise.engine.proposers.guesses import Guesses
+from draftwise.engine.sampling.draft import Draft
 
 __all__ = ["StatelessProposer", "make_reader", "pick_count"]
 

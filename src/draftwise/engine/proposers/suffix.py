@@ -13,11 +13,12 @@ import torch
 from numba import njit
 
 from draftwise.core.finding import Finding, InvalidSetup, Severity
-from draftwise.engine.proposers.base import Confirmed, Draft, Proposer
-from draftwise.engine.proposers.suffix_check import check_integrity
-from draftwise.engine.proposers.suffix_forest import SuffixForest
-from draftwise.engine.proposers.suffix_nodes import NIL, OPTIONS, ROOT, Arena
-from draftwise.engine.proposers.suffix_tree import append, best_match, follow, remove
+from draftwise.engine.proposers.base import Confirmed, Proposer
+from draftwise.engine.sampling.draft import Draft
+from draftwise.lookup.suffix_check import check_integrity
+from draftwise.lookup.suffix_forest import SuffixForest
+from draftwise.lookup.suffix_nodes import NIL, OPTIONS, ROOT, Arena
+from draftwise.lookup.suffix_tree import append, best_match, follow, remove
 
 __all__ = ["SuffixProposer"]
 

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from draftwise.checkpoints.model_config import ModelConfig, find_model_config
 from draftwise.core import Finding, InvalidSetup, Ruling, Setup
 from draftwise.facts.rules import Rule, get_rule
 from draftwise.facts.vllm import Release, get_release
 from draftwise.plan.check.flags import read_flags
 from draftwise.plan.check.speculators import SpeculatorsFault, read_served
-from draftwise.plan.model_config import ModelConfig, find_model_config
 
 __all__ = ["SPEC_FLAGS", "Context", "get_context"]
 

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from draftwise.checkpoints.model_config import ModelConfig
 from draftwise.core import Ruling
 from draftwise.facts.rules import get_rule
 from draftwise.facts.transformers import find_model_type
 from draftwise.plan.check.context import Context
 from draftwise.plan.check.later.legacy import V0_EAGLE, runs_on_v0
 from draftwise.plan.check.speculators import SpeculatorsFault, to_layer_config
-from draftwise.plan.model_config import ModelConfig
 
 __all__ = ["HfConfig", "read_hf_config"]
 

@@ -31,11 +31,11 @@ def find_weights(context: Context, resolved: Resolved) -> Iterator[Finding]:
     own = drafter is not None and drafter.resolve() == target.resolve()
     if resolved.method.endswith("mtp") and (own or not (context.spec or {}).get("model")):
         if _has_weights(target):
-            from draftwise.plan.checkpoint import find_mtp_findings  # most setups name no directory: a slow import
+            from draftwise.checkpoints import find_mtp_findings  # most setups name no directory: a slow import
 
             yield from find_mtp_findings(target, version=context.release.version)
     elif drafter is not None and not own and (_has_weights(target) or _has_weights(drafter)):
-        from draftwise.plan.checkpoint import find_pair_findings
+        from draftwise.checkpoints import find_pair_findings
 
         yield from find_pair_findings(drafter, target, version=context.release.version)
 

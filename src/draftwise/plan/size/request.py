@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from draftwise.checkpoints.model_config import ModelConfig
 from draftwise.core import Effect, Finding, InvalidSetup, ModelShape, Ruling, Setup
 from draftwise.facts.gpus import Gpu, get_gpu
 from draftwise.facts.memory import Runner, batch_defaults
@@ -14,7 +15,6 @@ from draftwise.facts.rules import get_rule
 from draftwise.facts.vllm import Release
 from draftwise.plan.check import Context, Resolved, check, get_context
 from draftwise.plan.check.later.runner import runner
-from draftwise.plan.model_config import ModelConfig
 from draftwise.plan.size.drafter import Drafter, describe_drafter
 from draftwise.plan.size.precision import Precision, get_precision, precision_of, spared_roles
 from draftwise.plan.size.shapes import read_shape, read_text_config

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from draftwise.plan.checkpoint.dimensions import get_int
+from draftwise.checkpoints.dimensions import get_int
 from draftwise.plan.size.decoder import decoder_parts
 from draftwise.plan.size.parts import Part, Stage, num_bytes
 from draftwise.plan.size.request import Request

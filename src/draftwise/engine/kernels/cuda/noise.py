@@ -1,12 +1,12 @@
-"""The counter-based noise of `engine.random`, bit for bit, for use inside kernels."""
+"""The counter-based noise of `sampling.random`, bit for bit, for use inside kernels."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from draftwise.engine import random
 from draftwise.engine.kernels.cuda.maths import log, log1p
+from draftwise.engine.sampling import random
 
 __all__ = ["row_bits", "to_gumbel", "to_uniform", "token_bits"]
 

@@ -15,12 +15,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from draftwise.engine import random
 from draftwise.engine.kernels.cuda.keys import LOWEST, to_index, to_key, to_score
 from draftwise.engine.kernels.cuda.launch import interpreted, launch_next, pdl, wait
 from draftwise.engine.kernels.cuda.maths import exp, log
 from draftwise.engine.kernels.cuda.noise import row_bits, to_gumbel, to_uniform, token_bits
-from draftwise.engine.sampling import MIN_TEMPERATURE
+from draftwise.engine.sampling import random
+from draftwise.engine.sampling.tempering import MIN_TEMPERATURE
 
 __all__ = ["reject"]
 
@@ -43,7 +43,7 @@ def reject(
 ) -> tuple[Tensor, Tensor]:
     """Return which draft tokens stand [B, K], and of each row the token that replaces one that falls [B, S].
 
-    See `engine.verify`; rows at temperature 0 have all probability on their likeliest token.
+    See `sampling.verify`; rows at temperature 0 have all probability on their likeliest token.
 
     Args:
         floor_BS: least logit over temperature that may be drawn.

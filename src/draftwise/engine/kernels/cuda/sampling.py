@@ -1,6 +1,6 @@
 """Picks tokens from logits on the GPU: likeliest, drawn with counter-based noise that is never stored, and verified.
 
-Each function equals the plain torch of `engine.sampling` and `engine.verify`, which define it; only the order of
+Each function equals the plain torch of `sampling.tempering` and `sampling.verify`, which define it; only the order of
 sums and the last bit of logarithms may differ. A row's result does not depend on the other rows.
 
 A vocabulary is too long for one program, and rows are few. So `_best_part` takes the best of each part of a row, as a
@@ -17,13 +17,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from draftwise.engine import random
 from draftwise.engine.kernels.cuda.floors import find_floors
 from draftwise.engine.kernels.cuda.keys import LOWEST, to_index, to_key
 from draftwise.engine.kernels.cuda.launch import interpreted, launch_next, pdl, wait
 from draftwise.engine.kernels.cuda.noise import row_bits, to_gumbel, to_uniform, token_bits
 from draftwise.engine.kernels.cuda.rejection import reject
-from draftwise.engine.sampling import MIN_TEMPERATURE
+from draftwise.engine.sampling import random
+from draftwise.engine.sampling.tempering import MIN_TEMPERATURE
 
 __all__ = ["argmax_rows", "draw_rows", "find_floors", "reject", "settle"]
 
@@ -37,7 +37,7 @@ _ACCEPT = tl.constexpr(int(random.Lane.ACCEPT))
 
 
 def argmax_rows(logits_RV: Tensor, ids_U: Tensor | None = None) -> Tensor:
-    """Return the likeliest token of each row, see `engine.sampling.argmax`."""
+    """Return the likeliest token of each row, see `tempering.argmax`."""
     keys_RC = _find_best(logits_RV, 1)
     return _decode_best(keys_RC, ids_U).view(logits_RV.shape[:-1])
 
@@ -51,7 +51,7 @@ def draw_rows(
     lane: int,
     floor_BS: Tensor | None = None,
 ) -> Tensor:
-    """Return a token of each row drawn from softmax(logits / temperature), see `engine.sampling.draw`."""
+    """Return a token of each row drawn from softmax(logits / temperature), see `tempering.draw`."""
     keys_RC = _find_best(
         logits_BSV, logits_BSV.shape[1], (seeds_B, positions_B, temperature_B, floor_BS), lane=lane, draws=True
     )
@@ -67,7 +67,7 @@ def settle(
     seeds_B: Tensor,
     positions_B: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Return the emitted tokens [B, S], -1 after them, and how many draft tokens stand [B]; see `engine.verify`.
+    """Return the emitted tokens [B, S], -1 after them, and how many draft tokens stand [B]; see `sampling.verify`.
 
     Draft tokens stand as `stands_BK` (bool) says, else as coins of these rates (float64) fall, else where they are the
     next token.

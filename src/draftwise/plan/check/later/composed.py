@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from draftwise.checkpoints.model_config import ModelConfig
 from draftwise.core import Ruling
 from draftwise.facts.rules import get_rule
 from draftwise.plan.check.architecture import find_architecture, supports
 from draftwise.plan.check.context import Context
 from draftwise.plan.check.report import Resolved
-from draftwise.plan.model_config import ModelConfig
 
 __all__ = [
     "MODEL_FREE", "SPEC", "Draft", "get_experts", "get_size", "has_interface", "holds", "is_on", "read_json", "rule_if",

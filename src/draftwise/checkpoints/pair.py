@@ -1,0 +1,237 @@
+"""A drafter and its target looked at together, before anything is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from packaging.version import Version
+
+from draftwise.checkpoints.head_fit import find_base_findings, find_head_findings
+from draftwise.checkpoints.inspect import Inspection, describe_lost, inspect_directory
+from draftwise.checkpoints.ruling import keep_holding, rule_on
+from draftwise.checkpoints.tokenizer_fit import Comparison, compare_vocabularies, find_tokenizer_findings
+from draftwise.core import Finding, InvalidSetup, Severity
+
+__all__ = ["Pair", "find_mtp_findings", "find_pair_findings", "inspect_checkpoint", "inspect_pair"]
+
+_SIZES = "vocabulary-sizes-differ"
+"""A rule of `draftwise.plan.check`, which judges it by the two config.json alone."""
+_SWEET_SPOT = (8, 12)
+"""Targets parameters for one of the drafter's, by the operator guides' advice for method draft_model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """What a drafter and a target are to each other."""
+
+    drafter: Inspection
+    target: Inspection
+    tokenizers: Comparison | None
+    """None where one of them has no tokenizer that can be read."""
+    findings: tuple[Finding, ...]
+    """About each and about both."""
+
+    @property
+    def size_ratio(self) -> float | None:
+        """Parameters of the target for one of the drafter's."""
+        mine = self.drafter.num_parameters
+        return self.target.num_parameters / mine if mine else None
+
+    @property
+    def has_recorded_tokenizer(self) -> bool:
+        """Whether the drafter's own record says that it was trained with the target's vocabulary."""
+        base, vocabulary = self.drafter.recorded_base, self.target.vocabulary
+        return base is not None and vocabulary is not None and base.tokenizer == vocabulary.identity
+
+    @property
+    def fits(self) -> bool:
+        """Whether nothing is wrong."""
+        return not any(finding.severity is Severity.ERROR for finding in self.findings)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        return {
+            "drafter": self.drafter.to_dict(),
+            "target": self.target.to_dict(),
+            "tokenizers": None if self.tokenizers is None else self.tokenizers.to_dict(),
+            "size_ratio": self.size_ratio,
+            "fits": self.fits,
+            "findings": [asdict(finding) for finding in self.findings],
+        }
+
+
+def inspect_checkpoint(directory: str | Path, *, version: Version | None = None) -> Inspection:
+    """Return what a checkpoint directory holds: config.json, tokenizer files and safetensors headers only.
+
+    Args:
+        directory: of a target or a drafter.
+        version: release of vLLM whose rules count; None: the newest.
+
+    Raises:
+        InvalidSetup: config.json or the weights are missing or damaged: with every fault of both.
+    """
+    found = inspect_directory(directory)
+    return replace(found, findings=keep_holding(found.findings, version))
+
+
+def inspect_pair(drafter: str | Path, target: str | Path, *, version: Version | None = None) -> Pair:
+    """Return how a drafter and a target fit, without loading either.
+
+    Args:
+        drafter: directory of a draft model or of a head.
+        target: directory of the model that it is to draft for.
+        version: release of vLLM whose rules count; None: the newest.
+
+    Raises:
+        InvalidSetup: config.json or weights of either are missing or damaged: with every fault of both.
+    """
+    faults: list[Finding] = []
+    looked_at: list[Inspection] = []
+    for directory in (target, drafter):
+        sizes = looked_at[0].sizes if looked_at else None
+        try:
+            looked_at.append(inspect_directory(directory, target=sizes))
+        except InvalidSetup as error:
+            faults += error.findings
+    if faults:
+        raise InvalidSetup(faults)
+    of_target, of_drafter = looked_at
+    both = None
+    if of_drafter.vocabulary is not None and of_target.vocabulary is not None:
+        both = compare_vocabularies(of_drafter.vocabulary, of_target.vocabulary)
+    pair = Pair(drafter=of_drafter, target=of_target, tokenizers=both, findings=())
+    findings = (*of_target.findings, *of_drafter.findings, *_find_together(pair))
+    return replace(pair, findings=keep_holding(findings, version))
+
+
+def find_pair_findings(
+    drafter_dir: str | Path, target_dir: str | Path, *, version: Version | None = None
+) -> tuple[Finding, ...]:
+    """Return what is wrong or worth knowing about a pair beyond its configs; damaged files are among it.
+
+    What `draftwise.plan.check` judges by config.json alone is left to it: sizes of vocabularies that differ.
+
+    Args:
+        drafter_dir: directory of a draft model or of a head.
+        target_dir: directory of the model that it is to draft for.
+        version: release of vLLM whose rules count; None: the newest.
+    """
+    try:
+        found = inspect_pair(drafter_dir, target_dir, version=version).findings
+    except InvalidSetup as error:
+        return _about_unread(error.findings)
+    return tuple(finding for finding in found if finding.code != _SIZES)
+
+
+def find_mtp_findings(target_dir: str | Path, *, version: Version | None = None) -> tuple[Finding, ...]:
+    """Return what keeps a target from drafting with its own modules, for `"method": "mtp"` without `model`."""
+    try:
+        found = inspect_directory(target_dir)
+    except InvalidSetup as error:
+        return _about_unread(error.findings)
+    mtp, where = found.mtp, str(found.directory)
+    if mtp is None or not (mtp.lost or mtp.incomplete):
+        return ()
+    ruling = rule_on(
+        "mtp-tensors-missing", describe_lost(mtp), where=where,
+        fix="Take the original checkpoint, or copy its MTP tensors into this one, or use another method.",
+    )  # fmt: skip
+    return keep_holding([ruling], version)
+
+
+def _about_unread(faults: tuple[Finding, ...]) -> tuple[Finding, ...]:
+    """Return what to say of checkpoints that could not be read: a directory without weights is no fault of a setup."""
+    absent = [finding for finding in faults if finding.code in ("no-weights", "not-safetensors")]
+    if len(absent) < len(faults):
+        return faults
+    return tuple(rule_on("weights-not-inspected", each.message, where=each.where, fix=each.fix) for each in absent)
+
+
+def _find_together(pair: Pair) -> Iterator[Finding]:
+    drafter, target = pair.drafter, pair.target
+    yield from find_tokenizer_findings(drafter, target, pair.tokenizers)
+    yield from find_base_findings(drafter, target)
+    if drafter.drafter.is_head:
+        if target.sizes is not None:
+            yield from find_head_findings(drafter, target.sizes)
+        if drafter.drafter.method == "mtp":
+            yield _alone(drafter)
+    else:
+        yield from _find_model_findings(pair)
+    yield from _find_precision(pair)
+
+
+def _alone(drafter: Inspection) -> Finding:
+    return rule_on(
+        "mtp-modules-alone",
+        "it holds MTP modules only; vLLM looks for them in the target's own checkpoint.",
+        where=str(drafter.directory),
+        fix="Join them with their target: draftwise export DRAFTER --target TARGET --out DIR.",
+    )
+
+
+def _find_model_findings(pair: Pair) -> Iterator[Finding]:
+    """Yield what concerns a draft model that runs beside the target."""
+    drafter, target = pair.drafter, pair.target
+    where = str(drafter.directory / "config.json")
+    mine, theirs = drafter.dimensions.vocab_size, target.dimensions.vocab_size
+    if mine and theirs and mine != theirs:
+        yield from _sizes_differ(pair, mine, theirs, where)
+    reach, needed = drafter.dimensions.max_position_embeddings, target.dimensions.max_position_embeddings
+    if reach and needed and reach < needed:
+        yield rule_on(
+            "draft-context-shorter", f"it reaches {reach:,} tokens, the target {needed:,}.", where=where,
+            fix=f"Serve with --max-model-len {reach}, or accept that longer requests are not drafted for.",
+        )  # fmt: skip
+    if drafter.drafter.parallel:
+        yield rule_on(
+            "parallel-drafting-trained",
+            f"it was trained to guess in parallel (mask token {drafter.drafter.mask_token_id}).", where=where,
+            fix='Set "parallel_drafting": true, or it runs as an ordinary draft model.',
+        )  # fmt: skip
+    yield from _find_ratio(pair, where)
+
+
+def _sizes_differ(pair: Pair, mine: int, theirs: int, where: str) -> Iterator[Finding]:
+    yield rule_on(
+        _SIZES, f"its vocab_size is {mine:,}, the target's {theirs:,}, and vLLM wants them equal.", where=where,
+        fix='Use a drafter of that size, or set "use_heterogeneous_vocab": true (vLLM 0.25 and later).',
+    )  # fmt: skip
+    if pair.tokenizers is not None and pair.tokenizers.verdict != "different":
+        most = max(mine, theirs)
+        yield rule_on(
+            "padded-vocabulary",
+            f"the tokenizers agree by id: of {mine:,} and {theirs:,} only the padding of the embeddings differs.",
+            where=where,
+            fix=f"Pad the smaller model and save it: model.resize_token_embeddings({most}) in transformers.",
+        )
+
+
+def _find_ratio(pair: Pair, where: str) -> Iterator[Finding]:
+    ratio, (low, high) = pair.size_ratio, _SWEET_SPOT
+    if ratio is None or low <= ratio <= high:
+        return
+    if ratio <= 1:
+        yield rule_on(
+            "drafter-not-smaller", f"it has as many parameters as the target or more (1:{ratio:.1f}).", where=where,
+            fix="Use a drafter of about a tenth of the target's size.",
+        )  # fmt: skip
+    else:
+        yield rule_on("size-ratio", f"the target has {ratio:.1f} times its parameters.", where=where)
+
+
+def _find_precision(pair: Pair) -> Iterator[Finding]:
+    mine, theirs = pair.drafter.quantization, pair.target.quantization
+    if theirs is not None and theirs.bits is not None and theirs.bits <= 4:
+        yield rule_on(
+            "target-four-bits", f"the target is quantized ({theirs}).", where=str(pair.target.directory),
+            fix="Measure acceptance on this checkpoint, not on the unquantized one.",
+        )  # fmt: skip
+    if theirs is not None and mine is None and not pair.drafter.drafter.is_head:
+        yield rule_on(
+            "drafter-unquantized", f"the target is quantized ({theirs}), and the drafter is not.",
+            where=str(pair.drafter.directory), fix="Quantize the drafter too: what it guesses is verified anyhow.",
+        )  # fmt: skip
