@@ -215,7 +215,6 @@ def test_a_peer_that_dies_is_noticed(echo: Peer) -> None:
     echo.close()
 
 
-@pytest.mark.engine
 def test_every_id_has_a_text(tmp_path: Path) -> None:
     from tokenizers import Tokenizer
 

@@ -87,7 +87,7 @@ def test_paged_equals_dense(sizes: list[tuple[int, int]], seed: int) -> None:
 
 
 def test_the_oracle_notices_a_query_that_looks_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    from draftwise.engine.attention import plan as attention
+    from draftwise.engine.attention import reference as attention
 
     monkeypatch.setattr(attention, "_bias", lambda last, length, dtype: torch.zeros(*last.shape, length, dtype=dtype))
     with pytest.raises(AssertionError):
