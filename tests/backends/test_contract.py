@@ -34,7 +34,7 @@ from draftwise.runs.schedule import Turn
 PROMPT = Prompt(id="p", text="abcabcabcabcabc", max_tokens=24)
 CHAT = Prompt(id="q", messages=({"role": "user", "content": "say abcabc"},), max_tokens=8)
 TURN = Turn(number=0, arm="b", workload="w", repeat=1, prompts=(PROMPT,))
-SCRIPT = FakeScript(k=2, accepted=(2, 0), first_token_s=0.001, step_s=0.002)
+SCRIPT = FakeScript(k=2, accepted=(2, 0), first_token_s=0.001, step_s=0.01)
 NGRAM = SpecConfig(method="ngram", num_speculative_tokens=2, options={"prompt_lookup_min": 1})
 VLLM = os.environ.get("DRAFTWISE_VLLM", "")
 VLLM_ARGS = ["--enforce-eager", "--dtype", "float32", "--kv-cache-memory-bytes", "67108864", "--max-model-len", "512"]
@@ -119,7 +119,7 @@ def body_of(bench: Bench, **settings: Any) -> bytes:
 
 
 async def wait_until_idle(backend: Backend) -> ServerLoad:
-    for _ in range(100):
+    for _ in range(600):
         load = await backend.gauges()
         if load.running == 0 and load.waiting == 0:
             break

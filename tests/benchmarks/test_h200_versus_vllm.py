@@ -200,10 +200,10 @@ def echo(tmp_path: Path) -> Peer:
 
 
 def test_a_peer_answers_and_its_failures_are_told_apart(echo: Peer) -> None:
-    assert echo.ask("echo", timeout_s=20, x=[1, 2]) == {"x": [1, 2]}
+    assert echo.ask("echo", timeout_s=60, x=[1, 2]) == {"x": [1, 2]}
     with pytest.raises(PeerError, match="no such thing"):
-        echo.ask("fail", timeout_s=20)
-    assert echo.ask("echo", timeout_s=20, x=3) == {"x": 3}, "a failed command does not end it"
+        echo.ask("fail", timeout_s=60)
+    assert echo.ask("echo", timeout_s=60, x=3) == {"x": 3}, "a failed command does not end it"
     with pytest.raises(PeerError, match="took longer"):
         echo.ask("sleep", timeout_s=0.2)
     echo.close()
@@ -211,7 +211,7 @@ def test_a_peer_answers_and_its_failures_are_told_apart(echo: Peer) -> None:
 
 def test_a_peer_that_dies_is_noticed(echo: Peer) -> None:
     with pytest.raises(PeerError, match="ended at die"):
-        echo.ask("die", timeout_s=20)
+        echo.ask("die", timeout_s=60)
     echo.close()
 
 
