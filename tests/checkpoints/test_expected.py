@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 from tests.support.crafted import BUNDLE, Tensors, copy_changed, look, tensors_of, write_checkpoint
 
-from draftwise.checkpoints import inspect_checkpoint, inspect_pair
 from draftwise.checkpoints.expected import TargetSizes, expect_tensors
+from draftwise.checkpoints.inspect import inspect_checkpoint
+from draftwise.checkpoints.pair import inspect_pair
 from draftwise.checkpoints.recognize import recognize
+from draftwise.checkpoints.speculators_format import from_plain
 from draftwise.core import Severity
 
 TARGET = BUNDLE / "target"
@@ -49,29 +51,24 @@ def test_models_hold_what_transformers_makes(family: str, extra: dict[str, Any],
     assert ("lm_head.weight" in expected.required) != tied
 
 
-@pytest.mark.engine
 @pytest.mark.parametrize("name", ["eagle3", "p_eagle", "dflash"])
 def test_the_speculators_format_is_the_same_drafter(tmp_path: Path, name: str) -> None:
-    from draftwise.engine.models.speculators_format import from_plain
-
     plain = json.loads((BUNDLE / name / "config.json").read_text())
     tensors = tensors_of(BUNDLE / name) | {"embed_tokens.weight": ("BF16", (4096, 512))}
     folder = write_checkpoint(tmp_path / name, from_plain(plain, verifier="org/Model-8B", k=3), tensors)
     pair, before = inspect_pair(folder, TARGET), inspect_pair(BUNDLE / name, TARGET)
     now, then = pair.drafter.drafter, before.drafter.drafter
     assert now.layout == "speculators"
-    assert (now.method, now.parallel, now.taps, now.mask_token_id) == (
-        then.method, then.parallel, then.taps, then.mask_token_id,
-    )  # fmt: skip
+    assert (now.method, now.parallel, now.mask_token_id) == (then.method, then.parallel, then.mask_token_id)
+    assert now.aux_layers is not None
+    assert then.aux_layers is not None
+    assert now.aux_layers.ids == then.aux_layers.ids
     assert pair.drafter.dimensions == before.drafter.dimensions
     assert [finding.code for finding in pair.findings] == ["base-model-unconfirmed"]
     assert "org/Model-8B" in pair.findings[0].message
 
 
-@pytest.mark.engine
 def test_layers_count_by_their_input_in_the_speculators_format(tmp_path: Path) -> None:
-    from draftwise.engine.models.speculators_format import from_plain
-
     plain = json.loads((BUNDLE / "dflash" / "config.json").read_text())
     config = from_plain(plain, verifier="target", k=3)
     for highest, fits in ((8, True), (9, False)):
