@@ -25,7 +25,7 @@ def test_a_run_is_stopped_gone_on_with_and_its_drafter_drafts(tiny_target, tmp_p
     run = subprocess.Popen(command(*given, "--num-heads", 2), stderr=subprocess.PIPE, text=True)
     log = out / "training" / "log.jsonl"
     while run.poll() is None and not (log.exists() and '"loss"' in log.read_text()):
-        time.sleep(0.05)
+        time.sleep(0.01)
     run.send_signal(signal.SIGTERM)
     _, told = run.communicate(timeout=120)
     assert run.returncode == 130, told

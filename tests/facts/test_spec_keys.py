@@ -4,7 +4,6 @@ from dataclasses import fields
 
 import pytest
 
-from draftwise.engine.config import EngineConfig
 from draftwise.facts.spec_keys import keys_where, name_traps, spec_keys
 from draftwise.facts.vllm import releases
 
@@ -19,7 +18,10 @@ def test_a_key_is_idle_for_a_reason() -> None:
         assert bool(key.reason) == (key.embedded == "idle"), key.name
 
 
+@pytest.mark.engine
 def test_a_key_that_the_engine_has_under_the_same_name_points_to_it() -> None:
+    from draftwise.engine.config import EngineConfig
+
     settings = {field.name for field in fields(EngineConfig)}
     for name in settings & keys_where(embedded="idle").keys():
         assert f"the engine's own {name}" in spec_keys()[name].reason
