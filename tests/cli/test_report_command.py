@@ -11,13 +11,13 @@ from draftwise.cli import main
 from draftwise.core import Run
 from draftwise.runs import RunDirectory
 
-SAMPLES = Path(__file__).parents[1] / "measure" / "interchange" / "samples"
+SAMPLES = Path(__file__).parents[1] / "decide" / "interchange" / "samples"
 
 
 def save(path: Path, run: Run) -> Path:
     directory = RunDirectory.claim(path)
     directory.begin(run.plan, run.context)
-    for window in run.windows:
+    for window in run.turns:
         for answer in run.answers:
             if answer.turn == window.turn:
                 directory.add_answer(answer)

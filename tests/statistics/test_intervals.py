@@ -56,12 +56,12 @@ def test_requests_taken_for_independent_do_not_cover() -> None:
     """What the coverage test is for: the same readings, as if each were a prompt of its own."""
     machine = Machine()
     alone_N = np.arange(machine.prompts * machine.passes)
-    assert coverage(machine, design=Design(prompt_N=alone_N, pair_N=alone_N)) < 0.8
+    assert coverage(machine, design=Design(prompt_N=alone_N, block_N=alone_N)) < 0.8
 
 
 def test_turns_without_their_shared_luck_do_not_cover() -> None:
     machine = Machine(prompts=40, per_turn=40, turn=0.05, gain=0.02)
-    alone = replace(machine.design(), pair_N=np.arange(machine.prompts * machine.passes))
+    alone = replace(machine.design(), block_N=np.arange(machine.prompts * machine.passes))
     assert coverage(machine, design=alone) < 0.8
 
 

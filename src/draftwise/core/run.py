@@ -23,7 +23,7 @@ __all__ = [
     "RunPlan",
     "ServerLoad",
     "Settled",
-    "Window",
+    "TurnRecord",
 ]
 
 
@@ -166,8 +166,8 @@ class ServerLoad:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
-    """One turn of one arm: a block of prompts sent with nothing else on that server."""
+class TurnRecord:
+    """One turn of one arm: its part of a paired block, which all arms answer one right after the other."""
 
     turn: int
     arm: str
@@ -178,7 +178,7 @@ class Window:
     wall_s: float
     condition: str = "c=1"
     block: int = 0
-    """Which part of the workload: turns of one pass, block and condition are compared with each other."""
+    """Which part of the workload: turns of one repetition, block and condition are a paired block."""
     began_s: float = 0.0
     """Seconds since the epoch."""
     client: ClientHealth = field(default_factory=ClientHealth)
@@ -230,7 +230,7 @@ class Run:
     context: Mapping[str, Any]
     """Hardware, software, model and servers: JSON values, by the names that `measure.context` gives them."""
     answers: tuple[Answer, ...] = ()
-    windows: tuple[Window, ...] = ()
+    turns: tuple[TurnRecord, ...] = ()
     divergences: tuple[Divergence, ...] = ()
     added: tuple[Condition, ...] = ()
     """Conditions that were not planned: loads between planned ones, measured to find where speculation stops paying."""

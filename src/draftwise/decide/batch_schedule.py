@@ -1,36 +1,25 @@
-"""The engine's own schedule of k by batch size, written from the bands of a sweep and ready to paste."""
+"""The engine's own schedule of k by batch size, made from the bands of a sweep."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from draftwise.core import Band, Effect, InvalidSetup, Ruling, Run, Setup, SpecConfig
+from draftwise.core import Band, Effect, InvalidSetup, Ruling, Run, Schedule, Setup, SpecConfig
 from draftwise.facts.vllm import history
 from draftwise.plan.check import check
 from draftwise.setups.read import read_setups
 
-__all__ = ["KEY", "Proposal", "propose_schedules"]
+__all__ = ["KEY", "propose_schedules"]
 
 KEY = "num_speculative_tokens_per_batch_size"
 _NOT_HONOURED = (Effect.REJECTED, Effect.INEFFECTIVE, Effect.FAILS_LATER)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Proposal:
-    """A speculative config that lowers k, or stops drafting, by itself as the running batch grows."""
-
-    workload: str
-    temperature: float
-    spec: SpecConfig
-    remarks: tuple[str, ...]
-    """What its server's version makes of it; never empty, for the schedule itself was not measured."""
-
-
-def propose_schedules(run: Run, bands: Sequence[Band]) -> tuple[Proposal, ...]:
+def propose_schedules(run: Run, bands: Sequence[Band]) -> tuple[Schedule, ...]:
     """Return a schedule for every sweep over concurrency whose bands differ in k alone, and that its server honours.
 
     Concurrency stands for batch size: in a closed loop nearly all requests in flight are being decoded.
@@ -43,7 +32,7 @@ def propose_schedules(run: Run, bands: Sequence[Band]) -> tuple[Proposal, ...]:
     return tuple(each for each in found if each is not None)
 
 
-def _propose(run: Run, workload: str, temperature: float, bands: Sequence[Band]) -> Proposal | None:
+def _propose(run: Run, workload: str, temperature: float, bands: Sequence[Band]) -> Schedule | None:
     specs = {arm.name: arm.spec for arm in run.plan.arms[1:]}
     used = [spec for band in bands if (spec := specs.get(band.setting)) is not None]
     if len(bands) < 2 or not used or not _differ_in_k_alone(used):
@@ -53,7 +42,7 @@ def _propose(run: Run, workload: str, temperature: float, bands: Sequence[Band])
     spec = replace(used[0], num_speculative_tokens=max(lengths), options={**used[0].options, KEY: rows})
     arm = next(band.setting for band in bands if band.setting in specs)
     remarks = _judge(spec, run.context, arm)
-    return None if remarks is None else Proposal(workload=workload, temperature=temperature, spec=spec, remarks=remarks)
+    return None if remarks is None else Schedule(workload=workload, temperature=temperature, spec=spec, remarks=remarks)
 
 
 def _differ_in_k_alone(specs: Sequence[SpecConfig]) -> bool:

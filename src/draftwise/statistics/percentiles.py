@@ -1,4 +1,4 @@
-"""Ratios of percentiles over requests, P50 to P99, with intervals over prompts and pairs of turns."""
+"""Ratios of percentiles over requests, P50 to P99, with intervals over prompts and paired blocks."""
 
 from __future__ import annotations
 
@@ -59,29 +59,29 @@ class Samples:
 
 def percentile_ratios(
     candidate: Samples,
-    plain: Samples,
+    baseline: Samples,
     design: Design,
     *,
     percentiles: Sequence[int] = PERCENTILES,
     confidence: float = CONFIDENCE,
 ) -> dict[int, Interval]:
-    """Return candidate / plain for percentiles over all readings; nothing where an arm has none.
+    """Return candidate / baseline for percentiles over all readings; nothing where an arm has none.
 
-    How sure a percentile is follows from how sure the share of readings below it is, which is a plain mean (Woodruff,
+    How sure a percentile is follows from how sure the share of readings below it is, which is a simple mean (Woodruff,
     "Confidence intervals for medians and other position measures", JASA 1952; with clusters Francisco and Fuller,
     Annals of Statistics 1991). Where 8 independent readings or more lie beyond the percentile, that error is carried
     over by the slope of the readings there; where fewer do, both arms' shares are drawn 10,000 times (they vary
     together, as the prompts are the same) and looked up in the sorted readings. An interval whose end lies beyond
     the extreme reading is unbounded: 100 requests do not tell how bad P99 can be.
     """
-    if not len(candidate) or not len(plain):
+    if not len(candidate) or not len(baseline):
         return {}
-    return {each: _ratio(candidate, plain, design, each / 100, confidence) for each in percentiles}
+    return {each: _ratio(candidate, baseline, design, each / 100, confidence) for each in percentiles}
 
 
-def _ratio(candidate: Samples, plain: Samples, design: Design, share: float, confidence: float) -> Interval:
-    arms = (candidate, plain)
-    log = candidate.log_at(share) - plain.log_at(share)
+def _ratio(candidate: Samples, baseline: Samples, design: Design, share: float, confidence: float) -> Interval:
+    arms = (candidate, baseline)
+    log = candidate.log_at(share) - baseline.log_at(share)
     influences = [arm.influence(share) for arm in arms]
     spreads = [spread(influence_N, design) for influence_N in influences]
     if any(math.isinf(each.variance) for each in spreads):

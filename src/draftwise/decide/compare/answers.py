@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from draftwise.core import Comparison, Interval, Verdict
-from draftwise.decide.comparison.verdict import deciding
 
 __all__ = ["Kept", "VerdictChange", "compare_verdicts", "ratio_of_ratios"]
 
@@ -54,7 +53,7 @@ def compare_verdicts(before: Sequence[Comparison], after: Sequence[Comparison]) 
                     candidate=each.candidate,
                     before=old,
                     after=each,
-                    change=ratio_of_ratios(deciding(old).ratio, deciding(each).ratio),
+                    change=ratio_of_ratios(old.deciding, each.deciding),
                     kept=_judge(old.verdict, each.verdict),
                 )
             )

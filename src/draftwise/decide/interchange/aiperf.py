@@ -21,7 +21,7 @@ from draftwise.decide.interchange.results import (
     ARM,
     WORKLOAD,
     Aggregate,
-    Measured,
+    ArmResults,
     Results,
     as_percentile,
     find_setting,
@@ -71,7 +71,7 @@ def read_aiperf(records: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]
     failed = sum(answer.error is not None for answer in answers)
     if not records:
         failed = int(_average(summary, "error_request_count") or 0)
-    cell = Measured(
+    cell = ArmResults(
         workload=WORKLOAD,
         condition=label,
         arm=ARM,

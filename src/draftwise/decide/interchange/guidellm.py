@@ -22,7 +22,7 @@ from draftwise.decide.interchange.results import (
     UNKNOWN_LOAD,
     WORKLOAD,
     Aggregate,
-    Measured,
+    ArmResults,
     Results,
     find_setting,
     load_label,
@@ -82,7 +82,7 @@ def _condition(strategy: Mapping[str, Any]) -> str:
     return load_label(concurrency=strategy.get("max_concurrency"), rate_per_s=None) if kind else UNKNOWN_LOAD
 
 
-def _cell(benchmark: Mapping[str, Any], label: str) -> Measured:
+def _cell(benchmark: Mapping[str, Any], label: str) -> ArmResults:
     scheduled = _strategy(benchmark).get("type_") in _SCHEDULED
     requests, metrics = benchmark["requests"], benchmark["metrics"]
     good, bad = requests.get("successful") or [], requests.get("errored") or []
@@ -91,7 +91,7 @@ def _cell(benchmark: Mapping[str, Any], label: str) -> Measured:
     answers = tuple(_answer(row, i, label, scheduled=scheduled) for i, row in enumerate(_in_order(good)))
     complete = len(good) >= total and all(answer.timing.chunks for answer in answers)
     throughput = _successful(metrics.get("output_tokens_per_second"))
-    return Measured(
+    return ArmResults(
         workload=WORKLOAD,
         condition=label,
         arm=ARM,

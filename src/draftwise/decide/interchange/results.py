@@ -1,4 +1,4 @@
-"""What a measurement comes down to when it is compared with another: cells of readings, whichever tool made them."""
+"""The results of a measurement in the form in which two of them are compared, whichever tool made them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = [
     "UNKNOWN_LOAD",
     "WORKLOAD",
     "Aggregate",
-    "Measured",
+    "ArmResults",
     "Results",
     "as_percentile",
     "find_setting",
@@ -33,7 +33,7 @@ UNKNOWN_LOAD = "all at once"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Aggregate:
-    """What a tool says about all requests together, for want of their readings; in seconds."""
+    """What a tool says about all requests together, where it kept no single ones; in seconds."""
 
     mean: float | None
     percentiles: Mapping[float, float]
@@ -43,7 +43,7 @@ class Aggregate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class ArmResults:
     """One arm on one workload under one condition."""
 
     workload: str
@@ -77,7 +77,7 @@ class Results:
     tool: str
     context: Mapping[str, Any]
     """Flat: `model`, `version`, `hardware.cpu`, ...; None where the tool does not record it."""
-    cells: tuple[Measured, ...]
+    cells: tuple[ArmResults, ...]
     notes: tuple[str, ...] = ()
     """How readings were converted, and what could not be."""
 

@@ -19,7 +19,7 @@ from draftwise.decide.interchange.results import (
     ARM,
     WORKLOAD,
     Aggregate,
-    Measured,
+    ArmResults,
     Results,
     as_percentile,
     load_label,
@@ -57,7 +57,7 @@ def is_vllm_bench(document: Any) -> bool:
 def read_vllm_bench(documents: Sequence[Mapping[str, Any]], source: str) -> Results:
     """Return the cells of one file; `--append-result` puts several results into one, of which equal ones are passes."""
     passes: Counter[str] = Counter()
-    cells: dict[str, Measured] = {}
+    cells: dict[str, ArmResults] = {}
     for document in documents:
         label = _condition(document)
         passes[label] += 1
@@ -91,12 +91,12 @@ def _condition(document: Mapping[str, Any]) -> str:
     )
 
 
-def _cell(document: Mapping[str, Any], label: str, repeat: int) -> Measured:
+def _cell(document: Mapping[str, Any], label: str, repeat: int) -> ArmResults:
     answers = _answers(document, label, repeat)
     failed = document.get("failed")
     if failed is None:
         failed = sum(answer.error is not None for answer in answers)
-    return Measured(
+    return ArmResults(
         workload=WORKLOAD,
         condition=label,
         arm=ARM,
@@ -176,10 +176,10 @@ def _spec(document: Mapping[str, Any]) -> SpecStats | None:
     )
 
 
-def _join(one: Measured, other: Measured) -> Measured:
+def _join(one: ArmResults, other: ArmResults) -> ArmResults:
     """Return two passes under one condition as one cell; aggregates cannot be joined, the later ones stay."""
     both = [each.output_tokens_per_s for each in (one, other) if each.output_tokens_per_s is not None]
-    return Measured(
+    return ArmResults(
         workload=one.workload,
         condition=one.condition,
         arm=one.arm,

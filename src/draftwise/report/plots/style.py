@@ -52,7 +52,7 @@ class Style:
 
 
 def style_arms(arms: Sequence[Arm]) -> dict[str, Style]:
-    """Return a style per arm; the plain one is grey, and beyond the palette lines and markers tell arms apart."""
+    """Return a style per arm; the baseline is grey, and beyond the palette lines and markers tell arms apart."""
     styles = {arms[0].name: Style(colour=PLAIN, marker="o", line="-")}
     for i, arm in enumerate(arms[1:]):
         again = i // len(PALETTE)
