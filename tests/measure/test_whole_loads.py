@@ -131,7 +131,7 @@ def test_what_was_cut_off_is_not_used_and_said(tmp_path: Path) -> None:
         for line in describe_unmeasured(decision)
     )
     (found,) = decision.comparisons
-    assert found.passes != (1, 2, 3)
+    assert found.repetitions != (1, 2, 3)
 
 
 def test_acceptance_by_temperature_is_what_each_request_says(tmp_path: Path) -> None:
@@ -140,8 +140,8 @@ def test_acceptance_by_temperature_is_what_each_request_says(tmp_path: Path) -> 
     conditions = tuple(Condition(temperature=each) for each in (0.0, 1.0))
     plan = {"conditions": conditions, "workloads": (make_workload(num_prompts=20, max_tokens=120),), "repeats": 2}
     path = tmp_path / "run"
-    decision = run(path, FakeScript(seed=1), hot, **plan)
-    found = acceptances(RunDirectory(path).read(), decision.comparisons)
+    run(path, FakeScript(seed=1), hot, **plan)
+    found = pool_acceptance(each.cell for each in gather_evidence(RunDirectory(path).read()).estimates)
     assert [(each.temperature, each.source, each.num_requests) for each in found] == [
         (0.0, "server", 40),
         (1.0, "server", 40),

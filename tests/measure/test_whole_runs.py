@@ -52,8 +52,8 @@ def test_a_server_that_remembers_is_judged_by_the_first_pass(tmp_path: Path) -> 
     honest = compare_one(tmp_path / "forgets", script)
     remembering = compare_one(tmp_path / "remembers", replace(script, remembers=True))
     once = compare_one(tmp_path / "once", script, repeats=1)
-    assert remembering.passes == (1,)
-    assert honest.passes == (1, 2, 3)
+    assert remembering.repetitions == (1,)
+    assert honest.repetitions == (1, 2, 3)
     assert remembering.speedup.value == pytest.approx(honest.speedup.value)
     assert remembering.speedup.low == pytest.approx(once.speedup.low)
     assert remembering.warm_speedup is not None

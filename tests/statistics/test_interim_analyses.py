@@ -20,7 +20,7 @@ def estimate(log: float, error: float, degrees: float = 1000, num_blocks: int = 
 
 
 def test_boundaries_are_those_of_the_literature() -> None:
-    """Five equal analyses, two-sided 5 %: `ldbounds` of R gives these for the O'Brien-Fleming-like spending function."""
+    """Five equal analyses, two-sided 5 %: R's `ldbounds` gives these for the O'Brien-Fleming-like spending."""
     analyses = InterimAnalyses((1, 2, 3, 4, 5))
     bounds = [norm.isf(analyses.level(done) / 2) for done in analyses.repetitions]
     assert bounds == pytest.approx([4.8769, 3.3569, 2.6803, 2.2898, 2.0310], abs=2e-3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from importlib.resources import files
 from typing import Any
 
@@ -108,13 +109,14 @@ def _environment() -> Environment:
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, loader=FunctionLoader(load)
     )
-    environment.filters |= {
+    filters: dict[str, Callable[..., str]] = {
         "x": format_number,
         "three": lambda value: "-" if value is None else f"{value:.3g}",
         "percent": lambda value: "-" if value is None else f"{value:.0%}",
         "change": format_change,
         "workload": name_workload,
     }
+    environment.filters |= filters
     return environment
 
 

@@ -30,10 +30,13 @@ __all__ = ["check_comparison", "check_run"]
 def check_comparison(run: Run, found: Unjudged, thresholds: Thresholds) -> Iterator[Finding]:
     """Yield what is wrong with one comparison; an error blocks its adoption."""
     comparison, cell = found.comparison, found.estimates.cell
-    counters = [cell.sum_counters(arm) for arm in (cell.baseline, cell.candidate)]
+    baseline, candidate = cell.sum_counters(cell.baseline), cell.sum_counters(cell.candidate)
     elsewhere, resolved = sum_all_counters(run, cell.candidate), find_resolved_config(run, cell.candidate)
-    yield from check_speculation(*counters, elsewhere, resolved, comparison.speedup, cell.condition, thresholds)
-    yield from check_prefix_cache(*counters, comparison.ttft, thresholds, alone=cell.condition.concurrency == 1)
+    alone = cell.condition.concurrency == 1
+    yield from check_speculation(
+        baseline, candidate, elsewhere, resolved, comparison.speedup, cell.condition, thresholds
+    )
+    yield from check_prefix_cache(baseline, candidate, comparison.ttft, thresholds, alone=alone)
     yield from check_cache_effect(run, cell, thresholds)
     yield from check_client(run, cell, thresholds)
     yield from check_failures(cell, thresholds)

@@ -26,8 +26,8 @@ LONGEST_GAP_S = 60.0
 
 def list_answers(run: Run, turns: Iterable[TurnRecord]) -> list[Answer]:
     """Return all answers of some turns, the unmeasured ones and those with an error too."""
-    turns = {turn.turn for turn in turns}
-    return [answer for answer in run.answers if answer.turn in turns]
+    numbers = {turn.turn for turn in turns}
+    return [answer for answer in run.answers if answer.turn in numbers]
 
 
 def list_baseline_answers(run: Run) -> list[Answer]:
