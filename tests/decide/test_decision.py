@@ -5,12 +5,16 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from tests.support.made_comparisons import adopted
 from tests.support.made_runs import CONTEXT, Truth, arm, closed, gains, make_run, workload
 
-from draftwise.core import Arm, Condition, OpenLoop, Verdict
+from draftwise.core import Arm, Condition, Counters, OpenLoop, Relation, Verdict
 from draftwise.decide.conclusions import conclude_run
 from draftwise.decide.crossovers import find_crossovers
 from draftwise.decide.evidence import gather_evidence
+from draftwise.decide.rollback import find_rollbacks
+from draftwise.decide.thresholds import Thresholds
+from draftwise.facts.signals import get_signal
 from draftwise.report.conditions import describe_rollback, describe_scope, describe_unmeasured, list_schedules
 from draftwise.report.sentences import describe_decision
 from draftwise.report.summary import summarise
@@ -317,3 +321,39 @@ def test_the_summary_is_json_with_everything_in_it() -> None:
     assert sum(found["acceptance"][0]["histogram"]["counts"]) == found["acceptance"][0]["num_requests"]
     assert found["latencies"][0]["percentiles_ms"]["send_lag"] == {}
     assert set(found) >= {"decision", "rollback", "scope", "unmeasured", "schedules", "latencies", "text_quality"}
+
+
+def test_rollback_rules_are_values_that_name_metrics_of_a_server() -> None:
+    run = make_run({"plain": PLAIN, "ngram k=3": until(9, 1.6)}, conditions=LOADS, workloads=[workload(tokens=101)])
+    decision = conclude_run(run).decision
+    speed, load, first_token = decision.rollback
+    assert {(each.workload, each.arm) for each in decision.rollback} == {("code", "ngram k=3")}
+    assert [each.relation for each in decision.rollback] == [Relation.BELOW, Relation.ABOVE, Relation.ABOVE]
+    assert [each.basis for each in decision.rollback] == ["break-even", "band end", "baseline"]
+    heaviest = next(each for each in decision.comparisons if each.condition.label == "c=4")
+    assert speed.condition == heaviest.condition
+    assert speed.measured == heaviest.counters.tokens_per_step
+    assert speed.value == pytest.approx((speed.measured or 0) / heaviest.deciding.value)
+    assert load.value == decision.bands[0].up_to
+    assert first_token.value == pytest.approx(1.2 * (first_token.measured or 0))
+    metrics = {metric.sample for each in decision.rollback for metric in get_signal(each.metric).metrics}
+    assert {"vllm:generation_tokens_total", "vllm:num_requests_running"} <= metrics
+
+
+def test_the_summary_has_the_values_beside_the_sentences() -> None:
+    run = make_run({"ngram k=3": gains(1.5)}, conditions=LOADS, keep=lambda turn: turn.repeat < 3)
+    found = json.loads(json.dumps(summarise(conclude_run(run)), allow_nan=False))
+    assert len(found["rollback"]) == 1
+    assert {each["metric"] for each in found["rollback_rules"]} == {"tokens_per_step", "ttft_p99_s"}
+    assert found["scope_values"]["workloads"] == {"code": 12}
+    assert found["scope_values"]["conditions"] == ["c=1", "c=4", "c=16"]
+    assert [each["planned"] for each in found["unmeasured_cells"]] == [3, 3, 3]
+    assert len(found["unmeasured"]) == 3
+
+
+def test_without_counters_the_baselines_throughput_is_the_limit() -> None:
+    run = make_run({"ngram k=3": gains(1.5)})
+    comparison = adopted(1, counters=Counters())
+    row = conclude_run(run).latencies[0]
+    (rule, _) = find_rollbacks([comparison], (), [row], "plain", Thresholds())
+    assert (rule.metric, rule.value) == ("output_tokens_per_s", row.throughput)

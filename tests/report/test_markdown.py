@@ -8,7 +8,7 @@ from tests.support.made_runs import closed, gains, make_run
 
 from draftwise.core import ClosedLoop, Condition, Finding, Severity, UnmeasuredCell, Verdict
 from draftwise.decide.conclusions import Conclusions, conclude_run
-from draftwise.report.markdown import LIMIT, escape, render_markdown, table
+from draftwise.report.markdown import LIMIT, escape, format_table, render_markdown
 from draftwise.report.sentences import describe_decision
 
 
@@ -70,5 +70,5 @@ def test_a_sweep_is_told_by_load(found: Conclusions) -> None:
 
 
 def test_text_cannot_break_out_of_a_table() -> None:
-    (line,) = table(("a",), [("x | y\n<b>*z*",)]).splitlines()[2:]
+    (line,) = format_table(("a",), [("x | y\n<b>*z*",)]).splitlines()[2:]
     assert line == "| x \\| y \\<b\\>\\*z\\* |"

@@ -12,10 +12,10 @@ from tests.support.simulated import Array, Machine, binomial_bounds
 from draftwise.statistics import (
     Design,
     Estimate,
+    Spread,
     goodput_change,
     prompt_ratio,
     server_ratio,
-    spread,
     total_ratio,
 )
 
@@ -211,5 +211,5 @@ def test_the_variance_over_two_dimensions_counts_noise_once() -> None:
     found = []
     for _ in range(40):
         noise_N = rng.normal(size=1600)
-        found.append(spread((noise_N - noise_N.mean()) / 1600, design).variance)
+        found.append(Spread.of((noise_N - noise_N.mean()) / 1600, design).variance)
     assert np.mean(found) == pytest.approx(1 / 1600, rel=0.2)

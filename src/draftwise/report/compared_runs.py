@@ -12,9 +12,9 @@ from draftwise.decide.compare.answers import Kept, VerdictChange
 from draftwise.decide.compare.compared import Compared, Side
 from draftwise.decide.compare.context import ContextDifference
 from draftwise.decide.compare.readings import TOKENS_PER_S, CellChange, Change
-from draftwise.report.markdown import escape, fold, table
+from draftwise.report.markdown import escape, fold, format_table
 from draftwise.report.sentences import describe_decision
-from draftwise.report.summary import finite
+from draftwise.report.summary import replace_non_finite
 from draftwise.report.units import format_ratio
 
 __all__ = [
@@ -168,7 +168,7 @@ def _title(side: Side) -> str:
 
 
 def _cut(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    text = table(header, rows[:_MOST_ROWS])
+    text = format_table(header, rows[:_MOST_ROWS])
     return text if len(rows) <= _MOST_ROWS else f"{text}\n\n{len(rows) - _MOST_ROWS} more rows with --json."
 
 
@@ -185,7 +185,7 @@ def to_dict(compared: Compared) -> dict[str, Any]:
         "cells": [asdict(each) for each in compared.cells],
         "notes": list_notes(compared),
     }
-    found: dict[str, Any] = finite(document)
+    found: dict[str, Any] = replace_non_finite(document)
     return found
 
 

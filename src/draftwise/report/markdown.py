@@ -12,17 +12,17 @@ from draftwise.report.sentences import describe_decision
 from draftwise.report.tables import (
     Grid,
     Repeated,
-    band_rows,
-    context_rows,
-    crossover_rows,
     group_findings,
+    list_band_rows,
+    list_context_rows,
+    list_crossover_rows,
     make_grids,
     name_workload,
     sort_comparisons,
 )
 from draftwise.report.units import format_change, format_number, format_ratio
 
-__all__ = ["LIMIT", "escape", "fold", "render_markdown", "table"]
+__all__ = ["LIMIT", "escape", "fold", "format_table", "render_markdown"]
 
 LIMIT = 60_000
 """Characters; GitHub takes 65,536 in a comment."""
@@ -54,7 +54,7 @@ def escape(text: str, longest: int = _LONGEST) -> str:
     return line
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a table; the first column is left-aligned, others right."""
     marks = ["---", *["--:"] * (len(header) - 1)]
     lines = [header, marks, *([escape(cell) for cell in row] for row in rows)]
@@ -78,8 +78,8 @@ def _parts(found: Conclusions, room: int) -> Iterator[str]:
     elif decision.comparisons:
         yield _numbers(decision.comparisons, room)
     if decision.bands:
-        yield _list([f"{name}: {text}" for name, text in band_rows(decision.bands)], room)
-    if rows := crossover_rows(decision.crossovers):
+        yield _list([f"{name}: {text}" for name, text in list_band_rows(decision.bands)], room)
+    if rows := list_crossover_rows(decision.crossovers):
         header = ("workload · candidate", "stops paying at", "95 % interval", "adopted up to", "unit")
         yield fold("Where each candidate stops paying", _cut(header, rows, room))
     yield from (f"```\n--speculative-config '{each}'\n```" for each in list_schedules(decision)[:room])
@@ -151,7 +151,7 @@ def _latencies(found: Conclusions, room: int) -> str:
 
 def _context(found: Conclusions, room: int) -> str:
     run = found.run
-    rows = [*context_rows(run), *(("Holds for", line) for line in describe_scope(found.decision.scope))]
+    rows = [*list_context_rows(run), *(("Holds for", line) for line in describe_scope(found.decision.scope))]
     servers = run.context.get("servers") or {}
     for arm in run.plan.arms:
         server = servers.get(arm.name) or {}
@@ -173,4 +173,4 @@ def _list(lines: Sequence[str], room: int) -> str:
 
 def _cut(header: Sequence[str], rows: Sequence[Sequence[str]], room: int) -> str:
     more = f"\n\n{len(rows) - room} more rows are in summary.json." if len(rows) > room else ""
-    return table(header, rows[:room]) + more
+    return format_table(header, rows[:room]) + more

@@ -16,7 +16,7 @@ from draftwise.facts.signals import TOKENS_PER_STEP
 from draftwise.report.conditions import describe_rollback, describe_scope, describe_unmeasured
 from draftwise.report.sentences import describe_decision
 
-__all__ = ["finite", "summarise"]
+__all__ = ["replace_non_finite", "summarise"]
 
 
 def summarise(found: Conclusions) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def summarise(found: Conclusions) -> dict[str, Any]:
         "context": run.context,
         "definitions": {"tokens_per_step": TOKENS_PER_STEP.definition, "conversion": DEFINITION},
     }
-    finished: dict[str, Any] = finite(document)
+    finished: dict[str, Any] = replace_non_finite(document)
     return finished
 
 
@@ -192,10 +192,10 @@ def _finding(finding: Finding) -> dict[str, str]:
     return {"code": finding.code, "severity": str(finding.severity), "message": finding.message, "fix": finding.fix}
 
 
-def finite(value: Any) -> Any:
+def replace_non_finite(value: Any) -> Any:
     """Return JSON values with infinities and NaN as None: JSON has neither."""
     if isinstance(value, Mapping):
-        return {str(key): finite(each) for key, each in value.items()}
+        return {str(key): replace_non_finite(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [finite(each) for each in value]
+        return [replace_non_finite(each) for each in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -14,10 +14,10 @@ from draftwise.report.units import LOAD_UNITS, format_load
 __all__ = [
     "Grid",
     "Repeated",
-    "band_rows",
-    "context_rows",
-    "crossover_rows",
     "group_findings",
+    "list_band_rows",
+    "list_context_rows",
+    "list_crossover_rows",
     "make_grids",
     "name_workload",
     "sort_comparisons",
@@ -101,7 +101,7 @@ def group_findings(decision: Decision) -> list[Repeated]:
     return sorted(found, key=lambda each: _ORDER[each.finding.severity])
 
 
-def band_rows(bands: Iterable[Band]) -> list[tuple[str, str]]:
+def list_band_rows(bands: Iterable[Band]) -> list[tuple[str, str]]:
     """Return, per workload and temperature, what to run at which load."""
     sweeps: dict[tuple[str, float, str], list[Band]] = {}
     for band in bands:
@@ -122,7 +122,7 @@ def _stretch(band: Band) -> str:
     return f"{above} to {up_to}" if band.above else f"up to {up_to}"
 
 
-def crossover_rows(crossovers: Iterable[Crossover]) -> list[tuple[str, str, str, str, str]]:
+def list_crossover_rows(crossovers: Iterable[Crossover]) -> list[tuple[str, str, str, str, str]]:
     """Return where each candidate stops paying: place, load, interval, largest load that is adopted, unit."""
     rows = []
     for each in crossovers:
@@ -138,7 +138,7 @@ def _with_temperature(workload: str, temperature: float) -> str:
     return name_workload(workload) + (f" · T={temperature:g}" if temperature else "")
 
 
-def context_rows(run: Run) -> list[tuple[str, str]]:
+def list_context_rows(run: Run) -> list[tuple[str, str]]:
     """Return what the numbers depend on, name by name: what is not known says so."""
     context, plan = run.context, run.plan
     rows = [(name.capitalize(), _told(context.get(name) or {})) for name in ("hardware", "software", "model")]

@@ -1,6 +1,6 @@
 """What paired readings say and how sure it is: ratios with intervals, early stopping, families of tests, crossovers."""
 
-from draftwise.statistics.clusters import Spread, spread
+from draftwise.statistics.clusters import Spread
 from draftwise.statistics.crossover import Crossing, LoadPoint, find_crossing, next_load
 from draftwise.statistics.design import Array, Design
 from draftwise.statistics.estimate import CONFIDENCE, Estimate
@@ -37,7 +37,6 @@ __all__ = [
     "repetitions_needed",
     "server_ratio",
     "settle",
-    "spread",
     "student_quantile",
     "total_ratio",
 ]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from draftwise.core import Interval
-from draftwise.statistics.clusters import Spread, spread
+from draftwise.statistics.clusters import Spread
 from draftwise.statistics.design import Array, Design, Integers
 from draftwise.statistics.estimate import CONFIDENCE, Estimate, to_ratio
 from draftwise.statistics.student import normal_quantile, student_quantile
@@ -83,15 +83,15 @@ def _ratio(candidate: Samples, baseline: Samples, design: Design, share: float, 
     arms = (candidate, baseline)
     log = candidate.log_at(share) - baseline.log_at(share)
     influences = [arm.influence(share) for arm in arms]
-    spreads = [spread(influence_N, design) for influence_N in influences]
+    spreads = [Spread.of(influence_N, design) for influence_N in influences]
     if any(math.isinf(each.variance) for each in spreads):
         return Interval(value=to_ratio(log), low=0.0, high=math.inf)
     beyond = min(share, 1 - share)
     if all(share * (1 - share) * beyond >= _ENOUGH * each.variance for each in spreads):
         slopes = [_slope(arm, share, each.error) for arm, each in zip(arms, spreads, strict=True)]
         moved_N = slopes[1] * influences[1] - slopes[0] * influences[0]
-        return Estimate(log=log, spread=spread(moved_N, design)).interval(confidence)
-    together = spread(influences[0] - influences[1], design)
+        return Estimate(log=log, spread=Spread.of(moved_N, design)).interval(confidence)
+    together = Spread.of(influences[0] - influences[1], design)
     low, high = _draw(arms, share, spreads, together, confidence)
     return Interval(value=to_ratio(log), low=to_ratio(low), high=to_ratio(high))
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from draftwise.core import Interval
-from draftwise.statistics.clusters import spread
+from draftwise.statistics.clusters import Spread
 from draftwise.statistics.design import Array, Design, Integers
 from draftwise.statistics.estimate import CONFIDENCE, Estimate
 from draftwise.statistics.student import student_quantile
@@ -48,7 +48,7 @@ def prompt_ratio(candidate_N: Array, baseline_N: Array, design: Design) -> Estim
     log = float(logs_P.mean())
     influence_C = (logs_C - log) / (len(num_C) * num_C[cells.prompt_N])
     by_prompt = dict(zip(design.prompts, logs_P.tolist(), strict=False))
-    return Estimate(log=log, spread=spread(influence_C, cells), log_by_prompt=by_prompt)
+    return Estimate(log=log, spread=Spread.of(influence_C, cells), log_by_prompt=by_prompt)
 
 
 def total_ratio(
@@ -66,7 +66,7 @@ def total_ratio(
     sums = [float(part[kept_N].sum()) for part in parts]
     log = sum(sign * float(np.log(total)) for sign, total in zip(signs, sums, strict=True))
     influences = (sign * part[kept_N] / total for sign, part, total in zip(signs, parts, sums, strict=True))
-    return Estimate(log=log, spread=spread(np.sum(list(influences), axis=0), design.only(kept_N)))
+    return Estimate(log=log, spread=Spread.of(np.sum(list(influences), axis=0), design.only(kept_N)))
 
 
 def server_ratio(candidate_T: Array, baseline_T: Array) -> Estimate:
@@ -77,13 +77,13 @@ def server_ratio(candidate_T: Array, baseline_T: Array) -> Estimate:
     logs_T = np.log(candidate_T / baseline_T)
     block_T = np.arange(len(logs_T))
     influence_T = (logs_T - logs_T.mean()) / len(logs_T)
-    return Estimate(log=float(logs_T.mean()), spread=spread(influence_T, Design(prompt_N=block_T, block_N=block_T)))
+    return Estimate(log=float(logs_T.mean()), spread=Spread.of(influence_T, Design(prompt_N=block_T, block_N=block_T)))
 
 
 def goodput_change(
     candidate_N: Array, baseline_N: Array, design: Design, *, confidence: float = CONFIDENCE
 ) -> Interval | None:
-    """Return by how much the share of requests within the SLO changes, candidate minus plain, from -1 to 1.
+    """Return by how much the share of requests within the SLO changes, candidate minus baseline, from -1 to 1.
 
     One made-up prompt of which half got better and half got worse keeps the interval from vanishing when every
     request keeps its promise (Agresti and Min, "Simple improved confidence intervals for comparing matched
@@ -99,7 +99,7 @@ def goodput_change(
     if not kept_N.any():
         return None
     change_N = change_N[kept_N]
-    found = spread((change_N - change_N.mean()) / len(change_N), design.only(kept_N))
+    found = Spread.of((change_N - change_N.mean()) / len(change_N), design.only(kept_N))
     error = math.sqrt(found.variance * found.num_prompts**2 + 1) / (found.num_prompts + 2)
     reach = student_quantile((1 + confidence) / 2, found.degrees) * error
     value = float(change_N.mean())

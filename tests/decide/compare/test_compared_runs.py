@@ -10,7 +10,7 @@ from tests.support.made_runs import CONTEXT, Truth, closed, gains, make_run
 
 from draftwise.core import Interval, InvalidSetup, Run
 from draftwise.decide.compare import Compared, Side, compare_sides, read_side
-from draftwise.decide.compare.answers import Kept, ratio_of_ratios
+from draftwise.decide.compare.answers import Kept, divide_ratios
 from draftwise.decide.compare.native_results import make_results
 from draftwise.decide.conclusions import conclude_run
 from draftwise.report.compared_runs import describe_comparison, to_dict, to_markdown
@@ -183,9 +183,9 @@ def test_markdown_lists_what_differs_before_any_ratio() -> None:
 def test_the_interval_of_a_ratio_of_ratios_holds_its_level() -> None:
     """With limits at equal log distance the distances add in quadrature."""
     one = Interval(value=2.0, low=2.0 / 1.1, high=2.0 * 1.1)
-    ratio = ratio_of_ratios(one, replace(one, value=3.0, low=3.0 / 1.1, high=3.0 * 1.1))
+    ratio = divide_ratios(one, replace(one, value=3.0, low=3.0 / 1.1, high=3.0 * 1.1))
     assert ratio.value == pytest.approx(1.5)
     assert ratio.high / ratio.value == pytest.approx(1.1 ** (2**0.5))
     assert ratio.value / ratio.low == pytest.approx(1.1 ** (2**0.5))
-    unknown = ratio_of_ratios(one, Interval(value=1.0, low=0.0, high=float("inf")))
+    unknown = divide_ratios(one, Interval(value=1.0, low=0.0, high=float("inf")))
     assert (unknown.low, unknown.high) == (0.0, float("inf"))

@@ -13,7 +13,7 @@ from draftwise.decide.comparison.differences import find_difference
 from draftwise.decide.thresholds import Thresholds
 from draftwise.statistics import student_quantile
 
-__all__ = ["Split", "gains_from_repeats", "growth_of", "has_cache_effect", "list_answers", "split_by_first"]
+__all__ = ["Split", "has_cache_effect", "list_answers", "measure_growth", "shows_gain", "split_by_first"]
 
 _CHANCE = 0.001
 """Chance of seeing growth where there is none; acceptance varies by itself at a temperature, or when synthetic."""
@@ -30,7 +30,7 @@ def has_cache_effect(cell: Cell, thresholds: Thresholds) -> bool:
     """
     first = min(cell.repetitions, default=0)
     splits = split_by_first(list_answers(cell), lambda answer: answer.repeat > first)
-    return gains_from_repeats(splits, cell, thresholds.memory)
+    return shows_gain(splits, cell, thresholds.memory)
 
 
 def list_answers(cell: Cell) -> list[Answer]:
@@ -58,7 +58,7 @@ def split_by_first(answers: Iterable[Answer], is_of_interest: Callable[[Answer],
     return splits
 
 
-def gains_from_repeats(splits: Mapping[Unit, Split], cell: Cell, least: float) -> bool:
+def shows_gain(splits: Mapping[Unit, Split], cell: Cell, least: float) -> bool:
     """Return whether prompts gain more than `least` from coming back, all in all and not by chance (t test)."""
     if cell.condition.temperature == 0:
         splits = {unit: split for unit, split in splits.items() if not _changes(unit, split)}
@@ -69,7 +69,7 @@ def gains_from_repeats(splits: Mapping[Unit, Split], cell: Cell, least: float) -
     return fmean(gains) > spread * student_quantile(1 - _CHANCE, len(gains) - 1)
 
 
-def growth_of(splits: Mapping[Unit, Split]) -> float:
+def measure_growth(splits: Mapping[Unit, Split]) -> float:
     """Return the tokens per step of prompts that come back over those of the first time (geometric mean)."""
     return math.exp(fmean(_list_gains(splits)))
 

@@ -25,7 +25,7 @@ from draftwise.decide.interchange.results import (
     ArmResults,
     Results,
     find_setting,
-    load_label,
+    make_load_label,
 )
 
 __all__ = ["TOOL", "is_guidellm", "read_guidellm"]
@@ -49,12 +49,12 @@ def is_guidellm(document: Any) -> bool:
 
 def read_guidellm(document: Mapping[str, Any], source: str) -> Results:
     """Return a cell per benchmark; further ones of the same strategy are numbered."""
-    passes: Counter[str] = Counter()
+    repetitions: Counter[str] = Counter()
     cells = []
     for benchmark in document["benchmarks"]:
         label = _condition(_strategy(benchmark))
-        passes[label] += 1
-        cells.append(_cell(benchmark, label if passes[label] == 1 else f"{label} #{passes[label]}"))
+        repetitions[label] += 1
+        cells.append(_cell(benchmark, label if repetitions[label] == 1 else f"{label} #{repetitions[label]}"))
     notes = ["times of single chunks are not recorded in this format: no ITL"]
     if any(not cell.answers for cell in cells):
         notes.append("not every request is in the report (sampled): aggregates are used, without intervals")
@@ -70,16 +70,16 @@ def _strategy(benchmark: Mapping[str, Any]) -> Mapping[str, Any]:
 def _condition(strategy: Mapping[str, Any]) -> str:
     kind = strategy.get("type_")
     if kind == "synchronous":
-        return load_label(concurrency=1, rate_per_s=None)
+        return make_load_label(concurrency=1, rate_per_s=None)
     if kind == "concurrent":
-        return load_label(concurrency=strategy.get("streams"), rate_per_s=None)
+        return make_load_label(concurrency=strategy.get("streams"), rate_per_s=None)
     if kind in ("constant", "poisson"):
-        return load_label(
+        return make_load_label(
             concurrency=strategy.get("max_concurrency"), rate_per_s=strategy.get("rate"), poisson=kind == "poisson"
         )
     if kind == "trace":
         return "replay"
-    return load_label(concurrency=strategy.get("max_concurrency"), rate_per_s=None) if kind else UNKNOWN_LOAD
+    return make_load_label(concurrency=strategy.get("max_concurrency"), rate_per_s=None) if kind else UNKNOWN_LOAD
 
 
 def _cell(benchmark: Mapping[str, Any], label: str) -> ArmResults:

@@ -17,11 +17,11 @@ __all__ = [
     "Aggregate",
     "ArmResults",
     "Results",
-    "as_percentile",
     "find_setting",
-    "load_label",
+    "make_load_label",
     "make_timing",
-    "unreadable",
+    "make_unreadable",
+    "parse_percentile",
 ]
 
 ALL_READINGS = ("ttft", "tpot", "itl", "e2e")
@@ -110,7 +110,7 @@ def make_timing(
     )
 
 
-def load_label(*, concurrency: int | None, rate_per_s: float | None, poisson: bool = True) -> str:
+def make_load_label(*, concurrency: int | None, rate_per_s: float | None, poisson: bool = True) -> str:
     """Return the label of the condition that a tool was told; a limit beside a rate is part of it."""
     if rate_per_s is not None:
         arrivals = Arrivals.POISSON if poisson else Arrivals.CONSTANT
@@ -121,7 +121,7 @@ def load_label(*, concurrency: int | None, rate_per_s: float | None, poisson: bo
     return UNKNOWN_LOAD
 
 
-def as_percentile(name: str) -> float | None:
+def parse_percentile(name: str) -> float | None:
     """Return 99.9 for `p99.9`, None for what is no percentile."""
     try:
         return float(name[1:]) if name.startswith("p") else None
@@ -129,7 +129,7 @@ def as_percentile(name: str) -> float | None:
         return None
 
 
-def unreadable(source: str, why: str) -> InvalidSetup:
+def make_unreadable(source: str, why: str) -> InvalidSetup:
     """Return the error for a file that none of the formats fits."""
     return InvalidSetup.because(
         "not-results",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from draftwise.core import Answer, Finding, Run
-from draftwise.decide.comparison.cache_effect import gains_from_repeats, growth_of, list_answers, split_by_first
+from draftwise.decide.comparison.cache_effect import list_answers, measure_growth, shows_gain, split_by_first
 from draftwise.decide.comparison.cell import Cell
 from draftwise.decide.comparison.estimates import Estimates
 from draftwise.decide.thresholds import Thresholds
@@ -24,20 +24,19 @@ def check_cache_effect(run: Run, cell: Cell, thresholds: Thresholds) -> Iterator
     if earlier:
         begin = min(answer.turn for answer in mine)
         splits = split_by_first([*earlier, *mine], lambda answer: answer.turn >= begin)
-        if gains_from_repeats(splits, cell, thresholds.warmed):
-            text = (
-                f"a cross-request cache helps it ({growth_of(splits):.2f}x the tokens per step when prompts come back),"
-                f" and it had answered these prompts under {earlier[0].condition} before."
-            )
+        if shows_gain(splits, cell, thresholds.warmed):
+            growth = f"{measure_growth(splits):.2f}x the tokens per step when prompts come back"
+            text = f"a cross-request cache helps it ({growth}), and it had answered these prompts under "
+            text += f"{earlier[0].condition} before."
             fix = "Measure one load per run with it, or give each load prompts of its own."
             yield error("warmed-by-other-loads", text, fix)
     first = min(cell.repetitions, default=0)
     of_first: Sequence[Answer] = [answer for answer in mine if answer.repeat == first]
     splits = split_by_first(of_first, lambda answer: answer.measured)
-    if gains_from_repeats(splits, cell, thresholds.warmed):
+    if shows_gain(splits, cell, thresholds.warmed):
         text = (
             "prompts are sent several times within a turn, and a cross-request cache helps it: "
-            f"{growth_of(splits):.2f}x the tokens per step from the second time on."
+            f"{measure_growth(splits):.2f}x the tokens per step from the second time on."
         )
         yield error("warmed-within-a-turn", text, "Give the workload more prompts.")
 

@@ -18,7 +18,7 @@ __all__ = ["draw_by_position", "draw_by_temperature"]
 
 
 def draw_by_position(data: PlotData, found: Sequence[Acceptance]) -> Figure:
-    """Draw, per workload and temperature, the share of drafts whose token at each position stood."""
+    """Draw, per workload and temperature, the share of drafts whose token at each position was accepted."""
     groups = list(dict.fromkeys((each.workload, each.temperature) for each in found))
 
     def draw(axes: Axes, index: int) -> None:

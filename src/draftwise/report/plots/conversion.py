@@ -50,7 +50,7 @@ def draw_conversions(data: PlotData, found: Sequence[Conversion]) -> Figure:
     return draw_panels(
         [title for title, _ in panels],
         draw,
-        xlabel="times plain decoding",
+        xlabel="times the baseline",
         ylabel="",
         columns=max(_FEW, min(_MOST, in_a_row)),
         sharey=False,

@@ -104,7 +104,7 @@ def draw_speedups(comparisons: Sequence[Comparison], margin: float) -> Figure:
     axes.axvspan(1 - margin, 1 + margin, color=PLAIN, alpha=0.2, linewidth=0)
     axes.set_yticks(ticks, labels)
     axes.set_ylim(y - 0.4, -0.6)
-    axes.set_xlabel("speed-up over plain decoding")
+    axes.set_xlabel("speed-up over the baseline")
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
     return figure
