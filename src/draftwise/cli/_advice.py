@@ -40,13 +40,13 @@ def show_advice(console: Console, advice: Advice, *, why: bool) -> None:
 
 def _head(advice: Advice) -> str:
     """Return one line: what was asked, and the release that answers where another version was asked for."""
-    wish, traffic = advice.wish, advice.wish.traffic
-    known = wish.version in (advice.version, f"v{advice.version}", "newest", "latest")
+    requirements, traffic = advice.requirements, advice.requirements.traffic
+    known = requirements.version in (advice.version, f"v{advice.version}", "newest", "latest")
     return "  ".join(
         (
-            f"vLLM {advice.version}" + ("" if known else f" (asked for {wish.version})"),
-            _short(wish.target),
-            f"{wish.gpus} x {wish.gpu.name}",
+            f"vLLM {advice.version}" + ("" if known else f" (asked for {requirements.version})"),
+            _short(requirements.target),
+            f"{requirements.gpus} x {requirements.gpu.name}",
             traffic.kind or f"overlap {traffic.overlap}",
             f"temperature {traffic.temperature:g}",
             f"{traffic.concurrency} at a time",
@@ -87,10 +87,10 @@ def _row(advice: Advice, candidate: Candidate) -> tuple[str, ...]:
     k = str(spec.num_speculative_tokens) if spec is not None and spec.num_speculative_tokens else "-"
     likely = needed = "-"
     if expected is not None:
-        low, high = expected.length_band
+        low, high = expected.length_prior
         likely = f"{expected.expected_length:.2f} ({low:.1f}-{high:.1f})"
         needed = "-" if expected.break_even is None else f"{expected.break_even:.2f}"
-    traffic, sizing = advice.wish.traffic, candidate.sizing
+    traffic, sizing = advice.requirements.traffic, candidate.sizing
     room = "-" if sizing is None else str(sizing.budget.sequences(traffic.prompt_tokens + traffic.output_tokens))
     return drafter, k, likely, needed, room
 
@@ -110,7 +110,7 @@ def _show_first(console: Console, advice: Advice) -> None:
     for other in first.alternatives:
         _show_lines(console, f"also published: {other.model}  {other.note}", "dim")
     console.print(Text("To defend it, on your own prompts:", style="dim"))
-    _show_lines(console, decide_command(first.setup, advice.wish.traffic))
+    _show_lines(console, decide_command(first.setup, advice.requirements.traffic))
 
 
 def _show_refusals(console: Console, advice: Advice) -> None:
@@ -155,7 +155,7 @@ def advice_to_dict(advice: Advice) -> dict[str, Any]:
     """Return the answer as JSON has it."""
     return {
         "vllm": advice.version,
-        "target": advice.wish.target,
+        "target": advice.requirements.target,
         "sentence": advice.sentence,
         "against": [{"weight": lever.weight, **finding_to_dict(lever.finding)} for lever in advice.levers],
         "ranked": [_candidate_to_dict(advice, each) for each in advice.ranked],
@@ -174,22 +174,22 @@ def _candidate_to_dict(advice: Advice, candidate: Candidate) -> dict[str, Any]:
         "pays": candidate.pays,
         "speculative_config": None if spec is None else spec.to_dict(),
         "command": serve_command(candidate.setup),
-        "measure": decide_command(candidate.setup, advice.wish.traffic),
+        "measure": decide_command(candidate.setup, advice.requirements.traffic),
         "scheduled": None if candidate.scheduled is None else dict(candidate.scheduled),
         "estimate": None
         if expected is None
         else {
             "k": expected.k,
             "sequences": expected.sequences,
-            "acceptance_prior": [expected.band.low, expected.band.high],
-            "acceptance_expected": expected.chance,
-            "acceptance_needed": expected.needed_chance,
-            "length_prior": list(expected.length_band),
+            "acceptance_prior": [expected.prior.low, expected.prior.high],
+            "acceptance_expected": expected.acceptance,
+            "acceptance_needed": expected.needed_acceptance,
+            "length_prior": list(expected.length_prior),
             "length_expected": expected.expected_length,
             "length_break_even": expected.break_even,
             "tpot_ms": None if expected.tpot_s is None else 1e3 * expected.tpot_s,
-            "plain_tpot_ms": None if expected.plain_s is None else 1e3 * expected.plain_s,
-            "source": expected.band.source,
+            "plain_tpot_ms": None if expected.baseline_s is None else 1e3 * expected.baseline_s,
+            "source": expected.prior.source,
         },
         "memory": None
         if budget is None

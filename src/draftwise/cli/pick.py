@@ -13,9 +13,9 @@ from draftwise.cli._advice import advice_to_dict, show_advice
 from draftwise.cli._console import open_console
 from draftwise.cli._setups import read_sources
 from draftwise.core import Setup
-from draftwise.facts.advice import traffic_kinds
+from draftwise.facts.advice import read_traffic_kinds
 from draftwise.facts.gpus import get_gpu
-from draftwise.plan.pick import STRUCTURED_OUTPUT, Weight, Wish, describe_traffic
+from draftwise.plan.pick import STRUCTURED_OUTPUT, Requirements, Weight, describe_traffic
 from draftwise.plan.pick import pick as choose
 
 __all__ = ["pick"]
@@ -27,7 +27,7 @@ __all__ = ["pick"]
 @click.option("--gpu", required=True, metavar="NAME", help="H200, H100, A100, L40S, B200, MI300X ...")
 @click.option("--gpus", type=click.IntRange(1), default=1, show_default=True, help="GPUs of the deployment.")
 @click.option("--vllm", "version", default="newest", show_default=True, metavar="VERSION", help="Release to run.")
-@click.option("--workload", "kind", type=click.Choice(list(traffic_kinds())), help="What requests ask for.")
+@click.option("--workload", "kind", type=click.Choice(list(read_traffic_kinds())), help="What requests ask for.")
 @click.option("--overlap", type=click.Choice(["none", "some", "high"]),
               help="How much of the output stands in the prompt  [default: the workload's]")  # fmt: skip
 @click.option("--temperature", type=click.FloatRange(0), default=0.0, show_default=True, help="Median of requests.")
@@ -59,7 +59,7 @@ def pick(target: str, engine_flags: Sequence[str], why: bool, as_json: bool, **a
       draftwise pick ./my-model --gpu A100 --gpus 2 --vllm 0.19.1 --workload agentic --drafter ./my-eagle3 \\
           -- --max-model-len 16384
     """
-    advice = choose(_wish(target, engine_flags, asked))
+    advice = choose(_read_requirements(target, engine_flags, asked))
     if as_json:
         click.echo(json.dumps(advice_to_dict(advice), indent=1))
     else:
@@ -68,7 +68,7 @@ def pick(target: str, engine_flags: Sequence[str], why: bool, as_json: bool, **a
         sys.exit(1)
 
 
-def _wish(target: str, engine_flags: Sequence[str], asked: Mapping[str, Any]) -> Wish:
+def _read_requirements(target: str, engine_flags: Sequence[str], asked: Mapping[str, Any]) -> Requirements:
     direct = ("temperature", "mixed_temperatures", "concurrency", "prompt_tokens", "output_tokens")
     traffic = describe_traffic(
         asked["kind"],
@@ -79,7 +79,7 @@ def _wish(target: str, engine_flags: Sequence[str], asked: Mapping[str, Any]) ->
         parameters=frozenset(asked["parameters"]),
         **{name: asked[name] for name in direct},
     )
-    return Wish(
+    return Requirements(
         target=target,
         gpu=get_gpu(asked["gpu"]),
         gpus=asked["gpus"],

@@ -15,19 +15,19 @@ from draftwise.core import Finding, Severity
 from draftwise.facts.stored import read_data
 
 __all__ = [
+    "AcceptancePrior",
     "AdviceRule",
-    "Anchor",
-    "Band",
     "DraftingCost",
+    "PublishedResult",
     "StepCosts",
     "TrafficKind",
     "all_advice",
-    "anchors_of",
-    "find_band",
+    "find_prior",
+    "find_published_results",
     "get_advice",
-    "guide_order",
-    "step_costs",
-    "traffic_kinds",
+    "get_guide_rank",
+    "read_step_costs",
+    "read_traffic_kinds",
 ]
 
 Overlap = Literal["none", "some", "high"]
@@ -50,7 +50,7 @@ class AdviceRule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Band:
+class AcceptancePrior:
     """What acceptance to expect of a method before anything is measured."""
 
     methods: tuple[str, ...]
@@ -61,7 +61,7 @@ class Band:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Anchor:
+class PublishedResult:
     """A published result and the conditions it was measured under."""
 
     methods: tuple[str, ...]
@@ -115,7 +115,7 @@ class StepCosts:
     drafting: tuple[DraftingCost, ...]
     source: str
 
-    def of_method(self, method: str) -> DraftingCost:
+    def get_drafting(self, method: str) -> DraftingCost:
         """Return the row of a method; KeyError for one that does not draft."""
         found = next((row for row in self.drafting if method in row.methods), None)
         if found is None:
@@ -134,26 +134,28 @@ def get_advice(code: str) -> AdviceRule:
     return all_advice()[code]
 
 
-def find_band(method: str) -> Band | None:
+def find_prior(method: str) -> AcceptancePrior | None:
     """Return the acceptance that is expected of a method; None for one that does not draft."""
     row = next((row for row in _load()["bands"] if method in row["methods"]), None)
-    return None if row is None else Band(**{**row, "methods": tuple(row["methods"])})
+    return None if row is None else AcceptancePrior(**{**row, "methods": tuple(row["methods"])})
 
 
-def anchors_of(method: str) -> tuple[Anchor, ...]:
+def find_published_results(method: str) -> tuple[PublishedResult, ...]:
     """Return the published results of a method."""
     return tuple(
-        Anchor(**{**row, "methods": tuple(row["methods"])}) for row in _load()["anchors"] if method in row["methods"]
+        PublishedResult(**{**row, "methods": tuple(row["methods"])})
+        for row in _load()["anchors"]
+        if method in row["methods"]
     )
 
 
 @cache
-def traffic_kinds() -> Mapping[str, TrafficKind]:
+def read_traffic_kinds() -> Mapping[str, TrafficKind]:
     """Return the kinds of traffic by name."""
     return {row["name"]: TrafficKind(**row) for row in _load()["traffic"]}
 
 
-def guide_order(method: str) -> int:
+def get_guide_rank(method: str) -> int:
     """Return how early the guides try a method, 0 first; KeyError for one that they do not name."""
     for place, methods in enumerate(_load()["order"]):
         if method in methods:
@@ -162,7 +164,7 @@ def guide_order(method: str) -> int:
 
 
 @cache
-def step_costs() -> StepCosts:
+def read_step_costs() -> StepCosts:
     """Return the measured costs."""
     row = _load()["costs"]
     drafting = tuple(

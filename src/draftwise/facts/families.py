@@ -13,7 +13,7 @@ from typing import Any
 
 from draftwise.facts.stored import read_data
 
-__all__ = ["NativeModules", "PublishedDrafter", "find_native", "published_drafters"]
+__all__ = ["NativeModules", "PublishedDrafter", "find_native", "find_published_drafters"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ class NativeModules:
     checked: str
 
 
-def published_drafters(names: Iterable[str]) -> tuple[PublishedDrafter, ...]:
+def find_published_drafters(names: Iterable[str]) -> tuple[PublishedDrafter, ...]:
     """Return the drafters that were made for a target, known under any of these names; case does not matter."""
     wanted = {name.lower() for name in names}
     return tuple(row for row in _drafters() if any(target.lower() in wanted for target in row.targets))

@@ -13,7 +13,7 @@ from functools import cache
 from draftwise.core import Severity
 from draftwise.facts.stored import read_folder
 
-__all__ = ["FindingFact", "all_findings", "finding_rooms", "get_finding"]
+__all__ = ["FindingFact", "all_findings", "get_finding", "read_finding_rooms"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ def get_finding(code: str) -> FindingFact:
 
 
 @cache
-def finding_rooms() -> Mapping[str, str]:
+def read_finding_rooms() -> Mapping[str, str]:
     """Return what is checked where, by the name of the room."""
     return {room["room"]: room["about"] for _, room in read_folder("findings")}
 

@@ -11,7 +11,7 @@ from typing import Any
 from draftwise.core import InvalidSetup
 from draftwise.facts.stored import read_data
 
-__all__ = ["Gpu", "get_gpu", "known_gpus"]
+__all__ = ["Gpu", "get_gpu", "read_gpus"]
 
 _GIB = 1 << 30
 
@@ -42,7 +42,7 @@ class Gpu:
 
 
 @cache
-def known_gpus() -> tuple[Gpu, ...]:
+def read_gpus() -> tuple[Gpu, ...]:
     """Return every GPU of the table, older generations first."""
     return tuple(_read(row) for row in _rows())
 
@@ -61,7 +61,7 @@ def get_gpu(name: str) -> Gpu:
         return Gpu(name=name.strip(), architecture="other", memory_bytes=int(float(memory[1]) * unit))
     raise InvalidSetup.because(
         "unknown-gpu", f"{name!r} is not in the table.", where="--gpu",
-        fix=f"Give its memory, for instance 48GiB, or one of {', '.join(gpu.name for gpu in known_gpus())}.",
+        fix=f"Give its memory, for instance 48GiB, or one of {', '.join(gpu.name for gpu in read_gpus())}.",
     )  # fmt: skip
 
 
@@ -78,7 +78,7 @@ def _rows() -> tuple[Mapping[str, Any], ...]:
 
 @cache
 def _by_name() -> Mapping[str, Gpu]:
-    return {_normalise(name): gpu for row, gpu in zip(_rows(), known_gpus(), strict=True) for name in _names(row)}
+    return {_normalise(name): gpu for row, gpu in zip(_rows(), read_gpus(), strict=True) for name in _names(row)}
 
 
 def _names(row: Mapping[str, Any]) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from draftwise.facts.gpus import Gpu
 from draftwise.facts.stored import read_data
 from draftwise.facts.vllm import Release
 
-__all__ = ["Overheads", "Runner", "batch_defaults", "get_overheads"]
+__all__ = ["Overheads", "Runner", "get_batch_defaults", "get_overheads"]
 
 Runner = Literal["V1", "V2"]
 """vLLM's model runner."""
@@ -62,7 +62,7 @@ def get_overheads(gpu: Gpu, runner: Runner) -> Overheads:
     )
 
 
-def batch_defaults(gpu: Gpu, release: Release) -> dict[str, int]:
+def get_batch_defaults(gpu: Gpu, release: Release) -> dict[str, int]:
     """Return `max_num_batched_tokens` and `max_num_seqs` of `vllm serve` where neither is given: they go by the GPU."""
     tiers = release.table("batch_defaults")
     for name in sorted((name for name in tiers if name.startswith("gpu>=")), key=_least_gib, reverse=True):

@@ -15,7 +15,7 @@ from typing import Any
 
 from draftwise.facts.stored import read_data
 
-__all__ = ["KnownModel", "find_model", "known_models", "suggest_models"]
+__all__ = ["KnownModel", "find_model", "read_models", "suggest_models"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ class KnownModel:
 
 
 @cache
-def known_models() -> tuple[KnownModel, ...]:
+def read_models() -> tuple[KnownModel, ...]:
     """Return every row, by name."""
     return tuple(
         KnownModel(
@@ -67,7 +67,7 @@ def suggest_models(name: str, count: int = 3) -> tuple[str, ...]:
     """Return the known names that look most like one that was not found."""
     from difflib import get_close_matches
 
-    spelled = {each.lower(): each for model in known_models() for each in model.names}
+    spelled = {each.lower(): each for model in read_models() for each in model.names}
     by_tail = {each.partition("/")[2]: each for each in spelled}
     tail = name.strip().lower().rpartition("/")[2]
     close = get_close_matches(tail, by_tail, n=count, cutoff=0.6)
@@ -76,7 +76,7 @@ def suggest_models(name: str, count: int = 3) -> tuple[str, ...]:
 
 @cache
 def _by_name() -> Mapping[str, KnownModel]:
-    full = {name.lower(): model for model in known_models() for name in model.names}
+    full = {name.lower(): model for model in read_models() for name in model.names}
     tails = Counter(name.rpartition("/")[2] for name in full)
     short = {tail: model for name, model in full.items() if tails[tail := name.rpartition("/")[2]] == 1}
     return short | full

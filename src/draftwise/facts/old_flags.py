@@ -9,7 +9,7 @@ from typing import Literal
 
 from draftwise.facts.stored import read_data
 
-__all__ = ["OldFlag", "old_flags"]
+__all__ = ["OldFlag", "read_old_flags"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +24,7 @@ class OldFlag:
 
 
 @cache
-def old_flags() -> Mapping[str, OldFlag]:
+def read_old_flags() -> Mapping[str, OldFlag]:
     """Return the old flags by their spelling with dashes."""
     rows = read_data("old_flags")
     return {row["flag"]: OldFlag(**row) for row in rows}

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from draftwise.facts.stored import read_data
 
-__all__ = ["CACHE_CONFIG", "Reading", "readings_by_sample"]
+__all__ = ["CACHE_CONFIG", "Reading", "read_server_metrics"]
 
 CACHE_CONFIG = "vllm:cache_config_info"
 """A gauge that is always 1 and whose labels are vLLM's cache config (vllm 0.9.2..0.33.0 v1/metrics/loggers.py;
@@ -20,7 +20,7 @@ same exposition (a release that renames a metric keeps the old name for a while)
 
 
 @cache
-def readings_by_sample() -> Mapping[str, Reading]:
+def read_server_metrics() -> Mapping[str, Reading]:
     """Return the table: name of the sample -> what it says."""
     rows = read_data("server_metrics")["rows"]
     return MappingProxyType({row["sample"]: (row["reading"], rank) for rank, row in enumerate(rows)})

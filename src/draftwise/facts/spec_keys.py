@@ -15,7 +15,7 @@ from typing import Any, Literal
 from draftwise.facts.stored import read_data
 from draftwise.facts.vllm import history, releases
 
-__all__ = ["SpecKey", "keys_where", "name_traps", "spec_keys"]
+__all__ = ["SpecKey", "find_name_traps", "keys_where", "read_spec_keys"]
 
 Embedded = Literal["acts", "idle", "unknown"]
 _BOUNDS = ("ge", "gt", "le", "lt")
@@ -43,17 +43,17 @@ class SpecKey:
 
 
 @cache
-def spec_keys() -> Mapping[str, SpecKey]:
+def read_spec_keys() -> Mapping[str, SpecKey]:
     """Return every key that some release has, by name."""
     return MappingProxyType({row["name"]: _read(row) for row in read_data("spec_keys")})
 
 
 def keys_where(*, embedded: Embedded) -> Mapping[str, SpecKey]:
     """Return the keys that act, are idle or are unknown in the embedded engine, by name."""
-    return {name: key for name, key in spec_keys().items() if key.embedded == embedded}
+    return {name: key for name, key in read_spec_keys().items() if key.embedded == embedded}
 
 
-def name_traps() -> Iterator[str]:
+def find_name_traps() -> Iterator[str]:
     """Yield what makes the newest vLLM take a drafter with it in its name for a head, whatever `method` says."""
     inference = releases()[-1].table("method_inference")
     return (rule["name"] for method in inference["order"] for rule in inference[method] if "name" in rule)

@@ -8,7 +8,7 @@ from functools import cache
 
 from draftwise.facts.stored import read_data
 
-__all__ = ["LogFacts", "Mark", "log_facts"]
+__all__ = ["LogFacts", "Mark", "read_log_facts"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class LogFacts:
 
 
 @cache
-def log_facts() -> LogFacts:
+def read_log_facts() -> LogFacts:
     """Return the table."""
     data = read_data("startup_log")
     return LogFacts(

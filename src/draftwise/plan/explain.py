@@ -12,7 +12,7 @@ from draftwise.facts.findings import FindingFact, all_findings
 from draftwise.facts.methods import get_method
 from draftwise.facts.metrics import METRICS
 from draftwise.facts.rules import Rule, all_rules
-from draftwise.facts.spec_keys import spec_keys
+from draftwise.facts.spec_keys import read_spec_keys
 from draftwise.facts.vllm import Span, history, releases
 
 __all__ = ["Explanation", "explain"]
@@ -70,7 +70,7 @@ def _find(name: str) -> Iterator[Explanation]:
         text = method.meaning if name == method.name else f"The name that one family's modules have for {method.name}."
         yield Explanation(kind="method", name=name, text=text, history=spans, related=_speaking_of(name))
     if spans := history("spec_fields", bare):
-        text = spec_keys()[bare].meaning
+        text = read_spec_keys()[bare].meaning
         yield Explanation(kind="key", name=bare, text=text, history=spans, related=_speaking_of(bare))
     flag = name if name.startswith("-") else f"--{name.replace('_', '-')}"
     if spans := history("flags", flag):

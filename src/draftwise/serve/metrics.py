@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from draftwise.engine.outputs import EngineStats
-from draftwise.facts.metrics import METRICS, SPEC_NUM_ACCEPTED_TOKENS_PER_POS, get_metric, token_buckets
+from draftwise.facts.metrics import METRICS, SPEC_NUM_ACCEPTED_TOKENS_PER_POS, get_metric, make_token_buckets
 
 __all__ = ["ServerMetrics"]
 
@@ -49,7 +49,7 @@ class ServerMetrics:
                 row.name,
                 row.help,
                 row.labels,
-                buckets=token_buckets(max_model_len) if row.buckets is None else row.buckets,
+                buckets=make_token_buckets(max_model_len) if row.buckets is None else row.buckets,
                 registry=self._registry,
             ).labels(model_name=model_name, engine="0")
             for row in METRICS

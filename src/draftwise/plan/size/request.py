@@ -10,7 +10,7 @@ from typing import Any
 from draftwise.checkpoints.model_config import ModelConfig
 from draftwise.core import Effect, Finding, InvalidSetup, ModelShape, Ruling, Setup
 from draftwise.facts.gpus import Gpu, get_gpu
-from draftwise.facts.memory import Runner, batch_defaults
+from draftwise.facts.memory import Runner, get_batch_defaults
 from draftwise.facts.rules import get_rule
 from draftwise.facts.vllm import Release
 from draftwise.plan.check import Context, Resolved, check, get_context
@@ -89,7 +89,7 @@ def read_request(setup: Setup, *, gpu: Gpu | str | None = None, cold_start: bool
     drafter = NO_DRAFTER if work is None else describe_drafter(
         work.method, work.k, config, None if context.drafter is None else read_text_config(context.drafter.config)
     )  # fmt: skip
-    sizes = batch_defaults(found, context.release)
+    sizes = get_batch_defaults(found, context.release)
     length = _count(context, "max_model_len", shape.max_position_embeddings)
     quantization = context.given.get("quantization")
     return Request(
