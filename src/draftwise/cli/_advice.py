@@ -105,8 +105,8 @@ def _show_first(console: Console, advice: Advice) -> None:
     if first.scheduled is not None:
         finding = get_advice("schedule").finding(f"For load that changes: {to_json(first.scheduled)}")
         _show_finding(console, finding, "  ")
-    for anchor in first.anchors[:_FEW]:
-        _show_lines(console, f"published: {anchor.result}. {anchor.conditions} ({anchor.source})", "dim")
+    for each in first.published_results[:_FEW]:
+        _show_lines(console, f"published: {each.result}. {each.conditions} ({each.source})", "dim")
     for other in first.alternatives:
         _show_lines(console, f"also published: {other.model}  {other.note}", "dim")
     console.print(Text("To defend it, on your own prompts:", style="dim"))
@@ -136,9 +136,9 @@ def _show_rules(console: Console, advice: Advice) -> None:
             console.print(text, soft_wrap=True)
     console.print(Text("Published results:", style="dim"))
     for candidate in advice.ranked:
-        for anchor in candidate.anchors:
-            text = Text.assemble("  ", (f"{candidate.method}  ", "bold"), f"{anchor.result}; {anchor.conditions} ")
-            console.print(text.append(anchor.source, "dim"), soft_wrap=True)
+        for each in candidate.published_results:
+            text = Text.assemble("  ", (f"{candidate.method}  ", "bold"), f"{each.result}; {each.conditions} ")
+            console.print(text.append(each.source, "dim"), soft_wrap=True)
 
 
 def _findings(advice: Advice) -> Iterator[Finding]:
@@ -204,6 +204,6 @@ def _candidate_to_dict(advice: Advice, candidate: Candidate) -> dict[str, Any]:
         "caveats": [finding_to_dict(each) for each in candidate.caveats],
         "alternatives": [each.model for each in candidate.alternatives],
         "published": [
-            {"result": each.result, "conditions": each.conditions, "source": each.source} for each in candidate.anchors
+            {"result": each.result, "conditions": each.conditions, "source": each.source} for each in candidate.published_results
         ],
     }

@@ -136,7 +136,7 @@ def get_advice(code: str) -> AdviceRule:
 
 def find_prior(method: str) -> AcceptancePrior | None:
     """Return the acceptance that is expected of a method; None for one that does not draft."""
-    row = next((row for row in _load()["bands"] if method in row["methods"]), None)
+    row = next((row for row in _load()["priors"] if method in row["methods"]), None)
     return None if row is None else AcceptancePrior(**{**row, "methods": tuple(row["methods"])})
 
 
@@ -144,7 +144,7 @@ def find_published_results(method: str) -> tuple[PublishedResult, ...]:
     """Return the published results of a method."""
     return tuple(
         PublishedResult(**{**row, "methods": tuple(row["methods"])})
-        for row in _load()["anchors"]
+        for row in _load()["published_results"]
         if method in row["methods"]
     )
 

@@ -48,7 +48,7 @@ class Candidate:
     reasons: tuple[Finding, ...]
     caveats: tuple[Finding, ...]
     alternatives: tuple[PublishedDrafter, ...]
-    anchors: tuple[PublishedResult, ...]
+    published_results: tuple[PublishedResult, ...]
 
     @property
     def pays(self) -> bool:
@@ -92,7 +92,7 @@ def judge(case: Case, proposal: Proposal, memory: Memory) -> Candidate | Refusal
             *find_caveats(case, proposal, report, k),
         ),
         alternatives=proposal.alternatives,
-        anchors=find_published_results(proposal.method),
+        published_results=find_published_results(proposal.method),
     )
 
 
