@@ -308,7 +308,7 @@ class Traffic:
         zero_B = torch.zeros_like(spans.starts_B)
         return Confirmed(
             slots_B=torch.arange(self._count, device="cuda"),
-            spans=spans if k == 0 else Spans.on(spans.starts_B, spans.lengths_B, count),
+            spans=spans if k == 0 else Spans.on(spans.starts_B, spans.lengths_B, count, uniform=True),
             tokens_N=torch.randint(0, shape.vocab_size, (rows,), device="cuda"),
             num_prompt_B=zero_B + CONTEXT,
             limits_B=zero_B + k,

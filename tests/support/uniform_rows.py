@@ -15,7 +15,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from draftwise.engine.attention import attend
 from draftwise.engine.attention.plan import AttentionPlan
-from draftwise.engine.attention.spans import Spans
 from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.models import decoder
 
@@ -36,12 +35,7 @@ class NoHostRead(TorchDispatchMode):
 
 
 def use_uniform_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let `Spans.on` do what it does on a GPU, and attention read what is there on one."""
-
-    def on(starts_B: Tensor, lengths_B: Tensor, width: int) -> Spans:
-        return Spans(starts_B=starts_B, lengths_B=lengths_B, width=width, host=None)
-
-    monkeypatch.setattr(Spans, "on", on)
+    """Let attention over uniform rows read what is there on a GPU."""
     monkeypatch.setattr(decoder, "attend", _attend)
 
 

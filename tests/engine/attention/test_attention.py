@@ -87,9 +87,9 @@ def test_paged_equals_dense(sizes: list[tuple[int, int]], seed: int) -> None:
 
 
 def test_the_oracle_notices_a_query_that_looks_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    from draftwise.engine.attention import plan as attention
+    from draftwise.engine.attention import reference
 
-    monkeypatch.setattr(attention, "_bias", lambda last, length, dtype: torch.zeros(*last.shape, length, dtype=dtype))
+    monkeypatch.setattr(reference, "_bias", lambda last, length, dtype: torch.zeros(*last.shape, length, dtype=dtype))
     with pytest.raises(AssertionError):
         torch.testing.assert_close(*run([(5, 3), (9, 2)], 0))
 

@@ -34,6 +34,6 @@ def test_packing_undoes_unpacking_and_shifting_moves_positions(runs: list[tuple[
 
 
 def test_empty_runs_have_no_rows() -> None:
-    spans = Spans.on(torch.tensor([3, 5, 9]), torch.tensor([1, 0, 2]), 4)
+    spans = Spans.on(torch.tensor([3, 5, 9]), torch.tensor([1, 0, 2]), 4, uniform=False)
     assert spans.positions_N.tolist() == [3, 9, 10]
     assert spans.last_row_B[[0, 2]].tolist() == [0, 2]

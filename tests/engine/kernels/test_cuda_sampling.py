@@ -279,7 +279,7 @@ def test_output_has_the_targets_law(probabilistic: bool, device: torch.device, m
     inputs = {"seeds_B": torch.arange(count, device=device), "positions_B": torch.full((count,), 3, device=device)}
     tokens = kernels.draw_rows(q.log(), None, lane=Lane.DRAFT, **inputs)
     lengths = torch.ones(count, dtype=torch.long, device=device)
-    verdict = verify.verify(
+    accepted = verify.verify(
         row.expand(count, 2, 5).contiguous(),
         Draft(tokens_BK=tokens, lengths_B=lengths, probs_BKV=q.contiguous() if probabilistic else None),
         tempering=Tempering.of([SamplingParams(temperature=0.8)] * count, device),
@@ -288,7 +288,7 @@ def test_output_has_the_targets_law(probabilistic: bool, device: torch.device, m
     )
     # Chi-square with 4 degrees of freedom: 18.5 is passed once in a thousand when the law is the one claimed.
     for column, law in ((0, (row / 0.8).softmax(0)), (1, (row / 0.8).softmax(0))):
-        emitted = verdict.tokens_BS[:, column]
+        emitted = accepted.tokens_BS[:, column]
         counts = torch.bincount(emitted[emitted >= 0], minlength=5).double()
         expected = counts.sum() * law.double()
         assert ((counts - expected) ** 2 / expected).sum() < 18.5

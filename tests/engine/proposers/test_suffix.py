@@ -10,6 +10,7 @@ from tests.support.suffix_model import SuffixModel
 from draftwise.core import InvalidSetup
 from draftwise.engine.proposers.suffix import SuffixProposer
 from draftwise.lookup import suffix_nodes
+from draftwise.lookup.suffix import SuffixCache
 
 DEFAULTS = {"max_tree_depth": 24, "max_cached_requests": 10_000, "max_spec_factor": 1.0, "min_token_prob": 0.1}
 SLOTS = range(3)
@@ -26,7 +27,9 @@ class Lives(RuleBasedStateMachine):
     )
     def begin(self, depth, max_cached, factor, min_prob):
         self.proposer = SuffixProposer(
-            max_tree_depth=depth, max_cached_requests=max_cached, max_spec_factor=factor, min_token_prob=min_prob
+            SuffixCache(
+                max_tree_depth=depth, max_cached_requests=max_cached, max_spec_factor=factor, min_token_prob=min_prob
+            )
         )
         self.model = SuffixModel(depth, max_cached, factor, min_prob)
         self.names: dict[int, int] = {}
@@ -61,7 +64,7 @@ class Lives(RuleBasedStateMachine):
     @invariant()
     def trees_are_sound(self):
         if hasattr(self, "proposer"):
-            self.proposer.check_integrity()
+            self.proposer.cache.check_integrity()
 
     def feed(self, rows, k):
         expected = []
@@ -124,7 +127,9 @@ def test_drafts_are_those_of_the_definition(seed):
         rng.choice([0.0, 0.1, 0.25, 0.5, 1.0]),
     )
     proposer = SuffixProposer(
-        max_tree_depth=depth, max_cached_requests=max_cached, max_spec_factor=factor, min_token_prob=min_prob
+        SuffixCache(
+            max_tree_depth=depth, max_cached_requests=max_cached, max_spec_factor=factor, min_token_prob=min_prob
+        )
     )
     model, k, names = SuffixModel(depth, max_cached, factor, min_prob), rng.choice([1, 3, 12]), {}
     for ended, rows, ours in propose_as_served(proposer, traffic(rng, rng.choice([2, 4, 40]), 40), k):
@@ -132,7 +137,7 @@ def test_drafts_are_those_of_the_definition(seed):
             model.release(names[slot])
         names |= {slot: name for slot, (name, _, _) in rows.items()}
         assert ours == [model.step(name, prompt, response, k) for name, prompt, response in rows.values()]
-    proposer.check_integrity()
+    proposer.cache.check_integrity()
 
 
 @pytest.mark.parametrize("vocabulary", [3, 20, 500])
@@ -144,7 +149,9 @@ def test_drafts_are_those_of_arctic_inference(options, vocabulary):
     names: dict[int, int] = {}
     texts: dict[int, list[int]] = {}
     num_drafted = 0
-    served = propose_as_served(SuffixProposer(**options), traffic(random.Random(vocabulary), vocabulary, 400), 12)
+    served = propose_as_served(
+        SuffixProposer(SuffixCache(**options)), traffic(random.Random(vocabulary), vocabulary, 400), 12
+    )
     for ended, rows, ours in served:
         for slot in ended:
             theirs.stop_request(names[slot])
@@ -162,7 +169,7 @@ def test_drafts_are_those_of_arctic_inference(options, vocabulary):
 
 
 def test_default_arguments_draft_from_the_prompt_and_from_former_responses():
-    told, proposer = Told(), SuffixProposer()
+    told, proposer = Told(), SuffixProposer(SuffixCache())
     response = [9, 8, 7, 6, 5, 4]
     proposer.propose(told.confirm({0: [1, 2, 3, 9]}, {0: 3}), 0)
     proposer.propose(told.confirm({0: response[1:]}, {0: 3}), 0)
@@ -176,14 +183,14 @@ def test_default_arguments_draft_from_the_prompt_and_from_former_responses():
 
 def test_a_match_is_shorter_than_the_context():
     """The whole context of request 1 occurs in request 0's response, but only a proper suffix of it may match."""
-    told, proposer = Told(), SuffixProposer(max_spec_factor=4.0)
+    told, proposer = Told(), SuffixProposer(SuffixCache(max_spec_factor=4.0))
     proposer.propose(told.confirm({0: [1, 5]}, {0: 1}), 0)
     proposer.propose(told.confirm({0: [6, 7, 6, 8, 6, 8]}, {0: 1}), 0)
     assert drafts(proposer.propose(told.confirm({1: [5, 6]}, {1: 1}), 1)) == [[8]]
 
 
 def test_no_global_tree_when_no_request_may_be_cached():
-    told, proposer = Told(), SuffixProposer(max_cached_requests=0)
+    told, proposer = Told(), SuffixProposer(SuffixCache(max_cached_requests=0))
     proposer.propose(told.confirm({0: [1, 5]}, {0: 1}), 0)
     proposer.propose(told.confirm({0: [6, 7, 8]}, {0: 1}), 0)
     assert drafts(proposer.propose(told.confirm({1: [2, 5, 6]}, {1: 2}), 3)) == [[]]
@@ -191,7 +198,7 @@ def test_no_global_tree_when_no_request_may_be_cached():
 
 def test_the_output_of_a_preempted_sequence_is_counted_once():
     """5 was followed by 6 in the preempted one and by 7 twice in another: 6 counted twice would win the tie."""
-    told, proposer = Told(), SuffixProposer()
+    told, proposer = Told(), SuffixProposer(SuffixCache())
     proposer.propose(told.confirm({0: [1, 5]}, {0: 1}), 0)
     proposer.propose(told.confirm({0: [6]}, {0: 1}), 0)
     proposer.propose(told.confirm({1: [2, 5]}, {1: 1}), 0)
@@ -203,7 +210,7 @@ def test_the_output_of_a_preempted_sequence_is_counted_once():
 
 
 def test_memory_is_reused_and_evicted():
-    told, proposer = Told(), SuffixProposer(max_cached_requests=4)
+    told, proposer = Told(), SuffixProposer(SuffixCache(max_cached_requests=4))
     rng = random.Random(0)
     sizes = []
     for _ in range(40):
@@ -211,7 +218,7 @@ def test_memory_is_reused_and_evicted():
         proposer.propose(told.confirm({0: [rng.randrange(1000) for _ in range(100)]}, {0: 300}), 0)
         proposer.release(0)
         told.release(0)
-        sizes.append(proposer.memory_bytes)
+        sizes.append(proposer.cache.memory_bytes)
     assert sizes[-1] == sizes[6] < 1_000_000
 
 
@@ -226,16 +233,16 @@ def test_kernels_are_compiled_each_time_where_no_cache_can_be_written(monkeypatc
 
 def test_every_bad_option_is_named():
     with pytest.raises(InvalidSetup) as error:
-        SuffixProposer(max_tree_depth=0, max_cached_requests=-1, max_spec_factor=-0.5, min_token_prob=1.5)
+        SuffixProposer(SuffixCache(max_tree_depth=0, max_cached_requests=-1, max_spec_factor=-0.5, min_token_prob=1.5))
     assert [finding.message.split()[0] for finding in error.value.findings] == [
         f"suffix_decoding_{name}" for name in DEFAULTS
     ]
 
 
 def test_the_integrity_check_sees_a_wrong_count():
-    told, proposer = Told(), SuffixProposer()
+    told, proposer = Told(), SuffixProposer(SuffixCache())
     proposer.propose(told.confirm({0: [1, 2, 1, 3]}, {0: 3}), 0)
-    proposer.check_integrity()
-    proposer._forest.arena.nodes[48] += 1
+    proposer.cache.check_integrity()
+    proposer.cache._forest.arena.nodes[48] += 1
     with pytest.raises(AssertionError):
-        proposer.check_integrity()
+        proposer.cache.check_integrity()

@@ -20,17 +20,17 @@ from torch import Tensor
 
 from draftwise.engine.sampling import tempering as sampling
 from draftwise.engine.sampling import verify as module
-from draftwise.engine.sampling.acceptance import Acceptance, Coins, Standard, Synthetic, Typical, place
+from draftwise.engine.sampling.acceptance import Acceptance, Standard, Synthetic, SyntheticRates, Typical, place
 from draftwise.engine.sampling.draft import Draft
 from draftwise.engine.sampling.random import Lane, gumbel
 from draftwise.engine.sampling.tempering import Tempering
-from draftwise.engine.sampling.verify import Verdict, verify
+from draftwise.engine.sampling.verify import Accepted, verify
 
 VOCAB, K, LENGTH, SAMPLES = 3, 3, 4, 120_000
 TARGET = torch.tensor([[0.0, 0.9, -0.5], [1.2, -0.3, 0.1], [-0.4, 0.2, 0.8]]).log_softmax(-1)
 """Log-probabilities of the next token, by the last one."""
 DRAFTER = torch.tensor([[0.2, 0.7, -0.3], [0.1, -0.6, 0.6], [0.9, -0.8, 0.2]]).log_softmax(-1)
-Verify = Callable[..., Verdict]
+Verify = Callable[..., Accepted]
 
 
 @pytest.fixture(autouse=True)
@@ -107,11 +107,13 @@ def decode(verify_fn: Verify, scenario: Scenario, *, greedy: Tensor | None = Non
         # Rows past a draft's end repeat its last one, as those of a padded batch do.
         rows = torch.arange(contexts.shape[1]).minimum(draft.lengths_B.unsqueeze(1))
         logits = scenario.target[contexts.gather(1, rows)]
-        verdict = verify_fn(logits, draft, tempering=tempering, seeds_B=seeds, positions_B=sizes, acceptance=Standard())
+        accepted = verify_fn(
+            logits, draft, tempering=tempering, seeds_B=seeds, positions_B=sizes, acceptance=Standard()
+        )
         # The -1 after the emitted tokens is overwritten by the next step.
         columns = sizes.unsqueeze(1) + torch.arange(logits.shape[1])
-        tokens.scatter_(1, columns, verdict.tokens_BS)
-        sizes = sizes + verdict.num_accepted_B + 1
+        tokens.scatter_(1, columns, accepted.tokens_BS)
+        sizes = sizes + accepted.num_accepted_B + 1
         steps_left -= 1
     return tokens[:, 1 : 1 + LENGTH]
 
@@ -197,7 +199,7 @@ def textbook(
     stop_at_first_fall: bool = True,
     respect_lengths: bool = True,
     **_: Any,
-) -> Verdict:
+) -> Accepted:
     """Rejection sampling as in Leviathan et al., algorithm 1."""
     n, num_rows = logits_BSV.shape[:2]
     generator = torch.Generator().manual_seed(int(positions_B.sum()) + num_rows)
@@ -222,7 +224,7 @@ def textbook(
     columns = torch.arange(num_rows)
     padded = torch.cat([draft.tokens_BK, following.unsqueeze(1)], 1)
     tokens = torch.where(columns == accepted.unsqueeze(1), following.unsqueeze(1), padded)
-    return Verdict(tokens_BS=tokens.masked_fill(columns > accepted.unsqueeze(1), -1), num_accepted_B=accepted)
+    return Accepted(tokens_BS=tokens.masked_fill(columns > accepted.unsqueeze(1), -1), num_accepted_B=accepted)
 
 
 TEXTBOOK_MUTANTS = {
@@ -260,7 +262,7 @@ def test_every_mistake_in_the_rule_is_seen(mistake: str, kind: str) -> None:
 def with_arguments(**changes: Callable[[Tensor], Tensor]) -> Verify:
     """The real `verify`, called with some arguments wrong."""
 
-    def mutant(logits_BSV: Tensor, draft: Draft, **arguments: Any) -> Verdict:
+    def mutant(logits_BSV: Tensor, draft: Draft, **arguments: Any) -> Accepted:
         return verify(logits_BSV, draft, **{name: changes.get(name, lambda x: x)(x) for name, x in arguments.items()})
 
     return mutant
@@ -308,7 +310,7 @@ def chain_batch(n: int, *, probabilistic: bool = False) -> tuple[Tensor, Draft]:
     return TARGET[torch.cat([last.unsqueeze(1), draft.tokens_BK], 1)], draft
 
 
-def judge(logits: Tensor, draft: Draft, acceptance: Acceptance, greedy: Tensor | None) -> Verdict:
+def judge(logits: Tensor, draft: Draft, acceptance: Acceptance, greedy: Tensor | None) -> Accepted:
     n = len(logits)
     seeds, positions = torch.arange(n), torch.ones(n, dtype=torch.long)
     rule = place(acceptance, logits.device)
@@ -320,9 +322,9 @@ def test_synthetic_acceptance_has_the_rates_asked_for(greedy: bool | None) -> No
     """Unconditional rates, as vLLM defines them, for greedy (None) and sampled rows alike."""
     n, rates = 100_000, (0.9, 0.6, 0.0)
     logits, draft = chain_batch(n)
-    verdict = judge(logits, draft, Synthetic(rates=rates), None if greedy is None else torch.zeros(n).bool())
+    accepted = judge(logits, draft, Synthetic(rates=rates), None if greedy is None else torch.zeros(n).bool())
     for position, rate in enumerate(rates):
-        share = (verdict.num_accepted_B > position).double().mean()
+        share = (accepted.num_accepted_B > position).double().mean()
         assert abs(share - rate) < 5 * (rate * (1 - rate) / n) ** 0.5 + 1e-9
 
 
@@ -336,17 +338,17 @@ def test_typical_acceptance_follows_the_papers_rule(rule: Typical, probabilistic
     n = 300
     _, draft = chain_batch(n, probabilistic=probabilistic)
     logits = torch.randn(n, K + 1, VOCAB, generator=torch.Generator().manual_seed(3)) * 2
-    verdict = judge(logits, draft, rule, torch.zeros(n).bool())
+    accepted = judge(logits, draft, rule, torch.zeros(n).bool())
     p = logits.double().softmax(-1).numpy()
     for b in range(n):
-        accepted = 0
+        count = 0
         for s, token in enumerate(draft.tokens_BK[b].tolist()):
             entropy = -(p[b, s] * np.log(p[b, s])).sum()
             if p[b, s, token] <= min(rule.threshold, rule.alpha * np.exp(-entropy)):
                 break
-            accepted += 1
-        assert verdict.num_accepted_B[b] == accepted
-    assert 0 < verdict.num_accepted_B.double().mean() < K
+            count += 1
+        assert accepted.num_accepted_B[b] == count
+    assert 0 < accepted.num_accepted_B.double().mean() < K
 
 
 def test_typical_acceptance_is_exact_on_greedy_rows() -> None:
@@ -384,17 +386,17 @@ def requests(draw: st.DrawFn) -> tuple[Tensor, Draft, dict[str, Any]]:
 @given(requests())
 def test_bookkeeping(request_: tuple[Tensor, Draft, dict[str, Any]]) -> None:
     logits, draft, arguments = request_
-    verdict = verify(logits, draft, **arguments)
-    assert verdict.tokens_BS.dtype == verdict.num_accepted_B.dtype == torch.long
-    assert verdict.tokens_BS.shape == logits.shape[:2]
-    synthetic = isinstance(arguments["acceptance"], Coins)
-    for b, (row, accepted) in enumerate(zip(verdict.tokens_BS.tolist(), verdict.num_accepted_B.tolist(), strict=True)):
-        assert 0 <= accepted <= draft.lengths_B[b]
-        assert row[:accepted] == draft.tokens_BK[b, :accepted].tolist()
-        assert row[accepted + 1 :] == [-1] * (len(row) - accepted - 1)
-        assert logits[b, accepted, row[accepted]] > -torch.inf
+    accepted = verify(logits, draft, **arguments)
+    assert accepted.tokens_BS.dtype == accepted.num_accepted_B.dtype == torch.long
+    assert accepted.tokens_BS.shape == logits.shape[:2]
+    synthetic = isinstance(arguments["acceptance"], SyntheticRates)
+    for b, (row, count) in enumerate(zip(accepted.tokens_BS.tolist(), accepted.num_accepted_B.tolist(), strict=True)):
+        assert 0 <= count <= draft.lengths_B[b]
+        assert row[:count] == draft.tokens_BK[b, :count].tolist()
+        assert row[count + 1 :] == [-1] * (len(row) - count - 1)
+        assert logits[b, count, row[count]] > -torch.inf
         if not synthetic:
-            assert all(logits[b, s, token] > -torch.inf for s, token in enumerate(row[:accepted]))
+            assert all(logits[b, s, token] > -torch.inf for s, token in enumerate(row[:count]))
 
 
 def of_row(value: Any, b: int) -> Any:
@@ -439,7 +441,7 @@ def test_a_token_that_falls_without_a_residual_is_replaced_by_a_draw_from_p() ->
     draft = Draft(
         tokens_BK=torch.ones(n, 1).long(), lengths_B=torch.ones(n).long(), probs_BKV=(1.5 * p).expand(n, 1, VOCAB)
     )
-    verdict = judge(p.log().expand(n, 2, VOCAB), draft, Standard(), torch.zeros(n).bool())
-    fallen = verdict.tokens_BS[verdict.num_accepted_B == 0, 0]
+    accepted = judge(p.log().expand(n, 2, VOCAB), draft, Standard(), torch.zeros(n).bool())
+    fallen = accepted.tokens_BS[accepted.num_accepted_B == 0, 0]
     assert len(fallen) > n / 4
     assert stats.chisquare(torch.bincount(fallen).numpy(), len(fallen) * np.array([0.2, 0.3, 0.5])).pvalue > 1e-3

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from draftwise.engine.memory.pages import PagePool
 from draftwise.engine.sampling.params import SamplingParams
-from draftwise.engine.step.scheduler import PrefixUse, Scheduler
+from draftwise.engine.step.scheduler import PrefixUse, Schedule, Scheduler
 from draftwise.engine.step.sequence import Request, Sequence
 
 BLOCK = 4
@@ -50,7 +50,7 @@ class Device:
             schedule = self.scheduler.schedule(self.k)
         assert schedule is not None
         before = len(self.underway)
-        self._update_tables()
+        self._update_tables(schedule)
         for chunk in schedule.chunks:
             assert chunk.length > 0
             self._check_pages(chunk.sequence, chunk.end)
@@ -59,9 +59,9 @@ class Device:
         for sequence in schedule.decodes:
             self._check_pages(sequence, sequence.longest)
             self.underway.append((sequence, sequence.life, self.k + 1))
-        self.scheduler.launch(schedule, self.k)
+        self.scheduler.launch(schedule)
         for chunk in schedule.chunks:
-            self.scheduler.publish(chunk.sequence)
+            self.scheduler.publish(chunk.sequence, chunk.end)
         self.collect(before if self.lags and schedule else len(self.underway), draw)
         return bool(schedule)
 
@@ -71,17 +71,16 @@ class Device:
                 emitted = [8] * draw(bound)
                 emitted = emitted[: sequence.num_left]
                 self.scheduler.advance(sequence, emitted, bound=bound)
-                self.scheduler.publish(sequence)
+                self.scheduler.publish(sequence, sequence.num_computed)
                 if sequence.num_left == 0:
                     self.scheduler.remove(sequence)
         del self.underway[:count]
 
-    def _update_tables(self) -> None:
-        for slot in self.scheduler.released_slots:
+    def _update_tables(self, schedule: Schedule) -> None:
+        for slot in schedule.released_slots:
             self.tables.pop(slot, None)
-        for change in self.scheduler.page_changes:
+        for change in schedule.page_changes:
             self.tables.setdefault(change.slot, {})[change.index] = change.page
-        self.scheduler.released_slots, self.scheduler.page_changes = [], []
 
     def _check_pages(self, sequence: Sequence, num_tokens: int) -> None:
         """The device's table names the sequence's pages, and they have room for so many tokens."""
@@ -143,7 +142,7 @@ def run_prompt(scheduler: Scheduler, sequence: Sequence) -> int:
     device = Device(scheduler, lags=False, k=0)
     while sequence.num_output == 0:
         device.step(lambda bound: 1)
-    return len(sequence.tokens) - 1 - sequence.num_spared
+    return len(sequence.tokens) - 1 - sequence.num_prefix_cached
 
 
 def test_a_second_request_reuses_the_full_pages_of_the_first() -> None:
@@ -190,7 +189,7 @@ def test_pages_are_held_for_the_most_tokens_that_are_under_way() -> None:
     for num_pages in (3, 4):  # 7 tokens and a draft of 4; then perhaps 12 tokens and a draft of 4
         schedule = scheduler.schedule(4)
         assert schedule is not None
-        scheduler.launch(schedule, 4)
+        scheduler.launch(schedule)
         assert len(sequence.pages) == num_pages
 
 
@@ -202,7 +201,7 @@ def test_a_sequence_that_is_about_to_end_is_not_scheduled_again() -> None:
     schedule = scheduler.schedule(0)
     assert schedule is not None
     assert schedule.decodes == [sequence]
-    scheduler.launch(schedule, 0)
+    scheduler.launch(schedule)
     assert not scheduler.schedule(0), "what is under way gives it its last token"
 
 
@@ -231,7 +230,7 @@ def test_the_youngest_is_preempted_once_nothing_is_under_way() -> None:
         scheduler.add(sequence)
     device.step(lambda bound: 1)
     device.step(lambda bound: 1)
-    assert [len(sequence.pages) for sequence in (old, young)] == [2, 2], "the guesses have no pages"
+    assert [len(sequence.pages) for sequence in (old, young)] == [2, 2], "the drafts have no pages"
     assert scheduler.schedule(3) is None, "two tokens more may be there already, and pages for them are not"
     device.collect(2, lambda bound: 1)
     schedule = scheduler.schedule(3)

@@ -44,14 +44,21 @@ class Spans:
         return cls(starts_B=both[0], lengths_B=both[1], width=max(lengths), host=host)
 
     @classmethod
-    def on(cls, starts_B: Tensor, lengths_B: Tensor, width: int) -> Spans:
-        """Return the rows for runs of at most `width` positions: uniform on a GPU, without a sync, and ragged on the
-        CPU, where W becomes the longest length."""
+    def on(cls, starts_B: Tensor, lengths_B: Tensor, width: int, *, uniform: bool) -> Spans:
+        """Return the rows for runs of at most `width` positions.
+
+        With `uniform` nothing waits for the device; else the lengths are read, the rows are ragged, and W becomes the
+        longest length.
+        """
         host = None
-        if lengths_B.device.type == "cpu":
+        if not uniform:
             lengths = lengths_B.tolist()
             host, width = tuple(zip(starts_B.tolist(), lengths, strict=True)), max(lengths)
         return cls(starts_B=starts_B, lengths_B=lengths_B, width=width, host=host)
+
+    def with_runs(self, starts_B: Tensor, lengths_B: Tensor, width: int) -> Spans:
+        """Return the rows for other runs of at most `width` positions, uniform or ragged as these are."""
+        return Spans.on(starts_B, lengths_B, width, uniform=self.host is None)
 
     @property
     def num_seqs(self) -> int:

@@ -46,13 +46,15 @@ def _lookup(spec: ResolvedSpec, config: EngineConfig) -> dict:
 
 def _suffix(spec: ResolvedSpec, _config: EngineConfig, _target: CausalLM) -> Proposer:
     from draftwise.engine.proposers.suffix import SuffixProposer
+    from draftwise.lookup.suffix import SuffixCache  # numba is slow to import
 
-    return SuffixProposer(
+    cache = SuffixCache(
         max_tree_depth=spec.suffix_decoding_max_tree_depth,
         max_cached_requests=spec.suffix_decoding_max_cached_requests,
         max_spec_factor=spec.suffix_decoding_max_spec_factor,
         min_token_prob=spec.suffix_decoding_min_token_prob,
     )
+    return SuffixProposer(cache)
 
 
 def _draft_model(spec: ResolvedSpec, config: EngineConfig, target: CausalLM) -> Proposer:

@@ -13,7 +13,7 @@ from torch import Tensor
 from draftwise.engine.attention.spans import Spans
 from draftwise.engine.models.drafter import Drafter
 from draftwise.engine.proposers.base import Confirmed
-from draftwise.engine.proposers.guesses import Guesses
+from draftwise.engine.proposers.draft_builder import DraftBuilder
 from draftwise.engine.proposers.paged import PagedProposer
 from draftwise.engine.sampling.draft import Draft
 
@@ -55,7 +55,7 @@ class ChainProposer(PagedProposer):
             self._one_by_one(new, spans, ends_B, guesses)
         return guesses.to_draft()
 
-    def _one_by_one(self, new: Confirmed, spans: Spans, ends_B: Tensor, guesses: Guesses) -> None:
+    def _one_by_one(self, new: Confirmed, spans: Spans, ends_B: Tensor, guesses: DraftBuilder) -> None:
         """Run the confirmed rows, which end before positions `ends_B`; make each guess from the one before it."""
         hidden_NH, carry_NH = self._run(new, spans, new.tokens_N, self._enter(new))
         if guesses.num_steps == 0:
@@ -63,15 +63,15 @@ class ChainProposer(PagedProposer):
         rows_B = spans.last_row_B
         hidden_BH, carry_BH = hidden_NH[rows_B], None if carry_NH is None else carry_NH[rows_B]
         tokens_B = guesses.add(0, self._drafter.logits(hidden_BH))
-        spans = Spans.on(ends_B, torch.ones_like(ends_B), 1)
+        spans = spans.with_runs(ends_B, torch.ones_like(ends_B), 1)
         for step in range(1, guesses.num_steps):
             hidden_BH, carry_BH = self._run(new, spans.shift(step - 1), tokens_B, carry_BH)
             tokens_B = guesses.add(step, self._drafter.logits(hidden_BH))
 
-    def _in_parallel(self, new: Confirmed, spans: Spans, counts_B: Tensor, guesses: Guesses) -> None:
+    def _in_parallel(self, new: Confirmed, spans: Spans, counts_B: Tensor, guesses: DraftBuilder) -> None:
         """Make all guesses in one pass, each from a mask except the first."""
         num_masks_B, num_steps = (counts_B - 1).clamp_(min=0), guesses.num_steps
-        wide = Spans.on(spans.starts_B, spans.lengths_B + num_masks_B, spans.width + num_steps - 1)
+        wide = spans.with_runs(spans.starts_B, spans.lengths_B + num_masks_B, spans.width + num_steps - 1)
         tokens_N, carry_NH = self._with_masks(new, spans, wide)
         hidden_NH, _ = self._run(new, wide, tokens_N, carry_NH)
         first_B = wide.first_row_B + spans.lengths_B - 1

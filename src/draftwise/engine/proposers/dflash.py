@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from draftwise.core import InvalidSetup
-from draftwise.engine.attention.spans import Spans
 from draftwise.engine.models import CausalLM
 from draftwise.engine.models.dflash import DFlash, load_dflash
 from draftwise.engine.proposers.base import Confirmed
@@ -91,7 +90,7 @@ class DFlashProposer(PagedProposer):
     def _guess(self, new: Confirmed, counts_B: Tensor, num_steps: int) -> Tensor:
         """Return logits_RU of the masks of all sequences; those behind a shorter block are another mask's."""
         spans, settings = new.spans, self._drafter.settings
-        blocks = Spans.on(spans.starts_B + spans.lengths_B - 1, counts_B + 1, num_steps + 1)
+        blocks = spans.with_runs(spans.starts_B + spans.lengths_B - 1, counts_B + 1, num_steps + 1)
         last_B1 = new.tokens_N[spans.last_row_B].unsqueeze(1)
         tokens_N = blocks.pack(F.pad(last_B1, (0, num_steps), value=settings.mask_token_id))
         plans = {causal: self._plan(new, blocks, causal=causal) for causal in sorted(set(settings.causal_layers))}

@@ -12,7 +12,7 @@ from draftwise.engine.attention.spans import Spans
 from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.models.drafter import DraftNetwork
 from draftwise.engine.proposers.base import Confirmed, Proposer
-from draftwise.engine.proposers.guesses import Guesses
+from draftwise.engine.proposers.draft_builder import DraftBuilder
 
 __all__ = ["PagedProposer"]
 
@@ -50,9 +50,9 @@ class PagedProposer(Proposer):
             spans, new.page_table_BP, block_size=self._kv.block_size, limit=self._reach, causal=causal
         )
 
-    def _begin(self, new: Confirmed, counts_B: Tensor, k: int) -> Guesses:
+    def _begin(self, new: Confirmed, counts_B: Tensor, k: int) -> DraftBuilder:
         """Return the draft to be made."""
-        return Guesses(
+        return DraftBuilder(
             new,
             counts_B,
             k,

@@ -17,7 +17,7 @@ from draftwise.engine.models.checkpoint import Checkpoint
 from draftwise.engine.models.families import FAMILIES
 from draftwise.engine.models.loading import WeightReader
 from draftwise.engine.proposers.base import Confirmed, Proposer
-from draftwise.engine.proposers.guesses import Guesses
+from draftwise.engine.proposers.draft_builder import DraftBuilder
 from draftwise.engine.sampling.draft import Draft
 
 __all__ = ["StatelessProposer", "make_reader", "pick_count"]
@@ -53,7 +53,7 @@ class StatelessProposer(Proposer, Generic[Carry]):
     @torch.inference_mode()
     def propose(self, new: Confirmed, k: int) -> Draft:
         """Draft up to k tokens each."""
-        guesses = Guesses(
+        guesses = DraftBuilder(
             new,
             new.limits_B.clamp(0, k),
             k,

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-__all__ = ["Acceptance", "Coins", "Rule", "Standard", "Synthetic", "Typical", "place"]
+__all__ = ["Acceptance", "Rule", "Standard", "Synthetic", "SyntheticRates", "Typical", "place"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +55,14 @@ Acceptance = Standard | Typical | Synthetic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Coins:
+class SyntheticRates:
     """`Synthetic` on a device: steps look at this tensor instead of copying the rates there each time."""
 
     conditional_K: Tensor
     """float64, `Synthetic.conditional_rates`."""
 
 
-Rule = Standard | Typical | Coins
+Rule = Standard | Typical | SyntheticRates
 """What `verify` goes by."""
 
 
@@ -71,5 +71,5 @@ def place(acceptance: Acceptance, device: torch.device | str) -> Rule:
     if isinstance(acceptance, Synthetic):
         import torch  # the rules themselves are wanted where there is none
 
-        return Coins(conditional_K=torch.tensor(acceptance.conditional_rates, dtype=torch.float64).to(device))
+        return SyntheticRates(conditional_K=torch.tensor(acceptance.conditional_rates, dtype=torch.float64).to(device))
     return acceptance

@@ -9,42 +9,14 @@ Shape letters: R rows (several dimensions may stand for R; seeds and positions b
 
 from __future__ import annotations
 
-from enum import IntEnum
 from hashlib import blake2b
 
 import torch
 from torch import Tensor
 
-__all__ = [
-    "GOLDEN",
-    "LANE",
-    "MIX_1",
-    "MIX_2",
-    "POSITION",
-    "Lane",
-    "completion_seed",
-    "gumbel",
-    "request_seed",
-    "uniform",
-]
+from draftwise.engine.kernels.constants import GOLDEN, LANE, MIX_1, MIX_2, POSITION, Lane
 
-# The hash's multipliers, modulo 2^64; the CUDA kernels compute the same hash from them.
-GOLDEN = 0x9E3779B97F4A7C15
-POSITION = 0xD1342543DE82EF95
-LANE = 0xDA942042E4DD58B5
-MIX_1 = 0xBF58476D1CE4E5B9
-MIX_2 = 0x94D049BB133111EB
-
-
-class Lane(IntEnum):
-    """Independent streams at one position of one sequence."""
-
-    TOKEN = 0
-    """The target's choice of a token."""
-    ACCEPT = 1
-    """The coin that accepts or rejects a draft token."""
-    DRAFT = 2
-    """The drafter's choice of a token; it must not share noise with the verdict on it."""
+__all__ = ["Lane", "completion_seed", "gumbel", "request_seed", "uniform"]
 
 
 def _int64(unsigned: int) -> int:

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
 
@@ -20,12 +19,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from draftwise.engine.kernels.constants import MIN_TEMPERATURE
 from draftwise.engine.memory.transfer import upload
 from draftwise.engine.sampling.params import SamplingParams
 from draftwise.engine.sampling.random import gumbel
 
 __all__ = [
-    "MIN_TEMPERATURE",
     "Tempering",
     "argmax",
     "draw",
@@ -35,9 +34,6 @@ __all__ = [
     "temper",
     "temper_and_truncate",
 ]
-
-MIN_TEMPERATURE = 0.01
-"""vLLM raises smaller positive temperatures to this (`_MAX_TEMP`): dividing by them would overflow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -187,7 +183,9 @@ def kernels_for(logits: Tensor) -> ModuleType | None:
     """Return the Triton kernels if they can run on these logits: on CUDA, not in double precision, Triton installed."""
     if logits.device.type != "cuda" or logits.dtype == torch.float64 or not _has_triton():
         return None
-    return import_module("draftwise.engine.kernels.cuda.sampling")
+    from draftwise.engine.kernels.cuda import sampling
+
+    return sampling
 
 
 @cache

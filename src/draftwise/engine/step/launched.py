@@ -16,10 +16,11 @@ from draftwise.engine.memory.transfer import Readback
 from draftwise.engine.outputs import LogprobsOfToken
 from draftwise.engine.sampling.draft import Draft
 from draftwise.engine.sampling.logprobs import Ranked, parse
-from draftwise.engine.sampling.verify import Verdict
+from draftwise.engine.sampling.verify import Accepted
+from draftwise.engine.step.host_part import PromptRanks
 from draftwise.engine.step.sequence import Sequence
 
-__all__ = ["Launched", "Outcome", "PromptRanks", "pack"]
+__all__ = ["Launched", "Outcome", "pack"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,18 +35,10 @@ class Outcome:
     """Of the emitted tokens, if asked for."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptRanks:
-    """Log-probabilities of prompt tokens, on the device."""
-
-    sequence: Sequence
-    ranked: Ranked
-
-
-def pack(draft: Draft, verdict: Verdict) -> Tensor:
+def pack(draft: Draft, accepted: Accepted) -> Tensor:
     """Return all numbers of a step that the host wants, [B, C], for one copy."""
-    counts_B2 = torch.stack((verdict.num_accepted_B + 1, draft.lengths_B), dim=1)
-    return torch.cat((counts_B2, verdict.tokens_BS, draft.tokens_BK), dim=1)
+    counts_B2 = torch.stack((accepted.num_accepted_B + 1, draft.lengths_B), dim=1)
+    return torch.cat((counts_B2, accepted.tokens_BS, draft.tokens_BK), dim=1)
 
 
 class Launched:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence as Tokens
+from collections import abc, deque
 from dataclasses import dataclass
 from enum import Enum
 
@@ -32,17 +31,6 @@ class Chunk:
         return self.end == len(self.sequence.tokens)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Schedule:
-    """What a step computes: first the chunks, then one token and a draft for each decoding sequence."""
-
-    chunks: list[Chunk]
-    decodes: list[Sequence]
-
-    def __bool__(self) -> bool:
-        return bool(self.chunks or self.decodes)
-
-
 @dataclass(frozen=True, slots=True)
 class PageChange:
     """A page that a running sequence has been given."""
@@ -50,6 +38,23 @@ class PageChange:
     slot: int
     index: int
     page: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """What a step computes: first the chunks, then one token and a draft for each decoding sequence."""
+
+    chunks: list[Chunk]
+    decodes: list[Sequence]
+    k: int
+    """Draft tokens of a sequence at most."""
+    released_slots: list[int]
+    """Slots given up since the last schedule."""
+    page_changes: list[PageChange]
+    """Pages given since the last schedule, in order."""
+
+    def __bool__(self) -> bool:
+        return bool(self.chunks or self.decodes)
 
 
 class PrefixUse(Enum):
@@ -74,7 +79,7 @@ class Scheduler:
         block_size: tokens a page.
         max_num_seqs: running sequences at most.
         max_num_batched_tokens: tokens a step at most; what decoding leaves of them goes to prompts, at least a page.
-        prefix: how much of a cached prefix may be spared.
+        prefix: how much of a cached prefix is used.
     """
 
     def __init__(
@@ -93,10 +98,8 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self._slots = list(range(max_num_seqs))[::-1]
-        self.released_slots: list[int] = []
-        """Slots given up since the engine last emptied this list."""
-        self.page_changes: list[PageChange] = []
-        """Pages given since the engine last emptied this list, in order."""
+        self._released_slots: list[int] = []
+        self._page_changes: list[PageChange] = []
         self.num_preemptions = 0
         self.num_cache_queries = 0
         self.num_cache_hits = 0
@@ -127,9 +130,11 @@ class Scheduler:
                 break
             chunks.append(self._next_chunk(self.running[-1], budget))
             budget -= chunks[-1].length
-        return Schedule(chunks=chunks, decodes=decodes)
+        released, self._released_slots = self._released_slots, []
+        changes, self._page_changes = self._page_changes, []
+        return Schedule(chunks=chunks, decodes=decodes, k=k, released_slots=released, page_changes=changes)
 
-    def launch(self, schedule: Schedule, k: int) -> None:
+    def launch(self, schedule: Schedule) -> None:
         """Record that the step is under way."""
         for chunk in schedule.chunks:
             sequence = chunk.sequence
@@ -139,9 +144,9 @@ class Scheduler:
                 sequence.num_underway, sequence.max_underway = 1, 1
         for sequence in schedule.decodes:
             sequence.num_underway += 1
-            sequence.max_underway += k + 1
+            sequence.max_underway += schedule.k + 1
 
-    def advance(self, sequence: Sequence, emitted: Tokens[int], *, bound: int) -> None:
+    def advance(self, sequence: Sequence, emitted: abc.Sequence[int], *, bound: int) -> None:
         """Record that a step that could give at most `bound` tokens gave a sequence these."""
         sequence.num_underway -= 1
         sequence.max_underway -= bound
@@ -152,9 +157,9 @@ class Scheduler:
         """Whether full pages of what is computed are not offered to later requests yet."""
         return self.pool.caching and sequence.num_computed // self.block_size > sequence.num_published
 
-    def publish(self, sequence: Sequence, num_tokens: int | None = None) -> None:
-        """Offer full pages to later requests with the same prefix: of all that is computed, or of `num_tokens`."""
-        num_full = (sequence.num_computed if num_tokens is None else num_tokens) // self.block_size
+    def publish(self, sequence: Sequence, num_tokens: int) -> None:
+        """Offer the full pages of the first `num_tokens` tokens to later requests with the same prefix."""
+        num_full = num_tokens // self.block_size
         if self.pool.caching and num_full > sequence.num_published:
             self._extend_keys(sequence, num_full)
             for i in range(sequence.num_published, num_full):
@@ -191,7 +196,7 @@ class Scheduler:
     def _reserve(self, sequence: Sequence, k: int) -> None:
         """Hold pages for a draft too, as far as they last.
 
-        A page for each running sequence is left free: guesses are never worth a preemption.
+        A page for each running sequence is left free: a draft is never worth a preemption.
         """
         spare = max(self.pool.num_free - len(self.running), 0)
         room = (len(sequence.pages) + spare) * self.block_size
@@ -213,7 +218,7 @@ class Scheduler:
         sequence.slot = self._slots.pop()
         self._give(sequence, reused)
         self._ensure_pages(sequence, len(sequence.tokens) + 1)
-        sequence.num_computed = sequence.num_spared = len(reused) * self.block_size
+        sequence.num_computed = sequence.num_prefix_cached = len(reused) * self.block_size
         sequence.num_published = len(reused)
         if sequence.num_cached is None:
             sequence.num_cached = sequence.num_computed
@@ -248,7 +253,7 @@ class Scheduler:
 
     def _give(self, sequence: Sequence, pages: list[int]) -> None:
         assert sequence.slot is not None
-        self.page_changes += [
+        self._page_changes += [
             PageChange(sequence.slot, index, page) for index, page in enumerate(pages, len(sequence.pages))
         ]
         sequence.pages += pages
@@ -267,7 +272,7 @@ class Scheduler:
         sequence.pages, sequence.num_computed, sequence.num_published = [], 0, 0
         sequence.is_decoding, sequence.num_underway, sequence.max_underway = False, 0, 0
         self._slots.append(sequence.slot)
-        self.released_slots.append(sequence.slot)
-        self.page_changes = [change for change in self.page_changes if change.slot != sequence.slot]
-        sequence.slot, sequence.num_told = None, None
+        self._released_slots.append(sequence.slot)
+        self._page_changes = [change for change in self._page_changes if change.slot != sequence.slot]
+        sequence.slot = None
         sequence.life += 1

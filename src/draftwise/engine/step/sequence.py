@@ -50,7 +50,7 @@ class Sequence:
     num_published: int = 0
     """Leading pages already offered to the prefix cache."""
     num_cached: int | None = None
-    """Prompt tokens that the prefix cache spared at first admission; None before it."""
+    """Prompt tokens that were in the prefix cache at first admission; None before it."""
 
     scheduled_s: float | None = None
     """When its computation first began, on the monotonic clock."""
@@ -65,11 +65,8 @@ class Sequence:
     """Steps launched and not collected that give it tokens, at least one each."""
     max_underway: int = 0
     """How many tokens those steps give it at most."""
-    num_spared: int = 0
-    """Leading tokens that the prefix cache spared when it last started to run."""
-    num_told: int | None = None
-    """Leading tokens that the proposer knows, of those that the host knows; None when it has not heard of the sequence
-    since it started to run."""
+    num_prefix_cached: int = 0
+    """Leading tokens that were in the prefix cache when it last started to run."""
 
     @property
     def params(self) -> SamplingParams:

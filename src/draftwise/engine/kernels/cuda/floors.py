@@ -17,9 +17,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from draftwise.engine.kernels.constants import MIN_TEMPERATURE
 from draftwise.engine.kernels.cuda.launch import interpreted, launch_next, pdl, wait
 from draftwise.engine.kernels.cuda.maths import log
-from draftwise.engine.sampling.tempering import MIN_TEMPERATURE
 
 __all__ = ["find_floors"]
 

@@ -15,12 +15,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from draftwise.engine.kernels.constants import MIN_TEMPERATURE, Lane
 from draftwise.engine.kernels.cuda.keys import LOWEST, to_index, to_key, to_score
 from draftwise.engine.kernels.cuda.launch import interpreted, launch_next, pdl, wait
 from draftwise.engine.kernels.cuda.maths import exp, log
 from draftwise.engine.kernels.cuda.noise import row_bits, to_gumbel, to_uniform, token_bits
-from draftwise.engine.sampling import random
-from draftwise.engine.sampling.tempering import MIN_TEMPERATURE
 
 __all__ = ["reject"]
 
@@ -28,7 +27,7 @@ _PART_SIZE = 2048
 _BLOCK = 1024
 """Columns that a program looks at together."""
 _MIN_TEMPERATURE = tl.constexpr(MIN_TEMPERATURE)
-_TOKEN, _ACCEPT = tl.constexpr(int(random.Lane.TOKEN)), tl.constexpr(int(random.Lane.ACCEPT))
+_TOKEN, _ACCEPT = tl.constexpr(int(Lane.TOKEN)), tl.constexpr(int(Lane.ACCEPT))
 
 
 def reject(
@@ -55,7 +54,7 @@ def reject(
     sums_RC2 = torch.empty(count, parts, 2, dtype=torch.float32, device=logits_BSV.device)
     keys_RC2 = torch.empty(count, parts, 2, dtype=torch.long, device=logits_BSV.device)
     next_BS = keys_RC2.new_empty(num_seqs, num_rows)
-    stands_BK = torch.empty(num_seqs, num_rows - 1, dtype=torch.bool, device=logits_BSV.device)
+    accept_BK = torch.empty(num_seqs, num_rows - 1, dtype=torch.bool, device=logits_BSV.device)
     settings = [each if each is None else each.contiguous() for each in (temperature_B, floor_BS)]
     counters = (seeds_B.contiguous(), positions_B.contiguous())
     given = (rows_RV, *settings, rows_RV.stride(0), vocab_size, num_rows, parts, sums_RC2)
@@ -66,9 +65,9 @@ def reject(
     _draw_part[(count, parts)](
         *given, probs_BKV, lengths_B.contiguous(), *counters, keys_RC2, **division, **width, **options
     )
-    judged = (tokens_BK.contiguous(), probs_BKV, *counters, keys_RC2, next_BS, stands_BK)
+    judged = (tokens_BK.contiguous(), probs_BKV, *counters, keys_RC2, next_BS, accept_BK)
     _judge_row[(count,)](*given, *judged, num_warps=1, **width, **options)
-    return stands_BK, next_BS
+    return accept_BK, next_BS
 
 
 @triton.jit

@@ -17,15 +17,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from draftwise.engine.kernels.constants import MIN_TEMPERATURE, Lane
 from draftwise.engine.kernels.cuda.floors import find_floors
 from draftwise.engine.kernels.cuda.keys import LOWEST, to_index, to_key
 from draftwise.engine.kernels.cuda.launch import interpreted, launch_next, pdl, wait
 from draftwise.engine.kernels.cuda.noise import row_bits, to_gumbel, to_uniform, token_bits
 from draftwise.engine.kernels.cuda.rejection import reject
-from draftwise.engine.sampling import random
-from draftwise.engine.sampling.tempering import MIN_TEMPERATURE
 
-__all__ = ["argmax_rows", "draw_rows", "find_floors", "reject", "settle"]
+__all__ = ["argmax_rows", "draw_rows", "emit", "find_floors", "reject"]
 
 _BLOCK = 1024
 """Columns that a program looks at together."""
@@ -33,7 +32,7 @@ _MAX_PARTS = 128
 _PROGRAMS = 1056
 """About as many as run at a time: 8 of 4 warps on each of 132 multiprocessors."""
 _MIN_TEMPERATURE = tl.constexpr(MIN_TEMPERATURE)
-_ACCEPT = tl.constexpr(int(random.Lane.ACCEPT))
+_ACCEPT = tl.constexpr(int(Lane.ACCEPT))
 
 
 def argmax_rows(logits_RV: Tensor, ids_U: Tensor | None = None) -> Tensor:
@@ -58,18 +57,18 @@ def draw_rows(
     return _decode_best(keys_RC, None).view(logits_BSV.shape[:-1])
 
 
-def settle(
+def emit(
     next_BS: Tensor,
     draft_BK: Tensor,
     lengths_B: Tensor,
-    stands_BK: Tensor | None,
+    accept_BK: Tensor | None,
     rates_K: Tensor | None,
     seeds_B: Tensor,
     positions_B: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Return the emitted tokens [B, S], -1 after them, and how many draft tokens stand [B]; see `sampling.verify`.
 
-    Draft tokens stand as `stands_BK` (bool) says, else as coins of these rates (float64) fall, else where they are the
+    Draft tokens stand as `accept_BK` (bool) says, else as coins of these rates (float64) fall, else where they are the
     next token.
     """
     num_seqs, num_rows = next_BS.shape
@@ -78,11 +77,11 @@ def settle(
     seeds_B, positions_B = seeds_B.contiguous(), positions_B.contiguous()
     tokens_BS = torch.empty_like(next_BS)
     accepted_B = next_BS.new_empty(num_seqs)
-    _settle_sequence[(num_seqs,)](
-        *(next_BS, draft_BK, lengths_B, stands_BK, rates_K, seeds_B, positions_B, tokens_BS, accepted_B),
+    _emit_sequence[(num_seqs,)](
+        *(next_BS, draft_BK, lengths_B, accept_BK, rates_K, seeds_B, positions_B, tokens_BS, accepted_B),
         *(draft_BK.stride(0), lengths_B.stride(0), num_rows),
         S_PADDED=triton.next_power_of_2(num_rows),
-        GIVEN=stands_BK is not None,
+        GIVEN=accept_BK is not None,
         COINS=rates_K is not None,
         PDL=pdl(),
         num_warps=1,
@@ -212,7 +211,7 @@ def _best_of_parts(keys, ids, tokens, C, MAX_PARTS: tl.constexpr, MAPPED: tl.con
 
 
 @triton.jit
-def _settle_sequence(
+def _emit_sequence(
     next_tokens,
     draft,
     lengths,

@@ -14,10 +14,10 @@ from draftwise.engine.proposers.base import Confirmed
 from draftwise.engine.proposers.choice import choose
 from draftwise.engine.sampling.draft import Draft
 
-__all__ = ["Guesses"]
+__all__ = ["DraftBuilder"]
 
 
-class Guesses:
+class DraftBuilder:
     """Turns logits into guesses, static in shape: a sequence that wants fewer is guessed for in vain.
 
     Args:
