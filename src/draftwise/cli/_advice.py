@@ -204,6 +204,7 @@ def _candidate_to_dict(advice: Advice, candidate: Candidate) -> dict[str, Any]:
         "caveats": [finding_to_dict(each) for each in candidate.caveats],
         "alternatives": [each.model for each in candidate.alternatives],
         "published": [
-            {"result": each.result, "conditions": each.conditions, "source": each.source} for each in candidate.published_results
+            {"result": each.result, "conditions": each.conditions, "source": each.source}
+            for each in candidate.published_results
         ],
     }

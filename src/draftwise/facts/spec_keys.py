@@ -1,4 +1,4 @@
-"""Keys of `--speculative-config`: what each means, what it takes, and whether the embedded engine acts on it.
+"""Keys of `--speculative-config`: their meaning, their values, and whether the embedded engine acts on them.
 
 Type, default and bounds are those of the newest vLLM release that has the key (`facts.vllm`); the rest lies in
 `data/spec_keys.json`.
@@ -28,16 +28,16 @@ class SpecKey:
     name: str
     meaning: str
     embedded: Embedded
-    """`acts` in the embedded engine; `idle`: it is taken and changes nothing; `unknown`: it is no setting there."""
+    """In the embedded engine: `acts`: it has an effect; `idle`: it is accepted without effect; `unknown`: it is rejected."""
     reason: str
-    """Why it is idle; empty for others."""
+    """Why it is idle; empty otherwise."""
     type: str
     """As vLLM annotates it, such as `list[float] | None`."""
     default: Any
     choices: tuple[str, ...]
-    """Values of a key that takes one of a few; empty for others."""
+    """Allowed values, if there are only a few; else empty."""
     bounds: Mapping[str, float]
-    """`ge`, `gt`, `le`, `lt` -> the bound, of the value or of each entry of a list."""
+    """`ge`, `gt`, `le`, `lt` -> the bound on the value, or on each entry of a list."""
     source: str
     """Release, file and symbol of the field."""
 
@@ -54,13 +54,13 @@ def keys_where(*, embedded: Embedded) -> Mapping[str, SpecKey]:
 
 
 def find_name_traps() -> Iterator[str]:
-    """Yield what makes the newest vLLM take a drafter with it in its name for a head, whatever `method` says."""
+    """Yield the words that, in a drafter's name, make the newest vLLM take it for a head, whatever `method` is."""
     inference = releases()[-1].table("method_inference")
     return (rule["name"] for method in inference["order"] for rule in inference[method] if "name" in rule)
 
 
 def _read(row: Mapping[str, Any]) -> SpecKey:
-    """Return the key of a row; `takes` is what code behind the field, or the embedded engine, narrows it to."""
+    """Return the key of a row, narrowed to the values that vLLM's code or the embedded engine accepts (`takes`)."""
     field = history("spec_fields", row["name"])[-1]
     taken = {**field.value, **row.get("takes", {})}
     return SpecKey(
