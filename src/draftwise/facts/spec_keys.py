@@ -28,7 +28,7 @@ class SpecKey:
     name: str
     meaning: str
     embedded: Embedded
-    """In the embedded engine: `acts`: it has an effect; `idle`: it is accepted without effect; `unknown`: it is rejected."""
+    """In the embedded engine: `acts` has an effect; `idle` is accepted without effect; `unknown` is rejected."""
     reason: str
     """Why it is idle; empty otherwise."""
     type: str

@@ -71,7 +71,10 @@ def answer(
     by_key = {_key(prompt): prompt for prompt in prompts}
     missing = {key: prompt for key, prompt in by_key.items() if key not in known}
     if missing:
-        with reporter.bar("answers", total=len(by_key), done=len(by_key) - len(missing)) as bar, file.open("a") as out:
+        with (
+            reporter.show_bar("answers", total=len(by_key), done=len(by_key) - len(missing)) as bar,
+            file.open("a") as out,
+        ):
             for key, tokens in _generate(target, missing, settings, device, bar):
                 known[key] = tokens
                 out.write(json.dumps({"prompt": key, "token_ids": tokens}) + "\n")
@@ -138,7 +141,7 @@ def _generate(
             num_tokens += len(delta.token_ids)
             if delta.finish_reason is not None:
                 yield delta.request_id, answers.pop(delta.request_id)
-                bar.note(f"{num_tokens} tokens")
+                bar.set_note(f"{num_tokens} tokens")
                 bar.advance()
     del engine
     gc.collect()

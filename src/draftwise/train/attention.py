@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from draftwise.train.fusion import fused
+from draftwise.train.fusion import choose_compiled
 
 __all__ = ["attend_chain"]
 
@@ -65,7 +65,7 @@ class _ChainAttention(torch.autograd.Function):
         steps = len(keys_values) // 2
         keys, values = keys_values[:steps], keys_values[steps:]
         causal_BARD, sums_BAR, ctx.kernel_state = _flash_forward(q_BARD, keys[0], values[0])
-        merged_BARD, sums_BAR = fused(_merge, wanted=fuse)(q_BARD, causal_BARD, sums_BAR, keys[1:], values[1:])
+        merged_BARD, sums_BAR = choose_compiled(_merge, fuse=fuse)(q_BARD, causal_BARD, sums_BAR, keys[1:], values[1:])
         ctx.fuse = fuse
         ctx.save_for_backward(q_BARD, merged_BARD, sums_BAR, *keys_values)
         return merged_BARD
@@ -81,7 +81,7 @@ class _ChainAttention(torch.autograd.Function):
         grad_q, grad_key, grad_value = _flash_backward(
             grad_BARD, q_BARD, keys[0], values[0], merged_BARD, sums_BAR, ctx.kernel_state
         )
-        grad_q, own = fused(_own_gradients, wanted=ctx.fuse)(
+        grad_q, own = choose_compiled(_own_gradients, fuse=ctx.fuse)(
             grad_BARD, grad_q, q_BARD, merged_BARD, sums_BAR, keys[1:], values[1:]
         )
         return (None, grad_q, grad_key, *own[: steps - 1], grad_value, *own[steps - 1 :])

@@ -18,13 +18,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from draftwise.train.batch import Batch, DraftLoss, States
 from draftwise.train.blueprint import Blueprint
 from draftwise.train.labels import align, answer_as_target, score, weigh
-from draftwise.train.layers import DecoderLayer, KeyValue, Rotations, working
-from draftwise.train.lesson import Batch, Lesson, States
+from draftwise.train.layers import DecoderLayer, KeyValue, Rotations, to_compute_dtype
 from draftwise.train.method import Method
 from draftwise.train.target import Target
-from draftwise.train.vocabulary_loss import Answers, vocabulary_loss
+from draftwise.train.vocabulary_loss import Answers, compute_vocabulary_loss
 
 __all__ = ["ChainNetwork", "ChainTraining", "Step"]
 
@@ -60,7 +60,7 @@ class ChainNetwork(nn.Module):
 
     def embed(self, tokens_BR: Tensor, step: int) -> Tensor:  # noqa: ARG002 - MTP's first row is special
         """Return the embeddings of a step's tokens."""
-        return working(F.embedding(tokens_BR, self.embedding_VH), self)
+        return to_compute_dtype(F.embedding(tokens_BR, self.embedding_VH), self)
 
     def compile_parts(self) -> None:
         """Compile everything but attention."""
@@ -118,7 +118,7 @@ class ChainTraining(Method):
         self.network, self._target, self._blueprint = network.to(target.device), target, blueprint
         self.steps, self.discount = options["num_speculative_tokens"], options["discount"]
 
-    def lesson(self, batch: Batch, states: States) -> Lesson:
+    def compute_loss(self, batch: Batch, states: States) -> DraftLoss:
         """Unroll the drafter along the batch; the loss is what `_teach` makes of it."""
         assert batch.tokens_BT.shape[1] > self.steps + 1, "a batch must be longer than a draft"
         steps = self.unroll(batch, states)
@@ -133,7 +133,7 @@ class ChainTraining(Method):
     def unroll(self, batch: Batch, states: States) -> list[Step]:
         """Return what each step gives, given the batch's own tokens as its earlier draft tokens."""
         network, num_rows = self.network, batch.tokens_BT.shape[1] - 1
-        carry_BRH = network.enter(working(self._features(states)[:, :-1], network))
+        carry_BRH = network.enter(to_compute_dtype(self._features(states)[:, :-1], network))
         cos_TD, sin_TD = self._rotations(num_rows + self.steps, batch.tokens_BT.device)
         past: list[list[KeyValue]] = [[] for _ in network.layers]
         steps = []
@@ -179,7 +179,7 @@ class ChainTraining(Method):
         """Return the cross entropy with the answers, and the likeliest tokens [J, B, L]."""
         weights_JBL = self._weights(batch)
         flat = [hidden_BLH.flatten(0, 1) for hidden_BLH in hidden_JBLH]
-        loss, picks_JM = vocabulary_loss(
+        loss, picks_JM = compute_vocabulary_loss(
             flat, self.head_UH, weights_JBL.flatten(1), self._answers(batch, states), fuse=self._compiled
         )
         return loss, self._target_ids(picks_JM).view(weights_JBL.shape)

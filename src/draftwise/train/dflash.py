@@ -19,15 +19,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from draftwise.train.batch import Batch, DraftLoss, States
 from draftwise.train.blueprint import Blueprint
 from draftwise.train.checkpoint import save_drafter
-from draftwise.train.layers import DecoderLayer, Norm, Rotations, linear, working
-from draftwise.train.lesson import Batch, Lesson, States
+from draftwise.train.layers import DecoderLayer, Norm, Rotations, make_linear, to_compute_dtype
 from draftwise.train.method import Method
 from draftwise.train.options import Option
 from draftwise.train.taps import check_taps, choose_mask_token, even_taps
 from draftwise.train.target import Target
-from draftwise.train.vocabulary_loss import Answers, vocabulary_loss
+from draftwise.train.vocabulary_loss import Answers, compute_vocabulary_loss
 
 __all__ = ["DFlashTraining"]
 
@@ -53,7 +53,7 @@ class _Network(nn.Module):
         super().__init__()
         shape, eps, hidden = blueprint.shape, blueprint.eps, blueprint.shape.hidden_size
         self.register_buffer("embedding_VH", embedding_VH, persistent=False)
-        self.fc = linear(num_taps * hidden, hidden)
+        self.fc = make_linear(num_taps * hidden, hidden)
         self.hidden_norm = Norm(hidden, eps)
         layers = [DecoderLayer(shape, eps, qk_norm=True) for _ in range(shape.num_layers)]
         self.layers: Sequence[DecoderLayer] = nn.ModuleList(layers)  # type: ignore[assignment]
@@ -76,8 +76,8 @@ class _Network(nn.Module):
             context_rotations: of the positions 0..T - 1.
             mask_BQS: bool, what each query row looks at: the T states, then the Q query rows.
         """
-        context_BTH = self.hidden_norm(self.fc(working(features_BTF, self)))
-        x_BQH = working(F.embedding(tokens_BQ, self.embedding_VH), self)
+        context_BTH = self.hidden_norm(self.fc(to_compute_dtype(features_BTF, self)))
+        x_BQH = to_compute_dtype(F.embedding(tokens_BQ, self.embedding_VH), self)
         mask_B1QS = mask_BQS.unsqueeze(1)
         for layer in self.layers:
             q, (k, v) = layer.self_attn.project(layer.input_layernorm(x_BQH), rotations)
@@ -130,14 +130,14 @@ class DFlashTraining(Method):
         for layer in self.network.layers:
             layer.compile_parts()
 
-    def lesson(self, batch: Batch, states: States) -> Lesson:
+    def compute_loss(self, batch: Batch, states: States) -> DraftLoss:
         """Draft from some positions of each sequence; only these are counted."""
         blocks = self.draw_blocks(batch)
         hidden_BNKH = self.fill_in(batch, states, blocks)
         places_BNK = blocks.places_BNK.clamp(max=batch.tokens_BT.shape[1] - 1)
         labels_BNK = _gather(batch.tokens_BT, places_BNK)
         weights_BNK = self._weights(blocks.learnt_BNK)
-        loss, picks_JM = vocabulary_loss(
+        loss, picks_JM = compute_vocabulary_loss(
             [hidden_BNKH.flatten(0, 2)],
             self._target.head_VH,
             weights_BNK.view(1, -1),
@@ -145,7 +145,7 @@ class DFlashTraining(Method):
             fuse=self._compiled,
         )
         hits_BNK = picks_JM.view(labels_BNK.shape) == labels_BNK
-        return Lesson(
+        return DraftLoss(
             loss=loss,
             hits=_spread(hits_BNK & blocks.learnt_BNK, blocks.anchors_BN, batch.tokens_BT),
             counted=_spread(blocks.learnt_BNK, blocks.anchors_BN, batch.tokens_BT),

@@ -21,11 +21,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from draftwise.core import InvalidSetup
-from draftwise.train.lesson import Batch, Lesson, States
+from draftwise.train.batch import Batch, DraftLoss, States
 from draftwise.train.method import Method
 from draftwise.train.options import Option
 from draftwise.train.target import Target
-from draftwise.train.vocabulary_loss import Answers, vocabulary_loss
+from draftwise.train.vocabulary_loss import Answers, compute_vocabulary_loss
 
 __all__ = ["DraftModelTraining"]
 
@@ -88,7 +88,7 @@ class DraftModelTraining(Method):
         for layer in self.network.model.layers:
             layer.forward = torch.compile(layer.forward, dynamic=False)
 
-    def lesson(self, batch: Batch, states: States) -> Lesson:
+    def compute_loss(self, batch: Batch, states: States) -> DraftLoss:
         """Return the divergence from the target's distribution, a mean over each depth's rows."""
         rows = self._choose_rows(batch.tokens_BT.shape[1], batch.tokens_BT.device)
         hidden_BRH = self._run(batch, rows)
@@ -97,13 +97,13 @@ class DraftModelTraining(Method):
         answers = Answers(states_MH=aims_BRH.flatten(0, 1), head_UH=self._target.head_VH)
         head_VH, flat_MH = self.network.lm_head.weight, hidden_BRH.flatten(0, 1)
         weights_1M = weights_BR.flatten()[None]
-        loss, picks_1M = vocabulary_loss([flat_MH], head_VH, weights_1M, answers, fuse=self._compiled)
+        loss, picks_1M = compute_vocabulary_loss([flat_MH], head_VH, weights_1M, answers, fuse=self._compiled)
         if self._options["token_weight"]:
             tokens = Answers(tokens_M=labels_BR.flatten())
-            own, _ = vocabulary_loss([flat_MH], head_VH, weights_1M, tokens, fuse=self._compiled)
+            own, _ = compute_vocabulary_loss([flat_MH], head_VH, weights_1M, tokens, fuse=self._compiled)
             loss = loss + self._options["token_weight"] * own
         if torch.is_grad_enabled():
-            return Lesson(loss=loss, hits=(), counted=())
+            return DraftLoss(loss=loss, hits=(), counted=())
         return self._score(loss, batch, rows, picks_1M.view(labels_BR.shape) == labels_BR)
 
     def export(self, folder: Path) -> None:
@@ -169,7 +169,7 @@ class DraftModelTraining(Method):
         total = sum(self._options["discount"] ** depth for depth in range(num_depths))
         return batch.tokens_BT[:, places_R], weights_BR / total
 
-    def _score(self, loss: Tensor, batch: Batch, rows: _Rows, right_BR: Tensor) -> Lesson:
+    def _score(self, loss: Tensor, batch: Batch, rows: _Rows, right_BR: Tensor) -> DraftLoss:
         """Return hits and counts: of all places, or of the anchors that have masks."""
         num_tokens, steps = batch.tokens_BT.shape[1], self._options["num_speculative_tokens"]
         learnt_BT = F.pad(batch.learnt_BT, (0, steps))
@@ -177,7 +177,9 @@ class DraftModelTraining(Method):
         right_BT = right_BR[:, :num_tokens]
         if rows.mask_RR is None:
             right_BT = F.pad(right_BT, (0, steps))
-            return Lesson(loss=loss, hits=tuple(right_BT[:, j : j + num_tokens] for j in range(steps)), counted=counted)
+            return DraftLoss(
+                loss=loss, hits=tuple(right_BT[:, j : j + num_tokens] for j in range(steps)), counted=counted
+            )
         anchors = slice(None, None, steps)
         is_anchor_T = torch.zeros(num_tokens, dtype=torch.bool, device=right_BR.device)
         is_anchor_T[anchors] = True
@@ -186,7 +188,7 @@ class DraftModelTraining(Method):
             hits_BT = torch.zeros_like(right_BT)
             hits_BT[:, anchors] = part_BA
             hits.append(hits_BT)
-        return Lesson(loss=loss, hits=tuple(hits), counted=tuple(each & is_anchor_T for each in counted))
+        return DraftLoss(loss=loss, hits=tuple(hits), counted=tuple(each & is_anchor_T for each in counted))
 
 
 def _clamp(rows: _Rows, states: States) -> Tensor:

@@ -13,12 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from draftwise.train.batch import Batch, States
 from draftwise.train.blueprint import Blueprint
 from draftwise.train.chain import ChainNetwork, ChainTraining, Step
 from draftwise.train.checkpoint import save_drafter
 from draftwise.train.labels import align
-from draftwise.train.layers import DecoderLayer, linear
-from draftwise.train.lesson import Batch, States
+from draftwise.train.layers import DecoderLayer, make_linear
 from draftwise.train.options import Option
 from draftwise.train.target import Target
 
@@ -33,7 +33,7 @@ class _Network(ChainNetwork):
         super().__init__(
             embedding_VH, [DecoderLayer(shape, blueprint.eps, input_norm=i > 0) for i in range(shape.num_layers)]
         )
-        self.fc = linear(2 * shape.hidden_size, shape.hidden_size)
+        self.fc = make_linear(2 * shape.hidden_size, shape.hidden_size)
 
     def stem(self, embedded_BRH: Tensor, carry_BRH: Tensor) -> tuple[Tensor, Tensor]:
         """Return what enters the first layer, which norms nothing."""

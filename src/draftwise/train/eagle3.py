@@ -15,12 +15,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from draftwise.train.batch import Batch, States
 from draftwise.train.blueprint import Blueprint
 from draftwise.train.chain import ChainNetwork, ChainTraining
 from draftwise.train.checkpoint import save_drafter
 from draftwise.train.labels import answer_as_target
-from draftwise.train.layers import DecoderLayer, Norm, linear, working
-from draftwise.train.lesson import Batch, States
+from draftwise.train.layers import DecoderLayer, Norm, make_linear, to_compute_dtype
 from draftwise.train.options import Option
 from draftwise.train.taps import check_taps, choose_mask_token, usual_taps
 from draftwise.train.target import Target
@@ -46,9 +46,9 @@ class _Network(ChainNetwork):
         super().__init__(
             embedding_VH, [_FirstLayer(blueprint), *(DecoderLayer(shape, eps) for _ in range(1, shape.num_layers))]
         )
-        self.fc = linear(num_taps * hidden, hidden)
+        self.fc = make_linear(num_taps * hidden, hidden)
         self.norm = Norm(hidden, eps)
-        self.lm_head = linear(hidden, num_named)
+        self.lm_head = make_linear(hidden, num_named)
         self.norm_before_residual = bool(options["norm_before_residual"])
         if options["parallel"]:
             self.mask_hidden = nn.Parameter(torch.randn(1, 1, num_taps * hidden) * 0.02)
@@ -132,7 +132,7 @@ class Eagle3Training(ChainTraining):
         if step == 0 or self._mask_token_id is None:
             return super()._told(batch, carry_BRH, step)
         network = self.network
-        mask_H = working(network.embedding_VH[self._mask_token_id], network)
+        mask_H = to_compute_dtype(network.embedding_VH[self._mask_token_id], network)
         return mask_H.expand(carry_BRH.shape), network.enter(network.mask_hidden).expand(carry_BRH.shape)
 
     def _learnable(self, batch: Batch) -> Tensor:

@@ -20,8 +20,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from draftwise.core import InvalidSetup
+from draftwise.train.batch import Batch, States
 from draftwise.train.data import Corpus, Feed, Rows
-from draftwise.train.lesson import Batch, States
 from draftwise.train.progress import Reporter
 from draftwise.train.target import Target
 
@@ -33,10 +33,10 @@ _SHARD_BYTES = 2**28
 class StateSource(Protocol):
     """Gives batches their hidden states."""
 
-    def expect(self, rows: Sequence[Rows]) -> None:
+    def prefetch(self, rows: Sequence[Rows]) -> None:
         """Prepare for what will be asked for next."""
 
-    def states(self, rows: Rows, batch: Batch) -> States:
+    def get_states(self, rows: Rows, batch: Batch) -> States:
         """Return the states of a batch, on its device."""
 
 
@@ -46,12 +46,12 @@ class OnlineStates:
     def __init__(self, target: Target, taps: Sequence[int]) -> None:
         self._target, self._taps = target, tuple(taps)
 
-    def expect(self, rows: Sequence[Rows]) -> None:
+    def prefetch(self, rows: Sequence[Rows]) -> None:
         """Nothing to prepare."""
 
-    def states(self, rows: Rows, batch: Batch) -> States:  # noqa: ARG002 - what a batch holds is enough
+    def get_states(self, rows: Rows, batch: Batch) -> States:  # noqa: ARG002 - what a batch holds is enough
         """Run the target."""
-        return self._target.states(batch, self._taps)
+        return self._target.compute_states(batch, self._taps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ def write_states(corpus: Corpus, target: Target, taps: Sequence[int], folder: Pa
     needed = sum(int(ends[shard + 1] - ends[shard]) for shard in missing) * _bytes_per_token(target, taps)
     _check_room(folder, needed, reporter)
     feed = Feed(corpus, target.device)
-    with reporter.bar("states", total=len(shards), done=len(shards) - len(missing)) as bar:
+    with reporter.show_bar("states", total=len(shards), done=len(shards) - len(missing)) as bar:
         for shard in missing:
             parts = [
                 _compute(index, corpus, feed, target, taps)
@@ -114,14 +114,14 @@ def _check_room(folder: Path, needed: int, reporter: Reporter) -> None:
             fix="Use --hidden-states online, less data, or --cache on a larger disk.",
         )
     if needed:
-        reporter.tell(f"writing {needed / 1e9:.2f} GB of hidden states to {folder} ({free / 1e9:.0f} GB free)")
+        reporter.print_line(f"writing {needed / 1e9:.2f} GB of hidden states to {folder} ({free / 1e9:.0f} GB free)")
 
 
 def _compute(index: int, corpus: Corpus, feed: Feed, target: Target, taps: Sequence[int]) -> Tensor:
     """Return the states of one sample, [T, F]."""
     length = int(corpus.lengths[index])
     rows = Rows(np.array([index]), length, 0, length)
-    states = target.states(feed.batch(rows), taps)
+    states = target.compute_states(feed.make_batch(rows), taps)
     return torch.cat((*states.taps_BTH, states.final_BTH), dim=-1)[0].cpu()
 
 
@@ -143,11 +143,11 @@ class DiskStates:
         self._reader = ThreadPoolExecutor(1)
         self._read: dict[bytes, Future[Tensor]] = {}
 
-    def expect(self, rows: Sequence[Rows]) -> None:
+    def prefetch(self, rows: Sequence[Rows]) -> None:
         """Start to read."""
         self._read = {each.samples_B.tobytes(): self._reader.submit(self._gather, each) for each in rows} | self._read
 
-    def states(self, rows: Rows, batch: Batch) -> States:  # noqa: ARG002 - the rows say what to read
+    def get_states(self, rows: Rows, batch: Batch) -> States:  # noqa: ARG002 - the rows say what to read
         """Return what was read for these rows."""
         future = self._read.pop(rows.samples_B.tobytes(), None)
         states_BTF = (future.result() if future else self._gather(rows)).to(self._device, non_blocking=True)

@@ -1,4 +1,4 @@
-"""Lessons of drafts that begin behind every token, their rows moved to the tokens that they should name.
+"""DataSource of drafts that begin behind every token, their rows moved to the tokens that they should name.
 
 Shape letters: B sequences, T tokens of a sequence, R = T - 1 rows, L = T - 2 labels, M labels of all sequences, J draft
 positions, H hidden size, U tokens that the drafter can name, V vocabulary.
@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from draftwise.train.lesson import Batch, Lesson, States
-from draftwise.train.vocabulary_loss import Answers, vocabulary_loss
+from draftwise.train.batch import Batch, DraftLoss, States
+from draftwise.train.vocabulary_loss import Answers, compute_vocabulary_loss
 
 __all__ = ["align", "answer_as_target", "answer_as_text", "learn_labels", "score", "weigh"]
 
@@ -50,11 +50,11 @@ def answer_as_text(batch: Batch) -> Answers:
     return Answers(tokens_M=batch.tokens_BT[:, 2:].flatten())
 
 
-def score(batch: Batch, loss: Tensor, picks_JBL: Tensor) -> Lesson:
+def score(batch: Batch, loss: Tensor, picks_JBL: Tensor) -> DraftLoss:
     """Return the lesson, given the likeliest token at each label, in the target's ids."""
     hits_JBL = picks_JBL == batch.tokens_BT[:, 2:]
     positions = range(len(picks_JBL))
-    return Lesson(
+    return DraftLoss(
         loss=loss,
         hits=tuple(F.pad(hits_JBL[j, :, j:], (1, 1 + j)) for j in positions),
         counted=tuple(F.pad(batch.learnt_BT[:, 2 + j :], (1, 1 + j)) for j in positions),
@@ -70,7 +70,7 @@ def learn_labels(
     *,
     discount: float,
     fuse: bool,
-) -> Lesson:
+) -> DraftLoss:
     """Return the lesson of a drafter that names the target's own tokens.
 
     Args:
@@ -80,17 +80,17 @@ def learn_labels(
         heads: [V, H'] each; one for all draft positions or one for each.
         target_head_VH: the target's head, to learn its distribution; None: the text's tokens are learnt.
         discount: weight of a draft position's mean cross entropy, relative to the position before.
-        fuse: see `vocabulary_loss`.
+        fuse: see `compute_vocabulary_loss`.
     """
     rows = [align(hidden_BRH, j).flatten(0, 1) for j, hidden_BRH in enumerate(hidden_JBRH)]
     weights_JBL = weigh(batch.learnt_BT[:, 2:], len(rows), discount)
     weights_JM = weights_JBL.flatten(1)
     answers = answer_as_text(batch) if target_head_VH is None else answer_as_target(states, target_head_VH)
     if len(heads) == 1:
-        loss, picks_JM = vocabulary_loss(rows, heads[0], weights_JM, answers, fuse=fuse)
+        loss, picks_JM = compute_vocabulary_loss(rows, heads[0], weights_JM, answers, fuse=fuse)
     else:
         parts = [
-            vocabulary_loss([row], head, weights_JM[j : j + 1], answers, fuse=fuse)
+            compute_vocabulary_loss([row], head, weights_JM[j : j + 1], answers, fuse=fuse)
             for j, (row, head) in enumerate(zip(rows, heads, strict=True))
         ]
         loss, picks_JM = torch.stack([part[0] for part in parts]).sum(), torch.cat([part[1] for part in parts])

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from draftwise.core import ModelShape
 from draftwise.train.attention import attend_chain
 
-__all__ = ["DecoderLayer", "KeyValue", "Norm", "Rotations", "linear", "working"]
+__all__ = ["DecoderLayer", "KeyValue", "Norm", "Rotations", "make_linear", "to_compute_dtype"]
 
 KeyValue = tuple[Tensor, Tensor]
 """Keys and values of one pass over a layer, [B, A, R, D] each: a head for each query head."""
@@ -37,14 +37,14 @@ class Norm(nn.Module):
         return (x.float() * scale * self.weight).to(x.dtype)
 
 
-def working(x: Tensor, network: nn.Module) -> Tensor:
+def to_compute_dtype(x: Tensor, network: nn.Module) -> Tensor:
     """Return x in the type that the network works in: autocast's, or its parameters' own."""
     if torch.is_autocast_enabled(x.device.type):
         return x.to(torch.get_autocast_dtype(x.device.type))
     return x.to(next(network.parameters()).dtype)
 
 
-def linear(num_in: int, num_out: int, *, bias: bool = False) -> nn.Linear:
+def make_linear(num_in: int, num_out: int, *, bias: bool = False) -> nn.Linear:
     """Return a matrix product whose results are about as large as what goes in."""
     product = nn.Linear(num_in, num_out, bias=bias)
     nn.init.normal_(product.weight, std=num_in**-0.5)
@@ -60,10 +60,10 @@ class _Attention(nn.Module):
         super().__init__()
         self.shape = shape
         wide, narrow = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-        self.q_proj = linear(num_in, wide, bias=qkv_bias)
-        self.k_proj = linear(num_in, narrow, bias=qkv_bias)
-        self.v_proj = linear(num_in, narrow, bias=qkv_bias)
-        self.o_proj = linear(wide, shape.hidden_size)
+        self.q_proj = make_linear(num_in, wide, bias=qkv_bias)
+        self.k_proj = make_linear(num_in, narrow, bias=qkv_bias)
+        self.v_proj = make_linear(num_in, narrow, bias=qkv_bias)
+        self.o_proj = make_linear(wide, shape.hidden_size)
         self.q_norm = Norm(shape.head_dim, eps) if qk_norm else nn.Identity()
         self.k_norm = Norm(shape.head_dim, eps) if qk_norm else nn.Identity()
 
@@ -100,9 +100,9 @@ class _Attention(nn.Module):
 class _Mlp(nn.Module):
     def __init__(self, shape: ModelShape) -> None:
         super().__init__()
-        self.gate_proj = linear(shape.hidden_size, shape.intermediate_size)
-        self.up_proj = linear(shape.hidden_size, shape.intermediate_size)
-        self.down_proj = linear(shape.intermediate_size, shape.hidden_size)
+        self.gate_proj = make_linear(shape.hidden_size, shape.intermediate_size)
+        self.up_proj = make_linear(shape.hidden_size, shape.intermediate_size)
+        self.down_proj = make_linear(shape.intermediate_size, shape.hidden_size)
 
     def forward(self, x_BRH: Tensor) -> Tensor:
         fused = F.linear(x_BRH, torch.cat((self.gate_proj.weight, self.up_proj.weight)))

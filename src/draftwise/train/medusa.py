@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from draftwise.train.batch import Batch, DraftLoss, States
 from draftwise.train.checkpoint import save_drafter
 from draftwise.train.labels import learn_labels
-from draftwise.train.lesson import Batch, Lesson, States
 from draftwise.train.method import Method
 from draftwise.train.options import Option
 from draftwise.train.target import Target
@@ -98,7 +98,7 @@ class MedusaTraining(Method):
         super().compile()
         self.network.forward = torch.compile(self.network.forward, dynamic=False)
 
-    def lesson(self, batch: Batch, states: States) -> Lesson:
+    def compute_loss(self, batch: Batch, states: States) -> DraftLoss:
         """Return the weighted sum of the heads' cross entropies."""
         hidden_JBRH = self.network(states.final_BTH[:, :-1])
         heads = [head.weight for head in self.network.lm_heads]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from torch import Tensor, nn
 
-from draftwise.train.lesson import Batch, Lesson, States
+from draftwise.train.batch import Batch, DraftLoss, States
 from draftwise.train.options import Option
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Method(ABC):
         """Take note, once after `build`, how often each token of the vocabulary occurs in the answers to learn."""
 
     @abstractmethod
-    def lesson(self, batch: Batch, states: States) -> Lesson:
+    def compute_loss(self, batch: Batch, states: States) -> DraftLoss:
         """Return loss and hits; called under autocast, with gradient while training and without while evaluating.
 
         Nothing in it waits for the device.
@@ -71,7 +71,7 @@ class Method(ABC):
     def compile(self) -> None:
         """Compile what it pays to compile, for fixed shapes; called at most once, before the first lesson.
 
-        Never the whole lesson: torch 2.11 compiles `vocabulary_loss` into a graph whose gradients are all zero.
+        Never the whole lesson: torch 2.11 compiles `compute_vocabulary_loss` into a graph whose gradients are all zero.
         """
         self._compiled = True
 
@@ -82,7 +82,7 @@ class Method(ABC):
         In `target.dtype`. The run adds draftwise.json and loads the folder with the engine's own loader.
         """
 
-    def serving(self, folder: Path, target: Path, k: int) -> tuple[Path, dict[str, Any]]:
+    def describe_serving(self, folder: Path, target: Path, k: int) -> tuple[Path, dict[str, Any]]:
         """Return the model to serve and the speculative config that makes it draft k tokens with what was exported."""
         config = {"method": self.name, "model": str(folder), "num_speculative_tokens": k}
         return target, config | ({"parallel_drafting": True} if self.parallel else {})

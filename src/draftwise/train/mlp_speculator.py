@@ -15,10 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from draftwise.engine.proposers.mlp_speculator import token_weight
+from draftwise.train.batch import Batch, DraftLoss, States
 from draftwise.train.checkpoint import save_drafter
 from draftwise.train.labels import learn_labels
-from draftwise.train.layers import linear
-from draftwise.train.lesson import Batch, Lesson, States
+from draftwise.train.layers import make_linear
 from draftwise.train.method import Method
 from draftwise.train.options import Option
 from draftwise.train.target import Target
@@ -52,9 +52,9 @@ class _Speculator(nn.Module):
         for embedding in embeddings:
             nn.init.normal_(embedding.weight, std=inner**-0.5)
         self.emb = nn.ModuleList(embeddings)
-        self.proj = nn.ModuleList(linear(width, inner) for width in widths)
+        self.proj = nn.ModuleList(make_linear(width, inner) for width in widths)
         self.ln = nn.ModuleList(_Norm(inner) for _ in range(count))
-        self.head = nn.ModuleList(linear(inner, vocab_size) for _ in range(count))
+        self.head = nn.ModuleList(make_linear(inner, vocab_size) for _ in range(count))
 
     def forward(self, state_BRI: Tensor, tokens_BT: Tensor, num_stages: int, token_weight: float) -> list[Tensor]:
         """Return what the head of each stage reads."""
@@ -102,7 +102,7 @@ class MlpSpeculatorTraining(Method):
         speculator = self.network["speculator"]
         speculator.forward = torch.compile(speculator.forward, dynamic=False)
 
-    def lesson(self, batch: Batch, states: States) -> Lesson:
+    def compute_loss(self, batch: Batch, states: States) -> DraftLoss:
         """Return the weighted sum of the stages' cross entropies."""
         speculator = self.network["speculator"]
         state_BRI = states.final_BTH[:, :-1]

@@ -16,12 +16,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from draftwise.train.assemble import check_expressible
+from draftwise.train.batch import Batch, States
 from draftwise.train.blueprint import Blueprint
 from draftwise.train.chain import ChainNetwork, ChainTraining
 from draftwise.train.checkpoint import save_drafter
 from draftwise.train.labels import answer_as_text
-from draftwise.train.layers import DecoderLayer, Norm, linear
-from draftwise.train.lesson import Batch, States
+from draftwise.train.layers import DecoderLayer, Norm, make_linear
 from draftwise.train.options import Option
 from draftwise.train.target import Target
 from draftwise.train.vocabulary_loss import Answers
@@ -39,7 +39,7 @@ class _Network(ChainNetwork):
         super().__init__(embedding_VH, [DecoderLayer(blueprint.shape, eps, qkv_bias=True)])
         self.token_layernorm = Norm(hidden, eps)
         self.hidden_layernorm = Norm(hidden, eps)
-        self.input_proj = linear(2 * hidden, hidden)
+        self.input_proj = make_linear(2 * hidden, hidden)
         self.final_layernorm = Norm(hidden, eps)
 
     def embed(self, tokens_BR: Tensor, step: int) -> Tensor:

@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["Optimizers", "schedule_factor"]
+__all__ = ["Optimizers", "compute_schedule_factor"]
 
 _BETAS = (0.9, 0.95)
 _NO_MUON = ("emb", "head")
 """Parts of names: tables of tokens gain nothing from orthogonal steps (K. Jordan, Muon, 2024)."""
 
 
-def schedule_factor(step: int, *, steps: int, warmup: int, shape: str) -> float:
+def compute_schedule_factor(step: int, *, steps: int, warmup: int, shape: str) -> float:
     """Return the share of the peak learning rate at a step: linear warm-up, then down to 0 at `steps`.
 
     Args:

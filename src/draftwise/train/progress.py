@@ -25,12 +25,12 @@ class Reporter:
     def __init__(self, *, quiet: bool = False) -> None:
         self._console = Console(stderr=True, quiet=quiet)
 
-    def tell(self, line: str) -> None:
+    def print_line(self, line: str) -> None:
         """Write one line."""
         self._console.print(line, soft_wrap=True, highlight=False, markup=False)
 
     @contextmanager
-    def bar(self, what: str, *, total: int, done: int = 0) -> Iterator[Bar]:
+    def show_bar(self, what: str, *, total: int, done: int = 0) -> Iterator[Bar]:
         """Show a bar while the block runs."""
         columns = (
             TextColumn(what),
@@ -62,9 +62,9 @@ class Bar:
         self._progress.update(self._task, advance=steps)
         stride = max(1, self._total // _QUIET_LINES)
         if not self._drawn and (before // stride != self._done // stride or self._done == self._total):
-            self._reporter.tell(f"{self._what} {self._done}/{self._total}  {self._note}".rstrip())
+            self._reporter.print_line(f"{self._what} {self._done}/{self._total}  {self._note}".rstrip())
 
-    def note(self, text: str) -> None:
+    def set_note(self, text: str) -> None:
         """Change what stands beside the bar."""
         self._note = text
         self._progress.update(self._task, description=text)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from draftwise.core import InvalidSetup
 from draftwise.engine.models.checkpoint import Checkpoint
 from draftwise.engine.models.families import get_family
-from draftwise.train.lesson import Batch, States
+from draftwise.train.batch import Batch, States
 
 __all__ = ["Target"]
 
@@ -85,7 +85,7 @@ class Target:
             layer.forward = torch.compile(layer.forward, dynamic=False)
 
     @torch.no_grad()
-    def states(self, batch: Batch, taps: Sequence[int]) -> States:
+    def compute_states(self, batch: Batch, taps: Sequence[int]) -> States:
         """Return the hidden states of a batch, in the type that the target computes in.
 
         Args:

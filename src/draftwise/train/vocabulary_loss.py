@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from draftwise.train.fusion import fused
+from draftwise.train.fusion import choose_compiled
 
-__all__ = ["Answers", "vocabulary_loss"]
+__all__ = ["Answers", "compute_vocabulary_loss"]
 
 _CHUNK_VALUES = 2**25
 """Logits held at a time."""
@@ -33,7 +33,7 @@ class Answers:
     """int64 in the drafter's vocabulary; used when there are no states."""
 
 
-def vocabulary_loss(
+def compute_vocabulary_loss(
     hidden_JMH: Sequence[Tensor], head_UH: Tensor, weights_JM: Tensor, answers: Answers, *, fuse: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Return the weighted sum of cross entropies, and the likeliest tokens [J, M] in the drafter's vocabulary.
@@ -63,8 +63,8 @@ class _VocabularyLoss(torch.autograd.Function):
         wants_head, wants_hidden = ctx.needs_input_grad[0], any(ctx.needs_input_grad[4:])
         head, terms, probabilities = (
             head_UH.to(hidden[0].dtype),
-            fused(_terms, wanted=fuse),
-            fused(_softmax, wanted=fuse),
+            choose_compiled(_terms, fuse=fuse),
+            choose_compiled(_softmax, fuse=fuse),
         )
         total = torch.zeros((), device=head.device)
         picks_JM = torch.empty(weights_JM.shape, dtype=torch.long, device=head.device)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-__all__ = ["Batch", "Lesson", "States"]
+__all__ = ["Batch", "DraftLoss", "States"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class States:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lesson:
+class DraftLoss:
     """What one batch gave."""
 
     loss: Tensor
