@@ -20,7 +20,7 @@ from draftwise.serve import server
 from tests.support.builders import build_paused
 server._SHUTDOWN_S = 1
 config, options = EngineConfig(model=sys.argv[1]), server.ServerOptions(port=0)
-server.serve(config, None, options, tell=lambda line: print(line, flush=True), build=build_paused)
+server.serve(config, None, options, on_ready=lambda line: print(line, flush=True), build=build_paused)
 """
 
 

@@ -70,7 +70,7 @@ def test_unrolled_steps_are_what_the_engine_computes_from_the_export(name, optio
 
 
 @pytest.mark.parametrize(("name", "options"), [*KINDS, pytest.param("eagle3", PARALLEL, id="p-eagle")])
-def test_lesson_counts_what_the_engine_drafts_right(name, options, target, engine_target, tmp_path):
+def test_result_counts_what_the_engine_drafts_right(name, options, target, engine_target, tmp_path):
     method = build(name, target, **options)
     batch = greedy_batch(target)
     states = target.compute_states(batch, method.taps)
@@ -84,12 +84,12 @@ def test_lesson_counts_what_the_engine_drafts_right(name, options, target, engin
     assert torch.equal(engine_accepted(proposer, batch, states, 3), accepted(after))
 
 
-def test_lesson_learns_and_counts_answers_only(target):
+def test_result_learns_and_counts_answers_only(target):
     method = build("mtp", target, **{K: 2})
     tokens_BT = random_batch(target, sequences=1, length=12).tokens_BT
     batch = as_batch(tokens_BT, prompt=6)
-    lesson = evaluate(method, batch, target.compute_states(batch, method.taps))
-    assert [counted.nonzero()[:, 1].tolist() for counted in lesson.counted] == [[5, 6, 7, 8, 9, 10], [4, 5, 6, 7, 8, 9]]
+    result = evaluate(method, batch, target.compute_states(batch, method.taps))
+    assert [counted.nonzero()[:, 1].tolist() for counted in result.counted] == [[5, 6, 7, 8, 9, 10], [4, 5, 6, 7, 8, 9]]
 
 
 def test_padding_changes_nothing(target):
@@ -98,9 +98,9 @@ def test_padding_changes_nothing(target):
     padded = torch.nn.functional.pad(long.tokens_BT, (0, 6))
     learnt = torch.nn.functional.pad(long.learnt_BT, (0, 6))
     long = type(long)(tokens_BT=padded, valid_BT=padded != 0, learnt_BT=learnt)
-    lessons = [evaluate(method, batch, target.compute_states(batch, method.taps)) for batch in (short, long)]
-    torch.testing.assert_close(lessons[0].loss, lessons[1].loss)
-    for here, there in zip(lessons[0].counted, lessons[1].counted, strict=True):
+    results = [evaluate(method, batch, target.compute_states(batch, method.taps)) for batch in (short, long)]
+    torch.testing.assert_close(results[0].loss, results[1].loss)
+    for here, there in zip(results[0].counted, results[1].counted, strict=True):
         assert torch.equal(here, there[:, :14])
 
 

@@ -14,7 +14,7 @@ from draftwise.facts.methods import methods_where
 from draftwise.train import answers, get_training
 from draftwise.train.answers import AnswerSettings, answer, cut_prompts
 from draftwise.train.batch import Batch
-from draftwise.train.loop import Training
+from draftwise.train.loop import TrainingRun
 from draftwise.train.optimizers import compute_schedule_factor
 from draftwise.train.progress import Reporter
 from draftwise.train.reading import Sample
@@ -59,7 +59,7 @@ def distance(a, b):
 
 def train_and_die(monkeypatch, steps, method, settings):
     """Train; after so many steps the process dies, as far as the run can tell."""
-    take, taken = Training._step, []
+    take, taken = TrainingRun._step, []
 
     def step(self):
         take(self)
@@ -68,7 +68,7 @@ def train_and_die(monkeypatch, steps, method, settings):
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Training, "_step", step)
+        patch.setattr(TrainingRun, "_step", step)
         with pytest.raises(KeyboardInterrupt):
             train(method, settings, QUIET)
 

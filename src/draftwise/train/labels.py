@@ -1,9 +1,9 @@
-"""DataSource of drafts that begin behind every token, their rows moved to the tokens that they should name.
+"""Losses of drafts that begin after every token, their rows aligned with the tokens that they should predict.
 
 Shape letters: B sequences, T tokens of a sequence, R = T - 1 rows, L = T - 2 labels, M labels of all sequences, J draft
-positions, H hidden size, U tokens that the drafter can name, V vocabulary.
+positions, H hidden size, U tokens of the draft vocabulary, V vocabulary.
 
-Row r knows the tokens 0..r + 1 and names token r + 2 + j at draft position j. Label l is token l + 2.
+Row r knows the tokens 0..r + 1 and predicts token r + 2 + j at draft position j. Label l is token l + 2.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def align(x_BRH: Tensor, step: int) -> Tensor:
 
 
 def weigh(learnt_BL: Tensor, num_positions: int, discount: float) -> Tensor:
-    """Return the weight of each label at each draft position, [J, B, L]; together they are 1.
+    """Return the weight of each label at each draft position, [J, B, L]; the weights sum to 1.
 
     Args:
         learnt_BL: bool, which labels are learnt.
@@ -41,7 +41,7 @@ def weigh(learnt_BL: Tensor, num_positions: int, discount: float) -> Tensor:
 
 
 def answer_as_target(states: States, head_UH: Tensor) -> Answers:
-    """Return the distribution of the target, whose head's rows these are, at each label."""
+    """Return the target's distribution at each label, over the vocabulary of these rows of its head."""
     return Answers(states_MH=states.final_BTH[:, 1:-1].flatten(0, 1), head_UH=head_UH)
 
 
@@ -51,7 +51,7 @@ def answer_as_text(batch: Batch) -> Answers:
 
 
 def score(batch: Batch, loss: Tensor, picks_JBL: Tensor) -> DraftLoss:
-    """Return the lesson, given the likeliest token at each label, in the target's ids."""
+    """Return loss and hits, given the most probable token at each label, in the target's ids."""
     hits_JBL = picks_JBL == batch.tokens_BT[:, 2:]
     positions = range(len(picks_JBL))
     return DraftLoss(
@@ -71,14 +71,14 @@ def learn_labels(
     discount: float,
     fuse: bool,
 ) -> DraftLoss:
-    """Return the lesson of a drafter that names the target's own tokens.
+    """Return the loss of a drafter that drafts over the target's own vocabulary.
 
     Args:
         batch: the text.
         states: the target's.
-        hidden_JBRH: what the heads read.
+        hidden_JBRH: inputs of the heads.
         heads: [V, H'] each; one for all draft positions or one for each.
-        target_head_VH: the target's head, to learn its distribution; None: the text's tokens are learnt.
+        target_head_VH: the target's head, to learn its distribution; None to learn the text's tokens.
         discount: weight of a draft position's mean cross entropy, relative to the position before.
         fuse: see `compute_vocabulary_loss`.
     """

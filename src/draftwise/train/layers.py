@@ -38,14 +38,14 @@ class Norm(nn.Module):
 
 
 def to_compute_dtype(x: Tensor, network: nn.Module) -> Tensor:
-    """Return x in the type that the network works in: autocast's, or its parameters' own."""
+    """Return x in the dtype of the network's computations: that of autocast, or of its parameters."""
     if torch.is_autocast_enabled(x.device.type):
         return x.to(torch.get_autocast_dtype(x.device.type))
     return x.to(next(network.parameters()).dtype)
 
 
 def make_linear(num_in: int, num_out: int, *, bias: bool = False) -> nn.Linear:
-    """Return a matrix product whose results are about as large as what goes in."""
+    """Return a linear layer, initialized so that outputs are about as large as inputs."""
     product = nn.Linear(num_in, num_out, bias=bias)
     nn.init.normal_(product.weight, std=num_in**-0.5)
     if bias:
@@ -77,7 +77,7 @@ class _Attention(nn.Module):
         return self._rotate(q_BRA, self.q_norm, rotations), self._expand(k_BRG, v_BRG, rotations)
 
     def project_context(self, x_BRH: Tensor, rotations: Rotations) -> KeyValue:
-        """Return keys and values of rows that ask nothing."""
+        """Return keys and values of rows that have no queries."""
         k, v = self.k_proj, self.v_proj
         fused = F.linear(x_BRH, torch.cat((k.weight, v.weight)))
         k_BRG, v_BRG = fused.split([k.out_features, v.out_features], dim=-1)
@@ -117,7 +117,7 @@ class DecoderLayer(nn.Module):
         shape: heads and widths.
         eps: of its norms.
         num_in: width of the attention's input; None: the hidden size.
-        input_norm: whether it norms its input; False where the caller does (EAGLE heads).
+        input_norm: whether it norms its input; False if the caller does (EAGLE heads).
         qkv_bias: biases of q, k and v (Qwen2).
         qk_norm: norms of the heads of q and k (Qwen3).
     """
@@ -140,7 +140,7 @@ class DecoderLayer(nn.Module):
         self.compiled = False
 
     def compile_parts(self) -> None:
-        """Compile what surrounds attention; all layers, and all steps of a chain, share the graphs."""
+        """Compile everything but attention; all layers, and all steps of a chain, share the graphs."""
         self.compiled = True
         self.self_attn.project = torch.compile(self.self_attn.project, dynamic=False)  # type: ignore[method-assign]
         self.finish = torch.compile(self.finish, dynamic=False)  # type: ignore[method-assign]
@@ -152,7 +152,7 @@ class DecoderLayer(nn.Module):
 
         Args:
             x_BRH: the residual stream that enters.
-            normed_BRX: what attention reads.
+            normed_BRX: the input of attention.
             rotations: of the rows' positions.
             past: keys and values of the steps before.
 
@@ -164,6 +164,6 @@ class DecoderLayer(nn.Module):
         return self.finish(x_BRH, attend_chain(q_BARD, keys, values, fuse=self.compiled)), new
 
     def finish(self, x_BRH: Tensor, read_BARD: Tensor) -> Tensor:
-        """Return the stream that leaves, given what attention read."""
+        """Return the residual stream that leaves, given the output of attention."""
         x_BRH = x_BRH + self.self_attn.o_proj(read_BARD.transpose(1, 2).flatten(-2))
         return x_BRH + self.mlp(self.post_attention_layernorm(x_BRH))

@@ -19,13 +19,13 @@ from draftwise.train.batch import DraftLoss
 from draftwise.train.curves import draw_curves
 from draftwise.train.data import Feed, Order, Position, Rows
 from draftwise.train.features import StateSource
-from draftwise.train.method import Method
+from draftwise.train.method import DrafterTraining
 from draftwise.train.optimizers import Optimizers, compute_schedule_factor
 from draftwise.train.progress import Bar, Reporter
 from draftwise.train.run_folder import RunFolder
 from draftwise.train.settings import TrainSettings
 
-__all__ = ["DataSource", "Evaluation", "Stopped", "Training"]
+__all__ = ["DataSource", "Evaluation", "Stopped", "TrainingRun"]
 
 
 class Stopped(Exception):  # noqa: N818 - no error: the run was asked to stop, and its checkpoint is written
@@ -60,7 +60,7 @@ class DataSource:
     order: Order
 
 
-class Training:
+class TrainingRun:
     """One run, from its last checkpoint to its last step.
 
     Args:
@@ -74,7 +74,7 @@ class Training:
 
     def __init__(
         self,
-        method: Method,
+        method: DrafterTraining,
         settings: TrainSettings,
         *,
         learnt: DataSource,
@@ -208,7 +208,7 @@ class Training:
                 "diverged",
                 f"the loss is {loss} at step {step}.",
                 where="--lr",
-                fix=f"Use a smaller --lr than {settings.lr:g}, or a longer --warmup; the last checkpoint is from before.",
+                fix=f"Use less than {settings.lr:g}, or a longer --warmup; the last checkpoint is from before.",
             )
         self._loss_sum.zero_()
         self._loss_count = 0

@@ -19,8 +19,8 @@ from draftwise.train.answers import AnswerSettings, answer, cut_prompts
 from draftwise.train.checkpoint import load_back
 from draftwise.train.data import Corpus, Feed, Order, split
 from draftwise.train.features import DiskStates, OnlineStates, StateSource, write_states
-from draftwise.train.loop import DataSource, Evaluation, Training
-from draftwise.train.method import Method
+from draftwise.train.loop import DataSource, Evaluation, TrainingRun
+from draftwise.train.method import DrafterTraining
 from draftwise.train.options import resolve_options
 from draftwise.train.progress import Reporter
 from draftwise.train.reading import Sample, read_samples
@@ -94,7 +94,7 @@ def train(method: str, settings: TrainSettings, reporter: Reporter) -> TrainResu
 class _Job:
     """What the steps of a run need."""
 
-    method: Method
+    method: DrafterTraining
     target: Target
     settings: TrainSettings
     learnt: Corpus
@@ -123,7 +123,7 @@ def _gather(target: Target, settings: TrainSettings, cache: Path, reporter: Repo
     return answer(target.path, prompts, cache, answers, device=settings.device, reporter=reporter)
 
 
-def _describe(method: Method, learnt: Corpus, held_out: Corpus, settings: TrainSettings) -> str:
+def _describe(method: DrafterTraining, learnt: Corpus, held_out: Corpus, settings: TrainSettings) -> str:
     return (
         f"{method.name}: {_num_parameters(method) / 1e6:.1f} M parameters, "
         f"{len(learnt)} samples of {learnt.num_tokens} tokens, {len(held_out)} held out; {settings.steps} steps of "
@@ -132,7 +132,7 @@ def _describe(method: Method, learnt: Corpus, held_out: Corpus, settings: TrainS
     )
 
 
-def _num_parameters(method: Method) -> int:
+def _num_parameters(method: DrafterTraining) -> int:
     return sum(each.numel() for each in method.network.parameters() if each.requires_grad)
 
 
@@ -141,12 +141,12 @@ def _learn(job: _Job) -> Evaluation:
     if job.settings.compile:
         _compile(job.method, job.target)
     learnt, held_out = _make_sources(job)
-    return Training(
+    return TrainingRun(
         job.method, job.settings, learnt=learnt, held_out=held_out, folder=job.folder, reporter=job.reporter
     ).run()
 
 
-def _compile(method: Method, target: Target) -> None:
+def _compile(method: DrafterTraining, target: Target) -> None:
     torch._dynamo.config.recompile_limit = 64
     torch._dynamo.config.suppress_errors = True  # what cannot be compiled runs eagerly
     torch.set_float32_matmul_precision("high")
@@ -177,7 +177,7 @@ def _store_states(job: _Job) -> StateSource:
 
 
 def _finish(
-    method: Method, target: Target, settings: dict[str, Any], evaluation: Evaluation, folder: RunFolder
+    method: DrafterTraining, target: Target, settings: dict[str, Any], evaluation: Evaluation, folder: RunFolder
 ) -> TrainResult:
     """Write the drafter, load it back, and only then move it into place."""
     k = len(evaluation.acceptance)
