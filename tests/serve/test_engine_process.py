@@ -66,7 +66,7 @@ def test_a_step_survives_the_way():
         Delta(request_id="b", index=0, token_ids=[], text="", finish_reason="stop", stop_reason="###"),
     ]
     step = pickle.loads(pickle.dumps(StepResult.pack(deltas, None, began=1.0, ended=2.0)))
-    assert (step.began, step.ended, step.deltas()) == (1.0, 2.0, deltas)
+    assert (step.began, step.ended, step.unpack()) == (1.0, 2.0, deltas)
 
 
 @pytest.mark.parametrize("start", [start_process, start_thread])

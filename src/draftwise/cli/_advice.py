@@ -1,4 +1,4 @@
-"""How `draftwise pick`'s answer looks in a terminal and in JSON."""
+"""The answer of `draftwise pick` in a terminal and as JSON."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FEW = 2
 
 
 def show_advice(console: Console, advice: Advice, *, why: bool) -> None:
-    """Print the verdict, the ranked methods, the first config to paste, the refusals and how to measure."""
+    """Print the verdict, the ranked methods, the first config to paste, the refusals and the command to measure."""
     console.print(Text(_head(advice), style="dim"), soft_wrap=True)
     console.print(Text(advice.sentence, style="bold"), soft_wrap=True)
     for lever in advice.levers:
@@ -39,17 +39,17 @@ def show_advice(console: Console, advice: Advice, *, why: bool) -> None:
 
 
 def _head(advice: Advice) -> str:
-    """Return one line: what was asked, and the release that answers where another version was asked for."""
+    """Return one line with the requirements, and the release if it is not the requested version."""
     requirements, traffic = advice.requirements, advice.requirements.traffic
     known = requirements.version in (advice.version, f"v{advice.version}", "newest", "latest")
     return "  ".join(
         (
-            f"vLLM {advice.version}" + ("" if known else f" (asked for {requirements.version})"),
+            f"vLLM {advice.version}" + ("" if known else f" (requested: {requirements.version})"),
             _short(requirements.target),
             f"{requirements.gpus} x {requirements.gpu.name}",
             traffic.kind or f"overlap {traffic.overlap}",
             f"temperature {traffic.temperature:g}",
-            f"{traffic.concurrency} at a time",
+            f"concurrency {traffic.concurrency}",
         )
     )
 
@@ -64,7 +64,7 @@ def _show_finding(console: Console, finding: Finding, indent: str = "") -> None:
 
 
 def _show_lines(console: Console, lines: str, style: str = "") -> None:
-    """Print text to copy: indented, and never broken."""
+    """Print text to copy: indented, and never wrapped."""
     for line in lines.splitlines():
         console.print(Text(f"  {line}", style=style), soft_wrap=True)
 
@@ -73,7 +73,7 @@ def _table(advice: Advice) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("", "method", "drafter"):
         table.add_column(name, overflow="fold", no_wrap=name != "drafter")
-    for name in ("k", "tokens a step\nlikely (prior)", "break-\neven", "sequences\nthat fit"):
+    for name in ("k", "tokens per step\nexpected (prior)", "break-\neven", "sequences\nthat fit"):
         table.add_column(name, justify="right", no_wrap=True)
     for place, each in enumerate(advice.ranked, 1):
         style = "" if each.pays else "dim"
@@ -103,13 +103,13 @@ def _show_first(console: Console, advice: Advice) -> None:
     for finding in (*first.reasons, *first.caveats):
         _show_finding(console, finding, "  ")
     if first.scheduled is not None:
-        finding = get_advice("schedule").finding(f"For load that changes: {to_json(first.scheduled)}")
+        finding = get_advice("schedule").finding(f"For varying load: {to_json(first.scheduled)}")
         _show_finding(console, finding, "  ")
     for each in first.published_results[:_FEW]:
         _show_lines(console, f"published: {each.result}. {each.conditions} ({each.source})", "dim")
     for other in first.alternatives:
         _show_lines(console, f"also published: {other.model}  {other.note}", "dim")
-    console.print(Text("To defend it, on your own prompts:", style="dim"))
+    console.print(Text("To measure it on your own prompts:", style="dim"))
     _show_lines(console, decide_command(first.setup, advice.requirements.traffic))
 
 
@@ -126,7 +126,7 @@ def _show_rules(console: Console, advice: Advice) -> None:
         console.print(Text(f"Why {candidate.method}:", style="dim"))
         for finding in (*candidate.reasons, *candidate.caveats):
             _show_finding(console, finding, "  ")
-    console.print(Text("Rules behind this:", style="dim"))
+    console.print(Text("Rules behind this answer:", style="dim"))
     rules = all_advice()
     for code, source in dict.fromkeys((each.code, each.source) for each in _findings(advice)):
         if code in rules:
@@ -152,7 +152,7 @@ def _findings(advice: Advice) -> Iterator[Finding]:
 
 
 def advice_to_dict(advice: Advice) -> dict[str, Any]:
-    """Return the answer as JSON has it."""
+    """Return the answer as JSON."""
     return {
         "vllm": advice.version,
         "target": advice.requirements.target,

@@ -36,7 +36,7 @@ class Corpus:
     starts_S: NDArray[np.int64]
 
     @classmethod
-    def of(cls, samples: Iterable[Sample]) -> Corpus:
+    def from_samples(cls, samples: Iterable[Sample]) -> Corpus:
         """Return the corpus of samples, without those that have nothing to learn."""
         kept = [each for each in samples if len(each.tokens) > max(each.num_prompt, _FIRST_LEARNT)]
         lengths = np.array([0, *(len(each.tokens) for each in kept)], np.int64)
@@ -71,7 +71,7 @@ class Corpus:
         learnt_N = places_N >= np.repeat(self.starts_S, self.lengths)
         return np.bincount(self.tokens_N[learnt_N], minlength=vocab_size)
 
-    def sample(self, index: int) -> Sample:
+    def get_sample(self, index: int) -> Sample:
         """Return one sample."""
         first, last = self.offsets_S[index : index + 2]
         return Sample(self.tokens_N[first:last], int(self.starts_S[index]))
