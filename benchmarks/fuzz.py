@@ -26,7 +26,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from draftwise import __version__
-from draftwise.checkpoints import inspect_checkpoint, inspect_pair
+from draftwise.checkpoints.inspect import inspect_checkpoint
+from draftwise.checkpoints.pair import inspect_pair
 from draftwise.core import InvalidSetup, Setup, SpecConfig
 from draftwise.facts.gpus import read_gpus
 from draftwise.facts.models import read_models

@@ -10,11 +10,12 @@ import pytest
 import torch
 from tests.support.crafted import BUNDLE, Tensors, copy_changed, look, tensors_of, write_checkpoint
 
-from draftwise.checkpoints import inspect_checkpoint, inspect_pair
 from draftwise.checkpoints.expected import TargetSizes, expect_tensors
+from draftwise.checkpoints.inspect import inspect_checkpoint
+from draftwise.checkpoints.pair import inspect_pair
 from draftwise.checkpoints.recognize import recognize
+from draftwise.checkpoints.speculators_format import from_plain
 from draftwise.core import Severity
-from draftwise.engine.models.speculators_format import from_plain
 
 TARGET = BUNDLE / "target"
 SMALL = {
@@ -56,9 +57,10 @@ def test_the_speculators_format_is_the_same_drafter(tmp_path: Path, name: str) -
     pair, before = inspect_pair(folder, TARGET), inspect_pair(BUNDLE / name, TARGET)
     now, then = pair.drafter.drafter, before.drafter.drafter
     assert now.layout == "speculators"
-    assert (now.method, now.parallel, now.taps, now.mask_token_id) == (
-        then.method, then.parallel, then.taps, then.mask_token_id,
-    )  # fmt: skip
+    assert (now.method, now.parallel, now.mask_token_id) == (then.method, then.parallel, then.mask_token_id)
+    assert now.aux_layers is not None
+    assert then.aux_layers is not None
+    assert now.aux_layers.ids == then.aux_layers.ids
     assert pair.drafter.dimensions == before.drafter.dimensions
     assert [finding.code for finding in pair.findings] == ["base-model-unconfirmed"]
     assert "org/Model-8B" in pair.findings[0].message

@@ -7,14 +7,14 @@ import struct
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors import SafetensorError, deserialize, safe_open
 from tests.support.crafted import BITS, BUNDLE, header_of, write_checkpoint, write_safetensors
 
-from draftwise.checkpoints import read_headers
-from draftwise.checkpoints.headers import read_file
+from draftwise.checkpoints.headers import read_file, read_headers
 from draftwise.checkpoints.roles import role_of
 from draftwise.core import InvalidSetup
 
@@ -51,6 +51,11 @@ def test_bundled_files_are_read_as_the_library_reads_them(folder: Path) -> None:
     for name in headers.files:
         with safe_open(folder / name, framework="numpy") as library:
             seen |= {key: tuple(library.get_slice(key).get_shape()) for key in library.keys()}  # noqa: SIM118
+        content = (folder / name).read_bytes()
+        for tensor in (each for each in headers.tensors.values() if each.file == name and each.dtype == "I64"):
+            there = np.frombuffer(content, np.int64, tensor.num_elements, tensor.start).reshape(tensor.shape)
+            with safe_open(folder / name, framework="numpy") as library:
+                assert np.array_equal(there, library.get_tensor(tensor.name))
     assert {name: tensor.shape for name, tensor in headers.tensors.items()} == seen
     overhead = sum(8 + struct.unpack("<Q", (folder / name).read_bytes()[:8])[0] for name in headers.files)
     assert headers.num_bytes + overhead == sum((folder / name).stat().st_size for name in headers.files)

@@ -25,12 +25,8 @@ from tests.support.crafted import (
 )
 
 from draftwise import checkpoints
-from draftwise.checkpoints import (
-    find_mtp_findings,
-    find_pair_findings,
-    inspect_checkpoint,
-    inspect_pair,
-)
+from draftwise.checkpoints.inspect import inspect_checkpoint
+from draftwise.checkpoints.pair import find_mtp_findings, find_pair_findings, inspect_pair
 from draftwise.core import InvalidSetup, Severity
 
 TARGET = BUNDLE / "target"
@@ -55,7 +51,8 @@ def test_bundled_drafters_are_known_and_fit(
 ) -> None:
     pair = inspect_pair(BUNDLE / name, TARGET)
     drafter = pair.drafter.drafter
-    assert (drafter.method, drafter.parallel, drafter.taps, drafter.layout) == (method, parallel, taps, "plain")
+    layers = None if drafter.aux_layers is None else drafter.aux_layers.ids
+    assert (drafter.method, drafter.parallel, layers, drafter.layout) == (method, parallel, taps, "plain")
     assert {finding.code for finding in pair.findings} == ({"mtp-modules-alone"} if name == "mtp" else set())
     assert pair.fits
     json.dumps(pair.to_dict())
@@ -66,6 +63,17 @@ def test_the_bundled_target_is_clean() -> None:
     assert found.findings == ()
     assert found.num_parameters == 26_223_104
     assert (found.mtp, found.quantization) == (None, None)
+
+
+def test_a_damaged_file_of_modelopt_is_said(tmp_path: Path) -> None:
+    folder = copy_changed(TARGET, tmp_path / "target")
+    (folder / "hf_quant_config.json").write_text(json.dumps({"quantization": {"quant_algo": "FP8"}}))
+    assert str(inspect_checkpoint(folder).quantization) == "modelopt, 8 bits"
+    (folder / "hf_quant_config.json").write_text("{")
+    found = inspect_checkpoint(folder)
+    assert [finding.code for finding in found.findings] == ["not-json"]
+    assert found.findings[0].where.endswith("hf_quant_config.json")
+    assert found.quantization is None
 
 
 def drop(*names: str) -> Callable[[Tensors], object]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -12,10 +13,9 @@ from hypothesis import strategies as st
 from tests.support.crafted import BUNDLE, write_vocabulary
 from tokenizers import Tokenizer as Library
 
-from draftwise.checkpoints.tokenizer_fit import compare_vocabularies
+from draftwise.checkpoints.tokenizer_fit import check_same_tokens, compare_vocabularies
 from draftwise.checkpoints.vocabulary import Vocabulary, read_vocabulary
 from draftwise.core import InvalidSetup
-from draftwise.engine.text.tokenizer import Tokenizer
 
 QUICK = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -30,15 +30,48 @@ def make(tokens: dict[int, str], added: frozenset[int] = frozenset()) -> Vocabul
     return Vocabulary(tokens=tokens, added=added, source="tokenizer.json")
 
 
-def test_the_bundled_tokenizer_is_read_as_the_library_and_the_engine_do() -> None:
+def test_the_bundled_tokenizer_is_read_as_the_library_does() -> None:
     folder = BUNDLE / "target"
     found = read(folder)
     library = Library.from_file(str(folder / "tokenizer.json")).get_vocab(with_added_tokens=True)
     assert found.tokens == {token_id: token for token, token_id in library.items()}
-    assert found.identity == Tokenizer.from_pretrained(folder).identity
+    assert found.identity == sha256(json.dumps(sorted((i, token) for token, i in library.items())).encode()).hexdigest()
     assert found.named == {"eos_token": (0, 4), "pad_token": (1,)}
     recorded = json.loads((BUNDLE / "eagle3" / "draftwise.json").read_text())["target"]["tokenizer"]
     assert found.identity == recorded
+
+
+class TestSameTokens:
+    """What the embedded engine asks of a draft model: the very same ids."""
+
+    TOKENS: ClassVar = {"a": 0, "b": 1, "<end>": 2}
+
+    def check(self, tmp_path: Path, vocab: dict[str, int] | None, added: dict[str, int] | None = None) -> list[str]:
+        for name in ("target", "drafter"):
+            (tmp_path / name).mkdir()
+        write_vocabulary(tmp_path / "target", self.TOKENS, {"<end>": 2})
+        if vocab is not None:
+            write_vocabulary(tmp_path / "drafter", vocab, {"<end>": 2} if added is None else added)
+        try:
+            check_same_tokens(tmp_path / "drafter", tmp_path / "target")
+        except InvalidSetup as error:
+            return [finding.code for finding in error.findings]
+        return []
+
+    def test_the_same_pass(self, tmp_path: Path) -> None:
+        assert self.check(tmp_path, self.TOKENS) == []
+
+    def test_two_of_one_size_that_mean_other_tokens(self, tmp_path: Path) -> None:
+        assert self.check(tmp_path, {"b": 0, "a": 1, "<end>": 2}) == ["tokenizers-differ"]
+
+    def test_another_control_token(self, tmp_path: Path) -> None:
+        assert self.check(tmp_path, {"a": 0, "b": 1}, {"<stop>": 2}) == ["control-tokens-differ"]
+
+    def test_one_token_more(self, tmp_path: Path) -> None:
+        assert self.check(tmp_path, self.TOKENS | {"c": 3}) == ["tokenizers-differ"]
+
+    def test_none_at_all(self, tmp_path: Path) -> None:
+        assert self.check(tmp_path, None) == ["tokenizers-not-compared"]
 
 
 def test_every_format_tells_the_same_tokens(tmp_path: Path) -> None:

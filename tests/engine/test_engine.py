@@ -103,15 +103,15 @@ def watch(llm: LLM, texts: list[list[int]], drafts: Drafts) -> None:
         draft = propose(new, k)
         sequences = {sequence.slot: sequence for sequence in llm.engine.scheduler.running}
         for b, slot in enumerate(new.slots_B.tolist()):
-            known, guesses = tuple(sequences[slot].tokens), draft.tokens_BK[b, : draft.lengths_B[b]]
-            if not len(guesses):
+            known, drafted = tuple(sequences[slot].tokens), draft.tokens_BK[b, : draft.lengths_B[b]]
+            if not len(drafted):
                 continue
-            expected = drafts.setdefault(known, guesses.tolist())
-            shorter = min(len(expected), len(guesses))
-            assert guesses[:shorter].tolist() == expected[:shorter], "a draft follows from the text alone"
+            expected = drafts.setdefault(known, drafted.tolist())
+            shorter = min(len(expected), len(drafted))
+            assert drafted[:shorter].tolist() == expected[:shorter], "a draft follows from the text alone"
             text = next(text for text in texts if tuple(text[: len(known)]) == known)
-            right = text[len(known) : len(known) + len(known) % 4][: len(guesses)]
-            guesses[: len(right)] = torch.tensor(right, dtype=torch.long)
+            right = text[len(known) : len(known) + len(known) % 4][: len(drafted)]
+            drafted[: len(right)] = torch.tensor(right, dtype=torch.long)
         return draft
 
     proposer.propose = watched  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""Builds what the engine tells proposers and plans attention by, from plain lists."""
+"""Builds what the engine notifies proposers of and plans attention by, from plain lists."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def confirm(
     Args:
         rows: new tokens of each sequence.
         starts: position of each sequence's first new token.
-        limits: guesses wanted of each.
+        limits: draft tokens wanted of each.
         slots: 0, 1, ... unless given.
         num_prompt: 1 of each unless given.
         pages: of each sequence; none unless given.

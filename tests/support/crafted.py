@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from draftwise.checkpoints import Pair, inspect_pair, read_headers
+from draftwise.checkpoints.headers import read_headers
+from draftwise.checkpoints.pair import Pair, inspect_pair
 from draftwise.core import Severity
 
 BUNDLE = Path(__file__).parents[2] / "bundle"

@@ -78,18 +78,18 @@ def target_states(target: CausalLM, tokens: list[int], taps: tuple[int, ...]) ->
 
 
 def chain(dense: Dense, entered_TH: Tensor, tokens: list[int], k: int, ids: Tensor | None = None) -> list[int]:
-    """Return k greedy guesses after `tokens`, recomputing everything for each.
+    """Return k greedy draft tokens after `tokens`, recomputing everything for each.
 
     `entered_TH` holds what the head makes of the target's states of all tokens but the last.
     """
-    carry_TH, row_tokens, guesses = entered_TH, list(tokens[1:]), []
+    carry_TH, row_tokens, drafted = entered_TH, list(tokens[1:]), []
     for _ in range(k):
         logits_TU, left_TH = dense(torch.tensor(row_tokens), carry_TH)
         choice = int(logits_TU[-1].argmax())
-        guesses.append(choice if ids is None else int(ids[choice]))
-        row_tokens.append(guesses[-1])
+        drafted.append(choice if ids is None else int(ids[choice]))
+        row_tokens.append(drafted[-1])
         carry_TH = torch.cat((carry_TH, left_TH[-1:]))
-    return guesses
+    return drafted
 
 
 def drafts(

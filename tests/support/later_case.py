@@ -1,8 +1,8 @@
-"""A setup for the rules of `plan.check.later`: a context and what the speculative config resolves to, both by hand."""
+"""A setup for the rules of `engine` and `serving`: a context and what its speculative config becomes, both by hand."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
@@ -11,7 +11,10 @@ from draftwise.checkpoints.model_config import ModelConfig
 from draftwise.core import Device, Ruling, Setup, SpecConfig
 from draftwise.facts.vllm import Release, get_release, releases
 from draftwise.plan.check.context import Context
+from draftwise.plan.check.engine import choose_runner, find_early, find_v0, judge_engine
 from draftwise.plan.check.report import Resolved
+from draftwise.plan.check.serving import find_serving
+from draftwise.plan.check.steps import collect
 
 LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "max_position_embeddings": 8192}
 H200 = Device(name="H200", kind="cuda")
@@ -57,6 +60,25 @@ class Case:
     def but(self, **changed: Any) -> Case:
         """Return the case with some fields changed."""
         return replace(self, **changed)
+
+
+def judge(context: Context, resolved: Resolved) -> tuple[Sequence[Ruling], Resolved]:
+    """Return what the engine's config says of a resolved config, and what is left of it."""
+    early = [*find_early(context), *find_v0(context, resolved)]
+    if context.runs_on_v0:
+        return early, resolved
+    rulings, kept = collect(judge_engine(context, resolved, choose_runner(context, resolved)))
+    return [*early, *rulings], kept
+
+
+def find_engine(context: Context, resolved: Resolved) -> Sequence[Ruling]:
+    """Return what the engine's config says."""
+    return judge(context, resolved)[0]
+
+
+def find_later(context: Context, resolved: Resolved) -> Sequence[Ruling]:
+    """Return what a server says of what the engine's config leaves."""
+    return [*find_serving(context, judge(context, resolved)[1])]
 
 
 def codes(rulings: Iterable[Ruling]) -> list[str]:

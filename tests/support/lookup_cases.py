@@ -7,7 +7,7 @@ from draftwise.engine.sampling.draft import Draft
 from tests.support.confirming import confirm
 
 
-class Told:
+class Confirming:
     """Confirms tokens slot by slot, as the engine does, and remembers how many each sequence has."""
 
     def __init__(self) -> None:
@@ -21,7 +21,7 @@ class Told:
         *,
         width: int | None = None,
     ) -> Confirmed:
-        """Return what is new, by slot; guesses are wanted of sequences whose prompt is complete, `limit` at most."""
+        """Return what is new, by slot; drafts are wanted of sequences whose prompt is complete, `limit` at most."""
         starts = [self.sizes.get(slot, 0) for slot in rows]
         self.sizes |= {slot: start + len(row) for (slot, row), start in zip(rows.items(), starts, strict=True)}
         wanted = limit if isinstance(limit, dict) else dict.fromkeys(rows, limit)
@@ -40,7 +40,7 @@ class Told:
 
 
 def drafts(draft: Draft) -> list[list[int]]:
-    """Return the guesses without padding."""
+    """Return the draft tokens without padding."""
     assert draft.probs_BKV is None
     rows = zip(draft.tokens_BK.tolist(), draft.lengths_B.tolist(), strict=True)
     return [row[:length] for row, length in rows]

@@ -11,10 +11,10 @@ from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 from tests.support.training import build, random_batch
 
+from draftwise.checkpoints.identity import target_identity, write_identity
 from draftwise.cli import main
 from draftwise.core import InvalidSetup
 from draftwise.engine.models import load_model
-from draftwise.engine.models.identity import target_identity, write_identity
 from draftwise.engine.models.mtp import load_mtp
 from draftwise.train.assemble import assemble_mtp, check_expressible
 from draftwise.train.export import export_drafter

@@ -9,13 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from draftwise.checkpoints.dimensions import get_mapping
-from draftwise.checkpoints.text_files import read_json, read_lines
-from draftwise.core import InvalidSetup
+from draftwise.checkpoints.identity import IDENTITY_FILE, find_recorded_target
+from draftwise.checkpoints.text_files import read_lines
 
 __all__ = ["RecordedBase", "find_recorded_base", "is_same_model", "means_nothing", "names_of"]
-
-IDENTITY_FILE = "draftwise.json"
-"""Written beside each drafter that `draftwise train` makes."""
 
 _IN_CACHE = re.compile(r"models--([^/]+)")
 _BASE_LINE = re.compile(r"base_model:\s*(.*)")
@@ -51,8 +48,8 @@ def find_recorded_base(directory: Path, config: Mapping[str, Any]) -> RecordedBa
 
 
 def _records(directory: Path, config: Mapping[str, Any]) -> Iterator[RecordedBase]:
-    if (directory / IDENTITY_FILE).is_file():
-        yield _read_identity(directory / IDENTITY_FILE)
+    if (target := find_recorded_target(directory)) is not None:
+        yield RecordedBase(name=target.name, source=IDENTITY_FILE, tokenizer=target.tokenizer)
     verifier = get_mapping(get_mapping(config, "speculators_config"), "verifier").get("name_or_path")
     if isinstance(verifier, str) and verifier:
         yield RecordedBase(name=verifier, source="config.json, speculators_config.verifier.name_or_path")
@@ -61,21 +58,6 @@ def _records(directory: Path, config: Mapping[str, Any]) -> Iterator[RecordedBas
             yield RecordedBase(name=name, source=f"config.json, {key}")
     if name := _base_in_readme(directory):
         yield RecordedBase(name=name, source="README.md, base_model")
-
-
-def _read_identity(file: Path) -> RecordedBase:
-    target = read_json(file).get("target")
-    if not isinstance(target, dict):
-        raise InvalidSetup.because(
-            "bad-identity", "does not say which target the drafter was trained for.", where=str(file),
-            fix="Copy the drafter's folder again, or delete this file.",
-        )  # fmt: skip
-    name, tokenizer = target.get("name"), target.get("tokenizer")
-    return RecordedBase(
-        name=name if isinstance(name, str) else "",
-        source=file.name,
-        tokenizer=tokenizer if isinstance(tokenizer, str) else "",
-    )
 
 
 def _base_in_readme(directory: Path) -> str:

@@ -10,9 +10,9 @@ from draftwise.checkpoints.decoder_tensors import Shapes
 from draftwise.checkpoints.expected import Expected, TargetSizes, expect_tensors
 from draftwise.checkpoints.headers import Headers, Tensor
 from draftwise.checkpoints.quoting import quote, quote_some
-from draftwise.checkpoints.recognize import Drafter
-from draftwise.checkpoints.ruling import rule_on
-from draftwise.core import Finding
+from draftwise.checkpoints.recognize import RecognizedDrafter
+from draftwise.core import Ruling
+from draftwise.facts.rules import Rulebook
 
 __all__ = ["find_tensor_findings"]
 
@@ -27,11 +27,12 @@ _FLEXIBLE = "mask_hidden"
 
 
 def find_tensor_findings(
-    drafter: Drafter, headers: Headers, target: TargetSizes | None, *, is_quantized: bool
-) -> Iterator[Finding]:
+    rules: Rulebook, drafter: RecognizedDrafter, headers: Headers, target: TargetSizes | None, *, is_quantized: bool
+) -> Iterator[Ruling]:
     """Yield what is missing, unknown or of another shape.
 
     Args:
+        rules: of the release that is to load it.
         drafter: as recognized.
         headers: its tensors.
         target: see `expect_tensors`.
@@ -41,27 +42,28 @@ def find_tensor_findings(
     expected = expect_tensors(drafter, target)
     if expected is None:
         if drafter.is_head:
-            yield _unchecked(drafter, where)
+            yield from _unchecked(rules, drafter, where)
         return
     found = {expected.rename(name): tensor for name, tensor in headers.tensors.items()}
-    if drafter.is_head and drafter.method != "mtp" and _all_prefixed(found, expected):
-        yield rule_on(
+    if drafter.is_head and drafter.traits.weights != "target" and _all_prefixed(found, expected):
+        yield from rules.ruling(
             "tensors-prefixed",
-            f"all its tensors start with `model.`, such as {quote(min(found))}; vLLM puts that in front itself.",
-            where=where, fix="Save the tensors again without the prefix.",
-        )  # fmt: skip
+            f"All tensors start with `model.`, such as {quote(min(found))}, and vLLM puts that in front itself.",
+            where=where,
+            fix="Save the tensors again without the prefix.",
+        )
         return
     stems = {_stem(name) for name in found} if is_quantized else set[str]()
-    yield from _find_missing(expected, found, stems, where)
-    yield from _find_misshapen(expected, found, where, is_quantized=is_quantized)
+    yield from _find_missing(rules, expected, found, stems, where)
+    yield from _find_misshapen(rules, expected, found, where, is_quantized=is_quantized)
     if expected.refuses_unknown:
-        yield from _find_unknown(drafter, expected, found, where, is_quantized=is_quantized)
+        yield from _find_unknown(rules, drafter, expected, found, where, is_quantized=is_quantized)
 
 
-def _unchecked(drafter: Drafter, where: str) -> Finding:
-    return rule_on(
+def _unchecked(rules: Rulebook, drafter: RecognizedDrafter, where: str) -> Iterator[Ruling]:
+    return rules.ruling(
         "tensors-unchecked",
-        f"whether all tensors of {quote(drafter.architecture or drafter.method)} are there was not checked: its "
+        f"Whether all tensors of {quote(drafter.architecture or drafter.method)} are there was not checked: its "
         "architecture is not covered, or config.json lacks a size.",
         where=where,
         fix="Compare the acceptance that it reaches with what its authors report.",
@@ -78,28 +80,32 @@ def _stem(name: str) -> str:
     return _QUANTIZED_PART.sub(".weight", name)
 
 
-def _find_missing(expected: Expected, found: Mapping[str, Tensor], stems: set[str], where: str) -> Iterator[Finding]:
+def _find_missing(
+    rules: Rulebook, expected: Expected, found: Mapping[str, Tensor], stems: set[str], where: str
+) -> Iterator[Ruling]:
     missing = sorted(name for name in expected.required if name not in found and name not in stems)
     silent = [name for name in missing if expected.silent.match(name)]
     loud = [name for name in missing if not expected.silent.match(name)]
     if silent:
-        yield rule_on(
+        yield from rules.ruling(
             "tensors-missing",
-            f"config.json asks for tensors that are not there ({len(silent)}): {quote_some(silent)}. vLLM leaves "
-            "them at their initial values without a word, and hardly a guess is accepted.",
-            where=where, fix="Download or export the drafter again, or correct config.json.",
-        )  # fmt: skip
+            f"The files lack tensors that config.json asks for ({len(silent)}): {quote_some(silent)}. vLLM leaves "
+            "them at their initial values without a word, and hardly a draft token is accepted.",
+            where=where,
+            fix="Download or export the drafter again, or correct config.json.",
+        )
     if loud:
-        yield rule_on(
+        yield from rules.ruling(
             "tensors-missing-refused",
-            f"config.json asks for tensors that are not there ({len(loud)}): {quote_some(loud)}.",
-            where=where, fix="Download or export the checkpoint again, all shards included.",
-        )  # fmt: skip
+            f"The files lack tensors that config.json asks for ({len(loud)}): {quote_some(loud)}.",
+            where=where,
+            fix="Download or export the checkpoint again, all shards included.",
+        )
 
 
 def _find_misshapen(
-    expected: Expected, found: Mapping[str, Tensor], where: str, *, is_quantized: bool
-) -> Iterator[Finding]:
+    rules: Rulebook, expected: Expected, found: Mapping[str, Tensor], where: str, *, is_quantized: bool
+) -> Iterator[Ruling]:
     shapes: Shapes = {**expected.required, **expected.optional}
     wrong = [
         f"{name} is {list(found[name].shape)}, not {list(shape)}"
@@ -107,11 +113,12 @@ def _find_misshapen(
         if name in found and not _fits(found[name], name, shape, may_be_packed=is_quantized)
     ]
     if wrong:
-        yield rule_on(
+        yield from rules.ruling(
             "tensor-shapes",
-            f"tensors have other shapes than config.json says ({len(wrong)}): {quote_some(wrong)}.",
-            where=where, fix="Take config.json and weights of the same drafter; a head must be made for this target.",
-        )  # fmt: skip
+            f"Tensors have other shapes than config.json says ({len(wrong)}): {quote_some(wrong)}.",
+            where=where,
+            fix="Take config.json and weights of the same drafter; a head must be made for this target.",
+        )
 
 
 def _fits(tensor: Tensor, name: str, shape: tuple[int, ...], *, may_be_packed: bool) -> bool:
@@ -122,8 +129,14 @@ def _fits(tensor: Tensor, name: str, shape: tuple[int, ...], *, may_be_packed: b
 
 
 def _find_unknown(
-    drafter: Drafter, expected: Expected, found: Mapping[str, Tensor], where: str, *, is_quantized: bool
-) -> Iterator[Finding]:
+    rules: Rulebook,
+    drafter: RecognizedDrafter,
+    expected: Expected,
+    found: Mapping[str, Tensor],
+    where: str,
+    *,
+    is_quantized: bool,
+) -> Iterator[Ruling]:
     known = expected.required.keys() | expected.optional.keys()
     unknown = [
         name
@@ -132,21 +145,23 @@ def _find_unknown(
         and not expected.ignored.fullmatch(name)
         and not (is_quantized and (_stem(name) in known or _QUANTIZED_PART.search(name)))
     ]
-    if drafter.method == "draft_model" and len(unknown) > len(known):
+    if not drafter.is_head and len(unknown) > len(known):
         return  # another family under a familiar name: nothing that a list of names would explain
     biases = [name for name in unknown if name.endswith(".bias")]
     for code in ("biases-dropped", "biases-refused") if biases else ():
-        yield rule_on(
+        yield from rules.ruling(
             code,
             f"{quote(drafter.architecture)}, as config.json describes it, has no place for biases ({len(biases)}): "
             f"{quote_some(biases)}.",
-            where=where, fix="Remove them if they are zeros; else the head needs a server that knows its biases.",
-        )  # fmt: skip
+            where=where,
+            fix="Remove them if they are zeros; else the head needs a server that knows its biases.",
+        )
     unknown = [name for name in unknown if name not in biases]
     if unknown:
-        yield rule_on(
+        yield from rules.ruling(
             "tensors-unknown",
             f"{quote(drafter.architecture)}, as config.json describes it, has no place for tensors ({len(unknown)}): "
             f"{quote_some(unknown)}.",
-            where=where, fix="Remove or rename them, or correct config.json.",
-        )  # fmt: skip
+            where=where,
+            fix="Remove or rename them, or correct config.json.",
+        )

@@ -13,7 +13,7 @@ from typing import Any
 
 from draftwise.checkpoints.decoder_tensors import Shapes, Sizes, decoder_layer, decoder_model
 from draftwise.checkpoints.dimensions import Dimensions, get_int, get_mapping
-from draftwise.checkpoints.recognize import Drafter
+from draftwise.checkpoints.recognize import RecognizedDrafter
 
 __all__ = ["Expected", "TargetSizes", "expect_tensors"]
 
@@ -43,24 +43,24 @@ class Expected:
     """From a name in the file to the one used here."""
 
 
-def expect_tensors(drafter: Drafter, target: TargetSizes | None = None) -> Expected | None:
+def expect_tensors(drafter: RecognizedDrafter, target: TargetSizes | None = None) -> Expected | None:
     """Return what a drafter must hold, None where its architecture is not covered or its config lacks a size.
 
     Args:
         drafter: as recognized.
         target: None: the target is taken to be as wide as the drafter, with the same vocabulary.
     """
-    expect = _BY_METHOD.get(drafter.method)
+    expect = _EXPECT.get(drafter.method)
     return None if expect is None else expect(drafter, target)
 
 
-def _sizes(drafter: Drafter, *architectures: str) -> Sizes | None:
+def _sizes(drafter: RecognizedDrafter, *architectures: str) -> Sizes | None:
     if drafter.architecture not in architectures:
         return None
     return Sizes.from_dimensions(Dimensions.from_config(drafter.config))
 
 
-def _expect_eagle(drafter: Drafter, _: TargetSizes | None) -> Expected | None:
+def _expect_eagle(drafter: RecognizedDrafter, _: TargetSizes | None) -> Expected | None:
     sizes = _sizes(drafter, "LlamaForCausalLM", "EagleLlamaForCausalLM")
     if sizes is None:
         return None
@@ -75,7 +75,7 @@ def _expect_eagle(drafter: Drafter, _: TargetSizes | None) -> Expected | None:
     return Expected(required=required, optional={"embed_tokens.weight": (sizes.vocab, hidden)}, ignored=_ROTARY)
 
 
-def _expect_eagle3(drafter: Drafter, target: TargetSizes | None) -> Expected | None:
+def _expect_eagle3(drafter: RecognizedDrafter, target: TargetSizes | None) -> Expected | None:
     llama = _sizes(drafter, *_EAGLE3_LLAMA)
     sizes = llama or _sizes(drafter, "Qwen3ForCausalLM", "Eagle3Qwen3ForCausalLM", "PeagleQwen3ForCausalLM")
     if sizes is None:
@@ -86,9 +86,14 @@ def _expect_eagle3(drafter: Drafter, target: TargetSizes | None) -> Expected | N
     biased = bool(config.get("attention_bias"))
     for i in range(sizes.num_layers):
         required |= decoder_layer(
-            f"layers.{i}.", sizes, num_in=2 * hidden if i == 0 else hidden, qkv_bias=biased, qk_norm=llama is None,
-            o_bias=llama is not None and bool(biased or config.get("bias")), mlp_bias=_mlp_bias(config),
-        )  # fmt: skip
+            f"layers.{i}.",
+            sizes,
+            num_in=2 * hidden if i == 0 else hidden,
+            qkv_bias=biased,
+            qk_norm=llama is None,
+            o_bias=llama is not None and bool(biased or config.get("bias")),
+            mlp_bias=_mlp_bias(config),
+        )
     own, vocabulary = _vocabulary(config, sizes, target)
     required |= own | _fusion(drafter, hidden)
     ignored = _T2D if drafter.parallel else _T2D_OR_MASK
@@ -97,13 +102,14 @@ def _expect_eagle3(drafter: Drafter, target: TargetSizes | None) -> Expected | N
     )
 
 
-def _fusion(drafter: Drafter, hidden: int) -> Shapes:
-    """Return what joins the tapped states."""
+def _fusion(drafter: RecognizedDrafter, hidden: int) -> Shapes:
+    """Return what joins the target's states."""
     config = drafter.config
     eagle_config = get_mapping(config, "eagle_config")
     if not eagle_config.get("use_aux_hidden_state", True):
         return {}
-    count = get_int(config, "num_aux_hidden_states") or len(drafter.taps or (0, 0, 0))
+    named = 3 if drafter.aux_layers is None else len(drafter.aux_layers.ids)
+    count = get_int(config, "num_aux_hidden_states") or named
     width = get_int(config, "target_hidden_size") or hidden
     shapes: Shapes = {"fc.weight": (hidden, count * width)}
     if eagle_config.get("norm_before_fc", config.get("norm_before_fc")):
@@ -115,12 +121,12 @@ def _fusion(drafter: Drafter, hidden: int) -> Shapes:
     return shapes
 
 
-def _expect_dflash(drafter: Drafter, target: TargetSizes | None) -> Expected | None:
+def _expect_dflash(drafter: RecognizedDrafter, target: TargetSizes | None) -> Expected | None:
     sizes = _sizes(drafter, "DFlashDraftModel")
     return None if sizes is None else _expect_block(drafter, sizes, target)
 
 
-def _expect_dspark(drafter: Drafter, target: TargetSizes | None) -> Expected | None:
+def _expect_dspark(drafter: RecognizedDrafter, target: TargetSizes | None) -> Expected | None:
     sizes, rank = _sizes(drafter, "Qwen3DSparkModel", "Qwen3OmniDSparkModel"), get_int(drafter.config, "markov_rank")
     if sizes is None or rank is None:
         return None
@@ -131,7 +137,7 @@ def _expect_dspark(drafter: Drafter, target: TargetSizes | None) -> Expected | N
     }
     reads = sizes.hidden + (rank if drafter.config.get("confidence_head_with_markov") else 0)
     confidence: Shapes = {"confidence_head.proj.weight": (1, reads), "confidence_head.proj.bias": (1,)}
-    block = _expect_block(drafter, sizes, target)
+    block = _expect_block(drafter, sizes, target, may_exceed=True)
     optional = {**block.optional, **(confidence if drafter.config.get("enable_confidence_head") else {})}
     return Expected(
         required={**block.required, **markov},
@@ -142,16 +148,19 @@ def _expect_dspark(drafter: Drafter, target: TargetSizes | None) -> Expected | N
     )
 
 
-def _expect_block(drafter: Drafter, sizes: Sizes, target: TargetSizes | None) -> Expected:
+def _expect_block(
+    drafter: RecognizedDrafter, sizes: Sizes, target: TargetSizes | None, *, may_exceed: bool = False
+) -> Expected:
     """Return the tensors of DFlash's network, which dspark shares."""
     config, hidden = drafter.config, sizes.hidden
     width = get_int(config, "target_hidden_size") or hidden
     required: Shapes = {"norm.weight": (hidden,), "hidden_norm.weight": (hidden,)}
-    required["fc.weight"] = (hidden, (len(drafter.taps) if drafter.taps else sizes.num_layers) * width)
+    count = len(drafter.aux_layers.ids) if drafter.aux_layers else sizes.num_layers
+    required["fc.weight"] = (hidden, count * width)
     biased = bool(config.get("attention_bias"))
     for i in range(sizes.num_layers):
         required |= decoder_layer(f"layers.{i}.", sizes, qkv_bias=biased, o_bias=biased, qk_norm=True)
-    own, vocabulary = _vocabulary(config, sizes, target, may_exceed=drafter.method == "dspark")
+    own, vocabulary = _vocabulary(config, sizes, target, may_exceed=may_exceed)
     return Expected(required=required | own, optional=vocabulary, ignored=_T2D, rename=_from_midlayer)
 
 
@@ -174,7 +183,7 @@ def _vocabulary(
     return required, {name: shape for name, shape in (embedding | head).items() if name not in required}
 
 
-def _expect_medusa(drafter: Drafter, target: TargetSizes | None) -> Expected | None:
+def _expect_medusa(drafter: RecognizedDrafter, target: TargetSizes | None) -> Expected | None:
     config = drafter.config
     hidden = get_int(config, "hidden_size") or (target.hidden_size if target else None)
     vocab = get_int(config, "vocab_size") or (target.vocab_size if target else None)
@@ -192,7 +201,7 @@ def _expect_medusa(drafter: Drafter, target: TargetSizes | None) -> Expected | N
     return Expected(required=required, silent=_LM_HEADS, refuses_unknown=False, rename=_from_old_medusa)
 
 
-def _expect_mlp_speculator(drafter: Drafter, _: TargetSizes | None) -> Expected | None:
+def _expect_mlp_speculator(drafter: RecognizedDrafter, _: TargetSizes | None) -> Expected | None:
     config = drafter.config
     keys = ("emb_dim", "inner_dim", "vocab_size", "n_predict")
     width, inner, vocab, steps = (get_int(config, key) for key in keys)
@@ -209,7 +218,7 @@ def _expect_mlp_speculator(drafter: Drafter, _: TargetSizes | None) -> Expected 
     return Expected(required=required, silent=_NONE, refuses_unknown=False, rename=_without_speculator)
 
 
-def _expect_mimo(drafter: Drafter, _: TargetSizes | None) -> Expected | None:
+def _expect_mimo(drafter: RecognizedDrafter, _: TargetSizes | None) -> Expected | None:
     sizes, count = _sizes(drafter, "MiMoForCausalLM"), get_int(drafter.config, "num_nextn_predict_layers")
     if sizes is None or count is None or count > _MOST_BLOCKS:
         return None
@@ -222,7 +231,7 @@ def _expect_mimo(drafter: Drafter, _: TargetSizes | None) -> Expected | None:
     return Expected(required=required, silent=_NONE)
 
 
-def _expect_model(drafter: Drafter, _: TargetSizes | None) -> Expected | None:
+def _expect_model(drafter: RecognizedDrafter, _: TargetSizes | None) -> Expected | None:
     sizes = Sizes.from_dimensions(Dimensions.from_config(drafter.config))
     shapes = None if sizes is None else decoder_model(drafter.architecture, drafter.config, sizes)
     if shapes is None:
@@ -233,9 +242,9 @@ def _expect_model(drafter: Drafter, _: TargetSizes | None) -> Expected | None:
 _MOST_BLOCKS = 1000
 _MIMO_NORMS = ("token_layernorm", "hidden_layernorm", "final_layernorm")
 _EAGLE3_LLAMA = (
-    "LlamaForCausalLM", "LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "PeagleLlamaForCausalLM",
-    "PEagleDraftModel", "Eagle3MiniMaxM2ForCausalLM", "Eagle3Qwen2_5vlForCausalLM", "Eagle3Qwen3vlForCausalLM",
-)  # fmt: skip
+    *("LlamaForCausalLM", "LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "PeagleLlamaForCausalLM"),
+    *("PEagleDraftModel", "Eagle3MiniMaxM2ForCausalLM", "Eagle3Qwen2_5vlForCausalLM", "Eagle3Qwen3vlForCausalLM"),
+)
 """Architectures that vLLM serves with its class Eagle3LlamaForCausalLM."""
 _ROTARY = re.compile(r".*rotary(?:_pos)?_emb\.(?:inv_freq|cos_cached|sin_cached)$")
 _T2D = re.compile(rf".*t2d|{_ROTARY.pattern}")
@@ -271,7 +280,7 @@ def _from_old_medusa(name: str) -> str:
     return "lm_heads.0.weight" if name == "lm_head.weight" else name
 
 
-_BY_METHOD: Mapping[str, Callable[[Drafter, TargetSizes | None], Expected | None]] = {
+_EXPECT: Mapping[str, Callable[[RecognizedDrafter, TargetSizes | None], Expected | None]] = {
     "eagle": _expect_eagle,
     "eagle3": _expect_eagle3,
     "dflash": _expect_dflash,

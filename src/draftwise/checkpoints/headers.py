@@ -25,11 +25,13 @@ from draftwise.core import Finding, InvalidSetup
 __all__ = ["DTYPE_BITS", "Headers", "Tensor", "read_file", "read_headers"]
 
 DTYPE_BITS: Mapping[str, int] = {
-    "BOOL": 8, "U8": 8, "I8": 8, "U16": 16, "I16": 16, "U32": 32, "I32": 32, "U64": 64, "I64": 64,
-    "F64": 64, "F32": 32, "F16": 16, "BF16": 16, "C64": 64,
-    "F8_E4M3": 8, "F8_E5M2": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "F8_E8M0": 8,
-    "F6_E2M3": 6, "F6_E3M2": 6, "F4": 4,
-}  # fmt: skip
+    **dict.fromkeys(("F4",), 4),
+    **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "F8_E8M0"), 8),
+    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 16),
+    **dict.fromkeys(("U32", "I32", "F32"), 32),
+    **dict.fromkeys(("U64", "I64", "F64", "C64"), 64),
+}
 """Bits of one element by the format's name of its type (safetensors 0.8, `Dtype`)."""
 
 _MAX_HEADER_BYTES = 100_000_000
@@ -48,6 +50,8 @@ class Tensor:
     num_bytes: int
     file: str
     """File name within the checkpoint's directory."""
+    start: int
+    """Byte of the file at which its values start."""
 
     @property
     def num_elements(self) -> int:
@@ -96,14 +100,18 @@ def _sum(pairs: Iterable[tuple[str, int]]) -> dict[str, int]:
     return dict(total.most_common())
 
 
-def read_headers(directory: str | Path) -> Headers:
+def read_headers(directory: str | Path, reader: weight_files.Reader = "vllm") -> Headers:
     """Return the tensors of a checkpoint: of the files that its index names, else of all its safetensors files.
+
+    Args:
+        directory: of the checkpoint.
+        reader: whose choice of files counts, see `find_weight_files`.
 
     Raises:
         InvalidSetup: with every fault of every file: none there, shards missing, a Git LFS pointer in place of the
             weights, a file cut short or damaged.
     """
-    chosen = weight_files.find_weight_files(Path(directory))
+    chosen = weight_files.find_weight_files(Path(directory), reader)
     faults: list[Finding] = []
     tensors: dict[str, Tensor] = {}
     twice: list[str] = []
@@ -141,7 +149,7 @@ def read_file(file: Path) -> dict[str, Tensor]:
             header = _parse(file, stream.read(length))
     except OSError as error:
         raise _damaged(file, f"cannot be read ({error.strerror or error})") from None
-    return _check_tensors(file, header, size - 8 - length)
+    return _check_tensors(file, header, data_start=8 + length, size=size)
 
 
 def _header_length(file: Path, start: bytes, size: int) -> int:
@@ -178,29 +186,24 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
 
 
-def _check_tensors(file: Path, header: Mapping[str, Any], num_data_bytes: int) -> dict[str, Tensor]:
-    spans: list[tuple[int, int, str]] = []
-    tensors: dict[str, Tensor] = {}
-    for name, entry in header.items():
-        if name == "__metadata__":
-            continue
-        tensor, start = _check_tensor(file, name, entry)
-        tensors[name] = tensor
-        spans.append((start, start + tensor.num_bytes, name))
-    end = 0
-    for first, last, name in sorted(spans):
-        if first != end:
-            raise _damaged(file, f"has tensor {quote(name)} at byte {first:,} of its data, {end:,} was expected")
-        end = last
-    if end > num_data_bytes:
-        raise _damaged(file, f"is cut short: its tensors need {end:,} bytes of data, {num_data_bytes:,} are there")
-    if end < num_data_bytes:
-        raise _damaged(file, f"has {num_data_bytes - end:,} bytes behind its last tensor")
+def _check_tensors(file: Path, header: Mapping[str, Any], *, data_start: int, size: int) -> dict[str, Tensor]:
+    """Return the tensors of a file of `size` bytes, which must fill it from `data_start` to its end."""
+    tensors = {
+        name: _check_tensor(file, name, entry, data_start) for name, entry in header.items() if name != "__metadata__"
+    }
+    end = data_start
+    for tensor in sorted(tensors.values(), key=lambda each: (each.start, each.num_bytes)):
+        if tensor.start != end:
+            raise _damaged(file, f"has tensor {quote(tensor.name)} at byte {tensor.start:,}, {end:,} was expected")
+        end += tensor.num_bytes
+    if end > size:
+        raise _damaged(file, f"is cut short: its tensors end at byte {end:,}, the file at {size:,}")
+    if end < size:
+        raise _damaged(file, f"has {size - end:,} bytes behind its last tensor")
     return tensors
 
 
-def _check_tensor(file: Path, name: str, entry: Any) -> tuple[Tensor, int]:
-    """Return a tensor and where its data start."""
+def _check_tensor(file: Path, name: str, entry: Any, data_start: int) -> Tensor:
     fields = entry if isinstance(entry, dict) else {}
     dtype: Any = fields.get("dtype")
     shape: Any = fields.get("shape")
@@ -217,7 +220,14 @@ def _check_tensor(file: Path, name: str, entry: Any) -> tuple[Tensor, int]:
     if num_bits != 8 * (end - start):
         size = f"{dtype} of shape {quote(shape)} takes {quote(num_bits // 8)}"
         raise _damaged(file, f"gives tensor {quote(name)} {end - start} bytes, where {size}")
-    return Tensor(name=name, dtype=dtype, shape=tuple(shape), num_bytes=end - start, file=file.name), start
+    return Tensor(
+        name=name,
+        dtype=dtype,
+        shape=tuple(shape),
+        num_bytes=end - start,
+        file=file.name,
+        start=data_start + start,
+    )
 
 
 def _are_counts(values: Any) -> bool:
@@ -225,4 +235,4 @@ def _are_counts(values: Any) -> bool:
 
 
 def _damaged(file: Path, what: str) -> InvalidSetup:
-    return InvalidSetup.because("damaged-weights", f"{what}.", where=str(file), fix="Download the file again.")
+    return InvalidSetup.because("damaged-weights", f"The file {what}.", where=str(file), fix="Download the file again.")

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from packaging.version import Version
 
 from draftwise.checkpoints.base_model import RecordedBase, find_recorded_base
 from draftwise.checkpoints.completeness import find_tensor_findings
 from draftwise.checkpoints.dimensions import Dimensions, get_int
 from draftwise.checkpoints.expected import TargetSizes
 from draftwise.checkpoints.headers import Headers, read_headers
-from draftwise.checkpoints.model_config import ModelConfig, find_model_config
+from draftwise.checkpoints.model_config import find_model_config
 from draftwise.checkpoints.mtp_modules import MtpModules, find_mtp_modules
 from draftwise.checkpoints.quantization import Quantization, count_parameters, find_quantization
-from draftwise.checkpoints.recognize import Drafter, recognize
-from draftwise.checkpoints.ruling import rule_on
+from draftwise.checkpoints.recognize import RecognizedDrafter, recognize
 from draftwise.checkpoints.text_files import read_json
 from draftwise.checkpoints.vocabulary import Vocabulary, read_vocabulary
-from draftwise.core import Finding, InvalidSetup
+from draftwise.core import Finding, InvalidSetup, Ruling
+from draftwise.facts.rules import Rulebook
 
-__all__ = ["Inspection", "describe_lost", "inspect_directory"]
+__all__ = ["Inspection", "describe_lost", "inspect_checkpoint"]
+
+_Read = TypeVar("_Read")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +35,7 @@ class Inspection:
     directory: Path
     config: Mapping[str, Any]
     """config.json as it stands."""
-    drafter: Drafter
+    drafter: RecognizedDrafter
     dimensions: Dimensions
     """Of the language model."""
     draft_vocab_size: int | None
@@ -63,8 +67,9 @@ class Inspection:
     @property
     def num_heads(self) -> int | None:
         """Heads of a medusa drafter, stages of an mlp_speculator; None for others."""
-        keys = {"medusa": ("num_heads", "medusa_num_heads"), "mlp_speculator": ("n_predict",)}
-        return get_int(self.drafter.config, *keys.get(self.drafter.method, ()))
+        if self.drafter.traits.network != "heads":
+            return None
+        return get_int(self.drafter.config, "num_heads", "medusa_num_heads", "n_predict")
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON values, without tokens and tensors."""
@@ -77,7 +82,7 @@ class Inspection:
             "architecture": drafter.architecture,
             "parallel_drafting": drafter.parallel,
             "mask_token_id": drafter.mask_token_id,
-            "layer_ids": drafter.taps,
+            "layer_ids": None if drafter.aux_layers is None else drafter.aux_layers.ids,
             "block_size": get_int(drafter.config, "block_size"),
             "n_predict": self.n_predict,
             "num_heads": self.num_heads,
@@ -89,41 +94,45 @@ class Inspection:
             "files": headers.files,
             "quantization": None if self.quantization is None else asdict(self.quantization),
             "mtp": None if self.mtp is None else asdict(self.mtp),
-            "tokenizer": None if self.vocabulary is None else {
-                "source": self.vocabulary.source,
-                "num_tokens": len(self.vocabulary.tokens),
-                "identity": self.vocabulary.identity,
-                "named": self.vocabulary.named,
-            },
+            "tokenizer": None if self.vocabulary is None else self.vocabulary.to_dict(),
             "recorded_base": None if self.recorded_base is None else asdict(self.recorded_base),
-        }  # fmt: skip
+        }
 
 
-def inspect_directory(directory: str | Path, *, target: TargetSizes | None = None) -> Inspection:
-    """Return what a checkpoint directory holds.
+def inspect_checkpoint(
+    directory: str | Path, *, target: TargetSizes | None = None, version: Version | None = None
+) -> Inspection:
+    """Return what a checkpoint directory holds: config.json, tokenizer files and safetensors headers only.
 
     Args:
-        directory: with config.json and safetensors files.
+        directory: of a target or a drafter.
         target: what the tensors of a head depend on besides its own config; None: not known.
+        version: release of vLLM whose rules count; None: the newest.
 
     Raises:
         InvalidSetup: config.json or the weights are missing or damaged: with every fault of both.
     """
-    directory = Path(directory)
-    model, headers, faults = _read(directory)
+    directory, rules = Path(directory), Rulebook(version)
+    faults: list[Finding] = []
+    headers = _try(faults, lambda: read_headers(directory))
+    model = _try(faults, lambda: find_model_config(str(directory)) if directory.is_dir() else None)
     if model is None or headers is None:
         raise InvalidSetup(faults)
-    drafter = recognize(model.config, headers.tensors)
-    fields = drafter.config if drafter.layout == "speculators" else model.text_config
-    quantization = find_quantization(_with_modelopt(model.config, directory))
-    mtp = find_mtp_modules(model.config, headers) if drafter.method in ("draft_model", "mtp") else None
-    vocabulary, base, more = _read_around(directory, model.config)
-    about_tensors = find_tensor_findings(drafter, headers, target, is_quantized=quantization is not None)
+    config, text_config = model.config, model.text_config
+    # What lies around the weights may be damaged, and the rest is still looked at.
+    vocabulary = _try(faults, lambda: read_vocabulary(directory))
+    base = _try(faults, lambda: find_recorded_base(directory, config))
+    modelopt = _try(faults, lambda: _read_modelopt(directory, config))
+    drafter = recognize(config, headers.tensors)
+    is_target_or_modules = not drafter.is_head or drafter.traits.weights == "target"
+    mtp = find_mtp_modules(config, headers) if is_target_or_modules else None
+    quantization = find_quantization(modelopt or config)
+    about_tensors = find_tensor_findings(rules, drafter, headers, target, is_quantized=quantization is not None)
     return Inspection(
         directory=directory,
-        config=model.config,
+        config=config,
         drafter=drafter,
-        dimensions=Dimensions.from_config(fields),
+        dimensions=Dimensions.from_config(text_config if drafter.layout == "plain" else drafter.config),
         draft_vocab_size=get_int(drafter.config, "draft_vocab_size", "truncated_vocab_size"),
         headers=headers,
         num_parameters=count_parameters(headers.tensors.values(), quantization),
@@ -131,68 +140,44 @@ def inspect_directory(directory: str | Path, *, target: TargetSizes | None = Non
         mtp=mtp,
         vocabulary=vocabulary,
         recorded_base=base,
-        findings=(*headers.findings, *more, *about_tensors, *_find_mtp_faults(directory, drafter, mtp)),
+        findings=(*headers.findings, *faults, *about_tensors, *_find_mtp_faults(rules, directory, drafter, mtp)),
     )
 
 
-def _read(directory: Path) -> tuple[ModelConfig | None, Headers | None, list[Finding]]:
-    model: ModelConfig | None = None
-    headers: Headers | None = None
-    faults: list[Finding] = []
+def _try(faults: list[Finding], read: Callable[[], _Read]) -> _Read | None:
+    """Return what a reader returns; where it cannot read, None, and its findings join the faults."""
     try:
-        headers = read_headers(directory)
+        return read()
     except InvalidSetup as error:
         faults += error.findings
-    if directory.is_dir():
-        try:
-            model = find_model_config(str(directory))
-        except InvalidSetup as error:
-            faults += error.findings
-    return model, headers, faults
+        return None
 
 
-def _read_around(
-    directory: Path, config: Mapping[str, Any]
-) -> tuple[Vocabulary | None, RecordedBase | None, list[Finding]]:
-    """Return what lies beside the weights; a damaged file there is a finding, and the rest is still looked at."""
-    vocabulary: Vocabulary | None = None
-    base: RecordedBase | None = None
-    faults: list[Finding] = []
-    try:
-        vocabulary = read_vocabulary(directory)
-    except InvalidSetup as error:
-        faults += error.findings
-    try:
-        base = find_recorded_base(directory, config)
-    except InvalidSetup as error:
-        faults += error.findings
-    return vocabulary, base, faults
-
-
-def _with_modelopt(config: Mapping[str, Any], directory: Path) -> Mapping[str, Any]:
-    """Return the config with what ModelOpt writes beside it, where it names no quantization of its own."""
+def _read_modelopt(directory: Path, config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return what ModelOpt writes beside a config that names no quantization of its own, as field of a config."""
     file = directory / "hf_quant_config.json"
     if config.get("quantization_config") or not file.is_file():
-        return config
-    try:
-        return {**config, "quantization_config": {"quant_method": "modelopt", **read_json(file)}}
-    except InvalidSetup:
-        return config
+        return None
+    return {"quantization_config": {"quant_method": "modelopt", **read_json(file)}}
 
 
-def _find_mtp_faults(directory: Path, drafter: Drafter, mtp: MtpModules | None) -> Iterator[Finding]:
-    if mtp is None or drafter.method != "draft_model":
+def _find_mtp_faults(
+    rules: Rulebook, directory: Path, drafter: RecognizedDrafter, mtp: MtpModules | None
+) -> Iterator[Ruling]:
+    if mtp is None or drafter.is_head:
         return
     if mtp.lost or mtp.incomplete:
-        yield rule_on(
-            "mtp-modules-lost", describe_lost(mtp), where=str(directory),
+        yield from rules.ruling(
+            "mtp-modules-lost",
+            describe_lost(mtp),
+            where=str(directory),
             fix="Take the original checkpoint for method mtp, or copy its MTP tensors into this one; other methods "
             "are not affected.",
-        )  # fmt: skip
+        )
     elif mtp.stated is None:
-        yield rule_on(
+        yield from rules.ruling(
             "mtp-modules-unstated",
-            f"it holds MTP modules ({len(mtp.present)}), and config.json has no {mtp.key}.",
+            f"The checkpoint holds MTP modules ({len(mtp.present)}), and config.json has no {mtp.key}.",
             where=str(directory),
             fix=f"If your release does not find them, add {mtp.key}: {len(mtp.present)} to config.json.",
         )
@@ -202,5 +187,5 @@ def describe_lost(mtp: MtpModules) -> str:
     """Return which modules for multi-token prediction are missing."""
     if mtp.lost:
         there = f"only {len(mtp.present)} of these modules" if mtp.present else "no tensor of such a module"
-        return f"config.json says {mtp.key}: {mtp.stated}, and the weight files hold {there}."
-    return f"its MTP modules are incomplete; missing: {', '.join(mtp.incomplete[:4])}."
+        return f"The checkpoint's config.json says {mtp.key}: {mtp.stated}, and the weight files hold {there}."
+    return f"The checkpoint's MTP modules are incomplete; missing: {', '.join(mtp.incomplete[:4])}."

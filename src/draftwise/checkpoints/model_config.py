@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from draftwise.checkpoints.text_files import check_directory, parse_json, read_json
 from draftwise.core import InvalidSetup
 
-__all__ = ["ModelConfig", "find_model_config"]
+__all__ = ["ModelConfig", "find_model_config", "read_config"]
+
+_EXPERT_KEYS = ("num_experts", "moe_num_experts", "n_routed_experts", "num_local_experts")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +46,13 @@ class ModelConfig:
         given = self.config.get("architectures")
         return tuple(str(name) for name in given) if isinstance(given, list) else ()
 
+    @property
+    def num_experts(self) -> int:
+        """Routed experts of a mixture; 0 for a dense model."""
+        first = next((value for key in _EXPERT_KEYS if (value := self.text_config.get(key))), 0)
+        first = first[0] if isinstance(first, list) else first
+        return first if isinstance(first, int) else 0
+
 
 def find_model_config(given: str) -> ModelConfig | None:
     """Return what a name stands for, or None for a name that is neither a directory nor in the table.
@@ -57,40 +66,34 @@ def find_model_config(given: str) -> ModelConfig | None:
     if not given:
         return None
     if given.lstrip().startswith("{"):
-        return ModelConfig(name="config.json", config=_parse(given, "--target"), origin="json")
+        return ModelConfig(name="config.json", config=parse_json(given, where="--target"), origin="json")
     path = Path(given)
     try:
         is_file, is_directory = path.name.endswith(".json") and path.is_file(), path.is_dir()
     except (OSError, ValueError):  # longer than a path may be, or with a null byte
         is_file = is_directory = False
     if is_file:
-        return ModelConfig(name=str(path.parent), config=_read(path), origin="directory", directory=path.parent)
+        return ModelConfig(name=str(path.parent), config=read_json(path), origin="directory", directory=path.parent)
     if is_directory:
-        if not (path / "config.json").is_file():
-            raise InvalidSetup.because(
-                "no-config-json", "there is no config.json in this directory.", where=given,
-                fix="Give the directory of a Hugging Face checkpoint.",
-            )  # fmt: skip
-        return ModelConfig(name=given, config=_read(path / "config.json"), origin="directory", directory=path)
+        return ModelConfig(name=given, config=read_config(path), origin="directory", directory=path)
     from draftwise.facts.models import find_model
 
     known = find_model(given)
     return None if known is None else ModelConfig(name=given, config=known.config, origin="table")
 
 
-def _read(path: Path) -> Mapping[str, Any]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidSetup.because("unreadable-file", f"cannot be read ({error}).", where=str(path)) from None
-    return _parse(text, str(path))
+def read_config(directory: Path) -> dict[str, Any]:
+    """Return what a checkpoint's config.json holds.
 
-
-def _parse(text: str, where: str) -> Mapping[str, Any]:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InvalidSetup.because("not-json", f"not valid JSON ({error}).", where=where) from None
-    if not isinstance(value, dict):
-        raise InvalidSetup.because("not-an-object", f"must be a JSON object, got {type(value).__name__}.", where=where)
-    return value
+    Raises:
+        InvalidSetup: there is no such directory or file, or it holds no JSON object.
+    """
+    check_directory(directory)
+    if not (directory / "config.json").is_file():
+        raise InvalidSetup.because(
+            "no-config-json",
+            f"There is no config.json in {directory}.",
+            where=str(directory),
+            fix="Give the directory of a Hugging Face checkpoint.",
+        )
+    return read_json(directory / "config.json")

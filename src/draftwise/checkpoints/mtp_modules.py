@@ -13,7 +13,7 @@ from typing import Any
 
 from draftwise.checkpoints.dimensions import get_int, get_mapping
 from draftwise.checkpoints.headers import Headers
-from draftwise.checkpoints.roles import layer_of, role_of
+from draftwise.checkpoints.roles import MTP, layer_of, role_of
 
 __all__ = ["MtpModules", "find_mtp_modules"]
 
@@ -57,7 +57,7 @@ def find_mtp_modules(config: Mapping[str, Any], headers: Headers) -> MtpModules 
     layers = get_int(config, "num_hidden_layers") or get_int(get_mapping(config, "text_config"), "num_hidden_layers")
     if not stated and not any(_JOINS.search(name) for name in headers.tensors):
         layers = None  # a layer too many is no module yet
-    tensors = {name: tensor for name, tensor in headers.tensors.items() if role_of(name, layers) == "mtp"}
+    tensors = {name: tensor for name, tensor in headers.tensors.items() if role_of(name, layers) == MTP}
     if not stated and not tensors:
         return None
     present = {_module_of(name, layers) for name in tensors}

@@ -10,13 +10,13 @@ from typing import Any
 from packaging.version import Version
 
 from draftwise.checkpoints.head_fit import find_base_findings, find_head_findings
-from draftwise.checkpoints.inspect import Inspection, describe_lost, inspect_directory
-from draftwise.checkpoints.ruling import keep_holding, rule_on
-from draftwise.checkpoints.tokenizer_fit import Comparison, compare_vocabularies, find_tokenizer_findings
-from draftwise.core import Finding, InvalidSetup, Severity
+from draftwise.checkpoints.inspect import Inspection, describe_lost, inspect_checkpoint
+from draftwise.checkpoints.tokenizer_fit import TokenComparison, compare_vocabularies, find_tokenizer_findings
+from draftwise.core import Finding, InvalidSetup, Ruling, Severity
 from draftwise.facts.advice import get_advice
+from draftwise.facts.rules import Rulebook, get_rule
 
-__all__ = ["Pair", "find_mtp_findings", "find_pair_findings", "inspect_checkpoint", "inspect_pair"]
+__all__ = ["Pair", "find_mtp_findings", "find_pair_findings", "inspect_pair"]
 
 _SIZES = "vocabulary-sizes-differ"
 """A rule of `draftwise.plan.check`, which judges it by the two config.json alone."""
@@ -28,7 +28,7 @@ class Pair:
 
     drafter: Inspection
     target: Inspection
-    tokenizers: Comparison | None
+    tokenizers: TokenComparison | None
     """None where one of them has no tokenizer that can be read."""
     findings: tuple[Finding, ...]
     """About each and about both."""
@@ -62,20 +62,6 @@ class Pair:
         }
 
 
-def inspect_checkpoint(directory: str | Path, *, version: Version | None = None) -> Inspection:
-    """Return what a checkpoint directory holds: config.json, tokenizer files and safetensors headers only.
-
-    Args:
-        directory: of a target or a drafter.
-        version: release of vLLM whose rules count; None: the newest.
-
-    Raises:
-        InvalidSetup: config.json or the weights are missing or damaged: with every fault of both.
-    """
-    found = inspect_directory(directory)
-    return replace(found, findings=keep_holding(found.findings, version))
-
-
 def inspect_pair(drafter: str | Path, target: str | Path, *, version: Version | None = None) -> Pair:
     """Return how a drafter and a target fit, without loading either.
 
@@ -92,7 +78,7 @@ def inspect_pair(drafter: str | Path, target: str | Path, *, version: Version | 
     for directory in (target, drafter):
         sizes = looked_at[0].sizes if looked_at else None
         try:
-            looked_at.append(inspect_directory(directory, target=sizes))
+            looked_at.append(inspect_checkpoint(directory, target=sizes, version=version))
         except InvalidSetup as error:
             faults += error.findings
     if faults:
@@ -102,8 +88,8 @@ def inspect_pair(drafter: str | Path, target: str | Path, *, version: Version | 
     if of_drafter.vocabulary is not None and of_target.vocabulary is not None:
         both = compare_vocabularies(of_drafter.vocabulary, of_target.vocabulary)
     pair = Pair(drafter=of_drafter, target=of_target, tokenizers=both, findings=())
-    findings = (*of_target.findings, *of_drafter.findings, *_find_together(pair))
-    return replace(pair, findings=keep_holding(findings, version))
+    together = _find_together(Rulebook(version), pair)
+    return replace(pair, findings=(*of_target.findings, *of_drafter.findings, *together))
 
 
 def find_pair_findings(
@@ -128,17 +114,19 @@ def find_pair_findings(
 def find_mtp_findings(target_dir: str | Path, *, version: Version | None = None) -> tuple[Finding, ...]:
     """Return what keeps a target from drafting with its own modules, for `"method": "mtp"` without `model`."""
     try:
-        found = inspect_directory(target_dir)
+        found = inspect_checkpoint(target_dir)
     except InvalidSetup as error:
         return _about_unread(error.findings)
-    mtp, where = found.mtp, str(found.directory)
+    mtp = found.mtp
     if mtp is None or not (mtp.lost or mtp.incomplete):
         return ()
-    ruling = rule_on(
-        "mtp-tensors-missing", describe_lost(mtp), where=where,
+    ruling = Rulebook(version).ruling(
+        "mtp-tensors-missing",
+        describe_lost(mtp),
+        where=str(found.directory),
         fix="Take the original checkpoint, or copy its MTP tensors into this one, or use another method.",
-    )  # fmt: skip
-    return keep_holding([ruling], version)
+    )
+    return tuple(ruling)
 
 
 def _about_unread(faults: tuple[Finding, ...]) -> tuple[Finding, ...]:
@@ -146,91 +134,98 @@ def _about_unread(faults: tuple[Finding, ...]) -> tuple[Finding, ...]:
     absent = [finding for finding in faults if finding.code in ("no-weights", "not-safetensors")]
     if len(absent) < len(faults):
         return faults
-    return tuple(rule_on("weights-not-inspected", each.message, where=each.where, fix=each.fix) for each in absent)
+    rule = get_rule("weights-not-inspected")
+    return tuple(rule.ruling(each.message, where=each.where, fix=each.fix) for each in absent)
 
 
-def _find_together(pair: Pair) -> Iterator[Finding]:
+def _find_together(rules: Rulebook, pair: Pair) -> Iterator[Finding]:
     drafter, target = pair.drafter, pair.target
-    yield from find_tokenizer_findings(drafter, target, pair.tokenizers)
-    yield from find_base_findings(drafter, target)
-    if drafter.drafter.is_head:
-        if target.sizes is not None:
-            yield from find_head_findings(drafter, target.sizes)
-        if drafter.drafter.method == "mtp":
-            yield _alone(drafter)
-    else:
-        yield from _find_model_findings(pair)
-    yield from _find_precision(pair)
+    yield from find_tokenizer_findings(rules, drafter, target, pair.tokenizers)
+    yield from find_base_findings(rules, drafter, target)
+    if not drafter.drafter.is_head:
+        yield from _find_model_findings(rules, pair)
+    elif target.sizes is not None:
+        yield from find_head_findings(rules, drafter, target.sizes)
+    if drafter.drafter.traits.weights == "target":
+        yield from rules.ruling(
+            "mtp-modules-alone",
+            "The drafter's checkpoint holds MTP modules only, and vLLM looks for them in the target's own.",
+            where=str(drafter.directory),
+            fix="Join them with their target: draftwise export DRAFTER --target TARGET --out DIR.",
+        )
+    yield from _find_precision(rules, pair)
 
 
-def _alone(drafter: Inspection) -> Finding:
-    return rule_on(
-        "mtp-modules-alone",
-        "it holds MTP modules only; vLLM looks for them in the target's own checkpoint.",
-        where=str(drafter.directory),
-        fix="Join them with their target: draftwise export DRAFTER --target TARGET --out DIR.",
-    )
-
-
-def _find_model_findings(pair: Pair) -> Iterator[Finding]:
+def _find_model_findings(rules: Rulebook, pair: Pair) -> Iterator[Finding]:
     """Yield what concerns a draft model that runs beside the target."""
     drafter, target = pair.drafter, pair.target
     where = str(drafter.directory / "config.json")
     mine, theirs = drafter.dimensions.vocab_size, target.dimensions.vocab_size
     if mine and theirs and mine != theirs:
-        yield from _sizes_differ(pair, mine, theirs, where)
+        yield from _sizes_differ(rules, pair, mine, theirs, where)
     reach, needed = drafter.dimensions.max_position_embeddings, target.dimensions.max_position_embeddings
     if reach and needed and reach < needed:
-        yield rule_on(
-            "draft-context-shorter", f"it reaches {reach:,} tokens, the target {needed:,}.", where=where,
+        yield from rules.ruling(
+            "draft-context-shorter",
+            f"The draft model reaches {reach:,} tokens, the target {needed:,}.",
+            where=where,
             fix=f"Serve with --max-model-len {reach}, or accept that longer requests are not drafted for.",
-        )  # fmt: skip
+        )
     if drafter.drafter.parallel:
-        yield rule_on(
+        yield from rules.ruling(
             "parallel-drafting-trained",
-            f"it was trained to guess in parallel (mask token {drafter.drafter.mask_token_id}).", where=where,
+            f"The draft model was trained to draft in parallel (mask token {drafter.drafter.mask_token_id}).",
+            where=where,
             fix='Set "parallel_drafting": true, or it runs as an ordinary draft model.',
-        )  # fmt: skip
-    yield from _find_ratio(pair, where)
+        )
+    yield from _find_ratio(rules, pair, where)
 
 
-def _sizes_differ(pair: Pair, mine: int, theirs: int, where: str) -> Iterator[Finding]:
-    yield rule_on(
-        _SIZES, f"its vocab_size is {mine:,}, the target's {theirs:,}, and vLLM wants them equal.", where=where,
+def _sizes_differ(rules: Rulebook, pair: Pair, mine: int, theirs: int, where: str) -> Iterator[Ruling]:
+    yield from rules.ruling(
+        _SIZES,
+        f"The draft model's vocab_size is {mine:,}, the target's {theirs:,}, and vLLM wants them equal.",
+        where=where,
         fix='Use a drafter of that size, or set "use_heterogeneous_vocab": true (vLLM 0.25 and later).',
-    )  # fmt: skip
+    )
     if pair.tokenizers is not None and pair.tokenizers.verdict != "different":
         most = max(mine, theirs)
-        yield rule_on(
+        yield from rules.ruling(
             "padded-vocabulary",
-            f"the tokenizers agree by id: of {mine:,} and {theirs:,} only the padding of the embeddings differs.",
+            f"The tokenizers agree by id: of {mine:,} and {theirs:,} only the padding of the embeddings differs.",
             where=where,
             fix=f"Pad the smaller model and save it: model.resize_token_embeddings({most}) in transformers.",
         )
 
 
-def _find_ratio(pair: Pair, where: str) -> Iterator[Finding]:
+def _find_ratio(rules: Rulebook, pair: Pair, where: str) -> Iterator[Finding]:
     ratio, advice = pair.size_ratio, get_advice("size-ratio")
     if ratio is None or advice.numbers["least"] <= ratio <= advice.numbers["most"]:
         return
     if ratio <= 1:
-        yield rule_on(
-            "drafter-not-smaller", f"it has as many parameters as the target or more (1:{ratio:.1f}).", where=where,
+        yield from rules.ruling(
+            "drafter-not-smaller",
+            f"The draft model has as many parameters as the target or more (1:{ratio:.1f}).",
+            where=where,
             fix="Use a drafter of about a tenth of the target's size.",
-        )  # fmt: skip
+        )
     else:
-        yield advice.finding(f"the target has {ratio:.1f} times its parameters.", where=where)
+        yield advice.finding(f"The target has {ratio:.1f} times the parameters of the draft model.", where=where)
 
 
-def _find_precision(pair: Pair) -> Iterator[Finding]:
+def _find_precision(rules: Rulebook, pair: Pair) -> Iterator[Ruling]:
     mine, theirs = pair.drafter.quantization, pair.target.quantization
     if theirs is not None and theirs.bits is not None and theirs.bits <= 4:
-        yield rule_on(
-            "target-four-bits", f"the target is quantized ({theirs}).", where=str(pair.target.directory),
+        yield from rules.ruling(
+            "target-four-bits",
+            f"The target is quantized ({theirs}).",
+            where=str(pair.target.directory),
             fix="Measure acceptance on this checkpoint, not on the unquantized one.",
-        )  # fmt: skip
+        )
     if theirs is not None and mine is None and not pair.drafter.drafter.is_head:
-        yield rule_on(
-            "drafter-unquantized", f"the target is quantized ({theirs}), and the drafter is not.",
-            where=str(pair.drafter.directory), fix="Quantize the drafter too: what it guesses is verified anyhow.",
-        )  # fmt: skip
+        yield from rules.ruling(
+            "drafter-unquantized",
+            f"The target is quantized ({theirs}), and the drafter is not.",
+            where=str(pair.drafter.directory),
+            fix="Quantize the drafter too: its draft tokens are verified anyhow.",
+        )

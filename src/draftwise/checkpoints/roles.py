@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["layer_of", "role_of"]
+__all__ = ["MTP", "layer_of", "role_of"]
+
+MTP = "mtp"
+"""Role of the tensors of modules for multi-token prediction."""
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 _VISION = re.compile(r"(?:^|\.)(?:visual|vision\w*|audio\w*|image\w*|multi_modal_projector|mm_projector)\.")
 _ROLES = (
-    ("mtp", re.compile(r"(?:^|\.)(?:mtp(?:_\w+)?|nextn_predict_layers)\.|\.(?:eh_proj|enorm|hnorm|shared_head)\.")),
+    (MTP, re.compile(r"(?:^|\.)(?:mtp(?:_\w+)?|nextn_predict_layers)\.|\.(?:eh_proj|enorm|hnorm|shared_head)\.")),
     ("other modality", _VISION),
     (
         "quantization",
@@ -45,5 +48,5 @@ def role_of(name: str, num_hidden_layers: int | None = None) -> str:
     """
     layer = layer_of(name)
     if num_hidden_layers is not None and layer is not None and layer >= num_hidden_layers:
-        return "mtp"
+        return MTP
     return next((role for role, pattern in _ROLES if pattern.search(name)), "other")

@@ -40,6 +40,15 @@ class Vocabulary:
         """SHA-256 over the table of ids and tokens: the `tokenizer` that draftwise.json records."""
         return _digest(sorted(self.tokens.items()))
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON values, without the tokens."""
+        return {
+            "source": self.source,
+            "num_tokens": len(self.tokens),
+            "identity": self.identity,
+            "named": self.named,
+        }
+
 
 def read_vocabulary(directory: Path) -> Vocabulary | None:
     """Return the vocabulary of a checkpoint, None where it has no tokenizer file that can be read offline.
@@ -173,5 +182,8 @@ def _read_optional(file: Path) -> dict[str, Any]:
 
 def _bad(file: Path, what: str) -> InvalidSetup:
     return InvalidSetup.because(
-        "bad-tokenizer", f"{what}.", where=str(file), fix="Download the file again, or export the tokenizer anew."
+        "bad-tokenizer",
+        f"The file {what}.",
+        where=str(file),
+        fix="Download the file again, or export the tokenizer anew.",
     )

@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from draftwise.checkpoints.quoting import quote_some
-from draftwise.checkpoints.text_files import read_json
+from draftwise.checkpoints.text_files import check_directory, read_json
 from draftwise.core import Finding, InvalidSetup, Severity
 
-__all__ = ["WeightFiles", "find_disagreements", "find_weight_files"]
+__all__ = ["Reader", "WeightFiles", "find_disagreements", "find_weight_files"]
 
 INDEX = "model.safetensors.index.json"
+_SINGLE = "model.safetensors"
+
+Reader = Literal["vllm", "transformers"]
 
 _OTHER_FORMATS = ("*.bin", "*.pt", "*.pth", "*.gguf", "*.npz", "*.h5")
 
@@ -27,20 +31,23 @@ class WeightFiles:
     """File name by tensor name; empty without an index."""
 
 
-def find_weight_files(directory: Path) -> WeightFiles:
+def find_weight_files(directory: Path, reader: Reader = "vllm") -> WeightFiles:
     """Return the files that the index names; without one all safetensors files.
 
     `consolidated*.safetensors`, Mistral's own layout, hold the same weights a second time, so they count only where
     there is nothing else.
 
+    Args:
+        directory: of the checkpoint.
+        reader: transformers takes `model.safetensors` where it is there, for saving a small model over a sharded one
+            leaves a stale index; vLLM goes by the index.
+
     Raises:
         InvalidSetup: there is no such directory, no weights in safetensors files, or a shard is missing.
     """
-    if not directory.is_dir():
-        raise InvalidSetup.because(
-            "no-checkpoint", "is not a directory.", where=str(directory),
-            fix="Give the directory of a Hugging Face checkpoint (config.json and *.safetensors).",
-        )  # fmt: skip
+    check_directory(directory)
+    if reader == "transformers" and (directory / _SINGLE).is_file():
+        return WeightFiles(directory=directory, files=(directory / _SINGLE,))
     if (directory / INDEX).is_file():
         return _find_indexed(directory)
     found = sorted(directory.glob("*.safetensors"))
@@ -53,26 +60,26 @@ def find_weight_files(directory: Path) -> WeightFiles:
 def _find_indexed(directory: Path) -> WeightFiles:
     weight_map = read_json(directory / INDEX).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
-        raise InvalidSetup.because(
-            "bad-index", "has no `weight_map` that names the file of each tensor.", where=str(directory / INDEX),
-            fix="Download the checkpoint again.",
-        )  # fmt: skip
+        raise _bad_index(directory, "has no `weight_map` that names the file of each tensor")
     names = sorted(set(weight_map.values()))
     if outside := [name for name in names if Path(name).name != name]:
-        raise InvalidSetup.because(
-            "bad-index", f"names {quote_some(outside)}, which is outside the directory.", where=str(directory / INDEX),
-            fix="Download the checkpoint again.",
-        )  # fmt: skip
+        raise _bad_index(directory, f"names {quote_some(outside)}, which is outside the directory")
     present = {entry.name for entry in directory.iterdir() if entry.is_file()}
     absent = [name for name in names if name not in present]
     if absent or not names:
         raise InvalidSetup.because(
             "shards-missing",
-            f"{len(absent)} of the {len(names)} files that {INDEX} names are not there: {quote_some(absent)}.",
+            f"Of the {len(names)} files that {INDEX} names {len(absent)} are not there: {quote_some(absent)}.",
             where=str(directory),
             fix="Download the checkpoint again, all shards included.",
         )
     return WeightFiles(directory=directory, files=tuple(directory / name for name in names), index=weight_map)
+
+
+def _bad_index(directory: Path, what: str) -> InvalidSetup:
+    return InvalidSetup.because(
+        "bad-index", f"The index {what}.", where=str(directory / INDEX), fix="Download the checkpoint again."
+    )
 
 
 def _no_weights(directory: Path) -> InvalidSetup:
@@ -81,13 +88,16 @@ def _no_weights(directory: Path) -> InvalidSetup:
     if others:
         return InvalidSetup.because(
             "not-safetensors",
-            f"holds its weights as {quote_some(others)}; only safetensors files say their sizes without being loaded.",
-            where=str(directory), fix="Save the model with transformers' save_pretrained, which writes safetensors.",
-        )  # fmt: skip
+            f"The weights are there as {quote_some(others)}; only safetensors files say their sizes unloaded.",
+            where=str(directory),
+            fix="Save the model with transformers' save_pretrained, which writes safetensors.",
+        )
     return InvalidSetup.because(
-        "no-weights", "holds no *.safetensors file.", where=str(directory),
+        "no-weights",
+        "The directory holds no *.safetensors file.",
+        where=str(directory),
         fix="Download the weights too, or save the model with transformers' save_pretrained.",
-    )  # fmt: skip
+    )
 
 
 def find_disagreements(chosen: WeightFiles, found: Iterable[str], twice: Iterable[str]) -> Iterator[Finding]:
@@ -95,13 +105,17 @@ def find_disagreements(chosen: WeightFiles, found: Iterable[str], twice: Iterabl
     found = set(found)
     if lost := sorted(chosen.index.keys() - found):
         yield Finding(
-            code="indexed-tensors-missing", severity=Severity.ERROR, where=str(chosen.directory / INDEX),
-            message=f"names tensors that are in no file ({len(lost)}): {quote_some(lost)}.",
+            code="indexed-tensors-missing",
+            severity=Severity.ERROR,
+            where=str(chosen.directory / INDEX),
+            message=f"The index names tensors that are in no file ({len(lost)}): {quote_some(lost)}.",
             fix="Download the checkpoint again: index and shards are of different versions.",
-        )  # fmt: skip
+        )
     if doubled := sorted(set(twice)):
         yield Finding(
-            code="tensors-twice", severity=Severity.WARNING, where=str(chosen.directory),
-            message=f"tensors are in more than one file ({len(doubled)}): {quote_some(doubled)}.",
+            code="tensors-twice",
+            severity=Severity.WARNING,
+            where=str(chosen.directory),
+            message=f"Some tensors are in more than one file ({len(doubled)}): {quote_some(doubled)}.",
             fix="Remove the files that do not belong to this model, or add an index; the last one read counts.",
-        )  # fmt: skip
+        )

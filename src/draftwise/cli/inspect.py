@@ -12,11 +12,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from draftwise.checkpoints import Inspection, Pair, inspect_checkpoint, inspect_pair
+from draftwise.checkpoints.inspect import Inspection, inspect_checkpoint
+from draftwise.checkpoints.pair import Pair, inspect_pair
 from draftwise.cli._console import open_console
 from draftwise.cli._findings import finding_to_dict, render_findings
 from draftwise.core import Finding, Severity
-from draftwise.facts.methods import get_method
 from draftwise.facts.vllm import get_release
 
 __all__ = ["inspect"]
@@ -76,12 +76,12 @@ def _facts(sides: Sequence[Inspection]) -> Table:
 
 
 def _kind(side: Inspection) -> str:
-    drafter, method = side.drafter, get_method(side.drafter.method)
+    drafter = side.drafter
     if not drafter.is_head:
         return "language model" + (" for parallel drafting" if drafter.parallel else "")
-    if method.weights == "target":
+    if drafter.traits.weights == "target":
         return "MTP modules"
-    return f"{drafter.method} head" + (", parallel" if drafter.parallel and method.parallel == "option" else "")
+    return f"{drafter.method} head" + (", parallel" if drafter.parallel and drafter.traits.parallel == "option" else "")
 
 
 def _format(side: Inspection) -> str:
@@ -140,7 +140,7 @@ _FACTS: dict[str, Callable[[Inspection], str]] = {
     "vocabulary": _vocabulary,
     "positions": lambda side: _number(side.dimensions.max_position_embeddings),
     "RoPE theta": lambda side: f"{theta:,.0f}" if (theta := side.dimensions.rope_theta) else "",
-    "reads layers": lambda side: ", ".join(map(str, side.drafter.taps or ())),
+    "reads layers": lambda side: ", ".join(map(str, layers.ids)) if (layers := side.drafter.aux_layers) else "",
     "mask token": lambda side: _number(side.drafter.mask_token_id),
     "draft heads": lambda side: _number(side.num_heads),
     "MTP modules": _mtp,

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from draftwise.checkpoints.identity import IDENTITY_FILE, check_identity
+from draftwise.checkpoints.mask_token import find_mask_token
 from draftwise.checkpoints.recognize import recognize
+from draftwise.checkpoints.speculators_format import from_plain, to_plain
 from draftwise.core import InvalidSetup
 from draftwise.engine.models.checkpoint import Checkpoint
-from draftwise.engine.models.identity import IDENTITY_FILE, check_identity
-from draftwise.engine.models.mask import find_mask_token
-from draftwise.engine.models.speculators_format import from_plain, to_plain
-from draftwise.facts.methods import Method, get_method
+from draftwise.facts.methods import Method
 from draftwise.train.assemble import join_mtp
 from draftwise.train.checkpoint import load_back, new_folder, read_tensor, save_drafter
 
@@ -77,7 +77,7 @@ def export_drafter(drafter: Path, out: Path, *, target: Path, layout: str, k: in
 
 
 def _find_method(config: Mapping[str, Any], names: Collection[str], where: str) -> Method:
-    method = get_method(recognize(config, names).method)
+    method = recognize(config, names).traits
     if method.trainable and method.drafts_from == "target_states":
         return method
     raise InvalidSetup.because(

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from draftwise import __version__
-from draftwise.engine.models.identity import target_identity, write_identity
+from draftwise.checkpoints.identity import target_identity, write_identity
 from draftwise.engine.text.tokenizer import Tokenizer
 from draftwise.train import get_training
 from draftwise.train.answers import AnswerSettings, answer, cut_prompts

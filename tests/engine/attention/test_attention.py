@@ -37,14 +37,19 @@ def dense(q_QAD: torch.Tensor, k_TGD: torch.Tensor, v_TGD: torch.Tensor) -> torc
 
 
 def store(
-    kv: PagedKV, layer: int, lengths: list[int], contexts: list[int], tables: list[list[int]], news: list[torch.Tensor]
+    kv: PagedKV,
+    layer: int,
+    lengths: list[int],
+    contexts: list[int],
+    tables: list[list[int]],
+    new_tokens: list[torch.Tensor],
 ) -> AttentionPlan:
     """Write the newest tokens of each sequence into its pages."""
     starts = [context - length for context, length in zip(contexts, lengths, strict=True)]
     width = max(map(len, tables)) + 1
     table_BP = torch.tensor([table + [kv.num_pages] * (width - len(table)) for table in tables], dtype=torch.int32)
     plan = plan_attention(Spans.of(starts, lengths, "cpu"), table_BP, block_size=BLOCK)
-    kv.store(layer, plan.slots_N, torch.cat(news))
+    kv.store(layer, plan.slots_N, torch.cat(new_tokens))
     return plan
 
 
@@ -64,8 +69,8 @@ def run(sizes: list[tuple[int, int]], seed: int, *, layer: int = 1) -> tuple[tor
     if old:
         lengths = [sizes[i][0] for i in old]
         store(kv, layer, lengths, lengths, [tables[i] for i in old], [texts[i][: sizes[i][0]] for i in old])
-    news = [text[before:] for text, (before, _) in zip(texts, sizes, strict=True)]
-    plan = store(kv, layer, [new for _, new in sizes], totals, tables, news)
+    new_tokens = [text[before:] for text, (before, _) in zip(texts, sizes, strict=True)]
+    plan = store(kv, layer, [new for _, new in sizes], totals, tables, new_tokens)
     paged = attend(torch.cat(queries), kv, layer, plan)
     expected = [dense(q, text[:, 0], text[:, 1]) for q, text in zip(queries, texts, strict=True)]
     return paged, torch.cat(expected)

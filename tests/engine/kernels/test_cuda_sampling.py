@@ -270,7 +270,9 @@ def test_rejection_draws_from_p_where_nothing_is_left(device: torch.device) -> N
 
 
 @pytest.mark.parametrize("probabilistic", [False, True])
-def test_output_has_the_targets_law(probabilistic: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_has_the_targets_distribution(
+    probabilistic: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if device.type == "cpu":
         pytest.skip("too many programs for the interpreter")
     use(kernels, monkeypatch)
@@ -286,11 +288,11 @@ def test_output_has_the_targets_law(probabilistic: bool, device: torch.device, m
         acceptance=Standard(),
         **inputs,
     )
-    # Chi-square with 4 degrees of freedom: 18.5 is passed once in a thousand when the law is the one claimed.
-    for column, law in ((0, (row / 0.8).softmax(0)), (1, (row / 0.8).softmax(0))):
+    # Chi-square with 4 degrees of freedom: 18.5 is passed once in a thousand when the distribution is the one claimed.
+    for column, distribution in ((0, (row / 0.8).softmax(0)), (1, (row / 0.8).softmax(0))):
         emitted = accepted.tokens_BS[:, column]
         counts = torch.bincount(emitted[emitted >= 0], minlength=5).double()
-        expected = counts.sum() * law.double()
+        expected = counts.sum() * distribution.double()
         assert ((counts - expected) ** 2 / expected).sum() < 18.5
         assert counts.sum() > count / 10
 

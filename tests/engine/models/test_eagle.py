@@ -116,11 +116,11 @@ def test_unknown_tensors_are_named(name, target, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "code"),
     [
-        ({"hidden_size": 64}, "head-mismatch"),
-        ({"vocab_size": 97}, "head-mismatch"),
+        ({"hidden_size": 64}, "hidden-size-differs"),
+        ({"vocab_size": 97}, "head-vocabulary-differs"),
         ({"architectures": ["EagleMiniCPMForCausalLM"]}, "unsupported-architecture"),
         ({"quantization_config": {"quant_method": "fp8"}}, "quantised"),
-        ({"intermediate_size": 40}, "wrong-shape"),
+        ({"intermediate_size": 40}, "tensor-shapes"),
     ],
 )
 def test_heads_of_another_target_are_refused(changes, code, target, tmp_path, edit_config):

@@ -110,8 +110,8 @@ def test_unknown_tensors_are_named(name, target, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "code"),
     [
-        ({"hidden_size": 64}, "head-mismatch"),
-        ({"vocab_size": 97}, "head-mismatch"),
+        ({"hidden_size": 64}, "hidden-size-differs"),
+        ({"vocab_size": 97}, "head-vocabulary-differs"),
         ({"num_nextn_predict_layers": None}, "no-mtp"),
         ({"architectures": ["Glm4MoeForCausalLM"]}, "unsupported-architecture"),
     ],

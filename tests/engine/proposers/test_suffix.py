@@ -4,7 +4,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from tests.support.lookup_cases import Told, drafts, repetitive_texts
+from tests.support.lookup_cases import Confirming, drafts, repetitive_texts
 from tests.support.suffix_model import SuffixModel
 
 from draftwise.core import InvalidSetup
@@ -36,7 +36,7 @@ class Lives(RuleBasedStateMachine):
         self.texts: dict[int, list[int]] = {}
         self.num_prompt: dict[int, int] = {}
         self.num_started = 0
-        self.told = Told()
+        self.confirming = Confirming()
 
     @rule(slot=st.sampled_from(SLOTS), text=repetitive_texts(max_size=25), share=st.floats(0, 1), k=st.integers(0, 6))
     def start(self, slot, text, share, k):
@@ -57,7 +57,7 @@ class Lives(RuleBasedStateMachine):
     @rule(slot=st.sampled_from(SLOTS))
     def end(self, slot):
         self.proposer.release(slot)
-        self.told.release(slot)
+        self.confirming.release(slot)
         if slot in self.names:
             self.model.release(self.names.pop(slot))
 
@@ -72,7 +72,7 @@ class Lives(RuleBasedStateMachine):
             num_prompt_left = max(0, self.num_prompt[slot] - len(self.texts[slot]))
             self.texts[slot] += new
             expected.append(self.model.step(self.names[slot], new[:num_prompt_left], new[num_prompt_left:], k))
-        assert drafts(self.proposer.propose(self.told.confirm(rows, self.num_prompt), k)) == expected
+        assert drafts(self.proposer.propose(self.confirming.confirm(rows, self.num_prompt), k)) == expected
 
 
 TestLives = Lives.TestCase
@@ -107,14 +107,14 @@ def traffic(rng: random.Random, vocabulary: int, num_steps: int):
 def propose_as_served(proposer: SuffixProposer, traffic, k: int):
     """Yield (ended slots, rows, our drafts) of each batch."""
     num_prompt: dict[int, int] = {}
-    told = Told()
+    confirming = Confirming()
     for ended, rows in traffic:
         for slot in ended:
             proposer.release(slot)
-            told.release(slot)
+            confirming.release(slot)
         num_prompt |= {slot: len(prompt) for slot, (_, prompt, _) in rows.items() if prompt}
         new = {slot: prompt + response for slot, (_, prompt, response) in rows.items()}
-        yield ended, rows, drafts(proposer.propose(told.confirm(new, num_prompt), k))
+        yield ended, rows, drafts(proposer.propose(confirming.confirm(new, num_prompt), k))
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -169,55 +169,55 @@ def test_drafts_are_those_of_arctic_inference(options, vocabulary):
 
 
 def test_default_arguments_draft_from_the_prompt_and_from_former_responses():
-    told, proposer = Told(), SuffixProposer(SuffixCache())
+    confirming, proposer = Confirming(), SuffixProposer(SuffixCache())
     response = [9, 8, 7, 6, 5, 4]
-    proposer.propose(told.confirm({0: [1, 2, 3, 9]}, {0: 3}), 0)
-    proposer.propose(told.confirm({0: response[1:]}, {0: 3}), 0)
+    proposer.propose(confirming.confirm({0: [1, 2, 3, 9]}, {0: 3}), 0)
+    proposer.propose(confirming.confirm({0: response[1:]}, {0: 3}), 0)
     proposer.release(0)
-    told.release(0)
-    own = proposer.propose(told.confirm({0: [1, 2, 3, 0, 1, 2]}, {0: 5}), 4)
+    confirming.release(0)
+    own = proposer.propose(confirming.confirm({0: [1, 2, 3, 0, 1, 2]}, {0: 5}), 4)
     assert drafts(own) == [[3, 0]]  # as long as what matched
-    former = proposer.propose(told.confirm({1: [0, 9, 8, 7]}, {1: 3}), 4)
+    former = proposer.propose(confirming.confirm({1: [0, 9, 8, 7]}, {1: 3}), 4)
     assert drafts(former) == [[6, 5, 4]]
 
 
 def test_a_match_is_shorter_than_the_context():
     """The whole context of request 1 occurs in request 0's response, but only a proper suffix of it may match."""
-    told, proposer = Told(), SuffixProposer(SuffixCache(max_spec_factor=4.0))
-    proposer.propose(told.confirm({0: [1, 5]}, {0: 1}), 0)
-    proposer.propose(told.confirm({0: [6, 7, 6, 8, 6, 8]}, {0: 1}), 0)
-    assert drafts(proposer.propose(told.confirm({1: [5, 6]}, {1: 1}), 1)) == [[8]]
+    confirming, proposer = Confirming(), SuffixProposer(SuffixCache(max_spec_factor=4.0))
+    proposer.propose(confirming.confirm({0: [1, 5]}, {0: 1}), 0)
+    proposer.propose(confirming.confirm({0: [6, 7, 6, 8, 6, 8]}, {0: 1}), 0)
+    assert drafts(proposer.propose(confirming.confirm({1: [5, 6]}, {1: 1}), 1)) == [[8]]
 
 
 def test_no_global_tree_when_no_request_may_be_cached():
-    told, proposer = Told(), SuffixProposer(SuffixCache(max_cached_requests=0))
-    proposer.propose(told.confirm({0: [1, 5]}, {0: 1}), 0)
-    proposer.propose(told.confirm({0: [6, 7, 8]}, {0: 1}), 0)
-    assert drafts(proposer.propose(told.confirm({1: [2, 5, 6]}, {1: 2}), 3)) == [[]]
+    confirming, proposer = Confirming(), SuffixProposer(SuffixCache(max_cached_requests=0))
+    proposer.propose(confirming.confirm({0: [1, 5]}, {0: 1}), 0)
+    proposer.propose(confirming.confirm({0: [6, 7, 8]}, {0: 1}), 0)
+    assert drafts(proposer.propose(confirming.confirm({1: [2, 5, 6]}, {1: 2}), 3)) == [[]]
 
 
 def test_the_output_of_a_preempted_sequence_is_counted_once():
     """5 was followed by 6 in the preempted one and by 7 twice in another: 6 counted twice would win the tie."""
-    told, proposer = Told(), SuffixProposer(SuffixCache())
-    proposer.propose(told.confirm({0: [1, 5]}, {0: 1}), 0)
-    proposer.propose(told.confirm({0: [6]}, {0: 1}), 0)
-    proposer.propose(told.confirm({1: [2, 5]}, {1: 1}), 0)
-    proposer.propose(told.confirm({1: [7, 5, 7]}, {1: 1}), 0)
+    confirming, proposer = Confirming(), SuffixProposer(SuffixCache())
+    proposer.propose(confirming.confirm({0: [1, 5]}, {0: 1}), 0)
+    proposer.propose(confirming.confirm({0: [6]}, {0: 1}), 0)
+    proposer.propose(confirming.confirm({1: [2, 5]}, {1: 1}), 0)
+    proposer.propose(confirming.confirm({1: [7, 5, 7]}, {1: 1}), 0)
     proposer.release(0)
-    told.release(0)
-    proposer.propose(told.confirm({0: [1, 5, 6, 3]}, {0: 1}), 0)
-    assert drafts(proposer.propose(told.confirm({2: [0, 5]}, {2: 1}), 1)) == [[7]]
+    confirming.release(0)
+    proposer.propose(confirming.confirm({0: [1, 5, 6, 3]}, {0: 1}), 0)
+    assert drafts(proposer.propose(confirming.confirm({2: [0, 5]}, {2: 1}), 1)) == [[7]]
 
 
 def test_memory_is_reused_and_evicted():
-    told, proposer = Told(), SuffixProposer(SuffixCache(max_cached_requests=4))
+    confirming, proposer = Confirming(), SuffixProposer(SuffixCache(max_cached_requests=4))
     rng = random.Random(0)
     sizes = []
     for _ in range(40):
-        proposer.propose(told.confirm({0: [rng.randrange(1000) for _ in range(400)]}, {0: 300}), 0)
-        proposer.propose(told.confirm({0: [rng.randrange(1000) for _ in range(100)]}, {0: 300}), 0)
+        proposer.propose(confirming.confirm({0: [rng.randrange(1000) for _ in range(400)]}, {0: 300}), 0)
+        proposer.propose(confirming.confirm({0: [rng.randrange(1000) for _ in range(100)]}, {0: 300}), 0)
         proposer.release(0)
-        told.release(0)
+        confirming.release(0)
         sizes.append(proposer.cache.memory_bytes)
     assert sizes[-1] == sizes[6] < 1_000_000
 
@@ -240,8 +240,8 @@ def test_every_bad_option_is_named():
 
 
 def test_the_integrity_check_sees_a_wrong_count():
-    told, proposer = Told(), SuffixProposer(SuffixCache())
-    proposer.propose(told.confirm({0: [1, 2, 1, 3]}, {0: 3}), 0)
+    confirming, proposer = Confirming(), SuffixProposer(SuffixCache())
+    proposer.propose(confirming.confirm({0: [1, 2, 1, 3]}, {0: 3}), 0)
     proposer.cache.check_integrity()
     proposer.cache._forest.arena.nodes[48] += 1
     with pytest.raises(AssertionError):

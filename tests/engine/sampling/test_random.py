@@ -1,4 +1,4 @@
-"""The noise is a pure function of its counters, has the right law, and no structure between neighbouring counters."""
+"""The noise is a pure function of its counters, rightly distributed, without structure between neighbours."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_inputs_are_left_alone() -> None:
 
 @pytest.mark.parametrize("vary", ["seed", "position", "token"])
 @pytest.mark.parametrize("lane", list(Lane))
-def test_gumbel_law(vary: str, lane: Lane) -> None:
+def test_gumbel_distribution(vary: str, lane: Lane) -> None:
     n, zeros = 200_000, torch.zeros(200_000, dtype=torch.long)
     sample = {
         "seed": lambda: gumbel(rows(n), zeros, 1, lane)[:, 0],
@@ -70,7 +70,7 @@ def test_gumbel_law(vary: str, lane: Lane) -> None:
 
 
 @pytest.mark.parametrize("vary", ["seed", "position"])
-def test_uniform_law_and_open_interval(vary: str) -> None:
+def test_uniform_distribution_and_open_interval(vary: str) -> None:
     n, zeros = 200_000, torch.zeros(200_000, dtype=torch.long)
     u = uniform(rows(n), zeros, Lane.ACCEPT) if vary == "seed" else uniform(zeros, rows(n), Lane.ACCEPT)
     assert stats.kstest(u.numpy(), "uniform").pvalue > 1e-3

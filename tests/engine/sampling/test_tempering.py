@@ -96,7 +96,7 @@ def verdict(settings: Tempering, rule: Rule, given: dict[str, Any]) -> tuple[Ten
     return made.tokens_BS, made.num_accepted_B
 
 
-def guess(settings: Tempering, given: dict[str, Any], **options: Any) -> tuple[Tensor, ...]:
+def choose_token(settings: Tempering, given: dict[str, Any], **options: Any) -> tuple[Tensor, ...]:
     counters = {name: given[name] for name in ("seeds_B", "positions_B")}
     made = choose(given["logits_BSV"][:, 0], temperature_B=settings.temperature_B, **counters, **options)
     return tuple(part for part in made if part is not None)
@@ -113,7 +113,7 @@ def steps(device: torch.device | str, given: dict[str, Any]) -> Iterator[tuple[s
     for probabilistic, target_ids in product((False, True), (None, ids)):
         options = {"probabilistic": probabilistic, "target_ids_U": target_ids}
         size = VOCAB if target_ids is None else 2 * VOCAB
-        yield f"choose {probabilistic}", lambda o=options, v=size: guess(settings, given, vocab_size=v, **o)
+        yield f"choose {probabilistic}", lambda o=options, v=size: choose_token(settings, given, vocab_size=v, **o)
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])

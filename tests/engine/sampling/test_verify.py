@@ -1,6 +1,6 @@
-"""Speculation keeps the target's law exactly, and the test that says so sees every mistake we could think of.
+"""Speculation keeps the target's distribution exactly, and the test that says so sees every mistake we could think of.
 
-The target is a Markov chain over a tiny vocabulary, so the law of the first few tokens is known by enumeration.
+The target is a Markov chain over a tiny vocabulary, so the distribution of its first tokens is known by enumeration.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def decode(verify_fn: Verify, scenario: Scenario, *, greedy: Tensor | None = Non
     return tokens[:, 1 : 1 + LENGTH]
 
 
-def law(target: Tensor) -> Tensor:
+def distribution(target: Tensor) -> Tensor:
     """Probability of every sequence of LENGTH tokens, from start token 0."""
     probs, total = target.double().softmax(-1), torch.ones(1, dtype=torch.float64)
     last = torch.tensor([0])
@@ -129,10 +129,10 @@ def law(target: Tensor) -> Tensor:
 
 
 def pvalue(tokens: Tensor, target: Tensor = TARGET) -> float:
-    """Chi-square of the observed sequences against the target's law; 0 if an impossible one occurs."""
+    """Chi-square of the observed sequences against the target's distribution; 0 if an impossible one occurs."""
     weights = VOCAB ** torch.arange(LENGTH - 1, -1, -1)
     counts = torch.bincount((tokens * weights).sum(1), minlength=VOCAB**LENGTH).numpy()
-    expected = len(tokens) * law(target).numpy()
+    expected = len(tokens) * distribution(target).numpy()
     possible = expected > 0
     if counts[~possible].any():
         return 0.0
@@ -141,12 +141,12 @@ def pvalue(tokens: Tensor, target: Tensor = TARGET) -> float:
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_output_has_the_targets_law(name: str) -> None:
+def test_output_has_the_targets_distribution(name: str) -> None:
     assert pvalue(decode(verify, SCENARIOS[name])) > 1e-3
 
 
 @pytest.mark.parametrize("probabilistic", [False, True])
-def test_law_where_the_target_forbids_tokens(probabilistic: bool) -> None:
+def test_distribution_where_the_target_forbids_tokens(probabilistic: bool) -> None:
     """Top-k and the like leave -inf logits; a drafter that proposes such a token loses it every time."""
     target = TARGET.clone()
     target[0, 2], target[1, 0] = -torch.inf, -torch.inf

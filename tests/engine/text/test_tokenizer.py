@@ -13,7 +13,7 @@ from tokenizers import Tokenizer as Backend
 
 from draftwise.core import InvalidSetup
 from draftwise.engine.text.detokenizer import IncrementalDetokenizer
-from draftwise.engine.text.tokenizer import Tokenizer, check_same_tokenizer, load_tokenizer
+from draftwise.engine.text.tokenizer import Tokenizer, load_tokenizer
 
 TEXT = ["def f(x):\n    return x + 1\n", "naïve café — 日本語 😀 text", "the end of the thing, then the rest"]
 
@@ -222,19 +222,6 @@ def test_missing_and_broken_files_are_findings(tmp_path, content, code):
 def test_a_model_that_is_not_there(tmp_path):
     with pytest.raises(InvalidSetup, match="is not a directory"):
         Tokenizer.from_pretrained(tmp_path / "no-such-model")
-
-
-def test_same_tokenizer_is_judged_by_id_not_by_size(tmp_path):
-    same, also = save(byte_level(), tmp_path / "a"), save(byte_level(), tmp_path / "b")
-    other = save(byte_level(("quick quick quick zebra zebra zebra",)), tmp_path / "c")
-    assert check_same_tokenizer(same, also) == []
-    assert Tokenizer.from_pretrained(same).identity == Tokenizer.from_pretrained(also).identity
-    assert Tokenizer.from_pretrained(same).identity != Tokenizer.from_pretrained(other).identity
-    assert Tokenizer.from_pretrained(same).vocab_size == Tokenizer.from_pretrained(other).vocab_size
-    (finding,) = check_same_tokenizer(same, other)
-    first = Tokenizer.from_pretrained(same).first_differences(Tokenizer.from_pretrained(other))[0]
-    assert finding.severity == "error"
-    assert f"id {first[0]} is {first[1]!r} in the target" in finding.message
 
 
 def test_without_a_tokenizer_ids_have_no_text_and_text_is_refused(tmp_path):

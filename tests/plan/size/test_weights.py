@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftwise.checkpoints import read_headers
+from draftwise.checkpoints.headers import read_headers
 from draftwise.facts.models import find_model, read_models
 from draftwise.plan.size.decoder import decoder_parts
 from draftwise.plan.size.drafter import describe_drafter

@@ -69,7 +69,7 @@ class Kernels:
             state_NH: a state for each token; its rows may lie apart.
             norms: weights of the RMS norms over embedding and state; None: neither is normed.
             state_first: whether the state is the left half.
-            positions_N: where given, the row at position 0 is told no token: its embedding is 0.
+            positions_N: where given, the row at position 0 gets no token: its embedding is 0.
         """
         token_NH = F.embedding(tokens_N, embedding_VH)
         if positions_N is not None:

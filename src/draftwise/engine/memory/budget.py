@@ -12,6 +12,7 @@ import torch
 
 from draftwise.core import InvalidSetup, ModelShape
 from draftwise.engine.config import EngineConfig
+from draftwise.facts.memory import get_embedded_overheads
 
 __all__ = [
     "DeviceMemory",
@@ -25,9 +26,7 @@ __all__ = [
 
 _FREE_CPU_SHARE = 0.8
 """Part of the free memory that the page pool may take on a CPU when its size is not given."""
-_LIBRARIES_BYTES = 320 * 2**20
-"""What the driver, cuBLAS and loaded kernels take beside torch's own tensors after the start (230-246 MiB measured
-for vLLM 0.26.0 on H200), with some air."""
+_LIBRARIES_BYTES = get_embedded_overheads().libraries
 _HIGHEST_SHARE = 0.98
 """A larger share is no good advice: the driver keeps some memory for itself."""
 _LOGITS_BYTES = 2 + 4 + 4

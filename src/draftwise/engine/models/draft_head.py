@@ -79,7 +79,7 @@ class DraftHead:
         kv_shape: what its own pages hold.
         vocab_size: V.
         target_ids_U: as in `Vocabulary`.
-        mask: for guessing in parallel; None: it was not trained to.
+        mask: for drafting in parallel; None: it was not trained to.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class DraftHead:
         return self._embedding_VH.device
 
     def enter(self, features_NF: Tensor) -> Tensor:
-        """Return what `forward` is told, [N, H], for the target's states: themselves."""
+        """Return what `forward` gets, [N, H], for the target's states: themselves."""
         return features_NF
 
     def logits(self, hidden_RH: Tensor) -> Tensor:

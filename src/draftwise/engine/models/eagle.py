@@ -24,7 +24,7 @@ _FAMILIES = dict.fromkeys(("LlamaForCausalLM", "EagleLlamaForCausalLM"), FAMILIE
 
 
 class EagleDrafter(DraftHead):
-    """Guesses the target's next state from the last one and the token that was chosen; the target's head reads it."""
+    """Predicts the target's next state from the last one and the token that was chosen; the target's head reads it."""
 
     def __init__(
         self, taps: tuple[int, ...], shape: ModelShape, vocabulary: Vocabulary, fc: Linear, layers: DraftLayers

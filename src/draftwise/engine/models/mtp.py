@@ -40,9 +40,9 @@ class _Module:
 
 
 class MtpDrafter(DraftHead):
-    """Guesses with the target's first module, again and again; the target's embedding and head serve it.
+    """Drafts with the target's first module, again and again; the target's embedding and head serve it.
 
-    vLLM too makes every guess of a MiMo target with its first module, however many there are.
+    vLLM too makes every draft token of a MiMo target with its first module, however many there are.
 
     Attributes:
         n_predict: modules that the target was trained with; see `check_k`.
@@ -103,7 +103,7 @@ def load_mtp(path: str | Path, target: CausalLM) -> MtpDrafter:
 
 
 def check_k(n_predict: int, k: int) -> None:
-    """Check a number of guesses against the number of modules, by vLLM's rule.
+    """Check a number of draft tokens against the number of modules, by vLLM's rule.
 
     Raises:
         InvalidSetup: k is larger than `n_predict` and no multiple of it.

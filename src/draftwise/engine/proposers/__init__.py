@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from draftwise.checkpoints.identity import check_identity
+from draftwise.checkpoints.tokenizer_fit import check_same_tokens
 from draftwise.core import InvalidSetup
 from draftwise.engine.config import EngineConfig
 from draftwise.engine.models import CausalLM, load_model
-from draftwise.engine.models.identity import check_identity
 from draftwise.engine.proposers.base import Confirmed, Proposer
 from draftwise.engine.sampling.draft import Draft
 from draftwise.engine.spec import ResolvedSpec
-from draftwise.engine.text.tokenizer import check_same_tokenizer
 
 if TYPE_CHECKING:
     from draftwise.engine.models.drafter import Drafter
@@ -61,9 +62,8 @@ def _draft_model(spec: ResolvedSpec, config: EngineConfig, target: CausalLM) -> 
     from draftwise.engine.proposers.draft_model import DraftModel
 
     path = _drafter(spec, config)
-    findings = [] if config.skip_tokenizer_init else check_same_tokenizer(config.model, path)
-    if findings:
-        raise InvalidSetup(findings)
+    if not config.skip_tokenizer_init:
+        check_same_tokens(Path(path), Path(config.model))
     return _chain(
         DraftModel(load_model(path, dtype=target.dtype, device=target.device, load_format=config.load_format)),
         spec,
@@ -97,8 +97,8 @@ def _chain(drafter: Drafter, spec: ResolvedSpec, config: EngineConfig, target: C
 
     if spec.parallel_drafting and drafter.mask is None:
         raise InvalidSetup.because(
-            "no-mask-token",
-            "the drafter's config.json names no mask token, so it cannot draft in parallel.",
+            "parallel-drafting-needs-mask-token",
+            "The drafter's config.json names no mask token, so it cannot draft in parallel.",
             where="speculative_config.parallel_drafting",
             fix="Leave parallel_drafting out, or use a drafter trained for it (PARD, P-EAGLE).",
         )

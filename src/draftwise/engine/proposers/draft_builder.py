@@ -1,6 +1,6 @@
-"""The draft in the making: guess after guess, or all of them at once.
+"""The draft in the making: token after token, or all of them at once.
 
-Shape letters: B sequences, R = B * M guesses of all sequences, M guesses of the longest draft, K draft tokens (padded),
+Shape letters: B sequences, R = B * M draft tokens of all sequences, M of the longest draft, K with padding,
 U tokens that the drafter can name, V the target's vocabulary.
 """
 
@@ -18,11 +18,11 @@ __all__ = ["DraftBuilder"]
 
 
 class DraftBuilder:
-    """Turns logits into guesses, static in shape: a sequence that wants fewer is guessed for in vain.
+    """Turns logits into draft tokens, static in shape: for a sequence that wants fewer some are drafted in vain.
 
     Args:
         new: what the draft continues.
-        counts_B: int64, guesses wanted of each sequence, 0..k.
+        counts_B: int64, draft tokens wanted of each sequence, 0..k.
         k: K.
         probabilistic: see `choose`.
         target_ids_U: see `choose`.
@@ -50,13 +50,13 @@ class DraftBuilder:
         self.num_steps = k if k == 0 or new.spans.host is None else int(counts_B.max())
 
     def add(self, step: int, logits_BU: Tensor) -> Tensor:
-        """Choose guess number `step` of every sequence; return the tokens [B]."""
+        """Choose draft token number `step` of every sequence; return the tokens [B]."""
         new, num_output_B = self._new, self._num_output_B
         positions_B = None if num_output_B is None else num_output_B + step
         return self._choose(logits_BU, 1, new.temperature_B, new.seeds_B, positions_B).squeeze(1)
 
     def add_all(self, logits_RU: Tensor) -> None:
-        """Choose all guesses at once, independently of each other; rows go sequence after sequence."""
+        """Choose all draft tokens at once, independently of each other; rows go sequence after sequence."""
         new, num_steps, num_output_B = self._new, self.num_steps, self._num_output_B
         if num_output_B is None:
             self._choose(logits_RU, num_steps, None, None, None)
@@ -67,7 +67,7 @@ class DraftBuilder:
         self._choose(logits_RU, num_steps, temperature_BM.flatten(), seeds_BM.flatten(), positions_BM.flatten())
 
     def to_draft(self) -> Draft:
-        """Return what was guessed."""
+        """Return what was drafted."""
         if not self._tokens:
             return Draft.empty(len(self._counts_B), self._k, device=self._counts_B.device)
         padding = self._k - self.num_steps
@@ -87,7 +87,7 @@ class DraftBuilder:
         seeds_R: Tensor | None,
         positions_R: Tensor | None,
     ) -> Tensor:
-        """Choose the next `num_steps` guesses of every sequence; return them, [B, num_steps]."""
+        """Choose the next `num_steps` draft tokens of every sequence; return them, [B, num_steps]."""
         tokens_R, probs_RV = choose(
             logits_RU,
             temperature_B=temperature_R,

@@ -22,7 +22,7 @@ class PagedProposer(Proposer):
 
     Args:
         network: the drafter.
-        probabilistic: draw guesses at the request's temperature and return what they were drawn from (vLLM's
+        probabilistic: draw draft tokens at the request's temperature and return what they were drawn from (vLLM's
             draft_sample_method `probabilistic`), instead of taking the likeliest.
         max_model_len: the target's longest context.
     """

@@ -36,9 +36,9 @@ class Typical:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Synthetic:
-    """For measuring cost at a chosen acceptance: coins decide, so the text means nothing.
+    """Synthetic acceptance, for measuring cost at a chosen rate: random numbers decide, so the text means nothing.
 
-    `rates[i]` is the share of drafts of which at least the first i+1 tokens stand (vLLM's
+    `rates[i]` is the share of drafts of which at least the first i+1 tokens are accepted (vLLM's
     synthetic_acceptance_rates: unconditional, within 0..1, never increasing).
     """
 

@@ -15,18 +15,18 @@ __all__ = ["Draft"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """Guesses for the tokens that follow each sequence's last confirmed token."""
+    """Tokens that may follow each sequence's last confirmed token."""
 
     tokens_BK: Tensor
-    """int64; row b holds `lengths_B[b]` guesses, then padding (any valid token id)."""
+    """int64; row b holds `lengths_B[b]` draft tokens, then padding (any valid token id)."""
     lengths_B: Tensor
     """int64, 0..K."""
     probs_BKV: Tensor | None = None
-    """float32 distribution that each guess was drawn from; None when drafting is deterministic (q = 1)."""
+    """float32 distribution that each draft token was drawn from; None when drafting is deterministic (q = 1)."""
 
     @classmethod
     def empty(cls, num_sequences: int, k: int = 0, *, device: torch.device | str = "cpu") -> Draft:
-        """Return a draft that guesses nothing."""
+        """Return a draft without tokens."""
         return cls(
             tokens_BK=torch.zeros(num_sequences, k, dtype=torch.long, device=device),
             lengths_B=torch.zeros(num_sequences, dtype=torch.long, device=device),
@@ -42,6 +42,6 @@ class Draft:
         )
 
     def cut(self, k: int) -> Draft:
-        """Return the same draft with room for k guesses; no sequence has more."""
+        """Return the same draft with room for k draft tokens; no sequence has more."""
         probs_BKV = None if self.probs_BKV is None else self.probs_BKV[:, :k]
         return Draft(tokens_BK=self.tokens_BK[:, :k], lengths_B=self.lengths_B, probs_BKV=probs_BKV)

@@ -14,8 +14,7 @@ operation at hand, W bad words, P tokens before the last of the longest bad word
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -37,12 +36,12 @@ class SamplingRow:
     """What the logits of one sequence depend on besides the model."""
 
     params: SamplingParams
-    prompt_ids: Seq[int] = ()
-    output_ids: Seq[int] = ()
+    prompt_ids: Sequence[int] = ()
+    output_ids: Sequence[int] = ()
     """Final output tokens; may be left empty unless `params.needs_history`."""
     end_ids: Collection[int] = ()
     """End-of-sequence ids, forbidden like the stop ids before min_tokens (also with ignore_eos, as in vLLM)."""
-    bad_words: Seq[Seq[int]] = ()
+    bad_words: Sequence[Sequence[int]] = ()
     """`params.bad_words` after `encode_bad_words`."""
 
     @property
@@ -56,7 +55,7 @@ def needs_adjusting(params: SamplingParams) -> bool:
     return params.needs_history or bool(params.logit_bias)
 
 
-def adjust(logits_BSV: Tensor, rows: Seq[SamplingRow], draft_tokens_BK: Tensor) -> Tensor:
+def adjust(logits_BSV: Tensor, rows: Sequence[SamplingRow], draft_tokens_BK: Tensor) -> Tensor:
     """Return the logits after everything that also bears on greedy requests; the input itself if nothing does.
 
     Args:
@@ -96,7 +95,7 @@ def check_params(params: SamplingParams, vocab_size: int) -> list[Finding]:
     return findings
 
 
-def encode_bad_words(words: Seq[str], encode: Callable[[str], list[int]]) -> tuple[tuple[int, ...], ...]:
+def encode_bad_words(words: Sequence[str], encode: Callable[[str], list[int]]) -> tuple[tuple[int, ...], ...]:
     """Return the token sequences to forbid: each word as at the start of a text and, if it differs, after a space.
 
     As vLLM does: the form after a space counts only if it has as many tokens and another first one.
@@ -127,7 +126,7 @@ def _widened(logits: Tensor, *, copy: bool = False) -> Tensor:
     return logits.to(wide, copy=copy)
 
 
-def _forbid_bad_words(logits_BSV: Tensor, rows: Seq[SamplingRow], members: list[int], draft_BK: Tensor) -> None:
+def _forbid_bad_words(logits_BSV: Tensor, rows: Sequence[SamplingRow], members: list[int], draft_BK: Tensor) -> None:
     """Forbid the last token of a bad word wherever the tokens before it have just been output."""
     device, num_rows = logits_BSV.device, logits_BSV.shape[1]
     words = [(n, word) for n, b in enumerate(members) for word in rows[b].bad_words]
@@ -150,7 +149,7 @@ def _forbid_bad_words(logits_BSV: Tensor, rows: Seq[SamplingRow], members: list[
     logits_BSV.index_put_((sequence_W.unsqueeze(1), row_S, last_W.unsqueeze(1)), change_WS, accumulate=True)
 
 
-def _forbid_ending(logits_BSV: Tensor, rows: Seq[SamplingRow], members: list[int]) -> None:
+def _forbid_ending(logits_BSV: Tensor, rows: Sequence[SamplingRow], members: list[int]) -> None:
     """Forbid end and stop ids in the rows before min_tokens is reached."""
     places = [
         (b, s, token)
@@ -163,7 +162,7 @@ def _forbid_ending(logits_BSV: Tensor, rows: Seq[SamplingRow], members: list[int
         logits_BSV.index_put_(index, logits_BSV.new_full((), -torch.inf))
 
 
-def _add_bias(logits_BSV: Tensor, rows: Seq[SamplingRow], members: list[int]) -> None:
+def _add_bias(logits_BSV: Tensor, rows: Sequence[SamplingRow], members: list[int]) -> None:
     """Add logit_bias to every row."""
     biases = [(b, token, bias) for b in members for token, bias in (rows[b].params.logit_bias or {}).items()]
     sequence, token, bias = zip(*biases, strict=True)
@@ -177,7 +176,7 @@ def _add_bias(logits_BSV: Tensor, rows: Seq[SamplingRow], members: list[int]) ->
     logits_BSV.index_put_(index, bias_N1, accumulate=True)
 
 
-def _penalise(logits_BSV: Tensor, rows: Seq[SamplingRow], members: list[int], draft_BK: Tensor) -> None:
+def _penalise(logits_BSV: Tensor, rows: Sequence[SamplingRow], members: list[int], draft_BK: Tensor) -> None:
     """Apply the three penalties: repetition to tokens of prompt and output, the others to output alone."""
     device, dtype, vocab_size = logits_BSV.device, logits_BSV.dtype, logits_BSV.shape[2]
     members_N = upload(members, device)
@@ -201,7 +200,7 @@ def _penalise(logits_BSV: Tensor, rows: Seq[SamplingRow], members: list[int], dr
     logits_BSV[members_N] = logits_NSV
 
 
-def _count(histories: list[Seq[int]], vocab_size: int, device: torch.device) -> Tensor:
+def _count(histories: list[Sequence[int]], vocab_size: int, device: torch.device) -> Tensor:
     """Return [N, V] how often each token occurs in each history, as float32."""
     flat = np.concatenate([np.asarray(ids, dtype=np.int64) + n * vocab_size for n, ids in enumerate(histories)])
     cells = upload(flat, device)

@@ -7,15 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from draftwise.core import Finding, Severity
+from draftwise.facts.advice import get_advice
+from draftwise.facts.memory import get_embedded_overheads
 
 __all__ = ["CapturePlan", "bucket_of", "capture_sizes", "estimate_graph_bytes", "plan_capture"]
 
 _STRIDES = ((16, 4), (64, 8), (256, 16), (512, 32))
 """Below so many sequences, one size every so many: padding stays a small part of a step."""
 _LAST_STRIDE = 64
-_BYTES_PER_KERNEL = 17 * 1024
-"""Device memory that a captured kernel takes beside the tensors: vLLM 0.26.0 logged 0.59 GiB for 51 sizes, captured
-whole and in pieces, of about 360 kernels each (H200, driver 580; benchmarks/h200/results/vllm_memory.json)."""
 
 
 def capture_sizes(max_num_seqs: int) -> tuple[int, ...]:
@@ -42,7 +41,8 @@ def estimate_graph_bytes(num_graphs: int, *, kernels_per_graph: int, activation_
         kernels_per_graph: kernels of one of them: drafter, target, verification and bookkeeping.
         activation_bytes: what the largest of them allocates while it runs; the others use the same memory.
     """
-    return num_graphs * kernels_per_graph * _BYTES_PER_KERNEL + activation_bytes if num_graphs else 0
+    per_kernel = get_embedded_overheads().graph_per_kernel
+    return num_graphs * kernels_per_graph * per_kernel + activation_bytes if num_graphs else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +113,5 @@ def _find_uncovered(sizes: Sequence[int], max_num_seqs: int, k: int, *, lacking_
         where="max_num_seqs" if lacking_bytes else "cudagraph_capture_sizes",
         message=f"{cause}, so {consequence}, and can take nearly twice as long.",
         fix=fix,
-        source="vLLM 0.26.0 on H200: eagle3 k=3 takes 18.6 ms a step at 128 sequences, inside its captured sizes, and "
-        "33.2 ms at 192, outside them",
+        source=get_advice("graph-cliff").source,
     )

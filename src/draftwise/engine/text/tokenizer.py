@@ -1,21 +1,20 @@
-"""A checkpoint's tokenizer, or none: text to ids and back, end tokens, chat template, and identity by token id."""
+"""A checkpoint's tokenizer, or none: text to ids and back, end tokens, chat template."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 from tokenizers import decoders
 
-from draftwise.core import Finding, InvalidSetup, Severity
+from draftwise.checkpoints.text_files import check_directory
+from draftwise.core import InvalidSetup
 from draftwise.engine.text.chat_template import ChatTemplate, find_chat_template
 
-__all__ = ["NoTokenizer", "Tokenizer", "check_same_tokenizer", "load_tokenizer"]
+__all__ = ["NoTokenizer", "Tokenizer", "load_tokenizer"]
 
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -133,18 +132,6 @@ class Tokenizer:
         given = {"add_generation_prompt": add_generation_prompt, "tools": None, "documents": None}
         return self.chat_template.render(messages, given | self.named_tokens | variables)
 
-    @cached_property
-    def identity(self) -> str:
-        """SHA-256 over the table of ids and tokens: equal when every id means the same token."""
-        table = sorted(self._token_by_id.items())
-        return hashlib.sha256(json.dumps(table).encode()).hexdigest()
-
-    def first_differences(self, other: Tokenizer, limit: int = 3) -> list[tuple[int, str | None, str | None]]:
-        """Return the first ids that mean different tokens: (id, ours, theirs), None where one has no such id."""
-        mine, theirs = self._token_by_id, other._token_by_id
-        differing = (i for i in sorted(mine.keys() | theirs.keys()) if mine.get(i) != theirs.get(i))
-        return [(i, mine.get(i), theirs.get(i)) for i, _ in zip(differing, range(limit), strict=False)]
-
 
 class NoTokenizer(Tokenizer):
     """Stands where a tokenizer would, with `skip_tokenizer_init`: token ids have no text and text has no ids."""
@@ -182,28 +169,6 @@ def load_tokenizer(directory: str | Path, *, skip: bool) -> Tokenizer:
     return NoTokenizer(end_ids=_end_ids(_existing(directory))) if skip else Tokenizer.from_pretrained(directory)
 
 
-def check_same_tokenizer(target: str | Path, drafter: str | Path) -> list[Finding]:
-    """Return an error finding when two checkpoints' tokenizers differ by token id, else nothing.
-
-    Raises:
-        InvalidSetup: one of them has no readable tokenizer.
-    """
-    ours, theirs = Tokenizer.from_pretrained(target), Tokenizer.from_pretrained(drafter)
-    differences = ours.first_differences(theirs)
-    if not differences:
-        return []
-    shown = "; ".join(f"id {i} is {a!r} in the target and {b!r} in the drafter" for i, a, b in differences)
-    return [
-        Finding(
-            code="tokenizer-differs",
-            severity=Severity.ERROR,
-            where=str(drafter),
-            message=f"the drafter's tokenizer is not the target's: {shown}.",
-            fix="Choose a drafter of the same family: every token id must mean the same token.",
-        )
-    ]
-
-
 def _no_tokenizer(where: str) -> InvalidSetup:
     return InvalidSetup.because(
         "no-tokenizer-loaded",
@@ -219,15 +184,8 @@ def _existing(directory: str | Path) -> Path:
     Raises:
         InvalidSetup: there is none.
     """
-    directory = Path(directory)
-    if not directory.is_dir():
-        raise InvalidSetup.because(
-            "no-such-model",
-            "is not a directory.",
-            where=str(directory),
-            fix="Give the directory of a Hugging Face checkpoint on this machine; nothing is downloaded.",
-        )
-    return directory
+    check_directory(Path(directory))
+    return Path(directory)
 
 
 def _end_ids(directory: Path) -> list[int]:

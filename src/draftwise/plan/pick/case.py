@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from draftwise.checkpoints.model_config import ModelConfig, find_model_config
-from draftwise.checkpoints.recognize import Drafter, recognize
+from draftwise.checkpoints.recognize import RecognizedDrafter, recognize
 from draftwise.core import Device, InvalidSetup, Setup, SpecConfig
 from draftwise.facts.families import PublishedDrafter, find_published_drafters
 from draftwise.facts.models import KnownModel, find_model, suggest_models
@@ -27,7 +27,7 @@ class GivenDrafter:
     """A drafter that the operator has."""
 
     name: str
-    drafter: Drafter
+    drafter: RecognizedDrafter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from draftwise.checkpoints import inspect_pair
+from draftwise.checkpoints.pair import inspect_pair
 from draftwise.core import Effect, Finding, InvalidSetup, Ruling, Setup, Severity
 from draftwise.facts.advice import PublishedResult, find_published_results, get_advice
 from draftwise.facts.families import PublishedDrafter

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from draftwise.checkpoints import Headers, Tensor, read_headers
+from draftwise.checkpoints.headers import Headers, Tensor, read_headers
 from draftwise.checkpoints.roles import layer_of, role_of
 from draftwise.core import InvalidSetup, ModelShape
 from draftwise.plan.size.parts import Split, Stage, pad_vocabulary

@@ -40,7 +40,7 @@ def reject(
     seeds_B: Tensor,
     positions_B: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Return which draft tokens stand [B, K], and of each row the token that replaces one that falls [B, S].
+    """Return which draft tokens are accepted [B, K], and of each row the token that replaces a rejected one [B, S].
 
     See `sampling.verify`; rows at temperature 0 have all probability on their likeliest token.
 
@@ -174,13 +174,13 @@ def _judge_row(
     positions,
     keys,
     next_tokens,
-    stands,
+    accepts,
     C_PADDED: tl.constexpr,
     CUTS: tl.constexpr,
     EXACT: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Write of one row whether the draft's token stands, and the token that replaces it if it is the first to fall."""
+    """Write of one row whether the draft's token is accepted, and what replaces it if it is the first rejected one."""
     wait(PDL)
     launch_next(PDL)
     row, part = tl.program_id(0), tl.arange(0, C_PADDED)
@@ -188,22 +188,22 @@ def _judge_row(
     places = keys + (row * C + part) * 2
     left = tl.max(tl.load(places, mask=part < C, other=LOWEST), 0)
     best = tl.max(tl.load(places + 1, mask=part < C, other=LOWEST), 0)
-    # Rounding can leave nothing where p equals q; a token that falls even so is replaced by a draw from p.
+    # Rounding can leave nothing where p equals q; a token that is rejected even so is replaced by a draw from p.
     token = to_index(tl.where(to_score(left) > float("-inf"), left, best))
     tl.store(next_tokens + row, token)
     if offset < S - 1:
         place = seq * (S - 1) + offset
-        guess = tl.load(tokens + place)
-        stand = guess == token
+        drafted_token = tl.load(tokens + place)
+        accept = drafted_token == token
         temperature = tl.load(temperatures + seq)
         if temperature != 0:
             most, total = _softmax_of(sums, row, C, C_PADDED, EXACT)
-            logit = _temper(logits + row.to(tl.int64) * row_stride, guess, V, temperature, floors, row, CUTS)
+            logit = _temper(logits + row.to(tl.int64) * row_stride, drafted_token, V, temperature, floors, row, CUTS)
             p = exp(logit - most, EXACT) / total
-            coin = to_uniform(row_bits(tl.load(seeds + seq), tl.load(positions + seq) + offset, _ACCEPT))
-            q = tl.load(probs + place.to(tl.int64) * V + guess)
-            stand = coin * q.to(tl.float64) < p.to(tl.float64)
-        tl.store(stands + place, stand)
+            number = to_uniform(row_bits(tl.load(seeds + seq), tl.load(positions + seq) + offset, _ACCEPT))
+            q = tl.load(probs + place.to(tl.int64) * V + drafted_token)
+            accept = number * q.to(tl.float64) < p.to(tl.float64)
+        tl.store(accepts + place, accept)
 
 
 @triton.jit

@@ -66,10 +66,10 @@ def emit(
     seeds_B: Tensor,
     positions_B: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Return the emitted tokens [B, S], -1 after them, and how many draft tokens stand [B]; see `sampling.verify`.
+    """Return the emitted tokens [B, S], -1 after them, and how many draft tokens are accepted [B], see `verify`.
 
-    Draft tokens stand as `accept_BK` (bool) says, else as coins of these rates (float64) fall, else where they are the
-    next token.
+    Draft tokens are accepted as `accept_BK` (bool) says, else at random with these rates (float64), else where they are
+    the next token.
     """
     num_seqs, num_rows = next_BS.shape
     # Drafts that come from the host lie beside their lengths in one tensor.
@@ -82,7 +82,7 @@ def emit(
         *(draft_BK.stride(0), lengths_B.stride(0), num_rows),
         S_PADDED=triton.next_power_of_2(num_rows),
         GIVEN=accept_BK is not None,
-        COINS=rates_K is not None,
+        SYNTHETIC=rates_K is not None,
         PDL=pdl(),
         num_warps=1,
         launch_pdl=pdl(),
@@ -215,7 +215,7 @@ def _emit_sequence(
     next_tokens,
     draft,
     lengths,
-    stands,
+    accepts,
     rates,
     seeds,
     positions,
@@ -226,25 +226,25 @@ def _emit_sequence(
     S,
     S_PADDED: tl.constexpr,
     GIVEN: tl.constexpr,
-    COINS: tl.constexpr,
+    SYNTHETIC: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Write what one sequence emits: the draft tokens before the first that falls, and the token that replaces it."""
+    """Write what one sequence emits: the draft tokens before the first rejected one, and the token that replaces it."""
     wait(PDL)
     launch_next(PDL)
     seq, row = tl.program_id(0), tl.arange(0, S_PADDED)
     length = tl.load(lengths + seq * length_stride)
     drafted = row < S - 1
     following = tl.load(next_tokens + seq * S + row, mask=row < S, other=0)
-    guess = tl.load(draft + seq * draft_stride + row, mask=drafted, other=-1)
+    drafted_token = tl.load(draft + seq * draft_stride + row, mask=drafted, other=-1)
     if GIVEN:
-        stand = tl.load(stands + seq * (S - 1) + row, mask=drafted, other=0) != 0
-    elif COINS:
+        accept = tl.load(accepts + seq * (S - 1) + row, mask=drafted, other=0) != 0
+    elif SYNTHETIC:
         bits = row_bits(tl.load(seeds + seq), tl.load(positions + seq) + row, _ACCEPT)
-        stand = to_uniform(bits) < tl.load(rates + row, mask=drafted, other=0.0)
+        accept = to_uniform(bits) < tl.load(rates + row, mask=drafted, other=0.0)
     else:
-        stand = guess == following
-    first_to_fall = tl.min(tl.where(stand & (row < length) & drafted, S_PADDED, row), 0)
-    emitted = tl.where(row < first_to_fall, guess, tl.where(row == first_to_fall, following, -1))
+        accept = drafted_token == following
+    first_rejected = tl.min(tl.where(accept & (row < length) & drafted, S_PADDED, row), 0)
+    emitted = tl.where(row < first_rejected, drafted_token, tl.where(row == first_rejected, following, -1))
     tl.store(tokens + seq * S + row, emitted, mask=row < S)
-    tl.store(accepted + seq, first_to_fall.to(tl.int64))
+    tl.store(accepted + seq, first_rejected.to(tl.int64))
