@@ -48,7 +48,7 @@ def test_remote_binding_when_asked_for():
 
 def test_localhost_is_local_and_nonsense_is_unknown():
     bind(ServerOptions(host="localhost", port=0)).close()
-    with pytest.raises(InvalidSetup, match="no address of this machine"):
+    with pytest.raises(InvalidSetup, match="not an address of this machine"):
         bind(ServerOptions(host="no.such.host.invalid", port=0))
 
 
