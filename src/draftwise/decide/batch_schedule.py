@@ -10,7 +10,7 @@ from typing import Any
 from draftwise.core import Band, Effect, InvalidSetup, Ruling, Run, Schedule, Setup, SpecConfig
 from draftwise.facts.vllm import history
 from draftwise.plan.check import check
-from draftwise.plan.forecast.schedule import KEY, join_ranges, schedule_keys
+from draftwise.plan.forecast.schedule import KEY, join_ranges, make_schedule_keys
 from draftwise.setups.read import read_setups
 
 __all__ = ["propose_schedules"]
@@ -39,7 +39,7 @@ def _propose(run: Run, workload: str, temperature: float, bands: Sequence[Band])
     lengths = {name: spec.num_speculative_tokens or 0 for name, spec in specs.items() if spec}
     ends = ((band.up_to, lengths.get(band.setting, 0)) for band in bands)
     ranges = join_ranges(ends, first=int(bands[0].above) + 1)
-    spec = SpecConfig.keep({**used[0].to_dict(), **schedule_keys(ranges)})
+    spec = SpecConfig.keep({**used[0].to_dict(), **make_schedule_keys(ranges)})
     arm = next(band.setting for band in bands if band.setting in specs)
     remarks = _judge(spec, run.context, arm)
     return None if remarks is None else Schedule(workload=workload, temperature=temperature, spec=spec, remarks=remarks)

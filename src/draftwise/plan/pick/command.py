@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from draftwise.core import Setup
-from draftwise.plan.pick.wish import Traffic
+from draftwise.plan.pick.requirements import Traffic
 
 __all__ = ["decide_command", "serve_command", "to_json"]
 
