@@ -14,7 +14,7 @@ from draftwise.setups.read.arguments.json_text import read_json
 from draftwise.setups.read.arguments.spelling import human_readable_int
 from draftwise.setups.read.shell.place import get_place
 
-__all__ = ["Refused", "get_value"]
+__all__ = ["Refused", "get_value", "takes_none", "takes_text"]
 
 _MAX_LISTED = 12
 _HIDDEN = "(not shown)"
@@ -70,7 +70,7 @@ def get_value(given: Given, release: Release, findings: list[Finding]) -> Any:
 
 def _convert(given: Given, text: str, release: Release) -> Any:
     kinds = set(re.findall(r"\w+", str(given.row["type"])))
-    if text in ("", "None") and kinds & {"None", "optional_type"}:
+    if text in ("", "None") and takes_none(given.row):
         return None
     choices = given.row.get("choices")
     if choices and not _BY_NAME.search(str(given.row["type"])):
@@ -106,11 +106,10 @@ def _choose(given: Given, text: str, choices: Any) -> Any:
 
 def _read_json(given: Given, findings: list[Finding]) -> Any:
     text = given.values[0]
-    kinds = str(given.row["type"])
-    if text in ("", "None") and ("None" in kinds or "optional_type" in kinds):
+    if text in ("", "None") and takes_none(given.row):
         return None
     shell = _SHELL_MISTAKES.get(given.mistake)
-    if not shell and not _BRACED.fullmatch(text) and _takes_text(kinds):
+    if not shell and not _BRACED.fullmatch(text) and takes_text(given.row):
         return text
     found = read_json(text)
     if shell or found.mistake:
@@ -130,8 +129,14 @@ def _read_json(given: Given, findings: list[Finding]) -> Any:
     return found.value
 
 
-def _takes_text(kinds: str) -> bool:
+def takes_none(row: Mapping[str, Any]) -> bool:
+    """Say whether a flag reads `None`, and an empty text, as no value."""
+    return not {"None", "optional_type"}.isdisjoint(re.findall(r"\w+", str(row["type"])))
+
+
+def takes_text(row: Mapping[str, Any]) -> bool:
     """Say whether a JSON flag also takes plain text: its type names something else beside a dictionary."""
+    kinds = str(row["type"])
     parts = {part.strip() for part in _BRACKETS.sub("", kinds).split("|")}
     return kinds == "HfOverrides" or ("dict" in parts and bool(parts - {"dict", "None"}))
 
