@@ -23,11 +23,11 @@ from draftwise.backends import (
     FakeScript,
     UrlBackend,
     VllmBackend,
-    keeper,
+    child_reaper,
     virtual_time,
 )
 from draftwise.backends.child import ChildBackend
-from draftwise.core import Prompt, ServerLoad, SpecConfig
+from draftwise.core import Prompt, ServerLoad, Setup, SpecConfig
 from draftwise.measure.load.client import Client
 from draftwise.runs.schedule import Turn
 
@@ -60,7 +60,7 @@ class Bench:
         """End the server without a word."""
         if isinstance(self.backend, ChildBackend):
             assert self.backend._process is not None
-            os.kill(keeper.find_descendants(self.backend._process.pid)[0], signal.SIGKILL)
+            os.kill(child_reaper.find_descendants(self.backend._process.pid)[0], signal.SIGKILL)
         else:
             fake = self.neighbour or self.backend
             assert isinstance(fake, FakeBackend)
@@ -88,9 +88,10 @@ def started(kind: str, log: Path, tiny_target: Path) -> Iterator[Bench]:
 
 def make(kind: str, neighbour: FakeBackend | None, log: Path, tiny_target: Path) -> Backend:
     if kind == "embedded":
-        return EmbeddedBackend("b", str(tiny_target), spec=NGRAM, log=log)
+        return EmbeddedBackend("b", Setup(target=str(tiny_target), spec=NGRAM), log=log)
     if kind == "vllm":
-        return VllmBackend("b", str(BUNDLED), spec=NGRAM, log=log, vllm=VLLM, args=VLLM_ARGS)
+        setup = Setup(target=str(BUNDLED), engine="vllm", spec=NGRAM, extra_args=tuple(VLLM_ARGS))
+        return VllmBackend("b", setup, log=log, vllm=VLLM)
     if neighbour is not None:
         return UrlBackend("b", neighbour.url + "/v1/")
     return FakeBackend("b", SCRIPT, real_time=kind == "fake")

@@ -2,6 +2,7 @@
 
 from draftwise.core.budget import Budget
 from draftwise.core.config import SpecConfig
+from draftwise.core.context import Hardware, LaunchOptions, RunContext, ServerRecord, Software, TargetModel
 from draftwise.core.decision import Band, Comparison, Crossover, Decision, Interval, Verdict
 from draftwise.core.finding import BackendError, DraftwiseError, Finding, InvalidSetup, Severity, StorageError
 from draftwise.core.load import Arrivals, ClosedLoop, Condition, Load, OpenLoop, Phase, Replay
@@ -43,8 +44,10 @@ __all__ = [
     "DraftwiseError",
     "Effect",
     "Finding",
+    "Hardware",
     "Interval",
     "InvalidSetup",
+    "LaunchOptions",
     "Load",
     "ModelShape",
     "OpenLoop",
@@ -53,15 +56,19 @@ __all__ = [
     "Replay",
     "Ruling",
     "Run",
+    "RunContext",
     "RunPlan",
     "ServerLoad",
+    "ServerRecord",
     "Settled",
     "Setup",
     "Severity",
+    "Software",
     "SpecConfig",
     "SpecStats",
     "Stage",
     "StorageError",
+    "TargetModel",
     "Timing",
     "Verdict",
     "Window",

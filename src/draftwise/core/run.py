@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import urlsplit
 
 from draftwise.core.config import SpecConfig
+from draftwise.core.context import RunContext
 from draftwise.core.load import Condition
+from draftwise.core.setup import Setup
 from draftwise.core.stats import SpecStats
 from draftwise.core.timing import Timing
 from draftwise.core.workload import Workload
@@ -27,14 +29,27 @@ __all__ = [
 ]
 
 
+_UNKNOWN = Setup(engine="")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
-    """One side of the comparison; all arms are alike but for `spec`."""
+    """One side of the comparison: setups of arms differ in `spec` only."""
 
     name: str
-    spec: SpecConfig | None = None
+    setup: Setup = _UNKNOWN
+    """What it serves; as far as it is known, for a server that somebody else started."""
     url: str | None = None
     """Of a server that is already running; None when draftwise starts it."""
+
+    @property
+    def spec(self) -> SpecConfig | None:
+        """Its speculative config, None for the baseline."""
+        return self.setup.spec
+
+    def with_spec(self, spec: SpecConfig | None) -> Arm:
+        """Return the arm with another speculative config."""
+        return replace(self, setup=replace(self.setup, spec=spec))
 
     @property
     def is_here(self) -> bool:
@@ -227,8 +242,7 @@ class Run:
     """Everything a run left behind; every number of a report is a function of it."""
 
     plan: RunPlan
-    context: Mapping[str, Any]
-    """Hardware, software, model and servers: JSON values, by the names that `measure.context` gives them."""
+    context: RunContext
     answers: tuple[Answer, ...] = ()
     windows: tuple[Window, ...] = ()
     divergences: tuple[Divergence, ...] = ()

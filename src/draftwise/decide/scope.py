@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
-from draftwise.core import ClosedLoop, Condition, OpenLoop, Run
+from draftwise.core import ClosedLoop, Condition, Hardware, OpenLoop, Run
 
 __all__ = ["describe_scope"]
 
@@ -23,8 +22,8 @@ def _lines(run: Run) -> Iterator[tuple[str, str]]:
     yield "traffic", ", ".join(workloads)
     yield "load", _loads(conditions)
     yield "temperature", ", ".join(f"{value:g}" for value in sorted({each.temperature for each in conditions}))
-    yield "model", _values(context.get("model", {}), ("name", "dtype"))
-    yield "hardware", _hardware(context.get("hardware", {}))
+    yield "model", _listed(context.model.name, context.model.dtype)
+    yield "hardware", _hardware(context.hardware)
     yield "server", _versions(run)
 
 
@@ -42,19 +41,15 @@ def _loads(conditions: Sequence[Condition]) -> str:
     return "; ".join(parts)
 
 
-def _values(given: Mapping[str, Any], names: Sequence[str]) -> str:
-    return ", ".join(str(given[name]) for name in names if given.get(name))
+def _listed(*values: str | None) -> str:
+    return ", ".join(str(value) for value in values if value)
 
 
-def _hardware(given: Mapping[str, Any]) -> str:
-    if "as told" in given:
-        return str(given["as told"])
-    gpus = given.get("gpus") or ()
-    return "; ".join(map(str, gpus)) or _values(given, ("cpu",))
+def _hardware(hardware: Hardware) -> str:
+    return hardware.told or "; ".join(map(str, hardware.gpus)) or hardware.cpu or ""
 
 
 def _versions(run: Run) -> str:
-    servers = run.context.get("servers", {})
-    versions = (servers.get(arm.name, {}).get("version", {}) for arm in run.plan.arms)
+    versions = (run.context.server(arm.name).version for arm in run.plan.arms)
     named = (f"{each.get('engine', '')} {each['version']}".strip() for each in versions if each.get("version"))
     return ", ".join(dict.fromkeys(named))

@@ -16,7 +16,7 @@ from draftwise.measure.load.processes import Crew, count_processes
 from draftwise.runs import RunDirectory
 from draftwise.runs.schedule import Turn
 
-__all__ = ["DeviceReader", "Experiment", "Progress", "no_device"]
+__all__ = ["DeviceReader", "Experiment", "NoProgress", "Progress", "no_device"]
 
 _DRAIN_S = 10.0
 """How long a server may still work on requests that were withdrawn."""
@@ -33,6 +33,16 @@ class Progress(Protocol):
 
     def advance(self, requests: int, what: str) -> None:
         """Say that so many more have been answered."""
+
+
+class NoProgress:
+    """A progress that nobody looks at."""
+
+    def start(self, total: int, done: int) -> None:
+        """Pass over it."""
+
+    def advance(self, requests: int, what: str) -> None:
+        """Pass over it."""
 
 
 async def no_device() -> Mapping[str, Any]:

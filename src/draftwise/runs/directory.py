@@ -28,6 +28,7 @@ from draftwise.core import (
     Divergence,
     InvalidSetup,
     Run,
+    RunContext,
     RunPlan,
     Settled,
     StorageError,
@@ -91,7 +92,7 @@ class RunDirectory:
         """Return the file for what the server of an arm prints."""
         return self.path / _SERVER_LOGS / f"{re.sub(r'[^A-Za-z0-9.=-]+', '-', arm)}.log"
 
-    def begin(self, plan: RunPlan, context: Mapping[str, Any]) -> None:
+    def begin(self, plan: RunPlan, context: RunContext) -> None:
         """Write the prompts, then the manifest: from now on the run can be resumed.
 
         Raises:
@@ -175,7 +176,7 @@ class RunDirectory:
         """
         manifest = read_manifest(self.path / _MANIFEST)
         with blame(str(self.path / _MANIFEST)):
-            plan, context = to_plan(manifest, self._read_workload), dict(manifest["context"])
+            plan, context = to_plan(manifest, self._read_workload), RunContext.from_dict(manifest["context"])
         windows = {window.turn: window for window in self._windows.read()}
         answers = self._answers.read()
         finished = [answer for turn, answer in answers if turn in windows]

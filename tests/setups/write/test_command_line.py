@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from draftwise.core import Setup, SpecConfig
+from draftwise.facts.flag_types import takes_none, takes_text
 from draftwise.facts.vllm import Release, get_release
 from draftwise.setups.read import read_setups, read_words
-from draftwise.setups.read.arguments.values import takes_none, takes_text
 from draftwise.setups.write import command_line as writer
 from draftwise.setups.write import write_flags, write_shell, write_words
 

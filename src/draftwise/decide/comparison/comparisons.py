@@ -172,7 +172,7 @@ def _conclude(
 
 
 def _dtype(run: Run) -> str | None:
-    dtype = run.context.get("model", {}).get("dtype")
+    dtype = run.context.model.dtype
     return dtype if isinstance(dtype, str) else None
 
 

@@ -60,7 +60,7 @@ def _without_drafts(run: Run, cell: Cell, candidate: Counters, speedup: Interval
 
 def _resolved(run: Run, arm: str) -> Mapping[str, Any] | None:
     """Return the speculative config as the server says it took it; None where it does not say."""
-    version = run.context.get("servers", {}).get(arm, {}).get("version", {})
+    version = run.context.server(arm).version
     if "speculative_config" not in version:
         return None
     return version["speculative_config"] or {}

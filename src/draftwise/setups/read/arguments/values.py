@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from draftwise.core import Finding, Ruling
+from draftwise.facts.flag_types import takes_none, takes_text
 from draftwise.facts.rules import get_rule
 from draftwise.facts.vllm import Release
 from draftwise.setups.read.arguments.flags import Given
@@ -14,7 +15,7 @@ from draftwise.setups.read.arguments.json_text import read_json
 from draftwise.setups.read.arguments.spelling import human_readable_int
 from draftwise.setups.read.shell.place import get_place
 
-__all__ = ["Refused", "get_value", "takes_none", "takes_text"]
+__all__ = ["Refused", "get_value"]
 
 _MAX_LISTED = 12
 _HIDDEN = "(not shown)"
@@ -32,7 +33,6 @@ _SUFFIXED = frozenset(
 )
 """Numbers that may be written as 8k or 16G."""
 _BRACED = re.compile(r"\s*\{.*\}\s*", re.DOTALL)
-_BRACKETS = re.compile(r"\[[^|]*?\](?=\s*(?:\||$))")
 _BY_NAME = re.compile(r"Enum\b|^OptimizationLevel$")
 """Types that the parser takes as text; the engine's config refuses an unknown name later."""
 
@@ -127,18 +127,6 @@ def _read_json(given: Given, findings: list[Finding]) -> Any:
         for key in found.duplicates
     )
     return found.value
-
-
-def takes_none(row: Mapping[str, Any]) -> bool:
-    """Say whether a flag reads `None`, and an empty text, as no value."""
-    return not {"None", "optional_type"}.isdisjoint(re.findall(r"\w+", str(row["type"])))
-
-
-def takes_text(row: Mapping[str, Any]) -> bool:
-    """Say whether a JSON flag also takes plain text: its type names something else beside a dictionary."""
-    kinds = str(row["type"])
-    parts = {part.strip() for part in _BRACKETS.sub("", kinds).split("|")}
-    return kinds == "HfOverrides" or ("dict" in parts and bool(parts - {"dict", "None"}))
 
 
 _SHELL_MISTAKES: Mapping[str, str] = {
