@@ -193,7 +193,7 @@ def test_where_it_runs_is_told(tmp_path: Path) -> None:
     async def body() -> None:
         backend = make(tmp_path, placement=placement)
         assert backend.command is not None
-        assert backend.command.endswith("--gpu-memory-utilization 0.45")
+        assert "--gpu-memory-utilization 0.45" in backend.command
         await backend.start()
         try:
             started = (await backend.describe()).started

@@ -72,4 +72,3 @@ def test_what_makes_no_load_is_said(args: list[str], words: str) -> None:
     result = CliRunner().invoke(show, args)
     assert result.exit_code == 2
     assert words in result.output
-

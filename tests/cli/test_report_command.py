@@ -11,7 +11,7 @@ from draftwise.cli import main
 from draftwise.core import Run
 from draftwise.runs import RunDirectory
 
-SAMPLES = Path(__file__).parents[1] / "measure" / "interchange" / "samples"
+SAMPLES = Path(__file__).parents[1] / "decide" / "interchange" / "samples"
 
 
 def save(path: Path, run: Run) -> Path:

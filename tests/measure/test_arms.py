@@ -113,3 +113,14 @@ def test_of_a_release_that_is_not_covered_nothing_is_judged(tmp_path: Path) -> N
     unknown = LaunchOptions(vllm=f"{sys.executable} x/vllm:v0.99.0")
     spec = spec_of(engine="vllm", launch=unknown, candidates=(wrong,))
     assert judge_backends(backends_of(spec, tmp_path)) == []
+
+
+def test_a_server_that_runs_already_is_neither_placed_nor_judged(tmp_path: Path) -> None:
+    told = {f"command.{name}": "vllm serve m -tp 8" for name in ("plain", "candidate 1")}
+    spec = MeasurementSpec(url="http://127.0.0.1:1", candidate_urls=("http://127.0.0.1:2",), notes=told)
+    context = RunContext(notes=told, launch=LaunchOptions(gpus=("0",)))
+    found = build_backends(make_arms(spec), context, RunDirectory(tmp_path))
+    assert [(each.name, each.command) for each in found] == [
+        (name, "vllm serve m -tp 8") for name in ("plain", "candidate 1")
+    ]
+    assert judge_backends(found) == []

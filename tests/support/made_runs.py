@@ -22,7 +22,7 @@ from draftwise.core import (
     Window,
     Workload,
 )
-from draftwise.runs.schedule import Turn, pass_over
+from draftwise.runs.schedule import Turn, plan_turns
 
 CONTEXT: dict[str, Any] = {
     "hardware": {"cpu": "imaginary", "cores": 2},
@@ -100,7 +100,7 @@ def make_run(
     windows: list[Window] = []
     number = 0
     for repeat in range(1, repeats + 1):
-        for turn in pass_over(plan, plan.conditions, repeat, number=number):
+        for turn in plan_turns(plan, plan.conditions, repeat, number=number):
             number = turn.number + 1
             if keep(turn):
                 mine = _answer_all(turn, truths.get(turn.arm, Truth()), rng, turn_noise)

@@ -28,7 +28,7 @@ class EmbeddedBackend(ChildBackend):
         setup: what to serve; its target is the directory of a checkpoint.
         log: file that receives what the server prints.
         timeout_s: how long loading may take.
-        on_wait: told the server's latest line while it loads.
+        on_wait: called with the server's latest line while it loads.
     """
 
     def __init__(

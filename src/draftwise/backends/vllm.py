@@ -46,7 +46,7 @@ class VllmBackend(ChildBackend):
         vllm: what starts vLLM, up to `serve`; see `vllm_command.compose`.
         placement: the GPUs it runs on; None for what it finds (all of them, or the CPU).
         timeout_s: how long loading may take.
-        on_wait: told, while it loads, the phase and its seconds.
+        on_wait: called, while it loads, with the phase and its seconds.
         in_turn: held while it starts. Servers that share a GPU or few cores must start one after another: vLLM
             measures the free memory while it loads.
 

@@ -44,14 +44,14 @@ _INTERRUPTED = 130
 @click.option("--prompts", type=click.IntRange(1), metavar="N", help="Per workload; overrides --minutes.")
 @click.option("--minutes", type=Finite(0, min_open=True), default=10, show_default=True,
               help="As many prompts as fit in about this time; after it, no load is added to the sweep.")  # fmt: skip
-@click.option("--repeats", type=click.IntRange(1), default=5, show_default=True, help="Passes over the prompts.")
+@click.option("--repeats", type=click.IntRange(1), default=5, show_default=True, help="Repetitions of the prompts.")
 @click.option("--warmup", type=click.IntRange(1), default=3, show_default=True, help="Discarded requests per arm.")
 @click.option("--seed", type=int, default=0, show_default=True)
 @load_options
 @click.option("--adaptive/--no-adaptive", default=True, show_default=True,
               help="Leave out what is settled, and search where speculation stops paying.")  # fmt: skip
 @click.option("--max-tokens", type=click.IntRange(1), metavar="N", help="Cap on every prompt's own.")
-@click.option("--url", metavar="URL", help="The plain server, if it runs already (instead of TARGET).")
+@click.option("--url", metavar="URL", help="The baseline's server, if it runs already (instead of TARGET).")
 @click.option("--candidate-url", "candidate_urls", multiple=True, metavar="URL", help="A speculating server.")
 @click.option("--api-key-env", metavar="NAME", help="Variable that holds the key of the URLs.")
 @click.option("--context", "notes", multiple=True, metavar="KEY=VALUE",
@@ -120,7 +120,7 @@ def _measure(session: Session, progress: ConsoleProgress) -> BaseException | Non
     """Run a session; return what ended it early."""
 
     async def run() -> None:
-        # SIGTERM takes the way that Ctrl-C takes: the servers go down, the readings stay.
+        # SIGTERM does what Ctrl-C does: the servers go down, what was measured stays.
         task = asyncio.current_task()
         assert task is not None
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)

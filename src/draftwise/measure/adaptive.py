@@ -1,4 +1,4 @@
-"""What an adaptive run measures next: cells that are settled rest, loads around a crossover are added."""
+"""What an adaptive run measures next: settled cells are stopped early, loads around a crossover are added."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from draftwise.decide.thresholds import thresholds_of
 from draftwise.decide.validity import check_run
 from draftwise.statistics import next_load
 
-__all__ = ["FIRST_LOOK", "find_settled", "next_conditions"]
+__all__ = ["FIRST_ANALYSIS", "find_settled", "next_conditions"]
 
-FIRST_LOOK = 2
-"""Passes after which a cell may be settled: one pass says nothing about the drift from pass to pass."""
+FIRST_ANALYSIS = 2
+"""Repetitions before the first interim analysis: one says nothing about the drift between repetitions."""
 
 
 def find_settled(run: Run, conditions: Sequence[Condition], repeat: int) -> Iterator[Settled]:
-    """Yield the cells whose verdict stands after so many passes."""
+    """Yield the cells whose verdict is settled after so many repetitions."""
     labels = {condition.label for condition in conditions}
     known = {each.key for each in run.settled}
     for each in _comparisons(run):

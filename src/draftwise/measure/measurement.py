@@ -48,10 +48,10 @@ class Measurement:
         """Return the session that measures it; its servers are not started yet.
 
         Args:
-            progress: told as requests are answered.
-            tell: told what `check` warns of in the setups.
+            progress: updated as requests are answered.
+            tell: called with what `check` warns of in the setups.
             announce: as `Session` has it.
-            on_wait: told what a server does while it starts.
+            on_wait: called with what a server does while it starts.
 
         Raises:
             InvalidSetup: a server cannot be started so, or its release would refuse its setup.
@@ -120,6 +120,6 @@ def resume(path: Path, *, api_key: str | None = None, processes: int | None = No
 
 
 def _at_present(arm: Arm, launch: LaunchOptions) -> Arm:
-    """Return an arm with the release of vLLM that its command runs now, if that can be told."""
+    """Return an arm with the release of vLLM that its command runs now, where that can be found out."""
     version = find_version(split_command(launch.vllm)) if arm.url is None and arm.setup.engine == "vllm" else None
     return arm if version is None else replace(arm, setup=replace(arm.setup, engine_version=version))

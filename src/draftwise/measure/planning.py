@@ -18,7 +18,7 @@ def make_plan(spec: MeasurementSpec, tell: Callable[[str], None]) -> RunPlan:
 
     Args:
         spec: what to measure.
-        tell: told, line by line, what was chosen, what the workloads are like and what weakens them.
+        tell: called with a line on what was chosen, on each workload, and on what weakens it.
 
     Raises:
         InvalidSetup: the options contradict each other, or name what is not there or cannot carry a conclusion.
@@ -71,7 +71,7 @@ def _check_prompts(plan: RunPlan) -> list[Finding]:
 
 
 def _draws(arm: Arm) -> bool:
-    return arm.draws_acceptance
+    return arm.has_synthetic_acceptance
 
 
 def _profile(workloads: tuple[Workload, ...], target: str | None) -> Iterator[str]:

@@ -32,21 +32,31 @@ def build_backends(
     Raises:
         InvalidSetup: a server takes more GPUs than there are, or its command is none.
     """
-    baseline = arms[0].setup
-    placements = _place(arms, context) if baseline.engine == "vllm" else [None] * len(arms)
-    in_turn = asyncio.Lock() if _must_start_in_turn(baseline, placements) else None
-    backends: list[Backend] = []
-    for arm, placement in zip(arms, placements, strict=True):
-        log, report = directory.log_of(arm.name), partial(_report, on_wait, arm.name)
-        if arm.url is not None:
-            command = context.notes.get(f"command.{arm.name}")
-            backends.append(UrlBackend(arm.name, arm.url, api_key=api_key, command=command))
-        elif arm.setup.engine == "vllm":
-            started = {"vllm": context.launch.vllm, "placement": placement, "in_turn": in_turn}
-            backends.append(VllmBackend(arm.name, arm.setup, log=log, on_wait=report, **started))
-        else:
-            backends.append(EmbeddedBackend(arm.name, arm.setup, log=log, on_wait=report))
-    return backends
+    if arms[0].url is not None:
+        return [
+            UrlBackend(arm.name, arm.url or "", api_key=api_key, command=context.notes.get(f"command.{arm.name}"))
+            for arm in arms
+        ]
+    reports = {arm.name: partial(_report, on_wait, arm.name) for arm in arms}
+    if arms[0].setup.engine != "vllm":
+        return [
+            EmbeddedBackend(arm.name, arm.setup, log=directory.log_of(arm.name), on_wait=reports[arm.name])
+            for arm in arms
+        ]
+    placements = _place(arms, context)
+    in_turn = asyncio.Lock() if _must_start_in_turn(arms[0].setup, placements) else None
+    return [
+        VllmBackend(
+            arm.name,
+            arm.setup,
+            log=directory.log_of(arm.name),
+            vllm=context.launch.vllm,
+            placement=placement,
+            on_wait=reports[arm.name],
+            in_turn=in_turn,
+        )
+        for arm, placement in zip(arms, placements, strict=True)
+    ]
 
 
 def _place(arms: Sequence[Arm], context: RunContext) -> Sequence[Placement | None]:

@@ -1,4 +1,4 @@
-"""One sitting with a run: servers up, warm-ups, everything that is missing measured, servers down."""
+"""One session of a run: servers up, warm-ups, everything that is missing measured, servers down."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from draftwise.runs import RunDirectory
 __all__ = ["Announce", "Session"]
 
 Announce = Callable[[RunPlan, Pace, float], None]
-"""Told, before the first measured request, the plan, the seconds per output token of each arm under each condition,
-and the seconds that all of it will take."""
+"""Called before the first measured request: with the plan, the seconds per output token of each arm under each
+condition, and the seconds that all of it will take."""
 
 _MOST_EXAMINED = 40
 """Differing prompts per comparison that both servers are asked about."""
@@ -34,7 +34,7 @@ _MOST_EXAMINED = 40
 
 @dataclass(slots=True, kw_only=True)
 class Session:
-    """Measures a plan into a directory; whatever ends it, the servers are down and the readings on disk.
+    """Measures a plan into a directory; whatever ends it, the servers are down and everything measured is on disk.
 
     Args:
         backends: one per arm, in the plan's order.
@@ -44,7 +44,7 @@ class Session:
         resume: whether the directory holds the plan's earlier turns.
         budget_s: time for which a new run chooses its number of prompts; None takes them all.
         search_s: time from the first measured request after which no load is added in search of a crossover.
-        announce: told what is going to be measured, and how long that takes.
+        announce: called with what is going to be measured, and how long that takes.
     """
 
     plan: RunPlan
@@ -107,7 +107,7 @@ class Session:
     async def _examine_differences(self, clients: Mapping[str, Client]) -> None:
         run = self.directory.read()
         known = {(each.candidate, each.condition, each.workload, each.prompt_id) for each in run.divergences}
-        judged = {arm.name for arm in self.plan.arms if not arm.draws_acceptance}
+        judged = {arm.name for arm in self.plan.arms if not arm.has_synthetic_acceptance}
         for cell in cells(run):
             if cell.workload != ALL and cell.condition.temperature == 0 and cell.candidate in judged:
                 for difference in find_differences(cell)[:_MOST_EXAMINED]:

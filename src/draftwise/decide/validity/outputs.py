@@ -28,7 +28,7 @@ def check_outputs(run: Run, cell: Cell, tie_gap: float) -> tuple[tuple[int, int]
     Above temperature 0 outputs are not compared one by one; then the first is None, and the lengths give a hint. Where
     the engine draws acceptance the text is the drafter's, and nothing is compared.
     """
-    if any(arm.draws_acceptance for arm in run.plan.arms if arm.name == cell.candidate):
+    if any(arm.has_synthetic_acceptance for arm in run.plan.arms if arm.name == cell.candidate):
         return None, []
     if cell.condition.temperature > 0:
         return None, list(_check_lengths(cell))

@@ -18,7 +18,7 @@ def check_prompts(run: Run, cell: Cell) -> Iterator[Finding]:
     """Yield what the prompts of a comparison cannot show about its candidate."""
     if len(cell.units) < FEWEST_PROMPTS:
         yield info("few-prompts", f"{len(cell.units)} prompts say little about others.", "Give more with --prompts.")
-    judged = not any(arm.draws_acceptance for arm in run.plan.arms if arm.name == cell.candidate)
+    judged = not any(arm.has_synthetic_acceptance for arm in run.plan.arms if arm.name == cell.candidate)
     mine = [workload for workload in run.plan.workloads if workload.name in cell.workloads]
     for found in check_workloads(mine, measures_acceptance=judged):
         if found.severity is Severity.ERROR:
@@ -27,7 +27,7 @@ def check_prompts(run: Run, cell: Cell) -> Iterator[Finding]:
 
 def check_repetitions(run: Run) -> Iterator[Finding]:
     """Yield workloads that ask the same more than once."""
-    judged = not all(arm.draws_acceptance for arm in run.plan.arms[1:])
+    judged = not all(arm.has_synthetic_acceptance for arm in run.plan.arms[1:])
     for found in check_workloads(run.plan.workloads, measures_acceptance=judged):
         if found.severity is not Severity.ERROR:
             yield found

@@ -100,7 +100,7 @@ def _consequences(name: str, plain: ServerRecord, candidate: ServerRecord) -> It
         if key in ours and key in theirs and ours[key] != theirs[key]:
             text = f"{words}: {theirs[key]}, with plain {ours[key]}. That is part of what it costs."
             yield info("engine-chose-otherwise", text, where=name)
-    tokens = [each.started.get("kv_cache_tokens") for each in (plain, candidate)]
-    if all(isinstance(each, int | float) for each in tokens) and tokens[1] < tokens[0] * _LESS_CACHE:
-        text = f"its KV cache holds {tokens[1]:.0f} tokens, plain's {tokens[0]:.0f}: under load it is full sooner."
+    usual, left = (each.started.get("kv_cache_tokens") for each in (plain, candidate))
+    if isinstance(usual, int | float) and isinstance(left, int | float) and left < usual * _LESS_CACHE:
+        text = f"its KV cache holds {left:.0f} tokens, plain's {usual:.0f}: under load it is full sooner."
         yield info("less-kv-cache", text, where=name)

@@ -73,7 +73,7 @@ def check_arms(run: Run, thresholds: Thresholds) -> Iterator[Finding]:
             yield from _as_asked(arm.name, arm.spec, _resolved(run, arm.name))
             yield from _full_drafts(run, arm.name, arm.spec)
             yield from _fading(run, arm, arm.spec, thresholds)
-            if arm.draws_acceptance:
+            if arm.has_synthetic_acceptance:
                 text = (
                     "the engine draws its acceptance by lot: speed holds for traffic with just that acceptance, and "
                     "outputs are not compared, as they are not the model's."
