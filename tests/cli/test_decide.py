@@ -50,6 +50,16 @@ def urls(servers) -> dict[str, str]:
     return {name: backend.url for name, backend in servers.items()}
 
 
+def test_what_its_release_rejects_ends_the_command_before_a_server_starts(tmp_path) -> None:
+    out = tmp_path / "run"
+    wrong = '{"method": "ngram", "num_speculative_tokens": 3, "no_such_key": 1}'
+    vllm = ["--engine", "vllm", "--vllm", f"{sys.executable} x/vllm:v0.26.0", "--gpus", "0,1"]
+    result = run("decide", "some/model", *vllm, "--candidate", wrong, "--out", str(out))
+    assert result.exit_code == 1
+    assert re.search(r"error: ngram k=3 .*no_such_key", result.stderr), result.stderr
+    assert not out.exists()
+
+
 class Hold:
     """Lets a fake answer so many more requests, then keeps its whole thread waiting until released."""
 

@@ -67,8 +67,10 @@ def test_the_embedded_engine_keeps_the_flags_that_only_it_has() -> None:
     assert plain.setup.engine_version == __version__
     assert plain.setup.args == {"dtype": "float32"}
     assert set(plain.setup.extra_args) == {"--device", "cpu", "--cudagraph-capture-sizes", "1,2"}
-    twice, _ = make_arms(spec_of("--cudagraph-capture-sizes", "1", "--cudagraph-capture-sizes", "2"))
-    assert twice.setup.extra_args == ("--cudagraph-capture-sizes", "1", "--cudagraph-capture-sizes", "2")
+    for words in (("--cudagraph-capture-sizes", "1", "--cudagraph-capture-sizes", "2"), ("--max-waiting", "3")):
+        assert make_arms(spec_of(*words))[0].setup.extra_args == words
+    abbreviated = ("--tensor-parallel", "1")
+    assert make_arms(spec_of(*abbreviated))[0].setup.extra_args == abbreviated
 
 
 @pytest.mark.parametrize("words", [("--port", "1"), ("-sc", "{}"), ("--hf-token", "x")])

@@ -21,7 +21,7 @@ from draftwise.core import BackendError, InvalidSetup, LaunchOptions, RunPlan, S
 from draftwise.measure import measurement as measure
 from draftwise.measure.load.loop import precise_loop
 from draftwise.measure.session import Session
-from draftwise.measure.spec import Candidate, MeasurementSpec
+from draftwise.measure.spec import ENGINES, Candidate, MeasurementSpec
 from draftwise.measure.warm_up import Pace
 from draftwise.report.page import write_report
 from draftwise.runs import RunDirectory
@@ -56,7 +56,7 @@ _INTERRUPTED = 130
 @click.option("--api-key-env", metavar="NAME", help="Variable that holds the key of the URLs.")
 @click.option("--context", "notes", multiple=True, metavar="KEY=VALUE",
               help="What cannot be seen from here: hardware, precision, model, command.ARM.")  # fmt: skip
-@click.option("--engine", type=click.Choice(["draftwise", "vllm"]), default="draftwise", show_default=True,
+@click.option("--engine", type=click.Choice(ENGINES), default="draftwise", show_default=True,
               help="What serves TARGET.")  # fmt: skip
 @click.option("--vllm", default="vllm", show_default=True, metavar="COMMAND",
               help="What starts vLLM: a path, `python -m vllm...`, `docker run ...`.")  # fmt: skip

@@ -22,6 +22,9 @@ __all__ = ["BASELINE", "is_covered", "make_arms"]
 BASELINE = "plain"
 """Name of the arm without speculation, on disk and in reports."""
 
+_READ_OTHERWISE = frozenset({"flag-given-twice", "abbreviated-flag"})
+"""Findings on words that `draftwise serve` reads otherwise than vLLM: repeated flags add up, none is abbreviated."""
+
 
 def make_arms(spec: MeasurementSpec) -> tuple[Arm, ...]:
     """Return the arms, the baseline first; each candidate's name is the one it was given, or method and k.
@@ -91,8 +94,7 @@ def _read_serve_args(spec: MeasurementSpec) -> Setup:
     reading = read_words(["vllm", "serve", target, *spec.serve_args], engine_version=version if covered else None)
     if covered and (errors := [each for each in reading.findings if each.severity is Severity.ERROR]):
         raise InvalidSetup(errors)
-    if engine == "draftwise" and any(finding.code == "flag-given-twice" for finding in reading.findings):
-        # For vLLM the last one counts; the flags of `draftwise serve` that repeat add up.
+    if engine == "draftwise" and any(finding.code in _READ_OTHERWISE for finding in reading.findings):
         return Setup(target=target, engine_version=version, extra_args=spec.serve_args)
     return replace(reading.setup, target=target, engine=engine, engine_version=version)
 
@@ -100,6 +102,6 @@ def _read_serve_args(spec: MeasurementSpec) -> Setup:
 def is_covered(version: str) -> bool:
     """Return whether the catalogue holds just this release of vLLM, whatever it was built for."""
     try:
-        return Version(version).public == str(get_release(version).version)
+        return Version(Version(version).public) == get_release(version).version
     except (InvalidSetup, ValueError):
         return False

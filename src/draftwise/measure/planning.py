@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from draftwise.core import Arm, Finding, InvalidSetup, Replay, RunPlan, Severity, Workload
+from draftwise.core import Finding, InvalidSetup, Replay, RunPlan, Severity, Workload
 from draftwise.measure.arms import make_arms
 from draftwise.measure.spec import DEFAULT_CANDIDATES, MeasurementSpec
 from draftwise.workloads import check_workloads, find_tokens, load_workloads, profile_workload
@@ -62,21 +62,15 @@ def _load_all(spec: MeasurementSpec) -> tuple[Workload, ...]:
 def _check_prompts(plan: RunPlan) -> list[Finding]:
     """Return what weakens a conclusion from the prompts; refuse those that cannot carry one."""
     replays = any(isinstance(condition.load, Replay) for condition in plan.conditions)
-    findings = check_workloads(
-        plan.workloads, measures_acceptance=not all(map(_draws, plan.arms[1:])), needs_arrivals=replays
-    )
+    synthetic = all(arm.has_synthetic_acceptance for arm in plan.arms[1:])
+    findings = check_workloads(plan.workloads, measures_acceptance=not synthetic, needs_arrivals=replays)
     if faults := [finding for finding in findings if finding.severity is Severity.ERROR]:
         raise InvalidSetup(faults)
     return list(findings)
 
 
-def _draws(arm: Arm) -> bool:
-    return arm.has_synthetic_acceptance
-
-
 def _profile(workloads: tuple[Workload, ...], target: str | None) -> Iterator[str]:
     """Yield a line on each workload that is not the package's own."""
-    tokens = find_tokens(None, hint=None if target is None else Path(target))
-    for workload in workloads:
-        if workload.source != "bundled":
-            yield f"{workload.name}: {profile_workload(workload, tokens)}"
+    if own := [workload for workload in workloads if workload.source != "bundled"]:
+        tokens = find_tokens(None, hint=None if target is None else Path(target))
+        yield from (f"{workload.name}: {profile_workload(workload, tokens)}" for workload in own)

@@ -9,7 +9,10 @@ from pathlib import Path
 from draftwise.core import Condition, InvalidSetup, LaunchOptions, SpecConfig
 from draftwise.workloads import BUNDLED
 
-__all__ = ["DEFAULT_CANDIDATES", "Candidate", "MeasurementSpec"]
+__all__ = ["DEFAULT_CANDIDATES", "ENGINES", "Candidate", "MeasurementSpec"]
+
+ENGINES = ("draftwise", "vllm")
+"""That draftwise starts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +103,8 @@ class MeasurementSpec:
         """Return what is wrong with the options taken together; None where nothing is."""
         if (self.target is None) == (self.url is None):
             return "Give either TARGET or --url with --candidate-url."
+        if self.engine not in ENGINES:
+            return f"The engine is one of {', '.join(ENGINES)}, not {self.engine!r}."
         if self.target is not None:
             return "--candidate-url goes with --url; with TARGET, give --candidate." if self.candidate_urls else None
         if not self.candidate_urls:

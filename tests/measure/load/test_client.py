@@ -134,7 +134,7 @@ def test_each_request_has_its_own_seed_that_does_not_depend_on_the_arm() -> None
     first, on_other_arm, *others = (body["seed"] for body in bodies_of(*requests))
     assert first == on_other_arm
     assert len({first, *others}) == 1 + len(others)
-    assert requests(requests[0], seed=1)[0]["seed"] != first
+    assert bodies_of(requests[0], seed=1)[0]["seed"] != first
     assert all(0 <= seed < 2**31 for seed in (first, *others))
 
 

@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -111,6 +112,22 @@ def test_what_is_written_as_words_is_read_back(release: str) -> None:
 @pytest.mark.parametrize("release", RELEASES)
 def test_what_is_written_for_a_shell_is_read_back(release: str) -> None:
     hold_shell(release)
+
+
+GOLDEN = sorted((Path(__file__).parents[1] / "read").glob("vllm_arguments_*.json"))
+
+
+@pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
+def test_whatever_command_line_was_read_is_written_and_read_again(path: Path) -> None:
+    golden = json.loads(path.read_text(encoding="utf-8"))
+    differing = []
+    for case in golden["cases"]:
+        once = read_words(["vllm", "serve", *case["argv"]], engine_version=golden["vllm"]).setup
+        again = read_words(write_words(once), engine_version=golden["vllm"]).setup
+        if "error" not in case and again != once:
+            differing.append((case["argv"], once, again))
+    assert len(golden["cases"]) >= 300
+    assert differing == []
 
 
 def no_json(value: Any, row: Mapping[str, Any]) -> str:
