@@ -15,7 +15,7 @@ from tests.support.fake_engine import FakeEngine
 from tests.support.serving import serving
 
 from draftwise.core import InvalidSetup
-from draftwise.engine.tokenizer import Tokenizer
+from draftwise.engine.text.tokenizer import Tokenizer
 from draftwise.serve.calls import Model, read_chat, read_completion
 from draftwise.serve.defaults import Defaults
 from draftwise.serve.errors import RequestError

@@ -15,7 +15,8 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from draftwise.cli._console import ConsoleProgress, estimate, open_console, show_decision
+from draftwise.cli._console import open_console
+from draftwise.cli._decision import ConsoleProgress, estimate, show_decision
 from draftwise.cli._loads import Finite, conditions, load_options
 from draftwise.core import BackendError, InvalidSetup, LaunchOptions, RunPlan, StorageError
 from draftwise.measure import measurement as measure

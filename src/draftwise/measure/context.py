@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import struct
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -13,11 +12,11 @@ from datetime import UTC, datetime
 from difflib import get_close_matches
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
-from math import prod
 from pathlib import Path
 
 from draftwise.backends import Backend
 from draftwise.backends.gpus import ask_driver
+from draftwise.checkpoints.headers import read_headers
 from draftwise.core import (
     Arm,
     Hardware,
@@ -122,16 +121,14 @@ def _read_checkpoint(target: Path) -> TargetModel:
         config_sha256=sha256(text).hexdigest(),
         architecture=(config.get("architectures") or [config.get("model_type")])[0],
         dtype=config.get("dtype") or config.get("torch_dtype"),
-        parameters=sum(map(_num_parameters, target.glob("*.safetensors"))) or None,
+        parameters=_count_parameters(target),
     )
 
 
-def _num_parameters(file: Path) -> int:
-    """Return the values in a safetensors file, from its header: 8 bytes of length, then JSON."""
-    with file.open("rb") as opened:
-        (size,) = struct.unpack("<Q", opened.read(8))
-        header = json.loads(opened.read(size))
-    return sum(prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
+def _count_parameters(target: Path) -> int | None:
+    with suppress(InvalidSetup):
+        return read_headers(target).num_elements
+    return None
 
 
 async def describe_server(backend: Backend) -> ServerRecord:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftwise.core import InvalidSetup
-from draftwise.engine.tokenizer import Tokenizer
+from draftwise.engine.text.tokenizer import Tokenizer
 from draftwise.workloads.rows import open_plain, read_objects
 
 __all__ = ["Sample", "read_samples"]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftwise.plan.check.coerce import Mismatch, coerce
+from draftwise.plan.check.cli.coerce import Mismatch, coerce
 
 pydantic = pytest.importorskip("pydantic")
 
