@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
-from draftwise.core import Band, Effect, InvalidSetup, Ruling, Run, Schedule, Setup, SpecConfig
+from draftwise.core import Arm, Band, Effect, InvalidSetup, Ruling, Run, RunContext, Schedule, Setup, SpecConfig
 from draftwise.facts.vllm import history
 from draftwise.plan.check import check
 from draftwise.plan.forecast.schedule import KEY, join_ranges, make_schedule_keys
-from draftwise.setups.read import read_setups
 
 __all__ = ["propose_schedules"]
 
@@ -32,7 +30,8 @@ def propose_schedules(run: Run, bands: Sequence[Band]) -> tuple[Schedule, ...]:
 
 
 def _propose(run: Run, workload: str, temperature: float, bands: Sequence[Band]) -> Schedule | None:
-    specs = {arm.name: arm.spec for arm in run.plan.arms[1:]}
+    arms = {arm.name: arm for arm in run.plan.arms[1:]}
+    specs = {name: arm.spec for name, arm in arms.items()}
     used = [spec for band in bands if (spec := specs.get(band.setting)) is not None]
     if len(bands) < 2 or not used or not _differ_in_k_alone(used):
         return None
@@ -40,7 +39,7 @@ def _propose(run: Run, workload: str, temperature: float, bands: Sequence[Band])
     ends = ((band.up_to, lengths.get(band.setting, 0)) for band in bands)
     ranges = join_ranges(ends, first=int(bands[0].above) + 1)
     spec = SpecConfig.keep({**used[0].to_dict(), **make_schedule_keys(ranges)})
-    arm = next(band.setting for band in bands if band.setting in specs)
+    arm = next(arms[band.setting] for band in bands if band.setting in arms)
     remarks = _judge(spec, run.context, arm)
     return None if remarks is None else Schedule(workload=workload, temperature=temperature, spec=spec, remarks=remarks)
 
@@ -52,15 +51,14 @@ def _differ_in_k_alone(specs: Sequence[SpecConfig]) -> bool:
     return known and len(rest) == 1
 
 
-def _judge(spec: SpecConfig, context: Mapping[str, Any], arm: str) -> tuple[str, ...] | None:
+def _judge(spec: SpecConfig, context: RunContext, arm: Arm) -> tuple[str, ...] | None:
     """Return what the arm's server makes of it, None where it would not honour it."""
-    server = context.get("servers", {}).get(arm, {})
-    version = server.get("version", {})
+    server = context.server(arm.name)
     unmeasured = "This schedule follows from the measurement and was not itself measured: make it a candidate first."
-    if version.get("engine") == "draftwise":
+    if server.version.get("engine") == "draftwise":
         return (unmeasured,)
     since = history("spec_fields", KEY)[0].since
-    setup = _find_setup(server.get("command"), version.get("version"), context)
+    setup = _find_setup(arm.setup, server.release, context.model.name)
     if setup is None:
         return (unmeasured, f"It needs vLLM {since} or newer.")
     report = check(replace(setup, spec=spec))
@@ -70,17 +68,11 @@ def _judge(spec: SpecConfig, context: Mapping[str, Any], arm: str) -> tuple[str,
     return (unmeasured, *(f"{each.message} {each.fix}".strip() for each in about))
 
 
-def _find_setup(command: str | None, version: str | None, context: Mapping[str, Any]) -> Setup | None:
-    """Return the measured setup as far as it is known; None without a version that the catalogue covers."""
+def _find_setup(measured: Setup, version: str | None, model: str | None) -> Setup | None:
+    """Return the measured setup on the version that its server tells; None where the catalogue does not cover it."""
     if version is None:
         return None
-    try:
-        if command is not None:
-            return read_setups(command, engine_version=version)[0].setup
-    except InvalidSetup:
-        pass
-    name = context.get("model", {}).get("name")
-    setup = Setup(target=str(name), engine="vllm", engine_version=version)
+    setup = replace(measured, target=measured.target or str(model), engine="vllm", engine_version=version)
     try:
         check(setup)
     except InvalidSetup:
