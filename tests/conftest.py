@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 import draftwise
 
@@ -26,7 +26,8 @@ LIGHT_FOLDERS = (
 ENGINE_PACKAGES = ("torch", "numba", "safetensors", "tokenizers", "transformers")
 HAS_ENGINE = all(importlib.util.find_spec(name) for name in ENGINE_PACKAGES)
 
-settings.register_profile("draftwise", deadline=None)  # how long an example takes is the machine's affair
+# How long an example takes, or takes to draw, is the machine's affair.
+settings.register_profile("draftwise", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("draftwise")
 
 num_workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))

@@ -10,8 +10,9 @@ from tests.support.made_runs import CONTEXT, arm, closed, workload
 
 from draftwise.core import Arm, Band, ClosedLoop, Comparison, Condition, Crossover, OpenLoop, Run, RunPlan, Verdict
 from draftwise.decide.bands import find_bands
-from draftwise.decide.batch_schedule import KEY, propose_schedules
-from draftwise.decide.comparison.axis import format_load, place_on_axis
+from draftwise.decide.batch_schedule import propose_schedules
+from draftwise.plan.forecast.schedule import KEY
+from draftwise.report.units import format_load
 
 
 def told(comparisons: list[Comparison], *crossovers: Crossover) -> list[tuple[float, float, str]]:
@@ -74,8 +75,8 @@ def test_a_load_where_nothing_was_told_apart_does_not_interrupt_a_band() -> None
 def test_one_load_is_no_sweep_and_other_loads_are_on_no_axis() -> None:
     assert told([adopted(1)]) == []
     burst = OpenLoop(phases=(*OpenLoop.steady(1.0).phases, *OpenLoop.steady(9.0).phases))
-    assert place_on_axis(Condition(load=burst)) is None
-    assert place_on_axis(Condition(load=OpenLoop.steady(2.5))) == ("rate", 2.5)
+    assert Condition(load=burst).place is None
+    assert Condition(load=OpenLoop.steady(2.5)).place == ("rate", 2.5)
     assert (format_load(20.6, "concurrency"), format_load(2.512, "rate")) == ("21", "2.51")
 
 

@@ -18,7 +18,7 @@ from draftwise.core import (
     SpecConfig,
     SpecStats,
     Timing,
-    Window,
+    TurnRecord,
     Workload,
 )
 from draftwise.runs.schedule import Turn, pass_over
@@ -96,7 +96,7 @@ def make_run(
     )
     rng = np.random.default_rng(seed)
     answers: list[Answer] = []
-    windows: list[Window] = []
+    turns: list[TurnRecord] = []
     number = 0
     for repeat in range(1, repeats + 1):
         for turn in pass_over(plan, plan.conditions, repeat, number=number):
@@ -104,8 +104,8 @@ def make_run(
             if keep(turn):
                 mine = _answer_all(turn, truths.get(turn.arm, Truth()), rng, turn_noise)
                 answers += mine
-                windows.append(_window(turn, mine, truths.get(turn.arm, Truth())))
-    return Run(plan=plan, context=context or CONTEXT, answers=tuple(answers), windows=tuple(windows))
+                turns.append(_record(turn, mine, truths.get(turn.arm, Truth())))
+    return Run(plan=plan, context=context or CONTEXT, answers=tuple(answers), turns=tuple(turns))
 
 
 def _answer_all(turn: Turn, truth: Truth, rng: np.random.Generator, turn_noise: float) -> list[Answer]:
@@ -148,12 +148,12 @@ def _time(prompt: Prompt, condition: Condition, truth: Truth, sent: float, slown
     return Timing(sent=sent, chunks=tuple(chunks), finished=time)
 
 
-def _window(turn: Turn, answers: Sequence[Answer], truth: Truth) -> Window:
+def _record(turn: Turn, answers: Sequence[Answer], truth: Truth) -> TurnRecord:
     steps = sum(len(answer.timing.chunks) - 1 for answer in answers)
     tokens = sum(answer.timing.num_tokens for answer in answers)
     accepted = tokens - steps - len(answers)
     spec = SpecStats(num_drafts=steps, num_draft_tokens=steps * truth.k, num_accepted_tokens=accepted)
-    return Window(
+    return TurnRecord(
         turn=turn.number,
         arm=turn.arm,
         workload=turn.workload,

@@ -7,7 +7,7 @@ from typing import Any
 
 from draftwise.backends import FakeBackend, FakeScript, virtual_time
 from draftwise.core import Arm, ClosedLoop, Comparison, Condition, Decision, Prompt, RunPlan, SpecConfig, Workload
-from draftwise.decide.decision import decide
+from draftwise.decide.conclusions import conclude_run
 from draftwise.measure.session import Session
 from draftwise.runs import RunDirectory
 
@@ -63,7 +63,7 @@ def measure(path: Path, *candidates: FakeScript, plain: FakeScript = PLAIN, **se
     """Return the decision of a whole run."""
     plan = make_plan(len(candidates), **settings)
     virtual_time.run(make_session(path, plan, (plain, *candidates)).run())
-    return decide(RunDirectory(path).read())
+    return conclude_run(RunDirectory(path).read()).decision
 
 
 def compare_one(path: Path, candidate: FakeScript, *, plain: FakeScript = PLAIN, **settings: Any) -> Comparison:

@@ -1,8 +1,20 @@
 """The nouns: frozen values and errors that every other module speaks in."""
 
 from draftwise.core.budget import Budget
+from draftwise.core.comparison import Comparison, DecidingMeasure, Interval, Verdict
 from draftwise.core.config import SpecConfig
-from draftwise.core.decision import Band, Comparison, Crossover, Decision, Interval, Verdict
+from draftwise.core.decision import (
+    Band,
+    Crossover,
+    Decision,
+    Recommendation,
+    Relation,
+    Rollback,
+    RollbackBasis,
+    Schedule,
+    Scope,
+    UnmeasuredCell,
+)
 from draftwise.core.finding import BackendError, DraftwiseError, Finding, InvalidSetup, Severity, StorageError
 from draftwise.core.load import Arrivals, ClosedLoop, Condition, Load, OpenLoop, Phase, Replay
 from draftwise.core.ruling import Effect, Ruling, Stage
@@ -16,7 +28,7 @@ from draftwise.core.run import (
     RunPlan,
     ServerLoad,
     Settled,
-    Window,
+    TurnRecord,
 )
 from draftwise.core.setup import Device, Setup
 from draftwise.core.shape import ModelShape
@@ -37,6 +49,7 @@ __all__ = [
     "Condition",
     "Counters",
     "Crossover",
+    "DecidingMeasure",
     "Decision",
     "Device",
     "Divergence",
@@ -50,10 +63,16 @@ __all__ = [
     "OpenLoop",
     "Phase",
     "Prompt",
+    "Recommendation",
+    "Relation",
     "Replay",
+    "Rollback",
+    "RollbackBasis",
     "Ruling",
     "Run",
     "RunPlan",
+    "Schedule",
+    "Scope",
     "ServerLoad",
     "Settled",
     "Setup",
@@ -63,7 +82,8 @@ __all__ = [
     "Stage",
     "StorageError",
     "Timing",
+    "TurnRecord",
+    "UnmeasuredCell",
     "Verdict",
-    "Window",
     "Workload",
 ]

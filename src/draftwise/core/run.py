@@ -23,7 +23,7 @@ __all__ = [
     "RunPlan",
     "ServerLoad",
     "Settled",
-    "Window",
+    "TurnRecord",
 ]
 
 
@@ -49,19 +49,19 @@ class Arm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan:
-    """What a run sends, decided before its first request. The first arm is the plain one."""
+    """What a run sends, decided before its first request. The first arm is the baseline."""
 
     arms: tuple[Arm, ...]
     workloads: tuple[Workload, ...]
     conditions: tuple[Condition, ...] = field(default_factory=lambda: (Condition(),))
     repeats: int = 5
-    """Passes over the workloads; at most so many where cells are settled early."""
+    """Repetitions of the workloads; at most so many where cells are stopped early."""
     warmup: int = 3
     seed: int = 0
     turn_s: float = 20.0
     """How long a turn of a steady open loop lasts."""
     adaptive: bool = False
-    """Whether settled cells are left out of later passes, and the crossover of a sweep over load is bisected."""
+    """Whether settled cells are stopped early, and the crossover of a sweep over load is bisected."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,10 +116,10 @@ class Answer:
     workload: str
     prompt_id: str
     repeat: int
-    """Which pass over the workload, from 1."""
+    """Which repetition of the workload, from 1."""
     timing: Timing
     copy: int = 0
-    """Which sending of this prompt in the turn: a short workload is gone through several times to fill a load."""
+    """Which attempt at this prompt in the turn: a short workload is gone through several times to fill a load."""
     condition: str = "c=1"
     """Label of the condition under which it was asked."""
     measured: bool = True
@@ -166,8 +166,8 @@ class ServerLoad:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
-    """One turn of one arm: a block of prompts sent with nothing else on that server."""
+class TurnRecord:
+    """One turn of one arm: its part of a paired block, which all arms answer one right after the other."""
 
     turn: int
     arm: str
@@ -178,7 +178,7 @@ class Window:
     wall_s: float
     condition: str = "c=1"
     block: int = 0
-    """Which part of the workload: turns of one pass, block and condition are compared with each other."""
+    """Which part of the workload: turns of one repetition, block and condition are a paired block."""
     began_s: float = 0.0
     """Seconds since the epoch."""
     client: ClientHealth = field(default_factory=ClientHealth)
@@ -209,12 +209,13 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settled:
-    """A cell that needed no more passes than it had."""
+    """A cell that was stopped early: it needed no more repetitions than it had."""
 
     workload: str
     condition: str
     candidate: str
     passes: int
+    """Repetitions that it had; the name is that of the row on disk."""
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -230,12 +231,12 @@ class Run:
     context: Mapping[str, Any]
     """Hardware, software, model and servers: JSON values, by the names that `measure.context` gives them."""
     answers: tuple[Answer, ...] = ()
-    windows: tuple[Window, ...] = ()
+    turns: tuple[TurnRecord, ...] = ()
     divergences: tuple[Divergence, ...] = ()
     added: tuple[Condition, ...] = ()
     """Conditions that were not planned: loads between planned ones, measured to find where speculation stops paying."""
     settled: tuple[Settled, ...] = ()
-    """Cells left out of later passes because their verdict stood."""
+    """Cells that were stopped early because their verdict was settled."""
     num_unfinished: int = 0
     """Answers on disk of turns that were cut off; no number rests on them, as the load of such a turn was not whole."""
 

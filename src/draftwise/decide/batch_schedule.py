@@ -1,36 +1,24 @@
-"""The engine's own schedule of k by batch size, written from the bands of a sweep and ready to paste."""
+"""The engine's own schedule of k by batch size, made from the bands of a sweep."""
 
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from draftwise.core import Band, Effect, InvalidSetup, Ruling, Run, Setup, SpecConfig
+from draftwise.core import Band, Effect, InvalidSetup, Ruling, Run, Schedule, Setup, SpecConfig
 from draftwise.facts.vllm import history
 from draftwise.plan.check import check
+from draftwise.plan.forecast.schedule import KEY, join_ranges, schedule_keys
 from draftwise.setups.read import read_setups
 
-__all__ = ["KEY", "Proposal", "propose_schedules"]
+__all__ = ["propose_schedules"]
 
-KEY = "num_speculative_tokens_per_batch_size"
 _NOT_HONOURED = (Effect.REJECTED, Effect.INEFFECTIVE, Effect.FAILS_LATER)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Proposal:
-    """A speculative config that lowers k, or stops drafting, by itself as the running batch grows."""
-
-    workload: str
-    temperature: float
-    spec: SpecConfig
-    remarks: tuple[str, ...]
-    """What its server's version makes of it; never empty, for the schedule itself was not measured."""
-
-
-def propose_schedules(run: Run, bands: Sequence[Band]) -> tuple[Proposal, ...]:
+def propose_schedules(run: Run, bands: Sequence[Band]) -> tuple[Schedule, ...]:
     """Return a schedule for every sweep over concurrency whose bands differ in k alone, and that its server honours.
 
     Concurrency stands for batch size: in a closed loop nearly all requests in flight are being decoded.
@@ -43,17 +31,18 @@ def propose_schedules(run: Run, bands: Sequence[Band]) -> tuple[Proposal, ...]:
     return tuple(each for each in found if each is not None)
 
 
-def _propose(run: Run, workload: str, temperature: float, bands: Sequence[Band]) -> Proposal | None:
+def _propose(run: Run, workload: str, temperature: float, bands: Sequence[Band]) -> Schedule | None:
     specs = {arm.name: arm.spec for arm in run.plan.arms[1:]}
     used = [spec for band in bands if (spec := specs.get(band.setting)) is not None]
     if len(bands) < 2 or not used or not _differ_in_k_alone(used):
         return None
-    lengths = [spec.num_speculative_tokens or 0 for spec in used]
-    rows = list(_rows(bands, {name: spec.num_speculative_tokens or 0 for name, spec in specs.items() if spec}))
-    spec = replace(used[0], num_speculative_tokens=max(lengths), options={**used[0].options, KEY: rows})
+    lengths = {name: spec.num_speculative_tokens or 0 for name, spec in specs.items() if spec}
+    ends = ((band.up_to, lengths.get(band.setting, 0)) for band in bands)
+    ranges = join_ranges(ends, first=int(bands[0].above) + 1)
+    spec = SpecConfig.keep({**used[0].to_dict(), **schedule_keys(ranges)})
     arm = next(band.setting for band in bands if band.setting in specs)
     remarks = _judge(spec, run.context, arm)
-    return None if remarks is None else Proposal(workload=workload, temperature=temperature, spec=spec, remarks=remarks)
+    return None if remarks is None else Schedule(workload=workload, temperature=temperature, spec=spec, remarks=remarks)
 
 
 def _differ_in_k_alone(specs: Sequence[SpecConfig]) -> bool:
@@ -61,14 +50,6 @@ def _differ_in_k_alone(specs: Sequence[SpecConfig]) -> bool:
     rest = {json.dumps({**spec.to_dict(), "num_speculative_tokens": 0}, sort_keys=True) for spec in specs}
     known = all(spec.num_speculative_tokens is not None and KEY not in spec.options for spec in specs)
     return known and len(rest) == 1
-
-
-def _rows(bands: Sequence[Band], lengths: Mapping[str, int]) -> Iterator[list[int]]:
-    """Yield [first, last, k]; the last range is one batch size wide, as its k goes on for all larger ones."""
-    for band in bands:
-        first = int(band.above) + 1
-        last = first if math.isinf(band.up_to) else int(band.up_to)
-        yield [first, last, lengths.get(band.setting, 0)]
 
 
 def _judge(spec: SpecConfig, context: Mapping[str, Any], arm: str) -> tuple[str, ...] | None:

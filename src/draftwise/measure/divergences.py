@@ -5,25 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from draftwise.core import Answer, Divergence
-from draftwise.decide.comparison.differences import Difference
+from draftwise.decide.comparison.differences import OutputDifference
 from draftwise.measure.load.client import Client
 
 __all__ = ["examine"]
 
 
-async def examine(difference: Difference, plain: Client, candidate: Client) -> Divergence:
+async def examine(difference: OutputDifference, baseline: Client, candidate: Client) -> Divergence:
     """Return what both servers think of the position where two answers part.
 
     Both are asked again for the next token after the prompt and all shared output; a prefill, so that neither
     answer depends on how the position was reached.
     """
-    answers, position = (difference.plain, difference.candidate), difference.position
+    answers, position = (difference.baseline, difference.candidate), difference.position
     tokens = [None if position is None else _token_at(answer, position) for answer in answers]
-    prompt = difference.plain.prompt_token_ids
+    prompt = difference.baseline.prompt_token_ids
     views: list[dict[str, float] | None] = [None, None]
     if prompt and position is not None:
-        shared = [*prompt, *difference.plain.token_ids[:position]]
-        views = [await client.next_two(shared) for client in (plain, candidate)]
+        shared = [*prompt, *difference.baseline.token_ids[:position]]
+        views = [await client.next_two(shared) for client in (baseline, candidate)]
     told = [view for view in views if view is not None]
     return Divergence(
         workload=difference.unit[0],
@@ -33,7 +33,7 @@ async def examine(difference: Difference, plain: Client, candidate: Client) -> D
         plain_token=tokens[0],
         candidate_token=tokens[1],
         gap=min((gap for view in told if (gap := _gap(view)) is not None), default=None),
-        condition=difference.plain.condition,
+        condition=difference.baseline.condition,
         among_best=_among_best(tokens, told),
     )
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from draftwise.backends import Backend
-from draftwise.core import Answer, ClientHealth, RunPlan, StorageError, Window
+from draftwise.core import Answer, ClientHealth, RunPlan, StorageError, TurnRecord
 from draftwise.measure.load.client import Client
 from draftwise.measure.load.drive import drive
 from draftwise.measure.load.processes import Crew, count_processes
@@ -64,7 +64,7 @@ class Experiment:
 
     def __post_init__(self) -> None:
         run = self.directory.read()
-        self._measured = {(w.arm, w.workload, w.condition, w.repeat, w.block) for w in run.windows}
+        self._measured = {(w.arm, w.workload, w.condition, w.repeat, w.block) for w in run.turns}
         self.num_answers = sum(answer.measured for answer in run.answers)
 
     def has(self, turn: Turn) -> bool:
@@ -93,7 +93,7 @@ class Experiment:
         await _drain(backend, down_to=load.running or 0)
         growth = await backend.counters() - counters
         await backend.rest()
-        window = Window(
+        record = TurnRecord(
             turn=turn.number,
             arm=turn.arm,
             workload=turn.workload,
@@ -107,7 +107,7 @@ class Experiment:
             before=load,
             device=await self.read_device(),
         )
-        self.directory.finish_turn(window)
+        self.directory.finish_turn(record)
         self._measured.add(turn.key)
         self.num_answers += len(turn.prompts)
         if self.directory.is_full:

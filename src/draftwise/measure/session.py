@@ -12,7 +12,7 @@ from typing import Any
 
 from draftwise.backends import Backend
 from draftwise.core import InvalidSetup, RunPlan
-from draftwise.decide.comparison.cell import ALL, cells
+from draftwise.decide.comparison.cell import ALL, make_cells
 from draftwise.decide.comparison.differences import find_differences
 from draftwise.measure.context import describe_server
 from draftwise.measure.divergences import examine
@@ -103,11 +103,11 @@ class Session:
         run = self.directory.read()
         known = {(each.candidate, each.condition, each.workload, each.prompt_id) for each in run.divergences}
         judged = {arm.name for arm in self.plan.arms if not arm.draws_acceptance}
-        for cell in cells(run):
+        for cell in make_cells(run):
             if cell.workload != ALL and cell.condition.temperature == 0 and cell.candidate in judged:
                 for difference in find_differences(cell)[:_MOST_EXAMINED]:
                     if (cell.candidate, cell.condition.label, *difference.unit) not in known:
-                        view = await examine(difference, clients[cell.plain], clients[cell.candidate])
+                        view = await examine(difference, clients[cell.baseline], clients[cell.candidate])
                         self.directory.add_divergence(view)
 
 

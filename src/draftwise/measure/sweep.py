@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import product
 
 from draftwise.core import Condition, RunPlan, Settled
-from draftwise.measure.adaptive import FIRST_LOOK, find_settled, next_conditions
+from draftwise.measure.adaptive import FIRST_ANALYSIS, find_settled, next_conditions
 from draftwise.measure.experiment import Experiment
 from draftwise.runs import RunDirectory
 from draftwise.runs.schedule import CellKey, Turn, pass_over
@@ -67,7 +67,7 @@ class Sweep:
             missing = [turn for turn in turns if not self.experiment.has(turn)]
             self._tell(conditions, repeat)
             await self.experiment.run(missing)
-            if missing and self._plan.adaptive and FIRST_LOOK <= repeat < self._plan.repeats:
+            if missing and self._plan.adaptive and FIRST_ANALYSIS <= repeat < self._plan.repeats:
                 for cell in find_settled(self._directory.read(), conditions, repeat):
                     self._directory.add_settled(cell)
 

@@ -31,13 +31,13 @@ from draftwise.core import (
     RunPlan,
     Settled,
     StorageError,
-    Window,
+    TurnRecord,
     Workload,
 )
-from draftwise.workloads import read_prompts
-from draftwise.runs.row_files import RowFile, blame, cut_unfinished, damaged, write_whole
 from draftwise.runs.manifest import make_manifest, read_manifest, to_plan
-from draftwise.runs.rows import answer_to_row, row_to_answer, row_to_window, window_to_row
+from draftwise.runs.row_files import RowFile, blame, cut_unfinished, damaged, write_whole
+from draftwise.runs.rows import answer_to_row, row_to_answer, row_to_turn, turn_to_row
+from draftwise.workloads import read_prompts
 
 __all__ = ["RunDirectory"]
 
@@ -60,7 +60,7 @@ class RunDirectory:
         """Whether the disk ran full; what came until then, and while the last turn ended, is written."""
         self._open: dict[str, BinaryIO] = {}
         self._answers = RowFile(path / _REQUESTS, lambda row: (row["turn"], row_to_answer(row)))
-        self._windows = RowFile(path / _TURNS, row_to_window)
+        self._turns = RowFile(path / _TURNS, row_to_turn)
 
     @classmethod
     def claim(cls, path: Path) -> RunDirectory:
@@ -125,11 +125,11 @@ class RunDirectory:
         """
         self._append(_REQUESTS, answer_to_row(answer), sync=False)
 
-    def finish_turn(self, window: Window) -> None:
+    def finish_turn(self, turn: TurnRecord) -> None:
         """Append a turn whose requests are all written: from now on they count."""
         if _REQUESTS in self._open:
             os.fsync(self._open[_REQUESTS].fileno())
-        self._append(_TURNS, window_to_row(window))
+        self._append(_TURNS, turn_to_row(turn))
 
     def add_condition(self, condition: Condition) -> None:
         """Append a load that was not planned."""
@@ -176,14 +176,14 @@ class RunDirectory:
         manifest = read_manifest(self.path / _MANIFEST)
         with blame(str(self.path / _MANIFEST)):
             plan, context = to_plan(manifest, self._read_workload), dict(manifest["context"])
-        windows = {window.turn: window for window in self._windows.read()}
+        turns = {turn.turn: turn for turn in self._turns.read()}
         answers = self._answers.read()
-        finished = [answer for turn, answer in answers if turn in windows]
+        finished = [answer for turn, answer in answers if turn in turns]
         run = Run(
             plan=plan,
             context=context,
             answers=tuple(finished),
-            windows=tuple(windows.values()),
+            turns=tuple(turns.values()),
             divergences=tuple(RowFile(self.path / _DIVERGENCES, lambda row: Divergence(**row)).read()),
             added=tuple(RowFile(self.path / _CONDITIONS, Condition.from_dict).read()),
             settled=self.read_settled(),
@@ -199,7 +199,7 @@ class RunDirectory:
             ("workload", {workload.name for workload in run.plan.workloads}),
             ("condition", {condition.label for condition in run.conditions}),
         )
-        for file, rows in ((_TURNS, run.windows), (_REQUESTS, run.answers)):
+        for file, rows in ((_TURNS, run.turns), (_REQUESTS, run.answers)):
             for kind, names in known:
                 if strange := {getattr(row, kind) for row in rows} - names:
                     text = f"holds readings of the {kind} {min(strange)!r}, which {_MANIFEST} does not plan."
@@ -211,7 +211,7 @@ class RunDirectory:
 
     def next_number(self) -> int:
         """Return a number that no turn has had, finished or not."""
-        used = chain((turn for turn, _ in self._answers.read()), (window.turn for window in self._windows.read()))
+        used = chain((turn for turn, _ in self._answers.read()), (turn.turn for turn in self._turns.read()))
         return max(used, default=-1) + 1
 
     def _read_workload(self, row: Mapping[str, Any]) -> Workload:

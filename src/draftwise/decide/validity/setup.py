@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from draftwise.core import Finding, Run
-from draftwise.decide.validity.finding import error, info, listed, warning
+from draftwise.decide.validity.finding import error, info, join_names, warning
 
 __all__ = ["check_setup"]
 
@@ -36,7 +36,7 @@ _LESS_CACHE = 0.9
 
 
 def check_setup(run: Run) -> Iterator[Finding]:
-    """Yield what differs between the arms beside the speculative config, each candidate held against plain."""
+    """Yield what differs between the arms beside the speculative config, each candidate held against the baseline."""
     servers = run.context.get("servers", {})
     plain, *candidates = (arm.name for arm in run.plan.arms)
     for name in candidates:
@@ -51,16 +51,17 @@ def _identity(name: str, plain: Mapping[str, Any], candidate: Mapping[str, Any])
     for key in _SAME:
         if key in ours and key in theirs and ours[key] != theirs[key]:
             text = (
-                f"its {key} is {theirs[key]!r}, plain's {ours[key]!r}: the comparison is not one of speculation alone."
+                f"its {key} is {theirs[key]!r}, the baseline's {ours[key]!r}: the comparison is not one of speculation "
+                "alone."
             )
             yield error("arms-differ", text, "Serve both alike but for --speculative-config.", where=name)
     models = [each.get("model") for each in (plain, candidate)]
     if None not in models and models[0] != models[1]:
-        text = f"it serves {models[1]!r}, plain {models[0]!r}: under another name it may be another model."
+        text = f"it serves {models[1]!r}, the baseline {models[0]!r}: under another name it may be another model."
         yield warning("arms-differ", text, "Make sure that both serve the same checkpoint.", where=name)
     lengths = [each.get("max_model_len") for each in (plain, candidate)]
     if None not in lengths and lengths[0] != lengths[1]:
-        text = f"its max_model_len is {lengths[1]}, plain's {lengths[0]}."
+        text = f"its max_model_len is {lengths[1]}, the baseline's {lengths[0]}."
         yield warning("arms-differ", text, "Give both the same --max-model-len.", where=name)
 
 
@@ -69,12 +70,12 @@ def _commands(name: str, plain: str | None, candidate: str | None) -> Iterator[F
         return
     ours, theirs = _arguments(plain), _arguments(candidate)
     other = [
-        f"{key} ({_shown(theirs, key)}, plain {_shown(ours, key)})"
+        f"{key} ({_shown(theirs, key)}, baseline {_shown(ours, key)})"
         for key in dict.fromkeys((*ours, *theirs))
         if ours.get(key) != theirs.get(key) and not key.startswith(_OWN)
     ]
     if other:
-        text = f"it was served otherwise than plain beside the speculative config: {listed(other)}."
+        text = f"it was served otherwise than the baseline, beside the speculative config: {join_names(other)}."
         yield warning("commands-differ", text, "Serve both alike but for --speculative-config.", where=name)
 
 
@@ -101,9 +102,11 @@ def _consequences(name: str, plain: Mapping[str, Any], candidate: Mapping[str, A
     ours, theirs = plain.get("version", {}), candidate.get("version", {})
     for key, words in _FOLLOWS.items():
         if key in ours and key in theirs and ours[key] != theirs[key]:
-            text = f"{words}: {theirs[key]}, with plain {ours[key]}. That is part of what it costs."
+            text = f"{words}: {theirs[key]}, with the baseline {ours[key]}. That is part of what it costs."
             yield info("engine-chose-otherwise", text, where=name)
     tokens = [each.get("started", {}).get("kv_cache_tokens") for each in (plain, candidate)]
     if all(isinstance(each, int | float) for each in tokens) and tokens[1] < tokens[0] * _LESS_CACHE:
-        text = f"its KV cache holds {tokens[1]:.0f} tokens, plain's {tokens[0]:.0f}: under load it is full sooner."
+        text = (
+            f"its KV cache holds {tokens[1]:.0f} tokens, the baseline's {tokens[0]:.0f}: under load it is full sooner."
+        )
         yield info("less-kv-cache", text, where=name)

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.guarding import ENDING, QUICKER, bend_windows, closed, codes, findings, graded, opened, run_of
+from tests.support.validity import ENDING, QUICKER, bend_turns, closed, codes, findings, graded, opened, run_of
 
-from draftwise.core import Condition, Run, Severity, SpecConfig, Window
-from draftwise.decide.decision import decide
+from draftwise.core import Condition, Run, Severity, SpecConfig, TurnRecord
+from draftwise.decide.conclusions import conclude_run
 
 SWEEP = (closed(1), closed(2), closed(4))
 
@@ -34,7 +34,7 @@ def with_spec(run: Run, **options: Any) -> Run:
 def drafting(run: Run, share: dict[str, float]) -> Run:
     """Return the run as if only so many of the drafts had been made, by condition."""
 
-    def change(window: Window) -> Window:
+    def change(window: TurnRecord) -> TurnRecord:
         spec, kept = window.counters.spec, share.get(window.condition, 1.0)
         if not kept:
             return replace(window, counters=replace(window.counters, spec=type(spec)()))
@@ -43,7 +43,7 @@ def drafting(run: Run, share: dict[str, float]) -> Run:
         fewer = replace(spec, num_drafts=spec.num_drafts - lost, num_draft_tokens=spec.num_draft_tokens - 3 * lost)
         return replace(window, counters=replace(window.counters, spec=fewer))
 
-    return bend_windows(run, lambda window: change(window) if window.arm != "plain" else window)
+    return bend_turns(run, lambda window: change(window) if window.arm != "plain" else window)
 
 
 def test_a_sweep_with_steady_drafting_is_clean(good: Run) -> None:
@@ -63,7 +63,7 @@ def test_a_server_that_never_drafts_and_says_why(tmp_path: Path) -> None:
 
 
 def test_a_server_without_counters_proves_nothing(good: Run) -> None:
-    silent = bend_windows(good, lambda w: replace(w, counters=type(w.counters)()) if w.arm != "plain" else w)
+    silent = bend_turns(good, lambda w: replace(w, counters=type(w.counters)()) if w.arm != "plain" else w)
     assert graded(silent) == {"not-speculating": Severity.ERROR}
     assert "its /metrics has no counters" in findings(silent)["not-speculating"].message
 
@@ -80,7 +80,7 @@ def test_another_config_than_asked_for(good: Run, resolved: dict[str, Any], told
     run = with_resolved(good, resolved)
     assert graded(run) == {"config-not-as-asked": Severity.ERROR}
     assert findings(run)["config-not-as-asked"].message == told
-    assert {each.verdict for each in decide(run).comparisons} == {"blocked"}
+    assert {each.verdict for each in conclude_run(run).decision.comparisons} == {"blocked"}
 
 
 def test_the_config_as_asked_for_with_more_in_it(good: Run) -> None:
@@ -101,12 +101,12 @@ def test_drafts_that_are_always_shorter_than_asked(good: Run) -> None:
 
 
 def test_drafts_that_are_sometimes_shorter_belong_to_lookup_methods(good: Run) -> None:
-    def shorter(window: Window) -> Window:
+    def shorter(window: TurnRecord) -> TurnRecord:
         spec = window.counters.spec
         fewer = replace(spec, num_draft_tokens=spec.num_draft_tokens - window.turn % 3)
         return replace(window, counters=replace(window.counters, spec=fewer))
 
-    assert codes(bend_windows(good, lambda w: shorter(w) if w.arm != "plain" else w)) == set()
+    assert codes(bend_turns(good, lambda w: shorter(w) if w.arm != "plain" else w)) == set()
 
 
 def test_drafting_that_fades_under_load(good: Run) -> None:
@@ -134,7 +134,7 @@ def test_speculation_that_stops_under_load_is_not_speculation_that_is_off(good: 
     # The answers still came as fast as with drafts: without any, that gain has another cause.
     assert found["not-speculating-under-load"] is Severity.ERROR
     assert "nothing at c=4" in findings(run)["not-speculating-under-load"].message
-    verdicts = {each.condition.label: each.verdict for each in decide(run).comparisons}
+    verdicts = {each.condition.label: each.verdict for each in conclude_run(run).decision.comparisons}
     assert verdicts["c=4"] == "blocked"
     assert verdicts["c=1"] != "blocked"
 
@@ -159,7 +159,7 @@ def test_a_queue_can_gain_more_than_its_server(tmp_path: Path) -> None:
         conditions=conditions,
         repeats=2,
     )
-    (found,) = decide(run).comparisons
+    (found,) = conclude_run(run).decision.comparisons
     assert found.speedup.value > (found.counters.tokens_per_step or 0)
     assert "unexplained-speedup" not in codes(run)
 

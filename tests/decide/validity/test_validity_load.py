@@ -4,11 +4,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.support.guarding import (
+from tests.support.validity import (
     ENDING,
     QUICKER,
     bend_answers,
-    bend_windows,
+    bend_turns,
     closed,
     codes,
     findings,
@@ -18,8 +18,8 @@ from tests.support.guarding import (
     run_of,
 )
 
-from draftwise.core import Answer, Arm, Run, ServerLoad, Severity, Window
-from draftwise.decide.decision import decide
+from draftwise.core import Answer, Arm, Run, ServerLoad, Severity, TurnRecord
+from draftwise.decide.conclusions import conclude_run
 
 LONG = (make_workload(num_prompts=16, max_tokens=120),)
 
@@ -49,12 +49,12 @@ def test_streams_that_stand_still(good: Run) -> None:
         return answer.condition != "c=4" or kept[answer.turn] % 4 > 0
 
     thin = replace(good, answers=tuple(filter(is_kept, good.answers)))
-    found = findings(bend_windows(thin, without_counters))["load-not-reached"]
+    found = findings(bend_turns(thin, without_counters))["load-not-reached"]
     assert found.severity is Severity.WARNING
     assert "at c=4" in found.message
 
 
-def without_counters(window: Window) -> Window:
+def without_counters(window: TurnRecord) -> TurnRecord:
     return replace(window, counters=replace(window.counters, generation_tokens=None))
 
 
@@ -120,16 +120,16 @@ def test_a_busy_queue_that_does_not_grow(tmp_path: Path, seed: int) -> None:
 def test_traffic_of_others(tmp_path: Path) -> None:
     run = run_of(tmp_path / "run", plain=replace(ENDING, foreign_tokens_per_s=50.0), repeats=1)
     assert graded(run) == {"other-traffic": Severity.ERROR}
-    assert [each.verdict for each in decide(run).comparisons] == ["blocked"]
+    assert [each.verdict for each in conclude_run(run).decision.comparisons] == ["blocked"]
 
 
 def test_requests_of_others(good: Run) -> None:
-    def busy(window: Window) -> Window:
+    def busy(window: TurnRecord) -> TurnRecord:
         if window.arm != "plain" or window.block % 4:
             return window
         return replace(window, before=ServerLoad(running=3.0, waiting=1.0))
 
-    run = bend_windows(good, busy)
+    run = bend_turns(good, busy)
     assert graded(run) == {"other-requests": Severity.WARNING}
     assert "up to 3 running, 1 waiting" in findings(run)["other-requests"].message
 
@@ -156,7 +156,7 @@ def test_failed_requests_are_left_out_and_said(good: Run) -> None:
     )
     failed = bend_answers(good, lambda answer: replace(answer, error="no pages") if answer is unlucky else answer)
     assert graded(failed) == {"failed-requests": Severity.WARNING}
-    assert {each.num_prompts for each in decide(failed).comparisons} == {8}
+    assert {each.num_prompts for each in conclude_run(failed).decision.comparisons} == {8}
 
 
 def test_many_failed_requests_leave_a_selection(good: Run) -> None:
@@ -167,13 +167,13 @@ def test_many_failed_requests_leave_a_selection(good: Run) -> None:
     run = bend_answers(good, change)
     assert graded(run) == {"failed-requests": Severity.WARNING, "too-many-failures": Severity.ERROR}
     assert "0% of plain's, 12% of candidate 1's" in findings(run)["too-many-failures"].message
-    blocked = {each.condition.label for each in decide(run).comparisons if each.verdict == "blocked"}
+    blocked = {each.condition.label for each in conclude_run(run).decision.comparisons if each.verdict == "blocked"}
     assert blocked == {"c=4"}
 
 
 def test_a_cold_start(good: Run) -> None:
     """The first requests take half as long again, then it is warm."""
-    first = {window.turn for window in sorted(good.windows, key=lambda window: window.turn)[:6]}
+    first = {window.turn for window in sorted(good.turns, key=lambda window: window.turn)[:6]}
 
     def slow(answer: Answer) -> Answer:
         factor = 1.5 if answer.turn in first else 1.0

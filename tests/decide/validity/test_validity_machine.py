@@ -5,9 +5,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.support.guarding import bend_answers, bend_windows, codes, findings, graded, run_of
+from tests.support.validity import bend_answers, bend_turns, codes, findings, graded, run_of
 
-from draftwise.core import Answer, Run, Severity, Window
+from draftwise.core import Answer, Run, Severity, TurnRecord
 
 Device = dict[str, Any]
 
@@ -17,18 +17,18 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run_of(tmp_path_factory.mktemp("runs") / "good")
 
 
-def with_device(run: Run, make: Callable[[int, Window], Device]) -> Run:
+def with_device(run: Run, make: Callable[[int, TurnRecord], Device]) -> Run:
     """Return the run with a machine's state after each turn of 1 s."""
-    number = {window.turn: n for n, window in enumerate(run.windows)}
+    number = {window.turn: n for n, window in enumerate(run.turns)}
 
-    def change(window: Window) -> Window:
+    def change(window: TurnRecord) -> TurnRecord:
         n = number[window.turn]
         device = {"monotonic_s": 1000.0 + n, **make(n, window)}
         for each in device.get("gpus", ()):
             each.setdefault("read_s", 1000.0 + n)
         return replace(window, device=device, wall_s=1.0)
 
-    return bend_windows(run, change)
+    return bend_turns(run, change)
 
 
 def cpu(**counters: float) -> Device:
@@ -79,9 +79,9 @@ def test_what_disturbs_is_a_warning(good: Run, code: str, state: Callable[[int],
 
 def test_the_power_limit_is_part_of_the_truth(good: Run) -> None:
     """Only the speculating arm reaches it: half of its turns' time."""
-    capped = {window.turn: 0.0 for window in good.windows}
+    capped = {window.turn: 0.0 for window in good.turns}
     total = 0.0
-    for window in good.windows:
+    for window in good.turns:
         total += 0.5 * (window.arm != "plain")
         capped[window.turn] = total
     run = with_device(good, lambda _, window: gpu(limited_s={"sw_power_cap": capped[window.turn]}))
@@ -133,8 +133,8 @@ def test_what_others_did_between_two_sessions_is_not_asked(good: Run) -> None:
 
 
 def with_jump(run: Run, jump_s: float) -> Run:
-    turn = run.windows[5].turn
-    return bend_windows(run, lambda w: replace(w, client=replace(w.client, clock_jump_s=jump_s * (w.turn == turn))))
+    turn = run.turns[5].turn
+    return bend_turns(run, lambda w: replace(w, client=replace(w.client, clock_jump_s=jump_s * (w.turn == turn))))
 
 
 def test_clocks_that_are_slewed_do_not_jump(good: Run) -> None:

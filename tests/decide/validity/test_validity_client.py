@@ -5,9 +5,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.support.guarding import bend_answers, bend_windows, closed, codes, findings, graded, opened, run_of
+from tests.support.validity import bend_answers, bend_turns, closed, codes, findings, graded, opened, run_of
 
-from draftwise.core import Answer, Run, Severity, Window
+from draftwise.core import Answer, Run, Severity, TurnRecord
 
 
 @pytest.fixture(scope="module")
@@ -17,16 +17,16 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def with_health(run: Run, **health: Any) -> Run:
-    return bend_windows(run, lambda window: replace(window, client=replace(window.client, **health)))
+    return bend_turns(run, lambda window: replace(window, client=replace(window.client, **health)))
 
 
 def with_busy(run: Run, share: float, processes: int = 1) -> Run:
-    def change(window: Window) -> Window:
+    def change(window: TurnRecord) -> TurnRecord:
         cpu_s = share * window.wall_s * processes
         return replace(window, client=replace(window.client, cpu_s=cpu_s, processes=processes))
 
     far = {**run.context, "hardware": {**run.context["hardware"], "cores": 256}}
-    return bend_windows(replace(run, context=far), change)
+    return bend_turns(replace(run, context=far), change)
 
 
 @pytest.mark.parametrize(
@@ -43,9 +43,9 @@ def test_its_cpu_counts_per_process(good: Run, share: float, processes: int, fou
 
 
 def test_one_slow_turn_is_not_the_rule(good: Run) -> None:
-    first = good.windows[0].turn
+    first = good.turns[0].turn
     late = {True: 1.0, False: 0.0}
-    hiccup = bend_windows(good, lambda w: replace(w, client=replace(w.client, loop_delay_p99_s=late[w.turn == first])))
+    hiccup = bend_turns(good, lambda w: replace(w, client=replace(w.client, loop_delay_p99_s=late[w.turn == first])))
     assert codes(hiccup) == set()
 
 
@@ -104,7 +104,7 @@ def test_sendings_that_are_usually_late_are_what_is_measured(arriving: Run) -> N
 
 
 def test_cores_taken_from_a_server_on_the_same_machine(good: Run) -> None:
-    busy = bend_windows(good, lambda w: replace(w, client=replace(w.client, cpu_s=w.wall_s / 2)))
+    busy = bend_turns(good, lambda w: replace(w, client=replace(w.client, cpu_s=w.wall_s / 2)))
     assert graded(busy) == {"client-beside-server": Severity.WARNING}
     assert "0.50 of the 2 cores" in findings(busy)["client-beside-server"].message
 
@@ -112,4 +112,4 @@ def test_cores_taken_from_a_server_on_the_same_machine(good: Run) -> None:
 def test_cores_are_its_own_when_the_servers_are_elsewhere(good: Run) -> None:
     arms = tuple(replace(arm, url=f"http://gpu{number}.example:8000") for number, arm in enumerate(good.plan.arms))
     far = replace(good, plan=replace(good.plan, arms=arms))
-    assert codes(bend_windows(far, lambda w: replace(w, client=replace(w.client, cpu_s=w.wall_s / 2)))) == set()
+    assert codes(bend_turns(far, lambda w: replace(w, client=replace(w.client, cpu_s=w.wall_s / 2)))) == set()

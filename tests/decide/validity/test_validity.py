@@ -6,13 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.guarding import bend_answers, bend_windows, closed, codes, opened, run_of
+from tests.support.made_comparisons import compared, interval
+from tests.support.validity import bend_answers, bend_turns, closed, codes, opened, run_of
 
-from draftwise.core import Answer, ClientHealth, Counters, Interval, Run, ServerLoad, Verdict, Window
-from draftwise.decide.comparison.cell import cells
-from draftwise.decide.decision import decide
+from draftwise.core import Answer, ClientHealth, Counters, Run, ServerLoad, TurnRecord, Verdict
+from draftwise.decide.comparison.cell import make_cells
+from draftwise.decide.comparison.comparisons import Unjudged
+from draftwise.decide.comparison.differences import compare_outputs
+from draftwise.decide.conclusions import conclude_run
+from draftwise.decide.evidence import gather_evidence
 from draftwise.decide.thresholds import Thresholds
-from draftwise.decide.validity import check_cell, check_run
+from draftwise.decide.validity import assess_text, check_comparison, check_run
 
 
 def test_a_good_run_has_no_finding(tmp_path: Path) -> None:
@@ -26,12 +30,12 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def test_an_error_at_one_load_blocks_that_load_only(good: Run) -> None:
-    assert {each.verdict for each in decide(good).comparisons} == {Verdict.ADOPT}
-    late = bend_windows(
+    assert {each.verdict for each in conclude_run(good).decision.comparisons} == {Verdict.ADOPT}
+    late = bend_turns(
         good,
         lambda w: replace(w, client=replace(w.client, loop_delay_p99_s=0.1 if w.condition == "c=4" else 0.0)),
     )
-    verdicts = {each.condition.label: each.verdict for each in decide(late).comparisons}
+    verdicts = {each.condition.label: each.verdict for each in conclude_run(late).decision.comparisons}
     assert verdicts == {"c=1": Verdict.ADOPT, "c=4": Verdict.BLOCKED}
 
 
@@ -43,7 +47,7 @@ def test_slow_tail_prompts_make_an_adoption_mixed(good: Run) -> None:
         chunks = tuple((sent + 3 * (time - sent), count) for time, count in answer.timing.chunks)
         return replace(answer, timing=replace(answer.timing, chunks=chunks, finished=chunks[-1][0]))
 
-    found = decide(bend_answers(good, slow)).comparisons[0]
+    found = conclude_run(bend_answers(good, slow)).decision.comparisons[0]
     assert found.verdict is Verdict.MIXED
     assert found.tail is not None
     assert found.tail > 1.2
@@ -66,7 +70,7 @@ def patchy_device(chance: random.Random, number: int) -> dict[str, Any]:
 def patchy_run(run: Run, seed: int) -> Run:
     chance = random.Random(seed)
 
-    def window(old: Window) -> Window:
+    def turn(old: TurnRecord) -> TurnRecord:
         return replace(
             old,
             device=patchy_device(chance, old.turn),
@@ -82,14 +86,21 @@ def patchy_run(run: Run, seed: int) -> Run:
         timing = replace(old.timing, chunks=chunks, finished=finished)
         return replace(old, timing=timing, measured=chance.random() < 0.9, acceptance=chance.choice([(), (0,), (2, 1)]))
 
-    return bend_answers(bend_windows(run, window), answer)
+    return bend_answers(bend_turns(run, turn), answer)
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_readings_that_are_missing_or_absurd_break_no_guard(good: Run, seed: int) -> None:
-    run, speedup = patchy_run(good, seed), Interval(value=1.5, low=1.4, high=1.6)
-    found = list(check_run(run, Thresholds()))
-    for cell in cells(run):
-        found += check_cell(run, cell, speedup, None, Thresholds())
+def test_readings_that_are_missing_or_absurd_break_no_check(good: Run, seed: int) -> None:
+    """The numbers are those of the good run: absurd answers have none."""
+    run, estimates = patchy_run(good, seed), gather_evidence(good).estimates[0]
+    cells = list(make_cells(run))
+    found = list(check_run(run, cells, assess_text(run), Thresholds()))
+    for cell in cells:
+        mine = Unjudged(
+            comparison=compared(interval(1.4, 1.5, 1.6)),
+            estimates=replace(estimates, whole=cell, cell=cell),
+            differences=compare_outputs(run, cell),
+        )
+        found += check_comparison(run, mine, Thresholds())
     assert found
     assert all(each.message.endswith((".", "?")) for each in found)

@@ -1,6 +1,6 @@
 """From ratios to a verdict, with the reason in words.
 
-Which ratio decides depends on who waits for whom (`deciding`):
+Which ratio decides depends on who waits for whom (`Comparison.decided_by`):
 
 - One request at a time: tokens per second of a request. Nothing else happens on the server, so what the user feels
   is what the server does.
@@ -16,37 +16,58 @@ Which ratio decides depends on who waits for whom (`deciding`):
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
+from functools import partial
 
 from draftwise.core import ClosedLoop, Comparison, Finding, Interval, Severity, Verdict
+from draftwise.decide.comparison.comparisons import Unjudged
+from draftwise.decide.comparison.goodput import estimate_goodput
+from draftwise.decide.comparison.mixture import name_losers
 from draftwise.decide.thresholds import Thresholds
-from draftwise.statistics import CONFIDENCE, FEWEST_PROMPTS, Outcome, conclude
+from draftwise.statistics import CONFIDENCE, FEWEST_PROMPTS, Conclusion, conclude, repetitions_needed, settle
 
-__all__ = ["Deciding", "deciding", "find_signature", "judge"]
+__all__ = ["find_signature", "judge", "judge_cell"]
 
 
 _PROMISE = "share of the requests within the SLO"
 _BLIND = 2.0
-"""Detectable gain from which the spread itself is not known: two passes under load say nothing of the third."""
-_MOST_PASSES = 20
-"""More passes than these over the same prompts are no advice."""
+"""Detectable gain from which the spread itself is not known: two repetitions under load say nothing of the third."""
+_MOST_REPETITIONS = 20
+"""More repetitions than these over the same prompts are no advice."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Deciding:
-    """The ratio that decides under a load; above 1 is better."""
+def judge_cell(
+    found: Unjudged, findings: Sequence[Finding], own: Sequence[Finding], thresholds: Thresholds
+) -> Comparison:
+    """Return the comparison with its verdict.
 
-    name: str
-    ratio: Interval
-
-
-def deciding(comparison: Comparison) -> Deciding:
-    """Return the ratio that decides; the module says why."""
-    if comparison.condition.concurrency == 1:
-        return Deciding(name="tokens per second of a request", ratio=comparison.speedup)
-    if isinstance(comparison.condition.load, ClosedLoop) and comparison.throughput is not None:
-        return Deciding(name="tokens per second of the server", ratio=comparison.throughput)
-    return Deciding(name="tokens per second of a request, waiting included", ratio=comparison.speedup)
+    Args:
+        findings: all that bear on it: on itself, on what it pools, and on the whole run.
+        own: those that it shows.
+    """
+    estimates, margin = found.estimates, thresholds.margin
+    ratios, deciding = estimates.ratios, estimates.ratios.deciding
+    level = 1 - estimates.level / found.family
+    done = len(found.comparison.repetitions)
+    needed = partial(repetitions_needed, repetitions=done, margin=margin, alpha=estimates.level)
+    verdict, reason = judge(
+        found.comparison,
+        findings,
+        thresholds,
+        promise=estimate_goodput(ratios.paired, ratios.design, thresholds, level)[1],
+        # Where nothing varies everything is settled.
+        repetitions_needed=needed(deciding) if deciding.spread.variance else None,
+        losers=name_losers(estimates.cell, ratios.speedup),
+    )
+    conclusion = settle(deciding, estimates.analyses, estimates.done, margin=margin, family=found.family)
+    is_final = verdict is not Verdict.INCONCLUSIVE or conclusion is Conclusion.EQUAL
+    return replace(
+        found.comparison,
+        verdict=verdict,
+        reason=reason,
+        settled=conclusion is not None and is_final,
+        findings=tuple(own),
+    )
 
 
 def judge(
@@ -55,41 +76,41 @@ def judge(
     thresholds: Thresholds,
     *,
     promise: Interval | None = None,
-    passes_needed: int | None = None,
+    repetitions_needed: int | None = None,
     losers: str = "",
 ) -> tuple[Verdict, str]:
     """Return the verdict on one candidate on one workload under one condition.
 
     Adopt: the whole interval of the deciding ratio lies above 1 + margin, and p stays below 5 % when all comparisons
     of the run are counted. Reject: the whole interval lies below 1 and the estimate below 1 - margin. An adoption
-    needs a few prompts at least, is blocked by a guard's error, and becomes mixed when the slowest requests or the
-    first tokens suffer.
+    needs a few prompts at least, is blocked by an error that a validity check found, and becomes mixed when the slowest
+    requests or the first tokens suffer.
 
     Args:
         comparison: its numbers; its verdict is not looked at.
         findings: on it and on the whole run.
         promise: change of the share of requests within the SLO, sure enough for all comparisons of the run together.
-        passes_needed: passes over the same prompts that would settle it; None where no number of passes would.
+        repetitions_needed: repetitions of the same prompts that would settle it; None where no number of them would.
         losers: which prompts lose, in words; empty where nothing tells them apart.
     """
     sides = dict(_sides(comparison, promise, thresholds))
     which = f" ({losers})" if losers else ""
     better, worse = (
         " and ".join(name for name, side in sides.items() if side is wanted)
-        for wanted in (Outcome.FASTER, Outcome.SLOWER)
+        for wanted in (Conclusion.FASTER, Conclusion.SLOWER)
     )
     if better and worse:
         return Verdict.MIXED, f"{better} better, {worse} worse{which}"
     name, side = next(iter(sides.items()))
-    if name != _PROMISE and side in (Outcome.FASTER, Outcome.SLOWER) and (doubt := _chance(comparison)):
+    if name != _PROMISE and side in (Conclusion.FASTER, Conclusion.SLOWER) and (doubt := _chance(comparison)):
         return Verdict.INCONCLUSIVE, doubt
-    if side is Outcome.SLOWER:
+    if side is Conclusion.SLOWER:
         return Verdict.REJECT, _reject(name, thresholds)
-    if side is Outcome.FASTER and not _contradicted(comparison):
+    if side is Conclusion.FASTER and not _contradicted(comparison):
         return _judge_gain(comparison, name, findings, thresholds, which)
     if signature := find_signature(comparison, thresholds):
         return Verdict.MIXED, f"{signature}{which}"
-    return Verdict.INCONCLUSIVE, _doubt(comparison, side, passes_needed, thresholds)
+    return Verdict.INCONCLUSIVE, _doubt(comparison, side, repetitions_needed, thresholds)
 
 
 def find_signature(comparison: Comparison, thresholds: Thresholds) -> str:
@@ -102,19 +123,19 @@ def find_signature(comparison: Comparison, thresholds: Thresholds) -> str:
         if 50 in ratios and 99 in ratios and ratios[50].high < 1 < ratios[99].low:
             half, slowest = ratios[50].value, ratios[99].value
             if half <= 1 - thresholds.margin and slowest > 1 + thresholds.tail_damage:
-                return f"a mixed workload: P50 of the {name} is {half:.2f}x plain's, P99 {slowest:.2f}x"
+                return f"a mixed workload: P50 of the {name} is {half:.2f}x the baseline's, P99 {slowest:.2f}x"
     return ""
 
 
 def _sides(
     comparison: Comparison, promise: Interval | None, thresholds: Thresholds
-) -> Iterator[tuple[str, Outcome | None]]:
+) -> Iterator[tuple[str, Conclusion | None]]:
     """Yield what each deciding measure says, the one that comes first at first."""
     margin, closed = thresholds.margin, isinstance(comparison.condition.load, ClosedLoop)
-    main = (deciding(comparison).name, conclude(deciding(comparison).ratio, margin))
+    main = (str(comparison.decided_by), conclude(comparison.deciding, margin))
     kept = []
     if promise is not None and (promise.low > 0 or promise.high < 0):
-        kept = [(_PROMISE, Outcome.FASTER if promise.low > 0 else Outcome.SLOWER)]
+        kept = [(_PROMISE, Conclusion.FASTER if promise.low > 0 else Conclusion.SLOWER)]
     yield from [main, *kept] if closed else [*kept, main]
     if closed and comparison.throughput is not None and comparison.tpot is not None:
         yield "time per token of a request", conclude(_inverse(comparison.tpot), margin)
@@ -141,7 +162,7 @@ def _contradicted(comparison: Comparison) -> bool:
 
 
 def _chance(comparison: Comparison) -> str:
-    """Return why a difference may be chance after all, empty where it stands."""
+    """Return why a difference may be chance after all, empty where it is significant."""
     if comparison.adjusted_p is None or comparison.adjusted_p <= 1 - CONFIDENCE:
         return ""
     return (
@@ -172,36 +193,40 @@ def _damage(comparison: Comparison, thresholds: Thresholds) -> str:
     """Return what the slowest requests or the first tokens suffer, empty where they do not."""
     tail, ttft = comparison.tail, comparison.ttft
     if tail is not None and tail > 1 + thresholds.tail_damage:
-        return f"P99 of the time per token is {tail:.2f}x plain's"
+        return f"P99 of the time per token is {tail:.2f}x the baseline's"
     if ttft is not None and ttft.low > 1 + thresholds.ttft_damage:
         return f"the first token comes {ttft.value:.2f}x as late"
     late = comparison.percentiles.get("ttft", {}).get(99)
     if late is not None and late.low > 1 + thresholds.ttft_damage:
-        return f"P99 of the time to the first token is {late.value:.2f}x plain's"
+        return f"P99 of the time to the first token is {late.value:.2f}x the baseline's"
     return ""
 
 
-def _doubt(comparison: Comparison, side: Outcome | None, passes_needed: int | None, thresholds: Thresholds) -> str:
-    if side is Outcome.FASTER:
+def _doubt(
+    comparison: Comparison, side: Conclusion | None, repetitions_needed: int | None, thresholds: Thresholds
+) -> str:
+    if side is Conclusion.FASTER:
         return "the server puts out more, but the time per token of a request does not fall with it"
-    if side is Outcome.EQUAL:
+    if side is Conclusion.EQUAL:
         return f"equal within {thresholds.margin:.0%}: no difference worth a change"
     text = f"the interval does not clear {1 + thresholds.margin:.2f}"
     if comparison.detectable is None:
-        # One that remembers is judged by its first pass alone.
-        return f"{text}; more prompts{'' if comparison.warm_speedup is not None else ' or passes'} would narrow it"
+        # Where a cross-request cache helps, only the first repetition counts.
+        return f"{text}; more prompts{'' if comparison.warm_speedup is not None else ' or repetitions'} would narrow it"
     if comparison.detectable > _BLIND:
-        return f"{text}: so few turns would have shown only {comparison.detectable:.1f}x or more; measure more passes"
-    more = list(_remedies(comparison, passes_needed))
+        return (
+            f"{text}: so few turns would have shown only {comparison.detectable:.1f}x or more; measure more repetitions"
+        )
+    more = list(_remedies(comparison, repetitions_needed))
     remedy = (
         f"{' or '.join(more)} would settle it" if more else "it lies so close to a limit that more would hardly help"
     )
     return f"{text}; a gain of {comparison.detectable:.2f}x would have been found 8 times in 10; {remedy}"
 
 
-def _remedies(comparison: Comparison, passes_needed: int | None) -> Iterator[str]:
-    prompts, passes = comparison.prompts_needed, len(comparison.passes)
+def _remedies(comparison: Comparison, repetitions_needed: int | None) -> Iterator[str]:
+    prompts, done = comparison.prompts_needed, len(comparison.repetitions)
     if prompts is not None and prompts > comparison.num_prompts:
         yield f"about {prompts - comparison.num_prompts} more prompts"
-    if passes_needed is not None and passes < passes_needed <= _MOST_PASSES:
-        yield f"{passes_needed} passes instead of {passes}"
+    if repetitions_needed is not None and done < repetitions_needed <= _MOST_REPETITIONS:
+        yield f"{repetitions_needed} repetitions instead of {done}"

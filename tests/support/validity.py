@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from draftwise.backends import FakeScript, virtual_time
-from draftwise.core import Answer, ClosedLoop, Condition, Finding, OpenLoop, Run, Severity, Window
-from draftwise.decide.decision import decide
+from draftwise.core import Answer, ClosedLoop, Condition, Finding, OpenLoop, Run, Severity, TurnRecord
+from draftwise.decide.conclusions import conclude_run
 from draftwise.runs import RunDirectory
 from tests.support.measuring import FASTER, PLAIN, make_plan, make_session, make_workload
 
@@ -32,7 +32,7 @@ def run_of(path: Path, candidate: FakeScript = QUICKER, *, plain: FakeScript = E
 
 def findings(run: Run) -> dict[str, Finding]:
     """Return everything that is found, by code."""
-    decision = decide(run)
+    decision = conclude_run(run).decision
     found = [*decision.findings, *(each for one in decision.comparisons for each in one.findings)]
     return {each.code: each for each in found}
 
@@ -49,15 +49,15 @@ def bend_answers(run: Run, change: Callable[[Answer], Answer]) -> Run:
     return replace(run, answers=tuple(map(change, run.answers)))
 
 
-def bend_windows(run: Run, change: Callable[[Window], Window]) -> Run:
-    return replace(run, windows=tuple(map(change, run.windows)))
+def bend_turns(run: Run, change: Callable[[TurnRecord], TurnRecord]) -> Run:
+    return replace(run, turns=tuple(map(change, run.turns)))
 
 
 __all__ = [
     "ENDING",
     "QUICKER",
     "bend_answers",
-    "bend_windows",
+    "bend_turns",
     "closed",
     "codes",
     "findings",

@@ -10,10 +10,10 @@ from tests.support.made_runs import CONTEXT, Truth, closed, gains, make_run
 
 from draftwise.core import Interval, InvalidSetup, Run
 from draftwise.decide.compare import Compared, Side, compare_sides, read_side
-from draftwise.decide.compare.answers import Kept, ratio_of_ratios
-from draftwise.decide.compare.native_results import results_of
+from draftwise.decide.compare.answers import Kept, divide_ratios
+from draftwise.decide.compare.native_results import make_results
 from draftwise.decide.conclusions import conclude_run
-from draftwise.report.compared_runs import compose, to_dict, to_markdown
+from draftwise.report.compared_runs import describe_comparison, to_dict, to_markdown
 
 SAMPLES = Path(__file__).parents[1] / "interchange" / "samples"
 
@@ -25,7 +25,7 @@ def context(version: str = "1", **others: Any) -> dict[str, Any]:
 
 def side(run: Run, source: str = "run") -> Side:
     found = conclude_run(run)
-    return Side(results=results_of(found, source), decision=found.decision)
+    return Side(results=make_results(found, source), decision=found.decision)
 
 
 def measured(gain: float = 1.5, plain: Truth | None = None, seed: int = 0, **others: Any) -> Side:
@@ -50,7 +50,9 @@ class TestStillTrue:
     def test_a_gain_that_shrank_but_stays_is_told(self) -> None:
         compared = compare(measured(2.0), measured(1.5, seed=1, context=context("2")))
         assert compared.is_still_true is True
-        assert "the gain itself moved in 1 of them, most with ngram k=3 on code at c=1: 0.7" in compose(compared)
+        assert "the gain itself moved in 1 of them, most with ngram k=3 on code at c=1: 0.7" in describe_comparison(
+            compared
+        )
 
     def test_an_upgrade_that_takes_the_gain_is_found_with_its_size(self) -> None:
         compared = compare(measured(1.5), measured(0.8, seed=1, context=context("2")))
@@ -58,13 +60,13 @@ class TestStillTrue:
         (verdict,) = compared.verdicts
         assert verdict.kept is Kept.CHANGED
         assert verdict.change.high < 0.7
-        assert compose(compared).startswith("The answer is no longer true")
+        assert describe_comparison(compared).startswith("The answer is no longer true")
 
     def test_what_neither_run_could_tell_is_no_answer(self) -> None:
         compared = compare(measured(1.0), measured(1.0, seed=1))
         assert [each.kept for each in compared.verdicts] == [Kept.NEITHER]
         assert compared.is_still_true is None
-        assert compose(compared).startswith("It cannot be told")
+        assert describe_comparison(compared).startswith("It cannot be told")
 
     def test_a_faster_server_shows_arm_by_arm(self) -> None:
         faster = Truth(step_s=lambda prompt, condition: 0.008)
@@ -93,7 +95,7 @@ class TestLikeForLike:
         assert not compared.is_like_for_like
         assert {each.kind for each in compared.unasked} == {kind}
         assert compared.is_still_true is None
-        assert compose(compared).startswith(f"NOT LIKE FOR LIKE: the two also differ in {kind}")
+        assert describe_comparison(compared).startswith(f"NOT LIKE FOR LIKE: the two also differ in {kind}")
 
     def test_what_was_asked_about_does_not(self) -> None:
         other = measured(context=context(hardware={"cpu": "another"}))
@@ -124,7 +126,7 @@ def test_nothing_in_common_is_an_error() -> None:
 
 
 class TestOtherTools:
-    def test_two_results_of_one_tool_are_paired_by_their_prompts(self, tmp_path: Path) -> None:
+    def test_two_make_results_one_tool_are_paired_by_their_prompts(self, tmp_path: Path) -> None:
         document = json.loads((SAMPLES / "vllm-bench-0.32.json").read_text())
         slower = document | {"itls": [[1.1 * gap for gap in gaps] for gaps in document["itls"]], "latencies": None}
         (tmp_path / "after.json").write_text(json.dumps(slower))
@@ -181,9 +183,9 @@ def test_markdown_lists_what_differs_before_any_ratio() -> None:
 def test_the_interval_of_a_ratio_of_ratios_holds_its_level() -> None:
     """With limits at equal log distance the distances add in quadrature."""
     one = Interval(value=2.0, low=2.0 / 1.1, high=2.0 * 1.1)
-    ratio = ratio_of_ratios(one, replace(one, value=3.0, low=3.0 / 1.1, high=3.0 * 1.1))
+    ratio = divide_ratios(one, replace(one, value=3.0, low=3.0 / 1.1, high=3.0 * 1.1))
     assert ratio.value == pytest.approx(1.5)
     assert ratio.high / ratio.value == pytest.approx(1.1 ** (2**0.5))
     assert ratio.value / ratio.low == pytest.approx(1.1 ** (2**0.5))
-    unknown = ratio_of_ratios(one, Interval(value=1.0, low=0.0, high=float("inf")))
+    unknown = divide_ratios(one, Interval(value=1.0, low=0.0, high=float("inf")))
     assert (unknown.low, unknown.high) == (0.0, float("inf"))

@@ -8,10 +8,10 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
-from draftwise.core import Finding, Window
+from draftwise.core import Finding, TurnRecord
 from draftwise.decide.thresholds import Thresholds
-from draftwise.decide.validity.finding import info, listed, warning
-from draftwise.decide.validity.readings import LONGEST_GAP_S
+from draftwise.decide.validity.finding import info, join_names, warning
+from draftwise.decide.validity.measures import LONGEST_GAP_S
 
 __all__ = ["SETTLE", "check_gpus", "find_fall"]
 
@@ -57,9 +57,9 @@ class _Growth:
     """Of the GPU that was limited longest, by reason."""
 
 
-def check_gpus(windows: Sequence[Window], thresholds: Thresholds) -> Iterator[Finding]:
+def check_gpus(turns: Sequence[TurnRecord], thresholds: Thresholds) -> Iterator[Finding]:
     """Yield heat, power and falling clocks, going by turns in the order of the run."""
-    readings = _readings(windows)
+    readings = _readings(turns)
     growths = [_growth(*pair) for pair in pairwise(readings) if _belong_together(*pair)]
     yield from _heat(readings, growths, thresholds)
     yield from _power(growths, thresholds)
@@ -67,12 +67,12 @@ def check_gpus(windows: Sequence[Window], thresholds: Thresholds) -> Iterator[Fi
         yield warning("clock-fell", f"the GPU clock fell {fall} over the run.", SETTLE)
 
 
-def _readings(windows: Sequence[Window]) -> list[_Reading]:
+def _readings(turns: Sequence[TurnRecord]) -> list[_Reading]:
     found: dict[float, _Reading] = {}
-    for window in windows:
-        if gpus := window.device.get("gpus", ()):
+    for turn in turns:
+        if gpus := turn.device.get("gpus", ()):
             read_s = float(gpus[0].get("read_s", 0.0))
-            found.setdefault(read_s, _Reading(arm=window.arm, turn_s=window.wall_s, read_s=read_s, gpus=gpus))
+            found.setdefault(read_s, _Reading(arm=turn.arm, turn_s=turn.wall_s, read_s=read_s, gpus=gpus))
     return list(found.values())
 
 
@@ -105,7 +105,7 @@ def _heat(readings: Sequence[_Reading], growths: Sequence[_Growth], thresholds: 
     if (share := _share(growths, worst)) > thresholds.held_up:
         yield warning("gpu-throttled", f"a GPU ran below its clock for {share:.1%} of the time ({worst}).", _COOL)
     elif hot:
-        names = listed(sorted(set().union(*(each.reasons for each in hot)) & set(_FOR_HEAT)))
+        names = join_names(sorted(set().union(*(each.reasons for each in hot)) & set(_FOR_HEAT)))
         text = f"a GPU ran below its clock at {len(hot)} of {len(readings)} readings ({names})."
         yield warning("gpu-throttled", text, _COOL)
 

@@ -4,11 +4,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.support.guarding import (
+from tests.support.validity import (
     ENDING,
     QUICKER,
     bend_answers,
-    bend_windows,
+    bend_turns,
     closed,
     codes,
     findings,
@@ -18,8 +18,8 @@ from tests.support.guarding import (
 )
 
 from draftwise.backends import FakeScript
-from draftwise.core import Answer, Run, Severity, Window
-from draftwise.decide.decision import decide
+from draftwise.core import Answer, Run, Severity, TurnRecord
+from draftwise.decide.conclusions import conclude_run
 
 SUFFIX = FakeScript(k=8, accepted=(0, 1), step_s=0.0045, shortest=0.5, remembers=True)
 MANY = (make_workload(num_prompts=20),)
@@ -30,23 +30,23 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run_of(tmp_path_factory.mktemp("runs") / "good")
 
 
-def with_hits(window: Window, share: float) -> Window:
+def with_hits(window: TurnRecord, share: float) -> TurnRecord:
     hits = int(share * (window.counters.prefix_queries or 0))
     return replace(window, counters=replace(window.counters, prefix_hits=hits))
 
 
 def test_lost_prefix_hits(good: Run) -> None:
-    bent = bend_windows(good, lambda w: with_hits(w, 0.5 if w.arm == "plain" else 0.1))
+    bent = bend_turns(good, lambda w: with_hits(w, 0.5 if w.arm == "plain" else 0.1))
     assert graded(bent) == {"prefix-hits-lost": Severity.ERROR}
 
 
 def test_hits_that_only_a_warm_cache_can_give(good: Run) -> None:
-    bent = bend_windows(good, lambda w: with_hits(w, 0.1 if w.arm == "plain" else 0.5))
+    bent = bend_turns(good, lambda w: with_hits(w, 0.1 if w.arm == "plain" else 0.5))
     assert graded(bent) == {"prefix-hits-gained": Severity.ERROR}
 
 
 def test_prefix_hits_of_later_passes(good: Run) -> None:
-    bent = bend_windows(good, lambda w: with_hits(w, 0.9 if w.repeat > 1 else 0))
+    bent = bend_turns(good, lambda w: with_hits(w, 0.9 if w.repeat > 1 else 0))
     assert graded(bent) == {"prefix-cache-warm": Severity.INFO}
 
 
@@ -79,7 +79,8 @@ def test_late_first_tokens_come_with_their_usual_cause(tmp_path: Path, concurren
 def test_a_server_that_remembers_is_warm_for_the_second_load(tmp_path: Path) -> None:
     run = run_of(tmp_path / "run", SUFFIX, conditions=(closed(1), closed(2)), workloads=MANY, repeats=2)
     by_load = {
-        each.condition.label: {finding.code: finding for finding in each.findings} for each in decide(run).comparisons
+        each.condition.label: {finding.code: finding for finding in each.findings}
+        for each in conclude_run(run).decision.comparisons
     }
     assert "warmed-by-other-loads" not in by_load["c=1"]
     found = by_load["c=2"]["warmed-by-other-loads"]

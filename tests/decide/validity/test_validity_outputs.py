@@ -5,11 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.support.guarding import ENDING, QUICKER, bend_answers, closed, codes, findings, graded, make_workload, run_of
+from tests.support.validity import ENDING, QUICKER, bend_answers, closed, codes, findings, graded, make_workload, run_of
 
 from draftwise.core import Answer, Run, Severity
-from draftwise.decide.decision import decide
-from draftwise.decide.validity import text_quality
+from draftwise.decide.conclusions import conclude_run
+from draftwise.decide.validity import assess_text
 
 LOAD = (closed(2),)
 
@@ -70,14 +70,14 @@ def test_an_answer_that_plain_gave_in_any_pass_is_no_difference(good: Run) -> No
 
     run = bend_answers(good, change)
     assert codes(run) == {"plain-unstable"}
-    assert decide(run).comparisons[0].equal_outputs == (8, 8)
+    assert conclude_run(run).decision.comparisons[0].equal_outputs == (8, 8)
 
 
 def test_a_candidate_that_wavers_as_plain_does(loaded: Run) -> None:
     run = wavering(wavering(loaded, "plain", range(6)), "candidate 1", range(2, 9))
     assert graded(run) == {"plain-unstable": Severity.INFO, "outputs-waver": Severity.INFO}
     assert "6 of 16 prompts" in findings(run)["outputs-waver"].message
-    assert decide(run).comparisons[0].verdict == "adopt"
+    assert conclude_run(run).decision.comparisons[0].verdict == "adopt"
 
 
 def test_a_candidate_that_wavers_far_more_than_plain(loaded: Run) -> None:
@@ -115,8 +115,8 @@ def lengthened(run: Run, tokens: Callable[[int], int]) -> Run:
         return replace(answer, timing=replace(answer.timing, chunks=(*before, (time, count + more))))
 
     # Counters would give it away as traffic of others.
-    windows = tuple(replace(w, counters=replace(w.counters, generation_tokens=None)) for w in run.windows)
-    return bend_answers(replace(run, windows=windows), change)
+    windows = tuple(replace(w, counters=replace(w.counters, generation_tokens=None)) for w in run.turns)
+    return bend_answers(replace(run, turns=windows), change)
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +143,7 @@ def test_outputs_that_loop(good: Run) -> None:
 
     run = bend_answers(good, change)
     assert codes(run) == {"outputs-loop"}
-    (quality,) = text_quality(run)
+    (quality,) = assess_text(run)
     assert (quality.num_outputs, quality.loop_share) == (8, 0.25)
     assert quality.distinct_4grams < 0.9
 
@@ -168,7 +168,8 @@ def test_outputs_with_drawn_acceptance_are_not_compared(tmp_path: Path) -> None:
     plain, candidate = run.plan.arms
     assert candidate.spec is not None
     drawn = replace(candidate, spec=replace(candidate.spec, options={"rejection_sample_method": "synthetic"}))
-    (found,) = decide(replace(run, plan=replace(run.plan, arms=(plain, drawn)))).comparisons
+    without_drawn = replace(run, plan=replace(run.plan, arms=(plain, drawn)))
+    (found,) = conclude_run(without_drawn).decision.comparisons
     assert (found.verdict, found.equal_outputs, found.findings) == ("adopt", None, ())
 
 
@@ -178,8 +179,8 @@ def test_estimated_counts(good: Run) -> None:
 
 def test_too_few_prompts(good: Run) -> None:
     few = tuple(answer for answer in good.answers if answer.prompt_id < "code-4")
-    windows = tuple(replace(w, counters=replace(w.counters, generation_tokens=None)) for w in good.windows)
-    assert "few-prompts" in codes(replace(good, answers=few, windows=windows))
+    windows = tuple(replace(w, counters=replace(w.counters, generation_tokens=None)) for w in good.turns)
+    assert "few-prompts" in codes(replace(good, answers=few, turns=windows))
 
 
 def test_prompts_that_repeat_each_other(good: Run) -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.support.guarding import codes, findings, graded, run_of
+from tests.support.validity import codes, findings, graded, run_of
 
 from draftwise.core import Run, Severity
 from draftwise.decide.missing_context import find_missing
@@ -41,15 +41,15 @@ def test_servers_that_are_alike(good: Run) -> None:
 def test_servers_of_another_kind(good: Run, name: str, values: tuple[str, str]) -> None:
     run = with_servers(good, {"version": {name: values[0]}}, {"version": {name: values[1]}})
     assert graded(run) == {"arms-differ": Severity.ERROR}
-    assert f"its {name} is {values[1]!r}, plain's {values[0]!r}" in findings(run)["arms-differ"].message
+    assert f"its {name} is {values[1]!r}, the baseline's {values[0]!r}" in findings(run)["arms-differ"].message
 
 
 @pytest.mark.parametrize(
     ("more", "told"),
     [
-        (" --max-num-seqs 128", "--max-num-seqs (128, plain 64)"),
-        (" --enforce-eager", "--enforce-eager (set, plain not given)"),
-        (" --kv_cache_dtype=fp8", "--kv-cache-dtype (fp8, plain not given)"),
+        (" --max-num-seqs 128", "--max-num-seqs (128, baseline 64)"),
+        (" --enforce-eager", "--enforce-eager (set, baseline not given)"),
+        (" --kv_cache_dtype=fp8", "--kv-cache-dtype (fp8, baseline not given)"),
     ],
 )
 def test_commands_that_differ_beside_the_config(good: Run, more: str, told: str) -> None:
@@ -65,7 +65,10 @@ def test_what_an_engine_chooses_because_it_speculates(good: Run) -> None:
         {"version": {"async_scheduling": "disabled"}, "started": {"kv_cache_tokens": 80_000}},
     )
     assert graded(run) == {"engine-chose-otherwise": Severity.INFO, "less-kv-cache": Severity.INFO}
-    assert "asynchronous scheduling: disabled, with plain enabled" in findings(run)["engine-chose-otherwise"].message
+    assert (
+        "asynchronous scheduling: disabled, with the baseline enabled"
+        in findings(run)["engine-chose-otherwise"].message
+    )
 
 
 def test_a_shorter_model_length(good: Run) -> None:
