@@ -26,12 +26,13 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from draftwise import __version__
+from draftwise.checkpoints.inspect import inspect_checkpoint
+from draftwise.checkpoints.pair import inspect_pair
 from draftwise.core import InvalidSetup, Setup, SpecConfig
 from draftwise.facts.gpus import known_gpus
 from draftwise.facts.models import known_models
 from draftwise.facts.vllm import releases
 from draftwise.plan.check import check
-from draftwise.plan.checkpoint import inspect_checkpoint, inspect_pair
 from draftwise.plan.size import size
 from draftwise.setups.read import read_setups
 

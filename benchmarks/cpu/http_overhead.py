@@ -34,8 +34,8 @@ from paced_engine import TOKENS_PER_STEP, PacedEngine, build
 
 from draftwise import __version__
 from draftwise.engine.config import EngineConfig
-from draftwise.engine.sampling_params import SamplingParams
-from draftwise.engine.sequence import Request
+from draftwise.engine.sampling.params import SamplingParams
+from draftwise.engine.step.sequence import Request
 from draftwise.serve import server
 from draftwise.serve.launch import start_thread
 
@@ -78,9 +78,9 @@ def run_direct(given: argparse.Namespace, host_ms: float, streams: int) -> float
     for i in range(streams):
         params = SamplingParams(max_tokens=given.tokens)
         engine.add(Request(request_id=str(i), prompt_token_ids=[300] * 16, params=params))
-    began, tokens = 0.0, 0
+    began, tokens, pending = 0.0, 0, ()
     while engine.has_work():
-        deltas = engine.step()
+        pending, deltas = engine.step(pending)
         tokens += sum(len(delta.token_ids) for delta in deltas) if began else 0
         if deltas and not began:
             began = time.perf_counter()

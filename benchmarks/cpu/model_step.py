@@ -21,9 +21,10 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from draftwise.engine.attention import PagedKV, plan_attention
+from draftwise.engine.attention.plan import plan_attention
+from draftwise.engine.attention.spans import Spans
+from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.models import CausalLM, load_model
-from draftwise.engine.spans import Spans
 from draftwise.measure.context import describe_hardware
 
 CASES = ((1, 1), (1, 6), (4, 6), (16, 1), (16, 6))

@@ -10,13 +10,17 @@ from types import SimpleNamespace
 
 from draftwise.core import SpecStats
 from draftwise.engine.config import EngineConfig
-from draftwise.engine.detokenizer import IncrementalDetokenizer
 from draftwise.engine.outputs import Delta, EngineStats
-from draftwise.engine.sequence import Request
-from draftwise.engine.tokenizer import Tokenizer
+from draftwise.engine.step.sequence import Request
+from draftwise.engine.text.detokenizer import IncrementalDetokenizer
+from draftwise.engine.text.tokenizer import Tokenizer
 
 TOKENS_PER_STEP = (2, 3)
 """In turns: 2.5 is the acceptance length of a drafter that pays."""
+
+
+Pending = tuple[tuple[float, list[SimpleNamespace]], ...]
+"""When a step ends, and whose it is."""
 
 
 @dataclass
@@ -52,7 +56,6 @@ class PacedEngine:
         self._report = report
         self._running: list[SimpleNamespace] = []
         self._device_free = 0.0
-        self._pending: tuple[float, list[SimpleNamespace]] | None = None
         self._generated = 0
 
     def add(self, request: Request) -> None:
@@ -68,23 +71,23 @@ class PacedEngine:
         """Whether a step is wanted."""
         return bool(self._running)
 
-    def step(self) -> list[Delta]:
-        """Launch a step, then wait for the one before and return what it gave."""
+    def step(self, pending: Pending) -> tuple[Pending, list[Delta]]:
+        """Launch a step, then wait for the one before; return the step launched and what the other gave."""
         if not self._running:
-            return []
+            return (), []
         work(self._host_s)
-        now, before = time.perf_counter(), self._pending
-        self.clock.note(self._step_s, idle_s=max(now - self._device_free, 0.0) if before else 0.0)
+        now = time.perf_counter()
+        self.clock.note(self._step_s, idle_s=max(now - self._device_free, 0.0) if pending else 0.0)
         self._device_free = max(now, self._device_free) + self._step_s
-        self._pending = (self._device_free, list(self._running))
-        if before is None:
-            return []
-        ends, sequences = before
-        time.sleep(max(ends - time.perf_counter(), 0.0))
-        deltas = [self._advance(each) for each in sequences if each in self._running]
+        launched = ((self._device_free, list(self._running)),)
+        deltas = []
+        for ends, sequences in pending:
+            time.sleep(max(ends - time.perf_counter(), 0.0))
+            deltas += [self._advance(each) for each in sequences if each in self._running]
         if not self._running:
             self._rest()
-        return deltas
+            return (), deltas
+        return launched, deltas
 
     def stats(self) -> EngineStats:
         """Return the counters."""
@@ -102,7 +105,6 @@ class PacedEngine:
 
     def _rest(self) -> None:
         """Write down what the device did, and begin anew."""
-        self._pending = None
         if self._report is not None:
             self._report.write_text(json.dumps(asdict(self.clock) | {"cpu_s": time.process_time()}))
         self.clock = Clock()

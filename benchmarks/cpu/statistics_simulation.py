@@ -4,7 +4,7 @@
 
 Says how often 95 % intervals hold the truth, how often a candidate that is the plain arm itself is called different
 (with and without looking after every pass, alone and among 60), how often an effect is found that should be, and how
-often a crossover lies in its interval. The fast versions of these are in `tests/measure/statistics`.
+often a crossover lies in its interval. The fast versions of these are in `tests/statistics`.
 """
 
 from __future__ import annotations

@@ -99,12 +99,13 @@ def make_traces() -> dict[str, list[list]]:
 def replay_ours(trace: list[list]) -> dict:
     import torch
 
+    from draftwise.engine.attention.spans import Spans
     from draftwise.engine.proposers.base import Confirmed
     from draftwise.engine.proposers.suffix import SuffixProposer
-    from draftwise.engine.spans import Spans
+    from draftwise.lookup.suffix import SuffixCache
 
     torch.set_num_threads(1)
-    proposer = SuffixProposer(max_tree_depth=DEPTH, max_cached_requests=CACHED_REQUESTS)
+    proposer = SuffixProposer(SuffixCache(max_tree_depth=DEPTH, max_cached_requests=CACHED_REQUESTS))
     seconds, counts, digest, prompts = dict.fromkeys(TIMES, 0.0), dict.fromkeys(TIMES, 0), hashlib.sha256(), {}
     known: dict[int, int] = {}
     for rows in trace:
@@ -136,7 +137,7 @@ def replay_ours(trace: list[list]) -> dict:
             counts[kind] += len(group)
             for tokens, length in zip(draft.tokens_BK.tolist(), draft.lengths_B.tolist(), strict=True):
                 digest.update(repr(tokens[:length]).encode())
-    return {"seconds": seconds, "counts": counts, "drafts": digest.hexdigest(), "bytes": proposer.memory_bytes}
+    return {"seconds": seconds, "counts": counts, "drafts": digest.hexdigest(), "bytes": proposer.cache.memory_bytes}
 
 
 def replay_arctic(trace: list[list]) -> dict:
@@ -218,7 +219,7 @@ def compile_seconds() -> dict[str, float]:
     """Return the time to a process's first proposer (numba imported), without and with numba's cache of kernels."""
     code = (
         "import time, numba, draftwise.engine.proposers; begin = time.perf_counter();"
-        "from draftwise.engine.proposers.suffix import SuffixProposer as S; S(); print(time.perf_counter() - begin)"
+        "from draftwise.lookup.suffix import SuffixCache as S; S(); print(time.perf_counter() - begin)"
     )
     with tempfile.TemporaryDirectory() as folder:
         command = ["env", f"NUMBA_CACHE_DIR={folder}", sys.executable, "-c", code]

@@ -27,6 +27,7 @@ from safetensors.torch import save_file
 
 from draftwise import __version__
 from draftwise.core import ModelShape
+from draftwise.engine.attention.spans import Spans
 from draftwise.engine.models.decoder import CausalLM, Weights
 from draftwise.engine.models.eagle import load_eagle
 from draftwise.engine.models.eagle3 import load_eagle3
@@ -40,7 +41,6 @@ from draftwise.engine.proposers.dflash import DFlashProposer
 from draftwise.engine.proposers.draft_model import DraftModel
 from draftwise.engine.proposers.medusa import MedusaProposer
 from draftwise.engine.proposers.mlp_speculator import MlpSpeculatorProposer
-from draftwise.engine.spans import Spans
 
 BLOCK, CONTEXT, CONFIRMED = 16, 512, 3
 MAX_MODEL_LEN = 2048
@@ -308,7 +308,7 @@ class Traffic:
         zero_B = torch.zeros_like(spans.starts_B)
         return Confirmed(
             slots_B=torch.arange(self._count, device="cuda"),
-            spans=spans if k == 0 else Spans.on(spans.starts_B, spans.lengths_B, count),
+            spans=spans if k == 0 else Spans.on(spans.starts_B, spans.lengths_B, count, uniform=True),
             tokens_N=torch.randint(0, shape.vocab_size, (rows,), device="cuda"),
             num_prompt_B=zero_B + CONTEXT,
             limits_B=zero_B + k,

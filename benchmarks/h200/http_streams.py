@@ -20,15 +20,13 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cases import CASES, prompts, settings_for, spec_config
 from clock import run, steady_row
 from floors import kv_bytes_for
 from shapes import SCALES, Scale, write_folders
-
-if TYPE_CHECKING:
-    from our_side import Side
+from side import Side
 
 __all__ = ["compare", "steady_tokens_per_s", "write_tokenizer"]
 

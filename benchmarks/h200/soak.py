@@ -30,7 +30,7 @@ from traffic import Known, Traffic, read_texts
 from draftwise import LLM, SamplingParams, __version__
 from draftwise.core import SpecConfig
 from draftwise.engine.config import EngineConfig
-from draftwise.engine.core import Engine
+from draftwise.engine.core import Engine, Pending
 from draftwise.engine.outputs import Delta
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -82,6 +82,7 @@ class Period:
 
     def __init__(self, method: str, engine: Engine, traffic: Traffic, watch: Watch) -> None:
         self.method, self._engine, self._traffic, self._watch = method, engine, traffic, watch
+        self._pending: Pending = ()
         self._open: dict[str, Open] = {}
         self._memory: list[dict[str, int]] = []
 
@@ -124,7 +125,8 @@ class Period:
                 self._abort(request.request_id)
 
     def _step(self) -> None:
-        for delta in self._engine.step():
+        self._pending, deltas = self._engine.step(self._pending)
+        for delta in deltas:
             self._take(delta)
         for request_id, request in list(self._open.items()):
             if request.abort_after is not None and request.deltas >= request.abort_after:
@@ -172,7 +174,7 @@ class Period:
         until = time.monotonic() + DRAIN_S
         while self._engine.has_work() and time.monotonic() < until:
             self._step()
-        self._engine.step()  # what was still on its way when the last request was aborted
+        self._pending = ()  # what was still on its way when the last request was aborted
         pool, left = self._engine.scheduler.pool, len(self._open)
         if left or self._engine.has_work():
             self._watch.fail(f"{self.method}: {left} requests had not ended {DRAIN_S} s after the last arrival")

@@ -11,7 +11,7 @@ from typing import Any
 
 from draftwise import SamplingParams
 from draftwise.engine.core import Request
-from draftwise.engine.tokenizer import Tokenizer
+from draftwise.engine.text.tokenizer import Tokenizer
 
 __all__ = ["Known", "Traffic", "read_texts"]
 

@@ -23,13 +23,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from vllm_drafters import HERE, ROOT, Row, parse_arguments, run
 
-sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "engine")]
+sys.path.insert(0, str(ROOT))
 
-from dflash_checkpoint import write_dflash  # noqa: E402
-from drafters import write_eagle, write_eagle3, write_mtp  # noqa: E402
-from every_method import write_medusa  # noqa: E402
-
-from conftest import write_tokenizer  # noqa: E402
+from tests.support.dflash_checkpoint import write_dflash
+from tests.support.every_method import write_medusa
+from tests.support.made_drafters import write_eagle, write_eagle3, write_mtp
+from tests.support.tiny_models import write_tokenizer
 
 Change = Callable[[dict[str, Tensor]], None]
 """Alters a checkpoint's tensors."""

@@ -18,8 +18,9 @@ from traces import Answer
 
 from draftwise import LLM, SamplingParams
 from draftwise.engine.core import Engine
-from draftwise.engine.proposers import guesses
-from draftwise.engine.proposers.base import Confirmed, Draft, Proposer
+from draftwise.engine.proposers import draft_builder
+from draftwise.engine.proposers.base import Confirmed, Proposer
+from draftwise.engine.sampling.draft import Draft
 
 __all__ = ["Job", "OurGaps", "Side", "Vllm", "run_ours"]
 
@@ -120,7 +121,7 @@ class Vllm:
 def run_ours(job: Job) -> Side:
     """Run the embedded engine."""
     llm = _load(job)
-    drafts = _record_drafts(llm.engine, llm.engine.proposer) if llm.engine.proposer else {}
+    drafts = _record_drafts(llm.engine, llm.engine.proposer)
     outputs = llm.generate(_as_prompts(job.prompts), SamplingParams(temperature=0, max_tokens=job.max_tokens))
     answers = [
         Answer(output.outputs[0].token_ids, drafts.get(tuple(ids), {}))
@@ -186,12 +187,9 @@ def _record_drafts(engine: Engine, proposer: Proposer) -> dict[tuple[int, ...], 
 
 
 @contextmanager
-def _record_gaps(proposer: Proposer | None, gaps: dict[int, list[float]]) -> Iterator[None]:
+def _record_gaps(proposer: Proposer, gaps: dict[int, list[float]]) -> Iterator[None]:
     """Fill `gaps` with those of each guess, by the number of output tokens known, while one sequence runs."""
-    if proposer is None:
-        yield
-        return
-    choose, propose = guesses.choose, proposer.propose
+    choose, propose = draft_builder.choose, proposer.propose
     current: list[float] = []
 
     def choose_and_record(logits_RU: Tensor, **rest: Any) -> Any:
@@ -206,8 +204,8 @@ def _record_gaps(proposer: Proposer | None, gaps: dict[int, list[float]]) -> Ite
         return draft
 
     proposer.propose = propose_and_record  # type: ignore[method-assign]
-    guesses.choose = choose_and_record  # type: ignore[attr-defined]
+    draft_builder.choose = choose_and_record  # type: ignore[attr-defined]
     try:
         yield
     finally:
-        guesses.choose = choose  # type: ignore[attr-defined]
+        draft_builder.choose = choose  # type: ignore[attr-defined]

@@ -35,7 +35,8 @@ from speculators.models.peagle import core as peagle_core
 from torch import Tensor
 
 from draftwise import LLM, SamplingParams, __version__
-from draftwise.engine.proposers import Confirmed, Draft
+from draftwise.engine.proposers import Confirmed
+from draftwise.engine.sampling.draft import Draft
 
 Network = Eagle3DraftModel | PEagleDraftModel | DFlashDraftModel
 

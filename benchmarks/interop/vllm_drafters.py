@@ -32,7 +32,7 @@ from traces import Comparison, compare, count
 
 from draftwise import __version__
 from draftwise.core import InvalidSetup
-from draftwise.engine.tokenizer import Tokenizer
+from draftwise.engine.text.tokenizer import Tokenizer
 from draftwise.train.assemble import assemble_mtp
 
 HERE = Path(__file__).parent

@@ -5,7 +5,7 @@ import gzip
 import json
 from pathlib import Path
 
-from draftwise.engine.tokenizer import Tokenizer
+from draftwise.engine.text.tokenizer import Tokenizer
 from draftwise.train.answers import AnswerSettings, answer
 from draftwise.train.progress import Reporter
 from draftwise.train.reading import read_samples

@@ -10,7 +10,7 @@ __all__ = ["LLM", "SamplingParams", "__version__"]
 
 if TYPE_CHECKING:
     from draftwise.engine.llm import LLM
-    from draftwise.engine.sampling_params import SamplingParams
+    from draftwise.engine.sampling.params import SamplingParams
 
 
 def __getattr__(name: str) -> Any:
@@ -20,7 +20,7 @@ def __getattr__(name: str) -> Any:
 
         return LLM
     if name == "SamplingParams":
-        from draftwise.engine.sampling_params import SamplingParams
+        from draftwise.engine.sampling.params import SamplingParams
 
         return SamplingParams
     raise AttributeError(f"module 'draftwise' has no attribute {name!r}")

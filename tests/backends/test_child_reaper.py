@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from draftwise.backends import child_reaper as keeper
+from draftwise.backends import child_reaper
 
 needs_proc = pytest.mark.skipif(not Path("/proc/self").exists(), reason="looks processes up in /proc")
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="orphans are adopted on Linux only")
@@ -24,7 +24,7 @@ def alive(pid: int) -> bool:
 
 
 def wait_until_gone(pid: int) -> bool:
-    for _ in range(100):
+    for _ in range(600):
         if not alive(pid):
             return True
         time.sleep(0.1)
@@ -32,12 +32,12 @@ def wait_until_gone(pid: int) -> bool:
 
 
 def keep(tmp_path: Path) -> tuple[subprocess.Popen, int]:
-    """Start a keeper from a process in between; return that process and the kept child's pid."""
+    """Start a child_reaper from a process in between; return that process and the kept child's pid."""
     note = tmp_path / "pid"
     child = f"import os, pathlib, time; pathlib.Path({str(note)!r}).write_text(str(os.getpid())); time.sleep(60)"
     between = (
         "import subprocess, sys, time; "
-        f"subprocess.Popen([sys.executable, {keeper.__file__!r}, sys.executable, '-c', {child!r}], "
+        f"subprocess.Popen([sys.executable, {child_reaper.__file__!r}, sys.executable, '-c', {child!r}], "
         "stdin=subprocess.PIPE, start_new_session=True); time.sleep(60)"
     )
     process = subprocess.Popen([sys.executable, "-c", between])
@@ -56,11 +56,11 @@ def test_a_killed_parent_takes_the_kept_child_along(tmp_path: Path) -> None:
     assert wait_until_gone(child)
 
 
-def run_keeper(code: str, *, grace_s: float = 10) -> subprocess.Popen:
-    """Start a keeper of a Python program, with another patience."""
+def run_reaper(code: str, *, grace_s: float = 10) -> subprocess.Popen:
+    """Start a child_reaper of a Python program, with another patience."""
     patient = (
-        f"import runpy, sys; keeper = runpy.run_path({keeper.__file__!r}); "
-        f"keeper['main'].__globals__['GRACE_S'] = {grace_s}; sys.exit(keeper['main'](sys.argv[1:]))"
+        f"import runpy, sys; child_reaper = runpy.run_path({child_reaper.__file__!r}); "
+        f"child_reaper['main'].__globals__['GRACE_S'] = {grace_s}; sys.exit(child_reaper['main'](sys.argv[1:]))"
     )
     command = [sys.executable, "-c", patient, sys.executable, "-c", code]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
@@ -68,7 +68,7 @@ def run_keeper(code: str, *, grace_s: float = 10) -> subprocess.Popen:
 
 def test_a_child_deaf_to_sigterm_is_killed() -> None:
     deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True)"
-    with run_keeper(f"{deaf}; time.sleep(60)", grace_s=0.2) as process:
+    with run_reaper(f"{deaf}; time.sleep(60)", grace_s=0.2) as process:
         assert process.stdout is not None
         assert process.stdin is not None
         assert process.stdout.readline() == b"deaf\n"
@@ -78,13 +78,13 @@ def test_a_child_deaf_to_sigterm_is_killed() -> None:
 
 
 def test_the_exit_status_of_the_child_is_passed_on() -> None:
-    with run_keeper("raise SystemExit(7)") as process:
+    with run_reaper("raise SystemExit(7)") as process:
         assert process.wait() == 7
 
 
 def test_a_command_that_cannot_be_run_is_told_in_a_line(tmp_path: Path) -> None:
     told = subprocess.run(
-        [sys.executable, keeper.__file__, str(tmp_path / "none")], capture_output=True, text=True, check=False
+        [sys.executable, child_reaper.__file__, str(tmp_path / "none")], capture_output=True, text=True, check=False
     )
     assert told.returncode == 127
     assert told.stderr == f"{tmp_path / 'none'}: No such file or directory\n"
@@ -99,7 +99,7 @@ ORPHAN = (
 @needs_proc
 @linux_only
 def test_what_outlives_the_child_is_ended_with_it() -> None:
-    with run_keeper(ORPHAN) as process:
+    with run_reaper(ORPHAN) as process:
         assert process.stdout is not None
         orphan = int(process.stdout.readline())
         assert process.wait() == 0
@@ -108,7 +108,7 @@ def test_what_outlives_the_child_is_ended_with_it() -> None:
 
 @needs_proc
 def test_a_stopped_child_ends_politely_too() -> None:
-    with run_keeper("import os, time; print(os.getpid(), flush=True); time.sleep(60)") as process:
+    with run_reaper("import os, time; print(os.getpid(), flush=True); time.sleep(60)") as process:
         assert process.stdout is not None
         assert process.stdin is not None
         child = int(process.stdout.readline())
@@ -121,7 +121,7 @@ def test_a_stopped_child_ends_politely_too() -> None:
 @needs_proc
 @linux_only
 def test_a_killed_keeper_takes_the_child_along() -> None:
-    with run_keeper("import os, time; print(os.getpid(), flush=True); time.sleep(60)") as process:
+    with run_reaper("import os, time; print(os.getpid(), flush=True); time.sleep(60)") as process:
         assert process.stdout is not None
         child = int(process.stdout.readline())
         process.kill()
@@ -133,9 +133,9 @@ def test_descendants_are_listed_from_the_top() -> None:
         assert process.stdout is not None
         orphan = int(process.stdout.readline())
         try:
-            found = keeper.find_descendants(os.getpid())
+            found = child_reaper.find_descendants(os.getpid())
             assert found.index(process.pid) < found.index(orphan)
-            assert keeper.find_descendants(orphan) == []
+            assert child_reaper.find_descendants(orphan) == []
         finally:
-            keeper.kill_all([orphan])
+            child_reaper.kill_all([orphan])
             process.communicate()

@@ -50,7 +50,7 @@ def state(pid: int) -> str:
 
 
 async def comes_to(pid: int, wanted: str) -> bool:
-    for _ in range(100):
+    for _ in range(3000):
         if state(pid) == wanted:
             return True
         await asyncio.sleep(0.02)
@@ -58,7 +58,7 @@ async def comes_to(pid: int, wanted: str) -> bool:
 
 
 def wait_until_gone(pids: list[int]) -> bool:
-    for _ in range(200):
+    for _ in range(1200):
         if not any(map(is_alive, pids)):
             return True
         time.sleep(0.05)
@@ -171,8 +171,8 @@ def test_a_port_that_others_took_is_replaced(tmp_path: Path) -> None:
 
 
 def test_one_that_hangs_is_ended_and_its_log_pointed_at(tmp_path: Path) -> None:
-    said = fail(tmp_path, "--fake-hangs", timeout_s=1.5)
-    assert "was not ready after 2 s" in said
+    said = fail(tmp_path, "--fake-hangs", timeout_s=4.0)
+    assert "was not ready after 4 s" in said
     assert f"Its last lines ({tmp_path / 'arm.log'})" in said
 
 

@@ -1,4 +1,7 @@
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -6,6 +9,7 @@ from click.testing import CliRunner
 from draftwise.cli import main
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
+BUNDLE = Path(__file__).parents[2] / "bundle"
 NGRAM = '{"method": "ngram", "num_speculative_tokens": 5}'
 DFLASH = '{"method": "dflash", "model": "z-lab/some-dflash", "num_speculative_tokens": 7}'
 
@@ -135,3 +139,30 @@ def test_a_mount_can_be_told_what_it_stands_for():
     assert "target-not-here" in {finding["code"] for finding in unknown["findings"]}
     assert "target-not-here" not in {finding["code"] for finding in known["findings"]}
     assert known["resolved"]["target_architectures"] == ["LlamaForCausalLM"]
+
+
+LIGHT = """
+import sys
+from draftwise.cli import main
+main(["check", {target!r}, "-sc", {spec!r}, "--vllm", "0.32.0"], standalone_mode=False)
+heavy = {{name.partition(".")[0] for name in sys.modules}} & {{"torch", "numpy", "httpx", "asyncio", "scipy"}}
+sys.exit(f"imported: {{heavy}}" if heavy or "draftwise.measure" in sys.modules else 0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("target", "model"),
+    [(LLAMA, "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"), (str(BUNDLE / "target"), str(BUNDLE / "eagle3"))],
+)
+def test_nothing_is_imported_that_a_check_does_not_need(target, model):
+    spec = json.dumps({"method": "eagle3", "model": model, "num_speculative_tokens": 3})
+    script = LIGHT.format(target=target, spec=spec)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_an_import_that_a_check_does_not_need_is_noticed():
+    script = LIGHT.format(target=LLAMA, spec=NGRAM).replace("import sys\n", "import sys, numpy\n", 1)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "numpy" in done.stderr

@@ -163,6 +163,7 @@ def test_deciding_on_running_servers_does_not_import_torch(urls, prompts, tmp_pa
     assert done.stdout.splitlines()[-1] == "False"
 
 
+@pytest.mark.engine
 def test_the_embedded_engine_is_served_measured_and_taken_down(tiny_target, tmp_path) -> None:
     out = tmp_path / "run"
     path = tmp_path / "own.jsonl"

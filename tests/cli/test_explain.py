@@ -4,7 +4,11 @@ import pytest
 from click.testing import CliRunner
 
 from draftwise.cli import main
+from draftwise.core import InvalidSetup
+from draftwise.facts.advice import all_advice
+from draftwise.facts.findings import all_findings
 from draftwise.facts.rules import all_rules
+from draftwise.plan.explain import explain
 
 
 def explained(name):
@@ -16,6 +20,7 @@ def explained(name):
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
+        ("outputs-differ", "finding"),
         ("dflash", "method"),
         ("k-by-cost", "advice"),
         ("disable_by_batch_size", "key"),
@@ -40,3 +45,31 @@ def test_every_rule_can_be_explained_and_shown():
         assert explained(code)[0]["text"] == rule.explains
     text = CliRunner().invoke(main, ["explain", next(iter(all_rules()))], catch_exceptions=False).stdout
     assert "source:" in text
+
+
+def test_every_code_that_is_printed_can_be_explained() -> None:
+    for kind, registry in (("finding", all_findings()), ("rule", all_rules()), ("advice", all_advice())):
+        for code in registry:
+            found = next(each for each in explain(code) if each.kind == kind)
+            assert found.text, code
+            assert found.link == f"docs/findings.md#{code}"
+
+
+def test_a_finding_is_shown_with_its_fix_its_threshold_and_the_page() -> None:
+    text = CliRunner().invoke(main, ["explain", "client-sends-late"], catch_exceptions=False).stdout
+    assert "The load generator sent requests late" in text
+    assert "Use more client processes" in text
+    assert "error or warning, beyond the threshold client_late, from: measurement validity" in text
+    assert "more: docs/findings.md#client-sends-late" in text
+    (told,) = explained("client-sends-late")
+    assert told["finding"]["severities"] == ["error", "warning"]
+    assert told["finding"]["room"] == "Measurement validity"
+
+
+@pytest.mark.parametrize(
+    ("mistyped", "meant"),
+    [("output-differs", "outputs-differ"), ("unknown-keys", "unknown-key"), ("k-by-costs", "k-by-cost")],
+)
+def test_the_nearest_names_of_every_registry_are_suggested(mistyped: str, meant: str) -> None:
+    with pytest.raises(InvalidSetup, match=f"Did you mean.* {meant}"):
+        explain(mistyped)

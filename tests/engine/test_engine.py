@@ -2,23 +2,22 @@
 
 import os
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from every_method import METHODS, make_config
 from safetensors.torch import load_file
+from tests.support.every_method import METHODS, make_config
 
 from draftwise import LLM, SamplingParams
 from draftwise.core import InvalidSetup
 from draftwise.engine.core import Request
 from draftwise.engine.outputs import RequestOutput
-from draftwise.engine.proposers.base import Confirmed, Draft
+from draftwise.engine.proposers.base import Confirmed
 from draftwise.engine.proposers.extract_hidden_states import hidden_states_path
-from draftwise.engine.spans import Spans
+from draftwise.engine.sampling.draft import Draft
 
 DEVICE = os.environ.get("DRAFTWISE_TEST_DEVICE", "cpu")
 
@@ -75,7 +74,8 @@ def plain(tiny_target: Path) -> list[list[int]]:
 
 
 def test_plain_greedy_equals_transformers(tiny_target: Path, plain: list[list[int]]) -> None:
-    transformers = pytest.importorskip("transformers")
+    import transformers
+
     model = transformers.AutoModelForCausalLM.from_pretrained(tiny_target, dtype=torch.float64)
     llm = make_llm(tiny_target)
     for prompt, ours in zip(PROMPTS, plain, strict=True):
@@ -104,22 +104,22 @@ def watch(llm: LLM, texts: list[list[int]], drafts: Drafts) -> None:
         draft = propose(new, k)
         sequences = {sequence.slot: sequence for sequence in llm.engine.scheduler.running}
         for b, slot in enumerate(new.slots_B.tolist()):
-            known, guesses = tuple(sequences[slot].tokens), draft.tokens_BK[b, : draft.lengths_B[b]]
-            if not len(guesses):
+            known, drafted = tuple(sequences[slot].tokens), draft.tokens_BK[b, : draft.lengths_B[b]]
+            if not len(drafted):
                 continue
-            expected = drafts.setdefault(known, guesses.tolist())
-            shorter = min(len(expected), len(guesses))
-            assert guesses[:shorter].tolist() == expected[:shorter], "a draft follows from the text alone"
+            expected = drafts.setdefault(known, drafted.tolist())
+            shorter = min(len(expected), len(drafted))
+            assert drafted[:shorter].tolist() == expected[:shorter], "a draft follows from the text alone"
             text = next(text for text in texts if tuple(text[: len(known)]) == known)
-            right = text[len(known) : len(known) + len(known) % 4][: len(guesses)]
-            guesses[: len(right)] = torch.tensor(right, dtype=torch.long)
+            right = text[len(known) : len(known) + len(known) % 4][: len(drafted)]
+            drafted[: len(right)] = torch.tensor(right, dtype=torch.long)
         return draft
 
     proposer.propose = watched  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("situation", SITUATIONS)
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in METHODS])
 def test_neither_words_nor_drafts_depend_on_the_situation(
     name: str,
     situation: str,
@@ -146,26 +146,6 @@ def test_neither_words_nor_drafts_depend_on_the_situation(
     assert stats.kv_cache_usage == 0
 
 
-@pytest.fixture
-def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[LLM], None]:
-    """Let an engine on the CPU work as on a GPU: uniform padded rows, and the host one step behind."""
-
-    def uniform(cls: type[Spans], starts_B: torch.Tensor, lengths_B: torch.Tensor, width: int) -> Spans:
-        host = tuple((start, width) for start in starts_B.tolist())
-        return Spans(starts_B=starts_B, lengths_B=lengths_B, width=width, host=host)
-
-    def change(llm: LLM) -> None:
-        if DEVICE != "cpu":
-            return
-        engine = llm.engine
-        monkeypatch.setattr(engine, "_lags", True)
-        monkeypatch.setattr(engine, "_runs_ahead", not (engine.proposer and engine.proposer.on_host))
-        monkeypatch.setattr(engine.runner, "_capture_sizes", (1, 4, 8, 16))
-        monkeypatch.setattr(Spans, "on", classmethod(uniform))
-
-    return change
-
-
 @pytest.mark.parametrize("situation", SITUATIONS)
 @pytest.mark.parametrize("name", [*METHODS, "plain"])
 def test_a_step_behind_nothing_changes(
@@ -174,10 +154,9 @@ def test_a_step_behind_nothing_changes(
     configs: dict[str, dict[str, Any]],
     tiny_target: Path,
     plain: list[list[int]],
-    as_on_a_gpu: Callable[[LLM], None],
 ) -> None:
-    llm = make_llm(tiny_target, configs.get(name), **SITUATIONS[situation])
-    as_on_a_gpu(llm)
+    """With uniform padded rows, and tokens that the host knows a step late."""
+    llm = make_llm(tiny_target, configs.get(name), lag=1, **SITUATIONS[situation])
     lengths = [48, 31, 48, 9, 40]
     for _ in range(2):  # the second time from the prefix cache
         params = [SamplingParams(temperature=0, max_tokens=length) for length in lengths]
@@ -191,24 +170,24 @@ def test_a_step_behind_requests_come_and_go(
     configs: dict[str, dict[str, Any]],
     tiny_target: Path,
     plain: list[list[int]],
-    as_on_a_gpu: Callable[[LLM], None],
 ) -> None:
     """Aborted requests leave at once; whoever takes their pages is not disturbed by what is still under way."""
-    llm = make_llm(tiny_target, configs["eagle3"], num_gpu_blocks_override=40, max_num_seqs=3)
-    as_on_a_gpu(llm)
-    engine, found = llm.engine, defaultdict(list)
+    llm = make_llm(tiny_target, configs["eagle3"], num_gpu_blocks_override=40, max_num_seqs=3, lag=1)
+    engine, found, pending = llm.engine, defaultdict(list), ()
     prompts = [engine.tokenizer.encode(prompt) for prompt in PROMPTS]
     for number in range(24):
         which = number % len(prompts)
         params = SamplingParams(temperature=0, max_tokens=20)
         engine.add(Request(request_id=f"{number}", prompt_token_ids=prompts[which], params=params))
         for _ in range(number % 4):
-            for delta in engine.step():
+            pending, deltas = engine.step(pending)
+            for delta in deltas:
                 found[delta.request_id] += delta.token_ids
         if number % 3 == 0:
             engine.abort(f"{number}")
     while engine.has_work():
-        for delta in engine.step():
+        pending, deltas = engine.step(pending)
+        for delta in deltas:
             found[delta.request_id] += delta.token_ids
     for number in range(24):
         text = plain[number % len(prompts)][:20]
@@ -235,7 +214,8 @@ def test_a_request_of_one_token_leaves_its_prompt_to_the_next(
 
 def test_extracting_hidden_states_changes_no_word(tiny_target: Path, plain: list[list[int]], tmp_path: Path) -> None:
     """And what is written equals transformers' hidden states."""
-    transformers = pytest.importorskip("transformers")
+    import transformers
+
     layers = {"hf_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}}
     spec = {"method": "extract_hidden_states", "num_speculative_tokens": 1, "draft_model_config": layers}
     llm = make_llm(tiny_target, spec, hidden_states_folder=str(tmp_path), max_num_batched_tokens=16)
@@ -352,7 +332,8 @@ def test_context_limit_ends_a_completion(tiny_target: Path) -> None:
 
 @pytest.mark.parametrize("spec", [None, "ngram"])
 def test_logprobs_are_those_of_transformers(spec: str | None, tiny_target: Path) -> None:
-    transformers = pytest.importorskip("transformers")
+    import transformers
+
     llm = make_llm(tiny_target, NGRAM if spec else None, max_num_batched_tokens=8)
     params = SamplingParams(temperature=0, max_tokens=10, logprobs=2, prompt_logprobs=1)
     (output,) = llm.generate(PROMPTS[0], params)
@@ -379,14 +360,15 @@ def test_a_prompt_that_is_computed_twice_has_its_logprobs_once(tiny_target: Path
     ).engine
     old = SamplingParams(temperature=0, max_tokens=140, ignore_eos=True)
     engine.add(Request(request_id="old", prompt_token_ids=list(range(32, 92)), params=old))
-    prompt, added, found = list(range(40, 190)), False, []
+    prompt, added, found, pending = list(range(40, 190)), False, [], ()
     num_tokens = 60
     while engine.has_work():
         if not added and num_tokens >= 62 and num_tokens % 16 == 14:  # the older one needs a page soon
             young = SamplingParams(temperature=0, max_tokens=2, prompt_logprobs=1)
             engine.add(Request(request_id="young", prompt_token_ids=prompt, params=young))
             added = True
-        for delta in engine.step():
+        pending, deltas = engine.step(pending)
+        for delta in deltas:
             num_tokens += len(delta.token_ids) * (delta.request_id == "old")
             found += delta.prompt_logprobs or []
     assert engine.stats().num_preemptions > 0

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from every_method import WITH_MODEL, make_config
 from scipy import stats
+from tests.support.every_method import WITH_MODEL, make_config
 
 from draftwise import LLM, SamplingParams
 
@@ -20,18 +20,18 @@ PROMPT = [65, 66, 65, 66, 65, 66]
 TOP_K, NUM_SAMPLES = 3, 2000
 
 
-def exact_law(llm: LLM) -> dict[tuple[int, int], float]:
+def exact_distribution(llm: LLM) -> dict[tuple[int, int], float]:
     """Return the probability of each pair of first tokens, from the target's own logits."""
     params = SamplingParams(temperature=0, max_tokens=1, logprobs=TOP_K)
 
-    def next_law(ids: list[int]) -> dict[int, float]:
+    def next_distribution(ids: list[int]) -> dict[int, float]:
         (output,) = llm.generate({"prompt_token_ids": ids}, params)
         top = {token: entry.logprob for token, entry in output.outputs[0].logprobs[0].items() if entry.rank <= TOP_K}
         probs = torch.tensor(list(top.values()), dtype=torch.float64).softmax(0).tolist()
         return dict(zip(top, probs, strict=True))
 
-    first = next_law(PROMPT)
-    second = {token: next_law([*PROMPT, token]) for token in first}
+    first = next_distribution(PROMPT)
+    second = {token: next_distribution([*PROMPT, token]) for token in first}
     return {
         (a, b): first[a] * second[a][b] for a, b in product(first, range(llm.engine.shape.vocab_size)) if b in second[a]
     }
@@ -47,20 +47,20 @@ SITUATIONS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(
     ("name", "drafts"), [*((name, "probabilistic") for name in WITH_MODEL), ("draft_model", "greedy")]
 )
-def test_pairs_of_tokens_follow_the_targets_law(
+def test_pairs_of_tokens_follow_the_targets_distribution(
     name: str, drafts: str, situation: str, tiny_target: Path, tiny_draft: Path, tmp_path: Path
 ) -> None:
     spec = make_config(name, tiny_target, tiny_draft, tmp_path / "drafter") | {"draft_sample_method": drafts}
     settings = {"dtype": DTYPE, "device": DEVICE, "max_model_len": 64}
     llm = LLM(str(tiny_target), speculative_config=spec, max_num_seqs=64, **settings, **SITUATIONS[situation])
-    law = exact_law(LLM(str(tiny_target), **settings, **SITUATIONS["plenty"]))
+    distribution = exact_distribution(LLM(str(tiny_target), **settings, **SITUATIONS["plenty"]))
     params = SamplingParams(temperature=1.0, top_k=TOP_K, max_tokens=4, n=NUM_SAMPLES, seed=1)
     (output,) = llm.generate({"prompt_token_ids": PROMPT}, params)
     seen = Counter(tuple(completion.token_ids[:2]) for completion in output.outputs)
-    assert set(seen) <= set(law)
+    assert set(seen) <= set(distribution)
     assert llm.engine.stats().spec.num_drafts > NUM_SAMPLES / (2 if situation == "plenty" else 10)
     assert (llm.engine.stats().num_preemptions > 0) == (situation == "preempted")
-    outcome = stats.chisquare([seen[pair] for pair in law], [NUM_SAMPLES * p for p in law.values()])
+    outcome = stats.chisquare([seen[pair] for pair in distribution], [NUM_SAMPLES * p for p in distribution.values()])
     assert outcome.pvalue > 1e-4
-    mutant = dict(zip(law, [1 / len(law)] * len(law), strict=True))
+    mutant = dict(zip(distribution, [1 / len(distribution)] * len(distribution), strict=True))
     assert stats.chisquare([seen[pair] for pair in mutant], [NUM_SAMPLES * p for p in mutant.values()]).pvalue < 1e-4

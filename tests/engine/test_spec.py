@@ -13,9 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftwise.core import InvalidSetup, Severity, SpecConfig
-from draftwise.engine.acceptance import Standard, Synthetic, Typical
+from draftwise.engine.sampling.acceptance import Standard, Synthetic, Typical
 from draftwise.engine.spec import ResolvedSpec, resolve_spec
-from draftwise.engine.spec_keys import ELSEWHERE, KEYS, METHODS, NO_EFFECT
+from draftwise.engine.spec_keys import accepts
+from draftwise.facts.methods import methods_where
+from draftwise.facts.spec_keys import keys_where
 
 
 def resolve(**given: Any) -> ResolvedSpec:
@@ -275,20 +277,21 @@ def test_typical() -> None:
     assert resolve(**NGRAM, posterior_alpha=0.5).acceptance == Standard()
 
 
-def test_tables_are_consistent() -> None:
-    assert not KEYS.keys() & NO_EFFECT.keys()
-    assert not METHODS.keys() & set(ELSEWHERE)
-    for method in METHODS.values():
-        assert method.keys <= KEYS.keys()
-        assert method.default_k_key in {None, *KEYS}
-    for name, key in KEYS.items():
-        assert key.default is None or key.kind.accepts(key.default), name
-        assert key.source
+def test_every_default_is_a_value_that_its_key_takes() -> None:
+    for name, key in keys_where(embedded="acts").items():
+        assert key.default is None or accepts(key, key.default), name
+
+
+def test_what_a_method_needs_acts_here() -> None:
+    acting = keys_where(embedded="acts")
+    for method in methods_where(embedded=True).values():
+        assert {method.default_k_key, method.required_key} - {None} <= acting.keys()
+        assert set(method.embedded_keys) <= acting.keys()
 
 
 def test_every_resolved_setting_has_a_key() -> None:
     derived = {"k", "schedule", "acceptance", "findings"}
-    assert {field.name for field in fields(ResolvedSpec)} - derived <= KEYS.keys()
+    assert {field.name for field in fields(ResolvedSpec)} - derived <= keys_where(embedded="acts").keys()
 
 
 def test_needs_no_torch() -> None:

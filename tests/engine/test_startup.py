@@ -15,8 +15,8 @@ def test_phases_are_timed_in_order_and_add_up():
     assert list(startup.seconds.items()) == [("load weights", 3.0), ("allocate KV cache", 3.0)]
 
 
-class Told(TimedStartup):
-    """Keeps what it is told."""
+class Confirming(TimedStartup):
+    """Keeps what it is confirming."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Told(TimedStartup):
 
 
 def test_a_phase_that_fails_is_not_told_as_done():
-    startup = Told()
+    startup = Confirming()
     with pytest.raises(RuntimeError), startup.phase("load weights"):
         raise RuntimeError
     assert (startup.seconds, startup.names) == ({}, ["load weights ..."])

@@ -2,23 +2,18 @@
 
 import pytest
 
-from draftwise.engine import proposers
 from draftwise.facts.advice import (
     all_advice,
     anchors_of,
     find_band,
     get_advice,
     guide_order,
-    runs_embedded,
     step_costs,
     traffic_kinds,
 )
-from draftwise.facts.vllm import releases
+from draftwise.facts.methods import methods_where
 
-METHODS = sorted(
-    {name for release in releases() for name in release.table("methods") if not name.endswith("_mtp")}
-    - {"custom_class", "extract_hidden_states"}
-)
+METHODS = sorted(name for name, method in methods_where().items() if method.drafts_from not in ("own_code", "none"))
 
 
 def test_rules_are_sourced_and_named_like_findings() -> None:
@@ -63,8 +58,3 @@ def test_kinds_of_traffic_agree_with_themselves() -> None:
         assert name == kind.name
         assert 0 <= kind.place <= 1
         assert kind.overlap == "high" or not kind.repetitive
-
-
-def test_the_embedded_methods_are_those_of_the_engine() -> None:
-    known = {*METHODS, *proposers._BUILDERS, "extract_hidden_states"}
-    assert {name for name in known if runs_embedded(name)} == set(proposers._BUILDERS)

@@ -7,8 +7,8 @@ import pytest
 from rich.console import Console
 from tests.support.made_comparisons import adopted, around, decision_on
 
-from draftwise.cli import _console
-from draftwise.cli._console import ConsoleProgress, show_decision
+from draftwise.cli import _decision
+from draftwise.cli._decision import ConsoleProgress, show_decision
 from draftwise.core import Comparison, Decision, Finding, Severity
 
 
@@ -49,7 +49,7 @@ def test_a_finding_of_many_loads_is_told_once_and_says_where() -> None:
 
 
 def test_a_run_that_waits_says_what_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_console, "_QUIET_S", 0)
+    monkeypatch.setattr(_decision, "_QUIET_S", 0)
     console, text = printed()
 
     async def wait() -> None:

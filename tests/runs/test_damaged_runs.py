@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from tests.support.made_runs import CONTEXT, Truth, arm, closed, gains, make_run, workload
 
-from draftwise.report.sentences import describe_decision
 from draftwise.core import Answer, Arm, Condition, OpenLoop, Run
 from draftwise.decide.conclusions import conclude_run
+from draftwise.report.sentences import describe_decision
 from draftwise.report.summary import summarise
 
 LOADS = [*closed(1, 2, 4), *closed(1, 4, temperature=0.7), Condition(load=OpenLoop.steady(2.0))]

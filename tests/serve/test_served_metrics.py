@@ -10,8 +10,8 @@ from tests.support.serving import serving
 
 from draftwise.core import SpecStats
 from draftwise.engine.outputs import Delta, EngineStats
-from draftwise.engine.sampling_params import SamplingParams
-from draftwise.engine.sequence import Request
+from draftwise.engine.sampling.params import SamplingParams
+from draftwise.engine.step.sequence import Request
 from draftwise.serve.metrics import ServerMetrics
 from draftwise.serve.stats_log import StatsLog
 from draftwise.serve.timeline import Timeline

@@ -9,7 +9,8 @@ from types import SimpleNamespace
 from draftwise.core import InvalidSetup, SpecStats
 from draftwise.engine.config import EngineConfig
 from draftwise.engine.outputs import Delta, EngineStats, Logprob
-from draftwise.engine.tokenizer import IncrementalDetokenizer, Tokenizer
+from draftwise.engine.text.detokenizer import IncrementalDetokenizer
+from draftwise.engine.text.tokenizer import Tokenizer
 
 
 class FakeEngine:
@@ -65,19 +66,19 @@ class FakeEngine:
     def has_work(self):
         return bool(self._waiting or self._running)
 
-    def step(self):
+    def step(self, pending):
         if self.broken is not None:
             raise self.broken
         if not self.steps:
             time.sleep(0.001)
-            return []
+            return pending, []
         self.steps -= 1
         running = self._running
         while self._waiting and len(running) < self.config.max_num_seqs:
             running.append(self._waiting.pop(0))
         deltas = [self._advance(sequence) for sequence in list(running)]
         self._generation_tokens += sum(len(delta.token_ids) for delta in deltas)
-        return deltas
+        return pending, deltas
 
     def stats(self):
         return EngineStats(

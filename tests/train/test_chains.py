@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-from lessons import (
+from tests.support.lessons import (
     accepted,
     as_batch,
     build,
@@ -141,7 +141,9 @@ def test_exports_name_what_vllm_would_guess(target, tmp_path):
 
 
 def test_refuses_layers_and_tokens_that_the_target_lacks(target):
-    with pytest.raises(InvalidSetup, match="has states 0 to 2"):
+    with pytest.raises(InvalidSetup, match=r"layers \[1, 3\] of a target that has 0 to 2") as caught:
         build("eagle3", target, target_layers=(1, 3))
-    with pytest.raises(InvalidSetup, match="no token of the target"):
+    assert [finding.code for finding in caught.value.findings] == ["layer-ids-out-of-range"]
+    with pytest.raises(InvalidSetup, match="100,000 is outside the vocabulary") as caught:
         build("eagle3", target, parallel=True, mask_token_id=100_000)
+    assert [finding.code for finding in caught.value.findings] == ["mask-token-out-of-range"]

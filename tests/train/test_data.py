@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from draftwise.core import InvalidSetup
-from draftwise.engine.tokenizer import Tokenizer
+from draftwise.engine.text.tokenizer import Tokenizer
 from draftwise.train.data import Corpus, Feed, Order, bucket_lengths, split
 from draftwise.train.reading import Sample, read_samples
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from lessons import accepted, build, engine_accepted, evaluate, greedy_batch, random_batch, train
+from tests.support.lessons import accepted, build, engine_accepted, evaluate, greedy_batch, random_batch, train
 
 from draftwise.engine.models import load_model
 from draftwise.engine.proposers.dflash import DFlashProposer

@@ -8,13 +8,13 @@ import pytest
 import torch
 import transformers
 from click.testing import CliRunner
-from lessons import build, random_batch
 from safetensors.torch import load_file, save_file
+from tests.support.lessons import build, random_batch
 
+from draftwise.checkpoints.identity import target_identity, write_identity
 from draftwise.cli import main
 from draftwise.core import InvalidSetup
 from draftwise.engine.models import load_model
-from draftwise.engine.models.identity import target_identity, write_identity
 from draftwise.engine.models.mtp import load_mtp
 from draftwise.train.assemble import assemble_mtp, check_expressible
 from draftwise.train.export import export_drafter

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from lessons import accepted, build, engine_accepted, evaluate, greedy_batch, random_batch, train
+from tests.support.confirming import confirm
+from tests.support.lessons import accepted, build, engine_accepted, evaluate, greedy_batch, random_batch, train
 
 from draftwise.core import InvalidSetup, SpecConfig
 from draftwise.engine.config import EngineConfig
@@ -12,7 +13,6 @@ from draftwise.engine.models import load_model
 from draftwise.engine.proposers import make_proposer
 from draftwise.engine.spec import resolve_spec
 from draftwise.train.target import Target
-from engine.confirming import confirm
 
 SMALL = {"hidden_size": 32, "num_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
 HEADS = [
@@ -79,11 +79,11 @@ def test_a_draft_model_learns_and_the_engine_accepts_what_training_counts(option
 
 
 def draft_behind(proposer, tokens, last):
-    """Return how many of the guesses behind token `last` are right."""
+    """Return how many of the draft tokens behind token `last` are right."""
     proposer.allocate(num_pages=16, block_size=4)
     new = confirm([tokens[: last + 1]], starts=[0], limits=[3], num_prompt=[last + 1], pages=[range(16)], scratch=16)
-    guesses = proposer.propose(new, 3).tokens_BK[0].tolist()
-    right = [guess == token for guess, token in zip(guesses, tokens[last + 1 :], strict=False)]
+    drafted = proposer.propose(new, 3).tokens_BK[0].tolist()
+    right = [draft == token for draft, token in zip(drafted, tokens[last + 1 :], strict=False)]
     return [*right, False].index(False)
 
 

@@ -10,10 +10,11 @@ import torch
 from safetensors.torch import load_file
 
 from draftwise.core import InvalidSetup
-from draftwise.train import METHODS, answers, get_method
+from draftwise.facts.methods import methods_where
+from draftwise.train import answers, get_training
 from draftwise.train.answers import AnswerSettings, answer, cut_prompts
+from draftwise.train.lesson import Batch
 from draftwise.train.loop import Training
-from draftwise.train.method import Batch
 from draftwise.train.optimizers import schedule_factor
 from draftwise.train.progress import Reporter
 from draftwise.train.reading import Sample
@@ -165,10 +166,10 @@ def test_the_target_answers_prompts_once(tiny_target, tmp_path, monkeypatch):
     assert [each.tokens.tolist() for each in again] == [each.tokens.tolist() for each in answered]
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", methods_where(trainable=True))
 def test_options_of_methods_do_not_shadow_settings_of_runs(name):
     taken = {each.name for each in dataclasses.fields(TrainSettings)} | {"json", "quiet"}
-    assert not taken & {option.name for option in get_method(name).OPTIONS}
+    assert not taken & {option.name for option in get_training(name).OPTIONS}
 
 
 @pytest.mark.parametrize("shape", ["cosine", "linear", "late"])

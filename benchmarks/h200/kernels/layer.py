@@ -32,12 +32,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from draftwise.core import ModelShape
-from draftwise.engine.attention import PagedKV, plan_attention
+from draftwise.engine.attention.plan import plan_attention
+from draftwise.engine.attention.spans import Spans
 from draftwise.engine.kernels import Kernels
 from draftwise.engine.kernels.cuda import CudaKernels, launch, layer
 from draftwise.engine.kernels.cuda.plan import place_rows
+from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.models.rope import Rope
-from draftwise.engine.spans import Spans
 
 ROWS, LAUNCHES, SETS, WARPS = (1, 4, 8, 32, 64, 256), 64, 4, (1, 2, 4, 8, 16, 32)
 STEP, BYTE_STEP = 2**-8, 2**-4 + 2**-8

@@ -18,10 +18,11 @@ from pathlib import Path
 
 import torch
 
-from draftwise.engine.proposers.base import Confirmed, Draft
+from draftwise.engine.attention.spans import Spans
+from draftwise.engine.proposers.base import Confirmed
 from draftwise.engine.proposers.ngram import NgramProposer
 from draftwise.engine.proposers.ngram_gpu import NgramGpuProposer
-from draftwise.engine.spans import Spans
+from draftwise.engine.sampling.draft import Draft
 
 K, WIDTH, NUM_CALLS = 5, 6, 64
 FLUSH_BYTES = 256 * 2**20

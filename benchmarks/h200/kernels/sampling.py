@@ -26,14 +26,15 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from draftwise.engine import sampling, verify
-from draftwise.engine.acceptance import Standard, Synthetic, place
 from draftwise.engine.kernels.cuda import launch
 from draftwise.engine.kernels.cuda import sampling as kernels
-from draftwise.engine.proposers.base import Draft
-from draftwise.engine.random import Lane
-from draftwise.engine.sampling import Tempering
-from draftwise.engine.sampling_params import SamplingParams
+from draftwise.engine.sampling import tempering as sampling
+from draftwise.engine.sampling import verify
+from draftwise.engine.sampling.acceptance import Standard, Synthetic, place
+from draftwise.engine.sampling.draft import Draft
+from draftwise.engine.sampling.params import SamplingParams
+from draftwise.engine.sampling.random import Lane
+from draftwise.engine.sampling.tempering import Tempering
 
 VOCABULARIES, ROWS, NUM_DRAFTED = (128256, 32000), (1, 4, 8, 32, 256, 512), 3
 SETTINGS = {

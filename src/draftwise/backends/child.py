@@ -15,7 +15,7 @@ from pathlib import Path
 
 import httpx
 
-from draftwise.backends import child_reaper as keeper
+from draftwise.backends import child_reaper
 from draftwise.backends.url import UrlBackend
 from draftwise.core import BackendError
 
@@ -24,7 +24,7 @@ __all__ = ["ChildBackend", "LogTail"]
 _POLL_S = 0.1
 _TAIL_LINES = 15
 _LONGEST_LINE = 240
-_END_S = keeper.GRACE_S + 15
+_END_S = child_reaper.GRACE_S + 15
 """How long a stop waits before it gives a process up that even SIGKILL does not end (a hung driver)."""
 _SEARCHES = 3
 """Rests for which it is found out which processes keep a core busy; none found by then, it is left alone."""
@@ -164,7 +164,7 @@ class ChildBackend(UrlBackend):
         self._tail = LogTail(self._log)
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, keeper.__file__, *arguments],
+                [sys.executable, child_reaper.__file__, *arguments],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -200,7 +200,7 @@ class ChildBackend(UrlBackend):
         The first, which talks HTTP, is never among them: it goes on to answer.
         """
         assert self._process is not None
-        family = keeper.find_descendants(self._process.pid)[1:]
+        family = child_reaper.find_descendants(self._process.pid)[1:]
         seen = Counter[int]()
         for _ in range(_LOOKS if family else 0):
             seen.update(pid for pid in family if _is_running(pid))

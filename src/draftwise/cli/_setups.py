@@ -86,8 +86,8 @@ def _json_object(given: str) -> dict[str, Any]:
         where, text = str(path), path.read_text(encoding="utf-8", errors="replace")
     found = read_json(text)
     if found.mistake:
-        raise InvalidSetup.because("not-json", f"{found.mistake}.", where=where, fix=found.fix)
+        raise InvalidSetup.because("not-json", f"The text {found.mistake}.", where=where, fix=found.fix)
     if not isinstance(found.value, dict):
         kind = type(found.value).__name__
-        raise InvalidSetup.because("not-an-object", f"must be a JSON object, got {kind}.", where=where)
+        raise InvalidSetup.because("not-an-object", f"{where} must be a JSON object, got {kind}.", where=where)
     return found.value

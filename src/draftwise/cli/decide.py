@@ -17,7 +17,8 @@ from click.core import ParameterSource
 from rich.console import Console
 
 from draftwise.backends.url import check_url
-from draftwise.cli._console import ConsoleProgress, estimate, open_console, show_decision
+from draftwise.cli._console import open_console
+from draftwise.cli._decision import ConsoleProgress, estimate, show_decision
 from draftwise.cli._loads import Finite, conditions, load_options, spread_lengths
 from draftwise.core import Arm, BackendError, InvalidSetup, Replay, RunPlan, Severity, StorageError
 from draftwise.measure.device_state import DeviceWatch

@@ -1,4 +1,4 @@
-"""`draftwise explain`: a rule, key, method or flag of vLLM, its history over releases, and its source."""
+"""`draftwise explain`: a finding's code, or a key, method or flag of vLLM with its history over releases and source."""
 
 from __future__ import annotations
 
@@ -42,22 +42,32 @@ def explain(name: str, as_json: bool) -> None:
 
 def _show(console: Console, explanation: Explanation) -> None:
     console.print(Text.assemble((explanation.name, "bold"), (f"  {explanation.kind}", "dim")))
-    if rule := explanation.rule:
-        console.print(Padding(Text(rule.title, "bold"), (0, 0, 0, 2), expand=False))
+    if fact := explanation.rule or explanation.finding:
+        _print(console, fact.title, "bold")
     if explanation.text:
-        console.print(Padding(Text(explanation.text), (0, 0, 0, 2), expand=False))
+        _print(console, explanation.text)
     if rule := explanation.rule:
         spans = ", ".join(_range(first, last) for first, last in rule.spans)
         raised = f" ({rule.exception})" if rule.exception else ""
-        console.print(Padding(Text(f"vLLM {spans}: {rule.effect}, {rule.stage}{raised}"), (0, 0, 0, 2), expand=False))
-        console.print(Padding(Text(f"source: {rule.source}", "dim"), (0, 0, 0, 2), expand=False))
+        _print(console, f"vLLM {spans}: {rule.effect}, {rule.stage}{raised}")
+        _print(console, f"source: {rule.source}", "dim")
+    if finding := explanation.finding:
+        _print(console, finding.fix)
+        threshold = f", beyond the threshold {finding.threshold}" if finding.threshold else ""
+        _print(console, f"{' or '.join(finding.severities)}{threshold}, from: {finding.room.lower()}", "dim")
+    if explanation.link:
+        _print(console, f"more: {explanation.link}", "dim")
     if explanation.history:
         console.print(_history(explanation.history))
     if explanation.related:
-        console.print(Padding(Text("rules that speak of it:", "dim"), (0, 0, 0, 2), expand=False))
+        _print(console, "rules that speak of it:", "dim")
         for rule in explanation.related:
             console.print(Padding(Text.assemble((rule.code, "bold"), f"  {rule.title}"), (0, 0, 0, 4), expand=False))
     console.print()
+
+
+def _print(console: Console, text: str, style: str = "") -> None:
+    console.print(Padding(Text(text, style), (0, 0, 0, 2), expand=False))
 
 
 def _history(spans: tuple[Span, ...]) -> Padding:

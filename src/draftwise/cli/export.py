@@ -23,7 +23,7 @@ __all__ = ["export"]
     help="vLLM's plain layout, or that of the speculators library.",
 )  # fmt: skip
 @click.option("--num-speculative-tokens", "k", type=click.IntRange(1), metavar="K",
-              help="Guesses a step  [default: as trained]")  # fmt: skip
+              help="Draft tokens a step  [default: as trained]")  # fmt: skip
 def export(drafter: Path, out: Path, target: Path, layout: str, k: int | None) -> None:
     """Write DRAFTER, the directory of a drafter, as what a server loads.
 

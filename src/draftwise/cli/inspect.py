@@ -12,11 +12,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from draftwise.checkpoints.inspect import Inspection, inspect_checkpoint
+from draftwise.checkpoints.pair import Pair, inspect_pair
 from draftwise.cli._console import open_console
 from draftwise.cli._findings import finding_to_dict, render_findings
 from draftwise.core import Finding, Severity
 from draftwise.facts.vllm import get_release
-from draftwise.plan.checkpoint import Inspection, Pair, inspect_checkpoint, inspect_pair
 
 __all__ = ["inspect"]
 
@@ -76,11 +77,11 @@ def _facts(sides: Sequence[Inspection]) -> Table:
 
 def _kind(side: Inspection) -> str:
     drafter = side.drafter
-    if drafter.method == "draft_model":
+    if not drafter.is_head:
         return "language model" + (" for parallel drafting" if drafter.parallel else "")
-    if drafter.method == "mtp":
+    if drafter.traits.weights == "target":
         return "MTP modules"
-    return f"{drafter.method} head" + (", parallel" if drafter.parallel and drafter.method == "eagle3" else "")
+    return f"{drafter.method} head" + (", parallel" if drafter.parallel and drafter.traits.parallel == "option" else "")
 
 
 def _format(side: Inspection) -> str:
@@ -131,7 +132,7 @@ _FACTS: dict[str, Callable[[Inspection], str]] = {
     "architecture": lambda side: side.drafter.architecture,
     "parameters": lambda side: _count(side.num_parameters),
     "weights": _weights,
-    "quantisation": lambda side: str(side.quantisation or ""),
+    "quantization": lambda side: str(side.quantization or ""),
     "hidden size": lambda side: _number(side.dimensions.hidden_size),
     "layers": lambda side: _number(side.dimensions.num_hidden_layers),
     "attention": _attention,
@@ -139,9 +140,9 @@ _FACTS: dict[str, Callable[[Inspection], str]] = {
     "vocabulary": _vocabulary,
     "positions": lambda side: _number(side.dimensions.max_position_embeddings),
     "RoPE theta": lambda side: f"{theta:,.0f}" if (theta := side.dimensions.rope_theta) else "",
-    "reads layers": lambda side: ", ".join(map(str, side.drafter.taps or ())),
+    "reads layers": lambda side: ", ".join(map(str, layers.ids)) if (layers := side.drafter.aux_layers) else "",
     "mask token": lambda side: _number(side.drafter.mask_token_id),
-    "heads to guess with": lambda side: _number(side.num_heads),
+    "draft heads": lambda side: _number(side.num_heads),
     "MTP modules": _mtp,
     "tokenizer": _tokenizer,
     "trained for": _base,

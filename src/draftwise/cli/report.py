@@ -9,7 +9,8 @@ from pathlib import Path
 
 import click
 
-from draftwise.cli._console import open_console, show_decision
+from draftwise.cli._console import open_console
+from draftwise.cli._decision import show_decision
 from draftwise.core import InvalidSetup, StorageError
 from draftwise.decide.conclusions import Conclusions, conclude_run
 from draftwise.decide.interchange import FORMATS, export_run

@@ -12,7 +12,8 @@ from typing import Any
 import click
 
 from draftwise.core import InvalidSetup
-from draftwise.train import METHODS, get_method
+from draftwise.facts.methods import methods_where
+from draftwise.train import get_training
 
 __all__ = ["train"]
 
@@ -68,18 +69,19 @@ class _MethodGroup(click.Group):
     """A command for each method, with the method's own options as flags."""
 
     def list_commands(self, _ctx: click.Context) -> list[str]:
-        return list(METHODS)
+        return list(methods_where(trainable=True))
 
-    def get_command(self, _ctx: click.Context, cmd_name: str) -> click.Command | None:
-        return _command(cmd_name) if cmd_name in METHODS else None
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        return _command(cmd_name) if cmd_name in self.list_commands(ctx) else None
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Name the nearest method when there is none of this name."""
-        if args[0] not in METHODS:
-            near = get_close_matches(args[0], METHODS, 1)
-            hint = f"Did you mean {near[0]}?" if near else f"The methods are {', '.join(METHODS)}."
+        methods = self.list_commands(ctx)
+        if args[0] not in methods:
+            near = get_close_matches(args[0], methods, 1)
+            hint = f"Did you mean {near[0]}?" if near else f"The methods are {', '.join(methods)}."
             ctx.fail(f"there is no method {args[0]!r} to train. {hint}")
         return super().resolve_command(ctx, args)
 
@@ -101,7 +103,7 @@ def train() -> None:
 def _command(method: str) -> click.Command:
     """Return the command of a method."""
     try:
-        options = get_method(method).OPTIONS
+        options = get_training(method).OPTIONS
         settings = importlib.import_module("draftwise.train.settings")
         run = importlib.import_module("draftwise.train.run")
         loop = importlib.import_module("draftwise.train.loop")

@@ -18,6 +18,7 @@ from draftwise.cli._console import open_console
 from draftwise.cli._findings import finding_to_dict, render_findings, report_to_dict
 from draftwise.cli._setups import read_sources, setup_arguments
 from draftwise.core import Finding
+from draftwise.facts.methods import find_method
 from draftwise.plan.upgrade import Change, Choice, Upgrade, compare_releases
 
 __all__ = ["upgrade"]
@@ -84,11 +85,10 @@ def _choices(console: Console, title: str, choices: Sequence[Choice], *, gone: b
     table = _table(title, "until" if gone else "since", "", "")
     rows: dict[tuple[str, str], list[str]] = {}
     for choice in choices:
-        alias = choice.kind == "method" and choice.name.endswith("_mtp")
-        release = (choice.until or "") if gone else choice.since
-        rows.setdefault((release, "method mtp of" if alias else choice.kind), []).append(
-            choice.name.removesuffix("_mtp")
-        )
+        method = find_method(choice.name) if choice.kind == "method" else None
+        is_alias = method is not None and choice.name in method.aliases
+        kind, name = ("method mtp of", choice.name.removesuffix("_mtp")) if is_alias else (choice.kind, choice.name)
+        rows.setdefault(((choice.until or "") if gone else choice.since, kind), []).append(name)
     for (release, kind), names in sorted(rows.items(), key=lambda row: (Version(row[0][0]), row[0][1])):
         table.add_row(release, kind, ", ".join(names))
     console.print(table, "")

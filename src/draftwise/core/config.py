@@ -85,7 +85,7 @@ class SpecConfig:
 
     @property
     def label(self) -> str:
-        """Short name for tables: method, whether all guesses are made at once, and k."""
+        """Short name for tables: method, whether all draft tokens come from one pass, and k."""
         parallel = " parallel" if self.options.get("parallel_drafting") else ""
         k = f" k={self.num_speculative_tokens}" if self.num_speculative_tokens is not None else ""
         return f"{self.method or self.model or 'unnamed'}{parallel}{k}"

@@ -31,6 +31,7 @@ class Finding:
     """Stable, kebab-case name of the rule, e.g. `unknown-key`."""
     severity: Severity
     message: str
+    """A whole sentence, which can be read without `where`."""
     where: str = ""
     """Key, file or flag that the finding is about."""
     fix: str = ""
@@ -38,9 +39,15 @@ class Finding:
     """Paper, wheel file or measurement that the rule rests on."""
 
     def __str__(self) -> str:
-        where = f"{self.where}: " if self.where else ""
+        """Return the place (unless the message names it), the message and the fix."""
+        where = "" if _spelled_alike(self.where) in _spelled_alike(self.message) else f"{self.where}: "
         fix = f" {self.fix}" if self.fix else ""
         return f"{where}{self.message}{fix}"
+
+
+def _spelled_alike(name: str) -> str:
+    """Return a text in which `--max-num-seqs` and `max_num_seqs` are the same."""
+    return name.lstrip("-").replace("-", "_").casefold()
 
 
 class DraftwiseError(Exception):

@@ -62,7 +62,7 @@ class ModelShape:
         if missing:
             raise InvalidSetup.because(
                 "config-incomplete",
-                f"lacks {', '.join(missing)}.",
+                f"{where} lacks {', '.join(missing)}.",
                 where=where,
                 fix="Give the directory of a Hugging Face checkpoint of a decoder-only language model.",
             )

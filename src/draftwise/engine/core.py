@@ -3,89 +3,56 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Iterable
 from dataclasses import replace
 
-import torch
-
 from draftwise.core import Finding, InvalidSetup, Severity, SpecConfig
-from draftwise.engine.acceptance import Standard
-from draftwise.engine.attention import PagedKV
-from draftwise.engine.capture import CapturePlan, plan_capture
+from draftwise.engine.build import build
 from draftwise.engine.config import EngineConfig
-from draftwise.engine.detokenizer import IncrementalDetokenizer
-from draftwise.engine.launched import Launched, Outcome
-from draftwise.engine.logits import check_params, encode_bad_words
-from draftwise.engine.memory import activation_bytes, graph_budget, num_pages
-from draftwise.engine.models import CausalLM, load_model
-from draftwise.engine.outputs import Delta, EngineStats
-from draftwise.engine.pages import PagePool
-from draftwise.engine.proposers import make_proposer
-from draftwise.engine.proposers.base import Proposer
-from draftwise.engine.random import completion_seed, request_seed
-from draftwise.engine.runner import Runner
-from draftwise.engine.scheduler import PrefixUse, Schedule, Scheduler
-from draftwise.engine.sequence import Request, Sequence
-from draftwise.engine.spec import resolve_spec
+from draftwise.engine.outputs import Delta, EngineStats, LogprobsOfToken
+from draftwise.engine.sampling.logits import check_params, encode_bad_words
+from draftwise.engine.sampling.random import completion_seed, request_seed
 from draftwise.engine.spec_counter import SpecCounter
 from draftwise.engine.startup import Startup, TimedStartup
-from draftwise.engine.stopping import Stop, find_stop
-from draftwise.engine.table import SequenceTable
-from draftwise.engine.tokenizer import load_tokenizer
+from draftwise.engine.step.launched import Launched, Outcome
+from draftwise.engine.step.scheduler import Schedule
+from draftwise.engine.step.sequence import Request, Sequence
+from draftwise.engine.text.detokenizer import IncrementalDetokenizer
+from draftwise.engine.text.stopping import Stop, find_stop
 
-__all__ = ["Engine", "EngineStats", "Request"]
+__all__ = ["Engine", "EngineStats", "Pending", "Request"]
 
-
-_KERNELS_A_LAYER = 9
-_GRAPHS_A_SIZE = 6
-"""Greedy, sampled and truncated batches, each with and without requests whose logits the host has a part in."""
+Pending = tuple[Launched, ...]
+"""What was launched and not collected yet, oldest first."""
 
 
 class Engine:
-    """A target, a page pool, a scheduler and, if asked for, a proposer; `step()` moves all of them once.
+    """A target, a page pool, a scheduler and, if asked for, a proposer; `step` moves all of them once.
+
+    Args:
+        config: what is to run.
+        spec: how to draft; None: plain decoding.
+        startup: notified of each phase of the start.
+        lag: how many steps the host is behind the device: 0, or 1, where a step's tokens are read once the next step
+            is launched, so that the device never waits. None: 1 on a GPU, else 0 (where 1 gives the same tokens).
 
     Raises:
         InvalidSetup: the checkpoint, the configuration or the drafter cannot work.
     """
 
-    def __init__(self, config: EngineConfig, spec: SpecConfig | None = None, *, startup: Startup | None = None) -> None:
-        phase = (startup or TimedStartup()).phase
-        self.spec = resolve_spec(spec) if spec is not None else None
-        self.tokenizer = load_tokenizer(config.model, skip=config.skip_tokenizer_init)
-        with phase("load weights"):
-            model = load_model(
-                config.model,
-                dtype=config.dtype,
-                device=config.device,
-                load_format=config.load_format,
-                quantization=config.quantization,
-            )
-        self.config = _resolve(config, model)
-        self.shape = model.shape
-        self.proposer: Proposer | None = None
-        if self.spec is not None:
-            with phase("load drafter"):
-                self.proposer = make_proposer(self.spec, self.config, model)
-        self._k = self.spec.k if self.spec else 0
-        self._lags = model.device.type == "cuda"
-        """Whether a step is collected by the next call, so that the device works meanwhile."""
-        self._runs_ahead = self._lags and not (self.proposer and self.proposer.on_host)
-        """Whether that call launches the next step before, so that the device never waits."""
-        capture = self._plan_capture(model)
-        self.findings: tuple[Finding, ...] = (*(self.spec.findings if self.spec else ()), *capture.findings)
-        """What the operator should know of this configuration."""
-        with phase("allocate KV cache"):
-            self.num_pages = self._count_pages(model, capture)
-            self.runner = self._make_runner(model, capture)
-        self.scheduler = Scheduler(
-            pool=PagePool(self.num_pages, enable_prefix_caching=config.enable_prefix_caching),
-            block_size=config.block_size,
-            max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            prefix=_prefix_use(self.proposer),
-        )
-        self._underway: deque[Launched] = deque()
+    def __init__(
+        self,
+        config: EngineConfig,
+        spec: SpecConfig | None = None,
+        *,
+        startup: Startup | None = None,
+        lag: int | None = None,
+    ) -> None:
+        parts = build(config, spec, startup=startup or TimedStartup(), lag=lag)
+        self.config, self.spec, self.findings = parts.config, parts.spec, parts.findings
+        self.tokenizer, self.shape, self.proposer = parts.tokenizer, parts.shape, parts.proposer
+        self.scheduler, self.runner, self.lag = parts.scheduler, parts.runner, parts.lag
+        self._confirmations = parts.runner.confirmations
         self._sequences: dict[str, list[Sequence]] = {}
         self._forks: dict[str, list[Sequence]] = {}
         """Completions 1..n-1 of a request, held until the first one has computed the prompt for all."""
@@ -93,79 +60,10 @@ class Engine:
         self._prompt_tokens = 0
         self._generation_tokens = 0
 
-    def _plan_capture(self, model: CausalLM) -> CapturePlan:
-        """Return which steps are captured as CUDA graphs: none on a CPU."""
-        config, shape, spec = self.config, self.shape, self.spec
-        if not self._lags or config.enforce_eager:
-            return CapturePlan(sizes=(), num_bytes=0)
-        # The logits count twice: those of steps that the host has a part in are kept.
-        row_values = shape.hidden_size * 8 + shape.intermediate_size * 3 + shape.vocab_size * 2
-        return plan_capture(
-            config.max_num_seqs,
-            ks=sorted({spec.k_for(n) for n in range(1, config.max_num_seqs + 1)}) if spec else (0,),
-            kernels_per_graph=_GRAPHS_A_SIZE * _KERNELS_A_LAYER * self._count_layers(),
-            activation_bytes_per_seq=(self._k + 1) * row_values * model.dtype.itemsize,
-            given=config.cudagraph_capture_sizes,
-            budget_bytes=graph_budget(
-                config,
-                model,
-                extra_bytes_per_token=self._state_bytes,
-                activation_bytes=self._activation_bytes(model),
-            ),
-        )
-
-    def _count_layers(self) -> int:
-        """Return how many layers run in a step: the target's, and the drafter's for each guess."""
-        drafter = self.proposer.num_layers if self.proposer else 0
-        return self.shape.num_layers + self._k * drafter
-
-    def _count_pages(self, model: CausalLM, capture: CapturePlan) -> int:
-        return num_pages(
-            self.config,
-            model,
-            extra_bytes_per_token=self._state_bytes,
-            activation_bytes=self._activation_bytes(model),
-            graph_bytes=capture.num_bytes,
-        )
-
-    def _activation_bytes(self, model: CausalLM) -> int:
-        """Return what the largest step needs beside weights and pages."""
-        config, proposer = self.config, self.proposer
-        return activation_bytes(
-            self.shape,
-            rows=max(config.max_num_batched_tokens, config.max_num_seqs * (self._k + 1)),
-            logits_rows=config.max_num_seqs * (self._k + 1),
-            bytes_per_value=model.dtype.itemsize,
-            num_taps=len(proposer.taps) if proposer else 0,
-        )
-
-    def _make_runner(self, model: CausalLM, capture: CapturePlan) -> Runner:
-        config, proposer, num_pages = self.config, self.proposer, self.num_pages
-        assert config.max_model_len is not None, "_resolve fills it in"
-        if proposer is not None:
-            proposer.allocate(num_pages=num_pages, block_size=config.block_size)
-        kv_dtype = model.dtype if config.kv_cache_dtype == "auto" else torch.float8_e4m3fn
-        table = SequenceTable(
-            num_slots=config.max_num_seqs,
-            max_model_len=config.max_model_len,
-            block_size=config.block_size,
-            scratch_page=num_pages,
-            width=self._k + 1,
-            num_features=len(proposer.taps) * model.shape.hidden_size if proposer else 0,
-            dtype=model.dtype,
-            device=model.device,
-        )
-        return Runner(
-            model,
-            PagedKV(
-                model.shape, num_pages=num_pages, block_size=config.block_size, dtype=kv_dtype, device=model.device
-            ),
-            table,
-            proposer,
-            acceptance=self.spec.acceptance if self.spec else Standard(),
-            end_ids=self.tokenizer.end_ids,
-            capture_sizes=capture.sizes,
-        )
+    @property
+    def num_pages(self) -> int:
+        """Pages of the KV cache."""
+        return self.scheduler.pool.num_pages
 
     def add(self, request: Request) -> None:
         """Queue a request.
@@ -196,28 +94,31 @@ class Engine:
         """Whether any request is unfinished."""
         return bool(self._sequences)
 
-    def step(self) -> list[Delta]:
-        """Launch a step and return what became final by those before it.
+    def step(self, pending: Pending) -> tuple[Pending, list[Delta]]:
+        """Launch a step and return what is pending now, and what became final by what was.
 
-        On a GPU the host is one step behind: the tokens of the step launched here come back from a later call, and a
-        call may return nothing. On a CPU they come back from this one.
+        Example:
+            >>> pending: Pending = ()
+            >>> while engine.has_work():
+            ...     pending, deltas = engine.step(pending)
         """
         if not self.has_work():
-            return []
-        if self._awaits_first_tokens():
-            return self._collect(len(self._underway))
+            return (), []
+        if pending and self._awaits_first_tokens():
+            return (), self._collect(pending)
         deltas: list[Delta] = []
-        if not self._runs_ahead or self._needs_history():
-            deltas += self._collect(len(self._underway))
+        if self._needs_tokens():
+            deltas, pending = self._collect(pending), ()
         k = self._k_now()
         schedule = self.scheduler.schedule(k)
         if schedule is None:
-            deltas += self._collect(len(self._underway))
+            deltas, pending = deltas + self._collect(pending), ()
             schedule = self.scheduler.schedule(k)
         assert schedule is not None, "with nothing under way a sequence is preempted instead"
-        num_before = len(self._underway)
-        self._launch(schedule, k)
-        return deltas + self._collect(num_before if self._lags and schedule else len(self._underway))
+        launched = self._launch(schedule)
+        if not self.lag:
+            pending, launched = pending + launched, ()
+        return launched, deltas + self._collect(pending)
 
     def stats(self) -> EngineStats:
         """Return a snapshot of counters and gauges."""
@@ -277,16 +178,10 @@ class Engine:
             ),
         )
 
-    @property
-    def _state_bytes(self) -> int:
-        """What the proposer keeps of a token in its page; if anything, a page is complete once it was told of the
-        token after it."""
-        return self.proposer.kv_bytes_per_token if self.proposer else 0
-
     def _max_tokens(self, request: Request) -> int:
         """Return how many tokens a sequence of the request may have."""
         longest, wanted = self.config.max_model_len, request.params.max_tokens
-        assert longest is not None, "_resolve fills it in"
+        assert longest is not None, "`build` fills it in"
         return longest if wanted is None else min(longest, len(request.prompt_token_ids) + wanted)
 
     def _k_now(self) -> int:
@@ -297,56 +192,53 @@ class Engine:
         """Whether first tokens are under way and nothing else: then they come before what the host prepares next."""
         running = self.scheduler.running
         return bool(
-            self._underway
+            running
             and not self.scheduler.waiting
-            and running
             and all(sequence.is_decoding and sequence.num_output == 0 for sequence in running)
         )
 
-    def _needs_history(self) -> bool:
-        """Whether the next step's logits depend on tokens that the host must know first."""
-        return any(sequence.params.needs_history for sequence in self.scheduler.running)
+    def _needs_tokens(self) -> bool:
+        """Whether the next step depends on tokens that the host must know first: for drafts, or for logits."""
+        return self._confirmations.needs_tokens or any(each.params.needs_history for each in self.scheduler.running)
 
-    def _launch(self, schedule: Schedule, k: int) -> None:
+    def _launch(self, schedule: Schedule) -> Pending:
         """Hand a step to the device."""
-        scheduler, runner = self.scheduler, self.runner
-        runner.update(scheduler.released_slots, scheduler.page_changes)
-        scheduler.released_slots, scheduler.page_changes = [], []
-        if schedule.chunks:
-            self._underway.append(runner.prefill(schedule.chunks))
-        if schedule.decodes:
-            self._underway.append(runner.decode(schedule.decodes, k))
-        scheduler.launch(schedule, k)
+        launched = self.runner.run(schedule)
+        self.scheduler.launch(schedule)
         now = time.monotonic()
         for chunk in schedule.chunks:
             if chunk.sequence.scheduled_s is None:
                 chunk.sequence.scheduled_s = now
-            # The proposer has not been told of the token after the last page yet.
-            known = chunk.end - 1 if self._state_bytes and chunk.is_last else chunk.end
-            scheduler.publish(chunk.sequence, known)
-        for sequence in schedule.decodes:
-            if self._state_bytes:
-                scheduler.publish(sequence)
+            self._publish(chunk.sequence)
+        if self._confirmations.fills_pages:  # the step notifies the proposer of what the host knows
+            for sequence in schedule.decodes:
+                self._publish(sequence)
+        return launched
 
-    def _collect(self, count: int) -> list[Delta]:
-        """Wait for the oldest `count` launches and return what became final by them."""
-        return [
-            self._advance(outcome, bound=launched.bound)
-            for launched in [self._underway.popleft() for _ in range(count)]
-            for outcome in launched.collect()
-        ]
+    def _publish(self, sequence: Sequence) -> None:
+        self.scheduler.publish(sequence, self._confirmations.num_shareable(sequence))
+
+    def _collect(self, pending: Pending) -> list[Delta]:
+        """Wait for what is pending and return what became final by it."""
+        return [self._advance(outcome, bound=launched.bound) for launched in pending for outcome in launched.collect()]
 
     def _advance(self, outcome: Outcome, *, bound: int) -> Delta:
-        """Move a sequence on by what a step gave it; return the news for its reader."""
+        """Move a sequence on by what a step gave it; return what its reader is to know of that."""
         sequence, emitted, scheduler = outcome.sequence, outcome.emitted, self.scheduler
         self._spec_counter.add(drafted=len(outcome.drafted), accepted=len(emitted) - 1)
-        text, stop = find_stop(sequence, emitted, room=sequence.num_left, end_ids=self.tokenizer.end_ids)
+        text, stop = find_stop(
+            emitted,
+            sequence.params,
+            sequence.detokenizer,
+            num_output=sequence.num_output,
+            room=sequence.num_left,
+            end_ids=self.tokenizer.end_ids,
+        )
         emitted = emitted[: stop.num_tokens] if stop else emitted
         first = sequence.num_output == 0
         scheduler.advance(sequence, emitted, bound=bound)
         self._generation_tokens += len(emitted)
-        if not self._state_bytes or sequence.num_underway:  # a step that is under way tells the proposer
-            scheduler.publish(sequence)
+        self._publish(sequence)
         if first:
             for fork in reversed(self._forks.pop(sequence.request.request_id, [])):
                 scheduler.add(fork, first=True)
@@ -372,47 +264,18 @@ class Engine:
         )
 
     def _finish(self, sequence: Sequence) -> None:
-        proposer = self.proposer
-        if proposer is not None and (proposer.needs_ending or self.scheduler.has_unpublished(sequence)):
-            self.runner.tell_ending(sequence)
-            self.scheduler.publish(sequence)
+        self._confirmations.end(sequence, for_pages=self.scheduler.has_unpublished(sequence))
+        self._publish(sequence)
         self.scheduler.remove(sequence)
         siblings = self._sequences[sequence.request.request_id]
         siblings.remove(sequence)
         if not siblings:
             del self._sequences[sequence.request.request_id]
 
-    def _named(self, positions: list) -> list:
+    def _named(self, positions: list[LogprobsOfToken]) -> list[LogprobsOfToken]:
         """Return log-probabilities with each candidate's text filled in."""
         decode = self.tokenizer.token_text
         return [
             {token: replace(entry, decoded_token=decode(token)) for token, entry in candidates.items()}
             for candidates in positions
         ]
-
-
-def _prefix_use(proposer: Proposer | None) -> PrefixUse:
-    """Return how much of a cached prefix the proposer can do without."""
-    if proposer is None:
-        return PrefixUse.ALL
-    if proposer.needs_every_state:
-        return PrefixUse.NONE
-    return PrefixUse.BUT_LAST if proposer.taps and proposer.kv_bytes_per_token else PrefixUse.ALL
-
-
-def _resolve(config: EngineConfig, model: CausalLM) -> EngineConfig:
-    """Fill in what the checkpoint and the machine decide."""
-    longest = model.shape.max_position_embeddings
-    if config.max_model_len is not None and config.max_model_len > longest:
-        raise InvalidSetup.because(
-            "context-too-long",
-            f"{config.max_model_len} is more than the model's {longest} positions.",
-            where="max_model_len",
-            fix=f"Use {longest} or less.",
-        )
-    return replace(
-        config,
-        max_model_len=config.max_model_len or longest,
-        dtype=str(model.dtype).removeprefix("torch."),
-        device=str(model.device),
-    )

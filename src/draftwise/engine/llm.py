@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from collections.abc import Sequence as Items
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
@@ -11,16 +10,16 @@ from typing import Any, cast
 
 from draftwise.core import InvalidSetup, SpecConfig
 from draftwise.engine.config import EngineConfig
-from draftwise.engine.core import Engine, Request
+from draftwise.engine.core import Engine, Pending, Request
 from draftwise.engine.outputs import CompletionOutput, Delta, RequestOutput
 from draftwise.engine.parallelism import one_gpu_settings
-from draftwise.engine.sampling_params import SamplingParams
+from draftwise.engine.sampling.params import SamplingParams
 from draftwise.engine.startup import TimedStartup
-from draftwise.engine.tokenizer import Tokenizer
+from draftwise.engine.text.tokenizer import Tokenizer
 
 __all__ = ["LLM", "Counter", "Gauge", "Vector"]
 
-Prompt = str | Mapping[str, Any] | Items[int]
+Prompt = str | Mapping[str, Any] | Sequence[int]
 """Text, `{"prompt": text}`, `{"prompt_token_ids": ids}` or the ids themselves."""
 
 
@@ -58,6 +57,7 @@ class LLM:
     Args:
         model: directory of a Hugging Face checkpoint.
         speculative_config: the JSON object of vLLM's `--speculative-config`, as a mapping or text.
+        lag: see `Engine`.
         **settings: fields of `EngineConfig` (dtype, max_model_len, max_num_seqs, ...).
 
     Attributes:
@@ -69,19 +69,24 @@ class LLM:
     """
 
     def __init__(
-        self, model: str, *, speculative_config: Mapping[str, Any] | str | None = None, **settings: Any
+        self,
+        model: str,
+        *,
+        speculative_config: Mapping[str, Any] | str | None = None,
+        lag: int | None = None,
+        **settings: Any,
     ) -> None:
         spec = None if speculative_config is None else SpecConfig.parse(speculative_config)
         settings = one_gpu_settings(model, spec, settings)
         startup = TimedStartup()
-        self.engine = Engine(EngineConfig.from_settings(model=model, **settings), spec, startup=startup)
+        self.engine = Engine(EngineConfig.from_settings(model=model, **settings), spec, startup=startup, lag=lag)
         self.startup_s: Mapping[str, float] = startup.seconds
         self._ids = count()
 
     def generate(
         self,
-        prompts: Prompt | Items[Prompt],
-        sampling_params: SamplingParams | Items[SamplingParams] | None = None,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = False,
     ) -> list[RequestOutput]:
@@ -99,14 +104,14 @@ class LLM:
 
     def chat(
         self,
-        messages: Items[Mapping[str, Any]] | Items[Items[Mapping[str, Any]]],
-        sampling_params: SamplingParams | Items[SamplingParams] | None = None,
+        messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = False,
     ) -> list[RequestOutput]:
         """Return one result per conversation, rendered with the model's chat template."""
         single = bool(messages) and isinstance(messages[0], Mapping)
-        conversations = cast("Items[Items[Mapping[str, Any]]]", [messages] if single else messages)
+        conversations = cast("Sequence[Sequence[Mapping[str, Any]]]", [messages] if single else messages)
         tokenizer = self.get_tokenizer()
         prompts = [tokenizer.apply_chat_template(conversation) for conversation in conversations]
         tokenised = [{"prompt": text, "prompt_token_ids": tokenizer.encode(text, False)} for text in prompts]
@@ -166,9 +171,11 @@ class LLM:
 
     def _run(self, outputs: dict[str, RequestOutput], *, show_progress: bool) -> None:
         try:
+            pending: Pending = ()
             with _progress(sum(len(output.outputs) for output in outputs.values()), show_progress) as advance:
                 while self.engine.has_work():
-                    for delta in self.engine.step():
+                    pending, deltas = self.engine.step(pending)
+                    for delta in deltas:
                         _collect(outputs[delta.request_id], delta)
                         advance(delta.finish_reason is not None)
         finally:
@@ -189,15 +196,15 @@ def _progress(total: int, show: bool) -> Iterator[Callable[[int], None]]:
         yield lambda steps: progress.advance(bar, steps)
 
 
-def _as_prompts(prompts: Prompt | Items[Prompt]) -> list[Prompt]:
+def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """Return a list, also for a single prompt."""
     ids = not isinstance(prompts, str | Mapping) and bool(prompts) and all(isinstance(item, int) for item in prompts)
     if isinstance(prompts, str | Mapping) or ids:
         return [cast("Prompt", prompts)]
-    return list(cast("Items[Prompt]", prompts))
+    return list(cast("Sequence[Prompt]", prompts))
 
 
-def _one_for_each(params: SamplingParams | Items[SamplingParams], num_prompts: int) -> Items[SamplingParams]:
+def _one_for_each(params: SamplingParams | Sequence[SamplingParams], num_prompts: int) -> Sequence[SamplingParams]:
     if isinstance(params, SamplingParams):
         return [params] * num_prompts
     if len(params) != num_prompts:

@@ -9,16 +9,21 @@ from itertools import pairwise
 from typing import Any
 
 from draftwise.core import Finding, InvalidSetup, Severity, SpecConfig
-from draftwise.engine.acceptance import Acceptance, Standard, Synthetic, Typical
-from draftwise.engine.spec_keys import ELSEWHERE, KEYS, LAYER_IDS_KEY, METHODS, MTP_SUFFIX, NAME_TRAPS, NO_EFFECT
-from draftwise.facts.glossary import meaning_of_key
+from draftwise.engine.sampling.acceptance import Acceptance, Standard, Synthetic, Typical
+from draftwise.engine.spec_keys import (
+    LAYER_IDS_KEY,
+    accepts,
+    describe,
+)
+from draftwise.facts.methods import Method, find_method, find_placeholder, get_method, methods_where
+from draftwise.facts.spec_keys import keys_where, name_traps, spec_keys
 
 __all__ = ["ResolvedSpec", "resolve_spec"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedSpec:
-    """A speculative configuration in which nothing is left open. The keys are explained in `spec_keys.KEYS`."""
+    """A speculative configuration in which nothing is left open. The keys are explained in `facts.spec_keys`."""
 
     method: str
     k: int
@@ -42,7 +47,7 @@ class ResolvedSpec:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the config with everything decided, in vLLM's keys: those that act for the method."""
-        acting = {key: getattr(self, key) for key in sorted(METHODS[self.method].keys)}
+        acting = {key: getattr(self, key) for key in sorted(_acting_keys(get_method(self.method)))}
         resolved = {"method": self.method, "model": self.model, "num_speculative_tokens": self.k} | acting
         return {key: value for key, value in resolved.items() if value is not None}
 
@@ -77,8 +82,8 @@ def resolve_spec(config: SpecConfig) -> ResolvedSpec:
     given = {key.replace("-", "_"): value for key, value in config.to_dict().items() if value is not None}
     findings = list(_check_keys(given))
     faulty = {finding.where for finding in findings if finding.severity is Severity.ERROR}
-    settings = {name: key.default for name, key in KEYS.items()}
-    settings |= {name: value for name, value in given.items() if name in KEYS and _where(name) not in faulty}
+    settings = {name: key.default for name, key in keys_where(embedded="acts").items()}
+    settings |= {name: value for name, value in given.items() if name in settings and _where(name) not in faulty}
     settings["method"] = _infer_method(settings)
 
     findings += _check_method(settings, given)
@@ -108,43 +113,50 @@ def _warning(key: str, code: str, message: str, fix: str = "") -> Finding:
 
 def _check_keys(given: Mapping[str, Any]) -> Iterator[Finding]:
     """Yield unknown keys, wrong values, and keys that nothing here reads."""
+    acting, idle = keys_where(embedded="acts"), keys_where(embedded="idle")
     for name, value in given.items():
-        if name in KEYS:
-            kind = KEYS[name].kind
-            if not kind.accepts(value):
-                yield _error(
-                    name, "wrong-value", f"must be {kind.text}, got {value!r}.", f"Meaning: {meaning_of_key(name)}"
-                )
-        elif name in NO_EFFECT:
+        if name in acting:
+            if not accepts(acting[name], value):
+                message = f"must be {describe(acting[name])}, got {value!r}."
+                yield _error(name, "wrong-value", message, f"Meaning: {acting[name].meaning}")
+        elif name in idle:
             if value is not False:
-                yield _warning(name, "no-effect", f"has no effect here: {NO_EFFECT[name]}.", "vLLM reads it.")
+                yield _warning(name, "no-effect", f"has no effect here: {idle[name].reason}.", "vLLM reads it.")
         else:
-            near = get_close_matches(name, [*KEYS, *NO_EFFECT], n=1)
-            fix = f"Did you mean {near[0]}?" if near else f"The keys are {', '.join(KEYS)}."
+            near = get_close_matches(name, [*acting, *idle], n=1)
+            fix = f"Did you mean {near[0]}?" if near else f"The keys are {', '.join(acting)}."
             yield _error(name, "unknown-key", "is not a key of the speculative config.", fix)
+
+
+def _acting_keys(method: Method) -> frozenset[str]:
+    """Return the keys that act for a method here and, unless another one has them too, for no other."""
+    return frozenset(method.keys + method.embedded_keys) & keys_where(embedded="acts").keys()
 
 
 def _infer_method(settings: Mapping[str, Any]) -> str | None:
     """Return the method, inferred from the model as vLLM from 0.17 on does."""
-    if settings["method"] is None and settings["model"] is not None:
-        return "ngram" if settings["model"] in ("ngram", "[ngram]") else "draft_model"
-    method: str | None = settings["method"]
-    return "mtp" if method is not None and method.endswith(MTP_SUFFIX) else method
+    name: str | None = settings["method"]
+    if name is None and settings["model"] is not None:
+        stands_for = find_placeholder(settings["model"])
+        return "draft_model" if stands_for is None else stands_for.name
+    method = find_method(name)
+    return name if method is None else method.name
 
 
 def _check_method(settings: Mapping[str, Any], given: Mapping[str, Any]) -> Iterator[Finding]:
     """Yield why the method cannot run here."""
-    name, choices = settings["method"], ", ".join(METHODS)
-    if name in METHODS:
+    name, here = settings["method"], methods_where(embedded=True)
+    choices = ", ".join(here)
+    if name in here:
         yield from _check_keys_of_method(settings, given)
     elif name is None:
         if "method" not in given and "model" not in given:
             yield _error("method", "missing-method", "is missing.", f"Choose one of {choices}.")
-    elif name in ELSEWHERE:
+    elif name in methods_where():
         message = f"{name} is not implemented in this version of the embedded engine."
         yield _error("method", "method-not-here", message, f"vLLM runs it; here, choose one of {choices}.")
     else:
-        near = get_close_matches(name, [*METHODS, *ELSEWHERE], n=1)
+        near = get_close_matches(name, list(methods_where()), n=1)
         fix = f"Did you mean {near[0]}?" if near else f"Choose one of {choices}."
         yield _error("method", "unknown-method", f"there is no method {name!r}.", fix)
 
@@ -152,20 +164,20 @@ def _check_method(settings: Mapping[str, Any], given: Mapping[str, Any]) -> Iter
 def _check_keys_of_method(settings: Mapping[str, Any], given: Mapping[str, Any]) -> Iterator[Finding]:
     """Yield a drafter that is missing, badly named or not wanted, and keys that are for other methods."""
     name, model = settings["method"], settings["model"]
-    method = METHODS[name]
-    if method.model == "needed" and "model" not in given:
+    method = get_method(name)
+    if method.needs_drafter and "model" not in given:
         yield _error("model", "missing-model", f"{name} needs a drafter.", "Give the directory of its checkpoint.")
-    if method.required is not None and settings[method.required] is None:
-        meaning = meaning_of_key(method.required)
-        yield _error(method.required, "missing-key", f"{name} needs it.", f"Meaning: {meaning}")
-    if name == "draft_model" and any(trap in str(model).lower() for trap in NAME_TRAPS):
+    if method.required_key is not None and settings[method.required_key] is None:
+        meaning = spec_keys()[method.required_key].meaning
+        yield _error(method.required_key, "missing-key", f"{name} needs it.", f"Meaning: {meaning}")
+    if method.drafts_from == "own_model" and any(trap in str(model).lower() for trap in name_traps()):
         message = f"vLLM would take {model} for a head of another method, because of its name."
         yield _warning("model", "name-trap", message, "Rename the directory before serving it with vLLM.")
-    if model is not None and method.model == "none" and model not in ("ngram", "[ngram]", name):
+    if not (model is None or method.has_weights or model == name or find_placeholder(model)):
         yield _warning("model", "no-effect", f"has no effect with method {name}.", "Leave it out.")
-    others = frozenset[str]().union(*(other.keys for other in METHODS.values())) - method.keys
+    others = frozenset[str]().union(*map(_acting_keys, methods_where(embedded=True).values())) - _acting_keys(method)
     for key in given:
-        if key in others and given[key] != KEYS[key].default:
+        if key in others and given[key] != spec_keys()[key].default:
             yield _warning(key, "no-effect", f"has no effect with method {name}.", "Leave it out.")
 
 
@@ -181,7 +193,7 @@ def _check_lookup(settings: dict[str, Any]) -> Iterator[Finding]:
 
 def _resolve_k(settings: Mapping[str, Any]) -> int | None:
     """Return k, if given or implied by the method."""
-    k, method = settings["num_speculative_tokens"], METHODS.get(settings["method"])
+    k, method = settings["num_speculative_tokens"], find_method(settings["method"])
     if k is None and method is not None and method.default_k_key is not None:
         k = settings[method.default_k_key]
     return k
@@ -263,7 +275,7 @@ def _assemble(settings: Mapping[str, Any], findings: list[Finding]) -> ResolvedS
         acceptance = Typical(threshold=settings["posterior_threshold"], alpha=settings["posterior_alpha"])
     if settings["rejection_sample_method"] == "synthetic":
         acceptance = Synthetic(rates=tuple(settings["synthetic_acceptance_rates"]))
-    settings = {**settings, "model": None if METHODS[settings["method"]].model == "none" else settings["model"]}
+    settings = {**settings, "model": settings["model"] if get_method(settings["method"]).has_weights else None}
     same = {field.name: settings[field.name] for field in fields(ResolvedSpec) if field.name in settings}
     return ResolvedSpec(
         k=settings["num_speculative_tokens"],

@@ -11,7 +11,7 @@ __all__ = ["Startup", "TimedStartup"]
 
 
 class Startup(Protocol):
-    """Told by the engine what it begins and, by leaving the block, what it has done.
+    """Notified by the engine of what it begins and, by leaving the block, what it has done.
 
     Example:
         >>> with startup.phase("load weights"):
@@ -23,7 +23,7 @@ class Startup(Protocol):
 
 
 class TimedStartup:
-    """Takes the time of each phase and says nothing; a subclass may tell it on.
+    """Takes the time of each phase and says nothing; a subclass may report it.
 
     Attributes:
         seconds: of each phase so far, in their order; phases of the same name add up.
@@ -35,7 +35,7 @@ class TimedStartup:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Time a phase; one that raises is not told as done."""
+        """Time a phase; one that raises is not reported as done."""
         self.began(name)
         start = self._clock()
         yield

@@ -26,7 +26,6 @@ __all__ = [
     "find_band",
     "get_advice",
     "guide_order",
-    "runs_embedded",
     "step_costs",
     "traffic_kinds",
 ]
@@ -57,7 +56,7 @@ class Band:
     methods: tuple[str, ...]
     low: float
     high: float
-    """Chance that a guess is accepted, given that those before it were."""
+    """Chance that a draft token is accepted, given that those before it were."""
     source: str
 
 
@@ -160,11 +159,6 @@ def guide_order(method: str) -> int:
         if method in methods:
             return place
     raise KeyError(method)
-
-
-def runs_embedded(method: str) -> bool:
-    """Say whether draftwise's own engine runs a method."""
-    return method in _load()["embedded"]
 
 
 @cache

@@ -30,7 +30,7 @@ class PublishedDrafter:
     format: str
     """`plain`, or `speculators` for the format of the speculators library."""
     parallel_drafting: bool
-    """It guesses all tokens in one pass, and vLLM must be told so."""
+    """It drafts all tokens in one pass, and vLLM must be configured so."""
     note: str
     source: str
     checked: str

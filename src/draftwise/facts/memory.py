@@ -14,7 +14,7 @@ from draftwise.facts.gpus import Gpu
 from draftwise.facts.stored import read_data
 from draftwise.facts.vllm import Release
 
-__all__ = ["Overheads", "Runner", "batch_defaults", "get_overheads"]
+__all__ = ["EmbeddedOverheads", "Overheads", "Runner", "batch_defaults", "get_embedded_overheads", "get_overheads"]
 
 Runner = Literal["V1", "V2"]
 """vLLM's model runner."""
@@ -41,6 +41,17 @@ class Overheads:
     source: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddedOverheads:
+    """Bytes that the embedded engine sets aside on a GPU."""
+
+    graph_per_kernel: int
+    """One captured kernel, beside the tensors of its graph."""
+    libraries: int
+    """What the driver, cuBLAS and loaded kernels take beside torch's own tensors after the start."""
+    source: str
+
+
 @cache
 def _data() -> Mapping[str, Any]:
     data: Mapping[str, Any] = read_data("memory")
@@ -59,6 +70,16 @@ def get_overheads(gpu: Gpu, runner: Runner) -> Overheads:
         graph_estimate_per_layer=data["graph_estimate_mib_per_layer"] * _MIB,
         request_state=data["request_state_kib"] * 1024,
         source=data["source"],
+    )
+
+
+def get_embedded_overheads() -> EmbeddedOverheads:
+    """Return the measured constants of the embedded engine."""
+    row = _data()["embedded"]
+    return EmbeddedOverheads(
+        graph_per_kernel=row["graph_kib_per_kernel"] * 1024,
+        libraries=row["libraries_mib"] * _MIB,
+        source=row["source"],
     )
 
 

@@ -7,18 +7,17 @@ rule holds; the maintainer's `python -m catalogue probe` goes through all wheels
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from typing import Any
 
 from packaging.version import Version
 
 from draftwise.core import Effect, Ruling, Severity, Stage
+from draftwise.facts.stored import read_folder
 
-__all__ = ["Probe", "Rule", "all_rules", "get_rule"]
+__all__ = ["Probe", "Rule", "Rulebook", "all_rules", "get_rule"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,20 +47,75 @@ class Rule:
     """Releases in which it holds: first and last, both included; None stands for the newest one known."""
     source: str
     exception: str = ""
+    methods: tuple[str, ...] = ()
+    """Methods that it is about; empty for a rule that does not depend on the method."""
     probe: Probe | None = None
 
-    def holds(self, version: Version) -> bool:
-        """Say whether the rule holds in a release."""
+    def holds(self, version: Version | None) -> bool:
+        """Say whether the rule holds in a release; None stands for the newest one known."""
+        if version is None:
+            return self.spans[-1][1] is None
         return any(
             Version(first) <= version and (last is None or version <= Version(last)) for first, last in self.spans
         )
 
     def ruling(self, message: str, *, where: str = "", fix: str = "", becomes: str = "") -> Ruling:
-        """Return the finding that a configuration has met this rule."""
+        """Return the finding that a configuration has met this rule, whatever the release."""
         return Ruling(
-            code=self.code, severity=self.severity, message=message, where=where, fix=fix, source=self.source,
-            effect=self.effect, stage=self.stage, exception=self.exception, becomes=becomes,
-        )  # fmt: skip
+            code=self.code,
+            severity=self.severity,
+            message=message,
+            where=where,
+            fix=fix,
+            source=self.source,
+            effect=self.effect,
+            stage=self.stage,
+            exception=self.exception,
+            becomes=becomes,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Rulebook:
+    """The rules as one release has them."""
+
+    version: Version | None = None
+    """None stands for the newest release known."""
+
+    def holds(self, code: str) -> bool:
+        """Say whether a rule holds in the release; KeyError for an unknown code."""
+        return get_rule(code).holds(self.version)
+
+    def applies(self, code: str, method: str | None) -> bool:
+        """Say whether a rule holds in the release and is about a method; KeyError for an unknown code."""
+        about = get_rule(code).methods
+        return (not about or method in about) and self.holds(code)
+
+    def ruling(
+        self,
+        code: str,
+        message: str,
+        *,
+        where: str = "",
+        fix: str = "",
+        becomes: str = "",
+        method: str | None = None,
+    ) -> Iterator[Ruling]:
+        """Yield the finding that a configuration has met a rule, or nothing where the rule does not hold.
+
+        Args:
+            code: of the rule; it decides severity, effect, stage, exception and source.
+            message: a whole sentence that names its subject.
+            where: key, flag or file that the finding is about.
+            fix: what to do about it, as a sentence.
+            becomes: what runs instead, for `Effect.CHANGED`.
+            method: that the finding is about: a rule about certain methods is not met by others. None: any.
+
+        Raises:
+            KeyError: there is no such rule.
+        """
+        if self.holds(code) if method is None else self.applies(code, method):
+            yield get_rule(code).ruling(message, where=where, fix=fix, becomes=becomes)
 
 
 def get_rule(code: str) -> Rule:
@@ -73,13 +127,12 @@ def get_rule(code: str) -> Rule:
 def all_rules() -> Mapping[str, Rule]:
     """Return every rule by its code."""
     rows: dict[str, Rule] = {}
-    for file in sorted(files("draftwise.facts").joinpath("data/rules").iterdir(), key=lambda entry: entry.name):
-        if file.name.endswith(".json"):
-            for row in json.loads(file.read_text(encoding="utf-8")):
-                rule = _read(row)
-                if rule.code in rows:
-                    raise ValueError(f"rule {rule.code} is written twice, the second time in {file.name}")
-                rows[rule.code] = rule
+    for name, content in read_folder("rules"):
+        for row in content:
+            rule = _read(row)
+            if rule.code in rows:
+                raise ValueError(f"rule {rule.code} is written twice, the second time in {name}")
+            rows[rule.code] = rule
     return rows
 
 
@@ -95,5 +148,6 @@ def _read(row: Mapping[str, Any]) -> Rule:
         spans=tuple((first, last) for first, last in row["spans"]),
         source=row["source"],
         exception=row.get("exception", ""),
+        methods=tuple(row.get("methods", ())),
         probe=None if probe is None else Probe(**{**probe, "files": tuple(probe["files"])}),
     )

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from importlib.resources import files
 from typing import Any
 
-__all__ = ["read_data"]
+__all__ = ["read_data", "read_folder"]
 
 
 def read_data(name: str) -> Any:
     """Return the content of `data/NAME.json`; the callers keep what they make of it."""
     return json.loads(files("draftwise.facts").joinpath(f"data/{name}.json").read_text(encoding="utf-8"))
+
+
+def read_folder(name: str) -> Iterator[tuple[str, Any]]:
+    """Yield the files of `data/NAME`, in the order of their names: each file's name and content."""
+    for file in sorted(files("draftwise.facts").joinpath(f"data/{name}").iterdir(), key=lambda entry: entry.name):
+        if file.name.endswith(".json"):
+            yield file.name, json.loads(file.read_text(encoding="utf-8"))

@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import os
 import platform
-import struct
 from contextlib import suppress
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
-from math import prod
 from pathlib import Path
 from typing import Any
 
 from draftwise.backends import Backend
 from draftwise.backends.gpus import ask_driver
+from draftwise.checkpoints.headers import read_headers
+from draftwise.core import InvalidSetup
 from draftwise.version import __version__
 
 __all__ = ["describe_hardware", "describe_model", "describe_server", "describe_software"]
@@ -61,17 +61,9 @@ def describe_model(target: Path) -> dict[str, Any]:
         described["config_sha256"] = sha256(text).hexdigest()
         described["architecture"] = (config.get("architectures") or [config.get("model_type")])[0]
         described["dtype"] = config.get("dtype") or config.get("torch_dtype")
-    if parameters := sum(map(_num_parameters, target.glob("*.safetensors"))):
-        described["parameters"] = parameters
+    with suppress(InvalidSetup):
+        described["parameters"] = read_headers(target).num_elements
     return {key: value for key, value in described.items() if value is not None}
-
-
-def _num_parameters(file: Path) -> int:
-    """Return the values in a safetensors file, from its header: 8 bytes of length, then JSON."""
-    with file.open("rb") as opened:
-        (size,) = struct.unpack("<Q", opened.read(8))
-        header = json.loads(opened.read(size))
-    return sum(prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
 
 
 async def describe_server(backend: Backend) -> dict[str, Any]:

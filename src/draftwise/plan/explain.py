@@ -1,4 +1,4 @@
-"""Looks a name up in everything that is known: rules, advice, keys, methods, flags, architectures, metrics."""
+"""Looks a name up in everything that is known: findings of every kind, keys, methods, flags, model classes, metrics."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 from draftwise.core import InvalidSetup
-from draftwise.facts import glossary
 from draftwise.facts.advice import all_advice
+from draftwise.facts.findings import FindingFact, all_findings
+from draftwise.facts.methods import get_method
 from draftwise.facts.metrics import METRICS
 from draftwise.facts.rules import Rule, all_rules
+from draftwise.facts.spec_keys import spec_keys
 from draftwise.facts.vllm import Span, history, releases
 
 __all__ = ["Explanation", "explain"]
+
+_PAGE = "docs/findings.md"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,12 +25,15 @@ class Explanation:
     """What is known under one name."""
 
     kind: str
-    """`rule`, `advice`, `method`, `key`, `flag`, `architecture` or `metric`."""
+    """`finding`, `rule`, `advice`, `method`, `key`, `flag`, `architecture` or `metric`; the first three are codes."""
     name: str
     text: str
     history: tuple[Span, ...] = ()
     """How it was in which releases, oldest first."""
     rule: Rule | None = None
+    finding: FindingFact | None = None
+    link: str = ""
+    """Place of a finding's code in the documentation, beside those that are like it."""
     related: tuple[Rule, ...] = ()
     """Rules whose text speaks of it."""
 
@@ -50,16 +57,20 @@ def explain(name: str) -> tuple[Explanation, ...]:
 
 def _find(name: str) -> Iterator[Explanation]:
     bare = name.lstrip("-").replace("-", "_")
+    link = f"{_PAGE}#{name}"
+    if finding := all_findings().get(name):
+        yield Explanation(kind="finding", name=name, text=finding.explains, finding=finding, link=link)
     if rule := all_rules().get(name):
-        yield Explanation(kind="rule", name=name, text=rule.explains, rule=rule)
+        yield Explanation(kind="rule", name=name, text=rule.explains, rule=rule, link=link)
     if advice := all_advice().get(name):
         text = f"{advice.title}. {advice.explains} Source: {advice.source}."
-        yield Explanation(kind="advice", name=name, text=text)
+        yield Explanation(kind="advice", name=name, text=text, link=link)
     if spans := history("methods", name):
-        text = glossary.meaning_of_method(name) or "The name of one family's multi-token prediction modules; means mtp."
+        method = get_method(name)
+        text = method.meaning if name == method.name else f"The name that one family's modules have for {method.name}."
         yield Explanation(kind="method", name=name, text=text, history=spans, related=_speaking_of(name))
     if spans := history("spec_fields", bare):
-        text = glossary.meaning_of_key(bare) or ""
+        text = spec_keys()[bare].meaning
         yield Explanation(kind="key", name=bare, text=text, history=spans, related=_speaking_of(bare))
     flag = name if name.startswith("-") else f"--{name.replace('_', '-')}"
     if spans := history("flags", flag):
@@ -82,7 +93,7 @@ def _words(text: str) -> set[str]:
 
 
 def _names() -> Iterable[str]:
-    names: set[str] = {*all_rules(), *all_advice(), *(metric.name for metric in METRICS)}
+    names: set[str] = {*all_findings(), *all_rules(), *all_advice(), *(metric.name for metric in METRICS)}
     for release in releases():
         for topic in ("methods", "spec_fields"):
             names |= release.table(topic).keys()

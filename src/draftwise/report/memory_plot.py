@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from draftwise.core.budget import Budget
-from draftwise.plan.size.measure import Sizing
+from draftwise.plan.size.sizing import Sizing
 from draftwise.plan.size.view import contexts_of, items
 from draftwise.report.svg import INK, to_svg
 
@@ -17,9 +17,14 @@ __all__ = ["draw", "draw_figure"]
 
 _GIB = 1 << 30
 _COLOURS = {
-    "target": "#3b82f6", "drafter": "#f59e0b", "activations": "#06b6d4", "overhead": "#8b929c", "kv": "#10b981",
-    "outside": "#ef4444", "reserve": "#8b929c40",
-}  # fmt: skip
+    "target": "#3b82f6",
+    "drafter": "#f59e0b",
+    "activations": "#06b6d4",
+    "overhead": "#8b929c",
+    "kv": "#10b981",
+    "outside": "#ef4444",
+    "reserve": "#8b929c40",
+}
 _LABELLED = 0.055
 """Share of the GPU from which on a bar's piece has room for its number."""
 
@@ -84,9 +89,14 @@ def _draw_concurrency(axes: Axes, sizing: Sizing, named: list[tuple[str, Budget]
         axes.plot(*zip(*shown, strict=True) if shown else ([], []), "o-", color=colours[name], markersize=4, label=name)
         for point in shown:
             axes.annotate(
-                f"{point[1]:,}", point, xytext=(5 if above else -5, 3 if above else -11), textcoords="offset points",
-                ha="left" if above else "right", fontsize=8, color=colours[name],
-            )  # fmt: skip
+                f"{point[1]:,}",
+                point,
+                xytext=(5 if above else -5, 3 if above else -11),
+                textcoords="offset points",
+                ha="left" if above else "right",
+                fontsize=8,
+                color=colours[name],
+            )
     limit = sizing.budget.max_num_seqs
     axes.axhline(limit, color=INK, linewidth=0.8, linestyle="--")
     axes.annotate(f"max_num_seqs {limit}", (lengths[-1], limit), xytext=(0, 3), textcoords="offset points", ha="right")

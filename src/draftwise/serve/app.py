@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from draftwise import __version__
-from draftwise.engine.tokenizer import Tokenizer
+from draftwise.engine.text.tokenizer import Tokenizer
 from draftwise.serve.answers import whole
 from draftwise.serve.asgi import ApiKey, EventStream, first_of, read_body
 from draftwise.serve.calls import Model, read_chat, read_completion

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from draftwise.engine.sampling_params import SamplingParams
-from draftwise.engine.sequence import Request
-from draftwise.engine.tokenizer import Tokenizer
+from draftwise.engine.sampling.params import SamplingParams
+from draftwise.engine.step.sequence import Request
+from draftwise.engine.text.tokenizer import Tokenizer
 from draftwise.serve.answers import Call
 from draftwise.serve.defaults import Defaults
 from draftwise.serve.errors import RequestError

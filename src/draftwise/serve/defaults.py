@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from draftwise.core import InvalidSetup
-from draftwise.engine.sampling_params import SamplingParams
+from draftwise.engine.sampling.params import SamplingParams
 
 __all__ = ["Defaults"]
 

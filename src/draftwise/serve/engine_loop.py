@@ -14,7 +14,7 @@ from draftwise.serve.channel import Channel
 from draftwise.serve.messages import Abort, Accepted, Add, Broke, Invalid, Phase, Ready, Refused, Step
 
 if TYPE_CHECKING:
-    from draftwise.engine.core import Engine
+    from draftwise.engine.core import Engine, Pending
 
 __all__ = ["Build", "run_engine"]
 
@@ -63,6 +63,7 @@ class _EngineLoop:
         self._channel = channel
         self._told = engine.stats()
         """The snapshot that the other end has."""
+        self._pending: Pending = ()
 
     def run(self) -> None:
         """Work until `receive` raises that the other end is gone."""
@@ -106,7 +107,7 @@ class _EngineLoop:
 
     def _step(self) -> None:
         began = time.monotonic()
-        deltas = self._engine.step()
+        self._pending, deltas = self._engine.step(self._pending)
         ended = time.monotonic()
         stats = self._engine.stats()
         if deltas or stats != self._told:

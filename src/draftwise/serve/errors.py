@@ -1,4 +1,4 @@
-"""What a client is told when a request cannot be served, in OpenAI's envelope as vLLM fills it."""
+"""What a client gets when a request cannot be served, in OpenAI's envelope as vLLM fills it."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from draftwise.engine.outputs import Delta, Logprob, LogprobsOfToken
-from draftwise.engine.tokenizer import Tokenizer
+from draftwise.engine.text.tokenizer import Tokenizer
 
 __all__ = ["ChatFormat", "CompletionFormat", "Format"]
 
@@ -74,7 +74,7 @@ class CompletionFormat:
         self._only_prompt = only_prompt
         self._return_token_ids = return_token_ids
         self._offsets: dict[tuple[int, int], int] = {}
-        """Characters told so far of each choice that has begun, by its tokens."""
+        """Characters sent so far of each choice that has begun, by its tokens."""
         self._prompt_logprobs: dict[int, list[LogprobsOfToken | None]] = {}
 
     def opening(self) -> dict[str, Any] | None:
@@ -117,21 +117,21 @@ class CompletionFormat:
         offset = self._offsets.setdefault(key, 0)
         if self._num_logprobs is None:
             return None
-        told: dict[str, list[Any]] = {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
+        sent: dict[str, list[Any]] = {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
         for token, candidates in zip(delta.token_ids, delta.logprobs or [], strict=True):
             text = self._tokenizer.token_text(token)
-            told["text_offset"].append(offset)
+            sent["text_offset"].append(offset)
             name = self._names.distinct
-            told["tokens"].append(name(token))
-            told["token_logprobs"].append(candidates and _clamp(candidates[token]))
-            told["top_logprobs"].append(candidates and {name(i): _clamp(each) for i, each in candidates.items()})
+            sent["tokens"].append(name(token))
+            sent["token_logprobs"].append(candidates and _clamp(candidates[token]))
+            sent["top_logprobs"].append(candidates and {name(i): _clamp(each) for i, each in candidates.items()})
             offset += len(text)
         self._offsets[key] = offset
-        return told
+        return sent
 
 
 class ChatFormat:
-    """Choices of /v1/chat/completions; `num_logprobs` is how many alternatives each token is told with."""
+    """Choices of /v1/chat/completions; `num_logprobs` is how many alternatives each token is sent with."""
 
     id_prefix = "chatcmpl"
     whole_object = "chat.completion"
@@ -182,14 +182,14 @@ class ChatFormat:
     def _logprobs(self, delta: Delta) -> dict[str, Any] | None:
         if self._num_logprobs is None:
             return None
-        told = []
+        sent = []
         for token, candidates in zip(delta.token_ids, delta.logprobs or [], strict=True):
             best = sorted(candidates.items(), key=lambda item: item[1].rank)[: self._num_logprobs]
-            told.append(
+            sent.append(
                 self._candidate(token, candidates[token])
                 | {"top_logprobs": [self._candidate(i, each) for i, each in best]}
             )
-        return {"content": told}
+        return {"content": sent}
 
     def _candidate(self, token: int, each: Logprob) -> dict[str, Any]:
         # Exact bytes: a character cut into several tokens can be put together again.

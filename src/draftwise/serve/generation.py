@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
 
 from draftwise.engine.outputs import Delta
-from draftwise.engine.sequence import Request
+from draftwise.engine.step.sequence import Request
 
 __all__ = ["Generation"]
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from draftwise.core import Finding
 from draftwise.engine.config import EngineConfig
 from draftwise.engine.outputs import Delta, EngineStats
-from draftwise.engine.sequence import Request
+from draftwise.engine.step.sequence import Request
 
 __all__ = ["Abort", "Accepted", "Add", "Broke", "Invalid", "Phase", "Ready", "Refused", "Step"]
 

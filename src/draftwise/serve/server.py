@@ -19,7 +19,7 @@ import uvicorn
 from draftwise import __version__
 from draftwise.core import InvalidSetup, SpecConfig
 from draftwise.engine.config import EngineConfig
-from draftwise.engine.tokenizer import load_tokenizer
+from draftwise.engine.text.tokenizer import load_tokenizer
 from draftwise.serve.app import create_app
 from draftwise.serve.defaults import Defaults
 from draftwise.serve.launch import build_engine, start_process

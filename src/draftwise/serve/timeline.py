@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from draftwise.engine.outputs import Delta
-from draftwise.engine.sequence import Request
+from draftwise.engine.step.sequence import Request
 from draftwise.serve.metrics import ServerMetrics
 
 __all__ = ["Timeline"]

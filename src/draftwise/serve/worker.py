@@ -12,7 +12,7 @@ from typing import Any
 
 from draftwise.core import BackendError, InvalidSetup
 from draftwise.engine.outputs import Delta, EngineStats
-from draftwise.engine.sequence import Request
+from draftwise.engine.step.sequence import Request
 from draftwise.serve.channel import ChannelProtocol
 from draftwise.serve.errors import RequestError
 from draftwise.serve.generation import Generation

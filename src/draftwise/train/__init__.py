@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from draftwise.train.method import Method
 
-__all__ = ["METHODS", "get_method"]
+__all__ = ["get_training"]
 
-METHODS: dict[str, tuple[str, str]] = {
-    "medusa": ("medusa", "MedusaTraining"),
-    "mlp_speculator": ("mlp_speculator", "MlpSpeculatorTraining"),
-    "draft_model": ("draft_model", "DraftModelTraining"),
-    "eagle": ("eagle", "EagleTraining"),
-    "eagle3": ("eagle3", "Eagle3Training"),
-    "mtp": ("mtp", "MtpTraining"),
-    "dflash": ("dflash", "DFlashTraining"),
+_TRAINERS: Mapping[str, str] = {
+    "medusa": "MedusaTraining",
+    "mlp_speculator": "MlpSpeculatorTraining",
+    "draft_model": "DraftModelTraining",
+    "eagle": "EagleTraining",
+    "eagle3": "Eagle3Training",
+    "mtp": "MtpTraining",
+    "dflash": "DFlashTraining",
 }
-"""Trainable methods by vLLM's names: module of this package and class. Naming them must not import torch."""
+"""Class by method, in the module of the method's name: those that `facts.methods` calls trainable."""
 
 
-def get_method(name: str) -> type[Method]:
-    """Return the training class of a method of METHODS."""
-    module, attribute = METHODS[name]
-    method: type[Method] = getattr(import_module(f"draftwise.train.{module}"), attribute)
+def get_training(name: str) -> type[Method]:
+    """Return the training class of a method; it is imported, and torch with it, only now."""
+    method: type[Method] = getattr(import_module(f"draftwise.train.{name}"), _TRAINERS[name])
     return method

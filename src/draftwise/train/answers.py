@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from draftwise.engine.config import EngineConfig
-from draftwise.engine.core import Engine, Request
-from draftwise.engine.sampling_params import SamplingParams
+from draftwise.engine.core import Engine, Pending, Request
+from draftwise.engine.sampling.params import SamplingParams
 from draftwise.train.progress import Bar, Reporter
 from draftwise.train.reading import Sample
 
@@ -123,6 +123,7 @@ def _generate(
     waiting = iter(prompts.items())
     answers: dict[str, list[int]] = {}
     num_tokens = 0
+    pending: Pending = ()
     while True:
         for key, prompt in waiting:
             engine.add(Request(request_id=key, prompt_token_ids=prompt.tokens.tolist(), params=params))
@@ -131,7 +132,8 @@ def _generate(
                 break
         if not engine.has_work():
             break
-        for delta in engine.step():
+        pending, deltas = engine.step(pending)
+        for delta in deltas:
             answers[delta.request_id] += delta.token_ids
             num_tokens += len(delta.token_ids)
             if delta.finish_reason is not None:

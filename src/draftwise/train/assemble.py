@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from draftwise.checkpoints.identity import IDENTITY_FILE, check_identity
 from draftwise.core import InvalidSetup, ModelShape
 from draftwise.engine.models.checkpoint import Checkpoint, write_tensors
 from draftwise.engine.models.families import get_family
-from draftwise.engine.models.identity import IDENTITY_FILE, check_identity
 from draftwise.train.checkpoint import new_folder, read_tensor
 
 __all__ = ["assemble_mtp", "check_expressible", "join_mtp"]

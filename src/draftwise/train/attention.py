@@ -1,4 +1,4 @@
-"""Attention of a drafter that is unrolled along its own guesses, without a mask in memory.
+"""Attention of a drafter that is unrolled on its own draft tokens, without a mask in memory.
 
 Shape letters: B sequences, A attention heads, R rows of a sequence, D head dimension.
 """
@@ -27,11 +27,11 @@ def attend_chain(
     """Return what the rows of an unrolled step read, [B, A, R, D].
 
     Row r of step j continues a draft that begins behind row r of step 0. So it looks at the rows 0..r of step 0, which
-    are confirmed when that draft is made, and at row r of steps 1..j: its own guesses, and no other draft's. This is
-    the mask of training-time test (EAGLE-3, arXiv 2503.01840) and of HASS (arXiv 2408.15766).
+    are confirmed when that draft is made, and at row r of steps 1..j: its own draft tokens, and no other draft's.
+    This is the mask of training-time test (EAGLE-3, arXiv 2503.01840) and of HASS (arXiv 2408.15766).
 
     The causal part runs in the flash kernel and is merged with the few other scores by their logarithmic sums; its
-    backward pass is the flash kernel's own, told the merged result (as in Ring Attention, arXiv 2310.01889).
+    backward pass is the flash kernel's own, given the merged result (as in Ring Attention, arXiv 2310.01889).
 
     Args:
         q_BARD: queries of step j.
@@ -126,7 +126,7 @@ def _score(q_BARD: Tensor, key_BARD: Tensor) -> Tensor:
 
 
 def _flash_forward(q_BARD: Tensor, key_BARD: Tensor, value_BARD: Tensor) -> tuple[Tensor, Tensor, tuple[Any, ...]]:
-    """Return causal attention, its logarithmic sums, and what the kernel's backward pass wants to be told."""
+    """Return causal attention, its logarithmic sums, and what the kernel's backward pass needs."""
     if not q_BARD.is_cuda:
         out_BARD, sums_BAR = _aten._scaled_dot_product_flash_attention_for_cpu(q_BARD, key_BARD, value_BARD, 0.0, True)
         return out_BARD, sums_BAR, ()

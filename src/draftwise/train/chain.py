@@ -1,4 +1,4 @@
-"""Training of drafters that draft token by token: unrolled along the text as they run along their own guesses.
+"""Training of drafters that draft token by token: unrolled along the text on their own draft tokens, as they run.
 
 Shape letters: B sequences, T tokens of a sequence, R = T - 1 rows, L = T - 2 labels, J draft positions, H hidden size,
 F width of the target's tapped states, U tokens that the drafter can name, V vocabulary, D half of the head dimension.
@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from draftwise.train.blueprint import Blueprint
 from draftwise.train.labels import align, answer_as_target, score, weigh
 from draftwise.train.layers import DecoderLayer, KeyValue, Rotations, working
-from draftwise.train.method import Batch, Lesson, Method, States
+from draftwise.train.lesson import Batch, Lesson, States
+from draftwise.train.method import Method
 from draftwise.train.target import Target
 from draftwise.train.vocabulary_loss import Answers, vocabulary_loss
 
@@ -39,7 +40,7 @@ class Step:
 
 
 class ChainNetwork(nn.Module):
-    """A drafter's network: for rows of (token, state before it), what the head reads and what the next row is told.
+    """A drafter's network: for rows of (token, state before it), what the head reads and what the next row is given.
 
     Args:
         embedding_VH: the target's, frozen.
@@ -54,7 +55,7 @@ class ChainNetwork(nn.Module):
         self.register_buffer("embedding_VH", embedding_VH, persistent=False)
 
     def enter(self, features_BTF: Tensor) -> Tensor:
-        """Return what a row is told for the target's tapped states."""
+        """Return what a row is given for the target's tapped states."""
         return features_BTF
 
     def embed(self, tokens_BR: Tensor, step: int) -> Tensor:  # noqa: ARG002 - MTP's first row is special
@@ -74,7 +75,7 @@ class ChainNetwork(nn.Module):
 
     @abstractmethod
     def leave(self, x_BRH: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what the head reads and what the next row is told, for the stream that leaves the last layer."""
+        """Return what the head reads and what the next row is given, for the stream that leaves the last layer."""
 
     def forward(
         self, embedded_BRH: Tensor, carry_BRH: Tensor, rotations: Rotations, past: Sequence[Sequence[KeyValue]]
@@ -83,7 +84,7 @@ class ChainNetwork(nn.Module):
 
         Args:
             embedded_BRH: the rows' tokens.
-            carry_BRH: what they are told.
+            carry_BRH: what they are given beside their tokens.
             rotations: of their positions.
             past: for each layer, keys and values of the steps before.
 
@@ -130,7 +131,7 @@ class ChainTraining(Method):
         self.network.compile_parts()
 
     def unroll(self, batch: Batch, states: States) -> list[Step]:
-        """Return what each step gives, told the batch's own tokens as its earlier guesses."""
+        """Return what each step gives, given the batch's own tokens as its earlier draft tokens."""
         network, num_rows = self.network, batch.tokens_BT.shape[1] - 1
         carry_BRH = network.enter(working(self._features(states)[:, :-1], network))
         cos_TD, sin_TD = self._rotations(num_rows + self.steps, batch.tokens_BT.device)
@@ -150,7 +151,7 @@ class ChainTraining(Method):
         return torch.cat(states.taps_BTH, dim=-1) if states.taps_BTH else states.final_BTH
 
     def _told(self, batch: Batch, carry_BRH: Tensor, step: int) -> tuple[Tensor, Tensor]:
-        """Return the embedded tokens of a step's rows and what they are told beside."""
+        """Return the embedded tokens of a step's rows and what they are given beside."""
         tokens_BR = F.pad(batch.tokens_BT[:, 1 + step :], (0, step))
         return self.network.embed(tokens_BR, step), carry_BRH
 

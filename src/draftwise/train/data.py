@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from draftwise.core import InvalidSetup
-from draftwise.train.method import Batch
+from draftwise.train.lesson import Batch
 from draftwise.train.reading import Sample
 
 __all__ = ["Corpus", "Feed", "Order", "Position", "Rows", "bucket_lengths", "split"]

@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from draftwise.train.blueprint import Blueprint
 from draftwise.train.checkpoint import save_drafter
 from draftwise.train.layers import DecoderLayer, Norm, Rotations, linear, working
-from draftwise.train.method import Batch, Lesson, Method, States
+from draftwise.train.lesson import Batch, Lesson, States
+from draftwise.train.method import Method
 from draftwise.train.options import Option
 from draftwise.train.taps import check_taps, choose_mask_token, even_taps
 from draftwise.train.target import Target

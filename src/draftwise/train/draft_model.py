@@ -1,9 +1,9 @@
-"""A small language model of the target's vocabulary, distilled from it; guessing one by one or in parallel (PARD).
+"""A small language model of the target's vocabulary, distilled from it; drafting token by token or in parallel (PARD).
 
 Distillation towards the target's distribution: DistillSpec (Zhou et al. 2023, arXiv 2310.08461), forward divergence.
-Parallel guesses and conditional drop of masks: PARD (An et al. 2025, arXiv 2504.18583).
+Parallel draft tokens and conditional drop of masks: PARD (An et al. 2025, arXiv 2504.18583).
 
-Shape letters: B sequences, T tokens, M rows of all sequences, R rows of a sequence, K guesses, H hidden size.
+Shape letters: B sequences, T tokens, M rows of all sequences, R rows of a sequence, K draft tokens, H hidden size.
 Row (a, d) knows the tokens 0..a, has position a + d and names token a + d + 1; rows with d > 0 are masks.
 """
 
@@ -21,7 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from draftwise.core import InvalidSetup
-from draftwise.train.method import Batch, Lesson, Method, States
+from draftwise.train.lesson import Batch, Lesson, States
+from draftwise.train.method import Method
 from draftwise.train.options import Option
 from draftwise.train.target import Target
 from draftwise.train.vocabulary_loss import Answers, vocabulary_loss
@@ -60,12 +61,14 @@ class DraftModelTraining(Method):
         Option(name="num_attention_heads", default=0, least=0, help="0: one for 64 of the hidden size."),
         Option(name="num_key_value_heads", default=0, least=0, help="0: a quarter of the attention heads."),
         Option(name="intermediate_size", default=0, least=0, help="0: two and a half times the hidden size."),
-        Option(name="num_speculative_tokens", default=5, least=1, help="Guesses measured; if parallel, learnt too."),
+        Option(
+            name="num_speculative_tokens", default=5, least=1, help="Draft tokens measured; learnt too if parallel."
+        ),
         Option(name="token_weight", default=0.0, least=0, help="Weight of the text's own tokens beside the target."),
-        Option(name="parallel", default=False, help="All guesses in one pass from mask tokens (PARD)."),
+        Option(name="parallel", default=False, help="All draft tokens in one pass from mask tokens (PARD)."),
         Option(name="mask_token_id", default=-1, least=-1, help="Token of the masks; -1: the padding token."),
         Option(name="keep", default=0.7, least=0, help="Share of masks that is kept from each depth to the next."),
-        Option(name="discount", default=1.0, least=0, help="Weight of a guess, relative to the one before."),
+        Option(name="discount", default=1.0, least=0, help="Weight of a draft token, relative to the one before."),
     )
 
     def __init__(self, target: Target, options: Mapping[str, Any], model: nn.Module) -> None:
@@ -119,15 +122,15 @@ class DraftModelTraining(Method):
     def _choose_rows(self, num_tokens: int, device: torch.device) -> _Rows:
         """Return the tokens' rows, and some masks behind each: fewer with depth, or few anchors with all depths."""
         tokens_T = torch.arange(num_tokens, device=device)
-        num_guesses = self._options["num_speculative_tokens"] if self.parallel else 1
-        if num_guesses == 1:
+        num_draft_tokens = self._options["num_speculative_tokens"] if self.parallel else 1
+        if num_draft_tokens == 1:
             return _Rows(anchors_R=tokens_T, depths_R=torch.zeros_like(tokens_T), mask_RR=None)
         if torch.is_grad_enabled():
             order_T = torch.randperm(num_tokens, device=device)
-            shares = [max(self._options["keep"] ** d, _LEAST_KEPT) for d in range(1, num_guesses)]
+            shares = [max(self._options["keep"] ** d, _LEAST_KEPT) for d in range(1, num_draft_tokens)]
             kept = [order_T[: max(int(num_tokens * share), 1)] for share in shares]
         else:
-            kept = [tokens_T[::num_guesses]] * (num_guesses - 1)
+            kept = [tokens_T[::num_draft_tokens]] * (num_draft_tokens - 1)
         anchors_R = torch.cat([tokens_T, *kept])
         depths_R = torch.cat([torch.full_like(part, d) for d, part in enumerate([tokens_T, *kept])])
         is_token_R = depths_R == 0

@@ -18,7 +18,7 @@ from draftwise.train.chain import ChainNetwork, ChainTraining, Step
 from draftwise.train.checkpoint import save_drafter
 from draftwise.train.labels import align
 from draftwise.train.layers import DecoderLayer, linear
-from draftwise.train.method import Batch, States
+from draftwise.train.lesson import Batch, States
 from draftwise.train.options import Option
 from draftwise.train.target import Target
 
@@ -26,7 +26,7 @@ __all__ = ["EagleTraining"]
 
 
 class _Network(ChainNetwork):
-    """Guesses the next state from the last one and the token that was chosen."""
+    """Predicts the next state from the last one and the token that was chosen."""
 
     def __init__(self, embedding_VH: Tensor, blueprint: Blueprint) -> None:
         shape = blueprint.shape
@@ -41,7 +41,7 @@ class _Network(ChainNetwork):
         return x_BRH, x_BRH
 
     def leave(self, x_BRH: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the guessed state: for the target's head, and for the next row."""
+        """Return the predicted state: for the target's head, and for the next row."""
         return x_BRH, x_BRH
 
 
@@ -49,7 +49,7 @@ class EagleTraining(ChainTraining):
     """Learns the target's next state and what the target's head makes of it.
 
     The loss is the paper's: smooth L1 between states, plus 0.1 of the cross entropy between the distributions. With
-    more than one guess the drafter also learns from its own states, as in HASS (arXiv 2408.15766).
+    more than one draft token the drafter also learns from its own states, as in HASS (arXiv 2408.15766).
     """
 
     name: ClassVar[str] = "eagle"
@@ -58,12 +58,12 @@ class EagleTraining(ChainTraining):
             name="num_speculative_tokens",
             default=1,
             least=1,
-            help="Guesses it learns to chain; the paper's 1 leaves that to luck.",
+            help="Draft tokens it learns to chain; the paper's 1 does not train it.",
         ),
         Option(name="num_layers", default=1, least=1, help="Decoder layers."),
         Option(name="intermediate_size", default=0, least=0, help="Width of the MLP; 0: the target's."),
         Option(name="noise", default=0.1, least=0, help="States are disturbed by up to this much, as in the paper."),
-        Option(name="discount", default=1.0, least=0, help="Weight of a guess's loss, relative to the guess before."),
+        Option(name="discount", default=1.0, least=0, help="Weight of a token's loss, relative to the one before."),
         Option(name="token_weight", default=0.1, least=0, help="Weight of the cross entropy; that of states is 1."),
     )
 

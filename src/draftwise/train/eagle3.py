@@ -1,6 +1,6 @@
 """EAGLE-3: learns to draft from states of several depths of the target (Li et al. 2025, arXiv 2503.01840).
 
-With `parallel` it becomes P-EAGLE, which makes all guesses in one pass (arXiv 2602.01469).
+With `parallel` it becomes P-EAGLE, which drafts all tokens in one pass (arXiv 2602.01469).
 
 Shape letters: B sequences, T tokens, R rows of a sequence, L labels, H hidden size, F width of the
 tapped states, U tokens that the drafter can name, V the target's vocabulary.
@@ -20,7 +20,7 @@ from draftwise.train.chain import ChainNetwork, ChainTraining
 from draftwise.train.checkpoint import save_drafter
 from draftwise.train.labels import answer_as_target
 from draftwise.train.layers import DecoderLayer, Norm, linear, working
-from draftwise.train.method import Batch, States
+from draftwise.train.lesson import Batch, States
 from draftwise.train.options import Option
 from draftwise.train.taps import check_taps, choose_mask_token, usual_taps
 from draftwise.train.target import Target
@@ -72,22 +72,22 @@ class _Network(ChainNetwork):
 
 
 class Eagle3Training(ChainTraining):
-    """Learns the target's distributions along its own guesses ("training-time test").
+    """Learns the target's distributions on its own draft tokens ("training-time test").
 
     The loss is the cross entropy against the target's distribution over the draft vocabulary, for each of its
-    guesses; labels outside that vocabulary are not learnt.
+    draft tokens; labels outside that vocabulary are not learnt.
     """
 
     name: ClassVar[str] = "eagle3"
     OPTIONS: ClassVar[tuple[Option, ...]] = (
-        Option(name="num_speculative_tokens", default=5, least=1, help="Guesses that are learnt; 7 in the paper."),
-        Option(name="discount", default=0.8, least=0, help="Weight of a guess's loss, relative to the guess before."),
+        Option(name="num_speculative_tokens", default=5, least=1, help="Draft tokens that are learnt; paper: 7."),
+        Option(name="discount", default=0.8, least=0, help="Weight of a token's loss, relative to the one before."),
         Option(name="target_layers", default=(), least=0, help="Layers whose input is read; none: 2, L/2 and L - 3."),
         Option(name="num_layers", default=1, least=1, help="Decoder layers."),
         Option(name="intermediate_size", default=0, least=0, help="Width of the MLP; 0: the target's."),
         Option(name="draft_vocab_size", default=0, least=0, help="Most frequent tokens it can name; 0: all."),
         Option(name="norm_before_residual", default=False, help="The residual stream starts with the normed state."),
-        Option(name="parallel", default=False, help="All guesses in one pass (P-EAGLE), from a learnt mask."),
+        Option(name="parallel", default=False, help="All draft tokens in one pass (P-EAGLE), from a learnt mask."),
         Option(name="mask_token_id", default=-1, least=-1, help="Token of P-EAGLE's masks; -1: the padding token."),
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,28 +12,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from draftwise.checkpoints.identity import IDENTITY_FILE, check_identity
+from draftwise.checkpoints.mask_token import find_mask_token
+from draftwise.checkpoints.recognize import recognize
+from draftwise.checkpoints.speculators_format import from_plain, to_plain
 from draftwise.core import InvalidSetup
 from draftwise.engine.models.checkpoint import Checkpoint
-from draftwise.engine.models.identity import IDENTITY_FILE, check_identity
-from draftwise.engine.models.mask import find_mask_token
-from draftwise.engine.models.speculators_format import from_plain, to_plain
+from draftwise.facts.methods import Method
 from draftwise.train.assemble import join_mtp
 from draftwise.train.checkpoint import load_back, new_folder, read_tensor, save_drafter
 
 __all__ = ["FORMATS", "Exported", "export_drafter"]
 
 FORMATS = ("vllm", "speculators")
-
-_METHODS = {
-    "eagle3": "eagle3",
-    "peagle": "eagle3",
-    "eaglellama": "eagle",
-    "dflash": "dflash",
-    "mimo": "mtp",
-    "medusa": "medusa",
-    "mlpspeculator": "mlp_speculator",
-}
-"""Method by what the architecture's name contains; the first that matches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +49,7 @@ def export_drafter(drafter: Path, out: Path, *, target: Path, layout: str, k: in
         out: where to; must not exist. It appears when the result was loaded without a fault.
         target: checkpoint that it was trained for.
         layout: one of FORMATS.
-        k: guesses a step that a server makes; None: as many as the drafter was trained to make, or 3.
+        k: draft tokens a step in a server; None: as many as the drafter was trained to make, or 3.
 
     Raises:
         InvalidSetup: the drafter is incomplete, is for another target, has no such format, or `out` is taken.
@@ -67,28 +58,28 @@ def export_drafter(drafter: Path, out: Path, *, target: Path, layout: str, k: in
     checkpoint = Checkpoint(drafter)
     where = str(drafter / "config.json")
     config = to_plain(checkpoint.config, where=where)
-    method = _find_method(config, where)
-    spec: dict[str, Any] = {"method": method, "num_speculative_tokens": k or _trained_k(drafter, config)}
-    if method == "eagle3" and find_mask_token(config) is not None:
+    method = _find_method(config, checkpoint.files, where)
+    in_target = method.weights == "target"
+    spec: dict[str, Any] = {"method": method.name, "num_speculative_tokens": k or _trained_k(drafter, config)}
+    if method.parallel == "option" and find_mask_token(config) is not None:
         spec["parallel_drafting"] = True
     with new_folder(out) as folder:
-        if method == "mtp":
+        if in_target:
             _refuse_speculators(layout, where)
             join_mtp(target, drafter, folder)
             load_back(folder, spec)
         else:
             _write(checkpoint, config, folder, layout, target, spec["num_speculative_tokens"])
             load_back(target, spec | {"model": str(folder)})
-    if method == "mtp":
+    if in_target:
         return Exported(out=str(out), model=str(out), speculative_config=spec)
     return Exported(out=str(out), model=str(target), speculative_config=spec | {"model": str(out)})
 
 
-def _find_method(config: Mapping[str, Any], where: str) -> str:
-    named = "".join(config.get("architectures") or []).lower()
-    for part, method in _METHODS.items():
-        if part in named:
-            return method
+def _find_method(config: Mapping[str, Any], names: Collection[str], where: str) -> Method:
+    method = recognize(config, names).traits
+    if method.trainable and method.drafts_from == "target_states":
+        return method
     raise InvalidSetup.because(
         "unsupported-architecture",
         f"architecture {', '.join(config.get('architectures') or []) or 'unknown'} is no drafter that can be exported.",
@@ -98,7 +89,7 @@ def _find_method(config: Mapping[str, Any], where: str) -> str:
 
 
 def _trained_k(drafter: Path, config: Mapping[str, Any]) -> int:
-    """Return how many guesses a drafter was trained to make, as far as it says so."""
+    """Return how many draft tokens a drafter was trained to make, as far as it says so."""
     if config.get("block_size"):
         return int(config["block_size"]) - 1
     try:

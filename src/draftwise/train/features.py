@@ -21,7 +21,7 @@ from torch import Tensor
 
 from draftwise.core import InvalidSetup
 from draftwise.train.data import Corpus, Feed, Rows
-from draftwise.train.method import Batch, States
+from draftwise.train.lesson import Batch, States
 from draftwise.train.progress import Reporter
 from draftwise.train.target import Target
 

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from draftwise.train.method import Batch, Lesson, States
+from draftwise.train.lesson import Batch, Lesson, States
 from draftwise.train.vocabulary_loss import Answers, vocabulary_loss
 
 __all__ = ["align", "answer_as_target", "answer_as_text", "learn_labels", "score", "weigh"]

@@ -18,7 +18,8 @@ from draftwise.core import InvalidSetup, SpecStats
 from draftwise.train.curves import draw_curves
 from draftwise.train.data import Feed, Order, Position, Rows
 from draftwise.train.features import StateSource
-from draftwise.train.method import Lesson, Method
+from draftwise.train.lesson import Lesson
+from draftwise.train.method import Method
 from draftwise.train.optimizers import Optimizers, schedule_factor
 from draftwise.train.progress import Bar, Reporter
 from draftwise.train.run_folder import RunFolder
@@ -41,7 +42,7 @@ class Evaluation:
 
     @property
     def acceptance(self) -> tuple[float, ...]:
-        """Share of drafts, of those that reach so far, whose guesses up to each position are all right."""
+        """Share of drafts, of those that reach so far, whose tokens up to each position are all right."""
         return tuple(rate or 0.0 for rate in self.stats.rate_per_reached_pos)
 
     @property

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from draftwise.train.checkpoint import save_drafter
 from draftwise.train.labels import learn_labels
-from draftwise.train.method import Batch, Lesson, Method, States
+from draftwise.train.lesson import Batch, Lesson, States
+from draftwise.train.method import Method
 from draftwise.train.options import Option
 from draftwise.train.target import Target
 
@@ -62,7 +63,7 @@ class MedusaTraining(Method):
     name: ClassVar[str] = "medusa"
     learning_rate: ClassVar[float] = 2e-3
     OPTIONS: ClassVar[tuple[Option, ...]] = (
-        Option(name="num_heads", default=5, least=1, help="Guesses, each with its own head (the paper's 5)."),
+        Option(name="num_heads", default=5, least=1, help="Draft tokens, each with its own head (the paper's 5)."),
         Option(name="num_layers", default=1, least=1, help="Residual layers of a head (the paper's 1)."),
         Option(
             name="lm_head",
@@ -71,7 +72,9 @@ class MedusaTraining(Method):
             help="Last matrix of the heads: one each as in the paper, one that all share, or a copy of the target's "
             "that is not trained. One for all makes the checkpoint small (vLLM's original_lm_head).",
         ),
-        Option(name="discount", default=0.8, least=0, help="Weight of a guess, relative to the one before (paper)."),
+        Option(
+            name="discount", default=0.8, least=0, help="Weight of a draft token, relative to the last one (paper)."
+        ),
         Option(
             name="learn_from",
             default="distribution",

@@ -7,60 +7,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from torch import Tensor, nn
 
+from draftwise.train.lesson import Batch, Lesson, States
 from draftwise.train.options import Option
 
 if TYPE_CHECKING:
     from draftwise.train.target import Target
 
-__all__ = ["Batch", "Lesson", "Method", "Option", "States"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
-    """Token sequences, each a prompt and an answer."""
-
-    tokens_BT: Tensor
-    """int64, padded on the right."""
-    valid_BT: Tensor
-    """bool: not padding."""
-    learnt_BT: Tensor
-    """bool: tokens of answers; only predictions of these are learnt and counted."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class States:
-    """What the frozen target computed for a batch; no gradient flows into it.
-
-    Padding follows a sequence's tokens, and the target looks back only: states of tokens do not depend on it.
-    """
-
-    taps_BTH: tuple[Tensor, ...]
-    """Hidden states in the order of the method's `taps`, in the numbering of `engine.proposers.base.Proposer.taps`."""
-    final_BTH: Tensor
-    """After the final norm: the target's logits for the token after t are its head applied to `final_BTH[:, t]`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lesson:
-    """What one batch gave."""
-
-    loss: Tensor
-    """Scalar with gradient, a mean over the learnt tokens (accumulated batches are weighted by their number)."""
-    hits: tuple[Tensor, ...]
-    """For each draft position j: bool [B, T], whether the drafter, told everything up to and with token t, names token
-    t + 1 + j right, every earlier draft position being right or not. Teacher forcing along the batch's own text, which
-    is the target's own answer when the data is on-policy; so the share of t whose hits 0..j are all true is the
-    acceptance rate of draft position j at temperature 0.
-
-    Only read where no gradient is wanted: a method may leave hits and counted empty while `torch.is_grad_enabled()`."""
-    counted: tuple[Tensor, ...]
-    """For each draft position j: bool [B, T], whether token t + 1 + j exists and is learnt."""
+__all__ = ["Method", "Option"]
 
 
 class Method(ABC):
@@ -74,7 +32,7 @@ class Method(ABC):
     """vLLM's name of the method."""
     OPTIONS: ClassVar[tuple[Option, ...]] = ()
     """Its settings; each becomes a flag of `draftwise train METHOD`, beside those of the run (`TrainSettings`: steps,
-    lr, seed ...), whose names are taken. How many guesses are learnt is called `num_speculative_tokens`."""
+    lr, seed ...), whose names are taken. How many draft tokens are learnt is called `num_speculative_tokens`."""
     learning_rate: ClassVar[float] = 1e-3
     """Peak that is used where the user names none."""
     taps: tuple[int, ...] = ()
@@ -84,7 +42,7 @@ class Method(ABC):
 
     Matrices are trained by Muon, except those with a part of their name that contains `emb` or `head`."""
     parallel: bool = False
-    """Whether servers must be asked to make all guesses in one pass (`parallel_drafting`)."""
+    """Whether servers must be asked to draft all tokens in one pass (`parallel_drafting`)."""
     _compiled: bool = False
 
     @classmethod
@@ -101,7 +59,7 @@ class Method(ABC):
         return cls(target, options)  # type: ignore[call-arg]
 
     def prepare(self, counts_V: Tensor) -> None:  # noqa: B027 - most methods need no statistics
-        """Be told, once after `build`, how often each token of the vocabulary occurs in the answers to learn."""
+        """Take note, once after `build`, how often each token of the vocabulary occurs in the answers to learn."""
 
     @abstractmethod
     def lesson(self, batch: Batch, states: States) -> Lesson:

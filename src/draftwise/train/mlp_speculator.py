@@ -18,7 +18,8 @@ from draftwise.engine.proposers.mlp_speculator import token_weight
 from draftwise.train.checkpoint import save_drafter
 from draftwise.train.labels import learn_labels
 from draftwise.train.layers import linear
-from draftwise.train.method import Batch, Lesson, Method, States
+from draftwise.train.lesson import Batch, Lesson, States
+from draftwise.train.method import Method
 from draftwise.train.options import Option
 from draftwise.train.target import Target
 
@@ -67,16 +68,16 @@ class _Speculator(nn.Module):
 
 
 class MlpSpeculatorTraining(Method):
-    """Trains the stages along the text: each is told the true token that the stage before should have named."""
+    """Trains the stages along the text: each is given the true token that the stage before should have named."""
 
     name: ClassVar[str] = "mlp_speculator"
     learning_rate: ClassVar[float] = 2e-3
     OPTIONS: ClassVar[tuple[Option, ...]] = (
-        Option(name="n_predict", default=3, least=1, help="Guesses, each made by a stage of its own."),
+        Option(name="n_predict", default=3, least=1, help="Draft tokens, each made by a stage of its own."),
         Option(name="inner_dim", default=0, least=0, help="Width of the recurrence; 0: the target's hidden size."),
         Option(name="tie_weights", default=False, help="One set of weights for all stages."),
         Option(name="scale_input", default=False, help="Norm the target's state first."),
-        Option(name="discount", default=1.0, least=0, help="Weight of a guess, relative to the one before."),
+        Option(name="discount", default=1.0, least=0, help="Weight of a draft token, relative to the one before."),
         Option(
             name="learn_from",
             default="distribution",

@@ -21,7 +21,7 @@ from draftwise.train.chain import ChainNetwork, ChainTraining
 from draftwise.train.checkpoint import save_drafter
 from draftwise.train.labels import answer_as_text
 from draftwise.train.layers import DecoderLayer, Norm, linear
-from draftwise.train.method import Batch, States
+from draftwise.train.lesson import Batch, States
 from draftwise.train.options import Option
 from draftwise.train.target import Target
 from draftwise.train.vocabulary_loss import Answers
@@ -43,7 +43,7 @@ class _Network(ChainNetwork):
         self.final_layernorm = Norm(hidden, eps)
 
     def embed(self, tokens_BR: Tensor, step: int) -> Tensor:
-        """Return the embeddings; the row at position 0 is never told its token, as in vLLM."""
+        """Return the embeddings; the row at position 0 is never given its token, as in vLLM."""
         embedded_BRH = super().embed(tokens_BR, step)
         return embedded_BRH if step else F.pad(embedded_BRH[:, 1:], (0, 0, 1, 0))
 
@@ -62,13 +62,13 @@ class _Network(ChainNetwork):
 class MtpTraining(ChainTraining):
     """Learns what follows the next token; the target's embedding and head serve it, and stay as they are.
 
-    One module makes all guesses, as vLLM runs a MiMo target; with more than one guess it learns to.
+    One module drafts all tokens, as vLLM runs a MiMo target; with more than one draft token it learns to.
     """
 
     name: ClassVar[str] = "mtp"
     OPTIONS: ClassVar[tuple[Option, ...]] = (
-        Option(name="num_speculative_tokens", default=3, least=1, help="Guesses it learns to chain; 1 in the papers."),
-        Option(name="discount", default=0.8, least=0, help="Weight of a guess's loss, relative to the guess before."),
+        Option(name="num_speculative_tokens", default=3, least=1, help="Draft tokens it learns to chain; papers: 1."),
+        Option(name="discount", default=0.8, least=0, help="Weight of a token's loss, relative to the one before."),
         Option(
             name="learn_from",
             default="distribution",

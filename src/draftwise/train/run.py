@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from draftwise import __version__
-from draftwise.engine.models.identity import target_identity, write_identity
-from draftwise.engine.tokenizer import Tokenizer
-from draftwise.train import get_method
+from draftwise.checkpoints.identity import target_identity, write_identity
+from draftwise.engine.text.tokenizer import Tokenizer
+from draftwise.train import get_training
 from draftwise.train.answers import AnswerSettings, answer, cut_prompts
 from draftwise.train.checkpoint import load_back
 from draftwise.train.data import Corpus, Feed, Order, split
@@ -51,7 +51,7 @@ def train(method: str, settings: TrainSettings, reporter: Reporter) -> TrainResu
     """Train a drafter, or go on with a run that was stopped.
 
     Args:
-        method: one of METHODS.
+        method: one that is trainable (`facts.methods`).
         settings: of the run.
         reporter: shows how far it is.
 
@@ -59,7 +59,7 @@ def train(method: str, settings: TrainSettings, reporter: Reporter) -> TrainResu
         InvalidSetup: settings, data, target or the folder that is to be written cannot work.
         Stopped: by a signal; the same call goes on.
     """
-    kind = get_method(method)
+    kind = get_training(method)
     options = resolve_options(kind.OPTIONS, settings.options, method=method)
     settings = dataclasses.replace(settings, options=options).resolve(learning_rate=kind.learning_rate)
     folder = RunFolder(settings.out)

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
+from draftwise.checkpoints.aux_layers import AuxLayers, usual_layers
+from draftwise.checkpoints.head_faults import find_layers_fault, find_mask_fault
 from draftwise.core import InvalidSetup
 from draftwise.train.target import Target
 
 __all__ = ["check_taps", "choose_mask_token", "even_taps", "usual_taps"]
 
+_MASK_OPTION = "mask_token_id"
+
 
 def usual_taps(num_layers: int) -> tuple[int, ...]:
     """Return EAGLE-3's 2, L / 2 and L - 3, or what takes their place in a target that is too shallow for these."""
-    usual = (2, num_layers // 2, num_layers - 3)
+    usual = usual_layers(num_layers)
     return usual if 2 < usual[1] < usual[2] else (1, max(num_layers // 2, 1), num_layers)
 
 
@@ -33,19 +38,14 @@ def check_taps(wanted: tuple[int, ...], target: Target) -> tuple[int, ...]:
     Raises:
         InvalidSetup: the target has no such state.
     """
-    last = target.num_layers
-    if max(wanted) > last:
-        raise InvalidSetup.because(
-            "taps-beyond-target",
-            f"{max(wanted)} is beyond the target, which has states 0 to {last}.",
-            where="target_layers",
-            fix=f"Name layers up to {last}.",
-        )
-    return tuple(sorted(set(wanted)))
+    layers = AuxLayers.named(wanted, key="target_layers")
+    if fault := find_layers_fault(layers, target.num_layers, where="target_layers"):
+        raise InvalidSetup(replace(fault, fix=f"Name layers up to {target.num_layers}."))
+    return layers.ids
 
 
 def choose_mask_token(wanted: int, target: Target) -> int:
-    """Return the token that stands for one still to be guessed.
+    """Return the token that stands for one still to be drafted.
 
     Args:
         wanted: -1: the target's padding token, or its last token if it has none.
@@ -54,12 +54,7 @@ def choose_mask_token(wanted: int, target: Target) -> int:
     Raises:
         InvalidSetup: there is no such token.
     """
-    if wanted >= target.vocab_size:
-        raise InvalidSetup.because(
-            "no-such-token",
-            f"{wanted} is no token of the target, which has {target.vocab_size}.",
-            where="mask_token_id",
-            fix="Name one that texts do not contain.",
-        )
+    if wanted >= 0 and (fault := find_mask_fault(wanted, target.vocab_size, key=_MASK_OPTION, where=_MASK_OPTION)):
+        raise InvalidSetup(replace(fault, fix="Name one that texts do not contain."))
     padding = target.config.get("pad_token_id")
     return wanted if wanted >= 0 else int(padding) if padding is not None else target.vocab_size - 1

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from draftwise.core import InvalidSetup
 from draftwise.engine.models.checkpoint import Checkpoint
 from draftwise.engine.models.families import get_family
-from draftwise.train.method import Batch, States
+from draftwise.train.lesson import Batch, States
 
 __all__ = ["Target"]
 

@@ -74,7 +74,7 @@ def scale(x, y, bias, factor, stride, count, BLOCK: tl.constexpr, HOW: tl.conste
     tl.store(y + columns, value, mask=columns < count)
 
 
-def told(kernel: Kernel, args: tuple[Any, ...], constants: dict[str, Any]) -> Any:
+def launched(kernel: Kernel, args: tuple[Any, ...], constants: dict[str, Any]) -> Any:
     kernel((3, 2), *args, num_warps=2, **constants)
     return TOLD.pop()
 
@@ -87,8 +87,8 @@ def main() -> None:
             for stride in (1, 16, 2**33):
                 for constants in ({"BLOCK": 32, "HOW": ""}, {"BLOCK": 64, "HOW": "evict_last"}):
                     args = (source, x, bias, 0.5, stride, 30)
-                    expected = told(Kernel(scale), args, constants)
-                    verdicts += [told(kept, args, constants) == expected for _ in range(2)]
+                    expected = launched(Kernel(scale), args, constants)
+                    verdicts += [launched(kept, args, constants) == expected for _ in range(2)]
     print(json.dumps(verdicts))
 
 

@@ -11,11 +11,11 @@ import torch
 pytest.importorskip("triton")
 
 from draftwise.core import ModelShape
-from draftwise.engine.attention import PagedKV
 from draftwise.engine.kernels import Kernels
 from draftwise.engine.kernels import make_kernels as choose_kernels
 from draftwise.engine.kernels.cuda import CudaKernels
 from draftwise.engine.kernels.cuda.launch import interpreted
+from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.models.rope import Rope
 
 EPS, VOCAB, LIMIT = 1e-5, 50, 40

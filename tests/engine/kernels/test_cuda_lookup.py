@@ -7,9 +7,10 @@ import torch
 
 pytest.importorskip("triton")
 
+from tests.support.confirming import confirm
+
 from draftwise.engine.kernels.cuda.lookup import append_and_look_up
 from draftwise.engine.proposers.ngram_gpu import NgramGpuProposer
-from engine.confirming import confirm
 
 NUM_SLOTS = 6
 

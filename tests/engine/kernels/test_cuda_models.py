@@ -10,20 +10,21 @@ import torch
 
 pytest.importorskip("triton")
 
-from confirming import page_table
-from dflash_checkpoint import write_dflash
-from drafters import write_eagle, write_eagle3, write_mtp
+from tests.support.confirming import page_table
+from tests.support.dflash_checkpoint import write_dflash
+from tests.support.made_drafters import write_eagle, write_eagle3, write_mtp
 
 from draftwise.core import ModelShape
-from draftwise.engine.attention import AttentionPlan, PagedKV, plan_attention
+from draftwise.engine.attention.plan import AttentionPlan, plan_attention
+from draftwise.engine.attention.spans import Spans
 from draftwise.engine.kernels import Kernels
 from draftwise.engine.kernels.cuda import CudaKernels
+from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.models import CausalLM, decoder, dflash, draft_head, load_model
 from draftwise.engine.models.dflash import load_dflash
 from draftwise.engine.models.eagle import load_eagle
 from draftwise.engine.models.eagle3 import load_eagle3
 from draftwise.engine.models.mtp import load_mtp
-from draftwise.engine.spans import Spans
 
 TOKENS, BLOCK, PAGES = [5, 7, 250, 0, 9, 31], 4, [[2, 0]]
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}

@@ -7,9 +7,9 @@ import torch
 
 pytest.importorskip("triton")
 
-from draftwise.engine.attention import plan_attention
+from draftwise.engine.attention.plan import plan_attention
+from draftwise.engine.attention.spans import Spans
 from draftwise.engine.kernels.cuda.plan import place_rows
-from draftwise.engine.spans import Spans
 
 
 @pytest.mark.parametrize("limit", [None, 21, 10_000])

@@ -12,15 +12,16 @@ from torch import Tensor
 triton = pytest.importorskip("triton")
 tl = pytest.importorskip("triton.language")
 
-from draftwise.engine import random as noise  # noqa: E402
-from draftwise.engine import sampling, verify  # noqa: E402
-from draftwise.engine.acceptance import Acceptance, Standard, Synthetic, Typical, place  # noqa: E402
 from draftwise.engine.kernels.cuda import noise as kernel_noise  # noqa: E402
 from draftwise.engine.kernels.cuda import sampling as kernels  # noqa: E402
 from draftwise.engine.proposers.base import Draft  # noqa: E402
-from draftwise.engine.random import Lane  # noqa: E402
-from draftwise.engine.sampling import Tempering  # noqa: E402
-from draftwise.engine.sampling_params import SamplingParams  # noqa: E402
+from draftwise.engine.sampling import random as noise  # noqa: E402
+from draftwise.engine.sampling import tempering as sampling  # noqa: E402
+from draftwise.engine.sampling import verify  # noqa: E402
+from draftwise.engine.sampling.acceptance import Acceptance, Standard, Synthetic, Typical, place  # noqa: E402
+from draftwise.engine.sampling.params import SamplingParams  # noqa: E402
+from draftwise.engine.sampling.random import Lane  # noqa: E402
+from draftwise.engine.sampling.tempering import Tempering  # noqa: E402
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 SEEDS = (0, 1, 2**62 + 12345, 2**63 - 1)
@@ -269,7 +270,9 @@ def test_rejection_draws_from_p_where_nothing_is_left(device: torch.device) -> N
 
 
 @pytest.mark.parametrize("probabilistic", [False, True])
-def test_output_has_the_targets_law(probabilistic: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_has_the_targets_distribution(
+    probabilistic: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if device.type == "cpu":
         pytest.skip("too many programs for the interpreter")
     use(kernels, monkeypatch)
@@ -278,18 +281,18 @@ def test_output_has_the_targets_law(probabilistic: bool, device: torch.device, m
     inputs = {"seeds_B": torch.arange(count, device=device), "positions_B": torch.full((count,), 3, device=device)}
     tokens = kernels.draw_rows(q.log(), None, lane=Lane.DRAFT, **inputs)
     lengths = torch.ones(count, dtype=torch.long, device=device)
-    verdict = verify.verify(
+    accepted = verify.verify(
         row.expand(count, 2, 5).contiguous(),
         Draft(tokens_BK=tokens, lengths_B=lengths, probs_BKV=q.contiguous() if probabilistic else None),
         tempering=Tempering.of([SamplingParams(temperature=0.8)] * count, device),
         acceptance=Standard(),
         **inputs,
     )
-    # Chi-square with 4 degrees of freedom: 18.5 is passed once in a thousand when the law is the one claimed.
-    for column, law in ((0, (row / 0.8).softmax(0)), (1, (row / 0.8).softmax(0))):
-        emitted = verdict.tokens_BS[:, column]
+    # Chi-square with 4 degrees of freedom: 18.5 is passed once in a thousand when the distribution is the one claimed.
+    for column, distribution in ((0, (row / 0.8).softmax(0)), (1, (row / 0.8).softmax(0))):
+        emitted = accepted.tokens_BS[:, column]
         counts = torch.bincount(emitted[emitted >= 0], minlength=5).double()
-        expected = counts.sum() * law.double()
+        expected = counts.sum() * distribution.double()
         assert ((counts - expected) ** 2 / expected).sum() < 18.5
         assert counts.sum() > count / 10
 

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 pytest.importorskip("triton")
 
 from draftwise.engine.kernels.cuda.table import advance_rows, look_up_rows
-from draftwise.engine.launched import pack
-from draftwise.engine.proposers.base import Draft
-from draftwise.engine.table import SequenceTable, _Column
-from draftwise.engine.verify import Verdict
+from draftwise.engine.sampling.draft import Draft
+from draftwise.engine.sampling.verify import Accepted
+from draftwise.engine.step.launched import pack
+from draftwise.engine.step.table import SequenceTable, _Column
 
 DEVICE = torch.device(os.environ.get("DRAFTWISE_TEST_DEVICE", "cpu"))
 SLOTS, FIRST = 5, len(_Column)
@@ -41,7 +41,7 @@ def make_table(width: int, generator: torch.Generator) -> SequenceTable:
     integers_SC[:SLOTS, _Column.CAPACITY] = draw(10, 60)
     integers_SC[:SLOTS, _Column.MAX_TOKENS] = draw(40, 60)
     integers_SC[:SLOTS, _Column.MAX_DRAFT] = draw(0, 9)
-    integers_SC[:SLOTS, _Column.NUM_NEWS] = draw(1, width + 1)
+    integers_SC[:SLOTS, _Column.NUM_NEW] = draw(1, width + 1)
     integers_SC[:SLOTS, _Column.SEED] = draw(0, 1000)
     integers_SC[:SLOTS, _Column.IS_REAL] = 1
     integers_SC[:SLOTS, FIRST:] = torch.randint(0, 100, (SLOTS, width), generator=generator)
@@ -63,7 +63,7 @@ def test_looking_up_and_advancing_equal_torch(width: int, k: int, seed: int) -> 
         table._shares_SC.to(DEVICE),
         table._pages_SP.to(DEVICE),
         slots_B.to(DEVICE),
-        first_news=FIRST,
+        first_new=FIRST,
         k=k,
     )
     for ours, theirs in zip(found, table._look_up(slots_B, k), strict=True):
@@ -75,11 +75,11 @@ def test_looking_up_and_advancing_equal_torch(width: int, k: int, seed: int) -> 
     accepted_B = torch.minimum(torch.randint(0, k + 1, (4,), generator=generator), draft.lengths_B)
     tokens_BS = torch.randint(0, 100, (4, k + 1), generator=generator)
     tokens_BS = tokens_BS.masked_fill(torch.arange(k + 1) > accepted_B.unsqueeze(1), -1)
-    verdict = Verdict(tokens_BS=tokens_BS, num_accepted_B=accepted_B)
+    accepted = Accepted(tokens_BS=tokens_BS, num_accepted_B=accepted_B)
     view = table.look_up(slots_B, k=k, all_greedy=True, truncates=False)
-    expected = table.advance(view, draft, verdict, None)
-    news = (each.to(DEVICE) for each in (slots_B, accepted_B, tokens_BS, draft.lengths_B, draft.tokens_BK))
-    packed = advance_rows(integers_SC, *news, first_news=FIRST)
+    expected = table.advance(view, draft, accepted, None)
+    new_tokens = (each.to(DEVICE) for each in (slots_B, accepted_B, tokens_BS, draft.lengths_B, draft.tokens_BK))
+    packed = advance_rows(integers_SC, *new_tokens, first_new=FIRST)
     assert torch.equal(packed.cpu(), expected)
-    assert torch.equal(packed.cpu(), pack(draft, verdict))
+    assert torch.equal(packed.cpu(), pack(draft, accepted))
     assert torch.equal(integers_SC.cpu(), table._integers_SC)

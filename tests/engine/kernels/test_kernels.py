@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from draftwise.core import ModelShape
-from draftwise.engine.attention import PagedKV
 from draftwise.engine.kernels import Kernels, cpu_code, make_kernels
 from draftwise.engine.kernels import cpu as cpu_kernels
+from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.models.rope import Rope
 
 DTYPES = [torch.bfloat16, torch.float32]

@@ -5,9 +5,9 @@ import json
 import pytest
 import torch
 import transformers
+from tests.support.confirming import plan
 
-from draftwise.engine.attention import PagedKV
-from engine.confirming import plan
+from draftwise.engine.memory.kv import PagedKV
 
 _TINY = {
     "hidden_size": 32,

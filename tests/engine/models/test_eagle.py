@@ -5,9 +5,9 @@ import json
 import pytest
 import torch
 import torch.nn.functional as F
-from dense_heads import DenseHead, chain, drafts, first_pass, target_states
-from drafters import write_eagle
 from safetensors.torch import load_file, save_file
+from tests.support.dense_heads import DenseHead, chain, drafts, first_pass, target_states
+from tests.support.made_drafters import write_eagle
 
 from draftwise.core import InvalidSetup
 from draftwise.engine.models import load_model
@@ -116,11 +116,11 @@ def test_unknown_tensors_are_named(name, target, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "code"),
     [
-        ({"hidden_size": 64}, "head-mismatch"),
-        ({"vocab_size": 97}, "head-mismatch"),
+        ({"hidden_size": 64}, "hidden-size-differs"),
+        ({"vocab_size": 97}, "head-vocabulary-differs"),
         ({"architectures": ["EagleMiniCPMForCausalLM"]}, "unsupported-architecture"),
         ({"quantization_config": {"quant_method": "fp8"}}, "quantised"),
-        ({"intermediate_size": 40}, "wrong-shape"),
+        ({"intermediate_size": 40}, "tensor-shapes"),
     ],
 )
 def test_heads_of_another_target_are_refused(changes, code, target, tmp_path, edit_config):

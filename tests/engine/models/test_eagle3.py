@@ -5,14 +5,15 @@ import json
 import pytest
 import torch
 import torch.nn.functional as F
-from dense_heads import DenseHead, chain, drafts, first_pass, target_states
-from drafters import write_eagle3
 from safetensors.torch import load_file, save_file
+from tests.support.dense_heads import DenseHead, chain, drafts, first_pass, target_states
+from tests.support.made_drafters import write_eagle3
 
+from draftwise.checkpoints.mask_token import MASK_KEYS
+from draftwise.checkpoints.speculators_format import from_plain
 from draftwise.core import InvalidSetup
 from draftwise.engine.models import load_model
 from draftwise.engine.models.eagle3 import load_eagle3
-from draftwise.engine.models.speculators_format import from_plain
 
 LAYERS = 4
 TAPS = (0, 2, 4)
@@ -114,7 +115,7 @@ def test_logits_agree_with_the_dense_network(settings, dtype, tolerance, target_
 
 @pytest.mark.parametrize("norms", [{}, {"fc_norm": True, "norm_before_fc": True}])
 def test_parallel_drafts_fill_masks_in(norms, target, tmp_path):
-    """As vLLM's P-EAGLE: k - 1 rows of the mask token behind the last token, each told the fused mask_hidden."""
+    """As vLLM's P-EAGLE: k - 1 rows of the mask token behind the last token, each with the fused mask_hidden."""
     folder = write_eagle3(tmp_path / "head", target.config, taps=TAPS, parallel=True, draft_vocab_size=40, **norms)
     drafter, dense = load_eagle3(folder, target), DenseEagle3(folder, target)
     states = [target_states(target, tokens, TAPS) for tokens in SEQUENCES]
@@ -127,7 +128,7 @@ def test_parallel_drafts_fill_masks_in(norms, target, tmp_path):
             assert row == drafter.target_ids_U[logits[-4:].argmax(-1)].tolist()
 
 
-@pytest.mark.parametrize("key", ["mask_token_id", "pard_token", "ptd_token_id"])
+@pytest.mark.parametrize("key", MASK_KEYS)
 def test_masks_need_their_token_and_their_state(key, target, tmp_path, edit_config):
     folder = write_eagle3(tmp_path / "head", target.config, parallel=True)
     edit_config(folder, **{"ptd_token_id": None, key: 0})
@@ -212,12 +213,12 @@ def test_wrong_d2t_is_refused(offsets, target, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "code"),
     [
-        ({"hidden_size": 64}, "head-mismatch"),
-        ({"target_hidden_size": 64}, "head-mismatch"),
-        ({"vocab_size": 97}, "head-mismatch"),
-        ({"eagle_aux_hidden_state_layer_ids": [0, 2, 5]}, "taps-beyond-target"),
-        ({"eagle_aux_hidden_state_layer_ids": [-1, 2, 3]}, "taps-beyond-target"),
-        ({"eagle_aux_hidden_state_layer_ids": [2, 3]}, "wrong-shape"),
+        ({"hidden_size": 64}, "hidden-size-differs"),
+        ({"target_hidden_size": 64}, "hidden-size-differs"),
+        ({"vocab_size": 97}, "head-vocabulary-differs"),
+        ({"eagle_aux_hidden_state_layer_ids": [0, 2, 5]}, "layer-ids-out-of-range"),
+        ({"eagle_aux_hidden_state_layer_ids": [-1, 2, 3]}, "layer-ids-out-of-range"),
+        ({"eagle_aux_hidden_state_layer_ids": [2, 3]}, "tensor-shapes"),
         ({"architectures": ["Eagle3DeepseekV2ForCausalLM"]}, "unsupported-architecture"),
     ],
 )

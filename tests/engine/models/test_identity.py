@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from draftwise.checkpoints.identity import check_identity, target_identity, write_identity
 from draftwise.core import InvalidSetup
-from draftwise.engine.models.identity import check_identity, target_identity, write_identity
+
+BUNDLE = Path(__file__).parents[3] / "bundle"
 
 
 def change(path, edit) -> None:
@@ -97,11 +100,14 @@ def test_another_vocabulary_is_another_target(other, drafter):
     vocab = tokenizer["model"]["vocab"]
     vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
     file.write_text(json.dumps(tokenizer))
-    with pytest.raises(InvalidSetup, match="whose tokenizer differ"):
+    with pytest.raises(InvalidSetup, match="whose tokenizer differs") as caught:
         check_identity(drafter, other)
+    assert [finding.code for finding in caught.value.findings] == ["recorded-tokenizer-differs"]
     change(other, lambda tensors: tensors["model.norm.weight"].add_(1))
-    with pytest.raises(InvalidSetup, match="whose weights and tokenizer differ"):
+    with pytest.raises(InvalidSetup, match="whose weights differ") as caught:
         check_identity(drafter, other)
+    codes = [finding.code for finding in caught.value.findings]
+    assert codes == ["trained-for-another-target", "recorded-tokenizer-differs"]
 
 
 def test_what_is_written(target, drafter):
@@ -116,8 +122,18 @@ def test_a_drafter_that_says_nothing_is_left_alone(target, tmp_path):
     check_identity(tmp_path, target)
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"target": 1}'])
-def test_a_damaged_file_is_refused(target, drafter, text):
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [("{", "not-json"), ("[]", "not-an-object"), ("{}", "bad-identity"), ('{"target": 1}', "bad-identity")],
+)
+def test_a_damaged_file_is_refused(target, drafter, text, code):
     (drafter / "draftwise.json").write_text(text)
-    with pytest.raises(InvalidSetup, match="does not say which target"):
+    with pytest.raises(InvalidSetup, match=r"draftwise\.json") as caught:
         check_identity(drafter, target)
+    assert [finding.code for finding in caught.value.findings] == [code]
+
+
+@pytest.mark.parametrize("drafter", sorted(BUNDLE.glob("*/draftwise.json")), ids=lambda file: file.parent.name)
+def test_committed_drafters_carry_the_identity_of_the_bundled_target(drafter):
+    recorded = json.loads(drafter.read_text())["target"]
+    assert target_identity(BUNDLE / "target") == {key: recorded[key] for key in ("weights", "tokenizer")}

@@ -70,7 +70,7 @@ def test_a_truncated_file_is_refused(save_tiny):
     path, _ = save_tiny("llama")
     file = path / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
-    assert "cannot be read" in refusal(path)
+    assert "is cut short" in refusal(path)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_model_type_stands_in_for_architectures(save_tiny, edit_config):
 
 def test_paths_that_hold_no_checkpoint_are_refused(tmp_path, save_tiny):
     assert "not a directory" in refusal(tmp_path / "nowhere")
-    assert "holds no config.json" in refusal(tmp_path)
+    assert "no config.json" in refusal(tmp_path)
     (tmp_path / "config.json").write_text("{")
     assert "not valid JSON" in refusal(tmp_path)
     (tmp_path / "config.json").write_text("[]")

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from dense_heads import DenseHead, chain, drafts, first_pass, target_states
-from drafters import write_mtp
 from safetensors.torch import load_file, save_file
+from tests.support.dense_heads import DenseHead, chain, drafts, first_pass, target_states
+from tests.support.made_drafters import write_mtp
 
 from draftwise.core import InvalidSetup
 from draftwise.engine.models import load_model
@@ -110,8 +110,8 @@ def test_unknown_tensors_are_named(name, target, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "code"),
     [
-        ({"hidden_size": 64}, "head-mismatch"),
-        ({"vocab_size": 97}, "head-mismatch"),
+        ({"hidden_size": 64}, "hidden-size-differs"),
+        ({"vocab_size": 97}, "head-vocabulary-differs"),
         ({"num_nextn_predict_layers": None}, "no-mtp"),
         ({"architectures": ["Glm4MoeForCausalLM"]}, "unsupported-architecture"),
     ],

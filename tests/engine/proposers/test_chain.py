@@ -6,14 +6,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.confirming import confirm, plan
 
-from draftwise.engine.attention import PagedKV
+from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.models import CausalLM, load_model
 from draftwise.engine.models.mask import Mask
 from draftwise.engine.proposers.base import Confirmed
 from draftwise.engine.proposers.chain import ChainProposer
 from draftwise.engine.proposers.draft_model import DraftModel
-from engine.confirming import confirm, plan
 
 VOCAB = 200
 BLOCK = 4
@@ -26,27 +26,33 @@ def model(tiny_draft: Path) -> CausalLM:
     return load_model(tiny_draft, dtype="float64", device="cpu")
 
 
-class Told:
+class Confirming:
     """Confirms tokens slot by slot, as the engine does, and remembers them."""
 
     def __init__(self) -> None:
         self.tokens: dict[int, list[int]] = {}
 
     def confirm(
-        self, news: dict[int, list[int]], k: int, *, temperature: float = 0.0, width: int | None = None, **limits: int
+        self,
+        new_tokens: dict[int, list[int]],
+        k: int,
+        *,
+        temperature: float = 0.0,
+        width: int | None = None,
+        **limits: int,
     ) -> Confirmed:
-        starts = [len(self.tokens.get(slot, [])) for slot in news]
-        for slot, row in news.items():
+        starts = [len(self.tokens.get(slot, [])) for slot in new_tokens]
+        for slot, row in new_tokens.items():
             self.tokens[slot] = self.tokens.get(slot, []) + row
         return confirm(
-            list(news.values()),
+            list(new_tokens.values()),
             starts=starts,
-            limits=[limits.get(f"slot{slot}", k) for slot in news],
-            slots=list(news),
-            pages=[range(slot, slot + 400 * NUM_PAGES, 400) for slot in news],
+            limits=[limits.get(f"slot{slot}", k) for slot in new_tokens],
+            slots=list(new_tokens),
+            pages=[range(slot, slot + 400 * NUM_PAGES, 400) for slot in new_tokens],
             scratch=400 * NUM_PAGES,
             temperature=temperature,
-            seeds=[slot + 7 for slot in news],
+            seeds=[slot + 7 for slot in new_tokens],
             width=width,
         )
 
@@ -85,56 +91,56 @@ steps = st.lists(
 def test_drafts_are_what_the_model_says_from_scratch(
     model: CausalLM, steps: list[tuple[dict[int, list[int]], int, int]], restarted: int
 ) -> None:
-    proposer, told = make_proposer(model), Told()
-    for i, (news, k, limit) in enumerate(steps):
+    proposer, confirming = make_proposer(model), Confirming()
+    for i, (new_tokens, k, limit) in enumerate(steps):
         if i == 2:
             proposer.release(restarted)
-            told.tokens.pop(restarted, None)
-        draft = proposer.propose(told.confirm(news, k, slot1=limit), k)
-        for b, slot in enumerate(news):
-            known, wanted = told.tokens[slot], min(k, limit) if slot == 1 else k
+            confirming.tokens.pop(restarted, None)
+        draft = proposer.propose(confirming.confirm(new_tokens, k, slot1=limit), k)
+        for b, slot in enumerate(new_tokens):
+            known, wanted = confirming.tokens[slot], min(k, limit) if slot == 1 else k
             expected = greedy(model, known, min(wanted, max(0, 97 - len(known))))
             assert draft.tokens_BK[b, : draft.lengths_B[b]].tolist() == expected
 
 
 def test_the_context_limit_shortens_drafts(model: CausalLM) -> None:
-    proposer, told = make_proposer(model, max_model_len=12), Told()
-    assert proposer.propose(told.confirm({0: [5] * 10}, 4), 4).lengths_B.tolist() == [3]
-    assert proposer.propose(told.confirm({0: [5] * 2}, 4), 4).lengths_B.tolist() == [1]
-    assert proposer.propose(told.confirm({0: [5], 1: [6]}, 4), 4).lengths_B.tolist() == [0, 4]
+    proposer, confirming = make_proposer(model, max_model_len=12), Confirming()
+    assert proposer.propose(confirming.confirm({0: [5] * 10}, 4), 4).lengths_B.tolist() == [3]
+    assert proposer.propose(confirming.confirm({0: [5] * 2}, 4), 4).lengths_B.tolist() == [1]
+    assert proposer.propose(confirming.confirm({0: [5], 1: [6]}, 4), 4).lengths_B.tolist() == [0, 4]
 
 
 def test_probabilities_are_those_the_tokens_were_drawn_from(model: CausalLM) -> None:
     text, num_samples = [3, 1, 4, 1, 5], 400
     proposer = make_proposer(model, max_model_len=16, probabilistic=True)
-    draft = proposer.propose(Told().confirm(dict.fromkeys(range(num_samples), text), 2, temperature=2.0), 2)
+    draft = proposer.propose(Confirming().confirm(dict.fromkeys(range(num_samples), text), 2, temperature=2.0), 2)
     assert draft.probs_BKV is not None
-    law = (next_logits(model, text) / 2).softmax(0).float()
-    torch.testing.assert_close(draft.probs_BKV[:, 0], law.expand(num_samples, -1))
-    likely = int(law.argmax())
+    distribution = (next_logits(model, text) / 2).softmax(0).float()
+    torch.testing.assert_close(draft.probs_BKV[:, 0], distribution.expand(num_samples, -1))
+    likely = int(distribution.argmax())
     share = (draft.tokens_BK[:, 0] == likely).float().mean().item()
-    assert share == pytest.approx(law[likely].item(), abs=4 * (0.25 / num_samples) ** 0.5)
+    assert share == pytest.approx(distribution[likely].item(), abs=4 * (0.25 / num_samples) ** 0.5)
     second = (next_logits(model, [*text, int(draft.tokens_BK[0, 0])]) / 2).softmax(0).float()
     torch.testing.assert_close(draft.probs_BKV[0, 1], second)
 
 
 def test_a_greedy_request_gets_certain_drafts_beside_sampled_ones(model: CausalLM) -> None:
     proposer = make_proposer(model, probabilistic=True)
-    draft = proposer.propose(Told().confirm({0: [9, 8, 7]}, 2), 2)
+    draft = proposer.propose(Confirming().confirm({0: [9, 8, 7]}, 2), 2)
     assert draft.probs_BKV is not None
     assert draft.tokens_BK[0].tolist() == greedy(model, [9, 8, 7], 2)
     assert draft.probs_BKV[0].gather(1, draft.tokens_BK[0].unsqueeze(1)).flatten().tolist() == [1.0, 1.0]
 
 
-def test_in_parallel_each_guess_but_the_first_comes_from_a_mask(model: CausalLM) -> None:
+def test_in_parallel_each_draft_token_but_the_first_comes_from_a_mask(model: CausalLM) -> None:
     drafter = DraftModel(model)
     drafter.mask = Mask(token_id=77)
     proposer = ChainProposer(drafter, max_model_len=96, parallel=True)
     proposer.allocate(num_pages=400 * NUM_PAGES, block_size=BLOCK)
-    told = Told()
-    for news in ({0: [1, 2, 3], 1: [9, 8]}, {1: [4]}, {0: [5, 6], 1: [7, 7]}):
-        draft = proposer.propose(told.confirm(news, 3, slot1=2), 3)
-        for b, slot in enumerate(news):
-            known = told.tokens[slot]
+    confirming = Confirming()
+    for new_tokens in ({0: [1, 2, 3], 1: [9, 8]}, {1: [4]}, {0: [5, 6], 1: [7, 7]}):
+        draft = proposer.propose(confirming.confirm(new_tokens, 3, slot1=2), 3)
+        for b, slot in enumerate(new_tokens):
+            known = confirming.tokens[slot]
             expected = [int(next_logits(model, known + [77] * masks).argmax()) for masks in range(2 if slot else 3)]
             assert draft.tokens_BK[b, : draft.lengths_B[b]].tolist() == expected

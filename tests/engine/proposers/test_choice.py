@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from draftwise.engine.proposers.choice import choose
-from draftwise.engine.random import Lane, gumbel
+from draftwise.engine.sampling.random import Lane, gumbel
 
 GENERATOR = torch.Generator().manual_seed(0)
 
@@ -48,13 +48,13 @@ def test_a_smaller_vocabulary_is_translated():
 
 
 def test_draws_follow_the_softmax_at_the_temperature():
-    # Chi-square with 7 degrees of freedom: 24.3 is passed once in a thousand when the law is the one claimed.
+    # Chi-square with 7 degrees of freedom: 24.3 is passed once in a thousand when the distribution is the one claimed.
     row, temperature, num_draws = torch.randn(8, generator=GENERATOR), 0.7, 20_000
     tokens, probs = draw(row.expand(num_draws, 8), temperature=temperature)
-    law = (row / temperature).softmax(0)
-    torch.testing.assert_close(probs, law.expand(num_draws, 8))
+    distribution = (row / temperature).softmax(0)
+    torch.testing.assert_close(probs, distribution.expand(num_draws, 8))
     counts = torch.bincount(tokens, minlength=8)
-    assert ((counts - num_draws * law) ** 2 / (num_draws * law)).sum() < 24.3
+    assert ((counts - num_draws * distribution) ** 2 / (num_draws * distribution)).sum() < 24.3
 
 
 def test_a_draw_depends_on_seed_and_position_alone_and_not_on_the_verdicts_noise():

@@ -1,4 +1,4 @@
-"""DFlash guesses as the dense network written here does, however it is paged, chunked, batched and overruled."""
+"""DFlash drafts as the dense network written here does, however it is paged, chunked, batched and overruled."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
+from tests.support.confirming import confirm
+from tests.support.dflash_checkpoint import write_dflash
 
+from draftwise.checkpoints.speculators_format import to_plain
 from draftwise.core import InvalidSetup
 from draftwise.engine.models import CausalLM, load_model
-from draftwise.engine.models.speculators_format import to_plain
-from draftwise.engine.proposers.base import Confirmed, Draft
+from draftwise.engine.proposers.base import Confirmed
 from draftwise.engine.proposers.dflash import DFlashProposer
-from engine.confirming import confirm
-from engine.dflash_checkpoint import write_dflash
+from draftwise.engine.sampling.draft import Draft
 
 BLOCK_SIZE, NUM_PAGES, MAX_MODEL_LEN, K = 4, 80, 96, 3
 
@@ -62,7 +63,7 @@ class Dense:
         return self.config["dflash_config"].get("causal", bool(kinds) and kinds[layer] == "sliding_attention")
 
     def laws(self, states_TF: torch.Tensor, token: int, count: int) -> torch.Tensor:
-        """Return the distribution of each of `count` guesses after `token`, over the target's vocabulary."""
+        """Return the distribution of each of `count` draft tokens after `token`, over the target's vocabulary."""
         known, queries = len(states_TF), count + 1
         heads, groups, size = (self.config[k] for k in ("num_attention_heads", "num_key_value_heads", "head_dim"))
         context = self.norm(self.linear(states_TF, "fc"), "hidden_norm")
@@ -105,25 +106,26 @@ class Story:
         self.pages = pages
 
 
-def tell(news: list[tuple[Story, int, int]], width: int | None = None) -> Confirmed:
-    """Tell `count` more tokens of each story and ask for `limit` guesses: (story, count, limit)."""
-    starts = [max(story.known, 1) for story, _, _ in news]
-    ends = [start + count for start, (_, count, _) in zip(starts, news, strict=True)]
-    rows = [story.tokens[s:e] for (story, _, _), s, e in zip(news, starts, ends, strict=True)]
-    for (story, _, _), end in zip(news, ends, strict=True):
+def confirmed(new_tokens: list[tuple[Story, int, int]], width: int | None = None) -> Confirmed:
+    """Confirm `count` more tokens of each story and ask for `limit` draft tokens: (story, count, limit)."""
+    starts = [max(story.known, 1) for story, _, _ in new_tokens]
+    ends = [start + count for start, (_, count, _) in zip(starts, new_tokens, strict=True)]
+    rows = [story.tokens[s:e] for (story, _, _), s, e in zip(new_tokens, starts, ends, strict=True)]
+    for (story, _, _), end in zip(new_tokens, ends, strict=True):
         story.known = end
     return confirm(
         rows,
         starts=starts,
-        limits=[limit for _, _, limit in news],
-        slots=[story.slot for story, _, _ in news],
-        num_prompt=[story.num_prompt for story, _, _ in news],
+        limits=[limit for _, _, limit in new_tokens],
+        slots=[story.slot for story, _, _ in new_tokens],
+        num_prompt=[story.num_prompt for story, _, _ in new_tokens],
         pages=[
-            story.pages[: -(-(end + limit) // BLOCK_SIZE)] for (story, _, limit), end in zip(news, ends, strict=True)
+            story.pages[: -(-(end + limit) // BLOCK_SIZE)]
+            for (story, _, limit), end in zip(new_tokens, ends, strict=True)
         ],
         scratch=NUM_PAGES,
         features_NF=torch.cat(
-            [story.states[s - 1 : e - 1] for (story, _, _), s, e in zip(news, starts, ends, strict=True)]
+            [story.states[s - 1 : e - 1] for (story, _, _), s, e in zip(new_tokens, starts, ends, strict=True)]
         ),
         temperature=1.0,
         width=width,
@@ -136,8 +138,8 @@ def start(path: Path, target: CausalLM, **options: bool | int) -> DFlashProposer
     return proposer
 
 
-def check(draft: Draft, dense: Dense, news: list[tuple[Story, int, int]]) -> None:
-    for b, (story, _, limit) in enumerate(news):
+def check(draft: Draft, dense: Dense, new_tokens: list[tuple[Story, int, int]]) -> None:
+    for b, (story, _, limit) in enumerate(new_tokens):
         count = min(limit, K)
         assert draft.lengths_B[b] == count
         if count == 0:
@@ -164,7 +166,9 @@ VARIANTS = {
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_guesses_are_those_of_the_dense_network(tmp_path: Path, target: CausalLM, target_config: dict, variant: str):
+def test_draft_tokens_are_those_of_the_dense_network(
+    tmp_path: Path, target: CausalLM, target_config: dict, variant: str
+):
     path = write_dflash(tmp_path, target_config, **VARIANTS[variant])
     dense, proposer = Dense(path, target), start(path, target, probabilistic=True)
     a, b, c = (Story(slot, num_prompt, len(proposer.taps) * 64) for slot, num_prompt in enumerate((10, 50, 3)))
@@ -175,8 +179,8 @@ def test_guesses_are_those_of_the_dense_network(tmp_path: Path, target: CausalLM
         [(b, 1, 1), (a, 3, 3), (c, 1, 2)],
         [(b, 4, 3)],
     ]
-    for news in steps:
-        check(proposer.propose(tell(news), K), dense, news)
+    for new_tokens in steps:
+        check(proposer.propose(confirmed(new_tokens), K), dense, new_tokens)
 
 
 @pytest.fixture(scope="module")
@@ -192,7 +196,7 @@ def test_a_float32_cache_says_the_same(tmp_path: Path, tiny_target: Path, target
     probs = []
     for proposer in proposers:
         story = Story(0, 40, 128)
-        new = tell([(story, 40, 3)])
+        new = confirmed([(story, 40, 3)])
         features_NF = new.features_NF.to(proposer._drafter.dtype)
         draft = proposer.propose(dataclasses.replace(new, features_NF=features_NF), K)
         probs.append(draft.probs_BKV)
@@ -202,18 +206,18 @@ def test_a_float32_cache_says_the_same(tmp_path: Path, tiny_target: Path, target
 def test_deterministic_drafts_are_the_likeliest_tokens(tmp_path: Path, target: CausalLM, target_config: dict):
     path = write_dflash(tmp_path, target_config, draft_vocab_size=90)
     dense, proposer, story = Dense(path, target), start(path, target), Story(1, 20, 128)
-    draft = proposer.propose(tell([(story, 20, 3)]), K)
+    draft = proposer.propose(confirmed([(story, 20, 3)]), K)
     laws = dense.laws(story.states[: story.known - 1], story.tokens[story.known - 1], K)
     assert draft.probs_BKV is None
     assert draft.tokens_BK[0].tolist() == laws.argmax(-1).tolist()
 
 
-def test_without_guesses_only_context_is_kept(tmp_path: Path, target: CausalLM, target_config: dict):
+def test_without_draft_tokens_only_context_is_kept(tmp_path: Path, target: CausalLM, target_config: dict):
     path = write_dflash(tmp_path, target_config)
     dense, proposer, story = Dense(path, target), start(path, target, probabilistic=True), Story(0, 9, 128)
-    assert proposer.propose(tell([(story, 9, 3)]), 0).tokens_BK.shape == (1, 0)
-    news = [(story, 2, 3)]
-    check(proposer.propose(tell(news), K), dense, news)
+    assert proposer.propose(confirmed([(story, 9, 3)]), 0).tokens_BK.shape == (1, 0)
+    new_tokens = [(story, 2, 3)]
+    check(proposer.propose(confirmed(new_tokens), K), dense, new_tokens)
     assert proposer.kv_bytes_per_token == 2 * 2 * 2 * 16 * 8
 
 
@@ -235,7 +239,7 @@ def edit(path: Path, **changes: torch.Tensor | None) -> None:
         ({"d2t": None}, "tensors-missing"),
         ({"lm_head.weight": None}, "tensors-missing"),
         ({"mask_hidden": torch.zeros(1)}, "tensors-unknown"),
-        ({"fc.weight": torch.zeros(64, 64)}, "wrong-shape"),
+        ({"fc.weight": torch.zeros(64, 64)}, "tensor-shapes"),
         ({"d2t": torch.full((90,), 200)}, "wrong-d2t"),
     ],
 )
@@ -252,13 +256,13 @@ def test_weights_that_do_not_belong_are_refused(tmp_path: Path, target: CausalLM
     [
         ({"architectures": ["Qwen3ForCausalLM"]}, "unsupported-architecture"),
         ({"dflash_config": {"target_layer_ids": []}}, "config-incomplete"),
-        ({"target_layer_ids": (0, 2)}, "head-mismatch"),
-        ({"dflash_config": {"mask_token_id": None}}, "config-incomplete"),
-        ({"dflash_config": {"mask_token_id": 10_000}}, "head-mismatch"),
+        ({"target_layer_ids": (0, 2)}, "layer-ids-out-of-range"),
+        ({"dflash_config": {"mask_token_id": None}}, "mask-token-missing"),
+        ({"dflash_config": {"mask_token_id": 10_000}}, "mask-token-out-of-range"),
         ({"dflash_config": {"attention_sink_bias": True}}, "unsupported-drafter"),
         ({"dflash_config": {"use_swa": True, "swa_window_size": 95}}, "unsupported-sliding-window"),
         ({"layer_types": ["sliding_attention"] * 2}, "unsupported-sliding-window"),
-        ({"target_hidden_size": 32}, "head-mismatch"),
+        ({"target_hidden_size": 32}, "hidden-size-differs"),
         ({"is_neox_style": False}, "unsupported-drafter"),
     ],
 )
@@ -269,20 +273,20 @@ def test_configs_that_do_not_fit_are_refused(tmp_path: Path, target: CausalLM, t
     assert [finding.code for finding in error.value.findings] == [code]
 
 
-def test_more_guesses_than_a_block_holds_are_refused(tmp_path: Path, target: CausalLM, target_config: dict):
+def test_more_draft_tokens_than_a_block_holds_are_refused(tmp_path: Path, target: CausalLM, target_config: dict):
     path = write_dflash(tmp_path, target_config, block_size=4)
     start(path, target, k=3)
     with pytest.raises(InvalidSetup, match="num_speculative_tokens to 3 or less"):
         start(path, target, k=4)
 
 
-def test_the_library_s_own_network_guesses_the_same(tmp_path: Path, tiny_target: Path, target: CausalLM):
+def test_the_library_s_own_network_drafts_the_same(tmp_path: Path, tiny_target: Path, target: CausalLM):
     speculators = pytest.importorskip("speculators")
     network = library_network(speculators, tiny_target)
     network.save_pretrained(tmp_path)
     proposer = start(tmp_path, target, probabilistic=True)
     story = Story(0, 20, 128)
-    draft = proposer.propose(tell([(story, 20, 3)]), K)
+    draft = proposer.propose(confirmed([(story, 20, 3)]), K)
     network.double().eval()
     anchor = story.known - 1
     length = anchor + 5
@@ -297,14 +301,14 @@ def test_the_library_s_own_network_guesses_the_same(tmp_path: Path, tiny_target:
             document_ids=torch.zeros(1, length, dtype=torch.long),
             max_anchors=1,
         )
-    law = logits[0, 1:].softmax(-1)
+    distribution = logits[0, 1:].softmax(-1)
     ids = torch.arange(90) + network.d2t
     assert draft.probs_BKV is not None
-    torch.testing.assert_close(draft.probs_BKV[0][:, ids].double(), law, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(draft.probs_BKV[0][:, ids].double(), distribution, atol=1e-5, rtol=1e-4)
 
 
 def library_network(speculators, tiny_target: Path):
-    """Return a random drafter of 3 guesses and 90 tokens, made by the speculators library for the tiny target."""
+    """Return a random drafter of 3 draft tokens and 90 tokens, made by the speculators library for the tiny target."""
     import transformers
     from speculators.models.dflash import DFlashDraftModel
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.support.confirming import confirm
 
 from draftwise.core import InvalidSetup
 from draftwise.engine.proposers.base import Confirmed
 from draftwise.engine.proposers.extract_hidden_states import ExtractHiddenStatesProposer, hidden_states_path
-from engine.confirming import confirm
 
 TAPS, WIDTH = (0, 2, 3), 4
 
@@ -23,19 +23,19 @@ def states(prompt: list[int], length: int) -> torch.Tensor:
     return base.view(length, len(TAPS), WIDTH).bfloat16()
 
 
-def tell(news: dict[int, tuple[list[int], list[int], range]]) -> Confirmed:
+def confirmed(new_tokens: dict[int, tuple[list[int], list[int], range]]) -> Confirmed:
     """Tell tokens at the given positions: slot -> (prompt, output, positions)."""
     return confirm(
-        [[(prompt + output)[i] for i in positions] for prompt, output, positions in news.values()],
-        starts=[positions.start for _, _, positions in news.values()],
-        limits=[0] * len(news),
-        slots=list(news),
-        num_prompt=[len(prompt) for prompt, _, _ in news.values()],
-        histories=[prompt + output for prompt, output, _ in news.values()],
+        [[(prompt + output)[i] for i in positions] for prompt, output, positions in new_tokens.values()],
+        starts=[positions.start for _, _, positions in new_tokens.values()],
+        limits=[0] * len(new_tokens),
+        slots=list(new_tokens),
+        num_prompt=[len(prompt) for prompt, _, _ in new_tokens.values()],
+        histories=[prompt + output for prompt, output, _ in new_tokens.values()],
         features_NF=torch.cat(
             [
                 states(prompt, len(prompt + output))[positions.start - 1 : positions.stop - 1].flatten(1)
-                for prompt, output, positions in news.values()
+                for prompt, output, positions in new_tokens.values()
             ]
         ),
     )
@@ -54,19 +54,19 @@ def check(folder: Path, prompt: list[int]) -> None:
 
 def test_prompts_are_written_when_their_first_output_token_is_known(tmp_path: Path) -> None:
     long, short, proposer = [3, 1, 4, 1, 5, 9, 2], [6, 5, 3], make(tmp_path / "new" / "folder")
-    proposer.propose(tell({0: (long, [8], range(1, 4)), 1: (short, [7], range(1, 3))}), 1)
+    proposer.propose(confirmed({0: (long, [8], range(1, 4)), 1: (short, [7], range(1, 3))}), 1)
     assert list(proposer._folder.iterdir()) == []
-    draft = proposer.propose(tell({1: (short, [7, 9], range(3, 5)), 0: (long, [8], range(4, 7))}), 1)
+    draft = proposer.propose(confirmed({1: (short, [7, 9], range(3, 5)), 0: (long, [8], range(4, 7))}), 1)
     assert [path.name for path in proposer._folder.iterdir()] == [hidden_states_path("", short).name]
     assert draft.lengths_B.tolist() == [0, 0]
-    proposer.propose(tell({0: (long, [8], range(7, 8)), 1: (short, [7, 9, 2], range(5, 6))}), 1)
+    proposer.propose(confirmed({0: (long, [8], range(7, 8)), 1: (short, [7, 9, 2], range(5, 6))}), 1)
     for prompt in (long, short):
         check(proposer._folder, prompt)
     assert len(list(proposer._folder.iterdir())) == 2
 
 
 def test_a_prompt_of_one_token(tmp_path: Path) -> None:
-    make(tmp_path).propose(tell({4: ([11], [5], range(1, 2))}), 0)
+    make(tmp_path).propose(confirmed({4: ([11], [5], range(1, 2))}), 0)
     check(tmp_path, [11])
 
 
@@ -74,22 +74,22 @@ def test_a_file_that_exists_is_left_alone(tmp_path: Path) -> None:
     prompt, proposer = [2, 7, 1], make(tmp_path)
     file = hidden_states_path(tmp_path, prompt)
     file.write_bytes(b"of an earlier run")
-    proposer.propose(tell({0: (prompt, [8], range(1, 4))}), 1)
+    proposer.propose(confirmed({0: (prompt, [8], range(1, 4))}), 1)
     assert file.read_bytes() == b"of an earlier run"
     assert list(tmp_path.iterdir()) == [file]
 
 
 def test_an_interrupted_prompt_starts_again(tmp_path: Path) -> None:
     prompt, proposer = [2, 7, 1, 8], make(tmp_path)
-    proposer.propose(tell({0: (prompt, [], range(1, 3))}), 1)
+    proposer.propose(confirmed({0: (prompt, [], range(1, 3))}), 1)
     proposer.release(0)
     assert list(tmp_path.iterdir()) == []
-    proposer.propose(tell({0: (prompt, [2], range(1, 5))}), 1)
+    proposer.propose(confirmed({0: (prompt, [2], range(1, 5))}), 1)
     check(tmp_path, prompt)
 
 
 def test_a_fork_that_computed_no_prompt_writes_nothing(tmp_path: Path) -> None:
-    make(tmp_path).propose(tell({3: ([2, 7, 1], [8], range(3, 4))}), 1)
+    make(tmp_path).propose(confirmed({3: ([2, 7, 1], [8], range(3, 4))}), 1)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -1,4 +1,4 @@
-"""Medusa heads guess what a dense computation from the checkpoint's own tensors gives, in both layouts."""
+"""Medusa heads draft what a dense computation from the checkpoint's own tensors gives, in both layouts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hidden_state_cases import last_rows, random_news, save_drafter
+from tests.support.hidden_state_cases import last_rows, random_news, save_drafter
 
 from draftwise.core import InvalidSetup
 from draftwise.engine.models import load_model
@@ -74,8 +74,8 @@ def check_greedy(proposer, target, tensors, limits, k, *, translate=None, **opti
     assert draft.lengths_B.tolist() == [min(limit, k) for limit in limits]
     assert draft.probs_BKV is None
     for b, (state, _) in enumerate(last_rows(new)):
-        guesses = [int(dense_logits(state, tensors, i, **options).argmax()) for i in range(min(limits[b], k))]
-        expected = guesses if translate is None else [translate[guess] for guess in guesses]
+        drafted = [int(dense_logits(state, tensors, i, **options).argmax()) for i in range(min(limits[b], k))]
+        expected = drafted if translate is None else [translate[drafted_one] for drafted_one in drafted]
         assert draft.tokens_BK[b, : draft.lengths_B[b]].tolist() == expected
 
 
@@ -121,7 +121,7 @@ def test_the_state_after_the_final_norm_is_tapped(tmp_path, target):
 
 
 @pytest.mark.parametrize("stored", ["lm_heads.0.weight", "lm_head.weight"])
-def test_one_head_for_all_guesses(tmp_path, target, stored):
+def test_one_head_for_all_draft_tokens(tmp_path, target, stored):
     tensors = make_tensors(target)
     kept = {name: tensor for name, tensor in tensors.items() if not name.startswith("lm_heads.")}
     tensors[stored] = kept[stored] = tensors["lm_heads.0.weight"]
@@ -146,7 +146,7 @@ def test_a_truncated_vocabulary(tmp_path, target, shared, cut):
     check_greedy(proposer, target, tensors, [4, 4, 2], 4, translate=ids.tolist(), head=head)
 
 
-def test_drawn_guesses_come_with_the_law_of_their_head(tmp_path, target):
+def test_drawn_draft_tokens_come_with_the_distribution_of_their_head(tmp_path, target):
     tensors, ids = make_tensors(target), torch.arange(10, 50)
     config = make_config(target, truncated_vocab_size=40, logit_scale=3.0)
     path = save_drafter(tmp_path / "d", config, tensors | {"token_map": ids})
@@ -157,15 +157,17 @@ def test_drawn_guesses_come_with_the_law_of_their_head(tmp_path, target):
     new.features_NF[new.spans.last_row_B] = state
     draft = proposer.propose(new, 3)
     for i in range(3):
-        law = torch.zeros(vocab).double()
-        law[ids] = (3.0 * dense_logits(state[0], tensors, i)[ids] / 0.8).softmax(0)
-        torch.testing.assert_close(draft.probs_BKV[:, i].double(), law.expand(num_samples, -1), atol=1e-5, rtol=1e-4)
-        likely = int(law.argmax())
+        distribution = torch.zeros(vocab).double()
+        distribution[ids] = (3.0 * dense_logits(state[0], tensors, i)[ids] / 0.8).softmax(0)
+        torch.testing.assert_close(
+            draft.probs_BKV[:, i].double(), distribution.expand(num_samples, -1), atol=1e-5, rtol=1e-4
+        )
+        likely = int(distribution.argmax())
         share = (draft.tokens_BK[:, i] == likely).double().mean().item()
-        assert share == pytest.approx(law[likely].item(), abs=4 * (0.25 / num_samples) ** 0.5)
+        assert share == pytest.approx(distribution[likely].item(), abs=4 * (0.25 / num_samples) ** 0.5)
 
 
-def test_the_noise_of_a_guess_belongs_to_its_position(tmp_path, target):
+def test_the_noise_of_a_draft_token_belongs_to_its_position(tmp_path, target):
     tensors = {name: torch.zeros_like(tensor) for name, tensor in make_tensors(target).items()}
     path = save_drafter(tmp_path / "d", make_config(target), tensors)  # all heads draw uniformly
     proposer = MedusaProposer.load(path, target, probabilistic=True)
@@ -195,7 +197,7 @@ def test_missing_tensors_are_named(tmp_path, target):
     path = save_drafter(tmp_path / "d", make_config(target), kept)
     message = refusal(path, target)
     assert all(name in message for name in gone)
-    MedusaProposer.load(path, target, k=2)  # the heads that are left serve two guesses
+    MedusaProposer.load(path, target, k=2)  # the heads that are left serve two draft tokens
     assert "token_map" in refusal(save_drafter(path, make_config(target, truncated_vocab_size=9), tensors), target)
 
 
@@ -209,9 +211,9 @@ def test_layers_and_biases_that_the_config_hides_are_refused(tmp_path, target):
 def test_a_drafter_of_another_target_is_refused(tmp_path, target):
     tensors = make_tensors(target)
     path = save_drafter(tmp_path / "d", make_config(target, hidden_size=80), tensors)
-    assert "hidden_size 80 (target: 64)" in refusal(path, target)
+    assert "hidden_size is 80, and the target's hidden states are 64 wide" in refusal(path, target)
     path = save_drafter(path, make_config(target, vocab_size=999), tensors)
-    assert "vocab_size 999 (target: 260)" in refusal(path, target)
+    assert "vocab_size is 999, the target's 260" in refusal(path, target)
     ids = torch.tensor([1, 2, 300])
     path = save_drafter(path, make_config(target, truncated_vocab_size=3), tensors | {"token_map": ids})
     assert "token 300" in refusal(path, target)

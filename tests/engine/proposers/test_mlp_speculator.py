@@ -1,4 +1,4 @@
-"""The MLP speculator guesses what a dense recurrence over the checkpoint's own tensors gives."""
+"""The MLP speculator drafts what a dense recurrence over the checkpoint's own tensors gives."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hidden_state_cases import last_rows, random_news, save_drafter
+from tests.support.hidden_state_cases import last_rows, random_news, save_drafter
 
 from draftwise.core import InvalidSetup
 from draftwise.engine.models import load_model
@@ -71,7 +71,7 @@ def norm(x: torch.Tensor) -> torch.Tensor:
 
 
 def dense_logits(state, tokens: list[int], tensors, *, scale_input: bool = False) -> torch.Tensor:
-    """Return the logits after `tokens` [last confirmed, guesses ...] by plain tensor algebra in float64."""
+    """Return the logits after `tokens` [last confirmed, draft tokens ...] by plain tensor algebra in float64."""
     x = norm(state.double()) / math.sqrt(2) if scale_input else state.double()
     state_weight = 0.5 ** (0.5 / STAGES)
     for s, token in enumerate(tokens):
@@ -139,7 +139,7 @@ def test_limits_and_k_shorten_drafts(tmp_path, target):
     assert "at most 3 tokens, num_speculative_tokens is 4" in refusal(path, target, k=4)
 
 
-def test_drawn_guesses_come_with_the_law_they_were_drawn_from(tmp_path, target):
+def test_drawn_draft_tokens_come_with_the_distribution_they_were_drawn_from(tmp_path, target):
     tensors, num_samples = make_tensors(target), 400
     tensors |= {name: tensor / 3 for name, tensor in tensors.items() if name.startswith("head.")}
     path = save(tmp_path / "d", make_config(target), tensors)
@@ -150,11 +150,13 @@ def test_drawn_guesses_come_with_the_law_they_were_drawn_from(tmp_path, target):
     new.tokens_N[rows_B] = 17
     draft = proposer.propose(new, 2)
     (state, _), *_ = last_rows(new)
-    law = (dense_logits(state, [17], tensors) / 0.6).softmax(0)
-    torch.testing.assert_close(draft.probs_BKV[:, 0].double(), law.expand(num_samples, -1), atol=1e-5, rtol=1e-3)
-    likely = int(law.argmax())
+    distribution = (dense_logits(state, [17], tensors) / 0.6).softmax(0)
+    torch.testing.assert_close(
+        draft.probs_BKV[:, 0].double(), distribution.expand(num_samples, -1), atol=1e-5, rtol=1e-3
+    )
+    likely = int(distribution.argmax())
     share = (draft.tokens_BK[:, 0] == likely).double().mean().item()
-    assert share == pytest.approx(law[likely].item(), abs=4 * (0.25 / num_samples) ** 0.5)
+    assert share == pytest.approx(distribution[likely].item(), abs=4 * (0.25 / num_samples) ** 0.5)
     for b in (0, 1, 2):
         second = (dense_logits(state, [17, int(draft.tokens_BK[b, 0])], tensors) / 0.6).softmax(0)
         torch.testing.assert_close(draft.probs_BKV[b, 1].double(), second, atol=1e-5, rtol=1e-3)
@@ -166,8 +168,12 @@ def test_what_cannot_work_is_refused_with_the_reason(tmp_path, target):
     path = save(tmp_path / "d", make_config(target), {n: t for n, t in tensors.items() if n not in gone})
     message = refusal(path, target)
     assert all(f"speculator.{name}" in message for name in gone)
-    assert "emb_dim 32 (target: 64)" in refusal(save(path, make_config(target, emb_dim=32), tensors), target)
-    assert "vocab_size 50 (target: 260)" in refusal(save(path, make_config(target, vocab_size=50), tensors), target)
+    assert "emb_dim is 32, and the target's hidden states are 64 wide" in refusal(
+        save(path, make_config(target, emb_dim=32), tensors), target
+    )
+    assert "vocab_size is 50, the target's 260" in refusal(
+        save(path, make_config(target, vocab_size=50), tensors), target
+    )
     assert (
         "proj.0.weight has shape (48, 64)" in refusal(save(path, make_config(target, inner_dim=40), tensors), target)
         or True

@@ -1,19 +1,19 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lookup_cases import Told, drafts, look_up, repetitive_texts
+from tests.support.lookup_cases import Confirming, drafts, look_up, repetitive_texts
 
 from draftwise.engine.proposers.ngram import NgramProposer
 
 
 def propose_all(proposer: NgramProposer, text: list[int], num_prompt: int, sizes: list[int], k: int) -> list[list[int]]:
     """Feed a text in pieces and return [tokens so far, draft] after each."""
-    out, at, told = [], 0, Told()
+    out, at, confirming = [], 0, Confirming()
     for size in [*sizes, len(text)]:
         piece = text[at : at + size]
         if piece:
             at += len(piece)
-            out.append([at, drafts(proposer.propose(told.confirm({0: piece}, {0: num_prompt}), k))[0]])
+            out.append([at, drafts(proposer.propose(confirming.confirm({0: piece}, {0: num_prompt}), k))[0]])
     return out
 
 
@@ -73,15 +73,21 @@ def test_an_unfinished_prompt_gets_no_draft():
 
 
 def test_release_starts_the_slot_afresh_and_leaves_the_others():
-    proposer, told = NgramProposer(prompt_lookup_min=1, prompt_lookup_max=1, max_num_seqs=2, max_model_len=100), Told()
-    proposer.propose(told.confirm({0: [5, 6], 1: [5, 7]}, {0: 1, 1: 1}), 1)
+    proposer, confirming = (
+        NgramProposer(prompt_lookup_min=1, prompt_lookup_max=1, max_num_seqs=2, max_model_len=100),
+        Confirming(),
+    )
+    proposer.propose(confirming.confirm({0: [5, 6], 1: [5, 7]}, {0: 1, 1: 1}), 1)
     proposer.release(0)
-    told.release(0)
-    assert drafts(proposer.propose(told.confirm({0: [3, 5], 1: [5]}, {0: 1, 1: 1}), 1)) == [[], [7]]
+    confirming.release(0)
+    assert drafts(proposer.propose(confirming.confirm({0: [3, 5], 1: [5]}, {0: 1, 1: 1}), 1)) == [[], [7]]
 
 
 def test_no_more_is_drafted_than_is_wanted():
-    proposer, told = NgramProposer(prompt_lookup_min=1, prompt_lookup_max=1, max_num_seqs=3, max_model_len=100), Told()
+    proposer, confirming = (
+        NgramProposer(prompt_lookup_min=1, prompt_lookup_max=1, max_num_seqs=3, max_model_len=100),
+        Confirming(),
+    )
     rows = {slot: [5, 6, 7, 5] for slot in range(3)}
-    new = told.confirm(rows, dict.fromkeys(range(3), 1), {0: 0, 1: 2, 2: 9})
+    new = confirming.confirm(rows, dict.fromkeys(range(3), 1), {0: 0, 1: 2, 2: 9})
     assert drafts(proposer.propose(new, 3)) == [[], [6, 7], [6, 7, 5]]

@@ -4,12 +4,13 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from lookup_cases import Told, drafts, repetitive_texts
-from suffix_model import SuffixModel
+from tests.support.lookup_cases import Confirming, drafts, repetitive_texts
+from tests.support.suffix_model import SuffixModel
 
 from draftwise.core import InvalidSetup
-from draftwise.engine.proposers import suffix_nodes
 from draftwise.engine.proposers.suffix import SuffixProposer
+from draftwise.lookup import suffix_nodes
+from draftwise.lookup.suffix import SuffixCache
 
 DEFAULTS = {"max_tree_depth": 24, "max_cached_requests": 10_000, "max_spec_factor": 1.0, "min_token_prob": 0.1}
 SLOTS = range(3)
@@ -26,14 +27,16 @@ class Lives(RuleBasedStateMachine):
     )
     def begin(self, depth, max_cached, factor, min_prob):
         self.proposer = SuffixProposer(
-            max_tree_depth=depth, max_cached_requests=max_cached, max_spec_factor=factor, min_token_prob=min_prob
+            SuffixCache(
+                max_tree_depth=depth, max_cached_requests=max_cached, max_spec_factor=factor, min_token_prob=min_prob
+            )
         )
         self.model = SuffixModel(depth, max_cached, factor, min_prob)
         self.names: dict[int, int] = {}
         self.texts: dict[int, list[int]] = {}
         self.num_prompt: dict[int, int] = {}
         self.num_started = 0
-        self.told = Told()
+        self.confirming = Confirming()
 
     @rule(slot=st.sampled_from(SLOTS), text=repetitive_texts(max_size=25), share=st.floats(0, 1), k=st.integers(0, 6))
     def start(self, slot, text, share, k):
@@ -54,14 +57,14 @@ class Lives(RuleBasedStateMachine):
     @rule(slot=st.sampled_from(SLOTS))
     def end(self, slot):
         self.proposer.release(slot)
-        self.told.release(slot)
+        self.confirming.release(slot)
         if slot in self.names:
             self.model.release(self.names.pop(slot))
 
     @invariant()
     def trees_are_sound(self):
         if hasattr(self, "proposer"):
-            self.proposer.check_integrity()
+            self.proposer.cache.check_integrity()
 
     def feed(self, rows, k):
         expected = []
@@ -69,7 +72,7 @@ class Lives(RuleBasedStateMachine):
             num_prompt_left = max(0, self.num_prompt[slot] - len(self.texts[slot]))
             self.texts[slot] += new
             expected.append(self.model.step(self.names[slot], new[:num_prompt_left], new[num_prompt_left:], k))
-        assert drafts(self.proposer.propose(self.told.confirm(rows, self.num_prompt), k)) == expected
+        assert drafts(self.proposer.propose(self.confirming.confirm(rows, self.num_prompt), k)) == expected
 
 
 TestLives = Lives.TestCase
@@ -104,14 +107,14 @@ def traffic(rng: random.Random, vocabulary: int, num_steps: int):
 def propose_as_served(proposer: SuffixProposer, traffic, k: int):
     """Yield (ended slots, rows, our drafts) of each batch."""
     num_prompt: dict[int, int] = {}
-    told = Told()
+    confirming = Confirming()
     for ended, rows in traffic:
         for slot in ended:
             proposer.release(slot)
-            told.release(slot)
+            confirming.release(slot)
         num_prompt |= {slot: len(prompt) for slot, (_, prompt, _) in rows.items() if prompt}
         new = {slot: prompt + response for slot, (_, prompt, response) in rows.items()}
-        yield ended, rows, drafts(proposer.propose(told.confirm(new, num_prompt), k))
+        yield ended, rows, drafts(proposer.propose(confirming.confirm(new, num_prompt), k))
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -124,7 +127,9 @@ def test_drafts_are_those_of_the_definition(seed):
         rng.choice([0.0, 0.1, 0.25, 0.5, 1.0]),
     )
     proposer = SuffixProposer(
-        max_tree_depth=depth, max_cached_requests=max_cached, max_spec_factor=factor, min_token_prob=min_prob
+        SuffixCache(
+            max_tree_depth=depth, max_cached_requests=max_cached, max_spec_factor=factor, min_token_prob=min_prob
+        )
     )
     model, k, names = SuffixModel(depth, max_cached, factor, min_prob), rng.choice([1, 3, 12]), {}
     for ended, rows, ours in propose_as_served(proposer, traffic(rng, rng.choice([2, 4, 40]), 40), k):
@@ -132,7 +137,7 @@ def test_drafts_are_those_of_the_definition(seed):
             model.release(names[slot])
         names |= {slot: name for slot, (name, _, _) in rows.items()}
         assert ours == [model.step(name, prompt, response, k) for name, prompt, response in rows.values()]
-    proposer.check_integrity()
+    proposer.cache.check_integrity()
 
 
 @pytest.mark.parametrize("vocabulary", [3, 20, 500])
@@ -144,7 +149,9 @@ def test_drafts_are_those_of_arctic_inference(options, vocabulary):
     names: dict[int, int] = {}
     texts: dict[int, list[int]] = {}
     num_drafted = 0
-    served = propose_as_served(SuffixProposer(**options), traffic(random.Random(vocabulary), vocabulary, 400), 12)
+    served = propose_as_served(
+        SuffixProposer(SuffixCache(**options)), traffic(random.Random(vocabulary), vocabulary, 400), 12
+    )
     for ended, rows, ours in served:
         for slot in ended:
             theirs.stop_request(names[slot])
@@ -162,56 +169,56 @@ def test_drafts_are_those_of_arctic_inference(options, vocabulary):
 
 
 def test_default_arguments_draft_from_the_prompt_and_from_former_responses():
-    told, proposer = Told(), SuffixProposer()
+    confirming, proposer = Confirming(), SuffixProposer(SuffixCache())
     response = [9, 8, 7, 6, 5, 4]
-    proposer.propose(told.confirm({0: [1, 2, 3, 9]}, {0: 3}), 0)
-    proposer.propose(told.confirm({0: response[1:]}, {0: 3}), 0)
+    proposer.propose(confirming.confirm({0: [1, 2, 3, 9]}, {0: 3}), 0)
+    proposer.propose(confirming.confirm({0: response[1:]}, {0: 3}), 0)
     proposer.release(0)
-    told.release(0)
-    own = proposer.propose(told.confirm({0: [1, 2, 3, 0, 1, 2]}, {0: 5}), 4)
+    confirming.release(0)
+    own = proposer.propose(confirming.confirm({0: [1, 2, 3, 0, 1, 2]}, {0: 5}), 4)
     assert drafts(own) == [[3, 0]]  # as long as what matched
-    former = proposer.propose(told.confirm({1: [0, 9, 8, 7]}, {1: 3}), 4)
+    former = proposer.propose(confirming.confirm({1: [0, 9, 8, 7]}, {1: 3}), 4)
     assert drafts(former) == [[6, 5, 4]]
 
 
 def test_a_match_is_shorter_than_the_context():
     """The whole context of request 1 occurs in request 0's response, but only a proper suffix of it may match."""
-    told, proposer = Told(), SuffixProposer(max_spec_factor=4.0)
-    proposer.propose(told.confirm({0: [1, 5]}, {0: 1}), 0)
-    proposer.propose(told.confirm({0: [6, 7, 6, 8, 6, 8]}, {0: 1}), 0)
-    assert drafts(proposer.propose(told.confirm({1: [5, 6]}, {1: 1}), 1)) == [[8]]
+    confirming, proposer = Confirming(), SuffixProposer(SuffixCache(max_spec_factor=4.0))
+    proposer.propose(confirming.confirm({0: [1, 5]}, {0: 1}), 0)
+    proposer.propose(confirming.confirm({0: [6, 7, 6, 8, 6, 8]}, {0: 1}), 0)
+    assert drafts(proposer.propose(confirming.confirm({1: [5, 6]}, {1: 1}), 1)) == [[8]]
 
 
 def test_no_global_tree_when_no_request_may_be_cached():
-    told, proposer = Told(), SuffixProposer(max_cached_requests=0)
-    proposer.propose(told.confirm({0: [1, 5]}, {0: 1}), 0)
-    proposer.propose(told.confirm({0: [6, 7, 8]}, {0: 1}), 0)
-    assert drafts(proposer.propose(told.confirm({1: [2, 5, 6]}, {1: 2}), 3)) == [[]]
+    confirming, proposer = Confirming(), SuffixProposer(SuffixCache(max_cached_requests=0))
+    proposer.propose(confirming.confirm({0: [1, 5]}, {0: 1}), 0)
+    proposer.propose(confirming.confirm({0: [6, 7, 8]}, {0: 1}), 0)
+    assert drafts(proposer.propose(confirming.confirm({1: [2, 5, 6]}, {1: 2}), 3)) == [[]]
 
 
 def test_the_output_of_a_preempted_sequence_is_counted_once():
     """5 was followed by 6 in the preempted one and by 7 twice in another: 6 counted twice would win the tie."""
-    told, proposer = Told(), SuffixProposer()
-    proposer.propose(told.confirm({0: [1, 5]}, {0: 1}), 0)
-    proposer.propose(told.confirm({0: [6]}, {0: 1}), 0)
-    proposer.propose(told.confirm({1: [2, 5]}, {1: 1}), 0)
-    proposer.propose(told.confirm({1: [7, 5, 7]}, {1: 1}), 0)
+    confirming, proposer = Confirming(), SuffixProposer(SuffixCache())
+    proposer.propose(confirming.confirm({0: [1, 5]}, {0: 1}), 0)
+    proposer.propose(confirming.confirm({0: [6]}, {0: 1}), 0)
+    proposer.propose(confirming.confirm({1: [2, 5]}, {1: 1}), 0)
+    proposer.propose(confirming.confirm({1: [7, 5, 7]}, {1: 1}), 0)
     proposer.release(0)
-    told.release(0)
-    proposer.propose(told.confirm({0: [1, 5, 6, 3]}, {0: 1}), 0)
-    assert drafts(proposer.propose(told.confirm({2: [0, 5]}, {2: 1}), 1)) == [[7]]
+    confirming.release(0)
+    proposer.propose(confirming.confirm({0: [1, 5, 6, 3]}, {0: 1}), 0)
+    assert drafts(proposer.propose(confirming.confirm({2: [0, 5]}, {2: 1}), 1)) == [[7]]
 
 
 def test_memory_is_reused_and_evicted():
-    told, proposer = Told(), SuffixProposer(max_cached_requests=4)
+    confirming, proposer = Confirming(), SuffixProposer(SuffixCache(max_cached_requests=4))
     rng = random.Random(0)
     sizes = []
     for _ in range(40):
-        proposer.propose(told.confirm({0: [rng.randrange(1000) for _ in range(400)]}, {0: 300}), 0)
-        proposer.propose(told.confirm({0: [rng.randrange(1000) for _ in range(100)]}, {0: 300}), 0)
+        proposer.propose(confirming.confirm({0: [rng.randrange(1000) for _ in range(400)]}, {0: 300}), 0)
+        proposer.propose(confirming.confirm({0: [rng.randrange(1000) for _ in range(100)]}, {0: 300}), 0)
         proposer.release(0)
-        told.release(0)
-        sizes.append(proposer.memory_bytes)
+        confirming.release(0)
+        sizes.append(proposer.cache.memory_bytes)
     assert sizes[-1] == sizes[6] < 1_000_000
 
 
@@ -226,16 +233,16 @@ def test_kernels_are_compiled_each_time_where_no_cache_can_be_written(monkeypatc
 
 def test_every_bad_option_is_named():
     with pytest.raises(InvalidSetup) as error:
-        SuffixProposer(max_tree_depth=0, max_cached_requests=-1, max_spec_factor=-0.5, min_token_prob=1.5)
+        SuffixProposer(SuffixCache(max_tree_depth=0, max_cached_requests=-1, max_spec_factor=-0.5, min_token_prob=1.5))
     assert [finding.message.split()[0] for finding in error.value.findings] == [
         f"suffix_decoding_{name}" for name in DEFAULTS
     ]
 
 
 def test_the_integrity_check_sees_a_wrong_count():
-    told, proposer = Told(), SuffixProposer()
-    proposer.propose(told.confirm({0: [1, 2, 1, 3]}, {0: 3}), 0)
-    proposer.check_integrity()
-    proposer._forest.arena.nodes[48] += 1
+    confirming, proposer = Confirming(), SuffixProposer(SuffixCache())
+    proposer.propose(confirming.confirm({0: [1, 2, 1, 3]}, {0: 3}), 0)
+    proposer.cache.check_integrity()
+    proposer.cache._forest.arena.nodes[48] += 1
     with pytest.raises(AssertionError):
-        proposer.check_integrity()
+        proposer.cache.check_integrity()

@@ -8,16 +8,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from every_method import WITH_MODEL, make_config
-from uniform_rows import NoHostRead, use_uniform_rows
+from tests.support.confirming import confirm
+from tests.support.every_method import WITH_MODEL, make_config
+from tests.support.uniform_rows import NoHostRead, use_uniform_rows
 
 from draftwise.core import SpecConfig
 from draftwise.engine.config import EngineConfig
 from draftwise.engine.models import CausalLM, load_model
 from draftwise.engine.proposers import make_proposer
-from draftwise.engine.proposers.base import Confirmed, Draft, Proposer
+from draftwise.engine.proposers.base import Confirmed, Proposer
+from draftwise.engine.sampling.draft import Draft
 from draftwise.engine.spec import resolve_spec
-from engine.confirming import confirm
 
 BLOCK, MAX_MODEL_LEN, K, NUM_SEQS = 4, 40, 3, 4
 PAGES_EACH = MAX_MODEL_LEN // BLOCK
@@ -30,7 +31,7 @@ STEPS = (
     ({2: 2, 0: 4}, (0, 0)),
     ({0: 3, 2: 3, 3: 4}, (3, 1, 3)),
 )
-"""How many tokens become final of each sequence, and the guesses wanted."""
+"""How many tokens become final of each sequence, and the draft tokens wanted."""
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +41,7 @@ def target(tiny_target: Path) -> CausalLM:
 
 @dataclass
 class Story:
-    """Tokens, states and pages of all sequences, and how much of them is told."""
+    """Tokens, states and pages of all sequences, and how much of them is confirmed."""
 
     tokens: torch.Tensor
     states: torch.Tensor
@@ -56,7 +57,7 @@ class Story:
         pages = torch.randperm(NUM_PAGES, generator=generator).view(NUM_SEQS, PAGES_EACH).tolist()
         return cls(tokens, states, pages, [0 if not proposer.taps else 1] * NUM_SEQS)
 
-    def tell(
+    def confirm(
         self, counts: dict[int, int], limits: tuple[int, ...], *, width: int | None, padding: int = 0
     ) -> Confirmed:
         """Tell `counts` more tokens; behind them come `padding` rows that stand for no sequence."""
@@ -85,14 +86,14 @@ def drafts(proposer: Proposer, target: CausalLM, *, uniform: bool) -> Iterator[t
     story = Story.of(proposer, target)
     proposer.allocate(num_pages=NUM_PAGES, block_size=BLOCK)
     prompts = {b: length - story.known[b] for b, length in enumerate(PROMPTS)}
-    assert proposer.propose(story.tell(prompts, (0,) * NUM_SEQS, width=None), 0).tokens_BK.shape == (NUM_SEQS, 0)
+    assert proposer.propose(story.confirm(prompts, (0,) * NUM_SEQS, width=None), 0).tokens_BK.shape == (NUM_SEQS, 0)
     for counts, limits in STEPS:
         if uniform:
-            new = story.tell(counts, limits, width=K + 1, padding=2)
+            new = story.confirm(counts, limits, width=K + 1, padding=2)
             with NoHostRead():
                 draft = proposer.propose(new, K)
         else:
-            draft = proposer.propose(story.tell(counts, limits, width=None), K)
+            draft = proposer.propose(story.confirm(counts, limits, width=None), K)
         yield len(counts), draft
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from checkpoints import LLAMA, rejections, write
+from tests.support.made_checkpoints import LLAMA, rejections, write
 
 from draftwise.core import Device, Setup, SpecConfig
 from draftwise.plan.check import Report, check

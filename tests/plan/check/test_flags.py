@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from checkpoints import H200, LLAMA, judge, rejections, write
+from tests.support.made_checkpoints import H200, LLAMA, judge, rejections, write
 
 from draftwise.core import Device, Setup
 from draftwise.plan.check import get_context
-from draftwise.plan.check.batch import fill_in_batch
-from draftwise.plan.check.target import read_target
+from draftwise.plan.check.engine import fill_in_batch
+from draftwise.plan.check.model import read_target
+from draftwise.plan.check.steps import collect
 
 
 @pytest.fixture
@@ -66,7 +67,7 @@ def test_values_that_the_parser_refuses(llama: str, name: str, value: object) ->
 )  # fmt: skip
 def test_default_batches(llama: str, device: Device, args: dict[str, object], sizes: tuple[int, int]) -> None:
     context = get_context(Setup(target=llama, engine="vllm", engine_version="0.32.0", device=device, args=args))
-    filled = fill_in_batch(context, read_target(context)[0])
+    filled = fill_in_batch(context, collect(read_target(context))[1])
     assert (filled.flag("max_num_batched_tokens"), filled.flag("max_num_seqs")) == sizes
 
 

@@ -2,18 +2,19 @@
 
 import json
 import re
+from dataclasses import replace
 from importlib.resources import files
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from later_case import H200, LLAMA, Case, codes
+from tests.support.later_case import H200, LLAMA, Case, codes, find_engine, find_later
 
+from draftwise.checkpoints.model_config import find_model_config
 from draftwise.core import Device, Ruling
 from draftwise.facts.rules import get_rule
 from draftwise.facts.vllm import releases
-from draftwise.plan.check.later import async_scheduling, find_engine, find_later, runner
-from draftwise.plan.model_config import find_model_config
+from draftwise.plan.check.engine import choose_runner, schedules_async
 
 KEY = "num_speculative_tokens_per_batch_size"
 
@@ -114,7 +115,7 @@ def test_default_sampling_parameters_of_the_model(tmp_path):
     for version, code in (("0.13.0", "default-penalty-stops-drafting"), ("0.14.0", "default-min-p-refused")):
         for given_args, met in (({}, True), ({"generation_config": "vllm"}, False)):
             context, resolved = Case(args=given_args).seen_in(version)
-            context = type(context)(**{name: getattr(context, name) for name in context.__slots__} | {"target": model})
+            context = replace(context, target=model)
             assert (code in codes(find_later(context, resolved))) is met
 
 
@@ -123,7 +124,7 @@ def test_an_unreadable_generation_config_says_nothing(tmp_path):
     (tmp_path / "generation_config.json").write_text("[")
     context, resolved = Case().seen_in("0.33.0")
     model = find_model_config(str(tmp_path))
-    context = type(context)(**{name: getattr(context, name) for name in context.__slots__} | {"target": model})
+    context = replace(context, target=model)
     assert "default-min-p-refused" not in codes(find_later(context, resolved))
 
 
@@ -201,9 +202,9 @@ def test_no_value_of_any_kind_ends_in_a_traceback(method, version, spec, args, c
         method=method, spec=spec, args=args, target=config, drafter=config, resolved={"parallel_drafting": True}
     )
     context, resolved = case.seen_in(version)
-    chosen = runner(context, method).name
+    chosen = choose_runner(context, resolved).name
     assert chosen in ("V1", "V2", None)
-    assert async_scheduling(context, resolved) in (True, False, None)
+    assert schedules_async(context, resolved) in (True, False, None)
     assert all(isinstance(each, Ruling) for each in (*find_engine(context, resolved), *find_later(context, resolved)))
 
 

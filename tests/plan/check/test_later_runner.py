@@ -1,9 +1,9 @@
 """Which runner takes the work, and whether it is scheduled asynchronously."""
 
 import pytest
-from later_case import EPYC, LLAMA, Case, codes
+from tests.support.later_case import EPYC, LLAMA, Case, codes, find_engine
 
-from draftwise.plan.check.later import async_scheduling, find_engine, runner
+from draftwise.plan.check.engine import choose_runner, schedules_async
 
 QWEN3 = {"architectures": ["Qwen3ForCausalLM"]}
 QWEN3_MOE = {"architectures": ["Qwen3MoeForCausalLM"], "num_experts": 128}
@@ -14,7 +14,7 @@ GEMMA = {"architectures": ["GemmaForCausalLM"]}
 
 def choose(version: str, case: Case) -> str | None:
     context, resolved = case.seen_in(version)
-    return runner(context, resolved.method, parallel_drafting=resolved.parallel_drafting).name
+    return choose_runner(context, resolved).name
 
 
 @pytest.mark.parametrize(
@@ -106,8 +106,7 @@ def test_a_cpu_server_has_no_v2():
 
 
 def test_the_reason_names_the_method_and_what_is_missing():
-    context, _ = Case(method="suffix").seen_in("0.33.0")
-    chosen = runner(context, "suffix")
+    chosen = choose_runner(*Case(method="suffix").seen_in("0.33.0"))
     assert chosen.reason == "Model Runner V2 does not draft with suffix."
     assert chosen.lacks == ("v2-lacks-method",)
 
@@ -126,23 +125,23 @@ def test_the_reason_names_the_method_and_what_is_missing():
     ],
 )
 def test_async_scheduling_by_default(version, method, taken, expected):
-    assert async_scheduling(*Case(method=method, resolved={"runner": taken}).seen_in(version)) is expected
+    assert schedules_async(*Case(method=method, resolved={"runner": taken}).seen_in(version)) is expected
 
 
 def test_async_scheduling_as_asked_for():
     for asked in (True, False):
-        assert async_scheduling(*Case(args={"async_scheduling": asked}).seen_in("0.19.1")) is asked
+        assert schedules_async(*Case(args={"async_scheduling": asked}).seen_in("0.19.1")) is asked
 
 
 def test_async_scheduling_is_off_on_cpu_and_says_nothing_about_it():
     context, resolved = Case(method="ngram", device=EPYC).seen_in("0.32.0")
-    assert async_scheduling(context, resolved) is False
+    assert schedules_async(context, resolved) is False
     assert "async-switched-off" not in codes(find_engine(context, resolved))
 
 
 def test_async_scheduling_is_open_with_an_executor_that_is_not_known():
     case = Case(args={"distributed_executor_backend": "package.Executor"})
-    assert async_scheduling(*case.seen_in("0.33.0")) is None
+    assert schedules_async(*case.seen_in("0.33.0")) is None
 
 
 def test_switching_async_off_names_cost_and_way_out():

@@ -1,10 +1,13 @@
-"""Every rule of `plan.check.later`: a setup that meets it, and the releases in which it does."""
+"""Every rule of `engine` and `serving`: a setup that meets it, and the releases in which it does."""
+
+from dataclasses import replace
 
 import pytest
-from later_case import EPYC, LLAMA, Case, codes, spans_of
+from tests.support.later_case import EPYC, LLAMA, Case, codes, find_engine, find_later, spans_of
 
 from draftwise.facts.rules import get_rule
-from draftwise.plan.check.later import find_engine, find_later
+from draftwise.plan.check.engine import complete
+from draftwise.plan.check.steps import collect
 
 NEWEST = "0.33.0"
 
@@ -274,8 +277,8 @@ def test_two_vocabularies_keep_a_draft_model_off_v2_but_in_the_release_that_forg
 
 def test_metrics_per_request_need_speculation():
     context, _ = EAGLE.but(args={"per_request_spec_decode_metrics": "summary"}).seen_in(NEWEST)
-    plain = type(context)(**{name: getattr(context, name) for name in context.__slots__} | {"spec": None})
-    assert codes(find_engine(plain, None)) == ["request-metrics-without-speculation"]
+    plain = replace(context, spec=None)
+    assert codes(collect(complete(plain, None))[0]) == ["request-metrics-without-speculation"]
     assert "request-metrics-without-speculation" not in codes(find_engine(context, EAGLE.seen_in(NEWEST)[1]))
 
 

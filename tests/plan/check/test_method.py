@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoints import DEEPSEEK, DFLASH, DSPARK, EAGLE3, LLAMA, MEDUSA, judge, rejections, write
+from tests.support.made_checkpoints import DEEPSEEK, DFLASH, DSPARK, EAGLE3, LLAMA, MEDUSA, judge, rejections, write
 
 
 def method_of(folder: Path, name: str, config: Mapping[str, Any], version: str, method: str | None = None) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoints import LLAMA, judge, rejections, write
+from tests.support.made_checkpoints import LLAMA, judge, rejections, write
 
 from draftwise.facts.quantization import is_deprecated, reads_weights_of
 from draftwise.facts.vllm import get_release, releases

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoints import DEEPSEEK, DFLASH, DSPARK, EAGLE3, LLAMA, MEDUSA, judge, rejections, write
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.made_checkpoints import DEEPSEEK, DFLASH, DSPARK, EAGLE3, LLAMA, MEDUSA, judge, rejections, write
 
 from draftwise.plan.check import Report
 

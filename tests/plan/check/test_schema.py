@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from checkpoints import LLAMA, judge, rejections, write
 from packaging.version import Version
+from tests.support.made_checkpoints import LLAMA, judge, rejections, write
 
 from draftwise.core import Effect, Ruling
 from draftwise.facts.vllm import releases

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from checkpoints import EAGLE3, LLAMA, judge, rejections, speculators, write
+from tests.support.made_checkpoints import EAGLE3, LLAMA, judge, rejections, speculators, write
 
 from draftwise.plan.check.report import Resolved
 

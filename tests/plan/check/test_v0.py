@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoints import LLAMA, judge, rejections, write
+from tests.support.made_checkpoints import LLAMA, judge, rejections, write
 
 MISTRAL = {**LLAMA, "architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 512}
 SPEC = {"method": "draft_model", "num_speculative_tokens": 3}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoints import DEEPSEEK, EAGLE3, LLAMA, judge, rejections, write
+from tests.support.made_checkpoints import DEEPSEEK, EAGLE3, LLAMA, judge, rejections, write
 
 from draftwise.core import Severity
 from draftwise.plan.check import Report

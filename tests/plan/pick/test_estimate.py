@@ -3,10 +3,10 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from wishes import advise, candidate
+from tests.support.wishes import advise, candidate
 
 from draftwise.facts.advice import find_band
-from draftwise.plan.pick.cost import acceptance_length
+from draftwise.plan.forecast.step_cost import acceptance_length
 from draftwise.plan.pick.estimate import Estimate
 
 

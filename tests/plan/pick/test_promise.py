@@ -6,13 +6,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from draftwise.core import Effect, Ruling, Severity, SpecConfig
-from draftwise.facts.advice import runs_embedded, traffic_kinds
+from draftwise.facts.advice import traffic_kinds
 from draftwise.facts.gpus import get_gpu, known_gpus
+from draftwise.facts.methods import get_method
 from draftwise.facts.models import known_models
 from draftwise.facts.vllm import get_release, releases
 from draftwise.plan.check import check
 from draftwise.plan.pick import Advice, Wish, describe_traffic, pick
-from draftwise.plan.pick.proposal import canonical
 from draftwise.plan.size import size
 
 FLAGS: tuple[dict[str, Any], ...] = (
@@ -71,7 +71,7 @@ def keeps_its_promise(advice: Advice) -> None:
             assert report.accepted
             assert not broken
             assert report.resolved is not None
-            assert canonical(report.resolved.method) == candidate.method
+            assert get_method(report.resolved.method).name == candidate.method
         if candidate.sizing is not None:
             assert size(candidate.setup, gpu=advice.wish.gpu).budget.fits
 
@@ -85,9 +85,9 @@ def test_every_recommendation_starts_and_fits_and_every_method_is_answered_once(
     advice = pick(wish)
     keeps_its_promise(advice)
     answered = [each.method for each in (*advice.ranked, *advice.refused)]
-    known = {canonical(name) for name in get_release(wish.version).table("methods")}
+    known = {get_method(name).name for name in get_release(wish.version).table("methods")}
     assert len(answered) == len(set(answered))
     assert known <= set(answered)
-    assert all(name in known or runs_embedded(name) for name in answered)
+    assert all(name in known or get_method(name).embedded for name in answered)
     assert all(each.reasons and all(reason.message for reason in each.reasons) for each in advice.refused)
     assert advice.sentence.endswith((".", "!", "?"))

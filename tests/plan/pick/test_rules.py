@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from wishes import LLAMA, QWEN, advise, findings
+from tests.support.wishes import LLAMA, QWEN, advise, findings
 
 from draftwise.facts.advice import all_advice
 from draftwise.facts.models import find_model

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
-from typing import TYPE_CHECKING
 
 import torch
 
 from draftwise.core import ModelShape
-from draftwise.engine.kernels.reference import Kernels, Rotations
+from draftwise.engine.kernels.reference import Kernels, RotaryTable, Rotations
 
-if TYPE_CHECKING:
-    from draftwise.engine.models.rope import Rope
-
-__all__ = ["Kernels", "Rotations", "make_kernels"]
+__all__ = ["Kernels", "RotaryTable", "Rotations", "make_kernels"]
 
 
 def make_kernels(
-    shape: ModelShape, rope: Rope, *, eps: float, dtype: torch.dtype, device: torch.device | str
+    shape: ModelShape, rope: RotaryTable, *, eps: float, dtype: torch.dtype, device: torch.device | str
 ) -> Kernels:
     """Return the fastest kernels there are for a device and dtype."""
     device = torch.device(device)

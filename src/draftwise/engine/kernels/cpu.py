@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from draftwise.core import ModelShape
-from draftwise.engine.attention import PagedKV
 from draftwise.engine.kernels.cpu_code import CODE, ROWS, compile_kernel
 from draftwise.engine.kernels.openmp import Team
-from draftwise.engine.kernels.reference import Kernels, Rotations
-
-if TYPE_CHECKING:
-    from draftwise.engine.models.rope import Rope
+from draftwise.engine.kernels.reference import Kernels, RotaryTable, Rotations
+from draftwise.engine.memory.kv import PagedKV
 
 __all__ = ["CpuKernels"]
 
@@ -34,7 +30,7 @@ def _compiled(dtype: torch.dtype) -> tuple[Callable[..., None], ...]:
 class CpuKernels(Kernels):
     """One pass over memory where torch makes several; bfloat16 and float32."""
 
-    def __init__(self, shape: ModelShape, rope: Rope, eps: float, dtype: torch.dtype) -> None:
+    def __init__(self, shape: ModelShape, rope: RotaryTable, eps: float, dtype: torch.dtype) -> None:
         super().__init__(shape, rope, eps, dtype)
         self.rotation_dtype = torch.float32
         self._add_norm, self._silu_mul, self._rotate_store = _compiled(dtype)

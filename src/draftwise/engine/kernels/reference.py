@@ -7,22 +7,29 @@ A query heads, G key-value heads, S = A + 2G heads of q, k and v, D head dimensi
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from draftwise.core import ModelShape
-from draftwise.engine.attention import PagedKV
+from draftwise.engine.memory.kv import PagedKV
 
-if TYPE_CHECKING:
-    from draftwise.engine.models.rope import Rope
-
-__all__ = ["Kernels", "Rotations"]
+__all__ = ["Kernels", "RotaryTable", "Rotations"]
 
 Rotations = tuple[Tensor, Tensor]
 """What `Kernels.rotations` returns and `Kernels.rotate_and_store` reads, once a pass for all its layers."""
+
+
+class RotaryTable(Protocol):
+    """What kernels must know of a model's rotary embedding."""
+
+    def table(self) -> Tensor:
+        """Return cosines and, behind them, sines of all positions up to the limit, float32 [T, D]."""
+
+    def rotations(self, positions_N: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return cosine and sine, [N, D / 2] each, of the given positions."""
 
 
 class Kernels:
@@ -34,7 +41,7 @@ class Kernels:
     rotation_dtype: torch.dtype
     """Type of cosine and sine."""
 
-    def __init__(self, shape: ModelShape, rope: Rope, eps: float, dtype: torch.dtype) -> None:
+    def __init__(self, shape: ModelShape, rope: RotaryTable, eps: float, dtype: torch.dtype) -> None:
         self.shape, self.rope, self.eps = shape, rope, eps
         self.rotation_dtype = dtype
 
@@ -62,7 +69,7 @@ class Kernels:
             state_NH: a state for each token; its rows may lie apart.
             norms: weights of the RMS norms over embedding and state; None: neither is normed.
             state_first: whether the state is the left half.
-            positions_N: where given, the row at position 0 is told no token: its embedding is 0.
+            positions_N: where given, the row at position 0 gets no token: its embedding is 0.
         """
         token_NH = F.embedding(tokens_N, embedding_VH)
         if positions_N is not None:

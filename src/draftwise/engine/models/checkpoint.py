@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +12,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from draftwise.checkpoints.headers import read_headers
+from draftwise.checkpoints.model_config import read_config
 from draftwise.core import InvalidSetup
 
 __all__ = ["Checkpoint", "write_tensors"]
@@ -33,16 +34,10 @@ class Checkpoint:
 
     def __init__(self, path: str | Path, *, dummy: bool = False) -> None:
         self.path = Path(path)
-        if not self.path.is_dir():
-            raise InvalidSetup.because(
-                "no-checkpoint",
-                "is not a directory.",
-                where=str(path),
-                fix="Give the directory of a Hugging Face checkpoint (config.json and *.safetensors).",
-            )
-        self.config: dict[str, Any] = self._read_json("config.json")
+        self.config: dict[str, Any] = read_config(self.path)
         self._dummy = dummy
-        self.files: Mapping[str, Path] = {} if dummy else self._find_files()
+        self._tensors = {} if dummy else read_headers(self.path, "transformers").tensors
+        self.files: Mapping[str, Path] = {name: self.path / tensor.file for name, tensor in self._tensors.items()}
         self._missing: list[str] = []
         self._read: set[str] = set()
 
@@ -60,20 +55,25 @@ class Checkpoint:
             self._missing.append(name)
             return out if out is not None else torch.zeros(shape)
         self._read.add(name)
-        file = self.files[name]
+        file, stored = self.files[name], self._tensors[name].shape
+        if stored != shape:
+            raise InvalidSetup.because(
+                "tensor-shapes",
+                f"Tensor {name} has shape {stored}, config.json asks for {shape}.",
+                where=str(file),
+                fix="config.json and the weights belong to different models, or the weights are quantised.",
+            )
         try:
             # Opened anew each time: pages of a mapped file count as memory until it is closed.
             with safe_open(file, framework="pt") as tensors:
                 tensor = tensors.get_tensor(name)
         except (SafetensorError, OSError) as error:
-            raise _damaged(file, error) from None
-        if tuple(tensor.shape) != shape:
             raise InvalidSetup.because(
-                "wrong-shape",
-                f"tensor {name} has shape {tuple(tensor.shape)}, config.json asks for {shape}.",
+                "damaged-weights",
+                f"The file cannot be read ({error}).",
                 where=str(file),
-                fix="config.json and the weights belong to different models, or the weights are quantised.",
-            )
+                fix="Download the file again.",
+            ) from None
         return tensor.clone() if out is None else out.copy_(tensor)
 
     def check_complete(self) -> None:
@@ -82,7 +82,7 @@ class Checkpoint:
             shown = ", ".join(self._missing[:8]) + (" ..." if len(self._missing) > 8 else "")
             raise InvalidSetup.because(
                 "tensors-missing",
-                f"lacks {len(self._missing)} tensors: {shown}",
+                f"The checkpoint lacks {len(self._missing)} tensors: {shown}.",
                 where=str(self.path),
                 fix="Download or export the checkpoint again, all shards included.",
             )
@@ -93,60 +93,8 @@ class Checkpoint:
 
     def shape_of(self, name: str) -> tuple[int, ...] | None:
         """Return the shape of tensor `name` without reading it, None if there is no such tensor."""
-        if name not in self.files:
-            return None
-        try:
-            with safe_open(self.files[name], framework="pt") as tensors:
-                return tuple(tensors.get_slice(name).get_shape())
-        except (SafetensorError, OSError) as error:
-            raise _damaged(self.files[name], error) from None
-
-    def _find_files(self) -> Mapping[str, Path]:
-        """Return the file of each tensor; like transformers, a single file wins over an index beside it."""
-        file, index = self.path / "model.safetensors", self.path / "model.safetensors.index.json"
-        if not file.exists() and index.exists():
-            return self._find_shards(index.name)
-        if not file.exists():
-            raise InvalidSetup.because(
-                "no-weights",
-                "holds neither model.safetensors nor model.safetensors.index.json.",
-                where=str(self.path),
-                fix="Save the model with transformers' save_pretrained, which writes safetensors.",
-            )
-        try:
-            with safe_open(file, framework="pt") as tensors:
-                return dict.fromkeys(tensors.keys(), file)
-        except (SafetensorError, OSError) as error:
-            raise _damaged(file, error) from None
-
-    def _find_shards(self, index: str) -> Mapping[str, Path]:
-        file_of = self._read_json(index).get("weight_map", {})
-        absent = sorted({file for file in file_of.values() if not (self.path / file).exists()})
-        if absent:
-            raise InvalidSetup.because(
-                "shards-missing",
-                f"{index} names absent files: {', '.join(absent)}.",
-                where=str(self.path),
-                fix="Download the checkpoint again, all shards included.",
-            )
-        return {name: self.path / file for name, file in file_of.items()}
-
-    def _read_json(self, name: str) -> dict[str, Any]:
-        file = self.path / name
-        try:
-            value = json.loads(file.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise InvalidSetup.because(
-                "no-config",
-                f"holds no {name}.",
-                where=str(self.path),
-                fix="Give the directory of a Hugging Face checkpoint (config.json and *.safetensors).",
-            ) from None
-        except ValueError as error:
-            raise InvalidSetup.because("not-json", f"is not valid JSON: {error}.", where=str(file)) from None
-        if not isinstance(value, dict):
-            raise InvalidSetup.because("not-an-object", "must hold a JSON object.", where=str(file))
-        return value
+        tensor = self._tensors.get(name)
+        return None if tensor is None else tensor.shape
 
 
 def write_tensors(file: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -168,9 +116,3 @@ def _make_up(name: str, out: Tensor) -> Tensor:
     if out.dim() == 1:
         return out.fill_(0 if name.endswith(".bias") else 1)
     return out.uniform_(-1e-3, 1e-3, generator=torch.Generator(out.device).manual_seed(1234))
-
-
-def _damaged(file: Path, error: Exception) -> InvalidSetup:
-    return InvalidSetup.because(
-        "damaged-weights", f"cannot be read: {error}.", where=str(file), fix="Download the file again."
-    )

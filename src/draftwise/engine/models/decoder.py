@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 
 from draftwise.core import ModelShape
-from draftwise.engine.attention import AttentionPlan, PagedKV, attend
+from draftwise.engine.attention import attend
+from draftwise.engine.attention.plan import AttentionPlan
 from draftwise.engine.kernels import Kernels, Rotations, make_kernels
+from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.models.linear import Linear
 from draftwise.engine.models.rope import Rope
 
@@ -117,10 +119,10 @@ class CausalLM:
             plan: made by `plan_attention` for the same step.
             taps: i is the residual stream that enters layer i; the number of layers L is what the last one
                 leaves, before the final norm (EAGLE-3's numbering in vLLM); L + 1 is the same after it.
-            features_NF: where given, the tapped states are put there, beside each other: F = len(taps) * H.
+            features_NF: where given, the auxiliary hidden states are put there, beside each other: F = len(taps) * H.
 
         Returns:
-            hidden_NH after the final norm, and the tapped hidden states in the order of `taps`.
+            hidden_NH after the final norm, and the auxiliary hidden states in the order of `taps`.
         """
         kernels, weights, last = self._kernels, self.weights, self.shape.num_layers
         rotations = kernels.rotations(positions_N)

@@ -15,30 +15,34 @@ from typing import Any
 
 from torch import Tensor
 
+from draftwise.checkpoints.aux_layers import TARGET_KEY, AuxLayers, find_aux_layers
+from draftwise.checkpoints.head_faults import find_layers_fault, find_mask_fault, mask_missing
+from draftwise.checkpoints.mask_token import find_mask_token
 from draftwise.core import InvalidSetup, ModelShape
-from draftwise.engine.attention import AttentionPlan, PagedKV
+from draftwise.engine.attention.plan import AttentionPlan
 from draftwise.engine.kernels import make_kernels
+from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.models.decoder import CausalLM, Layer, decoder_layer
 from draftwise.engine.models.draft_head import DraftHead, Vocabulary
 from draftwise.engine.models.families import FAMILIES
 from draftwise.engine.models.head_checkpoint import HeadCheckpoint
 from draftwise.engine.models.linear import Linear
-from draftwise.engine.models.mask import find_mask_token
 from draftwise.engine.models.rope import Rope
 
 __all__ = ["DFlash", "Settings", "load_dflash"]
 
 _FAMILIES = {"DFlashDraftModel": FAMILIES["qwen3"]}
+_MASK_KEY = "dflash_config.mask_token_id"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """What a drafter's config.json says beyond the dimensions of its layers."""
 
-    taps: tuple[int, ...]
-    """Hidden states of the target that it reads, ascending (see `Proposer.taps`)."""
+    aux_layers: AuxLayers
+    """Hidden states of the target that it reads (see `Proposer.taps`)."""
     mask_token_id: int
-    """Stands for a token still to be guessed."""
+    """Stands for a token still to be drafted."""
     causal_layers: tuple[bool, ...]
     """For each layer whether the tokens of a block look only at those before them."""
     block_size: int | None
@@ -49,19 +53,21 @@ class Settings:
         """Return the settings of a plain config.json.
 
         Raises:
-            InvalidSetup: the tapped layers or the mask token are missing.
+            InvalidSetup: the layers to read or the mask token are missing.
         """
         own = config.get("dflash_config") or {}
-        zero_based = own.get("target_layer_ids") or config.get("target_layer_ids") or []
-        taps = config.get("eagle_aux_hidden_state_layer_ids") or [i + 1 for i in zero_based]
-        mask_token_id = find_mask_token(config) if own.get("mask_token_id") is None else own["mask_token_id"]
-        if not taps or mask_token_id is None:
-            lacking = "dflash_config.mask_token_id" if taps else "dflash_config.target_layer_ids"
+        layers, mask_token_id = find_aux_layers(config), find_mask_token(config)
+        if layers is None:
             raise InvalidSetup.because(
-                "config-incomplete", f"lacks {lacking}.", where=where, fix="Export or download the drafter again."
+                "config-incomplete",
+                f"The head's config.json lacks {TARGET_KEY}.",
+                where=where,
+                fix="Export or download the drafter again.",
             )
+        if mask_token_id is None:
+            raise InvalidSetup(mask_missing(_MASK_KEY, where=where))
         return cls(
-            taps=tuple(sorted(set(taps))),  # vLLM hands the states over in the target's order, whatever the file's
+            aux_layers=layers,
             mask_token_id=mask_token_id,
             causal_layers=_causal_layers(config, own),
             block_size=config.get("block_size"),
@@ -82,7 +88,7 @@ class _Network:
     """All but embedding and head."""
 
     fc: Linear
-    """From the tapped states of a token to one vector."""
+    """From the auxiliary hidden states of a token to one vector."""
     hidden_norm: Tensor
     context_kv: Linear
     """From that to keys and values of every layer, [2 * L * G * D]."""
@@ -100,7 +106,7 @@ class DFlash(DraftHead):
     """
 
     def __init__(self, settings: Settings, shape: ModelShape, vocabulary: Vocabulary, network: _Network) -> None:
-        super().__init__(settings.taps, shape, vocabulary)
+        super().__init__(settings.aux_layers.ids, shape, vocabulary)
         self.settings, self._network = settings, network
         self._kernels = make_kernels(shape, network.rope, eps=network.eps, dtype=self.dtype, device=self.device)
 
@@ -156,7 +162,7 @@ def load_dflash(path: str | Path, target: CausalLM, *, max_model_len: int) -> DF
     settings = Settings.from_config(config, where=where)
     _check_fits(settings, checkpoint, target)
     vocabulary = checkpoint.own_vocabulary()
-    network = _read_network(checkpoint, len(settings.taps) * target.shape.hidden_size)
+    network = _read_network(checkpoint, len(settings.aux_layers.ids) * target.shape.hidden_size)
     checkpoint.check_read(lambda name: name == "t2d")
     return DFlash(settings, checkpoint.shape, vocabulary, network)
 
@@ -194,18 +200,13 @@ def _check_supported(config: Mapping[str, Any], *, max_model_len: int, where: st
 def _check_fits(settings: Settings, checkpoint: HeadCheckpoint, target: CausalLM) -> None:
     """Raise InvalidSetup where the drafter belongs to another target."""
     checkpoint.check_width(may_differ=True)
-    faults, num_layers = [], target.shape.num_layers
-    if settings.taps[0] < 0 or settings.taps[-1] > num_layers:
-        faults.append(f"target_layer_ids reach beyond the target's {num_layers} layers")
-    if not 0 <= settings.mask_token_id < target.shape.vocab_size:
-        faults.append(f"mask_token_id {settings.mask_token_id} is outside the target's vocabulary")
-    if faults:
-        raise InvalidSetup.because(
-            "head-mismatch",
-            f"{' and '.join(faults)}.",
-            where=checkpoint.where,
-            fix="Use a drafter that was trained for this target.",
-        )
+    where, shape = checkpoint.where, target.shape
+    faults = [
+        find_layers_fault(settings.aux_layers, shape.num_layers, where=where),
+        find_mask_fault(settings.mask_token_id, shape.vocab_size, key=_MASK_KEY, where=where),
+    ]
+    if any(faults):
+        raise InvalidSetup(filter(None, faults))
 
 
 def _read_network(checkpoint: HeadCheckpoint, num_features: int) -> _Network:

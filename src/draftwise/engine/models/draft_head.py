@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from draftwise.core import ModelShape
-from draftwise.engine.attention import AttentionPlan, PagedKV
+from draftwise.engine.attention.plan import AttentionPlan
 from draftwise.engine.kernels import Kernels, make_kernels
+from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.models.decoder import Layer, decoder_layer
 from draftwise.engine.models.linear import Linear
 from draftwise.engine.models.mask import Mask
@@ -78,7 +79,7 @@ class DraftHead:
         kv_shape: what its own pages hold.
         vocab_size: V.
         target_ids_U: as in `Vocabulary`.
-        mask: for guessing in parallel; None: it was not trained to.
+        mask: for drafting in parallel; None: it was not trained to.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class DraftHead:
         return self._embedding_VH.device
 
     def enter(self, features_NF: Tensor) -> Tensor:
-        """Return what `forward` is told, [N, H], for the target's states: themselves."""
+        """Return what `forward` gets, [N, H], for the target's states: themselves."""
         return features_NF
 
     def logits(self, hidden_RH: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What a network must offer to draft token by token, or all guesses in one pass.
+"""What a network must offer to draft token by token, or all draft tokens in one pass.
 
 Shape letters: N rows of a pass, R rows that need logits, F features of a token, H hidden size, U tokens that the
 drafter can name, V the target's vocabulary.
@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from draftwise.core import ModelShape
-from draftwise.engine.attention import AttentionPlan, PagedKV
+from draftwise.engine.attention.plan import AttentionPlan
+from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.models.mask import Mask
 
 __all__ = ["DraftNetwork", "Drafter"]
@@ -46,10 +47,10 @@ class Drafter(DraftNetwork, Protocol):
     """A network that drafts token by token: each row says what follows, and what the next row needs of it."""
 
     mask: Mask | None
-    """For guessing in parallel; None: it was not trained to."""
+    """For drafting in parallel; None: it was not trained to."""
 
     def enter(self, features_NF: Tensor) -> Tensor:
-        """Return what `forward` is told, [N, H], for the target's states."""
+        """Return what `forward` gets, [N, H], for the target's states."""
 
     def forward(
         self,
@@ -69,5 +70,5 @@ class Drafter(DraftNetwork, Protocol):
             plan: for these rows.
 
         Returns:
-            hidden_NH for `logits`, and what the row for the next guess is told.
+            hidden_NH for `logits`, and what the row for the next draft token gets.
         """

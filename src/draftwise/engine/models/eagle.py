@@ -10,7 +10,8 @@ from pathlib import Path
 from torch import Tensor
 
 from draftwise.core import ModelShape
-from draftwise.engine.attention import AttentionPlan, PagedKV
+from draftwise.engine.attention.plan import AttentionPlan
+from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.models.decoder import CausalLM
 from draftwise.engine.models.draft_head import DraftHead, DraftLayers, Vocabulary
 from draftwise.engine.models.families import FAMILIES
@@ -23,7 +24,7 @@ _FAMILIES = dict.fromkeys(("LlamaForCausalLM", "EagleLlamaForCausalLM"), FAMILIE
 
 
 class EagleDrafter(DraftHead):
-    """Guesses the target's next state from the last one and the token that was chosen; the target's head reads it."""
+    """Predicts the target's next state from the last one and the token that was chosen; the target's head reads it."""
 
     def __init__(
         self, taps: tuple[int, ...], shape: ModelShape, vocabulary: Vocabulary, fc: Linear, layers: DraftLayers

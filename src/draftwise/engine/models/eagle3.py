@@ -15,14 +15,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from draftwise.checkpoints.aux_layers import AUX_KEY, default_layers, find_aux_layers
+from draftwise.checkpoints.head_faults import find_layers_fault, find_mask_fault
+from draftwise.checkpoints.mask_token import find_mask_token
 from draftwise.core import InvalidSetup, ModelShape
-from draftwise.engine.attention import AttentionPlan, PagedKV
+from draftwise.engine.attention.plan import AttentionPlan
+from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.models.decoder import CausalLM
 from draftwise.engine.models.draft_head import DraftHead, DraftLayers, Vocabulary
 from draftwise.engine.models.families import FAMILIES
 from draftwise.engine.models.head_checkpoint import HeadCheckpoint
 from draftwise.engine.models.linear import Linear
-from draftwise.engine.models.mask import MASK_KEYS, Mask, find_mask_token
+from draftwise.engine.models.mask import Mask
 
 __all__ = ["Eagle3Drafter", "load_eagle3"]
 
@@ -141,24 +145,11 @@ def load_eagle3(path: str | Path, target: CausalLM) -> Eagle3Drafter:
 
 def _taps(checkpoint: HeadCheckpoint, target: CausalLM) -> tuple[int, ...]:
     """Return the layers whose input is tapped, ascending, as vLLM orders them."""
-    key, last = "eagle_aux_hidden_state_layer_ids", target.shape.num_layers
-    named = checkpoint.config.get(key) or (checkpoint.config.get("eagle_config") or {}).get(key)
-    taps = tuple(sorted(set(named or (2, last // 2, last - 3))))
-    if not named and (len(taps) < 3 or taps[0] < 0):
-        raise InvalidSetup.because(
-            "taps-missing",
-            f"lacks {key}, and the usual three (2, L/2, L - 3) do not exist in a target of {last} layers.",
-            where=checkpoint.where,
-            fix=f"Add {key}: the layers whose input the head was trained on.",
-        )
-    if taps[0] < 0 or taps[-1] > last:
-        raise InvalidSetup.because(
-            "taps-beyond-target",
-            f"{key} {list(taps)} reaches beyond the target, which has states 0 to {last}.",
-            where=checkpoint.where,
-            fix="Use a head that was trained for this target.",
-        )
-    return taps
+    num_layers = target.shape.num_layers
+    layers = find_aux_layers(checkpoint.config) or default_layers(num_layers, AUX_KEY)
+    if fault := find_layers_fault(layers, num_layers, where=checkpoint.where):
+        raise InvalidSetup(fault)
+    return layers.ids
 
 
 def _read_fusion(checkpoint: HeadCheckpoint, target: CausalLM, num_taps: int) -> _Fusion:
@@ -196,13 +187,8 @@ def _read_mask(checkpoint: HeadCheckpoint, width: int) -> Mask | None:
     token_id = find_mask_token(checkpoint.config)
     if token_id is None or "mask_hidden" not in checkpoint:
         return None
-    if not 0 <= token_id < checkpoint.shape.vocab_size:
-        raise InvalidSetup.because(
-            "wrong-mask-token",
-            f"the mask's token id {token_id} is outside the vocabulary of {checkpoint.shape.vocab_size} tokens.",
-            where=checkpoint.where,
-            fix=f"Correct {MASK_KEYS[0]}: the id of the token that the head was trained to fill in.",
-        )
+    if fault := find_mask_fault(token_id, checkpoint.shape.vocab_size, key="ptd_token_id", where=checkpoint.where):
+        raise InvalidSetup(fault)
     return Mask(token_id=token_id, features_F=checkpoint.flat("mask_hidden", width))
 
 

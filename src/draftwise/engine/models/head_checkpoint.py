@@ -13,7 +13,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from draftwise.core import InvalidSetup, ModelShape
+from draftwise.checkpoints.head_faults import find_vocabulary_fault, find_width_fault
+from draftwise.checkpoints.speculators_format import to_plain
+from draftwise.core import Finding, InvalidSetup, ModelShape
 from draftwise.engine.models.checkpoint import Checkpoint
 from draftwise.engine.models.decoder import CausalLM, Layer
 from draftwise.engine.models.draft_head import DraftLayers, Vocabulary
@@ -21,7 +23,6 @@ from draftwise.engine.models.families import Family
 from draftwise.engine.models.linear import Linear
 from draftwise.engine.models.loading import WeightReader
 from draftwise.engine.models.rope import Rope
-from draftwise.engine.models.speculators_format import to_plain
 
 __all__ = ["HeadCheckpoint"]
 
@@ -57,7 +58,7 @@ class HeadCheckpoint:
         shape = ModelShape.from_hf_config(self.config, where=self.where)
         family = self._family(families)
         self._refuse_quantised()
-        self.check_equal("vocab_size", shape.vocab_size, target.shape.vocab_size)
+        _refuse(find_vocabulary_fault(shape.vocab_size, target.shape.vocab_size, where=self.where))
         reach = max(shape.max_position_embeddings, target.shape.max_position_embeddings)
         shape = dataclasses.replace(shape, max_position_embeddings=reach)
         rope = Rope.from_hf_config(self.config, shape, where=self.where)
@@ -141,18 +142,8 @@ class HeadCheckpoint:
             InvalidSetup: they are not.
         """
         stated = self.config.get("target_hidden_size") if may_differ else None
-        what, width = ("target_hidden_size", stated) if stated else ("hidden_size", self.shape.hidden_size)
-        self.check_equal(what, width, self._target.shape.hidden_size)
-
-    def check_equal(self, what: str, own: int, target: int) -> None:
-        """Raise InvalidSetup, naming `what`, unless the head's number is the target's."""
-        if own != target:
-            raise InvalidSetup.because(
-                "head-mismatch",
-                f"{what} is {own}, the target's is {target}.",
-                where=self.where,
-                fix="Use a head that was trained for this target.",
-            )
+        key, width = ("target_hidden_size", stated) if stated else ("hidden_size", self.shape.hidden_size)
+        _refuse(find_width_fault(key, width, self._target.shape.hidden_size, where=self.where))
 
     def _target_ids(self, num_named: int) -> Tensor:
         """Return the target's id of each token d of the draft vocabulary: d + d2t[d]."""
@@ -192,3 +183,9 @@ class HeadCheckpoint:
         """Return the sliding window that some layer uses: up to its length attention is the full one."""
         kinds = (self.config.get("layer_types") or [])[: self.config["num_hidden_layers"]]
         return self.config.get("sliding_window") if "sliding_attention" in kinds else None
+
+
+def _refuse(fault: Finding | None) -> None:
+    """Raise InvalidSetup where there is a fault."""
+    if fault is not None:
+        raise InvalidSetup(fault)

@@ -5,16 +5,11 @@ Shape letters: F features of a token.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
-__all__ = ["MASK_KEYS", "Mask", "find_mask_token"]
-
-MASK_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")
-"""Where a plain config.json keeps the mask's token id, in vLLM's order of search."""
+__all__ = ["Mask"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -24,8 +19,3 @@ class Mask:
     token_id: int
     features_F: Tensor | None = None
     """None for a network that reads no states."""
-
-
-def find_mask_token(config: Mapping[str, Any]) -> int | None:
-    """Return the token id of the masks that a plain config.json names; None: it names none."""
-    return next((int(config[key]) for key in MASK_KEYS if config.get(key) is not None), None)

@@ -12,7 +12,8 @@ from pathlib import Path
 from torch import Tensor
 
 from draftwise.core import InvalidSetup, ModelShape
-from draftwise.engine.attention import AttentionPlan, PagedKV
+from draftwise.engine.attention.plan import AttentionPlan
+from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.models.decoder import CausalLM
 from draftwise.engine.models.draft_head import DraftHead, DraftLayers, Vocabulary
 from draftwise.engine.models.families import FAMILIES
@@ -39,9 +40,9 @@ class _Module:
 
 
 class MtpDrafter(DraftHead):
-    """Guesses with the target's first module, again and again; the target's embedding and head serve it.
+    """Drafts with the target's first module, again and again; the target's embedding and head serve it.
 
-    vLLM too makes every guess of a MiMo target with its first module, however many there are.
+    vLLM too makes every draft token of a MiMo target with its first module, however many there are.
 
     Attributes:
         n_predict: modules that the target was trained with; see `check_k`.
@@ -102,7 +103,7 @@ def load_mtp(path: str | Path, target: CausalLM) -> MtpDrafter:
 
 
 def check_k(n_predict: int, k: int) -> None:
-    """Check a number of guesses against the number of modules, by vLLM's rule.
+    """Check a number of draft tokens against the number of modules, by vLLM's rule.
 
     Raises:
         InvalidSetup: k is larger than `n_predict` and no multiple of it.

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from draftwise.checkpoints.identity import check_identity
+from draftwise.checkpoints.tokenizer_fit import check_same_tokens
 from draftwise.core import InvalidSetup
 from draftwise.engine.config import EngineConfig
 from draftwise.engine.models import CausalLM, load_model
-from draftwise.engine.models.identity import check_identity
-from draftwise.engine.proposers.base import Confirmed, Draft, Proposer
+from draftwise.engine.proposers.base import Confirmed, Proposer
+from draftwise.engine.sampling.draft import Draft
 from draftwise.engine.spec import ResolvedSpec
-from draftwise.engine.tokenizer import check_same_tokenizer
 
 if TYPE_CHECKING:
     from draftwise.engine.models.drafter import Drafter
@@ -45,22 +47,23 @@ def _lookup(spec: ResolvedSpec, config: EngineConfig) -> dict:
 
 def _suffix(spec: ResolvedSpec, _config: EngineConfig, _target: CausalLM) -> Proposer:
     from draftwise.engine.proposers.suffix import SuffixProposer
+    from draftwise.lookup.suffix import SuffixCache  # numba is slow to import
 
-    return SuffixProposer(
+    cache = SuffixCache(
         max_tree_depth=spec.suffix_decoding_max_tree_depth,
         max_cached_requests=spec.suffix_decoding_max_cached_requests,
         max_spec_factor=spec.suffix_decoding_max_spec_factor,
         min_token_prob=spec.suffix_decoding_min_token_prob,
     )
+    return SuffixProposer(cache)
 
 
 def _draft_model(spec: ResolvedSpec, config: EngineConfig, target: CausalLM) -> Proposer:
     from draftwise.engine.proposers.draft_model import DraftModel
 
     path = _drafter(spec, config)
-    findings = [] if config.skip_tokenizer_init else check_same_tokenizer(config.model, path)
-    if findings:
-        raise InvalidSetup(findings)
+    if not config.skip_tokenizer_init:
+        check_same_tokens(Path(path), Path(config.model))
     return _chain(
         DraftModel(load_model(path, dtype=target.dtype, device=target.device, load_format=config.load_format)),
         spec,
@@ -94,8 +97,8 @@ def _chain(drafter: Drafter, spec: ResolvedSpec, config: EngineConfig, target: C
 
     if spec.parallel_drafting and drafter.mask is None:
         raise InvalidSetup.because(
-            "no-mask-token",
-            "the drafter's config.json names no mask token, so it cannot draft in parallel.",
+            "parallel-drafting-needs-mask-token",
+            "The drafter's config.json names no mask token, so it cannot draft in parallel.",
             where="speculative_config.parallel_drafting",
             fix="Leave parallel_drafting out, or use a drafter trained for it (PARD, P-EAGLE).",
         )

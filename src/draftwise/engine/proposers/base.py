@@ -9,12 +9,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from draftwise.engine.spans import Spans
+from draftwise.engine.attention.spans import Spans
+from draftwise.engine.sampling.draft import Draft
 
-__all__ = ["Confirmed", "Draft", "Proposer"]
+__all__ = ["Confirmed", "Proposer"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,8 +24,8 @@ class Confirmed:
     A sequence's first `Confirmed` brings its prompt, perhaps in chunks (a proposer `on_host` gets it with the first
     tokens that follow); each later one brings the tokens emitted by one step. Nothing in it is ever taken back.
 
-    A proposer that taps hidden states is told one of them for every token: the states at the token *before* it, from
-    which the target predicted it (EAGLE's pairing). So its first `Confirmed` starts at the second computed token.
+    A proposer that reads auxiliary hidden states gets those of one position for every token: of the token *before* it,
+    from which the target predicted it (EAGLE's pairing). So its first `Confirmed` starts at the second computed token.
 
     All tensors are on the engine's device, where a proposer must not wait for their values: on a GPU the call is
     captured as a CUDA graph. Only a proposer that is `on_host` may look, and gets tensors of the CPU.
@@ -40,12 +40,12 @@ class Confirmed:
     num_prompt_B: Tensor
     """int64, how many tokens of each sequence (counted from its start) are its prompt."""
     limits_B: Tensor
-    """int64, guesses wanted of each sequence at most: 0 while its prompt is being computed, fewer than k near its
+    """int64, draft tokens wanted of each sequence at most: 0 while its prompt is being computed, fewer than k near its
     end."""
     page_table_BP: Tensor
     """int32, pages that each sequence holds, with room for its tokens and `limits_B` more; see `plan_attention`."""
     features_NF: Tensor | None = None
-    """The tapped states beside each other, a row for each new token."""
+    """The auxiliary hidden states beside each other, a row for each new token."""
     temperature_B: Tensor
     """float32, sampling temperature; 0 is greedy. Only probabilistic drafting looks at it."""
     seeds_B: Tensor
@@ -65,49 +65,15 @@ class Confirmed:
         return [[next(tokens) for _ in range(length)] for _, length in self.spans.host]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Draft:
-    """Guesses for the tokens that follow each sequence's last confirmed token."""
-
-    tokens_BK: Tensor
-    """int64; row b holds `lengths_B[b]` guesses, then padding (any valid token id)."""
-    lengths_B: Tensor
-    """int64, 0..K."""
-    probs_BKV: Tensor | None = None
-    """float32 distribution that each guess was drawn from; None when drafting is deterministic (q = 1)."""
-
-    @classmethod
-    def empty(cls, num_sequences: int, k: int = 0, *, device: torch.device | str = "cpu") -> Draft:
-        """Return a draft that guesses nothing."""
-        return cls(
-            tokens_BK=torch.zeros(num_sequences, k, dtype=torch.long, device=device),
-            lengths_B=torch.zeros(num_sequences, dtype=torch.long, device=device),
-        )
-
-    @classmethod
-    def from_lists(cls, rows: list[list[int]], k: int, *, device: torch.device | str = "cpu") -> Draft:
-        """Return a deterministic draft from unpadded host rows of at most k tokens."""
-        padded = [row + [0] * (k - len(row)) for row in rows]
-        return cls(
-            tokens_BK=torch.tensor(padded, dtype=torch.long, device=device).view(len(rows), k),
-            lengths_B=torch.tensor([len(row) for row in rows], dtype=torch.long, device=device),
-        )
-
-    def cut(self, k: int) -> Draft:
-        """Return the same draft with room for k guesses; no sequence has more."""
-        probs_BKV = None if self.probs_BKV is None else self.probs_BKV[:, :k]
-        return Draft(tokens_BK=self.tokens_BK[:, :k], lengths_B=self.lengths_B, probs_BKV=probs_BKV)
-
-
 class Proposer(ABC):
-    """A state machine over confirmed tokens: told what became final, it guesses what follows.
+    """A state machine over confirmed tokens: notified of what became final, it drafts what follows.
 
     It never sees the runner, the scheduler or a rejected token, so there is nothing to roll back:
-    whatever it computed for guesses that fell is overwritten when the next tokens are confirmed.
+    whatever it computed for draft tokens that were rejected is overwritten when the next tokens are confirmed.
 
     State per token (keys and values) goes to the pages that the engine gives the sequence anyway: the proposer holds
     a second cache over the same page ids. Prefix caching, preemption and forks then work for it as they do for the
-    target, and what it kept for a spared prefix is still there. What it wrote for position i must follow from the
+    target, and what it kept for a prefix-cached text is still there. What it wrote for position i must follow from the
     tokens up to i + 1 and their states alone.
     """
 
@@ -119,20 +85,20 @@ class Proposer(ABC):
     kv_bytes_per_token: int = 0
     """Size of its state in pages; 0: it keeps none."""
     needs_history: bool = False
-    """Whether it must be told all tokens of a sequence from position 0, also those that prefix caching spares."""
+    """Whether it must be notified of all tokens of a sequence from position 0, also those that are prefix-cached."""
     needs_every_state: bool = False
-    """Whether it must be told the states of all tokens, so that no prefix may be spared."""
+    """Whether it must get the states of all tokens, so that no prefix may come from the cache."""
     on_host: bool = False
     """Whether it looks at values; on a GPU it then waits for each step's tokens, and is no part of the CUDA graph."""
     needs_ending: bool = False
-    """Whether it must be told a sequence's last tokens too, after which there is nothing to guess."""
+    """Whether it must be notified of a sequence's last tokens too, after which there is nothing to draft."""
 
     def allocate(self, *, num_pages: int, block_size: int) -> None:  # noqa: B027 - most methods keep nothing in pages
         """Make the cache for page ids below `num_pages`; called once, before the first `propose`."""
 
     @abstractmethod
     def propose(self, new: Confirmed, k: int) -> Draft:
-        """Take in `new` and return up to k guesses for each of its B sequences, in its order.
+        """Take in `new` and return up to k draft tokens for each of its B sequences, in its order.
 
         With k = 0 the proposer takes the tokens in and returns an empty draft. A draft is never longer than
         `new.limits_B`.

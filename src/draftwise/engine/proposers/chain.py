@@ -1,6 +1,6 @@
 """Drafting token by token with a network that keeps keys and values: draft models, EAGLE, EAGLE-3, MTP.
 
-Shape letters: B sequences, N rows of a pass, W rows that a sequence can have at most, M guesses of the longest draft,
+Shape letters: B sequences, N rows of a pass, W rows that a sequence can have at most, M tokens of the longest draft,
 H hidden size.
 """
 
@@ -10,20 +10,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from draftwise.engine.attention.spans import Spans
 from draftwise.engine.models.drafter import Drafter
-from draftwise.engine.proposers.base import Confirmed, Draft
-from draftwise.engine.proposers.guesses import Guesses
+from draftwise.engine.proposers.base import Confirmed
+from draftwise.engine.proposers.draft_builder import DraftBuilder
 from draftwise.engine.proposers.paged import PagedProposer
-from draftwise.engine.spans import Spans
+from draftwise.engine.sampling.draft import Draft
 
 __all__ = ["ChainProposer"]
 
 
 class ChainProposer(PagedProposer):
-    """Runs a drafter over what was confirmed, then over its own guesses, all sequences together.
+    """Runs a drafter over what was confirmed, then over its own draft tokens, all sequences together.
 
     The row for token n goes to page slot n, or, with the target's state at n - 1 beside it, to slot n - 1, as in vLLM.
-    Rows of guesses lie behind the confirmed ones and are overwritten by what is confirmed next.
+    Rows of draft tokens lie behind the confirmed ones and are overwritten by what is confirmed next.
 
     Where the drafter reaches less far than the target, by its positions or by a sliding window (up to whose length
     attention is the full one), a sequence that grows beyond is decoded on without drafts.
@@ -32,7 +33,7 @@ class ChainProposer(PagedProposer):
         drafter: the network; its token ids must mean what the target's mean.
         max_model_len: see `PagedProposer`.
         probabilistic: likewise.
-        parallel: make all guesses in one pass, the unknown tokens masked (P-EAGLE; PARD, arXiv 2504.18583).
+        parallel: make all draft tokens in one pass, the unknown tokens masked (P-EAGLE; PARD, arXiv 2504.18583).
     """
 
     def __init__(
@@ -47,36 +48,36 @@ class ChainProposer(PagedProposer):
         spans = new.spans.shift(-bool(self.taps))
         ends_B = spans.starts_B + spans.lengths_B
         counts_B = torch.minimum(new.limits_B, self._reach + 1 - ends_B).clamp_(0, k)
-        guesses = self._begin(new, counts_B, k)
-        if self._parallel and guesses.num_steps > 0:
-            self._in_parallel(new, spans, counts_B, guesses)
+        draft = self._begin(new, counts_B, k)
+        if self._parallel and draft.num_steps > 0:
+            self._in_parallel(new, spans, counts_B, draft)
         else:
-            self._one_by_one(new, spans, ends_B, guesses)
-        return guesses.to_draft()
+            self._one_by_one(new, spans, ends_B, draft)
+        return draft.to_draft()
 
-    def _one_by_one(self, new: Confirmed, spans: Spans, ends_B: Tensor, guesses: Guesses) -> None:
-        """Run the confirmed rows, which end before positions `ends_B`; make each guess from the one before it."""
+    def _one_by_one(self, new: Confirmed, spans: Spans, ends_B: Tensor, draft: DraftBuilder) -> None:
+        """Run the confirmed rows, which end before positions `ends_B`; make each draft token from the one before it."""
         hidden_NH, carry_NH = self._run(new, spans, new.tokens_N, self._enter(new))
-        if guesses.num_steps == 0:
+        if draft.num_steps == 0:
             return
         rows_B = spans.last_row_B
         hidden_BH, carry_BH = hidden_NH[rows_B], None if carry_NH is None else carry_NH[rows_B]
-        tokens_B = guesses.add(0, self._drafter.logits(hidden_BH))
-        spans = Spans.on(ends_B, torch.ones_like(ends_B), 1)
-        for step in range(1, guesses.num_steps):
+        tokens_B = draft.add(0, self._drafter.logits(hidden_BH))
+        spans = spans.with_runs(ends_B, torch.ones_like(ends_B), 1)
+        for step in range(1, draft.num_steps):
             hidden_BH, carry_BH = self._run(new, spans.shift(step - 1), tokens_B, carry_BH)
-            tokens_B = guesses.add(step, self._drafter.logits(hidden_BH))
+            tokens_B = draft.add(step, self._drafter.logits(hidden_BH))
 
-    def _in_parallel(self, new: Confirmed, spans: Spans, counts_B: Tensor, guesses: Guesses) -> None:
-        """Make all guesses in one pass, each from a mask except the first."""
-        num_masks_B, num_steps = (counts_B - 1).clamp_(min=0), guesses.num_steps
-        wide = Spans.on(spans.starts_B, spans.lengths_B + num_masks_B, spans.width + num_steps - 1)
+    def _in_parallel(self, new: Confirmed, spans: Spans, counts_B: Tensor, draft: DraftBuilder) -> None:
+        """Make all draft tokens in one pass, each from a mask except the first."""
+        num_masks_B, num_steps = (counts_B - 1).clamp_(min=0), draft.num_steps
+        wide = spans.with_runs(spans.starts_B, spans.lengths_B + num_masks_B, spans.width + num_steps - 1)
         tokens_N, carry_NH = self._with_masks(new, spans, wide)
         hidden_NH, _ = self._run(new, wide, tokens_N, carry_NH)
         first_B = wide.first_row_B + spans.lengths_B - 1
         rows_BM = first_B.unsqueeze(1) + torch.arange(num_steps, device=first_B.device)
-        # Where fewer guesses are wanted, the rows of another sequence are taken in place of those that do not exist.
-        guesses.add_all(self._drafter.logits(hidden_NH[rows_BM.flatten().clamp_(0, wide.num_rows - 1)]))
+        # Where fewer are wanted, the rows of another sequence are taken in place of those that do not exist.
+        draft.add_all(self._drafter.logits(hidden_NH[rows_BM.flatten().clamp_(0, wide.num_rows - 1)]))
 
     def _with_masks(self, new: Confirmed, spans: Spans, wide: Spans) -> tuple[Tensor, Tensor | None]:
         """Return tokens and states of the rows of `wide`: a sequence's own ones, and masks behind them."""
@@ -95,7 +96,7 @@ class ChainProposer(PagedProposer):
         return tokens_N, torch.cat((entered_NH, mask_1H))[rows_N]
 
     def _enter(self, new: Confirmed) -> Tensor | None:
-        """Return what the confirmed rows are told of the target's states."""
+        """Return what the confirmed rows get of the target's states."""
         if not self.taps:
             return None
         assert new.features_NF is not None
@@ -104,6 +105,6 @@ class ChainProposer(PagedProposer):
     def _run(
         self, new: Confirmed, spans: Spans, tokens_N: Tensor, carry_NH: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """Run the drafter over the rows of `spans`; return hidden_NH and what the next rows are told."""
+        """Run the drafter over the rows of `spans`; return hidden_NH and what the next rows get."""
         plan = self._plan(new, spans)
         return self._drafter.forward(tokens_N, carry_NH, plan.positions_N, self._kv, plan)

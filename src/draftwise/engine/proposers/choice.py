@@ -1,4 +1,4 @@
-"""Turns a drafter's logits into its next guesses: the likeliest tokens, or draws at each request's temperature.
+"""Turns a drafter's logits into its next draft tokens: the likeliest tokens, or draws at each request's temperature.
 
 Shape letters: B sequences, U tokens that the drafter can name, V the target's vocabulary.
 """
@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from draftwise.engine.random import Lane
-from draftwise.engine.sampling import argmax, draw, sharpen, temper
+from draftwise.engine.sampling.random import Lane
+from draftwise.engine.sampling.tempering import argmax, draw, sharpen, temper
 
 __all__ = ["choose"]
 
@@ -26,8 +26,8 @@ def choose(
     """Return the next draft token of each sequence, and what it was drawn from.
 
     Deterministic drafting costs one argmax and looks at neither temperature, seeds nor positions.
-    Draws use the lane `Lane.DRAFT` of the counter-based noise (Gumbel-max), so that a guess shares no randomness with
-    the verdict on it. Shapes are static and nothing waits for the device.
+    Draws use the lane `Lane.DRAFT` of the counter-based noise (Gumbel-max), so that a draft token shares no randomness
+    with what accepts it. Shapes are static and nothing waits for the device.
 
     Args:
         logits_BU: the drafter's logits, any float type.
@@ -36,7 +36,7 @@ def choose(
         vocab_size: V.
         temperature_B: float32 sampling temperature; 0 takes the likeliest token.
         seeds_B: int64, seed of each sequence's random stream.
-        positions_B: int64, index of the token being guessed among its sequence's output tokens.
+        positions_B: int64, index of the token being drafted among its sequence's output tokens.
 
     Returns:
         int64 target ids [B], and with `probabilistic` the float32 distribution [B, V] of each (one-hot where the

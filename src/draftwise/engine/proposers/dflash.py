@@ -1,7 +1,7 @@
-"""A block-parallel drafter fills in all guesses in one pass (DFlash, arXiv 2602.06036).
+"""A block-parallel drafter fills in all draft tokens in one pass (DFlash, arXiv 2602.06036).
 
-Shape letters: B sequences, N rows of a pass, R guesses of all sequences, H hidden size, U tokens that the drafter can
-name.
+Shape letters: B sequences, N rows of a pass, R draft tokens of all sequences, H hidden size, U tokens that the drafter
+can name.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from torch import Tensor
 from draftwise.core import InvalidSetup
 from draftwise.engine.models import CausalLM
 from draftwise.engine.models.dflash import DFlash, load_dflash
-from draftwise.engine.proposers.base import Confirmed, Draft
+from draftwise.engine.proposers.base import Confirmed
 from draftwise.engine.proposers.paged import PagedProposer
-from draftwise.engine.spans import Spans
+from draftwise.engine.sampling.draft import Draft
 
 __all__ = ["DFlashProposer"]
 
 
 class DFlashProposer(PagedProposer):
-    """Runs a DFlash network over each sequence's last token and a mask for every guess.
+    """Runs a DFlash network over each sequence's last token and a mask for every draft token.
 
     Its context is the target's states: their keys and values go to the page slots of their own positions. Those of
     the block lie behind them and are overwritten by the states that are confirmed next.
@@ -33,7 +33,7 @@ class DFlashProposer(PagedProposer):
     Args:
         network: the drafter.
         max_model_len: see `PagedProposer`.
-        probabilistic: likewise. Guesses of a block are drawn independently of each other.
+        probabilistic: likewise. Draft tokens of a block are drawn independently of each other.
     """
 
     def __init__(self, network: DFlash, *, max_model_len: int, probabilistic: bool = False) -> None:
@@ -56,7 +56,7 @@ class DFlashProposer(PagedProposer):
             path: plain or speculators-format DFlash checkpoint.
             target: the model that it drafts for.
             max_model_len: see `load_dflash`.
-            k: most guesses that will be asked for, to be checked against the drafter's block.
+            k: most draft tokens that will be asked for, to be checked against the drafter's block.
             probabilistic: see the class.
 
         Raises:
@@ -67,8 +67,8 @@ class DFlashProposer(PagedProposer):
         if k is not None and block_size is not None and k >= block_size:
             raise InvalidSetup.because(
                 "block-too-long",
-                f"a block of {block_size} tokens has no room for {k} guesses beside the last token. They look at each "
-                "other, so those that the drafter was not trained to make would spoil the others.",
+                f"a block of {block_size} tokens has no room for {k} draft tokens beside the last token. They look at "
+                "each other, so those that the drafter was not trained to make would spoil the others.",
                 where=str(Path(path) / "config.json"),
                 fix=f"Set num_speculative_tokens to {block_size - 1} or less.",
             )
@@ -82,15 +82,15 @@ class DFlashProposer(PagedProposer):
         context = self._plan(new, new.spans.shift(-1))
         self._drafter.store_context(new.features_NF, context.positions_N, self._kv, context.slots_N)
         counts_B = new.limits_B.clamp(0, k)
-        guesses = self._begin(new, counts_B, k)
-        if guesses.num_steps > 0:
-            guesses.add_all(self._guess(new, counts_B, guesses.num_steps))
-        return guesses.to_draft()
+        draft = self._begin(new, counts_B, k)
+        if draft.num_steps > 0:
+            draft.add_all(self._draft_logits(new, counts_B, draft.num_steps))
+        return draft.to_draft()
 
-    def _guess(self, new: Confirmed, counts_B: Tensor, num_steps: int) -> Tensor:
+    def _draft_logits(self, new: Confirmed, counts_B: Tensor, num_steps: int) -> Tensor:
         """Return logits_RU of the masks of all sequences; those behind a shorter block are another mask's."""
         spans, settings = new.spans, self._drafter.settings
-        blocks = Spans.on(spans.starts_B + spans.lengths_B - 1, counts_B + 1, num_steps + 1)
+        blocks = spans.with_runs(spans.starts_B + spans.lengths_B - 1, counts_B + 1, num_steps + 1)
         last_B1 = new.tokens_N[spans.last_row_B].unsqueeze(1)
         tokens_N = blocks.pack(F.pad(last_B1, (0, num_steps), value=settings.mask_token_id))
         plans = {causal: self._plan(new, blocks, causal=causal) for causal in sorted(set(settings.causal_layers))}

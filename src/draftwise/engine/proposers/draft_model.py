@@ -8,9 +8,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from draftwise.engine.attention import AttentionPlan, PagedKV
+from draftwise.checkpoints.mask_token import find_mask_token
+from draftwise.engine.attention.plan import AttentionPlan
+from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.models import CausalLM
-from draftwise.engine.models.mask import Mask, find_mask_token
+from draftwise.engine.models.mask import Mask
 
 __all__ = ["DraftModel"]
 
@@ -19,7 +21,7 @@ class DraftModel:
     """A causal language model as a `Drafter`: it reads tokens only.
 
     Attributes:
-        mask: from the model's config.json, for models trained to guess in parallel (PARD, arXiv 2504.18583).
+        mask: from the model's config.json, for models trained to draft in parallel (PARD, arXiv 2504.18583).
     """
 
     taps: tuple[int, ...] = ()
@@ -42,7 +44,7 @@ class DraftModel:
         return self._model.device
 
     def enter(self, features_NF: Tensor) -> Tensor:
-        """Return the states as they are; none are tapped."""
+        """Return the states as they are; none are read."""
         return features_NF
 
     def forward(

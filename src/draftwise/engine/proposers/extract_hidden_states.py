@@ -2,7 +2,7 @@
 
 The files are those of vLLM's `extract_hidden_states`: `token_ids` and `hidden_states` in one safetensors file.
 
-Shape letters: B sequences, C tokens of a prompt in one step, T tokens of a prompt, N tapped layers, H hidden size,
+Shape letters: B sequences, C tokens of a prompt in one step, T tokens of a prompt, N layers, H hidden size,
 F = N * H.
 """
 
@@ -21,7 +21,8 @@ from torch import Tensor
 
 from draftwise.core import InvalidSetup
 from draftwise.engine.models.checkpoint import write_tensors
-from draftwise.engine.proposers.base import Confirmed, Draft, Proposer
+from draftwise.engine.proposers.base import Confirmed, Proposer
+from draftwise.engine.sampling.draft import Draft
 
 __all__ = ["ExtractHiddenStatesProposer", "hidden_states_path"]
 
@@ -45,7 +46,7 @@ class _Prompt:
 
 
 class ExtractHiddenStatesProposer(Proposer):
-    """Collects the tapped states of each prompt and writes them once its first output token is confirmed.
+    """Collects the hidden states of each prompt and writes them once its first output token is confirmed.
 
     For each prompt `hidden_states_path` then holds `token_ids`, int64 [T], and `hidden_states`, [T, N, H] in the
     target's dtype. A file that exists already is left alone, so that an interrupted run can be taken up again.
@@ -98,7 +99,7 @@ class ExtractHiddenStatesProposer(Proposer):
         prompt = self._prompts.get(slot)
         if prompt is None:  # a fork: another sequence computes its prompt
             return
-        assert first == prompt.num_known, "no state may be spared"
+        assert first == prompt.num_known, "no state may be missing"
         prompt.num_known = min(first + len(features_CF), len(token_ids))
         if prompt.wanted:
             prompt.states_CF.append(features_CF[: len(token_ids) - first].to("cpu", copy=True))

@@ -1,4 +1,4 @@
-"""Medusa-1 heads: head i guesses the token i + 1 places after the last one (Cai et al. 2024, arXiv 2401.10774).
+"""Medusa-1 heads: head i drafts the token i + 1 places after the last one (Cai et al. 2024, arXiv 2401.10774).
 
 Checkpoints are vLLM's (`blocks.0.layers.0.weight`, `lm_heads.0.weight`) or those of FasterDecoding
 (`0.0.linear.weight`, `0.1.weight`), as vLLM 0.32's `model_executor/models/medusa.py` reads them. That one cannot load
@@ -31,10 +31,10 @@ __all__ = ["MedusaHeads", "MedusaProposer"]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MedusaHeads:
-    """Weights: each guess has its residual layers x + SiLU(W x), then its own head or the one that all share."""
+    """Weights: each draft token has its residual layers x + SiLU(W x), then its own head or the one that all share."""
 
     blocks: tuple[tuple[Linear, ...], ...]
-    """Of each guess, its layers."""
+    """Of each draft token, its layers."""
     heads: tuple[Linear, ...]
     """As many as blocks, or one."""
     logit_scale: float = 1.0
@@ -43,10 +43,10 @@ class MedusaHeads:
 
 
 class MedusaProposer(StatelessProposer[list[Tensor]]):
-    """Makes all guesses from one hidden state; none of them knows the others.
+    """Makes all draft tokens from one hidden state; none of them knows the others.
 
     Args:
-        heads: the weights; as many guesses as it has blocks.
+        heads: the weights; as many draft tokens as it has blocks.
         target: the model that is drafted for.
         probabilistic: see `StatelessProposer`.
     """
@@ -64,7 +64,7 @@ class MedusaProposer(StatelessProposer[list[Tensor]]):
         Args:
             path: directory with config.json and safetensors, in either layout.
             target: the model to draft for.
-            k: guesses a step at most: the first k heads are loaded; None: all.
+            k: draft tokens a step at most: the first k heads are loaded; None: all.
             probabilistic: see `StatelessProposer`.
 
         Raises:
@@ -72,17 +72,17 @@ class MedusaProposer(StatelessProposer[list[Tensor]]):
         """
         return cls(_load_heads(Checkpoint(path), target, k), target, probabilistic=probabilistic)
 
-    def begin(self, features_BH: Tensor, num_guesses: int) -> list[Tensor]:
-        """Return the logits of all guesses: none depends on a chosen token."""
-        blocks, heads = self._heads.blocks[:num_guesses], self._heads.heads
-        assert len(blocks) == num_guesses
+    def begin(self, features_BH: Tensor, num_drafted: int) -> list[Tensor]:
+        """Return the logits of all draft tokens: none depends on a chosen token."""
+        blocks, heads = self._heads.blocks[:num_drafted], self._heads.heads
+        assert len(blocks) == num_drafted
         states = [_through(block, features_BH) for block in blocks]
-        if len(heads) == 1:  # one pass over the head's weights serves all guesses
-            return list(self._scaled(heads[0](torch.cat(states))).chunk(num_guesses))
+        if len(heads) == 1:  # one pass over the head's weights serves all draft tokens
+            return list(self._scaled(heads[0](torch.cat(states))).chunk(num_drafted))
         return [self._scaled(head(state_BH)) for head, state_BH in zip(heads, states, strict=False)]
 
     def step(self, index: int, carry: list[Tensor], tokens_B: Tensor) -> tuple[Tensor, list[Tensor]]:  # noqa: ARG002
-        """Return the logits of guess number `index`."""
+        """Return the logits of draft token number `index`."""
         return carry[index], carry
 
     def _scaled(self, logits: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The MLP speculator: a small recurrence over the target's state and its own guesses (Wertheimer et al. 2024).
+"""The MLP speculator: a small recurrence over the target's state and its own draft tokens (Wertheimer et al. 2024).
 
 Source: "Accelerating Production LLMs with Combined Token/Embedding Speculators", arXiv 2404.19124; checkpoints are
 those of fms-extras (https://github.com/foundation-model-stack/fms-extras), which vLLM's V0 engine ran.
@@ -31,7 +31,7 @@ _Part = TypeVar("_Part")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stage:
-    """Weights of one guess."""
+    """Weights of one draft token."""
 
     embedding_VI: Tensor
     project: Linear
@@ -53,12 +53,12 @@ class MlpSpeculator:
 
 
 class MlpSpeculatorProposer(StatelessProposer[Tensor]):
-    """Makes each guess from the one before it: state = GELU(norm(project(state) + token_weight * embedding(token))).
+    """Drafts each token from the one before it: state = GELU(norm(project(state) + token_weight * embedding(token))).
 
     The norm divides by the root of the mean square and has weight and bias.
 
     Args:
-        network: the weights; as many guesses as it has stages.
+        network: the weights; as many draft tokens as it has stages.
         target: the model that is drafted for.
         probabilistic: see `StatelessProposer`.
     """
@@ -76,7 +76,7 @@ class MlpSpeculatorProposer(StatelessProposer[Tensor]):
         Args:
             path: directory with config.json and safetensors.
             target: the model to draft for.
-            k: guesses a step at most: the first k stages are loaded; None: all.
+            k: draft tokens a step at most: the first k stages are loaded; None: all.
             probabilistic: see `StatelessProposer`.
 
         Raises:
@@ -84,9 +84,9 @@ class MlpSpeculatorProposer(StatelessProposer[Tensor]):
         """
         return cls(_load_network(Checkpoint(path), target, k), target, probabilistic=probabilistic)
 
-    def begin(self, features_BH: Tensor, num_guesses: int) -> Tensor:
+    def begin(self, features_BH: Tensor, num_drafted: int) -> Tensor:
         """Return the state that enters the first stage."""
-        assert num_guesses <= len(self._network.stages)
+        assert num_drafted <= len(self._network.stages)
         if not self._network.scale_input:
             return features_BH
         return F.rms_norm(features_BH, features_BH.shape[-1:], eps=_EPS) / math.sqrt(2)

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from draftwise.engine.attention import AttentionPlan, PagedKV, plan_attention
+from draftwise.engine.attention.plan import AttentionPlan, plan_attention
+from draftwise.engine.attention.spans import Spans
+from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.models.drafter import DraftNetwork
 from draftwise.engine.proposers.base import Confirmed, Proposer
-from draftwise.engine.proposers.guesses import Guesses
-from draftwise.engine.spans import Spans
+from draftwise.engine.proposers.draft_builder import DraftBuilder
 
 __all__ = ["PagedProposer"]
 
@@ -21,7 +22,7 @@ class PagedProposer(Proposer):
 
     Args:
         network: the drafter.
-        probabilistic: draw guesses at the request's temperature and return what they were drawn from (vLLM's
+        probabilistic: draw draft tokens at the request's temperature and return what they were drawn from (vLLM's
             draft_sample_method `probabilistic`), instead of taking the likeliest.
         max_model_len: the target's longest context.
     """
@@ -49,9 +50,9 @@ class PagedProposer(Proposer):
             spans, new.page_table_BP, block_size=self._kv.block_size, limit=self._reach, causal=causal
         )
 
-    def _begin(self, new: Confirmed, counts_B: Tensor, k: int) -> Guesses:
+    def _begin(self, new: Confirmed, counts_B: Tensor, k: int) -> DraftBuilder:
         """Return the draft to be made."""
-        return Guesses(
+        return DraftBuilder(
             new,
             counts_B,
             k,

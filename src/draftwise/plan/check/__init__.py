@@ -1,28 +1,24 @@
-"""Predicts what a vLLM release makes of a setup: every finding at once, and the speculative config as it resolves."""
+"""Predicts what a vLLM release makes of a setup: every finding at once, and the speculative config as it resolves.
+
+The folders are vLLM's own stages, in its order: `cli` (flags and JSON), `model` (ModelConfig), `spec`
+(SpeculativeConfig), `engine` (VllmConfig), `serving` (start-up and requests).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 from draftwise.core import Effect, Finding, Ruling, Setup
-from draftwise.plan.check.batch import fill_in_batch, find_batch
-from draftwise.plan.check.context import Context, get_context
-from draftwise.plan.check.early import EARLY, find_early
-from draftwise.plan.check.hybrid import find_hybrid
-from draftwise.plan.check.later import async_scheduling, find_engine, find_later, runner
+from draftwise.plan.check.cli import get_context
+from draftwise.plan.check.context import Context
+from draftwise.plan.check.engine import complete, fill_in_batch, find_batch, find_early, find_hybrid
+from draftwise.plan.check.model import Model, find_target, find_weights, read_target
 from draftwise.plan.check.report import Report, Resolved
-from draftwise.plan.check.resolve import resolve
-from draftwise.plan.check.target import find_target, read_target
-from draftwise.plan.check.weights import find_weights
+from draftwise.plan.check.serving import find_serving
+from draftwise.plan.check.spec import resolve
+from draftwise.plan.check.steps import Step, collect
 
-__all__ = ["Context", "Report", "Resolved", "check", "check_many", "get_context"]
-
-_DROPPED = {
-    "schedule-off-on-v1": "num_speculative_tokens_per_batch_size",
-    "schedule-off-with-data-parallel": "num_speculative_tokens_per_batch_size",
-}
-"""Findings of the engine's config -> the key that it empties."""
+__all__ = ["Context", "Report", "Resolved", "check", "check_context", "check_many", "get_context"]
 
 
 def check(setup: Setup) -> Report:
@@ -33,30 +29,25 @@ def check(setup: Setup) -> Report:
     Raises:
         InvalidSetup: the version is unknown, or names nothing that is covered.
     """
-    context = get_context(setup)
-    target, rulings = read_target(context)
+    return check_context(get_context(setup))
+
+
+def check_context(context: Context) -> Report:
+    """Return what the release makes of a setup that was looked up before."""
+    about_target, target = collect(read_target(context))
     context = fill_in_batch(context, target)
-    findings: list[Finding] = [*context.rulings, *rulings, *find_early(context)]
-    resolved = None
-    if context.spec is not None:
-        spec_rulings, resolved = resolve(context, target)
-        resolved = _complete(context, resolved)
-        findings += spec_rulings
-    findings += find_batch(context, target)
-    if target is not None:
-        findings += find_target(context, target, None if resolved is None else resolved.method)
-        findings += find_hybrid(context, target, speculates=context.spec is not None)
-    engine = [ruling for ruling in find_engine(context, resolved) if ruling.code not in EARLY]
-    findings += engine
-    resolved = _switch_off(resolved, {ruling.code for ruling in engine})
-    if resolved is not None and not _is_rejected(findings):
-        findings += find_later(context, resolved)
+    about_config, resolved = collect(_configure(context, target))
+    findings: list[Finding] = [*context.rulings, *about_target, *about_config]
+    if any(isinstance(each, Ruling) and each.effect is Effect.REJECTED for each in findings):
+        resolved = None
+    elif resolved is not None:
+        findings += find_serving(context, resolved)
         findings += find_weights(context, resolved)
     return Report(
         version=str(context.release),
-        setup=setup,
+        setup=context.setup,
         findings=tuple(findings),
-        resolved=None if _is_rejected(findings) else resolved,
+        resolved=resolved,
     )
 
 
@@ -65,23 +56,14 @@ def check_many(setups: Iterable[Setup]) -> Sequence[Report]:
     return [check(setup) for setup in setups]
 
 
-def _complete(context: Context, resolved: Resolved | None) -> Resolved | None:
-    """Fill in which runner takes the work and how it is scheduled."""
-    if resolved is None:
-        return None
-    taken = runner(
-        context, resolved.method, parallel_drafting=resolved.parallel_drafting,
-        draft_architectures=resolved.draft_architectures,
-    )  # fmt: skip
-    resolved = replace(resolved, runner=taken.name)
-    return replace(resolved, async_scheduling=async_scheduling(context, resolved))
-
-
-def _switch_off(resolved: Resolved | None, codes: Iterable[str]) -> Resolved | None:
-    """Take out what the engine drops, by the codes of its findings."""
-    dropped = {_DROPPED[code]: None for code in codes if code in _DROPPED}
-    return resolved if resolved is None or not dropped else replace(resolved, fields={**resolved.fields, **dropped})
-
-
-def _is_rejected(findings: Iterable[Finding]) -> bool:
-    return any(isinstance(each, Ruling) and each.effect is Effect.REJECTED for each in findings)
+def _configure(context: Context, target: Model | None) -> Step[Resolved | None]:
+    """Go through the making of the server's configuration; return its speculative part."""
+    yield from find_early(context)
+    resolved = None
+    if context.spec is not None:
+        resolved = yield from resolve(context, target)
+    yield from find_batch(context, target)
+    if target is not None:
+        yield from find_target(context, target, None if resolved is None else resolved.method)
+        yield from find_hybrid(context, target)
+    return (yield from complete(context, resolved))

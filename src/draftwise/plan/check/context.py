@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from draftwise.core import Finding, InvalidSetup, Ruling, Setup
-from draftwise.facts.rules import Rule, get_rule
-from draftwise.facts.vllm import Release, get_release
-from draftwise.plan.check.flags import read_flags
-from draftwise.plan.check.speculators import SpeculatorsFault, read_served
-from draftwise.plan.model_config import ModelConfig, find_model_config
+from draftwise.checkpoints.model_config import ModelConfig
+from draftwise.core import Finding, Ruling, Setup
+from draftwise.facts.rules import Rulebook
+from draftwise.facts.vllm import Release
 
-__all__ = ["SPEC_FLAGS", "Context", "get_context"]
+__all__ = ["ALL_PACKAGES", "SPEC", "SPEC_FLAGS", "Context"]
+
+SPEC = "--speculative-config"
 
 SPEC_FLAGS: Mapping[str, str] = {
     "spec_method": "method",
@@ -22,7 +23,10 @@ SPEC_FLAGS: Mapping[str, str] = {
 }
 """Engine flags that stand for a key of the speculative JSON."""
 
-_ALL_PACKAGES = frozenset({"arctic_inference"})
+ALL_PACKAGES = frozenset({"arctic_inference"})
+"""Optional Python packages that some methods need."""
+
+_OFF: tuple[Any, ...] = (None, False, "", [], {}, "false", "False")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,10 +52,10 @@ class Context:
     doubled: tuple[str, ...] = ()
     """Flags of `SPEC_FLAGS` whose key the JSON holds too."""
     rulings: tuple[Ruling, ...] = ()
-    """What was found while the models were looked up."""
+    """What was found while flags and models were read."""
     platform: Literal["cuda", "cpu"] = "cuda"
     env: Mapping[str, str] = field(default_factory=dict)
-    installed: frozenset[str] = _ALL_PACKAGES
+    installed: frozenset[str] = ALL_PACKAGES
     """Optional Python packages that the server has; nobody can see another machine's, so all are assumed."""
 
     @property
@@ -59,72 +63,85 @@ class Context:
         """The speculative JSON with its keys as vLLM reads dashed ones; empty without speculation."""
         return {key.replace("-", "_"): value for key, value in (self.spec or {}).items()}
 
+    @property
+    def draft_config(self) -> Mapping[str, Any]:
+        """The drafter's config.json; empty where there is none or it is not known here."""
+        return {} if self.drafter is None else self.drafter.config
+
     def flag(self, name: str, default: Any = None) -> Any:
         """Return an engine argument, or `default` where the release has no such argument."""
         return self.flags.get(name, default)
 
-    def rule(self, code: str) -> Rule | None:
-        """Return a rule if it holds in this release."""
-        rule = get_rule(code)
-        return rule if rule.holds(self.release.version) else None
+    def is_on(self, flag: str) -> bool:
+        """Say whether a flag is given and neither false nor empty; the defaults of these flags are all off."""
+        return self.given.get(flag) not in _OFF
+
+    def size(self, flag: str) -> int | None:
+        """Return an engine flag that holds a number; None where the default depends on the GPU."""
+        value = self.flag(flag)
+        if isinstance(value, bool):
+            return None
+        try:
+            return int(value)
+        except (TypeError, ValueError, OverflowError):
+            return None
+
+    @property
+    def stages(self) -> int:
+        """Pipeline stages, 1 where the flag is no number."""
+        return self.size("pipeline_parallel_size") or 1
+
+    def json_object(self, flag: str) -> Mapping[str, Any]:
+        """Return a flag that holds JSON, as text or typed; empty for one that is not given or holds no object."""
+        value = self.given.get(flag)
+        if isinstance(value, str):
+            try:
+                value = json.loads(value)
+            except ValueError:
+                return {}
+        return value if isinstance(value, Mapping) else {}
 
     def holds(self, code: str) -> bool:
         """Say whether a rule holds in this release."""
-        return get_rule(code).holds(self.release.version)
+        return Rulebook(self.release.version).holds(code)
 
+    def applies(self, code: str, method: str | None) -> bool:
+        """Say whether a rule holds in this release and is about a method."""
+        return Rulebook(self.release.version).applies(code, method)
 
-def get_context(setup: Setup, *, installed: frozenset[str] = _ALL_PACKAGES) -> Context:
-    """Look up what a setup names.
+    def ruling(
+        self,
+        code: str,
+        message: str,
+        *,
+        where: str = "",
+        fix: str = "",
+        becomes: str = "",
+        method: str | None = None,
+    ) -> Iterator[Ruling]:
+        """Yield the finding that the setup meets a rule, or nothing where this release does not have the rule."""
+        rules = Rulebook(self.release.version)
+        return rules.ruling(code, message, where=where, fix=fix, becomes=becomes, method=method)
 
-    Args:
-        setup: what the operator wrote.
-        installed: optional Python packages that the server has.
+    @property
+    def insists_on_v1(self) -> bool:
+        """Whether the environment forbids the V0 engine."""
+        return self.env.get("VLLM_USE_V1") == "1"
 
-    Raises:
-        InvalidSetup: the version is unknown.
-    """
-    release = get_release(setup.engine_version or "newest")
-    faults: list[Finding] = []
-    given = _find_model(setup.target, faults)
-    args, flag_rulings = read_flags(release, setup.args)
-    rulings = list(flag_rulings)
-    spec: Mapping[str, Any] | None = None if setup.spec is None else setup.spec.to_dict()
-    verifier = None
-    if given is not None:
-        try:
-            served = read_served(release, setup.target, given.config, spec)
-        except SpeculatorsFault as fault:
-            rulings.append(fault.ruling)
-        else:
-            if served is not None:
-                spec, verifier = served.spec, served.verifier
-                rulings += served.rulings
-    by_flag = {key: args[flag] for flag, key in SPEC_FLAGS.items() if flag in args}
-    doubled = tuple(flag for flag, key in SPEC_FLAGS.items() if flag in args and key in (spec or {}))
-    if by_flag:
-        spec = {**(spec or {}), **by_flag}  # a flag wins over a key that is spelled with dashes
-    draft = None if spec is None else spec.get("model")
-    return Context(
-        setup=setup,
-        release=release,
-        flags={**release.table("engine_defaults"), **args},
-        given=args,
-        spec=spec,
-        target=given if verifier is None else _find_model(verifier, faults),
-        drafter=_find_model(draft, faults) if isinstance(draft, str) and draft else None,
-        faults=tuple(faults),
-        verifier=verifier,
-        doubled=doubled,
-        rulings=tuple(rulings),
-        platform="cpu" if setup.device is not None and setup.device.kind == "cpu" else "cuda",
-        env=setup.env,
-        installed=installed,
-    )
+    @property
+    def is_known_to_v1(self) -> bool:
+        """Whether the first V1 engine knows the method by the name that is written."""
+        return self.spec is None or self.applies("v1-knows-method", self.spec.get("method") or self.spec.get("model"))
 
+    @property
+    def runs_on_v0(self) -> bool:
+        """Whether the V0 engine serves the setup: the rules about V1's runners then do not apply."""
+        return self.holds("v0-engine-taken") and not self.is_known_to_v1 and not self.insists_on_v1
 
-def _find_model(name: str, faults: list[Finding]) -> ModelConfig | None:
-    try:
-        return find_model_config(name)
-    except InvalidSetup as fault:
-        faults.extend(fault.findings)
-        return None
+    @property
+    def chunks_prefill(self) -> bool:
+        """Whether prompts may be split over steps; V0 does not do it by default while it speculates."""
+        given = self.flag("enable_chunked_prefill")
+        if self.runs_on_v0:
+            return given is True
+        return given is not False or self.holds("v1-always-chunks")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from draftwise.core import Effect, Finding, Ruling, Setup
+from draftwise.facts.methods import Method, get_method
 
 __all__ = ["Report", "Resolved"]
 
@@ -32,6 +33,11 @@ class Resolved:
     async_scheduling: bool | None = None
     fields: Mapping[str, Any] = field(default_factory=dict)
     """Every other key of the release, with its default where it was not given."""
+
+    @property
+    def facts(self) -> Method:
+        """What is true of the method in every release."""
+        return get_method(self.method)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

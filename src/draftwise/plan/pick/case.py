@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from draftwise.checkpoints.model_config import ModelConfig, find_model_config
+from draftwise.checkpoints.recognize import RecognizedDrafter, recognize
 from draftwise.core import Device, InvalidSetup, Setup, SpecConfig
 from draftwise.facts.families import PublishedDrafter, published_drafters
 from draftwise.facts.models import KnownModel, find_model, suggest_models
 from draftwise.facts.vllm import Release, get_release
-from draftwise.plan.checkpoint.recognise import Drafter, recognise
-from draftwise.plan.model_config import ModelConfig, find_model_config
-from draftwise.plan.pick.cost import Batch, Machine
+from draftwise.plan.forecast.step_cost import Batch, Machine
+from draftwise.plan.forecast.work import find_work
 from draftwise.plan.pick.wish import Wish
-from draftwise.plan.pick.work import find_work
 from draftwise.plan.size.precision import Precision, get_precision, precision_of
 from draftwise.plan.size.shapes import read_shape
 
@@ -27,7 +27,7 @@ class GivenDrafter:
     """A drafter that the operator has."""
 
     name: str
-    drafter: Drafter
+    drafter: RecognizedDrafter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +113,7 @@ def _open_drafter(name: str) -> GivenDrafter:
             where="--drafter",
             fix="Give the directory of the drafter: its config.json says which method it is for.",
         )
-    return GivenDrafter(name=name, drafter=recognise(found.config, ()))
+    return GivenDrafter(name=name, drafter=recognize(found.config, ()))
 
 
 def _names(target: ModelConfig) -> tuple[tuple[str, ...], tuple[str, ...]]:

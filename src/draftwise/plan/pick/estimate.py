@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from draftwise.facts.advice import Band, find_band
+from draftwise.plan.forecast.schedule import Range, join_ranges
+from draftwise.plan.forecast.step_cost import Drafting, acceptance_length, best_k
 from draftwise.plan.pick.case import Case
-from draftwise.plan.pick.cost import Drafting, acceptance_length, best_k
 from draftwise.plan.pick.proposal import Proposal
 
 __all__ = ["Estimate", "choose_k", "estimate", "schedule"]
@@ -92,7 +93,7 @@ def choose_k(case: Case, proposal: Proposal, drafting: Drafting) -> int:
     return best_k(case.machine, case.batch(), drafting, band.low, lengths)
 
 
-def schedule(case: Case, proposal: Proposal, drafting: Drafting) -> tuple[tuple[int, int, int], ...]:
+def schedule(case: Case, proposal: Proposal, drafting: Drafting) -> tuple[Range, ...]:
     """Return ranges (first batch size, last, k) with the k that emits most, 0 where plain decoding is faster.
 
     Batch sizes go up to the traffic's peak. Empty where one k serves them all, or nothing can be estimated.
@@ -109,7 +110,7 @@ def schedule(case: Case, proposal: Proposal, drafting: Drafting) -> tuple[tuple[
 
     peak = case.wish.traffic.peak_concurrency
     ends = sorted({min(peak, 2**power) for power in range(peak.bit_length() + 1)})
-    rows = _merge([(end, best(end)) for end in ends])
+    rows = join_ranges((end, best(end)) for end in ends)
     return rows if len({k for _, _, k in rows}) > 1 else ()
 
 
@@ -119,18 +120,6 @@ def _within_graphs(case: Case, lengths: Sequence[int], sequences: int) -> Sequen
     if not isinstance(reach, int):
         return lengths
     return [k for k in lengths if sequences * (k + 1) <= reach] or [min(lengths)]
-
-
-def _merge(points: Sequence[tuple[int, int]]) -> tuple[tuple[int, int, int], ...]:
-    rows: list[tuple[int, int, int]] = []
-    first = 1
-    for end, k in points:
-        if rows and rows[-1][2] == k:
-            rows[-1] = (rows[-1][0], end, k)
-        else:
-            rows.append((first, end, k))
-        first = end + 1
-    return tuple(rows)
 
 
 def _chance(case: Case, band: Band) -> float:

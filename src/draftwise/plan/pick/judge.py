@@ -8,23 +8,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from draftwise.checkpoints.pair import inspect_pair
 from draftwise.core import Effect, Finding, InvalidSetup, Ruling, Setup, Severity
 from draftwise.facts.advice import Anchor, anchors_of, get_advice
 from draftwise.facts.families import PublishedDrafter
+from draftwise.facts.methods import get_method
 from draftwise.plan.check import Report, Resolved, check
-from draftwise.plan.checkpoint import inspect_pair
+from draftwise.plan.forecast.schedule import KEY, schedule_keys
+from draftwise.plan.forecast.step_cost import Drafting
 from draftwise.plan.pick.case import Case
 from draftwise.plan.pick.caveats import find_caveats
-from draftwise.plan.pick.cost import Drafting
 from draftwise.plan.pick.estimate import Estimate, choose_k, estimate, schedule
 from draftwise.plan.pick.memory import Memory
-from draftwise.plan.pick.proposal import Proposal, Refusal, canonical
+from draftwise.plan.pick.proposal import Proposal, Refusal
 from draftwise.plan.pick.stops import find_stops
 from draftwise.plan.size import Sizing
 
 __all__ = ["Candidate", "judge"]
 
-_SCHEDULE = "num_speculative_tokens_per_batch_size"
 _FEW_SEQUENCES = 64
 """Least `max_num_seqs` to fall back to."""
 
@@ -125,7 +126,7 @@ def _refusal(case: Case, proposal: Proposal, report: Report) -> Refusal | None:
         gist = f"vLLM {case.release}: {stops[0].effect}. {str(stops[0]).removesuffix(stops[0].fix).strip()}"
         first = get_advice("refused-by-check").finding(gist, fix=stops[0].fix)
         return Refusal(method=proposal.method, reasons=(first, *stops))
-    runs = canonical(report.resolved.method) if report.resolved is not None else ""
+    runs = get_method(report.resolved.method).name if report.resolved is not None else ""
     if runs != proposal.method:
         gist = f"vLLM {case.release} would run {runs or 'nothing'} instead."
         return Refusal(method=proposal.method, reasons=(get_advice("changed-by-release").finding(gist),))
@@ -163,13 +164,12 @@ def _drafting(case: Case, proposal: Proposal, resolved: Resolved | None) -> Draf
 
 
 def _scheduled(case: Case, proposal: Proposal, drafting: Drafting) -> Mapping[str, Any] | None:
-    if _SCHEDULE not in case.release.table("spec_fields") or proposal.bound is not None:
+    if KEY not in case.release.table("spec_fields") or proposal.bound is not None:
         return None
     rows = schedule(case, proposal, drafting)
     if not rows:
         return None
-    most = max(k for _, _, k in rows)
-    spec = {**proposal.spec, "num_speculative_tokens": most, _SCHEDULE: [list(row) for row in rows]}
+    spec = {**proposal.spec, **schedule_keys(rows)}
     report = check(case.setup(spec, **proposal.args))
     idle = any(isinstance(each, Ruling) and each.effect is Effect.INEFFECTIVE for each in report.findings)
     return None if idle or _refusal(case, proposal, report) else spec

@@ -2,40 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 
 from draftwise.core import Finding, Severity
 from draftwise.facts.advice import get_advice, guide_order
+from draftwise.facts.methods import get_method
 from draftwise.plan.pick.case import Case
 from draftwise.plan.pick.proposal import Proposal, Refusal, refuse
 from draftwise.plan.pick.wish import STRUCTURED_OUTPUT
 
-__all__ = ["lookup", "propose_suffix"]
+__all__ = ["propose_lookup", "propose_suffix"]
 
-_Maker = Callable[[Case], Proposal | Refusal]
 _SHORT_LOOKUP, _STRICT_LOOKUP = 5, 8
 """Tokens that must match: vLLM's default, and what kept tool calls whole (vLLM issues #35800, #40875)."""
 
 
-def lookup(method: str) -> _Maker:
-    """Return what proposes a method that looks n-grams up."""
-
-    def make(case: Case) -> Proposal | Refusal:
-        traffic = case.wish.traffic
-        if traffic.overlap == "none" and not traffic.repetitive:
-            return refuse(
-                method, "no-overlap", f"The output of {traffic.kind or 'this traffic'} repeats little of its prompt."
-            )
-        size = _STRICT_LOOKUP if STRUCTURED_OUTPUT in traffic.parameters else _SHORT_LOOKUP
-        return Proposal(
-            method=method,
-            spec={"method": method, "prompt_lookup_max": size, "prompt_lookup_min": size},
-            place=guide_order(method),
-            lengths=tuple(range(1, 6)),
-            reasons=(_overlap_reason(case), get_advice("no-artefact").finding("Nothing to fetch, nothing to load.")),
+def propose_lookup(case: Case, method: str) -> Proposal | Refusal:
+    """Return the proposal of a method that looks n-grams up."""
+    traffic = case.wish.traffic
+    if traffic.overlap == "none" and not traffic.repetitive:
+        return refuse(
+            method, "no-overlap", f"The output of {traffic.kind or 'this traffic'} repeats little of its prompt."
         )
-
-    return make
+    size = _STRICT_LOOKUP if STRUCTURED_OUTPUT in traffic.parameters else _SHORT_LOOKUP
+    return Proposal(
+        method=method,
+        spec={"method": method, "prompt_lookup_max": size, "prompt_lookup_min": size},
+        place=guide_order(method),
+        lengths=tuple(range(1, get_method(method).usual_k + 1)),
+        reasons=(_overlap_reason(case), get_advice("no-artefact").finding("Nothing to fetch, nothing to load.")),
+    )
 
 
 def _overlap_reason(case: Case) -> Finding:
@@ -46,20 +42,18 @@ def _overlap_reason(case: Case) -> Finding:
     return get_advice("overlap-some").finding(f"Some of the output of {name} stands in the prompt.")
 
 
-def propose_suffix(case: Case) -> Proposal | Refusal:
+def propose_suffix(case: Case, method: str) -> Proposal | Refusal:
     """Return the proposal of `suffix`."""
-    made = lookup("suffix")(case)
+    made = propose_lookup(case, method)
     if isinstance(made, Refusal):
         return made
-    return Proposal(
-        method="suffix",
-        spec={"method": "suffix"},
-        place=guide_order("suffix" if case.wish.traffic.repetitive else "ngram"),
-        lengths=made.lengths,
+    return replace(
+        made,
+        spec={"method": method},
+        place=guide_order(method if case.wish.traffic.repetitive else "ngram"),
         why_lengths=get_advice("k-of-suffix").finding(
             "The trees decide how much to draft; more than this they cannot."
         ),
-        reasons=made.reasons,
         caveats=(
             get_advice("suffix-package").finding(
                 "The server needs arctic-inference.",

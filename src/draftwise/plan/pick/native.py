@@ -7,35 +7,35 @@ from typing import Any
 
 from draftwise.facts.advice import get_advice, guide_order
 from draftwise.facts.families import find_native
+from draftwise.plan.forecast.work import find_drafter_work
 from draftwise.plan.pick.case import Case
 from draftwise.plan.pick.proposal import Proposal, Refusal, refuse
-from draftwise.plan.pick.work import find_drafter_work
 
 __all__ = ["propose_mtp"]
 
 
-def propose_mtp(case: Case) -> Proposal | Refusal:
+def propose_mtp(case: Case, method: str) -> Proposal | Refusal:
     """Return the proposal of `mtp`, under the name that the release has for it."""
     table, target = case.release.table("mtp_remap"), case.target
     row = next((table[name] for name in (target.model_type, *target.architectures) if name in table), None)
     modules = None if row is None else _count_modules(case, row)
     if row is None or modules == 0:
         said = "its config says 0 modules" if row is not None else f"{target.model_type or 'it'} is no family with them"
-        return refuse("mtp", "no-native-modules", f"{target.name} carries no prediction modules: {said}.")
+        return refuse(method, "no-native-modules", f"{target.name} carries no prediction modules: {said}.")
     names = case.release.table("methods")
     alias = str(row.get("model_type") or target.model_type)
-    if "mtp" not in names and alias not in names:
-        return refuse("mtp", "not-in-release", f"vLLM {case.release} has no MTP for {target.model_type}.")
+    if method not in names and alias not in names:
+        return refuse(method, "not-in-release", f"vLLM {case.release} has no MTP for {target.model_type}.")
     native = find_native(target.model_type)
     most = max(modules or 1, native.num_speculative_tokens if native else 1)
     source = native.source if native else f"{modules or 1} trained module{'s' if (modules or 1) > 1 else ''}"
     return Proposal(
-        method="mtp",
-        spec={"method": "mtp" if "mtp" in names else alias},
-        place=guide_order("mtp"),
+        method=method,
+        spec={"method": method if method in names else alias},
+        place=guide_order(method),
         lengths=tuple(k for k in range(1, most + 1) if k <= (modules or 1) or k % (modules or 1) == 0),
         why_lengths=get_advice("k-of-modules").finding(f"Up to {most}: {source}."),
-        work=find_drafter_work("mtp", 1, target.config, None, case.precision, case.tensor_parallel_size),
+        work=find_drafter_work(method, 1, target.config, None, case.precision, case.tensor_parallel_size),
         reasons=(get_advice("native-modules").finding(f"{target.name} carries its own prediction modules."),),
     )
 

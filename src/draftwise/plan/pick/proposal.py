@@ -7,12 +7,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from draftwise.core import Finding, Severity
-from draftwise.facts.advice import get_advice, runs_embedded
+from draftwise.facts.advice import get_advice
 from draftwise.facts.families import PublishedDrafter
+from draftwise.facts.methods import get_method
+from draftwise.plan.forecast.work import Work
 from draftwise.plan.pick.case import Case
-from draftwise.plan.pick.work import Work
 
-__all__ = ["Proposal", "Refusal", "canonical", "no_drafter", "published_notes", "refuse", "sourced"]
+__all__ = ["Proposal", "Refusal", "no_drafter", "published_notes", "refuse", "sourced"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,11 +51,6 @@ class Proposal:
     """A config.json like the drafter's, to be judged where the drafter itself is not here."""
 
 
-def canonical(name: str) -> str:
-    """Return a method's name with the many aliases of `mtp` under one."""
-    return "mtp" if name.endswith("_mtp") else name
-
-
 def refuse(method: str, code: str, message: str, *, fix: str = "") -> Refusal:
     """Return a refusal by one rule."""
     return Refusal(method=method, reasons=(get_advice(code).finding(message, fix=fix),))
@@ -62,7 +58,7 @@ def refuse(method: str, code: str, message: str, *, fix: str = "") -> Refusal:
 
 def no_drafter(case: Case, method: str) -> Refusal:
     """Return the refusal of a method that lacks its drafter."""
-    train = " Or train one: draftwise train." if case.wish.can_train and runs_embedded(method) else ""
+    train = " Or train one: draftwise train." if case.wish.can_train and get_method(method).trainable else ""
     return refuse(
         method,
         "no-drafter-known",

@@ -5,24 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from draftwise.checkpoints.model_config import find_model_config
 from draftwise.core import Finding, Severity
 from draftwise.facts.advice import get_advice, guide_order
 from draftwise.facts.families import PublishedDrafter
-from draftwise.plan.model_config import find_model_config
+from draftwise.facts.methods import get_method
+from draftwise.plan.forecast.work import Work, find_work
 from draftwise.plan.pick.case import Case
 from draftwise.plan.pick.proposal import Proposal, Refusal, no_drafter, published_notes, sourced
-from draftwise.plan.pick.work import Work, find_work
 from draftwise.plan.size.precision import precision_of
 
 __all__ = ["propose_draft_model"]
 
 
-def propose_draft_model(case: Case) -> Proposal | Refusal:
+def propose_draft_model(case: Case, method: str) -> Proposal | Refusal:
     """Return the proposal of `draft_model`."""
     given = next((each for each in case.given if not each.drafter.is_head), None)
-    rows = [row for row in (*case.published, *case.similar) if row.method == "draft_model"]
+    rows = [row for row in (*case.published, *case.similar) if row.method == method]
     if given is None and not rows:
-        return no_drafter(case, "draft_model")
+        return no_drafter(case, method)
     name = given.name if given else rows[0].model
     found = find_model_config(name)
     config = {} if found is None else found.config
@@ -34,10 +35,10 @@ def propose_draft_model(case: Case) -> Proposal | Refusal:
     )
     vocabularies = _vocabularies(case, config)
     return Proposal(
-        method="draft_model",
-        spec={"method": "draft_model", "model": name, **vocabularies},
-        place=guide_order("draft_model") - (0.5 if given else 0),
-        lengths=tuple(range(1, 6)),
+        method=method,
+        spec={"method": method, "model": name, **vocabularies},
+        place=guide_order(method) - (0.5 if given else 0),
+        lengths=tuple(range(1, get_method(method).usual_k + 1)),
         work=work,
         reasons=(reason,),
         caveats=tuple(_model_notes(case, name, work, rows, given=given is not None, padded=bool(vocabularies))),

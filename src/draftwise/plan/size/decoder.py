@@ -15,9 +15,18 @@ Config = Mapping[str, Any]
 
 _QKV_BIAS = frozenset({"qwen2", "qwen2_moe", "mimo", "glm4_moe", "glm4"})
 """Model types whose query, key and value projections alone have a bias (the last three: with `attention_bias`)."""
-_HEAD_NORM = frozenset({
-    "qwen3", "qwen3_moe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_5", "qwen3_5_moe", "gemma3_text",
-})  # fmt: skip
+_HEAD_NORM = frozenset(
+    {
+        "qwen3",
+        "qwen3_moe",
+        "qwen3_next",
+        "qwen3_5_text",
+        "qwen3_5_moe_text",
+        "qwen3_5",
+        "qwen3_5_moe",
+        "gemma3_text",
+    }
+)
 """Model types with a norm over each head's queries and keys."""
 _WHOLE_NORM = frozenset({"olmo2", "minimax_m2"})
 """Model types with a norm over all queries, and one over all keys."""
@@ -26,10 +35,28 @@ _GATED_QUERY = frozenset({"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"})
 """Model types whose query projection also makes a gate of the same width."""
 _CORRECTED = frozenset({"deepseek_v3", "deepseek_v32", "kimi_k2", "glm4_moe"})
 """Model types whose router has a correction for each expert."""
-_KNOWN = _QKV_BIAS | _HEAD_NORM | _WHOLE_NORM | _FOUR_NORMS | frozenset({
-    "llama", "mistral", "mistral3", "mixtral", "phi3", "granite", "gpt_oss", "deepseek_v2", "deepseek_v3",
-    "deepseek_v32", "kimi_k2", "llama4_text",
-})  # fmt: skip
+_KNOWN = (
+    _QKV_BIAS
+    | _HEAD_NORM
+    | _WHOLE_NORM
+    | _FOUR_NORMS
+    | frozenset(
+        {
+            "llama",
+            "mistral",
+            "mistral3",
+            "mixtral",
+            "phi3",
+            "granite",
+            "gpt_oss",
+            "deepseek_v2",
+            "deepseek_v3",
+            "deepseek_v32",
+            "kimi_k2",
+            "llama4_text",
+        }
+    )
+)
 
 
 def known_family(model_type: str) -> bool:

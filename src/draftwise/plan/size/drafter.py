@@ -7,16 +7,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from draftwise.core import ModelShape
+from draftwise.facts.methods import Method, find_method, get_method
 from draftwise.plan.size.decoder import attention_parts, decoder_parts, mlp_parts, norm
 from draftwise.plan.size.parts import Part, Split
 from draftwise.plan.size.shapes import read_shape
 
-__all__ = ["WITHOUT_WEIGHTS", "Drafter", "describe_drafter"]
+__all__ = ["Drafter", "describe_drafter"]
 
 Config = Mapping[str, Any]
-
-WITHOUT_WEIGHTS = frozenset({"ngram", "ngram_gpu", "suffix", "custom_class", "extract_hidden_states"})
-"""Methods that load no drafter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +33,11 @@ class Drafter:
     """Whether the layout is the method's usual one, because no config.json of the drafter is at hand."""
     notes: tuple[str, ...] = ()
 
+    @property
+    def facts(self) -> Method:
+        """What is true of the method; one that is not known is counted as a draft model."""
+        return find_method(self.method) or get_method("draft_model")
+
 
 def describe_drafter(method: str, k: int, target: Config, config: Config | None) -> Drafter:
     """Return what a drafter is made of.
@@ -45,11 +48,12 @@ def describe_drafter(method: str, k: int, target: Config, config: Config | None)
         target: the target's text config.
         config: of the drafter; None where only the method is known, or where it is part of the target's checkpoint.
     """
-    if method in WITHOUT_WEIGHTS:
+    facts = find_method(method)
+    if facts is not None and not facts.has_weights:
         return Drafter(method=method)
-    describe = _METHODS.get(method, _describe_draft_model)
-    found = describe(target, _flat(config) if config is not None else None, k)
-    return replace(found, method=method, typical=config is None and method != "mtp")
+    describe = _METHODS.get(method if facts is None else facts.name, _describe_draft_model)
+    found = replace(describe(target, _flat(config) if config is not None else None, k), method=method)
+    return replace(found, typical=config is None and found.facts.weights != "target")
 
 
 def _flat(config: Config) -> Config:
@@ -61,7 +65,7 @@ def _flat(config: Config) -> Config:
 def _describe_draft_model(_target: Config, config: Config | None, _k: int) -> Drafter:
     if config is None:
         return Drafter(
-            method="draft_model", notes=("no config.json of the draft model is at hand: its memory is left out.",)
+            method="draft_model", notes=("No config.json of the draft model is at hand: its memory is left out.",)
         )
     shape = read_shape(config)
     return Drafter(method="draft_model", parts=decoder_parts(config, shape), shape=shape, config=config)

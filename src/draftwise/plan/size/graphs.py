@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from draftwise.facts.gpus import Gpu
-from draftwise.facts.rules import get_rule
+from draftwise.facts.rules import Rulebook
 from draftwise.facts.vllm import Release
 
 __all__ = ["capture_sizes", "count_graphs"]
@@ -35,6 +35,6 @@ def _grid(largest: int) -> list[int]:
 def count_graphs(release: Release, sizes: tuple[int, ...], *, max_num_seqs: int, num_speculative_tokens: int) -> int:
     """Return the graphs: one a size for mixed batches, and one for each size that a decode step can have."""
     step = 1 + num_speculative_tokens
-    if not get_rule("size-full-graphs").holds(release.version):
+    if not Rulebook(release.version).holds("size-full-graphs"):
         return len(sizes)
     return len(sizes) + sum(step <= size <= max_num_seqs * step for size in sizes)

@@ -17,10 +17,21 @@ from draftwise.core.shape import KVLayer
 __all__ = ["CachedLayer", "cached_layers", "drafter_layers", "kv_value_bytes", "lay_out"]
 
 _VALUE_BYTES = {
-    "auto": 2.0, "bfloat16": 2.0, "float16": 2.0, "half": 2.0, "float32": 4.0, "float": 4.0, "fp8": 1.0,
-    "fp8_e4m3": 1.0, "fp8_e5m2": 1.0, "fp8_inc": 1.0, "int8_per_token_head": 1.0, "fp8_per_token_head": 1.0,
-    "int4_per_token_head": 0.5, "nvfp4": 0.5625,
-}  # fmt: skip
+    "auto": 2.0,
+    "bfloat16": 2.0,
+    "float16": 2.0,
+    "half": 2.0,
+    "float32": 4.0,
+    "float": 4.0,
+    "fp8": 1.0,
+    "fp8_e4m3": 1.0,
+    "fp8_e5m2": 1.0,
+    "fp8_inc": 1.0,
+    "int8_per_token_head": 1.0,
+    "fp8_per_token_head": 1.0,
+    "int4_per_token_head": 0.5,
+    "nvfp4": 0.5625,
+}
 """Bytes of one value by `--kv-cache-dtype`; NVFP4 keeps an 8-bit scale for each 16 values."""
 _SCALE_BYTES = 4
 """Of each head and token, under the `_per_token_head` types."""
@@ -55,9 +66,11 @@ def kv_value_bytes(name: str, shape: ModelShape) -> float:
         return _DS_MLA_BYTES / shape.latent_dim
     if (found := _VALUE_BYTES.get(name)) is None:
         raise InvalidSetup.because(
-            "unknown-kv-cache-dtype", f"the bytes of {name!r} are not known.", where="--kv-cache-dtype",
+            "unknown-kv-cache-dtype",
+            f"The bytes of a KV-cache entry in {name!r} are not known.",
+            where="--kv-cache-dtype",
             fix=f"Give one of {', '.join(_VALUE_BYTES)}.",
-        )  # fmt: skip
+        )
     return found + (_SCALE_BYTES / shape.head_dim if name.endswith("_per_token_head") else 0)
 
 
@@ -99,7 +112,7 @@ def lay_out(layers: Sequence[CachedLayer], *, block_size: int = 16, pads_to_larg
         InvalidSetup: no layer keeps keys and values, or the sizes of the layers' blocks do not divide one another.
     """
     if not layers:
-        raise InvalidSetup(_finding("no-kv-cache", "no layer keeps keys and values.", ""))
+        raise InvalidSetup(_finding("no-kv-cache", "No layer keeps keys and values.", ""))
     kinds = Counter(layer.kind for layer in layers)
     if len({window for _, window in kinds}) == 1:
         return _one_group(layers, block_size)
@@ -124,7 +137,7 @@ def _several_groups(
         raise InvalidSetup(
             _finding(
                 "kv-pages-do-not-divide",
-                f"layers keep {largest} and {odd[0]} bytes a token, which do not divide: vLLM cannot share its blocks.",
+                f"Layers keep {largest} and {odd[0]} bytes a token, which do not divide: vLLM cannot share its blocks.",
                 "Choose a drafter with the target's head size and number of key-value heads.",
             )
         )

@@ -60,11 +60,26 @@ PRECISIONS: Mapping[str, Precision] = {
 32 with an 8-bit exponent, NVFP4 in blocks of 16 with an 8-bit scale (model_executor/layers/quantization)."""
 
 _ALIASES: Mapping[str, str] = {
-    "auto": "bf16", "bfloat16": "bf16", "float16": "bf16", "half": "bf16", "fp16": "bf16", "float32": "fp32",
-    "float": "fp32", "awq": "int4", "awq_marlin": "int4", "gptq": "int4", "gptq_marlin": "int4", "w4a16": "int4",
-    "w8a8": "int8", "w8a16": "int8", "fp8_e4m3": "fp8", "ptpc_fp8": "fp8", "modelopt": "fp8", "modelopt_fp4": "nvfp4",
+    "auto": "bf16",
+    "bfloat16": "bf16",
+    "float16": "bf16",
+    "half": "bf16",
+    "fp16": "bf16",
+    "float32": "fp32",
+    "float": "fp32",
+    "awq": "int4",
+    "awq_marlin": "int4",
+    "gptq": "int4",
+    "gptq_marlin": "int4",
+    "w4a16": "int4",
+    "w8a8": "int8",
+    "w8a16": "int8",
+    "fp8_e4m3": "fp8",
+    "ptpc_fp8": "fp8",
+    "modelopt": "fp8",
+    "modelopt_fp4": "nvfp4",
     "experts_int8": "int8",
-}  # fmt: skip
+}
 
 
 def get_precision(name: str, *, where: str = "--quantization") -> Precision:
@@ -77,9 +92,11 @@ def get_precision(name: str, *, where: str = "--quantization") -> Precision:
     found = PRECISIONS.get(_ALIASES.get(key, key))
     if found is None:
         raise InvalidSetup.because(
-            "unknown-precision", f"{name!r} is no precision whose bytes are known.", where=where,
+            "unknown-precision",
+            f"The bytes of a weight in {name!r} are not known.",
+            where=where,
             fix=f"Give one of {', '.join(PRECISIONS)}, or a checkpoint's directory: its headers say the bytes.",
-        )  # fmt: skip
+        )
     return found
 
 

@@ -11,26 +11,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from packaging.version import Version
-
 from draftwise.core import ModelShape
 from draftwise.facts.gpus import Gpu
 from draftwise.facts.memory import Overheads, Runner
-from draftwise.facts.rules import get_rule
+from draftwise.facts.rules import Rulebook
 from draftwise.plan.size.decoder import num_experts
 from draftwise.plan.size.drafter import Drafter
 
 __all__ = ["Step", "activations", "buffers"]
 
 _BF16 = 2
-_BLOCK_DRAFTERS = ("dflash", "dspark")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
     """What the sizes of the profiled step depend on."""
 
-    version: Version
+    rules: Rulebook
+    """Of the release."""
     runner: Runner
     gpu: Gpu
     max_num_batched_tokens: int
@@ -55,9 +53,9 @@ def activations(
     ]
     if drafter.shape is not None:
         passes.append(2 * hidden + _forward(_draft_step(step, drafter), drafter.config, drafter.shape))
-        if drafter.method in _BLOCK_DRAFTERS:
+        if drafter.facts.network == "one_pass":
             passes.append((drafter.taps + 3) * hidden + _block_head(step, drafter.config, drafter.shape))
-    if step.enforce_eager or not step.cold_start or not get_rule("size-cold-compile").holds(step.version):
+    if step.enforce_eager or not step.cold_start or not step.rules.holds("size-cold-compile"):
         return max(passes) + overheads.workspace
     if not num_experts(config):  # while the first layer's kernels are timed, with a buffer that flushes the L2 cache
         passes.append(forward + step.gpu.l2_bytes)
@@ -66,7 +64,7 @@ def activations(
 
 def _draft_step(step: Step, drafter: Drafter) -> Step:
     """Return the step of the drafter: all tokens, or for a block drafter the rows that it fills in."""
-    if drafter.method not in _BLOCK_DRAFTERS:
+    if drafter.facts.network != "one_pass":
         return step
     rows = step.max_num_seqs * (1 + step.num_speculative_tokens)
     return replace(step, max_num_batched_tokens=min(rows, step.max_num_batched_tokens))
@@ -133,7 +131,7 @@ def _sampler(step: Step, shape: ModelShape) -> int:
 def _tuning(step: Step, shape: ModelShape, drafter: Drafter, overheads: Overheads) -> int:
     """Return what the tuning of the embedding's fused kernel takes: a copy of its table, and hidden states."""
     table = -(-shape.vocab_size // step.tensor_parallel_size) * shape.hidden_size * _BF16
-    if drafter.shape is None or drafter.method not in ("eagle", "eagle3", "mtp"):
+    if drafter.shape is None or drafter.facts.drafts_from != "target_states" or drafter.facts.network != "chain":
         return table + 2 * _hidden(step, shape)
     states = drafter.taps + (7 if step.runner == "V2" else 6)
     return table + states * _hidden(step, shape) + step.gpu.l2_bytes + overheads.workspace
@@ -144,7 +142,7 @@ def buffers(step: Step, shape: ModelShape, drafter: Drafter, overheads: Overhead
     seqs, k = step.max_num_seqs, step.num_speculative_tokens
     drafts = drafter.shape is not None
     if step.runner == "V1":
-        copies = 1 if not drafts else 2 if drafter.method == "draft_model" else 3
+        copies = 1 if not drafts else 2 if drafter.facts.drafts_from == "own_model" else 3
         return copies * _hidden(step, shape)
     # Penalty counts in 32 bit; prompt mask and grammar bitmask at one bit a token, the latter for every drafted row.
     table = seqs * shape.vocab_size * 4

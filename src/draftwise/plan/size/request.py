@@ -7,14 +7,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from draftwise.checkpoints.model_config import ModelConfig
 from draftwise.core import Effect, Finding, InvalidSetup, ModelShape, Ruling, Setup
 from draftwise.facts.gpus import Gpu, get_gpu
 from draftwise.facts.memory import Runner, batch_defaults
-from draftwise.facts.rules import get_rule
+from draftwise.facts.rules import Rulebook
 from draftwise.facts.vllm import Release
-from draftwise.plan.check import Context, Resolved, check, get_context
-from draftwise.plan.check.later.runner import runner
-from draftwise.plan.model_config import ModelConfig
+from draftwise.plan.check import Context, Resolved, check_context, get_context
+from draftwise.plan.check.engine import choose_runner
 from draftwise.plan.size.drafter import Drafter, describe_drafter
 from draftwise.plan.size.precision import Precision, get_precision, precision_of, spared_roles
 from draftwise.plan.size.shapes import read_shape, read_text_config
@@ -67,9 +67,10 @@ class Request:
     rulings: tuple[Finding, ...] = ()
     """Why this release would refuse the setup, and what its graphs do not cover."""
 
-    def holds(self, code: str) -> bool:
-        """Say whether a rule holds in this release."""
-        return get_rule(code).holds(self.release.version)
+    @property
+    def rules(self) -> Rulebook:
+        """The rules as this release has them."""
+        return Rulebook(self.release.version)
 
 
 def read_request(setup: Setup, *, gpu: Gpu | str | None = None, cold_start: bool = True) -> Request:
@@ -83,19 +84,17 @@ def read_request(setup: Setup, *, gpu: Gpu | str | None = None, cold_start: bool
     found = gpu if isinstance(gpu, Gpu) else _read_gpu(gpu, setup)
     config = read_text_config(target.config, where=target.name)
     shape = read_shape(config, where=target.name)
-    report = check(setup)
-    work = _read_speculation(context, report.resolved)
+    report = check_context(context)
+    spec = _read_speculation(context, report.resolved)
     tp = _count(context, "tensor_parallel_size", 1)
-    drafter = NO_DRAFTER if work is None else describe_drafter(
-        work.method, work.k, config, None if context.drafter is None else read_text_config(context.drafter.config)
-    )  # fmt: skip
+    drafter = NO_DRAFTER if spec is None else _describe_drafter(context, spec, config)
     sizes = batch_defaults(found, context.release)
     length = _count(context, "max_model_len", shape.max_position_embeddings)
     quantization = context.given.get("quantization")
     return Request(
         release=context.release,
         gpu=found,
-        runner=_read_runner(context, work),
+        runner=_read_runner(context, spec),
         name=target.name,
         served=context.verifier or setup.target,
         config=config,
@@ -107,9 +106,9 @@ def read_request(setup: Setup, *, gpu: Gpu | str | None = None, cold_start: bool
         drafter=drafter,
         drafter_precision=_read_drafter_precision(context, context.drafter),
         drafter_directory=None if context.drafter is None else context.drafter.directory,
-        num_speculative_tokens=work.k if work else 0,
+        num_speculative_tokens=(spec.num_speculative_tokens or 0) if spec else 0,
         tensor_parallel_size=tp,
-        draft_tensor_parallel_size=work.tensor_parallel_size or tp if work else tp,
+        draft_tensor_parallel_size=spec.draft_tensor_parallel_size or tp if spec else tp,
         pipeline_parallel_size=_count(context, "pipeline_parallel_size", 1),
         gpu_memory_utilization=_read_share(context),
         max_model_len=length,
@@ -119,7 +118,7 @@ def read_request(setup: Setup, *, gpu: Gpu | str | None = None, cold_start: bool
         block_size=_count(context, "block_size", 64 if shape.latent_dim else 16),
         is_hybrid=not context.flag("disable_hybrid_kv_cache_manager"),
         enforce_eager=bool(context.flag("enforce_eager")),
-        async_scheduling=_is_async(context, work),
+        async_scheduling=_is_async(context, spec),
         cold_start=cold_start,
         env=setup.env,
         probabilistic=context.keys.get("draft_sample_method") == "probabilistic",
@@ -135,9 +134,11 @@ def _get_target(context: Context) -> ModelConfig:
     if context.target is None:
         name = context.setup.target
         raise InvalidSetup.because(
-            "unknown-target", f"{name!r} is neither a checkpoint's directory nor in the table of known models.",
-            where="target", fix="Give the checkpoint's directory, or the config.json itself.",
-        )  # fmt: skip
+            "unknown-target",
+            f"The target {name!r} is neither a checkpoint's directory nor in the table of known models.",
+            where="target",
+            fix="Give the checkpoint's directory, or the config.json itself.",
+        )
     return context.target
 
 
@@ -149,7 +150,7 @@ def _read_gpu(name: str | None, setup: Setup) -> Gpu:
     if device is None or device.kind == "cpu":
         raise InvalidSetup.because(
             "no-gpu",
-            "no GPU is named.",
+            "No GPU is named.",
             where="--gpu",
             fix="Name one, such as H200, or give its memory, such as 48GiB.",
         )
@@ -167,52 +168,36 @@ def _matters(finding: Finding) -> bool:
     return finding.code == "cudagraph-cliff" or (isinstance(finding, Ruling) and finding.effect is Effect.REJECTED)
 
 
-@dataclass(frozen=True, slots=True)
-class _Speculation:
-    """What the release makes of the speculative config, else what it says."""
-
-    method: str
-    k: int
-    tensor_parallel_size: int | None
-    runner: str | None
-    is_async: bool | None
-
-
-def _read_speculation(context: Context, found: Resolved | None) -> _Speculation | None:
-    if context.spec is None:
-        return None
-    if found is not None:
-        return _Speculation(
-            found.method, found.num_speculative_tokens or 0, found.draft_tensor_parallel_size, found.runner,
-            found.async_scheduling,
-        )  # fmt: skip
-    method, k = context.keys.get("method"), context.keys.get("num_speculative_tokens")
-    return _Speculation(
-        method if isinstance(method, str) else "draft_model",
-        k if type(k) is int and 0 < k <= _MOST_TOKENS else 0,
-        None,
-        None,
-        None,
-    )
-
-
 _MOST_TOKENS = 10_000
 """More draft tokens a step are a slip; a config that is rejected is sized without it."""
 
-_ON_EVERY_RUNNER = "eagle"
-"""A method that both runners have: stands for no speculation where the choice of the runner is asked for."""
+
+def _read_speculation(context: Context, found: Resolved | None) -> Resolved | None:
+    """Return what the release makes of the speculative config, else what it says."""
+    if context.spec is None or found is not None:
+        return found
+    method, k = context.keys.get("method"), context.keys.get("num_speculative_tokens")
+    return Resolved(
+        method=method if isinstance(method, str) else "draft_model",
+        num_speculative_tokens=k if type(k) is int and 0 < k <= _MOST_TOKENS else 0,
+        model=None,
+    )
 
 
-def _read_runner(context: Context, work: _Speculation | None) -> Runner:
-    found = work.runner if work is not None else None
-    found = found or runner(context, work.method if work is not None else _ON_EVERY_RUNNER).name
-    return "V2" if found == "V2" else "V1"
+def _describe_drafter(context: Context, spec: Resolved, target: Mapping[str, Any]) -> Drafter:
+    config = None if context.drafter is None else read_text_config(context.drafter.config)
+    return describe_drafter(spec.method, spec.num_speculative_tokens or 0, target, config)
 
 
-def _is_async(context: Context, work: _Speculation | None) -> bool:
+def _read_runner(context: Context, spec: Resolved | None) -> Runner:
+    found = spec.runner if spec is not None else None
+    return "V2" if (found or choose_runner(context, spec).name) == "V2" else "V1"
+
+
+def _is_async(context: Context, spec: Resolved | None) -> bool:
     """Say whether two batches are under way at once; the default of every release in which it matters here."""
-    if work is not None and work.is_async is not None:
-        return work.is_async
+    if spec is not None and spec.async_scheduling is not None:
+        return spec.async_scheduling
     return context.flag("async_scheduling") is not False
 
 
@@ -227,7 +212,9 @@ def _read_share(context: Context) -> float:
     share = context.flag("gpu_memory_utilization")
     if not isinstance(share, int | float) or not 0 < share <= 1:
         raise InvalidSetup.because(
-            "bad-utilization", f"must lie above 0 and at most at 1, got {share!r}.", where="--gpu-memory-utilization"
+            "bad-utilization",
+            f"--gpu-memory-utilization must lie above 0 and at most at 1, got {share!r}.",
+            where="--gpu-memory-utilization",
         )
     return float(share)
 
@@ -238,5 +225,5 @@ def _count(context: Context, name: str, default: int) -> int:
         return default
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         flag = f"--{name.replace('_', '-')}"
-        raise InvalidSetup.because("bad-number", f"must be a positive whole number, got {value!r}.", where=flag)
+        raise InvalidSetup.because("bad-number", f"{flag} must be a positive whole number, got {value!r}.", where=flag)
     return value

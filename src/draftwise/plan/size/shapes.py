@@ -10,34 +10,86 @@ from draftwise.core import InvalidSetup, ModelShape
 __all__ = ["read_shape", "read_text_config", "rotary_bytes"]
 
 _OTHER_NAMES = {
-    "n_embd": "hidden_size", "n_layer": "num_hidden_layers", "n_head": "num_attention_heads",
-    "n_positions": "max_position_embeddings", "n_inner": "intermediate_size",
-}  # fmt: skip
+    "n_embd": "hidden_size",
+    "n_layer": "num_hidden_layers",
+    "n_head": "num_attention_heads",
+    "n_positions": "max_position_embeddings",
+    "n_inner": "intermediate_size",
+}
 """GPT-2's keys."""
 
 
-_MOST = {"num_hidden_layers": 4096, "num_nextn_predict_layers": 64, "mtp_num_hidden_layers": 64, "num_mtp_modules": 64,
-         "depth": 4096}  # fmt: skip
+_MOST = {
+    "num_hidden_layers": 4096,
+    "num_nextn_predict_layers": 64,
+    "mtp_num_hidden_layers": 64,
+    "num_mtp_modules": 64,
+    "depth": 4096,
+}
 """Numbers above which a file is taken as damaged; 10^8 for all others."""
 _NUMBERS = (
-    "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size", "vocab_size",
-    "max_position_embeddings", "sliding_window", "kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim",
-    "v_head_dim", "index_n_heads", "index_head_dim", "moe_intermediate_size", "num_experts", "num_local_experts",
-    "n_routed_experts", "num_experts_per_tok", "n_shared_experts", "shared_expert_intermediate_size",
-    "intermediate_size_mlp", "first_k_dense_replace", "interleave_moe_layer_step", "decoder_sparse_step",
-    "full_attention_interval", "sliding_window_pattern", "max_window_layers", "linear_num_value_heads",
-    "linear_num_key_heads", "linear_key_head_dim", "linear_value_head_dim", "linear_conv_kernel_dim",
-    "draft_vocab_size", "target_hidden_size", "medusa_num_heads", "medusa_num_layers", "num_heads", "emb_dim",
-    "inner_dim", "n_predict", "markov_rank", "truncated_vocab_size", "original_max_position_embeddings",
-)  # fmt: skip
+    "hidden_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "intermediate_size",
+    "vocab_size",
+    "max_position_embeddings",
+    "sliding_window",
+    "kv_lora_rank",
+    "q_lora_rank",
+    "qk_nope_head_dim",
+    "qk_rope_head_dim",
+    "v_head_dim",
+    "index_n_heads",
+    "index_head_dim",
+    "moe_intermediate_size",
+    "num_experts",
+    "num_local_experts",
+    "n_routed_experts",
+    "num_experts_per_tok",
+    "n_shared_experts",
+    "shared_expert_intermediate_size",
+    "intermediate_size_mlp",
+    "first_k_dense_replace",
+    "interleave_moe_layer_step",
+    "decoder_sparse_step",
+    "full_attention_interval",
+    "sliding_window_pattern",
+    "max_window_layers",
+    "linear_num_value_heads",
+    "linear_num_key_heads",
+    "linear_key_head_dim",
+    "linear_value_head_dim",
+    "linear_conv_kernel_dim",
+    "draft_vocab_size",
+    "target_hidden_size",
+    "medusa_num_heads",
+    "medusa_num_layers",
+    "num_heads",
+    "emb_dim",
+    "inner_dim",
+    "n_predict",
+    "markov_rank",
+    "truncated_vocab_size",
+    "original_max_position_embeddings",
+)
 _OBJECTS = (
-    "rope_scaling", "rope_parameters", "quantization_config", "vision_config", "eagle_config", "dflash_config",
+    "rope_scaling",
+    "rope_parameters",
+    "quantization_config",
+    "vision_config",
+    "eagle_config",
+    "dflash_config",
     "transformer_layer_config",
-)  # fmt: skip
+)
 _LISTS = (
-    "layer_types", "mlp_only_layers", "eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids",
+    "layer_types",
+    "mlp_only_layers",
+    "eagle_aux_hidden_state_layer_ids",
+    "aux_hidden_state_layer_ids",
     "target_layer_ids",
-)  # fmt: skip
+)
 
 
 def read_text_config(config: Mapping[str, Any], *, where: str = "config.json") -> dict[str, Any]:
@@ -56,9 +108,11 @@ def read_text_config(config: Mapping[str, Any], *, where: str = "config.json") -
     ]
     if faults:
         raise InvalidSetup.because(
-            "config-odd", f"gives no usable value for {', '.join(faults[:8])}.", where=where,
+            "config-odd",
+            f"{where} gives no usable value for {', '.join(faults[:8])}.",
+            where=where,
             fix="Restore the config.json that came with the checkpoint.",
-        )  # fmt: skip
+        )
     text["model_type"] = text["model_type"] if isinstance(text.get("model_type"), str) else ""
     if not text.get("intermediate_size") and isinstance(text.get("hidden_size"), int):
         text["intermediate_size"] = text.get("moe_intermediate_size") or 4 * text["hidden_size"]
@@ -92,7 +146,7 @@ def read_shape(config: Mapping[str, Any], *, where: str = "config.json") -> Mode
     if shape.head_dim < 1:
         raise InvalidSetup.because(
             "config-odd",
-            f"has {shape.num_heads} attention heads for a hidden size of {shape.hidden_size}.",
+            f"{where} has {shape.num_heads} attention heads for a hidden size of {shape.hidden_size}.",
             where=where,
         )
     return shape

@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from draftwise.checkpoints.headers import Headers, Tensor, read_headers
+from draftwise.checkpoints.roles import layer_of, role_of
 from draftwise.core import InvalidSetup, ModelShape
-from draftwise.plan.checkpoint import Headers, Tensor, read_headers
-from draftwise.plan.checkpoint.roles import layer_of, role_of
 from draftwise.plan.size.parts import Split, Stage, pad_vocabulary
 
 __all__ = ["find_headers", "stored_bytes"]
@@ -78,7 +78,7 @@ def _share(tensor: Tensor, role: str, shape: ModelShape, size: int) -> int:
     """Return one GPU's bytes of a tensor."""
     split = _split_of(tensor, role)
     total = tensor.num_bytes
-    if tensor.dtype == "F32" and role != "quantisation" and len(tensor.shape) > 1:
+    if tensor.dtype == "F32" and role != "quantization" and len(tensor.shape) > 1:
         total //= 2
     if split is Split.COPIED or len(tensor.shape) == 0:
         return total

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from draftwise.core.budget import Budget
-from draftwise.plan.size.measure import Sizing
+from draftwise.plan.size.sizing import Sizing
 
 __all__ = ["CONTEXTS", "Item", "contexts_of", "items", "to_dict"]
 
@@ -77,9 +77,23 @@ def to_dict(sizing: Sizing, contexts: tuple[int, ...]) -> dict[str, Any]:
 
 def _budget_to_dict(budget: Budget, contexts: tuple[int, ...]) -> dict[str, Any]:
     names = (
-        "requested", "target", "drafter", "activations", "non_torch", "graphs", "graphs_counted", "buffers",
-        "buffers_counted", "context", "kv_bytes", "num_blocks", "kv_tokens", "outside", "reserve", "fits",
-    )  # fmt: skip
+        "requested",
+        "target",
+        "drafter",
+        "activations",
+        "non_torch",
+        "graphs",
+        "graphs_counted",
+        "buffers",
+        "buffers_counted",
+        "context",
+        "kv_bytes",
+        "num_blocks",
+        "kv_tokens",
+        "outside",
+        "reserve",
+        "fits",
+    )
     return {
         **{name: getattr(budget, name) for name in names},
         "kv_bytes_per_token": budget.kv.bytes_per_token,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from draftwise.plan.checkpoint.dimensions import get_int
+from draftwise.checkpoints.dimensions import get_int
 from draftwise.plan.size.decoder import decoder_parts
 from draftwise.plan.size.parts import Part, Stage, num_bytes
 from draftwise.plan.size.request import Request
@@ -34,8 +34,9 @@ def target_bytes(request: Request, stage: Stage) -> int:
 def drafter_bytes(request: Request) -> int:
     """Return the drafter's bytes on the GPU that has it (the last stage's), without what it shares with the target."""
     drafter, size = request.drafter, request.draft_tensor_parallel_size
-    headers = find_headers(request.directory if drafter.method == "mtp" else request.drafter_directory)
-    if headers is not None and drafter.method == "mtp":
+    in_target = drafter.facts.weights == "target"
+    headers = find_headers(request.directory if in_target else request.drafter_directory)
+    if headers is not None and in_target:
         every = dict.fromkeys(
             {role for role in headers.bytes_by_role(request.shape.num_layers) if role != "mtp"}, False
         )
@@ -43,10 +44,10 @@ def drafter_bytes(request: Request) -> int:
             return stored
     elif headers is not None and drafter.parts:
         shape = drafter.shape or request.shape
-        shared = {} if drafter.method in ("draft_model", "medusa", "mlp_speculator") else {"embedding": False}
+        shared = {"embedding": False} if "embedding" in drafter.facts.shares else {}
         return stored_bytes(headers, shape, tensor_parallel_size=size, roles=shared | {"mtp": True})
-    precision = request.precision if drafter.method == "mtp" else request.drafter_precision
-    rotary = rotary_bytes({}, drafter.shape) if drafter.method == "draft_model" and drafter.shape else 0
+    precision = request.precision if in_target else request.drafter_precision
+    rotary = rotary_bytes({}, drafter.shape) if drafter.facts.drafts_from == "own_model" and drafter.shape else 0
     return rotary + num_bytes(drafter.parts, precision, tensor_parallel_size=size)
 
 

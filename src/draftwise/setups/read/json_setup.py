@@ -29,10 +29,10 @@ def read_json_setup(text: str, *, name: str = "", engine_version: str | None = N
     """
     found = read_json(text)
     if found.mistake:
-        raise InvalidSetup.because("not-json", f"{found.mistake}.", where=name, fix=found.fix)
+        raise InvalidSetup.because("not-json", f"The text {found.mistake}.", where=name, fix=found.fix)
     if not isinstance(found.value, dict):
         raise InvalidSetup.because(
-            "not-an-object", f"must be a JSON object, got {type(found.value).__name__}.", where=name
+            "not-an-object", f"The text must be a JSON object, got {type(found.value).__name__}.", where=name
         )
     reading = read_keywords(found.value, where=name, engine_version=engine_version)
     twice = tuple(_twice(key, name) for key in found.duplicates)
@@ -64,13 +64,19 @@ def _get_spec(given: Any, findings: list[Finding], name: str) -> SpecConfig | No
     if isinstance(given, str):
         inner = read_json(given)
         if inner.mistake:
-            findings.append(get_rule("flag-json-invalid").ruling(f"{inner.mistake}.", where=f"{name} {_SPEC}".strip()))
+            findings.append(
+                get_rule("flag-json-invalid").ruling(
+                    f"The value of {_SPEC} {inner.mistake}.", where=f"{name} {_SPEC}".strip()
+                )
+            )
         given = inner.value
     if given is None:
         return None
     if not isinstance(given, Mapping):
         raise InvalidSetup.because(
-            "not-an-object", f"must be a JSON object, got {type(given).__name__}.", where=f"{name} {_SPEC}".strip()
+            "not-an-object",
+            f"The value of {_SPEC} must be a JSON object, got {type(given).__name__}.",
+            where=f"{name} {_SPEC}".strip(),
         )
     return SpecConfig.keep(given)
 
@@ -110,5 +116,7 @@ def _twice(key: str, name: str) -> Finding:
 
 def _no_target(name: str) -> Finding:
     return get_rule("no-target").ruling(
-        "names no target model, so nothing that depends on it is checked.", where=name, fix="Say which model it is for."
+        "The JSON names no target model, so nothing that depends on it is checked.",
+        where=name,
+        fix="Say which model it is for.",
     )

@@ -63,11 +63,11 @@ def choose_release(version: str | None) -> tuple[Release, list[Finding]]:
 def _about_version(launch: Launch, engine_version: str | None) -> Iterator[Finding]:
     if engine_version and launch.version and engine_version != launch.version:
         yield get_rule("other-version-asked").ruling(
-            f"says vLLM {launch.version}; judged for {engine_version} as asked.", where=launch.where
+            f"The source says vLLM {launch.version}; it is judged for {engine_version} as asked.", where=launch.where
         )
     elif launch.image and not launch.version and not engine_version:
         yield get_rule("version-unknown").ruling(
-            f"{launch.image} does not say which vLLM is in it; judged for {releases()[-1]}.",
+            f"{launch.image} does not say which vLLM is in it; it is judged for {releases()[-1]}.",
             where=launch.where,
             fix="Pin the image to a release, or say which release it is.",
         )
@@ -80,7 +80,7 @@ def _about_gpus(launch: Launch, found: Arguments) -> Iterator[Finding]:
     ranks = sizes[0] * sizes[1]
     if ranks > launch.num_gpus > 0 and found.args.get("distributed_executor_backend") != "ray":
         yield get_rule("fewer-gpus-than-ranks").ruling(
-            f"tensor and pipeline parallelism want {ranks} GPUs; {launch.num_gpus} are given.",
+            f"Tensor and pipeline parallelism want {ranks} GPUs; {launch.num_gpus} are given.",
             where=launch.where,
             fix="Ask for as many GPUs, or lower the parallel sizes.",
         )

@@ -46,18 +46,18 @@ def read_setups(source: str | Path, *, engine_version: str | None = None) -> tup
     text = str(source) if path is None else read_text(path)
     folder = Path() if path is None else path.parent
     if len(text) > MAX_CHARS:
-        raise InvalidSetup.because("too-long", f"is longer than {MAX_CHARS:,} characters.", where=name)
+        raise InvalidSetup.because("too-long", f"The text is longer than {MAX_CHARS:,} characters.", where=name)
     one_line = "\n" not in text.strip()
     try:
         readings = _read(text, name, engine_version, folder)
     except InvalidSetup as error:
         raise InvalidSetup(_place(finding, name, one_line=one_line) for finding in error.findings) from None
     except RecursionError:
-        raise InvalidSetup.because("too-deep", "nests too deep to be read.", where=name) from None
+        raise InvalidSetup.because("too-deep", "The text nests too deep to be read.", where=name) from None
     if not readings:
         raise InvalidSetup.because(
             "no-server",
-            "starts no vLLM server.",
+            "The text starts no vLLM server.",
             where=name,
             fix="Give the command line that begins with vllm serve, or a file that holds one.",
         )
@@ -107,7 +107,7 @@ def _read_lines(text: str, engine_version: str | None) -> Iterator[Reading]:
     lines = [(number, line) for number, line in enumerate(text.splitlines(), start=1) if line.strip()]
     if len(lines) > _MAX_LINES:
         raise InvalidSetup.because(
-            "too-many-servers", f"has {len(lines)} lines, and at most {_MAX_LINES:,} are read at once."
+            "too-many-servers", f"The file has {len(lines)} lines, and at most {_MAX_LINES:,} are read at once."
         )
     for number, line in lines:
         yield read_json_setup(line, name=f"line {number}", engine_version=engine_version)
@@ -124,7 +124,7 @@ def _read_launches(launches: Iterator[Launch], engine_version: str | None, folde
     readings: list[Reading] = []
     for launch in launches:
         if len(readings) == MAX_LAUNCHES:
-            raise InvalidSetup.because("too-many-servers", f"starts more than {MAX_LAUNCHES} servers.")
+            raise InvalidSetup.because("too-many-servers", f"The text starts more than {MAX_LAUNCHES} servers.")
         readings.append(read_launch(launch, engine_version=engine_version, folder=folder))
     return readings
 

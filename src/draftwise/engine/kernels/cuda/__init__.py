@@ -6,18 +6,14 @@ Shape letters: see `draftwise.engine.kernels.reference`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from draftwise.core import ModelShape
-from draftwise.engine.attention import PagedKV
 from draftwise.engine.kernels.cuda import layer as code
-from draftwise.engine.kernels.reference import Kernels, Rotations
-
-if TYPE_CHECKING:
-    from draftwise.engine.models.rope import Rope
+from draftwise.engine.kernels.reference import Kernels, RotaryTable, Rotations
+from draftwise.engine.memory.kv import PagedKV
 
 __all__ = ["CudaKernels"]
 
@@ -25,7 +21,7 @@ __all__ = ["CudaKernels"]
 class CudaKernels(Kernels):
     """Each operation is one launch, `rotations` is none; `gated` takes two where the product cannot do it itself."""
 
-    def __init__(self, shape: ModelShape, rope: Rope, eps: float, dtype: torch.dtype) -> None:
+    def __init__(self, shape: ModelShape, rope: RotaryTable, eps: float, dtype: torch.dtype) -> None:
         super().__init__(shape, rope, eps, dtype)
         self._table_TD = rope.table()
 

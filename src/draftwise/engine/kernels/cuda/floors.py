@@ -17,9 +17,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from draftwise.engine.kernels.constants import MIN_TEMPERATURE
 from draftwise.engine.kernels.cuda.launch import interpreted, launch_next, pdl, wait
 from draftwise.engine.kernels.cuda.maths import log
-from draftwise.engine.sampling import MIN_TEMPERATURE
 
 __all__ = ["find_floors"]
 
@@ -36,7 +36,7 @@ _LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 def find_floors(logits_BSV: Tensor, temperature_B: Tensor, top_k_B: Tensor, top_p_B: Tensor, min_p_B: Tensor) -> Tensor:
-    """Return [B, S] the least logit over temperature that may be drawn, see `engine.sampling.find_floors`.
+    """Return [B, S] the least logit over temperature that may be drawn, see `tempering.find_floors`.
 
     Sums of probabilities are rounded differently there, so a token at the very edge of top_p may differ.
     """

@@ -43,7 +43,7 @@ def append_and_look_up(
         starts_B: int64, position of its first new token.
         lengths_B: int64, how many are new.
         tokens_N: int64 [B * W], the new tokens, W rows a sequence.
-        limits_B: int64, guesses wanted at most.
+        limits_B: int64, draft tokens wanted at most.
         k: K.
         shortest: a suffix of fewer tokens is none.
         longest: of a longer suffix only so many tokens are looked at.

@@ -1,17 +1,17 @@
-"""The counter-based noise of `engine.random`, bit for bit, for use inside kernels."""
+"""The counter-based noise of `sampling.random`, bit for bit, for use inside kernels."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from draftwise.engine import random
+from draftwise.engine.kernels.constants import GOLDEN, LANE, MIX_1, MIX_2, POSITION
 from draftwise.engine.kernels.cuda.maths import log, log1p
 
 __all__ = ["row_bits", "to_gumbel", "to_uniform", "token_bits"]
 
-_GOLDEN, _POSITION, _LANE = tl.constexpr(random.GOLDEN), tl.constexpr(random.POSITION), tl.constexpr(random.LANE)
-_MIX_1, _MIX_2 = tl.constexpr(random.MIX_1), tl.constexpr(random.MIX_2)
+_GOLDEN, _POSITION, _LANE = tl.constexpr(GOLDEN), tl.constexpr(POSITION), tl.constexpr(LANE)
+_MIX_1, _MIX_2 = tl.constexpr(MIX_1), tl.constexpr(MIX_2)
 
 
 @triton.jit

@@ -15,12 +15,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from draftwise.engine import random
+from draftwise.engine.kernels.constants import MIN_TEMPERATURE, Lane
 from draftwise.engine.kernels.cuda.keys import LOWEST, to_index, to_key, to_score
 from draftwise.engine.kernels.cuda.launch import interpreted, launch_next, pdl, wait
 from draftwise.engine.kernels.cuda.maths import exp, log
 from draftwise.engine.kernels.cuda.noise import row_bits, to_gumbel, to_uniform, token_bits
-from draftwise.engine.sampling import MIN_TEMPERATURE
 
 __all__ = ["reject"]
 
@@ -28,7 +27,7 @@ _PART_SIZE = 2048
 _BLOCK = 1024
 """Columns that a program looks at together."""
 _MIN_TEMPERATURE = tl.constexpr(MIN_TEMPERATURE)
-_TOKEN, _ACCEPT = tl.constexpr(int(random.Lane.TOKEN)), tl.constexpr(int(random.Lane.ACCEPT))
+_TOKEN, _ACCEPT = tl.constexpr(int(Lane.TOKEN)), tl.constexpr(int(Lane.ACCEPT))
 
 
 def reject(
@@ -41,9 +40,9 @@ def reject(
     seeds_B: Tensor,
     positions_B: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Return which draft tokens stand [B, K], and of each row the token that replaces one that falls [B, S].
+    """Return which draft tokens are accepted [B, K], and of each row the token that replaces a rejected one [B, S].
 
-    See `engine.verify`; rows at temperature 0 have all probability on their likeliest token.
+    See `sampling.verify`; rows at temperature 0 have all probability on their likeliest token.
 
     Args:
         floor_BS: least logit over temperature that may be drawn.
@@ -55,7 +54,7 @@ def reject(
     sums_RC2 = torch.empty(count, parts, 2, dtype=torch.float32, device=logits_BSV.device)
     keys_RC2 = torch.empty(count, parts, 2, dtype=torch.long, device=logits_BSV.device)
     next_BS = keys_RC2.new_empty(num_seqs, num_rows)
-    stands_BK = torch.empty(num_seqs, num_rows - 1, dtype=torch.bool, device=logits_BSV.device)
+    accept_BK = torch.empty(num_seqs, num_rows - 1, dtype=torch.bool, device=logits_BSV.device)
     settings = [each if each is None else each.contiguous() for each in (temperature_B, floor_BS)]
     counters = (seeds_B.contiguous(), positions_B.contiguous())
     given = (rows_RV, *settings, rows_RV.stride(0), vocab_size, num_rows, parts, sums_RC2)
@@ -66,9 +65,9 @@ def reject(
     _draw_part[(count, parts)](
         *given, probs_BKV, lengths_B.contiguous(), *counters, keys_RC2, **division, **width, **options
     )
-    judged = (tokens_BK.contiguous(), probs_BKV, *counters, keys_RC2, next_BS, stands_BK)
+    judged = (tokens_BK.contiguous(), probs_BKV, *counters, keys_RC2, next_BS, accept_BK)
     _judge_row[(count,)](*given, *judged, num_warps=1, **width, **options)
-    return stands_BK, next_BS
+    return accept_BK, next_BS
 
 
 @triton.jit
@@ -175,13 +174,13 @@ def _judge_row(
     positions,
     keys,
     next_tokens,
-    stands,
+    accepts,
     C_PADDED: tl.constexpr,
     CUTS: tl.constexpr,
     EXACT: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Write of one row whether the draft's token stands, and the token that replaces it if it is the first to fall."""
+    """Write of one row whether the draft's token is accepted, and what replaces it if it is the first rejected one."""
     wait(PDL)
     launch_next(PDL)
     row, part = tl.program_id(0), tl.arange(0, C_PADDED)
@@ -189,22 +188,22 @@ def _judge_row(
     places = keys + (row * C + part) * 2
     left = tl.max(tl.load(places, mask=part < C, other=LOWEST), 0)
     best = tl.max(tl.load(places + 1, mask=part < C, other=LOWEST), 0)
-    # Rounding can leave nothing where p equals q; a token that falls even so is replaced by a draw from p.
+    # Rounding can leave nothing where p equals q; a token that is rejected even so is replaced by a draw from p.
     token = to_index(tl.where(to_score(left) > float("-inf"), left, best))
     tl.store(next_tokens + row, token)
     if offset < S - 1:
         place = seq * (S - 1) + offset
-        guess = tl.load(tokens + place)
-        stand = guess == token
+        drafted_token = tl.load(tokens + place)
+        accept = drafted_token == token
         temperature = tl.load(temperatures + seq)
         if temperature != 0:
             most, total = _softmax_of(sums, row, C, C_PADDED, EXACT)
-            logit = _temper(logits + row.to(tl.int64) * row_stride, guess, V, temperature, floors, row, CUTS)
+            logit = _temper(logits + row.to(tl.int64) * row_stride, drafted_token, V, temperature, floors, row, CUTS)
             p = exp(logit - most, EXACT) / total
-            coin = to_uniform(row_bits(tl.load(seeds + seq), tl.load(positions + seq) + offset, _ACCEPT))
-            q = tl.load(probs + place.to(tl.int64) * V + guess)
-            stand = coin * q.to(tl.float64) < p.to(tl.float64)
-        tl.store(stands + place, stand)
+            number = to_uniform(row_bits(tl.load(seeds + seq), tl.load(positions + seq) + offset, _ACCEPT))
+            q = tl.load(probs + place.to(tl.int64) * V + drafted_token)
+            accept = number * q.to(tl.float64) < p.to(tl.float64)
+        tl.store(accepts + place, accept)
 
 
 @triton.jit

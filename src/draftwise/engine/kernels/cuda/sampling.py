@@ -1,6 +1,6 @@
 """Picks tokens from logits on the GPU: likeliest, drawn with counter-based noise that is never stored, and verified.
 
-Each function equals the plain torch of `engine.sampling` and `engine.verify`, which define it; only the order of
+Each function equals the plain torch of `sampling.tempering` and `sampling.verify`, which define it; only the order of
 sums and the last bit of logarithms may differ. A row's result does not depend on the other rows.
 
 A vocabulary is too long for one program, and rows are few. So `_best_part` takes the best of each part of a row, as a
@@ -17,15 +17,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from draftwise.engine import random
+from draftwise.engine.kernels.constants import MIN_TEMPERATURE, Lane
 from draftwise.engine.kernels.cuda.floors import find_floors
 from draftwise.engine.kernels.cuda.keys import LOWEST, to_index, to_key
 from draftwise.engine.kernels.cuda.launch import interpreted, launch_next, pdl, wait
 from draftwise.engine.kernels.cuda.noise import row_bits, to_gumbel, to_uniform, token_bits
 from draftwise.engine.kernels.cuda.rejection import reject
-from draftwise.engine.sampling import MIN_TEMPERATURE
 
-__all__ = ["argmax_rows", "draw_rows", "find_floors", "reject", "settle"]
+__all__ = ["argmax_rows", "draw_rows", "emit", "find_floors", "reject"]
 
 _BLOCK = 1024
 """Columns that a program looks at together."""
@@ -33,11 +32,11 @@ _MAX_PARTS = 128
 _PROGRAMS = 1056
 """About as many as run at a time: 8 of 4 warps on each of 132 multiprocessors."""
 _MIN_TEMPERATURE = tl.constexpr(MIN_TEMPERATURE)
-_ACCEPT = tl.constexpr(int(random.Lane.ACCEPT))
+_ACCEPT = tl.constexpr(int(Lane.ACCEPT))
 
 
 def argmax_rows(logits_RV: Tensor, ids_U: Tensor | None = None) -> Tensor:
-    """Return the likeliest token of each row, see `engine.sampling.argmax`."""
+    """Return the likeliest token of each row, see `tempering.argmax`."""
     keys_RC = _find_best(logits_RV, 1)
     return _decode_best(keys_RC, ids_U).view(logits_RV.shape[:-1])
 
@@ -51,26 +50,26 @@ def draw_rows(
     lane: int,
     floor_BS: Tensor | None = None,
 ) -> Tensor:
-    """Return a token of each row drawn from softmax(logits / temperature), see `engine.sampling.draw`."""
+    """Return a token of each row drawn from softmax(logits / temperature), see `tempering.draw`."""
     keys_RC = _find_best(
         logits_BSV, logits_BSV.shape[1], (seeds_B, positions_B, temperature_B, floor_BS), lane=lane, draws=True
     )
     return _decode_best(keys_RC, None).view(logits_BSV.shape[:-1])
 
 
-def settle(
+def emit(
     next_BS: Tensor,
     draft_BK: Tensor,
     lengths_B: Tensor,
-    stands_BK: Tensor | None,
+    accept_BK: Tensor | None,
     rates_K: Tensor | None,
     seeds_B: Tensor,
     positions_B: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Return the emitted tokens [B, S], -1 after them, and how many draft tokens stand [B]; see `engine.verify`.
+    """Return the emitted tokens [B, S], -1 after them, and how many draft tokens are accepted [B], see `verify`.
 
-    Draft tokens stand as `stands_BK` (bool) says, else as coins of these rates (float64) fall, else where they are the
-    next token.
+    Draft tokens are accepted as `accept_BK` (bool) says, else at random with these rates (float64), else where they are
+    the next token.
     """
     num_seqs, num_rows = next_BS.shape
     # Drafts that come from the host lie beside their lengths in one tensor.
@@ -78,12 +77,12 @@ def settle(
     seeds_B, positions_B = seeds_B.contiguous(), positions_B.contiguous()
     tokens_BS = torch.empty_like(next_BS)
     accepted_B = next_BS.new_empty(num_seqs)
-    _settle_sequence[(num_seqs,)](
-        *(next_BS, draft_BK, lengths_B, stands_BK, rates_K, seeds_B, positions_B, tokens_BS, accepted_B),
+    _emit_sequence[(num_seqs,)](
+        *(next_BS, draft_BK, lengths_B, accept_BK, rates_K, seeds_B, positions_B, tokens_BS, accepted_B),
         *(draft_BK.stride(0), lengths_B.stride(0), num_rows),
         S_PADDED=triton.next_power_of_2(num_rows),
-        GIVEN=stands_BK is not None,
-        COINS=rates_K is not None,
+        GIVEN=accept_BK is not None,
+        SYNTHETIC=rates_K is not None,
         PDL=pdl(),
         num_warps=1,
         launch_pdl=pdl(),
@@ -212,11 +211,11 @@ def _best_of_parts(keys, ids, tokens, C, MAX_PARTS: tl.constexpr, MAPPED: tl.con
 
 
 @triton.jit
-def _settle_sequence(
+def _emit_sequence(
     next_tokens,
     draft,
     lengths,
-    stands,
+    accepts,
     rates,
     seeds,
     positions,
@@ -227,25 +226,25 @@ def _settle_sequence(
     S,
     S_PADDED: tl.constexpr,
     GIVEN: tl.constexpr,
-    COINS: tl.constexpr,
+    SYNTHETIC: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Write what one sequence emits: the draft tokens before the first that falls, and the token that replaces it."""
+    """Write what one sequence emits: the draft tokens before the first rejected one, and the token that replaces it."""
     wait(PDL)
     launch_next(PDL)
     seq, row = tl.program_id(0), tl.arange(0, S_PADDED)
     length = tl.load(lengths + seq * length_stride)
     drafted = row < S - 1
     following = tl.load(next_tokens + seq * S + row, mask=row < S, other=0)
-    guess = tl.load(draft + seq * draft_stride + row, mask=drafted, other=-1)
+    drafted_token = tl.load(draft + seq * draft_stride + row, mask=drafted, other=-1)
     if GIVEN:
-        stand = tl.load(stands + seq * (S - 1) + row, mask=drafted, other=0) != 0
-    elif COINS:
+        accept = tl.load(accepts + seq * (S - 1) + row, mask=drafted, other=0) != 0
+    elif SYNTHETIC:
         bits = row_bits(tl.load(seeds + seq), tl.load(positions + seq) + row, _ACCEPT)
-        stand = to_uniform(bits) < tl.load(rates + row, mask=drafted, other=0.0)
+        accept = to_uniform(bits) < tl.load(rates + row, mask=drafted, other=0.0)
     else:
-        stand = guess == following
-    first_to_fall = tl.min(tl.where(stand & (row < length) & drafted, S_PADDED, row), 0)
-    emitted = tl.where(row < first_to_fall, guess, tl.where(row == first_to_fall, following, -1))
+        accept = drafted_token == following
+    first_rejected = tl.min(tl.where(accept & (row < length) & drafted, S_PADDED, row), 0)
+    emitted = tl.where(row < first_rejected, drafted_token, tl.where(row == first_rejected, following, -1))
     tl.store(tokens + seq * S + row, emitted, mask=row < S)
-    tl.store(accepted + seq, first_to_fall.to(tl.int64))
+    tl.store(accepted + seq, first_rejected.to(tl.int64))

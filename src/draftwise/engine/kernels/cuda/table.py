@@ -1,6 +1,6 @@
 """Triton kernels that read and write the rows of a step's sequences, for which torch needs two dozen launches.
 
-Shape letters: S slots, B sequences, C integers of a sequence, W tokens that a step can make final at most, D integers
+Shape letters: S slots, B sequences, C integers of a sequence, W tokens that a step can confirm at most, D integers
 that follow from them, P pages, R = K+1 target rows a sequence, K draft tokens.
 """
 
@@ -20,16 +20,16 @@ _PAGES = 1024
 
 
 def look_up_rows(
-    integers_SC: Tensor, shares_S3: Tensor, pages_SP: Tensor, slots_B: Tensor, *, first_news: int, k: int
+    integers_SC: Tensor, shares_S3: Tensor, pages_SP: Tensor, slots_B: Tensor, *, first_new: int, k: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return integers_CB, derived_DB, shares_3B and pages_BP; see `SequenceTable` for what they are.
 
     Args:
-        integers_SC: int64; column `first_news` and those after it are the newest tokens.
+        integers_SC: int64; column `first_new` and those after it are the newest tokens.
         shares_S3: float32.
         pages_SP: int32.
         slots_B: int64.
-        first_news: how many integers come before the tokens.
+        first_new: how many integers come before the tokens.
         k: draft tokens of the step at most.
     """
     num_seqs, width, device = len(slots_B), integers_SC.shape[1], slots_B.device
@@ -51,7 +51,7 @@ def look_up_rows(
         pages_SP.shape[1],
         k,
         C=width,
-        NEWS=first_news,
+        NEW=first_new,
         COLUMNS=triton.next_power_of_2(width),
         SHARES=shares_S3.shape[1],
         PAGES=_PAGES,
@@ -70,7 +70,7 @@ def advance_rows(
     draft_lengths_B: Tensor,
     draft_tokens_BK: Tensor,
     *,
-    first_news: int,
+    first_new: int,
 ) -> Tensor:
     """Make the emitted tokens the newest ones of their sequences; return what the host wants, [B, 2 + R + K].
 
@@ -81,7 +81,7 @@ def advance_rows(
         tokens_BR: int64, negative behind the emitted ones.
         draft_lengths_B: int64.
         draft_tokens_BK: int64.
-        first_news: see `look_up_rows`.
+        first_new: see `look_up_rows`.
     """
     num_seqs, num_rows = tokens_BR.shape
     num_out = 2 + num_rows + draft_tokens_BK.shape[1]
@@ -96,7 +96,7 @@ def advance_rows(
         draft_tokens_BK.contiguous(),
         packed_B,
         C=integers_SC.shape[1],
-        NEWS=first_news,
+        NEW=first_new,
         R=num_rows,
         K=draft_tokens_BK.shape[1],
         COLUMNS=triton.next_power_of_2(num_rows),
@@ -121,7 +121,7 @@ def _look_up(
     num_pages,
     k,
     C: tl.constexpr,
-    NEWS: tl.constexpr,
+    NEW: tl.constexpr,
     COLUMNS: tl.constexpr,
     SHARES: tl.constexpr,
     PAGES: tl.constexpr,
@@ -129,7 +129,7 @@ def _look_up(
 ):
     """One sequence, and a part of its pages.
 
-    The first integers are CAPACITY, NUM_TOKENS, NUM_PROMPT, MAX_TOKENS, MAX_DRAFT, NUM_NEWS.
+    The first integers are CAPACITY, NUM_TOKENS, NUM_PROMPT, MAX_TOKENS, MAX_DRAFT, NUM_NEW.
     """
     launch_next(PDL)
     wait(PDL)
@@ -140,14 +140,14 @@ def _look_up(
     row = tl.load(row_ptr + columns, mask=columns < C, other=0)
     tl.store(out_integers_ptr + columns * num_seqs + b, row, mask=columns < C)
     capacity, num_tokens, num_prompt = tl.load(row_ptr), tl.load(row_ptr + 1), tl.load(row_ptr + 2)
-    max_tokens, max_draft, num_news = tl.load(row_ptr + 3), tl.load(row_ptr + 4), tl.load(row_ptr + 5)
+    max_tokens, max_draft, num_new = tl.load(row_ptr + 3), tl.load(row_ptr + 4), tl.load(row_ptr + 5)
     room = tl.minimum(max_tokens - 1, capacity) - num_tokens
     limit = tl.maximum(tl.minimum(tl.minimum(max_draft, room), k), 0)
     out_ptr = out_derived_ptr + b
     tl.store(out_ptr, limit)
-    tl.store(out_ptr + num_seqs, tl.load(row_ptr + NEWS + num_news - 1))
+    tl.store(out_ptr + num_seqs, tl.load(row_ptr + NEW + num_new - 1))
     tl.store(out_ptr + 2 * num_seqs, num_tokens - 1)
-    tl.store(out_ptr + 3 * num_seqs, num_tokens - num_news)
+    tl.store(out_ptr + 3 * num_seqs, num_tokens - num_new)
     tl.store(out_ptr + 4 * num_seqs, num_tokens - num_prompt)
     for share in tl.static_range(SHARES):
         tl.store(out_shares_ptr + share * num_seqs + b, tl.load(shares_ptr + slot * SHARES + share))
@@ -166,7 +166,7 @@ def _advance(
     draft_tokens_ptr,
     packed_ptr,
     C: tl.constexpr,
-    NEWS: tl.constexpr,
+    NEW: tl.constexpr,
     R: tl.constexpr,
     K: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -181,10 +181,10 @@ def _advance(
     columns = tl.arange(0, COLUMNS)
     tokens = tl.load(tokens_ptr + b * R + columns, mask=columns < R, other=0)
     drafted = tl.load(draft_tokens_ptr + b * K + columns, mask=columns < K, other=0)
-    is_real = tl.load(row_ptr + NEWS - 1)
+    is_real = tl.load(row_ptr + NEW - 1)
     tl.store(row_ptr + 1, tl.load(row_ptr + 1) + num_emitted * is_real)
     tl.store(row_ptr + 5, num_emitted)
-    tl.store(row_ptr + NEWS + columns, tl.maximum(tokens, 0), mask=columns < R)
+    tl.store(row_ptr + NEW + columns, tl.maximum(tokens, 0), mask=columns < R)
     out_ptr = packed_ptr + b * (2 + R + K)
     tl.store(out_ptr, num_emitted)
     tl.store(out_ptr + 1, tl.load(draft_lengths_ptr + b))

@@ -64,7 +64,9 @@ def read_arguments(words: Sequence[Word], release: Release, entry: Entry, *, fol
         InvalidSetup: there are more words than any server is started with.
     """
     if len(words) > _MAX_WORDS:
-        raise InvalidSetup.because("too-long", f"has more than {_MAX_WORDS:,} arguments.", where=get_place(words[0]))
+        raise InvalidSetup.because(
+            "too-long", f"The command has more than {_MAX_WORDS:,} arguments.", where=get_place(words[0])
+        )
     found = Arguments()
     if entry == "huggingfaceserver":
         words = to_vllm(words)

@@ -29,7 +29,9 @@ def put_in_config_file(
         if joined is not None:
             findings.append(
                 get_rule("config-file-with-equals").ruling(
-                    "the file is not read.", where=get_place(joined), fix="Write --config FILE as two words."
+                    "The file behind --config= is not read.",
+                    where=get_place(joined),
+                    fix="Write --config FILE as two words.",
                 )
             )
         return words
@@ -64,7 +66,7 @@ def _read(word: Word, release: Release, findings: list[Finding], folder: Path | 
     path = folder / word.text
     documents = read_yaml(read_text(path), name=str(path))
     if not documents or not isinstance(documents[0].value, dict):
-        findings.append(get_rule("config-file-refused").ruling("holds no flags by name.", where=str(path)))
+        findings.append(get_rule("config-file-refused").ruling(f"{path} holds no flags by name.", where=str(path)))
         return []
     return list(get_flags(documents[0], release, findings, name=str(path)))
 
@@ -90,7 +92,9 @@ def get_flags(document: Document, release: Release, findings: list[Finding], *, 
             elif get_rule("config-file-false").holds(release.version):
                 findings.append(
                     get_rule("config-file-false").ruling(
-                        "false is left out, not turned off.", where=where, fix=f"Give {negation} on the command line."
+                        f"{key}: false is left out, not turned off.",
+                        where=where,
+                        fix=f"Give {negation} on the command line.",
                     )
                 )
             elif negation in negations:
@@ -102,7 +106,7 @@ def get_flags(document: Document, release: Release, findings: list[Finding], *, 
             if isinstance(value, dict) and get_rule("config-file-nested").holds(release.version):
                 findings.append(
                     get_rule("config-file-nested").ruling(
-                        "a nested mapping is not understood yet.",
+                        f"The nested mapping of {key} is not understood by this release.",
                         where=where,
                         fix=f"Write {key}: '{json.dumps(value)}'.",
                     )
@@ -113,7 +117,9 @@ def get_flags(document: Document, release: Release, findings: list[Finding], *, 
 
 def _list(word: Word, items: list[object], release: Release, findings: list[Finding], where: str) -> Iterator[Word]:
     if get_rule("config-file-list").holds(release.version):
-        findings.append(get_rule("config-file-list").ruling("becomes one text.", where=where))
+        findings.append(
+            get_rule("config-file-list").ruling(f"The list of {word.text.lstrip('-')} becomes one text.", where=where)
+        )
     if items:
         yield word
         yield from (replace(word, text=str(item)) for item in items)
@@ -127,10 +133,12 @@ def read_text(path: Path) -> str:
     """
     try:
         if path.stat().st_size > _MAX_BYTES:
-            raise InvalidSetup.because("too-long", f"is larger than {_MAX_BYTES:,} bytes.", where=str(path))
+            raise InvalidSetup.because("too-long", f"{path} is larger than {_MAX_BYTES:,} bytes.", where=str(path))
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else "it is not UTF-8 text"
-        raise InvalidSetup.because("unreadable-file", f"cannot be read ({reason}).", where=str(path)) from None
+        raise InvalidSetup.because("unreadable-file", f"{path} cannot be read ({reason}).", where=str(path)) from None
     except ValueError as error:
-        raise InvalidSetup.because("unreadable-file", f"cannot be read ({error}).", where=repr(str(path))) from None
+        raise InvalidSetup.because(
+            "unreadable-file", f"{str(path)!r} cannot be read ({error}).", where=repr(str(path))
+        ) from None

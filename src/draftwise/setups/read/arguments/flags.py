@@ -238,7 +238,7 @@ def _abbreviated(flags: Sequence[Given], release: Release) -> Iterator[Ruling]:
         written = given.word.text.partition("=")[0]
         if written != given.option and given.option.startswith(written) and len(written) > 2:
             yield get_rule("abbreviated-flag").ruling(
-                f"is read as {given.option}, the one flag of vLLM {release} that begins so.",
+                f"The abbreviation is read as {given.option}, the one flag of vLLM {release} that begins so.",
                 where=get_place(given.word),
                 fix=f"Write {given.option}: another release may have two flags that begin so.",
             )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from draftwise.core import Ruling
+from draftwise.facts.methods import find_placeholder
 from draftwise.facts.old_flags import OldFlag, old_flags
 from draftwise.facts.rules import get_rule
 from draftwise.facts.vllm import Release
@@ -61,8 +62,8 @@ def _put_together(taken: Sequence[tuple[OldFlag, Word, str]], release: Release) 
     fields = release.table("spec_fields")
     spec: dict[str, Any] = {}
     for old, _, text in taken:
-        if old.key == "model" and text.strip("[]") == "ngram":
-            spec["method"] = "ngram"
+        if old.key == "model" and (method := find_placeholder(text)) is not None:
+            spec["method"] = method.name
         elif old.key in fields:
             spec[old.key] = _typed(old, text)
     return spec

@@ -54,7 +54,7 @@ def _explain_flag(word: Word, release: Release) -> Ruling:
 
     near = get_close_matches(flag[:80], names, n=1, cutoff=0.7)
     return get_rule("unknown-flag").ruling(
-        f"no release of vLLM from {releases()[0]} to {releases()[-1]} has {flag[:80]}.",
+        f"No release of vLLM from {releases()[0]} to {releases()[-1]} has {flag[:80]}.",
         where=get_place(word, flag[:80]),
         fix=f"Did you mean {near[0]}?" if near else "",
     )

@@ -81,7 +81,7 @@ def _convert(given: Given, text: str, release: Release) -> Any:
         return float(text) if "float" in kinds else text
     except (ValueError, OverflowError):
         kind = "a whole number" if "int" in kinds else "a number"
-        raise _refuse(given, "bad-flag-value", f"must be {kind}, got {text[:60]!r}.") from None
+        raise _refuse(given, "bad-flag-value", f"{given.option} must be {kind}, got {text[:60]!r}.") from None
 
 
 def _read_int(given: Given, text: str, release: Release) -> int:
@@ -101,7 +101,7 @@ def _choose(given: Given, text: str, choices: Any) -> Any:
             return choice
     listed = ", ".join(str(choice) for choice in choices[:_MAX_LISTED])
     more = f" and {len(choices) - _MAX_LISTED} more" if len(choices) > _MAX_LISTED else ""
-    raise _refuse(given, "not-a-choice", f"{text[:60]!r} is not among its values: {listed}{more}.")
+    raise _refuse(given, "not-a-choice", f"{text[:60]!r} is not among the values of {given.option}: {listed}{more}.")
 
 
 def _read_json(given: Given, findings: list[Finding]) -> Any:
@@ -117,7 +117,7 @@ def _read_json(given: Given, findings: list[Finding]) -> Any:
         raise _refuse(
             given,
             "flag-json-invalid",
-            f"{shell or found.mistake}.",
+            f"The value of {given.option} {shell or found.mistake}.",
             found.fix or "Put single quotes around the JSON.",
             found.value,
         )

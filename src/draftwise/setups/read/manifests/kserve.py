@@ -141,7 +141,7 @@ def _built_in(model: Mapping[str, Any], where: str, found: Found) -> tuple[str, 
     if image and not model.get("image"):
         found.append(
             get_rule("runtime-not-in-file").ruling(
-                f"its runtime ({model.get('runtime') or 'chosen by KServe'}) is not in this file; KServe's own"
+                f"The runtime ({model.get('runtime') or 'chosen by KServe'}) is not in this file; KServe's own"
                 f" runtime for {name} is assumed.",
                 where=where,
                 fix="Put the ServingRuntime into the same file, and set runtimeVersion to pin vLLM.",

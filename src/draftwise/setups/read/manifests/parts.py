@@ -71,7 +71,7 @@ def _as_meant(key: str, value: Any) -> Iterator[str]:
 def _not_text(item: Any, line: int, place: str) -> Finding:
     kind = {dict: "a mapping", list: "a list", type(None): "nothing"}.get(type(item), "a number or a truth value")
     return get_rule("argument-not-text").ruling(
-        f"is {kind} for YAML; arguments must be text, or the manifest is refused.",
+        f"The argument is {kind} for YAML; arguments must be text, or the manifest is refused.",
         where=f"line {line} {place}",
         fix="Put it in single quotes.",
     )

@@ -58,7 +58,7 @@ def read_yaml(text: str, *, name: str = "") -> tuple[Document, ...]:
         InvalidSetup: the text is not YAML, is a template that was never rendered, or goes beyond the bounds.
     """
     if len(text) > _MAX_CHARS:
-        raise InvalidSetup.because("too-long", f"is longer than {_MAX_CHARS:,} characters.", where=name)
+        raise InvalidSetup.because("too-long", f"The text is longer than {_MAX_CHARS:,} characters.", where=name)
     try:
         _check_depth(text, name)
         return tuple(_read(text, name))
@@ -67,7 +67,7 @@ def read_yaml(text: str, *, name: str = "") -> tuple[Document, ...]:
     except yaml.YAMLError as error:
         raise _explain(error, text, name) from None
     except (ValueError, RecursionError) as error:
-        raise InvalidSetup.because("not-yaml", f"cannot be read as YAML ({error}).", where=name) from None
+        raise InvalidSetup.because("not-yaml", f"The text cannot be read as YAML ({error}).", where=name) from None
 
 
 def _check_depth(text: str, name: str) -> None:
@@ -77,7 +77,9 @@ def _check_depth(text: str, name: str) -> None:
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > _MAX_DEPTH:
             line = event.start_mark.line + 1
-            raise InvalidSetup.because("too-deep", f"nests deeper than {_MAX_DEPTH} levels.", where=_at(name, line))
+            raise InvalidSetup.because(
+                "too-deep", f"The text nests deeper than {_MAX_DEPTH} levels.", where=_at(name, line)
+            )
 
 
 def _read(text: str, name: str) -> Iterator[Document]:
@@ -97,13 +99,13 @@ def _explain(error: yaml.YAMLError, text: str, name: str) -> InvalidSetup:
     if _TEMPLATE.search(text):
         return _not_rendered(_at(name, line))
     problem = getattr(error, "problem", None) or str(error).partition("\n")[0]
-    return InvalidSetup.because("not-yaml", f"is not YAML ({problem}).", where=_at(name, line))
+    return InvalidSetup.because("not-yaml", f"The text is not YAML ({problem}).", where=_at(name, line))
 
 
 def _not_rendered(where: str) -> InvalidSetup:
     return InvalidSetup.because(
         "template",
-        "is a template with {{ }} in it, not YAML yet.",
+        "The text is a template with {{ }} in it, not YAML yet.",
         where=where,
         fix="Render it first: helm template RELEASE CHART > rendered.yaml.",
     )
@@ -132,7 +134,7 @@ class _Builder:
         if self.nodes > _MAX_NODES or id(node) in self.open:
             raise InvalidSetup.because(
                 "too-many-aliases",
-                f"holds more than {_MAX_NODES:,} values once its aliases are put in.",
+                f"The text holds more than {_MAX_NODES:,} values once its aliases are put in.",
                 where=_at(self.name, line),
             )
         self.lines[path] = line
@@ -187,7 +189,7 @@ class _Builder:
     def _report_duplicate(self, key: str, line: int, path: Path) -> None:
         self.findings.append(
             get_rule("duplicate-key").ruling(
-                "is written twice; of the two only the last counts.",
+                f"{get_text((*path, key))} is written twice; of the two only the last counts.",
                 where=f"{_at(self.name, line)} {get_text((*path, key))}",
                 fix="Keep one of them.",
             )

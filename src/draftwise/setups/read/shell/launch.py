@@ -98,7 +98,7 @@ def find_launches(text: str, *, line: int = 1) -> Iterator[Launch]:
             continue
         count += 1
         if count > MAX_LAUNCHES:
-            raise InvalidSetup.because("too-many-servers", f"starts more than {MAX_LAUNCHES} servers.")
+            raise InvalidSetup.because("too-many-servers", f"The text starts more than {MAX_LAUNCHES} servers.")
         set_before = {name: "".join(value) for name, value in script.variables.items() if name.startswith("VLLM_")}
         yield replace(
             launch,
@@ -111,7 +111,7 @@ def find_launches(text: str, *, line: int = 1) -> Iterator[Launch]:
 def _slips(command: Command) -> Iterator[Finding]:
     for line in command.lost_continuations:
         yield get_rule("lost-continuation").ruling(
-            "ends in a backslash and a space: for the shell the command ends here.",
+            "The line ends in a backslash and a space: for the shell the command ends here.",
             where=f"line {line}",
             fix="Take away the space after the backslash.",
         )

@@ -65,7 +65,9 @@ def check_length(texts: Iterable[str]) -> None:
         InvalidSetup: together they are longer than `MAX_CHARS`.
     """
     if sum(map(len, texts)) > MAX_CHARS:
-        raise InvalidSetup.because("too-long", f"is longer than {MAX_CHARS:,} characters with its variables put in.")
+        raise InvalidSetup.because(
+            "too-long", f"The text is longer than {MAX_CHARS:,} characters with its variables put in."
+        )
 
 
 def split_words(text: str, *, line: int = 1, place: str = "") -> tuple[Word, ...]:
@@ -311,7 +313,7 @@ class Script:
     def _unclosed(self, quote: str, pos: int) -> InvalidSetup:
         return InvalidSetup.because(
             "unclosed-quote",
-            f"a {quote} is opened and never closed.",
+            f"A {quote} is opened and never closed.",
             where=f"line {self._line_of(pos)}",
             fix="Close it, or write the apostrophe in a text as '\\''.",
         )
@@ -328,7 +330,7 @@ class Script:
         if self.chars > MAX_CHARS:
             raise InvalidSetup.because(
                 "too-long",
-                f"is longer than {MAX_CHARS:,} characters with its variables put in.",
+                f"The text is longer than {MAX_CHARS:,} characters with its variables put in.",
                 where=f"line {self._line_of(self.pos)}",
                 fix="Give the one command that starts the server.",
             )

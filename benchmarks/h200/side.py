@@ -1,0 +1,122 @@
+"""Our engine as the benchmarks drive it: one at a time, opened for a case, stepped by hand in this process."""
+
+from __future__ import annotations
+
+import gc
+import json
+import random
+import time
+from typing import Any
+
+import torch
+from cases import CASES, Case, prompts, settings_for, spec_config
+from clock import News, first_tokens_s, median_row, run, steady_row
+from shapes import Folders, Scale
+
+from draftwise import SamplingParams, __version__
+from draftwise.core import SpecConfig
+from draftwise.engine.config import EngineConfig
+from draftwise.engine.core import Engine, Pending, Request
+
+__all__ = ["OurFrontend", "Side"]
+
+
+class OurFrontend:
+    """The engine, stepped by hand in this process."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self._pending: Pending = ()
+
+    def add(self, request_id: str, prompt: list[int], max_tokens: int) -> None:
+        params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+        self.engine.add(Request(request_id=request_id, prompt_token_ids=prompt, params=params))
+
+    def step(self) -> list[News]:
+        self._pending, deltas = self.engine.step(self._pending)
+        return [(d.request_id, len(d.token_ids), d.finish_reason is not None) for d in deltas]
+
+
+class Side:
+    """One engine at a time, opened for a case and asked for rows."""
+
+    def __init__(self, scale: Scale, folders: Folders, *, device: str, synthetic: bool = True) -> None:
+        self._scale, self._folders, self._device, self._synthetic = scale, folders, device, synthetic
+        self._rng = random.Random(7)
+        self.case: Case
+        self.frontend: OurFrontend | None = None
+
+    def open(self, *, case: str, max_num_seqs: int, kv_bytes: int | None = None, **other: Any) -> dict[str, Any]:
+        """Start an engine in place of the last one and return what it decided; without kv_bytes it takes its share."""
+        self.close()
+        start, left_bytes = time.perf_counter(), torch.cuda.memory_reserved() if self._device == "cuda" else 0
+        self.case = CASES[case]
+        settings = settings_for(self._scale, self._folders, self._device, max_num_seqs=max_num_seqs, **other)
+        config = EngineConfig.from_settings(kv_cache_memory_bytes=kv_bytes, **settings)
+        spec = spec_config(self.case, self._folders, synthetic=self._synthetic)
+        engine = Engine(config, None if spec is None else SpecConfig.parse(json.dumps(spec)))
+        self.frontend = OurFrontend(engine)
+        return {
+            "version": __version__,
+            "ready_s": round(time.perf_counter() - start, 2),
+            "left_by_the_last_bytes": left_bytes,
+            "max_num_batched_tokens": config.max_num_batched_tokens,
+            "kv_tokens": engine.num_pages * config.block_size,
+            "findings": [str(each) for each in engine.findings],
+        }
+
+    def close(self) -> dict[str, Any]:
+        """Let go of the engine and its memory."""
+        self.frontend = None
+        gc.collect()
+        if self._device == "cuda":
+            torch.cuda.empty_cache()
+        return {}
+
+    def row(self, *, batch: int, output_tokens: int, warm_tokens: int, repeats: int) -> dict[str, Any]:
+        """Return the row of a batch size."""
+        first = time.perf_counter()
+        self._run(batch, warm_tokens)  # the first of a batch size captures its graphs
+        warm_s = time.perf_counter() - first
+        runs = [self._run(batch, output_tokens) for _ in range(repeats)]
+        row = median_row([steady_row(start, steps, batch) for start, steps in runs], batch)
+        return row | {"warm_s": round(warm_s, 2)}
+
+    def first(self, *, batch: int, output_tokens: int, repeats: int) -> dict[str, Any]:
+        """Return the times until all of a batch had their first token."""
+        self._run(batch, output_tokens)
+        runs = [self._run(batch, output_tokens) for _ in range(repeats)]
+        return {"first_ms": [round(1e3 * first_tokens_s(*each, batch), 3) for each in runs]}
+
+    def floor(self, *, batches: dict[str, list[int]]) -> dict[str, Any]:
+        """Return the copy bandwidth and the time of each step's matrix products."""
+        from floor_times import copy_bytes_per_s, product_chains_ms
+
+        self.close()
+        found = {"copy_bytes_per_s": round(copy_bytes_per_s()), "device": torch.cuda.get_device_name()}
+        found |= {"chains": list(product_chains_ms(self._scale, batches))}
+        self.close()
+        return found
+
+    def transformers(self, *, output_tokens: int, static: bool) -> dict[str, Any]:
+        """Return what transformers' `generate()` takes at batch 1."""
+        from transformers_generate import generate_ms
+
+        self.close()
+        found = generate_ms(self._folders.target, self._scale, output_tokens, device=self._device, static=static)
+        self.close()
+        return found
+
+    def about(self) -> dict[str, Any]:
+        """Return versions."""
+        import triton
+
+        return {"torch": torch.__version__, "triton": triton.__version__, "draftwise": __version__}
+
+    def new_prompts(self, batch: int) -> list[list[int]]:
+        """Return fresh prompts for the open case."""
+        return prompts(self.case, self._scale, batch, self._rng)
+
+    def _run(self, batch: int, output_tokens: int) -> Any:
+        assert self.frontend is not None, "open comes first"
+        return run(self.frontend, self.new_prompts(batch), output_tokens)

@@ -1,0 +1,238 @@
+"""What a checkpoint's weights are, from the headers of its safetensors files: names, types, shapes and bytes.
+
+No weight is read, and none of safetensors, torch or numpy is needed. A header is believed only if it obeys the format
+(https://github.com/huggingface/safetensors#format): known types, offsets that follow one another without a hole, and a
+file that ends where the last tensor does.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from draftwise.checkpoints import weight_files
+from draftwise.checkpoints.quoting import quote
+from draftwise.checkpoints.roles import role_of
+from draftwise.checkpoints.text_files import POINTER_BYTES, refuse_pointer
+from draftwise.core import Finding, InvalidSetup
+
+__all__ = ["DTYPE_BITS", "Headers", "Tensor", "read_file", "read_headers"]
+
+DTYPE_BITS: Mapping[str, int] = {
+    **dict.fromkeys(("F4",), 4),
+    **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "F8_E8M0"), 8),
+    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 16),
+    **dict.fromkeys(("U32", "I32", "F32"), 32),
+    **dict.fromkeys(("U64", "I64", "F64", "C64"), 64),
+}
+"""Bits of one element by the format's name of its type (safetensors 0.8, `Dtype`)."""
+
+_MAX_HEADER_BYTES = 100_000_000
+"""The safetensors library refuses longer ones."""
+_MAX_RANK = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tensor:
+    """One tensor as its header tells it."""
+
+    name: str
+    dtype: str
+    """As the format spells it: a key of DTYPE_BITS."""
+    shape: tuple[int, ...]
+    num_bytes: int
+    file: str
+    """File name within the checkpoint's directory."""
+    start: int
+    """Byte of the file at which its values start."""
+
+    @property
+    def num_elements(self) -> int:
+        """Elements as stored: packed INT4 weights count as the integers that hold them."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Headers:
+    """All tensors of a checkpoint that a server would read."""
+
+    directory: Path
+    tensors: Mapping[str, Tensor]
+    """By name, in the order of their names."""
+    files: tuple[str, ...]
+    findings: tuple[Finding, ...] = ()
+    """What is odd but can be read, such as an index that disagrees with the files."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all tensors: what the weights take in memory in the type they are stored in."""
+        return sum(tensor.num_bytes for tensor in self.tensors.values())
+
+    @property
+    def num_elements(self) -> int:
+        """Elements of all tensors, as stored."""
+        return sum(tensor.num_elements for tensor in self.tensors.values())
+
+    def bytes_by_dtype(self) -> dict[str, int]:
+        """Return the bytes of each type, most first."""
+        return _sum((tensor.dtype, tensor.num_bytes) for tensor in self.tensors.values())
+
+    def bytes_by_role(self, num_hidden_layers: int | None = None) -> dict[str, int]:
+        """Return the bytes of each role (see `roles.role_of`), most first.
+
+        Args:
+            num_hidden_layers: of the decoder; layers numbered on after them are multi-token prediction modules.
+        """
+        return _sum((role_of(name, num_hidden_layers), tensor.num_bytes) for name, tensor in self.tensors.items())
+
+
+def _sum(pairs: Iterable[tuple[str, int]]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for key, count in pairs:
+        total[key] += count
+    return dict(total.most_common())
+
+
+def read_headers(directory: str | Path, reader: weight_files.Reader = "vllm") -> Headers:
+    """Return the tensors of a checkpoint: of the files that its index names, else of all its safetensors files.
+
+    Args:
+        directory: of the checkpoint.
+        reader: whose choice of files counts, see `find_weight_files`.
+
+    Raises:
+        InvalidSetup: with every fault of every file: none there, shards missing, a Git LFS pointer in place of the
+            weights, a file cut short or damaged.
+    """
+    chosen = weight_files.find_weight_files(Path(directory), reader)
+    faults: list[Finding] = []
+    tensors: dict[str, Tensor] = {}
+    twice: list[str] = []
+    for file in chosen.files:
+        try:
+            found = read_file(file)
+        except InvalidSetup as error:
+            faults += error.findings
+            continue
+        twice += sorted(tensors.keys() & found.keys())
+        tensors |= found
+    if faults:
+        raise InvalidSetup(faults)
+    return Headers(
+        directory=Path(directory),
+        tensors=dict(sorted(tensors.items())),
+        files=tuple(file.name for file in chosen.files),
+        findings=tuple(weight_files.find_disagreements(chosen, tensors, twice)),
+    )
+
+
+def read_file(file: Path) -> dict[str, Tensor]:
+    """Return the tensors of one safetensors file by name.
+
+    Raises:
+        InvalidSetup: it is no such file, a Git LFS pointer to one, or cut short.
+    """
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as stream:
+            start = stream.read(POINTER_BYTES)
+            refuse_pointer(file, start)
+            length = _header_length(file, start, size)
+            stream.seek(8)
+            header = _parse(file, stream.read(length))
+    except OSError as error:
+        raise _damaged(file, f"cannot be read ({error.strerror or error})") from None
+    return _check_tensors(file, header, data_start=8 + length, size=size)
+
+
+def _header_length(file: Path, start: bytes, size: int) -> int:
+    if len(start) < 8:
+        raise _damaged(file, f"is no safetensors file: it has {size} bytes")
+    (length,) = struct.unpack("<Q", start[:8])
+    if length > _MAX_HEADER_BYTES:
+        raise _damaged(file, f"is no safetensors file: its header would be {length:,} bytes long")
+    if 8 + length > size:
+        raise _damaged(file, f"is cut short: its header is {length:,} bytes long, the file {size:,}")
+    return int(length)
+
+
+def _parse(file: Path, text: bytes) -> dict[str, Any]:
+    try:
+        header = json.loads(text.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise _damaged(file, f"has a header that is not valid JSON ({str(error)[:120]})") from None
+    if not isinstance(header, dict):
+        raise _damaged(file, "has a header that is no JSON object")
+    return header
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name is there twice")
+    for name in found:
+        name.encode()  # half of a surrogate pair is no name, and could not be shown
+    return found
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _check_tensors(file: Path, header: Mapping[str, Any], *, data_start: int, size: int) -> dict[str, Tensor]:
+    """Return the tensors of a file of `size` bytes, which must fill it from `data_start` to its end."""
+    tensors = {
+        name: _check_tensor(file, name, entry, data_start) for name, entry in header.items() if name != "__metadata__"
+    }
+    end = data_start
+    for tensor in sorted(tensors.values(), key=lambda each: (each.start, each.num_bytes)):
+        if tensor.start != end:
+            raise _damaged(file, f"has tensor {quote(tensor.name)} at byte {tensor.start:,}, {end:,} was expected")
+        end += tensor.num_bytes
+    if end > size:
+        raise _damaged(file, f"is cut short: its tensors end at byte {end:,}, the file at {size:,}")
+    if end < size:
+        raise _damaged(file, f"has {size - end:,} bytes behind its last tensor")
+    return tensors
+
+
+def _check_tensor(file: Path, name: str, entry: Any, data_start: int) -> Tensor:
+    fields = entry if isinstance(entry, dict) else {}
+    dtype: Any = fields.get("dtype")
+    shape: Any = fields.get("shape")
+    offsets: Any = fields.get("data_offsets")
+    if not (_are_counts(shape) and len(shape) <= _MAX_RANK):
+        raise _damaged(file, f"gives tensor {quote(name)} no valid shape")
+    if not (_are_counts(offsets) and len(offsets) == 2):
+        raise _damaged(file, f"gives tensor {quote(name)} no valid data_offsets")
+    if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
+        shown = dtype if isinstance(dtype, str) else type(dtype).__name__
+        raise _damaged(file, f"gives tensor {quote(name)} the unknown type {quote(shown)}")
+    num_bits = math.prod(shape) * DTYPE_BITS[dtype]
+    start, end = offsets
+    if num_bits != 8 * (end - start):
+        size = f"{dtype} of shape {quote(shape)} takes {quote(num_bits // 8)}"
+        raise _damaged(file, f"gives tensor {quote(name)} {end - start} bytes, where {size}")
+    return Tensor(
+        name=name,
+        dtype=dtype,
+        shape=tuple(shape),
+        num_bytes=end - start,
+        file=file.name,
+        start=data_start + start,
+    )
+
+
+def _are_counts(values: Any) -> bool:
+    return isinstance(values, list) and all(type(value) is int and 0 <= value < 2**63 for value in values)
+
+
+def _damaged(file: Path, what: str) -> InvalidSetup:
+    return InvalidSetup.because("damaged-weights", f"The file {what}.", where=str(file), fix="Download the file again.")

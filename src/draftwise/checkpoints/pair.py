@@ -1,0 +1,231 @@
+"""A drafter and its target looked at together, before anything is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from packaging.version import Version
+
+from draftwise.checkpoints.head_fit import find_base_findings, find_head_findings
+from draftwise.checkpoints.inspect import Inspection, describe_lost, inspect_checkpoint
+from draftwise.checkpoints.tokenizer_fit import TokenComparison, compare_vocabularies, find_tokenizer_findings
+from draftwise.core import Finding, InvalidSetup, Ruling, Severity
+from draftwise.facts.advice import get_advice
+from draftwise.facts.rules import Rulebook, get_rule
+
+__all__ = ["Pair", "find_mtp_findings", "find_pair_findings", "inspect_pair"]
+
+_SIZES = "vocabulary-sizes-differ"
+"""A rule of `draftwise.plan.check`, which judges it by the two config.json alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """What a drafter and a target are to each other."""
+
+    drafter: Inspection
+    target: Inspection
+    tokenizers: TokenComparison | None
+    """None where one of them has no tokenizer that can be read."""
+    findings: tuple[Finding, ...]
+    """About each and about both."""
+
+    @property
+    def size_ratio(self) -> float | None:
+        """Parameters of the target for one of the drafter's."""
+        mine = self.drafter.num_parameters
+        return self.target.num_parameters / mine if mine else None
+
+    @property
+    def has_recorded_tokenizer(self) -> bool:
+        """Whether the drafter's own record says that it was trained with the target's vocabulary."""
+        base, vocabulary = self.drafter.recorded_base, self.target.vocabulary
+        return base is not None and vocabulary is not None and base.tokenizer == vocabulary.identity
+
+    @property
+    def fits(self) -> bool:
+        """Whether nothing is wrong."""
+        return not any(finding.severity is Severity.ERROR for finding in self.findings)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        return {
+            "drafter": self.drafter.to_dict(),
+            "target": self.target.to_dict(),
+            "tokenizers": None if self.tokenizers is None else self.tokenizers.to_dict(),
+            "size_ratio": self.size_ratio,
+            "fits": self.fits,
+            "findings": [asdict(finding) for finding in self.findings],
+        }
+
+
+def inspect_pair(drafter: str | Path, target: str | Path, *, version: Version | None = None) -> Pair:
+    """Return how a drafter and a target fit, without loading either.
+
+    Args:
+        drafter: directory of a draft model or of a head.
+        target: directory of the model that it is to draft for.
+        version: release of vLLM whose rules count; None: the newest.
+
+    Raises:
+        InvalidSetup: config.json or weights of either are missing or damaged: with every fault of both.
+    """
+    faults: list[Finding] = []
+    looked_at: list[Inspection] = []
+    for directory in (target, drafter):
+        sizes = looked_at[0].sizes if looked_at else None
+        try:
+            looked_at.append(inspect_checkpoint(directory, target=sizes, version=version))
+        except InvalidSetup as error:
+            faults += error.findings
+    if faults:
+        raise InvalidSetup(faults)
+    of_target, of_drafter = looked_at
+    both = None
+    if of_drafter.vocabulary is not None and of_target.vocabulary is not None:
+        both = compare_vocabularies(of_drafter.vocabulary, of_target.vocabulary)
+    pair = Pair(drafter=of_drafter, target=of_target, tokenizers=both, findings=())
+    together = _find_together(Rulebook(version), pair)
+    return replace(pair, findings=(*of_target.findings, *of_drafter.findings, *together))
+
+
+def find_pair_findings(
+    drafter_dir: str | Path, target_dir: str | Path, *, version: Version | None = None
+) -> tuple[Finding, ...]:
+    """Return what is wrong or worth knowing about a pair beyond its configs; damaged files are among it.
+
+    What `draftwise.plan.check` judges by config.json alone is left to it: sizes of vocabularies that differ.
+
+    Args:
+        drafter_dir: directory of a draft model or of a head.
+        target_dir: directory of the model that it is to draft for.
+        version: release of vLLM whose rules count; None: the newest.
+    """
+    try:
+        found = inspect_pair(drafter_dir, target_dir, version=version).findings
+    except InvalidSetup as error:
+        return _about_unread(error.findings)
+    return tuple(finding for finding in found if finding.code != _SIZES)
+
+
+def find_mtp_findings(target_dir: str | Path, *, version: Version | None = None) -> tuple[Finding, ...]:
+    """Return what keeps a target from drafting with its own modules, for `"method": "mtp"` without `model`."""
+    try:
+        found = inspect_checkpoint(target_dir)
+    except InvalidSetup as error:
+        return _about_unread(error.findings)
+    mtp = found.mtp
+    if mtp is None or not (mtp.lost or mtp.incomplete):
+        return ()
+    ruling = Rulebook(version).ruling(
+        "mtp-tensors-missing",
+        describe_lost(mtp),
+        where=str(found.directory),
+        fix="Take the original checkpoint, or copy its MTP tensors into this one, or use another method.",
+    )
+    return tuple(ruling)
+
+
+def _about_unread(faults: tuple[Finding, ...]) -> tuple[Finding, ...]:
+    """Return what to say of checkpoints that could not be read: a directory without weights is no fault of a setup."""
+    absent = [finding for finding in faults if finding.code in ("no-weights", "not-safetensors")]
+    if len(absent) < len(faults):
+        return faults
+    rule = get_rule("weights-not-inspected")
+    return tuple(rule.ruling(each.message, where=each.where, fix=each.fix) for each in absent)
+
+
+def _find_together(rules: Rulebook, pair: Pair) -> Iterator[Finding]:
+    drafter, target = pair.drafter, pair.target
+    yield from find_tokenizer_findings(rules, drafter, target, pair.tokenizers)
+    yield from find_base_findings(rules, drafter, target)
+    if not drafter.drafter.is_head:
+        yield from _find_model_findings(rules, pair)
+    elif target.sizes is not None:
+        yield from find_head_findings(rules, drafter, target.sizes)
+    if drafter.drafter.traits.weights == "target":
+        yield from rules.ruling(
+            "mtp-modules-alone",
+            "The drafter's checkpoint holds MTP modules only, and vLLM looks for them in the target's own.",
+            where=str(drafter.directory),
+            fix="Join them with their target: draftwise export DRAFTER --target TARGET --out DIR.",
+        )
+    yield from _find_precision(rules, pair)
+
+
+def _find_model_findings(rules: Rulebook, pair: Pair) -> Iterator[Finding]:
+    """Yield what concerns a draft model that runs beside the target."""
+    drafter, target = pair.drafter, pair.target
+    where = str(drafter.directory / "config.json")
+    mine, theirs = drafter.dimensions.vocab_size, target.dimensions.vocab_size
+    if mine and theirs and mine != theirs:
+        yield from _sizes_differ(rules, pair, mine, theirs, where)
+    reach, needed = drafter.dimensions.max_position_embeddings, target.dimensions.max_position_embeddings
+    if reach and needed and reach < needed:
+        yield from rules.ruling(
+            "draft-context-shorter",
+            f"The draft model reaches {reach:,} tokens, the target {needed:,}.",
+            where=where,
+            fix=f"Serve with --max-model-len {reach}, or accept that longer requests are not drafted for.",
+        )
+    if drafter.drafter.parallel:
+        yield from rules.ruling(
+            "parallel-drafting-trained",
+            f"The draft model was trained to draft in parallel (mask token {drafter.drafter.mask_token_id}).",
+            where=where,
+            fix='Set "parallel_drafting": true, or it runs as an ordinary draft model.',
+        )
+    yield from _find_ratio(rules, pair, where)
+
+
+def _sizes_differ(rules: Rulebook, pair: Pair, mine: int, theirs: int, where: str) -> Iterator[Ruling]:
+    yield from rules.ruling(
+        _SIZES,
+        f"The draft model's vocab_size is {mine:,}, the target's {theirs:,}, and vLLM wants them equal.",
+        where=where,
+        fix='Use a drafter of that size, or set "use_heterogeneous_vocab": true (vLLM 0.25 and later).',
+    )
+    if pair.tokenizers is not None and pair.tokenizers.verdict != "different":
+        most = max(mine, theirs)
+        yield from rules.ruling(
+            "padded-vocabulary",
+            f"The tokenizers agree by id: of {mine:,} and {theirs:,} only the padding of the embeddings differs.",
+            where=where,
+            fix=f"Pad the smaller model and save it: model.resize_token_embeddings({most}) in transformers.",
+        )
+
+
+def _find_ratio(rules: Rulebook, pair: Pair, where: str) -> Iterator[Finding]:
+    ratio, advice = pair.size_ratio, get_advice("size-ratio")
+    if ratio is None or advice.numbers["least"] <= ratio <= advice.numbers["most"]:
+        return
+    if ratio <= 1:
+        yield from rules.ruling(
+            "drafter-not-smaller",
+            f"The draft model has as many parameters as the target or more (1:{ratio:.1f}).",
+            where=where,
+            fix="Use a drafter of about a tenth of the target's size.",
+        )
+    else:
+        yield advice.finding(f"The target has {ratio:.1f} times the parameters of the draft model.", where=where)
+
+
+def _find_precision(rules: Rulebook, pair: Pair) -> Iterator[Ruling]:
+    mine, theirs = pair.drafter.quantization, pair.target.quantization
+    if theirs is not None and theirs.bits is not None and theirs.bits <= 4:
+        yield from rules.ruling(
+            "target-four-bits",
+            f"The target is quantized ({theirs}).",
+            where=str(pair.target.directory),
+            fix="Measure acceptance on this checkpoint, not on the unquantized one.",
+        )
+    if theirs is not None and mine is None and not pair.drafter.drafter.is_head:
+        yield from rules.ruling(
+            "drafter-unquantized",
+            f"The target is quantized ({theirs}), and the drafter is not.",
+            where=str(pair.drafter.directory),
+            fix="Quantize the drafter too: its draft tokens are verified anyhow.",
+        )

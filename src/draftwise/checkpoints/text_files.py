@@ -1,0 +1,103 @@
+"""Reads the text files of a checkpoint; what is wrong with one becomes a finding that names it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from draftwise.core import InvalidSetup
+
+__all__ = ["POINTER_BYTES", "check_directory", "parse_json", "read_bytes", "read_json", "read_lines", "refuse_pointer"]
+
+POINTER_BYTES = 64
+"""From a file's start, enough to tell a pointer from what it stands for."""
+
+_POINTERS = (b"version https://git-lfs.github.com/spec/", b"# xet version")
+_MAX_BYTES = 256 * 1024 * 1024
+"""The largest tokenizer.json and index files in use are a tenth of it."""
+_FIX = "Download the file again."
+
+
+def check_directory(directory: Path) -> None:
+    """Raise InvalidSetup unless there is such a directory."""
+    if not directory.is_dir():
+        raise InvalidSetup.because(
+            "no-checkpoint",
+            "The path is not a directory.",
+            where=str(directory),
+            fix="Give the directory of a Hugging Face checkpoint (config.json and *.safetensors).",
+        )
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """Return the object that a JSON file holds.
+
+    Raises:
+        InvalidSetup: it is absent, unreadable, too large, a Git LFS pointer, not JSON or no object.
+    """
+    return parse_json(read_bytes(file), where=str(file), fix=_FIX)
+
+
+def parse_json(text: str | bytes, *, where: str, fix: str = "") -> dict[str, Any]:
+    """Return the object that a JSON text stands for.
+
+    Args:
+        text: UTF-8 if it is given as bytes.
+        where: the file or option that it comes from, for messages.
+        fix: what to do if it is damaged.
+
+    Raises:
+        InvalidSetup: it is not JSON, or no object.
+    """
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        message = f"The text is not valid JSON ({str(error)[:120]})."
+        raise InvalidSetup.because("not-json", message, where=where, fix=fix) from None
+    if not isinstance(value, dict):
+        message = f"The text must be a JSON object, not {type(value).__name__}."
+        raise InvalidSetup.because("not-an-object", message, where=where, fix=fix)
+    return value
+
+
+def read_lines(file: Path) -> list[str]:
+    """Return the lines of a text file; bytes that are no UTF-8 are replaced.
+
+    Raises:
+        InvalidSetup: it is absent, unreadable, too large or a Git LFS pointer.
+    """
+    return read_bytes(file).decode("utf-8", "replace").split("\n")
+
+
+def read_bytes(file: Path) -> bytes:
+    """Return what a file holds.
+
+    Raises:
+        InvalidSetup: it is absent, unreadable, too large or a Git LFS pointer.
+    """
+    try:
+        if file.stat().st_size > _MAX_BYTES:
+            raise _bad(file, "too-large", f"The file has more than {_MAX_BYTES >> 20} MiB.")
+        data = file.read_bytes()
+    except FileNotFoundError:
+        raise _bad(file, "file-missing", "The file is not there.") from None
+    except OSError as error:
+        raise _bad(file, "unreadable-file", f"The file cannot be read ({error.strerror or error}).") from None
+    refuse_pointer(file, data[:POINTER_BYTES])
+    return data
+
+
+def refuse_pointer(file: Path, start: bytes) -> None:
+    """Raise InvalidSetup where a file starts as the pointer that Git leaves in the place of a large file."""
+    if start.startswith(_POINTERS):
+        raise InvalidSetup.because(
+            "lfs-pointer",
+            "The file is a Git LFS pointer, not the file that it stands for.",
+            where=str(file),
+            fix="Run `git lfs install && git lfs pull` in the checkpoint, or download it with `hf download`.",
+        )
+
+
+def _bad(file: Path, code: str, message: str) -> InvalidSetup:
+    return InvalidSetup.because(code, message, where=str(file), fix=_FIX)

@@ -1,0 +1,204 @@
+"""Whether two checkpoints mean the same by every token id, and what that does to a drafter.
+
+vLLM compares `vocab_size` only, and only for method draft_model: two tokenizers of one size pass, and of one tokenizer
+padded to two sizes neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+from draftwise.checkpoints.inspect import Inspection
+from draftwise.checkpoints.quoting import quote
+from draftwise.checkpoints.vocabulary import Vocabulary, read_vocabulary
+from draftwise.core import Finding, InvalidSetup, Ruling, Severity
+from draftwise.facts.rules import Rulebook
+
+__all__ = [
+    "TokenComparison",
+    "TokenDifference",
+    "check_same_tokens",
+    "compare_vocabularies",
+    "find_tokenizer_findings",
+    "find_tokens_fault",
+]
+
+_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenDifference:
+    """One id that means two tokens; None where a vocabulary has no such id."""
+
+    id: int
+    drafter: str | None
+    target: str | None
+
+    def __str__(self) -> str:
+        return f"id {self.id} is {_shown(self.drafter)} in the drafter and {_shown(self.target)} in the target"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenComparison:
+    """Two vocabularies side by side, id by id."""
+
+    num_equal: int
+    num_differing: int
+    """Ids that both have, for different tokens."""
+    num_differing_text: int
+    """Those of them that are part of ordinary text in either: no control tokens."""
+    num_only_drafter: int
+    num_only_target: int
+    first: tuple[TokenDifference, ...]
+    """The first few ids of the kinds above, those of ordinary text before others."""
+    splitting: tuple[str, ...]
+    """Parts that split text differently: merges, normalizer, pre_tokenizer."""
+
+    @property
+    def verdict(self) -> Literal["same", "prefix", "control tokens differ", "different"]:
+        """`prefix`: the same as far as both go, and one goes further."""
+        if self.num_differing_text or (self.num_differing and not self.num_equal):
+            return "different"
+        if self.num_differing:
+            return "control tokens differ"
+        return "prefix" if self.num_only_drafter or self.num_only_target else "same"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        return {"verdict": self.verdict} | asdict(self)
+
+
+def compare_vocabularies(drafter: Vocabulary, target: Vocabulary) -> TokenComparison:
+    """Compare what every id means."""
+    mine, theirs = drafter.tokens, target.tokens
+    both = mine.keys() & theirs.keys()
+    differing = [i for i in both if mine[i] != theirs[i]]
+    control = drafter.added & target.added
+    text = [i for i in differing if i not in control]
+    only_mine, only_theirs = mine.keys() - theirs.keys(), theirs.keys() - mine.keys()
+    order = (sorted(text), sorted(i for i in differing if i in control), sorted(only_mine | only_theirs))
+    shown = islice((i for ids in order for i in ids), _SHOWN)
+    parts = drafter.splitting.keys() & target.splitting.keys()
+    return TokenComparison(
+        num_equal=len(both) - len(differing),
+        num_differing=len(differing),
+        num_differing_text=len(text),
+        num_only_drafter=len(only_mine),
+        num_only_target=len(only_theirs),
+        first=tuple(TokenDifference(id=i, drafter=mine.get(i), target=theirs.get(i)) for i in shown),
+        splitting=tuple(sorted(part for part in parts if drafter.splitting[part] != target.splitting[part])),
+    )
+
+
+def find_tokens_fault(comparison: TokenComparison, *, where: str) -> Finding | None:
+    """Return what is wrong between two vocabularies, None where every id that both have means the same.
+
+    Args:
+        comparison: of the drafter's and the target's.
+        where: the drafter's directory, for messages.
+    """
+    shown = "; ".join(str(difference) for difference in comparison.first)
+    if comparison.verdict == "different":
+        code = "tokenizers-differ"
+        message = (
+            f"{comparison.num_differing:,} of {comparison.num_equal + comparison.num_differing:,} token ids mean "
+            f"another token: {shown}."
+        )
+        fix = (
+            "Use a drafter of the target's family: every token id must mean the same token. For method draft_model "
+            "`use_heterogeneous_vocab` (vLLM 0.25 and later) drafts with the tokens that both know."
+        )
+    elif comparison.verdict == "control tokens differ":
+        code = "control-tokens-differ"
+        message = f"Control tokens differ ({comparison.num_differing}), and all other ids are the same: {shown}."
+        fix = "Check that the target's chat template uses tokens that the drafter was trained with."
+    else:
+        return None
+    return Finding(code=code, severity=Severity.ERROR, message=message, where=where, fix=fix)
+
+
+def check_same_tokens(drafter: Path, target: Path) -> None:
+    """Make sure that two checkpoints have the same tokens under the same ids, none more and none fewer.
+
+    Raises:
+        InvalidSetup: they have not, or one of them has no tokenizer that can be read.
+    """
+    mine, theirs = read_vocabulary(drafter), read_vocabulary(target)
+    if mine is None or theirs is None:
+        lacking = [str(directory) for directory, found in ((drafter, mine), (target, theirs)) if found is None]
+        raise InvalidSetup.because(
+            "tokenizers-not-compared", _describe_lacking(lacking), where=str(drafter), fix=_PUT_BESIDE
+        )
+    comparison = compare_vocabularies(mine, theirs)
+    if fault := find_tokens_fault(comparison, where=str(drafter)):
+        raise InvalidSetup(fault)
+    if comparison.verdict != "same":
+        raise InvalidSetup.because(
+            "tokenizers-differ",
+            f"The drafter has {comparison.num_only_drafter:,} token ids of its own and lacks "
+            f"{comparison.num_only_target:,} of the target's: {'; '.join(map(str, comparison.first))}.",
+            where=str(drafter),
+            fix="Use a drafter of the target's family and generation, with the very same token ids.",
+        )
+
+
+def find_tokenizer_findings(
+    rules: Rulebook, drafter: Inspection, target: Inspection, comparison: TokenComparison | None
+) -> Iterator[Ruling]:
+    """Yield what follows from two vocabularies; `comparison` is None where one of the two has none."""
+    where = str(drafter.directory)
+    if comparison is None:
+        if not drafter.drafter.is_head:
+            lacking = [str(each.directory) for each in (drafter, target) if each.vocabulary is None]
+            yield from rules.ruling("tokenizers-not-compared", _describe_lacking(lacking), where=where, fix=_PUT_BESIDE)
+        return
+    if fault := find_tokens_fault(comparison, where=where):
+        yield from rules.ruling(fault.code, fault.message, where=where, fix=fault.fix)
+    if comparison.verdict == "different":
+        return
+    yield from _find_named(rules, drafter, target, where)
+    if comparison.splitting:
+        yield from rules.ruling(
+            "text-split-differs",
+            f"The ids mean the same, and texts are split into them differently: {', '.join(comparison.splitting)}.",
+            where=where,
+        )
+
+
+_PUT_BESIDE = "Put the tokenizer that each model was trained with beside its weights."
+
+
+def _describe_lacking(directories: Sequence[str]) -> str:
+    return (
+        f"Token ids were not compared: {' and '.join(directories)} has no tokenizer.json, vocab.json, sentencepiece "
+        "model or vocab.txt."
+    )
+
+
+def _find_named(rules: Rulebook, drafter: Inspection, target: Inspection, where: str) -> Iterator[Ruling]:
+    assert drafter.vocabulary is not None
+    assert target.vocabulary is not None
+    mine, theirs = drafter.vocabulary.named, target.vocabulary.named
+    differing = sorted(name for name in mine.keys() & theirs.keys() if not set(mine[name]) & set(theirs[name]))
+    if differing and not drafter.drafter.is_head:
+        said = "; ".join(
+            f"{name} {_ids(mine, name)} in the drafter, {_ids(theirs, name)} in the target" for name in differing
+        )
+        yield from rules.ruling(
+            "named-tokens-differ",
+            f"The tokens that end or pad a text differ: {said}.",
+            where=where,
+            fix="Prefer a drafter that was tuned as the target was: it ends answers in the same way.",
+        )
+
+
+def _ids(named: Mapping[str, tuple[int, ...]], name: str) -> str:
+    return ", ".join(map(str, named[name]))
+
+
+def _shown(token: str | None) -> str:
+    return "no token" if token is None else f"'{quote(token)}'"

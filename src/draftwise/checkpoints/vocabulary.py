@@ -1,0 +1,189 @@
+"""A checkpoint's vocabulary: which token each id means, read without the tokenizers library."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from draftwise.checkpoints.sentencepiece import read_pieces
+from draftwise.checkpoints.text_files import read_json, read_lines
+from draftwise.core import InvalidSetup
+
+__all__ = ["Vocabulary", "read_vocabulary"]
+
+_SPLITTING = ("normalizer", "pre_tokenizer")
+"""Parts of tokenizer.json that, with the merges, decide which ids a text becomes."""
+_NAMED = ("bos_token", "eos_token", "pad_token")
+_MAX_ID = 2**31
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vocabulary:
+    """Tokens by id."""
+
+    tokens: Mapping[int, str]
+    added: frozenset[int]
+    """Ids that are matched as a whole before a text is split: control tokens, mostly."""
+    named: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Ids of bos_token, eos_token and pad_token, as far as the checkpoint's files name them."""
+    splitting: Mapping[str, str] = field(default_factory=dict)
+    """Digest of each part that decides how a text is split; empty where the format does not say."""
+    source: str
+    """File that it was read from."""
+
+    @property
+    def identity(self) -> str:
+        """SHA-256 over the table of ids and tokens: the `tokenizer` that draftwise.json records."""
+        return _digest(sorted(self.tokens.items()))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON values, without the tokens."""
+        return {
+            "source": self.source,
+            "num_tokens": len(self.tokens),
+            "identity": self.identity,
+            "named": self.named,
+        }
+
+
+def read_vocabulary(directory: Path) -> Vocabulary | None:
+    """Return the vocabulary of a checkpoint, None where it has no tokenizer file that can be read offline.
+
+    Raises:
+        InvalidSetup: a file is damaged.
+    """
+    file = next((directory / name for name in _READERS if (directory / name).is_file()), None)
+    vocabulary = None if file is None else _READERS[file.name](file)
+    if vocabulary is None or not vocabulary.tokens:
+        return None
+    settings = _read_optional(directory / "tokenizer_config.json")
+    added = dict(_declared(settings.get("added_tokens_decoder"))) | {
+        token_id: token
+        for token, token_id in _read_optional(directory / "added_tokens.json").items()
+        if _is_id(token_id)
+    }
+    tokens = {**added, **vocabulary.tokens}
+    return Vocabulary(
+        tokens=tokens,
+        added=vocabulary.added | added.keys(),
+        named=_find_named(directory, settings, tokens),
+        splitting=vocabulary.splitting,
+        source=vocabulary.source,
+    )
+
+
+def _from_tokenizer_json(file: Path) -> Vocabulary:
+    content = read_json(file)
+    model = content.get("model")
+    vocab = model.get("vocab") if isinstance(model, dict) else None
+    if isinstance(vocab, dict) and all(_is_id(token_id) for token_id in vocab.values()):
+        tokens = {token_id: token for token, token_id in vocab.items()}
+    elif isinstance(vocab, list) and all(isinstance(row, list) and row and isinstance(row[0], str) for row in vocab):
+        tokens = {i: row[0] for i, row in enumerate(vocab)}  # Unigram: [piece, score]
+    else:
+        raise _bad(file, "has no `model.vocab` that gives each token its id")
+    rows = _list(content.get("added_tokens"))
+    if not all(_is_added(row) for row in rows):
+        raise _bad(file, "has `added_tokens` without id or content")
+    added = {row["id"]: row["content"] for row in rows}
+    try:
+        splitting = _splitting(content, model or {})
+    except RecursionError:
+        raise _bad(file, "is nested too deeply") from None
+    return Vocabulary(tokens=tokens | added, added=frozenset(added), splitting=splitting, source=file.name)
+
+
+def _splitting(content: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str, str]:
+    merges = model.get("merges")
+    # Both spellings are in use: "a b" until tokenizers 0.20, ["a", "b"] since.
+    pairs = [" ".join(map(str, merge)) if isinstance(merge, list) else merge for merge in _list(merges)]
+    return {"merges": _digest(pairs)} | {part: _digest(content.get(part)) for part in _SPLITTING}
+
+
+def _from_vocab_json(file: Path) -> Vocabulary:
+    vocab = read_json(file)
+    if not all(_is_id(token_id) for token_id in vocab.values()):
+        raise _bad(file, "does not give each token its id")
+    splitting = {}
+    merges = file.with_name("merges.txt")
+    if merges.is_file():
+        splitting["merges"] = _digest([line for line in read_lines(merges) if line and not line.startswith("#version")])
+    tokens = {token_id: token for token, token_id in vocab.items()}
+    return Vocabulary(tokens=tokens, added=frozenset(), splitting=splitting, source=file.name)
+
+
+def _from_sentencepiece(file: Path) -> Vocabulary:
+    return Vocabulary(tokens=dict(enumerate(read_pieces(file))), added=frozenset(), source=file.name)
+
+
+def _from_lines(file: Path) -> Vocabulary:
+    lines = [line.rstrip("\r") for line in read_lines(file)]
+    tokens = dict(enumerate(lines[:-1] if lines[-1] == "" else lines))
+    return Vocabulary(tokens=tokens, added=frozenset(), source=file.name)
+
+
+_READERS: Mapping[str, Callable[[Path], Vocabulary]] = {
+    "tokenizer.json": _from_tokenizer_json,
+    "vocab.json": _from_vocab_json,
+    "tokenizer.model": _from_sentencepiece,
+    "vocab.txt": _from_lines,
+}
+"""By file name; the first that is there is read, as transformers does."""
+
+
+def _find_named(directory: Path, settings: Mapping[str, Any], tokens: Mapping[int, str]) -> dict[str, tuple[int, ...]]:
+    """Return the ids that generation_config.json or config.json give, else those of the tokenizer's own names."""
+    configs = [_read_optional(directory / name) for name in ("generation_config.json", "config.json")]
+    id_of = {token: token_id for token_id, token in tokens.items()}
+    found = {}
+    for name in _NAMED:
+        stated = next((ids for config in configs if (ids := _ids(config.get(f"{name}_id")))), ())
+        token = settings.get(name)
+        text = token.get("content") if isinstance(token, dict) else token
+        own = id_of.get(text) if isinstance(text, str) else None
+        if stated or own is not None:
+            found[name] = tuple(sorted({*stated, *(() if own is None else (own,))}))
+    return found
+
+
+def _ids(value: Any) -> tuple[int, ...]:
+    return tuple(each for each in (value if isinstance(value, list) else [value]) if _is_id(each))
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _declared(rows: object) -> Iterable[tuple[int, str]]:
+    for key, row in rows.items() if isinstance(rows, dict) else ():
+        if str(key).isdecimal() and len(key) < 10 and isinstance(row, dict) and isinstance(row.get("content"), str):
+            yield int(key), row["content"]
+
+
+def _is_added(row: object) -> bool:
+    return isinstance(row, dict) and _is_id(row.get("id")) and isinstance(row.get("content"), str)
+
+
+def _is_id(value: object) -> bool:
+    return type(value) is int and 0 <= value < _MAX_ID
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def _read_optional(file: Path) -> dict[str, Any]:
+    return read_json(file) if file.is_file() else {}
+
+
+def _bad(file: Path, what: str) -> InvalidSetup:
+    return InvalidSetup.because(
+        "bad-tokenizer",
+        f"The file {what}.",
+        where=str(file),
+        fix="Download the file again, or export the tokenizer anew.",
+    )

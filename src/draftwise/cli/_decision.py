@@ -1,0 +1,199 @@
+"""What `draftwise decide` shows in a terminal: progress on stderr, the verdicts as a table."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from draftwise.cli._console import UNBROKEN
+from draftwise.core import Comparison, Decision, Finding, RunPlan, Severity, Verdict
+from draftwise.measure.warm_up import Pace
+from draftwise.report.conditions import describe_rollback, describe_unmeasured, list_schedules
+from draftwise.report.sentences import describe_decision
+from draftwise.report.tables import Repeated, group_findings, sort_comparisons
+from draftwise.report.units import format_change, format_number
+from draftwise.runs.schedule import pass_over
+
+__all__ = ["ConsoleProgress", "estimate", "show_decision"]
+
+_COLOURS = {
+    Verdict.ADOPT: "bold green",
+    Verdict.REJECT: "bold red",
+    Verdict.MIXED: "bold yellow",
+    Verdict.INCONCLUSIVE: "dim",
+    Verdict.BLOCKED: "bold magenta",
+}
+_MOST_PLACES = 4
+"""Where a finding applies, beyond the first place, before they are only counted."""
+_QUIET_S = 30
+"""Without an answer, after which a run says that it waits."""
+_QUIET_STEPS = 10
+"""Lines that a run writes where there is no terminal to draw a bar in."""
+
+
+class ConsoleProgress:
+    """A bar with the time that is left; a few plain lines where stderr is no terminal."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._bar = Progress(
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.description}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(compact=True),
+            console=console,
+            refresh_per_second=2,  # drawing takes CPU from the servers
+        )
+        self._task = self._bar.add_task("", total=None)
+        self._total = self._done = 0
+        self._heard = time.monotonic()
+        self.doing = "starting the servers"
+        """What is under way, for who wonders why nothing happens."""
+
+    def __enter__(self) -> ConsoleProgress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def start(self, total: int, done: int) -> None:
+        """Draw the bar."""
+        self._total, self._done = total, done
+        self.doing, self._heard = "waiting for the first answer", time.monotonic()
+        self._bar.update(self._task, total=total, completed=done)
+        if self._console.is_terminal:
+            self._bar.start()
+
+    def advance(self, requests: int, what: str) -> None:
+        """Move the bar."""
+        before, self._done = self._done, self._done + requests
+        self.doing, self._heard = f"the last answer was {what}", time.monotonic()
+        self._bar.update(self._task, advance=requests, description=what)
+        step = max(1, self._total // _QUIET_STEPS)
+        if not self._console.is_terminal and before // step != self._done // step:
+            self._console.print(f"{self._done} of {self._total} requests: {what}")
+
+    async def remind(self) -> None:
+        """Say what is waited for whenever nothing has been answered for a while; until cancelled."""
+        while True:
+            await asyncio.sleep(_QUIET_S / 6)
+            quiet = time.monotonic() - self._heard
+            if quiet >= _QUIET_S:
+                self._heard += quiet
+                self._console.print(
+                    f"nothing has been answered for {quiet:.0f} s: {self.doing}; Ctrl-C keeps what is measured",
+                    soft_wrap=True,
+                )
+
+
+def estimate(plan: RunPlan, pace: Pace, seconds: float) -> str:
+    """Return a few lines: how much a plan is, about how long it takes, and how fast the servers were in the warm-up."""
+    workloads = " + ".join(f"{len(each.prompts)} {each.name}" for each in plan.workloads)
+    loads = "" if len(plan.conditions) == 1 else f"{len(plan.conditions)} conditions x "
+    total = plan.repeats * sum(len(turn.prompts) for turn in pass_over(plan, plan.conditions, 1))
+    lines = [
+        f"{len(plan.arms)} arms x {loads}({workloads}) prompts x {plan.repeats} repetitions = "
+        f"{'at most ' if plan.adaptive else ''}{total} requests, about {_duration(seconds)}"
+    ]
+    for condition in plan.conditions:
+        speeds = ", ".join(f"{arm.name} {1 / pace[arm.name, condition.label]:.0f}" for arm in plan.arms)
+        lines.append(f"warm-up tokens/s at {condition.label}: {speeds}")
+    return "\n".join(lines)
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+
+
+def show_decision(console: Console, decision: Decision) -> None:
+    """Print whether the run is evidence, the verdicts, the findings and the decision."""
+    if not decision.is_evidence:
+        console.print(
+            f"NOT EVIDENCE: the run does not carry its {', '.join(decision.missing_context)}.",
+            style="red",
+            soft_wrap=True,
+        )
+    if decision.comparisons:
+        whole, short = (_table(sort_comparisons(decision.comparisons), wide=wide) for wide in (True, False))
+        needed = console.measure(whole, options=console.options.update(max_width=UNBROKEN)).maximum
+        console.print(whole if needed <= console.width else short)
+    findings = _findings(decision)
+    for finding, told in findings:
+        if finding.severity is not Severity.INFO:
+            style = "red" if finding.severity is Severity.ERROR else "yellow"
+            console.print(Text.assemble((f"{finding.severity} ", style), told), soft_wrap=True)
+    if notes := sum(finding.severity is Severity.INFO for finding, _ in findings):
+        console.print(f"{notes} {'note' if notes == 1 else 'notes'} in the report", style="dim")
+    console.print()
+    console.print(Text(describe_decision(decision), style="bold"), soft_wrap=True)
+    for rule in describe_rollback(decision):
+        console.print(Text(rule, style="dim"), soft_wrap=True)
+    for schedule in list_schedules(decision):
+        console.print(f"Schedule by batch size, to paste: {schedule}", markup=False, highlight=False, soft_wrap=True)
+    for missing in describe_unmeasured(decision):
+        console.print(Text(f"Not measured: {missing}", style="yellow"), soft_wrap=True)
+
+
+def _table(comparisons: Sequence[Comparison], *, wide: bool) -> Table:
+    shown = [name for name in _NUMBERS if wide or name in _ALWAYS]
+    sweeps = len({each.condition for each in comparisons}) > 1
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in ("workload", *(["load"] if sweeps else []), "candidate", "verdict"):
+        table.add_column(name, no_wrap=True)
+    for name in shown:
+        table.add_column(name, justify="right", no_wrap=True)
+    last, load = "", ""
+    for each in comparisons:
+        if last and each.workload != last:
+            table.add_row()
+            load = ""
+        verdict = Text(each.verdict, style=_COLOURS[each.verdict])
+        workload = "" if each.workload == last else each.workload
+        label = [("" if each.condition.label == load else each.condition.label)] if sweeps else []
+        table.add_row(workload, *label, each.candidate, verdict, *(_NUMBERS[name](each) for name in shown))
+        last, load = each.workload, each.condition.label
+    return table
+
+
+def _positions(each: Comparison) -> str:
+    rates = [f"{100 * rate:.0f}" for rate in each.counters.spec.rate_per_pos]
+    return " ".join(rates[:5]) + (" ..." if len(rates) > 5 else "")
+
+
+_NUMBERS: dict[str, Callable[[Comparison], str]] = {
+    "speed-up": lambda each: f"{each.deciding.value:.2f}x",
+    "95 %": lambda each: each.deciding.span,
+    "tokens\n/step": lambda each: format_number(each.counters.tokens_per_step),
+    "accept\nlength": lambda each: format_number(each.counters.spec.acceptance_length),
+    "by position, %": _positions,
+    "conver-\nsion": lambda each: "-" if each.conversion is None else f"{each.conversion:.0%}",
+    "TTFT": lambda each: format_change(each.ttft),
+    "TPOT": lambda each: format_change(each.tpot),
+    "equal": lambda each: "-" if each.equal_outputs is None else "{}/{}".format(*each.equal_outputs),
+}
+_ALWAYS = ("speed-up", "95 %", "TPOT", "equal")
+"""Columns that a terminal of 80 characters has room for."""
+
+
+def _findings(decision: Decision) -> list[tuple[Finding, str]]:
+    """Return the findings on the run one by one, those on cells once each; each with its text."""
+    of_cells = group_findings(replace(decision, findings=()))
+    return [(each, str(each)) for each in decision.findings] + [(each.finding, _told(each)) for each in of_cells]
+
+
+def _told(repeated: Repeated) -> str:
+    """Return a finding with its first place in full, and where else it applies."""
+    (where, _), *others = repeated.places
+    more = f" The same at {', '.join(where for where, _ in others[:_MOST_PLACES])}" if others else ""
+    if len(others) > _MOST_PLACES:
+        more += f" and {len(others) - _MOST_PLACES} more places"
+    return f"{where}: {repeated.finding}{more and f'{more}.'}"

@@ -1,0 +1,222 @@
+"""Puts an engine together: loads the weights, plans what is captured, counts the pages and makes the runner."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from draftwise.core import Finding, InvalidSetup, ModelShape, SpecConfig
+from draftwise.engine.config import EngineConfig
+from draftwise.engine.memory.budget import activation_bytes, graph_budget, num_pages
+from draftwise.engine.memory.kv import PagedKV
+from draftwise.engine.memory.pages import PagePool
+from draftwise.engine.models import CausalLM, load_model
+from draftwise.engine.proposers import make_proposer
+from draftwise.engine.proposers.base import Proposer
+from draftwise.engine.proposers.plain import PlainDecoding
+from draftwise.engine.sampling.acceptance import Standard
+from draftwise.engine.spec import ResolvedSpec, resolve_spec
+from draftwise.engine.startup import Startup
+from draftwise.engine.step.capture import CapturePlan, plan_capture
+from draftwise.engine.step.confirm import make_confirmations
+from draftwise.engine.step.runner import Runner
+from draftwise.engine.step.scheduler import PrefixUse, Scheduler
+from draftwise.engine.step.table import SequenceTable
+from draftwise.engine.text.tokenizer import Tokenizer, load_tokenizer
+
+__all__ = ["Parts", "build"]
+
+_KERNELS_A_LAYER = 9
+_GRAPHS_A_SIZE = 6
+"""Greedy, sampled and truncated batches, each with and without requests whose logits the host has a part in."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What an engine is made of."""
+
+    config: EngineConfig
+    """With what the checkpoint and the machine decide filled in."""
+    spec: ResolvedSpec | None
+    tokenizer: Tokenizer
+    shape: ModelShape
+    """Of the target."""
+    proposer: Proposer
+    scheduler: Scheduler
+    runner: Runner
+    lag: int
+    """Steps that the host is behind the device."""
+    findings: tuple[Finding, ...]
+    """What the operator should know of this configuration."""
+
+
+def build(config: EngineConfig, spec: SpecConfig | None, *, startup: Startup, lag: int | None) -> Parts:
+    """Return the parts of an engine.
+
+    Args:
+        config: what is to run.
+        spec: how to draft; None: plain decoding.
+        startup: notified of each phase.
+        lag: see `Engine`.
+
+    Raises:
+        InvalidSetup: the checkpoint, the configuration or the drafter cannot work.
+    """
+    resolved = resolve_spec(spec) if spec is not None else None
+    tokenizer = load_tokenizer(config.model, skip=config.skip_tokenizer_init)
+    with startup.phase("load weights"):
+        model = load_model(
+            config.model,
+            dtype=config.dtype,
+            device=config.device,
+            load_format=config.load_format,
+            quantization=config.quantization,
+        )
+    config = _resolve(config, model)
+    proposer: Proposer = PlainDecoding()
+    if resolved is not None:
+        with startup.phase("load drafter"):
+            proposer = make_proposer(resolved, config, model)
+    lag = int(model.device.type == "cuda") if lag is None else lag
+    site = _Site(config=config, spec=resolved, model=model, proposer=proposer, lag=lag)
+    capture = site.plan_capture()
+    with startup.phase("allocate KV cache"):
+        pages = site.count_pages(capture)
+        runner = site.make_runner(capture, num_pages=pages, end_ids=tokenizer.end_ids)
+    return Parts(
+        config=config,
+        spec=resolved,
+        tokenizer=tokenizer,
+        shape=model.shape,
+        proposer=proposer,
+        scheduler=site.make_scheduler(num_pages=pages),
+        runner=runner,
+        lag=lag,
+        findings=(*(resolved.findings if resolved else ()), *capture.findings),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Site:
+    """What is loaded, on the way to what is made of it."""
+
+    config: EngineConfig
+    spec: ResolvedSpec | None
+    model: CausalLM
+    proposer: Proposer
+    lag: int
+
+    @property
+    def k(self) -> int:
+        """Draft tokens of a sequence at most."""
+        return self.spec.k if self.spec else 0
+
+    def plan_capture(self) -> CapturePlan:
+        """Return for which numbers of sequences steps are captured as CUDA graphs, or padded as if they were."""
+        config, shape, spec = self.config, self.model.shape, self.spec
+        if not self.lag or config.enforce_eager:
+            return CapturePlan(sizes=(), num_bytes=0)
+        # The logits count twice: those of steps that the host has a part in are kept.
+        row_values = shape.hidden_size * 8 + shape.intermediate_size * 3 + shape.vocab_size * 2
+        # The drafter runs once for each draft token.
+        num_layers = shape.num_layers + self.k * self.proposer.num_layers
+        return plan_capture(
+            config.max_num_seqs,
+            ks=sorted({spec.k_for(n) for n in range(1, config.max_num_seqs + 1)}) if spec else (0,),
+            kernels_per_graph=_GRAPHS_A_SIZE * _KERNELS_A_LAYER * num_layers,
+            activation_bytes_per_seq=(self.k + 1) * row_values * self.model.dtype.itemsize,
+            given=config.cudagraph_capture_sizes,
+            budget_bytes=graph_budget(
+                config,
+                self.model,
+                extra_bytes_per_token=self.proposer.kv_bytes_per_token,
+                activation_bytes=self._activation_bytes(),
+            ),
+        )
+
+    def count_pages(self, capture: CapturePlan) -> int:
+        """Return the size of the page pool."""
+        return num_pages(
+            self.config,
+            self.model,
+            extra_bytes_per_token=self.proposer.kv_bytes_per_token,
+            activation_bytes=self._activation_bytes(),
+            graph_bytes=capture.num_bytes,
+        )
+
+    def make_runner(self, capture: CapturePlan, *, num_pages: int, end_ids: frozenset[int]) -> Runner:
+        """Allocate the pages and return what computes with them."""
+        config, model, proposer = self.config, self.model, self.proposer
+        assert config.max_model_len is not None, "_resolve fills it in"
+        proposer.allocate(num_pages=num_pages, block_size=config.block_size)
+        kv_dtype = model.dtype if config.kv_cache_dtype == "auto" else torch.float8_e4m3fn
+        table = SequenceTable(
+            num_slots=config.max_num_seqs,
+            max_model_len=config.max_model_len,
+            block_size=config.block_size,
+            scratch_page=num_pages,
+            width=self.k + 1,
+            num_features=len(proposer.taps) * model.shape.hidden_size,
+            dtype=model.dtype,
+            device=model.device,
+        )
+        return Runner(
+            model,
+            PagedKV(
+                model.shape, num_pages=num_pages, block_size=config.block_size, dtype=kv_dtype, device=model.device
+            ),
+            table,
+            make_confirmations(proposer, table, uniform=self.lag > 0),
+            acceptance=self.spec.acceptance if self.spec else Standard(),
+            end_ids=end_ids,
+            uniform=self.lag > 0,
+            capture_sizes=capture.sizes,
+        )
+
+    def make_scheduler(self, *, num_pages: int) -> Scheduler:
+        """Return what decides about sequences and pages."""
+        config = self.config
+        return Scheduler(
+            pool=PagePool(num_pages, enable_prefix_caching=config.enable_prefix_caching),
+            block_size=config.block_size,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            prefix=_prefix_use(self.proposer),
+        )
+
+    def _activation_bytes(self) -> int:
+        """Return what the largest step needs beside weights and pages."""
+        config = self.config
+        return activation_bytes(
+            self.model.shape,
+            rows=max(config.max_num_batched_tokens, config.max_num_seqs * (self.k + 1)),
+            logits_rows=config.max_num_seqs * (self.k + 1),
+            bytes_per_value=self.model.dtype.itemsize,
+            num_taps=len(self.proposer.taps),
+        )
+
+
+def _prefix_use(proposer: Proposer) -> PrefixUse:
+    """Return how much of a cached prefix the proposer can do without."""
+    if proposer.needs_every_state:
+        return PrefixUse.NONE
+    return PrefixUse.BUT_LAST if proposer.taps and proposer.kv_bytes_per_token else PrefixUse.ALL
+
+
+def _resolve(config: EngineConfig, model: CausalLM) -> EngineConfig:
+    """Fill in what the checkpoint and the machine decide."""
+    longest = model.shape.max_position_embeddings
+    if config.max_model_len is not None and config.max_model_len > longest:
+        raise InvalidSetup.because(
+            "context-too-long",
+            f"{config.max_model_len} is more than the model's {longest} positions.",
+            where="max_model_len",
+            fix=f"Use {longest} or less.",
+        )
+    return replace(
+        config,
+        max_model_len=config.max_model_len or longest,
+        dtype=str(model.dtype).removeprefix("torch."),
+        device=str(model.device),
+    )

@@ -1,0 +1,28 @@
+"""Numbers that plain torch and the kernels must share, so that both sample the same tokens."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+__all__ = ["GOLDEN", "LANE", "MIN_TEMPERATURE", "MIX_1", "MIX_2", "POSITION", "Lane"]
+
+MIN_TEMPERATURE = 0.01
+"""vLLM raises smaller positive temperatures to this (`_MAX_TEMP`): dividing by them would overflow."""
+
+# The multipliers of the hash behind all random numbers (`sampling.random`), modulo 2^64.
+GOLDEN = 0x9E3779B97F4A7C15
+POSITION = 0xD1342543DE82EF95
+LANE = 0xDA942042E4DD58B5
+MIX_1 = 0xBF58476D1CE4E5B9
+MIX_2 = 0x94D049BB133111EB
+
+
+class Lane(IntEnum):
+    """Independent streams at one position of one sequence."""
+
+    TOKEN = 0
+    """The target's choice of a token."""
+    ACCEPT = 1
+    """The uniform number that accepts or rejects a draft token."""
+    DRAFT = 2
+    """The drafter's choice of a token; it must not share noise with what accepts it."""

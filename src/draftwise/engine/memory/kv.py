@@ -1,0 +1,66 @@
+"""Paged keys and values of all layers, allocated once.
+
+Shape letters: N new tokens of the step, B sequences, T tokens of context (padded), P pages, G key-value heads, D head
+dimension.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from draftwise.core import ModelShape
+
+__all__ = ["PagedKV"]
+
+
+class PagedKV:
+    """Key and value pages of all layers, allocated once.
+
+    Args:
+        shape: whose layers, key-value heads and head dimension.
+        num_pages: pages that sequences can hold. One more is scratch: rows without a place are written there.
+        block_size: tokens a page.
+        dtype: what keys and values are stored as; float8_e4m3fn is widened when it is read.
+        device: where.
+
+    Attributes:
+        layers: for each layer [num_pages + 1, block_size, 2, G, D]; a token's keys and values lie beside each
+            other, so that one copy gathers both.
+        num_bytes: memory of all layers.
+    """
+
+    def __init__(
+        self, shape: ModelShape, *, num_pages: int, block_size: int, dtype: torch.dtype, device: torch.device | str
+    ) -> None:
+        self.num_pages, self.block_size = num_pages, block_size
+        self.num_bytes = (num_pages + 1) * block_size * shape.kv_bytes_per_token(dtype.itemsize)
+        size = (num_pages + 1, block_size, 2, shape.num_kv_heads, shape.head_dim)
+        # Zeros, because pages are gathered whole: what a masked position holds must at least be finite.
+        self.layers = [torch.zeros(size, dtype=dtype, device=device) for _ in range(shape.num_layers)]
+
+    def store(self, layer: int, slots_N: Tensor, kv_N2GD: Tensor) -> None:
+        """Store keys and values of N tokens at their slots (page * block_size + offset)."""
+        flat = self.layers[layer].flatten(0, 1)
+        if self.is_narrow:
+            largest = torch.finfo(flat.dtype).max
+            flat.view(torch.uint8).index_copy_(
+                0, slots_N, kv_N2GD.clamp(-largest, largest).to(flat.dtype).view(torch.uint8)
+            )
+        else:
+            flat.index_copy_(0, slots_N, kv_N2GD)
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether keys and values are stored in one byte and must be widened."""
+        return self.layers[0].dtype.itemsize == 1
+
+    def gather(self, layer: int, pages_BP: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return keys and values, [B, G, P * block_size, D] each, of B lists of pages."""
+        pages = self.layers[layer]
+        stored = pages.view(torch.uint8) if self.is_narrow else pages
+        tokens = stored.index_select(0, pages_BP.flatten()).view(pages_BP.shape[0], -1, *pages.shape[2:])
+        if self.is_narrow:
+            tokens = tokens.view(pages.dtype).to(dtype)
+        keys_BGTD, values_BGTD = tokens.permute(2, 0, 3, 1, 4).unbind(0)
+        return keys_BGTD, values_BGTD

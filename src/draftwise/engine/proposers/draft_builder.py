@@ -1,0 +1,103 @@
+"""The draft in the making: token after token, or all of them at once.
+
+Shape letters: B sequences, R = B * M draft tokens of all sequences, M of the longest draft, K with padding,
+U tokens that the drafter can name, V the target's vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from draftwise.engine.proposers.base import Confirmed
+from draftwise.engine.proposers.choice import choose
+from draftwise.engine.sampling.draft import Draft
+
+__all__ = ["DraftBuilder"]
+
+
+class DraftBuilder:
+    """Turns logits into draft tokens, static in shape: for a sequence that wants fewer some are drafted in vain.
+
+    Args:
+        new: what the draft continues.
+        counts_B: int64, draft tokens wanted of each sequence, 0..k.
+        k: K.
+        probabilistic: see `choose`.
+        target_ids_U: see `choose`.
+        vocab_size: V.
+
+    Attributes:
+        num_steps: M, or k where only the device knows it.
+    """
+
+    def __init__(
+        self,
+        new: Confirmed,
+        counts_B: Tensor,
+        k: int,
+        *,
+        probabilistic: bool,
+        target_ids_U: Tensor | None,
+        vocab_size: int,
+    ) -> None:
+        self._new, self._counts_B, self._k = new, counts_B, k
+        self._probabilistic, self._target_ids_U, self._vocab_size = probabilistic, target_ids_U, vocab_size
+        self._num_output_B = new.num_output_B if probabilistic else None
+        self._tokens: list[Tensor] = []
+        self._probs: list[Tensor] = []
+        self.num_steps = k if k == 0 or new.spans.host is None else int(counts_B.max())
+
+    def add(self, step: int, logits_BU: Tensor) -> Tensor:
+        """Choose draft token number `step` of every sequence; return the tokens [B]."""
+        new, num_output_B = self._new, self._num_output_B
+        positions_B = None if num_output_B is None else num_output_B + step
+        return self._choose(logits_BU, 1, new.temperature_B, new.seeds_B, positions_B).squeeze(1)
+
+    def add_all(self, logits_RU: Tensor) -> None:
+        """Choose all draft tokens at once, independently of each other; rows go sequence after sequence."""
+        new, num_steps, num_output_B = self._new, self.num_steps, self._num_output_B
+        if num_output_B is None:
+            self._choose(logits_RU, num_steps, None, None, None)
+            return
+        steps_M = torch.arange(num_steps, device=num_output_B.device)
+        temperature_BM, seeds_BM = (t.unsqueeze(1).expand(-1, num_steps) for t in (new.temperature_B, new.seeds_B))
+        positions_BM = num_output_B.unsqueeze(1) + steps_M
+        self._choose(logits_RU, num_steps, temperature_BM.flatten(), seeds_BM.flatten(), positions_BM.flatten())
+
+    def to_draft(self) -> Draft:
+        """Return what was drafted."""
+        if not self._tokens:
+            return Draft.empty(len(self._counts_B), self._k, device=self._counts_B.device)
+        padding = self._k - self.num_steps
+        probs_BKV = None
+        if self._probs:
+            probs_BKV = F.pad(torch.cat(self._probs, dim=1), (0, 0, 0, padding))
+        tokens_BK = self._tokens[0] if len(self._tokens) == 1 else torch.cat(self._tokens, dim=1)
+        if padding:
+            tokens_BK = F.pad(tokens_BK, (0, padding))
+        return Draft(tokens_BK=tokens_BK, lengths_B=self._counts_B, probs_BKV=probs_BKV)
+
+    def _choose(
+        self,
+        logits_RU: Tensor,
+        num_steps: int,
+        temperature_R: Tensor | None,
+        seeds_R: Tensor | None,
+        positions_R: Tensor | None,
+    ) -> Tensor:
+        """Choose the next `num_steps` draft tokens of every sequence; return them, [B, num_steps]."""
+        tokens_R, probs_RV = choose(
+            logits_RU,
+            temperature_B=temperature_R,
+            seeds_B=seeds_R,
+            positions_B=positions_R,
+            probabilistic=self._probabilistic,
+            target_ids_U=self._target_ids_U,
+            vocab_size=self._vocab_size,
+        )
+        if probs_RV is not None:
+            self._probs.append(probs_RV.view(-1, num_steps, self._vocab_size))
+        self._tokens.append(tokens_R.view(-1, num_steps))
+        return self._tokens[-1]

@@ -1,0 +1,208 @@
+"""Applies those sampling parameters that look at history or at single tokens to the target's logits, in vLLM's order.
+
+Row s of a sequence is treated as if its draft tokens 0..s-1 were already output: penalties count them, bad words
+see them, min_tokens includes them. Rows after the draft's end are computed too, but nobody reads them.
+
+The order is that of vLLM 0.32's `v1/sample/sampler.py`: bad words, min_tokens, logit_bias, penalties (repetition,
+frequency, presence); temperature, min_p, top-k and top-p follow in `sampling`. The host says what is to be done to
+which row, so this part of a step is not captured; few requests need it. Nothing waits for the device, and no argument
+is changed.
+
+Shape letters: B sequences, S = K+1 target rows a sequence, K draft tokens, V vocabulary, N sequences that need the
+operation at hand, W bad words, P tokens before the last of the longest bad word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from draftwise.core import Finding, InvalidSetup, Severity
+from draftwise.engine.memory.transfer import upload
+from draftwise.engine.sampling.params import SamplingParams
+
+__all__ = ["SamplingRow", "adjust", "check_params", "encode_bad_words", "needs_adjusting"]
+
+_NO_TOKEN, _ANY_TOKEN = -1, -2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingRow:
+    """What the logits of one sequence depend on besides the model."""
+
+    params: SamplingParams
+    prompt_ids: Sequence[int] = ()
+    output_ids: Sequence[int] = ()
+    """Final output tokens; may be left empty unless `params.needs_history`."""
+    end_ids: Collection[int] = ()
+    """End-of-sequence ids, forbidden like the stop ids before min_tokens (also with ignore_eos, as in vLLM)."""
+    bad_words: Sequence[Sequence[int]] = ()
+    """`params.bad_words` after `encode_bad_words`."""
+
+    @property
+    def penalised(self) -> bool:
+        """Whether any penalty applies."""
+        return self.params.penalises
+
+
+def needs_adjusting(params: SamplingParams) -> bool:
+    """Whether `adjust` may do something for such a request, now or at a later step."""
+    return params.needs_history or bool(params.logit_bias)
+
+
+def adjust(logits_BSV: Tensor, rows: Sequence[SamplingRow], draft_tokens_BK: Tensor) -> Tensor:
+    """Return the logits after everything that also bears on greedy requests; the input itself if nothing does.
+
+    Args:
+        logits_BSV: the model's logits, any float type; half precision is widened where anything is computed.
+        rows: the B sequences' settings and history.
+        draft_tokens_BK: int64; padding must be valid token ids, as `Draft` promises.
+    """
+    num_rows = logits_BSV.shape[1]
+    needed = (
+        (partial(_forbid_bad_words, draft_BK=draft_tokens_BK), [b for b, row in enumerate(rows) if row.bad_words]),
+        (_forbid_ending, [b for b, row in enumerate(rows) if row.params.min_tokens > len(row.output_ids)]),
+        (_add_bias, [b for b, row in enumerate(rows) if row.params.logit_bias]),
+        (partial(_penalise, draft_BK=draft_tokens_BK), [b for b, row in enumerate(rows) if row.penalised]),
+    )
+    if not any(members for _, members in needed):
+        return logits_BSV
+    assert draft_tokens_BK.shape == (len(rows), num_rows - 1)
+    adjusted_BSV = _widened(logits_BSV, copy=True)
+    for change, members in needed:
+        if members:
+            change(adjusted_BSV, rows, members)
+    return adjusted_BSV
+
+
+def check_params(params: SamplingParams, vocab_size: int) -> list[Finding]:
+    """Return an error for each parameter that names a token outside 0..vocab_size-1."""
+    named = {"logit_bias": params.logit_bias or {}, "stop_token_ids": params.stop_token_ids}
+    findings = []
+    for where, ids in named.items():
+        unknown = [token for token in ids if not 0 <= token < vocab_size]
+        if unknown:
+            message = f"{', '.join(map(str, unknown))} is not a token id: the vocabulary has 0..{vocab_size - 1}."
+            fix = "Use ids of this model's tokenizer."
+            findings.append(
+                Finding(code="unknown-token", severity=Severity.ERROR, where=where, message=message, fix=fix)
+            )
+    return findings
+
+
+def encode_bad_words(words: Sequence[str], encode: Callable[[str], list[int]]) -> tuple[tuple[int, ...], ...]:
+    """Return the token sequences to forbid: each word as at the start of a text and, if it differs, after a space.
+
+    As vLLM does: the form after a space counts only if it has as many tokens and another first one.
+
+    Args:
+        words: `SamplingParams.bad_words`.
+        encode: text to token ids, without special tokens.
+
+    Raises:
+        InvalidSetup: a word encodes to no token.
+    """
+    encoded: list[tuple[int, ...]] = []
+    for word in words:
+        bare, spaced = (tuple(encode(prefix + word.lstrip())) for prefix in ("", " "))
+        if not bare:
+            raise InvalidSetup.because(
+                "empty-bad-word", f"{word!r} encodes to no token.", where="bad_words", fix="Leave it out."
+            )
+        encoded.append(bare)
+        if spaced and spaced[0] != bare[0] and len(spaced) == len(bare):
+            encoded.append(spaced)
+    return tuple(encoded)
+
+
+def _widened(logits: Tensor, *, copy: bool = False) -> Tensor:
+    """Return float32 for half precision, otherwise the same type."""
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    return logits.to(wide, copy=copy)
+
+
+def _forbid_bad_words(logits_BSV: Tensor, rows: Sequence[SamplingRow], members: list[int], draft_BK: Tensor) -> None:
+    """Forbid the last token of a bad word wherever the tokens before it have just been output."""
+    device, num_rows = logits_BSV.device, logits_BSV.shape[1]
+    words = [(n, word) for n, b in enumerate(members) for word in rows[b].bad_words]
+    length = max(1, *(len(word) - 1 for _, word in words))
+    tails = [[_NO_TOKEN] * length + list(rows[b].output_ids[-length:]) for b in members]
+    tails_NP = upload([tail[-length:] for tail in tails], device)
+    owner_W = upload([n for n, _ in words], device)
+    sequence_W = upload([members[n] for n, _ in words], device)
+    last_W = upload([word[-1] for _, word in words], device)
+    prefixes = [[_ANY_TOKEN] * (length - len(word) + 1) + list(word[:-1]) for _, word in words]
+    prefix_WP = upload(prefixes, device)
+
+    members_N = upload(members, device)
+    # Window s of a sequence holds the P tokens before row s.
+    windows_NSP = torch.cat([tails_NP, draft_BK[members_N]], dim=1).unfold(1, length, 1)
+    same_WSP = windows_NSP[owner_W] == prefix_WP.unsqueeze(1)
+    completes_WS = (same_WSP | (prefix_WP == _ANY_TOKEN).unsqueeze(1)).all(-1)
+    change_WS = torch.zeros_like(completes_WS, dtype=logits_BSV.dtype).masked_fill_(completes_WS, -torch.inf)
+    row_S = torch.arange(num_rows, device=device)
+    logits_BSV.index_put_((sequence_W.unsqueeze(1), row_S, last_W.unsqueeze(1)), change_WS, accumulate=True)
+
+
+def _forbid_ending(logits_BSV: Tensor, rows: Sequence[SamplingRow], members: list[int]) -> None:
+    """Forbid end and stop ids in the rows before min_tokens is reached."""
+    places = [
+        (b, s, token)
+        for b in members
+        for s in range(min(rows[b].params.min_tokens - len(rows[b].output_ids), logits_BSV.shape[1]))
+        for token in {*rows[b].end_ids, *rows[b].params.stop_token_ids}
+    ]
+    if places:
+        index = upload(places, logits_BSV.device).unbind(1)
+        logits_BSV.index_put_(index, logits_BSV.new_full((), -torch.inf))
+
+
+def _add_bias(logits_BSV: Tensor, rows: Sequence[SamplingRow], members: list[int]) -> None:
+    """Add logit_bias to every row."""
+    biases = [(b, token, bias) for b in members for token, bias in (rows[b].params.logit_bias or {}).items()]
+    sequence, token, bias = zip(*biases, strict=True)
+    device = logits_BSV.device
+    index = (
+        upload(sequence, device).unsqueeze(1),
+        torch.arange(logits_BSV.shape[1], device=device),
+        upload(token, device).unsqueeze(1),
+    )
+    bias_N1 = upload(bias, device, np.float64).to(logits_BSV.dtype).unsqueeze(1)
+    logits_BSV.index_put_(index, bias_N1, accumulate=True)
+
+
+def _penalise(logits_BSV: Tensor, rows: Sequence[SamplingRow], members: list[int], draft_BK: Tensor) -> None:
+    """Apply the three penalties: repetition to tokens of prompt and output, the others to output alone."""
+    device, dtype, vocab_size = logits_BSV.device, logits_BSV.dtype, logits_BSV.shape[2]
+    members_N = upload(members, device)
+    logits_NSV = logits_BSV[members_N]
+    output_NV = _count([rows[b].output_ids for b in members], vocab_size, device)
+    count_NSV = torch.zeros_like(logits_NSV)
+    count_NSV[:, 1:].scatter_(2, draft_BK[members_N].unsqueeze(2), 1)
+    count_NSV = count_NSV.cumsum_(1).add_(output_NV.unsqueeze(1))
+
+    def setting(name: str) -> Tensor:
+        values = [getattr(rows[b].params, name) for b in members]
+        return upload(values, device, np.float64).to(dtype).view(-1, 1, 1)
+
+    prompt_NV = _count([rows[b].prompt_ids for b in members], vocab_size, device)
+    seen_NSV = (count_NSV > 0) | (prompt_NV > 0).unsqueeze(1)
+    factor_N11 = setting("repetition_penalty")
+    scaled_NSV = torch.where(logits_NSV > 0, logits_NSV / factor_N11, logits_NSV * factor_N11)
+    logits_NSV = torch.where(seen_NSV, scaled_NSV, logits_NSV)
+    logits_NSV -= setting("frequency_penalty") * count_NSV
+    logits_NSV -= setting("presence_penalty") * (count_NSV > 0)
+    logits_BSV[members_N] = logits_NSV
+
+
+def _count(histories: list[Sequence[int]], vocab_size: int, device: torch.device) -> Tensor:
+    """Return [N, V] how often each token occurs in each history, as float32."""
+    flat = np.concatenate([np.asarray(ids, dtype=np.int64) + n * vocab_size for n, ids in enumerate(histories)])
+    cells = upload(flat, device)
+    counts = torch.zeros(len(histories) * vocab_size, device=device)
+    return counts.scatter_add_(0, cells, torch.ones_like(cells, dtype=counts.dtype)).view(-1, vocab_size)

@@ -1,0 +1,86 @@
+"""Counter-based noise: a pure function of (seed, position, lane, token id), so no generator has a state to lose.
+
+A token's noise depends on nothing else: not on the batch it was computed in, not on preemption, not on how many
+tokens were verified together. The hash is SplitMix64's finaliser (Steele, Lea & Flood 2014, "Fast splittable
+pseudorandom number generators"): rows are SplitMix64 streams whose start is hashed from seed, position and lane.
+
+Shape letters: R rows (several dimensions may stand for R; seeds and positions broadcast), V vocabulary.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+import torch
+from torch import Tensor
+
+from draftwise.engine.kernels.constants import GOLDEN, LANE, MIX_1, MIX_2, POSITION, Lane
+
+__all__ = ["Lane", "completion_seed", "gumbel", "request_seed", "uniform"]
+
+
+def _int64(unsigned: int) -> int:
+    """Return the int64 with the same 64 bits: torch multiplies and adds modulo 2^64, but has no uint64 arithmetic."""
+    unsigned &= 2**64 - 1
+    return unsigned - 2**64 if unsigned >= 2**63 else unsigned
+
+
+def _shift_right(bits: Tensor, count: int) -> Tensor:
+    """Return the logical shift; `>>` on int64 would copy the sign bit."""
+    return (bits >> count).bitwise_and_(2 ** (64 - count) - 1)
+
+
+def _mix(bits: Tensor) -> Tensor:
+    """Return 64 well-mixed bits for each int64: a bijection in which every input bit reaches every output bit."""
+    bits = (bits ^ _shift_right(bits, 30)).mul_(_int64(MIX_1))
+    bits ^= _shift_right(bits, 27)
+    bits *= _int64(MIX_2)
+    bits ^= _shift_right(bits, 31)
+    return bits
+
+
+def _row_bits(seeds_R: Tensor, positions_R: Tensor, lane: int) -> Tensor:
+    """Return 64 random bits a row. Seeds are hashed before positions are added, so that nearby seeds share nothing."""
+    return _mix(_mix(seeds_R + _int64(GOLDEN)) + positions_R * _int64(POSITION) + _int64(lane * LANE))
+
+
+def uniform(seeds_R: Tensor, positions_R: Tensor, lane: int) -> Tensor:
+    """Return one uniform number a row, strictly between 0 and 1.
+
+    Args:
+        seeds_R: int64, seed of the sequence that the row belongs to.
+        positions_R: int64, index in that sequence of the token being decided.
+        lane: which independent stream, see `Lane`.
+
+    Returns:
+        float64 [R], a multiple of 2^-53.
+    """
+    bits_R = _shift_right(_row_bits(seeds_R, positions_R, lane), 12)
+    return bits_R.double().add_(0.5).mul_(2.0**-52)
+
+
+def gumbel(seeds_R: Tensor, positions_R: Tensor, vocab_size: int, lane: int = Lane.TOKEN) -> Tensor:
+    """Return standard Gumbel noise for every token: argmax(logits + noise) samples from softmax(logits).
+
+    Arguments as for `uniform`. The noise is -log(-log1p(-u)): the tokens that win have u near 0, where a float32
+    is fine-grained, so the upper tail is exact down to probability 2^-32.
+
+    Returns:
+        float32 [R, V], finite.
+    """
+    tokens_V = torch.arange(1, vocab_size + 1, device=seeds_R.device).mul_(_int64(GOLDEN))
+    bits_RV = _mix(_row_bits(seeds_R, positions_R, lane).unsqueeze(-1) + tokens_V)
+    u_RV = _shift_right(bits_RV, 33).float().add_(0.5).mul_(2.0**-31)
+    u_RV.clamp_(max=1 - 2.0**-24)  # rounding to float32 can reach 1, whose logarithm is infinite
+    return u_RV.neg_().log1p_().neg_().log_().neg_()
+
+
+def request_seed(engine_seed: int, request_id: str, index: int) -> int:
+    """Return the seed (0..2^63-1) of completion `index` of a request that brings none."""
+    digest = blake2b(f"{engine_seed}/{index}/{request_id}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def completion_seed(seed: int, index: int) -> int:
+    """Return the seed of completion `index` of a request that asked for `seed`: the first one's is `seed` itself."""
+    return seed if index == 0 else request_seed(seed, "", index)

@@ -1,0 +1,186 @@
+"""Decides how many draft tokens are accepted and which token follows them: the step that makes speculation lossless.
+
+Throughout, p is the target's distribution of a token (after temperature and truncation) and q the distribution that the
+draft token was drawn from. Sources: Leviathan et al. 2023 (arXiv 2211.17192), Chen et al. 2023 (arXiv 2302.01318).
+
+Shape letters: B sequences, K draft tokens, S = K+1 target rows a sequence, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import ModuleType
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from draftwise.engine.sampling.acceptance import Rule, Standard, SyntheticRates, Typical
+from draftwise.engine.sampling.draft import Draft
+from draftwise.engine.sampling.random import Lane, uniform
+from draftwise.engine.sampling.tempering import (
+    Tempering,
+    argmax,
+    draw,
+    find_floors,
+    kernels_for,
+    sharpen,
+    temper_and_truncate,
+)
+
+__all__ = ["Accepted", "verify"]
+
+
+def _reject(p_BSV: Tensor, q_BKV: Tensor, draft: Draft, counters: _Counters) -> tuple[Tensor, Tensor]:
+    """Accept a draft token d with probability min(1, p(d) / q(d)), else replace it by a draw from max(p - q, 0).
+
+    Returns:
+        bool [B, K], which draft tokens are accepted; int64 [B, S], for every row the token to emit if it is the first
+        after those that are accepted.
+    """
+    # Past the draft's end q is 0, so that the residual there is p itself.
+    real_BK = torch.arange(q_BKV.shape[1], device=q_BKV.device) < draft.lengths_B.unsqueeze(1)
+    q_BKV = q_BKV * real_BK.unsqueeze(2)
+    residual_BSV = p_BSV.clone()
+    residual_BSV[:, :-1] -= q_BKV
+    residual_BSV.clamp_(min=0)
+    # Rounding can leave nothing where p equals q; a token that is rejected even so is replaced by a draw from p.
+    nothing_BS1 = residual_BSV.amax(-1, keepdim=True) == 0
+    next_BS = counters.draw(torch.where(nothing_BS1, p_BSV, residual_BSV).log())
+    p_token_BK = p_BSV[:, :-1].gather(2, draft.tokens_BK.unsqueeze(2)).squeeze(2)
+    q_token_BK = q_BKV.gather(2, draft.tokens_BK.unsqueeze(2)).squeeze(2)
+    return counters.uniform(q_BKV.shape[1]) * q_token_BK < p_token_BK, next_BS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accepted:
+    """What one step makes final."""
+
+    tokens_BS: Tensor
+    """int64; row b holds its accepted draft tokens and the token that follows them, then -1."""
+    num_accepted_B: Tensor
+    """int64, 0..length of the draft; one token more than that is emitted."""
+
+
+def verify(
+    logits_BSV: Tensor,
+    draft: Draft,
+    *,
+    tempering: Tempering,
+    seeds_B: Tensor,
+    positions_B: Tensor,
+    acceptance: Rule,
+) -> Accepted:
+    """Return which draft tokens are accepted and what follows them: a function of its arguments alone.
+
+    Shapes are static and nothing waits for the device, so that a step can be captured with it.
+
+    Under `Standard`, whatever the draft, the emitted tokens have the target's distribution:
+
+    - Greedy rows accept draft tokens while they equal the argmax.
+    - A deterministic draft (no probabilities, q = 1) is coupled by the Gumbel-max trick: every row draws its token
+      x_s = argmax(logits_s + noise(seed, position + s)) as plain decoding would, and draft tokens are accepted while
+      they equal x. Draft token d is accepted with probability p(d), and given that it is rejected x follows p without
+      d, renormalised: exactly rejection sampling with a one-hot q. Beyond the distribution, the tokens themselves are
+      those of plain decoding with the same seed.
+    - A draft with probabilities q is rejection-sampled: d is accepted with probability min(1, p(d)/q(d)), the first
+      rejected one is replaced by a draw from max(p - q, 0), renormalised, and after a draft that is accepted whole a
+      token is drawn from p.
+
+    Args:
+        logits_BSV: the model's, or what `adjust` made of them, any float type; row s predicts the token after draft
+            tokens 0..s-1. Rows past a draft's end may hold anything.
+        draft: K tokens a sequence, of which the first `lengths_B` count.
+        tempering: how logits become the target's distribution.
+        seeds_B: int64, seed of each sequence's random stream.
+        positions_B: int64, position in that stream of the token that row 0 decides.
+        acceptance: the rule by which draft tokens are accepted.
+    """
+    assert draft.tokens_BK.shape[1] == logits_BSV.shape[1] - 1
+    counters, kernels = _Counters(seeds_B, positions_B), kernels_for(logits_BSV)
+    accept_BK: Tensor | None = None
+    if tempering.all_greedy:
+        next_BS = argmax(logits_BSV)
+    elif isinstance(acceptance, Typical):
+        accept_BK, next_BS = _accept_typical(logits_BSV, draft.tokens_BK, tempering, counters, acceptance)
+    elif isinstance(acceptance, Standard) and draft.probs_BKV is not None:
+        accept_BK, next_BS = _sample_rejections(logits_BSV, draft, draft.probs_BKV, tempering, counters, kernels)
+    else:
+        floor_BS = find_floors(logits_BSV, tempering) if tempering.truncates else None
+        next_BS = counters.draw(logits_BSV, tempering.temperature_B, floor_BS)
+    rates_K = acceptance.conditional_K if isinstance(acceptance, SyntheticRates) else None
+    if kernels:
+        emitted = kernels.emit(next_BS, draft.tokens_BK, draft.lengths_B, accept_BK, rates_K, *counters)
+    else:
+        emitted = _emit(next_BS, draft, accept_BK, rates_K, counters)
+    return Accepted(tokens_BS=emitted[0], num_accepted_B=emitted[1])
+
+
+class _Counters(NamedTuple):
+    """What random numbers are functions of, besides the row."""
+
+    seeds_B: Tensor
+    positions_B: Tensor
+
+    def uniform(self, num_rows: int) -> Tensor:
+        """Return the uniform numbers that accept or reject the draft tokens of the first rows."""
+        row_S = torch.arange(num_rows, device=self.seeds_B.device)
+        return uniform(self.seeds_B.unsqueeze(1), self.positions_B.unsqueeze(1) + row_S, Lane.ACCEPT)
+
+    def draw(self, logits_BSV: Tensor, temperature_B: Tensor | None = None, floor_BS: Tensor | None = None) -> Tensor:
+        """Return a token for each row, see `tempering.draw`."""
+        return draw(logits_BSV, temperature_B, floor_BS=floor_BS, lane=Lane.TOKEN, **self._asdict())
+
+
+def _sample_rejections(
+    logits_BSV: Tensor,
+    draft: Draft,
+    q_BKV: Tensor,
+    tempering: Tempering,
+    counters: _Counters,
+    kernels: ModuleType | None,
+) -> tuple[Tensor, Tensor]:
+    """Return as `_reject` does; on a GPU without storing p."""
+    if kernels is None:
+        return _reject(_tempered(logits_BSV, tempering).softmax(-1), q_BKV, draft, counters)
+    floor_BS = find_floors(logits_BSV, tempering) if tempering.truncates else None
+    drafted = draft.tokens_BK, q_BKV, draft.lengths_B
+    accept_BK, next_BS = kernels.reject(logits_BSV, tempering.temperature_B, floor_BS, *drafted, *counters)
+    return accept_BK, next_BS
+
+
+def _accept_typical(
+    logits_BSV: Tensor, tokens_BK: Tensor, tempering: Tempering, counters: _Counters, rule: Typical
+) -> tuple[Tensor, Tensor]:
+    """Accept draft tokens that are probable enough for how certain the target is; return as `_reject` does."""
+    tempered_BSV = _tempered(logits_BSV, tempering)
+    p_BKV = tempered_BSV[:, :-1].softmax(-1)
+    entropy_BK = torch.special.entr(p_BKV).sum(-1)
+    bar_BK = (rule.alpha * (-entropy_BK).exp()).clamp(max=rule.threshold)
+    accept_BK = p_BKV.gather(2, tokens_BK.unsqueeze(2)).squeeze(2) > bar_BK
+    return accept_BK, counters.draw(tempered_BSV)
+
+
+def _tempered(logits_BSV: Tensor, tempering: Tempering) -> Tensor:
+    """Return logits whose softmax is p, also on greedy rows."""
+    return sharpen(temper_and_truncate(logits_BSV, tempering), tempering.temperature_B == 0)
+
+
+def _emit(
+    next_BS: Tensor, draft: Draft, accept_BK: Tensor | None, rates_K: Tensor | None, counters: _Counters
+) -> tuple[Tensor, Tensor]:
+    """Return `Accepted.tokens_BS` and `Accepted.num_accepted_B`.
+
+    Draft tokens are accepted as `accept_BK` says, else at random with these rates, else where they are the next token.
+    """
+    num_drafted = draft.tokens_BK.shape[1]
+    if rates_K is not None:
+        accept_BK = counters.uniform(num_drafted) < rates_K[:num_drafted]
+    elif accept_BK is None:
+        accept_BK = draft.tokens_BK == next_BS[:, :-1]
+    row_S = torch.arange(num_drafted + 1, device=next_BS.device)
+    real_BK = row_S[:-1] < draft.lengths_B.unsqueeze(1)
+    num_accepted_B = (accept_BK & real_BK).long().cumprod(1).sum(1)
+    last_B1 = num_accepted_B.unsqueeze(1)
+    tokens_BS = torch.cat([draft.tokens_BK, next_BS[:, -1:]], dim=1)
+    return torch.where(row_S == last_B1, next_BS, tokens_BS).masked_fill(row_S > last_B1, -1), num_accepted_B

@@ -1,0 +1,1 @@
+"""One step of the engine: what is scheduled, what the device is given, what comes back."""

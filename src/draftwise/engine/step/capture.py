@@ -1,0 +1,117 @@
+"""Which decoding steps are captured as CUDA graphs, what the graphs weigh, and what stays without one."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from draftwise.core import Finding, Severity
+from draftwise.facts.advice import get_advice
+from draftwise.facts.memory import get_embedded_overheads
+
+__all__ = ["CapturePlan", "bucket_of", "capture_sizes", "estimate_graph_bytes", "plan_capture"]
+
+_STRIDES = ((16, 4), (64, 8), (256, 16), (512, 32))
+"""Below so many sequences, one size every so many: padding stays a small part of a step."""
+_LAST_STRIDE = 64
+
+
+def capture_sizes(max_num_seqs: int) -> tuple[int, ...]:
+    """Return the numbers of sequences to capture: 1, 2, 4, 8, 12, 16, 24 ... and max_num_seqs itself."""
+    sizes = {1, 2, max_num_seqs}
+    size = 4
+    while size < max_num_seqs:
+        sizes.add(size)
+        size += next((stride for end, stride in _STRIDES if size < end), _LAST_STRIDE)
+    return tuple(sorted(each for each in sizes if each <= max_num_seqs))
+
+
+def bucket_of(num_seqs: int, sizes: Sequence[int]) -> int | None:
+    """Return the smallest of the ascending `sizes` that holds so many sequences; None: the step runs eagerly."""
+    place = bisect_left(sizes, num_seqs)
+    return sizes[place] if place < len(sizes) else None
+
+
+def estimate_graph_bytes(num_graphs: int, *, kernels_per_graph: int, activation_bytes: int) -> int:
+    """Return the memory of so many graphs that share one pool.
+
+    Args:
+        num_graphs: captured steps, one for each batch size and number of draft tokens.
+        kernels_per_graph: kernels of one of them: drafter, target, verification and bookkeeping.
+        activation_bytes: what the largest of them allocates while it runs; the others use the same memory.
+    """
+    per_kernel = get_embedded_overheads().graph_per_kernel
+    return num_graphs * kernels_per_graph * per_kernel + activation_bytes if num_graphs else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapturePlan:
+    """Batch sizes to capture, in ascending order, the memory to set aside for them, and what they leave uncovered."""
+
+    sizes: tuple[int, ...]
+    num_bytes: int
+    findings: tuple[Finding, ...] = ()
+
+
+def plan_capture(
+    max_num_seqs: int,
+    *,
+    ks: Sequence[int],
+    kernels_per_graph: int,
+    activation_bytes_per_seq: int,
+    given: Sequence[int] | None = None,
+    budget_bytes: int | None = None,
+) -> CapturePlan:
+    """Return what to capture for an engine, as much of it as fits.
+
+    Args:
+        max_num_seqs: sequences decoded together at most.
+        ks: numbers of draft tokens that steps may have (0 without speculation); each has graphs of its own.
+        kernels_per_graph: kernels of one step.
+        activation_bytes_per_seq: what a captured step allocates for each of its sequences.
+        given: sizes that the user wants (`cudagraph_capture_sizes`), in ascending order; None: `capture_sizes`.
+        budget_bytes: memory that graphs may take; None: no limit.
+    """
+
+    def weigh(sizes: Sequence[int]) -> int:
+        largest = sizes[-1] if sizes else 0
+        return estimate_graph_bytes(
+            len(sizes) * len(ks),
+            kernels_per_graph=kernels_per_graph,
+            activation_bytes=largest * activation_bytes_per_seq,
+        )
+
+    wanted = tuple(capture_sizes(max_num_seqs) if given is None else (each for each in given if each <= max_num_seqs))
+    if given is not None and len(wanted) < len(given):
+        wanted = (*wanted, max_num_seqs) if max_num_seqs not in wanted else wanted  # its next larger size covers it
+    sizes = wanted
+    while sizes and budget_bytes is not None and weigh(sizes) > budget_bytes:
+        sizes = sizes[:-1]
+    lacking = weigh(wanted) - (budget_bytes or 0) if sizes != wanted else 0
+    finding = _find_uncovered(sizes, max_num_seqs, max(ks), lacking_bytes=lacking)
+    return CapturePlan(sizes=sizes, num_bytes=weigh(sizes), findings=() if finding is None else (finding,))
+
+
+def _find_uncovered(sizes: Sequence[int], max_num_seqs: int, k: int, *, lacking_bytes: int) -> Finding | None:
+    """Return what larger batches than the largest captured one cost, or None where all are covered."""
+    largest = sizes[-1] if sizes else 0
+    if largest >= max_num_seqs:
+        return None
+    rows = f" ({max_num_seqs} x (k + 1) = {max_num_seqs * (k + 1)} rows)" if k else ""
+    consequence = f"steps of {largest + 1} to {max_num_seqs} sequences{rows} run eagerly, kernel by kernel from Python"
+    if lacking_bytes:
+        gib = lacking_bytes / 2**30
+        cause = f"memory holds CUDA graphs of up to {largest} sequences ({gib:.2f} GiB short)"
+        fix = f"Raise gpu_memory_utilization, or lower max_num_seqs to {max(largest, 1)} or max_num_batched_tokens."
+    else:
+        cause = f"end at {largest} sequences"
+        fix = f"Add {max_num_seqs} to cudagraph_capture_sizes or leave it out, or lower max_num_seqs to {largest}."
+    return Finding(
+        code="graphs-not-covering",
+        severity=Severity.WARNING,
+        where="max_num_seqs" if lacking_bytes else "cudagraph_capture_sizes",
+        message=f"{cause}, so {consequence}, and can take nearly twice as long.",
+        fix=fix,
+        source=get_advice("graph-cliff").source,
+    )

@@ -1,0 +1,88 @@
+"""What the host has a part in: logits that depend on a request's history, and log-probabilities.
+
+Shape letters: B sequences (perhaps padded), S = K+1 target rows a sequence, K draft tokens, N rows of a pass, R rows of
+logits, V vocabulary, H hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from draftwise.engine.memory.transfer import upload
+from draftwise.engine.models import CausalLM
+from draftwise.engine.sampling.logits import SamplingRow, adjust, needs_adjusting
+from draftwise.engine.sampling.logprobs import Ranked, rank_tokens
+from draftwise.engine.sampling.params import SamplingParams
+from draftwise.engine.sampling.verify import Accepted
+from draftwise.engine.step.scheduler import Chunk
+from draftwise.engine.step.sequence import Sequence
+
+__all__ = ["PromptRanks", "adjust_logits", "involves_host", "rank_emitted", "rank_prompts"]
+
+_RANKED_ROWS = 256
+"""Prompt tokens whose log-probabilities are computed at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptRanks:
+    """Log-probabilities of prompt tokens, on the device."""
+
+    sequence: Sequence
+    ranked: Ranked
+
+
+def involves_host(params: SamplingParams) -> bool:
+    """Whether a request's decoding steps need the host between the target's pass and the verification."""
+    return needs_adjusting(params) or params.logprobs is not None
+
+
+def adjust_logits(
+    logits_BSV: Tensor, sequences: list[Sequence], draft_tokens_BK: Tensor, end_ids: frozenset[int]
+) -> Tensor:
+    """Return the logits after what depends on the requests' history, which the host knows.
+
+    Args:
+        logits_BSV: of these sequences, then of padding.
+        sequences: whose requests they are.
+        draft_tokens_BK: what the rows follow.
+        end_ids: end-of-sequence tokens.
+    """
+    padding = [SamplingRow(params=SamplingParams(temperature=0))] * (len(logits_BSV) - len(sequences))
+    rows = [
+        SamplingRow(
+            params=sequence.params,
+            prompt_ids=sequence.request.prompt_token_ids,
+            output_ids=sequence.output if sequence.params.needs_history else [],
+            end_ids=end_ids,
+            bad_words=sequence.bad_words,
+        )
+        for sequence in sequences
+    ]
+    return adjust(logits_BSV, rows + padding, draft_tokens_BK)
+
+
+def rank_emitted(logits_BSV: Tensor, accepted: Accepted, sequences: list[Sequence]) -> Ranked | None:
+    """Rank the emitted tokens, if any request wants their log-probabilities."""
+    wanted = [each.params.logprobs for each in sequences if each.params.logprobs is not None]
+    return rank_tokens(logits_BSV.flatten(0, 1), accepted.tokens_BS.flatten(), max(wanted)) if wanted else None
+
+
+def rank_prompts(model: CausalLM, chunks: list[Chunk], hidden_NH: Tensor) -> Iterator[PromptRanks]:
+    """Rank the prompt tokens that follow the positions computed, where a request wants that.
+
+    In pieces, because the log-probabilities of a whole chunk would take gigabytes.
+    """
+    row = 0
+    for chunk in chunks:
+        sequence = chunk.sequence
+        targets = sequence.request.prompt_token_ids[chunk.start + 1 : chunk.end + 1]
+        k = sequence.params.prompt_logprobs
+        if k is not None and not sequence.num_output:
+            for first in range(0, len(targets), _RANKED_ROWS):
+                piece = targets[first : first + _RANKED_ROWS]
+                logits_RV = model.logits(hidden_NH[row + first : row + first + len(piece)])
+                yield PromptRanks(sequence=sequence, ranked=rank_tokens(logits_RV, upload(piece, model.device), k))
+        row += chunk.length

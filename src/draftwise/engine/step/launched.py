@@ -1,0 +1,92 @@
+"""A step under way: whose it is, and what it says once the device is done.
+
+Shape letters: B sequences (perhaps padded), S = K+1 target rows a sequence, K draft tokens, C = 2 + S + K numbers of a
+sequence, R = B * S rows of logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from draftwise.engine.memory.transfer import Readback
+from draftwise.engine.outputs import LogprobsOfToken
+from draftwise.engine.sampling.draft import Draft
+from draftwise.engine.sampling.logprobs import Ranked, parse
+from draftwise.engine.sampling.verify import Accepted
+from draftwise.engine.step.host_part import PromptRanks
+from draftwise.engine.step.sequence import Sequence
+
+__all__ = ["Launched", "Outcome", "pack"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a step says about one sequence."""
+
+    sequence: Sequence
+    emitted: list[int]
+    """Accepted drafts and the token after them."""
+    drafted: list[int]
+    logprobs: list[LogprobsOfToken] | None = None
+    """Of the emitted tokens, if asked for."""
+
+
+def pack(draft: Draft, accepted: Accepted) -> Tensor:
+    """Return all numbers of a step that the host wants, [B, C], for one copy."""
+    counts_B2 = torch.stack((accepted.num_accepted_B + 1, draft.lengths_B), dim=1)
+    return torch.cat((counts_B2, accepted.tokens_BS, draft.tokens_BK), dim=1)
+
+
+class Launched:
+    """Results on their way to the host.
+
+    Args:
+        sequences: whose they are; the first rows of `packed`.
+        packed: from `pack`; None when no sequence samples.
+        bound: how many tokens each can get at most.
+        ranked: of all R rows, if any sequence wants log-probabilities.
+        prompts: of prompt tokens.
+    """
+
+    def __init__(
+        self,
+        sequences: list[Sequence],
+        packed: Tensor,
+        *,
+        bound: int,
+        ranked: Ranked | None = None,
+        prompts: tuple[PromptRanks, ...] = (),
+    ) -> None:
+        self.bound = bound
+        self._owners = [(sequence, sequence.life) for sequence in sequences]
+        self._prompts = [(prompt.sequence, prompt.sequence.life) for prompt in prompts]
+        every = [ranked, *(prompt.ranked for prompt in prompts)]
+        tensors = [t for r in every if r is not None for t in (r.ids_RT, r.logprobs_RT, r.ranks_R)]
+        self._has_ranks = ranked is not None
+        self._readback = Readback(packed, *tensors)
+
+    def collect(self) -> Iterator[Outcome]:
+        """Wait for the device; yield what sequences got that are still what they were."""
+        packed_BC, *tensors = self._readback.wait()
+        every = [
+            Ranked(ids_RT=ids_RT, logprobs_RT=logprobs_RT, ranks_R=ranks_R)
+            for ids_RT, logprobs_RT, ranks_R in zip(*[iter(tensors)] * 3, strict=True)
+        ]
+        ranked = every.pop(0) if self._has_ranks else None
+        for (sequence, life), prompt_ranks in zip(self._prompts, every, strict=True):
+            if sequence.life == life:  # neither aborted nor preempted since
+                sequence.prompt_logprobs += parse(prompt_ranks, sequence.params.prompt_logprobs or 0)
+        num_rows = (packed_BC.shape[1] - 1) // 2  # C = 2 + S + (S - 1)
+        for b, ((sequence, life), row) in enumerate(zip(self._owners, packed_BC.tolist(), strict=False)):
+            if sequence.life == life:
+                emitted = row[2 : 2 + row[0]]
+                logprobs = None
+                if ranked is not None and sequence.params.logprobs is not None:
+                    rows = slice(b * num_rows, b * num_rows + len(emitted))
+                    logprobs = parse(ranked[rows], sequence.params.logprobs)
+                drafted = row[2 + num_rows : 2 + num_rows + row[1]]
+                yield Outcome(sequence=sequence, emitted=emitted, drafted=drafted, logprobs=logprobs)

@@ -1,0 +1,241 @@
+"""Owner of the step's tensors: computes prompts, drafts, verifies, and keeps the device's table of sequences.
+
+Shape letters: B sequences (padded to a bucket on a GPU), S = K+1 target rows a sequence, K draft tokens, N rows of a
+pass, R rows of logits, V vocabulary, H hidden size, F features of a token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from draftwise.engine.attention.plan import plan_attention
+from draftwise.engine.attention.spans import Spans
+from draftwise.engine.memory.kv import PagedKV
+from draftwise.engine.memory.transfer import upload
+from draftwise.engine.models import CausalLM
+from draftwise.engine.sampling.acceptance import Acceptance, place
+from draftwise.engine.sampling.draft import Draft
+from draftwise.engine.sampling.tempering import Tempering
+from draftwise.engine.sampling.verify import Accepted, verify
+from draftwise.engine.step.capture import bucket_of
+from draftwise.engine.step.confirm import Confirmations
+from draftwise.engine.step.graphs import Graphs
+from draftwise.engine.step.host_part import adjust_logits, involves_host, rank_emitted, rank_prompts
+from draftwise.engine.step.launched import Launched, pack
+from draftwise.engine.step.scheduler import Chunk, Schedule
+from draftwise.engine.step.sequence import Sequence
+from draftwise.engine.step.table import SequenceTable, View
+
+__all__ = ["Runner"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _StepShape:
+    """What decoding steps have in common that launch the same kernels."""
+
+    size: int | None
+    """Sequences, padding included; None: as many as there are, and nothing is captured."""
+    k: int
+    all_greedy: bool
+    truncates: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Computed:
+    """What the target says about a step's rows."""
+
+    view: View
+    draft: Draft
+    logits_BSV: Tensor
+    features_BSF: Tensor | None
+
+
+class Runner:
+    """Runs target and proposer over scheduled work. Nothing here waits for the device, except for what a proposer on
+    the host must see, and while a graph is captured.
+
+    Args:
+        model: the target.
+        kv: its pages.
+        table: the device's table.
+        confirmations: what keeps the proposer up to date.
+        acceptance: the rule by which draft tokens are accepted.
+        end_ids: end-of-sequence tokens.
+        uniform: whether steps have uniform rows, whose lengths only the device knows (see `Spans`).
+        capture_sizes: numbers of sequences that steps are padded to, and captured for on a GPU; empty: neither.
+    """
+
+    def __init__(
+        self,
+        model: CausalLM,
+        kv: PagedKV,
+        table: SequenceTable,
+        confirmations: Confirmations,
+        *,
+        acceptance: Acceptance,
+        end_ids: frozenset[int],
+        uniform: bool,
+        capture_sizes: tuple[int, ...] = (),
+    ) -> None:
+        self.model, self.kv, self.table, self.confirmations = model, kv, table, confirmations
+        self.graphs = Graphs(enabled=bool(capture_sizes) and model.device.type == "cuda")
+        self._acceptance = place(acceptance, model.device)
+        self._end_ids = end_ids
+        self._uniform = uniform
+        self._capture_sizes = capture_sizes
+        self._kept: Tensor | None = None
+        """Logits of captured steps that the host has a part in: one place for all graphs."""
+        self._slots: dict[int, _Slots] = {}
+
+    @torch.inference_mode()
+    def run(self, schedule: Schedule) -> tuple[Launched, ...]:
+        """Launch a step: first what the scheduler decided enters the table, then prompts, then decoding."""
+        self.confirmations.notify()
+        if schedule.released_slots:
+            self.table.release(schedule.released_slots)
+            self.confirmations.release(schedule.released_slots)
+        if schedule.page_changes:
+            self.table.give_pages(schedule.page_changes)
+        prompts = (self._prefill(schedule.chunks),) if schedule.chunks else ()
+        return (*prompts, self._decode(schedule.decodes, schedule.k)) if schedule.decodes else prompts
+
+    def _prefill(self, chunks: list[Chunk]) -> Launched:
+        """Compute prompts; sequences whose prompt is complete sample a token and can decode from then on."""
+        spans = Spans.of([c.start for c in chunks], [c.length for c in chunks], self.model.device)
+        tokens = [token for c in chunks for token in c.sequence.tokens[c.start : c.end]]
+        table_BP = self.table.pages(upload([c.sequence.row for c in chunks], self.model.device))
+        hidden_NH, features_NF = self._forward(upload(tokens, self.model.device), spans, table_BP)
+        launched = self._sample_first(chunks, spans, hidden_NH, features_NF)
+        self.confirmations.note_prompts(chunks, features_NF)
+        return launched
+
+    def _decode(self, sequences: list[Sequence], k: int) -> Launched:
+        """Draft up to k tokens for each sequence, verify them and move on by what is accepted."""
+        params = [sequence.params for sequence in sequences]
+        shape = _StepShape(bucket_of(len(sequences), self._capture_sizes), k, *Tempering.flags(params))
+        slots_B = self._slots_in(shape.size, sequences)
+        self.confirmations.prepare(sequences, k, shape.size)
+        compute = partial(self._compute, slots_B, shape)
+        if not any(map(involves_host, params)):
+            packed = self._captured("step", shape, lambda: self._finish(compute()))
+            return Launched(sequences, packed, bound=k + 1)
+        computed = self._captured("pass", shape, lambda: self._keep(compute(), shape))
+        logits_BSV = adjust_logits(computed.logits_BSV, sequences, computed.draft.tokens_BK, self._end_ids)
+        accepted = self._verify(computed, logits_BSV)
+        packed = self._advance(computed, accepted)
+        ranked = rank_emitted(computed.logits_BSV, accepted, sequences)
+        return Launched(sequences, packed, bound=k + 1, ranked=ranked)
+
+    def _captured(self, part: str, shape: _StepShape, work: Callable[[], T]) -> T:
+        return work() if shape.size is None else self.graphs.run((part, shape), work)
+
+    def _slots_in(self, size: int | None, sequences: list[Sequence]) -> Tensor:
+        """Return the sequences' slots, padded to a size."""
+        slots = [sequence.row for sequence in sequences]
+        if size is None:
+            return upload(slots, self.model.device)
+        if size not in self._slots:
+            self._slots[size] = _Slots(size, self.model.device)
+        return self._slots[size].set(slots + [self.table.padding_slot] * (size - len(slots)))
+
+    def _compute(self, slots_B: Tensor, shape: _StepShape) -> _Computed:
+        """Draft, and run the target over each sequence's last token and its draft."""
+        view = self.table.look_up(slots_B, k=shape.k, all_greedy=shape.all_greedy, truncates=shape.truncates)
+        draft = self.confirmations.draft(view, shape.k)
+        width = draft.tokens_BK.shape[1] + 1
+        spans = Spans.on(view.position_B, draft.lengths_B + 1, width, uniform=self._uniform)
+        draft = draft if spans.width == width else draft.cut(spans.width - 1)
+        tokens_N = spans.pack(torch.cat((view.last_B.unsqueeze(1), draft.tokens_BK), dim=1))
+        hidden_NH, features_NF = self._forward(tokens_N, spans, view.page_table_BP)
+        return _Computed(
+            view=view,
+            draft=draft,
+            logits_BSV=spans.unpack(self.model.logits(hidden_NH)),
+            features_BSF=None if features_NF is None else spans.unpack(features_NF),
+        )
+
+    def _finish(self, computed: _Computed) -> Tensor:
+        """Verify and advance; return what the host is to know."""
+        return self._advance(computed, self._verify(computed, computed.logits_BSV))
+
+    def _verify(self, computed: _Computed, logits_BSV: Tensor) -> Accepted:
+        view = computed.view
+        return verify(
+            logits_BSV,
+            computed.draft,
+            tempering=view.tempering,
+            seeds_B=view.seeds_B,
+            positions_B=view.num_output_B,
+            acceptance=self._acceptance,
+        )
+
+    def _advance(self, computed: _Computed, accepted: Accepted) -> Tensor:
+        return self.table.advance(computed.view, computed.draft, accepted, computed.features_BSF)
+
+    def _keep(self, computed: _Computed, shape: _StepShape) -> _Computed:
+        """Put the logits of a captured step where they stay after it, without a tensor for every graph."""
+        if shape.size is None:
+            return computed
+        logits_BSV = computed.logits_BSV
+        if self._kept is None:  # made by the first such step, which is not captured
+            num_rows = self._capture_sizes[-1] * self.table.width
+            self._kept = logits_BSV.new_empty(num_rows * logits_BSV.shape[-1])
+        kept_BSV = self._kept[: logits_BSV.numel()].view_as(logits_BSV)
+        return replace(computed, logits_BSV=kept_BSV.copy_(logits_BSV))
+
+    def _forward(self, tokens_N: Tensor, spans: Spans, page_table_BP: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Run the target; return hidden_NH and the auxiliary hidden states beside each other."""
+        plan = plan_attention(spans, page_table_BP, block_size=self.kv.block_size)
+        taps, features_NF = self.confirmations.taps, None
+        if taps:
+            width = len(taps) * self.model.shape.hidden_size
+            features_NF = torch.empty(spans.num_rows, width, dtype=self.model.dtype, device=self.model.device)
+        hidden_NH, _ = self.model(tokens_N, plan.positions_N, self.kv, plan, taps, features_NF)
+        return hidden_NH, features_NF
+
+    def _sample_first(
+        self, chunks: list[Chunk], spans: Spans, hidden_NH: Tensor, features_NF: Tensor | None
+    ) -> Launched:
+        """Sample the first token of each sequence whose prompt is complete, and let it decode."""
+        device = self.model.device
+        prompts = tuple(rank_prompts(self.model, chunks, hidden_NH))
+        final = [i for i, chunk in enumerate(chunks) if chunk.is_last]
+        sequences = [chunks[i].sequence for i in final]
+        draft = Draft.empty(len(final), device=device)
+        if not final:
+            return Launched([], draft.tokens_BK, bound=1, prompts=prompts)
+        rows_B = spans.last_row_B if len(final) == len(chunks) else spans.last_row_B[upload(final, device)]
+        logits_B1V = self.model.logits(hidden_NH[rows_B]).unsqueeze(1)
+        accepted = verify(
+            adjust_logits(logits_B1V, sequences, draft.tokens_BK, self._end_ids),
+            draft,
+            tempering=Tempering.of([sequence.params for sequence in sequences], device),
+            seeds_B=upload([sequence.seed for sequence in sequences], device),
+            positions_B=upload([sequence.num_output for sequence in sequences], device),
+            acceptance=self._acceptance,
+        )
+        self.table.enter(sequences, accepted.tokens_BS[:, 0], None if features_NF is None else features_NF[rows_B])
+        ranked = rank_emitted(logits_B1V, accepted, sequences)
+        return Launched(sequences, pack(draft, accepted), bound=1, ranked=ranked, prompts=prompts)
+
+
+class _Slots:
+    """The slots of a captured step: always the same tensor, written when they change."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        self.slots_B = torch.zeros(size, dtype=torch.long, device=device)
+        self._slots: list[int] = []
+
+    def set(self, slots: list[int]) -> Tensor:
+        if slots != self._slots:
+            self.slots_B.copy_(upload(slots, self.slots_B.device))
+            self._slots = slots
+        return self.slots_B

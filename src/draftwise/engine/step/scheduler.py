@@ -1,0 +1,278 @@
+"""Decides which sequences compute how many tokens in a step: integers only, never a tensor."""
+
+from __future__ import annotations
+
+from collections import abc, deque
+from dataclasses import dataclass
+from enum import Enum
+
+from draftwise.engine.memory.pages import PagePool, page_key, root_key
+from draftwise.engine.step.sequence import Sequence
+
+__all__ = ["Chunk", "PageChange", "PrefixUse", "Schedule", "Scheduler"]
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Tokens of one sequence to compute before it decodes: its prompt, or all of its text after a preemption."""
+
+    sequence: Sequence
+    start: int
+    length: int
+
+    @property
+    def end(self) -> int:
+        """Position after the last one."""
+        return self.start + self.length
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the sequence's next token follows from it; to be asked before that token is collected."""
+        return self.end == len(self.sequence.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class PageChange:
+    """A page that a running sequence has been given."""
+
+    slot: int
+    index: int
+    page: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """What a step computes: first the chunks, then one token and a draft for each decoding sequence."""
+
+    chunks: list[Chunk]
+    decodes: list[Sequence]
+    k: int
+    """Draft tokens of a sequence at most."""
+    released_slots: list[int]
+    """Slots given up since the last schedule."""
+    page_changes: list[PageChange]
+    """Pages given since the last schedule, in order."""
+
+    def __bool__(self) -> bool:
+        return bool(self.chunks or self.decodes)
+
+
+class PrefixUse(Enum):
+    """How many of the cached pages for a prompt are used."""
+
+    ALL = "all"
+    BUT_LAST = "but last"
+    """What is kept for a page's last token may depend on the token after it, which a shared prefix may not share;
+    so the last page in common is computed again (as vLLM does for EAGLE)."""
+    NONE = "none"
+
+
+class Scheduler:
+    """Continuous batching: running sequences first, then waiting ones as long as pages and tokens last.
+
+    Long prompts are computed in chunks. When pages run out the youngest running sequence gives its pages back and waits
+    to be computed again from its start. A decoding sequence may be scheduled again before its last step is collected;
+    then pages are held for the most tokens that it may have by then.
+
+    Args:
+        pool: the pages.
+        block_size: tokens a page.
+        max_num_seqs: running sequences at most.
+        max_num_batched_tokens: tokens a step at most; what decoding leaves of them goes to prompts, at least a page.
+        prefix: how much of a cached prefix is used.
+    """
+
+    def __init__(
+        self,
+        *,
+        pool: PagePool,
+        block_size: int,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        prefix: PrefixUse = PrefixUse.ALL,
+    ) -> None:
+        self.pool = pool
+        self.block_size = block_size
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self._prefix = prefix
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+        self._slots = list(range(max_num_seqs))[::-1]
+        self._released_slots: list[int] = []
+        self._page_changes: list[PageChange] = []
+        self.num_preemptions = 0
+        self.num_cache_queries = 0
+        self.num_cache_hits = 0
+
+    def add(self, sequence: Sequence, *, first: bool = False) -> None:
+        """Queue a sequence; `first` puts it before those that wait already."""
+        (self.waiting.appendleft if first else self.waiting.append)(sequence)
+
+    def schedule(self, k: int) -> Schedule | None:
+        """Return this step's work, with drafts of up to k tokens; pages for all of it are held.
+
+        None: pages ran out, but steps are under way, and sequences that end by them may give some back. Collect them
+        and ask again; only then is a sequence preempted.
+        """
+        before = self.num_preemptions
+        decodes = self._schedule_decodes(k)
+        if decodes is None:
+            return None
+        budget = max(self.max_num_batched_tokens - len(decodes) * (k + 1), self.block_size)
+        chunks: list[Chunk] = []
+        for sequence in self.running:
+            if not sequence.is_decoding and budget > 0:
+                chunks.append(self._next_chunk(sequence, budget))
+                budget -= chunks[-1].length
+        # What was just preempted would come straight back.
+        while self.num_preemptions == before and self.waiting and self._slots and budget > 0:
+            if not self._admit(self.waiting[0]):
+                break
+            chunks.append(self._next_chunk(self.running[-1], budget))
+            budget -= chunks[-1].length
+        released, self._released_slots = self._released_slots, []
+        changes, self._page_changes = self._page_changes, []
+        return Schedule(chunks=chunks, decodes=decodes, k=k, released_slots=released, page_changes=changes)
+
+    def launch(self, schedule: Schedule) -> None:
+        """Record that the step is under way."""
+        for chunk in schedule.chunks:
+            sequence = chunk.sequence
+            sequence.num_computed = chunk.end
+            if chunk.is_last:
+                sequence.is_decoding = True
+                sequence.num_underway, sequence.max_underway = 1, 1
+        for sequence in schedule.decodes:
+            sequence.num_underway += 1
+            sequence.max_underway += schedule.k + 1
+
+    def advance(self, sequence: Sequence, emitted: abc.Sequence[int], *, bound: int) -> None:
+        """Record that a step that could give at most `bound` tokens gave a sequence these."""
+        sequence.num_underway -= 1
+        sequence.max_underway -= bound
+        sequence.tokens.extend(emitted)
+        sequence.num_computed = len(sequence.tokens) - 1
+
+    def has_unpublished(self, sequence: Sequence) -> bool:
+        """Whether full pages of what is computed are not offered to later requests yet."""
+        return self.pool.caching and sequence.num_computed // self.block_size > sequence.num_published
+
+    def publish(self, sequence: Sequence, num_tokens: int) -> None:
+        """Offer the full pages of the first `num_tokens` tokens to later requests with the same prefix."""
+        num_full = num_tokens // self.block_size
+        if self.pool.caching and num_full > sequence.num_published:
+            self._extend_keys(sequence, num_full)
+            for i in range(sequence.num_published, num_full):
+                self.pool.publish(sequence.pages[i], sequence.page_keys[i])
+            sequence.num_published = num_full
+
+    def remove(self, sequence: Sequence) -> None:
+        """Take a finished or aborted sequence out, running or waiting."""
+        if sequence.slot is not None:
+            self._give_up(sequence)
+            self.running.remove(sequence)
+        else:
+            self.waiting.remove(sequence)
+
+    def _schedule_decodes(self, k: int) -> list[Sequence] | None:
+        """Return the sequences that decode, with pages for their next token and, where there are some, for a draft."""
+        decodes: list[Sequence] = []
+        for sequence in [each for each in self.running if each.is_decoding]:
+            if sequence.slot is None or sequence.num_left <= sequence.num_underway:
+                continue  # preempted by an older one; or what is under way ends it
+            while not self._ensure_pages(sequence, sequence.longest):
+                if any(each.num_underway for each in self.running):
+                    return None
+                victim = self.running[-1]
+                self._preempt(victim)
+                if victim is sequence:
+                    break
+            if sequence.slot is not None:
+                decodes.append(sequence)
+        for sequence in decodes:
+            self._reserve(sequence, k)
+        return decodes
+
+    def _reserve(self, sequence: Sequence, k: int) -> None:
+        """Hold pages for a draft too, as far as they last.
+
+        A page for each running sequence is left free: a draft is never worth a preemption.
+        """
+        spare = max(self.pool.num_free - len(self.running), 0)
+        room = (len(sequence.pages) + spare) * self.block_size
+        self._ensure_pages(sequence, min(sequence.longest + k, room))
+
+    def _next_chunk(self, sequence: Sequence, budget: int) -> Chunk:
+        return Chunk(sequence, sequence.num_computed, min(len(sequence.tokens) - sequence.num_computed, budget))
+
+    def _admit(self, sequence: Sequence) -> bool:
+        """Start a waiting sequence if its whole text and a token more fit into free pages."""
+        reused = self._find_cached_pages(sequence)
+        self.pool.hold(reused)
+        num_missing = -(-(len(sequence.tokens) + 1) // self.block_size) - len(reused)
+        if num_missing > self.pool.num_free:
+            self.pool.free(reused)
+            return False
+        self.waiting.popleft()
+        self.running.append(sequence)
+        sequence.slot = self._slots.pop()
+        self._give(sequence, reused)
+        self._ensure_pages(sequence, len(sequence.tokens) + 1)
+        sequence.num_computed = sequence.num_prefix_cached = len(reused) * self.block_size
+        sequence.num_published = len(reused)
+        if sequence.num_cached is None:
+            sequence.num_cached = sequence.num_computed
+            self.num_cache_queries += len(sequence.tokens)
+            self.num_cache_hits += sequence.num_computed
+        return True
+
+    def _find_cached_pages(self, sequence: Sequence) -> list[int]:
+        """Return published pages for the start of the text, leaving at least one token to compute."""
+        if sequence.params.prompt_logprobs is not None or self._prefix is PrefixUse.NONE:
+            return []  # every position of the prompt must be computed, for its log-probabilities or the proposer
+        self._extend_keys(sequence, (len(sequence.tokens) - 1) // self.block_size)
+        pages = self.pool.find_prefix(sequence.page_keys[: (len(sequence.tokens) - 1) // self.block_size])
+        return pages[:-1] if self._prefix is PrefixUse.BUT_LAST else pages
+
+    def _extend_keys(self, sequence: Sequence, count: int) -> None:
+        keys, size = sequence.page_keys, self.block_size
+        salt = sequence.request.cache_salt
+        while len(keys) < count:
+            start = len(keys) * size
+            keys.append(page_key(keys[-1] if keys else root_key(salt), sequence.tokens[start : start + size]))
+
+    def _ensure_pages(self, sequence: Sequence, num_tokens: int) -> bool:
+        """Hold pages for `num_tokens` tokens; False when the pool has too few."""
+        missing = -(-min(num_tokens, sequence.max_tokens) // self.block_size) - len(sequence.pages)
+        if missing > 0:
+            pages = self.pool.allocate(missing)
+            if pages is None:
+                return False
+            self._give(sequence, pages)
+        return True
+
+    def _give(self, sequence: Sequence, pages: list[int]) -> None:
+        assert sequence.slot is not None
+        self._page_changes += [
+            PageChange(sequence.slot, index, page) for index, page in enumerate(pages, len(sequence.pages))
+        ]
+        sequence.pages += pages
+
+    def _preempt(self, sequence: Sequence) -> None:
+        sequence.prompt_logprobs.clear()  # its prompt is computed again
+        self._give_up(sequence)
+        self.running.remove(sequence)
+        self.waiting.appendleft(sequence)
+        self.num_preemptions += 1
+
+    def _give_up(self, sequence: Sequence) -> None:
+        """Take everything that a running sequence holds; its tokens stay."""
+        assert sequence.slot is not None
+        self.pool.free(sequence.pages)
+        sequence.pages, sequence.num_computed, sequence.num_published = [], 0, 0
+        sequence.is_decoding, sequence.num_underway, sequence.max_underway = False, 0, 0
+        self._slots.append(sequence.slot)
+        self._released_slots.append(sequence.slot)
+        self._page_changes = [change for change in self._page_changes if change.slot != sequence.slot]
+        sequence.slot = None
+        sequence.life += 1

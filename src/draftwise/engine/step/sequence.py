@@ -1,0 +1,105 @@
+"""One completion in the making: its tokens, its pages and how far each of them has come."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from draftwise.engine.outputs import LogprobsOfToken
+from draftwise.engine.sampling.params import SamplingParams
+
+if TYPE_CHECKING:
+    from draftwise.engine.text.detokenizer import IncrementalDetokenizer
+
+__all__ = ["Request", "Sequence"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """A prompt and how its n completions are to be sampled."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    cache_salt: str = ""
+    """Prefixes are shared with requests of the same salt only."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Sequence:
+    """State of one completion; the scheduler moves it, the engine fills it."""
+
+    request: Request
+    index: int
+    seed: int
+    max_tokens: int
+    """How many tokens it may have, prompt and output together."""
+    tokens: list[int]
+    """Final tokens: the prompt, then the output."""
+    detokenizer: IncrementalDetokenizer
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Token sequences that the output must not contain."""
+    prompt_logprobs: list[LogprobsOfToken] = field(default_factory=list)
+    """Of prompt tokens 1, 2, ..., as far as computed, if asked for."""
+
+    num_computed: int = 0
+    """Leading tokens whose keys and values are in `pages`, or will be by what is under way."""
+    pages: list[int] = field(default_factory=list)
+    page_keys: list[bytes] = field(default_factory=list)
+    """Keys of the leading full pages of `tokens`, as far as they were needed."""
+    num_published: int = 0
+    """Leading pages already offered to the prefix cache."""
+    num_cached: int | None = None
+    """Prompt tokens that were in the prefix cache at first admission; None before it."""
+
+    scheduled_s: float | None = None
+    """When its computation first began, on the monotonic clock."""
+
+    slot: int | None = None
+    """Row of the device's table; None while not running."""
+    life: int = 0
+    """How often it has given up its slot: what was under way by then is not its any more."""
+    is_decoding: bool = False
+    """Whether all of its tokens are computed but the last, which the table knows (the host perhaps not yet)."""
+    num_underway: int = 0
+    """Steps launched and not collected that give it tokens, at least one each."""
+    max_underway: int = 0
+    """How many tokens those steps give it at most."""
+    num_prefix_cached: int = 0
+    """Leading tokens that were in the prefix cache when it last started to run."""
+
+    @property
+    def params(self) -> SamplingParams:
+        """The request's sampling parameters."""
+        return self.request.params
+
+    @property
+    def num_prompt(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.request.prompt_token_ids)
+
+    @property
+    def row(self) -> int:
+        """Its slot, while it is running."""
+        assert self.slot is not None, "only a running sequence has one"
+        return self.slot
+
+    @property
+    def num_left(self) -> int:
+        """How many more tokens it may have."""
+        return self.max_tokens - len(self.tokens)
+
+    @property
+    def longest(self) -> int:
+        """How many tokens it may have by now, those under way included."""
+        return len(self.tokens) + self.max_underway
+
+    @property
+    def num_output(self) -> int:
+        """Tokens generated so far."""
+        return len(self.tokens) - self.num_prompt
+
+    @property
+    def output(self) -> list[int]:
+        """Tokens generated so far (a copy)."""
+        return self.tokens[self.num_prompt :]

@@ -1,0 +1,277 @@
+"""What the device knows of the running sequences, so that a step needs nothing from the host.
+
+Shape letters: S slots, B sequences of a step, W tokens that a step can confirm at most, P pages of a sequence,
+F features of a token.
+"""
+
+from __future__ import annotations
+
+from collections import abc
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from draftwise.engine.memory.transfer import upload
+from draftwise.engine.sampling.draft import Draft
+from draftwise.engine.sampling.params import SamplingParams
+from draftwise.engine.sampling.tempering import Tempering
+from draftwise.engine.sampling.verify import Accepted
+from draftwise.engine.step.launched import pack
+from draftwise.engine.step.scheduler import PageChange
+from draftwise.engine.step.sequence import Sequence
+
+__all__ = ["SequenceTable", "View"]
+
+
+class _Column(IntEnum):
+    """Integers of a sequence; those up to NUM_NEW, and IS_REAL last, are where the kernels look for them."""
+
+    CAPACITY = 0
+    """Tokens that its pages hold."""
+    NUM_TOKENS = 1
+    """Final tokens, the last of which is not computed yet."""
+    NUM_PROMPT = 2
+    MAX_TOKENS = 3
+    MAX_DRAFT = 4
+    """The request's own num_speculative_tokens."""
+    NUM_NEW = 5
+    """Tokens that the last step confirmed; they come after these columns."""
+    SEED = 6
+    TOP_K = 7
+    IS_REAL = 8
+    """0 for the row of padding, which never moves on."""
+
+
+class _Share(IntEnum):
+    """Real numbers of a sequence."""
+
+    TEMPERATURE = 0
+    TOP_P = 1
+    MIN_P = 2
+
+
+class _Derived(IntEnum):
+    """Integers that follow from the others at the start of a step."""
+
+    LIMIT = 0
+    LAST = 1
+    POSITION = 2
+    NEW_START = 3
+    NUM_OUTPUT = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """The rows of a step's sequences, as the step begins; int64 where nothing else is said."""
+
+    slots_B: Tensor
+    limits_B: Tensor
+    """Draft tokens that each can use, see `draft_limits`."""
+    last_B: Tensor
+    """The token to compute next."""
+    position_B: Tensor
+    """Of that one."""
+    num_prompt_B: Tensor
+    num_output_B: Tensor
+    seeds_B: Tensor
+    tempering: Tempering
+    page_table_BP: Tensor
+    """int32, see `plan_attention`."""
+    new_tokens_BW: Tensor
+    """Tokens that the last step confirmed, in front, valid token ids behind them."""
+    num_new_B: Tensor
+    new_start_B: Tensor
+    """Position of the first of them."""
+    features_BWF: Tensor | None
+    """Of each of these tokens, the auxiliary hidden states before it."""
+
+
+class SequenceTable:
+    """A row for each slot, and one more for padding: the last.
+
+    Args:
+        num_slots: sequences that can run together.
+        max_model_len: tokens of a sequence at most.
+        block_size: tokens a page.
+        scratch_page: page for whatever has no place.
+        width: W, tokens that a step can confirm at most.
+        num_features: F; 0 when no auxiliary hidden states are read.
+        dtype: of the features.
+        device: where.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_slots: int,
+        max_model_len: int,
+        block_size: int,
+        scratch_page: int,
+        width: int,
+        num_features: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.padding_slot, self.width = num_slots, width
+        self.device, self._block_size, self._scratch_page = device, block_size, scratch_page
+        rows = num_slots + 1
+        num_pages = -(-max_model_len // block_size) + 1  # the last column stays scratch
+        self._integers_SC = torch.zeros(rows, len(_Column) + width, dtype=torch.long, device=device)
+        self._integers_SC[num_slots, [_Column.NUM_TOKENS, _Column.NUM_NEW]] = 1
+        self._shares_SC = torch.zeros(rows, len(_Share), device=device)
+        self._pages_SP = torch.full((rows, num_pages), scratch_page, dtype=torch.int32, device=device)
+        self._features_SWF = None
+        if num_features:
+            self._features_SWF = torch.zeros(rows, width, num_features, dtype=dtype, device=device)
+
+    def release(self, slots: abc.Sequence[int]) -> None:
+        """Take all pages from rows whose sequences are gone: they are other sequences' now."""
+        slots_B = upload(slots, self.device)
+        self._pages_SP.index_fill_(0, slots_B, self._scratch_page)
+        self._integers_SC[:, _Column.CAPACITY].index_fill_(0, slots_B, 0)
+
+    def give_pages(self, changes: abc.Sequence[PageChange]) -> None:
+        """Enter pages that sequences were given, in order."""
+        slots, indices, pages = upload([(each.slot, each.index, each.page) for each in changes], self.device).unbind(1)
+        self._pages_SP.index_put_((slots, indices), pages.int())
+        last = {each.slot: (each.index + 1) * self._block_size for each in changes}
+        rows_B, capacity_B = upload([list(last), list(last.values())], self.device)
+        self._integers_SC[:, _Column.CAPACITY].index_copy_(0, rows_B, capacity_B)
+
+    def pages(self, slots_B: Tensor) -> Tensor:
+        """Return page_table_BP, int32."""
+        return self._pages_SP.index_select(0, slots_B)
+
+    def find_limits(self, sequences: abc.Sequence[Sequence], k: int) -> Tensor:
+        """Return `View.limits_B`, on the CPU, of sequences whose tokens the host knows."""
+        rows = [(_max_draft(s.params), s.max_tokens, len(s.pages) * self._block_size, len(s.tokens)) for s in sequences]
+        return draft_limits(k, *upload(rows, "cpu").unbind(1))
+
+    def enter(self, sequences: abc.Sequence[Sequence], tokens_B: Tensor, features_BF: Tensor | None) -> None:
+        """Let sequences decode from here on.
+
+        Args:
+            sequences: their prompts are computed.
+            tokens_B: int64, what was sampled after them, which the host need not know yet.
+            features_BF: the auxiliary hidden states before these tokens.
+        """
+        integers, shares = zip(*(_row(sequence) for sequence in sequences), strict=True)
+        slots_B = upload([sequence.row for sequence in sequences], self.device)
+        written = self._integers_SC[:, _Column.CAPACITY + 1 : len(_Column)]
+        written.index_copy_(0, slots_B, upload(integers, self.device))
+        self._integers_SC[:, len(_Column)].index_copy_(0, slots_B, tokens_B)
+        self._shares_SC.index_copy_(0, slots_B, upload(shares, self.device, np.float32))
+        if features_BF is not None and self._features_SWF is not None:
+            self._features_SWF[:, 0].index_copy_(0, slots_B, features_BF)
+
+    def look_up(self, slots_B: Tensor, *, k: int, all_greedy: bool, truncates: bool) -> View:
+        """Return the rows of some slots.
+
+        Args:
+            slots_B: int64; padding names `padding_slot`.
+            k: draft tokens of the step at most.
+            all_greedy: see `Tempering`.
+            truncates: see `Tempering`.
+        """
+        features = self._features_SWF
+        integers_CB, derived_DB, shares_CB, pages_BP = self._look_up(slots_B, k)
+        return View(
+            slots_B=slots_B,
+            limits_B=derived_DB[_Derived.LIMIT],
+            last_B=derived_DB[_Derived.LAST],
+            position_B=derived_DB[_Derived.POSITION],
+            num_prompt_B=integers_CB[_Column.NUM_PROMPT],
+            num_output_B=derived_DB[_Derived.NUM_OUTPUT],
+            seeds_B=integers_CB[_Column.SEED],
+            tempering=Tempering(
+                temperature_B=shares_CB[_Share.TEMPERATURE],
+                top_k_B=integers_CB[_Column.TOP_K],
+                top_p_B=shares_CB[_Share.TOP_P],
+                min_p_B=shares_CB[_Share.MIN_P],
+                all_greedy=all_greedy,
+                truncates=truncates,
+            ),
+            page_table_BP=pages_BP,
+            new_tokens_BW=integers_CB[len(_Column) :].t(),
+            num_new_B=integers_CB[_Column.NUM_NEW],
+            new_start_B=derived_DB[_Derived.NEW_START],
+            features_BWF=None if features is None else features.index_select(0, slots_B),
+        )
+
+    def _look_up(self, slots_B: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return integers_CB, derived_DB, shares_CB and pages_BP, all contiguous."""
+        if slots_B.is_cuda:
+            from draftwise.engine.kernels.cuda.table import look_up_rows  # Triton is there where CUDA is
+
+            tables = self._integers_SC, self._shares_SC, self._pages_SP
+            return look_up_rows(*tables, slots_B, first_new=len(_Column), k=k)
+        integers_CB = self._integers_SC.index_select(0, slots_B).t().contiguous()
+        capacity_B, num_tokens_B, num_prompt_B, max_tokens_B, max_draft_B, num_new_B = integers_CB[:6]
+        derived = {
+            _Derived.LIMIT: draft_limits(k, max_draft_B, max_tokens_B, capacity_B, num_tokens_B),
+            _Derived.LAST: integers_CB[len(_Column) :].gather(0, (num_new_B - 1).unsqueeze(0)).squeeze(0),
+            _Derived.POSITION: num_tokens_B - 1,
+            _Derived.NEW_START: num_tokens_B - num_new_B,
+            _Derived.NUM_OUTPUT: num_tokens_B - num_prompt_B,
+        }
+        shares_CB = self._shares_SC.index_select(0, slots_B).t().contiguous()
+        return integers_CB, torch.stack([derived[each] for each in _Derived]), shares_CB, self.pages(slots_B)
+
+    def advance(self, view: View, draft: Draft, accepted: Accepted, features_BSF: Tensor | None) -> Tensor:
+        """Confirm what a step emitted.
+
+        Args:
+            view: what the step began with.
+            draft: what it verified.
+            accepted: what it emitted; S is at most W.
+            features_BSF: the auxiliary hidden states before each emitted token.
+
+        Returns:
+            what the host wants to know, see `launched.pack`.
+        """
+        width = accepted.tokens_BS.shape[1]
+        if features_BSF is not None and self._features_SWF is not None:
+            self._features_SWF[:, :width].index_copy_(0, view.slots_B, features_BSF)
+        if view.slots_B.is_cuda:
+            from draftwise.engine.kernels.cuda.table import advance_rows  # Triton is there where CUDA is
+
+            new = accepted.num_accepted_B, accepted.tokens_BS, draft.lengths_B, draft.tokens_BK
+            return advance_rows(self._integers_SC, view.slots_B, *new, first_new=len(_Column))
+        integers_BC = self._integers_SC.index_select(0, view.slots_B)
+        num_emitted_B = accepted.num_accepted_B + 1
+        integers_BC[:, _Column.NUM_TOKENS] += num_emitted_B * integers_BC[:, _Column.IS_REAL]
+        integers_BC[:, _Column.NUM_NEW] = num_emitted_B
+        integers_BC[:, len(_Column) : len(_Column) + width] = accepted.tokens_BS.clamp(min=0)
+        self._integers_SC.index_copy_(0, view.slots_B, integers_BC)
+        return pack(draft, accepted)
+
+
+def draft_limits(k: int, max_draft_B: Tensor, max_tokens_B: Tensor, capacity_B: Tensor, num_tokens_B: Tensor) -> Tensor:
+    """Return how many draft tokens each sequence can use: by the step's k, its request, its end and its pages."""
+    room_B = torch.minimum(max_tokens_B - 1, capacity_B) - num_tokens_B
+    return torch.minimum(max_draft_B, room_B).clamp_(0, k)
+
+
+def _max_draft(params: SamplingParams) -> int:
+    own_k = params.num_speculative_tokens
+    return 2**31 if own_k is None else own_k
+
+
+def _row(sequence: Sequence) -> tuple[list[int], list[float]]:
+    """Return the integers and real numbers of a sequence whose next token has just been sampled."""
+    params = sequence.params
+    integers = {  # all but CAPACITY, which its pages say
+        _Column.NUM_TOKENS: len(sequence.tokens) + 1,
+        _Column.NUM_PROMPT: sequence.num_prompt,
+        _Column.MAX_TOKENS: sequence.max_tokens,
+        _Column.MAX_DRAFT: _max_draft(params),
+        _Column.NUM_NEW: 1,
+        _Column.SEED: sequence.seed,
+        _Column.TOP_K: params.top_k,
+        _Column.IS_REAL: 1,
+    }
+    shares = {_Share.TEMPERATURE: params.temperature, _Share.TOP_P: params.top_p, _Share.MIN_P: params.min_p}
+    return [integers[column] for column in _Column if column in integers], [shares[share] for share in _Share]

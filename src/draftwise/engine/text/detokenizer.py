@@ -1,0 +1,146 @@
+"""Turns output tokens into text one at a time, in constant time each, and finds stop strings in it."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from draftwise.core import InvalidSetup
+
+if TYPE_CHECKING:
+    from draftwise.engine.text.tokenizer import Tokenizer
+
+__all__ = ["IncrementalDetokenizer"]
+
+_PROMPT_TAIL = 5
+"""Prompt tokens that can bear on how the first output token reads (a leading space, a cut character)."""
+_LONGEST_CHARACTER = 16
+"""Tokens after which text that still ends in a replacement character is taken as it is."""
+
+
+class IncrementalDetokenizer:
+    """Text of one completion as it grows; what might be the start of a stop string is held back.
+
+    Stops and truncates as vLLM does: the stop string that completes first wins, ties go to the one listed
+    first; the text ends before it, or after it with `include_stop`. An incomplete character at the very end
+    is dropped.
+
+    Raises:
+        InvalidSetup: there are stop strings, but no tokenizer that makes text.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        stop_strings: Sequence[str] = (),
+        include_stop: bool = False,
+        skip_special_tokens: bool = True,
+        prompt_token_ids: Sequence[int] = (),
+    ) -> None:
+        if stop_strings and not tokenizer.makes_text:
+            raise InvalidSetup.because(
+                "no-tokenizer-loaded",
+                "text is not made without a tokenizer (skip_tokenizer_init), so no string can stop it.",
+                where="stop",
+                fix="Use stop_token_ids, or load the tokenizer.",
+            )
+        self.stopped_by: str | None = None
+        self._stops = tuple(stop_strings)
+        self._longest = max(map(len, self._stops), default=0)
+        self._first_characters = {stop[0] for stop in self._stops}
+        self._last_characters = {stop[-1] for stop in self._stops}
+        self._include_stop = include_stop
+        self._context = ""
+        """Longest end of the text so far that may be the start of a stop string."""
+        stream = _ByteStream if tokenizer.piece_bytes is not None else _WindowStream
+        self._stream: _Stream = stream(tokenizer, skip_special_tokens, prompt_token_ids[-_PROMPT_TAIL:])
+
+    def add(self, token_id: int, *, look_for_stops: bool = True) -> str:
+        """Take in one token and return the text that is now certain.
+
+        With `look_for_stops` off (min_tokens not reached), stop strings that end in this token are let pass.
+        """
+        new = self._stream.add(token_id)
+        if not self._stops:
+            return new
+        text = self._context + new
+        out_from = len(self._context) if self._include_stop else 0
+        may_end = look_for_stops and not self._last_characters.isdisjoint(new)
+        if may_end and (found := self._find_stop(text)) is not None:
+            self.stopped_by, cut = found
+            self._context = ""
+            return text[out_from:cut]
+        held = self._held(text)
+        self._context = text[len(text) - held :]
+        return text[out_from:] if self._include_stop else text[: len(text) - held]
+
+    def finish(self) -> str:
+        """Return what was held back, once no token will follow."""
+        held, self._context = self._context, ""
+        return "" if self._include_stop else held
+
+    def _held(self, text: str) -> int:
+        """Return the length of the longest end of `text` that may be the start of a stop string."""
+        if self._first_characters.isdisjoint(text):
+            return 0
+        for start in range(max(len(text) - self._longest + 1, 0), len(text)):
+            if text[start] in self._first_characters:
+                end = text[start:]
+                if any(len(end) < len(stop) and stop.startswith(end) for stop in self._stops):
+                    return len(end)
+        return 0
+
+    def _find_stop(self, text: str) -> tuple[str, int] | None:
+        """Return the first stop string to end in the new part of `text`, and where to cut."""
+        ends = []
+        for order, stop in enumerate(self._stops):
+            start = text.find(stop, max(0, len(self._context) - len(stop) + 1))
+            if start >= 0:
+                ends.append((start + len(stop), order))
+        if not ends:
+            return None
+        end, order = min(ends)
+        stop = self._stops[order]
+        return stop, end if self._include_stop else end - len(stop)
+
+
+class _Stream(Protocol):
+    def add(self, token_id: int) -> str: ...
+
+
+class _ByteStream:
+    """Byte-level BPE: a token is bytes, so text is what a UTF-8 decoder has completed."""
+
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool, prompt_tail: Sequence[int]) -> None:
+        assert tokenizer.piece_bytes is not None
+        self._bytes = tokenizer.piece_bytes
+        self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        for token_id in prompt_tail:
+            self.add(token_id)
+
+    def add(self, token_id: int) -> str:
+        return "" if token_id in self._skipped else self._decode(self._bytes.get(token_id, b""))
+
+
+class _WindowStream:
+    """Any decoder: text of the last tokens with the new one, less their text without it (as in TGI and vLLM)."""
+
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool, prompt_tail: Sequence[int]) -> None:
+        self._tokenizer = tokenizer
+        self._skip = skip_special_tokens
+        self._window = list(prompt_tail)
+        self._num_read = len(self._window)
+
+    def add(self, token_id: int) -> str:
+        self._window.append(token_id)
+        before = self._tokenizer.decode(self._window[: self._num_read], skip_special_tokens=self._skip)
+        after = self._tokenizer.decode(self._window, skip_special_tokens=self._skip)
+        unread = len(self._window) - self._num_read
+        if unread < _LONGEST_CHARACTER and (len(after) <= len(before) or after.endswith("\ufffd")):
+            return ""
+        self._window = self._window[self._num_read :]
+        self._num_read = len(self._window)
+        return after[len(before) :]

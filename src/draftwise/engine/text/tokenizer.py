@@ -1,0 +1,233 @@
+"""A checkpoint's tokenizer, or none: text to ids and back, end tokens, chat template."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import decoders
+
+from draftwise.checkpoints.text_files import check_directory
+from draftwise.core import InvalidSetup
+from draftwise.engine.text.chat_template import ChatTemplate, find_chat_template
+
+__all__ = ["NoTokenizer", "Tokenizer", "load_tokenizer"]
+
+_NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class Tokenizer:
+    """A `tokenizers` tokenizer with what the checkpoint's JSON files say around it.
+
+    Attributes:
+        end_ids: tokens that end a completion: generation_config.json's (else config.json's) and the tokenizer's own.
+        special_ids: tokens that `skip_special_tokens` leaves out.
+        named_tokens: text of `bos_token`, `eos_token` ..., as far as the checkpoint names them.
+        piece_bytes: bytes of each token by id when the tokenizer is byte-level BPE; None for other kinds.
+        chat_template: None when the checkpoint has none.
+        makes_text: whether token ids have text at all; False for `NoTokenizer`.
+    """
+
+    makes_text = True
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        *,
+        end_ids: Sequence[int] = (),
+        named_tokens: Mapping[str, str] | None = None,
+        chat_template: ChatTemplate | None = None,
+    ) -> None:
+        backend.no_truncation()
+        backend.no_padding()
+        self._backend = backend
+        self._token_by_id = {token_id: token for token, token_id in backend.get_vocab().items()}
+        added = backend.get_added_tokens_decoder().items()
+        self.special_ids = frozenset(token_id for token_id, token in added if token.special)
+        self.named_tokens = dict(named_tokens or {})
+        own_end = backend.token_to_id(self.named_tokens.get("eos_token", ""))
+        self.end_ids = frozenset(end_ids) | (frozenset() if own_end is None else {own_end})
+        self.piece_bytes = _piece_bytes(self._token_by_id) if isinstance(backend.decoder, decoders.ByteLevel) else None
+        self.chat_template = chat_template
+        self._texts: dict[int, str] = {}
+
+    @classmethod
+    def from_pretrained(cls, directory: str | Path) -> Tokenizer:
+        """Return the tokenizer of a checkpoint directory.
+
+        Raises:
+            InvalidSetup: there is no such directory, or its tokenizer.json or another JSON file is missing or broken.
+        """
+        directory = _existing(directory)
+        path = directory / "tokenizer.json"
+        if not path.is_file():
+            raise InvalidSetup.because(
+                "no-tokenizer",
+                "has no tokenizer.json.",
+                where=str(directory),
+                fix="Give the directory of a Hugging Face checkpoint with a fast tokenizer "
+                "(AutoTokenizer.from_pretrained(...).save_pretrained(...) writes one).",
+            )
+        try:
+            backend = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises bare Exception
+            raise InvalidSetup.because(
+                "bad-tokenizer", f"cannot be read: {error}.", where=str(path), fix="Download or export it again."
+            ) from None
+        settings = _read_json(directory / "tokenizer_config.json")
+        named = {name: _content(settings[name]) for name in _NAMED_TOKENS if settings.get(name)}
+        return cls(
+            backend,
+            end_ids=_end_ids(directory),
+            named_tokens=named,
+            chat_template=find_chat_template(directory, settings),
+        )
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest token id."""
+        return max(self._token_by_id, default=-1) + 1
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Return the token ids of a text; with `add_special_tokens` also those the tokenizer puts around it."""
+        return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Return the text of token ids."""
+        return self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+
+    def token_text(self, token_id: int) -> str:
+        """Return one token as text, special tokens too; bytes that are no whole character show as U+FFFD."""
+        text = self._texts.get(token_id)
+        if text is None:
+            text = self._texts[token_id] = self.decode([token_id], skip_special_tokens=False)
+        return text
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return one token as bytes: exact for byte-level BPE, else the UTF-8 of its text."""
+        if self.piece_bytes is not None:
+            return self.piece_bytes.get(token_id, b"")
+        return self.token_text(token_id).encode()
+
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, Any]], /, *, add_generation_prompt: bool = True, **variables: Any
+    ) -> str:
+        """Return a conversation as prompt text (encode it without adding special tokens).
+
+        `variables` are what else the template is to see, such as `enable_thinking`.
+
+        Raises:
+            InvalidSetup: the checkpoint has no chat template, or its template refuses the messages.
+        """
+        if self.chat_template is None:
+            raise InvalidSetup.because(
+                "no-chat-template",
+                "this model has no chat template.",
+                where="messages",
+                fix="Use /v1/completions, or add a chat_template.jinja to the checkpoint.",
+            )
+        given = {"add_generation_prompt": add_generation_prompt, "tools": None, "documents": None}
+        return self.chat_template.render(messages, given | self.named_tokens | variables)
+
+
+class NoTokenizer(Tokenizer):
+    """Stands where a tokenizer would, with `skip_tokenizer_init`: token ids have no text and text has no ids."""
+
+    makes_text = False
+
+    def __init__(self, *, end_ids: Sequence[int] = ()) -> None:
+        self._token_by_id = {}
+        self.special_ids = frozenset()
+        self.named_tokens = {}
+        self.end_ids = frozenset(end_ids)
+        self.piece_bytes = {}
+        self.chat_template = None
+        self._texts = {}
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:  # noqa: ARG002
+        """Refuse the text with InvalidSetup."""
+        raise _no_tokenizer("prompt")
+
+    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], /, **_: Any) -> str:  # noqa: ARG002
+        """Refuse the conversation with InvalidSetup."""
+        raise _no_tokenizer("messages")
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:  # noqa: ARG002
+        """Return no text."""
+        return ""
+
+
+def load_tokenizer(directory: str | Path, *, skip: bool) -> Tokenizer:
+    """Return a checkpoint's tokenizer; with `skip` only its end tokens are read.
+
+    Raises:
+        InvalidSetup: there is no such directory, or one of its files is missing or broken.
+    """
+    return NoTokenizer(end_ids=_end_ids(_existing(directory))) if skip else Tokenizer.from_pretrained(directory)
+
+
+def _no_tokenizer(where: str) -> InvalidSetup:
+    return InvalidSetup.because(
+        "no-tokenizer-loaded",
+        "text cannot be read without a tokenizer (skip_tokenizer_init).",
+        where=where,
+        fix="Give prompts as token ids, or load the tokenizer.",
+    )
+
+
+def _existing(directory: str | Path) -> Path:
+    """Return the directory of a checkpoint.
+
+    Raises:
+        InvalidSetup: there is none.
+    """
+    check_directory(Path(directory))
+    return Path(directory)
+
+
+def _end_ids(directory: Path) -> list[int]:
+    """Return the tokens that end a completion: generation_config.json goes before config.json."""
+    ends = _read_json(directory / "generation_config.json").get("eos_token_id")
+    if ends is None:
+        ends = _read_json(directory / "config.json").get("eos_token_id")
+    return ends if isinstance(ends, list) else [] if ends is None else [ends]
+
+
+def _piece_bytes(token_by_id: Mapping[int, str]) -> dict[int, bytes]:
+    """Return each token's bytes under GPT-2's printable alphabet; tokens outside it stand for themselves."""
+    alphabet = _byte_alphabet()
+
+    def to_bytes(token: str) -> bytes:
+        try:
+            return bytes([alphabet[character] for character in token])
+        except KeyError:
+            return token.encode()
+
+    return {token_id: to_bytes(token) for token_id, token in token_by_id.items()}
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """Return the byte that each printable stand-in means: printable Latin-1 bytes are themselves."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    shifted = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(shifted)}
+
+
+def _content(token: str | Mapping[str, Any]) -> str:
+    return token if isinstance(token, str) else str(token["content"])
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """Return a JSON object, empty when there is no such file."""
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise InvalidSetup.because(
+            "not-json", f"is not valid JSON: {error}.", where=str(path), fix="Download or export it again."
+        ) from None
+    return value if isinstance(value, dict) else {}

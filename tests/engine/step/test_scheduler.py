@@ -1,0 +1,241 @@
+"""The scheduler as a state machine: whatever arrives, every sequence ends with its tokens and no page is lost."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from draftwise.engine.memory.pages import PagePool
+from draftwise.engine.sampling.params import SamplingParams
+from draftwise.engine.step.scheduler import PrefixUse, Schedule, Scheduler
+from draftwise.engine.step.sequence import Request, Sequence
+
+BLOCK = 4
+
+
+def make_sequence(name: str, prompt: list[int], *, salt: str = "", max_tokens: int = 1000) -> Sequence:
+    request = Request(request_id=name, prompt_token_ids=prompt, params=SamplingParams(), cache_salt=salt)
+    return Sequence(
+        request=request, index=0, seed=0, max_tokens=max_tokens, tokens=list(prompt), detokenizer=SimpleNamespace()
+    )
+
+
+def make_scheduler(
+    num_pages: int, *, budget: int = 8, caching: bool = True, max_num_seqs: int = 3, **proposer: Any
+) -> Scheduler:
+    return Scheduler(
+        pool=PagePool(num_pages, enable_prefix_caching=caching),
+        block_size=BLOCK,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=budget,
+        **proposer,
+    )
+
+
+class Device:
+    """Computes what is scheduled, like the engine: perhaps a step behind, and with tokens that only it knows."""
+
+    def __init__(self, scheduler: Scheduler, *, lags: bool, k: int) -> None:
+        self.scheduler, self.lags, self.k = scheduler, lags, k
+        self.underway: list[tuple[Sequence, int, int]] = []
+        self.tables: dict[int, dict[int, int]] = {}
+
+    def step(self, draw: Callable[[int], int]) -> bool:
+        """Schedule and launch; collect what was launched before, or all of it. Say whether anything was launched."""
+        schedule = self.scheduler.schedule(self.k)
+        if schedule is None:
+            self.collect(len(self.underway), draw)
+            schedule = self.scheduler.schedule(self.k)
+        assert schedule is not None
+        before = len(self.underway)
+        self._update_tables(schedule)
+        for chunk in schedule.chunks:
+            assert chunk.length > 0
+            self._check_pages(chunk.sequence, chunk.end)
+            if chunk.is_last:
+                self.underway.append((chunk.sequence, chunk.sequence.life, 1))
+        for sequence in schedule.decodes:
+            self._check_pages(sequence, sequence.longest)
+            self.underway.append((sequence, sequence.life, self.k + 1))
+        self.scheduler.launch(schedule)
+        for chunk in schedule.chunks:
+            self.scheduler.publish(chunk.sequence, chunk.end)
+        self.collect(before if self.lags and schedule else len(self.underway), draw)
+        return bool(schedule)
+
+    def collect(self, count: int, draw: Callable[[int], int]) -> None:
+        for sequence, life, bound in self.underway[:count]:
+            if sequence.life == life:
+                emitted = [8] * draw(bound)
+                emitted = emitted[: sequence.num_left]
+                self.scheduler.advance(sequence, emitted, bound=bound)
+                self.scheduler.publish(sequence, sequence.num_computed)
+                if sequence.num_left == 0:
+                    self.scheduler.remove(sequence)
+        del self.underway[:count]
+
+    def _update_tables(self, schedule: Schedule) -> None:
+        for slot in schedule.released_slots:
+            self.tables.pop(slot, None)
+        for change in schedule.page_changes:
+            self.tables.setdefault(change.slot, {})[change.index] = change.page
+
+    def _check_pages(self, sequence: Sequence, num_tokens: int) -> None:
+        """The device's table names the sequence's pages, and they have room for so many tokens."""
+        table = self.tables.get(sequence.row, {})
+        assert [table[index] for index in range(len(sequence.pages))] == sequence.pages
+        assert len(table) == len(sequence.pages)
+        assert len(sequence.pages) * BLOCK >= min(num_tokens, sequence.max_tokens)
+
+
+prompts = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=14), min_size=1, max_size=6)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    prompts=prompts,
+    caching=st.booleans(),
+    lags=st.booleans(),
+    prefix=st.sampled_from(PrefixUse),
+    budget=st.integers(2, 12),
+    pages=st.integers(6, 10),
+    k=st.integers(0, 3),
+    data=st.data(),
+)
+def test_every_sequence_is_computed_completely_and_in_order(
+    prompts: list[list[int]],
+    caching: bool,
+    lags: bool,
+    prefix: PrefixUse,
+    budget: int,
+    pages: int,
+    k: int,
+    data: st.DataObject,
+) -> None:
+    scheduler = make_scheduler(pages, budget=budget, caching=caching, prefix=prefix)
+    device = Device(scheduler, lags=lags, k=k)
+    # 14 + 10 tokens always fit into six pages of four.
+    alive = [make_sequence(str(i), prompt, max_tokens=len(prompt) + 10) for i, prompt in enumerate(prompts)]
+    for sequence in alive:
+        scheduler.add(sequence)
+    for _ in range(3000):
+        if not any(sequence.num_left for sequence in alive):
+            break
+        launched = device.step(lambda bound: data.draw(st.integers(1, bound)))
+        assert launched or not device.underway, "work remains, so something is scheduled or was just collected"
+        for sequence in scheduler.running:
+            assert sequence.num_computed <= sequence.longest
+            assert not sequence.is_decoding or sequence.num_computed >= len(sequence.tokens) - 1
+        scheduler.pool.check_integrity()
+    device.collect(len(device.underway), lambda bound: 1)
+    assert not any(sequence.num_left for sequence in alive)
+    assert scheduler.pool.usage == 0
+    assert not scheduler.running
+    assert not scheduler.waiting
+
+
+def run_prompt(scheduler: Scheduler, sequence: Sequence) -> int:
+    """Compute a prompt and its first token; return how many tokens that took."""
+    scheduler.add(sequence)
+    device = Device(scheduler, lags=False, k=0)
+    while sequence.num_output == 0:
+        device.step(lambda bound: 1)
+    return len(sequence.tokens) - 1 - sequence.num_prefix_cached
+
+
+def test_a_second_request_reuses_the_full_pages_of_the_first() -> None:
+    scheduler = make_scheduler(10)
+    prompt = list(range(10))
+    first, second = make_sequence("a", prompt), make_sequence("b", prompt)
+    assert run_prompt(scheduler, first) == 10
+    scheduler.remove(first)
+    assert run_prompt(scheduler, second) == 2
+    assert second.num_cached == 8
+    assert (scheduler.num_cache_queries, scheduler.num_cache_hits) == (20, 8)
+
+
+def test_a_proposer_may_need_the_last_page_in_common_again_or_all() -> None:
+    prompt = list(range(10))
+    for prefix, computed in [(PrefixUse.ALL, 2), (PrefixUse.BUT_LAST, 6), (PrefixUse.NONE, 10)]:
+        scheduler = make_scheduler(10, prefix=prefix)
+        run_prompt(scheduler, first := make_sequence("a", prompt))
+        scheduler.remove(first)
+        assert run_prompt(scheduler, make_sequence("b", prompt)) == computed
+
+
+def start(scheduler: Scheduler, prompts: list[list[int]]) -> list[Sequence]:
+    """Return sequences whose prompts are computed, all in one step."""
+    sequences = [make_sequence(str(i), prompt) for i, prompt in enumerate(prompts)]
+    for sequence in sequences:
+        scheduler.add(sequence)
+    Device(scheduler, lags=False, k=0).step(lambda bound: 1)
+    return sequences
+
+
+def test_room_for_a_draft_never_costs_another_sequence_its_next_page() -> None:
+    scheduler = make_scheduler(5, budget=20, caching=False)
+    sequences = start(scheduler, [[1] * 6] * 2)
+    assert [len(sequence.pages) for sequence in sequences] == [2, 2]
+    scheduler.schedule(4)
+    assert [len(sequence.pages) for sequence in sequences] == [2, 2], "one page is free and two sequences run"
+    assert scheduler.pool.num_free == 1
+
+
+def test_pages_are_held_for_the_most_tokens_that_are_under_way() -> None:
+    scheduler = make_scheduler(12, budget=20, caching=False)
+    (sequence,) = start(scheduler, [[1] * 6])
+    for num_pages in (3, 4):  # 7 tokens and a draft of 4; then perhaps 12 tokens and a draft of 4
+        schedule = scheduler.schedule(4)
+        assert schedule is not None
+        scheduler.launch(schedule)
+        assert len(sequence.pages) == num_pages
+
+
+def test_a_sequence_that_is_about_to_end_is_not_scheduled_again() -> None:
+    scheduler = make_scheduler(10, budget=20)
+    sequence = make_sequence("a", [1] * 5, max_tokens=7)
+    scheduler.add(sequence)
+    Device(scheduler, lags=False, k=0).step(lambda bound: 1)
+    schedule = scheduler.schedule(0)
+    assert schedule is not None
+    assert schedule.decodes == [sequence]
+    scheduler.launch(schedule)
+    assert not scheduler.schedule(0), "what is under way gives it its last token"
+
+
+def test_another_salt_shares_nothing() -> None:
+    scheduler = make_scheduler(10)
+    prompt = list(range(10))
+    for salt, computed in [("a", 10), ("b", 10), ("a", 2)]:
+        sequence = make_sequence(salt, prompt, salt=salt)
+        assert run_prompt(scheduler, sequence) == computed
+        scheduler.remove(sequence)
+
+
+def test_a_fully_cached_prompt_still_computes_one_token() -> None:
+    scheduler = make_scheduler(10)
+    prompt = list(range(8))
+    run_prompt(scheduler, first := make_sequence("a", prompt))
+    scheduler.remove(first)
+    assert run_prompt(scheduler, make_sequence("b", prompt)) == 4
+
+
+def test_the_youngest_is_preempted_once_nothing_is_under_way() -> None:
+    scheduler = make_scheduler(4, budget=20, caching=False)
+    old, young = (make_sequence(name, [1] * 7) for name in ("old", "young"))
+    device = Device(scheduler, lags=True, k=3)
+    for sequence in (old, young):
+        scheduler.add(sequence)
+    device.step(lambda bound: 1)
+    device.step(lambda bound: 1)
+    assert [len(sequence.pages) for sequence in (old, young)] == [2, 2], "the drafts have no pages"
+    assert scheduler.schedule(3) is None, "two tokens more may be there already, and pages for them are not"
+    device.collect(2, lambda bound: 1)
+    schedule = scheduler.schedule(3)
+    assert schedule is not None
+    assert schedule.decodes == [old]
+    assert scheduler.num_preemptions == 1
+    assert young.slot is None
+    assert young.tokens == [1] * 7 + [8, 8], "what was said stays said"

@@ -1,0 +1,85 @@
+"""The import contracts hold, and each breaks when what it forbids is planted."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LAYERED = "The operator's loop is layered, and no folder stands outside it"
+NO_TORCH = "What needs no torch cannot reach it, not even by a detour"
+VERBS = "A verb of the command line knows no other"
+ACYCLIC = "Siblings do not depend on each other in a circle"
+PLANNING = "Planning is layered: verbs, sizing, checking"
+CHECKING = "Checking goes through vLLM's own stages"
+MEASURING = "Measuring is layered: a session sweeps, a sweep takes turns, a turn is load"
+PLANTS = [
+    (LAYERED, "core/shape.py", "from draftwise.facts import gpus"),
+    (LAYERED, "facts/gpus.py", "from draftwise.setups import read"),
+    (LAYERED, "decide/thresholds.py", "from draftwise.report import svg"),
+    (LAYERED, "attic/__init__.py", "from draftwise.core import Finding"),
+    (NO_TORCH, "core/shape.py", "import torch"),
+    (NO_TORCH, "facts/gpus.py", "import safetensors"),
+    (NO_TORCH, "setups/read/sources.py", "import tokenizers"),
+    (NO_TORCH, "workloads/rows.py", "from draftwise.serve import launch"),
+    (NO_TORCH, "statistics/family.py", "import torch"),
+    (NO_TORCH, "runs/schedule.py", "import transformers"),
+    (NO_TORCH, "plan/upgrade.py", "from draftwise.train import progress"),
+    (NO_TORCH, "backends/gpus.py", "from draftwise.engine import llm"),
+    (NO_TORCH, "decide/thresholds.py", "from draftwise.engine.llm import LLM"),
+    (NO_TORCH, "report/svg.py", "from draftwise.train import curves"),
+    (NO_TORCH, "measure/sweep.py", "from draftwise.serve import messages"),
+    (NO_TORCH, "version.py", "from draftwise import engine"),
+    (VERBS, "cli/check.py", "from draftwise.cli.size import size"),
+    (ACYCLIC, "facts/spans.py", "from draftwise.facts.vllm import get_release"),
+    (ACYCLIC, "serve/errors.py", "from draftwise.serve import app"),
+    (PLANNING, "plan/check/__init__.py", "from draftwise.plan import size"),
+    (PLANNING, "plan/sarif.py", "from draftwise.plan import upgrade"),
+    (CHECKING, "plan/check/spec/tokens.py", "from draftwise.plan.check import engine"),
+    (CHECKING, "plan/check/context.py", "from draftwise.plan.check.model import Model"),
+    (MEASURING, "measure/load/client.py", "from draftwise.measure import warm_up"),
+    (MEASURING, "measure/experiment.py", "from draftwise.measure import sweep"),
+]
+"""Contract, file (a new one where there is none) and the import that breaks it."""
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """A copy of the package and its contracts."""
+    shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__", "data", "bundled"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    return tmp_path
+
+
+def broken(root: Path) -> set[str]:
+    """Return the names of the contracts that do not hold."""
+    code = "import sys; sys.path.insert(0, 'src'); from importlinter.cli import lint_imports_command as c; c()"
+    command = [sys.executable, "-c", code, "--no-cache", "--no-logo"]
+    output = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=300, check=False).stdout
+    assert "Contracts: " in output, output
+    return {line.partition(" BROKEN")[0] for line in output.splitlines() if " BROKEN" in line}
+
+
+def test_every_contract_holds(copy: Path) -> None:
+    assert broken(copy) == set()
+
+
+def test_the_contract_on_verbs_names_them_all() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    contract = next(each for each in settings["tool"]["importlinter"]["contracts"] if each["name"] == VERBS)
+    verbs = {path.stem for path in (ROOT / "src" / "draftwise" / "cli").glob("[a-z]*.py")}
+    assert {name.rpartition(".")[2] for name in contract["modules"]} == verbs
+
+
+@pytest.mark.parametrize(("contract", "file", "planted"), PLANTS, ids=[f"{file}: {text}" for _, file, text in PLANTS])
+def test_a_planted_import_breaks_its_contract(copy: Path, contract: str, file: str, planted: str) -> None:
+    path = copy / "src" / "draftwise" / file
+    path.parent.mkdir(exist_ok=True)
+    text = path.read_text(encoding="utf-8") if path.exists() else '"""A room of no layer."""\n'
+    path.write_text(f"{text}\n\ndef planted() -> object:\n    {planted}\n\n    return object()\n", encoding="utf-8")
+    assert contract in broken(copy)

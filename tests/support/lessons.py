@@ -1,0 +1,110 @@
+"""What the tests of trainable drafters share: texts, training on them, and what the engine drafts along them.
+
+Shape letters: B sequences, T tokens, F width of the tapped states, U tokens that the drafter can name.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from draftwise.engine.memory.kv import PagedKV
+from draftwise.engine.models.drafter import Drafter
+from draftwise.engine.proposers.base import Proposer
+from draftwise.train import get_training
+from draftwise.train.lesson import Batch, Lesson, States
+from draftwise.train.method import Method
+from draftwise.train.options import resolve_options
+from draftwise.train.target import Target
+from tests.support.confirming import confirm, plan
+
+
+def build(name: str, target: Target, **options) -> Method:
+    """Return an untrained drafter, always the same."""
+    torch.manual_seed(0)
+    method = get_training(name)
+    return method.build(target, resolve_options(method.OPTIONS, options, method=name))
+
+
+def as_batch(tokens_BT: Tensor, *, prompt: int = 4) -> Batch:
+    valid_BT = torch.ones_like(tokens_BT, dtype=torch.bool)
+    learnt_BT = valid_BT.clone()
+    learnt_BT[:, :prompt] = False
+    return Batch(tokens_BT=tokens_BT, valid_BT=valid_BT, learnt_BT=learnt_BT)
+
+
+def random_batch(target: Target, *, sequences: int = 2, length: int = 18) -> Batch:
+    generator = torch.Generator().manual_seed(3)
+    return as_batch(torch.randint(0, target.vocab_size, (sequences, length), generator=generator))
+
+
+def greedy_batch(target: Target, *, sequences: int = 2, length: int = 22) -> Batch:
+    """Return the target's own answers to random prompts of four tokens."""
+    tokens_BT = random_batch(target, sequences=sequences, length=4).tokens_BT
+    while tokens_BT.shape[1] < length:
+        final_BTH = target.states(as_batch(tokens_BT), ()).final_BTH
+        tokens_BT = torch.cat((tokens_BT, (final_BTH[:, -1:] @ target.head_VH.T).argmax(-1)), dim=1)
+    return as_batch(tokens_BT)
+
+
+def train(method: Method, batch: Batch, states: States, *, steps: int, lr: float = 5e-3) -> Lesson:
+    """Train on one batch again and again; return the lesson without gradient behind it."""
+    method.prepare(batch.tokens_BT[batch.learnt_BT].bincount(minlength=method._target.vocab_size))
+    parameters = [parameter for parameter in method.network.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.Adam(parameters, lr=lr)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        method.lesson(batch, states).loss.backward()
+        optimizer.step()
+    return evaluate(method, batch, states)
+
+
+@torch.no_grad()
+def evaluate(method: Method, batch: Batch, states: States) -> Lesson:
+    return method.lesson(batch, states)
+
+
+def accepted(lesson: Lesson) -> Tensor:
+    """Return how many leading tokens of each draft are right, int64 [B, T]."""
+    return torch.stack(lesson.hits).long().cumprod(0).sum(0)
+
+
+def features_of(states: States) -> Tensor:
+    return torch.cat(states.taps_BTH, dim=-1) if states.taps_BTH else states.final_BTH
+
+
+def engine_logits(drafter: Drafter, tokens: list[int], features_TF: Tensor, last: int, steps: int) -> Tensor:
+    """Return the logits [steps, U] of a draft behind token `last`, given the text's own tokens as its draft tokens."""
+    kv = PagedKV(drafter.kv_shape, num_pages=16, block_size=4, dtype=drafter.dtype, device=drafter.device)
+    carry, rows, logits = drafter.enter(features_TF[:last]), list(range(last)), []
+    for step in range(steps):
+        here = plan([rows[0]], [len(rows)], [range(16)], block_size=4, scratch=16)
+        told = torch.tensor([tokens[row + 1] for row in rows])
+        hidden, carry = drafter.forward(told, carry, here.positions_N, kv, here)
+        logits.append(drafter.logits(hidden[-1:])[0])
+        carry, rows = carry[-1:], [last + step]
+    return torch.stack(logits)
+
+
+def engine_accepted(proposer: Proposer, batch: Batch, states: States, k: int) -> Tensor:
+    """Return how many leading tokens of the engine's draft behind each token are right, int64 [B, T]."""
+    counts_BT = torch.zeros_like(batch.tokens_BT)
+    for b, tokens in enumerate(batch.tokens_BT.tolist()):
+        proposer.allocate(num_pages=16, block_size=4)
+        for last in range(1, len(tokens) - 1):
+            # The first call brings the prompt, each later one the token that became final.
+            told = tokens[1:2] if last == 1 else tokens[last : last + 1]
+            new = confirm(
+                [told],
+                starts=[last],
+                limits=[min(k, len(tokens) - 1 - last)],
+                num_prompt=[2],
+                pages=[range(16)],
+                scratch=16,
+                features_NF=features_of(states)[b, last - 1 : last],
+            )
+            drafted = proposer.propose(new, k).tokens_BK[0].tolist()
+            text = tokens[last + 1 : last + 1 + k]
+            right = [draft == token for draft, token in zip(drafted, text, strict=False)]
+            counts_BT[b, last] = [*right, False].index(False)
+    return counts_BT
