@@ -116,7 +116,7 @@ class Runs:
         row["seconds"] = round(time.monotonic() - began, 1)
         if (out / "manifest.json").exists():
             run = RunDirectory(out).read()
-            row |= {"added": [each.label for each in run.added], "servers": run.context.get("servers")}
+            row |= {"added": [each.label for each in run.added], "servers": run.context.to_dict()["servers"]}
             row |= as_rows(conclude_run(run).decision)
             for name in ("summary.json", "report.html"):
                 if (out / name).exists():

@@ -27,7 +27,7 @@ from draftwise.backends import (
     virtual_time,
 )
 from draftwise.backends.child import ChildBackend
-from draftwise.core import Prompt, ServerLoad, SpecConfig
+from draftwise.core import Prompt, ServerLoad, Setup, SpecConfig
 from draftwise.measure.load.client import Client
 from draftwise.runs.schedule import Turn
 
@@ -88,9 +88,10 @@ def started(kind: str, log: Path, request: pytest.FixtureRequest) -> Iterator[Be
 
 def make(kind: str, neighbour: FakeBackend | None, log: Path, request: pytest.FixtureRequest) -> Backend:
     if kind == "embedded":
-        return EmbeddedBackend("b", str(request.getfixturevalue("tiny_target")), spec=NGRAM, log=log)
+        return EmbeddedBackend("b", Setup(target=str(request.getfixturevalue("tiny_target")), spec=NGRAM), log=log)
     if kind == "vllm":
-        return VllmBackend("b", str(BUNDLED), spec=NGRAM, log=log, vllm=VLLM, args=VLLM_ARGS)
+        setup = Setup(target=str(BUNDLED), engine="vllm", spec=NGRAM, extra_args=tuple(VLLM_ARGS))
+        return VllmBackend("b", setup, log=log, vllm=VLLM)
     if neighbour is not None:
         return UrlBackend("b", neighbour.url + "/v1/")
     return FakeBackend("b", SCRIPT, real_time=kind == "fake")

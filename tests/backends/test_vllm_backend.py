@@ -14,15 +14,15 @@ import pytest
 
 from draftwise.backends import VllmBackend
 from draftwise.backends.gpus import Placement
-from draftwise.core import BackendError, InvalidSetup, SpecConfig
+from draftwise.core import BackendError, InvalidSetup, Setup, SpecConfig
 
 VLLM = f"{sys.executable} {Path(__file__).parents[1] / 'support' / 'fake_vllm.py'}"
 NGRAM = SpecConfig(method="ngram", num_speculative_tokens=3)
 
 
 def make(tmp_path: Path, *args: str, **settings) -> VllmBackend:
-    defaults = {"spec": NGRAM, "vllm": VLLM, "log": tmp_path / "arm.log"}
-    return VllmBackend("arm", "/models/target", args=args, **{**defaults, **settings})
+    setup = Setup(target="/models/target", engine="vllm", spec=settings.pop("spec", NGRAM), extra_args=args)
+    return VllmBackend("arm", setup, **{"vllm": VLLM, "log": tmp_path / "arm.log", **settings})
 
 
 def fail(tmp_path: Path, *args: str, **settings) -> str:
@@ -193,7 +193,7 @@ def test_where_it_runs_is_told(tmp_path: Path) -> None:
     async def body() -> None:
         backend = make(tmp_path, placement=placement)
         assert backend.command is not None
-        assert backend.command.endswith("--gpu-memory-utilization 0.45")
+        assert "--gpu-memory-utilization 0.45" in backend.command
         await backend.start()
         try:
             started = (await backend.describe()).started
@@ -287,8 +287,9 @@ def test_nothing_is_left_when_one_is_killed(tmp_path: Path, killed: str) -> None
     code = (
         "import asyncio, pathlib\n"
         "from draftwise.backends import VllmBackend\n"
-        f"backend = VllmBackend('arm', '/models/target', spec=None, vllm={VLLM!r}, "
-        f"log=pathlib.Path({str(tmp_path / 'arm.log')!r}), args=['--fake-pids', {str(pids)!r}])\n"
+        "from draftwise.core import Setup\n"
+        f"setup = Setup(target='/models/target', engine='vllm', extra_args=('--fake-pids', {str(pids)!r}))\n"
+        f"backend = VllmBackend('arm', setup, vllm={VLLM!r}, log=pathlib.Path({str(tmp_path / 'arm.log')!r}))\n"
         "async def main():\n"
         "    await backend.start()\n"
         "    print('up', flush=True)\n"

@@ -8,10 +8,25 @@ import pytest
 from tests.support.made_comparisons import adopted, around, compared, rejected
 from tests.support.made_runs import CONTEXT, arm, closed, workload
 
-from draftwise.core import Arm, Band, ClosedLoop, Comparison, Condition, Crossover, OpenLoop, Run, RunPlan, Verdict
+from draftwise.core import (
+    Arm,
+    Band,
+    ClosedLoop,
+    Comparison,
+    Condition,
+    Crossover,
+    OpenLoop,
+    Run,
+    RunContext,
+    RunPlan,
+    Setup,
+    SpecConfig,
+    Verdict,
+)
 from draftwise.decide.bands import find_bands
 from draftwise.decide.batch_schedule import KEY, propose_schedules
 from draftwise.report.units import format_load
+from draftwise.setups.read import read_setups
 
 
 def told(comparisons: list[Comparison], *crossovers: Crossover) -> list[tuple[float, float, str]]:
@@ -108,10 +123,11 @@ def bands(*stretches: tuple[float, float, str], axis: str = "concurrency") -> li
 def run_on(
     version: dict[str, str], command: str | None = "vllm serve some/model", arms: list[Arm] | None = None
 ) -> Run:
-    given = arms or [arm(3), arm(5)]
+    setup = Setup(engine="") if command is None else read_setups(command)[0].setup
+    given = [replace(each, setup=replace(setup, spec=each.spec)) for each in arms or [arm(3), arm(5)]]
     servers = {each.name: {"command": command, "version": version} for each in given}
     plan = RunPlan(arms=(Arm(name="plain"), *given), workloads=(workload(),), conditions=closed(1, 64))
-    return Run(plan=plan, context={**CONTEXT, "servers": servers})
+    return Run(plan=plan, context=RunContext.from_dict({**CONTEXT, "servers": servers}))
 
 
 def test_bands_that_differ_in_k_alone_become_the_engines_schedule() -> None:
@@ -156,7 +172,7 @@ def test_the_embedded_engine_honours_it_and_an_unknown_server_gets_a_warning() -
     ids=["one setting", "plain", "by rate", "two methods"],
 )
 def test_where_one_server_cannot_be_all_of_them_there_is_no_schedule(stretches: list[Band]) -> None:
-    suffix = replace(arm(3), name="suffix", spec=replace(arm(3).spec, method="suffix"))  # type: ignore[type-var]
+    suffix = replace(arm(3), name="suffix").with_spec(SpecConfig(method="suffix", num_speculative_tokens=3))
     assert propose_schedules(run_on({"version": "0.33.0"}, arms=[arm(3), arm(5), suffix]), stretches) == ()
 
 

@@ -1,5 +1,6 @@
 """Whole runs under load against fakes whose truth is known: the decision must be that truth."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from draftwise.runs import RunDirectory
 def run(
     path: Path, plain: FakeScript, *candidates: FakeScript, slo: dict[str, float] | None = None, **plan: Any
 ) -> Decision:
-    context = {**CONTEXT, "thresholds": slo or {}}
+    context = replace(CONTEXT, thresholds=slo or {})
     virtual_time.run(
         make_session(path, make_plan(len(candidates), **plan), (plain, *candidates), context=context).run()
     )

@@ -12,7 +12,7 @@ import pytest
 from tests.support.measuring import CONTEXT, FASTER, PLAIN, make_plan, make_session
 
 from draftwise.backends import virtual_time
-from draftwise.core import BackendError, InvalidSetup
+from draftwise.core import BackendError, Hardware, InvalidSetup
 from draftwise.runs import RunDirectory
 
 
@@ -27,7 +27,7 @@ def test_what_is_read_back_is_the_plan_and_all_answers(measured: Path) -> None:
     run = RunDirectory(measured).read()
     assert run.plan == make_plan()
     assert len(run.answers) == len(run.turns) == 2 * 8 * 3
-    assert run.context["model"] == CONTEXT["model"]
+    assert run.context.model == CONTEXT.model
     assert all(isinstance(answer.timing.chunks[0], tuple) for answer in run.answers)
 
 
@@ -67,7 +67,7 @@ def test_a_run_that_a_dying_server_ended_can_be_resumed(tmp_path: Path) -> None:
 
 
 def test_resuming_on_another_machine_is_refused(measured: Path) -> None:
-    other = {**CONTEXT, "hardware": {"cpu": "another"}}
+    other = replace(CONTEXT, hardware=Hardware(cpu="another"))
     with pytest.raises(InvalidSetup, match=r"hardware: now .*another.*, when the run began"):
         virtual_time.run(make_session(measured, make_plan(), (PLAIN, FASTER), resume=True, context=other).run())
 

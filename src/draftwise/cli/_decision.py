@@ -19,7 +19,7 @@ from draftwise.report.conditions import describe_rollback, describe_unmeasured, 
 from draftwise.report.sentences import describe_decision
 from draftwise.report.tables import Repeated, group_findings, sort_comparisons
 from draftwise.report.units import format_change, format_number
-from draftwise.runs.schedule import pass_over
+from draftwise.runs.schedule import plan_turns
 
 __all__ = ["ConsoleProgress", "estimate", "show_decision"]
 
@@ -99,7 +99,7 @@ def estimate(plan: RunPlan, pace: Pace, seconds: float) -> str:
     """Return a few lines: how much a plan is, about how long it takes, and how fast the servers were in the warm-up."""
     workloads = " + ".join(f"{len(each.prompts)} {each.name}" for each in plan.workloads)
     loads = "" if len(plan.conditions) == 1 else f"{len(plan.conditions)} conditions x "
-    total = plan.repeats * sum(len(turn.prompts) for turn in pass_over(plan, plan.conditions, 1))
+    total = plan.repeats * sum(len(turn.prompts) for turn in plan_turns(plan, plan.conditions, 1))
     lines = [
         f"{len(plan.arms)} arms x {loads}({workloads}) prompts x {plan.repeats} repetitions = "
         f"{'at most ' if plan.adaptive else ''}{total} requests, about {_duration(seconds)}"

@@ -3,6 +3,7 @@
 from draftwise.core.budget import Budget
 from draftwise.core.comparison import Comparison, DecidingMeasure, Interval, Verdict
 from draftwise.core.config import SpecConfig
+from draftwise.core.context import Hardware, LaunchOptions, RunContext, ServerRecord, Software, TargetModel
 from draftwise.core.decision import (
     Band,
     Crossover,
@@ -56,8 +57,10 @@ __all__ = [
     "DraftwiseError",
     "Effect",
     "Finding",
+    "Hardware",
     "Interval",
     "InvalidSetup",
+    "LaunchOptions",
     "Load",
     "ModelShape",
     "OpenLoop",
@@ -70,17 +73,21 @@ __all__ = [
     "RollbackBasis",
     "Ruling",
     "Run",
+    "RunContext",
     "RunPlan",
     "Schedule",
     "Scope",
     "ServerLoad",
+    "ServerRecord",
     "Settled",
     "Setup",
     "Severity",
+    "Software",
     "SpecConfig",
     "SpecStats",
     "Stage",
     "StorageError",
+    "TargetModel",
     "Timing",
     "TurnRecord",
     "UnmeasuredCell",

@@ -92,7 +92,7 @@ def get_thresholds(run: Run) -> Thresholds:
     Raises:
         InvalidSetup: the run does not hold what an operator can choose.
     """
-    given = run.context.get("thresholds", {})
+    given = run.context.thresholds
     known = {each.name for each in fields(Thresholds)}
     if not (isinstance(given, Mapping) and given.keys() <= known and all(map(_is_number, given.values()))):
         raise InvalidSetup.because("damaged-run", f"holds no thresholds: {given!r}.", where="manifest.json")

@@ -14,11 +14,11 @@ from draftwise.statistics import next_load
 __all__ = ["FIRST_ANALYSIS", "find_settled", "next_conditions"]
 
 FIRST_ANALYSIS = 2
-"""Repetitions after which a cell may be stopped early: one says nothing about the drift between repetitions."""
+"""Repetitions before the first interim analysis: one says nothing about the drift between repetitions."""
 
 
 def find_settled(run: Run, conditions: Sequence[Condition], repeat: int) -> Iterator[Settled]:
-    """Yield the cells that so many repetitions have settled."""
+    """Yield the cells whose verdict is settled after so many repetitions."""
     labels = {condition.label for condition in conditions}
     known = {each.key for each in run.settled}
     for each in gather_evidence(run).comparisons:

@@ -152,11 +152,10 @@ def _latencies(found: Conclusions, room: int) -> str:
 def _context(found: Conclusions, room: int) -> str:
     run = found.run
     rows = [*list_context_rows(run), *(("Holds for", line) for line in describe_scope(found.decision.scope))]
-    servers = run.context.get("servers") or {}
     for arm in run.plan.arms:
-        server = servers.get(arm.name) or {}
-        version = (server.get("version") or {}).get("version", "not known")
-        rows.append((f"Server {arm.name}", f"version {version}: {server.get('command') or 'command not known'}"))
+        server = run.context.server(arm.name)
+        text = f"version {server.release or 'not known'}: {server.command or 'command not known'}"
+        rows.append((f"Server {arm.name}", text))
     return _cut(("", ""), rows, room)
 
 

@@ -68,9 +68,8 @@ def render_page(found: Conclusions) -> str:
     return template.render(
         run=run,
         plan=run.plan,
-        title=(run.context.get("model") or {}).get("name") or "unknown model",
-        started=run.context.get("started"),
-        servers=run.context.get("servers") or {},
+        title=run.context.model.name or "unknown model",
+        started=run.context.started,
         decision=decision,
         clauses=_split_clauses(describe_decision(decision)),
         unmeasured=describe_unmeasured(decision),

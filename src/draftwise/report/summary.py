@@ -74,7 +74,7 @@ def summarise(found: Conclusions) -> dict[str, Any]:
         },
         "num_requests": len(run.answers),
         "thresholds": asdict(found.thresholds),
-        "context": run.context,
+        "context": run.context.to_dict(),
         "definitions": {"tokens_per_step": TOKENS_PER_STEP.definition, "conversion": DEFINITION},
     }
     finished: dict[str, Any] = replace_non_finite(document)

@@ -141,7 +141,8 @@ def _with_temperature(workload: str, temperature: float) -> str:
 def list_context_rows(run: Run) -> list[tuple[str, str]]:
     """Return what the numbers depend on, name by name: what is not known says so."""
     context, plan = run.context, run.plan
-    rows = [(name.capitalize(), _told(context.get(name) or {})) for name in ("hardware", "software", "model")]
+    described = (("Hardware", context.hardware), ("Software", context.software), ("Model", context.model))
+    rows = [(name, _told(each.to_dict())) for name, each in described]
     rows.append(("Loads", ", ".join(condition.label for condition in run.conditions)))
     rows.append(
         (

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.support.made_runs import with_context
 from tests.support.validity import bend_answers, bend_turns, closed, codes, findings, graded, opened, run_of
 
 from draftwise.core import Answer, Run, Severity, TurnRecord
@@ -25,8 +26,7 @@ def with_busy(run: Run, share: float, processes: int = 1) -> Run:
         cpu_s = share * window.wall_s * processes
         return replace(window, client=replace(window.client, cpu_s=cpu_s, processes=processes))
 
-    far = {**run.context, "hardware": {**run.context["hardware"], "cores": 256}}
-    return bend_turns(replace(run, context=far), change)
+    return bend_turns(with_context(run, hardware={"cpu": "imaginary", "cores": 256}), change)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_late_readings_are_a_share_of_the_gaps(good: Run, delay_s: float, found:
 
 def test_arrivals_that_the_kernel_times_are_not_read_late(good: Run) -> None:
     """Only chunks that come closer together than the loop looks are merged; requests take 0.1 s or so."""
-    linux = replace(good, context={**good.context, "software": {"os": "Linux-6.8-x86_64"}})
+    linux = with_context(good, software={"os": "Linux-6.8-x86_64"})
     assert codes(with_health(linux, loop_delay_p99_s=0.002)) == set()
     assert graded(with_health(linux, loop_delay_p99_s=0.030)) == {"client-reads-late": Severity.WARNING}
     assert "inter-token" in findings(with_health(linux, loop_delay_p99_s=0.030))["client-reads-late"].message

@@ -167,9 +167,9 @@ def test_outputs_with_drawn_acceptance_are_not_compared(tmp_path: Path) -> None:
     run = run_of(tmp_path / "run", replace(QUICKER, differs_at=5, gap=2.0), repeats=2)
     plain, candidate = run.plan.arms
     assert candidate.spec is not None
-    drawn = replace(candidate, spec=replace(candidate.spec, options={"rejection_sample_method": "synthetic"}))
-    without_drawn = replace(run, plan=replace(run.plan, arms=(plain, drawn)))
-    (found,) = conclude_run(without_drawn).decision.comparisons
+    drawn = candidate.with_spec(replace(candidate.spec, options={"rejection_sample_method": "synthetic"}))
+    synthetic = replace(run, plan=replace(run.plan, arms=(plain, drawn)))
+    (found,) = conclude_run(synthetic).decision.comparisons
     assert (found.verdict, found.equal_outputs, found.findings) == ("adopt", None, ())
 
 
@@ -201,6 +201,6 @@ def test_random_tokens_are_as_good_as_any_where_the_acceptance_was_set(good: Run
     noise = tuple(replace(each, random_tokens=True) for each in good.plan.workloads)
     plain, candidate = good.plan.arms
     assert candidate.spec is not None
-    synthetic = replace(candidate, spec=replace(candidate.spec, options={"rejection_sample_method": "synthetic"}))
+    synthetic = candidate.with_spec(replace(candidate.spec, options={"rejection_sample_method": "synthetic"}))
     run = replace(good, plan=replace(good.plan, workloads=noise, arms=(plain, synthetic)))
     assert graded(run) == {"acceptance-drawn": Severity.INFO}

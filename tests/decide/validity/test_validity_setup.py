@@ -1,10 +1,10 @@
 """Arms that differ in more than the speculative config are told from what speculation brings along."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.support.made_runs import with_context
 from tests.support.validity import codes, findings, graded, run_of
 
 from draftwise.core import Run, Severity
@@ -20,12 +20,12 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def with_servers(run: Run, plain: Mapping[str, Any], candidate: Mapping[str, Any]) -> Run:
-    servers = run.context["servers"]
+    servers = run.context.to_dict()["servers"]
     changed = {
         name: {**servers[name], **change, "version": {**servers[name]["version"], **change.get("version", {})}}
         for name, change in (("plain", plain), ("candidate 1", candidate))
     }
-    return replace(run, context={**run.context, "servers": changed})
+    return with_context(run, servers=changed)
 
 
 def test_servers_that_are_alike(good: Run) -> None:
@@ -77,7 +77,7 @@ def test_a_shorter_model_length(good: Run) -> None:
 
 
 def missing(run: Run, **changes: Any) -> tuple[str, ...]:
-    return find_missing(run.plan, {**run.context, **changes})
+    return find_missing(run.plan, with_context(run, **changes).context)
 
 
 def test_a_gpu_is_named_with_its_driver(good: Run) -> None:

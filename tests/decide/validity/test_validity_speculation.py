@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.made_runs import with_context
 from tests.support.validity import ENDING, QUICKER, bend_turns, closed, codes, findings, graded, opened, run_of
 
 from draftwise.core import Condition, Run, Severity, SpecConfig, TurnRecord
@@ -19,16 +20,16 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def with_resolved(run: Run, config: dict[str, Any] | None) -> Run:
-    servers = dict(run.context["servers"])
+    servers = run.context.to_dict()["servers"]
     version = {**servers["candidate 1"]["version"], "speculative_config": config}
     servers["candidate 1"] = {**servers["candidate 1"], "version": version}
-    return replace(run, context={**run.context, "servers": servers})
+    return with_context(run, servers=servers)
 
 
 def with_spec(run: Run, **options: Any) -> Run:
     plain, candidate = run.plan.arms
     spec = SpecConfig.keep({"method": "ngram", "num_speculative_tokens": 3, **options})
-    return replace(run, plan=replace(run.plan, arms=(plain, replace(candidate, spec=spec))))
+    return replace(run, plan=replace(run.plan, arms=(plain, candidate.with_spec(spec))))
 
 
 def drafting(run: Run, share: dict[str, float]) -> Run:

@@ -48,14 +48,14 @@ def make_results(found: Conclusions, source: str) -> Results:
 
 def _context(run: Run) -> dict[str, Any]:
     """Return the context, flat, with what differs from start to start left out."""
-    plan, servers = run.plan, run.context.get("servers") or {}
+    plan, context = run.plan, run.context
     found: dict[str, Any] = {}
-    for part in ("hardware", "software", "model"):
-        found |= _flat(part, run.context.get(part) or {})
+    for part, described in (("hardware", context.hardware), ("software", context.software), ("model", context.model)):
+        found |= _flat(part, described.to_dict())
     for arm in plan.arms:
-        server = servers.get(arm.name) or {}
-        found |= _flat(f"version.{arm.name}", server.get("version") or {})
-        found[f"command.{arm.name}"] = _same_everywhere(server.get("command"))
+        server = context.server(arm.name)
+        found |= _flat(f"version.{arm.name}", server.version)
+        found[f"command.{arm.name}"] = _same_everywhere(server.command)
         found[f"speculation.{arm.name}"] = arm.spec.to_json() if arm.spec else "none"
     for workload in plan.workloads:
         found[f"workload.{workload.name}"] = f"{len(workload.prompts)} prompts, sha256 {workload.sha256[:16]}"

@@ -53,7 +53,7 @@ def find_difference(unit: Unit, baseline: Answer, candidate: Answer) -> OutputDi
 
 def has_synthetic_acceptance(run: Run, arm: str) -> bool:
     """Return whether an arm's acceptance is synthetic, so that its text is not the model's."""
-    return any(each.draws_acceptance for each in run.plan.arms if each.name == arm)
+    return any(each.has_synthetic_acceptance for each in run.plan.arms if each.name == arm)
 
 
 def compare_outputs(run: Run, cell: Cell) -> list[OutputDifference] | None:

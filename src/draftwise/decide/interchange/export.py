@@ -99,10 +99,10 @@ def _to_vllm_bench(run: Run, part: _Part) -> str:
     load, seconds = part.condition.load, part.seconds or 1.0
     rate = load.rate_per_s if isinstance(load, OpenLoop) else None
     document = {
-        "date": re.sub(r"[^0-9]", "", str(run.context.get("started", "")))[:14],
+        "date": re.sub(r"[^0-9]", "", run.context.started)[:14],
         "backend": "openai",
         "label": part.arm,
-        "model_id": (run.context.get("model") or {}).get("name"),
+        "model_id": run.context.model.name,
         "num_prompts": len(answers),
         "request_rate": "inf" if rate is None else rate,
         "burstiness": 1.0,

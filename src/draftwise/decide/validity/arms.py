@@ -26,7 +26,7 @@ def check_arms(run: Run, thresholds: Thresholds) -> Iterator[Finding]:
             mine = (turn.counters for turn in run.turns if turn.arm == arm.name)
             yield from check_draft_lengths(arm.name, arm.spec, mine)
             yield from check_drafting_under_load(arm.name, arm.spec, _group_by_sweep(run, arm.name), thresholds)
-            if arm.draws_acceptance:
+            if arm.has_synthetic_acceptance:
                 text = (
                     "its acceptance is synthetic: speed holds for traffic with just that acceptance, and outputs are "
                     "not compared, as they are not the model's."
@@ -36,7 +36,7 @@ def check_arms(run: Run, thresholds: Thresholds) -> Iterator[Finding]:
 
 def find_resolved_config(run: Run, arm: str) -> Mapping[str, Any] | None:
     """Return the speculative config as the server says it took it; None where it does not say."""
-    version = run.context.get("servers", {}).get(arm, {}).get("version", {})
+    version = run.context.server(arm).version
     if "speculative_config" not in version:
         return None
     return version["speculative_config"] or {}

@@ -93,7 +93,7 @@ def _lateness(strain: _Strain) -> float:
 def _is_stamped(run: Run, arm: str) -> bool:
     """Return whether arrivals are timed by the kernel, so that a late reading costs nothing but merged chunks."""
     url = next((each.url for each in run.plan.arms if each.name == arm), None)
-    on_linux = str(run.context.get("software", {}).get("os", "")).startswith("Linux")
+    on_linux = str(run.context.software.os).startswith("Linux")
     return on_linux and (url is None or url.startswith("http://"))
 
 
@@ -130,7 +130,7 @@ def _sends_late(strain: _Strain, thresholds: Thresholds) -> Iterator[Finding]:
 
 
 def _takes_cores(run: Run, strain: _Strain, thresholds: Thresholds) -> Iterator[Finding]:
-    cores = run.context.get("hardware", {}).get("cores")
+    cores = run.context.hardware.cores
     if (
         all(arm.is_here for arm in run.plan.arms)
         and isinstance(cores, int)

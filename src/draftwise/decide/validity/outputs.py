@@ -47,7 +47,7 @@ def check_outputs(run: Run, found: Unjudged, thresholds: Thresholds) -> Iterator
 
 
 def _find_dtype(run: Run) -> str | None:
-    dtype = run.context.get("model", {}).get("dtype")
+    dtype = run.context.model.dtype
     return dtype if isinstance(dtype, str) else None
 
 

@@ -28,7 +28,7 @@ def check_prompts(run: Run, cell: Cell) -> Iterator[Finding]:
 
 def check_repeated_prompts(run: Run) -> Iterator[Finding]:
     """Yield workloads that ask the same more than once."""
-    measured = not all(arm.draws_acceptance for arm in run.plan.arms[1:])
+    measured = not all(arm.has_synthetic_acceptance for arm in run.plan.arms[1:])
     for found in check_workloads(run.plan.workloads, measures_acceptance=measured):
         if found.severity is not Severity.ERROR:
             yield found

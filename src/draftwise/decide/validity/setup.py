@@ -5,9 +5,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
-from typing import Any
 
-from draftwise.core import Finding, Run
+from draftwise.core import Finding, Run, ServerRecord
 from draftwise.decide.validity.finding import error, info, join_names, warning
 
 __all__ = ["check_setup"]
@@ -37,17 +36,17 @@ _LESS_CACHE = 0.9
 
 def check_setup(run: Run) -> Iterator[Finding]:
     """Yield what differs between the arms beside the speculative config, each candidate held against the baseline."""
-    servers = run.context.get("servers", {})
-    plain, *candidates = (arm.name for arm in run.plan.arms)
+    servers = run.context.servers
+    baseline, *candidates = (arm.name for arm in run.plan.arms)
     for name in candidates:
-        if plain in servers and name in servers:
-            yield from _identity(name, servers[plain], servers[name])
-            yield from _commands(name, servers[plain].get("command"), servers[name].get("command"))
-            yield from _consequences(name, servers[plain], servers[name])
+        if baseline in servers and name in servers:
+            yield from _identity(name, servers[baseline], servers[name])
+            yield from _commands(name, servers[baseline].command, servers[name].command)
+            yield from _consequences(name, servers[baseline], servers[name])
 
 
-def _identity(name: str, plain: Mapping[str, Any], candidate: Mapping[str, Any]) -> Iterator[Finding]:
-    ours, theirs = plain.get("version", {}), candidate.get("version", {})
+def _identity(name: str, baseline: ServerRecord, candidate: ServerRecord) -> Iterator[Finding]:
+    ours, theirs = baseline.version, candidate.version
     for key in _SAME:
         if key in ours and key in theirs and ours[key] != theirs[key]:
             text = (
@@ -55,20 +54,22 @@ def _identity(name: str, plain: Mapping[str, Any], candidate: Mapping[str, Any])
                 "alone."
             )
             yield error("arms-differ", text, "Serve both alike but for --speculative-config.", where=name)
-    models = [each.get("model") for each in (plain, candidate)]
-    if None not in models and models[0] != models[1]:
-        text = f"it serves {models[1]!r}, the baseline {models[0]!r}: under another name it may be another model."
+    if baseline.model and candidate.model and baseline.model != candidate.model:
+        text = (
+            f"it serves {candidate.model!r}, the baseline {baseline.model!r}: under another name it may be another "
+            "model."
+        )
         yield warning("arms-differ", text, "Make sure that both serve the same checkpoint.", where=name)
-    lengths = [each.get("max_model_len") for each in (plain, candidate)]
+    lengths = (baseline.max_model_len, candidate.max_model_len)
     if None not in lengths and lengths[0] != lengths[1]:
         text = f"its max_model_len is {lengths[1]}, the baseline's {lengths[0]}."
         yield warning("arms-differ", text, "Give both the same --max-model-len.", where=name)
 
 
-def _commands(name: str, plain: str | None, candidate: str | None) -> Iterator[Finding]:
-    if plain is None or candidate is None:
+def _commands(name: str, baseline: str | None, candidate: str | None) -> Iterator[Finding]:
+    if baseline is None or candidate is None:
         return
-    ours, theirs = _arguments(plain), _arguments(candidate)
+    ours, theirs = _arguments(baseline), _arguments(candidate)
     other = [
         f"{key} ({_shown(theirs, key)}, baseline {_shown(ours, key)})"
         for key in dict.fromkeys((*ours, *theirs))
@@ -97,16 +98,14 @@ def _shown(options: Mapping[str, str], key: str) -> str:
     return (options[key] or "set") if key in options else "not given"
 
 
-def _consequences(name: str, plain: Mapping[str, Any], candidate: Mapping[str, Any]) -> Iterator[Finding]:
+def _consequences(name: str, baseline: ServerRecord, candidate: ServerRecord) -> Iterator[Finding]:
     """What an engine did differently because it speculates: part of the method's price, and often its reason."""
-    ours, theirs = plain.get("version", {}), candidate.get("version", {})
+    ours, theirs = baseline.version, candidate.version
     for key, words in _FOLLOWS.items():
         if key in ours and key in theirs and ours[key] != theirs[key]:
             text = f"{words}: {theirs[key]}, with the baseline {ours[key]}. That is part of what it costs."
             yield info("engine-chose-otherwise", text, where=name)
-    tokens = [each.get("started", {}).get("kv_cache_tokens") for each in (plain, candidate)]
-    if all(isinstance(each, int | float) for each in tokens) and tokens[1] < tokens[0] * _LESS_CACHE:
-        text = (
-            f"its KV cache holds {tokens[1]:.0f} tokens, the baseline's {tokens[0]:.0f}: under load it is full sooner."
-        )
+    usual, left = (each.started.get("kv_cache_tokens") for each in (baseline, candidate))
+    if isinstance(usual, int | float) and isinstance(left, int | float) and left < usual * _LESS_CACHE:
+        text = f"its KV cache holds {left:.0f} tokens, the baseline's {usual:.0f}: under load it is full sooner."
         yield info("less-kv-cache", text, where=name)

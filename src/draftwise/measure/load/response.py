@@ -1,4 +1,4 @@
-"""Reads a recorded answer after its stream has ended: server-sent events into tokens, text and when they came."""
+"""Parses a response after its stream has ended: server-sent events into tokens, text and arrival times."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from draftwise.backends import Exchange, Piece
 
-__all__ = ["Reading"]
+__all__ = ["ParsedResponse"]
 
 _DECODER = json.JSONDecoder()
 _EVENTS_PER_STEP = 16
@@ -17,11 +17,11 @@ _TEXT_FIELDS = ("content", "reasoning_content", "reasoning")
 """Of a chat delta; vLLM has called the thoughts of a reasoning model by both names."""
 
 
-class Reading:
-    """What an answer says.
+class ParsedResponse:
+    """The content of a response.
 
     Args:
-        exchange: the answer as it came off the wire.
+        exchange: the response as it came off the wire.
     """
 
     def __init__(self, exchange: Exchange) -> None:
@@ -43,7 +43,7 @@ class Reading:
         return "".join(self._text)
 
     def steps(self) -> Iterator[None]:
-        """Read it; yields between small parts, so that others can do their work."""
+        """Parse it; yields after every few events, so that other tasks of the event loop can run."""
         received = self._exchange.received
         if self._exchange.status != 200:
             body = b"".join(piece for _, piece in received)
@@ -108,8 +108,8 @@ class Reading:
         self.counts_exact = False
         return 1
 
-    def _keep_prompt(self, told: dict[str, Any]) -> None:
-        self.prompt_token_ids = self.prompt_token_ids or tuple(told["prompt_token_ids"] or ())
+    def _keep_prompt(self, event: dict[str, Any]) -> None:
+        self.prompt_token_ids = self.prompt_token_ids or tuple(event["prompt_token_ids"] or ())
 
     def _settle(self) -> None:
         """Give the tokens that the chunks did not account for to the last chunk: their total is exact at least."""

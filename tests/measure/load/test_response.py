@@ -9,16 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftwise.backends import Exchange
-from draftwise.measure.load.reading import Reading
+from draftwise.measure.load.response import ParsedResponse
 
 
-def read(*pieces: bytes, status: int = 200) -> Reading:
+def read(*pieces: bytes, status: int = 200) -> ParsedResponse:
     """Read an answer whose pieces arrived at the times 1, 2, ..."""
     received = tuple((float(time), piece) for time, piece in enumerate(pieces, start=1))
-    reading = Reading(Exchange(status=status, sent=0.0, received=received, finished=99.0))
-    for _ in reading.steps():
+    response = ParsedResponse(Exchange(status=status, sent=0.0, received=received, finished=99.0))
+    for _ in response.steps():
         pass
-    return reading
+    return response
 
 
 def event(**fields: Any) -> bytes:
@@ -38,9 +38,9 @@ DONE = b"data: [DONE]\n\n"
 
 def test_an_event_arrives_with_its_last_byte_and_several_may_arrive_at_once() -> None:
     one, two, three = (completion(text) for text in "abc")
-    reading = read(one + two[:20], two[20:], three[:-2], three[-2:], DONE)
-    assert reading.text == "abc"
-    assert reading.chunks == [(1.0, 1), (2.0, 1), (4.0, 1)]
+    response = read(one + two[:20], two[20:], three[:-2], three[-2:], DONE)
+    assert response.text == "abc"
+    assert response.chunks == [(1.0, 1), (2.0, 1), (4.0, 1)]
     assert read(one + two + three).chunks == [(1.0, 1)] * 3
 
 
@@ -56,49 +56,49 @@ RAW = (
 @given(cuts=st.lists(st.integers(0, len(RAW)), max_size=8))
 def test_events_cut_anywhere_and_line_separators_inside_text_survive(cuts: list[int]) -> None:
     places = [0, *sorted(cuts), len(RAW)]
-    reading = read(*(RAW[start:end] for start, end in itertools.pairwise(places)))
-    assert (reading.text, reading.token_ids) == ("a\u2028b\x85cd", [1, 2, 3])
-    assert (reading.prompt_token_ids, reading.finish_reason, reading.error) == ((7, 8), "stop", None)
-    assert [count for _, count in reading.chunks] == [2, 1]
+    response = read(*(RAW[start:end] for start, end in itertools.pairwise(places)))
+    assert (response.text, response.token_ids) == ("a\u2028b\x85cd", [1, 2, 3])
+    assert (response.prompt_token_ids, response.finish_reason, response.error) == ((7, 8), "stop", None)
+    assert [count for _, count in response.chunks] == [2, 1]
 
 
 def test_a_last_line_without_its_end_is_read() -> None:
-    reading = read(completion("a"), completion("b").rstrip(), b"")
-    assert (reading.text, reading.chunks[-1]) == ("ab", (3.0, 1))
+    response = read(completion("a"), completion("b").rstrip(), b"")
+    assert (response.text, response.chunks[-1]) == ("ab", (3.0, 1))
 
 
 def test_running_usage_says_how_many_tokens_a_chunk_holds() -> None:
     counts = [{"prompt_tokens": 5, "completion_tokens": total} for total in (0, 1, 4, 4)]
-    reading = read(*(chat(usage, content=text) for usage, text in zip(counts, ["", "a", "bcd", ""], strict=True)))
-    assert reading.chunks == [(2.0, 1), (3.0, 3)]
-    assert reading.counts_exact
-    assert reading.usage["prompt_tokens"] == 5
+    response = read(*(chat(usage, content=text) for usage, text in zip(counts, ["", "a", "bcd", ""], strict=True)))
+    assert response.chunks == [(2.0, 1), (3.0, 3)]
+    assert response.counts_exact
+    assert response.usage["prompt_tokens"] == 5
 
 
 def test_tokens_without_text_count() -> None:
     """A token of which the text is held back (half a character), and the end-of-sequence token."""
-    reading = read(completion("", token_ids=[1]), completion("é", token_ids=[2]), completion("", token_ids=[3]))
-    assert [count for _, count in reading.chunks] == [1, 1, 1]
+    response = read(completion("", token_ids=[1]), completion("é", token_ids=[2]), completion("", token_ids=[3]))
+    assert [count for _, count in response.chunks] == [1, 1, 1]
 
 
 def test_only_a_total_is_given_to_the_last_chunk() -> None:
     total = event(choices=[], usage={"prompt_tokens": 5, "completion_tokens": 9})
-    reading = read(completion("ab"), completion("cd"), total, DONE)
-    assert reading.chunks == [(1.0, 1), (2.0, 8)]
-    assert not reading.counts_exact
+    response = read(completion("ab"), completion("cd"), total, DONE)
+    assert response.chunks == [(1.0, 1), (2.0, 8)]
+    assert not response.counts_exact
 
 
 @pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
 def test_thoughts_are_text(name: str) -> None:
-    reading = read(chat(role="assistant", content=""), chat(**{name: "hm"}), chat(content=" yes", **{name: None}))
-    assert (reading.text, reading.chunks) == ("hm yes", [(2.0, 1), (3.0, 1)])
+    response = read(chat(role="assistant", content=""), chat(**{name: "hm"}), chat(content=" yes", **{name: None}))
+    assert (response.text, response.chunks) == ("hm yes", [(2.0, 1), (3.0, 1)])
 
 
 def test_calls_of_tools_are_tokens() -> None:
     call = [{"index": 0, "function": {"arguments": "{"}}]
     usages = [{"completion_tokens": 2}, {"completion_tokens": 5}]
-    reading = read(*(chat(usage, tool_calls=call) for usage in usages))
-    assert (reading.chunks, reading.error, reading.counts_exact) == ([(1.0, 2), (2.0, 3)], None, True)
+    response = read(*(chat(usage, tool_calls=call) for usage in usages))
+    assert (response.chunks, response.error, response.counts_exact) == ([(1.0, 2), (2.0, 3)], None, True)
     assert read(chat(tool_calls=call), event(choices=[], usage=usages[1])).chunks == [(1.0, 5)]
 
 
@@ -131,8 +131,8 @@ def test_what_is_no_answer_is_an_error(pieces: list[bytes], status: int, error: 
 def test_a_long_answer_is_read_in_parts() -> None:
     pieces = [completion("a")] * 100
     received = tuple((float(time), piece) for time, piece in enumerate(pieces))
-    reading = Reading(Exchange(status=200, sent=0.0, received=received, finished=99.0))
-    lengths = [len(reading.chunks) for _ in reading.steps()]
+    response = ParsedResponse(Exchange(status=200, sent=0.0, received=received, finished=99.0))
+    lengths = [len(response.chunks) for _ in response.steps()]
     assert len(lengths) > 3
     assert max(b - a for a, b in itertools.pairwise(lengths)) < 40
-    assert len(reading.chunks) == 100
+    assert len(response.chunks) == 100

@@ -11,7 +11,7 @@ import pytest
 from draftwise.backends import FakeBackend, FakeScript
 from draftwise.core import Answer, BackendError, ClosedLoop, Condition, InvalidSetup, Load, OpenLoop, Prompt, Replay
 from draftwise.measure.load.client import Client
-from draftwise.measure.load.processes import Crew, count_processes
+from draftwise.measure.load.worker_pool import WorkerPool, count_processes
 from draftwise.runs.schedule import Turn
 
 SCRIPT = FakeScript(first_token_s=0.02, step_s=0.005)
@@ -26,19 +26,19 @@ async def with_crew(script: FakeScript, processes: int, work) -> None:
     backend = FakeBackend("a", script, real_time=True)
     await backend.start()
     client = await Client.greet(backend, Prompt(id="hello", text="hello", max_tokens=2), salt="s")
-    crew = Crew(client, processes)
+    pool = WorkerPool(client, processes)
     try:
-        await work(crew, backend)
+        await work(pool, backend)
     finally:
-        crew.stop()
+        pool.stop()
         await backend.stop()
 
 
 def test_a_crew_sends_what_one_process_would_turn_after_turn() -> None:
-    async def work(crew: Crew, backend: FakeBackend) -> None:
+    async def work(pool: WorkerPool, backend: FakeBackend) -> None:
         for load in (ClosedLoop(concurrency=5), OpenLoop.steady(100.0)):
             answers: list[Answer] = []
-            health = await crew.drive(make_turn(load, 12), seed=1, on_answer=answers.append)
+            health = await pool.drive(make_turn(load, 12), seed=1, on_answer=answers.append)
             measured = [answer for answer in answers if answer.measured]
             assert sorted(answer.prompt_id for answer in measured) == sorted(f"p{i}" for i in range(12))
             assert {answer.error for answer in measured} == {None}
@@ -51,10 +51,10 @@ def test_a_crew_sends_what_one_process_would_turn_after_turn() -> None:
                 assert all(answer.timing.send_lag_s >= 0 for answer in measured)
         await _come_to_rest(backend)
         with pytest.raises(InvalidSetup, match="arrival time"):
-            await crew.drive(make_turn(Replay(), 2), seed=1, on_answer=answers.append)
+            await pool.drive(make_turn(Replay(), 2), seed=1, on_answer=answers.append)
         for streams, count in ((2, 1), (1, 3)):
             fewer: list[Answer] = []
-            await crew.drive(make_turn(ClosedLoop(concurrency=streams), count), seed=1, on_answer=fewer.append)
+            await pool.drive(make_turn(ClosedLoop(concurrency=streams), count), seed=1, on_answer=fewer.append)
             assert sum(answer.measured for answer in fewer) == count, "one process had no request or no stream"
 
     asyncio.run(with_crew(SCRIPT, 2, work))
@@ -76,36 +76,36 @@ async def _soon(condition) -> bool:
 
 
 def test_when_the_server_dies_what_had_ended_is_told_and_the_crew_is_gone() -> None:
-    async def work(crew: Crew, backend: FakeBackend) -> None:
+    async def work(pool: WorkerPool, backend: FakeBackend) -> None:
         answers: list[Answer] = []
         with pytest.raises(BackendError, match=r"a: the connection to .* broke"):
-            await crew.drive(make_turn(ClosedLoop(concurrency=4), 40), seed=1, on_answer=answers.append)
+            await pool.drive(make_turn(ClosedLoop(concurrency=4), 40), seed=1, on_answer=answers.append)
         assert any(answer.measured for answer in answers)
 
     asyncio.run(with_crew(FakeScript(first_token_s=0.02, step_s=0.005, dies_after=20), 2, work))
 
 
 def test_a_process_that_is_killed_is_noticed_and_replaced_in_the_next_turn() -> None:
-    async def work(crew: Crew, backend: FakeBackend) -> None:
+    async def work(pool: WorkerPool, backend: FakeBackend) -> None:
         answers: list[Answer] = []
 
         def kill_one(answer: Answer) -> None:
             answers.append(answer)
             if len(answers) == 5:
-                os.kill(crew.pids[0], signal.SIGKILL)
+                os.kill(pool.pids[0], signal.SIGKILL)
 
         with pytest.raises(BackendError, match="process of the load generator has ended"):
-            await crew.drive(make_turn(ClosedLoop(concurrency=4), 200), seed=1, on_answer=kill_one)
-        assert crew.pids == []
+            await pool.drive(make_turn(ClosedLoop(concurrency=4), 200), seed=1, on_answer=kill_one)
+        assert pool.pids == []
         again: list[Answer] = []
-        await crew.drive(make_turn(ClosedLoop(concurrency=4), 8), seed=1, on_answer=again.append)
+        await pool.drive(make_turn(ClosedLoop(concurrency=4), 8), seed=1, on_answer=again.append)
         assert sum(answer.measured for answer in again) == 8
 
     asyncio.run(with_crew(SCRIPT, 2, work))
 
 
 def test_cancelling_ends_the_processes_but_keeps_their_answers() -> None:
-    async def work(crew: Crew, backend: FakeBackend) -> None:
+    async def work(pool: WorkerPool, backend: FakeBackend) -> None:
         answers: list[Answer] = []
         some = asyncio.Event()
 
@@ -114,13 +114,13 @@ def test_cancelling_ends_the_processes_but_keeps_their_answers() -> None:
             if len(answers) == 6:
                 some.set()
 
-        task = asyncio.create_task(crew.drive(make_turn(ClosedLoop(concurrency=4), 400), seed=1, on_answer=keep))
+        task = asyncio.create_task(pool.drive(make_turn(ClosedLoop(concurrency=4), 400), seed=1, on_answer=keep))
         await some.wait()
-        pids = crew.pids
+        pids = pool.pids
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert crew.pids == []
+        assert pool.pids == []
         assert not any(map(_is_alive, pids))
         assert len(answers) >= 6
 
@@ -132,19 +132,19 @@ import asyncio, sys
 from draftwise.backends import UrlBackend
 from draftwise.core import ClosedLoop, Condition, Prompt
 from draftwise.measure.load.client import Client
-from draftwise.measure.load.processes import Crew
+from draftwise.measure.load.worker_pool import WorkerPool
 from draftwise.runs.schedule import Turn
 
 async def main():
     backend = UrlBackend("a", sys.argv[1])
     await backend.start()
-    crew = Crew(Client(backend=backend, model="fake"), 2)
+    pool = WorkerPool(Client(backend=backend, model="fake"), 2)
     prompts = tuple(Prompt(id=str(i), text="x", max_tokens=100) for i in range(1000))
     condition = Condition(load=ClosedLoop(concurrency=4))
     turn = Turn(number=0, arm="a", workload="w", repeat=1, prompts=prompts, condition=condition)
     def tell(answer):
-        print(*crew.pids, flush=True)
-    await crew.drive(turn, seed=0, on_answer=tell)
+        print(*pool.pids, flush=True)
+    await pool.drive(turn, seed=0, on_answer=tell)
 
 asyncio.run(main())
 """

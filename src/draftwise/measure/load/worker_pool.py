@@ -1,4 +1,4 @@
-"""Several processes that share the load of a turn, for more streams than one process keeps up with."""
+"""A pool of worker processes that share the load of a turn, for more streams than one process keeps up with."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from draftwise.core import Answer, BackendError, ClientHealth, Replay
 from draftwise.measure.load.arrivals import replay_times
 from draftwise.measure.load.client import Client
 from draftwise.measure.load.traffic import Share
-from draftwise.measure.load.worker import Failure, Job, Outpost, Word
+from draftwise.measure.load.worker import Failure, Job, RemoteServer, Signal
 from draftwise.runs.schedule import Turn
 
-__all__ = ["Crew", "count_processes"]
+__all__ = ["WorkerPool", "count_processes"]
 
 _HEAD_START_S = 0.05
-"""From the giving out of a turn to the first time of an open loop."""
+"""From the start of a turn to the first arrival of an open loop."""
 _READY_S = 60.0
 _LEAVE_S = 2.0
-"""How long processes may take to withdraw and leave."""
+"""How long processes may take to cancel their requests and exit."""
 _STREAMS_EACH = 1024
 _WORKER = "import sys; from draftwise.measure.load.worker import work; work(int(sys.argv[1]))"
 
@@ -41,14 +41,14 @@ def count_processes(streams: int) -> int:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Hand:
+class _WorkerProcess:
     """A worker process."""
 
     process: subprocess.Popen[bytes]
     pipe: Connection
 
-    def hear(self) -> object:
-        """Return its next word; when it has ended, that is a Failure."""
+    def receive(self) -> object:
+        """Return its next message; a Failure when it has ended."""
         try:
             return self.pipe.recv()
         except (EOFError, OSError):
@@ -56,7 +56,7 @@ class _Hand:
             return Failure("A process of the load generator has ended (out of memory?).")
 
 
-class Crew:
+class WorkerPool:
     """Worker processes of one backend: started with the first turn, kept, and gone when this process is.
 
     Args:
@@ -67,66 +67,66 @@ class Crew:
     def __init__(self, client: Client, processes: int) -> None:
         assert isinstance(client.backend, UrlBackend)
         self._backend = client.backend
-        self._client = replace(client, backend=Outpost.of(client.backend))
+        self._client = replace(client, backend=RemoteServer.of(client.backend))
         self._processes = processes
-        self._hands: list[_Hand] = []
-        self._busy: set[_Hand] = set()
-        self._heard: asyncio.Queue[tuple[_Hand, object]] = asyncio.Queue()
+        self._workers: list[_WorkerProcess] = []
+        self._busy: set[_WorkerProcess] = set()
+        self._messages: asyncio.Queue[tuple[_WorkerProcess, object]] = asyncio.Queue()
 
     @property
     def pids(self) -> list[int]:
         """Of the processes, while they run."""
-        return [hand.process.pid for hand in self._hands]
+        return [worker.process.pid for worker in self._workers]
 
     async def drive(self, turn: Turn, *, seed: int, on_answer: Callable[[Answer], None]) -> ClientHealth:
         """Answer the prompts of a turn as `load.drive.drive` does, and return how well the processes kept up.
 
         Raises:
-            BackendError: the server broke, or a process ended; `on_answer` was told of everything that had ended.
+            BackendError: the server broke, or a process ended; `on_answer` got everything that had ended.
             InvalidSetup: a replay lacks its times.
         """
         if isinstance(turn.condition.load, Replay):
-            replay_times(turn.prompts, turn.condition.load)  # (a mistake in them is told here, not in a process)
-        if not self._hands:
+            replay_times(turn.prompts, turn.condition.load)  # (a mistake in them is raised here, not in a worker)
+        if not self._workers:
             await self._start()
         began = self._backend.now() + _HEAD_START_S
         try:
-            # (A process without a stream would have nobody to send its share.)
-            hands = self._hands[: turn.condition.concurrency]
-            self._busy = set(hands)
-            for number, hand in enumerate(hands):
-                share = Share(number=number, of=len(hands))
-                with suppress(OSError):  # it has ended, which will be heard
-                    hand.pipe.send(Job(turn=turn, seed=seed, began=began, share=share))
-            return await self._attend(on_answer)
+            # (A worker without a stream would have nothing to send.)
+            workers = self._workers[: turn.condition.concurrency]
+            self._busy = set(workers)
+            for number, worker in enumerate(workers):
+                share = Share(number=number, of=len(workers))
+                with suppress(OSError):  # it has ended; its Failure will be received
+                    worker.pipe.send(Job(turn=turn, seed=seed, began=began, share=share))
+            return await self._collect(on_answer)
         except BaseException:
-            self._dismiss(on_answer)
+            self._shut_down(on_answer)
             raise
 
     def stop(self) -> None:
         """End the processes; harmless when there are none."""
-        hands, self._hands = self._hands, []
-        for hand in hands:
-            asyncio.get_running_loop().remove_reader(hand.pipe.fileno())
-            hand.pipe.close()  # which ends it
-        for hand in hands:
+        workers, self._workers = self._workers, []
+        for worker in workers:
+            asyncio.get_running_loop().remove_reader(worker.pipe.fileno())
+            worker.pipe.close()  # which ends it
+        for worker in workers:
             with suppress(subprocess.TimeoutExpired):
-                hand.process.wait(_LEAVE_S)
-            hand.process.kill()
-            hand.process.wait()
+                worker.process.wait(_LEAVE_S)
+            worker.process.kill()
+            worker.process.wait()
 
     async def _start(self) -> None:
         loop = asyncio.get_running_loop()
         for _ in range(self._processes):
-            hand = _hire(self._client)
-            self._hands.append(hand)
-            loop.add_reader(hand.pipe.fileno(), self._listen, hand)
+            worker = _spawn(self._client)
+            self._workers.append(worker)
+            loop.add_reader(worker.pipe.fileno(), self._receive, worker)
         try:
             async with asyncio.timeout(_READY_S):
-                for _ in self._hands:
-                    _, word = await self._heard.get()
-                    if isinstance(word, Failure):
-                        raise BackendError(word.message)
+                for _ in self._workers:
+                    _, message = await self._messages.get()
+                    if isinstance(message, Failure):
+                        raise BackendError(message.message)
         except TimeoutError:
             self.stop()
             raise BackendError(f"The load generator's processes did not start within {_READY_S:.0f} s.") from None
@@ -134,55 +134,55 @@ class Crew:
             self.stop()
             raise
 
-    async def _attend(self, on_answer: Callable[[Answer], None]) -> ClientHealth:
-        """Take in what the processes say until all have done their share."""
+    async def _collect(self, on_answer: Callable[[Answer], None]) -> ClientHealth:
+        """Receive messages until all workers have done their share."""
         measuring, healths, failures = set(self._busy), list[ClientHealth](), list[Failure]()
         while self._busy:
-            hand, word = await self._heard.get()
-            if isinstance(word, Answer):
-                on_answer(word)
-            elif word is Word.MEASURED:
-                measuring.discard(hand)
+            worker, message = await self._messages.get()
+            if isinstance(message, Answer):
+                on_answer(message)
+            elif message is Signal.MEASURED:
+                measuring.discard(worker)
                 if not measuring:
-                    self._withdraw()
-            elif isinstance(word, ClientHealth):
-                self._busy.discard(hand)
-                healths.append(word)
-            elif isinstance(word, Failure):
-                self._busy.discard(hand)
-                failures.append(word)
-                self._withdraw()
+                    self._cancel()
+            elif isinstance(message, ClientHealth):
+                self._busy.discard(worker)
+                healths.append(message)
+            elif isinstance(message, Failure):
+                self._busy.discard(worker)
+                failures.append(message)
+                self._cancel()
         if failures:
             raise BackendError(f"{failures[0].message} {self._backend.complaint()}")
-        return _together(healths)
+        return _combine(healths)
 
-    def _listen(self, hand: _Hand) -> None:
-        self._heard.put_nowait((hand, hand.hear()))
+    def _receive(self, worker: _WorkerProcess) -> None:
+        self._messages.put_nowait((worker, worker.receive()))
 
-    def _withdraw(self) -> None:
-        """Let the processes withdraw what is in flight."""
-        for hand in self._busy:
+    def _cancel(self) -> None:
+        """Make the workers cancel what is in flight."""
+        for worker in self._busy:
             with suppress(OSError):  # it has ended
-                hand.pipe.send(Word.END)
+                worker.pipe.send(Signal.END)
 
-    def _dismiss(self, on_answer: Callable[[Answer], None]) -> None:
-        """End the processes, but first take in the answers that they have."""
-        self._withdraw()
-        words = [self._heard.get_nowait() for _ in range(self._heard.qsize())]
+    def _shut_down(self, on_answer: Callable[[Answer], None]) -> None:
+        """End the processes, but first receive the answers that they have."""
+        self._cancel()
+        messages = [self._messages.get_nowait() for _ in range(self._messages.qsize())]
         give_up = time.monotonic() + _LEAVE_S
-        for hand in self._busy:
-            while hand.pipe.poll(max(0.0, give_up - time.monotonic())):
-                words.append((hand, hand.hear()))
-                if isinstance(words[-1][1], ClientHealth | Failure):
+        for worker in self._busy:
+            while worker.pipe.poll(max(0.0, give_up - time.monotonic())):
+                messages.append((worker, worker.receive()))
+                if isinstance(messages[-1][1], ClientHealth | Failure):
                     break
         self.stop()
-        for _, word in words:
-            if isinstance(word, Answer):
-                on_answer(word)
+        for _, message in messages:
+            if isinstance(message, Answer):
+                on_answer(message)
 
 
-def _hire(client: Client) -> _Hand:
-    """Start a worker. (A bare interpreter: `multiprocessing` would import the main program again in each.)"""
+def _spawn(client: Client) -> _WorkerProcess:
+    """Start a worker process. (A bare interpreter: `multiprocessing` would import the main program again in each.)"""
     ours, theirs = socket.socketpair()
     with theirs:
         process = subprocess.Popen(
@@ -192,10 +192,10 @@ def _hire(client: Client) -> _Hand:
         )
     pipe = Connection(ours.detach())
     pipe.send(client)
-    return _Hand(process, pipe)
+    return _WorkerProcess(process, pipe)
 
 
-def _together(healths: Sequence[ClientHealth]) -> ClientHealth:
+def _combine(healths: Sequence[ClientHealth]) -> ClientHealth:
     """Return the health of processes as one: their CPU together, the worst of each delay."""
     return ClientHealth(
         cpu_s=sum(each.cpu_s for each in healths),
