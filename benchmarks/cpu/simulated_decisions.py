@@ -34,28 +34,30 @@ from draftwise.statistics import (
 MARGIN = 0.03
 
 
-def looks_at(machine: Machine, rng: np.random.Generator, speedup: float, looks: InterimAnalyses) -> dict[int, Estimate]:
+def looks_at(
+    machine: Machine, rng: np.random.Generator, speedup: float, analyses: InterimAnalyses
+) -> dict[int, Estimate]:
     candidate_N, plain_N = machine.measure(rng, speedup)
-    return sofar(machine, candidate_N, plain_N, looks)
+    return sofar(machine, candidate_N, plain_N, analyses)
 
 
-def sofar(machine: Machine, candidate_N: Array, plain_N: Array, looks: InterimAnalyses) -> dict[int, Estimate]:
-    """Return what each look sees."""
+def sofar(machine: Machine, candidate_N: Array, plain_N: Array, analyses: InterimAnalyses) -> dict[int, Estimate]:
+    """Return what each interim analysis sees."""
     design = design_of(machine)
     found = {}
-    for done in looks.passes:
+    for done in analyses.repetitions:
         seen = slice(0, done * machine.prompts)
         part = Design(prompt_N=design.prompt_N[seen], block_N=design.block_N[seen])
         found[done] = prompt_ratio(plain_N[seen], candidate_N[seen], part)
     return found
 
 
-def stop(found: dict[int, Estimate], looks: InterimAnalyses, family: int = 1) -> tuple[int, Conclusion | None]:
-    """Return at which look a comparison settles, and as what; the last one where it does not."""
+def stop(found: dict[int, Estimate], analyses: InterimAnalyses, family: int = 1) -> tuple[int, Conclusion | None]:
+    """Return at which analysis a comparison settles, and as what; the last one where it does not."""
     for done, estimate in found.items():
-        if (outcome := settle(estimate, looks, done, margin=MARGIN, family=family)) is not None:
+        if (outcome := settle(estimate, analyses, done, margin=MARGIN, family=family)) is not None:
             return done, outcome
-    return looks.passes[-1], None
+    return analyses.repetitions[-1], None
 
 
 def pocock_like(alpha: float, fraction: float) -> float:
@@ -79,13 +81,13 @@ def rows_of_looks(trials: int) -> Iterator[dict]:
 
 
 def look(machine: Machine, speedup: float, trials: int) -> dict:
-    looks, rng = InterimAnalyses.planned(machine.passes), np.random.default_rng(2)
+    analyses, rng = InterimAnalyses.planned(machine.passes), np.random.default_rng(2)
     outcomes, excluded, held, passes = Counter(), 0, 0, []
     for _ in range(trials):
-        found = looks_at(machine, rng, speedup, looks)
-        intervals = {done: looks.interval(estimate, done) for done, estimate in found.items()}
+        found = looks_at(machine, rng, speedup, analyses)
+        intervals = {done: analyses.interval(estimate, done) for done, estimate in found.items()}
         excluded += any(not each.low <= speedup <= each.high for each in intervals.values())
-        done, outcome = stop(found, looks)
+        done, outcome = stop(found, analyses)
         held += intervals[done].low <= speedup <= intervals[done].high
         outcomes[str(outcome or "open")] += 1
         passes.append(done)
@@ -99,7 +101,7 @@ def look(machine: Machine, speedup: float, trials: int) -> dict:
 
 def rows_of_families(trials: int) -> Iterator[dict]:
     """12 conditions, 5 candidates each that are the plain arm itself; the readings of plain serve all five."""
-    looks = InterimAnalyses.planned(5)
+    analyses = InterimAnalyses.planned(5)
     for name, machine in (
         ("one stream", Machine(prompts=12, gain=0)),
         ("under load", Machine(prompts=32, per_turn=8, gain=0)),
@@ -110,9 +112,9 @@ def rows_of_families(trials: int) -> Iterator[dict]:
             for _ in range(12):
                 plain_N, *candidates = machine.arms(rng, [np.zeros(machine.prompts)] * 5, [1.0] * 5)
                 for candidate_N in candidates:
-                    found = sofar(machine, candidate_N, plain_N, looks)
-                    done, _ = stop(found, looks, family=60)
-                    p_values.append(looks.adjust(found[done].p_value(), done))
+                    found = sofar(machine, candidate_N, plain_N, analyses)
+                    done, _ = stop(found, analyses, family=60)
+                    p_values.append(analyses.adjust(found[done].p_value(), done))
             wrong += any(p is not None and p <= 0.05 for p in adjust_family(p_values))
             alone += any(p <= 0.05 for p in p_values)
         yield {
@@ -142,13 +144,13 @@ def rows_of_power(trials: int) -> Iterator[dict]:
 
 
 def measured(machine: Machine, speedup: float, trials: int, seed: int) -> Iterator[dict[int, Estimate]]:
-    rng, looks = np.random.default_rng(seed), InterimAnalyses.single(machine.passes)
-    return (looks_at(machine, rng, speedup, looks) for _ in range(trials))
+    rng, analyses = np.random.default_rng(seed), InterimAnalyses.single(machine.passes)
+    return (looks_at(machine, rng, speedup, analyses) for _ in range(trials))
 
 
 def share_faster(machine: Machine, speedup: float, trials: int) -> float:
-    looks = InterimAnalyses.single(machine.passes)
-    found = (stop(each, looks)[1] for each in measured(machine, speedup, trials, seed=5))
+    analyses = InterimAnalyses.single(machine.passes)
+    found = (stop(each, analyses)[1] for each in measured(machine, speedup, trials, seed=5))
     return sum(each is Conclusion.FASTER for each in found) / trials
 
 
@@ -174,7 +176,7 @@ def rows_of_whole_runs(trials: int) -> Iterator[dict]:
             deciding = found.throughput or found.speedup
             verdicts[str(found.verdict)] += 1
             excluded += not deciding.low <= 1 <= deciding.high
-            passes.append(len(found.passes))
+            passes.append(len(found.repetitions))
         yield {
             "concurrency": concurrency,
             "adaptive": adaptive,

@@ -88,8 +88,7 @@ def started(kind: str, log: Path, request: pytest.FixtureRequest) -> Iterator[Be
 
 def make(kind: str, neighbour: FakeBackend | None, log: Path, request: pytest.FixtureRequest) -> Backend:
     if kind == "embedded":
-        target = str(request.getfixturevalue("tiny_target"))
-        return EmbeddedBackend("b", Setup(target=target, spec=NGRAM), log=log)
+        return EmbeddedBackend("b", Setup(target=str(request.getfixturevalue("tiny_target")), spec=NGRAM), log=log)
     if kind == "vllm":
         setup = Setup(target=str(BUNDLED), engine="vllm", spec=NGRAM, extra_args=tuple(VLLM_ARGS))
         return VllmBackend("b", setup, log=log, vllm=VLLM)

@@ -164,7 +164,7 @@ class TestSweep:
             "End to end: P50 thick",
             "Time per output token of every request",
             "Time to the first token of every request",
-            "From sending to the end",
+            "From sent to finished",
             "Every turn's speed".replace("'", "&#39;"),
         )
         assert [caption for caption in captions if f"<figcaption>{caption}" not in page] == []

@@ -70,7 +70,7 @@ class RunPlan:
     workloads: tuple[Workload, ...]
     conditions: tuple[Condition, ...] = field(default_factory=lambda: (Condition(),))
     repeats: int = 5
-    """Repetitions of the workloads; at most so many where cells are stopped early."""
+    """Repetitions of the workloads; fewer for cells that are stopped early."""
     warmup: int = 3
     seed: int = 0
     turn_s: float = 20.0
@@ -134,7 +134,7 @@ class Answer:
     """Which repetition of the workload, from 1."""
     timing: Timing
     copy: int = 0
-    """Which attempt at this prompt in the turn: a short workload is gone through several times to fill a load."""
+    """Which attempt at this prompt in the turn, from 0: a short workload is sent several times to fill a load."""
     condition: str = "c=1"
     """Label of the condition under which it was sent."""
     measured: bool = True
@@ -224,7 +224,7 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settled:
-    """A cell that was stopped early: it needed no more repetitions than it had."""
+    """A cell that was stopped early: it needed no more repetitions."""
 
     workload: str
     condition: str
@@ -250,7 +250,7 @@ class Run:
     added: tuple[Condition, ...] = ()
     """Conditions that were not planned: loads between planned ones, measured to find where speculation stops paying."""
     settled: tuple[Settled, ...] = ()
-    """Cells that were stopped early because their verdict was settled."""
+    """Cells that were stopped early, their verdict being settled."""
     num_unfinished: int = 0
     """Answers on disk of turns that were cut off; no number includes them, as such a turn's load was incomplete."""
 

@@ -1,1 +1,1 @@
-"""From comparisons to a decision: what to run at which load, for what it holds, and when to undo it."""
+"""From the answers of a run to a decision: numbers, validity checks, verdicts, what to run, and when to undo it."""

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from draftwise.core import Comparison, Finding, Run
-from draftwise.decide.comparison.cell import ALL, make_cells
+from draftwise.decide.comparison.cell import ALL
 from draftwise.decide.comparison.comparisons import Unjudged, compare_cell, correct_for_number
 from draftwise.decide.comparison.differences import compare_outputs
-from draftwise.decide.comparison.estimates import Estimates, SweepKey, estimate_cell, gather_load_points
+from draftwise.decide.comparison.estimates import Estimates, SweepKey, estimate_cells, gather_load_points
 from draftwise.decide.thresholds import Thresholds, get_thresholds
 from draftwise.decide.validity import TextQuality, assess_text, check_comparison, check_run
 from draftwise.decide.verdict import judge_cell
@@ -42,7 +42,7 @@ class Evidence:
 def gather_evidence(run: Run) -> Evidence:
     """Return the verdicts on a run and what they rest on: first the numbers, then whether they are valid."""
     thresholds = get_thresholds(run)
-    estimates = tuple(estimate_cell(run, cell, thresholds) for cell in make_cells(run))
+    estimates = estimate_cells(run, thresholds)
     found = correct_for_number([compare_cell(each, compare_outputs(run, each.whole), thresholds) for each in estimates])
     quality = tuple(assess_text(run))
     of_run = tuple(check_run(run, [each.whole for each in estimates], quality, thresholds))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from draftwise.core import Run, Scope
+from draftwise.core import Hardware, Run, Scope
 
 __all__ = ["find_scope"]
 
@@ -12,19 +12,25 @@ __all__ = ["find_scope"]
 def find_scope(run: Run) -> Scope:
     """Return what was measured; outside of it a decision is a guess."""
     measured = {turn.condition for turn in run.turns}
-    model, hardware = run.context.model, run.context.hardware
+    model = run.context.model
     return Scope(
         workloads={each.name: len(each.prompts) for each in run.plan.workloads},
         conditions=tuple(each for each in run.conditions if each.label in measured),
         model=model.name or "",
-        dtype=str(model.dtype or ""),
-        hardware=(hardware.told,) if hardware.told else hardware.gpus or ((hardware.cpu,) if hardware.cpu else ()),
+        dtype=model.dtype or "",
+        hardware=_find_hardware(run.context.hardware),
         servers=tuple(dict.fromkeys(_list_versions(run))),
     )
 
 
+def _find_hardware(hardware: Hardware) -> tuple[str, ...]:
+    if hardware.told:
+        return (hardware.told,)
+    return tuple(map(str, hardware.gpus)) or ((hardware.cpu,) if hardware.cpu else ())
+
+
 def _list_versions(run: Run) -> Iterator[str]:
     for arm in run.plan.arms:
-        version = run.context.server(arm.name).version
-        if version.get("version"):
-            yield f"{version.get('engine', '')} {version['version']}".strip()
+        server = run.context.server(arm.name)
+        if server.release:
+            yield f"{server.version.get('engine', '')} {server.release}".strip()

@@ -6,7 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from draftwise.core import ClosedLoop, Condition, Load, OpenLoop, Run, Settled
 from draftwise.decide.comparison.cell import ALL
+from draftwise.decide.comparison.estimates import estimate_cells, gather_load_points
 from draftwise.decide.evidence import gather_evidence
+from draftwise.decide.thresholds import get_thresholds
 from draftwise.statistics import next_load
 
 __all__ = ["FIRST_ANALYSIS", "find_settled", "next_conditions"]
@@ -33,7 +35,8 @@ def next_conditions(run: Run) -> dict[Condition, set[tuple[str, str]]]:
     """
     known = {condition.label for condition in run.conditions}
     found: dict[Condition, set[tuple[str, str]]] = {}
-    for (workload, candidate, temperature, axis), points in gather_evidence(run).load_points.items():
+    points_by_sweep = gather_load_points(estimate_cells(run, get_thresholds(run)))
+    for (workload, candidate, temperature, axis), points in points_by_sweep.items():
         planned = _planned(run, axis, temperature)
         if len(planned) > 1:
             load = next_load(points, integer=axis == "concurrency", least=min(planned), most=max(planned))

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from draftwise.core import Band, Comparison, Crossover, Decision, Recommendation
+from draftwise.core import Band, Comparison, Crossover, Decision, Recommendation, Verdict
 from draftwise.decide.comparison.cell import ALL
 from draftwise.decide.validity.finding import join_names
 from draftwise.report.units import LOAD_UNITS, format_load, format_ratio, format_stretch
@@ -21,7 +21,7 @@ def describe_decision(decision: Decision) -> str:
     """Return the sentence: of every sweep over load its bands, of every other condition the fastest candidates."""
     if not decision.comparisons:
         return "Nothing was measured on both sides yet, so there is nothing to decide."
-    if not any(each.adopted for each in decision.recommendations):
+    if not any(each.verdict is Verdict.ADOPT for each in decision.comparisons):
         return _describe_no_gain(decision.comparisons)
     several = len(decision.recommendations) > 1
     parts: list[str] = []

@@ -168,8 +168,8 @@ def test_outputs_with_drawn_acceptance_are_not_compared(tmp_path: Path) -> None:
     plain, candidate = run.plan.arms
     assert candidate.spec is not None
     drawn = candidate.with_spec(replace(candidate.spec, options={"rejection_sample_method": "synthetic"}))
-    without_drawn = replace(run, plan=replace(run.plan, arms=(plain, drawn)))
-    (found,) = conclude_run(without_drawn).decision.comparisons
+    synthetic = replace(run, plan=replace(run.plan, arms=(plain, drawn)))
+    (found,) = conclude_run(synthetic).decision.comparisons
     assert (found.verdict, found.equal_outputs, found.findings) == ("adopt", None, ())
 
 

@@ -1,1 +1,1 @@
-"""From the readings of a run to comparisons: numbers, how sure they are, and a verdict on each."""
+"""From the answers of a run to the numbers of each comparison, and how sure they are."""

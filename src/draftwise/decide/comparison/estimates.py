@@ -9,7 +9,7 @@ import numpy as np
 
 from draftwise.core import ClosedLoop, Interval, Run, Timing
 from draftwise.decide.comparison.cache_effect import has_cache_effect
-from draftwise.decide.comparison.cell import Cell, PairedRequest
+from draftwise.decide.comparison.cell import Cell, PairedRequest, make_cells
 from draftwise.decide.comparison.throughput import measure_output
 from draftwise.decide.thresholds import Thresholds
 from draftwise.statistics import (
@@ -23,7 +23,7 @@ from draftwise.statistics import (
     total_ratio,
 )
 
-__all__ = ["Estimates", "Ratios", "SweepKey", "estimate_cell", "estimate_ratios", "gather_load_points"]
+__all__ = ["Estimates", "Ratios", "SweepKey", "estimate_cells", "estimate_ratios", "gather_load_points"]
 
 SweepKey = tuple[str, str, float, str]
 """Workload, candidate, temperature and axis of load."""
@@ -78,8 +78,12 @@ class Estimates:
         return None if estimate is None else self.interval(estimate)
 
 
-def estimate_cell(run: Run, whole: Cell, thresholds: Thresholds) -> Estimates:
-    """Return the estimates of a cell."""
+def estimate_cells(run: Run, thresholds: Thresholds) -> tuple[Estimates, ...]:
+    """Return the estimates of every workload, condition and candidate, pooled rows last."""
+    return tuple(_estimate(run, cell, thresholds) for cell in make_cells(run))
+
+
+def _estimate(run: Run, whole: Cell, thresholds: Thresholds) -> Estimates:
     cell, repeated = _split_repetitions(whole, thresholds)
     if repeated is not None:
         analyses, done = InterimAnalyses.single(1), 1

@@ -37,16 +37,16 @@ _LESS_CACHE = 0.9
 def check_setup(run: Run) -> Iterator[Finding]:
     """Yield what differs between the arms beside the speculative config, each candidate held against the baseline."""
     servers = run.context.servers
-    plain, *candidates = (arm.name for arm in run.plan.arms)
+    baseline, *candidates = (arm.name for arm in run.plan.arms)
     for name in candidates:
-        if plain in servers and name in servers:
-            yield from _identity(name, servers[plain], servers[name])
-            yield from _commands(name, servers[plain].command, servers[name].command)
-            yield from _consequences(name, servers[plain], servers[name])
+        if baseline in servers and name in servers:
+            yield from _identity(name, servers[baseline], servers[name])
+            yield from _commands(name, servers[baseline].command, servers[name].command)
+            yield from _consequences(name, servers[baseline], servers[name])
 
 
-def _identity(name: str, plain: ServerRecord, candidate: ServerRecord) -> Iterator[Finding]:
-    ours, theirs = plain.version, candidate.version
+def _identity(name: str, baseline: ServerRecord, candidate: ServerRecord) -> Iterator[Finding]:
+    ours, theirs = baseline.version, candidate.version
     for key in _SAME:
         if key in ours and key in theirs and ours[key] != theirs[key]:
             text = (
@@ -54,20 +54,22 @@ def _identity(name: str, plain: ServerRecord, candidate: ServerRecord) -> Iterat
                 "alone."
             )
             yield error("arms-differ", text, "Serve both alike but for --speculative-config.", where=name)
-    if plain.model and candidate.model and plain.model != candidate.model:
+    if baseline.model and candidate.model and baseline.model != candidate.model:
         text = (
-            f"it serves {candidate.model!r}, the baseline {plain.model!r}: under another name it may be another model."
+            f"it serves {candidate.model!r}, the baseline {baseline.model!r}: under another name it may be another "
+            "model."
         )
         yield warning("arms-differ", text, "Make sure that both serve the same checkpoint.", where=name)
-    if None not in (plain.max_model_len, candidate.max_model_len) and plain.max_model_len != candidate.max_model_len:
-        text = f"its max_model_len is {candidate.max_model_len}, the baseline's {plain.max_model_len}."
+    lengths = (baseline.max_model_len, candidate.max_model_len)
+    if None not in lengths and lengths[0] != lengths[1]:
+        text = f"its max_model_len is {lengths[1]}, the baseline's {lengths[0]}."
         yield warning("arms-differ", text, "Give both the same --max-model-len.", where=name)
 
 
-def _commands(name: str, plain: str | None, candidate: str | None) -> Iterator[Finding]:
-    if plain is None or candidate is None:
+def _commands(name: str, baseline: str | None, candidate: str | None) -> Iterator[Finding]:
+    if baseline is None or candidate is None:
         return
-    ours, theirs = _arguments(plain), _arguments(candidate)
+    ours, theirs = _arguments(baseline), _arguments(candidate)
     other = [
         f"{key} ({_shown(theirs, key)}, baseline {_shown(ours, key)})"
         for key in dict.fromkeys((*ours, *theirs))
@@ -96,14 +98,14 @@ def _shown(options: Mapping[str, str], key: str) -> str:
     return (options[key] or "set") if key in options else "not given"
 
 
-def _consequences(name: str, plain: ServerRecord, candidate: ServerRecord) -> Iterator[Finding]:
+def _consequences(name: str, baseline: ServerRecord, candidate: ServerRecord) -> Iterator[Finding]:
     """What an engine did differently because it speculates: part of the method's price, and often its reason."""
-    ours, theirs = plain.version, candidate.version
+    ours, theirs = baseline.version, candidate.version
     for key, words in _FOLLOWS.items():
         if key in ours and key in theirs and ours[key] != theirs[key]:
             text = f"{words}: {theirs[key]}, with the baseline {ours[key]}. That is part of what it costs."
             yield info("engine-chose-otherwise", text, where=name)
-    usual, left = (each.started.get("kv_cache_tokens") for each in (plain, candidate))
+    usual, left = (each.started.get("kv_cache_tokens") for each in (baseline, candidate))
     if isinstance(usual, int | float) and isinstance(left, int | float) and left < usual * _LESS_CACHE:
         text = f"its KV cache holds {left:.0f} tokens, the baseline's {usual:.0f}: under load it is full sooner."
         yield info("less-kv-cache", text, where=name)
