@@ -147,7 +147,7 @@ class Experiment:
     def _keep(self, turn: Turn, answer: Answer) -> None:
         self.directory.add_answer(answer)
         if answer.measured:
-            self.progress.advance(1, f"pass {turn.repeat} · {turn.workload} · {turn.condition.label} · {turn.arm}")
+            self.progress.advance(1, f"repetition {turn.repeat} · {turn.workload} · {turn.condition.label} · {turn.arm}")
 
 
 async def _drain(backend: Backend, *, down_to: float) -> None:
