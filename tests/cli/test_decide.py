@@ -104,7 +104,7 @@ def test_a_faster_and_a_slower_server_are_told_apart(urls, prompts, tmp_path) ->
     assert "Adopt faster for own" in result.stdout
     assert "NOT EVIDENCE" not in result.stdout
     assert f"Report: {out}/report.html" in result.stderr
-    assert "3 arms x (8 own) prompts x 2 passes = at most 48 requests, about" in result.stderr
+    assert "3 arms x (8 own) prompts x 2 repetitions = at most 48 requests, about" in result.stderr
 
     before = (Path(out) / "summary.json").read_bytes()
     again = run("report", out, "--json")
@@ -138,9 +138,9 @@ def test_without_context_the_first_line_says_not_evidence(urls, prompts, tmp_pat
         (
             ["--url", "http://[::1", "--candidate-url", "http://127.0.0.1:1"],
             1,
-            "--url: 'http://[::1' is not an http(s) URL",
+            "--url 'http://[::1' is not an http(s) URL",
         ),
-        (["--url", "http://127.0.0.1:1", "--candidate-url", "x"], 1, "--candidate-url: 'x' is not an http(s) URL"),
+        (["--url", "http://127.0.0.1:1", "--candidate-url", "x"], 1, "--candidate-url 'x' is not an http(s) URL"),
         (["target", "--serve-args", "'--dtype"], 2, "is no shell command line (No closing quotation)"),
         (["target", "--minutes", "nan"], 2, "nan is not a finite number"),
         (["target", "--margin", "nan"], 2, "nan is not a finite number"),
