@@ -6,8 +6,13 @@ TORCH ?= torch==2.13.0
 TORCH_INDEX ?=
 VENV := .venv
 BIN := $(VENV)/bin
+# A second environment holds what a plain `pip install draftwise` brings, and the tools of the tests.
+LIGHT := .venv-light
+WHEELS := build/wheels
+BUILD_WHEEL = rm -rf $(WHEELS) && $(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir $(WHEELS) .
+PARALLEL := --numprocesses auto --maxprocesses 8 --dist loadgroup
 
-.PHONY: demo test check unit format clean help
+.PHONY: demo test check unit light coverage format clean help
 
 help: ## List the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 10
@@ -26,7 +31,7 @@ demo: $(VENV)/.installed ## Decide, on the bundled model and workloads, which wa
 	  --candidate '{"method": "mtp", "model": "bundle/mtp", "num_speculative_tokens": 3}' \
 	  --candidate '{"method": "dflash", "model": "bundle/dflash", "num_speculative_tokens": 8}'
 
-test: check unit ## Static checks and the whole test suite
+test: check unit light ## Static checks and the whole test suite
 
 check: $(VENV)/.installed ## Lint, types and architecture
 	$(BIN)/ruff check .
@@ -34,8 +39,21 @@ check: $(VENV)/.installed ## Lint, types and architecture
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-unit: $(VENV)/.installed ## The test suite
-	$(BIN)/pytest
+unit: $(VENV)/.installed ## The tests that need the engine
+	$(BIN)/pytest -m engine $(PARALLEL)
+
+light: $(LIGHT)/.installed ## The tests of the torch-free part, on the built wheel
+	$(BUILD_WHEEL)
+	$(LIGHT)/bin/python -m pip install --quiet --no-deps --force-reinstall $(WHEELS)/*.whl
+	env -u PYTHONPATH $(LIGHT)/bin/pytest --light $(PARALLEL)
+
+coverage: $(VENV)/.installed $(LIGHT)/.installed ## Both parts again, with the share of lines and branches that they run
+	rm -f .coverage .coverage.*
+	$(BIN)/pytest -m engine $(PARALLEL) --cov --cov-report=
+	$(BUILD_WHEEL)
+	$(LIGHT)/bin/python -m pip install --quiet --no-deps --force-reinstall $(WHEELS)/*.whl
+	env -u PYTHONPATH $(LIGHT)/bin/pytest --light $(PARALLEL) --cov --cov-append --cov-report=
+	$(BIN)/coverage report
 
 format: $(VENV)/.installed ## Format the code and mend what can be mended
 	$(BIN)/ruff format .
@@ -49,5 +67,14 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[engine,dev]'
 	touch $@
 
+$(LIGHT)/.installed: $(VENV)/.installed
+	$(BUILD_WHEEL)
+	$(PYTHON) -m venv $(LIGHT)
+	$(LIGHT)/bin/python -m pip install --quiet --upgrade pip
+	$(LIGHT)/bin/python -m pip install --quiet -c constraints.txt $(WHEELS)/*.whl
+	$(LIGHT)/bin/draftwise --version
+	$(LIGHT)/bin/python -m pip install --quiet -c constraints.txt "$$(echo $(WHEELS)/*.whl)[test]"
+	touch $@
+
 clean: ## Remove the environment and caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(LIGHT) build .coverage* .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

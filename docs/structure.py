@@ -13,6 +13,7 @@ HEAD = """# Structure
 
 One package, layered by the operator's verbs. Imports go downward only; `make check` enforces it:
 
+<!-- not run: the layers, the top one first -->
 ```
 {layers}
 ```

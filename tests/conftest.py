@@ -1,69 +1,77 @@
-"""Tiny random checkpoints that the whole suite shares."""
+"""Which tests need the engine, how many threads they take, and a disk that is not waited for; needs no torch itself."""
 
-import json
+import importlib.util
 import os
 from pathlib import Path
 
 import pytest
-import torch
+from hypothesis import HealthCheck, settings
 
-torch.set_num_threads(2)
+import draftwise
+
+pytest_plugins = ["tests.support.tiny_models"]
+
+HERE = Path(__file__).parent
+ENGINE_PARTS = (
+    *("bundle", "engine", "interop", "serve", "train"),
+    *("backends/test_embedded.py", "benchmarks/test_h200_versus_vllm.py", "benchmarks/test_http_overhead.py"),
+    *("cli/test_serve.py", "cli/test_train.py"),
+)
+"""Folders and files that need draftwise[engine] or the libraries that it is checked against, in every test."""
+LIGHT_FOLDERS = (
+    *("backends", "benchmarks", "catalogue", "checkpoints", "cli", "core", "decide", "facts", "measure", "plan"),
+    *("report", "runs", "setups", "static", "statistics", "workloads"),
+)
+"""Folders of tests of what `pip install draftwise` brings; those that need more among them are marked `engine`."""
+ENGINE_PACKAGES = ("torch", "numba", "safetensors", "tokenizers", "transformers")
+HAS_ENGINE = all(importlib.util.find_spec(name) for name in ENGINE_PACKAGES)
+
+# How long an example takes, or takes to draw, is the machine's affair.
+settings.register_profile("draftwise", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("draftwise")
+
+num_workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+os.environ.setdefault("OMP_NUM_THREADS", "1" if num_workers > 1 else "2")  # torch reads it when it is imported
 if os.environ.get("DRAFTWISE_TEST_DEVICE", "cpu") == "cpu":  # transformers imports triton too: this must come first
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--light", action="store_true", help="only what needs no engine, against an installed wheel")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not config.getoption("--light"):
+        return
+    too_much = [name for name in ENGINE_PACKAGES if importlib.util.find_spec(name)]
+    if too_much:
+        raise pytest.UsageError(f"--light is for an environment without the engine's packages; here are {too_much}")
+    if "site-packages" not in Path(draftwise.__file__).parts:
+        raise pytest.UsageError(f"--light tests the built wheel, and draftwise is imported from {draftwise.__file__}")
+
+
+def needs_engine(path: Path) -> bool:
+    """Return whether every test in a file needs the engine."""
+    return any(path.is_relative_to(HERE / part) for part in ENGINE_PARTS)
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Leave out what cannot even be imported; None lets the other rules decide."""
+    return True if needs_engine(collection_path) and not HAS_ENGINE else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if needs_engine(item.path):
+            item.add_marker("engine")
+        elif item.get_closest_marker("engine") and not HAS_ENGINE:
+            item.add_marker(pytest.mark.skip(reason="needs draftwise[engine]"))
+    if config.getoption("--light"):
+        left_out = [item for item in items if item.get_closest_marker("engine")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("engine")]
 
 
 @pytest.fixture(autouse=True)
 def _disk_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-
-
-def write_tokenizer(folder: Path) -> int:
-    """Write a byte-level tokenizer with a chat template; return its vocabulary size."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={symbol: i for i, symbol in enumerate(alphabet)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(["<|end|>", "<|user|>", "<|assistant|>", "<|pad|>"])
-    tokenizer.save(str(folder / "tokenizer.json"))
-    template = "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endfor %}<|assistant|>"
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|end|>", "chat_template": template}
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    return tokenizer.get_vocab_size()
-
-
-def write_checkpoint(folder: Path, *, seed: int, num_layers: int = 2, hidden_size: int = 64) -> Path:
-    """Write a random Llama whose greedy text wanders (large weights) instead of repeating one token."""
-    transformers = pytest.importorskip("transformers")
-    folder.mkdir()
-    vocab_size = write_tokenizer(folder)
-    torch.manual_seed(seed)
-    config = transformers.LlamaConfig(
-        vocab_size=vocab_size,
-        hidden_size=hidden_size,
-        intermediate_size=2 * hidden_size,
-        num_hidden_layers=num_layers,
-        num_attention_heads=hidden_size // 16,
-        num_key_value_heads=2,
-        head_dim=16,
-        max_position_embeddings=256,
-        initializer_range=0.3,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=256,
-    )
-    transformers.LlamaForCausalLM(config).save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture(scope="session")
-def tiny_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A two-layer random Llama with a byte tokenizer."""
-    return write_checkpoint(tmp_path_factory.mktemp("models") / "target", seed=1)
-
-
-@pytest.fixture(scope="session")
-def tiny_draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A one-layer random Llama with the same tokenizer."""
-    return write_checkpoint(tmp_path_factory.mktemp("models") / "draft", seed=2, num_layers=1, hidden_size=32)

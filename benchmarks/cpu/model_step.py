@@ -128,7 +128,8 @@ def main() -> None:
         print(f"{num_seqs:3} {num_new:3} {step_ms:9.2f} {floor_ms:9.2f} {step_ms - floor_ms:9.2f}", flush=True)
     if options.out is not None:
         about = {"date": date.today().isoformat(), "command": " ".join(["python", *sys.argv])}
-        about |= {"machine": describe_hardware(), "torch": torch.__version__, "threads": torch.get_num_threads()}
+        machine = describe_hardware().to_dict()
+        about |= {"machine": machine, "torch": torch.__version__, "threads": torch.get_num_threads()}
         about |= {"dtype": options.dtype, "context": options.context}
         options.out.write_text(json.dumps(about | {"cases": rows}, indent=1) + "\n")
 

@@ -19,10 +19,10 @@ from tests.support.measuring import compare_one, make_workload
 
 from draftwise.backends import FakeScript
 from draftwise.statistics import (
+    Conclusion,
     Design,
     Estimate,
-    Looks,
-    Outcome,
+    InterimAnalyses,
     adjust_family,
     detectable_ratio,
     prompt_ratio,
@@ -34,23 +34,23 @@ from draftwise.statistics import (
 MARGIN = 0.03
 
 
-def looks_at(machine: Machine, rng: np.random.Generator, speedup: float, looks: Looks) -> dict[int, Estimate]:
+def looks_at(machine: Machine, rng: np.random.Generator, speedup: float, looks: InterimAnalyses) -> dict[int, Estimate]:
     candidate_N, plain_N = machine.measure(rng, speedup)
     return sofar(machine, candidate_N, plain_N, looks)
 
 
-def sofar(machine: Machine, candidate_N: Array, plain_N: Array, looks: Looks) -> dict[int, Estimate]:
+def sofar(machine: Machine, candidate_N: Array, plain_N: Array, looks: InterimAnalyses) -> dict[int, Estimate]:
     """Return what each look sees."""
     design = design_of(machine)
     found = {}
     for done in looks.passes:
         seen = slice(0, done * machine.prompts)
-        part = Design(prompt_N=design.prompt_N[seen], pair_N=design.pair_N[seen])
+        part = Design(prompt_N=design.prompt_N[seen], block_N=design.block_N[seen])
         found[done] = prompt_ratio(plain_N[seen], candidate_N[seen], part)
     return found
 
 
-def stop(found: dict[int, Estimate], looks: Looks, family: int = 1) -> tuple[int, Outcome | None]:
+def stop(found: dict[int, Estimate], looks: InterimAnalyses, family: int = 1) -> tuple[int, Conclusion | None]:
     """Return at which look a comparison settles, and as what; the last one where it does not."""
     for done, estimate in found.items():
         if (outcome := settle(estimate, looks, done, margin=MARGIN, family=family)) is not None:
@@ -79,7 +79,7 @@ def rows_of_looks(trials: int) -> Iterator[dict]:
 
 
 def look(machine: Machine, speedup: float, trials: int) -> dict:
-    looks, rng = Looks.planned(machine.passes), np.random.default_rng(2)
+    looks, rng = InterimAnalyses.planned(machine.passes), np.random.default_rng(2)
     outcomes, excluded, held, passes = Counter(), 0, 0, []
     for _ in range(trials):
         found = looks_at(machine, rng, speedup, looks)
@@ -99,7 +99,7 @@ def look(machine: Machine, speedup: float, trials: int) -> dict:
 
 def rows_of_families(trials: int) -> Iterator[dict]:
     """12 conditions, 5 candidates each that are the plain arm itself; the readings of plain serve all five."""
-    looks = Looks.planned(5)
+    looks = InterimAnalyses.planned(5)
     for name, machine in (
         ("one stream", Machine(prompts=12, gain=0)),
         ("under load", Machine(prompts=32, per_turn=8, gain=0)),
@@ -142,14 +142,14 @@ def rows_of_power(trials: int) -> Iterator[dict]:
 
 
 def measured(machine: Machine, speedup: float, trials: int, seed: int) -> Iterator[dict[int, Estimate]]:
-    rng, looks = np.random.default_rng(seed), Looks.single(machine.passes)
+    rng, looks = np.random.default_rng(seed), InterimAnalyses.single(machine.passes)
     return (looks_at(machine, rng, speedup, looks) for _ in range(trials))
 
 
 def share_faster(machine: Machine, speedup: float, trials: int) -> float:
-    looks = Looks.single(machine.passes)
+    looks = InterimAnalyses.single(machine.passes)
     found = (stop(each, looks)[1] for each in measured(machine, speedup, trials, seed=5))
-    return sum(each is Outcome.FASTER for each in found) / trials
+    return sum(each is Conclusion.FASTER for each in found) / trials
 
 
 def rows_of_whole_runs(trials: int) -> Iterator[dict]:

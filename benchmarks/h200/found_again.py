@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from draftwise.core import Comparison, Crossover, Decision
+from draftwise.report.conditions import describe_unmeasured
+from draftwise.report.sentences import describe_decision
 
 __all__ = ["as_rows", "as_table", "compare_crossovers", "merged", "write"]
 
@@ -18,8 +20,8 @@ NO_END = "inf"
 def as_rows(decision: Decision) -> dict[str, Any]:
     """Return what is kept of a decision beside its whole summary."""
     return {
-        "sentence": decision.sentence,
-        "unmeasured": decision.unmeasured,
+        "sentence": describe_decision(decision),
+        "unmeasured": describe_unmeasured(decision),
         "crossovers": [_crossover(each) for each in decision.crossovers],
         "cells": [_cell(each) for each in decision.comparisons],
     }
@@ -33,7 +35,7 @@ def _crossover(each: Crossover) -> dict[str, Any]:
 def _cell(each: Comparison) -> dict[str, Any]:
     ratio, length = each.throughput or each.speedup, each.counters.spec.acceptance_length
     row = {"candidate": each.candidate, "condition": each.condition.label, "verdict": str(each.verdict)}
-    row |= {"passes": len(each.passes), "acceptance_length": length}
+    row |= {"passes": len(each.repetitions), "acceptance_length": length}
     row |= {"speedup": each.speedup.value, "speedup_low": each.speedup.low, "speedup_high": each.speedup.high}
     row |= {"throughput": ratio.value, "ttft": each.ttft and each.ttft.value}
     return {name: _rounded(value) for name, value in row.items()}

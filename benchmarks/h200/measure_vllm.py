@@ -29,7 +29,7 @@ from http_streams import write_tokenizer
 from record import about
 from shapes import SCALES, Folders, Scale, write_folders
 
-from draftwise.decide.decision import decide
+from draftwise.decide.conclusions import conclude_run
 from draftwise.runs import RunDirectory
 
 SERVE = os.path.relpath(Path(__file__).parent / "vllm_serve.py")
@@ -116,8 +116,8 @@ class Runs:
         row["seconds"] = round(time.monotonic() - began, 1)
         if (out / "manifest.json").exists():
             run = RunDirectory(out).read()
-            row |= {"added": [each.label for each in run.added], "servers": run.context.get("servers")}
-            row |= as_rows(decide(run))
+            row |= {"added": [each.label for each in run.added], "servers": run.context.to_dict()["servers"]}
+            row |= as_rows(conclude_run(run).decision)
             for name in ("summary.json", "report.html"):
                 if (out / name).exists():
                     shutil.copy(out / name, self.args.out / f"run-{number}.{name}")

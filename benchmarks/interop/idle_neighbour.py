@@ -27,7 +27,7 @@ from rich.table import Table
 
 from draftwise import __version__
 from draftwise.backends import VllmBackend
-from draftwise.core import Prompt
+from draftwise.core import Prompt, Setup
 from draftwise.measure.context import describe_hardware
 from draftwise.measure.load.client import Client
 from draftwise.runs.schedule import Turn
@@ -89,7 +89,7 @@ def main() -> None:
         "draftwise": __version__,
         "vllm": version,
         "python": platform.python_version(),
-        "hardware": describe_hardware(),
+        "hardware": describe_hardware().to_dict(),
         "load_average": round(os.getloadavg()[0], 1),
         "rounds": given.rounds,
     }
@@ -99,17 +99,9 @@ def main() -> None:
 async def measure(vllm: str, rounds: int, logs: Path) -> tuple[str, dict[str, list[Times]]]:
     """Return the version, and the times of every way of asking."""
     in_turn = asyncio.Lock()
+    setup = Setup(target=str(HERE.parents[1] / "bundle/target"), engine="vllm", extra_args=tuple(SERVE))
     backends = [
-        VllmBackend(
-            name,
-            str(HERE.parents[1] / "bundle/target"),
-            spec=None,
-            log=logs / name,
-            args=SERVE,
-            vllm=vllm,
-            in_turn=in_turn,
-        )
-        for name in ("measured", "neighbour")
+        VllmBackend(name, setup, log=logs / name, vllm=vllm, in_turn=in_turn) for name in ("measured", "neighbour")
     ]
     try:
         await asyncio.gather(*(backend.start() for backend in backends))

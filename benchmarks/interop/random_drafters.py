@@ -25,10 +25,10 @@ from vllm_drafters import HERE, ROOT, Row, parse_arguments, run
 
 sys.path.insert(0, str(ROOT))
 
-from tests.conftest import write_tokenizer
 from tests.support.dflash_checkpoint import write_dflash
 from tests.support.every_method import write_medusa
 from tests.support.made_drafters import write_eagle, write_eagle3, write_mtp
+from tests.support.tiny_models import write_tokenizer
 
 Change = Callable[[dict[str, Tensor]], None]
 """Alters a checkpoint's tensors."""

@@ -24,7 +24,7 @@ def alive(pid: int) -> bool:
 
 
 def wait_until_gone(pid: int) -> bool:
-    for _ in range(100):
+    for _ in range(600):
         if not alive(pid):
             return True
         time.sleep(0.1)

@@ -27,14 +27,14 @@ from draftwise.backends import (
     virtual_time,
 )
 from draftwise.backends.child import ChildBackend
-from draftwise.core import Prompt, ServerLoad, SpecConfig
+from draftwise.core import Prompt, ServerLoad, Setup, SpecConfig
 from draftwise.measure.load.client import Client
 from draftwise.runs.schedule import Turn
 
 PROMPT = Prompt(id="p", text="abcabcabcabcabc", max_tokens=24)
 CHAT = Prompt(id="q", messages=({"role": "user", "content": "say abcabc"},), max_tokens=8)
 TURN = Turn(number=0, arm="b", workload="w", repeat=1, prompts=(PROMPT,))
-SCRIPT = FakeScript(k=2, accepted=(2, 0), first_token_s=0.001, step_s=0.002)
+SCRIPT = FakeScript(k=2, accepted=(2, 0), first_token_s=0.001, step_s=0.01)
 NGRAM = SpecConfig(method="ngram", num_speculative_tokens=2, options={"prompt_lookup_min": 1})
 VLLM = os.environ.get("DRAFTWISE_VLLM", "")
 VLLM_ARGS = ["--enforce-eager", "--dtype", "float32", "--kv-cache-memory-bytes", "67108864", "--max-model-len", "512"]
@@ -68,14 +68,14 @@ class Bench:
 
 
 @contextmanager
-def started(kind: str, log: Path, tiny_target: Path) -> Iterator[Bench]:
+def started(kind: str, log: Path, request: pytest.FixtureRequest) -> Iterator[Bench]:
     """Start a backend; stopping is harmless before, after, and twice."""
     loop = virtual_time.VirtualTimeLoop if kind == "virtual fake" else asyncio.new_event_loop
     with asyncio.Runner(loop_factory=loop) as runner:
         neighbour = FakeBackend("n", SCRIPT, real_time=True) if kind == "url" else None
         if neighbour is not None:
             runner.run(neighbour.start())
-        bench = Bench(runner, make(kind, neighbour, log, tiny_target), neighbour)
+        bench = Bench(runner, make(kind, neighbour, log, request), neighbour)
         runner.run(bench.backend.stop())
         try:
             runner.run(bench.backend.start())
@@ -86,11 +86,13 @@ def started(kind: str, log: Path, tiny_target: Path) -> Iterator[Bench]:
                 runner.run(each.stop())
 
 
-def make(kind: str, neighbour: FakeBackend | None, log: Path, tiny_target: Path) -> Backend:
+def make(kind: str, neighbour: FakeBackend | None, log: Path, request: pytest.FixtureRequest) -> Backend:
     if kind == "embedded":
-        return EmbeddedBackend("b", str(tiny_target), spec=NGRAM, log=log)
+        target = str(request.getfixturevalue("tiny_target"))
+        return EmbeddedBackend("b", Setup(target=target, spec=NGRAM), log=log)
     if kind == "vllm":
-        return VllmBackend("b", str(BUNDLED), spec=NGRAM, log=log, vllm=VLLM, args=VLLM_ARGS)
+        setup = Setup(target=str(BUNDLED), engine="vllm", spec=NGRAM, extra_args=tuple(VLLM_ARGS))
+        return VllmBackend("b", setup, log=log, vllm=VLLM)
     if neighbour is not None:
         return UrlBackend("b", neighbour.url + "/v1/")
     return FakeBackend("b", SCRIPT, real_time=kind == "fake")
@@ -100,15 +102,15 @@ KINDS = [
     "virtual fake",
     "fake",
     "url",
-    "embedded",
+    pytest.param("embedded", marks=pytest.mark.engine),
     pytest.param("vllm", marks=pytest.mark.skipif(not VLLM, reason="DRAFTWISE_VLLM names no vLLM")),
 ]
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tiny_target: Path) -> Any:
+def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A backend that all tests which leave it whole share."""
-    with started(request.param, tmp_path_factory.mktemp("logs") / "b.log", tiny_target) as bench:
+    with started(request.param, tmp_path_factory.mktemp("logs") / "b.log", request) as bench:
         yield bench
 
 
@@ -119,7 +121,7 @@ def body_of(bench: Bench, **settings: Any) -> bytes:
 
 
 async def wait_until_idle(backend: Backend) -> ServerLoad:
-    for _ in range(100):
+    for _ in range(600):
         load = await backend.gauges()
         if load.running == 0 and load.waiting == 0:
             break
@@ -220,7 +222,9 @@ def test_after_a_rest_it_answers_as_before(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_killed_server_breaks_the_stream_and_what_came_is_kept(kind: str, tmp_path: Path, tiny_target: Path) -> None:
+def test_a_killed_server_breaks_the_stream_and_what_came_is_kept(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     async def body() -> None:
         received: list[tuple[float, bytes]] = []
         asking = asyncio.create_task(bench.backend.stream("/v1/completions", body_of(bench), received))
@@ -233,5 +237,5 @@ def test_a_killed_server_breaks_the_stream_and_what_came_is_kept(kind: str, tmp_
         assert caught.value.partial.received == tuple(received)
         assert b"data: " in received[0][1]
 
-    with started(kind, tmp_path / "b.log", tiny_target) as bench:
+    with started(kind, tmp_path / "b.log", request) as bench:
         bench.run(body)

@@ -6,13 +6,14 @@ from pathlib import Path
 import pytest
 
 from draftwise.backends import EmbeddedBackend
-from draftwise.core import BackendError, InvalidSetup, SpecConfig
+from draftwise.core import BackendError, InvalidSetup, Setup, SpecConfig
 
 NGRAM = SpecConfig(method="ngram", num_speculative_tokens=2)
 
 
 def start(tmp_path: Path, target: str, **settings) -> None:
-    backend = EmbeddedBackend("arm", target, log=tmp_path / "arm.log", **{"spec": NGRAM, **settings})
+    setup = Setup(target=target, spec=NGRAM, extra_args=tuple(settings.pop("args", ())))
+    backend = EmbeddedBackend("arm", setup, log=tmp_path / "arm.log", **settings)
     try:
         asyncio.run(backend.start())
     finally:

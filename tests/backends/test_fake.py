@@ -275,8 +275,10 @@ def test_gauges_counters_and_histograms_are_read_as_those_of_a_server() -> None:
     virtual_time.run(talk())
 
 
+@pytest.mark.engine
 def test_every_metric_is_one_that_vllm_has() -> None:
-    parser = pytest.importorskip("prometheus_client.parser")
+    from prometheus_client import parser
+
     engine = ask_many(replace(PLAIN, k=2), body())[1].engine
     text = engine.metrics.exposition(0, engine.batch.load)
     kinds = {family.name: family.type for family in parser.text_string_to_metric_families(text)}

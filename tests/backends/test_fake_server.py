@@ -121,14 +121,19 @@ def test_a_client_that_goes_is_noticed() -> None:
 
 def test_a_death_breaks_the_connection_in_the_middle() -> None:
     async def use(backend: FakeBackend) -> None:
+        received: list[tuple[float, bytes]] = []
+        asking = asyncio.create_task(backend.stream("/v1/completions", request("a", tokens=10_000), received))
+        while not received:
+            await asyncio.sleep(0.001)
+        backend.engine.die()
         with pytest.raises(BrokenStream) as broken:
-            await backend.stream("/v1/completions", request("a", tokens=10_000))
+            await asking
         assert broken.value.partial is not None
-        assert broken.value.partial.received
+        assert broken.value.partial.received == tuple(received)
         with pytest.raises(BrokenStream):
             await backend.stream("/v1/completions", request("b"))
 
-    with_fake(FakeScript(first_token_s=0.002, step_s=0.001, dies_at_s=0.2), use)
+    with_fake(FAST, use)
 
 
 def test_a_fake_of_its_own_tells_its_url_and_what_it_served() -> None:

@@ -6,38 +6,43 @@ from pathlib import Path
 import pytest
 
 from draftwise.backends.gpus import Placement, ask_driver, count_gpus_per_arm, find_gpus, place_arms
-from draftwise.core import InvalidSetup
+from draftwise.core import InvalidSetup, Setup
 
 
 def test_arms_have_gpus_of_their_own_while_there_are_enough() -> None:
-    assert place_arms(2, ["0", "1", "2"]) == (Placement(gpus=("0",)), Placement(gpus=("1",)))
-    assert [each.gpus for each in place_arms(2, ["4", "5", "6", "7"], ["-tp", "2"])] == [("4", "5"), ("6", "7")]
-    assert place_arms(1, ["0"])[0].args == ()
+    assert place_arms(2, ["0", "1", "2"], {}) == (Placement(gpus=("0",)), Placement(gpus=("1",)))
+    assert [each.gpus for each in place_arms(2, ["4", "5", "6", "7"], {"tensor_parallel_size": 2})] == [
+        ("4", "5"),
+        ("6", "7"),
+    ]
+    setup = Setup(target="m", args={"seed": 1})
+    assert place_arms(1, ["0"], {})[0].apply(setup) == setup
 
 
 def test_arms_that_share_get_equal_parts_of_the_memory() -> None:
-    found = place_arms(3, ["0"])
-    assert {each.args for each in found} == {("--gpu-memory-utilization", "0.30")}
+    found = place_arms(3, ["0"], {})
+    setup = Setup(target="m", args={"seed": 1, "gpu_memory_utilization": 0.9})
+    assert found[2].apply(setup).args == {"seed": 1, "gpu_memory_utilization": 0.3}
     assert {each.sharing for each in found} == {3}
     assert found[0].env == {"CUDA_VISIBLE_DEVICES": "0"}
 
 
 def test_an_arm_alone_on_its_gpu_gets_no_more_than_the_others() -> None:
-    found = place_arms(3, ["0", "1"])
+    found = place_arms(3, ["0", "1"], {})
     assert [each.gpus for each in found] == [("0",), ("1",), ("0",)]
     assert [each.sharing for each in found] == [2, 1, 2]
     assert {each.utilization for each in found} == {0.45}
 
 
 def test_the_operators_share_is_what_is_divided() -> None:
-    args = ["--gpu_memory_utilization=0.8", "--max-model-len", "4096"]
+    args = {"gpu_memory_utilization": 0.8, "max_model_len": 4096}
     assert {each.utilization for each in place_arms(2, ["0"], args)} == {0.4}
 
 
 @pytest.mark.parametrize("num_arms", range(1, 12))
 @pytest.mark.parametrize("num_gpus", range(1, 5))
 def test_no_gpu_is_given_away_twice(num_arms: int, num_gpus: int) -> None:
-    found = place_arms(num_arms, [str(number) for number in range(num_gpus)])
+    found = place_arms(num_arms, [str(number) for number in range(num_gpus)], {})
     assert len(found) == num_arms
     for gpu in {each.gpus for each in found}:
         on_it = [each for each in found if each.gpus == gpu]
@@ -48,12 +53,13 @@ def test_no_gpu_is_given_away_twice(num_arms: int, num_gpus: int) -> None:
 
 def test_too_few_gpus_are_refused() -> None:
     with pytest.raises(InvalidSetup, match="takes 4 GPUs, and 2 may be used"):
-        place_arms(2, ["0", "1"], ["--tensor-parallel-size", "2", "-pp=2"])
+        place_arms(2, ["0", "1"], {"tensor_parallel_size": 2, "pipeline_parallel_size": 2})
 
 
 def test_all_kinds_of_parallelism_take_gpus() -> None:
-    assert count_gpus_per_arm(["--tensor-parallel-size=2", "-dp", "3", "--pipeline-parallel-size", "2"]) == 12
-    assert count_gpus_per_arm([]) == 1
+    sizes = {"tensor_parallel_size": 2, "data_parallel_size": 3, "pipeline_parallel_size": 2}
+    assert count_gpus_per_arm(sizes) == 12
+    assert count_gpus_per_arm({}) == 1
 
 
 def test_what_is_visible_here_is_what_may_be_used(monkeypatch: pytest.MonkeyPatch) -> None:

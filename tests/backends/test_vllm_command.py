@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from draftwise.backends.vllm_command import check_arguments, compose, find_version, per_request_metrics
-from draftwise.core import InvalidSetup, SpecConfig
+from draftwise.backends.vllm_command import check_arguments, compose, find_version, with_request_metrics
+from draftwise.core import InvalidSetup, Setup, SpecConfig
 
 NGRAM = SpecConfig(method="ngram", num_speculative_tokens=3)
 
@@ -23,18 +23,18 @@ NGRAM = SpecConfig(method="ngram", num_speculative_tokens=3)
     ],
 )
 def test_the_target_stands_where_each_entry_point_wants_it(vllm: str, command: str) -> None:
-    assert " ".join(compose(vllm, "/m", None, [])) == command
+    assert " ".join(compose(vllm, Setup(target="/m", engine="vllm"))) == command
 
 
 def test_config_and_arguments_follow() -> None:
-    words = compose("vllm", "/m", NGRAM, ["--dtype", "float32"])
-    assert words[3:] == ["--speculative-config", NGRAM.to_json(), "--dtype", "float32"]
+    words = compose("vllm", Setup(target="/m", engine="vllm", spec=NGRAM, args={"dtype": "float32"}))
+    assert words[3:] == ["--dtype", "float32", "--speculative-config", NGRAM.to_json()]
 
 
 @pytest.mark.parametrize("vllm", ["", "  ", "vllm 'serve"])
 def test_what_is_no_command_is_refused(vllm: str) -> None:
     with pytest.raises(InvalidSetup, match="is no command"):
-        compose(vllm, "/m", None, [])
+        compose(vllm, Setup(target="/m", engine="vllm"))
 
 
 def test_arguments_of_the_operator_pass() -> None:
@@ -78,17 +78,18 @@ def test_an_image_tells_by_its_tag(command: list[str], version: str | None) -> N
 @pytest.mark.parametrize(
     ("version", "spec", "args", "given"),
     [
-        ("0.29.0", NGRAM, [], True),
-        ("0.33.0", NGRAM, ["--dtype", "auto"], True),
-        ("0.28.0", NGRAM, [], False),
-        ("0.32.0", None, [], False),
-        ("0.32.0", NGRAM, ["--per-request-spec-decode-metrics=detailed"], False),
-        (None, NGRAM, [], False),
-        ("dev", NGRAM, [], False),
+        ("0.29.0", NGRAM, {}, True),
+        ("0.33.0", NGRAM, {"dtype": "auto"}, True),
+        ("0.28.0", NGRAM, {}, False),
+        ("0.32.0", None, {}, False),
+        ("0.32.0", NGRAM, {"per_request_spec_decode_metrics": "detailed"}, False),
+        ("", NGRAM, {}, False),
+        ("dev", NGRAM, {}, False),
     ],
 )
 def test_each_request_tells_its_acceptance_where_the_release_can(
-    version: str | None, spec: SpecConfig | None, args: list[str], given: bool
+    version: str, spec: SpecConfig | None, args: dict[str, str], given: bool
 ) -> None:
-    words = ["--per-request-spec-decode-metrics", "summary"] if given else []
-    assert per_request_metrics(version, spec, args) == words
+    setup = Setup(target="m", engine="vllm", engine_version=version, spec=spec, args=args)
+    added = {"per_request_spec_decode_metrics": "summary"} if given else {}
+    assert with_request_metrics(setup).args == args | added

@@ -267,17 +267,17 @@ def test_silence_ends_an_answer_but_slowness_does_not() -> None:
         await visit.request()
         await visit.say(STREAM)
         for _ in range(8):
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.25)
             await visit.say(b"1\r\na\r\n")
         await visit.reader.read()
 
     async def talk(wire: Wire, visits: list[Visit]) -> None:
-        with pytest.raises(BrokenStream, match="no byte for 0 s") as caught:
+        with pytest.raises(BrokenStream, match="no byte for 2 s") as caught:
             await wire.post("/p", b"{}")
         assert caught.value.partial is not None
         assert body(caught.value.partial) == b"a" * 8
 
-    converse(handler, talk, silence_s=0.45)
+    converse(handler, talk, silence_s=1.8)
 
 
 def test_cancelling_closes_the_connection_and_keeps_what_came() -> None:
@@ -297,7 +297,7 @@ def test_cancelling_closes_the_connection_and_keeps_what_came() -> None:
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        await asyncio.wait_for(gone.wait(), 10)
+        await asyncio.wait_for(gone.wait(), 60)
         assert [piece for _, piece in received] == [b"ab"]
 
     converse(handler, talk)
@@ -349,7 +349,7 @@ def test_a_busy_event_loop_does_not_make_arrivals_late() -> None:
         began = time.perf_counter()
         go.set()
         spoken.wait()
-        time.sleep(0.05)
+        time.sleep(0.3)
         released = time.perf_counter()
         ((arrived, _),) = (await request).received
         return began, arrived, released
@@ -359,7 +359,7 @@ def test_a_busy_event_loop_does_not_make_arrivals_late() -> None:
     began, arrived, released = asyncio.run(talk())
     thread.join()
     listener.close()
-    assert began - 0.001 < arrived < released - 0.02
+    assert began - 0.1 < arrived < released - 0.1
 
 
 def test_nobody_there_is_said_with_the_backends_name() -> None:

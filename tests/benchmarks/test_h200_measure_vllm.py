@@ -10,18 +10,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import measure_vllm
 import pytest
 from click.testing import CliRunner
+from found_again import as_rows, as_table, compare_crossovers, merged, write
+from shapes import Folders
 
 from draftwise.cli import main as cli
 from draftwise.core import Comparison, Condition, Counters, Crossover, Decision, Interval, Verdict
 
 H200 = Path(__file__).parents[2] / "benchmarks" / "h200"
-sys.path.insert(0, str(H200))
-
-import measure_vllm  # noqa: E402
-from found_again import as_rows, as_table, compare_crossovers, merged, write  # noqa: E402
-from shapes import Folders  # noqa: E402
 
 
 def arguments(**given: Any) -> argparse.Namespace:

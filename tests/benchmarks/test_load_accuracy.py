@@ -7,11 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "cpu"))
-
 import load_accuracy
+import pytest
 from load_peers import PEERS, Job
 
 TRUTH = [

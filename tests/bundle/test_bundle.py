@@ -12,7 +12,7 @@ from draftwise.decide.validity.degeneration import find_loop
 
 ROOT = Path(__file__).parents[2]
 BUNDLE = ROOT / "bundle"
-WORKLOADS = ROOT / "src" / "draftwise" / "measure" / "workloads"
+WORKLOADS = ROOT / "src" / "draftwise" / "workloads" / "bundled"
 MODELS = ("target", "draft_model")
 WORKLOAD_NAMES = ("code", "prose", "rewrite")
 
@@ -77,7 +77,8 @@ def test_a_rewrite_that_changes_nothing_fails_its_check(checks: ModuleType) -> N
 
 
 def test_tokenizer_gives_back_every_workload_prompt() -> None:
-    tokenizers = pytest.importorskip("tokenizers")
+    import tokenizers
+
     tokenizer = tokenizers.Tokenizer.from_file(str(BUNDLE / "target" / "tokenizer.json"))
     assert tokenizer.get_vocab_size() == 4096
     for name in ("code", "prose"):
@@ -93,7 +94,8 @@ def greedy(model: Any, ids: Any, max_tokens: int) -> list[int]:
 
 
 def test_target_rewrites_and_ends_by_itself(checks: ModuleType) -> None:
-    transformers = pytest.importorskip("transformers")
+    import transformers
+
     tokenizer = transformers.AutoTokenizer.from_pretrained(BUNDLE / "target")
     model = transformers.AutoModelForCausalLM.from_pretrained(BUNDLE / "target", dtype="float32")
     prompts = sorted(read_lines(WORKLOADS / "rewrite.jsonl"), key=lambda prompt: len(prompt["check"]["expected"]))[:4]
@@ -110,7 +112,8 @@ def test_target_rewrites_and_ends_by_itself(checks: ModuleType) -> None:
 
 
 def test_draft_model_loads_and_is_a_tenth_of_the_target() -> None:
-    transformers = pytest.importorskip("transformers")
+    import transformers
+
     target, draft = (transformers.AutoModelForCausalLM.from_pretrained(BUNDLE / model) for model in MODELS)
     assert draft.config.vocab_size == target.config.vocab_size
     assert 8 <= target.num_parameters() / draft.num_parameters() <= 12

@@ -1,16 +1,13 @@
-"""The maintainer's package lies beside `src`, so it is put on the path here; and a way to write small wheels."""
+"""A way to write small wheels."""
 
 from __future__ import annotations
 
 import json
-import sys
 import textwrap
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
 
 
 @pytest.fixture

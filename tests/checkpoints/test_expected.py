@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from tests.support.crafted import BUNDLE, Tensors, copy_changed, look, tensors_of, write_checkpoint
 
 from draftwise.checkpoints.expected import TargetSizes, expect_tensors
@@ -24,6 +23,7 @@ SMALL = {
 }  # fmt: skip
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize(
     ("family", "extra"),
@@ -37,7 +37,9 @@ SMALL = {
     ],
 )
 def test_models_hold_what_transformers_makes(family: str, extra: dict[str, Any], tied: bool) -> None:
-    transformers = pytest.importorskip("transformers")
+    import torch
+    import transformers
+
     config = getattr(transformers, f"{family}Config")(**SMALL, **extra, tie_word_embeddings=tied)
     with torch.device("meta"):
         model = getattr(transformers, f"{family}ForCausalLM")(config)

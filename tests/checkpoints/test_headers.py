@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from safetensors import SafetensorError, deserialize, safe_open
 from tests.support.crafted import BITS, BUNDLE, header_of, write_checkpoint, write_safetensors
 
 from draftwise.checkpoints.headers import read_file, read_headers
@@ -44,8 +43,11 @@ def test_names_types_shapes_and_bytes(file: Path) -> None:
     assert headers.files == ("model.safetensors",)
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize("folder", sorted(path.parent for path in BUNDLE.glob("*/config.json")), ids=lambda p: p.name)
 def test_bundled_files_are_read_as_the_library_reads_them(folder: Path) -> None:
+    from safetensors import safe_open
+
     headers = read_headers(folder)
     seen = {}
     for name in headers.files:
@@ -163,12 +165,15 @@ def read_ours(file: Path) -> dict[str, tuple[int, ...]] | None:
 
 
 def read_theirs(file: Path) -> dict[str, tuple[int, ...]] | None:
+    from safetensors import SafetensorError, deserialize
+
     try:
         return {name: tuple(entry["shape"]) for name, entry in deserialize(file.read_bytes())}
     except SafetensorError:
         return None
 
 
+@pytest.mark.engine
 @QUICK
 @given(header=st.dictionaries(st.text(), ENTRY | JSON, max_size=3) | JSON, extra=st.integers(0, 40))
 def test_arbitrary_headers_are_refused_or_read_as_the_library_does(tmp_path: Path, header: Any, extra: int) -> None:
@@ -179,6 +184,7 @@ def test_arbitrary_headers_are_refused_or_read_as_the_library_does(tmp_path: Pat
     assert ours is None or ours == read_theirs(file)
 
 
+@pytest.mark.engine
 @QUICK
 @given(
     tensors=st.dictionaries(
@@ -197,6 +203,7 @@ def test_what_the_library_reads_is_read(tmp_path: Path, tensors: dict[str, tuple
     assert read_ours(file) == theirs
 
 
+@pytest.mark.engine
 @QUICK
 @given(data=st.data())
 def test_a_flipped_byte_is_refused_or_read_as_the_library_does(tmp_path: Path, data: st.DataObject) -> None:

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.support.crafted import BUNDLE, write_vocabulary
-from tokenizers import Tokenizer as Library
 
 from draftwise.checkpoints.tokenizer_fit import check_same_tokens, compare_vocabularies
 from draftwise.checkpoints.vocabulary import Vocabulary, read_vocabulary
@@ -30,7 +29,10 @@ def make(tokens: dict[int, str], added: frozenset[int] = frozenset()) -> Vocabul
     return Vocabulary(tokens=tokens, added=added, source="tokenizer.json")
 
 
+@pytest.mark.engine
 def test_the_bundled_tokenizer_is_read_as_the_library_does() -> None:
+    from tokenizers import Tokenizer as Library
+
     folder = BUNDLE / "target"
     found = read(folder)
     library = Library.from_file(str(folder / "tokenizer.json")).get_vocab(with_added_tokens=True)

@@ -26,7 +26,7 @@ CONTEXT = ["--context", "model=fake", "--context", "precision=float32", "--conte
 
 
 @pytest.fixture(scope="module")
-def urls() -> Iterator[dict[str, str]]:
+def servers() -> Iterator[dict[str, FakeBackend]]:
     """Serve the scripts from a thread of their own."""
     backends = {name: FakeBackend(name, script, real_time=True) for name, script in SCRIPTS.items()}
     loop = asyncio.new_event_loop()
@@ -38,11 +38,46 @@ def urls() -> Iterator[dict[str, str]]:
 
     for backend in backends.values():
         call(backend.start())
-    yield {name: backend.url for name, backend in backends.items()}
+    yield backends
     for backend in backends.values():
         call(backend.stop())
     loop.call_soon_threadsafe(loop.stop)
     thread.join()
+
+
+@pytest.fixture(scope="module")
+def urls(servers) -> dict[str, str]:
+    return {name: backend.url for name, backend in servers.items()}
+
+
+def test_what_its_release_rejects_ends_the_command_before_a_server_starts(tmp_path) -> None:
+    out = tmp_path / "run"
+    wrong = '{"method": "ngram", "num_speculative_tokens": 3, "no_such_key": 1}'
+    vllm = ["--engine", "vllm", "--vllm", f"{sys.executable} x/vllm:v0.26.0", "--gpus", "0,1"]
+    result = run("decide", "some/model", *vllm, "--candidate", wrong, "--out", str(out))
+    assert result.exit_code == 1
+    assert re.search(r"error: ngram k=3 .*no_such_key", result.stderr), result.stderr
+    assert not out.exists()
+
+
+class Hold:
+    """Lets a fake answer so many more requests, then keeps its whole thread waiting until released."""
+
+    def __init__(self, backend: FakeBackend, after: int) -> None:
+        self._engine, self._handle = backend.engine, backend.engine.handle
+        self._last = self._engine._num_requests + after
+        self.reached, self._released = threading.Event(), threading.Event()
+        self._engine.handle = self._hold
+
+    def _hold(self, request, outlet):
+        if request.path.endswith("completions") and self._engine._num_requests >= self._last:
+            self.reached.set()
+            self._released.wait(120)
+        return self._handle(request, outlet)
+
+    def release(self) -> None:
+        self._engine.handle = self._handle
+        self._released.set()
 
 
 @pytest.fixture
@@ -128,19 +163,19 @@ def test_mistakes_are_sentences_with_an_exit_code(arguments, code, words, tmp_pa
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_run_keeps_what_it_measured_and_can_go_on(urls, prompts, tmp_path, number) -> None:
-    out = tmp_path / "run"
+def test_an_interrupted_run_keeps_what_it_measured_and_can_go_on(servers, urls, prompts, tmp_path, number) -> None:
+    out, hold = tmp_path / "run", Hold(servers["slower"], after=8)
     arms = ["--url", urls["plain"], "--candidate-url", urls["slower"], "--workload", prompts, "--out", str(out)]
     arms += ["--warmup", "1", "--repeats", "3", "--no-adaptive"]
     process = subprocess.Popen(
         [sys.executable, "-m", "draftwise", "decide", *arms], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    assert process.stderr is not None
-    for line in process.stderr:
-        if " of 48 requests" in line:
-            break
-    process.send_signal(number)
-    _, rest = process.communicate(timeout=60)
+    try:
+        assert hold.reached.wait(60)
+        process.send_signal(number)
+        _, rest = process.communicate(timeout=60)
+    finally:
+        hold.release()
     assert process.returncode == 130, rest
     assert f"Go on with: draftwise decide --resume {out}" in rest
     kept = (out / "requests.jsonl").read_text().splitlines()
@@ -163,6 +198,7 @@ def test_deciding_on_running_servers_does_not_import_torch(urls, prompts, tmp_pa
     assert done.stdout.splitlines()[-1] == "False"
 
 
+@pytest.mark.engine
 def test_the_embedded_engine_is_served_measured_and_taken_down(tiny_target, tmp_path) -> None:
     out = tmp_path / "run"
     path = tmp_path / "own.jsonl"

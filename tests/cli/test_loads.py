@@ -6,8 +6,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from draftwise.cli._loads import conditions, load_options, spread_lengths
-from draftwise.core import Arrivals, Condition, OpenLoop, Phase, Replay, SpecConfig
+from draftwise.cli._loads import conditions, load_options
+from draftwise.core import Arrivals, Condition, OpenLoop, Phase, Replay
 
 
 @click.command()
@@ -72,12 +72,3 @@ def test_what_makes_no_load_is_said(args: list[str], words: str) -> None:
     result = CliRunner().invoke(show, args)
     assert result.exit_code == 2
     assert words in result.output
-
-
-def test_candidates_are_tried_with_each_draft_length() -> None:
-    ngram = SpecConfig.parse('{"method": "ngram", "num_speculative_tokens": 9}')
-    assert spread_lengths([(None, ngram)], None) == [(None, ngram)]
-    spread = spread_lengths([("mine", ngram), (None, ngram)], (1, 4))
-    assert [(name, spec and spec.num_speculative_tokens) for name, spec in spread] == [
-        ("mine k=1", 1), ("mine k=4", 4), (None, 1), (None, 4),
-    ]  # fmt: skip

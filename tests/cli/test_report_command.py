@@ -17,7 +17,7 @@ SAMPLES = Path(__file__).parents[1] / "decide" / "interchange" / "samples"
 def save(path: Path, run: Run) -> Path:
     directory = RunDirectory.claim(path)
     directory.begin(run.plan, run.context)
-    for window in run.windows:
+    for window in run.turns:
         for answer in run.answers:
             if answer.turn == window.turn:
                 directory.add_answer(answer)

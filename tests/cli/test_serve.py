@@ -29,7 +29,7 @@ def test_help_does_not_import_torch():
         (["serve", "m", "--no-such-flag"], 2, "No such option"),
         (["survey"], 2, "No such command 'survey'"),
         (["serve", "m", "--speculative-config", "{"], 1, "error: --speculative-config: not valid JSON"),
-        (["serve", "/no/such/model", "--port", "0"], 1, "error: /no/such/model: is not a directory."),
+        (["serve", "/no/such/model", "--port", "0"], 1, "error: /no/such/model: The path is not a directory."),
         (["serve", "m", "--host", "0.0.0.0"], 1, "Add --allow-remote if that is wanted"),
         (["serve", "m", "--api-key", ""], 1, "error: --api-key: is empty."),
         (["serve", "m", "--kv-cache-dtype", "fp16"], 2, "'fp16' is not one of"),

@@ -25,7 +25,7 @@ def test_a_run_is_stopped_gone_on_with_and_its_drafter_drafts(tiny_target, tmp_p
     run = subprocess.Popen(command(*given, "--num-heads", 2), stderr=subprocess.PIPE, text=True)
     log = out / "training" / "log.jsonl"
     while run.poll() is None and not (log.exists() and '"loss"' in log.read_text()):
-        time.sleep(0.05)
+        time.sleep(0.01)
     run.send_signal(signal.SIGTERM)
     _, told = run.communicate(timeout=120)
     assert run.returncode == 130, told
@@ -49,7 +49,7 @@ def test_mistakes_are_named():
     assert runner.invoke(main, ["train", "medusae"]).exit_code == 2
     nowhere = runner.invoke(main, ["train", "medusa", "--target", "nowhere", "--data", "x.txt", "--out", "y"])
     assert nowhere.exit_code == 1
-    assert "nowhere: is not a directory" in nowhere.output
+    assert "nowhere: The path is not a directory" in nowhere.output
     both = runner.invoke(main, ["train", "medusa", "--target", "n", "--data", "x", "--out", "y", "--steps", "0"])
     assert both.exit_code == 1
     assert "--steps: must be at least 1, got 0." in both.output

@@ -8,10 +8,26 @@ import pytest
 from tests.support.made_comparisons import adopted, around, compared, rejected
 from tests.support.made_runs import CONTEXT, arm, closed, workload
 
-from draftwise.core import Arm, Band, ClosedLoop, Comparison, Condition, Crossover, OpenLoop, Run, RunPlan, Verdict
+from draftwise.core import (
+    Arm,
+    Band,
+    ClosedLoop,
+    Comparison,
+    Condition,
+    Crossover,
+    OpenLoop,
+    Run,
+    RunContext,
+    RunPlan,
+    Setup,
+    SpecConfig,
+    Verdict,
+)
 from draftwise.decide.bands import find_bands
-from draftwise.decide.batch_schedule import KEY, propose_schedules
-from draftwise.decide.comparison.axis import format_load, place_on_axis
+from draftwise.decide.batch_schedule import propose_schedules
+from draftwise.plan.forecast.schedule import KEY
+from draftwise.report.units import format_load
+from draftwise.setups.read import read_setups
 
 
 def told(comparisons: list[Comparison], *crossovers: Crossover) -> list[tuple[float, float, str]]:
@@ -74,8 +90,8 @@ def test_a_load_where_nothing_was_told_apart_does_not_interrupt_a_band() -> None
 def test_one_load_is_no_sweep_and_other_loads_are_on_no_axis() -> None:
     assert told([adopted(1)]) == []
     burst = OpenLoop(phases=(*OpenLoop.steady(1.0).phases, *OpenLoop.steady(9.0).phases))
-    assert place_on_axis(Condition(load=burst)) is None
-    assert place_on_axis(Condition(load=OpenLoop.steady(2.5))) == ("rate", 2.5)
+    assert Condition(load=burst).place is None
+    assert Condition(load=OpenLoop.steady(2.5)).place == ("rate", 2.5)
     assert (format_load(20.6, "concurrency"), format_load(2.512, "rate")) == ("21", "2.51")
 
 
@@ -108,10 +124,11 @@ def bands(*stretches: tuple[float, float, str], axis: str = "concurrency") -> li
 def run_on(
     version: dict[str, str], command: str | None = "vllm serve some/model", arms: list[Arm] | None = None
 ) -> Run:
-    given = arms or [arm(3), arm(5)]
+    setup = Setup(engine="") if command is None else read_setups(command)[0].setup
+    given = [replace(each, setup=replace(setup, spec=each.spec)) for each in arms or [arm(3), arm(5)]]
     servers = {each.name: {"command": command, "version": version} for each in given}
     plan = RunPlan(arms=(Arm(name="plain"), *given), workloads=(workload(),), conditions=closed(1, 64))
-    return Run(plan=plan, context={**CONTEXT, "servers": servers})
+    return Run(plan=plan, context=RunContext.from_dict({**CONTEXT, "servers": servers}))
 
 
 def test_bands_that_differ_in_k_alone_become_the_engines_schedule() -> None:
@@ -156,7 +173,7 @@ def test_the_embedded_engine_honours_it_and_an_unknown_server_gets_a_warning() -
     ids=["one setting", "plain", "by rate", "two methods"],
 )
 def test_where_one_server_cannot_be_all_of_them_there_is_no_schedule(stretches: list[Band]) -> None:
-    suffix = replace(arm(3), name="suffix", spec=replace(arm(3).spec, method="suffix"))  # type: ignore[type-var]
+    suffix = replace(arm(3), name="suffix").with_spec(SpecConfig(method="suffix", num_speculative_tokens=3))
     assert propose_schedules(run_on({"version": "0.33.0"}, arms=[arm(3), arm(5), suffix]), stretches) == ()
 
 

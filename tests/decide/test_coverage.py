@@ -4,16 +4,20 @@ from dataclasses import replace
 
 from tests.support.made_runs import closed, gains, make_run, workload
 
-from draftwise.core import Settled
-from draftwise.decide.coverage import find_unmeasured
-from draftwise.decide.decision import decide
+from draftwise.core import Run, Settled
+from draftwise.decide.conclusions import conclude_run
+from draftwise.report.conditions import describe_unmeasured
 from draftwise.runs.schedule import Turn
 
 CANDIDATE = "ngram k=3"
 
 
+def unmeasured(run: Run) -> list[str]:
+    return describe_unmeasured(conclude_run(run).decision)
+
+
 def test_a_whole_run_lacks_nothing() -> None:
-    assert find_unmeasured(make_run({CANDIDATE: gains(1.5)}, conditions=closed(1, 4))) == ()
+    assert unmeasured(make_run({CANDIDATE: gains(1.5)}, conditions=closed(1, 4))) == []
 
 
 def test_passes_that_were_cut_off_are_counted() -> None:
@@ -21,18 +25,20 @@ def test_passes_that_were_cut_off_are_counted() -> None:
         return turn.repeat < 3 or (turn.repeat == 3 and turn.block < 5 and turn.condition.concurrency == 1)
 
     run = make_run({CANDIDATE: gains(1.5)}, conditions=closed(1, 4), repeats=5, keep=keep)
-    assert find_unmeasured(run) == (
-        "ngram k=3, code, c=1: 2 of 5 passes and 5 of the 12 turns of another",
-        "ngram k=3, code, c=4: 2 of 5 passes",
-    )
-    assert decide(run).unmeasured == find_unmeasured(run)
+    assert unmeasured(run) == [
+        "ngram k=3, code, c=1: 2 of 5 repetitions and 5 of the 12 paired blocks of another",
+        "ngram k=3, code, c=4: 2 of 5 repetitions",
+    ]
+    single, loaded = conclude_run(run).decision.unmeasured
+    assert (single.repetitions, single.planned, single.odd_blocks, single.blocks_each) == (2, 5, 5, 12)
+    assert (loaded.condition.label, loaded.odd_blocks) == ("c=4", 0)
 
 
 def test_a_turn_counts_when_both_arms_finished_it() -> None:
     run = make_run(
         {CANDIDATE: gains(1.5)}, conditions=closed(4), keep=lambda turn: turn.repeat < 3 or turn.arm == "plain"
     )
-    assert find_unmeasured(run) == ("ngram k=3, code, c=4: 2 of 3 passes",)
+    assert unmeasured(run) == ["ngram k=3, code, c=4: 2 of 3 repetitions"]
 
 
 def test_a_settled_cell_had_all_it_needed_and_its_neighbour_not() -> None:
@@ -43,14 +49,14 @@ def test_a_settled_cell_had_all_it_needed_and_its_neighbour_not() -> None:
         keep=lambda turn: turn.repeat < 3,
     )
     run = replace(run, settled=(Settled(workload="code", condition="c=4", candidate=CANDIDATE, passes=2),))
-    assert find_unmeasured(run) == ("ngram k=3, prose, c=4: 2 of 3 passes",)
+    assert unmeasured(run) == ["ngram k=3, prose, c=4: 2 of 3 repetitions"]
 
 
 def test_a_load_that_was_added_is_expected_too() -> None:
     run = replace(make_run({CANDIDATE: gains(1.5)}), added=closed(2))
-    assert find_unmeasured(run) == ("ngram k=3, code, c=2: 0 of 3 passes",)
+    assert unmeasured(run) == ["ngram k=3, code, c=2: 0 of 3 repetitions"]
 
 
 def test_answers_of_turns_that_were_cut_off_are_mentioned() -> None:
     run = replace(make_run({CANDIDATE: gains(1.5)}), num_unfinished=7)
-    assert find_unmeasured(run) == ("7 answers of turns that were cut off are on disk and not used",)
+    assert unmeasured(run) == ["7 answers of turns that were cut off are on disk and not used"]

@@ -5,15 +5,18 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from tests.support.made_comparisons import adopted
 from tests.support.made_runs import CONTEXT, Truth, arm, closed, gains, make_run, workload
 
-from draftwise.core import Arm, Condition, OpenLoop, Verdict
-from draftwise.decide.comparison.comparisons import compare
-from draftwise.decide.comparison.estimates import load_points
+from draftwise.core import Arm, Condition, Counters, OpenLoop, Relation, Verdict
 from draftwise.decide.conclusions import conclude_run
 from draftwise.decide.crossovers import find_crossovers
-from draftwise.decide.decision import decide
+from draftwise.decide.evidence import gather_evidence
+from draftwise.decide.rollback import find_rollbacks
 from draftwise.decide.thresholds import Thresholds
+from draftwise.facts.signals import get_signal
+from draftwise.report.conditions import describe_rollback, describe_scope, describe_unmeasured, list_schedules
+from draftwise.report.sentences import describe_decision
 from draftwise.report.summary import summarise
 
 ARMS = [Arm(name="plain"), arm(3), arm(5)]
@@ -40,17 +43,17 @@ PLAIN = fast_first(Truth())
 
 def test_the_load_up_to_which_it_pays_is_found_and_told() -> None:
     run = make_run({"plain": PLAIN, "ngram k=3": until(9, 1.6)}, conditions=LOADS, workloads=[workload(tokens=101)])
-    decision = decide(run)
+    decision = conclude_run(run).decision
     (crossover,) = decision.crossovers
     assert (crossover.axis, crossover.adopt_below) == ("concurrency", 4)
     assert crossover.value == pytest.approx(9, rel=0.1)
     assert crossover.low <= crossover.value <= crossover.high
-    assert decision.sentence.startswith("Adopt for code: ngram k=3 below ")
-    assert "concurrent requests (" in decision.sentence
-    assert "plain decoding above" in decision.sentence
+    assert describe_decision(decision).startswith("Adopt for code: ngram k=3 below ")
+    assert "concurrent requests (" in describe_decision(decision)
+    assert "plain decoding above" in describe_decision(decision)
     assert [band.setting for band in decision.bands] == ["ngram k=3", "plain"]
-    assert "num_speculative_tokens_per_batch_size" in json.loads(decision.schedules[0])
-    (rule,) = decision.rollback
+    assert "num_speculative_tokens_per_batch_size" in json.loads(list_schedules(decision)[0])
+    (rule,) = describe_rollback(decision)
     assert "roll back when tokens per step stay under" in rule
     assert "where the gain is gone at c=4 " in rule
     assert "concurrent requests for an hour" in rule
@@ -60,27 +63,29 @@ def test_the_load_up_to_which_it_pays_is_found_and_told() -> None:
 def test_different_settings_for_different_loads() -> None:
     truths = {"plain": PLAIN, "ngram k=3": until(200, 1.5), "ngram k=5": until(6, 2.2, accepted=2, k=5)}
     run = make_run(truths, arms=ARMS, conditions=LOADS, workloads=[workload(tokens=101)])
-    decision = decide(run)
+    decision = conclude_run(run).decision
     assert [band.setting for band in decision.bands] == ["ngram k=5", "ngram k=3"]
-    assert "ngram k=5 up to" in decision.sentence
-    assert ", ngram k=3 above" in decision.sentence
-    schedule = json.loads(decision.schedules[0])["num_speculative_tokens_per_batch_size"]
+    assert "ngram k=5 up to" in describe_decision(decision)
+    assert ", ngram k=3 above" in describe_decision(decision)
+    schedule = json.loads(list_schedules(decision)[0])["num_speculative_tokens_per_batch_size"]
     assert [row[2] for row in schedule] == [5, 3]
-    assert len(decision.rollback) == 2
+    assert len(describe_rollback(decision)) == 2
 
 
 def test_a_candidate_that_pays_nowhere_leaves_everything_as_it_is() -> None:
     run = make_run({"plain": PLAIN, "ngram k=3": fast_first(gains(0.8))}, conditions=LOADS)
-    decision = decide(run)
-    assert decision.sentence.startswith("Keep plain decoding for code at every load measured: no candidate earned")
+    decision = conclude_run(run).decision
+    assert describe_decision(decision).startswith(
+        "Keep plain decoding for code at every load measured: no candidate earned"
+    )
     assert (decision.rollback, decision.schedules) == ((), ())
     assert decision.crossovers[0].value is None
 
 
 def test_a_candidate_that_pays_everywhere_is_said_to_do_so_within_what_was_measured() -> None:
-    decision = decide(make_run({"plain": PLAIN, "ngram k=3": fast_first(gains(1.5))}, conditions=LOADS))
-    assert decision.sentence.startswith("Adopt for code: ngram k=3 at every load measured (1.")
-    assert "load: 1, 4, 16 requests in flight" in decision.scope
+    decision = conclude_run(make_run({"plain": PLAIN, "ngram k=3": fast_first(gains(1.5))}, conditions=LOADS)).decision
+    assert describe_decision(decision).startswith("Adopt for code: ngram k=3 at every load measured (1.")
+    assert "load: 1, 4, 16 requests in flight" in describe_scope(decision.scope)
 
 
 def test_workloads_that_gain_are_named_beside_those_that_do_not() -> None:
@@ -91,7 +96,7 @@ def test_workloads_that_gain_are_named_beside_those_that_do_not() -> None:
 
     truth = Truth(step_s=step_s, accepted=lambda p: 1, k=3)
     run = make_run({"ngram k=3": truth}, workloads=[workload("code", 20), workload("prose", 20)])
-    decision = decide(run)
+    decision = conclude_run(run).decision
     verdicts = {each.workload: each for each in decision.comparisons}
     assert verdicts["code"].verdict is Verdict.ADOPT
     assert verdicts["prose"].verdict is Verdict.REJECT
@@ -100,8 +105,8 @@ def test_workloads_that_gain_are_named_beside_those_that_do_not() -> None:
         "P50 of the time per token" in verdicts["all"].reason or "P99 of the time per token" in verdicts["all"].reason
     )
     assert "(prose 0.8" in verdicts["all"].reason
-    assert "keep plain decoding for prose" in decision.sentence
-    assert "no single setting pays for all of it" in decision.sentence
+    assert "keep plain decoding for prose" in describe_decision(decision)
+    assert "no single setting pays for all of it" in describe_decision(decision)
 
 
 def test_within_one_workload_the_losing_prompts_are_named_by_what_they_have_in_common() -> None:
@@ -114,7 +119,9 @@ def test_within_one_workload_the_losing_prompts_are_named_by_what_they_have_in_c
         return 0.0125 if is_bad(prompt_id) else 0.0125 * 1.05
 
     truth = Truth(step_s=step_s, accepted=lambda p: 0 if is_bad(p) else 2, k=3, noise=0.01)
-    (found,) = decide(make_run({"ngram k=3": truth}, workloads=[workload(num_prompts=40, tokens=61)])).comparisons
+    (found,) = conclude_run(
+        make_run({"ngram k=3": truth}, workloads=[workload(num_prompts=40, tokens=61)])
+    ).decision.comparisons
     assert found.verdict is Verdict.MIXED
     assert "10 prompts with under" in found.reason
     assert "tokens per step 0.8" in found.reason
@@ -128,7 +135,7 @@ def test_what_blocks_a_part_blocks_the_whole() -> None:
 
     truth = Truth(step_s=step_s, ttft_s=lambda p, c: 0.001, accepted=lambda p: 1, k=3)
     run = make_run({"plain": PLAIN, "ngram k=3": truth}, workloads=[workload("code", 10), workload("prose", 30)])
-    verdicts = {each.workload: each for each in decide(run).comparisons}
+    verdicts = {each.workload: each for each in conclude_run(run).decision.comparisons}
     assert verdicts["prose"].verdict is Verdict.ADOPT
     assert "unexplained-speedup" in verdicts["code"].reason
     assert verdicts["all"].verdict is Verdict.BLOCKED
@@ -139,49 +146,51 @@ def test_ramps_are_no_sweep_and_are_told_one_by_one() -> None:
     ramp = OpenLoop(phases=(*OpenLoop.steady(1.0).phases, *OpenLoop.steady(3.0).phases))
     ramp = replace(ramp, phases=tuple(replace(phase, duration_s=5.0) for phase in ramp.phases))
     conditions = [*closed(1), Condition(load=ramp)]
-    decision = decide(make_run({"ngram k=3": gains(1.6)}, conditions=conditions))
+    decision = conclude_run(make_run({"ngram k=3": gains(1.6)}, conditions=conditions)).decision
     assert decision.bands == ()
-    assert decision.sentence.startswith("C=1: adopt ngram k=3 for code 1.") or "c=1: adopt" in decision.sentence
-    assert "5s:1/s,5s:3/s: adopt ngram k=3 for code" in decision.sentence
+    assert describe_decision(decision).startswith(
+        "C=1: adopt ngram k=3 for code 1."
+    ) or "c=1: adopt" in describe_decision(decision)
+    assert "5s:1/s,5s:3/s: adopt ngram k=3 for code" in describe_decision(decision)
 
 
 def test_temperatures_are_sweeps_of_their_own() -> None:
     conditions = [*closed(1, 4), *closed(1, 4, temperature=0.7)]
-    decision = decide(make_run({"ngram k=3": gains(1.6)}, conditions=conditions))
+    decision = conclude_run(make_run({"ngram k=3": gains(1.6)}, conditions=conditions)).decision
     assert {each.temperature for each in decision.crossovers} == {0.0, 0.7}
-    assert "by concurrency at T=0.7: adopt for code" in decision.sentence
+    assert "by concurrency at T=0.7: adopt for code" in describe_decision(decision)
 
 
 def test_the_scope_names_what_was_measured() -> None:
     context = {**CONTEXT, "hardware": {"gpus": ["NVIDIA H200, 143771 MiB, 570.1"], "cpu": "host"}}
     run = make_run({"ngram k=3": gains(1.5)}, workloads=[workload("code"), workload("prose")], context=context)
-    assert decide(run).scope == (
+    assert describe_scope(conclude_run(run).decision.scope) == [
         "traffic: code (12 prompts), prose (12 prompts)",
         "load: 1 request at a time",
         "temperature: 0",
         "model: fake, bfloat16",
         "hardware: NVIDIA H200, 143771 MiB, 570.1",
         "server: fake-1",
-    )
+    ]
 
 
 def test_a_promised_first_token_is_the_limit_to_watch() -> None:
     context = {**CONTEXT, "thresholds": {"slo_ttft_s": 0.2}}
-    (rule,) = decide(make_run({"ngram k=3": gains(1.5)}, context=context)).rollback
+    (rule,) = describe_rollback(conclude_run(make_run({"ngram k=3": gains(1.5)}, context=context)).decision)
     assert "stays over the promised 200 ms" in rule
 
 
 def test_nothing_measured_decides_nothing() -> None:
-    decision = decide(make_run({"ngram k=3": gains(1.5)}, keep=lambda turn: turn.arm == "plain"))
-    assert decision.sentence.startswith("Nothing was measured on both sides")
-    assert decision.unmeasured == ("ngram k=3, code, c=1: 0 of 3 passes",)
+    decision = conclude_run(make_run({"ngram k=3": gains(1.5)}, keep=lambda turn: turn.arm == "plain")).decision
+    assert describe_decision(decision).startswith("Nothing was measured on both sides")
+    assert describe_unmeasured(decision) == ["ngram k=3, code, c=1: 0 of 3 repetitions"]
 
 
 @pytest.mark.parametrize(("pooled", "size"), [(False, 6), (True, 3)])
 def test_many_comparisons_are_corrected_for(pooled: bool, size: int) -> None:
     """2 workloads under 3 loads; the pooled rows are a family of their own."""
     run = make_run({"ngram k=3": gains(1.02)}, conditions=closed(1, 2, 4), workloads=[workload("a"), workload("b")])
-    found = [each for each in compare(run, [], Thresholds()) if (each.workload == "all") is pooled]
+    found = [each for each in gather_evidence(run).comparisons if (each.workload == "all") is pooled]
     assert len(found) == size
     smallest = min(found, key=lambda each: each.p_value or 0.0)
     assert smallest.p_value is not None
@@ -194,7 +203,7 @@ def test_an_interrupted_adaptive_run_pays_for_its_looks() -> None:
     run = make_run({"ngram k=3": gains(1.1)}, repeats=5, keep=lambda turn: turn.repeat <= 2)
     adaptive = replace(run, plan=replace(run.plan, adaptive=True))
     whole = make_run({"ngram k=3": gains(1.1)}, repeats=2)
-    early, single = (compare(each, [], Thresholds())[0].speedup for each in (adaptive, whole))
+    early, single = (gather_evidence(each).comparisons[0].speedup for each in (adaptive, whole))
     assert early.value == pytest.approx(single.value)
     assert early.low < single.low
     assert single.high < early.high
@@ -203,17 +212,17 @@ def test_an_interrupted_adaptive_run_pays_for_its_looks() -> None:
 def test_a_pass_that_is_not_sure_of_its_luck_settles_nothing() -> None:
     """Alone, 2 passes are 24 pairs of turns; under load they are 2."""
     run = make_run({"plain": PLAIN, "ngram k=3": fast_first(gains(1.5))}, conditions=closed(1, 4), repeats=2)
-    alone, loaded = compare(run, [], Thresholds())
+    alone, loaded = gather_evidence(run).comparisons
     assert alone.settled
     assert (loaded.verdict, loaded.settled) == (Verdict.ADOPT, False)
 
 
 def test_adoption_ends_at_the_first_load_that_is_none() -> None:
     run = make_run({"ngram k=3": gains(1.5)}, conditions=LOADS)
-    comparisons = compare(run, [], Thresholds())
+    comparisons = gather_evidence(run).comparisons
     doubtful = [replace(e, verdict=Verdict.MIXED) if e.condition.label == "c=4" else e for e in comparisons]
-    assert [each.adopt_below for each in find_crossovers(load_points(run), comparisons)] == [16]
-    assert [each.adopt_below for each in find_crossovers(load_points(run), doubtful)] == [1]
+    assert [each.adopt_below for each in find_crossovers(gather_evidence(run).load_points, comparisons)] == [16]
+    assert [each.adopt_below for each in find_crossovers(gather_evidence(run).load_points, doubtful)] == [1]
 
 
 def test_a_hiccup_is_no_tail() -> None:
@@ -222,7 +231,7 @@ def test_a_hiccup_is_no_tail() -> None:
     first = next(a for a in run.answers if a.arm == "ngram k=3")
     chunks = tuple((10 * time, count) for time, count in first.timing.chunks)
     slow = replace(first, timing=replace(first.timing, chunks=chunks, finished=chunks[-1][0]))
-    (found,) = compare(replace(run, answers=tuple(slow if a is first else a for a in run.answers)), [], Thresholds())
+    (found,) = gather_evidence(replace(run, answers=tuple(slow if a is first else a for a in run.answers))).comparisons
     assert found.tail == pytest.approx(1 / 1.5, rel=0.1)
     assert found.verdict is Verdict.ADOPT
 
@@ -245,7 +254,7 @@ def test_a_kept_promise_must_stand_among_all_comparisons_too(loads: int, verdict
         context=context,
         workloads=[workload(num_prompts=40)],
     )
-    found = compare(run, [], Thresholds(slo_e2e_s=0.46))[0]
+    found = gather_evidence(run).comparisons[0]
     assert found.goodput == (0.0, 0.2)
     assert found.goodput_change is not None
     assert found.goodput_change.low > 0
@@ -256,7 +265,7 @@ def test_goodput_of_an_open_loop_decides_where_a_promise_was_given() -> None:
     rate = (Condition(load=OpenLoop.steady(2.0)),)
     context = {**CONTEXT, "thresholds": {"slo_e2e_s": 0.5}}
     run = make_run({"ngram k=3": gains(1.6)}, conditions=rate, context=context, workloads=[workload(num_prompts=40)])
-    (found,) = decide(run).comparisons
+    (found,) = conclude_run(run).decision.comparisons
     assert found.goodput == (0.0, 1.0)
     assert found.goodput_change is not None
     assert found.goodput_change.low > 0.5
@@ -266,7 +275,7 @@ def test_goodput_of_an_open_loop_decides_where_a_promise_was_given() -> None:
 def test_a_failed_request_costs_goodput_and_no_latency() -> None:
     context = {**CONTEXT, "thresholds": {"slo_e2e_s": 10.0}}
     truth = replace(gains(1.6), fails=frozenset(f"code-{i}" for i in range(6)))
-    (found,) = decide(make_run({"ngram k=3": truth}, context=context)).comparisons
+    (found,) = conclude_run(make_run({"ngram k=3": truth}, context=context)).decision.comparisons
     assert found.goodput == (1.0, 0.5)
     assert found.num_prompts == 6
 
@@ -277,15 +286,15 @@ def test_a_failed_request_costs_goodput_and_no_latency() -> None:
 def test_in_a_closed_loop_requests_and_server_tell_the_same(reading: Callable) -> None:
     """Little's law: with a given number in flight, what requests gain the server gains."""
     run = make_run({"plain": PLAIN, "ngram k=3": fast_first(gains(1.5))}, conditions=closed(8), repeats=4)
-    (found,) = compare(run, [], Thresholds())
+    (found,) = gather_evidence(run).comparisons
     assert reading(found).value == pytest.approx(1.5 * 49 / 50, rel=0.04)
 
 
 def test_points_along_the_load_are_the_ratios_that_decide() -> None:
     run = make_run({"ngram k=3": gains(1.5)}, conditions=closed(4, 1))
-    points = load_points(run)["code", "ngram k=3", 0.0, "concurrency"]
+    points = gather_evidence(run).load_points["code", "ngram k=3", 0.0, "concurrency"]
     assert [point.load for point in points] == [1, 4]
-    by_label = {each.condition.label: each for each in compare(run, [], Thresholds())}
+    by_label = {each.condition.label: each for each in gather_evidence(run).comparisons}
     assert points[0].estimate.value == pytest.approx(by_label["c=1"].speedup.value)
     throughput = by_label["c=4"].throughput
     assert throughput is not None
@@ -312,3 +321,39 @@ def test_the_summary_is_json_with_everything_in_it() -> None:
     assert sum(found["acceptance"][0]["histogram"]["counts"]) == found["acceptance"][0]["num_requests"]
     assert found["latencies"][0]["percentiles_ms"]["send_lag"] == {}
     assert set(found) >= {"decision", "rollback", "scope", "unmeasured", "schedules", "latencies", "text_quality"}
+
+
+def test_rollback_rules_are_values_that_name_metrics_of_a_server() -> None:
+    run = make_run({"plain": PLAIN, "ngram k=3": until(9, 1.6)}, conditions=LOADS, workloads=[workload(tokens=101)])
+    decision = conclude_run(run).decision
+    speed, load, first_token = decision.rollback
+    assert {(each.workload, each.arm) for each in decision.rollback} == {("code", "ngram k=3")}
+    assert [each.relation for each in decision.rollback] == [Relation.BELOW, Relation.ABOVE, Relation.ABOVE]
+    assert [each.basis for each in decision.rollback] == ["break-even", "band end", "baseline"]
+    heaviest = next(each for each in decision.comparisons if each.condition.label == "c=4")
+    assert speed.condition == heaviest.condition
+    assert speed.measured == heaviest.counters.tokens_per_step
+    assert speed.value == pytest.approx((speed.measured or 0) / heaviest.deciding.value)
+    assert load.value == decision.bands[0].up_to
+    assert first_token.value == pytest.approx(1.2 * (first_token.measured or 0))
+    metrics = {metric.sample for each in decision.rollback for metric in get_signal(each.metric).metrics}
+    assert {"vllm:generation_tokens_total", "vllm:num_requests_running"} <= metrics
+
+
+def test_the_summary_has_the_values_beside_the_sentences() -> None:
+    run = make_run({"ngram k=3": gains(1.5)}, conditions=LOADS, keep=lambda turn: turn.repeat < 3)
+    found = json.loads(json.dumps(summarise(conclude_run(run)), allow_nan=False))
+    assert len(found["rollback"]) == 1
+    assert {each["metric"] for each in found["rollback_rules"]} == {"tokens_per_step", "ttft_p99_s"}
+    assert found["scope_values"]["workloads"] == {"code": 12}
+    assert found["scope_values"]["conditions"] == ["c=1", "c=4", "c=16"]
+    assert [each["planned"] for each in found["unmeasured_cells"]] == [3, 3, 3]
+    assert len(found["unmeasured"]) == 3
+
+
+def test_without_counters_the_baselines_throughput_is_the_limit() -> None:
+    run = make_run({"ngram k=3": gains(1.5)})
+    comparison = adopted(1, counters=Counters())
+    row = conclude_run(run).latencies[0]
+    (rule, _) = find_rollbacks([comparison], (), [row], "plain", Thresholds())
+    assert (rule.metric, rule.value) == ("output_tokens_per_s", row.throughput)

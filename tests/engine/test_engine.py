@@ -74,7 +74,8 @@ def plain(tiny_target: Path) -> list[list[int]]:
 
 
 def test_plain_greedy_equals_transformers(tiny_target: Path, plain: list[list[int]]) -> None:
-    transformers = pytest.importorskip("transformers")
+    import transformers
+
     model = transformers.AutoModelForCausalLM.from_pretrained(tiny_target, dtype=torch.float64)
     llm = make_llm(tiny_target)
     for prompt, ours in zip(PROMPTS, plain, strict=True):
@@ -118,7 +119,7 @@ def watch(llm: LLM, texts: list[list[int]], drafts: Drafts) -> None:
 
 
 @pytest.mark.parametrize("situation", SITUATIONS)
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in METHODS])
 def test_neither_words_nor_drafts_depend_on_the_situation(
     name: str,
     situation: str,
@@ -213,7 +214,8 @@ def test_a_request_of_one_token_leaves_its_prompt_to_the_next(
 
 def test_extracting_hidden_states_changes_no_word(tiny_target: Path, plain: list[list[int]], tmp_path: Path) -> None:
     """And what is written equals transformers' hidden states."""
-    transformers = pytest.importorskip("transformers")
+    import transformers
+
     layers = {"hf_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}}
     spec = {"method": "extract_hidden_states", "num_speculative_tokens": 1, "draft_model_config": layers}
     llm = make_llm(tiny_target, spec, hidden_states_folder=str(tmp_path), max_num_batched_tokens=16)
@@ -330,7 +332,8 @@ def test_context_limit_ends_a_completion(tiny_target: Path) -> None:
 
 @pytest.mark.parametrize("spec", [None, "ngram"])
 def test_logprobs_are_those_of_transformers(spec: str | None, tiny_target: Path) -> None:
-    transformers = pytest.importorskip("transformers")
+    import transformers
+
     llm = make_llm(tiny_target, NGRAM if spec else None, max_num_batched_tokens=8)
     params = SamplingParams(temperature=0, max_tokens=10, logprobs=2, prompt_logprobs=1)
     (output,) = llm.generate(PROMPTS[0], params)

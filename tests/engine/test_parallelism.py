@@ -4,7 +4,8 @@ import pytest
 
 from draftwise import LLM
 from draftwise.core import InvalidSetup, SpecConfig
-from draftwise.engine.parallelism import one_gpu_settings, vllm_command
+from draftwise.engine.parallelism import one_gpu_settings, vllm_setup
+from draftwise.setups.write import write_shell
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 5}
 
@@ -36,5 +37,5 @@ def test_the_command_has_vllms_flags_only():
         "cudagraph_capture_sizes": [1, 2],
     }
     expected = "vllm serve 'my model' --enforce-eager --no-enable-prefix-caching --pipeline-parallel-size 2"
-    assert vllm_command("my model", None, settings) == expected
-    assert SpecConfig.parse(NGRAM).to_json() in vllm_command("m", SpecConfig.parse(NGRAM), {})
+    assert write_shell(vllm_setup("my model", None, settings)) == expected
+    assert vllm_setup("m", SpecConfig.parse(NGRAM), {}).spec == SpecConfig.parse(NGRAM)

@@ -19,7 +19,9 @@ def test_a_key_is_idle_for_a_reason() -> None:
         assert bool(key.reason) == (key.embedded == "idle"), key.name
 
 
+@pytest.mark.engine
 def test_a_key_that_the_engine_has_under_the_same_name_points_to_it() -> None:
+
     settings = {field.name for field in fields(EngineConfig)}
     for name in settings & keys_where(embedded="idle").keys():
         assert f"the engine's own {name}" in read_spec_keys()[name].reason

@@ -10,12 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from traces import Answer, Comparison, compare, count
 
 ROOT = Path(__file__).parents[2]
 INTEROP = ROOT / "benchmarks" / "interop"
-sys.path.insert(0, str(INTEROP))
-
-from traces import Answer, Comparison, compare, count  # noqa: E402
 
 VLLM_PYTHON = os.environ.get("DRAFTWISE_VLLM_PYTHON")
 LAYOUTS = ("draft_model", "medusa", "eagle", "eagle3_draft_vocabulary", "p_eagle", "mtp", "dflash")

@@ -5,7 +5,7 @@ import io
 
 import pytest
 from rich.console import Console
-from tests.support.made_comparisons import adopted, around
+from tests.support.made_comparisons import adopted, around, decision_on
 
 from draftwise.cli import _decision
 from draftwise.cli._decision import ConsoleProgress, show_decision
@@ -18,13 +18,14 @@ def printed(width: int = 200) -> tuple[Console, io.StringIO]:
 
 
 def decided(*comparisons: Comparison, findings: tuple[Finding, ...] = ()) -> Decision:
-    return Decision(sentence="Keep plain.", rollback=(), comparisons=comparisons, findings=findings, missing_context=())
+    return decision_on(comparisons, findings=findings)
 
 
 def test_loads_stand_in_their_order_also_those_that_were_added_later() -> None:
     console, text = printed()
     show_decision(console, decided(*(adopted(load) for load in (4, 16, 9))))
-    assert [word for word in text.getvalue().split() if word.startswith("c=")] == ["c=4", "c=9", "c=16"]
+    table, _, _ = text.getvalue().partition("\n\n")
+    assert [word for word in table.split() if word.startswith("c=")] == ["c=4", "c=9", "c=16"]
 
 
 @pytest.mark.parametrize(("width", "is_whole"), [(80, False), (200, True)])

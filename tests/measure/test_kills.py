@@ -18,7 +18,8 @@ from zlib import crc32
 import httpx
 import pytest
 
-from draftwise.decide.decision import decide
+from draftwise.decide.conclusions import conclude_run
+from draftwise.report.conditions import describe_unmeasured
 from draftwise.runs import RunDirectory
 
 PROMPTS = [f"prompt {number}" for number in range(8)]
@@ -137,10 +138,10 @@ def resume(out: Path) -> None:
 def check_whole(out: Path) -> None:
     """See that nothing is missing and nothing was measured twice."""
     run = RunDirectory(out).read()
-    turns = sorted((window.arm, window.repeat, window.block) for window in run.windows)
+    turns = sorted((window.arm, window.repeat, window.block) for window in run.turns)
     assert turns == sorted((arm, repeat, 0) for arm in SCRIPTS for repeat in range(1, PASSES + 1))
     assert sum(answer.measured for answer in run.answers) == len(SCRIPTS) * PASSES * TURN
-    assert all("cut off" in line for line in decide(run).unmeasured)
+    assert all("cut off" in line for line in describe_unmeasured(conclude_run(run).decision))
     assert not (out / "ballast").exists()
 
 
@@ -155,7 +156,7 @@ def test_a_server_that_is_killed(servers: dict[str, Server], workload: Path, tmp
     assert re.search(r"error: .*faster: .*(broke|does not answer)", printed)
     assert f"draftwise decide --resume {out}" in printed
     assert all(answered[name] <= on_disk(out, name) for name in answered)
-    assert "passes" in decide(RunDirectory(out).read()).unmeasured[0]
+    assert "repetitions" in describe_unmeasured(conclude_run(RunDirectory(out).read()).decision)[0]
     servers["faster"] = servers["faster"].restart()
     resume(out)
 
@@ -169,9 +170,9 @@ def test_a_client_that_is_killed(servers: dict[str, Server], workload: Path, tmp
     end(client)
     assert all(answered[name] <= on_disk(out, name) for name in answered)
     run = RunDirectory(out).read()
-    assert 0 < len(run.windows) < len(SCRIPTS) * PASSES
+    assert 0 < len(run.turns) < len(SCRIPTS) * PASSES
     assert len(run.answers) + run.num_unfinished == len(lines(out))
-    assert "passes" in decide(run).unmeasured[0]
+    assert "repetitions" in describe_unmeasured(conclude_run(run).decision)[0]
     resume(out)
 
 

@@ -27,7 +27,7 @@ def test_the_time_told_is_the_time_it_takes(tmp_path: Path) -> None:
         tmp_path / "run", make_plan(), (PLAIN, FASTER), announce=lambda plan, pace, seconds: told.append(seconds)
     )
     virtual_time.run(session.run())
-    taken = sum(window.wall_s for window in RunDirectory(tmp_path / "run").read().windows)
+    taken = sum(window.wall_s for window in RunDirectory(tmp_path / "run").read().turns)
     assert told == [pytest.approx(taken, rel=0.1)]
 
 

@@ -9,7 +9,7 @@ from tests.support.measuring import PLAIN, make_plan, make_session, make_workloa
 from draftwise.backends import FakeScript, virtual_time
 from draftwise.backends.fake import find_crossover
 from draftwise.core import BackendError, ClosedLoop, Condition, Run
-from draftwise.decide.decision import decide
+from draftwise.decide.conclusions import conclude_run
 from draftwise.runs import RunDirectory
 
 BATCHING = FakeScript(first_token_s=0.004, step_s=0.004, row_s=0.0002, knee=12, jitter=0.02, seed=3)
@@ -32,19 +32,17 @@ def test_a_cell_rests_when_its_verdict_stands_and_an_open_one_goes_on(tmp_path: 
         replace(PLAIN, k=1, accepted=(0, 1), step_s=0.0058, jitter=0.2),
     )
     run = run_sweep(tmp_path / "run", replace(PLAIN, jitter=0.02), fast, equal, repeats=5)
-    passes = {
-        arm: max(w.repeat for w in run.windows if w.arm == arm) for arm in ("plain", "candidate 1", "candidate 2")
-    }
+    passes = {arm: max(w.repeat for w in run.turns if w.arm == arm) for arm in ("plain", "candidate 1", "candidate 2")}
     assert passes == {"plain": 5, "candidate 1": 2, "candidate 2": 5}
     assert [(each.candidate, each.passes) for each in run.settled] == [("candidate 1", 2)]
-    assert decide(run).unmeasured == ()
+    assert conclude_run(run).decision.unmeasured == ()
 
 
 def test_without_adaptation_every_pass_is_measured(tmp_path: Path) -> None:
     plan = make_plan(repeats=4)
     virtual_time.run(make_session(tmp_path / "run", plan, (PLAIN, replace(PLAIN, k=1, accepted=(1,)))).run())
     run = RunDirectory(tmp_path / "run").read()
-    assert len(run.windows) == 2 * 8 * 4
+    assert len(run.turns) == 2 * 8 * 4
     assert run.settled == ()
 
 
@@ -55,7 +53,7 @@ def test_the_crossover_is_bisected_and_lies_in_its_interval(tmp_path: Path) -> N
     run = run_sweep(tmp_path / "run", BATCHING, SPECULATIVE, conditions=at(1, 64), workloads=workloads, repeats=3)
     assert run.added, "between 1 and 64 nothing is known without a measurement"
     assert all(1 < (each.concurrency or 0) < 64 for each in run.added)
-    (crossover,) = decide(run).crossovers
+    (crossover,) = conclude_run(run).decision.crossovers
     # (While a request waits for its first token it is in no batch: a few percent more streams fill the same batch.)
     assert crossover.low <= 1.03 * truth
     assert truth <= crossover.high
@@ -73,11 +71,11 @@ def test_a_sweep_that_a_dying_server_ended_goes_on_without_measuring_twice(tmp_p
     with pytest.raises(BackendError):
         run_sweep(path, BATCHING, replace(SPECULATIVE, dies_after=150), **settings)
     before = RunDirectory(path).read()
-    assert before.windows
+    assert before.turns
     run = run_sweep(path, BATCHING, SPECULATIVE, resume=True, **settings)
-    keys = [(w.arm, w.workload, w.condition, w.repeat, w.block) for w in run.windows]
+    keys = [(w.arm, w.workload, w.condition, w.repeat, w.block) for w in run.turns]
     assert len(set(keys)) == len(keys)
-    assert run.windows[: len(before.windows)] == before.windows
-    assert decide(run).unmeasured == ()
+    assert run.turns[: len(before.turns)] == before.turns
+    assert conclude_run(run).decision.unmeasured == ()
     again = run_sweep(path, BATCHING, SPECULATIVE, resume=True, **settings)
     assert again == run

@@ -1,5 +1,6 @@
 """Whole runs under load against fakes whose truth is known: the decision must be that truth."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,19 +10,22 @@ from tests.support.measuring import CONTEXT, make_plan, make_session, make_workl
 from draftwise.backends import FakeScript, virtual_time
 from draftwise.backends.fake.script import find_crossover
 from draftwise.core import ClosedLoop, Comparison, Condition, Decision, OpenLoop, Prompt, Verdict, Workload
-from draftwise.decide.comparison.acceptance import acceptances
-from draftwise.decide.decision import decide
+from draftwise.decide.comparison.acceptance import pool_acceptance
+from draftwise.decide.conclusions import conclude_run
+from draftwise.decide.evidence import gather_evidence
+from draftwise.report.conditions import describe_unmeasured
+from draftwise.report.sentences import describe_decision
 from draftwise.runs import RunDirectory
 
 
 def run(
     path: Path, plain: FakeScript, *candidates: FakeScript, slo: dict[str, float] | None = None, **plan: Any
 ) -> Decision:
-    context = {**CONTEXT, "thresholds": slo or {}}
+    context = replace(CONTEXT, thresholds=slo or {})
     virtual_time.run(
         make_session(path, make_plan(len(candidates), **plan), (plain, *candidates), context=context).run()
     )
-    return decide(RunDirectory(path).read())
+    return conclude_run(RunDirectory(path).read()).decision
 
 
 def closed(*streams: int) -> tuple[Condition, ...]:
@@ -53,7 +57,7 @@ def test_the_concurrency_up_to_which_speculation_pays_is_found(tmp_path: Path) -
     assert crossover.low <= truth <= crossover.high
     verdicts = [each.verdict for each in decision.comparisons]
     assert verdicts == [Verdict.ADOPT, Verdict.ADOPT, Verdict.ADOPT, Verdict.REJECT]
-    assert f"below {crossover.value:.0f} concurrent requests" in decision.sentence
+    assert f"below {crossover.value:.0f} concurrent requests" in describe_decision(decision)
     assert decision.unmeasured == ()
 
 
@@ -122,10 +126,13 @@ def test_what_was_cut_off_is_not_used_and_said(tmp_path: Path) -> None:
     )
     with pytest.raises(Exception, match="candidate 1"):
         run(tmp_path / "run", BATCHING, dying, conditions=closed(8), workloads=(make_workload(num_prompts=32),))
-    decision = decide(RunDirectory(tmp_path / "run").read())
-    assert any(line.startswith("candidate 1, code, c=8:") and "of 3 passes" in line for line in decision.unmeasured)
+    decision = conclude_run(RunDirectory(tmp_path / "run").read()).decision
+    assert any(
+        line.startswith("candidate 1, code, c=8:") and "of 3 repetitions" in line
+        for line in describe_unmeasured(decision)
+    )
     (found,) = decision.comparisons
-    assert found.passes != (1, 2, 3)
+    assert found.repetitions != (1, 2, 3)
 
 
 def test_acceptance_by_temperature_is_what_each_request_says(tmp_path: Path) -> None:
@@ -134,8 +141,8 @@ def test_acceptance_by_temperature_is_what_each_request_says(tmp_path: Path) -> 
     conditions = tuple(Condition(temperature=each) for each in (0.0, 1.0))
     plan = {"conditions": conditions, "workloads": (make_workload(num_prompts=20, max_tokens=120),), "repeats": 2}
     path = tmp_path / "run"
-    decision = run(path, FakeScript(seed=1), hot, **plan)
-    found = acceptances(RunDirectory(path).read(), decision.comparisons)
+    run(path, FakeScript(seed=1), hot, **plan)
+    found = pool_acceptance(each.cell for each in gather_evidence(RunDirectory(path).read()).estimates)
     assert [(each.temperature, each.source, each.num_requests) for each in found] == [
         (0.0, "server", 40),
         (1.0, "server", 40),

@@ -8,6 +8,8 @@ from tests.support.measuring import FASTER, PLAIN, compare_one, make_workload, m
 
 from draftwise.backends import FakeScript
 from draftwise.core import Comparison, Verdict
+from draftwise.report.conditions import describe_rollback
+from draftwise.report.sentences import describe_decision
 
 
 def codes(comparison: Comparison) -> list[str]:
@@ -50,8 +52,8 @@ def test_a_server_that_remembers_is_judged_by_the_first_pass(tmp_path: Path) -> 
     honest = compare_one(tmp_path / "forgets", script)
     remembering = compare_one(tmp_path / "remembers", replace(script, remembers=True))
     once = compare_one(tmp_path / "once", script, repeats=1)
-    assert remembering.passes == (1,)
-    assert honest.passes == (1, 2, 3)
+    assert remembering.repetitions == (1,)
+    assert honest.repetitions == (1, 2, 3)
     assert remembering.speedup.value == pytest.approx(honest.speedup.value)
     assert remembering.speedup.low == pytest.approx(once.speedup.low)
     assert remembering.warm_speedup is not None
@@ -103,16 +105,18 @@ def test_the_decision_names_the_traffic_that_gains_and_when_to_roll_back(tmp_pat
     workloads = (make_workload("code"), make_workload("prose"))
     decision = measure(tmp_path / "run", FASTER, replace(PLAIN, k=3, step_s=0.005), workloads=workloads)
     assert [each.workload for each in decision.comparisons] == ["code", "code", "prose", "prose", "all", "all"]
-    assert decision.sentence.startswith("Adopt candidate 1 for code 1.8")
-    assert "one setting for all of it: candidate 1, 1.8" in decision.sentence
-    assert len(decision.rollback) == 3
+    assert describe_decision(decision).startswith("Adopt candidate 1 for code 1.8")
+    assert "one setting for all of it: candidate 1, 1.8" in describe_decision(decision)
+    assert len(describe_rollback(decision)) == 3
     # 4.5 ms a step instead of 4: plain speed is reached at 1.125 tokens per step, less what the first token costs.
-    assert "candidate 1 on code: roll back when tokens per step stay under 1.2" in decision.rollback[0]
+    assert "candidate 1 on code: roll back when tokens per step stay under 1.2" in describe_rollback(decision)[0]
 
 
 def test_where_nothing_pays_the_decision_is_to_keep_plain_decoding(tmp_path: Path) -> None:
     decision = measure(tmp_path / "run", replace(PLAIN, k=3, step_s=0.005))
-    assert decision.sentence.startswith("Keep plain decoding for code: no candidate earned an adoption; the fastest")
+    assert describe_decision(decision).startswith(
+        "Keep plain decoding for code: no candidate earned an adoption; the fastest"
+    )
     assert decision.rollback == ()
 
 

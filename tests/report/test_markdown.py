@@ -3,12 +3,13 @@
 from dataclasses import replace
 
 import pytest
-from tests.support.made_comparisons import around, compared
+from tests.support.made_comparisons import around, compared, decision_on
 from tests.support.made_runs import closed, gains, make_run
 
-from draftwise.core import ClosedLoop, Condition, Finding, Severity, Verdict
+from draftwise.core import ClosedLoop, Condition, Finding, Severity, UnmeasuredCell, Verdict
 from draftwise.decide.conclusions import Conclusions, conclude_run
-from draftwise.report.markdown import LIMIT, escape, render_markdown, table
+from draftwise.report.markdown import LIMIT, escape, format_table, render_markdown
+from draftwise.report.sentences import describe_decision
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +23,8 @@ def many(found: Conclusions, workloads: int, candidates: int, loads: int) -> Con
         compared(
             around(1.2),
             Condition(load=ClosedLoop(concurrency=load)),
-            workload=f"workload {w}",
+            # A name that makes the sentence too long.
+            workload=f"workload {w}" + (0 if w else 2000) * " so",
             candidate=f"candidate {c}",
             verdict=Verdict.ADOPT,
             findings=(Finding(code=f"code-{w}-{c}-{load}", severity=Severity.WARNING, message="something " * 30),),
@@ -31,18 +33,14 @@ def many(found: Conclusions, workloads: int, candidates: int, loads: int) -> Con
         for c in range(candidates)
         for load in range(1, loads + 1)
     )
-    decision = replace(
-        found.decision,
-        comparisons=comparisons,
-        unmeasured=tuple(f"line {i}" for i in range(500)),
-        sentence="so " * 3000,
-    )
+    unmeasured = UnmeasuredCell(candidate="c", workload="w", condition=Condition(), repetitions=1, planned=3)
+    decision = decision_on(comparisons, scope=found.decision.scope, unmeasured=500 * (unmeasured,))
     return replace(found, decision=decision)
 
 
 def test_it_begins_with_the_verdict_and_folds_the_context(found: Conclusions) -> None:
     text = render_markdown(found)
-    assert text.startswith(f"**{escape(found.decision.sentence)}**")
+    assert text.startswith(f"**{escape(describe_decision(found.decision))}**")
     assert "| code · ngram k=3 | adopt |" in text
     context = text.index("<details><summary>What was measured")
     for name in ("imaginary", "bfloat16", "fake-1", "serve fake", found.run.plan.workloads[0].sha256[:16]):
@@ -72,5 +70,5 @@ def test_a_sweep_is_told_by_load(found: Conclusions) -> None:
 
 
 def test_text_cannot_break_out_of_a_table() -> None:
-    (line,) = table(("a",), [("x | y\n<b>*z*",)]).splitlines()[2:]
+    (line,) = format_table(("a",), [("x | y\n<b>*z*",)]).splitlines()[2:]
     assert line == "| x \\| y \\<b\\>\\*z\\* |"

@@ -12,6 +12,7 @@ from draftwise.backends import virtual_time
 from draftwise.core import Arm, Condition, OpenLoop, Phase
 from draftwise.decide.conclusions import Conclusions, conclude_run
 from draftwise.report.page import render_page, write_report
+from draftwise.report.sentences import describe_decision
 from draftwise.runs import RunDirectory
 
 
@@ -57,7 +58,7 @@ def test_a_report_is_self_contained_and_complete(run: RunDirectory) -> None:
     for outside in ("<script", "<link", "src=", "url(http", "@import"):
         assert outside not in page
     for shown in (
-        *decision.sentence.split("; "),
+        *describe_decision(decision).split("; "),
         "imaginary",
         "bfloat16",
         "fake plain",
@@ -113,7 +114,7 @@ def test_a_run_without_any_pair_still_reports(tmp_path: Path) -> None:
     directory = RunDirectory.claim(tmp_path / "run")
     directory.begin(make_plan(), CONTEXT)
     decision, _ = write_report(directory)
-    assert decision.sentence.startswith("Nothing was measured")
+    assert describe_decision(decision).startswith("Nothing was measured")
 
 
 @pytest.mark.usefixtures("_unplotted")

@@ -9,6 +9,7 @@ from tests.support.made_runs import CONTEXT, Truth, arm, closed, gains, make_run
 
 from draftwise.core import Answer, Arm, Condition, OpenLoop, Run
 from draftwise.decide.conclusions import conclude_run
+from draftwise.report.sentences import describe_decision
 from draftwise.report.summary import summarise
 
 LOADS = [*closed(1, 2, 4), *closed(1, 4, temperature=0.7), Condition(load=OpenLoop.steady(2.0))]
@@ -49,6 +50,6 @@ def damaged_run(seed: int) -> Run:
 @pytest.mark.parametrize("seed", range(16))
 def test_a_decision_comes_out_of_every_damaged_run(seed: int) -> None:
     found = conclude_run(damaged_run(seed))
-    assert json.loads(json.dumps(summarise(found), allow_nan=False))["decision"] == found.decision.sentence
+    assert json.loads(json.dumps(summarise(found), allow_nan=False))["decision"] == describe_decision(found.decision)
     adopted = [each for each in found.decision.comparisons if each.verdict == "adopt"]
     assert all(each.num_prompts >= 6 and each.speedup.value > 1 for each in adopted)

@@ -12,7 +12,7 @@ import pytest
 from tests.support.measuring import CONTEXT, FASTER, PLAIN, make_plan, make_session
 
 from draftwise.backends import virtual_time
-from draftwise.core import BackendError, InvalidSetup
+from draftwise.core import BackendError, Hardware, InvalidSetup
 from draftwise.runs import RunDirectory
 
 
@@ -26,8 +26,8 @@ def measured(tmp_path: Path) -> Path:
 def test_what_is_read_back_is_the_plan_and_all_answers(measured: Path) -> None:
     run = RunDirectory(measured).read()
     assert run.plan == make_plan()
-    assert len(run.answers) == len(run.windows) == 2 * 8 * 3
-    assert run.context["model"] == CONTEXT["model"]
+    assert len(run.answers) == len(run.turns) == 2 * 8 * 3
+    assert run.context.model == CONTEXT.model
     assert all(isinstance(answer.timing.chunks[0], tuple) for answer in run.answers)
 
 
@@ -36,7 +36,7 @@ def test_a_line_cut_off_by_a_crash_is_as_if_never_written(measured: Path) -> Non
     turns = measured / "turns.jsonl"
     turns.write_text(turns.read_text()[:-40])
     run = RunDirectory(measured).read()
-    assert len(run.windows) == len(whole.windows) - 1
+    assert len(run.turns) == len(whole.turns) - 1
     assert len(run.answers) == len(whole.answers) - 1, "answers of a turn that was not finished do not count"
 
 
@@ -47,8 +47,8 @@ def test_a_resumed_run_appends_after_a_cut_off_line(measured: Path) -> None:
     session = make_session(measured, whole.plan, (PLAIN, FASTER), resume=True)
     virtual_time.run(session.run())
     run = RunDirectory(measured).read()
-    assert {(w.arm, w.repeat, w.block) for w in run.windows} == {(w.arm, w.repeat, w.block) for w in whole.windows}
-    assert len(run.windows) == len(whole.windows)
+    assert {(w.arm, w.repeat, w.block) for w in run.turns} == {(w.arm, w.repeat, w.block) for w in whole.turns}
+    assert len(run.turns) == len(whole.turns)
     assert session.progress.first == (48, 47)
     assert session.progress.advanced == 1
 
@@ -67,7 +67,7 @@ def test_a_run_that_a_dying_server_ended_can_be_resumed(tmp_path: Path) -> None:
 
 
 def test_resuming_on_another_machine_is_refused(measured: Path) -> None:
-    other = {**CONTEXT, "hardware": {"cpu": "another"}}
+    other = replace(CONTEXT, hardware=Hardware(cpu="another"))
     with pytest.raises(InvalidSetup, match=r"hardware: now .*another.*, when the run began"):
         virtual_time.run(make_session(measured, make_plan(), (PLAIN, FASTER), resume=True, context=other).run())
 

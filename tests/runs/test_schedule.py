@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from tests.support.measuring import make_plan, make_workload
 
 from draftwise.core import ClosedLoop, Condition, OpenLoop, Phase, Replay, RunPlan
-from draftwise.runs.schedule import Turn, arm_order, blocks, pass_over
+from draftwise.runs.schedule import Turn, arm_order, blocks, plan_turns
 
 
 def schedule(plan: RunPlan) -> list[Turn]:
-    return [turn for n in range(1, plan.repeats + 1) for turn in pass_over(plan, plan.conditions, n)]
+    return [turn for n in range(1, plan.repeats + 1) for turn in plan_turns(plan, plan.conditions, n)]
 
 
 @given(st.integers(1, 5), st.integers(1, 9), st.integers(1, 4), st.sampled_from([1, 2, 3]))
@@ -54,11 +54,11 @@ def test_a_recording_is_replayed_as_a_whole() -> None:
 
 def test_settled_candidates_are_left_out_and_plain_rests_without_any() -> None:
     plan = make_plan(2, repeats=1)
-    turns = list(pass_over(plan, plan.conditions, 1, without={("code", "c=1", "candidate 1")}, number=7))
+    turns = list(plan_turns(plan, plan.conditions, 1, without={("code", "c=1", "candidate 1")}, number=7))
     assert {turn.arm for turn in turns} == {"plain", "candidate 2"}
     assert [turn.number for turn in turns] == list(range(7, 7 + 16))
     settled = {("code", "c=1", f"candidate {i}") for i in (1, 2)}
-    assert list(pass_over(plan, plan.conditions, 1, without=settled)) == []
+    assert list(plan_turns(plan, plan.conditions, 1, without=settled)) == []
 
 
 @pytest.mark.parametrize("arms", [["a", "b"], ["a", "b", "c"], list("abcde")])

@@ -105,7 +105,7 @@ def test_when_the_process_dies_streams_end_with_the_error_and_health_says_so(che
         assert server.http.post("/v1/completions", json={"prompt": "a"}).status_code == 200
         os.kill(launched.process.pid, signal.SIGKILL)
         launched.process.wait()
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while server.http.get("/health").status_code != 503:
             assert time.monotonic() < deadline
         answer = server.http.post("/v1/completions", json={"prompt": "a"})
@@ -128,7 +128,7 @@ def test_many_streams_at_once_each_get_their_own_text(checkpoint):
             return "".join(choice["text"] for choice in choices)
 
         async def read_all():
-            async with httpx.AsyncClient(base_url=server.url, timeout=20) as client:
+            async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
                 return await asyncio.gather(*(read(client, 1 + i % 12) for i in range(48)))
 
         assert asyncio.run(read_all()) == ["Hello, world"[: 1 + i % 12] for i in range(48)]
@@ -156,7 +156,7 @@ def test_an_engine_that_is_still_being_built_can_be_given_up_at_once():
         worker.wait_until_built("m", on_phase=interrupt)
     began = time.monotonic()
     worker.stop()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30, "it sleeps for a minute"
     assert launched.process.returncode == -signal.SIGKILL
 
 

@@ -81,9 +81,9 @@ def test_too_long_prompts_are_refused_with_the_numbers(server):
 
 def test_a_client_that_goes_away_frees_its_pages(server):
     body = GREEDY | {"stream": True, "ignore_eos": True, "max_tokens": 180}
-    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=20) as answer:
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as answer:
         next(answer.iter_lines())
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while server.worker.stats.kv_cache_usage or server.engine.has_work():
         assert time.monotonic() < deadline
         time.sleep(0.01)

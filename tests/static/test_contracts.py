@@ -16,6 +16,7 @@ NO_TORCH = "What needs no torch cannot reach it, not even by a detour"
 VERBS = "A verb of the command line knows no other"
 ACYCLIC = "Siblings do not depend on each other in a circle"
 PLANNING = "Planning is layered: verbs, sizing, checking"
+CHECKING = "Checking goes through vLLM's own stages"
 MEASURING = "Measuring is layered: a session sweeps, a sweep takes turns, a turn is load"
 PLANTS = [
     (LAYERED, "core/shape.py", "from draftwise.facts import gpus"),
@@ -39,6 +40,8 @@ PLANTS = [
     (ACYCLIC, "serve/errors.py", "from draftwise.serve import app"),
     (PLANNING, "plan/check/__init__.py", "from draftwise.plan import size"),
     (PLANNING, "plan/sarif.py", "from draftwise.plan import upgrade"),
+    (CHECKING, "plan/check/spec/tokens.py", "from draftwise.plan.check import engine"),
+    (CHECKING, "plan/check/context.py", "from draftwise.plan.check.model import Model"),
     (MEASURING, "measure/load/client.py", "from draftwise.measure import warm_up"),
     (MEASURING, "measure/experiment.py", "from draftwise.measure import sweep"),
 ]

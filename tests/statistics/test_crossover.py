@@ -12,7 +12,7 @@ TRUTH = 20.0
 
 
 def point(load: float, ratio: float, error: float = 0.01) -> LoadPoint:
-    spread = Spread(variance=error**2, degrees=100, lasting=0.0, num_prompts=100, num_pairs=100)
+    spread = Spread(variance=error**2, degrees=100, lasting=0.0, num_prompts=100, num_blocks=100)
     return LoadPoint(load=load, estimate=Estimate(log=math.log(ratio), spread=spread))
 
 
@@ -66,7 +66,7 @@ def test_a_wrong_order_is_smoothed() -> None:
 
 
 def test_unknown_errors_are_left_out() -> None:
-    alone = Spread(variance=math.inf, degrees=1, lasting=0.0, num_prompts=1, num_pairs=1)
+    alone = Spread(variance=math.inf, degrees=1, lasting=0.0, num_prompts=1, num_blocks=1)
     nothing = LoadPoint(load=2, estimate=Estimate(log=5.0, spread=alone))
     assert find_crossing([nothing]) is None
     assert next_load([nothing]) is None
@@ -130,7 +130,7 @@ def test_what_prompts_have_in_common_does_not_average_out() -> None:
     """Half-way between two loads, errors of their own count 1/sqrt(2), errors that both share count in full."""
     gains = np.random.default_rng(0).normal(0, 0.2, 50)
     gains -= gains.mean()
-    spread = Spread(variance=gains.var(ddof=1) / 50, degrees=49, lasting=0.0, num_prompts=50, num_pairs=250)
+    spread = Spread(variance=gains.var(ddof=1) / 50, degrees=49, lasting=0.0, num_prompts=50, num_blocks=250)
 
     def measured(load: float, log: float, *, named: bool) -> LoadPoint:
         by_prompt = dict(enumerate(log + gains)) if named else {}

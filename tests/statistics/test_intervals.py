@@ -12,10 +12,10 @@ from tests.support.simulated import Array, Machine, binomial_bounds
 from draftwise.statistics import (
     Design,
     Estimate,
+    Spread,
     goodput_change,
     prompt_ratio,
     server_ratio,
-    spread,
     total_ratio,
 )
 
@@ -56,12 +56,12 @@ def test_requests_taken_for_independent_do_not_cover() -> None:
     """What the coverage test is for: the same readings, as if each were a prompt of its own."""
     machine = Machine()
     alone_N = np.arange(machine.prompts * machine.passes)
-    assert coverage(machine, design=Design(prompt_N=alone_N, pair_N=alone_N)) < 0.8
+    assert coverage(machine, design=Design(prompt_N=alone_N, block_N=alone_N)) < 0.8
 
 
 def test_turns_without_their_shared_luck_do_not_cover() -> None:
     machine = Machine(prompts=40, per_turn=40, turn=0.05, gain=0.02)
-    alone = replace(machine.design(), pair_N=np.arange(machine.prompts * machine.passes))
+    alone = replace(machine.design(), block_N=np.arange(machine.prompts * machine.passes))
     assert coverage(machine, design=alone) < 0.8
 
 
@@ -211,5 +211,5 @@ def test_the_variance_over_two_dimensions_counts_noise_once() -> None:
     found = []
     for _ in range(40):
         noise_N = rng.normal(size=1600)
-        found.append(spread((noise_N - noise_N.mean()) / 1600, design).variance)
+        found.append(Spread.of((noise_N - noise_N.mean()) / 1600, design).variance)
     assert np.mean(found) == pytest.approx(1 / 1600, rel=0.2)

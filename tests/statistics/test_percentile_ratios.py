@@ -53,7 +53,7 @@ def test_prompts_taken_for_independent_requests_do_not_cover() -> None:
     rng, held = np.random.default_rng(0), 0
     for _ in range(TRIALS):
         candidate_N, plain_N = machine.measure(rng)
-        design = Design(prompt_N=alone_N, pair_N=alone_N)
+        design = Design(prompt_N=alone_N, block_N=alone_N)
         interval = percentile_ratios(single(candidate_N), single(plain_N), design)[50]
         held += interval.low <= 1 <= interval.high
     assert held / TRIALS < 0.85

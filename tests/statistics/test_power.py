@@ -8,14 +8,14 @@ from tests.support.simulated import Machine
 
 from draftwise.statistics import (
     POWER,
+    Conclusion,
     Estimate,
-    Outcome,
     Spread,
     conclude,
     detectable_ratio,
-    passes_needed,
     prompt_ratio,
     prompts_needed,
+    repetitions_needed,
 )
 
 TRIALS = 400
@@ -29,7 +29,7 @@ def measure(machine: Machine, speedup: float, seed: int = 0) -> list[Estimate]:
 
 
 def share_faster(found: list[Estimate], margin: float) -> float:
-    return sum(conclude(each.interval(), margin) is Outcome.FASTER for each in found) / TRIALS
+    return sum(conclude(each.interval(), margin) is Conclusion.FASTER for each in found) / TRIALS
 
 
 def typical(found: list[Estimate]) -> Estimate:
@@ -53,7 +53,7 @@ def test_five_percent_are_found_with_as_many_prompts_as_it_said() -> None:
 
 
 def estimate(ratio: float, error: float, lasting: float = 0.0, prompts: int = 10) -> Estimate:
-    spread = Spread(variance=error**2, degrees=prompts - 1, lasting=lasting, num_prompts=prompts, num_pairs=100)
+    spread = Spread(variance=error**2, degrees=prompts - 1, lasting=lasting, num_prompts=prompts, num_blocks=100)
     return Estimate(log=math.log(ratio), spread=spread)
 
 
@@ -72,8 +72,8 @@ def test_an_estimate_on_the_limit_is_never_settled() -> None:
 
 
 def test_passes_help_where_turns_differ_and_not_where_prompts_do() -> None:
-    assert passes_needed(estimate(1.1, 0.05, lasting=0.0), 5, margin=MARGIN) > 5
-    assert passes_needed(estimate(1.1, 0.05, lasting=0.05**2), 5, margin=MARGIN) is None
+    assert repetitions_needed(estimate(1.1, 0.05, lasting=0.0), 5, margin=MARGIN) > 5
+    assert repetitions_needed(estimate(1.1, 0.05, lasting=0.05**2), 5, margin=MARGIN) is None
 
 
 def test_nothing_is_promised_where_nothing_was_repeated() -> None:

@@ -1,8 +1,22 @@
 """Comparisons made up number by number, for tests of what is concluded from them."""
 
+from collections.abc import Sequence
 from typing import Any
 
-from draftwise.core import ClosedLoop, Comparison, Condition, Counters, Interval, OpenLoop, SpecStats, Verdict
+from draftwise.core import (
+    Band,
+    ClosedLoop,
+    Comparison,
+    Condition,
+    Counters,
+    Decision,
+    Interval,
+    OpenLoop,
+    Scope,
+    SpecStats,
+    Verdict,
+)
+from draftwise.decide.recommendations import recommend
 
 ALONE = Condition()
 LOADED = Condition(load=ClosedLoop(concurrency=16))
@@ -27,7 +41,7 @@ def compared(speedup: Interval = FASTER, condition: Condition = ALONE, **others:
         "workload": "code",
         "candidate": "ngram k=3",
         "num_prompts": 20,
-        "passes": (1, 2, 3),
+        "repetitions": (1, 2, 3),
         "total": speedup,
         "ttft": None,
         "tpot": Interval(value=1 / speedup.value, low=1 / speedup.high, high=1 / speedup.low),
@@ -51,3 +65,22 @@ def adopted(load: int, ratio: float = 1.5, **others: Any) -> Comparison:
 
 def rejected(load: int, **others: Any) -> Comparison:
     return compared(SLOWER, Condition(load=ClosedLoop(concurrency=load)), verdict=Verdict.REJECT, **others)
+
+
+def decision_on(comparisons: Sequence[Comparison], bands: Sequence[Band] = (), **others: Any) -> Decision:
+    """Return what comparisons and bands recommend, and nothing else."""
+    given: dict[str, Any] = {
+        "findings": (),
+        "missing_context": (),
+        "scope": Scope(workloads={}, conditions=()),
+        **others,
+    }
+    crossovers = given.pop("crossovers", ())
+    return Decision(
+        baseline="plain",
+        comparisons=tuple(comparisons),
+        recommendations=recommend(comparisons, bands, crossovers),
+        bands=tuple(bands),
+        crossovers=tuple(crossovers),
+        **given,
+    )

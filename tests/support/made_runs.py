@@ -1,7 +1,7 @@
 """Runs made up reading by reading, of a truth that the test states: no server, no clock, no client."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -14,14 +14,15 @@ from draftwise.core import (
     Counters,
     Prompt,
     Run,
+    RunContext,
     RunPlan,
     SpecConfig,
     SpecStats,
     Timing,
-    Window,
+    TurnRecord,
     Workload,
 )
-from draftwise.runs.schedule import Turn, pass_over
+from draftwise.runs.schedule import Turn, plan_turns
 
 CONTEXT: dict[str, Any] = {
     "hardware": {"cpu": "imaginary", "cores": 2},
@@ -43,7 +44,7 @@ def workload(name: str = "code", num_prompts: int = 12, tokens: int = 50) -> Wor
 
 
 def arm(k: int) -> Arm:
-    return Arm(name=f"ngram k={k}", spec=SpecConfig(method="ngram", num_speculative_tokens=k))
+    return Arm(name=f"ngram k={k}").with_spec(SpecConfig(method="ngram", num_speculative_tokens=k))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,16 +97,22 @@ def make_run(
     )
     rng = np.random.default_rng(seed)
     answers: list[Answer] = []
-    windows: list[Window] = []
+    turns: list[TurnRecord] = []
     number = 0
     for repeat in range(1, repeats + 1):
-        for turn in pass_over(plan, plan.conditions, repeat, number=number):
+        for turn in plan_turns(plan, plan.conditions, repeat, number=number):
             number = turn.number + 1
             if keep(turn):
                 mine = _answer_all(turn, truths.get(turn.arm, Truth()), rng, turn_noise)
                 answers += mine
-                windows.append(_window(turn, mine, truths.get(turn.arm, Truth())))
-    return Run(plan=plan, context=context or CONTEXT, answers=tuple(answers), windows=tuple(windows))
+                turns.append(_record(turn, mine, truths.get(turn.arm, Truth())))
+    found = RunContext.from_dict(context or CONTEXT)
+    return Run(plan=plan, context=found, answers=tuple(answers), turns=tuple(turns))
+
+
+def with_context(run: Run, **parts: Any) -> Run:
+    """Return the run with parts of its context, as JSON has them, replaced."""
+    return replace(run, context=RunContext.from_dict({**run.context.to_dict(), **parts}))
 
 
 def _answer_all(turn: Turn, truth: Truth, rng: np.random.Generator, turn_noise: float) -> list[Answer]:
@@ -148,12 +155,12 @@ def _time(prompt: Prompt, condition: Condition, truth: Truth, sent: float, slown
     return Timing(sent=sent, chunks=tuple(chunks), finished=time)
 
 
-def _window(turn: Turn, answers: Sequence[Answer], truth: Truth) -> Window:
+def _record(turn: Turn, answers: Sequence[Answer], truth: Truth) -> TurnRecord:
     steps = sum(len(answer.timing.chunks) - 1 for answer in answers)
     tokens = sum(answer.timing.num_tokens for answer in answers)
     accepted = tokens - steps - len(answers)
     spec = SpecStats(num_drafts=steps, num_draft_tokens=steps * truth.k, num_accepted_tokens=accepted)
-    return Window(
+    return TurnRecord(
         turn=turn.number,
         arm=turn.arm,
         workload=turn.workload,

@@ -6,16 +6,31 @@ from pathlib import Path
 from typing import Any
 
 from draftwise.backends import FakeBackend, FakeScript, virtual_time
-from draftwise.core import Arm, ClosedLoop, Comparison, Condition, Decision, Prompt, RunPlan, SpecConfig, Workload
-from draftwise.decide.decision import decide
+from draftwise.core import (
+    Arm,
+    ClosedLoop,
+    Comparison,
+    Condition,
+    Decision,
+    Hardware,
+    Prompt,
+    RunContext,
+    RunPlan,
+    Setup,
+    Software,
+    SpecConfig,
+    TargetModel,
+    Workload,
+)
+from draftwise.decide.conclusions import conclude_run
 from draftwise.measure.session import Session
 from draftwise.runs import RunDirectory
 
-CONTEXT: dict[str, Any] = {
-    "hardware": {"cpu": "imaginary", "cores": 2},
-    "software": {"python": "3"},
-    "model": {"name": "fake", "dtype": "bfloat16"},
-}
+CONTEXT = RunContext(
+    hardware=Hardware(cpu="imaginary", cores=2),
+    software=Software(python="3"),
+    model=TargetModel(name="fake", dtype="bfloat16"),
+)
 PLAIN = FakeScript(seed=1)
 FASTER = FakeScript(k=3, accepted=(3, 1, 0), step_s=0.0045, seed=2)
 
@@ -40,8 +55,9 @@ def make_workload(name: str = "code", num_prompts: int = 8, max_tokens: int = 40
 
 
 def make_plan(num_candidates: int = 1, **settings: Any) -> RunPlan:
-    spec = SpecConfig(method="ngram", num_speculative_tokens=3)
-    arms = (Arm(name="plain"), *(Arm(name=f"candidate {i}", spec=spec) for i in range(1, num_candidates + 1)))
+    plain = Arm(name="plain", setup=Setup(target="fake", engine="vllm", engine_version="fake-1"))
+    drafting = plain.with_spec(SpecConfig(method="ngram", num_speculative_tokens=3))
+    arms = (plain, *(replace(drafting, name=f"candidate {i}") for i in range(1, num_candidates + 1)))
     concurrency, temperature = settings.pop("concurrency", 1), settings.pop("temperature", 0.0)
     condition = Condition(load=ClosedLoop(concurrency=concurrency), temperature=temperature)
     given = {"arms": arms, "workloads": (make_workload(),), "conditions": (condition,), "repeats": 3, **settings}
@@ -63,7 +79,7 @@ def measure(path: Path, *candidates: FakeScript, plain: FakeScript = PLAIN, **se
     """Return the decision of a whole run."""
     plan = make_plan(len(candidates), **settings)
     virtual_time.run(make_session(path, plan, (plain, *candidates)).run())
-    return decide(RunDirectory(path).read())
+    return conclude_run(RunDirectory(path).read()).decision
 
 
 def compare_one(path: Path, candidate: FakeScript, *, plain: FakeScript = PLAIN, **settings: Any) -> Comparison:

@@ -37,8 +37,8 @@ def serving_launched(launched, tokenizer, *, api_key=None, max_waiting=8, defaul
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     try:
         with (
-            httpx.Client(base_url=url, timeout=20) as http,
-            openai.OpenAI(base_url=f"{url}/v1", api_key=api_key or "-", max_retries=0, timeout=20) as client,
+            httpx.Client(base_url=url, timeout=60) as http,
+            openai.OpenAI(base_url=f"{url}/v1", api_key=api_key or "-", max_retries=0, timeout=60) as client,
         ):
             yield SimpleNamespace(url=url, http=http, client=client, worker=worker)
     finally:

@@ -7,9 +7,6 @@ from pathlib import Path
 
 import pytest
 from tests.support.loaded import load_workload
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
 
 from draftwise.core import InvalidSetup, Prompt
 from draftwise.workloads import check_workloads, load_workloads, profile_workload
@@ -139,9 +136,12 @@ def test_length_buckets_share_a_workload_out() -> None:
         load_workload("rewrite#prompt=90000-")
 
 
+@pytest.mark.engine
 def test_counts_are_exact_with_a_tokenizer(tmp_path: Path) -> None:
-    tokenizer = Tokenizer(WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = Whitespace()
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     workload = load_workload("synthetic:prompt=37,n=5,source=prose", tokenizer=tmp_path)
     counts = [len(tokenizer.encode(prompt.text or "").ids) for prompt in workload.prompts]
@@ -151,10 +151,15 @@ def test_counts_are_exact_with_a_tokenizer(tmp_path: Path) -> None:
     assert asked.prompts == workload.prompts
 
 
-def test_a_tokenizer_that_was_asked_for_must_be_there_and_one_that_was_not_need_not(tmp_path: Path) -> None:
+@pytest.mark.engine
+def test_a_damaged_tokenizer_that_was_asked_for_is_named(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(InvalidSetup, match="cannot be read"):
         load_workload(f"code#tokenizer={tmp_path}")
+
+
+def test_a_tokenizer_that_was_not_asked_for_need_not_be_there(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}")
     for hint in (tmp_path, tmp_path / "none", Path("meta-llama/Llama-3.1-8B")):
         assert "estimated" in load_workload("synthetic:n=1", tokenizer=hint).description
 

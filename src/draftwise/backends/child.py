@@ -27,9 +27,9 @@ _LONGEST_LINE = 240
 _END_S = child_reaper.GRACE_S + 15
 """How long a stop waits before it gives a process up that even SIGKILL does not end (a hung driver)."""
 _SEARCHES = 3
-"""Rests for which it is found out which processes keep a core busy; none found by then, it is left alone."""
-_LOOKS, _LOOK_S = 10, 0.02
-"""How often, and how far apart, a search looks at the idle processes."""
+"""Pauses in which processes that keep a core busy are searched for; if none is found by then, no more are."""
+_SAMPLES, _SAMPLE_S = 10, 0.02
+"""How often, and how far apart, a search samples the idle processes."""
 _MOST_RUNNING = 0.8
 """Share of the looks from which on a process is spinning. (A busy machine may keep it waiting: it is runnable then.)"""
 _CORES_FOR_EACH = 8
@@ -67,7 +67,7 @@ class ChildBackend(UrlBackend):
         command: what an operator would type to serve the same.
         log: file that receives what the server prints.
         timeout_s: how long loading may take.
-        on_wait: told, while it loads, what it is doing.
+        on_wait: called, while it loads, with what it is doing.
     """
 
     def __init__(
@@ -202,10 +202,10 @@ class ChildBackend(UrlBackend):
         assert self._process is not None
         family = child_reaper.find_descendants(self._process.pid)[1:]
         seen = Counter[int]()
-        for _ in range(_LOOKS if family else 0):
+        for _ in range(_SAMPLES if family else 0):
             seen.update(pid for pid in family if _is_running(pid))
-            await asyncio.sleep(_LOOK_S)
-        return tuple(pid for pid in family if seen[pid] >= _MOST_RUNNING * _LOOKS)
+            await asyncio.sleep(_SAMPLE_S)
+        return tuple(pid for pid in family if seen[pid] >= _MOST_RUNNING * _SAMPLES)
 
 
 def _is_running(pid: int) -> bool:

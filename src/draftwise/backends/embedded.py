@@ -6,11 +6,12 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from draftwise.backends.child import ChildBackend
-from draftwise.core import Finding, InvalidSetup, Severity, SpecConfig
+from draftwise.core import Finding, InvalidSetup, Setup, Severity
+from draftwise.setups.write import write_words
 
 __all__ = ["EmbeddedBackend"]
 
@@ -24,27 +25,22 @@ class EmbeddedBackend(ChildBackend):
 
     Args:
         name: of the arm.
-        target: directory of the checkpoint.
-        spec: speculative config, None for plain decoding.
-        args: further arguments of `draftwise serve`.
+        setup: what to serve; its target is the directory of a checkpoint.
         log: file that receives what the server prints.
         timeout_s: how long loading may take.
-        on_wait: told the server's latest line while it loads.
+        on_wait: called with the server's latest line while it loads.
     """
 
     def __init__(
         self,
         name: str,
-        target: str,
+        setup: Setup,
         *,
-        spec: SpecConfig | None,
         log: Path,
-        args: Sequence[str] = (),
         timeout_s: float = 600,
         on_wait: Callable[[str], None] | None = None,
     ) -> None:
-        given = [] if spec is None else ["--speculative-config", spec.to_json()]
-        self._arguments = ["serve", target, *given, *args]
+        self._arguments = write_words(setup, ["serve"])
         command = shlex.join(["draftwise", *self._arguments])
         super().__init__(name, command=command, log=log, timeout_s=timeout_s, on_wait=on_wait)
 

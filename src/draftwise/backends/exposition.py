@@ -50,16 +50,16 @@ def parse_cache_tokens(text: str) -> int | None:
     """Return the tokens that vLLM's KV cache holds, summed over its engines: its config is the labels of a metric.
 
     Older releases tell blocks and their size only, which is more than the cache holds where layers differ in what they
-    keep. None where it is not told.
+    keep. None where it is not reported.
     """
     total = 0
     for line in text.splitlines():
         if line.startswith(CACHE_CONFIG):
             labels = dict(_LABEL.findall(line))
-            told = labels.get("kv_cache_size_tokens", "None")
+            given = labels.get("kv_cache_size_tokens", "None")
             blocks, size = (labels.get(name, "None") for name in ("num_gpu_blocks", "block_size"))
-            if told.isdigit():
-                total += int(told)
+            if given.isdigit():
+                total += int(given)
             elif blocks.isdigit() and size.isdigit():
                 total += int(blocks) * int(size)
     return total or None

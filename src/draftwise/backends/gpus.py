@@ -5,22 +5,19 @@ from __future__ import annotations
 import math
 import os
 import subprocess
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import prod
+from typing import Any
 
-from draftwise.core import InvalidSetup
+from draftwise.core import InvalidSetup, Setup
 
 __all__ = ["Placement", "ask_driver", "count_gpus_per_arm", "find_gpus", "place_arms"]
 
-_PARALLEL = {
-    "--tensor-parallel-size": "-tp",
-    "--pipeline-parallel-size": "-pp",
-    "--data-parallel-size": "-dp",
-}
-"""Flags of `vllm serve` whose product is the GPUs that a server takes."""
+_PARALLEL = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+"""Arguments whose product is the GPUs that a server takes."""
 _DRIVER_S = 20.0
-_UTILIZATION = "--gpu-memory-utilization"
+_UTILIZATION = "gpu_memory_utilization"
 _TOTAL = 0.9
 """Share of a GPU that all servers on it take together, where the operator names none (vLLM's own default until 0.19,
 0.92 since): each of them has a CUDA context and graphs outside its share."""
@@ -42,13 +39,14 @@ class Placement:
         """Variables of the server."""
         return {"CUDA_VISIBLE_DEVICES": ",".join(self.gpus)}
 
-    @property
-    def args(self) -> tuple[str, ...]:
-        """Arguments of the server, which stand after the operator's and so replace them."""
-        return () if self.utilization is None else (_UTILIZATION, f"{self.utilization:.2f}")
+    def apply(self, setup: Setup) -> Setup:
+        """Return a setup as it runs there: with the share of memory that it may take."""
+        if self.utilization is None:
+            return setup
+        return replace(setup, args={**setup.args, _UTILIZATION: self.utilization})
 
 
-def place_arms(num_arms: int, gpus: Sequence[str], args: Sequence[str] = ()) -> tuple[Placement, ...]:
+def place_arms(num_arms: int, gpus: Sequence[str], args: Mapping[str, Any]) -> tuple[Placement, ...]:
     """Return where each arm runs: on GPUs of its own while there are enough, else several on the same.
 
     Every arm gets the same share of memory, also one that has its GPUs to itself: a bigger KV cache would be a
@@ -57,7 +55,7 @@ def place_arms(num_arms: int, gpus: Sequence[str], args: Sequence[str] = ()) -> 
     Args:
         num_arms: servers that run at the same time.
         gpus: those of this machine that may be used, as CUDA_VISIBLE_DEVICES names them.
-        args: the arms' arguments of `vllm serve`: how many GPUs a server takes, and how much of their memory.
+        args: the arms' `Setup.args`: how many GPUs a server takes, and how much of their memory.
 
     Raises:
         InvalidSetup: a server takes more GPUs than there are.
@@ -73,7 +71,7 @@ def place_arms(num_arms: int, gpus: Sequence[str], args: Sequence[str] = ()) -> 
         )
     groups = groups[:num_arms]
     most = math.ceil(num_arms / len(groups))
-    total = _find_number(args, _UTILIZATION, "") or _TOTAL
+    total = args.get(_UTILIZATION) or _TOTAL
     utilization = None if most == 1 else math.floor(100 * total / most) / 100
     counts = [len(range(number, num_arms, len(groups))) for number in range(len(groups))]
     return tuple(
@@ -82,9 +80,9 @@ def place_arms(num_arms: int, gpus: Sequence[str], args: Sequence[str] = ()) -> 
     )
 
 
-def count_gpus_per_arm(args: Sequence[str]) -> int:
-    """Return how many GPUs a `vllm serve` with these arguments takes."""
-    return prod(int(_find_number(args, flag, short) or 1) for flag, short in _PARALLEL.items())
+def count_gpus_per_arm(args: Mapping[str, Any]) -> int:
+    """Return how many GPUs a vLLM server with these arguments takes."""
+    return prod(args.get(name) or 1 for name in _PARALLEL)
 
 
 def find_gpus() -> tuple[str, ...]:
@@ -107,14 +105,3 @@ def ask_driver(fields: str) -> list[str]:
     except (OSError, subprocess.TimeoutExpired):
         return []
     return answer.stdout.splitlines() if answer.returncode == 0 else []
-
-
-def _find_number(args: Sequence[str], flag: str, short: str) -> float | None:
-    """Return the value of a flag, the last where it is given twice; None where it is absent or no number."""
-    found = None
-    for word, following in zip(args, [*args, ""][1:], strict=True):
-        name, equals, value = word.partition("=")
-        if name.replace("_", "-") in (flag, short or flag):
-            text = value if equals else following
-            found = text if text.replace(".", "", 1).isdigit() else found
-    return None if found is None else float(found)

@@ -8,9 +8,10 @@ import shlex
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,10 @@ from draftwise.backends.base import ServerInfo
 from draftwise.backends.child import ChildBackend
 from draftwise.backends.exposition import has_spec_counters, parse_cache_tokens
 from draftwise.backends.gpus import Placement
-from draftwise.backends.vllm_command import check_arguments, check_command, compose, find_version, per_request_metrics
+from draftwise.backends.vllm_command import check_arguments, check_command, compose, with_request_metrics
 from draftwise.backends.vllm_log import StartupLog, find_root_cause, is_port_taken
-from draftwise.core import BackendError, Finding, InvalidSetup, Severity, SpecConfig
+from draftwise.core import BackendError, Finding, InvalidSetup, Setup, Severity
+from draftwise.setups.write import write_flags, write_words
 
 __all__ = ["VllmBackend"]
 
@@ -39,45 +41,39 @@ class VllmBackend(ChildBackend):
 
     Args:
         name: of the arm.
-        target: directory of the checkpoint, or a name that this vLLM resolves.
-        spec: speculative config, None for plain decoding.
+        setup: what to serve; its target is a directory, or a name that this vLLM resolves.
         log: file that receives what the server prints.
-        args: further arguments of `vllm serve`, the same for all arms.
         vllm: what starts vLLM, up to `serve`; see `vllm_command.compose`.
-        env: variables to set; None as a value unsets one.
         placement: the GPUs it runs on; None for what it finds (all of them, or the CPU).
         timeout_s: how long loading may take.
-        on_wait: told, while it loads, the phase and its seconds.
+        on_wait: called, while it loads, with the phase and its seconds.
         in_turn: held while it starts. Servers that share a GPU or few cores must start one after another: vLLM
             measures the free memory while it loads.
 
     Raises:
         InvalidSetup: there is no such command, or an argument is one that draftwise decides.
+
+    Attributes:
+        setup: what is served, with its share of the GPUs' memory and the flags that draftwise adds.
     """
 
     def __init__(
         self,
         name: str,
-        target: str,
+        setup: Setup,
         *,
-        spec: SpecConfig | None,
         log: Path,
-        args: Sequence[str] = (),
         vllm: str = "vllm",
-        env: Mapping[str, str | None] | None = None,
         placement: Placement | None = None,
         timeout_s: float = 1800,
         on_wait: Callable[[str], None] | None = None,
         in_turn: asyncio.Lock | None = None,
     ) -> None:
-        check_arguments(args)
-        self._words = compose(vllm, target, spec, (*args, *(placement.args if placement else ())))
+        check_arguments(chain.from_iterable(write_flags(replace(setup, spec=None))))
+        self.setup = with_request_metrics(setup if placement is None else placement.apply(setup))
+        self._words = compose(vllm, self.setup)
         check_command(self._words)
         super().__init__(name, command=shlex.join(self._words), log=log, timeout_s=timeout_s, on_wait=on_wait)
-        self._target = target
-        self._spec = spec
-        self._args = args
-        self._env = {**(env or {}), **(placement.env if placement else {})}
         self._placement = placement
         self._in_turn = in_turn
         self._startup = StartupLog(0)
@@ -123,23 +119,20 @@ class VllmBackend(ChildBackend):
         return self._placement is None or super()._needs_its_cores()
 
     async def _launch(self) -> None:
-        version = await asyncio.to_thread(find_version, self._words)
-        words = [*self._words, *per_request_metrics(version, self._spec, self._args)]
-        self.command = shlex.join(words)
         for _ in range(_ATTEMPTS - 1):
             with suppress(_PortTakenError):
-                await self._launch_once(words)
+                await self._launch_once()
                 return
-        await self._launch_once(words)
+        await self._launch_once()
 
-    async def _launch_once(self, words: Sequence[str]) -> None:
+    async def _launch_once(self) -> None:
         with _reserve_port() as held:
             port = held.getsockname()[1]
             if sys.platform != "linux":
                 held.close()  # elsewhere a second socket cannot be bound there, listening or not
             self.url = f"http://127.0.0.1:{port}"
             self._startup = StartupLog(time.monotonic())
-            self._spawn([*words, "--host", "127.0.0.1", "--port", str(port)], self._environment())
+            self._spawn([*self._words, "--host", "127.0.0.1", "--port", str(port)], self._environment())
             while not (self._startup.is_ready or _listens(port)):
                 await self._wait()
         await self._wait_for_health()
@@ -148,9 +141,10 @@ class VllmBackend(ChildBackend):
     def _environment(self) -> dict[str, str]:
         # No telemetry from measurements. A key meant for the operator's own server would lock this one.
         quiet = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
-        paths = [self._target, *([] if self._spec is None or self._spec.model is None else [self._spec.model])]
+        spec, placed = self.setup.spec, {} if self._placement is None else self._placement.env
+        paths = [self.setup.target, *([] if spec is None or spec.model is None else [spec.model])]
         local = {"HF_HUB_OFFLINE": "1"} if all(Path(path).is_dir() for path in paths) else {}
-        wanted = {**os.environ, **quiet, **local, "VLLM_API_KEY": None, **self._env}
+        wanted = {**os.environ, **quiet, **local, "VLLM_API_KEY": None, **self.setup.env, **placed}
         return {name: value for name, value in wanted.items() if value is not None}
 
     def _watch(self, lines: Sequence[str]) -> str:
@@ -165,19 +159,18 @@ class VllmBackend(ChildBackend):
         return BackendError(self._failure(f"ended with status {status}"))
 
     def _foresee(self) -> list[Finding]:
-        """Return the errors that this package's own rules find in the command."""
+        """Return the errors that this package's own rules find, for the version that the log names."""
         # Only here: the rules take longer to import than all else, and processes that only send load import this too.
         from draftwise.plan.judge import judge
-        from draftwise.setups.read import read_setups
+        from draftwise.setups.read import read_words
 
-        plainly = shlex.join(compose("vllm", self._target, self._spec, self._args))
-        version = self._startup.values.get("engine_version")
+        version = self._startup.values.get("engine_version") or self.setup.engine_version
         try:
-            readings = read_setups(plainly, engine_version=version)
-            findings = [finding for reading in readings for finding in judge(reading).findings]
+            # Read again: which words a release takes was not known before its log named it.
+            report = judge(read_words(write_words(self.setup), engine_version=version or None))
         except InvalidSetup:
             return []
-        return [finding for finding in findings if finding.severity is Severity.ERROR]
+        return [finding for finding in report.findings if finding.severity is Severity.ERROR]
 
     async def _ask_config(self) -> dict[str, Any] | None:
         """Return the speculative config by /server_info (served with VLLM_SERVER_DEV_MODE=1 only)."""

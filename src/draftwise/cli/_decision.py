@@ -13,11 +13,13 @@ from rich.table import Table
 from rich.text import Text
 
 from draftwise.cli._console import UNBROKEN
-from draftwise.core import Comparison, Decision, Finding, Interval, RunPlan, Severity, Verdict
-from draftwise.decide.comparison.verdict import deciding
+from draftwise.core import Comparison, Decision, Finding, RunPlan, Severity, Verdict
 from draftwise.measure.warm_up import Pace
-from draftwise.report.tables import Repeated, group_findings, in_order
-from draftwise.runs.schedule import pass_over
+from draftwise.report.conditions import describe_rollback, describe_unmeasured, list_schedules
+from draftwise.report.sentences import describe_decision
+from draftwise.report.tables import Repeated, group_findings, sort_comparisons
+from draftwise.report.units import format_change, format_number
+from draftwise.runs.schedule import plan_turns
 
 __all__ = ["ConsoleProgress", "estimate", "show_decision"]
 
@@ -97,9 +99,9 @@ def estimate(plan: RunPlan, pace: Pace, seconds: float) -> str:
     """Return a few lines: how much a plan is, about how long it takes, and how fast the servers were in the warm-up."""
     workloads = " + ".join(f"{len(each.prompts)} {each.name}" for each in plan.workloads)
     loads = "" if len(plan.conditions) == 1 else f"{len(plan.conditions)} conditions x "
-    total = plan.repeats * sum(len(turn.prompts) for turn in pass_over(plan, plan.conditions, 1))
+    total = plan.repeats * sum(len(turn.prompts) for turn in plan_turns(plan, plan.conditions, 1))
     lines = [
-        f"{len(plan.arms)} arms x {loads}({workloads}) prompts x {plan.repeats} passes = "
+        f"{len(plan.arms)} arms x {loads}({workloads}) prompts x {plan.repeats} repetitions = "
         f"{'at most ' if plan.adaptive else ''}{total} requests, about {_duration(seconds)}"
     ]
     for condition in plan.conditions:
@@ -121,7 +123,7 @@ def show_decision(console: Console, decision: Decision) -> None:
             soft_wrap=True,
         )
     if decision.comparisons:
-        whole, short = (_table(in_order(decision.comparisons), wide=wide) for wide in (True, False))
+        whole, short = (_table(sort_comparisons(decision.comparisons), wide=wide) for wide in (True, False))
         needed = console.measure(whole, options=console.options.update(max_width=UNBROKEN)).maximum
         console.print(whole if needed <= console.width else short)
     findings = _findings(decision)
@@ -132,12 +134,12 @@ def show_decision(console: Console, decision: Decision) -> None:
     if notes := sum(finding.severity is Severity.INFO for finding, _ in findings):
         console.print(f"{notes} {'note' if notes == 1 else 'notes'} in the report", style="dim")
     console.print()
-    console.print(Text(decision.sentence, style="bold"), soft_wrap=True)
-    for rule in decision.rollback:
+    console.print(Text(describe_decision(decision), style="bold"), soft_wrap=True)
+    for rule in describe_rollback(decision):
         console.print(Text(rule, style="dim"), soft_wrap=True)
-    for schedule in dict.fromkeys(decision.schedules):
+    for schedule in list_schedules(decision):
         console.print(f"Schedule by batch size, to paste: {schedule}", markup=False, highlight=False, soft_wrap=True)
-    for missing in decision.unmeasured:
+    for missing in describe_unmeasured(decision):
         console.print(Text(f"Not measured: {missing}", style="yellow"), soft_wrap=True)
 
 
@@ -167,23 +169,15 @@ def _positions(each: Comparison) -> str:
     return " ".join(rates[:5]) + (" ..." if len(rates) > 5 else "")
 
 
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
-
-
-def _change(ratio: Interval | None) -> str:
-    return "-" if ratio is None else f"{ratio.value - 1:+.0%}"
-
-
 _NUMBERS: dict[str, Callable[[Comparison], str]] = {
-    "speed-up": lambda each: f"{deciding(each).ratio.value:.2f}x",
-    "95 %": lambda each: deciding(each).ratio.span,
-    "tokens\n/step": lambda each: _number(each.counters.tokens_per_step),
-    "accept\nlength": lambda each: _number(each.counters.spec.acceptance_length),
+    "speed-up": lambda each: f"{each.deciding.value:.2f}x",
+    "95 %": lambda each: each.deciding.span,
+    "tokens\n/step": lambda each: format_number(each.counters.tokens_per_step),
+    "accept\nlength": lambda each: format_number(each.counters.spec.acceptance_length),
     "by position, %": _positions,
     "conver-\nsion": lambda each: "-" if each.conversion is None else f"{each.conversion:.0%}",
-    "TTFT": lambda each: _change(each.ttft),
-    "TPOT": lambda each: _change(each.tpot),
+    "TTFT": lambda each: format_change(each.ttft),
+    "TPOT": lambda each: format_change(each.tpot),
     "equal": lambda each: "-" if each.equal_outputs is None else "{}/{}".format(*each.equal_outputs),
 }
 _ALWAYS = ("speed-up", "95 %", "TPOT", "equal")

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from itertools import product
 from typing import Any
 
 import click
 
 from draftwise.core import Arrivals, ClosedLoop, Condition, Load, OpenLoop, Phase, Replay
-from draftwise.measure.launch import Candidate
 
-__all__ = ["Finite", "conditions", "load_options", "spread_lengths"]
+__all__ = ["Finite", "conditions", "load_options"]
 
 _PHASE = re.compile(r"(?:(?P<duration>[\d.]+)s:)?(?P<start>[\d.]+)(?:-(?P<end>[\d.]+))?/s")
 _PHASE_HELP = "is not like '60s:1-8/s,30s:20/s' (seconds, then requests per second; the last part may have no end)"
@@ -116,31 +114,20 @@ def load_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def conditions(asked: Mapping[str, Any]) -> tuple[Condition, ...]:
+def conditions(given: Mapping[str, Any]) -> tuple[Condition, ...]:
     """Return the product of loads and temperatures that the options ask for."""
     return tuple(
         Condition(load=load, temperature=temperature)
-        for temperature, load in product(asked["temperatures"], _loads(asked))
+        for temperature, load in product(given["temperatures"], _loads(given))
     )
 
 
-def _loads(asked: Mapping[str, Any]) -> list[Load]:
-    arrivals = Arrivals(asked["arrivals"])
-    loads: list[Load] = [ClosedLoop(concurrency=int(number)) for number in asked["concurrency"] or ()]
-    loads += [OpenLoop.steady(rate, arrivals) for rate in asked["rate"] or ()]
-    if asked["phases"]:
-        loads.append(OpenLoop(phases=asked["phases"], arrivals=arrivals))
-    if asked["replay"]:
-        loads.append(Replay(speed=asked["replay"]))
+def _loads(given: Mapping[str, Any]) -> list[Load]:
+    arrivals = Arrivals(given["arrivals"])
+    loads: list[Load] = [ClosedLoop(concurrency=int(number)) for number in given["concurrency"] or ()]
+    loads += [OpenLoop.steady(rate, arrivals) for rate in given["rate"] or ()]
+    if given["phases"]:
+        loads.append(OpenLoop(phases=given["phases"], arrivals=arrivals))
+    if given["replay"]:
+        loads.append(Replay(speed=given["replay"]))
     return loads or [ClosedLoop(concurrency=1)]
-
-
-def spread_lengths(candidates: Sequence[Candidate], lengths: Sequence[int] | None) -> list[Candidate]:
-    """Return each candidate once for each draft length; as it is where there is none to set."""
-    if not lengths:
-        return list(candidates)
-    return [
-        (name and f"{name} k={k}", spec and replace(spec, num_speculative_tokens=k))
-        for name, spec in candidates
-        for k in lengths
-    ]

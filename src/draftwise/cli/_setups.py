@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from draftwise.core import InvalidSetup, SpecConfig
-from draftwise.setups.read import Reading, read_setups
+from draftwise.setups.read import Reading, read_setups, read_words
 from draftwise.setups.read.arguments.json_text import read_json
 
 __all__ = ["read_sources", "setup_arguments"]
@@ -57,8 +56,9 @@ def read_sources(
     if source is None:
         raise click.UsageError("Give a model, a file (compose, Kubernetes, JSON) or a `vllm serve ...` command line.")
     if engine_flags or _is_model(source):
-        source = shlex.join(["vllm", "serve", source, *engine_flags])
-    readings = read_setups(source, engine_version=version)
+        readings: Sequence[Reading] = [read_words(["vllm", "serve", source, *engine_flags], engine_version=version)]
+    else:
+        readings = read_setups(source, engine_version=version)
     changes: dict[str, Any] = {} if target is None else {"target": target}
     if spec is not None:
         changes["spec"] = SpecConfig.keep(_json_object(spec))

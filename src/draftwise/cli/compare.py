@@ -18,13 +18,13 @@ from draftwise.decide.compare.context import KINDS
 from draftwise.report.compared_runs import (
     CELL_HEADER,
     VERDICT_HEADER,
-    cell_rows,
-    compose,
-    difference_rows,
-    notes,
+    describe_comparison,
+    list_cell_rows,
+    list_difference_rows,
+    list_notes,
+    list_verdict_rows,
     to_dict,
     to_markdown,
-    verdict_rows,
 )
 
 __all__ = ["compare"]
@@ -71,17 +71,19 @@ def compare(before: Path, after: Path, asked: Sequence[str], as_json: bool, as_m
 
 def _show(console: Console, compared: Compared) -> None:
     if compared.differences:
-        _print(console, ("what differs", "before", "after", ""), difference_rows(compared.differences), numbers=False)
+        _print(
+            console, ("what differs", "before", "after", ""), list_difference_rows(compared.differences), numbers=False
+        )
     else:
         console.print("Nothing differs in what is known about the two.", style="dim")
     if compared.verdicts:
-        _print(console, VERDICT_HEADER, verdict_rows(compared.verdicts))
-    _print(console, CELL_HEADER, cell_rows(compared.cells))
-    for note in notes(compared):
+        _print(console, VERDICT_HEADER, list_verdict_rows(compared.verdicts))
+    _print(console, CELL_HEADER, list_cell_rows(compared.cells))
+    for note in list_notes(compared):
         console.print(Text(note, style="dim"), soft_wrap=True)
     console.print()
     style = "bold" if compared.is_like_for_like else "bold red"
-    console.print(Text(compose(compared), style=style), soft_wrap=True)
+    console.print(Text(describe_comparison(compared), style=style), soft_wrap=True)
 
 
 def _print(console: Console, header: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: bool = True) -> None:

@@ -7,37 +7,26 @@ import json
 import os
 import shlex
 import signal
-from collections.abc import Sequence
-from datetime import datetime
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 from click.core import ParameterSource
-from rich.console import Console
 
-from draftwise.backends.url import check_url
 from draftwise.cli._console import open_console
 from draftwise.cli._decision import ConsoleProgress, estimate, show_decision
-from draftwise.cli._loads import Finite, conditions, load_options, spread_lengths
-from draftwise.core import Arm, BackendError, InvalidSetup, Replay, RunPlan, Severity, StorageError
-from draftwise.measure.device_state import DeviceWatch
-from draftwise.measure.launch import (
-    DEFAULT_CANDIDATES,
-    PLAIN,
-    Candidate,
-    Wish,
-    build_backends,
-    build_context,
-    name_arms,
-    parse_candidate,
-)
+from draftwise.cli._loads import Finite, conditions, load_options
+from draftwise.core import BackendError, InvalidSetup, LaunchOptions, RunPlan, StorageError
+from draftwise.measure import measurement as measure
 from draftwise.measure.load.loop import precise_loop
 from draftwise.measure.session import Session
+from draftwise.measure.spec import ENGINES, Candidate, MeasurementSpec
 from draftwise.measure.warm_up import Pace
 from draftwise.report.page import write_report
 from draftwise.runs import RunDirectory
-from draftwise.workloads import BUNDLED, check_workloads, find_tokens, load_workloads, profile_workload
+from draftwise.workloads import BUNDLED
 
 __all__ = ["decide"]
 
@@ -56,19 +45,19 @@ _INTERRUPTED = 130
 @click.option("--prompts", type=click.IntRange(1), metavar="N", help="Per workload; overrides --minutes.")
 @click.option("--minutes", type=Finite(0, min_open=True), default=10, show_default=True,
               help="As many prompts as fit in about this time; after it, no load is added to the sweep.")  # fmt: skip
-@click.option("--repeats", type=click.IntRange(1), default=5, show_default=True, help="Passes over the prompts.")
+@click.option("--repeats", type=click.IntRange(1), default=5, show_default=True, help="Repetitions of the prompts.")
 @click.option("--warmup", type=click.IntRange(1), default=3, show_default=True, help="Discarded requests per arm.")
 @click.option("--seed", type=int, default=0, show_default=True)
 @load_options
 @click.option("--adaptive/--no-adaptive", default=True, show_default=True,
               help="Leave out what is settled, and search where speculation stops paying.")  # fmt: skip
 @click.option("--max-tokens", type=click.IntRange(1), metavar="N", help="Cap on every prompt's own.")
-@click.option("--url", metavar="URL", help="The plain server, if it runs already (instead of TARGET).")
+@click.option("--url", metavar="URL", help="The baseline's server, if it runs already (instead of TARGET).")
 @click.option("--candidate-url", "candidate_urls", multiple=True, metavar="URL", help="A speculating server.")
 @click.option("--api-key-env", metavar="NAME", help="Variable that holds the key of the URLs.")
 @click.option("--context", "notes", multiple=True, metavar="KEY=VALUE",
               help="What cannot be seen from here: hardware, precision, model, command.ARM.")  # fmt: skip
-@click.option("--engine", type=click.Choice(["draftwise", "vllm"]), default="draftwise", show_default=True,
+@click.option("--engine", type=click.Choice(ENGINES), default="draftwise", show_default=True,
               help="What serves TARGET.")  # fmt: skip
 @click.option("--vllm", default="vllm", show_default=True, metavar="COMMAND",
               help="What starts vLLM: a path, `python -m vllm...`, `docker run ...`.")  # fmt: skip
@@ -82,51 +71,36 @@ _INTERRUPTED = 130
 @click.option("--slo-e2e-ms", type=Finite(0, min_open=True), help="Promised time to the last token, for goodput.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON on stdout.")
 @click.pass_context
-def decide(ctx: click.Context, /, resume: Path | None, api_key_env: str | None, as_json: bool, **asked: Any) -> None:
+def decide(ctx: click.Context, /, resume: Path | None, api_key_env: str | None, as_json: bool, **given: Any) -> None:
     """Measure whether speculation pays for TARGET, the directory of a checkpoint, and say so.
 
-    Serves TARGET plainly and once per candidate, sends the same prompts to all of them in turns, and writes a
+    Serves TARGET as a baseline and once per candidate, sends the same prompts to all of them in turns, and writes a
     report. With --url and --candidate-url it compares servers that run already.
     """
     console = open_console(stderr=True)
+    tell = partial(console.print, soft_wrap=True, markup=False, highlight=False)
     if resume is not None:
         _refuse_others(ctx)
-        directory = RunDirectory(resume)
-        run = directory.read()
-        plan, wish, budget_s = run.plan, Wish.of_run(run.context), None
+        key, processes = _read_api_key(api_key_env), given["processes"]
+        measurement = measure.resume(resume, api_key=key, processes=processes, minutes=given["minutes"])
     else:
-        plan, wish = _plan(asked, console), _wish(asked)
-        budget_s = None if asked["prompts"] else 60 * asked["minutes"]
-    context, key = build_context(plan.arms, wish), _api_key(api_key_env)
-    if resume is None:
-        directory = RunDirectory.claim(asked["out"] or Path("runs", datetime.now().strftime("%Y%m%d-%H%M%S")))
+        spec = _read_spec(given, api_key_env)
+        if conflict := spec.find_conflict():
+            raise click.UsageError(conflict)
+        measurement = measure.prepare(spec, tell)
     with ConsoleProgress(console) as progress, console.status("starting the servers") as status:
 
         def wait(line: str) -> None:
             progress.doing = line
             status.update(line[:100])
 
-        backends = build_backends(plan.arms, wish, directory, api_key=key, on_wait=wait)
-
         def announce(final: RunPlan, pace: Pace, seconds: float) -> None:
             status.stop()
             console.print(estimate(final, pace, seconds), soft_wrap=True)
 
-        session = Session(
-            plan=plan,
-            backends=backends,
-            directory=directory,
-            context=context,
-            progress=progress,
-            read_device=DeviceWatch(gpus=all(arm.is_here for arm in plan.arms)).read,
-            announce=announce,
-            processes=asked["processes"],
-            resume=resume is not None,
-            budget_s=budget_s,
-            search_s=60 * asked["minutes"],
-        )
+        session = measurement.open(progress, tell=tell, announce=announce, on_wait=wait)
         failure = _measure(session, progress)
-    _finish(directory, as_json=as_json, failure=failure)
+    _finish(measurement.directory, as_json=as_json, failure=failure)
 
 
 def _refuse_others(ctx: click.Context) -> None:
@@ -147,7 +121,7 @@ def _measure(session: Session, progress: ConsoleProgress) -> BaseException | Non
     """Run a session; return what ended it early."""
 
     async def run() -> None:
-        # SIGTERM takes the way that Ctrl-C takes: the servers go down, the readings stay.
+        # SIGTERM does what Ctrl-C does: the servers go down, what was measured stays.
         task = asyncio.current_task()
         assert task is not None
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
@@ -187,91 +161,52 @@ def _finish(directory: RunDirectory, *, as_json: bool, failure: BaseException | 
     raise SystemExit(1 if decision.has_error else 0)
 
 
-def _plan(asked: dict[str, Any], console: Console) -> RunPlan:
-    tokenizer = None if asked["target"] is None else Path(asked["target"])
-    workloads = [
-        workload.first(asked["prompts"])
-        for text in asked["workloads"] or BUNDLED
-        for workload in load_workloads(text, max_tokens=asked["max_tokens"], tokenizer=tokenizer)
-    ]
-    names = [workload.name for workload in workloads]
-    if len(set(names)) < len(names):
-        raise InvalidSetup.because("duplicate-workload", f"names repeat: {', '.join(names)}.", where="--workload")
-    settings = {name: asked[name] for name in ("repeats", "warmup", "seed", "adaptive")}
-    plan = RunPlan(
-        arms=tuple(_arms(asked, console)),
-        workloads=tuple(workloads),
-        conditions=conditions(asked),
-        turn_s=asked["turn_seconds"],
-        **settings,
+def _read_spec(given: Mapping[str, Any], api_key_env: str | None) -> MeasurementSpec:
+    """Return what the options ask for."""
+    gpus = given["gpus"]
+    return MeasurementSpec(
+        target=given["target"],
+        engine=given["engine"],
+        launch=LaunchOptions(
+            vllm=given["vllm"], gpus=None if gpus is None else tuple(each for each in gpus.split(",") if each)
+        ),
+        serve_args=_split_arguments(given["serve_args"]),
+        url=given["url"],
+        candidate_urls=given["candidate_urls"],
+        api_key=_read_api_key(api_key_env),
+        candidates=tuple(map(Candidate.parse, given["candidates"])),
+        draft_lengths=tuple(given["lengths"] or ()),
+        workloads=given["workloads"] or BUNDLED,
+        max_tokens=given["max_tokens"],
+        conditions=conditions(given),
+        prompts=given["prompts"],
+        minutes=given["minutes"],
+        repeats=given["repeats"],
+        warmup=given["warmup"],
+        seed=given["seed"],
+        turn_s=given["turn_seconds"],
+        adaptive=given["adaptive"],
+        processes=given["processes"],
+        notes=_read_notes(given["notes"]),
+        thresholds=_read_thresholds(given),
+        out=given["out"],
     )
-    _check_workloads(plan, console)
-    for workload in workloads:
-        if workload.source != "bundled":
-            profile = profile_workload(workload, find_tokens(None, hint=tokenizer))
-            console.print(f"{workload.name}: {profile}", soft_wrap=True, markup=False, highlight=False)
-    return plan
 
 
-def _check_workloads(plan: RunPlan, console: Console) -> None:
-    """Refuse prompts that cannot carry the conclusion, and warn of those that weaken it."""
-    drawn = [arm.draws_acceptance for arm in plan.arms[1:]]
-    replays = any(isinstance(condition.load, Replay) for condition in plan.conditions)
-    findings = check_workloads(plan.workloads, measures_acceptance=not all(drawn), needs_arrivals=replays)
-    if faults := [finding for finding in findings if finding.severity is Severity.ERROR]:
-        raise InvalidSetup(faults)
-    for finding in findings:
-        console.print(f"{finding.severity}: {finding}", soft_wrap=True, markup=False)
-
-
-def _arms(asked: dict[str, Any], console: Console) -> list[Arm]:
-    """Return the plain arm and the candidates' ones."""
-    url, urls = asked["url"], asked["candidate_urls"]
-    if (asked["target"] is None) == (url is None):
-        raise click.UsageError("Give either TARGET or --url with --candidate-url.")
-    if url is not None:
-        if not urls:
-            raise click.UsageError("--url needs at least one --candidate-url to compare with.")
-        if len(asked["candidates"]) not in (0, len(urls)):
-            raise click.UsageError("Give one --candidate per --candidate-url, in the same order, or none.")
-        given: list[Candidate] = [parse_candidate(text) for text in asked["candidates"]]
-        if asked["lengths"]:
-            raise click.UsageError("--k is for servers that draftwise starts; those at --candidate-url have theirs.")
-        given = given or [(None, None)] * len(urls)
-        for option, each in (("--url", url), *(("--candidate-url", each) for each in urls)):
-            check_url(each, where=option)
-        return [Arm(name=PLAIN, url=url), *name_arms(given, urls)]
-    if urls:
-        raise click.UsageError("--candidate-url goes with --url; with TARGET, give --candidate.")
-    texts: Sequence[str] = asked["candidates"] or DEFAULT_CANDIDATES
-    if not asked["candidates"]:
-        console.print("No --candidate given; taking those that need nothing but the target:", *texts, soft_wrap=True)
-    spread = spread_lengths([parse_candidate(text) for text in texts], asked["lengths"])
-    return [Arm(name=PLAIN), *name_arms(spread, [None] * len(spread))]
-
-
-def _wish(asked: dict[str, Any]) -> Wish:
+def _read_notes(texts: Sequence[str]) -> dict[str, str]:
     notes = {}
-    for note in asked["notes"]:
-        key, separator, value = note.partition("=")
+    for text in texts:
+        key, separator, value = text.partition("=")
         if not separator:
-            raise click.UsageError(f"--context takes KEY=VALUE, got {note!r}.")
+            raise click.UsageError(f"--context takes KEY=VALUE, got {text!r}.")
         notes[key.strip()] = value.strip()
-    thresholds = {
-        "margin": asked["margin"],
-        "slo_ttft_s": asked["slo_ttft_ms"] and asked["slo_ttft_ms"] / 1e3,
-        "slo_tpot_s": asked["slo_tpot_ms"] and asked["slo_tpot_ms"] / 1e3,
-        "slo_e2e_s": asked["slo_e2e_ms"] and asked["slo_e2e_ms"] / 1e3,
-    }
-    return Wish(
-        target=asked["target"],
-        engine=asked["engine"],
-        vllm=asked["vllm"],
-        gpus=None if asked["gpus"] is None else tuple(each for each in asked["gpus"].split(",") if each),
-        serve_args=_split_arguments(asked["serve_args"]),
-        notes=notes,
-        thresholds={name: value for name, value in thresholds.items() if value is not None},
-    )
+    return notes
+
+
+def _read_thresholds(given: Mapping[str, Any]) -> dict[str, float]:
+    promised = {name: given[f"{name}_ms"] for name in ("slo_ttft", "slo_tpot", "slo_e2e")}
+    seconds = {f"{name}_s": value / 1e3 for name, value in promised.items() if value is not None}
+    return seconds if given["margin"] is None else {"margin": given["margin"], **seconds}
 
 
 def _split_arguments(text: str) -> tuple[str, ...]:
@@ -281,7 +216,7 @@ def _split_arguments(text: str) -> tuple[str, ...]:
         raise click.UsageError(f"--serve-args {text!r} is no shell command line ({error}).") from None
 
 
-def _api_key(variable: str | None) -> str | None:
+def _read_api_key(variable: str | None) -> str | None:
     if variable is not None and not os.environ.get(variable):
         raise InvalidSetup.because("no-api-key", f"{variable} is not set.", where="--api-key-env")
     return None if variable is None else os.environ[variable]

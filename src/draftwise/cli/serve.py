@@ -11,7 +11,7 @@ import click
 from draftwise.cli._console import open_console
 from draftwise.core import InvalidSetup, Severity, SpecConfig
 from draftwise.engine.config import DEVICES, DTYPES, KV_CACHE_DTYPES, LOAD_FORMATS, QUANTIZATIONS, EngineConfig
-from draftwise.engine.parallelism import PARALLEL_SIZES, one_gpu_settings, vllm_command
+from draftwise.engine.parallelism import PARALLEL_SIZES, one_gpu_settings, vllm_setup
 
 if TYPE_CHECKING:
     from draftwise.serve.messages import Phase
@@ -131,11 +131,10 @@ def _judged_by_vllm(error: InvalidSetup, model: str, spec: SpecConfig | None, gi
     """Return the error with what the newest vLLM would say of the command it names, if it names one."""
     if not any(finding.code == "more-than-one-gpu" for finding in error.findings):
         return error
-    from draftwise.plan.judge import judge
-    from draftwise.setups.read import read_setups
+    from draftwise.plan.check import check
 
-    judged = [judge(reading) for reading in read_setups(vllm_command(model, spec, given))]
-    serious = [each for report in judged for each in report.findings if each.severity is Severity.ERROR]
+    report = check(vllm_setup(model, spec, given))
+    serious = [each for each in report.findings if each.severity is Severity.ERROR]
     return InvalidSetup([*error.findings, *serious])
 
 

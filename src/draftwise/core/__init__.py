@@ -1,8 +1,21 @@
 """The nouns: frozen values and errors that every other module speaks in."""
 
 from draftwise.core.budget import Budget
+from draftwise.core.comparison import Comparison, DecidingMeasure, Interval, Verdict
 from draftwise.core.config import SpecConfig
-from draftwise.core.decision import Band, Comparison, Crossover, Decision, Interval, Verdict
+from draftwise.core.context import Hardware, LaunchOptions, RunContext, ServerRecord, Software, TargetModel
+from draftwise.core.decision import (
+    Band,
+    Crossover,
+    Decision,
+    Recommendation,
+    Relation,
+    Rollback,
+    RollbackBasis,
+    Schedule,
+    Scope,
+    UnmeasuredCell,
+)
 from draftwise.core.finding import BackendError, DraftwiseError, Finding, InvalidSetup, Severity, StorageError
 from draftwise.core.load import Arrivals, ClosedLoop, Condition, Load, OpenLoop, Phase, Replay
 from draftwise.core.ruling import Effect, Ruling, Stage
@@ -16,7 +29,7 @@ from draftwise.core.run import (
     RunPlan,
     ServerLoad,
     Settled,
-    Window,
+    TurnRecord,
 )
 from draftwise.core.setup import Device, Setup
 from draftwise.core.shape import ModelShape
@@ -37,33 +50,47 @@ __all__ = [
     "Condition",
     "Counters",
     "Crossover",
+    "DecidingMeasure",
     "Decision",
     "Device",
     "Divergence",
     "DraftwiseError",
     "Effect",
     "Finding",
+    "Hardware",
     "Interval",
     "InvalidSetup",
+    "LaunchOptions",
     "Load",
     "ModelShape",
     "OpenLoop",
     "Phase",
     "Prompt",
+    "Recommendation",
+    "Relation",
     "Replay",
+    "Rollback",
+    "RollbackBasis",
     "Ruling",
     "Run",
+    "RunContext",
     "RunPlan",
+    "Schedule",
+    "Scope",
     "ServerLoad",
+    "ServerRecord",
     "Settled",
     "Setup",
     "Severity",
+    "Software",
     "SpecConfig",
     "SpecStats",
     "Stage",
     "StorageError",
+    "TargetModel",
     "Timing",
+    "TurnRecord",
+    "UnmeasuredCell",
     "Verdict",
-    "Window",
     "Workload",
 ]

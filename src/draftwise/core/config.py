@@ -29,8 +29,8 @@ class SpecConfig:
         object.__setattr__(self, "options", MappingProxyType(dict(self.options)))
 
     @property
-    def draws_acceptance(self) -> bool:
-        """Whether the engine draws acceptance by lot instead of judging drafts: for costs; its text means nothing."""
+    def has_synthetic_acceptance(self) -> bool:
+        """Whether acceptance is synthetic, as vLLM calls it: drafts are accepted at random, so text has no meaning."""
         return self.options.get("rejection_sample_method") == "synthetic"
 
     @classmethod

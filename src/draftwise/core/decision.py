@@ -1,108 +1,29 @@
-"""What a measurement concludes: one comparison per workload and candidate, and what to do."""
+"""What a measurement concludes: what to run at which load, what that was measured on, and when to undo it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from itertools import chain
 
+from draftwise.core.comparison import Comparison
+from draftwise.core.config import SpecConfig
 from draftwise.core.finding import Finding, Severity
 from draftwise.core.load import Condition
-from draftwise.core.run import Counters
 
-__all__ = ["Band", "Comparison", "Crossover", "Decision", "Interval", "Verdict"]
-
-_UNKNOWN = 100.0
-"""Ratio from which the upper end of an interval is no knowledge: too few readings for more."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Interval:
-    """A ratio with its confidence interval."""
-
-    value: float
-    low: float
-    high: float
-
-    @property
-    def span(self) -> str:
-        """Both ends, e.g. `1.81-2.03`; an upper one that says no more than that it is not known is `?`."""
-        return f"{self.low:.2f}-{'?' if self.high >= _UNKNOWN else f'{self.high:.2f}'}"
-
-
-class Verdict(StrEnum):
-    """What a comparison says about one candidate on one workload under one condition."""
-
-    ADOPT = "adopt"
-    REJECT = "reject"
-    MIXED = "mixed"
-    """Better on the whole, worse for the slowest requests or for the first token: P50 better, P99 worse."""
-    INCONCLUSIVE = "inconclusive"
-    BLOCKED = "blocked"
-    """Faster, but a guard found that the gain is not what it seems."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
-    """One candidate against plain decoding on one workload under one condition; all ratios are candidate over plain."""
-
-    workload: str
-    candidate: str
-    condition: Condition = field(default_factory=Condition)
-    num_prompts: int
-    passes: tuple[int, ...]
-    """The passes over the workload that the numbers rest on."""
-    speedup: Interval
-    """Output tokens per second of a request: geometric mean over prompts of the ratio in a typical pass, formed within
-    each pair of turns (`measure.statistics.prompt_ratio`)."""
-    total: Interval
-    """All output tokens over all request seconds: what an operator pays for the whole workload."""
-    ttft: Interval | None
-    """Time to first token (below 1 is better)."""
-    tpot: Interval | None
-    """Time per output token after the first (below 1 is better)."""
-    tail: float | None
-    """P99 over prompts of the seconds per output token (below 1 is better)."""
-    share_slower: float
-    """Share of the prompts that became slower by more than the margin."""
-    counters: Counters
-    equal_outputs: tuple[int, int] | None
-    """Prompts with the plain output token for token, of how many; None above temperature 0."""
-    warm_speedup: float | None
-    """Speed-up of the later passes alone, given when the server remembers the first one."""
-    verdict: Verdict
-    reason: str
-    findings: tuple[Finding, ...] = ()
-    settled: bool = False
-    """Whether more passes would not change the verdict, going by the sequential rule of `measure.statistics`."""
-    throughput: Interval | None = None
-    """Output tokens per second of the whole server while the load was full; None where one request is in flight."""
-    percentiles: Mapping[str, Mapping[int, Interval]] = field(default_factory=dict)
-    """Ratios of percentiles over requests: by `ttft`, `tpot`, `itl`, `e2e`, then by percentile (50, 90, 95, 99)."""
-    goodput: tuple[float, float] | None = None
-    """Share of the requests within the SLO, plain and candidate; None without an SLO."""
-    goodput_change: Interval | None = None
-    """Candidate minus plain, as a share of the requests (no ratio)."""
-    p_value: float | None = None
-    """Two-sided, of no difference, after correction for looking repeatedly; None where it cannot be told."""
-    adjusted_p: float | None = None
-    """The same after correction for the number of comparisons in the run (Holm)."""
-    detectable: float | None = None
-    """Smallest speed-up (as a ratio over 1) that this many readings would have found with 80 % power."""
-    prompts_needed: int | None = None
-    """Prompts that would settle an inconclusive comparison with 80 % power, going by the spread seen."""
-
-    @property
-    def key(self) -> tuple[str, str, str]:
-        """Workload, label of the condition and candidate."""
-        return self.workload, self.condition.label, self.candidate
-
-    @property
-    def conversion(self) -> float | None:
-        """Realised speed-up over mean acceptance length: 1 would be drafting and verifying for free."""
-        length = self.counters.spec.acceptance_length
-        return self.speedup.value / length if length else None
+__all__ = [
+    "Band",
+    "Crossover",
+    "Decision",
+    "Recommendation",
+    "Relation",
+    "Rollback",
+    "RollbackBasis",
+    "Schedule",
+    "Scope",
+    "UnmeasuredCell",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,30 +57,135 @@ class Band:
     up_to: float
     """Loads in (above, up_to]; infinity at the end."""
     setting: str
-    """Name of a candidate, or of the plain arm."""
+    """Name of a candidate, or of the baseline arm."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recommendation:
+    """What to run under one condition, or over one sweep of load at one temperature: workload by workload."""
+
+    condition: Condition | None
+    """None for a sweep, whose loads are those of `bands`."""
+    comparisons: tuple[Comparison, ...]
+    """What was measured there."""
+    adopted: tuple[Comparison, ...]
+    """Those to act on: on each workload the candidate that is set there."""
+    bands: tuple[Band, ...] = ()
+    crossovers: tuple[Crossover, ...] = ()
+
+
+class Relation(StrEnum):
+    """How a reading in production stands to the value that undoes an adoption."""
+
+    BELOW = "<"
+    ABOVE = ">"
+
+
+class RollbackBasis(StrEnum):
+    """Where the value of a rollback rule comes from."""
+
+    BREAK_EVEN = "break-even"
+    """At this value the measured gain is gone."""
+    BAND_END = "band end"
+    """The heaviest load at which the candidate was shown to pay."""
+    PROMISE = "promise"
+    """The operator's service level objective."""
+    BASELINE = "baseline"
+    """What the baseline was measured at, times the largest factor that still is no damage."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollback:
+    """A reading in production that undoes an adoption; any one of an arm's rules on a workload is enough."""
+
+    workload: str
+    arm: str
+    metric: str
+    """Name of a quantity in `facts.signals`, which says of which metrics of a server it is made."""
+    relation: Relation
+    value: float
+    """In the quantity's unit."""
+    for_s: float
+    """How long it must hold."""
+    basis: RollbackBasis
+    measured: float | None = None
+    """What the run measured: of the candidate where the value is its break-even, else of the baseline."""
+    condition: Condition | None = None
+    """The load that `value` was measured at, where the adoption covers several."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """A speculative config that lowers k, or stops drafting, by itself as the running batch grows."""
+
+    workload: str
+    temperature: float
+    spec: SpecConfig
+    remarks: tuple[str, ...]
+    """What its server's version makes of it; never empty, for the schedule itself was not measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scope:
+    """The traffic, load, model, hardware and versions that a decision holds for: those measured, and no others."""
+
+    workloads: Mapping[str, int]
+    """Number of prompts by name."""
+    conditions: tuple[Condition, ...]
+    model: str = ""
+    dtype: str = ""
+    hardware: tuple[str, ...] = ()
+    """GPUs, else the processor, or what the operator said."""
+    servers: tuple[str, ...] = ()
+    """Engine and version, each once."""
+
+    @property
+    def temperatures(self) -> tuple[float, ...]:
+        """Ascending."""
+        return tuple(sorted({each.temperature for each in self.conditions}))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnmeasuredCell:
+    """A candidate on a workload under a condition with fewer repetitions than were planned."""
+
+    candidate: str
+    workload: str
+    condition: Condition
+    repetitions: int
+    """Whole ones that candidate and baseline both finished."""
+    planned: int
+    odd_blocks: int = 0
+    """Paired blocks of repetitions that are not whole."""
+    blocks_each: int = 1
+    """Paired blocks of a whole repetition."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What to do, on which evidence, and when to undo it."""
+    """What to do, on which evidence, and when to undo it; `draftwise.report.sentences` says it in words."""
 
-    sentence: str
-    rollback: tuple[str, ...]
+    baseline: str
+    """Name of the arm that candidates are compared with."""
     comparisons: tuple[Comparison, ...]
+    recommendations: tuple[Recommendation, ...]
+    """One per condition outside of any sweep, and one per sweep; empty where nothing was measured on both sides."""
     findings: tuple[Finding, ...]
     """Findings about the run as a whole."""
     missing_context: tuple[str, ...]
-    """What a reader would need to trust the numbers and the run does not carry."""
+    """Names of what a reader would need to trust the numbers and the run does not carry."""
+    scope: Scope
+    rollback: tuple[Rollback, ...] = ()
     crossovers: tuple[Crossover, ...] = ()
     """One per workload, candidate and temperature of a sweep over load."""
     bands: tuple[Band, ...] = ()
     """Which setting to run at which load."""
-    schedules: tuple[str, ...] = ()
-    """Speculative configs as one-line JSON whose schedule by batch size does what the bands say."""
-    scope: tuple[str, ...] = ()
-    """What the decision holds for, line by line."""
-    unmeasured: tuple[str, ...] = ()
-    """What was planned and not measured, in words: an interrupted run says so."""
+    schedules: tuple[Schedule, ...] = ()
+    """The engine's own schedules by batch size that do what the bands say."""
+    unmeasured: tuple[UnmeasuredCell, ...] = ()
+    """What was planned and not measured: an interrupted run says so."""
+    num_unfinished: int = 0
+    """Answers of turns that were cut off: they are on disk and not used."""
 
     @property
     def is_evidence(self) -> bool:

@@ -1,4 +1,4 @@
-"""What validation, diagnosis, guards and decisions say, and the errors that carry it.
+"""What validation, diagnosis, validity checks and decisions say, and the errors that carry it.
 
 DraftwiseError
 ├── InvalidSetup    the user's mistake: carries every Finding at once

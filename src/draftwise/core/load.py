@@ -126,6 +126,17 @@ class Condition:
         """Streams of a closed loop; None for arrivals that do not wait."""
         return self.load.concurrency if isinstance(self.load, ClosedLoop) else None
 
+    @property
+    def place(self) -> tuple[str, float] | None:
+        """The axis of load that it lies on (`concurrency` or `rate`) and where on it.
+
+        None for ramps, bursts and replays: their load is no single number.
+        """
+        if self.concurrency is not None:
+            return "concurrency", self.concurrency
+        rate = self.load.rate_per_s if isinstance(self.load, OpenLoop) else None
+        return None if rate is None else ("rate", rate)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the condition as JSON values."""
         kind = next(name for name, each in _KINDS.items() if isinstance(self.load, each))

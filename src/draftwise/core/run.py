@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import urlsplit
 
 from draftwise.core.config import SpecConfig
+from draftwise.core.context import RunContext
 from draftwise.core.load import Condition
+from draftwise.core.setup import Setup
 from draftwise.core.stats import SpecStats
 from draftwise.core.timing import Timing
 from draftwise.core.workload import Workload
@@ -23,18 +25,31 @@ __all__ = [
     "RunPlan",
     "ServerLoad",
     "Settled",
-    "Window",
+    "TurnRecord",
 ]
+
+
+_UNKNOWN = Setup(engine="")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
-    """One side of the comparison; all arms are alike but for `spec`."""
+    """One side of the comparison: setups of arms differ in `spec` only."""
 
     name: str
-    spec: SpecConfig | None = None
+    setup: Setup = _UNKNOWN
+    """What it serves; as far as it is known, for a server that somebody else started."""
     url: str | None = None
     """Of a server that is already running; None when draftwise starts it."""
+
+    @property
+    def spec(self) -> SpecConfig | None:
+        """Its speculative config, None for the baseline."""
+        return self.setup.spec
+
+    def with_spec(self, spec: SpecConfig | None) -> Arm:
+        """Return the arm with another speculative config."""
+        return replace(self, setup=replace(self.setup, spec=spec))
 
     @property
     def is_here(self) -> bool:
@@ -42,31 +57,31 @@ class Arm:
         return self.url is None or urlsplit(self.url).hostname in ("127.0.0.1", "localhost", "::1")
 
     @property
-    def draws_acceptance(self) -> bool:
-        """Whether its engine draws acceptance by lot, so that its text means nothing."""
-        return self.spec is not None and self.spec.draws_acceptance
+    def has_synthetic_acceptance(self) -> bool:
+        """Whether its acceptance is synthetic, so that its text has no meaning."""
+        return self.spec is not None and self.spec.has_synthetic_acceptance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan:
-    """What a run sends, decided before its first request. The first arm is the plain one."""
+    """What a run sends, decided before its first request. The first arm is the baseline."""
 
     arms: tuple[Arm, ...]
     workloads: tuple[Workload, ...]
     conditions: tuple[Condition, ...] = field(default_factory=lambda: (Condition(),))
     repeats: int = 5
-    """Passes over the workloads; at most so many where cells are settled early."""
+    """Repetitions of the workloads; at most so many where cells are stopped early."""
     warmup: int = 3
     seed: int = 0
     turn_s: float = 20.0
     """How long a turn of a steady open loop lasts."""
     adaptive: bool = False
-    """Whether settled cells are left out of later passes, and the crossover of a sweep over load is bisected."""
+    """Whether settled cells are stopped early, and the crossover of a sweep over load is bisected."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counters:
-    """Readings of a server's counters, or their growth over a window; None where it does not report them."""
+    """Values of a server's counters, or their growth over a turn; None where it does not report them."""
 
     spec: SpecStats = field(default_factory=SpecStats)
     generation_tokens: int | None = None
@@ -116,16 +131,16 @@ class Answer:
     workload: str
     prompt_id: str
     repeat: int
-    """Which pass over the workload, from 1."""
+    """Which repetition of the workload, from 1."""
     timing: Timing
     copy: int = 0
-    """Which sending of this prompt in the turn: a short workload is gone through several times to fill a load."""
+    """Which attempt at this prompt in the turn: a short workload is gone through several times to fill a load."""
     condition: str = "c=1"
-    """Label of the condition under which it was asked."""
+    """Label of the condition under which it was sent."""
     measured: bool = True
-    """False for requests that only keep the load up while the measured ones end; no number rests on them."""
+    """False for background requests, which only keep the load up: no number includes them."""
     acceptance: tuple[int, ...] = ()
-    """Verification steps by number of accepted draft tokens, from servers that tell it per request; empty elsewhere."""
+    """Verification steps by number of accepted draft tokens, where the server reports it per request; else empty."""
     text: str = ""
     token_ids: tuple[int, ...] = ()
     """Empty where the server does not report them."""
@@ -145,7 +160,7 @@ class ClientHealth:
     """CPU seconds of its processes together."""
     processes: int = 1
     loop_delay_p99_s: float = 0.0
-    """How late a timer of the event loop fires: readings of arrival times are late by as much."""
+    """How late a timer of the event loop fires: arrival times are read late by as much."""
     loop_delay_max_s: float = 0.0
     send_lag_p99_s: float = 0.0
     """How much later than intended requests went out (open loops; 0 in closed ones)."""
@@ -166,8 +181,8 @@ class ServerLoad:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
-    """One turn of one arm: a block of prompts sent with nothing else on that server."""
+class TurnRecord:
+    """One turn of one arm: its part of a paired block, which all arms answer one right after the other."""
 
     turn: int
     arm: str
@@ -178,7 +193,7 @@ class Window:
     wall_s: float
     condition: str = "c=1"
     block: int = 0
-    """Which part of the workload: turns of one pass, block and condition are compared with each other."""
+    """Which part of the workload: turns of one repetition, block and condition are a paired block."""
     began_s: float = 0.0
     """Seconds since the epoch."""
     client: ClientHealth = field(default_factory=ClientHealth)
@@ -190,7 +205,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Divergence:
-    """Both servers' view of the position where two greedy outputs part."""
+    """Both servers' log-probabilities at the position where two greedy outputs diverge."""
 
     workload: str
     prompt_id: str
@@ -209,12 +224,13 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settled:
-    """A cell that needed no more passes than it had."""
+    """A cell that was stopped early: it needed no more repetitions than it had."""
 
     workload: str
     condition: str
     candidate: str
     passes: int
+    """Repetitions that it had; the name is that of the row on disk."""
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -227,17 +243,16 @@ class Run:
     """Everything a run left behind; every number of a report is a function of it."""
 
     plan: RunPlan
-    context: Mapping[str, Any]
-    """Hardware, software, model and servers: JSON values, by the names that `measure.context` gives them."""
+    context: RunContext
     answers: tuple[Answer, ...] = ()
-    windows: tuple[Window, ...] = ()
+    turns: tuple[TurnRecord, ...] = ()
     divergences: tuple[Divergence, ...] = ()
     added: tuple[Condition, ...] = ()
     """Conditions that were not planned: loads between planned ones, measured to find where speculation stops paying."""
     settled: tuple[Settled, ...] = ()
-    """Cells left out of later passes because their verdict stood."""
+    """Cells that were stopped early because their verdict was settled."""
     num_unfinished: int = 0
-    """Answers on disk of turns that were cut off; no number rests on them, as the load of such a turn was not whole."""
+    """Answers on disk of turns that were cut off; no number includes them, as such a turn's load was incomplete."""
 
     @property
     def conditions(self) -> tuple[Condition, ...]:

@@ -28,8 +28,10 @@ class Device:
 class Setup:
     """A target on an engine, with or without speculation; an A/B is two that differ in `spec` only."""
 
-    target: str
+    target: str = ""
+    """Directory of a checkpoint, or a name that the engine resolves; empty where it is not known."""
     engine: str = "draftwise"
+    """`draftwise` or `vllm`; empty where it is not known."""
     engine_version: str = ""
     device: Device | None = None
     spec: SpecConfig | None = None
@@ -37,6 +39,8 @@ class Setup:
     """Engine flags by their long name with underscores, e.g. `{"tensor_parallel_size": 2}`."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Environment variables that the server reads, e.g. `{"VLLM_USE_V2_MODEL_RUNNER": "1"}`."""
+    extra_args: tuple[str, ...] = ()
+    """Words that no flag of the release takes, as given: judged by whoever reads or runs them, never dropped."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "args", MappingProxyType(dict(self.args)))

@@ -24,9 +24,13 @@ class Prompt:
     """When it arrived in a recording, in seconds from the recording's begin."""
     ignore_eos: bool = False
     """Whether the answer goes on to `max_tokens` whatever the model says: for lengths that were recorded."""
+    answer: str | None = None
+    """What was answered when it was recorded; never sent, and no part of the prompt's identity."""
+    answer_token_ids: tuple[int, ...] = ()
+    """Of `answer`, by the model that was recorded; empty where the recording has none."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON line, as a workload file has it."""
+        """Return the JSON line of what is sent, as a workload file has it."""
         content = {"messages": list(self.messages)} if self.messages else {"prompt": self.text}
         arrival = {} if self.arrival_s is None else {"arrival_s": self.arrival_s}
         forced = {"ignore_eos": True} if self.ignore_eos else {}
@@ -51,6 +55,11 @@ class Workload:
         """Hash of exactly what is sent: two runs with equal hashes measured the same prompts."""
         lines = [json.dumps(prompt.to_dict(), sort_keys=True) for prompt in self.prompts]
         return sha256("\n".join(lines).encode()).hexdigest()
+
+    def without_answers(self) -> Workload:
+        """Return the workload as it is sent: without what was answered when it was recorded."""
+        prompts = (replace(prompt, answer=None, answer_token_ids=()) for prompt in self.prompts)
+        return replace(self, prompts=tuple(prompts))
 
     def first(self, count: int | None) -> Workload:
         """Return the workload cut to its first `count` prompts (None: all of them)."""

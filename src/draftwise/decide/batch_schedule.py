@@ -1,36 +1,22 @@
-"""The engine's own schedule of k by batch size, written from the bands of a sweep and ready to paste."""
+"""The engine's own schedule of k by batch size, made from the bands of a sweep."""
 
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
 
-from draftwise.core import Band, Effect, InvalidSetup, Ruling, Run, Setup, SpecConfig
+from draftwise.core import Arm, Band, Effect, InvalidSetup, Ruling, Run, RunContext, Schedule, Setup, SpecConfig
 from draftwise.facts.vllm import history
 from draftwise.plan.check import check
-from draftwise.setups.read import read_setups
+from draftwise.plan.forecast.schedule import KEY, join_ranges, make_schedule_keys
 
-__all__ = ["KEY", "Proposal", "propose_schedules"]
+__all__ = ["propose_schedules"]
 
-KEY = "num_speculative_tokens_per_batch_size"
 _NOT_HONOURED = (Effect.REJECTED, Effect.INEFFECTIVE, Effect.FAILS_LATER)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Proposal:
-    """A speculative config that lowers k, or stops drafting, by itself as the running batch grows."""
-
-    workload: str
-    temperature: float
-    spec: SpecConfig
-    remarks: tuple[str, ...]
-    """What its server's version makes of it; never empty, for the schedule itself was not measured."""
-
-
-def propose_schedules(run: Run, bands: Sequence[Band]) -> tuple[Proposal, ...]:
+def propose_schedules(run: Run, bands: Sequence[Band]) -> tuple[Schedule, ...]:
     """Return a schedule for every sweep over concurrency whose bands differ in k alone, and that its server honours.
 
     Concurrency stands for batch size: in a closed loop nearly all requests in flight are being decoded.
@@ -43,17 +29,19 @@ def propose_schedules(run: Run, bands: Sequence[Band]) -> tuple[Proposal, ...]:
     return tuple(each for each in found if each is not None)
 
 
-def _propose(run: Run, workload: str, temperature: float, bands: Sequence[Band]) -> Proposal | None:
-    specs = {arm.name: arm.spec for arm in run.plan.arms[1:]}
+def _propose(run: Run, workload: str, temperature: float, bands: Sequence[Band]) -> Schedule | None:
+    arms = {arm.name: arm for arm in run.plan.arms[1:]}
+    specs = {name: arm.spec for name, arm in arms.items()}
     used = [spec for band in bands if (spec := specs.get(band.setting)) is not None]
     if len(bands) < 2 or not used or not _differ_in_k_alone(used):
         return None
-    lengths = [spec.num_speculative_tokens or 0 for spec in used]
-    rows = list(_rows(bands, {name: spec.num_speculative_tokens or 0 for name, spec in specs.items() if spec}))
-    spec = replace(used[0], num_speculative_tokens=max(lengths), options={**used[0].options, KEY: rows})
-    arm = next(band.setting for band in bands if band.setting in specs)
+    lengths = {name: spec.num_speculative_tokens or 0 for name, spec in specs.items() if spec}
+    ends = ((band.up_to, lengths.get(band.setting, 0)) for band in bands)
+    ranges = join_ranges(ends, first=int(bands[0].above) + 1)
+    spec = SpecConfig.keep({**used[0].to_dict(), **make_schedule_keys(ranges)})
+    arm = next(arms[band.setting] for band in bands if band.setting in arms)
     remarks = _judge(spec, run.context, arm)
-    return None if remarks is None else Proposal(workload=workload, temperature=temperature, spec=spec, remarks=remarks)
+    return None if remarks is None else Schedule(workload=workload, temperature=temperature, spec=spec, remarks=remarks)
 
 
 def _differ_in_k_alone(specs: Sequence[SpecConfig]) -> bool:
@@ -63,23 +51,14 @@ def _differ_in_k_alone(specs: Sequence[SpecConfig]) -> bool:
     return known and len(rest) == 1
 
 
-def _rows(bands: Sequence[Band], lengths: Mapping[str, int]) -> Iterator[list[int]]:
-    """Yield [first, last, k]; the last range is one batch size wide, as its k goes on for all larger ones."""
-    for band in bands:
-        first = int(band.above) + 1
-        last = first if math.isinf(band.up_to) else int(band.up_to)
-        yield [first, last, lengths.get(band.setting, 0)]
-
-
-def _judge(spec: SpecConfig, context: Mapping[str, Any], arm: str) -> tuple[str, ...] | None:
+def _judge(spec: SpecConfig, context: RunContext, arm: Arm) -> tuple[str, ...] | None:
     """Return what the arm's server makes of it, None where it would not honour it."""
-    server = context.get("servers", {}).get(arm, {})
-    version = server.get("version", {})
+    server = context.server(arm.name)
     unmeasured = "This schedule follows from the measurement and was not itself measured: make it a candidate first."
-    if version.get("engine") == "draftwise":
+    if server.version.get("engine") == "draftwise":
         return (unmeasured,)
     since = history("spec_fields", KEY)[0].since
-    setup = _find_setup(server.get("command"), version.get("version"), context)
+    setup = _find_setup(arm.setup, server.release, context.model.name)
     if setup is None:
         return (unmeasured, f"It needs vLLM {since} or newer.")
     report = check(replace(setup, spec=spec))
@@ -89,17 +68,11 @@ def _judge(spec: SpecConfig, context: Mapping[str, Any], arm: str) -> tuple[str,
     return (unmeasured, *(f"{each.message} {each.fix}".strip() for each in about))
 
 
-def _find_setup(command: str | None, version: str | None, context: Mapping[str, Any]) -> Setup | None:
-    """Return the measured setup as far as it is known; None without a version that the catalogue covers."""
+def _find_setup(measured: Setup, version: str | None, model: str | None) -> Setup | None:
+    """Return the measured setup on the version that its server tells; None where the catalogue does not cover it."""
     if version is None:
         return None
-    try:
-        if command is not None:
-            return read_setups(command, engine_version=version)[0].setup
-    except InvalidSetup:
-        pass
-    name = context.get("model", {}).get("name")
-    setup = Setup(target=str(name), engine="vllm", engine_version=version)
+    setup = replace(measured, target=measured.target or str(model), engine="vllm", engine_version=version)
     try:
         check(setup)
     except InvalidSetup:

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from draftwise.core import Decision, Run
-from draftwise.decide.comparison.acceptance import Acceptance, acceptances
-from draftwise.decide.comparison.conversion import Conversion, conversions
-from draftwise.decide.comparison.latency import Latencies, latencies
+from draftwise.decide.comparison.acceptance import Acceptance, pool_acceptance
+from draftwise.decide.comparison.conversion import Conversion, trace_conversion
+from draftwise.decide.comparison.latency import Latencies, summarise_latencies
 from draftwise.decide.decision import decide
-from draftwise.decide.thresholds import Thresholds, thresholds_of
-from draftwise.decide.validity import TextQuality, text_quality
+from draftwise.decide.evidence import gather_evidence
+from draftwise.decide.thresholds import Thresholds
+from draftwise.decide.validity import TextQuality
 
 __all__ = ["Conclusions", "conclude_run"]
 
@@ -30,14 +31,15 @@ class Conclusions:
 
 
 def conclude_run(run: Run) -> Conclusions:
-    """Return what follows from a run; the same readings always give the same conclusions."""
-    decision, thresholds = decide(run), thresholds_of(run)
+    """Return what follows from a run; the same answers always give the same conclusions."""
+    evidence = gather_evidence(run)
+    latencies = summarise_latencies(run, evidence.comparisons, evidence.thresholds)
     return Conclusions(
         run=run,
-        decision=decision,
-        thresholds=thresholds,
-        latencies=latencies(run, decision.comparisons, thresholds),
-        acceptances=acceptances(run, decision.comparisons),
-        conversions=conversions(decision.comparisons),
-        quality=text_quality(run),
+        decision=decide(evidence, latencies),
+        thresholds=evidence.thresholds,
+        latencies=latencies,
+        acceptances=pool_acceptance(each.cell for each in evidence.estimates),
+        conversions=trace_conversion(evidence.comparisons),
+        quality=evidence.quality,
     )

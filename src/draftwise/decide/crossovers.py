@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from itertools import takewhile
 
 from draftwise.core import Comparison, Crossover, Verdict
-from draftwise.decide.comparison.axis import place_on_axis
 from draftwise.decide.comparison.estimates import SweepKey
 from draftwise.statistics import LoadPoint, find_crossing
 
@@ -44,7 +43,7 @@ def _adopt_below(sweep: SweepKey, comparisons: Sequence[Comparison]) -> float | 
         (place[1], each.verdict)
         for each in comparisons
         if (each.workload, each.candidate, each.condition.temperature) == (workload, candidate, temperature)
-        and (place := place_on_axis(each.condition)) is not None
+        and (place := each.condition.place) is not None
         and place[0] == axis
     )
     adopted = list(takewhile(lambda point: point[1] is Verdict.ADOPT, verdicts))

@@ -2,59 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator
 
-from draftwise.core import ClosedLoop, Condition, OpenLoop, Run
+from draftwise.core import Run, Scope
 
-__all__ = ["describe_scope"]
-
-
-def describe_scope(run: Run) -> tuple[str, ...]:
-    """Return, line by line, what was measured; outside of it a decision is a guess."""
-    return tuple(f"{name}: {text}" for name, text in _lines(run) if text)
+__all__ = ["find_scope"]
 
 
-def _lines(run: Run) -> Iterator[tuple[str, str]]:
-    measured = {window.condition for window in run.windows}
-    conditions = [each for each in run.conditions if each.label in measured]
-    context = run.context
-    workloads = (f"{each.name} ({len(each.prompts)} prompts)" for each in run.plan.workloads)
-    yield "traffic", ", ".join(workloads)
-    yield "load", _loads(conditions)
-    yield "temperature", ", ".join(f"{value:g}" for value in sorted({each.temperature for each in conditions}))
-    yield "model", _values(context.get("model", {}), ("name", "dtype"))
-    yield "hardware", _hardware(context.get("hardware", {}))
-    yield "server", _versions(run)
+def find_scope(run: Run) -> Scope:
+    """Return what was measured; outside of it a decision is a guess."""
+    measured = {turn.condition for turn in run.turns}
+    model, hardware = run.context.model, run.context.hardware
+    return Scope(
+        workloads={each.name: len(each.prompts) for each in run.plan.workloads},
+        conditions=tuple(each for each in run.conditions if each.label in measured),
+        model=model.name or "",
+        dtype=str(model.dtype or ""),
+        hardware=(hardware.told,) if hardware.told else hardware.gpus or ((hardware.cpu,) if hardware.cpu else ()),
+        servers=tuple(dict.fromkeys(_list_versions(run))),
+    )
 
 
-def _loads(conditions: Sequence[Condition]) -> str:
-    """Return the loads in words: a range for several of a kind, for between them one can interpolate."""
-    streams = sorted({each.load.concurrency for each in conditions if isinstance(each.load, ClosedLoop)})
-    others = dict.fromkeys(each.load.label for each in conditions if not isinstance(each.load, ClosedLoop))
-    parts = []
-    if streams:
-        points = "1 request at a time" if streams == [1] else f"{', '.join(map(str, streams))} requests in flight"
-        parts.append(points)
-    if others:
-        kind = "arrivals at " if any(isinstance(each.load, OpenLoop) for each in conditions) else ""
-        parts.append(kind + ", ".join(others))
-    return "; ".join(parts)
-
-
-def _values(given: Mapping[str, Any], names: Sequence[str]) -> str:
-    return ", ".join(str(given[name]) for name in names if given.get(name))
-
-
-def _hardware(given: Mapping[str, Any]) -> str:
-    if "as told" in given:
-        return str(given["as told"])
-    gpus = given.get("gpus") or ()
-    return "; ".join(map(str, gpus)) or _values(given, ("cpu",))
-
-
-def _versions(run: Run) -> str:
-    servers = run.context.get("servers", {})
-    versions = (servers.get(arm.name, {}).get("version", {}) for arm in run.plan.arms)
-    named = (f"{each.get('engine', '')} {each['version']}".strip() for each in versions if each.get("version"))
-    return ", ".join(dict.fromkeys(named))
+def _list_versions(run: Run) -> Iterator[str]:
+    for arm in run.plan.arms:
+        version = run.context.server(arm.name).version
+        if version.get("version"):
+            yield f"{version.get('engine', '')} {version['version']}".strip()

@@ -1,4 +1,4 @@
-"""The lines that verdicts and guards draw, each with its reason."""
+"""The limits of verdicts and validity checks, each with its reason."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 
 from draftwise.core import InvalidSetup, Run
 
-__all__ = ["Thresholds", "thresholds_of"]
+__all__ = ["Thresholds", "get_thresholds"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,15 +20,15 @@ class Thresholds:
     tail_damage: float = 0.10
     """Time per token of the slowest prompts this much worse makes a gain a mixed one."""
     ttft_damage: float = 0.20
-    """First tokens this much later, at the lower end of the interval, take an adoption away."""
+    """First tokens this much later, at the lower end of the interval, make a gain a mixed one."""
     prefix_hit_loss: float = 0.05
     """Share of prompt tokens that may lose their prefix-cache hit."""
     loop_share: float = 0.05
     """Share of outputs ending in a loop from which lookup methods look better than on real text."""
     memory: float = 0.05
-    """Growth of tokens per step after the first pass from which a server is taken to remember its prompts."""
+    """Growth of tokens per step after the first repetition from which a cross-request cache is taken to be at work."""
     warmed: float = 0.10
-    """The same from which answers to prompts that it knows take an adoption away."""
+    """The same growth, from which an adoption is blocked if every measured answer was to a prompt answered before."""
     client_share: float = 0.20
     """Share of a machine's cores that the load generator may take from servers on the same machine."""
     client_busy: float = 0.70
@@ -38,7 +38,7 @@ class Thresholds:
     client_late: float = 0.20
     """P99 of its delay over the shortest time that is measured with it (between chunks, to the first token)."""
     noise: float = 0.5
-    """Spread (largest minus smallest over median) of the plain server's seconds for the same prompt, typical over
+    """Spread (largest minus smallest over median) of the baseline server's seconds for the same prompt, typical over
     prompts, from which the machine is taken to be busy with something else."""
     foreign_tokens: float = 0.02
     """Share of a server's generated tokens that the run did not ask for."""
@@ -54,7 +54,7 @@ class Thresholds:
     """Growth of requests in flight, and of their latency, from the middle third of an open loop's turn to the last,
     from which the queue is taken to grow for ever: a backlog that grows evenly gains two thirds."""
     cold_start: float = 0.15
-    """Slowness of the first turns beside the rest of the first pass from which warm-up was too short."""
+    """Slowness of the first turns beside the rest of the first repetition from which warm-up was too short."""
     held_up: float = 0.01
     """Share of the time for which quotas, hypervisors or heat may hold processes up."""
     other_processes: float = 0.10
@@ -86,13 +86,13 @@ class Thresholds:
         return self.tie_gap.get(dtype or "", self.tie_gap["bfloat16"])
 
 
-def thresholds_of(run: Run) -> Thresholds:
+def get_thresholds(run: Run) -> Thresholds:
     """Return the thresholds that the operator of a run chose.
 
     Raises:
         InvalidSetup: the run does not hold what an operator can choose.
     """
-    given = run.context.get("thresholds", {})
+    given = run.context.thresholds
     known = {each.name for each in fields(Thresholds)}
     if not (isinstance(given, Mapping) and given.keys() <= known and all(map(_is_number, given.values()))):
         raise InvalidSetup.because("damaged-run", f"holds no thresholds: {given!r}.", where="manifest.json")

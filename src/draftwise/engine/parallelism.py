@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from draftwise.core import Finding, InvalidSetup, Severity, SpecConfig
+from draftwise.core import Finding, InvalidSetup, Setup, Severity, SpecConfig
 
-__all__ = ["PARALLEL_SIZES", "one_gpu_settings", "vllm_command"]
+__all__ = ["PARALLEL_SIZES", "one_gpu_settings", "vllm_setup"]
 
 PARALLEL_SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 _OURS = frozenset({"device", "cudagraph_capture_sizes", "hidden_states_folder"})
@@ -23,7 +22,9 @@ def one_gpu_settings(model: str, spec: SpecConfig | None, settings: Mapping[str,
     """
     several = {name: settings[name] for name in PARALLEL_SIZES if (settings.get(name) or 1) != 1}
     if several:
-        command = vllm_command(model, spec, settings)
+        from draftwise.setups.write import write_shell  # read only for this answer
+
+        command = write_shell(vllm_setup(model, spec, settings))
         raise InvalidSetup(
             Finding(
                 code="more-than-one-gpu",
@@ -37,22 +38,11 @@ def one_gpu_settings(model: str, spec: SpecConfig | None, settings: Mapping[str,
     return {name: value for name, value in settings.items() if name not in PARALLEL_SIZES}
 
 
-def vllm_command(model: str, spec: SpecConfig | None, settings: Mapping[str, Any]) -> str:
-    """Return the `vllm serve` line of the same model, settings and speculative config."""
-    words = ["vllm", "serve", model]
-    for name, value in settings.items():
-        if name not in _OURS and (name not in PARALLEL_SIZES or value != 1):
-            words += _flag(name, value)
-    if spec is not None:
-        words += ["--speculative-config", spec.to_json()]
-    return shlex.join(words)
-
-
-def _flag(name: str, value: Any) -> Iterator[str]:
-    flag = f"--{name.replace('_', '-')}"
-    if value is True:
-        yield flag
-    elif value is False:
-        yield flag.replace("--", "--no-", 1)
-    elif value is not None:
-        yield from (flag, str(value))
+def vllm_setup(model: str, spec: SpecConfig | None, settings: Mapping[str, Any]) -> Setup:
+    """Return the same model, settings and speculative config on the newest vLLM."""
+    args = {
+        name: value
+        for name, value in settings.items()
+        if value is not None and name not in _OURS and (name not in PARALLEL_SIZES or value != 1)
+    }
+    return Setup(target=model, engine="vllm", spec=spec, args=args)

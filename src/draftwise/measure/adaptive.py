@@ -1,37 +1,28 @@
-"""What an adaptive run measures next: cells that are settled rest, loads around a crossover are added."""
+"""What an adaptive run measures next: settled cells are stopped early, loads around a crossover are added."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from draftwise.core import ClosedLoop, Comparison, Condition, Load, OpenLoop, Run, Settled
-from draftwise.decide.comparison.axis import place_on_axis
+from draftwise.core import ClosedLoop, Condition, Load, OpenLoop, Run, Settled
 from draftwise.decide.comparison.cell import ALL
-from draftwise.decide.comparison.comparisons import compare
-from draftwise.decide.comparison.estimates import load_points
-from draftwise.decide.thresholds import thresholds_of
-from draftwise.decide.validity import check_run
+from draftwise.decide.evidence import gather_evidence
 from draftwise.statistics import next_load
 
-__all__ = ["FIRST_LOOK", "find_settled", "next_conditions"]
+__all__ = ["FIRST_ANALYSIS", "find_settled", "next_conditions"]
 
-FIRST_LOOK = 2
-"""Passes after which a cell may be settled: one pass says nothing about the drift from pass to pass."""
+FIRST_ANALYSIS = 2
+"""Repetitions before the first interim analysis: one says nothing about the drift between repetitions."""
 
 
 def find_settled(run: Run, conditions: Sequence[Condition], repeat: int) -> Iterator[Settled]:
-    """Yield the cells whose verdict stands after so many passes."""
+    """Yield the cells whose verdict is settled after so many repetitions."""
     labels = {condition.label for condition in conditions}
     known = {each.key for each in run.settled}
-    for each in _comparisons(run):
+    for each in gather_evidence(run).comparisons:
         workload, label, candidate = each.key
         if each.settled and workload != ALL and label in labels and each.key not in known:
             yield Settled(workload=workload, condition=label, candidate=candidate, passes=repeat)
-
-
-def _comparisons(run: Run) -> tuple[Comparison, ...]:
-    thresholds = thresholds_of(run)
-    return compare(run, tuple(check_run(run, thresholds)), thresholds)
 
 
 def next_conditions(run: Run) -> dict[Condition, set[tuple[str, str]]]:
@@ -42,7 +33,7 @@ def next_conditions(run: Run) -> dict[Condition, set[tuple[str, str]]]:
     """
     known = {condition.label for condition in run.conditions}
     found: dict[Condition, set[tuple[str, str]]] = {}
-    for (workload, candidate, temperature, axis), points in load_points(run).items():
+    for (workload, candidate, temperature, axis), points in gather_evidence(run).load_points.items():
         planned = _planned(run, axis, temperature)
         if len(planned) > 1:
             load = next_load(points, integer=axis == "concurrency", least=min(planned), most=max(planned))
@@ -55,12 +46,12 @@ def next_conditions(run: Run) -> dict[Condition, set[tuple[str, str]]]:
 
 
 def _planned(run: Run, axis: str, temperature: float) -> set[float]:
-    places = (place_on_axis(each) for each in run.plan.conditions if each.temperature == temperature)
+    places = (each.place for each in run.plan.conditions if each.temperature == temperature)
     return {place[1] for place in places if place is not None and place[0] == axis}
 
 
 def _load_at(run: Run, axis: str, value: float) -> Load:
     if axis == "concurrency":
         return ClosedLoop(concurrency=round(value))
-    steady = next(each.load for each in run.plan.conditions if place_on_axis(each) and isinstance(each.load, OpenLoop))
+    steady = next(each.load for each in run.plan.conditions if each.place and isinstance(each.load, OpenLoop))
     return OpenLoop.steady(float(f"{value:.3g}"), steady.arrivals)

@@ -5,28 +5,64 @@ from __future__ import annotations
 import json
 import os
 import platform
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime
+from difflib import get_close_matches
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 from draftwise.backends import Backend
 from draftwise.backends.gpus import ask_driver
 from draftwise.checkpoints.headers import read_headers
-from draftwise.core import InvalidSetup
+from draftwise.core import (
+    Arm,
+    Hardware,
+    InvalidSetup,
+    LaunchOptions,
+    RunContext,
+    ServerRecord,
+    Setup,
+    Software,
+    TargetModel,
+)
 from draftwise.version import __version__
 
-__all__ = ["describe_hardware", "describe_model", "describe_server", "describe_software"]
+__all__ = ["build_context", "describe_hardware", "describe_server"]
+
+_NOTES = ("hardware", "precision", "model")
 
 
-def describe_hardware() -> dict[str, Any]:
+def build_context(
+    arms: Sequence[Arm], *, notes: Mapping[str, str], thresholds: Mapping[str, float], launch: LaunchOptions
+) -> RunContext:
+    """Return what is known before the servers are up.
+
+    Raises:
+        InvalidSetup: a note has an unknown name, or the target is not a checkpoint.
+    """
+    _check_notes(notes, [arm.name for arm in arms])
+    here = all(arm.is_here for arm in arms)
+    embedded = any(arm.url is None and arm.setup.engine == "draftwise" for arm in arms)
+    hardware = describe_hardware() if here and "hardware" not in notes else Hardware(told=notes.get("hardware"))
+    return RunContext(
+        started=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        hardware=hardware,
+        software=_describe_software(with_engine=embedded),
+        model=_describe_model(arms[0], notes),
+        thresholds=dict(thresholds),
+        notes=dict(notes),
+        launch=launch,
+    )
+
+
+def describe_hardware() -> Hardware:
     """Return processor, usable cores, memory and GPUs of this machine."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    described: dict[str, Any] = {"cpu": _cpu_name(), "cores": cores, "memory_gib": _memory_gib()}
-    if gpus := ask_driver("name,memory.total,driver_version"):
-        described["gpus"] = gpus
-    return described
+    gpus = tuple(ask_driver("name,memory.total,driver_version"))
+    return Hardware(cpu=_cpu_name(), cores=cores, memory_gib=_memory_gib(), gpus=gpus)
 
 
 def _cpu_name() -> str:
@@ -42,38 +78,80 @@ def _memory_gib() -> float | None:
     return round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1)
 
 
-def describe_software(*, with_engine: bool) -> dict[str, str]:
-    """Return the versions of what measures and, for the embedded engine, of what computes."""
-    described = {"os": platform.platform(), "python": platform.python_version(), "draftwise": __version__}
+def _describe_software(*, with_engine: bool) -> Software:
+    described = Software(os=platform.platform(), python=platform.python_version(), draftwise=__version__)
     if with_engine:
         with suppress(PackageNotFoundError):
-            described["torch"] = version("torch")
+            return replace(described, torch=version("torch"))
     return described
 
 
-def describe_model(target: Path) -> dict[str, Any]:
-    """Return the identity of a checkpoint on disk; what cannot be read is left out."""
-    described: dict[str, Any] = {"name": target.resolve().name}
-    config_file = target / "config.json"
-    if config_file.is_file():
-        text = config_file.read_bytes()
-        config = json.loads(text)
-        described["config_sha256"] = sha256(text).hexdigest()
-        described["architecture"] = (config.get("architectures") or [config.get("model_type")])[0]
-        described["dtype"] = config.get("dtype") or config.get("torch_dtype")
+def _describe_model(baseline: Arm, notes: Mapping[str, str]) -> TargetModel:
+    """Return what is found of the model; what the operator tells of it goes first."""
+    setup = baseline.setup
+    found = _describe_target(setup) if baseline.url is None else TargetModel()
+    dtype = notes.get("precision") or setup.args.get("dtype") or found.dtype
+    return replace(found, name=notes.get("model") or found.name, dtype=dtype)
+
+
+def _describe_target(setup: Setup) -> TargetModel:
+    path = Path(setup.target)
+    # vLLM finds models by name, too.
+    if setup.engine == "vllm" and not path.exists():
+        return TargetModel(name=setup.target)
+    if not (path / "config.json").is_file():
+        raise InvalidSetup.because(
+            "not-a-checkpoint",
+            "is not the directory of a Hugging Face checkpoint (no config.json).",
+            where=str(path),
+            fix="Give the folder that holds config.json, *.safetensors and tokenizer.json.",
+        )
+    try:
+        return _read_checkpoint(path)
+    except (OSError, ValueError, KeyError) as error:
+        raise InvalidSetup.because("broken-checkpoint", f"cannot be read ({error}).", where=str(path)) from None
+
+
+def _read_checkpoint(target: Path) -> TargetModel:
+    """Return the identity of a checkpoint on disk; what it does not tell is left out."""
+    text = (target / "config.json").read_bytes()
+    config = json.loads(text)
+    return TargetModel(
+        name=target.resolve().name,
+        config_sha256=sha256(text).hexdigest(),
+        architecture=(config.get("architectures") or [config.get("model_type")])[0],
+        dtype=config.get("dtype") or config.get("torch_dtype"),
+        parameters=_count_parameters(target),
+    )
+
+
+def _count_parameters(target: Path) -> int | None:
     with suppress(InvalidSetup):
-        described["parameters"] = read_headers(target).num_elements
-    return {key: value for key, value in described.items() if value is not None}
+        return read_headers(target).num_elements
+    return None
 
 
-async def describe_server(backend: Backend) -> dict[str, Any]:
+async def describe_server(backend: Backend) -> ServerRecord:
     """Return how a started server was started, what it says about itself, and how that start went."""
     info = await backend.describe()
-    return {
-        "command": backend.command,
-        "url": backend.url,
-        "model": info.model,
-        "max_model_len": info.max_model_len,
-        "version": dict(info.version),
-        "started": dict(info.started),
-    }
+    return ServerRecord(
+        command=backend.command,
+        url=backend.url,
+        model=info.model,
+        max_model_len=info.max_model_len,
+        version=dict(info.version),
+        started=dict(info.started),
+    )
+
+
+def _check_notes(notes: Mapping[str, str], arms: Sequence[str]) -> None:
+    known = [*_NOTES, *(f"command.{arm}" for arm in arms)]
+    for name in notes:
+        if name not in known:
+            near = get_close_matches(name, known, 1)
+            raise InvalidSetup.because(
+                "unknown-context",
+                f"there is no context {name!r}.",
+                where="--context",
+                fix=f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(known)}.",
+            )

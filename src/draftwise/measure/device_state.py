@@ -63,7 +63,7 @@ def read_device_state(*, gpus: bool = True) -> dict[str, Any]:
 class DeviceWatch:
     """Reads the state of this machine turn after turn, that of its GPUs every few seconds at most.
 
-    Asking the driver costs more than a short turn, and its counters lose nothing by waiting.
+    Querying the driver costs more than a short turn, and its counters lose nothing by waiting.
 
     Args:
         gpus: whether servers run on this machine.

@@ -1,30 +1,30 @@
-"""Asks both servers about the position where two greedy outputs part."""
+"""Requests both servers' log-probabilities at the position where two greedy outputs diverge."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from draftwise.core import Answer, Divergence
-from draftwise.decide.comparison.differences import Difference
+from draftwise.decide.comparison.differences import OutputDifference
 from draftwise.measure.load.client import Client
 
 __all__ = ["examine"]
 
 
-async def examine(difference: Difference, plain: Client, candidate: Client) -> Divergence:
-    """Return what both servers think of the position where two answers part.
+async def examine(difference: OutputDifference, baseline: Client, candidate: Client) -> Divergence:
+    """Return both servers' log-probabilities at the position where two answers diverge.
 
-    Both are asked again for the next token after the prompt and all shared output; a prefill, so that neither
-    answer depends on how the position was reached.
+    Each computes the next token after the prompt and all shared output in one prefill, so that neither result depends
+    on how the position was reached.
     """
-    answers, position = (difference.plain, difference.candidate), difference.position
+    answers, position = (difference.baseline, difference.candidate), difference.position
     tokens = [None if position is None else _token_at(answer, position) for answer in answers]
-    prompt = difference.plain.prompt_token_ids
+    prompt = difference.baseline.prompt_token_ids
     views: list[dict[str, float] | None] = [None, None]
     if prompt and position is not None:
-        shared = [*prompt, *difference.plain.token_ids[:position]]
-        views = [await client.next_two(shared) for client in (plain, candidate)]
-    told = [view for view in views if view is not None]
+        shared = [*prompt, *difference.baseline.token_ids[:position]]
+        views = [await client.next_two(shared) for client in (baseline, candidate)]
+    known = [view for view in views if view is not None]
     return Divergence(
         workload=difference.unit[0],
         prompt_id=difference.unit[1],
@@ -32,9 +32,9 @@ async def examine(difference: Difference, plain: Client, candidate: Client) -> D
         position=position or 0,
         plain_token=tokens[0],
         candidate_token=tokens[1],
-        gap=min((gap for view in told if (gap := _gap(view)) is not None), default=None),
-        condition=difference.plain.condition,
-        among_best=_among_best(tokens, told),
+        gap=min((gap for view in known if (gap := _gap(view)) is not None), default=None),
+        condition=difference.baseline.condition,
+        among_best=_among_best(tokens, known),
     )
 
 

@@ -1,4 +1,4 @@
-"""Takes turns: the load on one server, its counters before and after, everything to disk as it comes."""
+"""Runs the load of each turn on one server, records counters before and after, and appends every result to disk."""
 
 from __future__ import annotations
 
@@ -9,30 +9,40 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from draftwise.backends import Backend
-from draftwise.core import Answer, ClientHealth, RunPlan, StorageError, Window
+from draftwise.core import Answer, ClientHealth, RunPlan, StorageError, TurnRecord
 from draftwise.measure.load.client import Client
 from draftwise.measure.load.drive import drive
-from draftwise.measure.load.processes import Crew, count_processes
+from draftwise.measure.load.worker_pool import WorkerPool, count_processes
 from draftwise.runs import RunDirectory
 from draftwise.runs.schedule import Turn
 
-__all__ = ["DeviceReader", "Experiment", "Progress", "no_device"]
+__all__ = ["DeviceReader", "Experiment", "NoProgress", "Progress", "no_device"]
 
 _DRAIN_S = 10.0
-"""How long a server may still work on requests that were withdrawn."""
+"""How long a server may still work on requests that were cancelled."""
 _DRAIN_POLL_S = 0.005
 
 DeviceReader = Callable[[], Awaitable[Mapping[str, Any]]]
 
 
 class Progress(Protocol):
-    """Told how far a run is."""
+    """Receives how far a run is."""
 
     def start(self, total: int, done: int) -> None:
-        """Say how many requests there are, and how many are answered; again whenever the plan changes."""
+        """Take how many requests there are, and how many are answered; called again whenever the plan changes."""
 
     def advance(self, requests: int, what: str) -> None:
-        """Say that so many more have been answered."""
+        """Take how many more have been answered."""
+
+
+class NoProgress:
+    """Shows no progress."""
+
+    def start(self, total: int, done: int) -> None:
+        """Do nothing."""
+
+    def advance(self, requests: int, what: str) -> None:
+        """Do nothing."""
 
 
 async def no_device() -> Mapping[str, Any]:
@@ -46,7 +56,7 @@ class Experiment:
 
     Args:
         clients: of every arm, by name.
-        progress: told as requests are answered.
+        progress: updated as requests are answered.
         read_device: reads clocks and temperatures after a turn.
         processes: of the load generator; None for as many as the load needs.
     """
@@ -60,11 +70,11 @@ class Experiment:
     num_answers: int = field(default=0, init=False)
     """Measured requests of finished turns."""
     _measured: set[tuple[str, str, str, int, int]] = field(default_factory=set, init=False)
-    _crews: dict[tuple[str, int], Crew] = field(default_factory=dict, init=False)
+    _pools: dict[tuple[str, int], WorkerPool] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         run = self.directory.read()
-        self._measured = {(w.arm, w.workload, w.condition, w.repeat, w.block) for w in run.windows}
+        self._measured = {(w.arm, w.workload, w.condition, w.repeat, w.block) for w in run.turns}
         self.num_answers = sum(answer.measured for answer in run.answers)
 
     def has(self, turn: Turn) -> bool:
@@ -93,7 +103,7 @@ class Experiment:
         await _drain(backend, down_to=load.running or 0)
         growth = await backend.counters() - counters
         await backend.rest()
-        window = Window(
+        record = TurnRecord(
             turn=turn.number,
             arm=turn.arm,
             workload=turn.workload,
@@ -107,7 +117,7 @@ class Experiment:
             before=load,
             device=await self.read_device(),
         )
-        self.directory.finish_turn(window)
+        self.directory.finish_turn(record)
         self._measured.add(turn.key)
         self.num_answers += len(turn.prompts)
         if self.directory.is_full:
@@ -125,14 +135,14 @@ class Experiment:
         count = self.processes or count_processes(turn.condition.concurrency or 1)
         if count == 1:
             return await drive(client, turn, seed=self.plan.seed, on_answer=keep)
-        crew = self._crews.setdefault((turn.arm, count), Crew(client, count))
-        return await crew.drive(turn, seed=self.plan.seed, on_answer=keep)
+        pool = self._pools.setdefault((turn.arm, count), WorkerPool(client, count))
+        return await pool.drive(turn, seed=self.plan.seed, on_answer=keep)
 
     def close(self) -> None:
         """End the load generator's processes."""
-        for crew in self._crews.values():
-            crew.stop()
-        self._crews.clear()
+        for pool in self._pools.values():
+            pool.stop()
+        self._pools.clear()
 
     def _keep(self, turn: Turn, answer: Answer) -> None:
         self.directory.add_answer(answer)
@@ -141,7 +151,7 @@ class Experiment:
 
 
 async def _drain(backend: Backend, *, down_to: float) -> None:
-    """Wait until a server runs no more than before, if it says so: withdrawn requests would be the next turn's load."""
+    """Wait until a server runs no more than before, if it says so: cancelled requests would load the next turn."""
     give_up = backend.now() + _DRAIN_S
     while ((await backend.gauges()).running or 0) > down_to and backend.now() < give_up:
         await asyncio.sleep(_DRAIN_POLL_S)

@@ -1,4 +1,4 @@
-"""One sitting with a run: servers up, warm-ups, everything that is missing measured, servers down."""
+"""One session of a run: servers up, warm-ups, everything that is missing measured, servers down."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from draftwise.backends import Backend
-from draftwise.core import InvalidSetup, RunPlan
-from draftwise.decide.comparison.cell import ALL, cells
+from draftwise.core import InvalidSetup, RunContext, RunPlan
+from draftwise.decide.comparison.cell import ALL, make_cells
 from draftwise.decide.comparison.differences import find_differences
 from draftwise.measure.context import describe_server
 from draftwise.measure.divergences import examine
@@ -22,7 +22,11 @@ from draftwise.measure.sweep import Sweep
 from draftwise.measure.warm_up import Pace, expect_seconds, fit_prompts, greet_all, measure_lengths, warm_up
 from draftwise.runs import RunDirectory
 
-__all__ = ["Session"]
+__all__ = ["Announce", "Session"]
+
+Announce = Callable[[RunPlan, Pace, float], None]
+"""Called before the first measured request: with the plan, the seconds per output token of each arm under each
+condition, and the seconds that all of it will take."""
 
 _MOST_EXAMINED = 40
 """Differing prompts per comparison that both servers are asked about."""
@@ -30,26 +34,25 @@ _MOST_EXAMINED = 40
 
 @dataclass(slots=True, kw_only=True)
 class Session:
-    """Measures a plan into a directory; whatever ends it, the servers are down and the readings on disk.
+    """Measures a plan into a directory; whatever ends it, the servers are down and everything measured is on disk.
 
     Args:
         backends: one per arm, in the plan's order.
-        context: hardware, software and model; the servers add what they say.
+        context: hardware, software and model; the servers add their records.
         read_device: reads the state of the machine after every turn.
         processes: of the load generator; None for as many as the load needs.
         resume: whether the directory holds the plan's earlier turns.
         budget_s: time for which a new run chooses its number of prompts; None takes them all.
         search_s: time from the first measured request after which no load is added in search of a crossover.
-        announce: told, before the first measured request, the plan, the seconds per output token of each arm under
-            each condition, and the seconds that all of it will take.
+        announce: called with what is going to be measured, and how long that takes.
     """
 
     plan: RunPlan
     backends: Sequence[Backend]
     directory: RunDirectory
-    context: Mapping[str, Any]
+    context: RunContext
     progress: Progress
-    announce: Callable[[RunPlan, Pace, float], None]
+    announce: Announce
     read_device: DeviceReader = no_device
     processes: int | None = None
     resume: bool = False
@@ -91,23 +94,25 @@ class Session:
         """Settle what is measured, write it down and say so."""
         shares = await measure_lengths(clients[self.plan.arms[0].name], self.plan)
         servers = {backend.name: await describe_server(backend) for backend in self.backends}
+        context = replace(self.context, servers=servers)
         if self.resume:
-            _check_same(self.directory.read().context, {**self.context, "servers": servers})
+            before = self.directory.read()
+            _check_same(_identify(before.plan, before.context), _identify(self.plan, context))
         else:
             if self.budget_s is not None:
                 self.plan = fit_prompts(self.plan, pace, shares, self.budget_s)
-            self.directory.begin(self.plan, {**self.context, "servers": servers})
+            self.directory.begin(self.plan, context)
         self.announce(self.plan, pace, expect_seconds(self.plan, pace, shares))
 
     async def _examine_differences(self, clients: Mapping[str, Client]) -> None:
         run = self.directory.read()
         known = {(each.candidate, each.condition, each.workload, each.prompt_id) for each in run.divergences}
-        judged = {arm.name for arm in self.plan.arms if not arm.draws_acceptance}
-        for cell in cells(run):
+        judged = {arm.name for arm in self.plan.arms if not arm.has_synthetic_acceptance}
+        for cell in make_cells(run):
             if cell.workload != ALL and cell.condition.temperature == 0 and cell.candidate in judged:
                 for difference in find_differences(cell)[:_MOST_EXAMINED]:
                     if (cell.candidate, cell.condition.label, *difference.unit) not in known:
-                        view = await examine(difference, clients[cell.plain], clients[cell.candidate])
+                        view = await examine(difference, clients[cell.baseline], clients[cell.candidate])
                         self.directory.add_divergence(view)
 
 
@@ -122,18 +127,23 @@ async def _together(starting: Sequence[Any]) -> None:
 
 
 def _check_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Refuse to mix readings of two machines, versions or servers in one run."""
-    before, now = ({**each, "servers": _identities(each["servers"])} for each in (before, now))
-    for part in ("hardware", "software", "model", "servers"):
-        if before.get(part) != now.get(part):
+    """Refuse to mix timings of two machines, versions, servers or setups in one run."""
+    for part, value in now.items():
+        if before[part] != value:
             raise InvalidSetup.because(
                 "other-context",
-                f"{part}: now {now.get(part)}, when the run began {before.get(part)}.",
+                f"{part}: now {value}, when the run began {before[part]}.",
                 where="--resume",
-                fix="Readings of both do not compare: start a new run with --out.",
+                fix="Timings of both do not compare: start a new run with --out.",
             )
 
 
-def _identities(servers: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return what the servers are, without their addresses."""
-    return {arm: {key: server[key] for key in ("model", "version", "command")} for arm, server in servers.items()}
+def _identify(plan: RunPlan, context: RunContext) -> dict[str, Any]:
+    """Return what must stay the same for the whole of a run: not addresses, nor how a start went."""
+    return {
+        "hardware": context.hardware.to_dict(),
+        "software": context.software.to_dict(),
+        "model": context.model.to_dict(),
+        "servers": {arm: (server.model, dict(server.version)) for arm, server in context.servers.items()},
+        "setups": {arm.name: arm.setup for arm in plan.arms},
+    }

@@ -1,4 +1,4 @@
-"""Goes over the grid of a run pass by pass, leaves out what is settled, and searches where speculation stops paying."""
+"""Repeats the grid of a run, stops settled cells early, and searches the load where speculation stops paying."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from dataclasses import dataclass, field
 from itertools import product
 
 from draftwise.core import Condition, RunPlan, Settled
-from draftwise.measure.adaptive import FIRST_LOOK, find_settled, next_conditions
+from draftwise.measure.adaptive import FIRST_ANALYSIS, find_settled, next_conditions
 from draftwise.measure.experiment import Experiment
 from draftwise.runs import RunDirectory
-from draftwise.runs.schedule import CellKey, Turn, pass_over
+from draftwise.runs.schedule import CellKey, Turn, plan_turns
 
 __all__ = ["Sweep"]
 
 _MOST_ROUNDS = 6
-"""Searches for loads to add; each halves what is not known of a crossover, until noise is all that is left."""
+"""Searches for loads to add; each halves what is not known of a crossover, until only noise is left."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -40,40 +40,40 @@ class Sweep:
             StorageError: the disk is full; what was measured is on disk.
         """
         self._number = self._directory.next_number()
-        await self._pass_over(self._plan.conditions)
+        await self._repeat_all(self._plan.conditions)
         for condition in self._directory.read().added:
-            await self._pass_over([condition])
+            await self._repeat_all([condition])
         if self._plan.adaptive:
             for _ in range(_MOST_ROUNDS - len(self._directory.read().added)):
                 if time.monotonic() > self.ends_at or not (found := next_conditions(self._directory.read())):
                     break
                 self._add(found)
-                await self._pass_over(list(found))
+                await self._repeat_all(list(found))
 
     def _add(self, found: Mapping[Condition, Container[tuple[str, str]]]) -> None:
-        """Write down which loads are measured, too, and that candidates which did not ask for one rest there."""
-        for condition, asking in found.items():
+        """Record which loads are added, and that cells away from their crossover are not measured there."""
+        for condition, near in found.items():
             self._directory.add_condition(condition)
             for workload, arm in product(self._plan.workloads, self._plan.arms[1:]):
-                if (workload.name, arm.name) not in asking:
+                if (workload.name, arm.name) not in near:
                     self._directory.add_settled(
                         Settled(workload=workload.name, condition=condition.label, candidate=arm.name, passes=0)
                     )
 
-    async def _pass_over(self, conditions: Sequence[Condition]) -> None:
-        """Measure all passes under some conditions."""
+    async def _repeat_all(self, conditions: Sequence[Condition]) -> None:
+        """Measure all repetitions under some conditions."""
         for repeat in range(1, self._plan.repeats + 1):
             turns = self._turns(conditions, repeat)
             missing = [turn for turn in turns if not self.experiment.has(turn)]
-            self._tell(conditions, repeat)
+            self._report_progress(conditions, repeat)
             await self.experiment.run(missing)
-            if missing and self._plan.adaptive and FIRST_LOOK <= repeat < self._plan.repeats:
+            if missing and self._plan.adaptive and FIRST_ANALYSIS <= repeat < self._plan.repeats:
                 for cell in find_settled(self._directory.read(), conditions, repeat):
                     self._directory.add_settled(cell)
 
     def _turns(self, conditions: Sequence[Condition], repeat: int) -> list[Turn]:
         turns = list(
-            pass_over(self._plan, conditions, repeat, without=self._settled_before(repeat), number=self._number)
+            plan_turns(self._plan, conditions, repeat, without=self._settled_before(repeat), number=self._number)
         )
         self._number += len(turns)
         return turns
@@ -82,12 +82,12 @@ class Sweep:
         settled = self._directory.read_settled()
         return {each.key for each in settled if each.passes < repeat}
 
-    def _tell(self, conditions: Sequence[Condition], repeat: int) -> None:
-        """Say how much there is to do from this pass on."""
+    def _report_progress(self, conditions: Sequence[Condition], repeat: int) -> None:
+        """Report how much there is to do from this repetition on."""
         later = [
             turn
             for number in range(repeat, self._plan.repeats + 1)
-            for turn in pass_over(self._plan, conditions, number, without=self._settled_before(repeat))
+            for turn in plan_turns(self._plan, conditions, number, without=self._settled_before(repeat))
         ]
         done = self.experiment.num_answers
         left = sum(len(turn.prompts) for turn in later if not self.experiment.has(turn))

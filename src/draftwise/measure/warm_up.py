@@ -20,7 +20,7 @@ _OPEN_STREAMS = 4
 _LOADED_ROUNDS = 2
 """Times that all streams of a load send a warm-up request."""
 _KEPT_LOAD = 1.25
-"""Requests of a turn under load, over those that are measured: lead-in and fillers."""
+"""Requests of a turn under load over its measured ones: ramp-up and background requests."""
 
 Pace = Mapping[tuple[str, str], float]
 """Seconds per output token of a whole server, by arm and label of the condition."""
@@ -30,7 +30,7 @@ async def greet_all(backends: Sequence[Backend], plan: RunPlan, *, salt: str) ->
     """Return a client per arm.
 
     Raises:
-        BackendError: a server refuses a plain request.
+        BackendError: a server refuses the simplest request.
     """
     hello = _warmup_prompt(0, 2, _is_chat(plan))
     return {backend.name: await Client.greet(backend, hello, salt=salt) for backend in backends}
@@ -39,7 +39,7 @@ async def greet_all(backends: Sequence[Backend], plan: RunPlan, *, salt: str) ->
 async def warm_up(clients: Mapping[str, Client], plan: RunPlan) -> Pace:
     """Return the pace of every arm under every condition in the discarded warm-ups.
 
-    The warm-up texts occur in no workload, so no cache learns anything of use from them.
+    The warm-up texts occur in no workload, so that they leave nothing useful in a cache.
 
     Raises:
         BackendError: a server does not answer.
@@ -91,8 +91,8 @@ def _warmup_prompt(number: int, max_tokens: int, chat: bool) -> Prompt:
 async def measure_lengths(client: Client, plan: RunPlan) -> dict[str, float]:
     """Return, per workload, the share of `max_tokens` that outputs reach, going by two prompts.
 
-    Only the plain server is asked, and with a line break before the prompt: nothing learns anything, no prefix
-    cache holds a prompt before its turn.
+    Only the baseline's server answers them, with a line break before each prompt, so that no cache holds a prompt
+    before its turn.
     """
     shares = {}
     for workload in plan.workloads:
@@ -128,7 +128,7 @@ def expect_seconds(plan: RunPlan, pace: Pace, shares: Mapping[str, float]) -> fl
 def _expect_pass(
     workload: Workload, condition: Condition, turn_s: float, paces: Sequence[float], share: float
 ) -> float:
-    """Return the seconds that all arms together take for one pass over a workload."""
+    """Return the seconds that all arms together take for one repetition of a workload."""
     parts = [block.prompts for block in blocks(workload, condition, turn_s)]
     work_s = sum(paces) * share * sum(prompt.max_tokens for prompts in parts for prompt in prompts)
     if condition.concurrency is None:

@@ -10,23 +10,23 @@ from typing import Any
 from draftwise.core import Interval
 from draftwise.decide.compare.answers import Kept, VerdictChange
 from draftwise.decide.compare.compared import Compared, Side
-from draftwise.decide.compare.context import Difference
-from draftwise.decide.compare.readings import CellChange, Change
-from draftwise.decide.comparison.verdict import deciding
-from draftwise.decide.sentence import format_ratio
-from draftwise.report.markdown import escape, fold, table
-from draftwise.report.summary import finite
+from draftwise.decide.compare.context import ContextDifference
+from draftwise.decide.compare.readings import TOKENS_PER_S, CellChange, Change
+from draftwise.report.markdown import escape, fold, format_table
+from draftwise.report.sentences import describe_decision
+from draftwise.report.summary import replace_non_finite
+from draftwise.report.units import format_ratio
 
 __all__ = [
     "CELL_HEADER",
     "VERDICT_HEADER",
-    "cell_rows",
-    "compose",
-    "difference_rows",
-    "notes",
+    "describe_comparison",
+    "list_cell_rows",
+    "list_difference_rows",
+    "list_notes",
+    "list_verdict_rows",
     "to_dict",
     "to_markdown",
-    "verdict_rows",
 ]
 
 CELL_HEADER = (
@@ -43,7 +43,7 @@ _MOST_ROWS = 120
 """Of a table in Markdown; more would not fit into a comment on a pull request."""
 
 
-def compose(compared: Compared) -> str:
+def describe_comparison(compared: Compared) -> str:
     """Return the sentence that answers whether the first answer is still true."""
     if not compared.is_like_for_like:
         kinds = list(dict.fromkeys(each.kind for each in compared.unasked))
@@ -52,7 +52,7 @@ def compose(compared: Compared) -> str:
             f"what was changed on purpose. If this was, too: {' '.join(f'--changed {kind}' for kind in kinds)}."
         )
     if not compared.verdicts:
-        return "No verdicts to compare (a plain and a speculating arm in both): the ratios stand for themselves."
+        return "No verdicts to compare (a baseline and a speculating arm in both): the ratios stand for themselves."
     counts = {kept: sum(each.kept is kept for each in compared.verdicts) for kept in Kept}
     told = ", ".join(f"{count} {kept}" for kept, count in counts.items() if count)
     if compared.is_still_true is False:
@@ -63,7 +63,7 @@ def compose(compared: Compared) -> str:
 
 
 def _moved(verdicts: Sequence[VerdictChange]) -> str:
-    """Return how far gains moved though their verdicts stand; empty where none is shown to have."""
+    """Return how far gains moved though their verdicts are the same; empty where none is shown to have."""
     moved = [each for each in verdicts if not each.change.low <= 1 <= each.change.high]
     if not moved:
         return ""
@@ -72,7 +72,7 @@ def _moved(verdicts: Sequence[VerdictChange]) -> str:
     return f"; the gain itself moved in {len(moved)} of them, most with {place}: {_ratio(most.change)} of what it was"
 
 
-def difference_rows(differences: Sequence[Difference]) -> Iterator[tuple[str, str, str, str]]:
+def list_difference_rows(differences: Sequence[ContextDifference]) -> Iterator[tuple[str, str, str, str]]:
     """Yield what differs: kind and name, before, after, whether it was asked about."""
     for each in differences:
         name = each.name if each.name.startswith(each.kind) else f"{each.kind}: {each.name}"
@@ -83,27 +83,32 @@ def _known(value: Any) -> str:
     return "not known" if value is None else str(value)
 
 
-def verdict_rows(changes: Sequence[VerdictChange]) -> Iterator[tuple[str, ...]]:
+def list_verdict_rows(changes: Sequence[VerdictChange]) -> Iterator[tuple[str, ...]]:
     """Yield the rows of VERDICT_HEADER."""
     for each in changes:
         same = each.before.verdict == each.after.verdict
         yield (
             f"{each.workload} · {each.condition} · {each.candidate}",
-            _ratio(deciding(each.before).ratio),
-            _ratio(deciding(each.after).ratio),
+            _ratio(each.before.deciding),
+            _ratio(each.after.deciding),
             _ratio(each.change),
             str(each.after.verdict) if same else f"{each.before.verdict} -> {each.after.verdict}",
             each.kept,
         )
 
 
-def cell_rows(cells: Sequence[CellChange]) -> Iterator[tuple[str, ...]]:
+def list_cell_rows(cells: Sequence[CellChange]) -> Iterator[tuple[str, ...]]:
     """Yield the rows of CELL_HEADER; latencies in milliseconds."""
     for cell in cells:
         place = " · ".join((cell.workload, cell.condition, cell.arm))
         for change in cell.changes:
             values = [_percentile(change, side, q) for q in (50.0, 99.0) for side in (change.before, change.after)]
-            yield place, _name(change.reading), *values, change.how if change.ratio is None else _ratio(change.ratio)
+            yield (
+                place,
+                _name_reading(change.reading),
+                *values,
+                change.how if change.ratio is None else _ratio(change.ratio),
+            )
         if None not in cell.throughput:
             before, after = (value or 0.0 for value in cell.throughput)
             ratio = f"{after / before:.2f}x" if before else "-"
@@ -113,15 +118,15 @@ def cell_rows(cells: Sequence[CellChange]) -> Iterator[tuple[str, ...]]:
             yield place, "acceptance length", f"{before:.2f}", f"{after:.2f}", "", "", f"{after / before:.2f}x"
 
 
-def _name(reading: str) -> str:
-    return reading if reading == "tokens/s" else f"{'e2e' if reading == 'e2e' else reading.upper()} (ms)"
+def _name_reading(reading: str) -> str:
+    return reading if reading == TOKENS_PER_S else f"{'e2e' if reading == 'e2e' else reading.upper()} (ms)"
 
 
 def _percentile(change: Change, side: dict[float, float], q: float) -> str:
     value = side.get(q)
     if value is None:
         return "-"
-    return f"{value:.0f}" if change.reading == "tokens/s" else f"{1e3 * value:.3g}"
+    return f"{value:.0f}" if change.reading == TOKENS_PER_S else f"{1e3 * value:.3g}"
 
 
 def _ratio(ratio: Interval) -> str:
@@ -133,19 +138,19 @@ def _ratio(ratio: Interval) -> str:
 def to_markdown(compared: Compared) -> str:
     """Return a comment for a pull request."""
     before, after = (_title(side) for side in (compared.before, compared.after))
-    parts = [f"**{escape(compose(compared))}**", f"Before: {escape(before)}  \nAfter: {escape(after)}"]
+    parts = [f"**{escape(describe_comparison(compared))}**", f"Before: {escape(before)}  \nAfter: {escape(after)}"]
     if compared.differences:
-        parts.append(_cut(("what differs", "before", "after", ""), list(difference_rows(compared.differences))))
+        parts.append(_cut(("what differs", "before", "after", ""), list(list_difference_rows(compared.differences))))
     else:
         parts.append("Nothing differs in what is known about the two.")
     if compared.verdicts:
-        parts.append(_cut(VERDICT_HEADER, list(verdict_rows(compared.verdicts))))
-    parts.append(fold("Readings", _cut(CELL_HEADER, list(cell_rows(compared.cells)))))
-    parts += [f"- {escape(note)}" for note in notes(compared)]
+        parts.append(_cut(VERDICT_HEADER, list(list_verdict_rows(compared.verdicts))))
+    parts.append(fold("Readings", _cut(CELL_HEADER, list(list_cell_rows(compared.cells)))))
+    parts += [f"- {escape(note)}" for note in list_notes(compared)]
     return "\n\n".join(parts) + "\n"
 
 
-def notes(compared: Compared) -> list[str]:
+def list_notes(compared: Compared) -> list[str]:
     """Return what a reader must know about the numbers."""
     found = [
         f"{side.results.source}: {note}" for side in (compared.before, compared.after) for note in side.results.notes
@@ -163,14 +168,14 @@ def _title(side: Side) -> str:
 
 
 def _cut(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    text = table(header, rows[:_MOST_ROWS])
+    text = format_table(header, rows[:_MOST_ROWS])
     return text if len(rows) <= _MOST_ROWS else f"{text}\n\n{len(rows) - _MOST_ROWS} more rows with --json."
 
 
 def to_dict(compared: Compared) -> dict[str, Any]:
     """Return everything as JSON values; unbounded ends of intervals are null."""
     document = {
-        "sentence": compose(compared),
+        "sentence": describe_comparison(compared),
         "like_for_like": compared.is_like_for_like,
         "still_true": compared.is_still_true,
         "before": _side(compared.before),
@@ -178,15 +183,15 @@ def to_dict(compared: Compared) -> dict[str, Any]:
         "differences": [asdict(each) for each in compared.differences],
         "verdicts": [_verdict(each) for each in compared.verdicts],
         "cells": [asdict(each) for each in compared.cells],
-        "notes": notes(compared),
+        "notes": list_notes(compared),
     }
-    found: dict[str, Any] = finite(document)
+    found: dict[str, Any] = replace_non_finite(document)
     return found
 
 
 def _side(side: Side) -> dict[str, Any]:
     results = side.results
-    decision = None if side.decision is None else side.decision.sentence
+    decision = None if side.decision is None else describe_decision(side.decision)
     return {"source": results.source, "tool": results.tool, "context": dict(results.context), "decision": decision}
 
 
@@ -195,8 +200,8 @@ def _verdict(each: VerdictChange) -> dict[str, Any]:
         "workload": each.workload,
         "condition": each.condition,
         "candidate": each.candidate,
-        "before": {"verdict": str(each.before.verdict), "speedup": asdict(deciding(each.before).ratio)},
-        "after": {"verdict": str(each.after.verdict), "speedup": asdict(deciding(each.after).ratio)},
+        "before": {"verdict": str(each.before.verdict), "speedup": asdict(each.before.deciding)},
+        "after": {"verdict": str(each.after.verdict), "speedup": asdict(each.after.deciding)},
         "change": asdict(each.change),
         "kept": str(each.kept),
     }

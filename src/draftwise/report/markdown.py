@@ -4,24 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from draftwise.core import Comparison, Finding, Interval
+from draftwise.core import Comparison, Finding
 from draftwise.decide.comparison.latency import QUANTILES
-from draftwise.decide.comparison.verdict import deciding
 from draftwise.decide.conclusions import Conclusions
-from draftwise.decide.sentence import format_ratio
+from draftwise.report.conditions import describe_rollback, describe_scope, describe_unmeasured, list_schedules
+from draftwise.report.sentences import describe_decision
 from draftwise.report.tables import (
     Grid,
     Repeated,
-    band_rows,
-    context_rows,
-    crossover_rows,
     group_findings,
-    in_order,
+    list_band_rows,
+    list_context_rows,
+    list_crossover_rows,
     make_grids,
-    name_of,
+    name_workload,
+    sort_comparisons,
 )
+from draftwise.report.units import format_change, format_number, format_ratio
 
-__all__ = ["LIMIT", "escape", "fold", "render_markdown", "table"]
+__all__ = ["LIMIT", "escape", "fold", "format_table", "render_markdown"]
 
 LIMIT = 60_000
 """Characters; GitHub takes 65,536 in a comment."""
@@ -53,7 +54,7 @@ def escape(text: str, longest: int = _LONGEST) -> str:
     return line
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a table; the first column is left-aligned, others right."""
     marks = ["---", *["--:"] * (len(header) - 1)]
     lines = [header, marks, *([escape(cell) for cell in row] for row in rows)]
@@ -69,21 +70,21 @@ def _parts(found: Conclusions, room: int) -> Iterator[str]:
     decision = found.decision
     if decision.missing_context:
         yield f"**NOT EVIDENCE: this does not carry its {escape(', '.join(decision.missing_context))}.**"
-    yield f"**{escape(decision.sentence, _LONGEST_SENTENCE)}**"
-    if decision.unmeasured:
-        yield f"Not measured as planned:\n\n{_list(decision.unmeasured, room)}"
+    yield f"**{escape(describe_decision(decision), _LONGEST_SENTENCE)}**"
+    if unmeasured := describe_unmeasured(decision):
+        yield f"Not measured as planned:\n\n{_list(unmeasured, room)}"
     if len(decision.comparisons) > _WIDE:
         yield from (_grid(grid, room) for grid in make_grids(decision.comparisons)[:room])
     elif decision.comparisons:
         yield _numbers(decision.comparisons, room)
     if decision.bands:
-        yield _list([f"{name}: {text}" for name, text in band_rows(decision.bands)], room)
-    if rows := crossover_rows(decision.crossovers):
+        yield _list([f"{name}: {text}" for name, text in list_band_rows(decision.bands)], room)
+    if rows := list_crossover_rows(decision.crossovers):
         header = ("workload · candidate", "stops paying at", "95 % interval", "adopted up to", "unit")
         yield fold("Where each candidate stops paying", _cut(header, rows, room))
-    yield from (f"```\n--speculative-config '{each}'\n```" for each in list(dict.fromkeys(decision.schedules))[:room])
+    yield from (f"```\n--speculative-config '{each}'\n```" for each in list_schedules(decision)[:room])
     if decision.rollback:
-        yield _list(decision.rollback, room)
+        yield _list(describe_rollback(decision), room)
     if findings := group_findings(decision):
         yield f"### Findings\n\n{_list([_finding(each) for each in findings], room)}"
     if len(decision.comparisons) > _WIDE:
@@ -94,9 +95,9 @@ def _parts(found: Conclusions, room: int) -> Iterator[str]:
 
 
 def _grid(grid: Grid, room: int) -> str:
-    name = name_of(grid.workload) + (f" · T={grid.temperature:g}" if grid.temperature else "")
+    name = name_workload(grid.workload) + (f" · T={grid.temperature:g}" if grid.temperature else "")
     rows = [
-        (candidate, *("-" if each is None else f"{deciding(each).ratio.value:.2f}x {each.verdict}" for each in row))
+        (candidate, *("-" if each is None else f"{each.deciding.value:.2f}x {each.verdict}" for each in row))
         for candidate, row in grid.rows
     ]
     return _cut((escape(name), *map(escape, grid.loads)), rows, room)
@@ -105,18 +106,18 @@ def _grid(grid: Grid, room: int) -> str:
 def _numbers(comparisons: Sequence[Comparison], room: int) -> str:
     several = len({each.condition for each in comparisons}) > 1
     rows = []
-    for each in in_order(comparisons):
+    for each in sort_comparisons(comparisons):
         spec = each.counters.spec
-        place = (name_of(each.workload), *((each.condition.label,) if several else ()), each.candidate)
+        place = (name_workload(each.workload), *((each.condition.label,) if several else ()), each.candidate)
         numbers = (
             str(each.verdict),
-            format_ratio(deciding(each).ratio),
-            _number(spec.acceptance_length),
-            _number(each.counters.tokens_per_step),
+            format_ratio(each.deciding),
+            format_number(spec.acceptance_length),
+            format_number(each.counters.tokens_per_step),
             "-" if each.conversion is None else f"{each.conversion:.0%}",
-            _change(each.ttft),
-            _change(each.tpot),
-            "-" if each.tail is None else f"{each.tail - 1:+.0%}",
+            format_change(each.ttft),
+            format_change(each.tpot),
+            format_change(each.tail),
             "-" if each.equal_outputs is None else "{}/{}".format(*each.equal_outputs),
         )
         rows.append((" · ".join(place), *numbers))
@@ -150,12 +151,11 @@ def _latencies(found: Conclusions, room: int) -> str:
 
 def _context(found: Conclusions, room: int) -> str:
     run = found.run
-    rows = [*context_rows(run), *(("Holds for", line) for line in found.decision.scope)]
-    servers = run.context.get("servers") or {}
+    rows = [*list_context_rows(run), *(("Holds for", line) for line in describe_scope(found.decision.scope))]
     for arm in run.plan.arms:
-        server = servers.get(arm.name) or {}
-        version = (server.get("version") or {}).get("version", "not known")
-        rows.append((f"Server {arm.name}", f"version {version}: {server.get('command') or 'command not known'}"))
+        server = run.context.server(arm.name)
+        text = f"version {server.release or 'not known'}: {server.command or 'command not known'}"
+        rows.append((f"Server {arm.name}", text))
     return _cut(("", ""), rows, room)
 
 
@@ -172,12 +172,4 @@ def _list(lines: Sequence[str], room: int) -> str:
 
 def _cut(header: Sequence[str], rows: Sequence[Sequence[str]], room: int) -> str:
     more = f"\n\n{len(rows) - room} more rows are in summary.json." if len(rows) > room else ""
-    return table(header, rows[:room]) + more
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
-
-
-def _change(ratio: Interval | None) -> str:
-    return "-" if ratio is None else f"{ratio.value - 1:+.0%}"
+    return format_table(header, rows[:room]) + more

@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from importlib.resources import files
 from typing import Any
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 
-from draftwise.core import Decision, Interval
+from draftwise.core import Decision
 from draftwise.decide.comparison.acceptance import ACCEPTANCE_QUANTILES
 from draftwise.decide.comparison.cell import ALL
 from draftwise.decide.comparison.conversion import DEFINITION
 from draftwise.decide.comparison.latency import QUANTILES
-from draftwise.decide.comparison.verdict import deciding
 from draftwise.decide.conclusions import Conclusions, conclude_run
-from draftwise.decide.decision import TOKENS_PER_STEP
+from draftwise.facts.signals import TOKENS_PER_STEP
+from draftwise.report.conditions import describe_rollback, describe_scope, describe_unmeasured, list_schedules
 from draftwise.report.plots import LOSSES, VERDICT_COLOURS, draw_plots
+from draftwise.report.sentences import describe_decision
 from draftwise.report.summary import summarise
 from draftwise.report.tables import (
-    band_rows,
-    context_rows,
-    crossover_rows,
     group_findings,
-    in_order,
+    list_band_rows,
+    list_context_rows,
+    list_crossover_rows,
     make_grids,
-    name_of,
+    name_workload,
+    sort_comparisons,
 )
+from draftwise.report.units import format_change, format_number
 from draftwise.runs import RunDirectory
 from draftwise.statistics import CONFIDENCE
 
@@ -65,20 +68,22 @@ def render_page(found: Conclusions) -> str:
     return template.render(
         run=run,
         plan=run.plan,
-        title=(run.context.get("model") or {}).get("name") or "unknown model",
-        started=run.context.get("started"),
-        servers=run.context.get("servers") or {},
+        title=run.context.model.name or "unknown model",
+        started=run.context.started,
         decision=decision,
-        clauses=_clauses(decision.sentence),
+        clauses=_split_clauses(describe_decision(decision)),
+        unmeasured=describe_unmeasured(decision),
+        rollback=describe_rollback(decision),
+        scope=describe_scope(decision.scope),
         thresholds=found.thresholds,
-        comparisons=in_order(decision.comparisons),
+        comparisons=sort_comparisons(decision.comparisons),
         conditions=list(dict.fromkeys(each.condition.label for each in decision.comparisons)),
-        bands=band_rows(decision.bands),
-        crossovers=crossover_rows(decision.crossovers),
-        schedules=list(dict.fromkeys(decision.schedules)),
+        bands=list_band_rows(decision.bands),
+        crossovers=list_crossover_rows(decision.crossovers),
+        schedules=list_schedules(decision),
         grids=make_grids(decision.comparisons),
         findings=group_findings(decision),
-        context=context_rows(run),
+        context=list_context_rows(run),
         latencies=found.latencies,
         acceptances=found.acceptances,
         conversions=found.conversions,
@@ -92,7 +97,7 @@ def render_page(found: Conclusions) -> str:
         confidence=CONFIDENCE,
         folded=_FOLDED,
         pooled=ALL,
-        definitions={"tokens per step": TOKENS_PER_STEP, "conversion": DEFINITION},
+        definitions={"tokens per step": TOKENS_PER_STEP.definition, "conversion": DEFINITION},
     )
 
 
@@ -103,23 +108,17 @@ def _environment() -> Environment:
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, loader=FunctionLoader(load)
     )
-    environment.filters |= {
-        "x": lambda value: "-" if value is None else f"{value:.2f}",
+    filters: dict[str, Callable[..., str]] = {
+        "x": format_number,
         "three": lambda value: "-" if value is None else f"{value:.3g}",
         "percent": lambda value: "-" if value is None else f"{value:.0%}",
-        "change": _change,
-        "deciding": deciding,
-        "workload": name_of,
+        "change": format_change,
+        "workload": name_workload,
     }
+    environment.filters |= filters
     return environment
 
 
-def _clauses(sentence: str) -> list[str]:
+def _split_clauses(sentence: str) -> list[str]:
     """Return a sentence in the parts to show it in: a long one clause by clause."""
     return [sentence] if len(sentence) <= _LONGEST else sentence.split("; ")
-
-
-def _change(ratio: Interval | float | None) -> str:
-    """Return a ratio of times as a signed percentage."""
-    value = ratio.value if isinstance(ratio, Interval) else ratio
-    return "-" if value is None else f"{value - 1:+.0%}"

@@ -7,31 +7,33 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from draftwise.core import Comparison, Counters, Decision, Finding, Interval, Run
-from draftwise.decide.batch_schedule import propose_schedules
+from draftwise.core import Comparison, Counters, Decision, Finding, Interval, Rollback, Scope, UnmeasuredCell
 from draftwise.decide.comparison.acceptance import ACCEPTANCE_QUANTILES, Acceptance
 from draftwise.decide.comparison.conversion import DEFINITION
 from draftwise.decide.comparison.latency import QUANTILES, Latencies
-from draftwise.decide.comparison.verdict import deciding
 from draftwise.decide.conclusions import Conclusions
-from draftwise.decide.decision import TOKENS_PER_STEP
+from draftwise.facts.signals import TOKENS_PER_STEP
+from draftwise.report.conditions import describe_rollback, describe_scope, describe_unmeasured
+from draftwise.report.sentences import describe_decision
 
-__all__ = ["finite", "summarise"]
+__all__ = ["replace_non_finite", "summarise"]
 
 
 def summarise(found: Conclusions) -> dict[str, Any]:
     """Return the document; what is unbounded or unknown becomes null.
 
-    Names are stable: one is added, never given another meaning. A ratio is `{value, low, high}`, candidate over plain,
-    with its 95 % interval. Times are in the unit that the name ends in.
+    Names are stable: one is added, never given another meaning. A ratio is `{value, low, high}`, candidate over
+    baseline, with its 95 % interval. Times are in the unit that the name ends in.
 
-    - `decision`, `rollback`, `scope`, `unmeasured`, `missing_context`: in words. `evidence`: whether all context that
-      the numbers depend on is there.
+    - `decision`, `rollback`, `scope`, `unmeasured`, `missing_context`: in words; `rollback_rules`, `scope_values` and
+      `unmeasured_cells`: the same as values (a rule's `metric` is a name of `draftwise.facts.signals`). `evidence`:
+      whether all context that the numbers depend on is there.
     - `comparisons`: one per workload (`all`: pooled), `condition` and candidate. `verdict` and `reason`; `decided_by`
-      names the ratio that decided, which is `deciding`. `speedup`, `total`, `ttft`, `tpot`, `throughput`: ratios.
-      `percentiles`: ratios by `ttft`, `tpot`, `itl`, `e2e`, then `p50` to `p99`. `goodput`: shares of `plain` and
-      `candidate` within the SLO, and their `change`. `p_value`, `adjusted_p` (Holm over the run), `detectable`,
-      `prompts_needed`; `settled`: more passes would not change it; acceptance from the server's counters.
+      names the ratio that decided, which is `deciding`. `passes`: the repetitions that count. `speedup`, `total`,
+      `ttft`, `tpot`, `throughput`: ratios. `percentiles`: ratios by `ttft`, `tpot`, `itl`, `e2e`, then `p50` to `p99`.
+      `goodput`: shares of `plain` (the baseline) and `candidate` within the SLO, and their `change`. `p_value`,
+      `adjusted_p` (Holm over the run), `detectable`, `prompts_needed`; `settled`: more repetitions would not change
+      it; acceptance from the server's counters.
     - `crossovers`: where a candidate stops paying; `bands`: what to run at which load (`above`, `up_to`);
       `schedules`: the same as the engine's own schedule by batch size, with `remarks`.
     - `latencies`: of every arm, in milliseconds; `acceptance`: tokens per step of single requests, as quantiles and
@@ -43,14 +45,17 @@ def summarise(found: Conclusions) -> dict[str, Any]:
     document = {
         "evidence": decision.is_evidence,
         "missing_context": decision.missing_context,
-        "decision": decision.sentence,
-        "rollback": decision.rollback,
-        "scope": decision.scope,
-        "unmeasured": decision.unmeasured,
+        "decision": describe_decision(decision),
+        "rollback": describe_rollback(decision),
+        "rollback_rules": [_rollback(each) for each in decision.rollback],
+        "scope": describe_scope(decision.scope),
+        "scope_values": _scope(decision.scope),
+        "unmeasured": describe_unmeasured(decision),
+        "unmeasured_cells": [_unmeasured(each) for each in decision.unmeasured],
         "comparisons": [_comparison(each) for each in decision.comparisons],
         "crossovers": [asdict(each) for each in decision.crossovers],
         "bands": [asdict(each) for each in decision.bands],
-        "schedules": _schedules(run, decision),
+        "schedules": _schedules(decision),
         "latencies": [_latencies(row) for row in found.latencies],
         "acceptance": [_distribution(each) for each in found.acceptances],
         "conversions": [asdict(each) | {"step_cost": each.step_cost} for each in found.conversions],
@@ -69,10 +74,10 @@ def summarise(found: Conclusions) -> dict[str, Any]:
         },
         "num_requests": len(run.answers),
         "thresholds": asdict(found.thresholds),
-        "context": run.context,
-        "definitions": {"tokens_per_step": TOKENS_PER_STEP, "conversion": DEFINITION},
+        "context": run.context.to_dict(),
+        "definitions": {"tokens_per_step": TOKENS_PER_STEP.definition, "conversion": DEFINITION},
     }
-    finished: dict[str, Any] = finite(document)
+    finished: dict[str, Any] = replace_non_finite(document)
     return finished
 
 
@@ -81,7 +86,6 @@ _PLAIN_VALUES = (
     "workload",
     "candidate",
     "num_prompts",
-    "passes",
     "tail",
     "share_slower",
     "warm_speedup",
@@ -99,11 +103,12 @@ def _comparison(each: Comparison) -> dict[str, Any]:
         **{name: getattr(each, name) for name in _PLAIN_VALUES},
         **{name: _ratio(getattr(each, name)) for name in _RATIOS},
         **_acceptance(each.counters),
+        "passes": each.repetitions,
         "condition": each.condition.label,
         **each.condition.to_dict(),
         "verdict": str(each.verdict),
-        "decided_by": deciding(each).name,
-        "deciding": _ratio(deciding(each).ratio),
+        "decided_by": str(each.decided_by),
+        "deciding": _ratio(each.deciding),
         "percentiles": {
             name: {f"p{percentile}": _ratio(ratio) for percentile, ratio in ratios.items()}
             for name, ratios in each.percentiles.items()
@@ -122,8 +127,8 @@ def _ratio(ratio: Interval | None) -> dict[str, float] | None:
 def _goodput(each: Comparison) -> dict[str, Any] | None:
     if each.goodput is None:
         return None
-    plain, candidate = each.goodput
-    return {"plain": plain, "candidate": candidate, "change": _ratio(each.goodput_change)}
+    baseline, candidate = each.goodput
+    return {"plain": baseline, "candidate": candidate, "change": _ratio(each.goodput_change)}
 
 
 def _acceptance(counters: Counters) -> dict[str, Any]:
@@ -137,7 +142,7 @@ def _acceptance(counters: Counters) -> dict[str, Any]:
     }
 
 
-def _schedules(run: Run, decision: Decision) -> list[dict[str, Any]]:
+def _schedules(decision: Decision) -> list[dict[str, Any]]:
     return [
         {
             "workload": each.workload,
@@ -145,8 +150,21 @@ def _schedules(run: Run, decision: Decision) -> list[dict[str, Any]]:
             "speculative_config": each.spec.to_dict(),
             "remarks": each.remarks,
         }
-        for each in propose_schedules(run, decision.bands)
+        for each in decision.schedules
     ]
+
+
+def _rollback(rule: Rollback) -> dict[str, Any]:
+    condition = None if rule.condition is None else rule.condition.label
+    return {**asdict(rule), "condition": condition}
+
+
+def _scope(scope: Scope) -> dict[str, Any]:
+    return {**asdict(scope), "conditions": [each.label for each in scope.conditions]}
+
+
+def _unmeasured(cell: UnmeasuredCell) -> dict[str, Any]:
+    return {**asdict(cell), "condition": cell.condition.label}
 
 
 def _latencies(row: Latencies) -> dict[str, Any]:
@@ -174,10 +192,10 @@ def _finding(finding: Finding) -> dict[str, str]:
     return {"code": finding.code, "severity": str(finding.severity), "message": finding.message, "fix": finding.fix}
 
 
-def finite(value: Any) -> Any:
+def replace_non_finite(value: Any) -> Any:
     """Return JSON values with infinities and NaN as None: JSON has neither."""
     if isinstance(value, Mapping):
-        return {str(key): finite(each) for key, each in value.items()}
+        return {str(key): replace_non_finite(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [finite(each) for each in value]
+        return [replace_non_finite(each) for each in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from draftwise.core import Band, Comparison, Crossover, Decision, Finding, Run, Severity
-from draftwise.decide.comparison.axis import UNITS, format_load, place_on_axis
 from draftwise.decide.comparison.cell import ALL
+from draftwise.report.units import LOAD_UNITS, format_load
 
 __all__ = [
     "Grid",
     "Repeated",
-    "band_rows",
-    "context_rows",
-    "crossover_rows",
     "group_findings",
-    "in_order",
+    "list_band_rows",
+    "list_context_rows",
+    "list_crossover_rows",
     "make_grids",
-    "name_of",
+    "name_workload",
+    "sort_comparisons",
 ]
 
 _ORDER = {Severity.ERROR: 0, Severity.WARNING: 1, Severity.INFO: 2}
@@ -50,19 +50,19 @@ class Repeated:
 def make_grids(comparisons: Iterable[Comparison]) -> list[Grid]:
     """Return the verdicts by workload and temperature, all workloads together last."""
     groups: dict[tuple[str, float], list[Comparison]] = {}
-    for each in in_order(comparisons):
+    for each in sort_comparisons(comparisons):
         groups.setdefault((each.workload, each.condition.temperature), []).append(each)
     return [_grid(workload, temperature, group) for (workload, temperature), group in groups.items()]
 
 
-def in_order(comparisons: Iterable[Comparison]) -> list[Comparison]:
+def sort_comparisons(comparisons: Iterable[Comparison]) -> list[Comparison]:
     """Return the comparisons workload by workload, then by temperature and load; the pooled ones stand last."""
     given = list(comparisons)
     workloads = {name: i for i, name in enumerate(dict.fromkeys(each.workload for each in given))}
     conditions = {label: i for i, label in enumerate(dict.fromkeys(each.condition.label for each in given))}
 
     def rank(each: Comparison) -> tuple[bool, int, float, tuple[str, float], int]:
-        place = place_on_axis(each.condition) or ("", 0.0)
+        place = each.condition.place or ("", 0.0)
         label = conditions[each.condition.label]
         return each.workload == ALL, workloads[each.workload], each.condition.temperature, place, label
 
@@ -79,7 +79,7 @@ def _grid(workload: str, temperature: float, group: Sequence[Comparison]) -> Gri
     return Grid(workload=workload, temperature=temperature, loads=loads, rows=rows)
 
 
-def name_of(workload: str) -> str:
+def name_workload(workload: str) -> str:
     """Return the workload's name as a reader should see it."""
     return "all workloads together" if workload == ALL else workload
 
@@ -88,7 +88,7 @@ def group_findings(decision: Decision) -> list[Repeated]:
     """Return every finding once, the gravest first, with all places where it applies."""
     several = len({each.condition for each in decision.comparisons}) > 1
     given = [("the run", finding) for finding in decision.findings]
-    for each in in_order(decision.comparisons):
+    for each in sort_comparisons(decision.comparisons):
         names = (each.workload, *((each.condition.label,) if several else ()), each.candidate)
         given += [(" · ".join(names), finding) for finding in each.findings]
     groups: dict[tuple[str, Severity], list[tuple[str, Finding]]] = {}
@@ -101,7 +101,7 @@ def group_findings(decision: Decision) -> list[Repeated]:
     return sorted(found, key=lambda each: _ORDER[each.finding.severity])
 
 
-def band_rows(bands: Iterable[Band]) -> list[tuple[str, str]]:
+def list_band_rows(bands: Iterable[Band]) -> list[tuple[str, str]]:
     """Return, per workload and temperature, what to run at which load."""
     sweeps: dict[tuple[str, float, str], list[Band]] = {}
     for band in bands:
@@ -109,7 +109,7 @@ def band_rows(bands: Iterable[Band]) -> list[tuple[str, str]]:
     return [
         (
             _with_temperature(workload, temperature),
-            "; ".join(f"{_stretch(band)}: {band.setting}" for band in group) + f" ({UNITS[axis]})",
+            "; ".join(f"{_stretch(band)}: {band.setting}" for band in group) + f" ({LOAD_UNITS[axis]})",
         )
         for (workload, temperature, axis), group in sweeps.items()
     ]
@@ -122,7 +122,7 @@ def _stretch(band: Band) -> str:
     return f"{above} to {up_to}" if band.above else f"up to {up_to}"
 
 
-def crossover_rows(crossovers: Iterable[Crossover]) -> list[tuple[str, str, str, str, str]]:
+def list_crossover_rows(crossovers: Iterable[Crossover]) -> list[tuple[str, str, str, str, str]]:
     """Return where each candidate stops paying: place, load, interval, largest load that is adopted, unit."""
     rows = []
     for each in crossovers:
@@ -130,24 +130,25 @@ def crossover_rows(crossovers: Iterable[Crossover]) -> list[tuple[str, str, str,
         ends = ("∞" if math.isinf(end) else format_load(end, each.axis) for end in (each.low, each.high))
         value = "beyond what was measured" if each.value is None else format_load(each.value, each.axis)
         below = "-" if each.adopt_below is None else format_load(each.adopt_below, each.axis)
-        rows.append((place, value, " - ".join(ends), below, UNITS[each.axis]))
+        rows.append((place, value, " - ".join(ends), below, LOAD_UNITS[each.axis]))
     return rows
 
 
 def _with_temperature(workload: str, temperature: float) -> str:
-    return name_of(workload) + (f" · T={temperature:g}" if temperature else "")
+    return name_workload(workload) + (f" · T={temperature:g}" if temperature else "")
 
 
-def context_rows(run: Run) -> list[tuple[str, str]]:
+def list_context_rows(run: Run) -> list[tuple[str, str]]:
     """Return what the numbers depend on, name by name: what is not known says so."""
     context, plan = run.context, run.plan
-    rows = [(name.capitalize(), _told(context.get(name) or {})) for name in ("hardware", "software", "model")]
+    described = (("Hardware", context.hardware), ("Software", context.software), ("Model", context.model))
+    rows = [(name, _told(each.to_dict())) for name, each in described]
     rows.append(("Loads", ", ".join(condition.label for condition in run.conditions)))
     rows.append(
         (
             "Requests",
-            f"seed {plan.seed}, streamed; {'at most ' if plan.adaptive else ''}{plan.repeats} passes, {plan.warmup} "
-            f"discarded warm-ups per arm; {len(run.answers)} answers",
+            f"seed {plan.seed}, streamed; {'at most ' if plan.adaptive else ''}{plan.repeats} repetitions, "
+            f"{plan.warmup} discarded warm-ups per arm; {len(run.answers)} answers",
         )
     )
     lengths = _mean_lengths(run)
@@ -172,11 +173,11 @@ def _told(values: Mapping[str, Any]) -> str:
 
 
 def _mean_lengths(run: Run) -> dict[str, tuple[str, str]]:
-    """Return the mean prompt and output lengths in tokens of the plain arm, by workload."""
-    plain = run.plan.arms[0].name
+    """Return the mean prompt and output lengths in tokens of the baseline, by workload."""
+    baseline = run.plan.arms[0].name
     lengths = {}
     for workload in run.plan.workloads:
-        mine = [a for a in run.answers if a.arm == plain and a.workload == workload.name and a.error is None]
+        mine = [a for a in run.answers if a.arm == baseline and a.workload == workload.name and a.error is None]
         prompts = [answer.num_prompt_tokens for answer in mine if answer.num_prompt_tokens is not None]
         outputs = [answer.timing.num_tokens for answer in mine if answer.measured]
         lengths[workload.name] = (_mean(prompts), _mean(outputs))

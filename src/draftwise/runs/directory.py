@@ -1,12 +1,12 @@
-"""The run directory: raw readings, appended as they come and never rewritten, from which every number follows.
+"""The run directory: raw timings, appended as they come and never rewritten, from which every number follows.
 
 `manifest.json` is the plan and the context, `workload-NAME.jsonl` what was sent, `requests.jsonl` one line per
 request, `turns.jsonl` one line per finished turn, `settled.jsonl` the cells that needed no more passes,
-`conditions.jsonl` the loads that were added while a crossover was searched, `divergences.jsonl` what two servers said
-where their outputs part.
+`conditions.jsonl` the loads that were added while a crossover was searched, `divergences.jsonl` what two servers report
+where their outputs diverge.
 
-A request is written when it ends; its turn counts once the line in `turns.jsonl` is on disk. `ballast` takes up room
-that is given back when the disk is full, so that what is in flight then can still be written.
+A request is written when it ends; its turn counts once the line in `turns.jsonl` is on disk. `ballast` reserves disk
+space that is freed when the disk is full, so that what is in flight then can still be written.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ from draftwise.core import (
     Divergence,
     InvalidSetup,
     Run,
+    RunContext,
     RunPlan,
     Settled,
     StorageError,
-    Window,
+    TurnRecord,
     Workload,
 )
-from draftwise.workloads import read_prompts
-from draftwise.runs.row_files import RowFile, blame, cut_unfinished, damaged, write_whole
 from draftwise.runs.manifest import make_manifest, read_manifest, to_plan
-from draftwise.runs.rows import answer_to_row, row_to_answer, row_to_window, window_to_row
+from draftwise.runs.row_files import RowFile, blame, cut_unfinished, damaged, write_whole
+from draftwise.runs.rows import answer_to_row, row_to_answer, row_to_turn, turn_to_row
+from draftwise.workloads import read_prompts
 
 __all__ = ["RunDirectory"]
 
@@ -45,9 +46,9 @@ _SERVER_LOGS = "servers"
 _MANIFEST = "manifest.json"
 _REQUESTS, _TURNS, _DIVERGENCES = "requests.jsonl", "turns.jsonl", "divergences.jsonl"
 _CONDITIONS, _SETTLED = "conditions.jsonl", "settled.jsonl"
-_BALLAST = "ballast"
-_BALLAST_BYTES = 8 << 20
-"""Room for the answers that a thousand streams still bring while the disk is full."""
+_RESERVED = "ballast"
+_RESERVED_BYTES = 8 << 20
+"""Space for the answers that a thousand streams still bring while the disk is full."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -60,7 +61,7 @@ class RunDirectory:
         """Whether the disk ran full; what came until then, and while the last turn ended, is written."""
         self._open: dict[str, BinaryIO] = {}
         self._answers = RowFile(path / _REQUESTS, lambda row: (row["turn"], row_to_answer(row)))
-        self._windows = RowFile(path / _TURNS, row_to_window)
+        self._turns = RowFile(path / _TURNS, row_to_turn)
 
     @classmethod
     def claim(cls, path: Path) -> RunDirectory:
@@ -78,8 +79,8 @@ class RunDirectory:
             )
         try:
             path.mkdir(parents=True, exist_ok=True)
-            (path / _BALLAST).touch()
-            (path / _BALLAST).unlink()
+            (path / _RESERVED).touch()
+            (path / _RESERVED).unlink()
         except OSError as error:
             # Said now, not after the servers have taken minutes to start.
             raise InvalidSetup.because(
@@ -91,7 +92,7 @@ class RunDirectory:
         """Return the file for what the server of an arm prints."""
         return self.path / _SERVER_LOGS / f"{re.sub(r'[^A-Za-z0-9.=-]+', '-', arm)}.log"
 
-    def begin(self, plan: RunPlan, context: Mapping[str, Any]) -> None:
+    def begin(self, plan: RunPlan, context: RunContext) -> None:
         """Write the prompts, then the manifest: from now on the run can be resumed.
 
         Raises:
@@ -108,11 +109,11 @@ class RunDirectory:
             raise self._cannot_write(error) from None
 
     def reserve(self) -> None:
-        """Take up the room that is given back when the disk is full; without it where there is not even that much."""
-        path = self.path / _BALLAST
+        """Reserve the space that is freed when the disk is full; reserve none where there is not even that much."""
+        path = self.path / _RESERVED
         try:
             with path.open("wb") as file:
-                file.write(b"\0" * _BALLAST_BYTES)
+                file.write(b"\0" * _RESERVED_BYTES)
                 os.fsync(file.fileno())
         except OSError:
             path.unlink(missing_ok=True)
@@ -121,30 +122,30 @@ class RunDirectory:
         """Append a request that has ended.
 
         Raises:
-            StorageError: it cannot be written, and neither after the ballast went.
+            StorageError: it cannot be written, not even into the reserved space.
         """
         self._append(_REQUESTS, answer_to_row(answer), sync=False)
 
-    def finish_turn(self, window: Window) -> None:
+    def finish_turn(self, turn: TurnRecord) -> None:
         """Append a turn whose requests are all written: from now on they count."""
         if _REQUESTS in self._open:
             os.fsync(self._open[_REQUESTS].fileno())
-        self._append(_TURNS, window_to_row(window))
+        self._append(_TURNS, turn_to_row(turn))
 
     def add_condition(self, condition: Condition) -> None:
         """Append a load that was not planned."""
         self._append(_CONDITIONS, condition.to_dict())
 
     def add_settled(self, cell: Settled) -> None:
-        """Append a cell whose verdict stands."""
+        """Append a cell that was stopped early."""
         self._append(_SETTLED, asdict(cell))
 
     def add_divergence(self, divergence: Divergence) -> None:
-        """Append what two servers said about the place where they part."""
+        """Append two servers' log-probabilities where their outputs diverge."""
         self._append(_DIVERGENCES, asdict(divergence))
 
     def write(self, name: str, text: str) -> None:
-        """Write a file that is made from the readings, whole or not at all.
+        """Write a file that is made from what was measured, whole or not at all.
 
         Raises:
             StorageError: the disk is full.
@@ -155,12 +156,12 @@ class RunDirectory:
             raise self._cannot_write(error) from None
 
     def close(self) -> None:
-        """Close the files, and give back the room that was kept."""
+        """Close the files and free the reserved space."""
         for file in self._open.values():
             file.close()
         self._open.clear()
         with suppress(OSError):
-            (self.path / _BALLAST).unlink(missing_ok=True)
+            (self.path / _RESERVED).unlink(missing_ok=True)
 
     def leave(self) -> None:
         """Remove the folder again if nothing is in it."""
@@ -175,15 +176,15 @@ class RunDirectory:
         """
         manifest = read_manifest(self.path / _MANIFEST)
         with blame(str(self.path / _MANIFEST)):
-            plan, context = to_plan(manifest, self._read_workload), dict(manifest["context"])
-        windows = {window.turn: window for window in self._windows.read()}
+            plan, context = to_plan(manifest, self._read_workload), RunContext.from_dict(manifest["context"])
+        turns = {turn.turn: turn for turn in self._turns.read()}
         answers = self._answers.read()
-        finished = [answer for turn, answer in answers if turn in windows]
+        finished = [answer for turn, answer in answers if turn in turns]
         run = Run(
             plan=plan,
             context=context,
             answers=tuple(finished),
-            windows=tuple(windows.values()),
+            turns=tuple(turns.values()),
             divergences=tuple(RowFile(self.path / _DIVERGENCES, lambda row: Divergence(**row)).read()),
             added=tuple(RowFile(self.path / _CONDITIONS, Condition.from_dict).read()),
             settled=self.read_settled(),
@@ -193,13 +194,13 @@ class RunDirectory:
         return run
 
     def _check_names(self, run: Run) -> None:
-        """Refuse readings of what the plan does not know: files were changed by hand, or are of several runs."""
+        """Refuse measurements of what the plan does not know: files were changed by hand, or are of several runs."""
         known = (
             ("arm", {arm.name for arm in run.plan.arms}),
             ("workload", {workload.name for workload in run.plan.workloads}),
             ("condition", {condition.label for condition in run.conditions}),
         )
-        for file, rows in ((_TURNS, run.windows), (_REQUESTS, run.answers)):
+        for file, rows in ((_TURNS, run.turns), (_REQUESTS, run.answers)):
             for kind, names in known:
                 if strange := {getattr(row, kind) for row in rows} - names:
                     text = f"holds readings of the {kind} {min(strange)!r}, which {_MANIFEST} does not plan."
@@ -211,13 +212,13 @@ class RunDirectory:
 
     def next_number(self) -> int:
         """Return a number that no turn has had, finished or not."""
-        used = chain((turn for turn, _ in self._answers.read()), (window.turn for window in self._windows.read()))
+        used = chain((turn for turn, _ in self._answers.read()), (turn.turn for turn in self._turns.read()))
         return max(used, default=-1) + 1
 
     def _read_workload(self, row: Mapping[str, Any]) -> Workload:
         path = self._workload_path(row["name"])
-        told = {name: row[name] for name in ("name", "source", "description", "random_tokens")}
-        workload = Workload(prompts=read_prompts(path), **told)
+        described = {name: row[name] for name in ("name", "source", "description", "random_tokens")}
+        workload = Workload(prompts=read_prompts(path), **described)
         if workload.sha256 != row["sha256"]:
             raise InvalidSetup.because(
                 "workload-changed",
@@ -238,7 +239,7 @@ class RunDirectory:
             if error.errno not in _FULL or self.is_full:
                 raise self._cannot_write(error) from None
             self.is_full = True
-            (self.path / _BALLAST).unlink(missing_ok=True)
+            (self.path / _RESERVED).unlink(missing_ok=True)
             try:
                 self._write_line(name, line, sync)
             except OSError as again:

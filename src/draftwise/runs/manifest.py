@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from draftwise.core import Arm, Condition, InvalidSetup, RunPlan, SpecConfig, Workload
+from draftwise.core import Condition, InvalidSetup, RunContext, RunPlan, Workload
+from draftwise.runs.arm_rows import arm_to_row, row_to_arm
 
 __all__ = ["make_manifest", "read_manifest", "to_plan"]
 
@@ -15,14 +16,11 @@ _FORMAT = 2
 _SETTINGS = ("repeats", "warmup", "seed", "turn_s", "adaptive")
 
 
-def make_manifest(plan: RunPlan, context: Mapping[str, Any]) -> dict[str, Any]:
+def make_manifest(plan: RunPlan, context: RunContext) -> dict[str, Any]:
     """Return the document; of prompts it has number and hash."""
     return {
         "format": _FORMAT,
-        "arms": [
-            {"name": arm.name, "spec": None if arm.spec is None else arm.spec.to_dict(), "url": arm.url}
-            for arm in plan.arms
-        ],
+        "arms": [arm_to_row(arm) for arm in plan.arms],
         "workloads": [
             {
                 "name": each.name,
@@ -36,7 +34,7 @@ def make_manifest(plan: RunPlan, context: Mapping[str, Any]) -> dict[str, Any]:
         ],
         "conditions": [condition.to_dict() for condition in plan.conditions],
         **{name: getattr(plan, name) for name in _SETTINGS},
-        "context": dict(context),
+        "context": context.to_dict(),
     }
 
 
@@ -77,10 +75,6 @@ def to_plan(manifest: Mapping[str, Any], read_workload: Callable[[Mapping[str, A
         KeyError, TypeError, ValueError: the document was changed by hand.
         InvalidSetup: a config in it is none, or a workload is not what was measured.
     """
-    arms = (
-        Arm(name=arm["name"], spec=None if arm["spec"] is None else SpecConfig.parse(arm["spec"]), url=arm["url"])
-        for arm in manifest["arms"]
-    )
     for name in _SETTINGS:
         if not isinstance(manifest[name], int | float):
             raise TypeError(f"{name} is {manifest[name]!r}")
@@ -88,7 +82,7 @@ def to_plan(manifest: Mapping[str, Any], read_workload: Callable[[Mapping[str, A
         if not manifest[name]:
             raise ValueError(f"it plans no {name}")
     return RunPlan(
-        arms=tuple(arms),
+        arms=tuple(row_to_arm(row, manifest["context"]) for row in manifest["arms"]),
         workloads=tuple(map(read_workload, manifest["workloads"])),
         conditions=tuple(Condition.from_dict(row) for row in manifest["conditions"]),
         **{name: manifest[name] for name in _SETTINGS},

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
-from draftwise.core import Answer, ClientHealth, Counters, ServerLoad, SpecStats, Timing, Window
+from draftwise.core import Answer, ClientHealth, Counters, ServerLoad, SpecStats, Timing, TurnRecord
 
-__all__ = ["answer_to_row", "row_to_answer", "row_to_window", "window_to_row"]
+__all__ = ["answer_to_row", "row_to_answer", "row_to_turn", "turn_to_row"]
 
 
 def answer_to_row(answer: Answer) -> dict[str, Any]:
@@ -30,13 +30,13 @@ def row_to_answer(row: dict[str, Any]) -> Answer:
     return Answer(**{**row, **ids, "timing": Timing(**timing)})
 
 
-def window_to_row(window: Window) -> dict[str, Any]:
+def turn_to_row(turn: TurnRecord) -> dict[str, Any]:
     """Return a turn as JSON values."""
-    return asdict(window)
+    return asdict(turn)
 
 
-def row_to_window(row: dict[str, Any]) -> Window:
-    """Return the turn that `window_to_row` wrote.
+def row_to_turn(row: dict[str, Any]) -> TurnRecord:
+    """Return the turn that `turn_to_row` wrote.
 
     Raises:
         KeyError, TypeError, ValueError: it is something else.
@@ -47,7 +47,7 @@ def row_to_window(row: dict[str, Any]) -> Window:
         "client": ClientHealth(**row["client"]),
         "before": ServerLoad(**row["before"]),
     }
-    return Window(**{**row, **parts})
+    return TurnRecord(**{**row, **parts})
 
 
 def _check_clock(*readings: float) -> None:

@@ -1,4 +1,4 @@
-"""Who is asked what, in which order: arms take turns so that drift of the machine hits all of them alike."""
+"""The order of turns: the arms alternate, so that drift of the machine affects all of them alike."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from itertools import islice
 
 from draftwise.core import Condition, OpenLoop, Prompt, RunPlan, Workload
 
-__all__ = ["Block", "CellKey", "Turn", "arm_order", "blocks", "pass_over"]
+__all__ = ["Block", "CellKey", "Turn", "arm_order", "blocks", "plan_turns"]
 
 _BLOCK_PER_STREAM = 4
 """Requests per stream of a turn: enough for each stream to meet the others at all stages of their answers."""
@@ -30,7 +30,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """A block of prompts that one arm answers under one condition while the other servers rest."""
+    """A block of prompts that one arm answers under one condition while the other servers are idle."""
 
     number: int
     arm: str
@@ -66,16 +66,16 @@ def blocks(workload: Workload, condition: Condition, turn_s: float) -> Iterator[
     short for that is gone through several times.
     """
     size = _size(workload, condition, turn_s)
-    passes = math.ceil(size / len(workload.prompts)) if size else 1
-    sendings = ((prompt, copy) for copy in range(passes) for prompt in workload.prompts)
+    rounds = math.ceil(size / len(workload.prompts)) if size else 1
+    requests = ((prompt, copy) for copy in range(rounds) for prompt in workload.prompts)
     wanted = max(len(workload.prompts), size)
-    for number, part in enumerate(_parts(list(islice(sendings, wanted)), size or wanted)):
+    for number, part in enumerate(_parts(list(islice(requests, wanted)), size or wanted)):
         yield Block(number=number, prompts=tuple(prompt for prompt, _ in part), copies=tuple(copy for _, copy in part))
 
 
-def _parts(sendings: list[tuple[Prompt, int]], size: int) -> Iterator[Sequence[tuple[Prompt, int]]]:
-    for start in range(0, len(sendings), size):
-        yield sendings[start : start + size]
+def _parts(requests: list[tuple[Prompt, int]], size: int) -> Iterator[Sequence[tuple[Prompt, int]]]:
+    for start in range(0, len(requests), size):
+        yield requests[start : start + size]
 
 
 def _size(workload: Workload, condition: Condition, turn_s: float) -> int:
@@ -96,19 +96,19 @@ def _arrivals_within(load: OpenLoop, turn_s: float) -> int:
     return max(1, round(expected))
 
 
-def pass_over(
+def plan_turns(
     plan: RunPlan, conditions: Sequence[Condition], repeat: int, *, without: Container[CellKey] = (), number: int = 0
 ) -> Iterator[Turn]:
-    """Yield the turns of one pass over all workloads under the conditions, numbered from `number` on.
+    """Yield the turns of one repetition of all workloads under the conditions, numbered from `number` on.
 
-    Candidates of cells in `without` are settled and left out; the plain arm rests when all of its candidates are.
+    Candidates of cells in `without` are left out; so is the baseline where all candidates are.
     """
-    plain, *candidates = (arm.name for arm in plan.arms)
+    baseline, *candidates = (arm.name for arm in plan.arms)
     for condition in conditions:
         for workload in plan.workloads:
             left = [name for name in candidates if (workload.name, condition.label, name) not in without]
             for block in blocks(workload, condition, plan.turn_s) if left else ():
-                for arm in arm_order([plain, *left], block.number, repeat):
+                for arm in arm_order([baseline, *left], block.number, repeat):
                     yield Turn(
                         number=number,
                         arm=arm,

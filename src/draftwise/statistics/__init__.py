@@ -1,14 +1,14 @@
 """What paired readings say and how sure it is: ratios with intervals, early stopping, families of tests, crossovers."""
 
-from draftwise.statistics.clusters import Spread, spread
+from draftwise.statistics.clusters import Spread
 from draftwise.statistics.crossover import Crossing, LoadPoint, find_crossing, next_load
 from draftwise.statistics.design import Array, Design
 from draftwise.statistics.estimate import CONFIDENCE, Estimate
 from draftwise.statistics.family import adjust_family
 from draftwise.statistics.percentiles import PERCENTILES, Samples, percentile_ratios
-from draftwise.statistics.power import POWER, detectable_ratio, passes_needed, prompts_needed
+from draftwise.statistics.power import POWER, detectable_ratio, prompts_needed, repetitions_needed
 from draftwise.statistics.ratios import goodput_change, prompt_ratio, server_ratio, total_ratio
-from draftwise.statistics.sequential import Looks, Outcome, conclude, settle
+from draftwise.statistics.sequential import Conclusion, InterimAnalyses, conclude, settle
 from draftwise.statistics.student import student_quantile
 
 __all__ = [
@@ -17,12 +17,12 @@ __all__ = [
     "PERCENTILES",
     "POWER",
     "Array",
+    "Conclusion",
     "Crossing",
     "Design",
     "Estimate",
+    "InterimAnalyses",
     "LoadPoint",
-    "Looks",
-    "Outcome",
     "Samples",
     "Spread",
     "adjust_family",
@@ -31,13 +31,12 @@ __all__ = [
     "find_crossing",
     "goodput_change",
     "next_load",
-    "passes_needed",
     "percentile_ratios",
     "prompt_ratio",
     "prompts_needed",
+    "repetitions_needed",
     "server_ratio",
     "settle",
-    "spread",
     "student_quantile",
     "total_ratio",
 ]

@@ -11,7 +11,7 @@ import numpy as np
 
 from draftwise.statistics.design import Array
 from draftwise.statistics.estimate import CONFIDENCE, Estimate
-from draftwise.statistics.isotonic import fall, find_brackets, find_roots
+from draftwise.statistics.isotonic import find_brackets, find_roots, fit_falling
 
 __all__ = ["Crossing", "LoadPoint", "find_crossing", "next_load"]
 
@@ -50,9 +50,10 @@ def find_crossing(points: Sequence[LoadPoint], *, confidence: float = CONFIDENCE
     The curve is the falling sequence closest to the speed-ups (isotonic regression, weighted by their certainty), with
     monotone cubic pieces between loads. Its interval comes from redrawing all speed-ups together: prompts that gain
     more at one load do so at the next, so what they add to the error is common to neighbouring loads and does not
-    average out (covariance of the prompts' ratios); the luck of turns is each load's own. It also spans what straight
-    pieces would say, over the logarithm and over the load itself, and all that lies between loads more than a factor
-    of 2 apart: of a curve with a knee (a batch that begins to fill the device) one knows no more than that it falls.
+    average out (covariance of the prompts' ratios); what paired blocks share is each load's own. It also spans what
+    straight pieces would say, over the logarithm and over the load itself, and all that lies between loads more than a
+    factor of 2 apart: of a curve with a knee (a batch that begins to fill the device) one knows no more than that it
+    falls.
     None without a point of known error.
     """
     known = sorted((p for p in points if math.isfinite(p.estimate.spread.variance)), key=lambda point: point.load)
@@ -62,9 +63,9 @@ def find_crossing(points: Sequence[LoadPoint], *, confidence: float = CONFIDENCE
     logs_K = np.array([point.estimate.log for point in known])
     covariance_KK = _covariance(known)
     weight_K = 1 / np.diag(covariance_KK)
-    value = math.exp(find_roots(np.log(load_K), fall(logs_K[None, :], weight_K))[0])
-    drawn_BK = fall(_redraw(known, logs_K, covariance_KK, seed), weight_K)
-    ends = [_interval(roots_B, known[0].load, confidence) for roots_B in _guesses(load_K, drawn_BK)]
+    value = math.exp(find_roots(np.log(load_K), fit_falling(logs_K[None, :], weight_K))[0])
+    drawn_BK = fit_falling(_redraw(known, logs_K, covariance_KK, seed), weight_K)
+    ends = [_interval(roots_B, known[0].load, confidence) for roots_B in _find_roots(load_K, drawn_BK)]
     return Crossing(
         value=value if 0 < value < math.inf else None,
         low=min(known[-1].load, *(low for low, _ in ends)),
@@ -72,7 +73,7 @@ def find_crossing(points: Sequence[LoadPoint], *, confidence: float = CONFIDENCE
     )
 
 
-def _guesses(load_K: Array, drawn_BK: Array) -> Iterator[Array]:
+def _find_roots(load_K: Array, drawn_BK: Array) -> Iterator[Array]:
     """Yield [B] the loads at which curves cross, for each idea of how they run between the measured loads."""
     smooth_B = np.exp(find_roots(np.log(load_K), drawn_BK))
     yield smooth_B
@@ -103,8 +104,8 @@ def next_load(
 
     Well enough: the ends of its interval are within a factor of each other, no other whole number lies between, or
     one more measurement as certain as its neighbours would not narrow the interval by a tenth (what then is missing
-    are prompts or passes, not loads). It halves the way between far loads, and outside the measured ones it doubles
-    or halves the load, up to `most` or down to `least`.
+    are prompts or repetitions, not loads). It halves the way between far loads, and outside the measured ones it
+    doubles or halves the load, up to `most` or down to `least`.
     """
     crossing = find_crossing(points)
     if crossing is None:
@@ -178,7 +179,7 @@ def _covariance(points: Sequence[LoadPoint]) -> Array:
 
 def _shared(one: Estimate, other: Estimate) -> float:
     """Return the covariance that two speed-ups have by their common prompts."""
-    common = one.log_by_prompt.keys() & other.log_by_prompt.keys()
+    common = [prompt for prompt in one.log_by_prompt if prompt in other.log_by_prompt]
     if len(common) < _FEWEST_SHARED:
         return 0.0
     logs = [[each.log_by_prompt[prompt] for prompt in common] for each in (one, other)]

@@ -1,4 +1,4 @@
-"""Which readings share their luck: those of one prompt, and those of one pair of turns."""
+"""Which readings vary together: those of one prompt, and those of one paired block."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ Integers = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Design:
-    """For each of N requests that both arms were sent: its prompt and its pair of turns.
+    """For each of N requests that both arms were sent: its prompt and its paired block.
 
-    A pair of turns is the candidate's and plain's answering of the same block of a workload, right after one another:
-    (pass, block). With one request in flight it holds a single prompt; under load it holds many, which all have the
-    luck of that minute in common.
+    A paired block is a part of a workload that candidate and baseline answer one right after the other: (repetition,
+    block). With one request in flight it holds a single prompt; under load it holds many, and whatever the machine
+    does in that minute is common to all of them (shared variance).
     """
 
     prompt_N: Integers
     """Prompts, numbered from 0 without gaps."""
-    pair_N: Integers
-    """Pairs of turns, likewise."""
+    block_N: Integers
+    """Paired blocks, likewise."""
     prompts: tuple[Hashable, ...] = ()
     """Names of the prompts, by which they are known again under another load."""
 
     @classmethod
     def of(cls, requests: Sequence[tuple[Hashable, Hashable]]) -> Design:
-        """Return the design of requests given as (prompt, pair of turns), both by any names."""
+        """Return the design of requests given as (prompt, paired block), both by any names."""
         prompts = _number([prompt for prompt, _ in requests])
-        pairs = _number([pair for _, pair in requests])
+        blocks = _number([block for _, block in requests])
         return cls(
             prompt_N=np.array([prompts[prompt] for prompt, _ in requests], dtype=np.int64),
-            pair_N=np.array([pairs[pair] for _, pair in requests], dtype=np.int64),
+            block_N=np.array([blocks[block] for _, block in requests], dtype=np.int64),
             prompts=tuple(prompts),
         )
 
@@ -46,7 +46,7 @@ class Design:
         kept = np.unique(self.prompt_N[kept_N])
         return Design(
             prompt_N=_dense(self.prompt_N[kept_N]),
-            pair_N=_dense(self.pair_N[kept_N]),
+            block_N=_dense(self.block_N[kept_N]),
             prompts=tuple(self.prompts[number] for number in kept) if self.prompts else (),
         )
 
@@ -56,14 +56,14 @@ class Design:
         return _count(self.prompt_N)
 
     @property
-    def num_pairs(self) -> int:
-        """Pairs of turns."""
-        return _count(self.pair_N)
+    def num_blocks(self) -> int:
+        """Paired blocks."""
+        return _count(self.block_N)
 
     @property
     def cell_N(self) -> Integers:
-        """Return [N] the prompt within its pair: sendings of one prompt in one turn are one cell."""
-        return _dense(self.prompt_N * max(1, self.num_pairs) + self.pair_N)
+        """Return [N] the prompt within its block: attempts at one prompt in one turn are one cell."""
+        return _dense(self.prompt_N * max(1, self.num_blocks) + self.block_N)
 
 
 def _number(names: Sequence[Hashable]) -> dict[Hashable, int]:

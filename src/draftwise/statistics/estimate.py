@@ -19,7 +19,7 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """A ratio of candidate over plain.
+    """A ratio of candidate over baseline.
 
     Interval, p-value, power and stopping all derive from the same two numbers, so that they cannot contradict each
     other: an interval excludes a ratio exactly when the test of that ratio is significant.
@@ -43,6 +43,11 @@ class Estimate:
             return Interval(value=self.value, low=0.0, high=math.inf)
         reach = upper_student_quantile((1 - confidence) / 2, self.spread.degrees) * self.spread.error
         return Interval(value=self.value, low=to_ratio(self.log - reach), high=to_ratio(self.log + reach))
+
+    def share_below(self, ratio: float) -> float:
+        """Return the share of the prompts whose own ratio lies below a ratio."""
+        ratios = [math.exp(log) for log in self.log_by_prompt.values()]
+        return sum(each < ratio for each in ratios) / len(ratios)
 
     def p_value(self, ratio: float = 1.0) -> float:
         """Return the two-sided p-value of the hypothesis that the true ratio is `ratio`."""

@@ -11,7 +11,7 @@ def adjust_family(p_values: Sequence[float | None]) -> tuple[float | None, ...]:
     """Return Holm's adjusted p-values (Scandinavian Journal of Statistics 1979), in the given order.
 
     Of all comparisons whose adjusted p-value is at most 0.05, any is false in at most 5 % of runs, however the
-    comparisons hang together: candidates share the plain arm, and workloads the machine. None stays None.
+    comparisons hang together: candidates share the baseline, and workloads the machine. None stays None.
     """
     known = sorted((p, place) for place, p in enumerate(p_values) if p is not None)
     adjusted: list[float | None] = [None] * len(p_values)

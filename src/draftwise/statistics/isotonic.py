@@ -11,10 +11,10 @@ import numpy as np
 
 from draftwise.statistics.design import Array
 
-__all__ = ["fall", "find_brackets", "find_roots"]
+__all__ = ["find_brackets", "find_roots", "fit_falling"]
 
 
-def fall(logs_BK: Array, weight_K: Array) -> Array:
+def fit_falling(logs_BK: Array, weight_K: Array) -> Array:
     """Return [B, K] the falling sequences closest to given ones (min-max formula of isotonic regression)."""
     size = logs_BK.shape[1]
     sums_BK = np.concatenate([np.zeros((len(logs_BK), 1)), np.cumsum(logs_BK * weight_K, axis=1)], axis=1)

@@ -1,4 +1,4 @@
-"""Ratios of percentiles over requests, P50 to P99, with intervals over prompts and pairs of turns."""
+"""Ratios of percentiles over requests, P50 to P99, with intervals over prompts and paired blocks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from draftwise.core import Interval
-from draftwise.statistics.clusters import Spread, spread
+from draftwise.statistics.clusters import Spread
 from draftwise.statistics.design import Array, Design, Integers
 from draftwise.statistics.estimate import CONFIDENCE, Estimate, to_ratio
 from draftwise.statistics.student import normal_quantile, student_quantile
@@ -59,39 +59,39 @@ class Samples:
 
 def percentile_ratios(
     candidate: Samples,
-    plain: Samples,
+    baseline: Samples,
     design: Design,
     *,
     percentiles: Sequence[int] = PERCENTILES,
     confidence: float = CONFIDENCE,
 ) -> dict[int, Interval]:
-    """Return candidate / plain for percentiles over all readings; nothing where an arm has none.
+    """Return candidate / baseline for percentiles over all readings; nothing where an arm has none.
 
-    How sure a percentile is follows from how sure the share of readings below it is, which is a plain mean (Woodruff,
+    How sure a percentile is follows from how sure the share of readings below it is, which is a simple mean (Woodruff,
     "Confidence intervals for medians and other position measures", JASA 1952; with clusters Francisco and Fuller,
     Annals of Statistics 1991). Where 8 independent readings or more lie beyond the percentile, that error is carried
     over by the slope of the readings there; where fewer do, both arms' shares are drawn 10,000 times (they vary
     together, as the prompts are the same) and looked up in the sorted readings. An interval whose end lies beyond
     the extreme reading is unbounded: 100 requests do not tell how bad P99 can be.
     """
-    if not len(candidate) or not len(plain):
+    if not len(candidate) or not len(baseline):
         return {}
-    return {each: _ratio(candidate, plain, design, each / 100, confidence) for each in percentiles}
+    return {each: _ratio(candidate, baseline, design, each / 100, confidence) for each in percentiles}
 
 
-def _ratio(candidate: Samples, plain: Samples, design: Design, share: float, confidence: float) -> Interval:
-    arms = (candidate, plain)
-    log = candidate.log_at(share) - plain.log_at(share)
+def _ratio(candidate: Samples, baseline: Samples, design: Design, share: float, confidence: float) -> Interval:
+    arms = (candidate, baseline)
+    log = candidate.log_at(share) - baseline.log_at(share)
     influences = [arm.influence(share) for arm in arms]
-    spreads = [spread(influence_N, design) for influence_N in influences]
+    spreads = [Spread.of(influence_N, design) for influence_N in influences]
     if any(math.isinf(each.variance) for each in spreads):
         return Interval(value=to_ratio(log), low=0.0, high=math.inf)
     beyond = min(share, 1 - share)
     if all(share * (1 - share) * beyond >= _ENOUGH * each.variance for each in spreads):
         slopes = [_slope(arm, share, each.error) for arm, each in zip(arms, spreads, strict=True)]
         moved_N = slopes[1] * influences[1] - slopes[0] * influences[0]
-        return Estimate(log=log, spread=spread(moved_N, design)).interval(confidence)
-    together = spread(influences[0] - influences[1], design)
+        return Estimate(log=log, spread=Spread.of(moved_N, design)).interval(confidence)
+    together = Spread.of(influences[0] - influences[1], design)
     low, high = _draw(arms, share, spreads, together, confidence)
     return Interval(value=to_ratio(log), low=to_ratio(low), high=to_ratio(high))
 

@@ -10,11 +10,11 @@ from draftwise.statistics.clusters import Spread
 from draftwise.statistics.estimate import CONFIDENCE, Estimate, to_ratio
 from draftwise.statistics.student import student_quantile, student_tail, upper_student_quantile
 
-__all__ = ["POWER", "detectable_ratio", "passes_needed", "prompts_needed"]
+__all__ = ["POWER", "detectable_ratio", "prompts_needed", "repetitions_needed"]
 
 POWER = 0.8
 _MOST = 1000
-"""Times as many prompts or passes as there are: from there on the answer is `cannot be settled by measuring more`."""
+"""Times as many prompts or repetitions as there are: from there on it cannot be settled by measuring more."""
 
 
 def detectable_ratio(estimate: Estimate, *, margin: float = 0.0, alpha: float = 1 - CONFIDENCE) -> float:
@@ -30,7 +30,7 @@ def detectable_ratio(estimate: Estimate, *, margin: float = 0.0, alpha: float = 
 
 
 def prompts_needed(estimate: Estimate, *, margin: float, alpha: float = 1 - CONFIDENCE) -> int | None:
-    """Return how many prompts (in as many passes, blocks of the same size) would settle it with 80 % power.
+    """Return how many prompts (in as many repetitions, blocks of the same size) would settle it with 80 % power.
 
     Taking the estimate for the truth; None where it lies so close to a limit that a thousand times as many would not.
     """
@@ -39,13 +39,15 @@ def prompts_needed(estimate: Estimate, *, margin: float, alpha: float = 1 - CONF
     return None if times is None else math.ceil(count * times)
 
 
-def passes_needed(estimate: Estimate, passes: int, *, margin: float, alpha: float = 1 - CONFIDENCE) -> int | None:
-    """Return how many passes over the same prompts would settle it; None where no number of passes would.
+def repetitions_needed(
+    estimate: Estimate, repetitions: int, *, margin: float, alpha: float = 1 - CONFIDENCE
+) -> int | None:
+    """Return how many repetitions of the same prompts would settle it; None where no number of them would.
 
-    Passes average out the luck of turns; they do not add prompts.
+    Repetitions average out the variance that the requests of a paired block share; they do not add prompts.
     """
-    times = _times_needed(estimate, margin, alpha, _with_passes)
-    return None if times is None else math.ceil(passes * times)
+    times = _times_needed(estimate, margin, alpha, _with_repetitions)
+    return None if times is None else math.ceil(repetitions * times)
 
 
 def _times_needed(
@@ -87,6 +89,6 @@ def _with_prompts(spread: Spread, times: float) -> Spread:
     return replace(spread, variance=spread.variance / times, degrees=max(1.0, spread.degrees * times))
 
 
-def _with_passes(spread: Spread, times: float) -> Spread:
+def _with_repetitions(spread: Spread, times: float) -> Spread:
     passing = spread.variance - spread.lasting
     return replace(spread, variance=spread.lasting + passing / times)

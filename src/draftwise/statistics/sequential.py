@@ -1,4 +1,4 @@
-"""Looking after each pass and stopping early, without more false verdicts than a single look at the end would give."""
+"""Interim analyses: stopping early without more false verdicts than a single analysis at the end would give."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from draftwise.statistics.design import Array
 from draftwise.statistics.estimate import CONFIDENCE, Estimate
 from draftwise.statistics.student import normal_quantile, upper_normal_tail
 
-__all__ = ["Looks", "Outcome", "conclude", "settle"]
+__all__ = ["Conclusion", "InterimAnalyses", "conclude", "settle"]
 
 _GRID = 101
 """Points over which the paths that have not stopped yet are followed."""
 _SMALLEST = 1e-12
 """Errors are followed down to here."""
 _NO_PROBABILITY = 1e-300
-_FEWEST_PAIRS = 4
+_FEWEST_BLOCKS = 4
 
 
-class Outcome(StrEnum):
+class Conclusion(StrEnum):
     """What an interval says, when it says anything."""
 
     FASTER = "faster"
@@ -35,82 +35,85 @@ class Outcome(StrEnum):
     """All of it within the margin around 1."""
 
 
-def conclude(interval: Interval, margin: float) -> Outcome | None:
+def conclude(interval: Interval, margin: float) -> Conclusion | None:
     """Return what an interval of a speed-up says; None while it is too wide to say anything."""
     if interval.low > 1 + margin:
-        return Outcome.FASTER
+        return Conclusion.FASTER
     if interval.high < 1 and interval.value <= 1 - margin:
-        return Outcome.SLOWER
+        return Conclusion.SLOWER
     if 1 - margin < interval.low and interval.high < 1 + margin:
-        return Outcome.EQUAL
+        return Conclusion.EQUAL
     return None
 
 
 @dataclass(frozen=True, slots=True)
-class Looks:
-    """After how many passes a comparison is looked at with the intention to stop, ascending; the last is the end.
+class InterimAnalyses:
+    """After how many repetitions a comparison may be stopped, ascending; the last is the end.
 
-    Group-sequential testing: a planned number of looks, and an error that is spent bit by bit (Lan and DeMets,
-    "Discrete sequential boundaries for clinical trials", Biometrika 1983). From pass to pass the estimate moves less
-    than wholly new data would move it, for the prompts stay the same; boundaries for new data then hold all the more.
+    Group-sequential testing: a planned number of analyses, and an error that is spent bit by bit (Lan and DeMets,
+    "Discrete sequential boundaries for clinical trials", Biometrika 1983). From one repetition to the next the
+    estimate moves less than wholly new data would move it, for the prompts stay the same; boundaries for new data then
+    hold all the more.
     """
 
-    passes: tuple[int, ...]
+    repetitions: tuple[int, ...]
 
     @classmethod
-    def planned(cls, repeats: int, *, first: int = 2) -> Looks:
-        """Return looks after each pass from the first one that can tell anything on."""
+    def planned(cls, repeats: int, *, first: int = 2) -> InterimAnalyses:
+        """Return an analysis after each repetition from the first one that can tell anything on."""
         return cls(tuple(range(min(first, repeats), repeats + 1)))
 
     @classmethod
-    def single(cls, repeats: int) -> Looks:
-        """Return one look, at the end: of runs that never stop early, or that rest on a single pass."""
+    def single(cls, repeats: int) -> InterimAnalyses:
+        """Return one analysis, at the end: of runs that never stop early, or that rest on a single repetition."""
         return cls((repeats,))
 
     def level(self, done: int, alpha: float = 1 - CONFIDENCE) -> float:
-        """Return the two-sided p-value below which a look after so many passes is significant.
+        """Return the two-sided p-value below which an analysis after so many repetitions is significant.
 
         O'Brien-Fleming-like spending: little early, almost all of `alpha` at the end, so that a run that goes on to
-        its end loses next to nothing by the looks before.
+        its end loses next to nothing by the analyses before.
         """
         return _levels(self._fractions(done), alpha)[-1]
 
     def adjust(self, p_value: float, done: int) -> float:
-        """Return the p-value corrected for all looks: the error at which this look would just be significant."""
+        """Return the p-value corrected for all analyses: the error at which this one would just be significant."""
         return float(np.exp(np.interp(math.log(max(p_value, _NO_PROBABILITY)), *_table(self._fractions(done)))))
 
     def interval(self, estimate: Estimate, done: int) -> Interval:
-        """Return the repeated confidence interval after so many passes.
+        """Return the repeated confidence interval after so many repetitions.
 
-        The intervals of all looks hold the truth together in 95 % of runs (Jennison and Turnbull, "Interim analyses:
+        The intervals of all analyses hold the truth together in 95 % of runs (Jennison and Turnbull, "Interim analyses:
         the repeated confidence interval approach", JRSS B 1989): whatever made a run stop, what it reports then is
         true as often as promised. One at the end is hardly wider than a plain 95 % interval, an early one much.
         """
         return estimate.interval(1 - self.level(done))
 
     def _fractions(self, done: int) -> tuple[float, ...]:
-        """Return the looks so far as parts of the plan; a run that never looks may be cut off anywhere by accident."""
-        if len(self.passes) == 1:
+        """Return the analyses so far as parts of the plan; a run with one at its end may be cut off anywhere."""
+        if len(self.repetitions) == 1:
             return (1.0,)
-        last = self.passes[-1]
-        return (*(look / last for look in self.passes if look < done), min(1.0, done / last))
+        last = self.repetitions[-1]
+        return (*(each / last for each in self.repetitions if each < done), min(1.0, done / last))
 
 
-def settle(estimate: Estimate, looks: Looks, done: int, *, margin: float, family: int = 1) -> Outcome | None:
-    """Return the outcome on which a comparison may rest after so many passes; None: go on.
+def settle(
+    estimate: Estimate, analyses: InterimAnalyses, done: int, *, margin: float, family: int = 1
+) -> Conclusion | None:
+    """Return the conclusion at which a comparison may stop after so many repetitions; None: go on.
 
     With several comparisons in a run, it must stand at a level divided by their number: then it is also among those
-    that Holm's correction leaves significant at the end. Three pairs of turns or fewer settle nothing: by chance they
-    agree too often for the small errors of early looks.
+    that Holm's correction leaves significant at the end. Three paired blocks or fewer settle nothing: by chance they
+    agree too often for the small errors of early analyses.
     """
-    if estimate.spread.num_pairs < _FEWEST_PAIRS:
+    if estimate.spread.num_blocks < _FEWEST_BLOCKS:
         return None
-    return conclude(estimate.interval(1 - looks.level(done, (1 - CONFIDENCE) / family)), margin)
+    return conclude(estimate.interval(1 - analyses.level(done, (1 - CONFIDENCE) / family)), margin)
 
 
 @cache
 def _table(fractions: tuple[float, ...]) -> tuple[Array, Array]:
-    """Return logarithms of significance levels at the last of some looks, and of the errors they belong to."""
+    """Return logarithms of significance levels at the last of some analyses, and of the errors they belong to."""
     errors = np.concatenate([np.geomspace(_SMALLEST, 0.1, 24), np.linspace(0.2, 0.99, 8)])
     levels = [_levels(fractions, float(error))[-1] for error in errors]
     return np.log(levels), np.log(errors)
@@ -118,7 +121,7 @@ def _table(fractions: tuple[float, ...]) -> tuple[Array, Array]:
 
 @cache
 def _levels(fractions: tuple[float, ...], alpha: float) -> tuple[float, ...]:
-    """Return the two-sided level of each look at such fractions of all passes.
+    """Return the two-sided level of each analysis at such fractions of all repetitions.
 
     Follows the distribution of the score over those paths that have not crossed a boundary yet (Armitage, McPherson
     and Rowe, JRSS A 1969), and puts each boundary where it is crossed as often as the error to spend allows.

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from io import TextIOWrapper
 from pathlib import Path
 from typing import IO, Any
 
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 
 from draftwise.core import InvalidSetup
 from draftwise.engine.text.tokenizer import Tokenizer
+from draftwise.workloads.rows import open_plain, read_objects
 
 __all__ = ["Sample", "read_samples"]
 
@@ -53,17 +53,14 @@ def read_samples(
                 fix="Give .txt, .jsonl, .txt.gz or .jsonl.gz.",
             )
         try:
-            with _open(path) as file:
+            with open_plain(path) as file:
                 if kind == ".txt":
-                    yield from _windows(_encode_pieces(file, tokenizer), window)
+                    lines = TextIOWrapper(file, encoding="utf-8")
+                    yield from _windows(_encode_pieces(lines, tokenizer), window)
                 else:
                     yield from _read_lines(file, path, tokenizer, max_length, window)
         except (OSError, EOFError, UnicodeDecodeError) as error:
             raise InvalidSetup.because("unreadable-data", f"cannot be read: {error}.", where=str(path)) from None
-
-
-def _open(path: Path) -> IO[str]:
-    return gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")
 
 
 def _encode_pieces(lines: Iterable[str], tokenizer: Tokenizer) -> Iterator[list[int]]:
@@ -91,19 +88,8 @@ def _windows(pieces: Iterable[list[int]], window: int) -> Iterator[Sample]:
         yield _sample(rest, 0)
 
 
-def _read_lines(
-    file: Iterable[str], path: Path, tokenizer: Tokenizer, max_length: int, window: int
-) -> Iterator[Sample]:
-    for number, line in enumerate(file, 1):
-        if not line.strip():
-            continue
-        where = f"{path}:{number}"
-        try:
-            entry = json.loads(line)
-        except ValueError as error:
-            raise InvalidSetup.because("not-json", f"is not valid JSON: {error}.", where=where) from None
-        if not isinstance(entry, dict):
-            raise InvalidSetup.because("not-an-object", "must be a JSON object.", where=where)
+def _read_lines(file: IO[bytes], path: Path, tokenizer: Tokenizer, max_length: int, window: int) -> Iterator[Sample]:
+    for where, entry in read_objects(file, str(path)):
         try:
             if "text" in entry:
                 yield from _windows([tokenizer.encode(entry["text"], False)], window)

@@ -13,7 +13,7 @@ from draftwise.workloads.clock import from_begin, to_seconds
 from draftwise.workloads.conversation import Turns, as_chat, split_turns, to_messages
 from draftwise.workloads.faults import Faults
 from draftwise.workloads.lengths import Tokens
-from draftwise.workloads.logs import SHAPES, Logged, answer_text, answer_tokens, find_logged
+from draftwise.workloads.logs import SHAPES, Logged, answer_text, answer_token_ids, answer_tokens, find_logged
 from draftwise.workloads.rows import Row
 
 __all__ = ["DEFAULT_MAX_TOKENS", "LogReader"]
@@ -89,17 +89,20 @@ class LogReader:
                 self._faults.add("bad-prompt", fault, row.where, _EXAMPLE if logged else f"{_EXAMPLE} {SHAPES}")
             return
         assert logged is not None
-        for place, (content, answer) in enumerate(self._contents(logged)):
+        for place, (content, said) in enumerate(self._contents(logged)):
+            answer = said or answer_text(logged.response) or None
             prompt = Prompt(
                 id=(logged.id or row.where) + (f"/{place}" if place else ""),
                 max_tokens=self._limit(logged, answer),
                 ignore_eos=logged.bare and logged.body.get("ignore_eos") is True,
+                answer=answer,
+                answer_token_ids=answer_token_ids(logged.response) if said is None else (),
                 **content,
             )
             yield _Draft(prompt, to_seconds(logged.time), logged.bare and not place, row.where)
 
     def _contents(self, logged: Logged) -> Iterator[tuple[dict[str, Any], str | None]]:
-        """Yield (text or messages, what was answered)."""
+        """Yield (text or messages, what the conversation goes on with)."""
         given = _messages_of(logged.body)
         if given is None:
             text = logged.body.get("prompt")
@@ -113,7 +116,7 @@ class LogReader:
         own = next((logged.body[key] for key in _LIMITS if logged.body.get(key) is not None), None)
         if not self._logged:
             return own or DEFAULT_MAX_TOKENS
-        tokens = answer_tokens(logged) or self._tokens.count(answer or answer_text(logged.response))
+        tokens = answer_tokens(logged) or self._tokens.count(answer or "")
         if not tokens:
             self.passed_over["without a logged answer, whose own max_tokens stands"] += 1
         return tokens or own or DEFAULT_MAX_TOKENS

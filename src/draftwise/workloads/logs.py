@@ -27,6 +27,7 @@ class Logged:
     bare: bool = False
     """Whether the line is nothing but the body, so that its keys are the user's own."""
     response: Any = None
+    """What was answered: as the server sent it, one message, or text."""
     id: str | None = None
     time: Any = None
     output_tokens: Any = None
@@ -136,11 +137,17 @@ def _read_langfuse(row: Line) -> Logged | None:
 
 
 def _read_bare(row: Line) -> Logged | None:
-    """A request body alone, or a line of a file made for this program."""
+    """A request body alone, or a line of a file made for this program, which may have an `answer` beside it."""
     if not any(key in row for key in _BODY_KEYS):
         return None
-    tokens = row.get("output_tokens")
-    return Logged(body=row, bare=True, id=_text(row.get("id")), time=_time(row), output_tokens=tokens)
+    return Logged(
+        body=row,
+        bare=True,
+        response=row.get("answer"),
+        id=_text(row.get("id")),
+        time=_time(row),
+        output_tokens=row.get("output_tokens"),
+    )
 
 
 _READERS: tuple[Callable[[Line], Logged | None], ...] = (
@@ -160,13 +167,36 @@ def answer_text(response: Any) -> str:
         return response
     if not isinstance(response, Mapping):
         return ""
+    body = _body_of(response)
+    choice = _first_choice(body)
+    if choice is not None:
+        return answer_text(choice.get("message") or choice.get("text"))
+    return plain_text(body.get("content")) or plain_text(body.get("output_text")) or _output_text(body.get("output"))
+
+
+def answer_token_ids(response: Any) -> tuple[int, ...]:
+    """Return the token ids of a logged answer, as vLLM gives them with `return_token_ids`; empty where it has none."""
+    choice = _first_choice(_body_of(response)) if isinstance(response, Mapping) else None
+    ids = None if choice is None else choice.get("token_ids")
+    return tuple(ids) if isinstance(ids, list) and all(type(each) is int for each in ids) else ()
+
+
+def _body_of(response: Line) -> Line:
+    """Return the answer itself, where a log has it beside a status."""
     body = from_json_text(response.get("body"))
-    if isinstance(body, Mapping):
-        return answer_text(body)
-    choices = response.get("choices")
-    if isinstance(choices, list) and choices and isinstance(choices[0], Mapping):
-        return answer_text(choices[0].get("message") or choices[0].get("text"))
-    return plain_text(response.get("content")) or plain_text(response.get("output_text"))
+    return body if isinstance(body, Mapping) else response
+
+
+def _first_choice(body: Line) -> Line | None:
+    choices = body.get("choices")
+    first = choices[0] if isinstance(choices, list) and choices else None
+    return first if isinstance(first, Mapping) else None
+
+
+def _output_text(output: Any) -> str:
+    """Return the text of the messages that the Responses API puts out."""
+    items = output if isinstance(output, list) else []
+    return "".join(plain_text(each.get("content")) for each in items if isinstance(each, Mapping))
 
 
 def answer_tokens(logged: Logged) -> int | None:

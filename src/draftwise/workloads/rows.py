@@ -1,4 +1,4 @@
-"""Reads the rows of a file, JSON lines, a JSON array or CSV, plain or gzipped, without holding more than it keeps."""
+"""Reads the rows of files, JSON lines, a JSON array or CSV, plain or gzipped, without holding more than is kept."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import json
 import random
 import re
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.resources.abc import Traversable
 from io import BufferedReader, TextIOWrapper
@@ -18,7 +19,7 @@ from typing import IO, Any, cast
 from draftwise.core import InvalidSetup
 from draftwise.workloads.faults import Faults
 
-__all__ = ["MAX_ROWS", "Row", "Table", "read_rows"]
+__all__ = ["MAX_ROWS", "Row", "Table", "open_plain", "read_objects", "read_rows"]
 
 MAX_ROWS = 10_000
 """Rows kept of a longer file unless more are asked for: hours of traffic, and more than a run gets through."""
@@ -60,11 +61,37 @@ def read_rows(
         InvalidSetup: the file cannot be read.
     """
     try:
-        with file.open("rb") as raw:
-            stream = gzip.GzipFile(fileobj=raw) if file.name.endswith(".gz") else raw
-            return _keep(_rows_of(cast(BufferedReader, stream), file.name, faults), most, seed, in_order)
+        with open_plain(file) as stream:
+            return _keep(_rows_of(stream, file.name, faults), most, seed, in_order)
     except (OSError, EOFError, csv.Error) as error:
         raise InvalidSetup.because("unreadable", f"cannot be read ({error}).", where=str(file)) from None
+
+
+@contextmanager
+def open_plain(file: Traversable) -> Iterator[BufferedReader]:
+    """Open a file for reading bytes, unpacked where its name ends in `.gz`.
+
+    Raises:
+        OSError, EOFError: it cannot be read, here or later.
+    """
+    with file.open("rb") as raw:
+        yield cast(BufferedReader, gzip.GzipFile(fileobj=raw) if file.name.endswith(".gz") else raw)
+
+
+def read_objects(stream: IO[bytes], name: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the object of each line of a JSON-lines file, one by one, with its place (`name:line`).
+
+    Raises:
+        InvalidSetup: a line is no JSON object.
+    """
+    faults = Faults()
+    for raw in _line_rows(stream, name, faults):
+        row = raw.parse()
+        faults.raise_any()
+        assert row is not None
+        if not isinstance(row.value, dict):
+            raise InvalidSetup.because("not-an-object", "must be a JSON object.", where=row.where)
+        yield row.where, row.value
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from catalogue.oracle.cases import generate, read_guides
 from catalogue.oracle.faults import FAULTS

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from catalogue.oracle.compare import Prediction, compare, find_differences, not_decidable, report_of
 from catalogue.oracle.models import write_models

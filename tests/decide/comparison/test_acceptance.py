@@ -6,9 +6,9 @@ import pytest
 from tests.support.made_runs import Truth, closed, make_run, workload
 
 from draftwise.core import Run
-from draftwise.decide.comparison.acceptance import Acceptance, acceptances, tokens_per_step
-from draftwise.decide.comparison.comparisons import compare
-from draftwise.decide.thresholds import Thresholds
+from draftwise.decide.comparison.acceptance import Acceptance, find_tokens_per_step, pool_acceptance
+from draftwise.decide.comparison.cell import make_cells
+from draftwise.decide.evidence import gather_evidence
 
 CANDIDATE = "ngram k=3"
 UNEVEN = Truth(accepted=lambda prompt_id: 3 if int(prompt_id.split("-")[1]) < 8 else 0, k=3)
@@ -20,7 +20,7 @@ def run(**settings) -> Run:
 
 
 def found(made: Run) -> list[Acceptance]:
-    return acceptances(made, compare(made, [], Thresholds()))
+    return pool_acceptance(each.cell for each in gather_evidence(made).estimates)
 
 
 def test_a_chunk_is_taken_for_a_step_and_the_first_one_for_prefill() -> None:
@@ -40,7 +40,7 @@ def test_the_servers_own_count_comes_first() -> None:
     (one,) = found(counted)
     assert one.source == "server"
     assert one.quantiles == (pytest.approx(1.6),) * 3
-    assert tokens_per_step(counted.answers[0]) == pytest.approx(1.6)
+    assert find_tokens_per_step(counted.answers[0]) == pytest.approx(1.6)
 
 
 def test_where_neither_is_known_it_says_so() -> None:
@@ -56,8 +56,7 @@ def test_loads_are_pooled_and_temperatures_are_not() -> None:
     assert [(row.temperature, row.num_requests) for row in rows] == [(0.0, 12 + 16), (0.8, 12 + 16)]
 
 
-def test_passes_that_do_not_count_stay_out() -> None:
-    made = run()
-    comparisons = [replace(each, passes=(1,)) for each in compare(made, [], Thresholds())]
-    (one,) = acceptances(made, comparisons)
+def test_repetitions_that_do_not_count_stay_out() -> None:
+    (cell,) = make_cells(run())
+    (one,) = pool_acceptance([cell.keep_repetitions([1])])
     assert one.num_requests == 12

@@ -6,10 +6,10 @@ import pytest
 from tests.support.made_runs import Truth, closed, gains, make_run, workload
 
 from draftwise.core import Answer, Run, Timing
-from draftwise.decide.comparison.comparisons import compare
 from draftwise.decide.comparison.goodput import keeps_promise
-from draftwise.decide.comparison.latency import Latencies, latencies
-from draftwise.decide.comparison.throughput import count_tokens
+from draftwise.decide.comparison.latency import Latencies, summarise_latencies
+from draftwise.decide.comparison.throughput import measure_output
+from draftwise.decide.evidence import gather_evidence
 from draftwise.decide.thresholds import Thresholds
 
 # Sent at 0, intended at -0.5; 1 token at 1 s, 3 at 2 s, 2 at 4 s, ended at 4.5 s.
@@ -21,13 +21,13 @@ def one(timing: Timing = TIMING, **settings) -> Answer:
 
 
 def rows_of(run: Run, thresholds: Thresholds | None = None) -> dict[tuple[str, str, str], Latencies]:
-    found = latencies(run, compare(run, [], Thresholds()), thresholds or Thresholds())
+    found = summarise_latencies(run, gather_evidence(run).comparisons, thresholds or Thresholds())
     return {(row.workload, row.condition, row.arm): row for row in found}
 
 
 def test_every_latency_is_what_its_definition_says() -> None:
     run = make_run({"ngram k=3": gains(1.5)}, repeats=1, workloads=[workload(num_prompts=1)])
-    place = next(w for w in run.windows if w.arm == "plain")
+    place = next(w for w in run.turns if w.arm == "plain")
     run = replace(run, answers=tuple(replace(a, timing=TIMING) if a.turn == place.turn else a for a in run.answers))
     found = rows_of(run)["code", "c=1", "plain"].percentiles_ms
     assert found["ttft"] == (pytest.approx(1500),) * 4
@@ -90,14 +90,14 @@ def test_throughput_counts_all_tokens_while_the_load_was_whole() -> None:
         one(timing(11.0, (20.0, 5))),
         one(timing(12.0, (15.0, 3), (21.0, 7)), measured=False, error="withdrawn"),
     ]
-    found = count_tokens(turn)
+    found = measure_output(turn)
     assert found is not None
     assert (found.tokens, found.seconds, found.per_s) == (22, 10.0, 2.2)
-    assert count_tokens(turn[:1]) is None
+    assert measure_output(turn[:1]) is None
 
 
 def test_a_row_rests_on_the_passes_of_its_comparison() -> None:
     run = make_run({"ngram k=3": gains(1.5)}, repeats=3)
-    comparisons = [replace(each, passes=(1,)) for each in compare(run, [], Thresholds())]
-    rows = {row.arm: row for row in latencies(run, comparisons, Thresholds())}
+    comparisons = [replace(each, repetitions=(1,)) for each in gather_evidence(run).comparisons]
+    rows = {row.arm: row for row in summarise_latencies(run, comparisons, Thresholds())}
     assert (rows["plain"].num_requests, rows["ngram k=3"].num_requests) == (36, 12)

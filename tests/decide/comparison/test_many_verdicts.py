@@ -1,16 +1,15 @@
 """Many comparisons in a run: identical arms, and how often any of them is called different."""
 
 import numpy as np
-from tests.support.made_runs import Truth, arm, closed, make_run, workload
+from tests.support.made_runs import CONTEXT, Truth, arm, closed, make_run, workload
 
 from draftwise.core import Arm, Comparison, Run, Verdict
 from draftwise.decide.comparison.cell import ALL
-from draftwise.decide.comparison.comparisons import compare
-from draftwise.decide.thresholds import Thresholds
+from draftwise.decide.evidence import gather_evidence
 
 ARMS = [Arm(name="plain"), arm(3), arm(5)]
 WORKLOADS = [workload("code", 10, 17), workload("prose", 10, 17)]
-NO_MARGIN = Thresholds(margin=0.0)
+NO_MARGIN = {**CONTEXT, "thresholds": {"margin": 0.0}}
 """Every difference counts: the margin would hide what the statistics let through."""
 
 
@@ -28,12 +27,19 @@ def identical_arms(seed: int) -> Run:
 
     truths = {"plain": Truth(ttft_s=first), "ngram k=3": candidate(), "ngram k=5": candidate()}
     return make_run(
-        truths, arms=ARMS, conditions=closed(1, 4), repeats=3, seed=seed, turn_noise=0.02, workloads=WORKLOADS
+        truths,
+        arms=ARMS,
+        conditions=closed(1, 4),
+        repeats=3,
+        seed=seed,
+        turn_noise=0.02,
+        workloads=WORKLOADS,
+        context=NO_MARGIN,
     )
 
 
 def test_of_identical_arms_hardly_a_run_has_a_false_verdict_among_all_its_comparisons() -> None:
-    runs = [compare(identical_arms(seed), [], NO_MARGIN) for seed in range(20)]
+    runs = [gather_evidence(identical_arms(seed)).comparisons for seed in range(20)]
     for pooled, most in ((False, 2), (True, 3)):
         false = [any(_is_false(each) for each in run if (each.workload == ALL) is pooled) for run in runs]
         assert sum(false) <= most

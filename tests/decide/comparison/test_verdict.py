@@ -5,11 +5,11 @@ from tests.support.made_comparisons import ALONE, ARRIVING, FASTER, LOADED, SAME
 from tests.support.made_runs import Truth, closed, make_run, workload
 
 from draftwise.core import Comparison, Condition, Finding, Interval, Severity, Verdict
-from draftwise.decide.comparison.cell import cells
-from draftwise.decide.comparison.comparisons import compare
-from draftwise.decide.comparison.estimates import numbers
-from draftwise.decide.comparison.verdict import deciding, find_signature, judge
+from draftwise.decide.comparison.cell import make_cells
+from draftwise.decide.comparison.estimates import estimate_ratios
+from draftwise.decide.evidence import gather_evidence
 from draftwise.decide.thresholds import Thresholds
+from draftwise.decide.verdict import find_signature, judge
 
 LIMITS = Thresholds()
 
@@ -39,9 +39,9 @@ def test_the_interval_decides(speedup: Interval, condition: Condition, verdict: 
 
 def test_which_ratio_decides_depends_on_who_waits_for_whom() -> None:
     other = around(1.2)
-    assert deciding(compared(FASTER, ALONE)).ratio is FASTER
-    assert deciding(compared(FASTER, LOADED, throughput=other)).ratio is other
-    assert deciding(compared(FASTER, ARRIVING, throughput=other)).ratio is FASTER
+    assert compared(FASTER, ALONE).deciding is FASTER
+    assert compared(FASTER, LOADED, throughput=other).deciding is other
+    assert compared(FASTER, ARRIVING, throughput=other).deciding is FASTER
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ SIGNATURE = {"tpot": {50: around(0.7), 99: around(1.3)}}
 def test_half_faster_and_the_slowest_slower_is_named_a_mixed_workload(speedup: Interval, verdict: Verdict) -> None:
     comparison = compared(speedup, percentiles=SIGNATURE)
     found, reason = judge(comparison, [], LIMITS, losers="4 prompts with under 1.5 tokens per step 0.80x")
-    assert "P50 of the time per token is 0.70x plain's, P99 1.30x" in find_signature(comparison, LIMITS)
+    assert "P50 of the time per token is 0.70x the baseline's, P99 1.30x" in find_signature(comparison, LIMITS)
     assert found is verdict
     assert ("4 prompts with under 1.5" in reason) == (verdict is Verdict.MIXED)
 
@@ -153,14 +153,15 @@ def test_what_the_number_of_comparisons_explains_is_no_verdict(speedup: Interval
 
 def test_an_inconclusive_verdict_states_its_power() -> None:
     wide = interval(0.9, 1.05, 1.2)
-    reason = judge(compared(wide, detectable=1.2, prompts_needed=70), [], LIMITS, passes_needed=9)[1]
+    reason = judge(compared(wide, detectable=1.2, prompts_needed=70), [], LIMITS, repetitions_needed=9)[1]
     assert (
-        "a gain of 1.20x would have been found 8 times in 10; about 50 more prompts or 9 passes instead of 3" in reason
+        "a gain of 1.20x would have been found 8 times in 10; about 50 more prompts or 9 repetitions instead of 3"
+        in reason
     )
-    assert "passes instead" not in judge(compared(wide, detectable=1.2, prompts_needed=70), [], LIMITS)[1]
-    assert "only 79.0x or more; measure more passes" in judge(compared(wide, detectable=79.0), [], LIMITS)[1]
+    assert "repetitions instead" not in judge(compared(wide, detectable=1.2, prompts_needed=70), [], LIMITS)[1]
+    assert "only 79.0x or more; measure more repetitions" in judge(compared(wide, detectable=79.0), [], LIMITS)[1]
     assert "hardly help" in judge(compared(wide, detectable=1.2), [], LIMITS)[1]
-    assert "more prompts or passes would narrow it" in judge(compared(wide), [], LIMITS)[1]
+    assert "more prompts or repetitions would narrow it" in judge(compared(wide), [], LIMITS)[1]
     assert "more prompts would narrow it" in judge(compared(wide, warm_speedup=2.0), [], LIMITS)[1]
 
 
@@ -185,7 +186,7 @@ def verdicts(effect: float, num_prompts: int, *, streams: int = 1, count: int = 
             seed=seed,
             turn_noise=0.01,
         )
-        (comparison,) = compare(run, [], LIMITS)
+        (comparison,) = gather_evidence(run).comparisons
         found.append(comparison.verdict)
     return found
 
@@ -206,8 +207,8 @@ def test_a_sloppier_rule_would_fail_the_a_a_test() -> None:
     """Intervals that hold the truth every other time, and no margin: A against A is adopted or rejected."""
     found = []
     for seed in range(30):
-        (cell,) = cells(make_run({"ngram k=3": Truth(k=3)}, repeats=2, seed=seed))
-        found.append(verdict_of_margin_0(compared(numbers(cell).speedup.interval(0.5))))
+        (cell,) = make_cells(make_run({"ngram k=3": Truth(k=3)}, repeats=2, seed=seed))
+        found.append(verdict_of_margin_0(compared(estimate_ratios(cell).speedup.interval(0.5))))
     assert found.count(Verdict.INCONCLUSIVE) <= 0.7 * len(found)
 
 

@@ -10,19 +10,19 @@ import pytest
 import yaml
 
 from draftwise.core import InvalidSetup, SpecStats
-from draftwise.decide.interchange import Measured, Results, read_results
-from draftwise.decide.interchange.results import load_label, make_timing
+from draftwise.decide.interchange import ArmResults, Results, read_results
+from draftwise.decide.interchange.results import make_load_label, make_timing
 
 SAMPLES = Path(__file__).parent / "samples"
 """Files that the tools wrote about four requests of 20 tokens to a server that sends up to three tokens a chunk."""
 
 
-def only_cell(results: Results) -> Measured:
+def only_cell(results: Results) -> ArmResults:
     (cell,) = results.cells
     return cell
 
 
-def values(cell: Measured, reading: str) -> list[float]:
+def values(cell: ArmResults, reading: str) -> list[float]:
     found: list[float] = []
     for answer in cell.answers:
         value = getattr(answer.timing, f"{reading}_s")
@@ -240,4 +240,4 @@ def test_chunks_beyond_the_tokens_are_those_that_follow_at_once() -> None:
     ],
 )
 def test_loads_are_called_as_in_draftwise(told: dict[str, Any], label: str) -> None:
-    assert load_label(**told) == label
+    assert make_load_label(**told) == label

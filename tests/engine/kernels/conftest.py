@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -16,3 +17,12 @@ if _DEVICE == "cpu":
 def device() -> torch.device:
     """Where the tensors of a test live."""
     return torch.device(_DEVICE)
+
+
+@pytest.fixture(autouse=True)
+def _more_threads_than_one() -> Iterator[None]:
+    """Kernels split their work among threads; a worker of a parallel run has one otherwise."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)

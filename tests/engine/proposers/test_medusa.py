@@ -211,9 +211,9 @@ def test_layers_and_biases_that_the_config_hides_are_refused(tmp_path, target):
 def test_a_drafter_of_another_target_is_refused(tmp_path, target):
     tensors = make_tensors(target)
     path = save_drafter(tmp_path / "d", make_config(target, hidden_size=80), tensors)
-    assert "hidden_size 80 (target: 64)" in refusal(path, target)
+    assert "hidden_size is 80, and the target's hidden states are 64 wide" in refusal(path, target)
     path = save_drafter(path, make_config(target, vocab_size=999), tensors)
-    assert "vocab_size 999 (target: 260)" in refusal(path, target)
+    assert "vocab_size is 999, the target's 260" in refusal(path, target)
     ids = torch.tensor([1, 2, 300])
     path = save_drafter(path, make_config(target, truncated_vocab_size=3), tensors | {"token_map": ids})
     assert "token 300" in refusal(path, target)

@@ -168,8 +168,12 @@ def test_what_cannot_work_is_refused_with_the_reason(tmp_path, target):
     path = save(tmp_path / "d", make_config(target), {n: t for n, t in tensors.items() if n not in gone})
     message = refusal(path, target)
     assert all(f"speculator.{name}" in message for name in gone)
-    assert "emb_dim 32 (target: 64)" in refusal(save(path, make_config(target, emb_dim=32), tensors), target)
-    assert "vocab_size 50 (target: 260)" in refusal(save(path, make_config(target, vocab_size=50), tensors), target)
+    assert "emb_dim is 32, and the target's hidden states are 64 wide" in refusal(
+        save(path, make_config(target, emb_dim=32), tensors), target
+    )
+    assert "vocab_size is 50, the target's 260" in refusal(
+        save(path, make_config(target, vocab_size=50), tensors), target
+    )
     assert (
         "proj.0.weight has shape (48, 64)" in refusal(save(path, make_config(target, inner_dim=40), tensors), target)
         or True

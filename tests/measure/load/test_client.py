@@ -8,8 +8,8 @@ import pytest
 
 from draftwise.backends import Exchange, FakeBackend, FakeScript, Piece, virtual_time
 from draftwise.core import Answer, BackendError, Condition, Prompt
-from draftwise.measure.load.client import Client, Sending, to_answer
-from draftwise.measure.load.reading import Reading
+from draftwise.measure.load.client import Client, LoadRequest, to_answer
+from draftwise.measure.load.response import ParsedResponse
 from draftwise.runs.schedule import Turn
 
 HELLO = Prompt(id="p", text="hello", max_tokens=9)
@@ -107,7 +107,7 @@ class Recorder(FakeBackend):
         return await super().stream(path, body, received)
 
 
-def requests(*sendings: Sending, script: FakeScript = FakeScript(), seed: int = 0) -> list[dict[str, Any]]:  # noqa: B008
+def bodies_of(*requests: LoadRequest, script: FakeScript = FakeScript(), seed: int = 0) -> list[dict[str, Any]]:  # noqa: B008
     """Return the bodies that a client of this server sends."""
 
     async def talk() -> list[dict[str, Any]]:
@@ -115,8 +115,8 @@ def requests(*sendings: Sending, script: FakeScript = FakeScript(), seed: int = 
         await backend.start()
         client = await Client.greet(backend, HELLO, salt="s")
         del backend.bodies[:]
-        for sending in sendings:
-            await client.send(sending, client.encode(sending, seed=seed))
+        for request in requests:
+            await client.send(request, client.encode(request, seed=seed))
         return backend.bodies
 
     return virtual_time.run(talk())
@@ -124,37 +124,37 @@ def requests(*sendings: Sending, script: FakeScript = FakeScript(), seed: int = 
 
 def test_each_request_has_its_own_seed_that_does_not_depend_on_the_arm() -> None:
     other = replace(HELLO, id="q")
-    sendings = [
-        Sending(turn=TURN, prompt=HELLO),
-        Sending(turn=replace(TURN, arm="b", number=7), prompt=HELLO),
-        Sending(turn=TURN, prompt=other),
-        Sending(turn=TURN, prompt=HELLO, copy=1),
-        Sending(turn=replace(TURN, repeat=3), prompt=HELLO),
+    requests = [
+        LoadRequest(turn=TURN, prompt=HELLO),
+        LoadRequest(turn=replace(TURN, arm="b", number=7), prompt=HELLO),
+        LoadRequest(turn=TURN, prompt=other),
+        LoadRequest(turn=TURN, prompt=HELLO, copy=1),
+        LoadRequest(turn=replace(TURN, repeat=3), prompt=HELLO),
     ]
-    first, on_other_arm, *others = (body["seed"] for body in requests(*sendings))
+    first, on_other_arm, *others = (body["seed"] for body in bodies_of(*requests))
     assert first == on_other_arm
     assert len({first, *others}) == 1 + len(others)
-    assert requests(sendings[0], seed=1)[0]["seed"] != first
+    assert bodies_of(requests[0], seed=1)[0]["seed"] != first
     assert all(0 <= seed < 2**31 for seed in (first, *others))
 
 
 def test_no_request_finds_its_prompt_in_the_cache_of_another_pass_load_or_copy() -> None:
     hot = Condition(temperature=0.7)
-    sendings = [
-        Sending(turn=TURN, prompt=HELLO),
-        Sending(turn=TURN, prompt=HELLO, copy=1),
-        Sending(turn=TURN, prompt=HELLO, copy=1, measured=False),
-        Sending(turn=replace(TURN, repeat=3), prompt=HELLO),
-        Sending(turn=replace(TURN, condition=hot), prompt=HELLO),
+    requests = [
+        LoadRequest(turn=TURN, prompt=HELLO),
+        LoadRequest(turn=TURN, prompt=HELLO, copy=1),
+        LoadRequest(turn=TURN, prompt=HELLO, copy=1, measured=False),
+        LoadRequest(turn=replace(TURN, repeat=3), prompt=HELLO),
+        LoadRequest(turn=replace(TURN, condition=hot), prompt=HELLO),
     ]
-    bodies = requests(*sendings)
+    bodies = bodies_of(*requests)
     assert len({body["cache_salt"] for body in bodies}) == len(bodies)
     assert [body["temperature"] for body in bodies] == [0, 0, 0, 0, 0.7]
 
 
 def test_prompts_that_are_sent_together_may_share_prefixes() -> None:
-    sendings = [Sending(turn=TURN, prompt=prompt) for prompt in (HELLO, replace(HELLO, id="q"))]
-    one, other = requests(*sendings)
+    requests = [LoadRequest(turn=TURN, prompt=prompt) for prompt in (HELLO, replace(HELLO, id="q"))]
+    one, other = bodies_of(*requests)
     assert one["cache_salt"] == other["cache_salt"]
 
 
@@ -165,9 +165,9 @@ def test_prompts_that_are_sent_together_may_share_prefixes() -> None:
 def test_recorded_lengths_are_forced_by_what_the_server_takes(
     refused: tuple[str, ...], expected: dict[str, object]
 ) -> None:
-    forced, free = requests(
-        Sending(turn=TURN, prompt=replace(HELLO, ignore_eos=True)),
-        Sending(turn=TURN, prompt=HELLO),
+    forced, free = bodies_of(
+        LoadRequest(turn=TURN, prompt=replace(HELLO, ignore_eos=True)),
+        LoadRequest(turn=TURN, prompt=HELLO),
         script=FakeScript(refuses=refused),
     )
     assert {name: forced[name] for name in ("ignore_eos", "min_tokens") if name in forced} == expected
@@ -176,9 +176,9 @@ def test_recorded_lengths_are_forced_by_what_the_server_takes(
 
 def test_an_answer_says_which_sending_it_is_of() -> None:
     exchange = Exchange(status=200, sent=2.0, received=((3.0, b'data: {"choices": [{"text": "a"}]}\n'),), finished=4.0)
-    reading = Reading(exchange)
-    assert list(reading.steps()) == []
+    response = ParsedResponse(exchange)
+    assert list(response.steps()) == []
     turn = replace(TURN, condition=Condition(temperature=0.7))
-    answer = to_answer(Sending(turn=turn, prompt=HELLO, copy=3, measured=False, intended=1.5), exchange, reading)
+    answer = to_answer(LoadRequest(turn=turn, prompt=HELLO, copy=3, measured=False, intended=1.5), exchange, response)
     assert (answer.condition, answer.copy, answer.measured) == ("c=1 T=0.7", 3, False)
     assert (answer.timing.ttft_s, answer.timing.e2e_s, answer.timing.send_lag_s) == (1.5, 2.5, 0.5)

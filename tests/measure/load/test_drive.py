@@ -135,7 +135,7 @@ def test_as_many_are_in_flight_as_asked_whenever_a_measured_one_is(streams: int,
     during = [time for time in middles if any(begin < time < end for begin, end in spans)]
     assert during
     assert {driven.backend.in_flight(time) for time in during} == {streams}
-    assert driven.backend.in_flight(changes[-1]) == 0, "fillers are withdrawn"
+    assert driven.backend.in_flight(changes[-1]) == 0, "background are withdrawn"
 
 
 def test_every_request_is_told_once_under_its_own_name() -> None:
@@ -193,7 +193,7 @@ def test_requests_are_sent_in_time_whatever_became_of_the_others(load: OpenLoop,
 
 
 def test_a_stall_of_the_server_is_in_the_latencies_of_all_that_it_hit() -> None:
-    """A client that waits with sending until the stall is over would report one slow request."""
+    """A client that waits with request until the stall is over would report one slow request."""
     load = OpenLoop.steady(10.0, Arrivals.CONSTANT)
     script = FakeScript(first_token_s=0.01, step_s=0.001, stalls=((1.0, 3.0),))
     driven = run(make_turn(load, 60, tokens=2), script)

@@ -46,7 +46,7 @@ def test_sockets_threads_and_processes_wake_it() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems' loops are precise by themselves")
 def test_it_waits_as_long_as_asked_to_the_microsecond(monkeypatch: pytest.MonkeyPatch) -> None:
-    """epoll_wait would be asked for whole milliseconds."""
+    """epoll_wait would be asked for whole milliseconds; however late we are, what is left of the time is not such."""
     asked: list[float] = []
     real = __import__("select").select
 
@@ -55,5 +55,5 @@ def test_it_waits_as_long_as_asked_to_the_microsecond(monkeypatch: pytest.Monkey
         return real(reads, writes, errors, timeout)
 
     monkeypatch.setattr("draftwise.measure.load.loop.select.select", spy)
-    run(asyncio.sleep(0.0123))
-    assert any(0.0120 < timeout <= 0.0123 for timeout in asked)
+    run(asyncio.sleep(0.2503))
+    assert any(0 < timeout <= 0.2503 and 1e3 * timeout % 1 > 1e-6 for timeout in asked)

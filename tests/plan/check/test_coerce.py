@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+import pydantic
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from draftwise.plan.check.cli.coerce import Mismatch, coerce
-
-pydantic = pytest.importorskip("pydantic")
 
 FIELDS: dict[str, tuple[Any, tuple[str, ...] | None]] = {
     "int": (int, None),

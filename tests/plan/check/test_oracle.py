@@ -5,20 +5,17 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
+from catalogue.oracle.cases import generate, read_guides
+from catalogue.oracle.compare import HEADLINE, compare, find_differences, predict, read_lines
+from catalogue.oracle.models import write_models
+from catalogue.oracle.sample import read_sample
 
 ROOT = Path(__file__).parents[3]
-sys.path.insert(0, str(ROOT))
-
-from catalogue.oracle.cases import generate, read_guides  # noqa: E402
-from catalogue.oracle.compare import HEADLINE, compare, find_differences, predict, read_lines  # noqa: E402
-from catalogue.oracle.models import write_models  # noqa: E402
-from catalogue.oracle.sample import read_sample  # noqa: E402
 
 SAMPLE = Path(__file__).with_name("oracle_outcomes") / "outcomes.jsonl.gz"
 OUTCOMES = list(read_sample(SAMPLE))

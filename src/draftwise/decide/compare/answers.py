@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from draftwise.core import Comparison, Interval, Verdict
-from draftwise.decide.comparison.verdict import deciding
 
-__all__ = ["Kept", "VerdictChange", "compare_verdicts", "ratio_of_ratios"]
+__all__ = ["Kept", "VerdictChange", "compare_verdicts", "divide_ratios"]
 
 
 class Kept(StrEnum):
@@ -54,14 +53,14 @@ def compare_verdicts(before: Sequence[Comparison], after: Sequence[Comparison]) 
                     candidate=each.candidate,
                     before=old,
                     after=each,
-                    change=ratio_of_ratios(deciding(old).ratio, deciding(each).ratio),
+                    change=divide_ratios(old.deciding, each.deciding),
                     kept=_judge(old.verdict, each.verdict),
                 )
             )
     return tuple(found)
 
 
-def ratio_of_ratios(before: Interval, after: Interval) -> Interval:
+def divide_ratios(before: Interval, after: Interval) -> Interval:
     """Return after / before with an interval made from theirs, the two runs being independent.
 
     Distances of the limits are added in quadrature on the logarithms (MOVER; Zou and Donner, Statistics in Medicine

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from draftwise.core import Decision, InvalidSetup
 from draftwise.decide.compare.answers import Kept, VerdictChange, compare_verdicts
-from draftwise.decide.compare.context import Difference, find_differences
-from draftwise.decide.compare.native_results import results_of
+from draftwise.decide.compare.context import ContextDifference, find_context_differences
+from draftwise.decide.compare.native_results import make_results
 from draftwise.decide.compare.readings import CellChange, compare_cells
 from draftwise.decide.conclusions import conclude_run
-from draftwise.decide.interchange import Measured, Results, read_results
+from draftwise.decide.interchange import ArmResults, Results, read_results
 from draftwise.runs import RunDirectory
 
 __all__ = ["Compared", "Side", "compare_sides", "read_side"]
@@ -33,14 +33,14 @@ class Compared:
 
     before: Side
     after: Side
-    differences: tuple[Difference, ...]
+    differences: tuple[ContextDifference, ...]
     cells: tuple[CellChange, ...]
     verdicts: tuple[VerdictChange, ...]
     left_out: tuple[str, ...]
     """Cells that only one of them has, in words."""
 
     @property
-    def unasked(self) -> tuple[Difference, ...]:
+    def unasked(self) -> tuple[ContextDifference, ...]:
         """What differs beyond what was asked about."""
         return tuple(each for each in self.differences if not each.asked)
 
@@ -51,7 +51,7 @@ class Compared:
 
     @property
     def is_still_true(self) -> bool | None:
-        """Whether every verdict of the first run stands; None where it cannot be told."""
+        """Whether every verdict of the first run still holds; None where it cannot be told."""
         kept = {each.kept for each in self.verdicts}
         if not self.is_like_for_like:
             return None
@@ -68,7 +68,7 @@ def read_side(path: Path) -> Side:
     """
     if (path / "manifest.json").is_file():
         found = conclude_run(RunDirectory(path).read())
-        return Side(results=results_of(found, str(path)), decision=found.decision)
+        return Side(results=make_results(found, str(path)), decision=found.decision)
     return Side(results=read_results(path), decision=None)
 
 
@@ -78,7 +78,7 @@ def compare_sides(before: Side, after: Side, asked: Collection[str]) -> Compared
     Args:
         before: the one whose answer is in question.
         after: the new one.
-        asked: kinds of context (`runs_compared.context.KINDS`) that differ on purpose.
+        asked: kinds of context (`decide.compare.context.KINDS`) that differ on purpose.
 
     Raises:
         InvalidSetup: they have no cell in common.
@@ -95,24 +95,26 @@ def compare_sides(before: Side, after: Side, asked: Collection[str]) -> Compared
     return Compared(
         before=before,
         after=after,
-        differences=(*find_differences(before.results, after.results, asked), *_other_places(pairs, asked)),
+        differences=(*find_context_differences(before.results, after.results, asked), *_other_places(pairs, asked)),
         cells=tuple(compare_cells(old, new) for old, new in pairs),
         verdicts=compare_verdicts(*comparisons),
         left_out=tuple(left),
     )
 
 
-def _other_places(pairs: Iterable[tuple[Measured, Measured]], asked: Collection[str]) -> Iterator[Difference]:
-    """Yield what differs between cells that are a pair for want of any other."""
+def _other_places(
+    pairs: Iterable[tuple[ArmResults, ArmResults]], asked: Collection[str]
+) -> Iterator[ContextDifference]:
+    """Yield what differs between two cells that are compared because each side has no other."""
     kinds = {"workload": "workload", "condition": "parameters", "arm": "speculation"}
     for old, new in pairs:
         for name, kind in kinds.items():
             before, after = getattr(old, name), getattr(new, name)
             if before != after:
-                yield Difference(kind=kind, name=name, before=before, after=after, asked=kind in asked)
+                yield ContextDifference(kind=kind, name=name, before=before, after=after, asked=kind in asked)
 
 
-def _match(before: Results, after: Results) -> list[tuple[Measured, Measured]]:
+def _match(before: Results, after: Results) -> list[tuple[ArmResults, ArmResults]]:
     """Return the cells with equal workload, condition and arm; two measurements of one cell each are a pair anyway."""
     known = {cell.key: cell for cell in before.cells}
     pairs = [(known[cell.key], cell) for cell in after.cells if cell.key in known]

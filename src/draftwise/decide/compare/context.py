@@ -8,7 +8,7 @@ from typing import Any
 
 from draftwise.decide.interchange import Results
 
-__all__ = ["KINDS", "Difference", "find_differences"]
+__all__ = ["KINDS", "ContextDifference", "find_context_differences"]
 
 KINDS = ("version", "model", "hardware", "software", "command", "speculation", "workload", "parameters", "tool")
 """What two measurements can differ in; a name in a context begins with its kind."""
@@ -29,7 +29,7 @@ _NO_MATTER = ("date", "label", "software.draftwise")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
+class ContextDifference:
     """One thing that is not the same, or is known on one side only."""
 
     kind: str
@@ -42,7 +42,7 @@ class Difference:
     """Whether this is what was changed on purpose."""
 
 
-def find_differences(before: Results, after: Results, asked: Collection[str]) -> tuple[Difference, ...]:
+def find_context_differences(before: Results, after: Results, asked: Collection[str]) -> tuple[ContextDifference, ...]:
     """Return what differs.
 
     What only one side knows counts, unless the sides are of different tools, each of which records its own things.
@@ -57,8 +57,8 @@ def find_differences(before: Results, after: Results, asked: Collection[str]) ->
     return tuple(found)
 
 
-def _difference(kind: str, name: str, before: Any, after: Any, asked: Collection[str]) -> Difference:
-    return Difference(kind=kind, name=name, before=before, after=after, asked=kind in asked)
+def _difference(kind: str, name: str, before: Any, after: Any, asked: Collection[str]) -> ContextDifference:
+    return ContextDifference(kind=kind, name=name, before=before, after=after, asked=kind in asked)
 
 
 def _only_a_tool_knows(before: Results, after: Results, name: str) -> bool:

@@ -9,16 +9,16 @@ from typing import Any
 
 from draftwise.core import Answer, Run, SpecStats
 from draftwise.decide.conclusions import Conclusions
-from draftwise.decide.interchange import Measured, Results
+from draftwise.decide.interchange import ArmResults, Results
 
-__all__ = ["TOOL", "results_of"]
+__all__ = ["TOOL", "make_results"]
 
 TOOL = "draftwise"
 _PLACES = ("--port", "--host", "--log-dir", "--uds")
 """Flags of a serve command that say where it runs, not what it does."""
 
 
-def results_of(found: Conclusions, source: str) -> Results:
+def make_results(found: Conclusions, source: str) -> Results:
     """Return a cell per workload, condition and arm that was measured."""
     run = found.run
     answers: dict[tuple[str, str, str], list[Answer]] = {}
@@ -26,12 +26,12 @@ def results_of(found: Conclusions, source: str) -> Results:
         if answer.measured:
             answers.setdefault((answer.workload, answer.condition, answer.arm), []).append(answer)
     spec: dict[tuple[str, str, str], SpecStats] = {}
-    for window in run.windows:
-        place = (window.workload, window.condition, window.arm)
-        spec[place] = spec.get(place, SpecStats()) + window.counters.spec
+    for turn in run.turns:
+        place = (turn.workload, turn.condition, turn.arm)
+        spec[place] = spec.get(place, SpecStats()) + turn.counters.spec
     rows = {(row.workload, row.condition, row.arm): row for row in found.latencies}
     cells = (
-        Measured(
+        ArmResults(
             workload=place[0],
             condition=place[1],
             arm=place[2],
@@ -48,18 +48,18 @@ def results_of(found: Conclusions, source: str) -> Results:
 
 def _context(run: Run) -> dict[str, Any]:
     """Return the context, flat, with what differs from start to start left out."""
-    plan, servers = run.plan, run.context.get("servers") or {}
+    plan, context = run.plan, run.context
     found: dict[str, Any] = {}
-    for part in ("hardware", "software", "model"):
-        found |= _flat(part, run.context.get(part) or {})
+    for part, described in (("hardware", context.hardware), ("software", context.software), ("model", context.model)):
+        found |= _flat(part, described.to_dict())
     for arm in plan.arms:
-        server = servers.get(arm.name) or {}
-        found |= _flat(f"version.{arm.name}", server.get("version") or {})
-        found[f"command.{arm.name}"] = _same_everywhere(server.get("command"))
+        server = context.server(arm.name)
+        found |= _flat(f"version.{arm.name}", server.version)
+        found[f"command.{arm.name}"] = _same_everywhere(server.command)
         found[f"speculation.{arm.name}"] = arm.spec.to_json() if arm.spec else "none"
     for workload in plan.workloads:
         found[f"workload.{workload.name}"] = f"{len(workload.prompts)} prompts, sha256 {workload.sha256[:16]}"
-    # How many passes were made is no difference in what was measured: it is in the intervals.
+    # How many repetitions were made is no difference in what was measured: it is in the intervals.
     found |= {"parameters.seed": plan.seed, "parameters.warmup": plan.warmup}
     return found
 

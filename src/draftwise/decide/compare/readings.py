@@ -10,16 +10,18 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from draftwise.core import Answer, Interval, Timing
-from draftwise.decide.comparison.latency import READINGS
-from draftwise.decide.interchange import Measured
+from draftwise.decide.comparison.latency import LATENCIES
+from draftwise.decide.interchange import ArmResults
 from draftwise.statistics import CONFIDENCE, Array, Design, prompt_ratio, student_quantile
 
-__all__ = ["CellChange", "Change", "compare_cells"]
+__all__ = ["TOKENS_PER_S", "CellChange", "Change", "compare_cells"]
 
+TOKENS_PER_S = "tokens/s"
+"""The reading of which more is better."""
 QUANTILES = (50, 90, 99)
 _READ: dict[str, Callable[[Timing], Sequence[float | None]]] = {
-    "tokens/s": lambda timing: (timing.tokens_per_s,),
-    **READINGS,
+    TOKENS_PER_S: lambda timing: (timing.tokens_per_s,),
+    **LATENCIES,
 }
 _FEWEST = 3
 """Requests on each side from which an interval is given."""
@@ -55,7 +57,7 @@ class CellChange:
     acceptance_length: tuple[float | None, float | None]
 
 
-def compare_cells(before: Measured, after: Measured) -> CellChange:
+def compare_cells(before: ArmResults, after: ArmResults) -> CellChange:
     """Return the changes of all readings that both cells have."""
     lengths = [None if cell.spec is None else cell.spec.acceptance_length for cell in (before, after)]
     return CellChange(
@@ -64,22 +66,26 @@ def compare_cells(before: Measured, after: Measured) -> CellChange:
         arm=after.arm,
         num_requests=(before.num_requests, after.num_requests),
         num_failed=(before.num_failed, after.num_failed),
-        changes=tuple(_changes(before, after)),
+        changes=tuple(_find_changes(before, after)),
         throughput=(before.output_tokens_per_s, after.output_tokens_per_s),
         acceptance_length=(lengths[0], lengths[1]),
     )
 
 
-def _changes(before: Measured, after: Measured) -> Iterator[Change]:
+def _find_changes(before: ArmResults, after: ArmResults) -> Iterator[Change]:
+    """Yield the change of every reading that both cells have, from answers or else from aggregates.
+
+    Tokens per second follow from any answers; a latency only from tools that kept it.
+    """
     for reading in _READ:
         if before.answers and after.answers:
-            if reading == "tokens/s" or (reading in before.readings and reading in after.readings):
+            if reading == TOKENS_PER_S or (reading in before.readings and reading in after.readings):
                 yield _from_answers(reading, before, after)
         elif reading in before.aggregates or reading in after.aggregates:
             yield _from_aggregates(reading, before, after)
 
 
-def _from_answers(reading: str, before: Measured, after: Measured) -> Change:
+def _from_answers(reading: str, before: ArmResults, after: ArmResults) -> Change:
     old, new = _good(before), _good(after)
     ratio, how = _paired(reading, old, new)
     if ratio is None:
@@ -89,7 +95,7 @@ def _from_answers(reading: str, before: Measured, after: Measured) -> Change:
     )
 
 
-def _good(cell: Measured) -> list[Answer]:
+def _good(cell: ArmResults) -> list[Answer]:
     return [answer for answer in cell.answers if answer.error is None and answer.timing.chunks]
 
 
@@ -99,7 +105,7 @@ def _paired(reading: str, old: Sequence[Answer], new: Sequence[Answer]) -> tuple
     keys = [key for key in left if key in right]
     if len({prompt for prompt, *_ in keys}) < _FEWEST or len(keys) < max(len(left), len(right)) / 2:
         return None, ""
-    # With a single turn there is nothing to tell its luck from: every request then stands for itself.
+    # With a single turn its shared variance cannot be estimated: every request then counts as independent.
     turns = {key: left[key].turn for key in keys}
     single = len(set(turns.values())) == 1
     pairs: list[tuple[Hashable, Hashable]] = [(key[0], key if single else turns[key]) for key in keys]
@@ -109,7 +115,7 @@ def _paired(reading: str, old: Sequence[Answer], new: Sequence[Answer]) -> tuple
 
 
 def _by_occurrence(answers: Sequence[Answer]) -> dict[tuple[str, int, int], Answer]:
-    """Return the answers by prompt, pass, and how often the prompt came before in that pass."""
+    """Return the answers by prompt, repetition, and how often the prompt came before in that repetition."""
     seen: Counter[tuple[str, int]] = Counter()
     found = {}
     for answer in sorted(answers, key=lambda each: (each.turn, each.copy)):
@@ -148,7 +154,7 @@ def _percentiles(reading: str, answers: Sequence[Answer]) -> dict[float, float]:
     return {float(q): float(np.percentile(values, q)) for q in QUANTILES} if values else {}
 
 
-def _from_aggregates(reading: str, before: Measured, after: Measured) -> Change:
+def _from_aggregates(reading: str, before: ArmResults, after: ArmResults) -> Change:
     """Return what two aggregates allow: percentiles side by side, and no ratio unless both are defined alike."""
     old, new = (cell.aggregates.get(reading) for cell in (before, after))
     sides = [

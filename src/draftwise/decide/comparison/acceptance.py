@@ -1,17 +1,17 @@
-"""How much of what was drafted stood, request by request and position by position, at each temperature."""
+"""How much of what was drafted was accepted, request by request and position by position, at each temperature."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from draftwise.core import Answer, Comparison, Run, SpecStats
-from draftwise.decide.comparison.cell import Cell, cells
+from draftwise.core import Answer, SpecStats
+from draftwise.decide.comparison.cell import Cell
 
-__all__ = ["ACCEPTANCE_QUANTILES", "Acceptance", "acceptances", "count_steps", "tokens_per_step"]
+__all__ = ["ACCEPTANCE_QUANTILES", "Acceptance", "count_steps", "find_tokens_per_step", "pool_acceptance"]
 
 ACCEPTANCE_QUANTILES = (10, 50, 90)
 _BIN = 0.25
@@ -42,22 +42,20 @@ class Acceptance:
     """From the server's counters, over all of these turns: acceptance by position."""
 
 
-def acceptances(run: Run, comparisons: Sequence[Comparison]) -> list[Acceptance]:
+def pool_acceptance(cells: Iterable[Cell]) -> list[Acceptance]:
     """Return the acceptance of every candidate on every workload at every temperature that it was measured at.
 
-    The passes are those that the comparison rests on: a server that remembers is judged by its first meeting.
+    Args:
+        cells: with the repetitions that the comparisons rest on, as a cross-request cache would flatter later ones.
     """
-    passes = {each.key: each.passes for each in comparisons}
     groups: dict[tuple[str, str, float], list[Cell]] = {}
-    for cell in cells(run):
-        counted = passes.get((cell.workload, cell.condition.label, cell.candidate))
-        if len(cell.workloads) == 1 and counted is not None:
-            key = (cell.workload, cell.candidate, cell.condition.temperature)
-            groups.setdefault(key, []).append(cell.only(counted))
+    for cell in cells:
+        if len(cell.workloads) == 1:
+            groups.setdefault((cell.workload, cell.candidate, cell.condition.temperature), []).append(cell)
     return [_pool(key, group) for key, group in groups.items()]
 
 
-def tokens_per_step(answer: Answer) -> float | None:
+def find_tokens_per_step(answer: Answer) -> float | None:
     """Return the output tokens per decoding step of a request, None where it is not known.
 
     From the server's own count for the request where it gives one; else the tokens per chunk after the first chunk,
@@ -88,7 +86,7 @@ def _seen_in_chunks(answer: Answer) -> tuple[int, int]:
 
 def _pool(key: tuple[str, str, float], group: Sequence[Cell]) -> Acceptance:
     workload, candidate, temperature = key
-    answers = [each for cell in group for each in cell.requests(candidate) if each.error is None]
+    answers = [each for cell in group for each in cell.list_requests(candidate) if each.error is None]
     source, known = _known(answers)
     edges, counts = _histogram(known)
     return Acceptance(
@@ -100,7 +98,7 @@ def _pool(key: tuple[str, str, float], group: Sequence[Cell]) -> Acceptance:
         quantiles=tuple(map(float, np.percentile(known, ACCEPTANCE_QUANTILES))) if known else (),
         edges=edges,
         counts=counts,
-        stats=sum((cell.counters(candidate).spec for cell in group), SpecStats()),
+        stats=sum((cell.sum_counters(candidate).spec for cell in group), SpecStats()),
     )
 
 

@@ -8,19 +8,20 @@ from dataclasses import dataclass
 from draftwise.core import Comparison
 from draftwise.decide.comparison.cell import ALL
 
-__all__ = ["DEFINITION", "Conversion", "conversions"]
+__all__ = ["DEFINITION", "Conversion", "trace_conversion"]
 
 DEFINITION = (
     "Acceptance length: tokens per verified draft. Steps without a draft bring it down to the tokens per step. A step "
-    "that drafts and verifies takes longer than a plain one: tokens per step over the ratio of step times is plain's "
-    "TPOT over the candidate's. The time to the first token (prefill, queueing) is not sped up, or grows: what is left "
-    "is the speed-up of the whole request. Drafting and verification cannot be told apart from outside of the server."
+    "that drafts and verifies takes longer than one of the baseline: tokens per step over the ratio of step times is "
+    "the baseline's TPOT over the candidate's. The time to the first token (prefill, queueing) is not sped up, or "
+    "grows: what is left is the speed-up of the whole request. Drafting and verification cannot be told apart from "
+    "outside of the server."
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversion:
-    """The stations of one comparison, all in multiples of plain decoding."""
+    """The stations of one comparison, all in multiples of the baseline."""
 
     workload: str
     temperature: float
@@ -28,17 +29,17 @@ class Conversion:
     """Label of the load."""
     candidate: str
     acceptance_length: float
-    """What drafts are worth when every step drafts and costs what a plain one does."""
+    """What drafts are worth when every step drafts and costs what one of the baseline does."""
     tokens_per_step: float
     """The same with the steps that had no draft."""
     decoding: float
-    """Plain TPOT over the candidate's: with what a step really costs."""
+    """The baseline's TPOT over the candidate's: with what a step really costs."""
     realised: float
     """Tokens per second of a whole request: with the time to the first token."""
 
     @property
     def step_cost(self) -> float:
-        """Seconds of a step of the candidate over those of a plain one, under this load."""
+        """Seconds of a step of the candidate over those of one of the baseline, under this load."""
         return self.tokens_per_step / self.decoding
 
     @property
@@ -47,7 +48,7 @@ class Conversion:
         return self.realised, self.decoding, self.tokens_per_step, self.acceptance_length
 
 
-def conversions(comparisons: Iterable[Comparison]) -> list[Conversion]:
+def trace_conversion(comparisons: Iterable[Comparison]) -> list[Conversion]:
     """Return the stations of every comparison on a single workload whose server reports its counters."""
     found = []
     for each in comparisons:

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from draftwise.core import Answer, Interval
-from draftwise.decide.comparison.cell import Shared
+from draftwise.decide.comparison.cell import PairedRequest
 from draftwise.decide.thresholds import Thresholds
-from draftwise.statistics import Array, Design, goodput_change
+from draftwise.statistics import Design, goodput_change
 
-__all__ = ["change_of_goodput", "goodput", "keeps_promise"]
+__all__ = ["estimate_goodput", "keeps_promise"]
 
 
 def keeps_promise(answer: Answer, thresholds: Thresholds) -> bool:
@@ -27,25 +27,16 @@ def keeps_promise(answer: Answer, thresholds: Thresholds) -> bool:
     return all(limit is None or value is None or value <= limit for value, limit in pairs)
 
 
-def goodput(shared: Sequence[Shared], thresholds: Thresholds) -> tuple[float, float] | None:
-    """Return the share of the requests within the SLO, plain and candidate; None without an SLO."""
+def estimate_goodput(
+    paired: Sequence[PairedRequest], design: Design, thresholds: Thresholds, confidence: float
+) -> tuple[tuple[float, float] | None, Interval | None]:
+    """Return the shares of the requests within the SLO (baseline, candidate), and candidate minus baseline of them.
+
+    None without an SLO.
+    """
     if not thresholds.has_slo:
-        return None
-    candidate_N, plain_N = _kept(shared, thresholds)
-    return float(plain_N.mean()), float(candidate_N.mean())
-
-
-def change_of_goodput(
-    shared: Sequence[Shared], design: Design, thresholds: Thresholds, confidence: float
-) -> Interval | None:
-    """Return candidate minus plain of these shares; None without an SLO."""
-    if not thresholds.has_slo:
-        return None
-    return goodput_change(*_kept(shared, thresholds), design, confidence=confidence)
-
-
-def _kept(shared: Sequence[Shared], thresholds: Thresholds) -> tuple[Array, Array]:
-    """Return [N] whether the candidate and plain kept the promise, as 1 or 0."""
-    candidate = [float(keeps_promise(each.candidate, thresholds)) for each in shared]
-    plain = [float(keeps_promise(each.plain, thresholds)) for each in shared]
-    return np.array(candidate), np.array(plain)
+        return None, None
+    candidate_N = np.array([float(keeps_promise(each.candidate, thresholds)) for each in paired])
+    baseline_N = np.array([float(keeps_promise(each.baseline, thresholds)) for each in paired])
+    change = goodput_change(candidate_N, baseline_N, design, confidence=confidence)
+    return (float(baseline_N.mean()), float(candidate_N.mean())), change

@@ -10,10 +10,10 @@ import numpy as np
 
 from draftwise.core import Answer, Comparison, Run, Timing
 from draftwise.decide.comparison.goodput import keeps_promise
-from draftwise.decide.comparison.throughput import count_tokens
+from draftwise.decide.comparison.throughput import measure_output
 from draftwise.decide.thresholds import Thresholds
 
-__all__ = ["QUANTILES", "READINGS", "Latencies", "latencies"]
+__all__ = ["LATENCIES", "QUANTILES", "Latencies", "summarise_latencies"]
 
 QUANTILES = (50, 90, 95, 99)
 
@@ -24,7 +24,7 @@ def _token_gaps(timing: Timing) -> tuple[float, ...]:
     return tuple(chain.from_iterable((share,) * count for share, count in shares))
 
 
-READINGS: Mapping[str, Callable[[Timing], Sequence[float | None]]] = {
+LATENCIES: Mapping[str, Callable[[Timing], Sequence[float | None]]] = {
     "ttft": lambda timing: (timing.ttft_s,),
     "tpot": lambda timing: (timing.tpot_s,),
     "itl": lambda timing: timing.itl_s,
@@ -39,7 +39,7 @@ _MORE: Mapping[str, Callable[[Timing], Sequence[float | None]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latencies:
-    """Percentiles in milliseconds over all measured requests of the passes that the comparison rests on."""
+    """Percentiles in milliseconds over all measured requests of the repetitions that the comparison rests on."""
 
     workload: str
     condition: str
@@ -51,7 +51,7 @@ class Latencies:
     """In the order of QUANTILES, empty where there is no reading: `ttft`; `tpot` (vLLM's: last token minus first over
     tokens - 1); `itl` (between chunks, as vLLM and its benchmark count); `token_itl` (a chunk's wait shared by its
     tokens: comparable between arms whose chunks hold different numbers of tokens); `e2e`; `send_lag` (actual minus
-    intended sending, open loops only). In an open loop ttft and e2e count from the intended sending."""
+    intended time of sending, open loops only). In an open loop ttft and e2e count from the intended time."""
     tokens_per_s: float
     """All output tokens over all request seconds: of one stream."""
     throughput: float | None
@@ -62,20 +62,19 @@ class Latencies:
     """Requests within the SLO per second of load."""
 
 
-def latencies(run: Run, comparisons: Sequence[Comparison], thresholds: Thresholds) -> list[Latencies]:
+def summarise_latencies(run: Run, comparisons: Sequence[Comparison], thresholds: Thresholds) -> list[Latencies]:
     """Return the latencies of every arm on every workload under every condition that it finished turns of."""
-    passes = {each.key: each.passes for each in comparisons}
+    counted = {each.key: each.repetitions for each in comparisons}
     rows = []
-    for place, turns in _turns(run).items():
-        counted = passes.get(place)
-        kept = [turn for repeat, turn in turns if counted is None or repeat in counted]
+    for place, turns in _group_turns(run).items():
+        kept = [turn for repeat, turn in turns if place not in counted or repeat in counted[place]]
         if any(answer.measured and answer.error is None for turn in kept for answer in turn):
             rows.append(_row(place, kept, thresholds))
     return rows
 
 
-def _turns(run: Run) -> dict[tuple[str, str, str], list[tuple[int, list[Answer]]]]:
-    """Return pass and answers of every finished turn, by workload, condition and arm, in the order of the plan."""
+def _group_turns(run: Run) -> dict[tuple[str, str, str], list[tuple[int, list[Answer]]]]:
+    """Return repetition and answers of every finished turn, by workload, condition and arm, in the plan's order."""
     by_turn: dict[int, list[Answer]] = {}
     for answer in run.answers:
         by_turn.setdefault(answer.turn, []).append(answer)
@@ -86,8 +85,8 @@ def _turns(run: Run) -> dict[tuple[str, str, str], list[tuple[int, list[Answer]]
         for arm in run.plan.arms
     ]
     found: dict[tuple[str, str, str], list[tuple[int, list[Answer]]]] = {place: [] for place in order}
-    for window in run.windows:
-        found[window.workload, window.condition, window.arm].append((window.repeat, by_turn.get(window.turn, [])))
+    for turn in run.turns:
+        found[turn.workload, turn.condition, turn.arm].append((turn.repeat, by_turn.get(turn.turn, [])))
     return found
 
 
@@ -95,7 +94,7 @@ def _row(place: tuple[str, str, str], turns: Sequence[Sequence[Answer]], thresho
     workload, condition, arm = place
     asked = [answer for turn in turns for answer in turn if answer.measured]
     timings = [answer.timing for answer in asked if answer.error is None]
-    loads = [load for turn in turns if (load := count_tokens(turn)) is not None]
+    loads = [load for turn in turns if (load := measure_output(turn)) is not None]
     seconds = sum(load.seconds for load in loads)
     good = sum(keeps_promise(answer, thresholds) for answer in asked) if thresholds.has_slo else None
     return Latencies(
@@ -104,7 +103,7 @@ def _row(place: tuple[str, str, str], turns: Sequence[Sequence[Answer]], thresho
         arm=arm,
         num_requests=len(asked),
         num_failed=len(asked) - len(timings),
-        percentiles_ms={name: _percentiles(timings, read) for name, read in {**READINGS, **_MORE}.items()},
+        percentiles_ms={name: _percentiles(timings, read) for name, read in {**LATENCIES, **_MORE}.items()},
         tokens_per_s=sum(timing.num_tokens for timing in timings) / sum(timing.e2e_s for timing in timings),
         throughput=sum(load.tokens for load in loads) / seconds if seconds else None,
         goodput=None if good is None else good / len(asked),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from draftwise.core import Answer
-from draftwise.decide.comparison.acceptance import tokens_per_step
+from draftwise.decide.comparison.acceptance import find_tokens_per_step
 from draftwise.decide.comparison.cell import Cell, Unit
 from draftwise.statistics import Array, Estimate
 
@@ -60,12 +60,12 @@ def name_losers(cell: Cell, speedup: Estimate) -> str:
 def _traits(cell: Cell, units: Sequence[Unit]) -> Iterator[tuple[str, Sequence[float]]]:
     """Yield what is known of each prompt, by name."""
     reads: Mapping[str, tuple[str, Callable[[Answer], float | None]]] = {
-        "tokens per step": (cell.candidate, tokens_per_step),
-        "prompt tokens": (cell.plain, lambda answer: answer.num_prompt_tokens),
-        "output tokens": (cell.plain, lambda answer: answer.timing.num_tokens),
+        "tokens per step": (cell.candidate, find_tokens_per_step),
+        "prompt tokens": (cell.baseline, lambda answer: answer.num_prompt_tokens),
+        "output tokens": (cell.baseline, lambda answer: answer.timing.num_tokens),
     }
     for name, (arm, read) in reads.items():
-        yield name, [_mean([read(answer) for answer in cell.outputs(arm, unit)]) for unit in units]
+        yield name, [_mean([read(answer) for answer in cell.list_outputs(arm, unit)]) for unit in units]
 
 
 def _mean(values: Sequence[float | None]) -> float:

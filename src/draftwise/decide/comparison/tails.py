@@ -1,50 +1,43 @@
-"""The distributions behind a comparison: percentiles beside plain's, and how much the slowest prompts suffer."""
+"""The distributions behind a comparison: percentiles beside the baseline's, and how much the slowest prompts suffer."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from math import exp
 from statistics import median
 
 import numpy as np
 
 from draftwise.core import Answer, Interval, Timing
-from draftwise.decide.comparison.cell import Shared, Unit
-from draftwise.decide.comparison.latency import READINGS
-from draftwise.statistics import Design, Estimate, Samples, percentile_ratios
+from draftwise.decide.comparison.cell import PairedRequest, Unit
+from draftwise.decide.comparison.latency import LATENCIES
+from draftwise.statistics import Design, Samples, percentile_ratios
 
-__all__ = ["ratios_of_percentiles", "share_slower", "tail_ratio"]
+__all__ = ["estimate_percentiles", "find_tail_ratio"]
 
 
-def ratios_of_percentiles(
-    shared: Sequence[Shared], design: Design, confidence: float
+def estimate_percentiles(
+    paired: Sequence[PairedRequest], design: Design, confidence: float
 ) -> dict[str, dict[int, Interval]]:
-    """Return candidate over plain of P50 to P99 over requests, by latency."""
+    """Return candidate over baseline of P50 to P99 over requests, by latency."""
     found = {}
-    candidates, plains = [each.candidate for each in shared], [each.plain for each in shared]
-    for name, reading in READINGS.items():
-        candidate, plain = (Samples([_read(answer, reading) for answer in side]) for side in (candidates, plains))
-        if ratios := percentile_ratios(candidate, plain, design, confidence=confidence):
+    sides = [each.candidate for each in paired], [each.baseline for each in paired]
+    for name, reading in LATENCIES.items():
+        candidate, baseline = (Samples([_read(answer, reading) for answer in side]) for side in sides)
+        if ratios := percentile_ratios(candidate, baseline, design, confidence=confidence):
             found[name] = ratios
     return found
 
 
-def tail_ratio(shared: Sequence[Shared]) -> float | None:
+def find_tail_ratio(paired: Sequence[PairedRequest]) -> float | None:
     """Return the ratio of P99 over prompts of the time per token.
 
-    A prompt's time is the median over its askings, so that what remains is the prompt's and not a hiccup's.
+    A prompt's time is the median over its attempts: a single stalled attempt does not make a slow prompt.
     """
-    candidate = _by_prompt((each.unit, each.candidate) for each in shared)
-    plain = _by_prompt((each.unit, each.plain) for each in shared)
-    if not candidate or not plain or min(plain) <= 0:
+    candidate = _by_prompt((each.unit, each.candidate) for each in paired)
+    baseline = _by_prompt((each.unit, each.baseline) for each in paired)
+    if not candidate or not baseline or min(baseline) <= 0:
         return None
-    return float(np.quantile(candidate, 0.99) / np.quantile(plain, 0.99))
-
-
-def share_slower(speedup: Estimate, margin: float) -> float:
-    """Return the share of the prompts that became slower by more than the margin."""
-    ratios = [exp(log) for log in speedup.log_by_prompt.values()]
-    return sum(ratio < 1 - margin for ratio in ratios) / len(ratios)
+    return float(np.quantile(candidate, 0.99) / np.quantile(baseline, 0.99))
 
 
 def _by_prompt(answers: Iterable[tuple[Unit, Answer]]) -> list[float]:

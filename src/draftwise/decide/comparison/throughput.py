@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from draftwise.core import Answer
 
-__all__ = ["Output", "count_tokens"]
+__all__ = ["ServerOutput", "measure_output"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Output:
+class ServerOutput:
     """What a server put out in a stretch of time."""
 
     tokens: int
@@ -23,10 +23,10 @@ class Output:
         return self.tokens / self.seconds
 
 
-def count_tokens(turn: Sequence[Answer]) -> Output | None:
+def measure_output(turn: Sequence[Answer]) -> ServerOutput | None:
     """Return what a server put out in a turn while the load was whole.
 
-    The load is whole from the sending of the first measured request to the end of the last one: the unmeasured
+    The load is whole from when the first measured request is sent to the end of the last one: the unmeasured
     requests before and after keep it so, and their tokens within that time count, for the server made them too.
     None for a turn without a measured request, or one that took no time.
     """
@@ -37,4 +37,4 @@ def count_tokens(turn: Sequence[Answer]) -> Output | None:
     if end <= begin:
         return None
     tokens = sum(count for answer in turn for time, count in answer.timing.chunks if begin < time <= end)
-    return Output(tokens=tokens, seconds=end - begin)
+    return ServerOutput(tokens=tokens, seconds=end - begin)

@@ -2,6 +2,6 @@
 
 from draftwise.decide.interchange.export import FORMATS, export_run
 from draftwise.decide.interchange.files import read_results
-from draftwise.decide.interchange.results import Aggregate, Measured, Results
+from draftwise.decide.interchange.results import Aggregate, ArmResults, Results
 
-__all__ = ["FORMATS", "Aggregate", "Measured", "Results", "export_run", "read_results"]
+__all__ = ["FORMATS", "Aggregate", "ArmResults", "Results", "export_run", "read_results"]

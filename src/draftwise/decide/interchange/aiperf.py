@@ -21,12 +21,12 @@ from draftwise.decide.interchange.results import (
     ARM,
     WORKLOAD,
     Aggregate,
-    Measured,
+    ArmResults,
     Results,
-    as_percentile,
     find_setting,
-    load_label,
+    make_load_label,
     make_timing,
+    parse_percentile,
 )
 
 __all__ = ["TOOL", "is_aiperf_record", "is_aiperf_summary", "read_aiperf"]
@@ -71,7 +71,7 @@ def read_aiperf(records: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]
     failed = sum(answer.error is not None for answer in answers)
     if not records:
         failed = int(_average(summary, "error_request_count") or 0)
-    cell = Measured(
+    cell = ArmResults(
         workload=WORKLOAD,
         condition=label,
         arm=ARM,
@@ -154,7 +154,7 @@ def _aggregates(summary: Mapping[str, Any]) -> dict[str, Aggregate]:
             percentiles = {
                 percentile: unit * value
                 for name, value in metric.items()
-                if value is not None and (percentile := as_percentile(name)) is not None
+                if value is not None and (percentile := parse_percentile(name)) is not None
             }
             found[ours] = Aggregate(mean=_seconds(metric, "avg"), percentiles=percentiles, definition=definition)
     return found
@@ -186,7 +186,7 @@ def _condition(settings: Mapping[str, Any]) -> str:
     load = phases[0] if phases else settings
     concurrency, rate = (find_setting(load, name) for name in ("concurrency", "rate" if phases else "request_rate"))
     pattern = find_setting(load, "type" if phases else "arrival_pattern")
-    return load_label(
+    return make_load_label(
         concurrency=concurrency if isinstance(concurrency, int) else None,
         rate_per_s=float(rate) if isinstance(rate, int | float) else None,
         poisson=pattern in (None, "poisson"),

@@ -2,7 +2,7 @@
 
 `vllm-bench`: the JSON of `vllm bench serve --save-result --save-detailed` (its percentiles, its names; what is
 draftwise's own stands in `draftwise_*`, as `--metadata` would put it). `aiperf`: the lines of profile_export.jsonl.
-Both count from the actual sending, as those tools do; draftwise's reports count from the intended one.
+Both count from when a request was sent, as those tools do; draftwise's reports count from when it was to be sent.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class _Part:
     arm: str
     answers: Sequence[Answer]
     seconds: float
-    """Of the turns, from the first sending to the last end."""
+    """Of the turns, from the first request sent to the last end."""
     spec: SpecStats
 
     @property
@@ -82,14 +82,14 @@ def _parts(run: Run) -> Iterator[_Part]:
     conditions = {condition.label: condition for condition in run.conditions}
     spans = {n: max(t.finished for t in mine) - min(t.sent for t in mine) for n, mine in by_turn.items()}
     for (workload, label, arm), answers in by_place.items():
-        windows = [w for w in run.windows if (w.workload, w.condition, w.arm) == (workload, label, arm)]
+        turns = [t for t in run.turns if (t.workload, t.condition, t.arm) == (workload, label, arm)]
         yield _Part(
             workload=workload,
             condition=conditions[label],
             arm=arm,
             answers=answers,
             seconds=sum(spans[turn] for turn in {answer.turn for answer in answers}),
-            spec=sum((window.counters.spec for window in windows), SpecStats()),
+            spec=sum((turn.counters.spec for turn in turns), SpecStats()),
         )
 
 
@@ -99,10 +99,10 @@ def _to_vllm_bench(run: Run, part: _Part) -> str:
     load, seconds = part.condition.load, part.seconds or 1.0
     rate = load.rate_per_s if isinstance(load, OpenLoop) else None
     document = {
-        "date": re.sub(r"[^0-9]", "", str(run.context.get("started", "")))[:14],
+        "date": re.sub(r"[^0-9]", "", run.context.started)[:14],
         "backend": "openai",
         "label": part.arm,
-        "model_id": (run.context.get("model") or {}).get("name"),
+        "model_id": run.context.model.name,
         "num_prompts": len(answers),
         "request_rate": "inf" if rate is None else rate,
         "burstiness": 1.0,

@@ -12,7 +12,7 @@ import yaml
 
 from draftwise.decide.interchange.aiperf import is_aiperf_record, is_aiperf_summary, read_aiperf
 from draftwise.decide.interchange.guidellm import is_guidellm, read_guidellm
-from draftwise.decide.interchange.results import Results, unreadable
+from draftwise.decide.interchange.results import Results, make_unreadable
 from draftwise.decide.interchange.vllm_bench import is_vllm_bench, read_vllm_bench
 
 __all__ = ["read_results"]
@@ -45,21 +45,21 @@ def read_results(path: Path) -> Results:
         if len(documents) == 1 and is_aiperf_summary(documents[0]):
             return read_aiperf((), documents[0], source)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-        raise unreadable(source, f"a field is not what it should be ({error!r})") from error
+        raise make_unreadable(source, f"a field is not what it should be ({error!r})") from error
     if documents and isinstance(documents[0], dict) and "experiments" in documents[0]:
-        raise unreadable(source, "it is genai-perf's raw record; profile_export_genai_perf.json beside it is read")
-    raise unreadable(source, "it has none of the formats")
+        raise make_unreadable(source, "it is genai-perf's raw record; profile_export_genai_perf.json beside it is read")
+    raise make_unreadable(source, "it has none of the formats")
 
 
 def _documents(path: Path) -> Sequence[Any]:
     """Return the JSON documents of a file, one after another, or the YAML document."""
     if not path.is_file():
-        raise unreadable(str(path), "there is no such file" if not path.exists() else "the folder holds none")
+        raise make_unreadable(str(path), "there is no such file" if not path.exists() else "the folder holds none")
     try:
         text = path.read_text(encoding="utf-8")
         return [yaml.load(text, Loader=_LOADER)] if path.suffix in (".yaml", ".yml") else _parse_json(text)
     except (UnicodeDecodeError, ValueError, yaml.YAMLError) as error:
-        raise unreadable(str(path), f"it is no JSON or YAML ({str(error).splitlines()[0]})") from error
+        raise make_unreadable(str(path), f"it is no JSON or YAML ({str(error).splitlines()[0]})") from error
 
 
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

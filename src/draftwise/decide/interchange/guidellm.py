@@ -22,10 +22,10 @@ from draftwise.decide.interchange.results import (
     UNKNOWN_LOAD,
     WORKLOAD,
     Aggregate,
-    Measured,
+    ArmResults,
     Results,
     find_setting,
-    load_label,
+    make_load_label,
 )
 
 __all__ = ["TOOL", "is_guidellm", "read_guidellm"]
@@ -49,12 +49,12 @@ def is_guidellm(document: Any) -> bool:
 
 def read_guidellm(document: Mapping[str, Any], source: str) -> Results:
     """Return a cell per benchmark; further ones of the same strategy are numbered."""
-    passes: Counter[str] = Counter()
+    repetitions: Counter[str] = Counter()
     cells = []
     for benchmark in document["benchmarks"]:
         label = _condition(_strategy(benchmark))
-        passes[label] += 1
-        cells.append(_cell(benchmark, label if passes[label] == 1 else f"{label} #{passes[label]}"))
+        repetitions[label] += 1
+        cells.append(_cell(benchmark, label if repetitions[label] == 1 else f"{label} #{repetitions[label]}"))
     notes = ["times of single chunks are not recorded in this format: no ITL"]
     if any(not cell.answers for cell in cells):
         notes.append("not every request is in the report (sampled): aggregates are used, without intervals")
@@ -70,19 +70,19 @@ def _strategy(benchmark: Mapping[str, Any]) -> Mapping[str, Any]:
 def _condition(strategy: Mapping[str, Any]) -> str:
     kind = strategy.get("type_")
     if kind == "synchronous":
-        return load_label(concurrency=1, rate_per_s=None)
+        return make_load_label(concurrency=1, rate_per_s=None)
     if kind == "concurrent":
-        return load_label(concurrency=strategy.get("streams"), rate_per_s=None)
+        return make_load_label(concurrency=strategy.get("streams"), rate_per_s=None)
     if kind in ("constant", "poisson"):
-        return load_label(
+        return make_load_label(
             concurrency=strategy.get("max_concurrency"), rate_per_s=strategy.get("rate"), poisson=kind == "poisson"
         )
     if kind == "trace":
         return "replay"
-    return load_label(concurrency=strategy.get("max_concurrency"), rate_per_s=None) if kind else UNKNOWN_LOAD
+    return make_load_label(concurrency=strategy.get("max_concurrency"), rate_per_s=None) if kind else UNKNOWN_LOAD
 
 
-def _cell(benchmark: Mapping[str, Any], label: str) -> Measured:
+def _cell(benchmark: Mapping[str, Any], label: str) -> ArmResults:
     scheduled = _strategy(benchmark).get("type_") in _SCHEDULED
     requests, metrics = benchmark["requests"], benchmark["metrics"]
     good, bad = requests.get("successful") or [], requests.get("errored") or []
@@ -91,7 +91,7 @@ def _cell(benchmark: Mapping[str, Any], label: str) -> Measured:
     answers = tuple(_answer(row, i, label, scheduled=scheduled) for i, row in enumerate(_in_order(good)))
     complete = len(good) >= total and all(answer.timing.chunks for answer in answers)
     throughput = _successful(metrics.get("output_tokens_per_second"))
-    return Measured(
+    return ArmResults(
         workload=WORKLOAD,
         condition=label,
         arm=ARM,

@@ -1,4 +1,4 @@
-"""What a measurement comes down to when it is compared with another: cells of readings, whichever tool made them."""
+"""The results of a measurement in the form in which two of them are compared, whichever tool made them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ __all__ = [
     "UNKNOWN_LOAD",
     "WORKLOAD",
     "Aggregate",
-    "Measured",
+    "ArmResults",
     "Results",
-    "as_percentile",
     "find_setting",
-    "load_label",
+    "make_load_label",
     "make_timing",
-    "unreadable",
+    "make_unreadable",
+    "parse_percentile",
 ]
 
 ALL_READINGS = ("ttft", "tpot", "itl", "e2e")
@@ -33,7 +33,7 @@ UNKNOWN_LOAD = "all at once"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Aggregate:
-    """What a tool says about all requests together, for want of their readings; in seconds."""
+    """What a tool says about all requests together, where it kept no single ones; in seconds."""
 
     mean: float | None
     percentiles: Mapping[float, float]
@@ -43,7 +43,7 @@ class Aggregate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class ArmResults:
     """One arm on one workload under one condition."""
 
     workload: str
@@ -77,7 +77,7 @@ class Results:
     tool: str
     context: Mapping[str, Any]
     """Flat: `model`, `version`, `hardware.cpu`, ...; None where the tool does not record it."""
-    cells: tuple[Measured, ...]
+    cells: tuple[ArmResults, ...]
     notes: tuple[str, ...] = ()
     """How readings were converted, and what could not be."""
 
@@ -110,7 +110,7 @@ def make_timing(
     )
 
 
-def load_label(*, concurrency: int | None, rate_per_s: float | None, poisson: bool = True) -> str:
+def make_load_label(*, concurrency: int | None, rate_per_s: float | None, poisson: bool = True) -> str:
     """Return the label of the condition that a tool was told; a limit beside a rate is part of it."""
     if rate_per_s is not None:
         arrivals = Arrivals.POISSON if poisson else Arrivals.CONSTANT
@@ -121,7 +121,7 @@ def load_label(*, concurrency: int | None, rate_per_s: float | None, poisson: bo
     return UNKNOWN_LOAD
 
 
-def as_percentile(name: str) -> float | None:
+def parse_percentile(name: str) -> float | None:
     """Return 99.9 for `p99.9`, None for what is no percentile."""
     try:
         return float(name[1:]) if name.startswith("p") else None
@@ -129,7 +129,7 @@ def as_percentile(name: str) -> float | None:
         return None
 
 
-def unreadable(source: str, why: str) -> InvalidSetup:
+def make_unreadable(source: str, why: str) -> InvalidSetup:
     """Return the error for a file that none of the formats fits."""
     return InvalidSetup.because(
         "not-results",

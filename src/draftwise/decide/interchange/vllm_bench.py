@@ -1,7 +1,7 @@
 """Reads the JSON of `vllm bench serve --save-result [--save-detailed]`, as vLLM 0.9 to 0.33 write it.
 
 Definitions (vllm/benchmarks/serve.py `calculate_metrics`, vllm/benchmarks/lib/endpoint_request_func.py): TTFT is the
-first chunk of a choice minus sending; ITL the time between chunks, which hold several tokens under speculation; TPOT
+first chunk of a choice minus time sent; ITL the time between chunks, which hold several tokens under speculation; TPOT
 (latency - TTFT) / (tokens - 1). Until 0.29 the latency ran on to the trailing usage chunk, from 0.30 it ends with the
 last token, as in draftwise. Chunk times are kept in `ttfts` and `itls`, tokens per request in `output_lens`; since
 0.15 `start_times`, since 0.30 `latencies`. Failed requests stay in the lists with 0 tokens.
@@ -19,11 +19,11 @@ from draftwise.decide.interchange.results import (
     ARM,
     WORKLOAD,
     Aggregate,
-    Measured,
+    ArmResults,
     Results,
-    as_percentile,
-    load_label,
+    make_load_label,
     make_timing,
+    parse_percentile,
 )
 
 __all__ = ["TOOL", "is_vllm_bench", "read_vllm_bench"]
@@ -55,13 +55,13 @@ def is_vllm_bench(document: Any) -> bool:
 
 
 def read_vllm_bench(documents: Sequence[Mapping[str, Any]], source: str) -> Results:
-    """Return the cells of one file; `--append-result` puts several results into one, of which equal ones are passes."""
-    passes: Counter[str] = Counter()
-    cells: dict[str, Measured] = {}
+    """Return the cells of one file; of the results that `--append-result` put there, equal ones are repetitions."""
+    repetitions: Counter[str] = Counter()
+    cells: dict[str, ArmResults] = {}
     for document in documents:
         label = _condition(document)
-        passes[label] += 1
-        cell = _cell(document, label, passes[label])
+        repetitions[label] += 1
+        cell = _cell(document, label, repetitions[label])
         cells[label] = _join(cells[label], cell) if label in cells else cell
     notes = ["the sampling temperature and the prompts are not recorded in this format"]
     if any(not cell.answers for cell in cells.values()):
@@ -83,7 +83,7 @@ def _condition(document: Mapping[str, Any]) -> str:
     if document.get("ramp_up_strategy"):
         steps = f"{document.get('ramp_up_start_rps')}-{document.get('ramp_up_end_rps')}/s"
         return f"{document['ramp_up_strategy']} {steps}"
-    return load_label(
+    return make_load_label(
         concurrency=document.get("max_concurrency"),
         rate_per_s=float(rate) if finite and rate is not None else None,
         # `--burstiness` is the shape of a gamma distribution; 1 is Poisson.
@@ -91,12 +91,12 @@ def _condition(document: Mapping[str, Any]) -> str:
     )
 
 
-def _cell(document: Mapping[str, Any], label: str, repeat: int) -> Measured:
+def _cell(document: Mapping[str, Any], label: str, repeat: int) -> ArmResults:
     answers = _answers(document, label, repeat)
     failed = document.get("failed")
     if failed is None:
         failed = sum(answer.error is not None for answer in answers)
-    return Measured(
+    return ArmResults(
         workload=WORKLOAD,
         condition=label,
         arm=ARM,
@@ -150,7 +150,7 @@ def _aggregates(document: Mapping[str, Any]) -> dict[str, Aggregate]:
         percentiles = {
             float(percentile): document[key] / 1e3
             for key in document
-            if key.endswith(f"_{theirs}_ms") and (percentile := as_percentile(key.removesuffix(f"_{theirs}_ms")))
+            if key.endswith(f"_{theirs}_ms") and (percentile := parse_percentile(key.removesuffix(f"_{theirs}_ms")))
         }
         if (median := document.get(f"median_{theirs}_ms")) is not None:
             percentiles[50.0] = median / 1e3
@@ -176,10 +176,10 @@ def _spec(document: Mapping[str, Any]) -> SpecStats | None:
     )
 
 
-def _join(one: Measured, other: Measured) -> Measured:
-    """Return two passes under one condition as one cell; aggregates cannot be joined, the later ones stay."""
+def _join(one: ArmResults, other: ArmResults) -> ArmResults:
+    """Return two repetitions under one condition as one cell; aggregates cannot be joined, the later ones stay."""
     both = [each.output_tokens_per_s for each in (one, other) if each.output_tokens_per_s is not None]
-    return Measured(
+    return ArmResults(
         workload=one.workload,
         condition=one.condition,
         arm=one.arm,

@@ -11,7 +11,7 @@ from draftwise.core import Finding, Run
 from draftwise.decide.comparison.cell import Cell
 from draftwise.decide.thresholds import Thresholds
 from draftwise.decide.validity.finding import error, warning
-from draftwise.decide.validity.readings import gap_s, middle
+from draftwise.decide.validity.measures import find_gap_s, median_or_zero
 
 __all__ = ["check_client"]
 
@@ -47,7 +47,7 @@ class _Strain:
 
 def check_client(run: Run, cell: Cell, thresholds: Thresholds) -> Iterator[Finding]:
     """Yield where the client, and not the server, may have set the numbers: the worse arm of a comparison."""
-    strains = [each for arm in (cell.plain, cell.candidate) if (each := _strain(cell, arm)) is not None]
+    strains = [each for arm in (cell.baseline, cell.candidate) if (each := _strain(cell, arm)) is not None]
     if strains:
         yield from _saturated(max(strains, key=lambda each: each.busy), thresholds)
         late = max(strains, key=_lateness)
@@ -57,21 +57,21 @@ def check_client(run: Run, cell: Cell, thresholds: Thresholds) -> Iterator[Findi
 
 
 def _strain(cell: Cell, arm: str) -> _Strain | None:
-    windows = [window for window in cell.windows if window.arm == arm and window.wall_s > 0]
-    answers = [each for each in cell.requests(arm) if each.error is None]
-    if not windows or not answers:
+    turns = [turn for turn in cell.turns if turn.arm == arm and turn.wall_s > 0]
+    answers = [each for each in cell.list_requests(arm) if each.error is None]
+    if not turns or not answers:
         return None
-    wall_s = sum(window.wall_s for window in windows)
+    wall_s = sum(turn.wall_s for turn in turns)
     return _Strain(
         arm=arm,
-        busy=sum(window.client.cpu_s / max(1, window.client.processes) for window in windows) / wall_s,
-        cores=sum(window.client.cpu_s for window in windows) / wall_s,
-        late_s=median(window.client.loop_delay_p99_s for window in windows),
-        lag_s=median(window.client.send_lag_p99_s for window in windows),
-        gap_s=middle(map(gap_s, answers)),
-        ttft_s=middle(answer.timing.ttft_s for answer in answers),
-        e2e_s=middle(answer.timing.e2e_s for answer in answers),
-        usual_lag_s=middle(answer.timing.send_lag_s for answer in answers),
+        busy=sum(turn.client.cpu_s / max(1, turn.client.processes) for turn in turns) / wall_s,
+        cores=sum(turn.client.cpu_s for turn in turns) / wall_s,
+        late_s=median(turn.client.loop_delay_p99_s for turn in turns),
+        lag_s=median(turn.client.send_lag_p99_s for turn in turns),
+        gap_s=median_or_zero(map(find_gap_s, answers)),
+        ttft_s=median_or_zero(answer.timing.ttft_s for answer in answers),
+        e2e_s=median_or_zero(answer.timing.e2e_s for answer in answers),
+        usual_lag_s=median_or_zero(answer.timing.send_lag_s for answer in answers),
     )
 
 
@@ -93,7 +93,7 @@ def _lateness(strain: _Strain) -> float:
 def _is_stamped(run: Run, arm: str) -> bool:
     """Return whether arrivals are timed by the kernel, so that a late reading costs nothing but merged chunks."""
     url = next((each.url for each in run.plan.arms if each.name == arm), None)
-    on_linux = str(run.context.get("software", {}).get("os", "")).startswith("Linux")
+    on_linux = str(run.context.software.os).startswith("Linux")
     return on_linux and (url is None or url.startswith("http://"))
 
 
@@ -116,7 +116,7 @@ def _reads_late(strain: _Strain, thresholds: Thresholds, *, stamped: bool) -> It
 
 
 def _sends_late(strain: _Strain, thresholds: Thresholds) -> Iterator[Finding]:
-    """Latencies of an open loop run from the intended time, so a late sending looks like a slow server."""
+    """Latencies of an open loop run from the intended time, so a request that is sent late looks like a slow server."""
     limit = max(_TIMER_S, thresholds.client_late * strain.ttft_s)
     if max(strain.lag_s, strain.usual_lag_s) <= limit:
         return
@@ -130,7 +130,7 @@ def _sends_late(strain: _Strain, thresholds: Thresholds) -> Iterator[Finding]:
 
 
 def _takes_cores(run: Run, strain: _Strain, thresholds: Thresholds) -> Iterator[Finding]:
-    cores = run.context.get("hardware", {}).get("cores")
+    cores = run.context.hardware.cores
     if (
         all(arm.is_here for arm in run.plan.arms)
         and isinstance(cores, int)

@@ -1,19 +1,21 @@
-"""Short ways to write a guard's finding."""
+"""Short ways to write a validity check's finding."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from draftwise.core import Finding, Severity
 
-__all__ = ["error", "info", "listed", "warning"]
+__all__ = ["error", "info", "join_names", "warning"]
 
 
 def error(code: str, message: str, fix: str = "", where: str = "") -> Finding:
-    """Return a finding that takes an adoption away."""
+    """Return a finding that blocks an adoption."""
     return Finding(code=code, severity=Severity.ERROR, message=message, fix=fix, where=where)
 
 
 def warning(code: str, message: str, fix: str = "", where: str = "") -> Finding:
-    """Return a finding that may cost the measurement some of its worth."""
+    """Return a finding that makes the measurement less certain."""
     return Finding(code=code, severity=Severity.WARNING, message=message, fix=fix, where=where)
 
 
@@ -22,7 +24,7 @@ def info(code: str, message: str, fix: str = "", where: str = "") -> Finding:
     return Finding(code=code, severity=Severity.INFO, message=message, fix=fix, where=where)
 
 
-def listed(names: list[str]) -> str:
-    """Return names as a sentence has them, the first few of a long list."""
-    shown = names if len(names) <= 4 else [*names[:3], f"{len(names) - 3} more"]
+def join_names(names: Sequence[str], most: int = 4) -> str:
+    """Return names as a sentence has them, e.g. `a, b and c`, of a long list the first few."""
+    shown = list(names) if len(names) <= most else [*names[: most - 1], f"{len(names) - most + 1} more"]
     return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -10,9 +10,15 @@ from draftwise.core import Answer, Condition, Finding, OpenLoop, Run
 from draftwise.decide.comparison.cell import Cell
 from draftwise.decide.thresholds import Thresholds
 from draftwise.decide.validity.finding import error, warning
-from draftwise.decide.validity.readings import answers_of, mean_in_flight, middle, most_decoding, pace_s
+from draftwise.decide.validity.measures import (
+    count_in_flight,
+    count_most_decoding,
+    find_pace_s,
+    list_answers,
+    median_or_zero,
+)
 
-__all__ = ["check_failures", "check_load"]
+__all__ = ["check_failures", "check_load", "check_noise"]
 
 _FEWEST_TURNS = 8
 
@@ -22,7 +28,7 @@ def check_load(run: Run, thresholds: Thresholds) -> Iterator[Finding]:
     yield from _failures(run)
     for arm in run.plan.arms:
         for condition in run.conditions:
-            turns = _turns(run, arm.name, condition)
+            turns = _group_by_turn(run, arm.name, condition)
             if turns and condition.concurrency is not None and condition.concurrency > 1:
                 yield from _not_reached(arm.name, condition, condition.concurrency, turns, thresholds)
                 yield from _queued(arm.name, condition, condition.concurrency, turns, thresholds)
@@ -34,8 +40,8 @@ def check_load(run: Run, thresholds: Thresholds) -> Iterator[Finding]:
 def check_failures(cell: Cell, thresholds: Thresholds) -> Iterator[Finding]:
     """Yield a comparison from which so many requests are missing that the rest is a selection."""
     shares = {}
-    for arm in (cell.plain, cell.candidate):
-        asked = cell.requests(arm)
+    for arm in (cell.baseline, cell.candidate):
+        asked = cell.list_requests(arm)
         shares[arm] = sum(answer.error is not None for answer in asked) / max(1, len(asked))
     if max(shares.values()) > thresholds.failed_requests:
         text = ", ".join(f"{share:.0%} of {arm}'s" for arm, share in shares.items())
@@ -43,10 +49,26 @@ def check_failures(cell: Cell, thresholds: Thresholds) -> Iterator[Finding]:
         yield error("too-many-failures", f"requests failed: {text}; {why}.", "See what the servers say about them.")
 
 
-def _turns(run: Run, arm: str, condition: Condition) -> list[list[Answer]]:
-    windows = [w for w in run.windows if (w.arm, w.condition) == (arm, condition.label)]
-    by_turn: dict[int, list[Answer]] = {window.turn: [] for window in windows}
-    for answer in answers_of(run, windows):
+def check_noise(run: Run, of_baseline: Iterable[Answer], thresholds: Thresholds) -> Iterator[Finding]:
+    """Yield a baseline whose times for one and the same request vary between repetitions; closed loops only.
+
+    In an open loop other requests arrive beside it each time.
+    """
+    closed = {each.label for each in run.conditions if each.concurrency is not None}
+    seconds: dict[tuple[str, str, str], list[float]] = {}
+    for answer in of_baseline:
+        if answer.condition in closed and (pace := find_pace_s(answer)) is not None:
+            seconds.setdefault((answer.workload, answer.condition, answer.prompt_id), []).append(pace)
+    spread = median([(max(each) - min(each)) / median(each) for each in seconds.values()] or [0.0])
+    if spread > thresholds.noise:
+        text = f"the baseline server's time for one and the same prompt varies by {spread:.0%}: the machine is busy."
+        yield warning("noisy-machine", text, "Stop what else runs there and measure again.")
+
+
+def _group_by_turn(run: Run, arm: str, condition: Condition) -> list[list[Answer]]:
+    turns = [turn for turn in run.turns if (turn.arm, turn.condition) == (arm, condition.label)]
+    by_turn: dict[int, list[Answer]] = {turn.turn: [] for turn in turns}
+    for answer in list_answers(run, turns):
         by_turn[answer.turn].append(answer)
     return [answers for answers in by_turn.values() if any(each.measured for each in answers)]
 
@@ -70,7 +92,7 @@ def _not_reached(
     for answers in turns:
         measured = [each.timing for each in answers if each.measured]
         begin, end = min(each.sent for each in measured), max(each.finished for each in measured)
-        reached.append(mean_in_flight(answers, begin, end))
+        reached.append(count_in_flight(answers, begin, end))
     if (typical := median(reached)) < wanted * thresholds.load_reached:
         text = f"{arm} had {typical:.1f} requests in flight on average at {condition.label}: the load was not reached."
         yield warning("load-not-reached", text, "Give the workload more prompts, or the load generator more processes.")
@@ -80,9 +102,9 @@ def _queued(
     arm: str, condition: Condition, wanted: int, turns: Sequence[Sequence[Answer]], thresholds: Thresholds
 ) -> Iterator[Finding]:
     """Requests that waited in the server: answers are long, and yet never all streams were being answered."""
-    most = max(most_decoding(answers) for answers in turns)
+    most = max(count_most_decoding(answers) for answers in turns)
     answers = [each for turn in turns for each in turn if each.measured and each.error is None]
-    waiting = middle((each.timing.ttft_s or 0) / each.timing.e2e_s for each in answers if each.timing.e2e_s > 0)
+    waiting = median_or_zero((each.timing.ttft_s or 0) / each.timing.e2e_s for each in answers if each.timing.e2e_s > 0)
     if most and most < wanted * thresholds.load_reached and waiting > (1 - most / wanted) / 2:
         text = (
             f"{arm} never wrote more than {most} of {wanted} answers at a time, and its requests spent "
@@ -135,14 +157,14 @@ def _third(turns: Sequence[Sequence[Answer]], number: int) -> _Third:
         starts = [each.timing.start for each in measured]
         width = (max(starts) - min(starts)) / 3
         low, high = min(starts) + number * width, min(starts) + (number + 1) * width
-        in_flight.append(mean_in_flight(measured, low, high))
+        in_flight.append(count_in_flight(measured, low, high))
         seconds += [each.timing.e2e_s for each in measured if low <= each.timing.start <= high and each.error is None]
     return _Third(in_flight=tuple(in_flight), e2e_s=sum(seconds) / max(1, len(seconds)))
 
 
 def _short_warm_up(run: Run, arm: str, thresholds: Thresholds) -> Iterator[Finding]:
-    """First turns that are slower than the rest of the first pass, each beside the same prompts in later passes."""
-    slowness = _first_pass(run, arm)
+    """First turns that are slower than the rest of the first repetition, beside the same prompts in later ones."""
+    slowness = _compare_first_repetition(run, arm)
     quarter = len(slowness) // 4
     if len(slowness) < _FEWEST_TURNS:
         return
@@ -150,17 +172,17 @@ def _short_warm_up(run: Run, arm: str, thresholds: Thresholds) -> Iterator[Findi
     if first > rest * (1 + thresholds.cold_start):
         text = (
             f"the first {quarter} turns of {arm} took {first:.2f}x the time that the same prompts took later, the rest "
-            f"of the first pass {rest:.2f}x"
+            f"of the first repetition {rest:.2f}x"
         )
         yield warning("warm-up-short", f"{text}: it was not warm yet.", "Discard more requests (--warmup).")
 
 
-def _first_pass(run: Run, arm: str) -> list[float]:
-    """Return, turn by turn of the first pass, the seconds per token over those of the same prompts in later passes."""
+def _compare_first_repetition(run: Run, arm: str) -> list[float]:
+    """Return, turn by turn of the first repetition, the seconds per token over those of the same prompts later."""
     first: dict[int, list[tuple[tuple[str, str, str], float]]] = {}
     later: dict[tuple[str, str, str], list[float]] = {}
     for answer in run.answers:
-        pace = pace_s(answer)
+        pace = find_pace_s(answer)
         if answer.arm == arm and answer.measured and answer.error is None and pace is not None:
             unit = (answer.workload, answer.condition, answer.prompt_id)
             if answer.repeat == 1:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
-from typing import Any
 
-from draftwise.core import Finding, Run
-from draftwise.decide.validity.finding import error, info, listed, warning
+from draftwise.core import Finding, Run, ServerRecord
+from draftwise.decide.validity.finding import error, info, join_names, warning
 
 __all__ = ["check_setup"]
 
@@ -36,31 +35,32 @@ _LESS_CACHE = 0.9
 
 
 def check_setup(run: Run) -> Iterator[Finding]:
-    """Yield what differs between the arms beside the speculative config, each candidate held against plain."""
-    servers = run.context.get("servers", {})
+    """Yield what differs between the arms beside the speculative config, each candidate held against the baseline."""
+    servers = run.context.servers
     plain, *candidates = (arm.name for arm in run.plan.arms)
     for name in candidates:
         if plain in servers and name in servers:
             yield from _identity(name, servers[plain], servers[name])
-            yield from _commands(name, servers[plain].get("command"), servers[name].get("command"))
+            yield from _commands(name, servers[plain].command, servers[name].command)
             yield from _consequences(name, servers[plain], servers[name])
 
 
-def _identity(name: str, plain: Mapping[str, Any], candidate: Mapping[str, Any]) -> Iterator[Finding]:
-    ours, theirs = plain.get("version", {}), candidate.get("version", {})
+def _identity(name: str, plain: ServerRecord, candidate: ServerRecord) -> Iterator[Finding]:
+    ours, theirs = plain.version, candidate.version
     for key in _SAME:
         if key in ours and key in theirs and ours[key] != theirs[key]:
             text = (
-                f"its {key} is {theirs[key]!r}, plain's {ours[key]!r}: the comparison is not one of speculation alone."
+                f"its {key} is {theirs[key]!r}, the baseline's {ours[key]!r}: the comparison is not one of speculation "
+                "alone."
             )
             yield error("arms-differ", text, "Serve both alike but for --speculative-config.", where=name)
-    models = [each.get("model") for each in (plain, candidate)]
-    if None not in models and models[0] != models[1]:
-        text = f"it serves {models[1]!r}, plain {models[0]!r}: under another name it may be another model."
+    if plain.model and candidate.model and plain.model != candidate.model:
+        text = (
+            f"it serves {candidate.model!r}, the baseline {plain.model!r}: under another name it may be another model."
+        )
         yield warning("arms-differ", text, "Make sure that both serve the same checkpoint.", where=name)
-    lengths = [each.get("max_model_len") for each in (plain, candidate)]
-    if None not in lengths and lengths[0] != lengths[1]:
-        text = f"its max_model_len is {lengths[1]}, plain's {lengths[0]}."
+    if None not in (plain.max_model_len, candidate.max_model_len) and plain.max_model_len != candidate.max_model_len:
+        text = f"its max_model_len is {candidate.max_model_len}, the baseline's {plain.max_model_len}."
         yield warning("arms-differ", text, "Give both the same --max-model-len.", where=name)
 
 
@@ -69,12 +69,12 @@ def _commands(name: str, plain: str | None, candidate: str | None) -> Iterator[F
         return
     ours, theirs = _arguments(plain), _arguments(candidate)
     other = [
-        f"{key} ({_shown(theirs, key)}, plain {_shown(ours, key)})"
+        f"{key} ({_shown(theirs, key)}, baseline {_shown(ours, key)})"
         for key in dict.fromkeys((*ours, *theirs))
         if ours.get(key) != theirs.get(key) and not key.startswith(_OWN)
     ]
     if other:
-        text = f"it was served otherwise than plain beside the speculative config: {listed(other)}."
+        text = f"it was served otherwise than the baseline, beside the speculative config: {join_names(other)}."
         yield warning("commands-differ", text, "Serve both alike but for --speculative-config.", where=name)
 
 
@@ -96,14 +96,14 @@ def _shown(options: Mapping[str, str], key: str) -> str:
     return (options[key] or "set") if key in options else "not given"
 
 
-def _consequences(name: str, plain: Mapping[str, Any], candidate: Mapping[str, Any]) -> Iterator[Finding]:
+def _consequences(name: str, plain: ServerRecord, candidate: ServerRecord) -> Iterator[Finding]:
     """What an engine did differently because it speculates: part of the method's price, and often its reason."""
-    ours, theirs = plain.get("version", {}), candidate.get("version", {})
+    ours, theirs = plain.version, candidate.version
     for key, words in _FOLLOWS.items():
         if key in ours and key in theirs and ours[key] != theirs[key]:
-            text = f"{words}: {theirs[key]}, with plain {ours[key]}. That is part of what it costs."
+            text = f"{words}: {theirs[key]}, with the baseline {ours[key]}. That is part of what it costs."
             yield info("engine-chose-otherwise", text, where=name)
-    tokens = [each.get("started", {}).get("kv_cache_tokens") for each in (plain, candidate)]
-    if all(isinstance(each, int | float) for each in tokens) and tokens[1] < tokens[0] * _LESS_CACHE:
-        text = f"its KV cache holds {tokens[1]:.0f} tokens, plain's {tokens[0]:.0f}: under load it is full sooner."
+    usual, left = (each.started.get("kv_cache_tokens") for each in (plain, candidate))
+    if isinstance(usual, int | float) and isinstance(left, int | float) and left < usual * _LESS_CACHE:
+        text = f"its KV cache holds {left:.0f} tokens, the baseline's {usual:.0f}: under load it is full sooner."
         yield info("less-kv-cache", text, where=name)

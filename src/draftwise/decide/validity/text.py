@@ -1,22 +1,22 @@
-"""What the plain outputs are like: whether they end by themselves, and whether they loop."""
+"""What the baseline's outputs are like: whether they end by themselves, and whether they loop."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from draftwise.core import Answer, Finding, Run
 from draftwise.decide.thresholds import Thresholds
 from draftwise.decide.validity.degeneration import distinct_ngram_ratio, find_loop
 from draftwise.decide.validity.finding import info, warning
-from draftwise.decide.validity.readings import plain_answers
+from draftwise.decide.validity.measures import list_baseline_answers
 
-__all__ = ["TextQuality", "check_text", "text_quality"]
+__all__ = ["TextQuality", "assess_text", "check_text"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextQuality:
-    """How far the plain outputs of a workload repeat themselves."""
+    """How far the baseline's outputs of a workload repeat themselves."""
 
     workload: str
     num_outputs: int
@@ -25,10 +25,12 @@ class TextQuality:
     """Mean over outputs of distinct 4-grams over all 4-grams."""
 
 
-def check_text(run: Run, thresholds: Thresholds) -> Iterator[Finding]:
-    """Yield what makes the outputs poor material."""
-    yield from _cut(run, thresholds)
-    for quality in text_quality(run):
+def check_text(
+    run: Run, of_baseline: Sequence[Answer], assessed: Iterable[TextQuality], thresholds: Thresholds
+) -> Iterator[Finding]:
+    """Yield what makes outputs unlike those of real traffic."""
+    yield from _find_cut(run, of_baseline, thresholds)
+    for quality in assessed:
         if quality.loop_share > thresholds.loop_share:
             text = (
                 f"{quality.loop_share:.0%} of the {quality.workload} outputs end in a loop (over "
@@ -37,9 +39,9 @@ def check_text(run: Run, thresholds: Thresholds) -> Iterator[Finding]:
             yield warning("outputs-loop", text)
 
 
-def _cut(run: Run, thresholds: Thresholds) -> Iterator[Finding]:
+def _find_cut(run: Run, of_baseline: Sequence[Answer], thresholds: Thresholds) -> Iterator[Finding]:
     forced = {(w.name, prompt.id) for w in run.plan.workloads for prompt in w.prompts if prompt.ignore_eos}
-    free = [each for each in plain_answers(run) if (each.workload, each.prompt_id) not in forced]
+    free = [each for each in of_baseline if (each.workload, each.prompt_id) not in forced]
     for workload in run.plan.workloads:
         reasons = [each.finish_reason for each in free if each.workload == workload.name]
         cut = reasons.count("length")
@@ -49,15 +51,15 @@ def _cut(run: Run, thresholds: Thresholds) -> Iterator[Finding]:
             yield info("outputs-cut", f"{text}: {why}.", "Raise max_tokens.")
 
 
-def text_quality(run: Run) -> list[TextQuality]:
-    """Return the text quality of the plain arm's first answers, workload by workload."""
-    rows = []
+def assess_text(run: Run) -> list[TextQuality]:
+    """Return the text quality of the baseline's first answers, workload by workload."""
+    rows, of_baseline = [], list_baseline_answers(run)
     for workload in run.plan.workloads:
         first: dict[str, Answer] = {}
-        for answer in plain_answers(run):
+        for answer in of_baseline:
             if answer.workload == workload.name:
                 first.setdefault(answer.prompt_id, answer)
-        outputs = [_tokens(answer) for answer in first.values()]
+        outputs = [_list_tokens(answer) for answer in first.values()]
         if outputs:
             rows.append(
                 TextQuality(
@@ -70,7 +72,7 @@ def text_quality(run: Run) -> list[TextQuality]:
     return rows
 
 
-def _tokens(answer: Answer) -> list[int]:
+def _list_tokens(answer: Answer) -> list[int]:
     """Return an output without its end token; characters stand in where the server gives no ids."""
     if not answer.token_ids:
         return list(map(ord, answer.text))

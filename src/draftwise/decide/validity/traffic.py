@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
-from draftwise.core import Finding, Run, Window
+from draftwise.core import Finding, Run
 from draftwise.decide.thresholds import Thresholds
-from draftwise.decide.validity.finding import error, listed, warning
+from draftwise.decide.validity.finding import error, join_names
 
 __all__ = ["check_traffic"]
 
@@ -19,7 +19,6 @@ def check_traffic(run: Run, thresholds: Thresholds) -> Iterator[Finding]:
     """Yield servers that others use, and arms that are one and the same server."""
     yield from _same_address(run)
     yield from _foreign_tokens(run, thresholds)
-    yield from _foreign_requests(run, thresholds)
 
 
 def _same_address(run: Run) -> Iterator[Finding]:
@@ -31,7 +30,9 @@ def _same_address(run: Run) -> Iterator[Finding]:
             by_url.setdefault((host, parts.port, parts.path.rstrip("/").removesuffix("/v1")), []).append(arm.name)
     for names in by_url.values():
         if len(names) > 1:
-            text = f"{listed(names)} are one server: nothing differs between them, and each warms the other's caches."
+            text = (
+                f"{join_names(names)} are one server: nothing differs between them, and each warms the other's caches."
+            )
             yield error("same-server", text, "Give every arm the URL of a server of its own.")
 
 
@@ -43,24 +44,7 @@ def _foreign_tokens(run: Run, thresholds: Thresholds) -> Iterator[Finding]:
             continue
         received = sum(answer.timing.num_tokens for answer in answers)
         withdrawn = sum(not answer.measured and answer.finish_reason is None for answer in answers)
-        generated = sum(w.counters.generation_tokens or 0 for w in run.windows if w.arm == arm.name)
+        generated = sum(turn.counters.generation_tokens or 0 for turn in run.turns if turn.arm == arm.name)
         if generated > received * (1 + thresholds.foreign_tokens) + withdrawn * _AFTERWARDS:
             text = f"{arm.name} generated {generated} tokens and this run received {received}: others use the server."
             yield error("other-traffic", text, "Measure on servers that nothing else talks to.")
-
-
-def _foreign_requests(run: Run, thresholds: Thresholds) -> Iterator[Finding]:
-    for arm in run.plan.arms:
-        mine = [window for window in run.windows if window.arm == arm.name]
-        busy = [each for each in mine if (each.before.running or 0) + (each.before.waiting or 0) > 0]
-        if mine and len(busy) > thresholds.busy_turns * len(mine):
-            running, waiting = (max(values) for values in zip(*map(_gauges, busy), strict=True))
-            text = (
-                f"before {len(busy)} of {len(mine)} turns {arm.name} had requests already (up to {running:.0f} "
-                f"running, {waiting:.0f} waiting)"
-            )
-            yield warning("other-requests", f"{text}.", "Measure on servers that nothing else talks to.")
-
-
-def _gauges(window: Window) -> tuple[float, float]:
-    return window.before.running or 0.0, window.before.waiting or 0.0

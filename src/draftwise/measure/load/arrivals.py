@@ -14,7 +14,7 @@ __all__ = ["arrival_times", "replay_times"]
 
 
 def arrival_times(load: OpenLoop, *, seed: int, key: str) -> Iterator[float]:
-    """Yield the sending times of an open loop without end, in seconds from its begin, ascending.
+    """Yield the request times of an open loop without end, in seconds from its start, ascending.
 
     They come from a unit-rate process by inverting the integrated rate, so any course of rates is followed exactly.
     Phases that all end start over when they are through: each round then has its expected number of arrivals
@@ -32,7 +32,7 @@ def arrival_times(load: OpenLoop, *, seed: int, key: str) -> Iterator[float]:
 
 
 def replay_times(prompts: Sequence[Prompt], load: Replay) -> list[float]:
-    """Return the sending times of recorded prompts, in seconds from the first of them.
+    """Return the request times of recorded prompts, in seconds from the first of them.
 
     Raises:
         InvalidSetup: a prompt has no time, or they go backwards.

@@ -1,4 +1,4 @@
-"""Asks an OpenAI-compatible server: finds the dialect it speaks, builds requests, makes answers of what comes back."""
+"""A client of OpenAI-compatible servers: finds the dialect a server speaks, builds requests, parses what comes back."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 
 from draftwise.backends import Backend, BrokenStream, Exchange, Piece
 from draftwise.core import Answer, BackendError, Prompt, Timing
-from draftwise.measure.load.reading import Reading
+from draftwise.measure.load.response import ParsedResponse
 from draftwise.runs.schedule import Turn
 
-__all__ = ["Client", "Sending", "to_answer"]
+__all__ = ["Client", "LoadRequest", "to_answer"]
 
 _USAGE = {"stream_options": {"include_usage": True}}
 _RUNNING_USAGE = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
@@ -36,22 +36,22 @@ _SEEDS = 2**31
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sending:
+class LoadRequest:
     """One request of a turn."""
 
     turn: Turn
     prompt: Prompt
     copy: int = 0
-    """Which sending of the prompt within the turn, lead-ins and fillers included."""
+    """How many requests with this prompt came before in the turn, background requests included."""
     measured: bool = True
-    """False for lead-ins and fillers."""
+    """False for background requests, which only keep the load up."""
     intended: float | None = None
     """When an open loop is to send it."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Client:
-    """Asks one backend.
+    """Sends requests to one backend.
 
     Args:
         backend: a started one.
@@ -69,7 +69,7 @@ class Client:
 
     @classmethod
     async def greet(cls, backend: Backend, hello: Prompt, *, salt: str) -> Client:
-        """Return a client that sends the most telling request that the server accepts.
+        """Return a client that sends the request with the most optional fields that the server accepts.
 
         Raises:
             BackendError: it accepts none.
@@ -97,54 +97,54 @@ class Client:
         Raises:
             BackendError: the connection broke.
         """
-        sending = Sending(turn=turn, prompt=prompt)
-        exchange = await self.send(sending, self.encode(sending, seed=seed))
-        reading = Reading(exchange)
-        for _ in reading.steps():
+        request = LoadRequest(turn=turn, prompt=prompt)
+        exchange = await self.send(request, self.encode(request, seed=seed))
+        response = ParsedResponse(exchange)
+        for _ in response.steps():
             await asyncio.sleep(0)
-        return to_answer(sending, exchange, reading)
+        return to_answer(request, exchange, response)
 
-    def encode(self, sending: Sending, *, seed: int) -> bytes:
-        """Return the body of a request; its own seed follows from the run's, the prompt, the pass and the copy."""
-        turn, prompt = sending.turn, sending.prompt
+    def encode(self, request: LoadRequest, *, seed: int) -> bytes:
+        """Return the body of a request; its seed follows from the run's, the prompt, the repetition and the copy."""
+        turn, prompt = request.turn, request.prompt
         content: dict[str, Any] = {"messages": prompt.messages} if prompt.messages else {"prompt": prompt.text}
         settings = {
             "max_tokens": prompt.max_tokens,
             "temperature": turn.condition.temperature,
-            "seed": _mix(seed, prompt.id, turn.repeat, sending.copy),
+            "seed": _mix(seed, prompt.id, turn.repeat, request.copy),
             "stream": True,
         }
         body = {"model": self.model, **content, **settings, **self.optional}
         if "cache_salt" in body:
-            body["cache_salt"] = self._salt(sending)
+            body["cache_salt"] = self._salt(request)
         if prompt.ignore_eos and self.full_length:
             body[self.full_length] = True if self.full_length == "ignore_eos" else prompt.max_tokens
         return json.dumps(body, separators=(",", ":")).encode()
 
-    def _salt(self, sending: Sending) -> str:
-        """Return what keeps this request from the cached prefix of the same prompt in another pass, load or copy.
+    def _salt(self, request: LoadRequest) -> str:
+        """Return what keeps this request from the cached prefix of the same prompt in another repetition, load or copy.
 
         Prompts that are sent in the same one share theirs, as the prompts of real users do.
         """
-        kind = "" if sending.measured else "unmeasured-"
-        return f"{self.salt}-{sending.turn.condition.label}-{sending.turn.repeat}-{kind}{sending.copy}"
+        kind = "" if request.measured else "unmeasured-"
+        return f"{self.salt}-{request.turn.condition.label}-{request.turn.repeat}-{kind}{request.copy}"
 
-    async def send(self, sending: Sending, body: bytes, received: list[Piece] | None = None) -> Exchange:
+    async def send(self, request: LoadRequest, body: bytes, received: list[Piece] | None = None) -> Exchange:
         """Return the answer as it comes off the wire.
 
         Args:
-            sending: what the body is of.
+            request: what the body is of.
             body: from `encode`.
             received: given what arrives as it arrives; for who may cancel this.
 
         Raises:
             BackendError: the connection broke.
         """
-        path = "/v1/chat/completions" if sending.prompt.messages else "/v1/completions"
+        path = "/v1/chat/completions" if request.prompt.messages else "/v1/completions"
         try:
             return await self.backend.stream(path, body, received)
         except BrokenStream as error:
-            raise BackendError(f"At prompt {sending.prompt.id!r}: {error}") from None
+            raise BackendError(f"At prompt {request.prompt.id!r}: {error}") from None
 
     async def next_two(self, token_ids: list[int]) -> dict[str, float] | None:
         """Return the two most likely next tokens with their log-probabilities, None where the server cannot say."""
@@ -164,32 +164,32 @@ def _best_two(answer: bytes) -> dict[str, float] | None:
     return best
 
 
-def to_answer(sending: Sending, exchange: Exchange, reading: Reading) -> Answer:
-    """Return the answer that a finished reading of an exchange makes."""
-    turn = sending.turn
+def to_answer(request: LoadRequest, exchange: Exchange, response: ParsedResponse) -> Answer:
+    """Return the answer of a response that has been parsed to its end."""
+    turn = request.turn
     return Answer(
         turn=turn.number,
         arm=turn.arm,
         workload=turn.workload,
-        prompt_id=sending.prompt.id,
+        prompt_id=request.prompt.id,
         repeat=turn.repeat,
         condition=turn.condition.label,
-        copy=sending.copy,
-        measured=sending.measured,
+        copy=request.copy,
+        measured=request.measured,
         timing=Timing(
             sent=exchange.sent,
-            chunks=tuple(reading.chunks),
+            chunks=tuple(response.chunks),
             finished=exchange.finished,
-            intended=sending.intended,
+            intended=request.intended,
         ),
-        text=reading.text,
-        token_ids=tuple(reading.token_ids),
-        prompt_token_ids=reading.prompt_token_ids,
-        num_prompt_tokens=reading.usage.get("prompt_tokens"),
-        finish_reason=reading.finish_reason,
-        counts_exact=reading.counts_exact,
-        acceptance=reading.acceptance,
-        error=reading.error,
+        text=response.text,
+        token_ids=tuple(response.token_ids),
+        prompt_token_ids=response.prompt_token_ids,
+        num_prompt_tokens=response.usage.get("prompt_tokens"),
+        finish_reason=response.finish_reason,
+        counts_exact=response.counts_exact,
+        acceptance=response.acceptance,
+        error=response.error,
     )
 
 

@@ -11,14 +11,14 @@ from typing import Any
 from draftwise.core import Answer, ClientHealth
 from draftwise.measure.load.client import Client
 from draftwise.measure.load.health import HealthWatch
-from draftwise.measure.load.parser import Desk
+from draftwise.measure.load.parser import ResponseParser
 from draftwise.measure.load.traffic import Traffic
 from draftwise.runs.schedule import Turn
 
-__all__ = ["beside", "drive", "short_collections"]
+__all__ = ["drive", "limit_garbage_collection", "run_beside"]
 
 _HEAD_START_S = 0.005
-"""From the drawing of an open loop's times to the first of them."""
+"""From the start of a turn to the first arrival of an open loop."""
 
 
 async def drive(client: Client, turn: Turn, *, seed: int, on_answer: Callable[[Answer], None]) -> ClientHealth:
@@ -28,24 +28,24 @@ async def drive(client: Client, turn: Turn, *, seed: int, on_answer: Callable[[A
         client: of the turn's arm.
         turn: what to send.
         seed: of the run.
-        on_answer: told of each request after its end, unmeasured ones too; a refused one is an answer with `error`.
+        on_answer: called after each request, background ones too; a refused one is an answer with `error`.
 
     Raises:
-        BackendError: the server broke; `on_answer` was told of everything that had ended.
+        BackendError: the server broke; `on_answer` got everything that had ended.
     """
-    desk, watch = Desk(on_answer), HealthWatch(client.backend.now)
+    parser, watch = ResponseParser(on_answer), HealthWatch(client.backend.now)
     began = client.backend.now() + _HEAD_START_S
-    traffic = Traffic(client, turn, seed=seed, began=began, desk=desk, watch=watch)
+    traffic = Traffic(client, turn, seed=seed, began=began, parser=parser, watch=watch)
     try:
-        with short_collections():
-            await beside(desk.work(), traffic.run())
+        with limit_garbage_collection():
+            await run_beside(parser.work(), traffic.run())
     finally:
         health = watch.stop()
-        desk.clear()
+        parser.clear()
     return health
 
 
-async def beside(background: Coroutine[Any, Any, None], work: Coroutine[Any, Any, None]) -> None:
+async def run_beside(background: Coroutine[Any, Any, None], work: Coroutine[Any, Any, None]) -> None:
     """Await `work` while `background` runs; raise the first error of either."""
     try:
         async with asyncio.TaskGroup() as group:
@@ -63,8 +63,8 @@ def _first(error: BaseException) -> BaseException:
 
 
 @contextmanager
-def short_collections() -> Iterator[None]:
-    """Let garbage collections look at what is new only: going through all of a program takes tens of milliseconds."""
+def limit_garbage_collection() -> Iterator[None]:
+    """Limit garbage collection to new objects: a full collection takes tens of milliseconds."""
     gc.freeze()
     try:
         yield

@@ -13,7 +13,7 @@ from draftwise.core import ClientHealth
 __all__ = ["HealthWatch"]
 
 _PERIOD_S = 0.02
-"""Fifty readings a second see a stall of 20 ms and cost a few hundred microseconds."""
+"""Fifty samples a second see a stall of 20 ms and cost a few hundred microseconds."""
 
 
 class HealthWatch:

@@ -1,4 +1,4 @@
-"""Reads finished answers beside the traffic, in parts so small that no arrival waits for them."""
+"""Parses finished responses while others are still streaming, a few events at a time, so that no arrival is delayed."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from collections.abc import Callable, Iterator
 
 from draftwise.backends import Exchange
 from draftwise.core import Answer
-from draftwise.measure.load.client import Sending, to_answer
-from draftwise.measure.load.reading import Reading
+from draftwise.measure.load.client import LoadRequest, to_answer
+from draftwise.measure.load.response import ParsedResponse
 
-__all__ = ["Desk"]
+__all__ = ["ResponseParser"]
 
 
-class Desk:
-    """Where finished answers are put, to be read one after another.
+class ResponseParser:
+    """A queue of finished responses, which are parsed one after another.
 
     Args:
-        on_answer: told of each answer once it is read.
+        on_answer: called with each answer once it is parsed.
     """
 
     def __init__(self, on_answer: Callable[[Answer], None]) -> None:
         self._on_answer = on_answer
-        self._waiting: deque[tuple[Sending, Exchange]] = deque()
+        self._waiting: deque[tuple[LoadRequest, Exchange]] = deque()
         self._woken = asyncio.Event()
         self._work = self._steps()
 
-    def put(self, sending: Sending, exchange: Exchange) -> None:
-        """Leave an answer to be read."""
-        self._waiting.append((sending, exchange))
+    def put(self, request: LoadRequest, exchange: Exchange) -> None:
+        """Queue a response."""
+        self._waiting.append((request, exchange))
         self._woken.set()
 
     async def work(self) -> None:
-        """Read whatever is put, until cancelled."""
+        """Parse whatever is queued, until cancelled."""
         while True:
             await self._woken.wait()
             self._woken.clear()
@@ -42,15 +42,15 @@ class Desk:
                 await asyncio.sleep(0)
 
     def clear(self) -> None:
-        """Read all that is left, at once."""
+        """Parse all that is left, at once."""
         for steps in (self._work, self._steps()):
             for _ in steps:
                 pass
 
     def _steps(self) -> Iterator[None]:
         while self._waiting:
-            sending, exchange = self._waiting.popleft()
-            reading = Reading(exchange)
-            yield from reading.steps()
-            self._on_answer(to_answer(sending, exchange, reading))
+            request, exchange = self._waiting.popleft()
+            response = ParsedResponse(exchange)
+            yield from response.steps()
+            self._on_answer(to_answer(request, exchange, response))
             yield

@@ -1,4 +1,4 @@
-"""The requests of one turn on their way: streams that never rest, or requests that go out at their times."""
+"""Sends the requests of one turn: streams without a pause, or requests that go out at their times."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import TypeVar
 from draftwise.backends import Exchange, Piece
 from draftwise.core import ClosedLoop, OpenLoop, Replay
 from draftwise.measure.load.arrivals import arrival_times, replay_times
-from draftwise.measure.load.client import Client, Sending
+from draftwise.measure.load.client import Client, LoadRequest
 from draftwise.measure.load.health import HealthWatch
-from draftwise.measure.load.parser import Desk
-from draftwise.measure.load.sendings import at, measured, unmeasured
+from draftwise.measure.load.parser import ResponseParser
+from draftwise.measure.load.requests import background_requests, measured_requests, set_times
 from draftwise.runs.schedule import Turn
 
 __all__ = ["Share", "Traffic"]
@@ -43,10 +43,10 @@ class Traffic:
         turn: what to send.
         seed: of the run.
         began: when the times of an open loop begin, on the backend's clock.
-        desk: where answers are left.
-        watch: told how late requests went out.
+        parser: parses finished responses.
+        watch: records how late requests went out.
         share: what of it to send.
-        on_measured: told when the last measured request has been answered; its end is then to be asked for.
+        on_measured: called when the last measured request has been answered; `end` is then due, and called by default.
     """
 
     def __init__(
@@ -56,24 +56,24 @@ class Traffic:
         *,
         seed: int,
         began: float,
-        desk: Desk,
+        parser: ResponseParser,
         watch: HealthWatch,
         share: Share | None = None,
         on_measured: Callable[[], None] | None = None,
     ) -> None:
         self._client, self._turn, self._seed, self._began = client, turn, seed, began
-        self._desk, self._watch = desk, watch
+        self._parser, self._watch = parser, watch
         self._share = share or Share()
         self._on_measured = on_measured or self.end
         self._left = len(range(self._share.number, len(turn.prompts), self._share.of))
         self._over = asyncio.Event()
 
     def end(self) -> None:
-        """Withdraw whatever is in flight and send no more."""
+        """Cancel whatever is in flight and send no more."""
         self._over.set()
 
     async def run(self) -> None:
-        """Keep the load up until its end is asked for; when a request breaks, withdraw the others.
+        """Keep the load up until `end`; when a request breaks, cancel the others.
 
         Raises:
             BaseExceptionGroup: of BackendErrors.
@@ -93,44 +93,44 @@ class Traffic:
                 task.cancel()
 
     async def _open_streams(self, streams: int, group: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
-        """Keep so many requests in flight whenever a measured one is: lead-ins before, fillers behind."""
-        lead_ins = streams if streams > 1 else 0
-        others = unmeasured(self._turn, lead_ins)
-        first: list[Sending | None] = [*islice(others, lead_ins)] or [None]
-        to_measure, fillers = self._share.part(measured(self._turn)), self._share.part(others)
+        """Keep so many requests in flight whenever a measured one is: ramp-up before, background requests after."""
+        ramp_up = streams if streams > 1 else 0
+        others = background_requests(self._turn, ramp_up)
+        first: list[LoadRequest | None] = [*islice(others, ramp_up)] or [None]
+        to_measure, background = self._share.part(measured_requests(self._turn)), self._share.part(others)
         tasks = []
-        for lead_in in self._share.part(iter(first)):
-            sendings = to_measure if lead_in is None else chain((lead_in,), to_measure)
-            tasks.append(group.create_task(self._stream(sendings, fillers)))
+        for first_one in self._share.part(iter(first)):
+            requests = to_measure if first_one is None else chain((first_one,), to_measure)
+            tasks.append(group.create_task(self._stream(requests, background)))
             await asyncio.sleep(0)  # thousands of connections made in one go would keep answers waiting
         return tasks
 
-    async def _stream(self, sendings: Iterator[Sending], fillers: Iterator[Sending]) -> None:
+    async def _stream(self, requests: Iterator[LoadRequest], background: Iterator[LoadRequest]) -> None:
         """Send one request after the other."""
-        for sending in sendings:
-            await self._send(sending)
-        # (A server that refuses fillers is left alone.)
-        while not self._over.is_set() and await self._send(next(fillers)) == _OK:
+        for request in requests:
+            await self._send(request)
+        # (A server that refuses background requests gets no more of them.)
+        while not self._over.is_set() and await self._send(next(background)) == _OK:
             pass
 
-    def _timed(self, load: OpenLoop | Replay) -> Iterator[Sending]:
+    def _timed(self, load: OpenLoop | Replay) -> Iterator[LoadRequest]:
         """Yield the requests with their times, on and on where the load does."""
-        turn, sendings = self._turn, measured(self._turn)
+        turn, requests = self._turn, measured_requests(self._turn)
         if isinstance(load, Replay):
-            return self._share.part(at(sendings, replay_times(turn.prompts, load), self._began))
+            return self._share.part(set_times(requests, replay_times(turn.prompts, load), self._began))
         key = f"{turn.workload}/{turn.condition.label}/{turn.repeat}/{turn.block}"
         times = arrival_times(load, seed=self._seed, key=key)
-        return self._share.part(at(chain(sendings, unmeasured(turn)), times, self._began))
+        return self._share.part(set_times(chain(requests, background_requests(turn)), times, self._began))
 
-    async def _send_in_time(self, sendings: Iterator[Sending], group: asyncio.TaskGroup) -> None:
-        """Send each request when its time has come, whatever became of the others; cancelled, withdraw all."""
+    async def _send_in_time(self, requests: Iterator[LoadRequest], group: asyncio.TaskGroup) -> None:
+        """Send each request when its time has come, whatever became of the others; cancelled, cancel all."""
         sent: set[asyncio.Task[int]] = set()
         try:
-            for sending in sendings:
-                assert sending.intended is not None
-                body = self._client.encode(sending, seed=self._seed)
-                await asyncio.sleep(max(0.0, sending.intended - self._client.backend.now()))
-                task = group.create_task(self._send(sending, body))
+            for request in requests:
+                assert request.intended is not None
+                body = self._client.encode(request, seed=self._seed)
+                await asyncio.sleep(max(0.0, request.intended - self._client.backend.now()))
+                task = group.create_task(self._send(request, body))
                 sent.add(task)
                 task.add_done_callback(sent.discard)
             await self._over.wait()
@@ -138,22 +138,22 @@ class Traffic:
             for task in sent:
                 task.cancel()
 
-    async def _send(self, sending: Sending, body: bytes | None = None) -> int:
-        """Leave the answer at the desk, a withdrawn one with what came of it; return its HTTP status."""
+    async def _send(self, request: LoadRequest, body: bytes | None = None) -> int:
+        """Queue the response for parsing, a cancelled one with what had arrived; return its HTTP status."""
         if body is None:
-            body = self._client.encode(sending, seed=self._seed)
+            body = self._client.encode(request, seed=self._seed)
         now, received = self._client.backend.now, list[Piece]()
         sent = now()
         try:
-            exchange = await self._client.send(sending, body, received)
+            exchange = await self._client.send(request, body, received)
         except asyncio.CancelledError:
-            if received and not sending.measured:
-                self._desk.put(sending, Exchange(status=_OK, sent=sent, received=tuple(received), finished=now()))
+            if received and not request.measured:
+                self._parser.put(request, Exchange(status=_OK, sent=sent, received=tuple(received), finished=now()))
             raise
-        self._desk.put(sending, exchange)
-        if sending.intended is not None:
-            self._watch.note_lag(exchange.sent - sending.intended)
-        if sending.measured:
+        self._parser.put(request, exchange)
+        if request.intended is not None:
+            self._watch.note_lag(exchange.sent - request.intended)
+        if request.measured:
             self._left -= 1
             if not self._left:
                 self._on_measured()

@@ -1,4 +1,4 @@
-"""A process that carries its share of the load: what it runs, and the words it exchanges with its parent."""
+"""A worker process of the load generator: what it runs, and the messages that it exchanges with its parent."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from multiprocessing.connection import Connection
 from draftwise.backends import UrlBackend
 from draftwise.core import BackendError, ClientHealth
 from draftwise.measure.load.client import Client
-from draftwise.measure.load.drive import beside, short_collections
+from draftwise.measure.load.drive import limit_garbage_collection, run_beside
 from draftwise.measure.load.health import HealthWatch
 from draftwise.measure.load.loop import precise_loop
-from draftwise.measure.load.parser import Desk
+from draftwise.measure.load.parser import ResponseParser
 from draftwise.measure.load.traffic import Share, Traffic
 from draftwise.runs.schedule import Turn
 
-__all__ = ["Failure", "Job", "Outpost", "Word", "work"]
+__all__ = ["Failure", "Job", "RemoteServer", "Signal", "work"]
 
 
-class Word(Enum):
-    """What is said without further ado."""
+class Signal(Enum):
+    """A message without content."""
 
     READY = auto()
-    """By a worker: it can take jobs."""
+    """From a worker: it can take jobs."""
     MEASURED = auto()
-    """By a worker: its measured requests are answered, fillers go on."""
+    """From a worker: its measured requests are answered; background requests go on."""
     END = auto()
-    """To a worker: withdraw what is in flight."""
+    """To a worker: cancel what is in flight."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,11 +52,11 @@ class Failure:
     message: str
 
 
-class Outpost(UrlBackend):
-    """A server as another process reaches it; that one knows more of what became of the server."""
+class RemoteServer(UrlBackend):
+    """A server that another process has started: that process knows what became of it."""
 
     @classmethod
-    def of(cls, backend: UrlBackend) -> Outpost:
+    def of(cls, backend: UrlBackend) -> RemoteServer:
         """Return it for a started backend."""
         return cls(backend.name, backend.url, api_key=backend.api_key)
 
@@ -66,12 +66,12 @@ class Outpost(UrlBackend):
 
 
 def work(descriptor: int) -> None:
-    """Carry jobs out until the parent is gone.
+    """Run jobs until the parent is gone.
 
     Args:
         descriptor: of the socket to the parent. It brings a Client whose backend is not started, then Jobs and
-            Word.END; it takes Word.READY, and for each job Answers, Word.MEASURED, and at last the ClientHealth or
-            a Failure.
+            Signal.END; it takes Signal.READY, and for each job Answers, Signal.MEASURED, and at last the ClientHealth
+            or a Failure.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this process in order
     pipe = Connection(descriptor)
@@ -84,51 +84,51 @@ class _Worker:
         self._pipe, self._client = pipe, client
         self._jobs: asyncio.Queue[Job] = asyncio.Queue()
         self._traffic: Traffic | None = None
-        # A parent that is slow to listen must not hold the traffic up.
-        self._speaker = ThreadPoolExecutor(max_workers=1)
+        # A parent that is slow to receive must not delay the traffic.
+        self._sender = ThreadPoolExecutor(max_workers=1)
 
     async def run(self) -> None:
-        asyncio.get_running_loop().add_reader(self._pipe.fileno(), self._listen)
+        asyncio.get_running_loop().add_reader(self._pipe.fileno(), self._receive)
         try:
             await self._client.backend.start()
-            self._say(Word.READY)
+            self._post(Signal.READY)
             while True:
-                self._say(await self._carry_out(await self._jobs.get()))
+                self._post(await self._run_job(await self._jobs.get()))
         except BackendError as error:
-            self._say(Failure(str(error)))
+            self._post(Failure(str(error)))
 
-    async def _carry_out(self, job: Job) -> ClientHealth | Failure:
-        desk, watch = Desk(self._say), HealthWatch(self._client.backend.now)
+    async def _run_job(self, job: Job) -> ClientHealth | Failure:
+        parser, watch = ResponseParser(self._post), HealthWatch(self._client.backend.now)
         self._traffic = Traffic(
             self._client,
             job.turn,
             seed=job.seed,
             began=job.began,
-            desk=desk,
+            parser=parser,
             watch=watch,
             share=job.share,
-            on_measured=lambda: self._say(Word.MEASURED),
+            on_measured=lambda: self._post(Signal.MEASURED),
         )
         try:
-            with short_collections():
-                await beside(desk.work(), self._traffic.run())
+            with limit_garbage_collection():
+                await run_beside(parser.work(), self._traffic.run())
         except BackendError as error:
             return Failure(str(error))
         finally:
             health = watch.stop()
-            desk.clear()
+            parser.clear()
             self._traffic = None
         return health
 
-    def _listen(self) -> None:
+    def _receive(self) -> None:
         try:
-            heard = self._pipe.recv()
+            received = self._pipe.recv()
         except (EOFError, OSError):
             os._exit(1)  # the parent is gone; closing the sockets makes the server give its requests up
-        if isinstance(heard, Job):
-            self._jobs.put_nowait(heard)
+        if isinstance(received, Job):
+            self._jobs.put_nowait(received)
         elif self._traffic is not None:
             self._traffic.end()
 
-    def _say(self, word: object) -> None:
-        self._speaker.submit(self._pipe.send, word)
+    def _post(self, message: object) -> None:
+        self._sender.submit(self._pipe.send, message)

@@ -10,21 +10,21 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from draftwise.decide.comparison.acceptance import Acceptance
-from draftwise.report.plots.plot_data import Material
+from draftwise.report.plots.plot_data import PlotData
 from draftwise.report.plots.style import draw_panels
 from draftwise.report.svg import INK
 
 __all__ = ["draw_by_position", "draw_by_temperature"]
 
 
-def draw_by_position(material: Material, found: Sequence[Acceptance]) -> Figure:
-    """Draw, per workload and temperature, the share of drafts whose token at each position stood."""
+def draw_by_position(data: PlotData, found: Sequence[Acceptance]) -> Figure:
+    """Draw, per workload and temperature, the share of drafts whose token at each position was accepted."""
     groups = list(dict.fromkeys((each.workload, each.temperature) for each in found))
 
     def draw(axes: Axes, index: int) -> None:
         for each in found:
             if (each.workload, each.temperature) == groups[index] and (rates := each.stats.rate_per_pos):
-                look = material.styles[each.candidate].of_line
+                look = data.styles[each.candidate].of_line
                 if len(rates) == 1:
                     # A ring: a longer draft of the same head has its first point in the same place.
                     look |= {"markersize": 9, "markerfacecolor": "none"}
@@ -32,11 +32,11 @@ def draw_by_position(material: Material, found: Sequence[Acceptance]) -> Figure:
         axes.set_ylim(0, 1)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
-    titles = [material.title(*group) for group in groups]
+    titles = [data.title(*group) for group in groups]
     return draw_panels(titles, draw, xlabel="draft position", ylabel="share of drafts accepted there")
 
 
-def draw_by_temperature(material: Material, found: Sequence[Acceptance]) -> Figure:
+def draw_by_temperature(data: PlotData, found: Sequence[Acceptance]) -> Figure:
     """Draw, per workload and candidate, the histogram of tokens per step at each temperature, one above the other.
 
     The three ticks under a histogram are P10, P50 and P90.
@@ -49,9 +49,7 @@ def draw_by_temperature(material: Material, found: Sequence[Acceptance]) -> Figu
     def draw(axes: Axes, index: int) -> None:
         for each in known:
             if (each.workload, each.candidate) == groups[index]:
-                _draw_histogram(
-                    axes, each, temperatures.index(each.temperature), material.styles[each.candidate].colour
-                )
+                _draw_histogram(axes, each, temperatures.index(each.temperature), data.styles[each.candidate].colour)
         axes.set_yticks(range(len(temperatures)), [f"T={value:g}" for value in temperatures])
         axes.set_ylim(-0.25, len(temperatures))
         axes.set_xlim(1, right)

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from draftwise.decide.comparison.conversion import Conversion
-from draftwise.report.plots.plot_data import Material
+from draftwise.report.plots.plot_data import PlotData
 from draftwise.report.plots.style import draw_panels
 from draftwise.report.svg import INK, PLAIN
 
@@ -24,12 +24,12 @@ _FEW, _MOST = 2, 3
 """Panels in a row; all candidates of a workload where they fit."""
 
 
-def draw_conversions(material: Material, found: Sequence[Conversion]) -> Figure:
+def draw_conversions(data: PlotData, found: Sequence[Conversion]) -> Figure:
     """Draw a bar per comparison as long as its acceptance length.
 
     A panel is a candidate with its loads; where there is one load only, it is a workload with its candidates.
     """
-    panels = _panels(material, found)
+    panels = _panels(data, found)
     longest = max(max(each.levels) for each in found)
     in_a_row = len({each.candidate for each in found}) if len(panels) > _FEW else _FEW
     most = max(len(rows) for _, rows in panels)
@@ -50,7 +50,7 @@ def draw_conversions(material: Material, found: Sequence[Conversion]) -> Figure:
     return draw_panels(
         [title for title, _ in panels],
         draw,
-        xlabel="times plain decoding",
+        xlabel="times the baseline",
         ylabel="",
         columns=max(_FEW, min(_MOST, in_a_row)),
         sharey=False,
@@ -58,12 +58,12 @@ def draw_conversions(material: Material, found: Sequence[Conversion]) -> Figure:
     )
 
 
-def _panels(material: Material, found: Sequence[Conversion]) -> list[tuple[str, list[tuple[str, Conversion]]]]:
+def _panels(data: PlotData, found: Sequence[Conversion]) -> list[tuple[str, list[tuple[str, Conversion]]]]:
     """Return the title of each panel, and its rows with their labels."""
     single = len({each.load for each in found}) == 1
     panels: dict[str, list[tuple[str, Conversion]]] = {}
     for each in found:
-        place = material.title(each.workload, each.temperature)
+        place = data.title(each.workload, each.temperature)
         title, label = (place, each.candidate) if single else (f"{place} · {each.candidate}", each.load)
         panels.setdefault(title, []).append((label, each))
     return list(panels.items())

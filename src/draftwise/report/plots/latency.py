@@ -10,12 +10,12 @@ from matplotlib.figure import Figure
 
 from draftwise.core import Condition, Timing
 from draftwise.decide.comparison.latency import QUANTILES, Latencies
-from draftwise.report.plots.plot_data import Material, Sweep
+from draftwise.report.plots.plot_data import PlotData, Sweep
 from draftwise.report.plots.style import draw_panels, set_load_axis, set_time_axis
 
-__all__ = ["READINGS", "draw_distributions", "draw_latency_over_load", "draw_pareto", "pick_cells"]
+__all__ = ["TIMINGS", "draw_distributions", "draw_latency_over_load", "draw_pareto", "pick_cells"]
 
-READINGS: dict[str, tuple[str, Callable[[Timing], float | None]]] = {
+TIMINGS: dict[str, tuple[str, Callable[[Timing], float | None]]] = {
     "ttft": ("time to first token", lambda timing: timing.ttft_s),
     "tpot": ("time per output token", lambda timing: timing.tpot_s),
     "e2e": ("end to end", lambda timing: timing.e2e_s),
@@ -26,19 +26,19 @@ _MOST_PANELS = 12
 _P50, _P99 = QUANTILES.index(50), QUANTILES.index(99)
 
 
-def draw_distributions(material: Material, cells: Sequence[tuple[str, Condition]], reading: str) -> Figure:
+def draw_distributions(data: PlotData, cells: Sequence[tuple[str, Condition]], reading: str) -> Figure:
     """Draw, cell by cell, the share of requests whose latency is at most x."""
-    _, read = READINGS[reading]
-    several = len({condition.label for _, condition in material.cells}) > 1
+    _, read = TIMINGS[reading]
+    several = len({condition.label for _, condition in data.cells}) > 1
 
     def draw(axes: Axes, index: int) -> None:
         workload, condition = cells[index]
         longest = 0.0
-        for arm in material.arms:
-            values = 1e3 * material.values((workload, condition.label, arm), read)
+        for arm in data.arms:
+            values = 1e3 * data.values((workload, condition.label, arm), read)
             if len(values):
                 shares = np.linspace(0, 1, min(_POINTS, max(2, len(values))))
-                style = material.styles[arm]
+                style = data.styles[arm]
                 curve = np.quantile(values, shares)
                 axes.plot(curve, shares, color=style.colour, linestyle=style.line, linewidth=1.4, label=arm)
                 # One stalled request would otherwise squeeze all others to the left edge.
@@ -47,27 +47,27 @@ def draw_distributions(material: Material, cells: Sequence[tuple[str, Condition]
         axes.set_ylim(0, 1.02)
 
     names = [f"{workload} · {condition.label}" if several else workload for workload, condition in cells]
-    return draw_panels(names, draw, xlabel=f"{READINGS[reading][0]} (ms)", ylabel="share of requests")
+    return draw_panels(names, draw, xlabel=f"{TIMINGS[reading][0]} (ms)", ylabel="share of requests")
 
 
-def pick_cells(material: Material) -> list[tuple[str, Condition]]:
+def pick_cells(data: PlotData) -> list[tuple[str, Condition]]:
     """Return the cells to show distributions of: all of them, or of each sweep the lightest and the heaviest load."""
-    cells = list(material.cells)
+    cells = list(data.cells)
     if len(cells) <= _MOST_PANELS:
         return cells
     names = {workload for workload, _ in cells}
-    ends = [(each.workload, each.points[i][1]) for each in material.sweeps if each.workload in names for i in (0, -1)]
+    ends = [(each.workload, each.points[i][1]) for each in data.sweeps if each.workload in names for i in (0, -1)]
     return (ends or cells)[:_MOST_PANELS]
 
 
-def draw_latency_over_load(material: Material, sweeps: Sequence[Sweep], reading: str) -> Figure:
+def draw_latency_over_load(data: PlotData, sweeps: Sequence[Sweep], reading: str) -> Figure:
     """Draw P50 (thick lines) and P99 (thin lines) of every arm against the load."""
 
     def draw(axes: Axes, index: int) -> None:
         sweep = sweeps[index]
-        for arm in material.arms:
-            style = material.styles[arm]
-            rows = [(load, row.percentiles_ms[reading]) for load, row in _rows(material, sweep, arm)]
+        for arm in data.arms:
+            style = data.styles[arm]
+            rows = [(load, row.percentiles_ms[reading]) for load, row in _rows(data, sweep, arm)]
             found = [(load, values) for load, values in rows if values and values[_P50] > 0]
             loads = [load for load, _ in found]
             thin = style.of_line | {"linewidth": 0.8, "markersize": 2, "alpha": 0.7}
@@ -76,37 +76,37 @@ def draw_latency_over_load(material: Material, sweeps: Sequence[Sweep], reading:
         set_load_axis(axes, sweep.loads)
         set_time_axis(axes)
 
-    titles = [material.title(each.workload, each.temperature) for each in sweeps]
-    ylabel = f"{READINGS[reading][0]} (ms)"
+    titles = [data.title(each.workload, each.temperature) for each in sweeps]
+    ylabel = f"{TIMINGS[reading][0]} (ms)"
     return draw_panels(titles, draw, xlabel=_load_label(sweeps), ylabel=ylabel, sharey=False)
 
 
-def draw_pareto(material: Material, sweeps: Sequence[Sweep]) -> Figure:
+def draw_pareto(data: PlotData, sweeps: Sequence[Sweep]) -> Figure:
     """Draw what one stream gets against what the server puts out, a line per arm through the loads."""
 
     def draw(axes: Axes, index: int) -> None:
         sweep = sweeps[index]
-        for arm in material.arms:
+        for arm in data.arms:
             found = [
                 (load, 1e3 / tpots[_P50], row.throughput)
-                for load, row in _rows(material, sweep, arm)
+                for load, row in _rows(data, sweep, arm)
                 # A median request whose tokens all came in one chunk took no time per token.
                 if row.throughput is not None and (tpots := row.percentiles_ms["tpot"]) and tpots[_P50] > 0
             ]
-            axes.plot([x for _, x, _ in found], [y for _, _, y in found], label=arm, **material.styles[arm].of_line)
-            for load, x, y in found if arm == material.arms[0] else ():
+            axes.plot([x for _, x, _ in found], [y for _, _, y in found], label=arm, **data.styles[arm].of_line)
+            for load, x, y in found if arm == data.arms[0] else ():
                 axes.annotate(f"{load:g}", (x, y), xytext=(3, 3), textcoords="offset points", fontsize=7)
         axes.set_xlim(left=0)
         axes.set_ylim(bottom=0)
 
-    titles = [material.title(each.workload, each.temperature) for each in sweeps]
+    titles = [data.title(each.workload, each.temperature) for each in sweeps]
     xlabel = "tokens per second of a stream (1 / median TPOT)"
     return draw_panels(titles, draw, xlabel=xlabel, ylabel="tokens per second of the server", sharey=False)
 
 
-def _rows(material: Material, sweep: Sweep, arm: str) -> list[tuple[float, Latencies]]:
+def _rows(data: PlotData, sweep: Sweep, arm: str) -> list[tuple[float, Latencies]]:
     places = [(load, (sweep.workload, condition.label, arm)) for load, condition in sweep.points]
-    return [(load, material.rows[place]) for load, place in places if place in material.rows]
+    return [(load, data.rows[place]) for load, place in places if place in data.rows]
 
 
 def _load_label(sweeps: Sequence[Sweep]) -> str:

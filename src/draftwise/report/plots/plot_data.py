@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from draftwise.core import Answer, Comparison, Condition, Timing
-from draftwise.decide.comparison.axis import UNITS, place_on_axis
 from draftwise.decide.comparison.cell import ALL
 from draftwise.decide.comparison.latency import Latencies
 from draftwise.decide.conclusions import Conclusions
 from draftwise.report.plots.style import Style, style_arms
+from draftwise.report.units import LOAD_UNITS
 from draftwise.statistics import Array
 
-__all__ = ["Material", "Place", "Sweep", "collect"]
+__all__ = ["Place", "PlotData", "Sweep", "collect"]
 
 Place = tuple[str, str, str]
 """Workload, label of the condition, arm."""
@@ -39,17 +39,17 @@ class Sweep:
     @property
     def axis_label(self) -> str:
         """The axis in words."""
-        return UNITS[self.axis]
+        return LOAD_UNITS[self.axis]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Material:
+class PlotData:
     """What all plots draw from."""
 
     conclusions: Conclusions
     rows: Mapping[Place, Latencies]
     answers: Mapping[Place, Sequence[Answer]]
-    """Measured answers without an error, of the passes that a comparison rests on."""
+    """Measured answers without an error, of the repetitions that a comparison rests on."""
     comparisons: Mapping[Place, Comparison]
     styles: Mapping[str, Style]
     sweeps: tuple[Sweep, ...]
@@ -59,7 +59,7 @@ class Material:
 
     @property
     def arms(self) -> tuple[str, ...]:
-        """Names of all arms, the plain one first."""
+        """Names of all arms, the baseline first."""
         return tuple(arm.name for arm in self.conclusions.run.plan.arms)
 
     def title(self, workload: str, temperature: float) -> str:
@@ -73,15 +73,15 @@ class Material:
         return np.sort(np.array([value for value in readings if value is not None], dtype=np.float64))
 
 
-def collect(conclusions: Conclusions) -> Material:
-    """Return the material of a run."""
+def collect(conclusions: Conclusions) -> PlotData:
+    """Return what the plots of a run draw from."""
     run, decision = conclusions.run, conclusions.decision
     comparisons = {each.key: each for each in decision.comparisons}
     answers: dict[Place, list[Answer]] = {}
     for answer in run.answers:
         place = (answer.workload, answer.condition, answer.arm)
         counted = comparisons.get(place)
-        if answer.measured and answer.error is None and (counted is None or answer.repeat in counted.passes):
+        if answer.measured and answer.error is None and (counted is None or answer.repeat in counted.repetitions):
             answers.setdefault(place, []).append(answer)
     measured = {(workload, label) for workload, label, _ in answers}
     cells = [
@@ -90,7 +90,7 @@ def collect(conclusions: Conclusions) -> Material:
         for condition in run.conditions
         if (workload.name, condition.label) in measured
     ]
-    return Material(
+    return PlotData(
         conclusions=conclusions,
         rows={(row.workload, row.condition, row.arm): row for row in conclusions.latencies},
         answers=answers,
@@ -105,7 +105,7 @@ def _sweeps(cells: Sequence[tuple[str, Condition]], comparisons: Iterable[Compar
     pooled = [(each.workload, each.condition) for each in comparisons if each.workload == ALL]
     found: dict[tuple[str, float, str], dict[float, Condition]] = {}
     for workload, condition in (*cells, *pooled):
-        if (place := place_on_axis(condition)) is not None:
+        if (place := condition.place) is not None:
             axis, load = place
             found.setdefault((workload, condition.temperature, axis), {})[load] = condition
     for (workload, temperature, axis), points in found.items():

@@ -8,11 +8,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from draftwise.core import Comparison, Crossover
-from draftwise.decide.comparison.axis import format_load
-from draftwise.decide.comparison.verdict import deciding
-from draftwise.report.plots.plot_data import Material, Sweep
+from draftwise.report.plots.plot_data import PlotData, Sweep
 from draftwise.report.plots.style import VERDICT_COLOURS, WIDTH, Style, draw_panels, set_load_axis
 from draftwise.report.svg import INK, PLAIN
+from draftwise.report.units import format_load
 
 __all__ = ["draw_crossovers", "draw_speedups"]
 
@@ -20,15 +19,15 @@ _FEW = 3
 """Crossovers in a panel up to which their intervals are drawn; a table has them all."""
 
 
-def draw_crossovers(material: Material) -> Figure:
+def draw_crossovers(data: PlotData) -> Figure:
     """Draw, per workload and temperature, the deciding ratio of every candidate against the load."""
-    sweeps = material.sweeps
+    sweeps = data.sweeps
 
     def draw(axes: Axes, index: int) -> None:
-        _draw_sweep(axes, material, sweeps[index])
+        _draw_sweep(axes, data, sweeps[index])
 
     return draw_panels(
-        [material.title(each.workload, each.temperature) for each in sweeps],
+        [data.title(each.workload, each.temperature) for each in sweeps],
         draw,
         xlabel=" or ".join(dict.fromkeys(each.axis_label for each in sweeps)),
         ylabel="speed-up",
@@ -36,25 +35,25 @@ def draw_crossovers(material: Material) -> Figure:
     )
 
 
-def _draw_sweep(axes: Axes, material: Material, sweep: Sweep) -> None:
-    margin = material.conclusions.thresholds.margin
-    alpha = 0.18 if len(material.arms) - 1 <= _FEW else 0.08
+def _draw_sweep(axes: Axes, data: PlotData, sweep: Sweep) -> None:
+    margin = data.conclusions.thresholds.margin
+    alpha = 0.18 if len(data.arms) - 1 <= _FEW else 0.08
     axes.axhline(1, color=INK, linewidth=0.8)
     axes.axhspan(1 - margin, 1 + margin, color=PLAIN, alpha=0.2, linewidth=0)
-    for arm in material.arms[1:]:
-        style = material.styles[arm]
+    for arm in data.arms[1:]:
+        style = data.styles[arm]
         found = [
-            (load, deciding(material.comparisons[sweep.workload, condition.label, arm]).ratio)
+            (load, data.comparisons[sweep.workload, condition.label, arm].deciding)
             for load, condition in sweep.points
-            if (sweep.workload, condition.label, arm) in material.comparisons
+            if (sweep.workload, condition.label, arm) in data.comparisons
         ]
         loads = [load for load, _ in found]
         axes.plot(loads, [ratio.value for _, ratio in found], label=arm, **style.of_line)
         highs = [min(ratio.high, 9 * ratio.value) for _, ratio in found]
         axes.fill_between(loads, [ratio.low for _, ratio in found], highs, color=style.colour, alpha=alpha, linewidth=0)
-    crossovers = _crossovers_of(material, sweep)
+    crossovers = _crossovers_of(data, sweep)
     for i, crossover in enumerate(crossovers):
-        style = material.styles[crossover.candidate]
+        style = data.styles[crossover.candidate]
         axes.plot(
             crossover.value or 0.0, 1, "X", color=style.colour, markersize=8, markeredgecolor=INK, markeredgewidth=0.6
         )
@@ -62,11 +61,11 @@ def _draw_sweep(axes: Axes, material: Material, sweep: Sweep) -> None:
             _mark_interval(axes, crossover, style, sweep.loads, i)
     set_load_axis(axes, sweep.loads)
     # An interval without an end would otherwise squeeze all lines to the bottom.
-    axes.set_ylim(0, 1.25 * max(1.0, *(deciding(each).ratio.value for each in material.comparisons.values())))
+    axes.set_ylim(0, 1.25 * max(1.0, *(each.deciding.value for each in data.comparisons.values())))
 
 
-def _crossovers_of(material: Material, sweep: Sweep) -> list[Crossover]:
-    every = material.conclusions.decision.crossovers
+def _crossovers_of(data: PlotData, sweep: Sweep) -> list[Crossover]:
+    every = data.conclusions.decision.crossovers
     place = (sweep.workload, sweep.temperature, sweep.axis)
     return [e for e in every if (e.workload, e.temperature, e.axis) == place and e.value is not None]
 
@@ -94,7 +93,7 @@ def draw_speedups(comparisons: Sequence[Comparison], margin: float) -> Figure:
         place = (each.workload, each.condition.label)
         y += 0.8 if place != last else 0.0
         last = place
-        ratio, colour = deciding(each).ratio, VERDICT_COLOURS[each.verdict]
+        ratio, colour = each.deciding, VERDICT_COLOURS[each.verdict]
         high = min(ratio.high, 10 * ratio.value)
         axes.plot([ratio.low, high], [y, y], color=colour, linewidth=2.4, solid_capstyle="round", alpha=0.55)
         axes.plot(ratio.value, y, "o", color=colour, markersize=6)
@@ -105,7 +104,7 @@ def draw_speedups(comparisons: Sequence[Comparison], margin: float) -> Figure:
     axes.axvspan(1 - margin, 1 + margin, color=PLAIN, alpha=0.2, linewidth=0)
     axes.set_yticks(ticks, labels)
     axes.set_ylim(y - 0.4, -0.6)
-    axes.set_xlabel("speed-up over plain decoding")
+    axes.set_xlabel("speed-up over the baseline")
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
     return figure

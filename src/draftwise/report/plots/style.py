@@ -52,7 +52,7 @@ class Style:
 
 
 def style_arms(arms: Sequence[Arm]) -> dict[str, Style]:
-    """Return a style per arm; the plain one is grey, and beyond the palette lines and markers tell arms apart."""
+    """Return a style per arm; the baseline is grey, and beyond the palette lines and markers tell arms apart."""
     styles = {arms[0].name: Style(colour=PLAIN, marker="o", line="-")}
     for i, arm in enumerate(arms[1:]):
         again = i // len(PALETTE)
@@ -96,7 +96,7 @@ def draw_panels(
 
 
 def set_time_axis(axes: Axes) -> None:
-    """Make y start at 0, or logarithmic with plain numbers where the readings are too far apart for that."""
+    """Make y start at 0, or logarithmic with ordinary numbers where the readings are too far apart for that."""
     values = [float(value) for line in axes.get_lines() for value in np.asarray(line.get_ydata())]
     if values and max(values) > _WIDE * min(values) > 0:
         axes.set_yscale("log")

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from draftwise.core import Answer
-from draftwise.report.plots.plot_data import Material
+from draftwise.report.plots.plot_data import PlotData
 from draftwise.report.plots.style import draw_panels
 from draftwise.report.svg import INK
 from draftwise.statistics import Array
@@ -21,14 +21,14 @@ _FEW = 400
 """Turns up to which each is drawn as a dot."""
 
 
-def draw_timeline(material: Material) -> Figure:
-    """Draw every turn's speed relative to the median of the same turn in other passes, over the time of the run."""
-    points = _points(material)
+def draw_timeline(data: PlotData) -> Figure:
+    """Draw every turn's speed relative to the median of the same turn in all repetitions, over the run's time."""
+    points = _points(data)
 
     def draw(axes: Axes, _: int) -> None:
         axes.axhline(1, color=INK, linewidth=0.5)
         for arm, found in points.items():
-            style = material.styles[arm]
+            style = data.styles[arm]
             if len(found) <= _FEW:
                 axes.plot(found[:, 0], found[:, 1], ".", color=style.colour, markersize=3, alpha=0.5)
             binned = _binned(found)
@@ -38,23 +38,23 @@ def draw_timeline(material: Material) -> Figure:
     return draw_panels([""], draw, xlabel="minutes since the first turn", ylabel="speed over its median")
 
 
-def _points(material: Material) -> dict[str, Array]:
+def _points(data: PlotData) -> dict[str, Array]:
     """Return [turns, 2] by arm: minutes since the first turn, and speed relative to the same prompts' median."""
-    run = material.conclusions.run
+    run = data.conclusions.run
     answers: dict[int, list[Answer]] = defaultdict(list)
-    for group in material.answers.values():
+    for group in data.answers.values():
         for answer in group:
             answers[answer.turn].append(answer)
-    rates = {turn: _speed(group) for turn, group in answers.items()}
+    rates = {number: _speed(group) for number, group in answers.items()}
     alike: dict[tuple[str, str, str, int], list[float]] = defaultdict(list)
-    windows = [window for window in run.windows if rates.get(window.turn)]
-    for window in windows:
-        alike[window.arm, window.workload, window.condition, window.block].append(rates[window.turn])
-    begin = min((window.began_s for window in windows), default=0.0)
+    turns = [turn for turn in run.turns if rates.get(turn.turn)]
+    for turn in turns:
+        alike[turn.arm, turn.workload, turn.condition, turn.block].append(rates[turn.turn])
+    begin = min((turn.began_s for turn in turns), default=0.0)
     found: dict[str, list[tuple[float, float]]] = {arm.name: [] for arm in run.plan.arms}
-    for window in windows:
-        usual = float(np.median(alike[window.arm, window.workload, window.condition, window.block]))
-        found[window.arm].append(((window.began_s - begin) / 60, rates[window.turn] / usual))
+    for turn in turns:
+        usual = float(np.median(alike[turn.arm, turn.workload, turn.condition, turn.block]))
+        found[turn.arm].append(((turn.began_s - begin) / 60, rates[turn.turn] / usual))
     return {arm: np.array(sorted(rows)) for arm, rows in found.items() if rows}
 
 

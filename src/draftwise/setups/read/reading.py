@@ -47,6 +47,7 @@ def read_launch(launch: Launch, *, engine_version: str | None = None, folder: Pa
         spec=None if found.spec is None else SpecConfig.keep(found.spec),
         args=found.args,
         env={name: value for name, value in launch.env.items() if name.startswith("VLLM_") and name not in _HIDDEN},
+        extra_args=tuple(found.unread),
     )
     findings += [*found.findings, *_about_gpus(launch, found), *_about_templates(launch)]
     return Reading(setup=setup, where=launch.where, findings=tuple(findings))

@@ -86,7 +86,7 @@ def _advise(context: Context, resolved: Resolved) -> str:
     explicit = context.release.table(_TOPIC)["explicit"]
     if resolved.method in explicit:
         return f"Give {FLAG}: it is accepted with {resolved.method}; measure, it gained nothing on an H200."
-    if resolved.method == "ngram" and "ngram_gpu" in explicit:
+    if "ngram_gpu" in explicit and "prompt_lookup_max" in resolved.facts.keys:
         return "ngram_gpu keeps it on, but was slower than ngram up to batch 32 on an H200: measure both."
     return ""
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from draftwise.checkpoints.model_config import ModelConfig
 from draftwise.core import Ruling
+from draftwise.facts.methods import methods_where
 from draftwise.facts.rules import Rulebook
 from draftwise.facts.transformers import find_model_type
 from draftwise.plan.check.context import Context
@@ -19,6 +20,7 @@ __all__ = ["V0_EAGLE", "read_hf_config"]
 V0_EAGLE = "EAGLEModel"
 """The one class that the V0 engine has for every EAGLE head."""
 
+_MEDUSA_TYPE = "medusa"
 _MEDUSA = {"vocab_size": 32001, "max_seq_len": 2**20, "num_attention_heads": 0, "architectures": ["MedusaModel"]}
 _MLP_SPECULATOR = {"vocab_size": 32000, "n_predict": 3}
 
@@ -34,17 +36,10 @@ def read_hf_config(
         role: `drafter` or `target`.
         as_medusa: read it as a Medusa whatever its own type says, as an explicit `method` makes some releases do.
     """
-    model_type = "medusa" if as_medusa else _model_type(model)
-    own = context.release.table("config_model_types")
-    if model_type == "medusa" and model_type in own:
-        return HfConfig({**_MEDUSA, **_given(model.config), "model_type": "medusa"}, "medusa")
-    if model_type == "mlp_speculator" and model_type in own:
-        return (yield from _read_mlp_speculator(context, model, role))
-    if model_type == "eagle":
-        return (yield from _read_eagle(context, model, role))
-    if model_type == "speculators":
-        return (yield from _read_speculators(context, model, role))
-    return (yield from _read_plain(context, model, model_type, role))
+    model_type = _MEDUSA_TYPE if as_medusa else _model_type(model)
+    known = model_type in context.release.table("config_model_types") or model_type not in _OWN_CLASSES
+    read = _READERS.get(model_type) if known else None
+    return (yield from _read_plain(context, model, model_type, role) if read is None else read(context, model, role))
 
 
 def _given(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -55,6 +50,11 @@ def _model_type(model: ModelConfig) -> str:
     if model.model_type:
         return model.model_type
     return "speculators" if model.config.get("speculators_config") is not None else ""
+
+
+def _read_medusa(_: Context, model: ModelConfig, __: str) -> Step[HfConfig | None]:
+    yield from ()  # nothing is said of it
+    return HfConfig({**_MEDUSA, **_given(model.config), "model_type": _MEDUSA_TYPE}, "medusa")
 
 
 def _read_mlp_speculator(context: Context, model: ModelConfig, role: str) -> Step[HfConfig | None]:
@@ -142,11 +142,25 @@ def _find_unknown_type(context: Context, model: ModelConfig, model_type: str, ro
 
 
 def _find_untyped(context: Context, model: ModelConfig, role: str) -> Iterator[Ruling]:
-    is_medusa = any("medusa" in key for key in model.config)
-    hint = ' For a Medusa head, add "model_type": "medusa".' if is_medusa else ""
+    hints = [
+        f' For a {name} head, add "model_type": "{method.model_types[0]}".'
+        for name, method in methods_where().items()
+        if method.model_types and not model.config.keys().isdisjoint(method.config_keys)
+    ]
     yield from context.ruling(
         f"{role}-untyped",
         f"The {role} has a config.json without model_type, so that transformers cannot tell what it is.",
         where=place_of(role),
-        fix="Add the model_type to its config.json." + hint,
+        fix="Add the model_type to its config.json." + "".join(hints),
     )
+
+
+_OWN_CLASSES = frozenset({_MEDUSA_TYPE, "mlp_speculator"})
+"""Types that only vLLM has a class for, and not in every release."""
+_READERS: Mapping[str, Callable[[Context, ModelConfig, str], Step[HfConfig | None]]] = {
+    _MEDUSA_TYPE: _read_medusa,
+    "mlp_speculator": _read_mlp_speculator,
+    "eagle": _read_eagle,
+    "speculators": _read_speculators,
+}
+"""Types that transformers has no class for, and how vLLM reads them."""

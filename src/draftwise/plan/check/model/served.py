@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from draftwise.checkpoints.model_config import ModelConfig
 from draftwise.core import Ruling, Stage
+from draftwise.facts.methods import methods_where
 from draftwise.facts.rules import Rulebook
 from draftwise.facts.vllm import Release
 from draftwise.plan.check.model.speculators import Config, find_faults, find_incomplete
@@ -18,12 +18,8 @@ from draftwise.plan.check.steps import Step
 
 __all__ = ["read_served"]
 
-_ALIASES: Mapping[str, Mapping[str, Any]] = {
-    "peagle": {"method": "eagle3", "parallel_drafting": True},
-    "dflash2": {"method": "dflash"},
-}
-"""Speculators types that vLLM runs under another method."""
-
+_PARALLEL = ("peagle",)
+"""Speculators types whose heads draft in parallel."""
 _HUB_NAME = re.compile(r"(?!.*(--|\.\.))[A-Za-z0-9_][\w.-]*(/[A-Za-z0-9_][\w.-]*)?")
 
 Served = tuple[str | None, Config | None]
@@ -78,10 +74,14 @@ def _reads_layers(rules: Rulebook, spec: Config | None) -> bool:
 
 
 def _own_settings(release: Release, config: Config) -> Config:
+    """Return the speculative JSON that the checkpoint stands for: a type may run under another method's name."""
     kind = config["speculators_model_type"]
     tokens = config["speculators_config"]["proposal_methods"][0]["speculative_tokens"]
-    is_known = isinstance(kind, str) and kind in release.table("speculators_types")
-    return {"method": kind, **(_ALIASES.get(kind, {}) if is_known else {}), "num_speculative_tokens": tokens}
+    if not isinstance(kind, str) or kind not in release.table("speculators_types"):
+        return {"method": kind, "num_speculative_tokens": tokens}
+    method = next((name for name, method in methods_where().items() if kind in method.speculators), kind)
+    parallel = {"parallel_drafting": True} if kind in _PARALLEL else {}
+    return {"method": method, **parallel, "num_speculative_tokens": tokens}
 
 
 def _verifier(config: Config) -> str:

@@ -35,7 +35,8 @@ def _find_size_below_one(context: Context, name: str, size: int) -> Iterator[Rul
     message, fix = f"{name} is {size}; it must be 1 or more.", "Give 1 or more."
     yield from context.ruling("parallel-size-not-positive", message, where=name, fix=fix)
     # Old releases divide by the size without a check: with the drafter, where there is one.
-    drafts = context.spec is not None and context.spec.get("method") != "suffix"
+    method = context.keys.get("method")
+    drafts = context.spec is not None and not context.applies("suffix-without-draft-config", method)
     for ruling in context.ruling("parallel-size-zero", message, where=name, fix=fix):
         yield replace(ruling, stage=Stage.CONFIG if drafts else Stage.ENGINE)
 

@@ -63,10 +63,10 @@ def find_target(context: Context, target: Model, method: str | None) -> Iterator
     Args:
         context: the setup.
         target: the served model.
-        method: as resolved, None where it is not; see `_stands_in`.
+        method: as resolved, None where it is not.
     """
     for ruling in find_target_parallel(context, target.config):
-        yield replace(ruling, stage=Stage.CONFIG) if _stands_in(method) else ruling
+        yield replace(ruling, stage=Stage.CONFIG) if _stands_in(context, method) else ruling
     yield from find_unquantized(context, target.config)
     names = target.config.architectures
     if context.flag("enable_lora") is True and not supports(context, names, "SupportsLoRA"):
@@ -79,10 +79,7 @@ def find_target(context: Context, target: Model, method: str | None) -> Iterator
     yield from find_cache(context, target.config)
 
 
-def _stands_in(method: str | None) -> bool:
-    """Say whether vLLM checks the target in the place of a drafter that the method does not have, and thereby earlier.
-
-    SpeculativeConfig gives the target's own config to methods without weights, except to `suffix`.
-    """
+def _stands_in(context: Context, method: str | None) -> bool:
+    """Say whether vLLM puts the target in the place of the drafter that a method does not have, and checks it first."""
     found = find_method(method)
-    return found is not None and not found.has_weights and found.name != "suffix"
+    return found is not None and not found.has_weights and not context.applies("suffix-without-draft-config", method)

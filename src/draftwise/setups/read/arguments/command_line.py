@@ -43,6 +43,8 @@ class Arguments:
     args: dict[str, Any] = field(default_factory=dict)
     """Flags by their long name with underscores."""
     spec: dict[str, Any] | None = None
+    unread: list[str] = field(default_factory=list)
+    """Words that no flag takes, or that one refuses."""
     findings: list[Finding] = field(default_factory=list)
 
     def report(self, code: str, message: str, word: Word | None = None, *, fix: str = "", becomes: str = "") -> None:
@@ -74,18 +76,27 @@ def read_arguments(words: Sequence[Word], release: Release, entry: Entry, *, fol
     serves = entry == "serve" or (entry == "image" and not get_rule("image-runs-api-server").holds(release.version))
     if serves:
         words = _move_model(words, release, found, strict=entry == "serve")
+    if folder is None:
+        found.unread += _find_config_file(words)
     words = put_in_config_file(words, release, found.findings, folder=folder, serves=serves)
     spelled = spell(words, release)
     replaced = replace_old_flags(spelled.words, release)
     found.findings += [*spelled.findings, *replaced.findings]
     matched = match_flags(use_long_names(replaced.words, release, found.findings), release)
     found.findings += matched.findings
+    found.unread += (word.text for word in (*matched.refused, *matched.unknown))
     _collect(matched.flags, release, found)
     _check_repeats(matched.flags, spelled.dotted, found)
     found.findings += explain_unknown(matched.unknown, release)
     _join_spec(matched.flags, replaced.spec, found)
     _choose_model(matched.model, release, found, serves=serves)
     return found
+
+
+def _find_config_file(words: Sequence[Word]) -> list[str]:
+    """Return `--config FILE`, whose flags stay in a file that is out of reach."""
+    index = next((i for i, word in enumerate(words) if word.text == "--config"), len(words))
+    return [word.text for word in words[index : index + 2]]
 
 
 def _split_pairs(words: Sequence[Word], found: Arguments) -> list[Word]:
@@ -143,6 +154,7 @@ def _collect(flags: Iterable[Given], release: Release, found: Arguments) -> None
         except Refused as refused:
             found.findings.append(refused.ruling)
             if refused.meant is None:
+                found.unread += given.words
                 continue
             value = refused.meant
         if given.field == "help":

@@ -43,6 +43,11 @@ class Given:
         return str(self.row["field"])
 
     @property
+    def words(self) -> tuple[str, ...]:
+        """The words that it was given with."""
+        return (self.word.text,) if "=" in self.word.text else (self.word.text, *self.values)
+
+    @property
     def appends(self) -> bool:
         """Whether each use adds a value to those before."""
         return self.row["kind"] == "value" and isinstance(self.row["default"], list)
@@ -58,6 +63,8 @@ class Matched:
     """The positional argument."""
     unknown: tuple[Word, ...]
     """Words that no flag takes."""
+    refused: tuple[Word, ...]
+    """Words that a flag stumbles over: one that needs a value and has none, an abbreviation of several."""
     findings: tuple[Ruling, ...]
 
 
@@ -67,6 +74,7 @@ def match_flags(words: Sequence[Word], release: Release) -> Matched:
     A word that argparse refuses is reported and left out, so that one mistake does not hide the next.
     """
     findings: list[Ruling] = []
+    dropped: list[Word] = []
     rest = list(words)
     parser = _parser(release)
     while True:
@@ -75,7 +83,9 @@ def match_flags(words: Sequence[Word], release: Release) -> Matched:
         except argparse.ArgumentError as error:
             refused = _find_refused(error, rest)
             findings.append(_explain(error, refused))
-            rest = _without(refused, rest) if len(findings) < _MAX_REFUSALS else []
+            gone = _find_span(refused, rest) if len(findings) < _MAX_REFUSALS else slice(None)
+            dropped += rest[gone]
+            del rest[gone]
             continue
         break
     seen: Sequence[Given] = getattr(namespace, "seen", ())
@@ -83,7 +93,7 @@ def match_flags(words: Sequence[Word], release: Release) -> Matched:
     model = next((given.word for given in seen if not given.name), None)
     model, left = _choose_model(model, [_get_word(text) for text in unknown], rest, flags)
     findings += _abbreviated(flags, release)
-    return Matched(flags, model, tuple(left), tuple(findings))
+    return Matched(flags, model, tuple(left), tuple(dropped), tuple(findings))
 
 
 def _choose_model(
@@ -102,12 +112,12 @@ def _choose_model(
     return (None if any(given.field == "model" for given in flags) else model), unknown
 
 
-def _without(refused: Word, words: Sequence[Word]) -> list[Word]:
-    """Leave out a refused flag; an abbreviation of several goes with the value after it."""
+def _find_span(refused: Word, words: Sequence[Word]) -> slice:
+    """Return where a refused flag stands; an abbreviation of several goes with the value after it."""
     index = next(index for index, word in enumerate(words) if word is refused)
     following = words[index + 1].text if index + 1 < len(words) else "-"
     takes_value = "=" not in refused.text and not following.startswith("-")
-    return [*words[:index], *words[index + (2 if takes_value else 1) :]]
+    return slice(index, index + (2 if takes_value else 1))
 
 
 class _Text(str):

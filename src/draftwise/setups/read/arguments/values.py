@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from draftwise.core import Finding, Ruling
+from draftwise.facts.flag_types import takes_none, takes_text
 from draftwise.facts.rules import get_rule
 from draftwise.facts.vllm import Release
 from draftwise.setups.read.arguments.flags import Given
@@ -32,7 +33,6 @@ _SUFFIXED = frozenset(
 )
 """Numbers that may be written as 8k or 16G."""
 _BRACED = re.compile(r"\s*\{.*\}\s*", re.DOTALL)
-_BRACKETS = re.compile(r"\[[^|]*?\](?=\s*(?:\||$))")
 _BY_NAME = re.compile(r"Enum\b|^OptimizationLevel$")
 """Types that the parser takes as text; the engine's config refuses an unknown name later."""
 
@@ -70,7 +70,7 @@ def get_value(given: Given, release: Release, findings: list[Finding]) -> Any:
 
 def _convert(given: Given, text: str, release: Release) -> Any:
     kinds = set(re.findall(r"\w+", str(given.row["type"])))
-    if text in ("", "None") and kinds & {"None", "optional_type"}:
+    if text in ("", "None") and takes_none(given.row):
         return None
     choices = given.row.get("choices")
     if choices and not _BY_NAME.search(str(given.row["type"])):
@@ -106,11 +106,10 @@ def _choose(given: Given, text: str, choices: Any) -> Any:
 
 def _read_json(given: Given, findings: list[Finding]) -> Any:
     text = given.values[0]
-    kinds = str(given.row["type"])
-    if text in ("", "None") and ("None" in kinds or "optional_type" in kinds):
+    if text in ("", "None") and takes_none(given.row):
         return None
     shell = _SHELL_MISTAKES.get(given.mistake)
-    if not shell and not _BRACED.fullmatch(text) and _takes_text(kinds):
+    if not shell and not _BRACED.fullmatch(text) and takes_text(given.row):
         return text
     found = read_json(text)
     if shell or found.mistake:
@@ -128,12 +127,6 @@ def _read_json(given: Given, findings: list[Finding]) -> Any:
         for key in found.duplicates
     )
     return found.value
-
-
-def _takes_text(kinds: str) -> bool:
-    """Say whether a JSON flag also takes plain text: its type names something else beside a dictionary."""
-    parts = {part.strip() for part in _BRACKETS.sub("", kinds).split("|")}
-    return kinds == "HfOverrides" or ("dict" in parts and bool(parts - {"dict", "None"}))
 
 
 _SHELL_MISTAKES: Mapping[str, str] = {

@@ -1,0 +1,128 @@
+"""What one candidate was measured to do beside the baseline, and what that is worth."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from draftwise.core.finding import Finding
+from draftwise.core.load import ClosedLoop, Condition
+from draftwise.core.run import Counters
+
+__all__ = ["Comparison", "DecidingMeasure", "Interval", "Verdict"]
+
+_UNKNOWN = 100.0
+"""Ratio from which the upper end of an interval is no knowledge: too few readings for more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    """A ratio with its confidence interval."""
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def span(self) -> str:
+        """Both ends, e.g. `1.81-2.03`; an upper one that says no more than that it is not known is `?`."""
+        return f"{self.low:.2f}-{'?' if self.high >= _UNKNOWN else f'{self.high:.2f}'}"
+
+
+class Verdict(StrEnum):
+    """What a comparison says about one candidate on one workload under one condition."""
+
+    ADOPT = "adopt"
+    REJECT = "reject"
+    MIXED = "mixed"
+    """Better on the whole, worse for the slowest requests or for the first token: P50 better, P99 worse."""
+    INCONCLUSIVE = "inconclusive"
+    BLOCKED = "blocked"
+    """Faster, but a validity check found that the gain is not what it seems."""
+
+
+class DecidingMeasure(StrEnum):
+    """Which ratio decides; `draftwise.decide.verdict` says why."""
+
+    REQUEST = "tokens per second of a request"
+    SERVER = "tokens per second of the server"
+    ARRIVING_REQUEST = "tokens per second of a request, waiting included"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """One candidate against the baseline on one workload under one condition; ratios are candidate over baseline."""
+
+    workload: str
+    candidate: str
+    condition: Condition = field(default_factory=Condition)
+    num_prompts: int
+    repetitions: tuple[int, ...]
+    """The repetitions of the workload that the numbers rest on."""
+    speedup: Interval
+    """Output tokens per second of a request: geometric mean over prompts of the ratio in a typical repetition, formed
+    within each paired block (`draftwise.statistics.prompt_ratio`)."""
+    total: Interval
+    """All output tokens over all request seconds: what an operator pays for the whole workload."""
+    ttft: Interval | None
+    """Time to first token (below 1 is better)."""
+    tpot: Interval | None
+    """Time per output token after the first (below 1 is better)."""
+    tail: float | None
+    """P99 over prompts of the seconds per output token (below 1 is better)."""
+    share_slower: float
+    """Share of the prompts that became slower by more than the margin."""
+    counters: Counters
+    equal_outputs: tuple[int, int] | None
+    """Prompts with the baseline's output token for token, of how many; None above temperature 0."""
+    warm_speedup: float | None
+    """Speed-up of the later repetitions alone, given when the server drafts better for prompts it has answered."""
+    verdict: Verdict
+    reason: str
+    findings: tuple[Finding, ...] = ()
+    settled: bool = False
+    """Whether more repetitions would not change the verdict, going by the sequential rule of `draftwise.statistics`."""
+    throughput: Interval | None = None
+    """Output tokens per second of the whole server while the load was full; None where one request is in flight."""
+    percentiles: Mapping[str, Mapping[int, Interval]] = field(default_factory=dict)
+    """Ratios of percentiles over requests: by `ttft`, `tpot`, `itl`, `e2e`, then by percentile (50, 90, 95, 99)."""
+    goodput: tuple[float, float] | None = None
+    """Share of the requests within the SLO, baseline and candidate; None without an SLO."""
+    goodput_change: Interval | None = None
+    """Candidate minus baseline, as a share of the requests (no ratio)."""
+    p_value: float | None = None
+    """Two-sided, of no difference, after correction for interim analyses; None where it cannot be told."""
+    adjusted_p: float | None = None
+    """The same after correction for the number of comparisons in the run (Holm)."""
+    detectable: float | None = None
+    """Smallest speed-up (as a ratio over 1) that this many readings would have found with 80 % power."""
+    prompts_needed: int | None = None
+    """Prompts that would settle an inconclusive comparison with 80 % power, going by the spread seen."""
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """Workload, label of the condition and candidate."""
+        return self.workload, self.condition.label, self.candidate
+
+    @property
+    def decided_by(self) -> DecidingMeasure:
+        """The measure that decides under this load."""
+        if self.condition.concurrency == 1:
+            return DecidingMeasure.REQUEST
+        if isinstance(self.condition.load, ClosedLoop) and self.throughput is not None:
+            return DecidingMeasure.SERVER
+        return DecidingMeasure.ARRIVING_REQUEST
+
+    @property
+    def deciding(self) -> Interval:
+        """The ratio of that measure; above 1 is better."""
+        if self.decided_by is DecidingMeasure.SERVER and self.throughput is not None:
+            return self.throughput
+        return self.speedup
+
+    @property
+    def conversion(self) -> float | None:
+        """Realised speed-up over mean acceptance length: 1 would be drafting and verifying for free."""
+        length = self.counters.spec.acceptance_length
+        return self.speedup.value / length if length else None

@@ -1,0 +1,126 @@
+"""Whether a server really speculated, at the length it was asked for and under every load, going by its counters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from draftwise.core import Condition, Counters, Finding, Interval, SpecConfig
+from draftwise.decide.thresholds import Thresholds
+from draftwise.decide.validity.finding import error, info, warning
+
+__all__ = ["LoadCounters", "check_draft_lengths", "check_drafting_under_load", "check_speculation"]
+
+_ON_PURPOSE = ("num_speculative_tokens_per_batch_size", "enable_adaptive_verification")
+"""Options with which an engine drafts less under load because it was asked to."""
+
+
+def check_speculation(
+    baseline: Counters,
+    candidate: Counters,
+    elsewhere: Counters,
+    resolved: Mapping[str, Any] | None,
+    speedup: Interval,
+    condition: Condition,
+    thresholds: Thresholds,
+) -> Iterator[Finding]:
+    """Yield what speaks against speculation having made the difference.
+
+    Args:
+        elsewhere: the candidate's counters under all loads together.
+        resolved: its speculative config as its server says it took it; None where it does not say.
+    """
+    faster = speedup.low > 1 + thresholds.margin
+    if not candidate.spec.num_drafts:
+        yield _find_no_drafts(candidate, elsewhere, resolved, condition, faster=faster)
+    if baseline.spec.num_drafts:
+        text = f"the baseline's server drafted {baseline.spec.num_draft_tokens} tokens."
+        yield error("plain-speculates", text)
+    most = candidate.tokens_per_step
+    # With arrivals that do not wait, a server just below its limit can be any number of times slower.
+    closed = condition.concurrency is not None
+    limit = (most or 0.0) * (1 + thresholds.margin)
+    if closed and candidate.spec.num_drafts and most and speedup.low > 1 and speedup.value > limit:
+        text = f"{speedup.value:.2f}x is more than its {most:.2f} tokens per step can give."
+        yield error("unexplained-speedup", text, "Something else differs between the servers, or the machine is busy.")
+
+
+def _find_no_drafts(
+    candidate: Counters,
+    elsewhere: Counters,
+    resolved: Mapping[str, Any] | None,
+    condition: Condition,
+    *,
+    faster: bool,
+) -> Finding:
+    """Tell a server that never speculates from one that stops under this load."""
+    if elsewhere.spec.num_drafts and candidate.generation_tokens:
+        text = f"it drafted nothing at {condition.label}, and {elsewhere.spec.num_drafts} times under other loads."
+        kind = error if faster else info
+        return kind("not-speculating-under-load", text, "A schedule by batch size can ask for that; see the findings.")
+    if not candidate.generation_tokens:
+        return error("not-speculating", "there is no proof that it speculated: its /metrics has no counters.")
+    text = f"there is no proof that it speculated: /metrics counted no draft in {candidate.generation_tokens} tokens"
+    if resolved is not None:
+        text += f" and the server says that its speculative config is {resolved or 'empty'}"
+    return error("not-speculating", f"{text}.")
+
+
+def check_draft_lengths(arm: str, asked: SpecConfig, windows: Iterable[Counters]) -> Iterator[Finding]:
+    """Yield drafts that are always the same smaller number: that is another k than was asked for.
+
+    Methods that look up text draft less than k at times.
+    """
+    lengths = {round(each.spec.num_draft_tokens / each.spec.num_drafts, 2) for each in windows if each.spec.num_drafts}
+    k = asked.num_speculative_tokens
+    if k is not None and len(lengths) == 1 and (length := lengths.pop()) < k and length == int(length):
+        text = f"every draft has {length:.0f} tokens, asked for were {k}."
+        yield warning("drafts-shorter", text, "Name it by the k that it drafts.", where=arm)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadCounters:
+    """What a server's counters grew by under one load."""
+
+    label: str
+    load: float
+    counters: Counters
+
+    @property
+    def drafted_per_step(self) -> float | None:
+        """Draft tokens per decoding step of a sequence."""
+        steps = (self.counters.generation_tokens or 0) - self.counters.spec.num_accepted_tokens
+        return self.counters.spec.num_draft_tokens / steps if steps > 0 else None
+
+
+def check_drafting_under_load(
+    arm: str, asked: SpecConfig, sweeps: Iterable[Sequence[LoadCounters]], thresholds: Thresholds
+) -> Iterator[Finding]:
+    """Yield a server that drafts less per step under load: switched off by batch size, or out of token budget.
+
+    Args:
+        sweeps: the loads of each sweep (one workload at one temperature), in any order.
+    """
+    ends = (each for sweep in sweeps for each in _find_ends(sweep))
+    falls = [(fewest / most, first, low) for most, first, fewest, low in ends if most]
+    share, first, low = min(falls, key=lambda each: each[0], default=(1.0, None, None))
+    if first is None or low is None or share >= thresholds.drafting_left:
+        return
+    text = (
+        f"it drafts {low.drafted_per_step:.2f} tokens per step at {low.label}, {first.drafted_per_step:.2f} at "
+        f"{first.label}"
+    )
+    if given := [name for name in _ON_PURPOSE if name in asked.options]:
+        yield info("drafting-falls-with-load", f"{text}: {given[0]} asks for that.", where=arm)
+    else:
+        fix = "The token budget of a step (max_num_batched_tokens) must hold k + 1 tokens for every sequence."
+        yield warning("drafting-falls-with-load", f"{text}, and nothing asks for that.", fix, where=arm)
+
+
+def _find_ends(sweep: Sequence[LoadCounters]) -> Iterator[tuple[float, LoadCounters, float, LoadCounters]]:
+    """Yield the smallest load and the one with the least drafting, each behind its draft tokens per step."""
+    found = [(per_step, each) for each in sweep if (per_step := each.drafted_per_step) is not None]
+    known = sorted(found, key=lambda each: each[1].load)
+    if len(known) > 1:
+        yield (*known[0], *min(known[1:], key=lambda each: each[0]))

@@ -1,0 +1,232 @@
+"""From ratios to a verdict, with the reason in words.
+
+Which ratio decides depends on who waits for whom (`Comparison.decided_by`):
+
+- One request at a time: tokens per second of a request. Nothing else happens on the server, so what the user feels
+  is what the server does.
+- A closed loop under load: tokens per second of the server. Its clients wait for their answers, so a faster server
+  answers more in the same time: that is the capacity that an operator pays for. The time per token of a request
+  must agree: capacity bought with slower answers, or the reverse, is a mixed result, for the operator to weigh.
+- An open loop or a replay: tokens per second of a request, counted from when it was to be sent. Arrivals do not wait,
+  so short of overload both servers put out the same tokens per second by construction, and throughput tells nothing;
+  queueing is in the latency. Where the operator gave an SLO, the share of requests within it (goodput) comes first:
+  it is what was promised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+
+from draftwise.core import ClosedLoop, Comparison, Finding, Interval, Severity, Verdict
+from draftwise.decide.comparison.comparisons import Unjudged
+from draftwise.decide.comparison.goodput import estimate_goodput
+from draftwise.decide.comparison.mixture import name_losers
+from draftwise.decide.thresholds import Thresholds
+from draftwise.statistics import CONFIDENCE, FEWEST_PROMPTS, Conclusion, conclude, repetitions_needed, settle
+
+__all__ = ["find_signature", "judge", "judge_cell"]
+
+
+_PROMISE = "share of the requests within the SLO"
+_BLIND = 2.0
+"""Detectable gain from which the spread itself is not known: two repetitions under load say nothing of the third."""
+_MOST_REPETITIONS = 20
+"""More repetitions than these over the same prompts are no advice."""
+
+
+def judge_cell(
+    found: Unjudged, findings: Sequence[Finding], own: Sequence[Finding], thresholds: Thresholds
+) -> Comparison:
+    """Return the comparison with its verdict.
+
+    Args:
+        findings: all that bear on it: on itself, on what it pools, and on the whole run.
+        own: those that it shows.
+    """
+    estimates, margin = found.estimates, thresholds.margin
+    ratios, deciding = estimates.ratios, estimates.ratios.deciding
+    level = 1 - estimates.level / found.family
+    done = len(found.comparison.repetitions)
+    needed = partial(repetitions_needed, repetitions=done, margin=margin, alpha=estimates.level)
+    verdict, reason = judge(
+        found.comparison,
+        findings,
+        thresholds,
+        promise=estimate_goodput(ratios.paired, ratios.design, thresholds, level)[1],
+        # Where nothing varies everything is settled.
+        repetitions_needed=needed(deciding) if deciding.spread.variance else None,
+        losers=name_losers(estimates.cell, ratios.speedup),
+    )
+    conclusion = settle(deciding, estimates.analyses, estimates.done, margin=margin, family=found.family)
+    is_final = verdict is not Verdict.INCONCLUSIVE or conclusion is Conclusion.EQUAL
+    return replace(
+        found.comparison,
+        verdict=verdict,
+        reason=reason,
+        settled=conclusion is not None and is_final,
+        findings=tuple(own),
+    )
+
+
+def judge(
+    comparison: Comparison,
+    findings: Sequence[Finding],
+    thresholds: Thresholds,
+    *,
+    promise: Interval | None = None,
+    repetitions_needed: int | None = None,
+    losers: str = "",
+) -> tuple[Verdict, str]:
+    """Return the verdict on one candidate on one workload under one condition.
+
+    Adopt: the whole interval of the deciding ratio lies above 1 + margin, and p stays below 5 % when all comparisons
+    of the run are counted. Reject: the whole interval lies below 1 and the estimate below 1 - margin. An adoption
+    needs a few prompts at least, is blocked by an error that a validity check found, and becomes mixed when the slowest
+    requests or the first tokens suffer.
+
+    Args:
+        comparison: its numbers; its verdict is not looked at.
+        findings: on it and on the whole run.
+        promise: change of the share of requests within the SLO, sure enough for all comparisons of the run together.
+        repetitions_needed: repetitions of the same prompts that would settle it; None where no number of them would.
+        losers: which prompts lose, in words; empty where nothing tells them apart.
+    """
+    sides = dict(_sides(comparison, promise, thresholds))
+    which = f" ({losers})" if losers else ""
+    better, worse = (
+        " and ".join(name for name, side in sides.items() if side is wanted)
+        for wanted in (Conclusion.FASTER, Conclusion.SLOWER)
+    )
+    if better and worse:
+        return Verdict.MIXED, f"{better} better, {worse} worse{which}"
+    name, side = next(iter(sides.items()))
+    if name != _PROMISE and side in (Conclusion.FASTER, Conclusion.SLOWER) and (doubt := _chance(comparison)):
+        return Verdict.INCONCLUSIVE, doubt
+    if side is Conclusion.SLOWER:
+        return Verdict.REJECT, _reject(name, thresholds)
+    if side is Conclusion.FASTER and not _contradicted(comparison):
+        return _judge_gain(comparison, name, findings, thresholds, which)
+    if signature := find_signature(comparison, thresholds):
+        return Verdict.MIXED, f"{signature}{which}"
+    return Verdict.INCONCLUSIVE, _doubt(comparison, side, repetitions_needed, thresholds)
+
+
+def find_signature(comparison: Comparison, thresholds: Thresholds) -> str:
+    """Return the signature of a mixed workload: half of the requests clearly faster, the slowest clearly slower.
+
+    Empty where there is none, or where what the slowest lose is less than `tail_damage`.
+    """
+    for name, metric in (("time per token", "tpot"), ("end-to-end time", "e2e")):
+        ratios = comparison.percentiles.get(metric, {})
+        if 50 in ratios and 99 in ratios and ratios[50].high < 1 < ratios[99].low:
+            half, slowest = ratios[50].value, ratios[99].value
+            if half <= 1 - thresholds.margin and slowest > 1 + thresholds.tail_damage:
+                return f"a mixed workload: P50 of the {name} is {half:.2f}x the baseline's, P99 {slowest:.2f}x"
+    return ""
+
+
+def _sides(
+    comparison: Comparison, promise: Interval | None, thresholds: Thresholds
+) -> Iterator[tuple[str, Conclusion | None]]:
+    """Yield what each deciding measure says, the one that comes first at first."""
+    margin, closed = thresholds.margin, isinstance(comparison.condition.load, ClosedLoop)
+    main = (str(comparison.decided_by), conclude(comparison.deciding, margin))
+    kept = []
+    if promise is not None and (promise.low > 0 or promise.high < 0):
+        kept = [(_PROMISE, Conclusion.FASTER if promise.low > 0 else Conclusion.SLOWER)]
+    yield from [main, *kept] if closed else [*kept, main]
+    if closed and comparison.throughput is not None and comparison.tpot is not None:
+        yield "time per token of a request", conclude(_inverse(comparison.tpot), margin)
+
+
+def _inverse(ratio: Interval) -> Interval:
+    return Interval(
+        value=1 / ratio.value,
+        low=1 / ratio.high if ratio.high else 0.0,
+        high=1 / ratio.low if ratio.low else float("inf"),
+    )
+
+
+def _reject(name: str, thresholds: Thresholds) -> str:
+    if name == _PROMISE:
+        return "fewer requests within the SLO, with the whole interval below no change"
+    return f"slower, with the whole interval below 1 and the estimate beyond {thresholds.margin:.0%}"
+
+
+def _contradicted(comparison: Comparison) -> bool:
+    """Return whether the server gains under load while the time per token of a request, by its estimate, does not."""
+    under_load = isinstance(comparison.condition.load, ClosedLoop) and comparison.throughput is not None
+    return under_load and comparison.tpot is not None and comparison.tpot.value >= 1
+
+
+def _chance(comparison: Comparison) -> str:
+    """Return why a difference may be chance after all, empty where it is significant."""
+    if comparison.adjusted_p is None or comparison.adjusted_p <= 1 - CONFIDENCE:
+        return ""
+    return (
+        f"alone it would count, but with all comparisons of the run taken together p is {comparison.adjusted_p:.2g}; "
+        "more prompts would tell"
+    )
+
+
+def _judge_gain(
+    comparison: Comparison, name: str, findings: Sequence[Finding], thresholds: Thresholds, which: str
+) -> tuple[Verdict, str]:
+    gain = "more requests within the SLO" if name == _PROMISE else "faster"
+    blocks = [finding for finding in findings if finding.severity is Severity.ERROR]
+    if blocks:
+        return Verdict.BLOCKED, f"{gain}, but not to be trusted: {blocks[0].code} (see the findings)"
+    if comparison.num_prompts < FEWEST_PROMPTS:
+        return Verdict.INCONCLUSIVE, (
+            f"{gain}, but {comparison.num_prompts} prompts say little about others; "
+            f"an adoption takes {FEWEST_PROMPTS} or more"
+        )
+    if damage := find_signature(comparison, thresholds) or _damage(comparison, thresholds):
+        return Verdict.MIXED, f"{gain} on the whole, but {damage}{which}"
+    bound = "no change" if name == _PROMISE else f"{1 + thresholds.margin:.2f}"
+    return Verdict.ADOPT, f"{gain}, with the whole interval above {bound}"
+
+
+def _damage(comparison: Comparison, thresholds: Thresholds) -> str:
+    """Return what the slowest requests or the first tokens suffer, empty where they do not."""
+    tail, ttft = comparison.tail, comparison.ttft
+    if tail is not None and tail > 1 + thresholds.tail_damage:
+        return f"P99 of the time per token is {tail:.2f}x the baseline's"
+    if ttft is not None and ttft.low > 1 + thresholds.ttft_damage:
+        return f"the first token comes {ttft.value:.2f}x as late"
+    late = comparison.percentiles.get("ttft", {}).get(99)
+    if late is not None and late.low > 1 + thresholds.ttft_damage:
+        return f"P99 of the time to the first token is {late.value:.2f}x the baseline's"
+    return ""
+
+
+def _doubt(
+    comparison: Comparison, side: Conclusion | None, repetitions_needed: int | None, thresholds: Thresholds
+) -> str:
+    if side is Conclusion.FASTER:
+        return "the server puts out more, but the time per token of a request does not fall with it"
+    if side is Conclusion.EQUAL:
+        return f"equal within {thresholds.margin:.0%}: no difference worth a change"
+    text = f"the interval does not clear {1 + thresholds.margin:.2f}"
+    if comparison.detectable is None:
+        # Where a cross-request cache helps, only the first repetition counts.
+        return f"{text}; more prompts{'' if comparison.warm_speedup is not None else ' or repetitions'} would narrow it"
+    if comparison.detectable > _BLIND:
+        return (
+            f"{text}: so few turns would have shown only {comparison.detectable:.1f}x or more; measure more repetitions"
+        )
+    more = list(_remedies(comparison, repetitions_needed))
+    remedy = (
+        f"{' or '.join(more)} would settle it" if more else "it lies so close to a limit that more would hardly help"
+    )
+    return f"{text}; a gain of {comparison.detectable:.2f}x would have been found 8 times in 10; {remedy}"
+
+
+def _remedies(comparison: Comparison, repetitions_needed: int | None) -> Iterator[str]:
+    prompts, done = comparison.prompts_needed, len(comparison.repetitions)
+    if prompts is not None and prompts > comparison.num_prompts:
+        yield f"about {prompts - comparison.num_prompts} more prompts"
+    if repetitions_needed is not None and done < repetitions_needed <= _MOST_REPETITIONS:
+        yield f"{repetitions_needed} repetitions instead of {done}"

@@ -1,0 +1,50 @@
+"""The requests of a turn: the measured ones, and background requests that keep the load up before and after them."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import chain, cycle, islice
+
+from draftwise.measure.load.client import LoadRequest
+from draftwise.runs.schedule import Turn
+
+__all__ = ["background_requests", "measured_requests", "set_times"]
+
+
+def measured_requests(turn: Turn) -> Iterator[LoadRequest]:
+    """Yield the requests that a turn is about, in their order."""
+    copies = turn.copies or (0,) * len(turn.prompts)
+    for prompt, copy in zip(turn.prompts, copies, strict=True):
+        yield LoadRequest(turn=turn, prompt=prompt, copy=copy)
+
+
+def background_requests(turn: Turn, ramp_up: int = 0) -> Iterator[LoadRequest]:
+    """Yield requests that only keep the load up, without end, under copies that no measured request has.
+
+    The first `ramp_up` of them precede the measured requests, one for each stream, and take the prompts that are
+    measured last. Those after them take the prompts that were measured first: what a server caches of these speeds up
+    no measured request any more.
+    """
+    used: Counter[str] = Counter()
+    for request in measured_requests(turn):
+        used[request.prompt.id] = max(used[request.prompt.id], request.copy + 1)
+    prompts = chain(islice(cycle(reversed(turn.prompts)), ramp_up), cycle(turn.prompts))
+    for number, prompt in enumerate(prompts):
+        request = LoadRequest(turn=turn, prompt=prompt, copy=used[prompt.id], measured=False)
+        yield _shorten(request, (number + 1) / ramp_up) if number < ramp_up else request
+        used[prompt.id] += 1
+
+
+def _shorten(request: LoadRequest, share: float) -> LoadRequest:
+    """Return a ramp-up request of its own length: streams that begin together would stay in step, unlike real load."""
+    tokens = max(1, math.ceil(request.prompt.max_tokens * share))
+    return replace(request, prompt=replace(request.prompt, max_tokens=tokens))
+
+
+def set_times(requests: Iterable[LoadRequest], times: Iterable[float], began: float) -> Iterator[LoadRequest]:
+    """Yield requests with the times at which they are to be sent, counted from `began`; ends with the shorter one."""
+    for request, time in zip(requests, times, strict=False):
+        yield replace(request, intended=began + time)

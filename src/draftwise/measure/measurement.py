@@ -1,0 +1,125 @@
+"""A run that is about to be measured, new or continued: its plan, its directory and its servers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from pathlib import Path
+
+from draftwise.backends.vllm_command import find_version, split_command
+from draftwise.core import Arm, InvalidSetup, LaunchOptions, RunContext, RunPlan
+from draftwise.measure.context import build_context
+from draftwise.measure.device_state import DeviceWatch
+from draftwise.measure.experiment import Progress
+from draftwise.measure.planning import make_plan
+from draftwise.measure.servers import build_backends, judge_backends
+from draftwise.measure.session import Announce, Session
+from draftwise.measure.spec import MeasurementSpec
+from draftwise.runs import RunDirectory
+
+__all__ = ["Measurement", "prepare", "resume"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """Everything that a session needs but the servers."""
+
+    plan: RunPlan
+    context: RunContext
+    directory: RunDirectory
+    is_resumed: bool = False
+    api_key: str | None = field(default=None, repr=False)
+    processes: int | None = None
+    budget_s: float | None = None
+    """Time for which the number of prompts is chosen; None takes them all."""
+    search_s: float = math.inf
+    """Time after which no load is added in search of a crossover."""
+
+    def open(
+        self,
+        progress: Progress,
+        *,
+        tell: Callable[[str], None],
+        announce: Announce,
+        on_wait: Callable[[str], None] | None = None,
+    ) -> Session:
+        """Return the session that measures it; its servers are not started yet.
+
+        Args:
+            progress: updated as requests are answered.
+            tell: called with what `check` warns of in the setups.
+            announce: as `Session` has it.
+            on_wait: called with what a server does while it starts.
+
+        Raises:
+            InvalidSetup: a server cannot be started so, or its release would refuse its setup.
+        """
+        arms = self.plan.arms
+        try:
+            backends = build_backends(arms, self.context, self.directory, api_key=self.api_key, on_wait=on_wait)
+            for finding in judge_backends(backends):
+                tell(f"{finding.severity}: {finding}")
+        except InvalidSetup:
+            self.directory.leave()
+            raise
+        return Session(
+            plan=self.plan,
+            backends=backends,
+            directory=self.directory,
+            context=self.context,
+            progress=progress,
+            read_device=DeviceWatch(gpus=all(arm.is_here for arm in arms)).read,
+            announce=announce,
+            processes=self.processes,
+            resume=self.is_resumed,
+            budget_s=self.budget_s,
+            search_s=self.search_s,
+        )
+
+
+def prepare(spec: MeasurementSpec, tell: Callable[[str], None]) -> Measurement:
+    """Plan a new run and claim its directory.
+
+    Raises:
+        InvalidSetup: the options contradict each other, or name what is not there or cannot be measured.
+    """
+    plan = make_plan(spec, tell)
+    context = build_context(plan.arms, notes=spec.notes, thresholds=spec.thresholds, launch=spec.launch)
+    return Measurement(
+        plan=plan,
+        context=context,
+        directory=RunDirectory.claim(spec.out or Path("runs", datetime.now().strftime("%Y%m%d-%H%M%S"))),
+        api_key=spec.api_key,
+        processes=spec.processes,
+        budget_s=None if spec.prompts else 60 * spec.minutes,
+        search_s=60 * spec.minutes,
+    )
+
+
+def resume(path: Path, *, api_key: str | None = None, processes: int | None = None, minutes: float = 10) -> Measurement:
+    """Return the rest of a run that was begun.
+
+    Raises:
+        InvalidSetup: the directory holds no run.
+    """
+    directory = RunDirectory(path)
+    run = directory.read()
+    before = run.context
+    arms = tuple(_at_present(arm, before.launch) for arm in run.plan.arms)
+    return Measurement(
+        plan=replace(run.plan, arms=arms),
+        context=build_context(arms, notes=before.notes, thresholds=before.thresholds, launch=before.launch),
+        directory=directory,
+        is_resumed=True,
+        api_key=api_key,
+        processes=processes,
+        search_s=60 * minutes,
+    )
+
+
+def _at_present(arm: Arm, launch: LaunchOptions) -> Arm:
+    """Return an arm with the release of vLLM that its command runs now, where that can be found out."""
+    version = find_version(split_command(launch.vllm)) if arm.url is None and arm.setup.engine == "vllm" else None
+    return arm if version is None else replace(arm, setup=replace(arm.setup, engine_version=version))

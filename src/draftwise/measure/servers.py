@@ -1,0 +1,101 @@
+"""The servers of the arms: on which GPUs, started one after another or together, and judged before they start."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+
+from draftwise.backends import Backend, EmbeddedBackend, UrlBackend, VllmBackend
+from draftwise.backends.gpus import Placement, find_gpus, place_arms
+from draftwise.core import Arm, Finding, InvalidSetup, RunContext, Setup, Severity
+from draftwise.measure.arms import is_covered
+from draftwise.runs import RunDirectory
+
+__all__ = ["build_backends", "judge_backends"]
+
+_CACHE_SIZES = frozenset({"kv_cache_memory_bytes", "num_gpu_blocks_override"})
+"""Arguments with which vLLM does not look at the GPU's free memory to size its KV cache."""
+
+
+def build_backends(
+    arms: Sequence[Arm],
+    context: RunContext,
+    directory: RunDirectory,
+    *,
+    api_key: str | None = None,
+    on_wait: Callable[[str], None] | None = None,
+) -> list[Backend]:
+    """Return the server of every arm, not started yet.
+
+    Raises:
+        InvalidSetup: a server takes more GPUs than there are, or its command is none.
+    """
+    if arms[0].url is not None:
+        return [
+            UrlBackend(arm.name, arm.url or "", api_key=api_key, command=context.notes.get(f"command.{arm.name}"))
+            for arm in arms
+        ]
+    reports = {arm.name: partial(_report, on_wait, arm.name) for arm in arms}
+    if arms[0].setup.engine != "vllm":
+        return [
+            EmbeddedBackend(arm.name, arm.setup, log=directory.log_of(arm.name), on_wait=reports[arm.name])
+            for arm in arms
+        ]
+    placements = _place(arms, context)
+    in_turn = asyncio.Lock() if _must_start_in_turn(arms[0].setup, placements) else None
+    return [
+        VllmBackend(
+            arm.name,
+            arm.setup,
+            log=directory.log_of(arm.name),
+            vllm=context.launch.vllm,
+            placement=placement,
+            on_wait=reports[arm.name],
+            in_turn=in_turn,
+        )
+        for arm, placement in zip(arms, placements, strict=True)
+    ]
+
+
+def _place(arms: Sequence[Arm], context: RunContext) -> Sequence[Placement | None]:
+    gpus = find_gpus() if context.launch.gpus is None else context.launch.gpus
+    return place_arms(len(arms), gpus, arms[0].setup.args) if gpus else [None] * len(arms)
+
+
+def _report(on_wait: Callable[[str], None] | None, arm: str, line: str) -> None:
+    if on_wait is not None:
+        on_wait(f"{arm}: {line}")
+
+
+def _must_start_in_turn(setup: Setup, placements: Sequence[Placement | None]) -> bool:
+    """Return whether servers would disturb each other's start: they share cores, or measure a shared GPU's memory."""
+    if any(placement is None for placement in placements):
+        return True
+    fixed = not _CACHE_SIZES.isdisjoint(setup.args)
+    return not fixed and any(placement is not None and placement.sharing > 1 for placement in placements)
+
+
+def judge_backends(backends: Sequence[Backend]) -> list[Finding]:
+    """Return what `check` warns of in the setups that are about to start, each finding once.
+
+    Only vLLM's are judged, and only releases that the catalogue holds; the embedded server judges its own.
+
+    Raises:
+        InvalidSetup: a release would refuse one of them, or fail with it.
+    """
+    found: dict[tuple[str, str], Finding] = {}
+    for arm, finding in _judge_all(backends):
+        found.setdefault((finding.code, finding.message), replace(finding, where=f"{arm} {finding.where}".strip()))
+    if errors := [each for each in found.values() if each.severity is Severity.ERROR]:
+        raise InvalidSetup(errors)
+    return [each for each in found.values() if each.severity is Severity.WARNING]
+
+
+def _judge_all(backends: Sequence[Backend]) -> Iterator[tuple[str, Finding]]:
+    from draftwise.plan.check import check  # takes longer to import than all else here
+
+    for backend in backends:
+        if isinstance(backend, VllmBackend) and is_covered(backend.setup.engine_version):
+            yield from ((backend.name, finding) for finding in check(backend.setup).findings)

@@ -1,0 +1,116 @@
+"""What to measure, and under what: the options of `draftwise decide` as one value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from draftwise.core import Condition, InvalidSetup, LaunchOptions, SpecConfig
+from draftwise.workloads import BUNDLED
+
+__all__ = ["DEFAULT_CANDIDATES", "ENGINES", "Candidate", "MeasurementSpec"]
+
+ENGINES = ("draftwise", "vllm")
+"""That draftwise starts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A speculative config to compare with the baseline; either field may be unknown."""
+
+    name: str | None = None
+    """That the operator gave it."""
+    spec: SpecConfig | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Candidate:
+        """Return the candidate of `JSON` or `NAME=JSON`.
+
+        Raises:
+            InvalidSetup: what should be JSON is not, or is no speculative config.
+        """
+        name, separator, rest = text.partition("=")
+        named = bool(separator) and not text.lstrip().startswith(("{", "["))
+        try:
+            return cls(name=name.strip(), spec=SpecConfig.parse(rest)) if named else cls(spec=SpecConfig.parse(text))
+        except InvalidSetup as error:
+            raise InvalidSetup(replace(finding, where="--candidate") for finding in error.findings) from None
+
+    def at_length(self, k: int) -> Candidate:
+        """Return the candidate with another `num_speculative_tokens`, which its name tells."""
+        return Candidate(
+            name=None if self.name is None else f"{self.name} k={k}",
+            spec=None if self.spec is None else replace(self.spec, num_speculative_tokens=k),
+        )
+
+
+DEFAULT_CANDIDATES = (
+    Candidate(spec=SpecConfig(method="ngram", num_speculative_tokens=5)),
+    Candidate(spec=SpecConfig(method="suffix")),
+)
+"""Methods that need nothing but the target."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasurementSpec:
+    """A baseline and its candidates, the workloads and loads to compare them under, and how long to measure.
+
+    Either `target` is given, which draftwise serves itself, once for each arm, or `url` with `candidate_urls`: servers
+    that run already.
+    """
+
+    target: str | None = None
+    """Directory of a checkpoint, or a name that vLLM resolves."""
+    engine: str = "draftwise"
+    """What serves the target: `draftwise`, or `vllm`."""
+    launch: LaunchOptions = field(default_factory=LaunchOptions)
+    serve_args: tuple[str, ...] = ()
+    """Further arguments of `draftwise serve` or `vllm serve`, the same for every arm."""
+    url: str | None = None
+    """Of the baseline."""
+    candidate_urls: tuple[str, ...] = ()
+    api_key: str | None = field(default=None, repr=False)
+    """Of the servers that run already."""
+    candidates: tuple[Candidate, ...] = ()
+    """`DEFAULT_CANDIDATES` where a target has none."""
+    draft_lengths: tuple[int, ...] = ()
+    """Tries every candidate with each of them."""
+    workloads: tuple[str, ...] = BUNDLED
+    """As `--workload` takes them."""
+    max_tokens: int | None = None
+    """Cap on every prompt's own."""
+    conditions: tuple[Condition, ...] = field(default_factory=lambda: (Condition(),))
+    prompts: int | None = None
+    """Per workload; None for as many as fit in the time."""
+    minutes: float = 10
+    """In which the prompts fit, and after which no load is added to a sweep."""
+    repeats: int = 5
+    warmup: int = 3
+    seed: int = 0
+    turn_s: float = 20.0
+    adaptive: bool = True
+    processes: int | None = None
+    """Of the load generator; None for as many as the load needs."""
+    notes: Mapping[str, str] = field(default_factory=dict)
+    """What cannot be seen from here: `hardware`, `precision`, `model`, `command.ARM`."""
+    thresholds: Mapping[str, float] = field(default_factory=dict)
+    """Other than the default ones, by their names in `decide.thresholds`."""
+    out: Path | None = None
+    """Run directory; None for a new one under `runs`."""
+
+    def find_conflict(self) -> str | None:
+        """Return what is wrong with the options taken together; None where nothing is."""
+        if (self.target is None) == (self.url is None):
+            return "Give either TARGET or --url with --candidate-url."
+        if self.engine not in ENGINES:
+            return f"The engine is one of {', '.join(ENGINES)}, not {self.engine!r}."
+        if self.target is not None:
+            return "--candidate-url goes with --url; with TARGET, give --candidate." if self.candidate_urls else None
+        if not self.candidate_urls:
+            return "--url needs at least one --candidate-url to compare with."
+        if len(self.candidates) not in (0, len(self.candidate_urls)):
+            return "Give one --candidate per --candidate-url, in the same order, or none."
+        if self.draft_lengths:
+            return "--k is for servers that draftwise starts; those at --candidate-url have theirs."
+        return None

@@ -1,0 +1,34 @@
+"""The context of a run as a value: JSON and back, with what has no field of its own kept."""
+
+import pytest
+
+from draftwise.core import Hardware, RunContext, ServerRecord
+
+ROW = {
+    "started": "2026-01-01 10:00 UTC",
+    "hardware": {"as told": "8 x H200", "rack": 7},
+    "software": {"python": "3.11"},
+    "model": {"name": "m", "dtype": "auto", "licence": "mit"},
+    "thresholds": {"margin": 0.1},
+    "notes": {"hardware": "8 x H200"},
+    "launch": {"vllm": "vllm", "gpus": ["0", "1"]},
+    "servers": {"plain": {"command": "c", "url": "u", "model": "m", "max_model_len": None,
+                          "version": {"version": "1"}, "started": {"seconds": {"loading": 2.0}}}},
+}  # fmt: skip
+
+
+def test_what_was_written_is_read() -> None:
+    assert RunContext.from_dict(ROW).to_dict() == ROW
+
+
+def test_what_is_known_has_a_field_and_the_rest_is_kept() -> None:
+    context = RunContext.from_dict(ROW)
+    assert context.hardware == Hardware(told="8 x H200", others={"rack": 7})
+    assert context.server("plain").release == "1"
+    assert context.server("unknown") == ServerRecord()
+
+
+@pytest.mark.parametrize("row", [[], {"hardware": [1]}, {"servers": {"plain": {"no": 1}}}])
+def test_something_else_is_refused(row: object) -> None:
+    with pytest.raises(TypeError):
+        RunContext.from_dict(row)  # type: ignore[arg-type]

@@ -1,0 +1,60 @@
+"""Tiny random checkpoints that the whole suite shares; what writes them is imported when one is asked for."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+
+def write_tokenizer(folder: Path) -> int:
+    """Write a byte-level tokenizer with a chat template; return its vocabulary size."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={symbol: i for i, symbol in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|end|>", "<|user|>", "<|assistant|>", "<|pad|>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    template = "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endfor %}<|assistant|>"
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|end|>", "chat_template": template}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return tokenizer.get_vocab_size()
+
+
+def write_checkpoint(folder: Path, *, seed: int, num_layers: int = 2, hidden_size: int = 64) -> Path:
+    """Write a random Llama whose greedy text wanders (large weights) instead of repeating one token."""
+    import torch
+    import transformers
+
+    folder.mkdir()
+    vocab_size = write_tokenizer(folder)
+    torch.manual_seed(seed)
+    config = transformers.LlamaConfig(
+        vocab_size=vocab_size,
+        hidden_size=hidden_size,
+        intermediate_size=2 * hidden_size,
+        num_hidden_layers=num_layers,
+        num_attention_heads=hidden_size // 16,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=256,
+        initializer_range=0.3,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=256,
+    )
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A two-layer random Llama with a byte tokenizer."""
+    return write_checkpoint(tmp_path_factory.mktemp("models") / "target", seed=1)
+
+
+@pytest.fixture(scope="session")
+def tiny_draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A one-layer random Llama with the same tokenizer."""
+    return write_checkpoint(tmp_path_factory.mktemp("models") / "draft", seed=2, num_layers=1, hidden_size=32)
