@@ -47,9 +47,15 @@ def greedy_batch(target: Target, *, sequences: int = 2, length: int = 22) -> Bat
     return as_batch(tokens_BT)
 
 
+def target_of(training: DrafterTraining) -> Target:
+    """Return the target that a drafter is trained for; the protocol has no need of it."""
+    target: Target = vars(training)["_target"]
+    return target
+
+
 def train(method: DrafterTraining, batch: Batch, states: States, *, steps: int, lr: float = 5e-3) -> DraftLoss:
     """Train on one batch again and again; return the loss without its gradient."""
-    method.prepare(batch.tokens_BT[batch.learnt_BT].bincount(minlength=method._target.vocab_size))
+    method.prepare(batch.tokens_BT[batch.learnt_BT].bincount(minlength=target_of(method).vocab_size))
     parameters = [parameter for parameter in method.network.parameters() if parameter.requires_grad]
     optimizer = torch.optim.Adam(parameters, lr=lr)
     for _ in range(steps):
@@ -76,12 +82,14 @@ def features_of(states: States) -> Tensor:
 def engine_logits(drafter: Drafter, tokens: list[int], features_TF: Tensor, last: int, steps: int) -> Tensor:
     """Return the logits [steps, U] of a draft behind token `last`, given the text's own tokens as its draft tokens."""
     kv = PagedKV(drafter.kv_shape, num_pages=16, block_size=4, dtype=drafter.dtype, device=drafter.device)
-    carry, rows, logits = drafter.enter(features_TF[:last]), list(range(last)), []
+    carry: Tensor | None = drafter.enter(features_TF[:last])
+    rows, logits = list(range(last)), []
     for step in range(steps):
         here = plan([rows[0]], [len(rows)], [range(16)], block_size=4, scratch=16)
         told = torch.tensor([tokens[row + 1] for row in rows])
         hidden, carry = drafter.forward(told, carry, here.positions_N, kv, here)
         logits.append(drafter.logits(hidden[-1:])[0])
+        assert carry is not None
         carry, rows = carry[-1:], [last + step]
     return torch.stack(logits)
 
