@@ -104,7 +104,7 @@ def test_command_joins_mtp_modules_and_says_how_to_serve(target, tiny_target, tm
     assert (tmp_path / "joint" / "tokenizer.json").exists()
     again = CliRunner().invoke(main, arguments)
     assert again.exit_code == 1
-    assert "exists already" in again.output
+    assert "already exists" in again.output
 
 
 def test_incomplete_drafter_leaves_nothing_behind(target, tiny_target, tmp_path):
