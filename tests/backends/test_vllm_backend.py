@@ -183,7 +183,7 @@ def test_what_draftwise_decides_cannot_be_given(tmp_path: Path, flag: str) -> No
 
 
 def test_a_command_that_is_not_there_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    with pytest.raises(InvalidSetup, match=r"^--vllm: there is no command '/no/such/vllm' here\."):
+    with pytest.raises(InvalidSetup, match=r"^--vllm names '/no/such/vllm', and there is no such command here\."):
         make(tmp_path, vllm="/no/such/vllm")
 
 

@@ -46,7 +46,7 @@ def test_a_program_gets_the_decision_and_where_its_evidence_is(urls: list[str], 
     (comparison,) = decided.decision.comparisons
     assert (comparison.candidate, comparison.verdict) == ("faster", Verdict.ADOPT)
     assert decided.directory == tmp_path / "run"
-    assert json.loads((decided.directory / "summary.json").read_text())["decision"] == decided.decision.sentence
+    assert json.loads((decided.directory / "summary.json").read_text())["decision"] == decided.sentence
 
 
 def test_options_that_contradict_each_other_are_findings() -> None:

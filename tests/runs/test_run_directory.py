@@ -125,13 +125,13 @@ def edit(path: Path, change: Callable[[dict[str, Any]], object], line: int | Non
 @pytest.mark.parametrize(
     ("file", "line", "change", "words"),
     [
-        ("requests.jsonl", 4, lambda row: row.pop("timing"), "requests.jsonl:5: is not what a run writes (KeyError: "),
-        ("requests.jsonl", 4, lambda row: row["timing"].update(sent=None), "requests.jsonl:5: is not what a run"),
+        ("requests.jsonl", 4, lambda row: row.pop("timing"), "requests.jsonl:5 is not what a run writes (KeyError: "),
+        ("requests.jsonl", 4, lambda row: row["timing"].update(sent=None), "requests.jsonl:5 is not what a run"),
         ("requests.jsonl", 4, lambda row: row.update(arm="x"), "readings of the arm 'x', which manifest.json does not"),
-        ("turns.jsonl", 0, lambda row: row.update(wall_s=math.nan), "turns.jsonl:1: is not what a run writes"),
+        ("turns.jsonl", 0, lambda row: row.update(wall_s=math.nan), "turns.jsonl:1 is not what a run writes"),
         ("turns.jsonl", 0, lambda row: row.update(condition="c=3"), "readings of the condition 'c=3'"),
-        ("manifest.json", None, lambda row: row.pop("context"), "manifest.json: is not what a run writes"),
-        ("manifest.json", None, lambda row: row.update(arms="x"), "manifest.json: is not what a run writes"),
+        ("manifest.json", None, lambda row: row.pop("context"), "manifest.json is not what a run writes"),
+        ("manifest.json", None, lambda row: row.update(arms="x"), "manifest.json is not what a run writes"),
         ("manifest.json", None, lambda row: row.update(conditions=[]), "it plans no conditions"),
         ("manifest.json", None, lambda row: row.update(repeats="3"), "repeats is '3'"),
         ("manifest.json", None, lambda row: row["arms"][1].update(name="y"), "readings of the arm 'candidate 1'"),
@@ -147,14 +147,14 @@ def test_what_was_changed_by_hand_is_named(measured: Path, file: str, line: int 
 def test_a_line_that_is_no_json_is_named(measured: Path) -> None:
     with (measured / "requests.jsonl").open("ab") as file:
         file.write(b"\xff not JSON\n")
-    with pytest.raises(InvalidSetup, match=r"requests.jsonl:49: is not what a run writes .* Restore the file"):
+    with pytest.raises(InvalidSetup, match=r"requests.jsonl:49 is not what a run writes .* Restore the file"):
         RunDirectory(measured).read()
 
 
 def test_a_file_that_cannot_be_read_is_named(measured: Path) -> None:
     (measured / "turns.jsonl").unlink()
     (measured / "turns.jsonl").mkdir()
-    with pytest.raises(InvalidSetup, match=r"turns.jsonl: is not what a run writes \(IsADirectoryError"):
+    with pytest.raises(InvalidSetup, match=r"turns.jsonl is not what a run writes \(IsADirectoryError"):
         RunDirectory(measured).read()
 
 

@@ -82,7 +82,10 @@ def split_command(vllm: str) -> list[str]:
         fault = ""
     if not words:
         raise InvalidSetup.because(
-            "not-a-command", f"{vllm!r} is no command{fault}.", where="--vllm", fix="Example: --vllm ~/venv/bin/vllm."
+            "not-a-command",
+            f"--vllm {vllm!r} is no command{fault}.",
+            where="--vllm",
+            fix="Example: --vllm ~/venv/bin/vllm.",
         )
     return words
 
@@ -110,7 +113,7 @@ def check_command(words: Sequence[str]) -> None:
     if shutil.which(words[0]) is None:
         raise InvalidSetup.because(
             "no-such-command",
-            f"there is no command {words[0]!r} here.",
+            f"--vllm names {words[0]!r}, and there is no such command here.",
             where="--vllm",
             fix="Name what starts vLLM: --vllm ~/venv/bin/vllm, --vllm 'docker run ... --entrypoint vllm IMAGE'.",
         )

@@ -13,6 +13,7 @@ from draftwise.measure.measurement import prepare
 from draftwise.measure.spec import MeasurementSpec
 from draftwise.measure.warm_up import Pace
 from draftwise.report.page import write_report
+from draftwise.report.sentences import describe_decision
 
 __all__ = ["Decided", "decide"]
 
@@ -22,6 +23,8 @@ class Decided:
     """What came out of a measurement, and where all of it is."""
 
     decision: Decision
+    sentence: str
+    """The decision in words."""
     directory: Path
 
 
@@ -38,7 +41,7 @@ def decide(spec: MeasurementSpec) -> Decided:
     with asyncio.Runner(loop_factory=precise_loop) as runner:
         runner.run(session.run())
     decision, _ = write_report(measurement.directory)
-    return Decided(decision=decision, directory=measurement.directory.path)
+    return Decided(decision=decision, sentence=describe_decision(decision), directory=measurement.directory.path)
 
 
 def _ignore(_: str) -> None:

@@ -58,9 +58,14 @@ def blame(where: str) -> Iterator[None]:
 
 
 def damaged(where: str, message: str) -> InvalidSetup:
-    """Return the error for a file of a run that says something else than was written."""
+    """Return the error for a file of a run that says something else than was written.
+
+    Args:
+        where: the file, or a line of it: the subject of the message.
+        message: what it does or is.
+    """
     fix = "Restore the file from a copy; without it the run cannot be read."
-    return InvalidSetup.because("damaged-run", message, where=where, fix=fix)
+    return InvalidSetup.because("damaged-run", f"{where} {message}", where=where, fix=fix)
 
 
 def cut_unfinished(path: Path) -> None:
