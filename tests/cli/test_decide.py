@@ -104,7 +104,7 @@ def test_a_faster_and_a_slower_server_are_told_apart(urls, prompts, tmp_path) ->
     assert "Adopt faster for own" in result.stdout
     assert "NOT EVIDENCE" not in result.stdout
     assert f"Report: {out}/report.html" in result.stderr
-    assert "3 arms x (8 own) prompts x 2 passes = at most 48 requests, about" in result.stderr
+    assert "3 arms x (8 own) prompts x 2 repetitions = at most 48 requests, about" in result.stderr
 
     before = (Path(out) / "summary.json").read_bytes()
     again = run("report", out, "--json")
