@@ -29,8 +29,8 @@ from draftwise import __version__
 from draftwise.checkpoints.inspect import inspect_checkpoint
 from draftwise.checkpoints.pair import inspect_pair
 from draftwise.core import InvalidSetup, Setup, SpecConfig
-from draftwise.facts.gpus import known_gpus
-from draftwise.facts.models import known_models
+from draftwise.facts.gpus import read_gpus
+from draftwise.facts.models import read_models
 from draftwise.facts.vllm import releases
 from draftwise.plan.check import check
 from draftwise.plan.size import size
@@ -158,7 +158,7 @@ def make_spec(rng: random.Random) -> dict[str, Any]:
 
 def make_config(rng: random.Random, *, heads: float) -> Any:
     """Return a config.json: of a head with the probability `heads`, else of a known model; most are mutated."""
-    config = rng.choice(HEADS) if rng.random() < heads else dict(rng.choice(known_models()).config)
+    config = rng.choice(HEADS) if rng.random() < heads else dict(rng.choice(read_models()).config)
     return config if rng.random() < 0.3 else mutate_json(config, rng)
 
 
@@ -227,7 +227,7 @@ def run_config(folder: Path) -> None:
 
 def run_size(folder: Path) -> None:
     setup = read_spec(folder, target=str(folder / "target"))
-    size(setup, gpu=known_gpus()[len(setup.engine_version) % len(known_gpus())])
+    size(setup, gpu=read_gpus()[len(setup.engine_version) % len(read_gpus())])
 
 
 def run_checkpoint(folder: Path) -> None:

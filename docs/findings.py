@@ -8,7 +8,7 @@ from pathlib import Path
 from draftwise.core import Stage
 from draftwise.decide.thresholds import Thresholds
 from draftwise.facts.advice import all_advice
-from draftwise.facts.findings import FindingFact, all_findings, finding_rooms
+from draftwise.facts.findings import FindingFact, all_findings, read_finding_rooms
 from draftwise.facts.rules import Rule, all_rules
 from draftwise.facts.vllm import releases
 
@@ -67,7 +67,7 @@ def render() -> str:
 
 def _sections() -> Iterator[tuple[str, str]]:
     """Yield title and text of each section: what a run says of itself first, then what is said before one."""
-    for room in sorted(finding_rooms(), key=lambda room: (room != FIRST_ROOM, room)):
+    for room in sorted(read_finding_rooms(), key=lambda room: (room != FIRST_ROOM, room)):
         yield room, _list_findings(room)
     for stage, title in STAGES.items():
         yield title, _list_rules(stage)
@@ -81,7 +81,7 @@ def _list_findings(room: str) -> str:
         for fact in all_findings().values()
         if fact.room == room
     )
-    return _section(room, finding_rooms()[room], ("code", "severity", "what it means", "what to do"), rows)
+    return _section(room, read_finding_rooms()[room], ("code", "severity", "what it means", "what to do"), rows)
 
 
 def _threshold(fact: FindingFact) -> str:

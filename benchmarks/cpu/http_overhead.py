@@ -93,7 +93,7 @@ def serve(given: argparse.Namespace) -> None:
         server.start_process = start_thread
     make = partial(build, given.step_ms / 1e3, given.host_ms[0] / 1e3, given.clock)
     options = server.ServerOptions(port=0, served_model_name="m")
-    server.serve(config_of(given), None, options, tell=lambda line: print(line, flush=True), build=make)
+    server.serve(config_of(given), None, options, on_ready=lambda line: print(line, flush=True), build=make)
 
 
 @dataclass

@@ -138,9 +138,9 @@ def test_without_context_the_first_line_says_not_evidence(urls, prompts, tmp_pat
         (
             ["--url", "http://[::1", "--candidate-url", "http://127.0.0.1:1"],
             1,
-            "--url: 'http://[::1' is not an http(s) URL",
+            "--url 'http://[::1' is not an http(s) URL",
         ),
-        (["--url", "http://127.0.0.1:1", "--candidate-url", "x"], 1, "--candidate-url: 'x' is not an http(s) URL"),
+        (["--url", "http://127.0.0.1:1", "--candidate-url", "x"], 1, "--candidate-url 'x' is not an http(s) URL"),
         (["target", "--serve-args", "'--dtype"], 2, "is no shell command line (No closing quotation)"),
         (["target", "--minutes", "nan"], 2, "nan is not a finite number"),
         (["target", "--margin", "nan"], 2, "nan is not a finite number"),

@@ -30,7 +30,7 @@ def test_help_does_not_import_torch():
         (["survey"], 2, "No such command 'survey'"),
         (["serve", "m", "--speculative-config", "{"], 1, "error: --speculative-config: not valid JSON"),
         (["serve", "/no/such/model", "--port", "0"], 1, "error: /no/such/model: The path is not a directory."),
-        (["serve", "m", "--host", "0.0.0.0"], 1, "Add --allow-remote if that is wanted"),
+        (["serve", "m", "--host", "0.0.0.0"], 1, "Add --allow-remote (and --api-key) to allow this"),
         (["serve", "m", "--api-key", ""], 1, "error: --api-key: is empty."),
         (["serve", "m", "--kv-cache-dtype", "fp16"], 2, "'fp16' is not one of"),
         (["serve", "m", "--gpu-memory-utilization", "90"], 1, "gpu_memory_utilization: must be more than 0 and at mo"),

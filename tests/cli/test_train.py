@@ -29,12 +29,12 @@ def test_a_run_is_stopped_gone_on_with_and_its_drafter_drafts(tiny_target, tmp_p
     run.send_signal(signal.SIGTERM)
     _, told = run.communicate(timeout=120)
     assert run.returncode == 130, told
-    assert "the same command goes on from there" in told
+    assert "the same command resumes the run" in told
     assert not (out / "model.safetensors").exists()
 
     rest = subprocess.run(command(*given, "--num-heads", 2, "--json"), capture_output=True, text=True, timeout=300)
     assert rest.returncode == 0, rest.stderr
-    assert "going on from step" in rest.stderr
+    assert "resuming at step" in rest.stderr
     result = json.loads(rest.stdout)
     assert result["speculative_config"] == {"method": "medusa", "model": str(out), "num_speculative_tokens": 2}
     assert result["acceptance"][0] > 0.5

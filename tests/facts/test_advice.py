@@ -1,15 +1,15 @@
-"""Rules of thumb, bands and results are sourced and name methods that exist."""
+"""Rules of thumb, bands and results are cite and name methods that exist."""
 
 import pytest
 
 from draftwise.facts.advice import (
     all_advice,
-    anchors_of,
-    find_band,
+    find_prior,
+    find_published_results,
     get_advice,
-    guide_order,
-    step_costs,
-    traffic_kinds,
+    get_guide_rank,
+    read_step_costs,
+    read_traffic_kinds,
 )
 from draftwise.facts.methods import methods_where
 
@@ -30,31 +30,31 @@ def test_an_unknown_rule_is_an_error() -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_has_a_band_a_cost_and_a_place(method: str) -> None:
-    band = find_band(method)
+    band = find_prior(method)
     assert band is not None
     assert 0 < band.low < band.high < 1
-    cost = step_costs().of_method(method)
+    cost = read_step_costs().get_drafting(method)
     assert cost.per_token_s >= 0
     assert set(cost.measured) <= set(cost.methods)
-    assert guide_order(method) >= 0
+    assert get_guide_rank(method) >= 0
 
 
 def test_methods_that_draft_nothing_have_none() -> None:
-    assert find_band("extract_hidden_states") is None
-    for look in (step_costs().of_method, guide_order):
+    assert find_prior("extract_hidden_states") is None
+    for look in (read_step_costs().get_drafting, get_guide_rank):
         with pytest.raises(KeyError):
             look("extract_hidden_states")
 
 
 def test_results_carry_their_source_and_each_measured_method_has_one() -> None:
     for method in METHODS:
-        assert all(anchor.source and anchor.result for anchor in anchors_of(method))
-    for row in step_costs().drafting:
-        assert all(anchors_of(method) for method in row.measured)
+        assert all(anchor.source and anchor.result for anchor in find_published_results(method))
+    for row in read_step_costs().drafting:
+        assert all(find_published_results(method) for method in row.measured)
 
 
 def test_kinds_of_traffic_agree_with_themselves() -> None:
-    for name, kind in traffic_kinds().items():
+    for name, kind in read_traffic_kinds().items():
         assert name == kind.name
         assert 0 <= kind.place <= 1
         assert kind.overlap == "high" or not kind.repetitive

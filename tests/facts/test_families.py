@@ -4,17 +4,17 @@ import re
 
 import pytest
 
-from draftwise.facts.families import PublishedDrafter, find_native, published_drafters
-from draftwise.facts.models import known_models
+from draftwise.facts.families import PublishedDrafter, find_native, find_published_drafters
+from draftwise.facts.models import read_models
 from draftwise.facts.vllm import history, releases
 
-EVERY = published_drafters(name for model in known_models() for name in model.names)
+EVERY = find_published_drafters(name for model in read_models() for name in model.names)
 
 
 def test_most_known_models_have_a_drafter_or_modules() -> None:
     targets = {target for row in EVERY for target in row.targets}
-    served = [m for m in known_models() if targets & set(m.names) or find_native(m.config["model_type"])]
-    assert len(served) > len(known_models()) / 2
+    served = [m for m in read_models() if targets & set(m.names) or find_native(m.config["model_type"])]
+    assert len(served) > len(read_models()) / 2
 
 
 @pytest.mark.parametrize("row", EVERY, ids=lambda row: row.model)
@@ -34,13 +34,13 @@ def test_a_drafter_stands_once_for_each_target() -> None:
 
 
 def test_case_of_a_name_does_not_matter() -> None:
-    assert published_drafters(["qwen/QWEN3-8b"]) == published_drafters(["Qwen/Qwen3-8B"]) != ()
-    assert published_drafters(["nobody/nothing"]) == ()
+    assert find_published_drafters(["qwen/QWEN3-8b"]) == find_published_drafters(["Qwen/Qwen3-8B"]) != ()
+    assert find_published_drafters(["nobody/nothing"]) == ()
 
 
 def test_families_with_modules_are_families_that_vllm_remaps() -> None:
     newest = releases()[-1].table("mtp_remap")
-    for model in known_models():
+    for model in read_models():
         if find_native(model.config["model_type"]):
             assert {model.config["model_type"], *model.config["architectures"]} & set(newest)
     assert find_native("llama") is None

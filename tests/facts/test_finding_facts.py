@@ -13,7 +13,7 @@ import draftwise
 from draftwise.core import Severity
 from draftwise.decide.thresholds import Thresholds
 from draftwise.facts.advice import all_advice
-from draftwise.facts.findings import all_findings, finding_rooms, get_finding
+from draftwise.facts.findings import all_findings, get_finding, read_finding_rooms
 from draftwise.facts.rules import all_rules
 
 PACKAGE = Path(draftwise.__file__).parent
@@ -61,7 +61,7 @@ def test_every_row_is_complete() -> None:
         assert fact.explains.endswith("."), fact.code
         assert fact.fix.endswith("."), fact.code
         assert fact.severities == tuple(each for each in Severity if each in fact.severities), fact.code
-        assert fact.room in finding_rooms(), fact.code
+        assert fact.room in read_finding_rooms(), fact.code
 
 
 def test_thresholds_exist() -> None:

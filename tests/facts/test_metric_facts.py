@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from draftwise.facts.metrics import METRICS, Metric, get_metric, token_buckets
+from draftwise.facts.metrics import METRICS, Metric, get_metric, make_token_buckets
 
 RECORDED = (Path(__file__).parent / "vllm_0_32_metrics.txt").read_text()
 
@@ -20,7 +20,7 @@ def test_row_is_what_vllm_exports(metric: Metric) -> None:
     assert set(re.findall(r'(\w+)="', labels[0])) - {"le"} == set(metric.labels)
     if metric.kind == "histogram":
         bounds = [float(le) for line in labels for le in re.findall(r'le="([^"]+)"', line)]
-        assert bounds == [*(metric.buckets or token_buckets(256)), float("inf")]
+        assert bounds == [*(metric.buckets or make_token_buckets(256)), float("inf")]
 
 
 def test_lookup_by_name_with_or_without_prefix() -> None:

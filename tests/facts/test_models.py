@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from draftwise.facts.models import KnownModel, find_model, known_models, suggest_models
+from draftwise.facts.models import KnownModel, find_model, read_models, suggest_models
 
 
 def text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -80,12 +80,12 @@ def count(model: KnownModel) -> int:
     return whole + vision(model.config.get("vision_config", {}))
 
 
-@pytest.mark.parametrize("model", known_models(), ids=lambda model: model.id)
+@pytest.mark.parametrize("model", read_models(), ids=lambda model: model.id)
 def test_the_shape_gives_the_published_parameter_count(model: KnownModel) -> None:
     assert count(model) == pytest.approx(model.params, rel=0.02)
 
 
-@pytest.mark.parametrize("model", known_models(), ids=lambda model: model.id)
+@pytest.mark.parametrize("model", read_models(), ids=lambda model: model.id)
 def test_every_row_says_what_vllm_asks_first(model: KnownModel) -> None:
     assert model.source
     assert model.config["architectures"]
@@ -95,7 +95,7 @@ def test_every_row_says_what_vllm_asks_first(model: KnownModel) -> None:
 
 
 def test_no_name_stands_twice() -> None:
-    names = [name.lower() for model in known_models() for name in model.names]
+    names = [name.lower() for model in read_models() for name in model.names]
     assert len(names) == len(set(names))
 
 
@@ -112,7 +112,7 @@ def test_nothing_else_may_be_left_out_or_added(name: str) -> None:
 
 
 def test_every_name_finds_its_row() -> None:
-    for model in known_models():
+    for model in read_models():
         assert all(find_model(name) is model for name in model.names)
 
 

@@ -4,8 +4,8 @@ import re
 
 from draftwise.core import Counters, ServerLoad, SpecStats
 from draftwise.facts.metrics import METRICS
-from draftwise.facts.server_metrics import readings_by_sample
-from draftwise.facts.startup_log import log_facts
+from draftwise.facts.server_metrics import read_server_metrics
+from draftwise.facts.startup_log import read_log_facts
 from draftwise.facts.stored import read_data
 
 
@@ -18,18 +18,18 @@ def test_every_row_has_its_source() -> None:
 
 
 def test_a_value_has_a_group_and_a_phase_has_none() -> None:
-    assert all(mark.pattern.groups >= 1 for mark in log_facts().values)
-    assert all(mark.pattern.groups == 0 for mark in log_facts().phases)
-    assert log_facts().phases[-1].name == "ready"
+    assert all(mark.pattern.groups >= 1 for mark in read_log_facts().values)
+    assert all(mark.pattern.groups == 0 for mark in read_log_facts().phases)
+    assert read_log_facts().phases[-1].name == "ready"
 
 
 def test_readings_are_fields_of_the_nouns_they_fill() -> None:
     fields = {name for noun in (Counters, SpecStats, ServerLoad) for name in noun.__dataclass_fields__}
-    assert {reading for reading, _ in readings_by_sample().values()} <= fields
+    assert {reading for reading, _ in read_server_metrics().values()} <= fields
 
 
 def test_vllm_samples_are_metrics_that_vllm_has() -> None:
     known = {metric.sample for metric in METRICS} | {"vllm:gpu_cache_usage_perc"}
-    ours = {sample for sample in readings_by_sample() if sample.startswith("vllm:")}
+    ours = {sample for sample in read_server_metrics() if sample.startswith("vllm:")}
     assert ours <= known
-    assert all(re.fullmatch(r"[a-z_]+:?[a-z_]+", sample) for sample in readings_by_sample())
+    assert all(re.fullmatch(r"[a-z_]+:?[a-z_]+", sample) for sample in read_server_metrics())

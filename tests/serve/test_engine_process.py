@@ -20,7 +20,7 @@ from draftwise.engine.outputs import Delta, Logprob
 from draftwise.engine.text.tokenizer import Tokenizer, load_tokenizer
 from draftwise.serve.channel import Channel, ChannelProtocol
 from draftwise.serve.launch import start_process, start_thread
-from draftwise.serve.messages import Broke, Step
+from draftwise.serve.messages import Broke, StepResult
 from draftwise.serve.worker import EngineWorker
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
@@ -65,15 +65,15 @@ def test_a_step_survives_the_way():
         Delta(request_id="a", index=1, token_ids=[5], text="é", logprobs=[candidates], scheduled_s=1.5),
         Delta(request_id="b", index=0, token_ids=[], text="", finish_reason="stop", stop_reason="###"),
     ]
-    step = pickle.loads(pickle.dumps(Step.of(deltas, None, began=1.0, ended=2.0)))
-    assert (step.began, step.ended, step.deltas()) == (1.0, 2.0, deltas)
+    step = pickle.loads(pickle.dumps(StepResult.pack(deltas, None, began=1.0, ended=2.0)))
+    assert (step.began, step.ended, step.unpack()) == (1.0, 2.0, deltas)
 
 
 @pytest.mark.parametrize("start", [start_process, start_thread])
 def test_phases_and_facts_reach_the_server(start, checkpoint):
     told = []
     worker = EngineWorker(start(partial(builders.build_in_phases, str(checkpoint))), max_waiting=1)
-    worker.wait_until_built("m", tell=told.append)
+    worker.wait_until_built("m", on_phase=told.append)
     worker.stop()
     (_, seconds) = told.pop()
     assert told == [("load weights", None)]
@@ -153,7 +153,7 @@ def test_an_engine_that_is_still_being_built_can_be_given_up_at_once():
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        worker.wait_until_built("m", tell=interrupt)
+        worker.wait_until_built("m", on_phase=interrupt)
     began = time.monotonic()
     worker.stop()
     assert time.monotonic() - began < 30, "it sleeps for a minute"

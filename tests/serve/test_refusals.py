@@ -50,7 +50,7 @@ REFUSED = {
     "out of range": ("completions", {"prompt": "a", "temperature": -1}, 400, "temperature", "got -1.0"),
     "no tokens": ("completions", {"prompt": "a", "max_tokens": 0}, 400, "max_tokens", "at least 1"),
     "many": ("completions", {"prompt": "a", "n": 1000}, 400, "n", "at most 128"),
-    "more than ever fits": ("completions", {"prompt": "a", "n": 50}, 400, None, "12 at most"),
+    "more than ever fits": ("completions", {"prompt": "a", "n": 50}, 400, None, "at most 12"),
     "logprobs": ("completions", {"prompt": "a", "logprobs": 21}, 400, "logprobs", "at most 20"),
     "stops": ("completions", {"prompt": "a", "stop": ["x"] * 65}, 400, "stop", "at most 64 items, got 65"),
     "not utf-8": ("completions", b'{"prompt": "\xff"}', 400, None, "not valid JSON"),

@@ -43,18 +43,18 @@ def value(text, sample):
 
 
 def test_every_series_is_vllms_from_the_first_scrape():
-    assert series(make_metrics().exposition().decode()) == series(RECORDED.read_text())
+    assert series(make_metrics().render().decode()) == series(RECORDED.read_text())
 
 
 def test_without_speculation_there_are_no_speculative_counters():
-    text = make_metrics(k=None).exposition().decode()
+    text = make_metrics(k=None).render().decode()
     assert "spec_decode" not in text
     assert series(text) == {line for line in series(RECORDED.read_text()) if "spec_decode" not in line}
 
 
 def test_speculative_counters_follow_the_engine_and_the_positions_never_reached_are_zero():
     spec = SpecStats.of_draft(drafted=2, accepted=1) + SpecStats.of_draft(drafted=1, accepted=1)
-    text = make_metrics(stats=snapshot(spec=spec, num_waiting=4, kv_cache_usage=0.5)).exposition().decode()
+    text = make_metrics(stats=snapshot(spec=spec, num_waiting=4, kv_cache_usage=0.5)).render().decode()
     labels = 'engine="0",model_name="tiny"'
     assert value(text, f"vllm:spec_decode_num_drafts_total{{{labels}}}") == 2
     assert value(text, f"vllm:spec_decode_num_draft_tokens_total{{{labels}}}") == 3
@@ -73,7 +73,7 @@ def test_intervals_of_a_request_are_vllms(scheduled_s, began):
     for now, tokens, reason in ((17.0, [1], None), (25.0, [1, 2, 3], None), (26.0, [], None), (33.0, [4], "stop")):
         delta = Delta(request_id="r", index=0, token_ids=tokens, text="", finish_reason=reason, scheduled_s=scheduled_s)
         timeline.note_delta(delta, began=began, now=now)
-    text = metrics.exposition().decode()
+    text = metrics.render().decode()
 
     def total(name):
         return value(text, f'vllm:{name}_sum{{engine="0",model_name="tiny"}}')
@@ -122,7 +122,7 @@ def test_log_lines_are_vllms():
         prefix_cache_hits=149,
         spec=spec,
     )
-    assert log.lines(busy, 10.0) == [
+    assert log.make_lines(busy, 10.0) == [
         "Engine 000: Avg prompt throughput: 29.8 tokens/s, Avg generation throughput: 2.6 tokens/s, Running: 2 reqs, "
         "Waiting: 1 reqs, CPU KV cache usage: 12.5%, Prefix cache hit rate: 50.0%",
         # The same drafts as in the text that vLLM 0.10.2, 0.19.1 and 0.32.0 printed.
@@ -134,9 +134,9 @@ def test_log_lines_are_vllms():
 
 def test_the_log_is_silent_while_idle_and_about_drafts_without_drafts():
     log = StatsLog(snapshot(), k=3, device="GPU", now=0.0)
-    assert log.lines(snapshot(), 10.0) == []
+    assert log.make_lines(snapshot(), 10.0) == []
     worked = snapshot(generation_tokens=10)
-    assert [line.partition(":")[0] for line in log.lines(worked, 20.0)] == ["Engine 000"]
-    (last,) = log.lines(worked, 30.0)
+    assert [line.partition(":")[0] for line in log.make_lines(worked, 20.0)] == ["Engine 000"]
+    (last,) = log.make_lines(worked, 30.0)
     assert "Avg generation throughput: 0.0 tokens/s, Running: 0 reqs, Waiting: 0 reqs, GPU KV" in last
-    assert log.lines(worked, 40.0) == []
+    assert log.make_lines(worked, 40.0) == []

@@ -20,7 +20,7 @@ from draftwise.serve import server
 from tests.support.builders import build_paused
 server._SHUTDOWN_S = 1
 config, options = EngineConfig(model=sys.argv[1]), server.ServerOptions(port=0)
-server.serve(config, None, options, tell=lambda line: print(line, flush=True), build=build_paused)
+server.serve(config, None, options, on_ready=lambda line: print(line, flush=True), build=build_paused)
 """
 
 
@@ -48,7 +48,7 @@ def test_remote_binding_when_asked_for():
 
 def test_localhost_is_local_and_nonsense_is_unknown():
     bind(ServerOptions(host="localhost", port=0)).close()
-    with pytest.raises(InvalidSetup, match="no address of this machine"):
+    with pytest.raises(InvalidSetup, match="not an address of this machine"):
         bind(ServerOptions(host="no.such.host.invalid", port=0))
 
 

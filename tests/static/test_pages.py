@@ -11,7 +11,7 @@ from draftwise.facts.advice import all_advice
 from draftwise.facts.findings import all_findings
 from draftwise.facts.rules import all_rules
 
-DOCS = Path(__file__).parent.parent / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 def load(name: str) -> ModuleType:

@@ -119,7 +119,7 @@ def drafts(
     return found
 
 
-def first_pass(drafter: Drafter, states_TF: Tensor, tokens: list[int]) -> tuple[Tensor, Tensor]:
+def first_pass(drafter: Drafter, states_TF: Tensor, tokens: list[int]) -> tuple[Tensor, Tensor | None]:
     """Return logits and carried states of all confirmed rows, computed over pages in one pass."""
     num_rows = len(tokens) - 1
     pages = list(range(-(-num_rows // 4)))

@@ -99,7 +99,11 @@ def _decoder(config: Mapping[str, Any], num_features: int, seed: int) -> dict[st
     shapes |= {"hidden_norm.weight": (hidden,), "norm.weight": (hidden,)}
     for i in range(config["num_hidden_layers"]):
         attention, mlp = f"layers.{i}.self_attn.", f"layers.{i}.mlp."
-        products = {"q_proj": (q_size, hidden), "k_proj": (kv_size, hidden), "v_proj": (kv_size, hidden)}
+        products: dict[str, tuple[int, ...]] = {
+            "q_proj": (q_size, hidden),
+            "k_proj": (kv_size, hidden),
+            "v_proj": (kv_size, hidden),
+        }
         products["o_proj"] = (hidden, q_size)
         for name, shape in products.items():
             shapes[f"{attention}{name}.weight"] = shape

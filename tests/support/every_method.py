@@ -20,7 +20,7 @@ def write_medusa(folder: Path, target_config: dict[str, Any], *, num_heads: int 
     """Write random Medusa heads for a target of this config.json; return their folder."""
     hidden, vocab = target_config["hidden_size"], target_config["vocab_size"]
     config = {"architectures": ["MedusaModel"], "model_type": "medusa", "hidden_size": hidden, "vocab_size": vocab}
-    shapes = {f"blocks.{i}.layers.0.weight": (hidden, hidden) for i in range(num_heads)}
+    shapes: dict[str, tuple[int, ...]] = {f"blocks.{i}.layers.0.weight": (hidden, hidden) for i in range(num_heads)}
     shapes |= {f"lm_heads.{i}.weight": (vocab, hidden) for i in range(num_heads)}
     return _write(folder, config | {"num_heads": num_heads, "num_hidden_layers": 1}, shapes)
 

@@ -6,7 +6,7 @@ import math
 import time
 from types import SimpleNamespace
 
-from draftwise.core import InvalidSetup, SpecStats
+from draftwise.core import Finding, InvalidSetup, SpecStats
 from draftwise.engine.config import EngineConfig
 from draftwise.engine.outputs import Delta, EngineStats, Logprob
 from draftwise.engine.text.detokenizer import IncrementalDetokenizer
@@ -25,7 +25,7 @@ class FakeEngine:
         )
         self.tokenizer = Tokenizer.from_pretrained(directory)
         self.spec = None if k is None else SimpleNamespace(k=k, method="ngram", to_dict=lambda: {"method": "ngram"})
-        self.findings = ()
+        self.findings: tuple[Finding, ...] = ()
         self.num_pages = 7
         self._running = []
         self.steps = math.inf
@@ -43,7 +43,7 @@ class FakeEngine:
         ids = request.prompt_token_ids
         if not ids:
             raise InvalidSetup.because("empty-prompt", "the prompt has no tokens.", where="prompt")
-        if len(ids) >= self.config.max_model_len:
+        if len(ids) >= (self.config.max_model_len or math.inf):
             message = f"the prompt has {len(ids)} tokens, but prompt and output together may have 64."
             raise InvalidSetup.because("prompt-too-long", message, where="prompt")
         self.params.append(request.params)
@@ -94,7 +94,7 @@ class FakeEngine:
         )
 
     def _advance(self, sequence):
-        params, tokens, text, reason = sequence.request.params, [], "", None
+        params, tokens, text, reason = sequence.request.params, list[int](), "", None
         while reason is None and len(tokens) < self._per_step:
             tokens.append(token := self._reply[sequence.done])
             sequence.done += 1

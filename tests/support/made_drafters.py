@@ -25,7 +25,7 @@ def write_eagle(
     """Write an EAGLE head for a target of this config.json; return its folder. `settings` go into config.json."""
     config = _head_config(target_config, "LlamaForCausalLM", num_hidden_layers=num_layers) | settings
     hidden = config["hidden_size"]
-    shapes = {"fc.weight": (hidden, 2 * hidden)}
+    shapes: dict[str, tuple[int, ...]] = {"fc.weight": (hidden, 2 * hidden)}
     for i in range(num_layers):
         shapes |= _layer_shapes(config, f"layers.{i}.", input_norm=i > 0)
     tensors = _random(shapes, seed)
@@ -148,7 +148,7 @@ def _eagle3_shapes(
     config: Mapping[str, Any], num_taps: int, width: int, num_layers: int, first_layer: str
 ) -> dict[str, tuple[int, ...]]:
     hidden = config["hidden_size"]
-    options = config | (config.get("eagle_config") or {})
+    options = {**config, **(config.get("eagle_config") or {})}
     shapes: dict[str, tuple[int, ...]] = {"norm.weight": (hidden,), f"{first_layer}hidden_norm.weight": (hidden,)}
     if options.get("use_aux_hidden_state", True):
         shapes["fc.weight"] = (hidden, num_taps * width)

@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-from tests.support.lessons import (
+from tests.support.training import (
     accepted,
     as_batch,
     build,
@@ -57,7 +57,7 @@ def test_unrolled_steps_are_what_the_engine_computes_from_the_export(name, optio
         for parameter in method.network.parameters():  # norms that are all ones would hide a norm left out
             parameter.add_(torch.randn_like(parameter) * 0.2 * parameter.std().nan_to_num(0.5).clamp(min=0.1))
     batch = random_batch(target)
-    states = target.states(batch, method.taps)
+    states = target.compute_states(batch, method.taps)
     with torch.no_grad():
         logits_JBRU = torch.stack([step.hidden_BRH @ method.head_UH.T for step in method.unroll(batch, states)])
     method.export(tmp_path)
@@ -70,10 +70,10 @@ def test_unrolled_steps_are_what_the_engine_computes_from_the_export(name, optio
 
 
 @pytest.mark.parametrize(("name", "options"), [*KINDS, pytest.param("eagle3", PARALLEL, id="p-eagle")])
-def test_lesson_counts_what_the_engine_drafts_right(name, options, target, engine_target, tmp_path):
+def test_result_counts_what_the_engine_drafts_right(name, options, target, engine_target, tmp_path):
     method = build(name, target, **options)
     batch = greedy_batch(target)
-    states = target.states(batch, method.taps)
+    states = target.compute_states(batch, method.taps)
     before = evaluate(method, batch, states)
     after = train(method, batch, states, steps=40)
     assert after.loss < 0.7 * before.loss
@@ -84,12 +84,12 @@ def test_lesson_counts_what_the_engine_drafts_right(name, options, target, engin
     assert torch.equal(engine_accepted(proposer, batch, states, 3), accepted(after))
 
 
-def test_lesson_learns_and_counts_answers_only(target):
+def test_result_learns_and_counts_answers_only(target):
     method = build("mtp", target, **{K: 2})
     tokens_BT = random_batch(target, sequences=1, length=12).tokens_BT
     batch = as_batch(tokens_BT, prompt=6)
-    lesson = evaluate(method, batch, target.states(batch, method.taps))
-    assert [counted.nonzero()[:, 1].tolist() for counted in lesson.counted] == [[5, 6, 7, 8, 9, 10], [4, 5, 6, 7, 8, 9]]
+    result = evaluate(method, batch, target.compute_states(batch, method.taps))
+    assert [counted.nonzero()[:, 1].tolist() for counted in result.counted] == [[5, 6, 7, 8, 9, 10], [4, 5, 6, 7, 8, 9]]
 
 
 def test_padding_changes_nothing(target):
@@ -98,23 +98,23 @@ def test_padding_changes_nothing(target):
     padded = torch.nn.functional.pad(long.tokens_BT, (0, 6))
     learnt = torch.nn.functional.pad(long.learnt_BT, (0, 6))
     long = type(long)(tokens_BT=padded, valid_BT=padded != 0, learnt_BT=learnt)
-    lessons = [evaluate(method, batch, target.states(batch, method.taps)) for batch in (short, long)]
-    torch.testing.assert_close(lessons[0].loss, lessons[1].loss)
-    for here, there in zip(lessons[0].counted, lessons[1].counted, strict=True):
+    results = [evaluate(method, batch, target.compute_states(batch, method.taps)) for batch in (short, long)]
+    torch.testing.assert_close(results[0].loss, results[1].loss)
+    for here, there in zip(results[0].counted, results[1].counted, strict=True):
         assert torch.equal(here, there[:, :14])
 
 
 def test_eagle_learns_states_and_distributions(target):
     method = build("eagle", target, noise=0, token_weight=0.5)
     batch = random_batch(target)
-    states = target.states(batch, method.taps)
+    states = target.compute_states(batch, method.taps)
     with torch.no_grad():
         guessed_BRH = method.unroll(batch, states)[0].carry_BRH[:, 2:-1]  # labels 4 and on are learnt
         aim_BLH = states.final_BTH[:, 3:-1]
         states_error = torch.nn.functional.smooth_l1_loss(guessed_BRH, aim_BLH)
         shares = (aim_BLH @ target.head_VH.T).softmax(-1)
         entropy = -(shares * (guessed_BRH @ target.head_VH.T).log_softmax(-1)).sum(-1).mean()
-        loss = method.lesson(batch, states).loss
+        loss = method.compute_loss(batch, states).loss
     torch.testing.assert_close(loss, states_error + 0.5 * entropy, rtol=1e-4, atol=1e-5)
 
 

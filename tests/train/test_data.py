@@ -100,11 +100,11 @@ def test_bucket_lengths_waste_as_little_as_can_be():
 
 
 def test_an_epoch_takes_each_sample_once_and_a_position_is_all_there_is_to_know():
-    corpus = Corpus.of(random_samples(100))
+    corpus = Corpus.from_samples(random_samples(100))
     order = Order(corpus, batch_tokens=300, seed=3)
-    position, taken, places = order.start(), [], []
+    position, taken, places = order.get_start(), [], []
     for _ in range(60):
-        parts, position = order.step(position)
+        parts, position = order.take_step(position)
         taken += parts
         places.append(position)
     for bucket, length in enumerate(order.lengths):
@@ -116,33 +116,33 @@ def test_an_epoch_takes_each_sample_once_and_a_position_is_all_there_is_to_know(
             assert len(set(stream[epoch * size : (epoch + 1) * size].tolist())) == size
     again = Order(corpus, batch_tokens=300, seed=3)
     for done in (1, 17, 40):
-        parts, _ = again.step(places[done - 1])
+        parts, _ = again.take_step(places[done - 1])
         assert np.array_equal(parts[0].samples_B, taken[done].samples_B)
-    once = np.concatenate([part.samples_B for part in order.once()])
+    once = np.concatenate([part.samples_B for part in order.iterate_once()])
     assert sorted(once[once >= 0].tolist()) == list(range(len(corpus)))
 
 
 def test_accumulated_batches_hold_the_samples_of_a_bigger_batch():
-    corpus = Corpus.of(random_samples(200))
+    corpus = Corpus.from_samples(random_samples(200))
     lengths = [32, 64, 96]
     big = Order(corpus, batch_tokens=768, lengths=lengths)
     small = Order(corpus, batch_tokens=384, accumulate=2, lengths=lengths)
-    at_big, at_small = big.start(), small.start()
+    at_big, at_small = big.get_start(), small.get_start()
     for _ in range(20):
-        (one,), at_big = big.step(at_big)
-        two, at_small = small.step(at_small)
+        (one,), at_big = big.take_step(at_big)
+        two, at_small = small.take_step(at_small)
         assert np.array_equal(one.samples_B, np.concatenate([part.samples_B for part in two]))
 
 
 def test_batches_hold_the_samples_and_learn_only_answers():
     samples = random_samples(20)
-    corpus = Corpus.of(samples)
+    corpus = Corpus.from_samples(samples)
     feed, order = Feed(corpus, torch.device("cpu")), Order(corpus, batch_tokens=256)
-    for rows in order.once():
-        batch = feed.batch(rows)
+    for rows in order.iterate_once():
+        batch = feed.make_batch(rows)
         assert int(batch.learnt_BT.sum()) == rows.num_learnt
         assert int(batch.valid_BT.sum()) == rows.num_tokens
         for b, i in enumerate(rows.samples_B.tolist()):
-            sample = corpus.sample(i) if i >= 0 else Sample(np.zeros(0, np.int32), 0)
+            sample = corpus.get_sample(i) if i >= 0 else Sample(np.zeros(0, np.int32), 0)
             assert batch.tokens_BT[b][batch.valid_BT[b]].tolist() == sample.tokens.tolist()
             assert batch.learnt_BT[b].nonzero().flatten().tolist() == list(range(sample.num_prompt, len(sample.tokens)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.support.lessons import accepted, build, engine_accepted, evaluate, greedy_batch, random_batch, train
+from tests.support.training import accepted, build, engine_accepted, evaluate, greedy_batch, random_batch, train
 
 from draftwise.engine.models import load_model
 from draftwise.engine.proposers.dflash import DFlashProposer
@@ -21,7 +21,7 @@ def test_lesson_counts_what_the_engine_drafts_right(target, tiny_target, tmp_pat
         "dflash", target, num_speculative_tokens=3, num_layers=2, anchors=24, target_layers=(1, 2), mask_token_id=7
     )
     batch = greedy_batch(target)
-    states = target.states(batch, method.taps)
+    states = target.compute_states(batch, method.taps)
     before = evaluate(method, batch, states)
     after = train(method, batch, states, steps=60)
     assert accepted(after).sum() > accepted(before).sum() + 10
@@ -36,12 +36,12 @@ def test_lesson_counts_what_the_engine_drafts_right(target, tiny_target, tmp_pat
 def test_blocks_see_what_lies_before_their_anchor_only(target):
     method = build("dflash", target, num_speculative_tokens=3, num_layers=2, anchors=18)
     batch = random_batch(target)
-    states = target.states(batch, method.taps)
+    states = target.compute_states(batch, method.taps)
     hidden_BNKH = _hidden(method, batch, states)
     tokens_BT = batch.tokens_BT.clone()
     tokens_BT[:, 9:] = 3
     other = type(batch)(tokens_BT=tokens_BT, valid_BT=batch.valid_BT, learnt_BT=batch.learnt_BT)
-    changed_BNKH = _hidden(method, other, target.states(other, method.taps))
+    changed_BNKH = _hidden(method, other, target.compute_states(other, method.taps))
     same_N = (hidden_BNKH - changed_BNKH).abs().amax((0, 2, 3)) < 1e-5
     assert same_N.tolist() == [True] * 9 + [False] * 9
 

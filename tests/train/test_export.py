@@ -9,7 +9,7 @@ import torch
 import transformers
 from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
-from tests.support.lessons import build, random_batch
+from tests.support.training import build, random_batch
 
 from draftwise.checkpoints.identity import target_identity, write_identity
 from draftwise.cli import main
@@ -44,7 +44,7 @@ def test_assembled_checkpoint_computes_what_the_target_does(target, tiny_target,
     assert len(list((tmp_path / "joint").glob("*.safetensors"))) > 1
     joint = transformers.Qwen2ForCausalLM.from_pretrained(tmp_path / "joint").eval()
     tokens_BT = random_batch(target).tokens_BT
-    final_BTH = target.states(random_batch(target), ()).final_BTH
+    final_BTH = target.compute_states(random_batch(target), ()).final_BTH
     with torch.no_grad():
         torch.testing.assert_close(joint(tokens_BT).logits, final_BTH @ target.head_VH.T, rtol=1e-4, atol=1e-4)
     drafter = load_mtp(tmp_path / "joint", load_model(tmp_path / "joint"))
@@ -104,7 +104,7 @@ def test_command_joins_mtp_modules_and_says_how_to_serve(target, tiny_target, tm
     assert (tmp_path / "joint" / "tokenizer.json").exists()
     again = CliRunner().invoke(main, arguments)
     assert again.exit_code == 1
-    assert "exists already" in again.output
+    assert "already exists" in again.output
 
 
 def test_incomplete_drafter_leaves_nothing_behind(target, tiny_target, tmp_path):

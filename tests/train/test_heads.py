@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from tests.support.confirming import confirm
-from tests.support.lessons import accepted, build, engine_accepted, evaluate, greedy_batch, random_batch, train
+from tests.support.training import accepted, build, engine_accepted, evaluate, greedy_batch, random_batch, train
 
 from draftwise.core import InvalidSetup, SpecConfig
 from draftwise.engine.config import EngineConfig
@@ -42,7 +42,7 @@ def engine_target(tiny_target):
 def load(method, folder, target, engine_target, k):
     """Return the engine's proposer of an exported drafter."""
     method.export(folder)
-    path, config = method.serving(folder, target.path, k)
+    path, config = method.describe_serving(folder, target.path, k)
     assert path == target.path
     return make_proposer(resolve_spec(SpecConfig.parse(config)), EngineConfig(model=str(path)), engine_target)
 
@@ -51,7 +51,7 @@ def load(method, folder, target, engine_target, k):
 def test_heads_learn_and_the_engine_accepts_what_training_counts(name, options, target, engine_target, tmp_path):
     batch = greedy_batch(target)
     method = build(name, target, **options)
-    states = target.states(batch, method.taps)
+    states = target.compute_states(batch, method.taps)
     before = evaluate(method, batch, states)
     after = train(method, batch, states, steps=60)
     assert after.loss < 0.8 * before.loss
@@ -65,7 +65,7 @@ def test_heads_learn_and_the_engine_accepts_what_training_counts(name, options, 
 def test_a_draft_model_learns_and_the_engine_accepts_what_training_counts(options, target, engine_target, tmp_path):
     batch = greedy_batch(target)
     method = build("draft_model", target, **options)
-    states = target.states(batch, method.taps)
+    states = target.compute_states(batch, method.taps)
     before = evaluate(method, batch, states)
     after = train(method, batch, states, steps=90, lr=1e-2)
     assert after.loss < 0.8 * before.loss
@@ -103,14 +103,14 @@ def test_masks_are_dropped_at_random_while_learning_and_never_while_measuring(ta
 
 def test_fresh_medusa_heads_say_what_the_target_says(target):
     batch = random_batch(target)
-    states = target.states(batch, ())
+    states = target.compute_states(batch, ())
     hidden = build("medusa", target, num_heads=2, num_layers=2).network(states.final_BTH)
     assert all(torch.equal(each, states.final_BTH) for each in hidden)
 
 
 def test_a_draft_model_goes_on_from_a_checkpoint(target, tiny_draft, tmp_path):
     batch = random_batch(target)
-    states = target.states(batch, ())
+    states = target.compute_states(batch, ())
     method = build("draft_model", target, init=str(tiny_draft))
     method.export(tmp_path)
     again = build("draft_model", target, init=str(tmp_path))

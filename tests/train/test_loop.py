@@ -13,9 +13,9 @@ from draftwise.core import InvalidSetup
 from draftwise.facts.methods import methods_where
 from draftwise.train import answers, get_training
 from draftwise.train.answers import AnswerSettings, answer, cut_prompts
-from draftwise.train.lesson import Batch
-from draftwise.train.loop import Training
-from draftwise.train.optimizers import schedule_factor
+from draftwise.train.batch import Batch
+from draftwise.train.loop import TrainingRun
+from draftwise.train.optimizers import compute_schedule_factor
 from draftwise.train.progress import Reporter
 from draftwise.train.reading import Sample
 from draftwise.train.run import train
@@ -59,7 +59,7 @@ def distance(a, b):
 
 def train_and_die(monkeypatch, steps, method, settings):
     """Train; after so many steps the process dies, as far as the run can tell."""
-    take, taken = Training._step, []
+    take, taken = TrainingRun._step, []
 
     def step(self):
         take(self)
@@ -68,7 +68,7 @@ def train_and_die(monkeypatch, steps, method, settings):
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Training, "_step", step)
+        patch.setattr(TrainingRun, "_step", step)
         with pytest.raises(KeyboardInterrupt):
             train(method, settings, QUIET)
 
@@ -149,7 +149,7 @@ def test_the_target_answers_prompts_once(tiny_target, tmp_path, monkeypatch):
     for sample in answered:
         tokens = torch.from_numpy(sample.tokens).long()[None]
         ones = torch.ones_like(tokens, dtype=torch.bool)
-        states = target.states(Batch(tokens_BT=tokens, valid_BT=ones, learnt_BT=ones), ())
+        states = target.compute_states(Batch(tokens_BT=tokens, valid_BT=ones, learnt_BT=ones), ())
         greedy = (states.final_BTH @ target.head_VH.T).argmax(-1)
         assert torch.equal(greedy[0, sample.num_prompt - 1 : -1], tokens[0, sample.num_prompt :])
         assert len(sample.tokens) - sample.num_prompt == 6 or sample.tokens[-1] == 256
@@ -174,7 +174,7 @@ def test_options_of_methods_do_not_shadow_settings_of_runs(name):
 
 @pytest.mark.parametrize("shape", ["cosine", "linear", "late"])
 def test_the_rate_rises_then_falls(shape):
-    rates = [schedule_factor(step, steps=100, warmup=10, shape=shape) for step in range(100)]
+    rates = [compute_schedule_factor(step, steps=100, warmup=10, shape=shape) for step in range(100)]
     assert rates[:10] == [(i + 1) / 10 for i in range(10)]
     assert max(rates) == 1
     assert sorted(rates[10:], reverse=True) == rates[10:]

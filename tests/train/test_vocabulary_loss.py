@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from draftwise.train.vocabulary_loss import Answers, vocabulary_loss
+from draftwise.train.vocabulary_loss import Answers, compute_vocabulary_loss
 
 J, M, H, U = 3, 21, 8, 30
 
@@ -23,7 +23,7 @@ def test_losses_tokens_and_gradients_are_those_of_whole_logits(from_tokens):
     head_UH, weights_JM = torch.randn(U, H, requires_grad=True), torch.rand(J, M)
     states_MH, teacher_UH, tokens_M = torch.randn(M, H), torch.randn(U, H), torch.randint(0, U, (M,))
     answers = Answers(tokens_M=tokens_M) if from_tokens else Answers(states_MH=states_MH, head_UH=teacher_UH)
-    loss, picks_JM = vocabulary_loss(hidden, head_UH, weights_JM, answers)
+    loss, picks_JM = compute_vocabulary_loss(hidden, head_UH, weights_JM, answers)
     aims = tokens_M if from_tokens else (states_MH @ teacher_UH.T).softmax(-1)
     logits = [hidden_MH @ head_UH.T for hidden_MH in hidden]
     expected = sum(
@@ -39,11 +39,13 @@ def test_losses_tokens_and_gradients_are_those_of_whole_logits(from_tokens):
 
 def test_a_frozen_head_passes_the_gradient_on():
     hidden_MH = torch.randn(M, H, requires_grad=True)
-    loss, _ = vocabulary_loss([hidden_MH], torch.randn(U, H), torch.rand(1, M), Answers(tokens_M=torch.zeros(M).long()))
+    loss, _ = compute_vocabulary_loss(
+        [hidden_MH], torch.randn(U, H), torch.rand(1, M), Answers(tokens_M=torch.zeros(M).long())
+    )
     loss.backward()
     assert hidden_MH.grad.abs().sum() > 0
     with torch.no_grad():
-        again, _ = vocabulary_loss(
+        again, _ = compute_vocabulary_loss(
             [hidden_MH], torch.randn(U, H), torch.rand(1, M), Answers(tokens_M=torch.zeros(M).long())
         )
     assert not again.requires_grad

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from draftwise.core import Counters, ServerLoad, SpecStats
-from draftwise.facts.server_metrics import CACHE_CONFIG, readings_by_sample
+from draftwise.facts.server_metrics import CACHE_CONFIG, read_server_metrics
 
 __all__ = ["has_spec_counters", "parse_cache_tokens", "parse_counters", "parse_gauges"]
 
@@ -88,7 +88,7 @@ def _sum_positions(text: str) -> dict[int, int]:
 
 def _samples(text: str) -> Iterator[tuple[str, int, str, float]]:
     """Yield reading, rank, labels and value of every sample that is known; damaged lines are passed over."""
-    known = readings_by_sample()
+    known = read_server_metrics()
     for line in text.splitlines():
         name = line.partition(" ")[0].partition("{")[0]
         if name in known:

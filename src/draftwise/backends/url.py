@@ -152,7 +152,7 @@ def check_url(url: str, *, where: str = "--url") -> None:
     """
     if not _is_server(url):
         raise InvalidSetup.because(
-            "not-a-url", f"{url!r} is not an http(s) URL.", where=where, fix="Example: http://127.0.0.1:8000."
+            "not-a-url", f"{where} {url!r} is not an http(s) URL.", where=where, fix="Example: http://127.0.0.1:8000."
         )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from draftwise.facts.startup_log import log_facts
+from draftwise.facts.startup_log import read_log_facts
 
 __all__ = ["StartupLog", "find_root_cause", "is_port_taken"]
 
@@ -37,7 +37,7 @@ class StartupLog:
 
     def take(self, lines: Iterable[str], now: float) -> None:
         """Take in the lines that came by `now`."""
-        facts = log_facts()
+        facts = read_log_facts()
         for line in lines:
             for mark in facts.values:
                 if found := mark.pattern.search(line):
@@ -53,7 +53,7 @@ class StartupLog:
     @property
     def is_ready(self) -> bool:
         """Whether it has said that it answers now."""
-        return log_facts().phases[-1].name in self.began
+        return read_log_facts().phases[-1].name in self.began
 
     def doing(self, now: float) -> str:
         """Return the phase it is in and for how long."""
@@ -70,7 +70,7 @@ def find_root_cause(lines: Sequence[str]) -> str | None:
 
     A refusal by the argument parser counts too. None where the log holds no error.
     """
-    facts = log_facts()
+    facts = read_log_facts()
     texts = [facts.prefix.sub("", line, count=1) for line in lines]
     for text in texts:
         if usage := _USAGE.match(text):
@@ -84,7 +84,7 @@ def find_root_cause(lines: Sequence[str]) -> str | None:
 
 def is_port_taken(lines: Iterable[str]) -> bool:
     """Return whether something else listens where it wanted to."""
-    return any(log_facts().port_taken.search(line) for line in lines)
+    return any(read_log_facts().port_taken.search(line) for line in lines)
 
 
 def _with_detail(texts: Sequence[str], number: int) -> str:

@@ -1,4 +1,4 @@
-"""How `draftwise pick`'s answer looks in a terminal and in JSON."""
+"""The answer of `draftwise pick` in a terminal and as JSON."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _FEW = 2
 
 
 def show_advice(console: Console, advice: Advice, *, why: bool) -> None:
-    """Print the verdict, the ranked methods, the first config to paste, the refusals and how to measure."""
+    """Print the verdict, the ranked methods, the first config to paste, the refusals and the command to measure."""
     console.print(Text(_head(advice), style="dim"), soft_wrap=True)
     console.print(Text(advice.sentence, style="bold"), soft_wrap=True)
     for lever in advice.levers:
@@ -41,17 +41,17 @@ def show_advice(console: Console, advice: Advice, *, why: bool) -> None:
 
 
 def _head(advice: Advice) -> str:
-    """Return one line: what was asked, and the release that answers where another version was asked for."""
-    wish, traffic = advice.wish, advice.wish.traffic
-    known = wish.version in (advice.version, f"v{advice.version}", "newest", "latest")
+    """Return one line with the requirements, and the release if it is not the requested version."""
+    requirements, traffic = advice.requirements, advice.requirements.traffic
+    known = requirements.version in (advice.version, f"v{advice.version}", "newest", "latest")
     return "  ".join(
         (
-            f"vLLM {advice.version}" + ("" if known else f" (asked for {wish.version})"),
-            _short(wish.target),
-            f"{wish.gpus} x {wish.gpu.name}",
+            f"vLLM {advice.version}" + ("" if known else f" (requested: {requirements.version})"),
+            _short(requirements.target),
+            f"{requirements.gpus} x {requirements.gpu.name}",
             traffic.kind or f"overlap {traffic.overlap}",
             f"temperature {traffic.temperature:g}",
-            f"{traffic.concurrency} at a time",
+            f"concurrency {traffic.concurrency}",
         )
     )
 
@@ -66,7 +66,7 @@ def _show_finding(console: Console, finding: Finding, indent: str = "") -> None:
 
 
 def _show_lines(console: Console, lines: str, style: str = "") -> None:
-    """Print text to copy: indented, and never broken."""
+    """Print text to copy: indented, and never wrapped."""
     for line in lines.splitlines():
         console.print(Text(f"  {line}", style=style), soft_wrap=True)
 
@@ -75,7 +75,7 @@ def _table(advice: Advice) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("", "method", "drafter"):
         table.add_column(name, overflow="fold", no_wrap=name != "drafter")
-    for name in ("k", "tokens a step\nlikely (prior)", "break-\neven", "sequences\nthat fit"):
+    for name in ("k", "tokens per step\nexpected (prior)", "break-\neven", "sequences\nthat fit"):
         table.add_column(name, justify="right", no_wrap=True)
     for place, each in enumerate(advice.ranked, 1):
         style = "" if each.pays else "dim"
@@ -89,10 +89,10 @@ def _row(advice: Advice, candidate: Candidate) -> tuple[str, ...]:
     k = str(spec.num_speculative_tokens) if spec is not None and spec.num_speculative_tokens else "-"
     likely = needed = "-"
     if expected is not None:
-        low, high = expected.length_band
+        low, high = expected.length_prior
         likely = f"{expected.expected_length:.2f} ({low:.1f}-{high:.1f})"
         needed = "-" if expected.break_even is None else f"{expected.break_even:.2f}"
-    traffic, sizing = advice.wish.traffic, candidate.sizing
+    traffic, sizing = advice.requirements.traffic, candidate.sizing
     room = "-" if sizing is None else str(sizing.budget.sequences(traffic.prompt_tokens + traffic.output_tokens))
     return drafter, k, likely, needed, room
 
@@ -105,14 +105,15 @@ def _show_first(console: Console, advice: Advice) -> None:
     for finding in (*first.reasons, *first.caveats):
         _show_finding(console, finding, "  ")
     if first.scheduled is not None:
-        finding = get_advice("schedule").finding(f"For load that changes: {json.dumps(dict(first.scheduled))}")
+        text = f"For varying load: {json.dumps(dict(first.scheduled))}"
+        finding = get_advice("schedule").finding(text)
         _show_finding(console, finding, "  ")
-    for anchor in first.anchors[:_FEW]:
-        _show_lines(console, f"published: {anchor.result}. {anchor.conditions} ({anchor.source})", "dim")
+    for each in first.published_results[:_FEW]:
+        _show_lines(console, f"published: {each.result}. {each.conditions} ({each.source})", "dim")
     for other in first.alternatives:
         _show_lines(console, f"also published: {other.model}  {other.note}", "dim")
-    console.print(Text("To defend it, on your own prompts:", style="dim"))
-    _show_lines(console, decide_command(first.setup, advice.wish.traffic))
+    console.print(Text("To measure it on your own prompts:", style="dim"))
+    _show_lines(console, decide_command(first.setup, advice.requirements.traffic))
 
 
 def _show_refusals(console: Console, advice: Advice) -> None:
@@ -128,7 +129,7 @@ def _show_rules(console: Console, advice: Advice) -> None:
         console.print(Text(f"Why {candidate.method}:", style="dim"))
         for finding in (*candidate.reasons, *candidate.caveats):
             _show_finding(console, finding, "  ")
-    console.print(Text("Rules behind this:", style="dim"))
+    console.print(Text("Rules behind this answer:", style="dim"))
     rules = all_advice()
     for code, source in dict.fromkeys((each.code, each.source) for each in _findings(advice)):
         if code in rules:
@@ -138,9 +139,9 @@ def _show_rules(console: Console, advice: Advice) -> None:
             console.print(text, soft_wrap=True)
     console.print(Text("Published results:", style="dim"))
     for candidate in advice.ranked:
-        for anchor in candidate.anchors:
-            text = Text.assemble("  ", (f"{candidate.method}  ", "bold"), f"{anchor.result}; {anchor.conditions} ")
-            console.print(text.append(anchor.source, "dim"), soft_wrap=True)
+        for each in candidate.published_results:
+            text = Text.assemble("  ", (f"{candidate.method}  ", "bold"), f"{each.result}; {each.conditions} ")
+            console.print(text.append(each.source, "dim"), soft_wrap=True)
 
 
 def _findings(advice: Advice) -> Iterator[Finding]:
@@ -154,10 +155,10 @@ def _findings(advice: Advice) -> Iterator[Finding]:
 
 
 def advice_to_dict(advice: Advice) -> dict[str, Any]:
-    """Return the answer as JSON has it."""
+    """Return the answer as JSON."""
     return {
         "vllm": advice.version,
-        "target": advice.wish.target,
+        "target": advice.requirements.target,
         "sentence": advice.sentence,
         "against": [{"weight": lever.weight, **finding_to_dict(lever.finding)} for lever in advice.levers],
         "ranked": [_candidate_to_dict(advice, each) for each in advice.ranked],
@@ -176,22 +177,22 @@ def _candidate_to_dict(advice: Advice, candidate: Candidate) -> dict[str, Any]:
         "pays": candidate.pays,
         "speculative_config": None if spec is None else spec.to_dict(),
         "command": write_shell(candidate.setup),
-        "measure": decide_command(candidate.setup, advice.wish.traffic),
+        "measure": decide_command(candidate.setup, advice.requirements.traffic),
         "scheduled": None if candidate.scheduled is None else dict(candidate.scheduled),
         "estimate": None
         if expected is None
         else {
             "k": expected.k,
             "sequences": expected.sequences,
-            "acceptance_prior": [expected.band.low, expected.band.high],
-            "acceptance_expected": expected.chance,
-            "acceptance_needed": expected.needed_chance,
-            "length_prior": list(expected.length_band),
+            "acceptance_prior": [expected.prior.low, expected.prior.high],
+            "acceptance_expected": expected.acceptance,
+            "acceptance_needed": expected.needed_acceptance,
+            "length_prior": list(expected.length_prior),
             "length_expected": expected.expected_length,
             "length_break_even": expected.break_even,
             "tpot_ms": None if expected.tpot_s is None else 1e3 * expected.tpot_s,
-            "plain_tpot_ms": None if expected.plain_s is None else 1e3 * expected.plain_s,
-            "source": expected.band.source,
+            "plain_tpot_ms": None if expected.baseline_s is None else 1e3 * expected.baseline_s,
+            "source": expected.prior.source,
         },
         "memory": None
         if budget is None
@@ -206,6 +207,7 @@ def _candidate_to_dict(advice: Advice, candidate: Candidate) -> dict[str, Any]:
         "caveats": [finding_to_dict(each) for each in candidate.caveats],
         "alternatives": [each.model for each in candidate.alternatives],
         "published": [
-            {"result": each.result, "conditions": each.conditions, "source": each.source} for each in candidate.anchors
+            {"result": each.result, "conditions": each.conditions, "source": each.source}
+            for each in candidate.published_results
         ],
     }

@@ -27,7 +27,7 @@ __all__ = ["explain"]
 @click.argument("name")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def explain(name: str, as_json: bool) -> None:
-    """Say what NAME is, in which vLLM releases, and where that is written.
+    """Show what NAME means, which vLLM releases have it, and the sources.
 
     NAME is the code of a finding, a key of --speculative-config, a method, an engine flag, a model class or a metric.
     """
@@ -60,7 +60,7 @@ def _show(console: Console, explanation: Explanation) -> None:
     if explanation.history:
         console.print(_history(explanation.history))
     if explanation.related:
-        _print(console, "rules that speak of it:", "dim")
+        _print(console, "rules that mention it:", "dim")
         for rule in explanation.related:
             console.print(Padding(Text.assemble((rule.code, "bold"), f"  {rule.title}"), (0, 0, 0, 4), expand=False))
     console.print()
@@ -80,7 +80,7 @@ def _history(spans: tuple[Span, ...]) -> Padding:
 
 
 def _range(first: object, last: object) -> str:
-    """Return a range of releases in words; what holds in the first one that was read may be older."""
+    """Return a range of releases as text; what the oldest covered release has may be older."""
     oldest, newest = str(releases()[0]), str(releases()[-1])
     since, until = str(first), newest if last is None else str(last)
     if since == until:
@@ -90,7 +90,7 @@ def _range(first: object, last: object) -> str:
 
 
 def _value(value: Any) -> str:
-    """Return a catalogue row in words; how vLLM groups and names its types internally is left out."""
+    """Return a catalogue row as text, without vLLM's internal groups and types."""
     if not isinstance(value, dict):
         return "" if value is True else str(value)
     hidden = {"group", "field", *(("type",) if value.get("choices") else ())}

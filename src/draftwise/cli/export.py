@@ -1,4 +1,4 @@
-"""`draftwise export`: a trained drafter in the format that a server wants."""
+"""`draftwise export`: a trained drafter in the format that a server needs."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ __all__ = ["export"]
 @click.argument("drafter", type=click.Path(path_type=Path))
 @click.option("--out", required=True, type=click.Path(path_type=Path), metavar="DIR", help="A new directory.")
 @click.option(
-    "--target", required=True, type=click.Path(path_type=Path), metavar="DIR", help="Checkpoint that it drafts for."
+    "--target", required=True, type=click.Path(path_type=Path), metavar="DIR", help="Checkpoint of its target."
 )
 @click.option(
     "--format", "layout", type=click.Choice(["vllm", "speculators"]), default="vllm", show_default=True,
     help="vLLM's plain layout, or that of the speculators library.",
 )  # fmt: skip
 @click.option("--num-speculative-tokens", "k", type=click.IntRange(1), metavar="K",
-              help="Draft tokens a step  [default: as trained]")  # fmt: skip
+              help="Draft tokens per step  [default: as trained]")  # fmt: skip
 def export(drafter: Path, out: Path, target: Path, layout: str, k: int | None) -> None:
-    """Write DRAFTER, the directory of a drafter, as what a server loads.
+    """Write DRAFTER, the directory of a drafter, in a format that a server loads.
 
-    MTP modules become one checkpoint with their target, which is where vLLM looks for them. EAGLE-3, P-EAGLE and
+    MTP modules and their target become one checkpoint, which is where vLLM looks for them. EAGLE-3, P-EAGLE and
     DFlash drafters are converted between vLLM's plain layout and the speculators format. The result is loaded with
-    the engine's own loader, which refuses incomplete drafters, before it is put into place.
+    the engine's own loader, which rejects incomplete drafters, before it is moved into place.
     """
     try:
         from draftwise.train.export import export_drafter

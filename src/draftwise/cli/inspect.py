@@ -1,4 +1,4 @@
-"""`draftwise inspect`: what a checkpoint holds, and whether a drafter fits its target, without loading either."""
+"""`draftwise inspect`: what a checkpoint contains, and whether a drafter fits its target, without loading either."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from draftwise.facts.vllm import get_release
 __all__ = ["inspect"]
 
 
-@click.command(short_help="Look at a drafter and its target without loading them.")
+@click.command(short_help="Inspect a drafter and its target without loading them.")
 @click.argument("checkpoint", type=click.Path(path_type=Path))
-@click.option("--target", type=click.Path(path_type=Path), metavar="DIR", help="Checkpoint that it is to draft for.")
-@click.option("--vllm", "version", metavar="VERSION", help="Release whose rules count  [default: the newest]")
+@click.option("--target", type=click.Path(path_type=Path), metavar="DIR", help="Checkpoint of the target.")
+@click.option("--vllm", "version", metavar="VERSION", help="Release whose rules apply  [default: the newest]")
 @click.option("--json", "as_json", is_flag=True, help="Write JSON instead of tables.")
 def inspect(checkpoint: Path, target: Path | None, version: str | None, as_json: bool) -> None:
-    """Say what CHECKPOINT holds: a drafter, of which method and format, or a target.
+    """Show what CHECKPOINT contains: a target, or a drafter with its method and format.
 
-    With --target also whether the two fit: token ids, hidden sizes, layer ids, vocabulary maps, tensors that are
-    missing or have no place, and the model that the drafter says it was trained for. Only config.json, tokenizer files
+    With --target, also check whether the two fit: token ids, hidden sizes, layer ids, vocabulary maps, missing and
+    unexpected tensors, and the model that the drafter was trained for. Only config.json, tokenizer files
     and the headers of safetensors files are read; nothing is loaded, and no GPU or PyTorch is needed.
 
     \b
@@ -68,8 +68,8 @@ def _facts(sides: Sequence[Inspection]) -> Table:
     table.add_column("", style="dim", no_wrap=True)
     for side, role in zip(sides, ("drafter", "target") if len(sides) > 1 else ("checkpoint",), strict=True):
         table.add_column(f"{role}\n{side.directory}", overflow="fold")
-    for name, tell in _FACTS.items():
-        cells = [tell(side) for side in sides]
+    for name, describe in _FACTS.items():
+        cells = [describe(side) for side in sides]
         if any(cells):
             table.add_row(name, *(Text(cell or "-") for cell in cells))
     return table
@@ -102,14 +102,14 @@ def _weights(side: Inspection) -> str:
 
 def _vocabulary(side: Inspection) -> str:
     size, draft = side.dimensions.vocab_size, side.draft_vocab_size
-    return _number(size) + (f", of which it names {draft:,}" if draft and draft != size else "")
+    return _number(size) + (f", of which it drafts {draft:,}" if draft and draft != size else "")
 
 
 def _mtp(side: Inspection) -> str:
     if side.mtp is None:
         return ""
     stated = "none stated" if side.mtp.stated is None else f"{side.mtp.stated} stated"
-    return f"{stated}, {len(side.mtp.present)} there, {_bytes(side.mtp.num_bytes)}"
+    return f"{stated}, {len(side.mtp.present)} present, {_bytes(side.mtp.num_bytes)}"
 
 
 def _tokenizer(side: Inspection) -> str:
@@ -147,7 +147,7 @@ _FACTS: dict[str, Callable[[Inspection], str]] = {
     "tokenizer": _tokenizer,
     "trained for": _base,
 }
-"""Rows of the table; one that is empty on both sides is left out. Layers are numbered as EAGLE-3 does."""
+"""Rows of the table; a row that is empty on both sides is left out. Layers are numbered as in EAGLE-3."""
 
 
 def _show_pair(console: Console, pair: Pair) -> None:
@@ -179,7 +179,7 @@ def _verdict(findings: Sequence[Finding], is_pair: bool) -> Text:
     if warnings:
         return Text(f"usable, with {_counted(warnings, 'warning')}", style="bold yellow")
     if not is_pair or any(finding.code == "tensors-unchecked" for finding in findings):
-        return Text("nothing found wrong", style="bold green")
+        return Text("no faults found", style="bold green")
     return Text("they fit", style="bold green")
 
 

@@ -13,9 +13,9 @@ from draftwise.cli._advice import advice_to_dict, show_advice
 from draftwise.cli._console import open_console
 from draftwise.cli._setups import read_sources
 from draftwise.core import Setup
-from draftwise.facts.advice import traffic_kinds
+from draftwise.facts.advice import read_traffic_kinds
 from draftwise.facts.gpus import get_gpu
-from draftwise.plan.pick import STRUCTURED_OUTPUT, Weight, Wish, describe_traffic
+from draftwise.plan.pick import STRUCTURED_OUTPUT, Requirements, Weight, describe_traffic
 from draftwise.plan.pick import pick as choose
 
 __all__ = ["pick"]
@@ -27,31 +27,31 @@ __all__ = ["pick"]
 @click.option("--gpu", required=True, metavar="NAME", help="H200, H100, A100, L40S, B200, MI300X ...")
 @click.option("--gpus", type=click.IntRange(1), default=1, show_default=True, help="GPUs of the deployment.")
 @click.option("--vllm", "version", default="newest", show_default=True, metavar="VERSION", help="Release to run.")
-@click.option("--workload", "kind", type=click.Choice(list(traffic_kinds())), help="What requests ask for.")
+@click.option("--workload", "kind", type=click.Choice(list(read_traffic_kinds())), help="Kind of requests.")
 @click.option("--overlap", type=click.Choice(["none", "some", "high"]),
-              help="How much of the output stands in the prompt  [default: the workload's]")  # fmt: skip
+              help="How much of the output repeats the prompt  [default: the workload's]")  # fmt: skip
 @click.option("--temperature", type=click.FloatRange(0), default=0.0, show_default=True, help="Median of requests.")
 @click.option("--mixed-temperatures", is_flag=True, help="Requests of different temperatures share a batch.")
 @click.option("--concurrency", type=click.IntRange(1), default=1, show_default=True,
               help="Requests that decode together, the median.")  # fmt: skip
-@click.option("--peak-concurrency", type=click.IntRange(1), help="The most  [default: the median]")
+@click.option("--peak-concurrency", type=click.IntRange(1), help="The maximum  [default: the median]")
 @click.option("--prompt-tokens", type=click.IntRange(1), default=1024, show_default=True)
 @click.option("--output-tokens", type=click.IntRange(1), default=256, show_default=True)
-@click.option("--slo-ttft-ms", type=click.FloatRange(0, min_open=True), help="Promised time to first token.")
-@click.option("--slo-tpot-ms", type=click.FloatRange(0, min_open=True), help="Promised time per output token.")
+@click.option("--slo-ttft-ms", type=click.FloatRange(0, min_open=True), help="Objective for the time to first token.")
+@click.option("--slo-tpot-ms", type=click.FloatRange(0, min_open=True), help="Objective for the time per output token.")
 @click.option("--uses", "parameters", multiple=True, metavar="PARAMETER",
               help=f"Sampling parameter in use: min_p, logit_bias, {STRUCTURED_OUTPUT} ...; repeatable.")  # fmt: skip
-@click.option("--drafter", "drafters", multiple=True, metavar="DIR", help="A drafter at hand; repeatable.")
+@click.option("--drafter", "drafters", multiple=True, metavar="DIR", help="A drafter that you have; repeatable.")
 @click.option("--can-train", is_flag=True, help="Training a drafter is possible.")
 @click.option("--air-gapped", is_flag=True, help="The server cannot fetch models.")
 @click.option("--why", is_flag=True, help="Show every rule behind the answer, and its source.")
 @click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
 def pick(target: str, engine_flags: Sequence[str], why: bool, as_json: bool, **asked: Any) -> None:
-    """Say which drafting method to start with for TARGET: ranked, checked for the release, sized, and with reasons.
+    """Recommend drafting methods for TARGET: ranked, checked against the release, sized, and with reasons.
 
     TARGET is a directory with config.json, a well-known model id, or the JSON itself. Engine flags of the deployment
-    go behind `--`. Nothing is loaded and nothing is downloaded. The answer is where to start measuring: it ends with
-    the command that does. The exit code is 1 where nothing can be recommended.
+    go after `--`. Nothing is loaded and nothing is downloaded. The answer is a starting point for measurements and ends
+    with the command for one. The exit code is 1 if nothing can be recommended.
 
     \b
     Examples:
@@ -59,7 +59,7 @@ def pick(target: str, engine_flags: Sequence[str], why: bool, as_json: bool, **a
       draftwise pick ./my-model --gpu A100 --gpus 2 --vllm 0.19.1 --workload agentic --drafter ./my-eagle3 \\
           -- --max-model-len 16384
     """
-    advice = choose(_wish(target, engine_flags, asked))
+    advice = choose(_read_requirements(target, engine_flags, asked))
     if as_json:
         click.echo(json.dumps(advice_to_dict(advice), indent=1))
     else:
@@ -68,7 +68,7 @@ def pick(target: str, engine_flags: Sequence[str], why: bool, as_json: bool, **a
         sys.exit(1)
 
 
-def _wish(target: str, engine_flags: Sequence[str], asked: Mapping[str, Any]) -> Wish:
+def _read_requirements(target: str, engine_flags: Sequence[str], asked: Mapping[str, Any]) -> Requirements:
     direct = ("temperature", "mixed_temperatures", "concurrency", "prompt_tokens", "output_tokens")
     traffic = describe_traffic(
         asked["kind"],
@@ -79,7 +79,7 @@ def _wish(target: str, engine_flags: Sequence[str], asked: Mapping[str, Any]) ->
         parameters=frozenset(asked["parameters"]),
         **{name: asked[name] for name in direct},
     )
-    return Wish(
+    return Requirements(
         target=target,
         gpu=get_gpu(asked["gpu"]),
         gpus=asked["gpus"],

@@ -111,9 +111,9 @@ def serve(
     try:
         from draftwise.serve import server
     except ModuleNotFoundError as error:
-        from draftwise.serve.launch import engine_lacks
+        from draftwise.serve.launch import make_missing_error
 
-        raise engine_lacks(error) from None
+        raise make_missing_error(error) from None
     options = server.ServerOptions(
         host=host,
         port=port,
@@ -124,7 +124,7 @@ def serve(
     )
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(asctime)s [%(name)s] %(message)s")
     with _PhaseLines() as phases:
-        server.serve(config, spec, options, tell=click.echo, tell_phase=phases.show)
+        server.serve(config, spec, options, on_ready=click.echo, on_phase=phases.show)
 
 
 def _judged_by_vllm(error: InvalidSetup, model: str, spec: SpecConfig | None, given: Mapping[str, Any]) -> InvalidSetup:

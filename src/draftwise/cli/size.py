@@ -1,4 +1,4 @@
-"""`draftwise size`: what a setup takes of each GPU, before anything is loaded."""
+"""`draftwise size`: the memory that a setup takes on each GPU, without loading anything."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ __all__ = ["size"]
 
 _GIB = 1 << 30
 _BAR = 28
-_COLOURS = {
+_COLORS = {
     "target": "blue", "drafter": "yellow", "activations": "cyan", "overhead": "bright_black", "kv": "green",
     "outside": "red", "reserve": "dim",
 }  # fmt: skip
 _SEVERITY = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.INFO: "dim"}
 _WIDTH = 110
-"""Columns where the output is no terminal."""
+"""Columns if the output is not a terminal."""
 
 
 @click.command(short_help="Memory of target, drafter and KV cache on a GPU.")
 @click.argument("target")
 @click.option("--gpu", required=True, metavar="NAME", help="Such as H200, L40S or A100-80GB; or its memory, as 48GiB.")
 @click.option("--drafter", metavar="MODEL", help="Draft model or head: directory or known id.")
-@click.option("--method", metavar="NAME", help="How it drafts (eagle3, mtp, ngram ...)  [default: as vLLM infers it]")
-@click.option("--num-speculative-tokens", "k", type=click.IntRange(1), metavar="K", help="Tokens drafted a step.")
+@click.option("--method", metavar="NAME", help="Drafting method (eagle3, mtp, ngram ...)  [default: as vLLM infers it]")
+@click.option("--num-speculative-tokens", "k", type=click.IntRange(1), metavar="K", help="Draft tokens per step.")
 @click.option("--speculative-config", metavar="JSON", help="vLLM's own JSON, instead of the three options above.")
 @click.option("--tp", "--tensor-parallel-size", "tp", type=click.IntRange(1), default=1, show_default=True)
 @click.option("--pp", "--pipeline-parallel-size", "pp", type=click.IntRange(1), default=1, show_default=True)
@@ -51,7 +51,7 @@ _WIDTH = 110
 @click.option("--context", "contexts", type=click.IntRange(1), multiple=True, metavar="N",
               help="Length at which to count sequences; can be repeated.")  # fmt: skip
 @click.option("--vllm", "version", default="newest", show_default=True, metavar="VERSION")
-@click.option("--compiled/--cold", "warm", default=False, help="Whether vLLM's compile cache is there already.")
+@click.option("--compiled/--cold", "warm", default=False, help="Whether vLLM's compile cache exists already.")
 @click.option("--json", "as_json", is_flag=True, help="Everything in bytes, as JSON.")
 @click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE.svg",
               help="Draw memory and concurrency, with and without the drafter.")  # fmt: skip
@@ -59,11 +59,11 @@ def size(
     target: str, gpu: str, version: str, contexts: tuple[int, ...], warm: bool, as_json: bool, plot: Path | None,
     **given: Any,
 ) -> None:  # fmt: skip
-    """Show what TARGET takes of each GPU: a checkpoint's directory, a well-known model id, or a config.json.
+    """Show the memory that TARGET takes on each GPU.
 
-    Weights are counted from safetensors headers where the directory holds them, else from the shape. What is left
-    becomes KV cache; what that holds is shown with and without the drafter. Exits with 1 if it
-    does not fit, or if vLLM would refuse it.
+    TARGET is a checkpoint's directory, a well-known model id, or a config.json. Weights are counted from safetensors
+    headers if the directory has them, else from the shape. The rest becomes KV cache, whose capacity is shown with and
+    without the drafter. The exit code is 1 if the setup does not fit, or if vLLM would reject it.
     """
     spec = _read_spec(given)
     setup = Setup(target=target, engine="vllm", engine_version=version, spec=spec, args=_read_flags(given))
@@ -92,8 +92,8 @@ def _read_spec(given: dict[str, Any]) -> SpecConfig | None:
             )
         return SpecConfig.parse(text)
     named = {"method": method, "model": drafter, "num_speculative_tokens": k}
-    wanted = {key: value for key, value in named.items() if value is not None}
-    return SpecConfig.keep({"num_speculative_tokens": 3, **wanted}) if wanted else None
+    known = {key: value for key, value in named.items() if value is not None}
+    return SpecConfig.keep({"num_speculative_tokens": 3, **known}) if known else None
 
 
 def _read_flags(given: dict[str, Any]) -> dict[str, Any]:
@@ -138,9 +138,9 @@ def _memory_table(sizing: Sizing) -> Table:
     if both:
         table.add_column("without\ndrafter", justify="right")
     for item in items(sizing.budget):
-        beside = plain.get(item.key)
+        before = plain.get(item.key)
         row = [Text(item.label), Text(f"{item.num_bytes / _GIB:.2f}"), _bar(item, sizing.budget.device)]
-        table.add_row(*row, *([Text(f"{beside.num_bytes / _GIB:.2f}" if beside else "-")] if both else []))
+        table.add_row(*row, *([Text(f"{before.num_bytes / _GIB:.2f}" if before else "-")] if both else []))
     return table
 
 
@@ -148,18 +148,18 @@ def _bar(item: Item, total: int) -> Text:
     """Return a bar whose full width is the GPU's memory."""
     eighths = round(8 * _BAR * item.num_bytes / total)
     partial = " ▏▎▍▌▋▊▉"[eighths % 8].strip()
-    return Text(("█" * (eighths // 8) + partial)[:_BAR] or "▏", style=_COLOURS[item.key])
+    return Text(("█" * (eighths // 8) + partial)[:_BAR] or "▏", style=_COLORS[item.key])
 
 
 def _context_table(sizing: Sizing, lengths: tuple[int, ...]) -> Table:
     budget, plain = sizing.budget, sizing.plain
     both = plain is not budget
     table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("sequences at once")
+    table.add_column("concurrent sequences")
     for length in lengths:
         table.add_column(f"{length:,}", justify="right")
     table.add_column("KV tokens", justify="right")
-    table.add_column("a token", justify="right")
+    table.add_column("per token", justify="right")
     for name, each in (("with drafter" if both else "", budget), *((("without", plain),) if both else ())):
         cells = [_count(each.sequences(length), each.max_num_seqs) for length in lengths]
         table.add_row(name, *cells, f"{each.kv_tokens:,}", f"{each.kv.bytes_per_token / 1024:.1f} KiB")

@@ -1,4 +1,4 @@
-"""`draftwise train`: make a drafter for a target."""
+"""`draftwise train`: train a drafter for a target."""
 
 from __future__ import annotations
 
@@ -20,46 +20,48 @@ __all__ = ["train"]
 _EXIT_INTERRUPTED = 130
 
 _FLAGS: tuple[Callable[[Any], Any], ...] = (
-    click.option("--target", required=True, metavar="DIR", help="Checkpoint of the model that is drafted for."),
+    click.option("--target", required=True, metavar="DIR", help="Checkpoint of the target."),
     click.option(
         "--data", required=True, multiple=True, metavar="FILE", help=".txt or .jsonl, also .gz; may be repeated."
     ),
-    click.option("--out", required=True, metavar="DIR", help="Where the drafter goes; a stopped run goes on there."),
+    click.option("--out", required=True, metavar="DIR", help="Directory of the drafter; resumes a stopped run."),
     click.option(
         "--answers",
         type=click.Choice(["target", "given"]),
-        help="Who answers the data's prompts: the target itself, or the data as it is.  [default: target]",
+        help="Answers to learn: the target's own, or those in the data.  [default: target]",
     ),
-    click.option("--temperature", type=float, help="Of the target's answers.  [default: 0]"),
+    click.option("--temperature", type=float, help="Temperature of the target's answers.  [default: 0]"),
     click.option("--answer-tokens", type=int, metavar="N", help="Longest answer.  [default: 256]"),
-    click.option("--prompt-tokens", type=int, metavar="N", help="Prompts cut from plain text.  [default: 64]"),
+    click.option("--prompt-tokens", type=int, metavar="N", help="Length of prompts from plain text.  [default: 64]"),
     click.option("--max-length", type=int, metavar="N", help="Longest sample, in tokens.  [default: 2048]"),
-    click.option("--heldout", type=float, metavar="SHARE", help="Of samples only measured.  [default: 0.02]"),
-    click.option("--heldout-tokens", type=int, metavar="N", help="Measured at most.  [default: 262144]"),
+    click.option("--heldout", type=float, metavar="SHARE", help="Samples held out for evaluation.  [default: 0.02]"),
+    click.option("--heldout-tokens", type=int, metavar="N", help="Maximum of held-out tokens.  [default: 262144]"),
     click.option(
-        "--hidden-states", type=click.Choice(["online", "disk"]), help="Computed each time, or once and stored."
+        "--hidden-states",
+        type=click.Choice(["online", "disk"]),
+        help="Computed in each step, or once and stored.",
     ),
-    click.option("--cache", metavar="DIR", help="Answers and states, shared by runs.  [default: inside --out]"),
-    click.option("--steps", type=int, metavar="N", help="Steps of the optimizer.  [default: 1500]"),
+    click.option("--cache", metavar="DIR", help="Answers and states; runs may share it.  [default: inside --out]"),
+    click.option("--steps", type=int, metavar="N", help="Optimizer steps.  [default: 1500]"),
     click.option("--batch-tokens", type=int, metavar="N", help="[default: 65536 on CUDA, 4096 on CPU]"),
-    click.option("--accumulate", type=int, metavar="N", help="Batches of one step.  [default: 1]"),
+    click.option("--accumulate", type=int, metavar="N", help="Batches per step.  [default: 1]"),
     click.option("--optimizer", type=click.Choice(["muon", "adamw"]), help="[default: muon where torch has it]"),
     click.option("--lr", type=float, help="Peak learning rate.  [default: the method's]"),
     click.option("--warmup", type=int, metavar="STEPS", help="[default: 100, at most a tenth]"),
     click.option(
         "--schedule",
         type=click.Choice(["cosine", "linear", "late"]),
-        help="How the rate falls; late: linearly in the last 60 %.  [default: late]",
+        help="Decay of the learning rate; late: linear in the last 60 %.  [default: late]",
     ),
-    click.option("--weight-decay", type=float, help="Of matrices.  [default: 0.05]"),
-    click.option("--clip", type=float, metavar="NORM", help="Largest gradient.  [default: 1]"),
+    click.option("--weight-decay", type=float, help="Weight decay of matrices.  [default: 0.05]"),
+    click.option("--clip", type=float, metavar="NORM", help="Largest norm of the gradient.  [default: 1]"),
     click.option("--seed", type=int, help="[default: 0]"),
     click.option("--precision", type=click.Choice(["auto", "bfloat16", "float32"])),
     click.option("--device", type=click.Choice(["auto", "cpu", "cuda"])),
     click.option("--compile/--no-compile", default=None, help="torch.compile.  [default: on CUDA]"),
     click.option("--eval-every", type=int, metavar="STEPS", help="[default: 250]"),
-    click.option("--save-every", type=int, metavar="STEPS", help="Checkpoints, besides those by time."),
-    click.option("--save-minutes", type=float, metavar="N", help="Checkpoints by time.  [default: 5]"),
+    click.option("--save-every", type=int, metavar="STEPS", help="Further checkpoints, by steps."),
+    click.option("--save-minutes", type=float, metavar="N", help="Minutes between checkpoints.  [default: 5]"),
     click.option("--json", "as_json", is_flag=True, help="Print the result as JSON."),
     click.option("--quiet", is_flag=True, help="Show no progress."),
 )
@@ -77,7 +79,7 @@ class _MethodGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Name the nearest method when there is none of this name."""
+        """Suggest the nearest method for an unknown name."""
         methods = self.list_commands(ctx)
         if args[0] not in methods:
             near = get_close_matches(args[0], methods, 1)
@@ -93,10 +95,10 @@ class _MethodGroup(click.Group):
 
 @click.group(cls=_MethodGroup, short_help="Train a drafter for a model.", subcommand_metavar="METHOD [OPTIONS]")
 def train() -> None:
-    """Train a drafter of kind METHOD for a model, as a checkpoint that vLLM and `draftwise serve` load.
+    """Train a drafter for METHOD, as a checkpoint that vLLM and `draftwise serve` load.
 
-    Needs a target, data and a folder to write; METHOD --help shows everything else. A run that was stopped goes on
-    when the same command is given again.
+    A run needs a target, data and an output directory; METHOD --help shows all other options. To resume a run that was
+    stopped, give the same command again.
     """
 
 
@@ -129,7 +131,7 @@ def _command(method: str) -> click.Command:
 
     for flag in reversed([*_FLAGS, *(_flag(option) for option in options)]):
         callback = flag(callback)
-    return click.command(method, help=f"Train a drafter of kind {method}.")(callback)
+    return click.command(method, help=f"Train a drafter for {method}.")(callback)
 
 
 def _flag(option: Any) -> Callable[[Any], Any]:
@@ -146,7 +148,7 @@ def _flag(option: Any) -> Callable[[Any], Any]:
 
 
 def _show(result: Any, *, as_json: bool) -> None:
-    """Print what was made, and how to serve it."""
+    """Print the result, and the command to serve it."""
     if as_json:
         fields = ("out", "model", "speculative_config", "heldout_loss", "acceptance", "acceptance_length")
         values = {name: getattr(result, name) for name in (*fields, "num_parameters")}

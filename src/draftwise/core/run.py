@@ -134,7 +134,7 @@ class Answer:
     """Which repetition of the workload, from 1."""
     timing: Timing
     copy: int = 0
-    """Earlier requests with this prompt in the turn: a short workload is sent several times to fill a load."""
+    """Which attempt at this prompt in the turn, from 0: a short workload is sent several times to fill a load."""
     condition: str = "c=1"
     """Label of the condition under which it was sent."""
     measured: bool = True

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from draftwise.core import Arm, Band, Effect, InvalidSetup, Ruling, Run, RunContext, Schedule, Setup, SpecConfig
 from draftwise.facts.vllm import history
 from draftwise.plan.check import check
+from draftwise.plan.forecast.schedule import KEY, join_ranges, make_schedule_keys
 
-__all__ = ["KEY", "propose_schedules"]
+__all__ = ["propose_schedules"]
 
-KEY = "num_speculative_tokens_per_batch_size"
 _NOT_HONOURED = (Effect.REJECTED, Effect.INEFFECTIVE, Effect.FAILS_LATER)
 
 
@@ -36,9 +35,10 @@ def _propose(run: Run, workload: str, temperature: float, bands: Sequence[Band])
     used = [spec for band in bands if (spec := specs.get(band.setting)) is not None]
     if len(bands) < 2 or not used or not _differ_in_k_alone(used):
         return None
-    lengths = [spec.num_speculative_tokens or 0 for spec in used]
-    rows = list(_rows(bands, {name: spec.num_speculative_tokens or 0 for name, spec in specs.items() if spec}))
-    spec = replace(used[0], num_speculative_tokens=max(lengths), options={**used[0].options, KEY: rows})
+    lengths = {name: spec.num_speculative_tokens or 0 for name, spec in specs.items() if spec}
+    ends = ((band.up_to, lengths.get(band.setting, 0)) for band in bands)
+    ranges = join_ranges(ends, first=int(bands[0].above) + 1)
+    spec = SpecConfig.keep({**used[0].to_dict(), **make_schedule_keys(ranges)})
     arm = next(arms[band.setting] for band in bands if band.setting in arms)
     remarks = _judge(spec, run.context, arm)
     return None if remarks is None else Schedule(workload=workload, temperature=temperature, spec=spec, remarks=remarks)
@@ -49,14 +49,6 @@ def _differ_in_k_alone(specs: Sequence[SpecConfig]) -> bool:
     rest = {json.dumps({**spec.to_dict(), "num_speculative_tokens": 0}, sort_keys=True) for spec in specs}
     known = all(spec.num_speculative_tokens is not None and KEY not in spec.options for spec in specs)
     return known and len(rest) == 1
-
-
-def _rows(bands: Sequence[Band], lengths: Mapping[str, int]) -> Iterator[list[int]]:
-    """Yield [first, last, k]; the last range is one batch size wide, as its k goes on for all larger ones."""
-    for band in bands:
-        first = int(band.above) + 1
-        last = first if math.isinf(band.up_to) else int(band.up_to)
-        yield [first, last, lengths.get(band.setting, 0)]
 
 
 def _judge(spec: SpecConfig, context: RunContext, arm: Arm) -> tuple[str, ...] | None:

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 from dataclasses import replace
 
-from draftwise.core import Finding, InvalidSetup, Severity, SpecConfig
+from draftwise.core import InvalidSetup, SpecConfig
+from draftwise.engine.admission import Admission
 from draftwise.engine.build import build
 from draftwise.engine.config import EngineConfig
 from draftwise.engine.outputs import Delta, EngineStats, LogprobsOfToken
-from draftwise.engine.sampling.logits import check_params, encode_bad_words
-from draftwise.engine.sampling.random import completion_seed, request_seed
 from draftwise.engine.spec_counter import SpecCounter
 from draftwise.engine.startup import Startup, TimedStartup
 from draftwise.engine.step.launched import Launched, Outcome
 from draftwise.engine.step.scheduler import Schedule
 from draftwise.engine.step.sequence import Request, Sequence
-from draftwise.engine.text.detokenizer import IncrementalDetokenizer
 from draftwise.engine.text.stopping import Stop, find_stop
 
 __all__ = ["Engine", "EngineStats", "Pending", "Request"]
@@ -53,6 +50,7 @@ class Engine:
         self.tokenizer, self.shape, self.proposer = parts.tokenizer, parts.shape, parts.proposer
         self.scheduler, self.runner, self.lag = parts.scheduler, parts.runner, parts.lag
         self._confirmations = parts.runner.confirmations
+        self._admission = Admission(self.config, self.shape, self.tokenizer)
         self._sequences: dict[str, list[Sequence]] = {}
         self._forks: dict[str, list[Sequence]] = {}
         """Completions 1..n-1 of a request, held until the first one has computed the prompt for all."""
@@ -71,10 +69,10 @@ class Engine:
         Raises:
             InvalidSetup: the prompt is empty or too long, an id is unknown, or the request id is in use.
         """
-        findings = list(self._check(request))
+        findings = list(self._admission.check(request, ids_in_use=self._sequences))
         if findings:
             raise InvalidSetup(findings)
-        sequences = [self._make_sequence(request, index) for index in range(request.params.n)]
+        sequences = [self._admission.make_sequence(request, index) for index in range(request.params.n)]
         self._sequences[request.request_id] = sequences
         self._prompt_tokens += len(request.prompt_token_ids)
         if self.config.enable_prefix_caching and len(sequences) > 1:
@@ -134,55 +132,6 @@ class Engine:
             num_preemptions=scheduler.num_preemptions,
             spec=self._spec_counter.stats(),
         )
-
-    def _check(self, request: Request) -> Iterable[Finding]:
-        """Yield what makes a request impossible."""
-
-        def error(code: str, message: str, fix: str) -> Finding:
-            return Finding(code=code, severity=Severity.ERROR, where="prompt", message=message, fix=fix)
-
-        ids, limit, vocab_size = request.prompt_token_ids, self.config.max_model_len, self.shape.vocab_size
-        if request.request_id in self._sequences:
-            yield error("request-id-in-use", f"request id {request.request_id!r} is in use.", "Choose another one.")
-        if not ids:
-            yield error("empty-prompt", "the prompt has no tokens.", "Give at least one token.")
-        elif min(ids) < 0 or max(ids) >= vocab_size:
-            yield error("unknown-token", f"token ids must lie in 0..{vocab_size - 1}.", "Use this model's tokenizer.")
-        if limit is not None and len(ids) >= limit:
-            yield error(
-                "prompt-too-long",
-                f"the prompt has {len(ids)} tokens, but prompt and output together may have {limit}.",
-                "Shorten the prompt, or raise max_model_len if the model allows it.",
-            )
-        yield from check_params(request.params, vocab_size)
-
-    def _make_sequence(self, request: Request, index: int) -> Sequence:
-        params = request.params
-        if params.seed is None:
-            seed = request_seed(self.config.seed, request.request_id, index)
-        else:
-            seed = completion_seed(params.seed, index)
-        return Sequence(
-            request=request,
-            index=index,
-            seed=seed,
-            max_tokens=self._max_tokens(request),
-            tokens=list(request.prompt_token_ids),
-            bad_words=encode_bad_words(params.bad_words, lambda text: self.tokenizer.encode(text, False)),
-            detokenizer=IncrementalDetokenizer(
-                self.tokenizer,
-                stop_strings=params.stop_strings,
-                include_stop=params.include_stop_str_in_output,
-                skip_special_tokens=params.skip_special_tokens,
-                prompt_token_ids=request.prompt_token_ids,
-            ),
-        )
-
-    def _max_tokens(self, request: Request) -> int:
-        """Return how many tokens a sequence of the request may have."""
-        longest, wanted = self.config.max_model_len, request.params.max_tokens
-        assert longest is not None, "`build` fills it in"
-        return longest if wanted is None else min(longest, len(request.prompt_token_ids) + wanted)
 
     def _k_now(self) -> int:
         """Return how many tokens to draft for each sequence in the next step."""

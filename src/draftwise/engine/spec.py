@@ -16,7 +16,7 @@ from draftwise.engine.spec_keys import (
     describe,
 )
 from draftwise.facts.methods import Method, find_method, find_placeholder, get_method, methods_where
-from draftwise.facts.spec_keys import keys_where, name_traps, spec_keys
+from draftwise.facts.spec_keys import find_name_traps, keys_where, read_spec_keys
 
 __all__ = ["ResolvedSpec", "resolve_spec"]
 
@@ -168,16 +168,16 @@ def _check_keys_of_method(settings: Mapping[str, Any], given: Mapping[str, Any])
     if method.needs_drafter and "model" not in given:
         yield _error("model", "missing-model", f"{name} needs a drafter.", "Give the directory of its checkpoint.")
     if method.required_key is not None and settings[method.required_key] is None:
-        meaning = spec_keys()[method.required_key].meaning
+        meaning = read_spec_keys()[method.required_key].meaning
         yield _error(method.required_key, "missing-key", f"{name} needs it.", f"Meaning: {meaning}")
-    if method.drafts_from == "own_model" and any(trap in str(model).lower() for trap in name_traps()):
+    if method.drafts_from == "own_model" and any(trap in str(model).lower() for trap in find_name_traps()):
         message = f"vLLM would take {model} for a head of another method, because of its name."
         yield _warning("model", "name-trap", message, "Rename the directory before serving it with vLLM.")
     if not (model is None or method.has_weights or model == name or find_placeholder(model)):
         yield _warning("model", "no-effect", f"has no effect with method {name}.", "Leave it out.")
     others = frozenset[str]().union(*map(_acting_keys, methods_where(embedded=True).values())) - _acting_keys(method)
     for key in given:
-        if key in others and given[key] != spec_keys()[key].default:
+        if key in others and given[key] != read_spec_keys()[key].default:
             yield _warning(key, "no-effect", f"has no effect with method {name}.", "Leave it out.")
 
 

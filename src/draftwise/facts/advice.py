@@ -1,7 +1,7 @@
-"""Rules of thumb, published results and measured costs that choosing a method rests on, each with its source.
+"""Rules of thumb, priors, published results and measured costs by which a method is chosen, each with its source.
 
-The rows lie in `data/advice.json`. They are advice and priors: what a release accepts is in its generated tables, and
-what pays on an operator's traffic only a measurement says.
+The rows are in `data/advice.json`. What a release accepts is in its generated tables; what pays on an operator's
+traffic is for a measurement to decide.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from draftwise.core import Finding, Severity
 from draftwise.facts.stored import read_data
 
 __all__ = [
+    "AcceptancePrior",
     "AdviceRule",
-    "Anchor",
-    "Band",
     "DraftingCost",
+    "PublishedResult",
     "StepCosts",
     "TrafficKind",
     "all_advice",
-    "anchors_of",
-    "find_band",
+    "find_prior",
+    "find_published_results",
     "get_advice",
-    "guide_order",
-    "step_costs",
-    "traffic_kinds",
+    "get_guide_rank",
+    "read_step_costs",
+    "read_traffic_kinds",
 ]
 
 Overlap = Literal["none", "some", "high"]
@@ -35,7 +35,7 @@ Overlap = Literal["none", "some", "high"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdviceRule:
-    """One rule by which methods are chosen, ordered, doubted or refused."""
+    """One rule by which methods are chosen, ordered or refused."""
 
     code: str
     title: str
@@ -50,18 +50,18 @@ class AdviceRule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Band:
-    """What acceptance to expect of a method before anything is measured."""
+class AcceptancePrior:
+    """The acceptance to expect of a method before anything is measured."""
 
     methods: tuple[str, ...]
     low: float
     high: float
-    """Chance that a draft token is accepted, given that those before it were."""
+    """Probability that a draft token is accepted, given that those before it were."""
     source: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Anchor:
+class PublishedResult:
     """A published result and the conditions it was measured under."""
 
     methods: tuple[str, ...]
@@ -76,9 +76,9 @@ class TrafficKind:
 
     name: str
     overlap: Overlap
-    """How much of the output stands in the prompt."""
+    """How much of the output repeats the prompt."""
     place: float
-    """Where in a method's band its acceptance is expected: 0 at the low end, 1 at the high end."""
+    """Where in a method's acceptance prior this traffic is expected: 0 at the low end, 1 at the high end."""
     repetitive: bool
     """Whether answers repeat earlier answers."""
     explains: str
@@ -86,36 +86,36 @@ class TrafficKind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftingCost:
-    """What drafting adds to a step besides reading the drafter's weights: launches and the host."""
+    """What drafting adds to a step besides reading the drafter's weights: kernel launches and host work."""
 
     methods: tuple[str, ...]
     per_token_s: float
     per_step_s: float
     measured: tuple[str, ...]
-    """Those of the methods that were measured; the others are taken to be like them."""
+    """Those of `methods` that were measured; the others are assumed to cost the same."""
     runner: str
-    """Model runner that was measured."""
+    """The model runner on which they were measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCosts:
-    """Times and shares that a decode step is estimated from."""
+    """Measured times and efficiencies from which a decode step is estimated."""
 
     bandwidth_share: float
-    """Part of the data sheet's bandwidth that matrix products reach."""
+    """Share of the data sheet's bandwidth that matrix products reach."""
     flops_share: float
-    """Part of the data sheet's arithmetic rate that they reach."""
+    """Share of the data sheet's arithmetic rate that they reach."""
     step_s: float
-    """Of a step, whatever it computes, with asynchronous scheduling."""
+    """Fixed time of a step with asynchronous scheduling."""
     row_s: float
-    """Of a verified token: sampling and logits."""
+    """Time per verified token, for logits and sampling."""
     sync_s: float
-    """Added without asynchronous scheduling."""
+    """Added to a step without asynchronous scheduling."""
     sync_per_sequence_s: float
     drafting: tuple[DraftingCost, ...]
     source: str
 
-    def of_method(self, method: str) -> DraftingCost:
+    def get_drafting(self, method: str) -> DraftingCost:
         """Return the row of a method; KeyError for one that does not draft."""
         found = next((row for row in self.drafting if method in row.methods), None)
         if found is None:
@@ -134,27 +134,29 @@ def get_advice(code: str) -> AdviceRule:
     return all_advice()[code]
 
 
-def find_band(method: str) -> Band | None:
-    """Return the acceptance that is expected of a method; None for one that does not draft."""
-    row = next((row for row in _load()["bands"] if method in row["methods"]), None)
-    return None if row is None else Band(**{**row, "methods": tuple(row["methods"])})
+def find_prior(method: str) -> AcceptancePrior | None:
+    """Return the acceptance to expect of a method; None for one that does not draft."""
+    row = next((row for row in _load()["priors"] if method in row["methods"]), None)
+    return None if row is None else AcceptancePrior(**{**row, "methods": tuple(row["methods"])})
 
 
-def anchors_of(method: str) -> tuple[Anchor, ...]:
+def find_published_results(method: str) -> tuple[PublishedResult, ...]:
     """Return the published results of a method."""
     return tuple(
-        Anchor(**{**row, "methods": tuple(row["methods"])}) for row in _load()["anchors"] if method in row["methods"]
+        PublishedResult(**{**row, "methods": tuple(row["methods"])})
+        for row in _load()["published_results"]
+        if method in row["methods"]
     )
 
 
 @cache
-def traffic_kinds() -> Mapping[str, TrafficKind]:
+def read_traffic_kinds() -> Mapping[str, TrafficKind]:
     """Return the kinds of traffic by name."""
     return {row["name"]: TrafficKind(**row) for row in _load()["traffic"]}
 
 
-def guide_order(method: str) -> int:
-    """Return how early the guides try a method, 0 first; KeyError for one that they do not name."""
+def get_guide_rank(method: str) -> int:
+    """Return a method's rank in the guides' order, from 0; KeyError for one that they do not name."""
     for place, methods in enumerate(_load()["order"]):
         if method in methods:
             return place
@@ -162,8 +164,8 @@ def guide_order(method: str) -> int:
 
 
 @cache
-def step_costs() -> StepCosts:
-    """Return the measured costs."""
+def read_step_costs() -> StepCosts:
+    """Return the measured costs of steps and of drafting."""
     row = _load()["costs"]
     drafting = tuple(
         DraftingCost(**{**each, "methods": tuple(each["methods"]), "measured": tuple(each["measured"])})

@@ -1,7 +1,7 @@
 """Published drafters by target, and how many tokens to draft with a family's own prediction modules.
 
-The rows lie in `data/families.json`, the preferred drafter of a target and method first. They say what exists; whether
-a vLLM release runs a method on a target class is in the tables generated from its wheel, never here.
+The rows are in `data/families.json`, the preferred drafter of a target and method first. They list what exists; whether
+a vLLM release runs a method on a target class is in the tables generated from its wheel.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 
 from draftwise.facts.stored import read_data
 
-__all__ = ["NativeModules", "PublishedDrafter", "find_native", "published_drafters"]
+__all__ = ["NativeModules", "PublishedDrafter", "find_native", "find_published_drafters"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedDrafter:
-    """One drafter that anybody can download."""
+    """One drafter that is available for download."""
 
     model: str
     """Its name on the Hugging Face hub."""
@@ -30,7 +30,7 @@ class PublishedDrafter:
     format: str
     """`plain`, or `speculators` for the format of the speculators library."""
     parallel_drafting: bool
-    """It drafts all tokens in one pass, and vLLM must be configured so."""
+    """Whether it drafts all tokens in one pass, for which vLLM needs `parallel_drafting`."""
     note: str
     source: str
     checked: str
@@ -48,8 +48,8 @@ class NativeModules:
     checked: str
 
 
-def published_drafters(names: Iterable[str]) -> tuple[PublishedDrafter, ...]:
-    """Return the drafters that were made for a target, known under any of these names; case does not matter."""
+def find_published_drafters(names: Iterable[str]) -> tuple[PublishedDrafter, ...]:
+    """Return the drafters of a target that is known under any of these names, in upper or lower case."""
     wanted = {name.lower() for name in names}
     return tuple(row for row in _drafters() if any(target.lower() in wanted for target in row.targets))
 

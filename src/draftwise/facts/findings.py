@@ -1,7 +1,7 @@
 """What findings mean that are neither rules of vLLM nor advice: those of measuring, reading, running and training.
 
-The rows lie in `data/findings/*.json`, one file a room. A finding's message speaks of the case at hand; its row says
-what the code means in every case. A test holds the rows against the codes and severities that the source can emit.
+The rows are in `data/findings/*.json`, one file per group. A finding's message describes the case at hand; its row
+gives the general meaning of the code. A test compares the rows with the codes and severities that the source can emit.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import cache
 from draftwise.core import Severity
 from draftwise.facts.stored import read_folder
 
-__all__ = ["FindingFact", "all_findings", "finding_rooms", "get_finding"]
+__all__ = ["FindingFact", "all_findings", "get_finding", "read_finding_rooms"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,15 +24,15 @@ class FindingFact:
     title: str
     """A short sentence without a full stop."""
     severities: tuple[Severity, ...]
-    """Which it can have, the gravest first: the case decides."""
+    """Those that it can have, depending on the case; the gravest first."""
     explains: str
-    """What it means for an operator and why it matters, in a sentence or two."""
+    """What it means for an operator and why it matters, in one or two sentences."""
     fix: str
-    """What to do in general; the message of a finding may know better."""
+    """What to do in general; a finding's own fix may be more specific."""
     room: str
     """Where it is raised."""
     threshold: str = ""
-    """Field of the run's thresholds beyond which it is raised, if a line is drawn."""
+    """Field of the run's thresholds beyond which it is raised, if it depends on one."""
 
 
 def get_finding(code: str) -> FindingFact:
@@ -41,8 +41,8 @@ def get_finding(code: str) -> FindingFact:
 
 
 @cache
-def finding_rooms() -> Mapping[str, str]:
-    """Return what is checked where, by the name of the room."""
+def read_finding_rooms() -> Mapping[str, str]:
+    """Return the groups of findings and what each is about, by name."""
     return {room["room"]: room["about"] for _, room in read_folder("findings")}
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from draftwise.core import InvalidSetup
 from draftwise.facts.stored import read_data
 
-__all__ = ["Gpu", "get_gpu", "known_gpus"]
+__all__ = ["Gpu", "get_gpu", "read_gpus"]
 
 _GIB = 1 << 30
 
@@ -22,7 +22,7 @@ class Gpu:
 
     name: str
     architecture: str
-    """NVIDIA's or AMD's name of the generation, e.g. `hopper`; `other` for a GPU given by its memory alone."""
+    """NVIDIA's or AMD's name of the generation, e.g. `hopper`; `other` for a GPU of which only the memory is given."""
     memory_bytes: int
     """Total memory as CUDA reports it, less than the data sheet's: `gpu_memory_utilization` is a share of it."""
     bandwidth_gbs: float = 0.0
@@ -42,8 +42,8 @@ class Gpu:
 
 
 @cache
-def known_gpus() -> tuple[Gpu, ...]:
-    """Return every GPU of the table, older generations first."""
+def read_gpus() -> tuple[Gpu, ...]:
+    """Return all GPUs of the table, older generations first."""
     return tuple(_read(row) for row in _rows())
 
 
@@ -53,7 +53,7 @@ def get_gpu(name: str) -> Gpu:
     Raises:
         InvalidSetup: no such GPU.
     """
-    key = _normalise(name)
+    key = _normalize(name)
     if (found := _by_name().get(key)) is not None:
         return found
     if memory := re.fullmatch(r"(\d+(?:\.\d+)?)\s*(gi?b)", name.strip().lower()):
@@ -61,12 +61,12 @@ def get_gpu(name: str) -> Gpu:
         return Gpu(name=name.strip(), architecture="other", memory_bytes=int(float(memory[1]) * unit))
     raise InvalidSetup.because(
         "unknown-gpu", f"{name!r} is not in the table.", where="--gpu",
-        fix=f"Give its memory, for instance 48GiB, or one of {', '.join(gpu.name for gpu in known_gpus())}.",
+        fix=f"Give its memory, for instance 48GiB, or one of {', '.join(gpu.name for gpu in read_gpus())}.",
     )  # fmt: skip
 
 
-def _normalise(name: str) -> str:
-    """Return a name without what sellers and drivers put around it: `NVIDIA GeForce RTX 4090` -> `rtx-4090`."""
+def _normalize(name: str) -> str:
+    """Return a name in lower case and without its brand: `NVIDIA GeForce RTX 4090` -> `rtx-4090`."""
     words = re.sub(r"[\s_]+", "-", name.strip().lower())
     return re.sub(r"^(?:nvidia-|amd-|geforce-|tesla-|instinct-)+", "", words)
 
@@ -78,7 +78,7 @@ def _rows() -> tuple[Mapping[str, Any], ...]:
 
 @cache
 def _by_name() -> Mapping[str, Gpu]:
-    return {_normalise(name): gpu for row, gpu in zip(_rows(), known_gpus(), strict=True) for name in _names(row)}
+    return {_normalize(name): gpu for row, gpu in zip(_rows(), read_gpus(), strict=True) for name in _names(row)}
 
 
 def _names(row: Mapping[str, Any]) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
-"""What vLLM takes besides weights, keys and values: constants that were measured, and batch sizes by GPU.
+"""Memory that vLLM takes besides weights and KV cache, as measured constants, and default batch sizes by GPU.
 
-What each release counts is in the rules (`data/rules/size.json`); what was measured is in `data/memory.json`.
+What each release counts is in the rules (`data/rules/size.json`); the measured constants are in `data/memory.json`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from draftwise.facts.gpus import Gpu
 from draftwise.facts.stored import read_data
 from draftwise.facts.vllm import Release
 
-__all__ = ["EmbeddedOverheads", "Overheads", "Runner", "batch_defaults", "get_embedded_overheads", "get_overheads"]
+__all__ = ["EmbeddedOverheads", "Overheads", "Runner", "get_batch_defaults", "get_embedded_overheads", "get_overheads"]
 
 Runner = Literal["V1", "V2"]
 """vLLM's model runner."""
@@ -24,20 +24,20 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overheads:
-    """Bytes that no shape explains."""
+    """Bytes that do not follow from the model's shape."""
 
     context: int
     """CUDA context of a process."""
     non_torch: int
-    """Kernels and library state that the profile run loads."""
+    """Kernels and library state that are loaded by the profile run."""
     workspace: int
-    """cuBLAS workspace, which stays once the first matrix product has run."""
+    """cuBLAS workspace, kept from the first matrix product on."""
     graph_per_layer: float
     """One captured graph, per layer of target and drafter."""
     graph_estimate_per_layer: float
-    """The same as vLLM's first runner guesses it beforehand: about a third less than it then takes."""
+    """The same as estimated in advance by vLLM's V1 runner: about a third less than it then takes."""
     request_state: int
-    """State of one request slot in the second runner's sampler, the penalty tables aside."""
+    """State of one request slot in the V2 runner's sampler, without the penalty tables."""
     source: str
 
 
@@ -59,7 +59,7 @@ def _data() -> Mapping[str, Any]:
 
 
 def get_overheads(gpu: Gpu, runner: Runner) -> Overheads:
-    """Return the measured constants for a GPU; those of another generation are taken over where none was measured."""
+    """Return the measured constants for a GPU; those of another generation if its own were not measured."""
     data = _data()
     workspace = data["workspace_mib"]
     return Overheads(
@@ -83,12 +83,12 @@ def get_embedded_overheads() -> EmbeddedOverheads:
     )
 
 
-def batch_defaults(gpu: Gpu, release: Release) -> dict[str, int]:
-    """Return `max_num_batched_tokens` and `max_num_seqs` of `vllm serve` where neither is given: they go by the GPU."""
+def get_batch_defaults(gpu: Gpu, release: Release) -> dict[str, int]:
+    """Return the defaults of `max_num_batched_tokens` and `max_num_seqs` in `vllm serve`, which depend on the GPU."""
     tiers = release.table("batch_defaults")
     for name in sorted((name for name in tiers if name.startswith("gpu>=")), key=_least_gib, reverse=True):
-        spared = any(word in gpu.name.lower() for word in tiers[name].get("not_named", ()))
-        if gpu.memory_gib >= _least_gib(name) and not spared:
+        excepted = any(word in gpu.name.lower() for word in tiers[name].get("not_named", ()))
+        if gpu.memory_gib >= _least_gib(name) and not excepted:
             return _for_server(tiers[name])
     return _for_server(tiers["gpu"])
 

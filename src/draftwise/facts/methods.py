@@ -1,7 +1,7 @@
 """Drafting methods, one row each: what a method drafts from, what it loads and keeps, and how vLLM spells it.
 
-The rows lie in `data/methods.json`, in the order in which the marks of a checkpoint are looked for: the more telling
-first. What holds of a method in some releases only is in their generated tables and in the rules.
+The rows are in `data/methods.json`, in the order in which a checkpoint is matched against them: the most specific
+first. What is true of a method in some releases only is in their generated tables and in the rules.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Method:
     name: str
     """As vLLM and this project spell it."""
     aliases: tuple[str, ...] = ()
-    """Other names that some release takes for it."""
+    """Other names that some releases have for it."""
     placeholders: tuple[str, ...] = ()
     """Values of the key `model` that stand for the method."""
     meaning: str
@@ -52,24 +52,24 @@ class Method:
     """`chain`: autoregressive, one pass a token; `one_pass`: one pass for all; `heads`: a small network for each
     position, without attention."""
     weights: Weights = "none"
-    """Where they lie: in a checkpoint of the drafter, in the target's (the modules that it was trained with), in either
-    of them, or nowhere."""
+    """Where its weights are: in a checkpoint of the drafter, in the target's (modules that were trained with it), in
+    either of them, or nowhere."""
     taps: Taps = "none"
     """Hidden states of the target that it reads: those of the last layer, or of several."""
     keeps_kv: bool = False
-    """Whether it keeps keys and values of its own."""
+    """Whether it has a KV cache of its own."""
     shares: tuple[Literal["embedding", "head"], ...] = ()
-    """What it takes from the target where its own checkpoint does not have it."""
+    """Weights that it takes from the target if its own checkpoint does not have them."""
     parallel: Parallel = "never"
-    """Whether it guesses over masked tokens in one pass: never, with `parallel_drafting`, or always."""
+    """Whether it drafts over mask tokens in one pass: never, with `parallel_drafting`, or always."""
     lookahead: Lookahead = "none"
     """Slots of its own KV cache that a sequence's draft takes."""
     block_counts_anchor: bool = False
-    """Whether `block_size` counts the token before the guesses."""
+    """Whether `block_size` counts the token before the draft tokens."""
     drafts_whole_block: bool = False
     """Whether k is the block that it was trained for, rather than any number up to that."""
     usual_k: int = 1
-    """Most guesses to start with where neither publisher nor drafter says how many, as in most of vLLM's recipes."""
+    """Largest k to start with if neither publisher nor drafter gives one, as in most of vLLM's recipes."""
     default_k_key: str | None = None
     """Key whose value is k when `num_speculative_tokens` is not given; None: it must be given."""
     required_key: str | None = None
@@ -79,11 +79,11 @@ class Method:
     embedded_keys: tuple[str, ...] = ()
     """Further ones that act for it in the embedded engine only."""
     kept_by_vllm: bool = False
-    """Whether vLLM keeps to it once it is asked for, whatever the drafter's name and config.json say."""
+    """Whether vLLM keeps the method that `method` gives, whatever the drafter's name and config.json are."""
     class_prefix: str | None = None
-    """What vLLM puts before the name of the drafter's class, unless that has it already."""
+    """Prefix that vLLM adds to the name of the drafter's class, unless it has it already."""
     usual_class: str | None = None
-    """Architecture that most published heads name."""
+    """Architecture in the config.json of most published heads."""
     v1_draft_length: DraftLength = "none"
     """Whether the proposer of Model Runner V1 can change its draft length from step to step; `none`: it has none."""
     architectures: tuple[str, ...] = ()
@@ -112,7 +112,7 @@ class Method:
 
     @property
     def has_weights(self) -> bool:
-        """Whether it loads weights beside the target's own layers."""
+        """Whether it loads weights besides the target's own layers."""
         return self.weights != "none"
 
 

@@ -18,7 +18,7 @@ __all__ = [
     "SPEC_NUM_DRAFT_TOKENS",
     "Metric",
     "get_metric",
-    "token_buckets",
+    "make_token_buckets",
 ]
 
 _LOGGERS = "vllm 0.32.0 v1/metrics/loggers.py"
@@ -36,7 +36,7 @@ class Metric:
     help: str
     labels: tuple[str, ...] = ("model_name", "engine")
     buckets: tuple[float, ...] | None = None
-    """Upper bounds of a histogram; None with a histogram stands for `token_buckets` of the context length."""
+    """Upper bounds of a histogram; None with a histogram stands for `make_token_buckets` of the context length."""
     source: str = _LOGGERS
 
     @property
@@ -45,7 +45,7 @@ class Metric:
         return f"{self.name}_total" if self.kind == "counter" else self.name
 
 
-def token_buckets(max_model_len: int) -> tuple[float, ...]:
+def make_token_buckets(max_model_len: int) -> tuple[float, ...]:
     """Return vLLM's bounds for token counts: 1, 2, 5, 10 ... up to the context length."""
 
     def series() -> Iterator[float]:

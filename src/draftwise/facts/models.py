@@ -15,7 +15,7 @@ from typing import Any
 
 from draftwise.facts.stored import read_data
 
-__all__ = ["KnownModel", "find_model", "known_models", "suggest_models"]
+__all__ = ["KnownModel", "find_model", "read_models", "suggest_models"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,11 +25,11 @@ class KnownModel:
     id: str
     """Its name on the Hugging Face hub."""
     also: tuple[str, ...]
-    """Further checkpoints whose config.json says the same."""
+    """Further checkpoints with the same config.json."""
     params: int
-    """Weights in all, as published: exact where the number has no trailing zeros."""
+    """Number of weights as published: exact if it has no trailing zeros."""
     active_params: int | None
-    """Weights that one token meets in a mixture of experts; None for a dense model."""
+    """Number of weights that one token uses in a mixture of experts; None for a dense model."""
     source: str
     config: Mapping[str, Any]
 
@@ -40,7 +40,7 @@ class KnownModel:
 
 
 @cache
-def known_models() -> tuple[KnownModel, ...]:
+def read_models() -> tuple[KnownModel, ...]:
     """Return every row, by name."""
     return tuple(
         KnownModel(
@@ -58,16 +58,16 @@ def known_models() -> tuple[KnownModel, ...]:
 def find_model(name: str) -> KnownModel | None:
     """Return the row of a model by its name on the hub; None for an unknown one.
 
-    Upper and lower case do not matter. The organisation may be left out, and nothing else may.
+    Upper and lower case do not matter. The organization may be left out, and nothing else may.
     """
     return _by_name().get(name.strip().lower())
 
 
 def suggest_models(name: str, count: int = 3) -> tuple[str, ...]:
-    """Return the known names that look most like one that was not found."""
+    """Return the known names that are most similar to an unknown one."""
     from difflib import get_close_matches
 
-    spelled = {each.lower(): each for model in known_models() for each in model.names}
+    spelled = {each.lower(): each for model in read_models() for each in model.names}
     by_tail = {each.partition("/")[2]: each for each in spelled}
     tail = name.strip().lower().rpartition("/")[2]
     close = get_close_matches(tail, by_tail, n=count, cutoff=0.6)
@@ -76,7 +76,7 @@ def suggest_models(name: str, count: int = 3) -> tuple[str, ...]:
 
 @cache
 def _by_name() -> Mapping[str, KnownModel]:
-    full = {name.lower(): model for model in known_models() for name in model.names}
+    full = {name.lower(): model for model in read_models() for name in model.names}
     tails = Counter(name.rpartition("/")[2] for name in full)
     short = {tail: model for name, model in full.items() if tails[tail := name.rpartition("/")[2]] == 1}
     return short | full

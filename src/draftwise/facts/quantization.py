@@ -17,13 +17,13 @@ _TOPIC = "quantization_methods"
 
 
 def is_deprecated(method: str, version: Version) -> bool:
-    """Say whether a release loads a method only with `allow_deprecated_quantization`."""
+    """Return whether a release loads a method only with `allow_deprecated_quantization`."""
     row = get_release(str(version)).table(_TOPIC).get(method)
     return row is not None and bool(row["deprecated"])
 
 
 def needs_checkpoint(method: str) -> bool:
-    """Say whether a method takes its settings from a quantized checkpoint, rather than quantizing while it loads.
+    """Return whether a method takes its settings from a quantized checkpoint, rather than quantizing while it loads.
 
     The newest release that has the method answers.
     """
@@ -32,7 +32,7 @@ def needs_checkpoint(method: str) -> bool:
 
 
 def reads_weights_of(method: str, checkpoint: str) -> bool:
-    """Say whether a method runs weights that a checkpoint declares for another, as gptq_marlin those of gptq."""
+    """Return whether a method runs weights that a checkpoint declares for another, as gptq_marlin does for gptq."""
     data = _data()
     return method in data["same_weights"].get(checkpoint, (checkpoint,)) or method in data["every_checkpoint"]
 

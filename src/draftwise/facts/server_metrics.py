@@ -1,4 +1,4 @@
-"""Which samples of /metrics hold what a measurement needs, by server: vLLM (and draftwise), SGLang, TGI, llama.cpp."""
+"""The samples of /metrics that a measurement needs, by server: vLLM (and draftwise), SGLang, TGI, llama.cpp."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from types import MappingProxyType
 
 from draftwise.facts.stored import read_data
 
-__all__ = ["CACHE_CONFIG", "Reading", "readings_by_sample"]
+__all__ = ["CACHE_CONFIG", "MetricMeaning", "read_server_metrics"]
 
 CACHE_CONFIG = "vllm:cache_config_info"
 """A gauge that is always 1 and whose labels are vLLM's cache config (vllm 0.9.2..0.33.0 v1/metrics/loggers.py;
 `kv_cache_size_tokens` is among them from 0.24.0 on)."""
 
-Reading = tuple[str, int]
-"""What a sample says (a field of SpecStats, Counters or ServerLoad) and its rank: of two names for one thing in the
-same exposition (a release that renames a metric keeps the old name for a while) the lower rank counts."""
+MetricMeaning = tuple[str, int]
+"""The field of SpecStats, Counters or ServerLoad that a sample holds, and its rank: if one exposition has two names for
+the same field (a release that renames a metric keeps the old name for a while), the lower rank counts."""
 
 
 @cache
-def readings_by_sample() -> Mapping[str, Reading]:
-    """Return the table: name of the sample -> what it says."""
+def read_server_metrics() -> Mapping[str, MetricMeaning]:
+    """Return the meaning of each sample, by its name."""
     rows = read_data("server_metrics")["rows"]
     return MappingProxyType({row["sample"]: (row["reading"], rank) for rank, row in enumerate(rows)})

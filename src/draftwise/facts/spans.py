@@ -12,7 +12,7 @@ from packaging.version import Version
 __all__ = ["Row", "Span", "decode", "encode"]
 
 Table = Mapping[str, tuple[Any, str]]
-"""What one release says: key -> (JSON value, source)."""
+"""Table of one release: key -> (JSON value, source)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +20,7 @@ class Span:
     """One value over a range of releases."""
 
     since: Version
-    """First release that has the value; the oldest one that is covered may stand for older ones."""
+    """First release that has the value; the oldest covered one may represent older ones."""
     until: Version | None
     """Last release that has it, included; None while the newest one does."""
     value: Any
@@ -30,7 +30,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A span as it lies in a data file, with releases as text."""
+    """A span as stored in a data file, with releases as text."""
 
     key: str
     value: Any
@@ -41,7 +41,7 @@ class Row:
 
 
 def encode(releases: Sequence[str], tables: Sequence[Table]) -> list[Row]:
-    """Return the rows, sorted by key and then by release, that say the same as one table for each release.
+    """Return the rows, sorted by key and then by release, that are equivalent to one table for each release.
 
     A row ends where the value changes or the key is gone; a source that moves while the value stays makes no new row,
     so that a release changes only what it really changes.
@@ -67,7 +67,7 @@ def _runs(key: str, releases: Sequence[str], tables: Sequence[Table]) -> Iterato
 
 
 def _same(left: tuple[Any, str] | None, right: tuple[Any, str] | None) -> bool:
-    """Compare values as they will be written: JSON tells 1 from 1.0 and from true, Python's == does not."""
+    """Compare values as they are written: JSON distinguishes 1, 1.0 and true, Python's == does not."""
     if left is None or right is None:
         return left is right
     return json.dumps(left[0], sort_keys=True) == json.dumps(right[0], sort_keys=True)

@@ -1,4 +1,4 @@
-"""Keys of `--speculative-config`: what each means, what it takes, and whether the embedded engine acts on it.
+"""Keys of `--speculative-config`: their meaning, their values, and whether the embedded engine acts on them.
 
 Type, default and bounds are those of the newest vLLM release that has the key (`facts.vllm`); the rest lies in
 `data/spec_keys.json`.
@@ -15,7 +15,7 @@ from typing import Any, Literal
 from draftwise.facts.stored import read_data
 from draftwise.facts.vllm import history, releases
 
-__all__ = ["SpecKey", "keys_where", "name_traps", "spec_keys"]
+__all__ = ["SpecKey", "find_name_traps", "keys_where", "read_spec_keys"]
 
 Embedded = Literal["acts", "idle", "unknown"]
 _BOUNDS = ("ge", "gt", "le", "lt")
@@ -28,39 +28,39 @@ class SpecKey:
     name: str
     meaning: str
     embedded: Embedded
-    """`acts` in the embedded engine; `idle`: it is taken and changes nothing; `unknown`: it is no setting there."""
+    """In the embedded engine: `acts` has an effect; `idle` is accepted without effect; `unknown` is rejected."""
     reason: str
-    """Why it is idle; empty for others."""
+    """Why it is idle; empty otherwise."""
     type: str
     """As vLLM annotates it, such as `list[float] | None`."""
     default: Any
     choices: tuple[str, ...]
-    """Values of a key that takes one of a few; empty for others."""
+    """Allowed values, if there are only a few; else empty."""
     bounds: Mapping[str, float]
-    """`ge`, `gt`, `le`, `lt` -> the bound, of the value or of each entry of a list."""
+    """`ge`, `gt`, `le`, `lt` -> the bound on the value, or on each entry of a list."""
     source: str
     """Release, file and symbol of the field."""
 
 
 @cache
-def spec_keys() -> Mapping[str, SpecKey]:
+def read_spec_keys() -> Mapping[str, SpecKey]:
     """Return every key that some release has, by name."""
     return MappingProxyType({row["name"]: _read(row) for row in read_data("spec_keys")})
 
 
 def keys_where(*, embedded: Embedded) -> Mapping[str, SpecKey]:
     """Return the keys that act, are idle or are unknown in the embedded engine, by name."""
-    return {name: key for name, key in spec_keys().items() if key.embedded == embedded}
+    return {name: key for name, key in read_spec_keys().items() if key.embedded == embedded}
 
 
-def name_traps() -> Iterator[str]:
-    """Yield what makes the newest vLLM take a drafter with it in its name for a head, whatever `method` says."""
+def find_name_traps() -> Iterator[str]:
+    """Yield the words that, in a drafter's name, make the newest vLLM take it for a head, whatever `method` is."""
     inference = releases()[-1].table("method_inference")
     return (rule["name"] for method in inference["order"] for rule in inference[method] if "name" in rule)
 
 
 def _read(row: Mapping[str, Any]) -> SpecKey:
-    """Return the key of a row; `takes` is what code behind the field, or the embedded engine, narrows it to."""
+    """Return the key of a row, narrowed to the values that vLLM's code or the embedded engine accepts (`takes`)."""
     field = history("spec_fields", row["name"])[-1]
     taken = {**field.value, **row.get("takes", {})}
     return SpecKey(

@@ -1,4 +1,4 @@
-"""What the log of a starting vLLM says: the phases it goes through, sizes, and which errors are consequences."""
+"""How to read the log of a starting vLLM: its phases, sizes, and which errors only follow from others."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from functools import cache
 
 from draftwise.facts.stored import read_data
 
-__all__ = ["LogFacts", "Mark", "log_facts"]
+__all__ = ["LogFacts", "Mark", "read_log_facts"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """A line that means something."""
+    """A kind of line with a meaning."""
 
     name: str
     pattern: re.Pattern[str]
@@ -26,19 +26,19 @@ class LogFacts:
     """How to read the log; valid for every release that is covered."""
 
     phases: tuple[Mark, ...]
-    """In the order in which they come; the last one is `ready`."""
+    """In order; the last one is `ready`."""
     values: tuple[Mark, ...]
     progress: re.Pattern[str]
     """A progress bar's percentage."""
     prefix: re.Pattern[str]
-    """What stands before the text of a line: process, level, time, file."""
+    """The part of a line before its text: process, level, time, file."""
     consequences: re.Pattern[str]
-    """Errors that only say that another process failed."""
+    """Errors that only report the failure of another process."""
     port_taken: re.Pattern[str]
 
 
 @cache
-def log_facts() -> LogFacts:
+def read_log_facts() -> LogFacts:
     """Return the table."""
     data = read_data("startup_log")
     return LogFacts(

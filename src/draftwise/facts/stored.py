@@ -1,4 +1,4 @@
-"""Reads the data files that lie in the package, under `facts/data`."""
+"""Reads the data files of the package, under `facts/data`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["read_data", "read_folder"]
 
 
 def read_data(name: str) -> Any:
-    """Return the content of `data/NAME.json`; the callers keep what they make of it."""
+    """Return the content of `data/NAME.json`; callers cache what they make of it."""
     return json.loads(files("draftwise.facts").joinpath(f"data/{name}.json").read_text(encoding="utf-8"))
 
 

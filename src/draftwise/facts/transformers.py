@@ -1,4 +1,4 @@
-"""What the transformers library knows of a model type: that it exists, and what its config class fills in."""
+"""Model types of the transformers library, and the defaults of their config classes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["find_model_type", "is_buildable"]
 
 
 def find_model_type(name: str) -> Mapping[str, Any] | None:
-    """Return the row of a model type, None for one that the library does not have.
+    """Return the row of a model type; None for one that the library does not have.
 
     A row may hold `vocab_size`, `max_position_embeddings`, `num_attention_heads` and `rope_parameters` (values that a
     config.json may leave out), `rename` (those names -> the type's own spelling, such as GPT-2's `n_head`) and
@@ -23,7 +23,7 @@ def find_model_type(name: str) -> Mapping[str, Any] | None:
 
 
 def is_buildable(architecture: str, *, by_attention: bool) -> bool:
-    """Say whether vLLM's Transformers backend can build a class that vLLM itself does not have.
+    """Return whether vLLM's Transformers backend can build a class that vLLM itself does not have.
 
     Args:
         architecture: name of the class.

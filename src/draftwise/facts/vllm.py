@@ -34,7 +34,7 @@ class Release:
     built: str = field(compare=False)
     """Date of the wheel's newest file, e.g. `2026-04-18`."""
     exact: bool = field(default=True, compare=False)
-    """False when another version was asked for and this is the nearest known release at or below it."""
+    """False if another version was requested, of which this is the nearest known release at or below."""
 
     def __str__(self) -> str:
         return str(self.version)

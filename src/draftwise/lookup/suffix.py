@@ -16,7 +16,7 @@ from draftwise.core.finding import Finding, InvalidSetup, Severity
 from draftwise.lookup.suffix_check import check_integrity
 from draftwise.lookup.suffix_forest import SuffixForest
 from draftwise.lookup.suffix_nodes import NIL, OPTIONS, ROOT, Arena
-from draftwise.lookup.suffix_tree import append, best_match, follow, remove
+from draftwise.lookup.suffix_tree import append, find_best_match, follow, remove
 
 __all__ = ["SuffixCache"]
 
@@ -41,7 +41,7 @@ def _advance(
     drafts_BK: np.ndarray,
     sizes_B: np.ndarray,
 ) -> None:
-    """Do all jobs of a batch in order: evict, append the new tokens, draft into `drafts_BK` and `sizes_B`."""
+    """Run all jobs of a batch in order: evict, append the new tokens, draft into `drafts_BK` and `sizes_B`."""
     begin = 0
     for b in range(len(jobs_BJ)):
         own, cached, limit = jobs_BJ[b, OWN], jobs_BJ[b, CACHED], jobs_BJ[b, MAX_DRAFT]
@@ -56,8 +56,8 @@ def _advance(
         begin = end
         if limit > 0:
             draft = drafts_BK[b]
-            best = best_match(arena, arena.seqs[own + ROOT], own, own, limit, factor, min_prob, draft)
-            shared = best_match(arena, global_root, cached, own, limit, factor, min_prob, draft)
+            best = find_best_match(arena, arena.seqs[own + ROOT], own, own, limit, factor, min_prob, draft)
+            shared = find_best_match(arena, global_root, cached, own, limit, factor, min_prob, draft)
             if shared[3] > best[3]:
                 best = shared
             if best[0] != NIL:
@@ -122,7 +122,7 @@ class SuffixCache:
         num_prompt: Sequence[int],
         limits: Sequence[int],
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Append new tokens to sequences and draft up to k tokens each; a draft knows the responses of earlier rows.
+        """Append new tokens to sequences and draft up to k tokens each; a draft can use the responses of earlier rows.
 
         Args:
             slots: which sequences; an unknown slot begins one.
@@ -144,7 +144,7 @@ class SuffixCache:
         return drafts_BK, sizes_B
 
     def release(self, slot: int) -> None:
-        """Forget the sequence's own tree; its response stays in the global one until newer requests push it out."""
+        """Free the sequence's own tree; its response stays in the global one until newer requests evict it."""
         request = self._requests.pop(slot, None)
         if request is not None:
             self._forest.fell(int(self._forest.arena.seqs[request.own + ROOT]))
@@ -163,7 +163,7 @@ class SuffixCache:
         return drafts_BK, sizes_B
 
     def _job(self, slot: int, size: int, num_prompt: int, limit: int) -> tuple[int, ...]:
-        """Make room for a sequence's new tokens and return its row of jobs."""
+        """Reserve space for a sequence's new tokens and return its row of jobs."""
         request = self._requests.get(slot)
         if request is None:
             request = self._requests[slot] = _Request(self._forest.open_sequence(self._forest.plant()))
@@ -180,7 +180,7 @@ class SuffixCache:
         return request.own, request.cached, evicted, response_from, limit if request.responding else 0, size
 
     def _open_cached(self, request: _Request) -> int:
-        """Give the request an entry of the global tree; return the sequence whose place it takes, or NIL."""
+        """Give the request an entry of the global tree; return the sequence that it evicts, or NIL."""
         if self._max_cached_requests == 0:
             return NIL
         evicted = NIL

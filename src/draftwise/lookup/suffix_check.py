@@ -9,7 +9,7 @@ import numpy as np
 
 from draftwise.lookup import suffix_nodes as layout
 from draftwise.lookup.suffix_nodes import Arena, find_child
-from draftwise.lookup.suffix_tree import length_of
+from draftwise.lookup.suffix_tree import get_edge_length
 
 __all__ = ["check_integrity"]
 
@@ -27,7 +27,7 @@ def check_integrity(arena: Arena, trees: Mapping[int, Sequence[int]]) -> None:
         num_nodes += 1 + len(nodes)
         counts: Counter[tuple[int, ...]] = Counter()
         for node, path in nodes:
-            length = int(length_of(arena, node))
+            length = int(get_edge_length(arena, node))
             assert length >= 1, "an edge holds at least one token"
             for end in range(len(path) - length + 1, len(path) + 1):
                 counts[path[:end]] = int(arena.nodes[node + layout.COUNT])
@@ -48,7 +48,7 @@ def _walk(arena: Arena, root: int) -> Iterator[tuple[int, tuple[int, ...]]]:
         parent, path = stack.pop()
         for child in _children(arena, parent):
             text = arena.seqs[arena.nodes[child + layout.SEQ] + layout.BASE] + arena.nodes[child + layout.REF]
-            tokens = arena.tokens[text : text + length_of(arena, child)]
+            tokens = arena.tokens[text : text + get_edge_length(arena, child)]
             stack.append((child, path + tuple(tokens.tolist())))
             yield stack[-1]
 

@@ -1,4 +1,4 @@
-"""The memory of suffix trees: growing arrays, sequences and their room for tokens."""
+"""The memory of suffix trees: growing arrays, sequences and the space for their tokens."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class SuffixForest:
         )
         meta = self.arena.meta
         meta[layout.DEPTH] = depth
-        meta[layout.NODES_END] = meta[layout.GROUPS_END] = layout.NODE_WIDTH  # row 0 is no node, no group, no sequence
+        meta[layout.NODES_END] = meta[layout.GROUPS_END] = layout.NODE_WIDTH  # row 0 is unused: ids of 0 mean none
         meta[layout.NUM_BUCKETS] = 1
         meta[layout.BUCKET_MASK] = 1
         self._seq_width = layout.RING + depth
@@ -77,14 +77,14 @@ class SuffixForest:
         return seq
 
     def drop_sequence(self, seq: int) -> None:
-        """Give back the room of a sequence that is in no tree any more."""
+        """Release the space of a sequence that is in no tree any more."""
         self._release_room(seq)
         self._num_reserved -= self._sizes.pop(seq)
         del self._rooms[seq]
         self._seqs_free.append(seq)
 
     def reserve(self, seq: int, num_tokens: int) -> None:
-        """Make room for appending `num_tokens` tokens to a sequence."""
+        """Reserve space to append `num_tokens` tokens to a sequence."""
         size = self._sizes[seq] = self._sizes[seq] + num_tokens
         self._num_reserved += num_tokens
         if size > self._rooms[seq]:
@@ -92,7 +92,7 @@ class SuffixForest:
         self._reserve_nodes()
 
     def _reserve_nodes(self) -> None:
-        """Grow the nodes to the most that there can be.
+        """Grow the nodes to the largest number that can be needed.
 
         Every node but a root has two children or a suffix ends in it, so two nodes a token are enough.
         """

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit, types
 
-__all__ = ["Arena", "adopt", "decrement", "disown", "find_child", "free_node", "increment", "new_node", "take_place"]
+__all__ = ["Arena", "adopt", "decrement", "disown", "find_child", "free_node", "increment", "make_node", "take_place"]
 
 NIL = 0
 
@@ -88,8 +88,8 @@ INLINED = OPTIONS | {"forceinline": True}  # what a token takes: 1.2 to 1.8 time
 
 
 @njit(INT(ARENA, INT, INT, INT, INT, INT), **OPTIONS)
-def new_node(arena: Arena, count: int, token: int, length: int, seq: int, ref: int) -> int:
-    """Return a node without parent and children."""
+def make_node(arena: Arena, count: int, token: int, length: int, seq: int, ref: int) -> int:
+    """Return a new node without parent and children."""
     nodes, meta = arena.nodes, arena.meta
     node = meta[NODES_FREE]
     if node != NIL:
@@ -109,7 +109,7 @@ def new_node(arena: Arena, count: int, token: int, length: int, seq: int, ref: i
 
 @njit(VOID(ARENA, INT), **OPTIONS)
 def free_node(arena: Arena, node: int) -> None:
-    """Give back the row of a node that has no place among siblings any more."""
+    """Release the row of a node that has been removed from its siblings."""
     arena.nodes[node + NEXT] = arena.meta[NODES_FREE]
     arena.meta[NODES_FREE] = node
 
@@ -179,7 +179,7 @@ def _chain(arena: Arena, node: int) -> None:
 
 @njit(VOID(ARENA, INT, INT), **OPTIONS)
 def _unchain(arena: Arena, node: int, heir: int) -> None:
-    """Take `node` out of its bucket; `heir` comes into its place, unless it is NIL."""
+    """Remove `node` from its bucket; `heir` replaces it, unless it is NIL."""
     nodes, buckets = arena.nodes, arena.buckets
     bucket = _bucket(arena, nodes[node + PARENT], nodes[node + TOKEN])
     following = nodes[node + CHAIN]
@@ -258,7 +258,7 @@ def _join_first(arena: Arena, node: int) -> None:
 
 @njit(VOID(ARENA, INT, INT, INT), **OPTIONS)
 def _connect(arena: Arena, parent: int, before: int, behind: int) -> None:
-    """Make two children of `parent` neighbours; NIL stands for the end of the list."""
+    """Link two children of `parent`; NIL is the end of the list."""
     nodes = arena.nodes
     if before != NIL:
         nodes[before + NEXT] = behind
@@ -306,7 +306,7 @@ def increment(arena: Arena, node: int) -> None:
 
 @njit(VOID(ARENA, INT), **OPTIONS)
 def decrement(arena: Arena, node: int) -> None:
-    """Count one suffix less through `node`; one must remain."""
+    """Count one suffix fewer through `node`; one must remain."""
     nodes = arena.nodes
     nodes[node + COUNT] -= 1
     group = nodes[node + GROUP]
@@ -338,7 +338,7 @@ def adopt(arena: Arena, parent: int, child: int) -> None:
 
 @njit(VOID(ARENA, INT), **OPTIONS)
 def disown(arena: Arena, child: int) -> None:
-    """Take `child` out of its parent's children."""
+    """Remove `child` from its parent's children."""
     nodes = arena.nodes
     parent = nodes[child + PARENT]
     siblings = nodes[child + GROUP] != NIL
@@ -354,7 +354,7 @@ def disown(arena: Arena, child: int) -> None:
 
 @njit(VOID(ARENA, INT, INT), **OPTIONS)
 def take_place(arena: Arena, old: int, new: int) -> None:
-    """Put `new`, of equal count, where `old` is among the children of its parent; `old` keeps no place."""
+    """Replace `old` among the children of its parent by `new`, which has the same count."""
     nodes = arena.nodes
     parent, group = nodes[old + PARENT], nodes[old + GROUP]
     nodes[new + PARENT] = parent

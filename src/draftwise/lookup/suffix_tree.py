@@ -43,17 +43,17 @@ from draftwise.lookup.suffix_nodes import (
     find_child,
     free_node,
     increment,
-    new_node,
+    make_node,
     take_place,
 )
 
-__all__ = ["append", "best_match", "fell", "follow", "length_of", "plant", "remove"]
+__all__ = ["append", "fell", "find_best_match", "follow", "get_edge_length", "plant", "remove"]
 
 
 @njit(INT(ARENA), **OPTIONS)
 def plant(arena: Arena) -> int:
-    """Return the root of an empty tree (its count stays 0: nothing asks how many suffixes there are)."""
-    return new_node(arena, 0, 0, 0, NIL, 0)
+    """Return the root of an empty tree (its count stays 0, as nothing reads it)."""
+    return make_node(arena, 0, 0, 0, NIL, 0)
 
 
 @njit(VOID(ARENA, INT), **OPTIONS)
@@ -74,8 +74,8 @@ def fell(arena: Arena, root: int) -> None:
 
 
 @njit(INT(ARENA, INT), **INLINED)
-def length_of(arena: Arena, node: int) -> int:
-    """Return how many tokens the edge into `node` holds."""
+def get_edge_length(arena: Arena, node: int) -> int:
+    """Return the number of tokens on the edge into `node`."""
     nodes, seqs = arena.nodes, arena.seqs
     length = nodes[node + LENGTH]
     if length != OPEN:
@@ -92,7 +92,7 @@ def _text_of(arena: Arena, node: int) -> int:
 
 @njit(VOID(ARENA, INT), **INLINED)
 def _close(arena: Arena, leaf: int) -> None:
-    """Make an open leaf of one token an ordinary node, since another suffix comes to end in it, and tell its owner."""
+    """Make an open leaf of one token an ordinary node, as another suffix now ends in it, and update its owner."""
     nodes, seqs = arena.nodes, arena.seqs
     owner = nodes[leaf + SEQ]
     nodes[leaf + LENGTH] = 1
@@ -110,7 +110,7 @@ def _drop_first_token(arena: Arena, node: int) -> None:
 
 @njit(VOID(ARENA, INT, INT, INT), **INLINED)
 def _write_in_latest(arena: Arena, node: int, seq: int, end: int) -> None:
-    """Let the node's tokens stand in whichever of its sequences leaves the tree last: they never need a new home."""
+    """Refer to the node's tokens in whichever of its sequences leaves the tree last, so that they never move."""
     nodes, seqs = arena.nodes, arena.seqs
     if seqs[seq + ORDER] > seqs[nodes[node + SEQ] + ORDER]:
         nodes[node + SEQ] = seq
@@ -119,7 +119,7 @@ def _write_in_latest(arena: Arena, node: int, seq: int, end: int) -> None:
 
 @njit(INT(ARENA, INT, INT, INT, INT, INT), **INLINED)
 def _lengthen(arena: Arena, seq: int, node: int, child: int, length: int, end: int) -> int:
-    """Extend a suffix that ends in `node` where all others go on to `child`: the border between the two moves down."""
+    """Extend a suffix that ends in `node` while all others continue to `child`: the boundary of the two moves down."""
     nodes = arena.nodes
     if length > 1:
         nodes[node + LENGTH] += 1
@@ -136,10 +136,10 @@ def _lengthen(arena: Arena, seq: int, node: int, child: int, length: int, end: i
 
 @njit(INT(ARENA, INT, INT, INT, INT), **INLINED)
 def _descend(arena: Arena, seq: int, child: int, length: int, end: int) -> int:
-    """Extend a suffix from the parent of `child` by its first token; a longer edge is split after it."""
+    """Extend a suffix from the parent of `child` by its first token; a longer edge is split after that token."""
     nodes = arena.nodes
     if length > 1:
-        upper = new_node(arena, nodes[child + COUNT], 0, 1, nodes[child + SEQ], nodes[child + REF])
+        upper = make_node(arena, nodes[child + COUNT], 0, 1, nodes[child + SEQ], nodes[child + REF])
         take_place(arena, child, upper)
         _drop_first_token(arena, child)
         adopt(arena, upper, child)
@@ -159,11 +159,11 @@ def _step(arena: Arena, seq: int, node: int, start: int, end: int, token: int) -
         if nodes[node + COUNT] == 1:
             nodes[node + LENGTH] = OPEN  # those that shared it have been removed
         else:
-            leaf = new_node(arena, 1, token, OPEN, seq, end)
+            leaf = make_node(arena, 1, token, OPEN, seq, end)
             adopt(arena, node, leaf)
         nodes[leaf + START] = start
         return leaf
-    length = length_of(arena, child)
+    length = get_edge_length(arena, child)
     if length == 1 and nodes[child + LENGTH] == OPEN:
         _close(arena, child)
     if nodes[node + COUNT] == nodes[child + COUNT] + 1:
@@ -194,7 +194,7 @@ def append(arena: Arena, seq: int, token: int) -> None:
 
 @njit(VOID(ARENA, INT), **OPTIONS)
 def _merge_into_only_child(arena: Arena, node: int) -> None:
-    """Join `node` with its only child, if no suffix ends between them any more."""
+    """Merge `node` with its only child, if no suffix ends between them any more."""
     nodes = arena.nodes
     child = nodes[node + FIRST]
     if child == NIL or child != nodes[node + LAST] or nodes[node + COUNT] != nodes[child + COUNT]:
@@ -208,7 +208,7 @@ def _merge_into_only_child(arena: Arena, node: int) -> None:
 
 @njit(VOID(ARENA, INT), **OPTIONS)
 def remove(arena: Arena, seq: int) -> None:
-    """Take every suffix of a sequence out of its tree; it must be the one of lowest ORDER there."""
+    """Remove every suffix of a sequence from its tree; it must be the one of lowest ORDER there."""
     nodes, seqs, tokens = arena.nodes, arena.seqs, arena.tokens
     base, size = seqs[seq + BASE], seqs[seq + SIZE]
     for start in range(size):
@@ -222,7 +222,7 @@ def remove(arena: Arena, seq: int) -> None:
                 free_node(arena, child)
                 break
             decrement(arena, child)
-            end += length_of(arena, child)
+            end += get_edge_length(arena, child)
             node = child
         _merge_into_only_child(arena, node)
 
@@ -237,7 +237,7 @@ def _locate(arena: Arena, root: int, begin: int, end: int) -> tuple[int, int]:
             node = find_child(arena, node, tokens[at])
             if node == NIL:
                 return NIL, 0
-            inside, length, text = 0, length_of(arena, node), _text_of(arena, node)
+            inside, length, text = 0, get_edge_length(arena, node), _text_of(arena, node)
         elif tokens[text + inside] != tokens[at]:
             return NIL, 0
         inside += 1
@@ -255,7 +255,7 @@ def follow(
     """
     nodes, tokens = arena.nodes, arena.tokens
     prob, score, size = np.float32(1), np.float32(0), 0
-    length, text = length_of(arena, node), _text_of(arena, node)
+    length, text = get_edge_length(arena, node), _text_of(arena, node)
     while size < limit and prob >= min_prob:
         if inside < length:
             draft[size] = tokens[text + inside]
@@ -267,12 +267,12 @@ def follow(
         if child == NIL:
             break
         prob *= np.float32(nodes[child + COUNT]) / np.float32(nodes[node + COUNT])
-        node, inside, length, text = child, 0, length_of(arena, child), _text_of(arena, child)
+        node, inside, length, text = child, 0, get_edge_length(arena, child), _text_of(arena, child)
     return size, score
 
 
 @njit(**OPTIONS)
-def best_match(
+def find_best_match(
     arena: Arena,
     root: int,
     tracked: int,
@@ -297,7 +297,7 @@ def best_match(
             if start < seqs[tracked + SHARED]:  # it occurs nowhere else, nor does a longer one
                 break
             node = seqs[tracked + RING + start % depth]
-            inside = length_of(arena, node)
+            inside = get_edge_length(arena, node)
         else:
             node, inside = _locate(arena, root, end - length, end)
             if node == NIL:

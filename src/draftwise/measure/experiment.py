@@ -147,7 +147,8 @@ class Experiment:
     def _keep(self, turn: Turn, answer: Answer) -> None:
         self.directory.add_answer(answer)
         if answer.measured:
-            self.progress.advance(1, f"pass {turn.repeat} · {turn.workload} · {turn.condition.label} · {turn.arm}")
+            what = f"repetition {turn.repeat} · {turn.workload} · {turn.condition.label} · {turn.arm}"
+            self.progress.advance(1, what)
 
 
 async def _drain(backend: Backend, *, down_to: float) -> None:

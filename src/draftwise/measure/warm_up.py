@@ -118,14 +118,14 @@ def expect_seconds(plan: RunPlan, pace: Pace, shares: Mapping[str, float]) -> fl
     """Return how long a plan takes, going by each arm's pace under each load and each workload's lengths."""
     arms = [arm.name for arm in plan.arms]
     return plan.repeats * sum(
-        _expect_pass(workload, condition, plan.turn_s, [pace[arm, condition.label] for arm in arms], share)
+        _expect_repetition(workload, condition, plan.turn_s, [pace[arm, condition.label] for arm in arms], share)
         for workload in plan.workloads
         for condition in plan.conditions
         for share in (shares[workload.name],)
     )
 
 
-def _expect_pass(
+def _expect_repetition(
     workload: Workload, condition: Condition, turn_s: float, paces: Sequence[float], share: float
 ) -> float:
     """Return the seconds that all arms together take for one repetition of a workload."""

@@ -1,4 +1,4 @@
-"""Looks a name up in everything that is known: findings of every kind, keys, methods, flags, model classes, metrics."""
+"""Explains a name: the code of a finding, a key, method, flag, model class or metric."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from draftwise.facts.findings import FindingFact, all_findings
 from draftwise.facts.methods import get_method
 from draftwise.facts.metrics import METRICS
 from draftwise.facts.rules import Rule, all_rules
-from draftwise.facts.spec_keys import spec_keys
+from draftwise.facts.spec_keys import read_spec_keys
 from draftwise.facts.vllm import Span, history, releases
 
 __all__ = ["Explanation", "explain"]
@@ -29,27 +29,27 @@ class Explanation:
     name: str
     text: str
     history: tuple[Span, ...] = ()
-    """How it was in which releases, oldest first."""
+    """Its values by release, oldest first."""
     rule: Rule | None = None
     finding: FindingFact | None = None
     link: str = ""
-    """Place of a finding's code in the documentation, beside those that are like it."""
+    """Link to a finding's code in the documentation."""
     related: tuple[Rule, ...] = ()
-    """Rules whose text speaks of it."""
+    """Rules whose text mentions it."""
 
 
 def explain(name: str) -> tuple[Explanation, ...]:
     """Return everything that is known under a name; a method and a flag may share one.
 
     Raises:
-        InvalidSetup: nothing is; the nearest names are suggested.
+        InvalidSetup: the name is unknown; the nearest names are suggested.
     """
     found = tuple(_find(name.strip()))
     if not found:
         near = get_close_matches(name.strip().lstrip("-"), sorted(_names()), n=3, cutoff=0.5)
         raise InvalidSetup.because(
             "unknown-name",
-            f"nothing is known under the name {name!r}.",
+            f"the name {name!r} is unknown.",
             fix=f"Did you mean {' or '.join(near)}?" if near else "Give a finding's code, a key, a method or a flag.",
         )
     return found
@@ -67,14 +67,14 @@ def _find(name: str) -> Iterator[Explanation]:
         yield Explanation(kind="advice", name=name, text=text, link=link)
     if spans := history("methods", name):
         method = get_method(name)
-        text = method.meaning if name == method.name else f"The name that one family's modules have for {method.name}."
-        yield Explanation(kind="method", name=name, text=text, history=spans, related=_speaking_of(name))
+        text = method.meaning if name == method.name else f"The name of {method.name} for one model family."
+        yield Explanation(kind="method", name=name, text=text, history=spans, related=_find_rules(name))
     if spans := history("spec_fields", bare):
-        text = spec_keys()[bare].meaning
-        yield Explanation(kind="key", name=bare, text=text, history=spans, related=_speaking_of(bare))
+        text = read_spec_keys()[bare].meaning
+        yield Explanation(kind="key", name=bare, text=text, history=spans, related=_find_rules(bare))
     flag = name if name.startswith("-") else f"--{name.replace('_', '-')}"
     if spans := history("flags", flag):
-        yield Explanation(kind="flag", name=flag, text="An engine flag.", history=spans, related=_speaking_of(flag))
+        yield Explanation(kind="flag", name=flag, text="An engine flag.", history=spans, related=_find_rules(flag))
     if spans := history("architectures", name):
         yield Explanation(kind="architecture", name=name, text="A model class of vLLM's registry.", history=spans)
     if metric := next((m for m in METRICS if name in (m.name, m.sample)), None):
@@ -83,8 +83,8 @@ def _find(name: str) -> Iterator[Explanation]:
         yield Explanation(kind="metric", name=metric.name, text=f"{text} Source: {metric.source}.")
 
 
-def _speaking_of(name: str) -> tuple[Rule, ...]:
-    """Return the rules in whose text a name stands as a word of its own."""
+def _find_rules(name: str) -> tuple[Rule, ...]:
+    """Return the rules whose text contains a name as a word."""
     return tuple(rule for rule in all_rules().values() if name in _words(f"{rule.title} {rule.explains} {rule.code}"))
 
 

@@ -1,4 +1,4 @@
-"""What breaks, what changes silently and what becomes possible when the same setup moves to another vLLM."""
+"""What breaks, what changes silently and what becomes possible when a setup moves to another vLLM release."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _DEFAULTS_THAT_MATTER = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """A value that differs without anybody having written it."""
+    """A value that differs although the setup does not set it."""
 
     what: str
     before: Any
@@ -61,30 +61,30 @@ class Upgrade:
     before: Report
     after: Report
     breaks: tuple[Ruling, ...]
-    """What the new release rejects or fails on, and the old one does not."""
+    """What the new release rejects or fails on, but the old one does not."""
     other: tuple[Finding, ...]
-    """What is new and does not stop the server: ignored, changed, deprecated, worth knowing."""
+    """New findings that do not stop the server: ignored, changed, deprecated, for information."""
     gone: tuple[Finding, ...]
     """Findings of the old release that no longer hold; empty where the new one rejects the setup."""
     changes: tuple[Change, ...]
     """Resolved values and engine defaults that differ."""
     possible: tuple[Choice, ...]
-    """Methods, keys and choices that the new release has and the old one has not."""
+    """Methods, keys and choices that only the new release has."""
     removed: tuple[Choice, ...]
-    """Methods, keys and choices that the old release has and the new one has not."""
+    """Methods, keys and choices that only the old release has."""
 
 
 def compare_releases(before: Reading, after: Reading) -> Upgrade:
-    """Compare what two releases make of the same setup.
+    """Compare how two releases treat the same setup.
 
     Args:
-        before: the setup as the release that runs now reads it.
-        after: as the release to move to reads it, since flags come and go too; an older one is a downgrade.
+        before: the setup as read for the current release.
+        after: the setup as read for the release to move to, since flags change, too; an older one is a downgrade.
 
     Raises:
         InvalidSetup: a release is not known.
     """
-    left, right = (_without_asking(judge(reading)) for reading in (before, after))
+    left, right = (_drop_version_remark(judge(reading)) for reading in (before, after))
     old, new = get_release(left.version), get_release(right.version)
     appeared = _missing(right.findings, left.findings)
     breaks = tuple(f for f in appeared if isinstance(f, Ruling) and f.effect in _HARD)
@@ -100,13 +100,13 @@ def compare_releases(before: Reading, after: Reading) -> Upgrade:
     )
 
 
-def _without_asking(report: Report) -> Report:
-    """Return a report without the remark that another release was asked for than the source names: it always is."""
+def _drop_version_remark(report: Report) -> Report:
+    """Return a report without the remark that the requested release is not the one in the source."""
     return replace(report, findings=tuple(each for each in report.findings if each.code != "other-version-asked"))
 
 
 def _missing(findings: tuple[Finding, ...], others: tuple[Finding, ...]) -> list[Finding]:
-    """Return the findings of which the others have no equal: the same rule at the same place, with the same effect."""
+    """Return the findings that are not among the others, by rule, place and effect."""
     known = {_identity(finding) for finding in others}
     return [finding for finding in findings if _identity(finding) not in known]
 

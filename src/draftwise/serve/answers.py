@@ -1,4 +1,4 @@
-"""Turns the increments of one HTTP call into one JSON answer, or into server-sent events."""
+"""Turns the increments of one HTTP call into a JSON answer or into server-sent events."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from draftwise.engine.outputs import Delta
-from draftwise.serve.errors import RequestError, error_body
+from draftwise.serve.errors import RequestError, make_error_body
 from draftwise.serve.formats import Format
 from draftwise.serve.generation import Generation
 
-__all__ = ["Call", "events", "whole"]
+__all__ = ["Call", "make_answer", "stream_events"]
 
 logger = logging.getLogger("draftwise.serve")
 
 
 @dataclass(slots=True, kw_only=True)
 class Call:
-    """One accepted HTTP call and how it wants to be answered."""
+    """One accepted HTTP call, and the form of its answer."""
 
     call_id: str
     model: str
@@ -35,7 +35,7 @@ class Call:
     num_completion_tokens: dict[int, int] = field(default_factory=dict)
     """Tokens so far, by choice index."""
     num_cached_tokens: dict[int, int] = field(default_factory=dict)
-    """Prompt tokens spared by the prefix cache, by prompt index."""
+    """Prompt tokens found in the prefix cache, by prompt index."""
 
     def count(self, prompt_index: int, delta: Delta) -> int:
         """Count an increment's tokens; return the index of its choice."""
@@ -44,18 +44,18 @@ class Call:
         self.num_cached_tokens[prompt_index] = delta.num_cached_tokens
         return index
 
-    def usage(self) -> dict[str, Any]:
+    def make_usage(self) -> dict[str, Any]:
         """Return OpenAI's usage object for the whole call."""
         completion, cached = sum(self.num_completion_tokens.values()), sum(self.num_cached_tokens.values())
         return _usage(sum(self.prompt_lengths), completion, cached)
 
-    def usage_of(self, index: int) -> dict[str, Any]:
+    def make_choice_usage(self, index: int) -> dict[str, Any]:
         """Return the usage object for one choice so far (vLLM's continuous_usage_stats)."""
         prompt = index // self.n
         return _usage(self.prompt_lengths[prompt], self.num_completion_tokens[index], self.num_cached_tokens[prompt])
 
-    def envelope(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return an answer or a chunk around choices."""
+    def wrap(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        """Return choices as an answer or a chunk."""
         return {"id": self.call_id, "object": kind, "created": self.created, "model": self.model, "choices": choices}
 
 
@@ -68,18 +68,18 @@ def _usage(prompt: int, completion: int, cached: int) -> dict[str, Any]:
     }
 
 
-async def whole(call: Call, generation: Generation) -> dict[str, Any]:
+async def make_answer(call: Call, generation: Generation) -> dict[str, Any]:
     """Return the complete answer once everything is generated."""
     parts: dict[int, tuple[int, list[Delta]]] = {}
-    async for batch in generation.batches():
+    async for batch in generation.iterate_batches():
         for prompt_index, delta in batch:
             index = call.count(prompt_index, delta)
             parts.setdefault(index, (prompt_index, []))[1].append(delta)
     choices = [
-        {"index": index} | call.format.choice(prompt_index, _join(deltas))
+        {"index": index} | call.format.make_choice(prompt_index, _join(deltas))
         for index, (prompt_index, deltas) in sorted(parts.items())
     ]
-    return call.envelope(call.format.whole_object, choices) | {"usage": call.usage()} | call.format.about_prompt()
+    return call.wrap(call.format.whole_object, choices) | {"usage": call.make_usage()} | call.format.describe_prompt()
 
 
 def _join(deltas: list[Delta]) -> Delta:
@@ -93,38 +93,38 @@ def _join(deltas: list[Delta]) -> Delta:
     )
 
 
-async def events(call: Call, generation: Generation) -> AsyncIterator[bytes]:
-    """Yield server-sent events: the chunks, then the usage if wanted, then `[DONE]`; an error ends them early."""
+async def stream_events(call: Call, generation: Generation) -> AsyncIterator[bytes]:
+    """Yield server-sent events: the chunks, then the usage if requested, then `[DONE]`; an error ends them early."""
     num_choices = call.n * len(generation.requests)
     head = _chunk_head(call)
-    if (opening := call.format.opening()) is not None:
+    if (opening := call.format.make_opening()) is not None:
         for index in range(num_choices):
-            chunk = call.envelope(call.format.chunk_object, [{"index": index} | opening])
-            yield _event(chunk | call.format.about_prompt())
+            chunk = call.wrap(call.format.chunk_object, [{"index": index} | opening])
+            yield _event(chunk | call.format.describe_prompt())
     try:
-        async for batch in generation.batches():
+        async for batch in generation.iterate_batches():
             yield "".join([_chunk(call, head, prompt_index, delta) for prompt_index, delta in batch]).encode()
     except RequestError as error:
-        yield _event(error_body(error))
+        yield _event(make_error_body(error))
     except Exception:
         logger.exception("A stream failed.")
-        yield _event(error_body(RequestError(500, "The server failed; its log says more.")))
+        yield _event(make_error_body(RequestError(500, "The server failed; see its log.")))
     else:
         if call.include_usage:
-            yield _event(call.envelope(call.format.chunk_object, []) | {"usage": call.usage()})
+            yield _event(call.wrap(call.format.chunk_object, []) | {"usage": call.make_usage()})
     yield b"data: [DONE]\n\n"
 
 
 def _chunk_head(call: Call) -> str:
-    """Return what every chunk of the call begins with, up to its choice: rendered once, chunks come by the thousand."""
-    empty = _encode(call.envelope(call.format.chunk_object, []))
+    """Return the start of every chunk of the call, up to its choice; rendered once, as chunks come by the thousand."""
+    empty = _encode(call.wrap(call.format.chunk_object, []))
     return f"data: {empty.removesuffix(']}')}"
 
 
 def _chunk(call: Call, head: str, prompt_index: int, delta: Delta) -> str:
     index = call.count(prompt_index, delta)
-    choice = _encode({"index": index} | call.format.choice(prompt_index, delta))
-    usage = f',"usage":{_encode(call.usage_of(index))}' if call.continuous_usage else ""
+    choice = _encode({"index": index} | call.format.make_choice(prompt_index, delta))
+    usage = f',"usage":{_encode(call.make_choice_usage(index))}' if call.continuous_usage else ""
     return f"{head}{choice}]{usage}}}\n\n"
 
 

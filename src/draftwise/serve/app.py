@@ -16,8 +16,8 @@ from starlette.routing import Route
 
 from draftwise import __version__
 from draftwise.engine.text.tokenizer import Tokenizer
-from draftwise.serve.answers import whole
-from draftwise.serve.asgi import ApiKey, EventStream, first_of, read_body
+from draftwise.serve.answers import make_answer
+from draftwise.serve.asgi import ApiKey, EventStream, read_body, run_until_disconnect
 from draftwise.serve.calls import Model, read_chat, read_completion
 from draftwise.serve.defaults import Defaults
 from draftwise.serve.errors import EXCEPTION_HANDLERS
@@ -76,8 +76,8 @@ class _Endpoints:
         if call.stream:
             return EventStream(call, generation)
         with generation:
-            answering = asyncio.ensure_future(whole(call, generation))
-            await first_of(answering, request.receive)
+            answering = asyncio.ensure_future(make_answer(call, generation))
+            await run_until_disconnect(answering, request.receive)
             return JSONResponse(answering.result()) if answering.done() else Response(status_code=_CLIENT_GONE)
 
     async def models(self, _: Request) -> Response:
@@ -101,13 +101,11 @@ class _Endpoints:
         return JSONResponse(about | {"speculative_config": self._about.spec})
 
     async def metrics(self, _: Request) -> Response:
-        return PlainTextResponse(
-            self._worker.metrics.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8"
-        )
+        return PlainTextResponse(self._worker.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     @contextlib.asynccontextmanager
     async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
-        async with self._worker.connected():
+        async with self._worker.connect():
             logging_task = asyncio.create_task(self._log_stats())
             yield
             logging_task.cancel()
@@ -118,5 +116,5 @@ class _Endpoints:
         log = StatsLog(worker.stats, k=self._about.k, device=device, now=time.monotonic())
         while True:
             await asyncio.sleep(_LOG_EVERY_S)
-            for line in log.lines(worker.stats, time.monotonic()):
+            for line in log.make_lines(worker.stats, time.monotonic()):
                 logger.info(line)

@@ -1,4 +1,4 @@
-"""HTTP below the endpoints: bounded bodies, clients that go away, event streams and the API key."""
+"""HTTP below the endpoints: bounded bodies, disconnects of clients, event streams and the API key."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from draftwise.serve.answers import Call, events
+from draftwise.serve.answers import Call, stream_events
 from draftwise.serve.errors import RequestError, handle_request_error
 from draftwise.serve.generation import Generation
 
-__all__ = ["ApiKey", "EventStream", "first_of", "read_body"]
+__all__ = ["ApiKey", "EventStream", "read_body", "run_until_disconnect"]
 
 _MAX_BODY_BYTES = 16 * 2**20
 
 
 async def read_body(request: Request) -> bytes:
-    """Return the body; refuse it as soon as it is too large."""
+    """Return the body; raise as soon as it is too large."""
     chunks, size = [], 0
     async for chunk in request.stream():
         size += len(chunk)
@@ -32,14 +32,14 @@ async def read_body(request: Request) -> bytes:
     return b"".join(chunks)
 
 
-async def first_of(work: asyncio.Future, receive: Receive) -> None:
-    """Return when `work` is done or the client has gone; then cancel the other."""
+async def run_until_disconnect(work: asyncio.Future, receive: Receive) -> None:
+    """Wait until `work` is done or the client disconnects; then cancel the other."""
 
-    async def until_gone() -> None:
+    async def wait_for_disconnect() -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
 
-    gone = asyncio.ensure_future(until_gone())
+    gone = asyncio.ensure_future(wait_for_disconnect())
     try:
         await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -48,7 +48,7 @@ async def first_of(work: asyncio.Future, receive: Receive) -> None:
 
 
 class EventStream(Response):
-    """Server-sent events; a client that goes away aborts the generation, whether or not anything is being sent."""
+    """Server-sent events; a client that disconnects aborts the generation, even while nothing is sent."""
 
     def __init__(self, call: Call, generation: Generation) -> None:
         super().__init__(media_type="text/event-stream", headers={"cache-control": "no-cache"})
@@ -57,22 +57,22 @@ class EventStream(Response):
         self._generation = generation
 
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
-        """Send events until the end or until nobody reads them."""
+        """Send events until the end or until the client disconnects."""
         with self._generation:
-            sending = asyncio.ensure_future(self._send_events(send))
-            await first_of(sending, receive)
-            if sending.done():
-                sending.result()
+            work = asyncio.ensure_future(self._send_events(send))
+            await run_until_disconnect(work, receive)
+            if work.done():
+                work.result()
 
     async def _send_events(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        async for event in events(self._call, self._generation):
+        async for event in stream_events(self._call, self._generation):
             await send({"type": "http.response.body", "body": event, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 class ApiKey:
-    """Asks for `Authorization: Bearer KEY` under /v1; the other paths stay open to probes, as in vLLM."""
+    """Requires `Authorization: Bearer KEY` under /v1; the other paths stay open to probes, as in vLLM."""
 
     def __init__(self, app: ASGIApp, key: str) -> None:
         self._app = app
@@ -92,5 +92,5 @@ class ApiKey:
 
 
 def _digest(key: bytes) -> bytes:
-    """Return equal lengths for the constant-time comparison, so that not even the key's length shows."""
+    """Return values of equal length for the constant-time comparison, to hide even the key's length."""
     return hashlib.sha256(key).digest()

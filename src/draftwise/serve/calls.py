@@ -1,4 +1,4 @@
-"""From a request body to what the engine runs and how it is answered: one function an endpoint."""
+"""From a request body to engine requests and the form of the answer: one function per endpoint."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from draftwise.serve.defaults import Defaults
 from draftwise.serve.errors import RequestError
 from draftwise.serve.fields import CHAT_FIELDS, COMPLETION_FIELDS, SAMPLING_FIELDS, read_fields
 from draftwise.serve.formats import ChatFormat, CompletionFormat, Format
-from draftwise.serve.prompts import conversation_text, encode_prompts
+from draftwise.serve.prompts import encode_prompts, render_conversation
 
 __all__ = ["Model", "read_chat", "read_completion"]
 
@@ -25,7 +25,7 @@ _COMPLETION_TOKENS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """What reading a request needs to know of the served model."""
+    """Properties of the served model that are needed to read a request."""
 
     name: str
     tokenizer: Tokenizer
@@ -76,7 +76,7 @@ async def read_chat(body: Mapping[str, Any], model: Model) -> tuple[Call, list[R
         raise RequestError(400, "top_logprobs needs logprobs: true.", param="top_logprobs")
     variables = {"add_generation_prompt": fields.get("add_generation_prompt", True)}
     variables |= fields.get("chat_template_kwargs", {})
-    text = conversation_text(model.tokenizer, fields.get("messages", []), variables)
+    text = render_conversation(model.tokenizer, fields.get("messages", []), variables)
     add_special = fields.get("add_special_tokens", False)
     prompts = await encode_prompts(text, model.tokenizer, add_special_tokens=add_special)
     logprobs = fields.get("top_logprobs", 0) if fields.get("logprobs") else None
@@ -93,7 +93,7 @@ async def read_chat(body: Mapping[str, Any], model: Model) -> tuple[Call, list[R
 
 
 def _check_model(fields: Mapping[str, Any], model: Model) -> None:
-    """Refuse another model's name; without a name the served model is meant."""
+    """Refuse the name of another model; a request may leave it out."""
     if fields.get("model", model.name) != model.name:
         message = f"The model `{fields['model']}` does not exist; this server has `{model.name}`."
         raise RequestError(404, message, param="model")
@@ -136,6 +136,6 @@ def _call(
 
 
 def _room(max_tokens: int | None, num_prompt_tokens: int, model: Model) -> int:
-    """Return how many tokens to generate: as asked, but no more than the context holds."""
+    """Return the number of tokens to generate: as requested, but no more than the context has room for."""
     room = max(model.max_model_len - num_prompt_tokens, 1)
     return room if max_tokens is None else min(max_tokens, room)

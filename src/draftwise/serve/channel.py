@@ -1,4 +1,4 @@
-"""Pickled messages with their length in front, over a socket pair between two processes that trust each other."""
+"""Length-prefixed pickled messages over a socket pair between two processes that trust each other."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _frame(message: Any) -> bytes:
 
 
 class Channel:
-    """An end that waits: for the engine's loop, and for the other side until its event loop runs."""
+    """A blocking end: for the engine's loop, and for the server until its event loop runs."""
 
     def __init__(self, end: socket.socket) -> None:
         self.socket = end
@@ -35,7 +35,7 @@ class Channel:
         return pickle.loads(self._read(_LENGTH.unpack(self._read(_LENGTH.size))[0]))
 
     def has_message(self) -> bool:
-        """Whether `receive` has something to return, or to raise."""
+        """Return whether `receive` would return or raise at once."""
         return bool(select.select([self.socket], [], [], 0)[0])
 
     def _read(self, size: int) -> bytes:
@@ -53,7 +53,7 @@ class Channel:
 
 
 class ChannelProtocol(asyncio.Protocol):
-    """An end on an event loop: calls `on_message` for each message and `on_end` when the other end is gone."""
+    """An end on an event loop: calls `on_message` with each message and `on_end` when the other end is gone."""
 
     def __init__(self, on_message: Callable[[Any], None], on_end: Callable[[], None]) -> None:
         self._on_message = on_message
@@ -63,10 +63,10 @@ class ChannelProtocol(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport to write to."""
-        self._transport = cast("asyncio.WriteTransport", transport)  # uvloop's is one by its methods only
+        self._transport = cast("asyncio.WriteTransport", transport)  # uvloop's has the methods, but not the base class
 
     def data_received(self, data: bytes) -> None:
-        """Hand on the messages that are complete."""
+        """Pass on complete messages."""
         self._received += data
         while len(self._received) >= _LENGTH.size:
             end = _LENGTH.size + _LENGTH.unpack_from(self._received)[0]
@@ -77,14 +77,14 @@ class ChannelProtocol(asyncio.Protocol):
             self._on_message(pickle.loads(content))
 
     def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002
-        """Tell that nothing more will come."""
+        """Call `on_end`."""
         self._on_end()
 
     def send(self, message: Any) -> None:
-        """Send a message without waiting; nothing happens once the other end is gone."""
+        """Send a message without waiting; does nothing once the other end is gone."""
         if not self._transport.is_closing():
             self._transport.write(_frame(message))
 
     def close(self) -> None:
-        """End the connection, after what was sent."""
+        """Close the connection once everything is sent."""
         self._transport.close()

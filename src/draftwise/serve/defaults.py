@@ -1,4 +1,4 @@
-"""Sampling defaults that a checkpoint's generation_config.json sets, as vLLM takes them."""
+"""Sampling defaults from a checkpoint's generation_config.json, as in vLLM."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _SAMPLING = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Defaults:
-    """Values for what a request leaves out."""
+    """Values of fields that a request leaves out."""
 
     sampling: dict[str, Any] = field(default_factory=dict)
     max_tokens: int | None = None
-    """`max_new_tokens`; None: as many as the context has room for."""
+    """`max_new_tokens`; None: the rest of the context."""
 
     @classmethod
     def from_checkpoint(cls, directory: str | Path) -> Defaults:
-        """Return the defaults of a checkpoint directory, none without a generation_config.json.
+        """Return the defaults of a checkpoint directory; none without a generation_config.json.
 
         Raises:
             InvalidSetup: the file is not valid JSON or holds a value out of range.

@@ -1,4 +1,4 @@
-"""The engine's own loop: takes requests and aborts, steps while there is work, tells what each step gave."""
+"""The engine's own loop: takes requests and aborts, steps while there is work, and sends the results of each step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from draftwise.core import InvalidSetup
 from draftwise.engine.startup import Startup, TimedStartup
 from draftwise.serve.channel import Channel
-from draftwise.serve.messages import Abort, Accepted, Add, Broke, Invalid, Phase, Ready, Refused, Step
+from draftwise.serve.messages import Abort, Accepted, Add, Broke, Invalid, Phase, Ready, Refused, StepResult
 
 if TYPE_CHECKING:
     from draftwise.engine.core import Engine, Pending
@@ -21,30 +21,30 @@ __all__ = ["Build", "run_engine"]
 logger = logging.getLogger("draftwise.serve")
 
 Build = Callable[[Startup], "Engine"]
-"""Builds the engine, telling the phases of its start-up."""
+"""Builds the engine and reports the phases of its start-up."""
 
 
 def run_engine(build: Build, channel: Channel) -> None:
     """Build an engine and run it until the other end of the channel closes, or the engine fails."""
     try:
-        engine = build(_ToldStartup(channel))
+        engine = build(_ReportedStartup(channel))
         _EngineLoop(engine, channel).run()
     except (EOFError, ConnectionError):
-        return  # nobody is left to work for
+        return  # the server is gone
     except InvalidSetup as error:
-        _say_last(Invalid(error.findings), channel)
+        _send_last(Invalid(error.findings), channel)
     except Exception as error:
-        logger.exception("The engine failed; every request is refused from now on.")
-        _say_last(Broke(repr(error)), channel)
+        logger.exception("The engine failed; all further requests are refused.")
+        _send_last(Broke(repr(error)), channel)
 
 
-def _say_last(message: Invalid | Broke, channel: Channel) -> None:
+def _send_last(message: Invalid | Broke, channel: Channel) -> None:
     with suppress(ConnectionError):
         channel.send(message)
 
 
-class _ToldStartup(TimedStartup):
-    """Tells the phases to the other end."""
+class _ReportedStartup(TimedStartup):
+    """Sends the phases to the other end."""
 
     def __init__(self, channel: Channel) -> None:
         super().__init__()
@@ -61,12 +61,12 @@ class _EngineLoop:
     def __init__(self, engine: Engine, channel: Channel) -> None:
         self._engine = engine
         self._channel = channel
-        self._told = engine.stats()
-        """The snapshot that the other end has."""
+        self._sent_stats = engine.stats()
+        """The snapshot that was sent last."""
         self._pending: Pending = ()
 
     def run(self) -> None:
-        """Work until `receive` raises that the other end is gone."""
+        """Run until `receive` raises because the other end is gone."""
         engine, spec = self._engine, self._engine.spec
         self._channel.send(
             Ready(
@@ -75,15 +75,15 @@ class _EngineLoop:
                 spec=spec.to_dict() if spec else None,
                 findings=engine.findings,
                 num_pages=engine.num_pages,
-                stats=self._told,
+                stats=self._sent_stats,
             )
         )
         while True:
-            self._obey()
+            self._process_messages()
             self._step()
 
-    def _obey(self) -> None:
-        """Carry out what was asked for, waiting for it when the engine is idle."""
+    def _process_messages(self) -> None:
+        """Process the messages; wait for one if the engine is idle."""
         wait = not self._engine.has_work()
         while wait or self._channel.has_message():
             message = self._channel.receive()
@@ -110,6 +110,6 @@ class _EngineLoop:
         self._pending, deltas = self._engine.step(self._pending)
         ended = time.monotonic()
         stats = self._engine.stats()
-        if deltas or stats != self._told:
-            self._told = stats
-            self._channel.send(Step.of(deltas, stats, began=began, ended=ended))
+        if deltas or stats != self._sent_stats:
+            self._sent_stats = stats
+            self._channel.send(StepResult.pack(deltas, stats, began=began, ended=ended))

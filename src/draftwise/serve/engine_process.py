@@ -1,4 +1,4 @@
-"""What the engine's process runs (`launch.start_process`); it ends when the other end of its channel closes."""
+"""The engine's process (`launch.start_process`), which ends when the other end of its channel closes."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ __all__ = ["main"]
 
 def main(descriptor: int) -> None:
     """Build the engine that the first message describes, and run it; `descriptor` is this end of a socket pair."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # may reach the whole group; the server says when to end
+    for number in (signal.SIGINT, signal.SIGTERM):  # sent to the whole process group; the server ends this process
         signal.signal(number, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(asctime)s [%(name)s] %(message)s")
     channel = Channel(socket.socket(fileno=descriptor))
     build: Build = channel.receive()
 
-    def build_for_good(startup: Startup) -> Engine:
+    def build_frozen(startup: Startup) -> Engine:
         engine = build(startup)
-        # What the start leaves behind stays: looking through it again and again would stop the steps for milliseconds.
+        # Objects of the start-up live as long as the process: collecting them again would pause steps for milliseconds.
         gc.collect()
         gc.freeze()
         return engine
 
-    run_engine(build_for_good, channel)
+    run_engine(build_frozen, channel)

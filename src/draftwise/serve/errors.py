@@ -1,4 +1,4 @@
-"""What a client gets when a request cannot be served, in OpenAI's envelope as vLLM fills it."""
+"""Error responses, in OpenAI's envelope as vLLM fills it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse
 
 from draftwise.core import InvalidSetup
 
-__all__ = ["EXCEPTION_HANDLERS", "RequestError", "error_body", "handle_request_error"]
+__all__ = ["EXCEPTION_HANDLERS", "RequestError", "handle_request_error", "make_error_body"]
 
 logger = logging.getLogger("draftwise.serve")
 
@@ -28,7 +28,7 @@ _TYPES = {
 
 
 class RequestError(Exception):
-    """A request that is refused: the HTTP status, a sentence, and the field it is about."""
+    """A request that is refused: HTTP status, message, and the field that it is about."""
 
     def __init__(
         self, status: int, message: str, *, param: str | None = None, headers: Mapping[str, str] | None = None
@@ -41,11 +41,11 @@ class RequestError(Exception):
 
     @classmethod
     def of_invalid(cls, error: InvalidSetup) -> RequestError:
-        """Return the refusal for values that the engine found wrong, all of them in one message."""
+        """Return the refusal of values that the engine rejects, all in one message."""
         return cls(400, " ".join(map(str, error.findings)), param=error.findings[0].where or None)
 
 
-def error_body(error: RequestError) -> dict[str, Any]:
+def make_error_body(error: RequestError) -> dict[str, Any]:
     """Return the JSON that describes a refusal."""
     kind = _TYPES.get(error.status, HTTPStatus(error.status).phrase)
     return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.status}}
@@ -54,7 +54,7 @@ def error_body(error: RequestError) -> dict[str, Any]:
 def handle_request_error(_: Request, error: Exception) -> JSONResponse:
     """Answer a `RequestError`."""
     assert isinstance(error, RequestError)
-    return JSONResponse(error_body(error), error.status, headers=error.headers)
+    return JSONResponse(make_error_body(error), error.status, headers=error.headers)
 
 
 def _handle_invalid_setup(request: Request, error: Exception) -> JSONResponse:
@@ -74,7 +74,7 @@ def _handle_http_error(request: Request, error: Exception) -> JSONResponse:
 
 def _handle_bug(request: Request, error: Exception) -> JSONResponse:
     logger.error("A request failed.", exc_info=error)
-    return handle_request_error(request, RequestError(500, "The server failed; its log says more."))
+    return handle_request_error(request, RequestError(500, "The server failed; see its log."))
 
 
 EXCEPTION_HANDLERS = {
@@ -83,4 +83,4 @@ EXCEPTION_HANDLERS = {
     HTTPException: _handle_http_error,
     Exception: _handle_bug,
 }
-"""For Starlette: every answer that is no success has OpenAI's envelope."""
+"""For Starlette: every error response has OpenAI's envelope."""

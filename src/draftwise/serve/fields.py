@@ -1,4 +1,4 @@
-"""The fields of a request body: which are known, what type each has, which are refused and which are ignored."""
+"""The fields of a request body: their types, and which of them are refused or ignored."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ SAMPLING_FIELDS: dict[str, Check] = {
     "prompt_logprobs": _integer,
     "skip_special_tokens": _boolean,
 }
-"""Fields that go to `SamplingParams` under their own name."""
+"""Fields of `SamplingParams` with the same name."""
 
 _COMMON: dict[str, Check] = {
     "model": _string,
@@ -136,7 +136,7 @@ _MOST = {
     "stop_token_ids": 1024,
     "bad_words": 1024,
 }
-"""Largest value, or number of items: OpenAI's for n, vLLM's default max_logprobs, and what every step can afford."""
+"""Largest value or number of items: OpenAI's for n, vLLM's default max_logprobs, and limits on the work per step."""
 
 _REFUSED: dict[str, tuple[Any, ...]] = {
     "suffix": ("",),
@@ -161,7 +161,7 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "audio": (),
 }
-"""Known fields that would change the answer and are not supported, with the values that ask for nothing."""
+"""Known fields that would change the answer and are not supported, with their values without effect."""
 
 _IGNORED = frozenset(
     (
@@ -171,22 +171,22 @@ _IGNORED = frozenset(
         "spaces_between_special_tokens",
     )
 )
-"""Known fields that change nothing here."""
+"""Known fields without effect here."""
 
 
 def parse_body(raw: bytes) -> dict[str, Any]:
-    """Return the JSON object that a body holds.
+    """Return the JSON object in a body.
 
     Raises:
-        RequestError: 400, it is not one, or holds numbers or text that JSON and UTF-8 do not allow.
+        RequestError: 400, it is not an object, or holds numbers or text that JSON or UTF-8 do not allow.
     """
     try:
         body = json.loads(raw.decode(), parse_constant=_refuse_constant)
-        # Escaped lone surrogates parse, but are no text: neither a tokenizer nor a reply can hold them.
+        # Escaped lone surrogates parse, but neither a tokenizer nor a reply can hold them.
         if b"\\u" in raw:
             json.dumps(body, ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        raise RequestError(400, "The body has text with half a surrogate pair, which is no character.") from None
+        raise RequestError(400, "The body has text with half a surrogate pair, which is not a character.") from None
     except (ValueError, RecursionError) as error:
         raise RequestError(400, f"The body is not valid JSON: {error}.") from None
     if not isinstance(body, dict):
@@ -198,7 +198,7 @@ def read_fields(body: Mapping[str, Any], known: Mapping[str, Check]) -> dict[str
     """Return the given fields, checked and converted; null counts as not given.
 
     Raises:
-        RequestError: 400, naming every field that has the wrong type, is too large or is not supported.
+        RequestError: 400, names every field that has the wrong type, is too large or is not supported.
     """
     given = {name: value for name, value in body.items() if value is not None}
     faults: list[tuple[str, str]] = []

@@ -1,4 +1,4 @@
-"""The JSON of answers: what a choice looks like in /v1/completions and in /v1/chat/completions, as vLLM writes it."""
+"""The JSON of choices in /v1/completions and /v1/chat/completions, as vLLM writes it."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ _LOWEST = -9999.0
 
 
 class Format(Protocol):
-    """How increments become choices; one object serves one HTTP call."""
+    """How increments become choices; one object per HTTP call."""
 
     id_prefix: str
     whole_object: str
     chunk_object: str
 
-    def opening(self) -> dict[str, Any] | None:
-        """Return what a stream says of each choice before its first increment."""
+    def make_opening(self) -> dict[str, Any] | None:
+        """Return the first chunk of each choice in a stream, before its first increment."""
 
-    def about_prompt(self) -> dict[str, Any]:
-        """Return what a whole answer and a stream's openings say beside their choices."""
+    def describe_prompt(self) -> dict[str, Any]:
+        """Return the fields about the prompt in a whole answer and in a stream's first chunks."""
 
-    def choice(self, prompt_index: int, delta: Delta, /) -> dict[str, Any]:
+    def make_choice(self, prompt_index: int, delta: Delta, /) -> dict[str, Any]:
         """Return an increment (or a whole completion, as one increment) as a choice without its index."""
 
 
 class _TokenNames:
-    """What tokens are called beside their log-probabilities: by their text, or `token_id:N` with `by_id`."""
+    """Names of tokens next to their log-probabilities: their text, or `token_id:N` with `by_id`."""
 
     def __init__(self, tokenizer: Tokenizer, *, by_id: bool) -> None:
         self._tokenizer = tokenizer
@@ -74,18 +74,18 @@ class CompletionFormat:
         self._only_prompt = only_prompt
         self._return_token_ids = return_token_ids
         self._offsets: dict[tuple[int, int], int] = {}
-        """Characters sent so far of each choice that has begun, by its tokens."""
+        """Characters sent so far of each choice that has begun."""
         self._prompt_logprobs: dict[int, list[LogprobsOfToken | None]] = {}
 
-    def opening(self) -> dict[str, Any] | None:
+    def make_opening(self) -> dict[str, Any] | None:
         """Return nothing: a completion stream has no opening."""
         return None
 
-    def about_prompt(self) -> dict[str, Any]:
-        """Return nothing: each choice tells its own prompt."""
+    def describe_prompt(self) -> dict[str, Any]:
+        """Return nothing: each choice has its own prompt."""
         return {}
 
-    def choice(self, prompt_index: int, delta: Delta, /) -> dict[str, Any]:
+    def make_choice(self, prompt_index: int, delta: Delta, /) -> dict[str, Any]:
         """Return an increment or a whole completion."""
         if self._only_prompt:
             delta = replace(delta, text="", token_ids=[], logprobs=[])
@@ -154,15 +154,15 @@ class ChatFormat:
         self._num_logprobs = num_logprobs
         self._return_token_ids = return_token_ids
 
-    def opening(self) -> dict[str, Any] | None:
-        """Return the chunk that names the speaker."""
+    def make_opening(self) -> dict[str, Any] | None:
+        """Return the chunk with the role."""
         return {"delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
 
-    def about_prompt(self) -> dict[str, Any]:
-        """Return the prompt's tokens, if asked for."""
+    def describe_prompt(self) -> dict[str, Any]:
+        """Return the prompt's tokens, if requested."""
         return {"prompt_token_ids": self._prompt} if self._return_token_ids else {}
 
-    def choice(self, _prompt_index: int, delta: Delta, /) -> dict[str, Any]:
+    def make_choice(self, _prompt_index: int, delta: Delta, /) -> dict[str, Any]:
         """Return an increment or a whole message."""
         if self._streamed:
             choice: dict[str, Any] = {"delta": {"content": delta.text}}
@@ -192,7 +192,7 @@ class ChatFormat:
         return {"content": sent}
 
     def _candidate(self, token: int, each: Logprob) -> dict[str, Any]:
-        # Exact bytes: a character cut into several tokens can be put together again.
+        # Exact bytes, from which a character that spans several tokens can be reassembled.
         exact = list(self._tokenizer.token_bytes(token))
         return {"token": self._names.of(token), "logprob": _clamp(each), "bytes": exact}
 

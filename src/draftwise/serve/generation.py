@@ -1,4 +1,4 @@
-"""What one HTTP call waits for: increments of its requests, as the engine's process tells them."""
+"""The increments that one HTTP call waits for, as the engine's process sends them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Generation"]
 
 
 class Generation:
-    """Increments of the requests of one HTTP call, as they come; leaving its `with` block aborts what is unfinished."""
+    """Increments of the requests of one HTTP call; leaving its `with` block aborts unfinished ones."""
 
     def __init__(self, requests: Sequence[Request], abort: Callable[[Generation], None]) -> None:
         self.requests = requests
@@ -22,17 +22,17 @@ class Generation:
         self._accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._pending: list[tuple[int, Delta]] = []
         self._error: Exception | None = None
-        self._news = asyncio.Event()
+        self._arrived = asyncio.Event()
 
-    async def accepted(self) -> None:
-        """Return once the engine has taken the requests; raise why it does not."""
+    async def wait_until_accepted(self) -> None:
+        """Return once the engine has queued the requests; raise if it refuses them."""
         await self._accepted
 
-    async def batches(self) -> AsyncIterator[list[tuple[int, Delta]]]:
-        """Yield what has come since the last time, each with the index of its prompt; raise what ended it early."""
+    async def iterate_batches(self) -> AsyncIterator[list[tuple[int, Delta]]]:
+        """Yield the increments since the last batch, each with its prompt's index; raise if the generation fails."""
         while self._num_unfinished:
-            await self._news.wait()
-            self._news.clear()
+            await self._arrived.wait()
+            self._arrived.clear()
             batch, self._pending = self._pending, []
             if batch:
                 self._num_unfinished -= sum(delta.finish_reason is not None for _, delta in batch)
@@ -48,19 +48,19 @@ class Generation:
             self._abort(self)
 
     def accept(self) -> None:
-        """The requests are queued."""
+        """Note that the requests are queued."""
         if not self._accepted.done():
             self._accepted.set_result(None)
 
     def push(self, prompt_index: int, delta: Delta) -> None:
-        """Take an increment of one of the prompts."""
+        """Add an increment of one of the prompts."""
         self._pending.append((prompt_index, delta))
-        self._news.set()
+        self._arrived.set()
 
     def fail(self, error: Exception) -> None:
-        """Take why no more will come."""
+        """Note that no more will come, and why."""
         if not self._accepted.done():
             self._accepted.set_exception(error)
             return
         self._error = error
-        self._news.set()
+        self._arrived.set()

@@ -1,4 +1,4 @@
-"""Starts an engine's loop where it does not share the interpreter's lock with the server: in a process of its own."""
+"""Starts an engine's loop in a process of its own, so that it does not share the interpreter lock with the server."""
 
 from __future__ import annotations
 
@@ -20,40 +20,40 @@ from draftwise.serve.engine_loop import Build, run_engine
 if TYPE_CHECKING:
     from draftwise.engine.core import Engine
 
-__all__ = ["Launched", "build_engine", "start_process", "start_thread"]
+__all__ = ["EngineHandle", "build_engine", "start_process", "start_thread"]
 
 _END_S = 10
-"""Seconds that an engine has to end after its channel has closed; a step takes far less."""
+"""Seconds in which an engine must end after its channel has closed; a step takes far less."""
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
     "from draftwise.serve.engine_process import main; main(int(sys.argv[1]))"
 )
-"""What the new interpreter runs: it looks for modules where this one does, and nowhere else."""
+"""Code for the new interpreter: it has the same module search path as this one."""
 
 
-class Launched(Protocol):
-    """An engine that is being built elsewhere."""
+class EngineHandle(Protocol):
+    """An engine in another process or thread."""
 
     channel: Channel
 
     def join(self, *, patient: bool = True) -> str:
-        """Wait until it has ended (it does when the channel is closed); return how, for a person.
+        """Wait until it has ended, which it does when the channel is closed; return how it ended, as text.
 
-        Without patience a process is killed instead, whatever it is doing.
+        Without `patient` a process is killed instead.
         """
 
 
 def build_engine(config: EngineConfig, spec_json: str | None, startup: Startup) -> Engine:
-    """Return the engine; the import brings torch, which the server's own process does without."""
+    """Return the engine; this imports torch, which the server's own process does not need."""
     try:
         from draftwise.engine.core import Engine
     except ModuleNotFoundError as error:
-        raise engine_lacks(error) from None
+        raise make_missing_error(error) from None
     return Engine(config, None if spec_json is None else SpecConfig.parse(spec_json), startup=startup)
 
 
-def engine_lacks(error: ModuleNotFoundError) -> InvalidSetup:
-    """Return what to tell somebody whose installation has no engine."""
+def make_missing_error(error: ModuleNotFoundError) -> InvalidSetup:
+    """Return the error of an installation without the engine."""
     return InvalidSetup.because(
         "engine-not-installed",
         f"the engine needs {error.name}, which is not installed.",
@@ -61,19 +61,19 @@ def engine_lacks(error: ModuleNotFoundError) -> InvalidSetup:
     )
 
 
-def start_process(build: Build) -> Launched:
+def start_process(build: Build) -> EngineHandle:
     """Start an engine in a new process; `build` must be picklable (a function of a module, or a partial of one)."""
     ours, theirs = socket.socketpair()
     with theirs:
         command = [sys.executable, "-P", "-c", _BOOT, str(theirs.fileno()), json.dumps(sys.path)]
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
     channel = Channel(ours)
-    with suppress(ConnectionError):  # whoever waits for the engine will find that it ended
+    with suppress(ConnectionError):  # waiting for the engine reports that it ended
         channel.send(build)
     return _Process(channel, process)
 
 
-def start_thread(build: Build) -> Launched:
+def start_thread(build: Build) -> EngineHandle:
     """Start an engine in a thread of this process."""
     ours, theirs = socket.socketpair()
 

@@ -1,4 +1,4 @@
-"""What the HTTP process and the engine's process tell each other; nothing here needs torch."""
+"""Messages between the HTTP process and the engine's process; nothing here needs torch."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from draftwise.engine.config import EngineConfig
 from draftwise.engine.outputs import Delta, EngineStats
 from draftwise.engine.step.sequence import Request
 
-__all__ = ["Abort", "Accepted", "Add", "Broke", "Invalid", "Phase", "Ready", "Refused", "Step"]
+__all__ = ["Abort", "Accepted", "Add", "Broke", "Invalid", "Phase", "Ready", "Refused", "StepResult"]
 
 
 class Add(NamedTuple):
-    """To the engine: take these requests, all or none; answered with `Accepted` or `Refused` of that number."""
+    """To the engine: queue these requests, all or none; the reply is `Accepted` or `Refused` with the same number."""
 
     number: int
     requests: Sequence[Request]
@@ -33,11 +33,11 @@ class Phase(NamedTuple):
 
     name: str
     seconds: float | None = None
-    """None: it has begun; else what it took."""
+    """How long it took; None: it has begun."""
 
 
 class Ready(NamedTuple):
-    """The engine is built; what there is to know of it."""
+    """The engine is built; its properties."""
 
     config: EngineConfig
     k: int | None
@@ -56,7 +56,7 @@ class Invalid(NamedTuple):
 
 
 class Broke(NamedTuple):
-    """The engine failed, while it was built or later; no more will come."""
+    """The engine failed, during start-up or later; no more messages follow."""
 
     reason: str
 
@@ -68,27 +68,27 @@ class Accepted(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """The requests of an `Add` cannot run, and none of them does."""
+    """The requests of an `Add` cannot run; none of them is queued."""
 
     number: int
     findings: Sequence[Finding]
 
 
-class Step(NamedTuple):
-    """What a step gave: `began` and `ended` on the monotonic clock, which all processes of a machine share."""
+class StepResult(NamedTuple):
+    """Results of a step; `began` and `ended` on the monotonic clock, which all processes of a machine share."""
 
     began: float
     ended: float
     stats: EngineStats
     rows: list[tuple[Any, ...]]
-    """The increments as plain tuples: pickled ten times faster than as dataclasses."""
+    """The increments as tuples, which are pickled ten times faster than dataclasses."""
 
     @classmethod
-    def of(cls, deltas: Iterable[Delta], stats: EngineStats, *, began: float, ended: float) -> Step:
+    def pack(cls, deltas: Iterable[Delta], stats: EngineStats, *, began: float, ended: float) -> StepResult:
         """Pack the increments of a step."""
         return cls(began, ended, stats, list(map(_FIELDS_OF, deltas)))
 
-    def deltas(self) -> list[Delta]:
+    def unpack(self) -> list[Delta]:
         """Return the increments."""
         return [Delta(**dict(zip(_NAMES, row, strict=True))) for row in self.rows]
 

@@ -1,4 +1,4 @@
-"""Fills the rows of `facts.metrics`: engine counters read at scrape time, request histograms as requests end."""
+"""Fills the rows of `facts.metrics`: engine counters at scrape time, request histograms as requests end."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from draftwise.engine.outputs import EngineStats
-from draftwise.facts.metrics import METRICS, SPEC_NUM_ACCEPTED_TOKENS_PER_POS, get_metric, token_buckets
+from draftwise.facts.metrics import METRICS, SPEC_NUM_ACCEPTED_TOKENS_PER_POS, get_metric, make_token_buckets
 
 __all__ = ["ServerMetrics"]
 
@@ -34,22 +34,21 @@ _SPEC_READINGS: dict[str, Callable[[EngineStats], float]] = {
 class ServerMetrics:
     """The metrics of one server, in a registry of its own.
 
-    `k` is the number of speculative positions, None without speculation: then the speculative counters are
-    absent, as in vLLM; otherwise they are there from the start, at 0.
+    `k` is the number of draft positions. Without speculation it is None and the speculative counters are absent, as in
+    vLLM; otherwise they are 0 from the start.
     """
 
     def __init__(
         self, *, model_name: str, max_model_len: int, k: int | None, read_stats: Callable[[], EngineStats]
     ) -> None:
         self._registry = CollectorRegistry()
-        self._model_name = model_name
         self._registry.register(_EngineCollector(model_name, k, read_stats))
         self._histograms = {
             row.name: Histogram(
                 row.name,
                 row.help,
                 row.labels,
-                buckets=token_buckets(max_model_len) if row.buckets is None else row.buckets,
+                buckets=make_token_buckets(max_model_len) if row.buckets is None else row.buckets,
                 registry=self._registry,
             ).labels(model_name=model_name, engine="0")
             for row in METRICS
@@ -76,7 +75,7 @@ class ServerMetrics:
         """Count a request refused because the queue was full."""
         self._rejected.inc()
 
-    def exposition(self) -> bytes:
+    def render(self) -> bytes:
         """Return the text that Prometheus scrapes."""
         return generate_latest(self._registry)
 

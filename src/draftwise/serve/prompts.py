@@ -1,4 +1,4 @@
-"""What a request wants answered: prompts as token ids, from text, ids or a conversation."""
+"""The prompts of a request as token ids, from text, ids or a conversation."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from draftwise.core import InvalidSetup
 from draftwise.engine.text.tokenizer import Tokenizer
 from draftwise.serve.errors import RequestError
 
-__all__ = ["conversation_text", "encode_prompts", "read_messages"]
+__all__ = ["encode_prompts", "read_messages", "render_conversation"]
 
 _LONG_TEXT = 20_000
-"""Characters above which encoding would hold up the event loop for milliseconds."""
+"""Characters beyond which encoding would block the event loop for milliseconds."""
 
 
 async def encode_prompts(prompt: Any, tokenizer: Tokenizer, *, add_special_tokens: bool) -> list[list[int]]:
@@ -76,11 +76,11 @@ def _read_message(where: str, message: Any) -> dict[str, Any]:
     return message | {"content": content}
 
 
-def conversation_text(tokenizer: Tokenizer, messages: list[Any], variables: Mapping[str, Any]) -> str:
-    """Return a conversation as the text that the model's chat template makes of it.
+def render_conversation(tokenizer: Tokenizer, messages: list[Any], variables: Mapping[str, Any]) -> str:
+    """Return a conversation rendered with the model's chat template.
 
     Raises:
-        RequestError: 400, the messages are not well formed, or the template is missing or refuses them.
+        RequestError: 400, the messages are malformed, or the template is missing or rejects them.
     """
     try:
         return tokenizer.apply_chat_template(read_messages(messages), **variables)

@@ -1,4 +1,4 @@
-"""Runs the application: the socket, the start-up line, signals and the orderly end."""
+"""Runs the application: socket, start-up line, signals and graceful shutdown."""
 
 from __future__ import annotations
 
@@ -35,25 +35,25 @@ __all__ = ["ServerOptions", "bind", "serve"]
 logger = logging.getLogger("draftwise.serve")
 
 Builder = Callable[[EngineConfig, str | None, "Startup"], "Engine"]
-"""From a config, a speculative config as JSON and what to tell the phases to."""
+"""Builds an engine from a config, a speculative config as JSON, and the observer of its start-up phases."""
 
 _SHUTDOWN_S = 10
-"""Seconds that running requests have to finish after SIGTERM or SIGINT; then they are aborted."""
+"""Seconds in which running requests may finish after SIGTERM or SIGINT; then they are aborted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
-    """How the server is reached and by whom."""
+    """Address, name and access of the server."""
 
     host: str = "127.0.0.1"
     port: int = 8000
-    """0 takes a free port."""
+    """0: any free port."""
     served_model_name: str | None = None
     """None: the model as given on the command line."""
     api_key: str | None = None
     allow_remote: bool = False
     max_waiting: int = 1024
-    """Sequences that may wait while all places of the engine are taken."""
+    """Maximum number of sequences that wait while the engine is full."""
 
 
 def serve(
@@ -61,52 +61,52 @@ def serve(
     spec: SpecConfig | None,
     options: ServerOptions,
     *,
-    tell: Callable[[str], None],
-    tell_phase: Callable[[Phase], None] = lambda _: None,
+    on_ready: Callable[[str], None],
+    on_phase: Callable[[Phase], None] = lambda _: None,
     build: Builder = build_engine,
 ) -> None:
     """Serve until SIGTERM or SIGINT.
 
     Args:
         config: of the engine.
-        spec: speculative config, None for plain decoding.
+        spec: speculative config; None: no speculation.
         options: of the server.
-        tell: gets the one line that says where and what, once requests are taken.
-        tell_phase: gets the phases of the engine's start-up.
-        build: makes the engine, in its own process (a function of a module).
+        on_ready: called with the start-up line once requests are accepted.
+        on_phase: called with the phases of the engine's start-up.
+        build: builds the engine, in its own process (a module-level function).
 
     Raises:
-        InvalidSetup: the address, the model or the speculative config cannot work.
+        InvalidSetup: the address, the model or the speculative config is invalid.
         BackendError: the engine cannot be built for another reason.
     """
     if options.api_key == "":
         raise InvalidSetup.because("empty-api-key", "is empty.", where="--api-key", fix="Leave it out, or give a key.")
-    listener = bind(options)  # first of all: an address that is taken shows before the model is loaded
+    listener = bind(options)  # first, so that an address in use is reported before the model is loaded
     defaults = Defaults.from_checkpoint(config.model) if Path(config.model).is_dir() else Defaults()
     name = options.served_model_name or config.model
     spec_json = None if spec is None else spec.to_json()
     worker = EngineWorker(start_process(partial(build, config, spec_json)), max_waiting=options.max_waiting)
     try:
         tokenizer = load_tokenizer(config.model, skip=config.skip_tokenizer_init)  # while the engine loads its weights
-        worker.wait_until_built(name, tell=tell_phase)
+        worker.wait_until_built(name, on_phase=on_phase)
         app = create_app(worker, tokenizer=tokenizer, model_name=name, defaults=defaults, api_key=options.api_key)
         server = uvicorn.Server(
             uvicorn.Config(app, log_level="critical", access_log=False, timeout_graceful_shutdown=_SHUTDOWN_S)
         )
-        # uvicorn raises the signal that ended it once more; the end it asked for has come then.
+        # uvicorn raises the signal that ended it again, after the shutdown that it requested.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: None)
         for finding in worker.about.findings:
             logger.warning("%s", finding)
         _listen(listener, options)
-        tell(_describe(worker.about, name, listener, defaults))
+        on_ready(_describe(worker.about, name, listener, defaults))
         server.run(sockets=[listener])
     finally:
         worker.stop()
 
 
 def bind(options: ServerOptions) -> socket.socket:
-    """Return a socket bound to the wanted address, not listening yet.
+    """Return a socket bound to the given address, not listening yet.
 
     Raises:
         InvalidSetup: the host is unknown or not local without `allow_remote`, or the port is taken or not allowed.
@@ -115,7 +115,7 @@ def bind(options: ServerOptions) -> socket.socket:
         found = socket.getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
         raise InvalidSetup.because(
-            "unknown-host", f"{options.host} is no address of this machine ({error.strerror}).", where="--host"
+            "unknown-host", f"{options.host} is not an address of this machine ({error.strerror}).", where="--host"
         ) from None
     for family, _, _, _, address in found:
         if not options.allow_remote and not ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback:
@@ -123,14 +123,14 @@ def bind(options: ServerOptions) -> socket.socket:
                 "not-loopback",
                 f"{options.host} can be reached from other machines.",
                 where="--host",
-                fix="Add --allow-remote if that is wanted (and --api-key), or use 127.0.0.1.",
+                fix="Add --allow-remote (and --api-key) to allow this, or use 127.0.0.1.",
             )
         try:
             return _bind(family, address)
         except OSError as error:
             failure = error
             if error.errno == errno.EADDRINUSE:
-                break  # a name's other address is not what was asked for
+                break  # do not fall back to another address of the same name
     raise _bind_error(failure, options)
 
 
@@ -148,7 +148,7 @@ def _bind(family: int, address: Any) -> socket.socket:
 def _listen(listener: socket.socket, options: ServerOptions) -> None:
     try:
         listener.listen(2048)
-    except OSError as error:  # somebody else began to listen while the model was loading
+    except OSError as error:  # another process began to listen while the model was loading
         raise _bind_error(error, options) from None
 
 

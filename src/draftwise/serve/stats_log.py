@@ -5,11 +5,11 @@ from __future__ import annotations
 from draftwise.core import SpecStats
 from draftwise.engine.outputs import EngineStats
 
-__all__ = ["StatsLog", "spec_line"]
+__all__ = ["StatsLog", "format_spec_line"]
 
 
 class StatsLog:
-    """Turns snapshots into log lines over the time since the one before (loggers.py of vLLM 0.32.0)."""
+    """Turns snapshots into log lines about the time since the previous one (loggers.py of vLLM 0.32.0)."""
 
     def __init__(self, start: EngineStats, *, k: int | None, device: str, now: float) -> None:
         self._last, self._last_time = start, now
@@ -17,8 +17,8 @@ class StatsLog:
         self._device = device
         self._was_idle = True
 
-    def lines(self, stats: EngineStats, now: float) -> list[str]:
-        """Return the lines for the window that ends now: none while idle, the draft line only after drafts."""
+    def make_lines(self, stats: EngineStats, now: float) -> list[str]:
+        """Return the lines of the window that ends now: none if idle; a line about drafts only if there were some."""
         before, elapsed_s = self._last, max(now - self._last_time, 1e-9)
         self._last, self._last_time = stats, now
         prompt = (stats.prompt_tokens - before.prompt_tokens) / elapsed_s
@@ -40,11 +40,11 @@ class StatsLog:
             *([f"Prefix cache hit rate: {hits / queries * 100:.1f}%"] if queries else []),
         ]
         drafted = stats.spec - before.spec
-        spec = [spec_line(drafted, self._k, elapsed_s)] if self._k is not None and drafted.num_drafts else []
+        spec = [format_spec_line(drafted, self._k, elapsed_s)] if self._k is not None and drafted.num_drafts else []
         return [", ".join(parts), *spec]
 
 
-def spec_line(stats: SpecStats, k: int, elapsed_s: float) -> str:
+def format_spec_line(stats: SpecStats, k: int, elapsed_s: float) -> str:
     """Return vLLM's line about the drafts of one window."""
     assert stats.acceptance_length is not None
     rates = stats.rate_per_pos + (0.0,) * (k - len(stats.rate_per_pos))

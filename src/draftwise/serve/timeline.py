@@ -1,4 +1,4 @@
-"""When one request was queued, scheduled and answered, and what that adds to the histograms."""
+"""When one request was queued, scheduled and answered, for the latency histograms."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class _Completion:
 
 
 class Timeline:
-    """Clock readings of a request and of each of its completions, in seconds on one monotonic clock.
+    """Timestamps of a request and of each of its completions, in seconds on one monotonic clock.
 
     Intervals are vLLM's (v1/metrics/stats.py): queue = queued to scheduled, prefill = scheduled to first token,
     decode = first to last token, inference = scheduled to last token; an inter-token latency is the time between
-    two deliveries, however many tokens each of them brought.
+    two increments, whatever their number of tokens.
     """
 
     def __init__(self, metrics: ServerMetrics, request: Request, *, arrived: float, queued: float) -> None:
@@ -36,7 +36,7 @@ class Timeline:
         metrics.observe("request_params_n", request.params.n)
 
     def note_delta(self, delta: Delta, *, began: float, now: float) -> None:
-        """Note tokens, and the end of a completion, from a step that began and ended then."""
+        """Record an increment from a step with these times: its tokens, and the end of the completion."""
         if self._scheduled is None:
             self._scheduled = began if delta.scheduled_s is None else delta.scheduled_s
         completion = self._completions[delta.index]

@@ -16,8 +16,8 @@ from draftwise.engine.step.sequence import Request
 from draftwise.serve.channel import ChannelProtocol
 from draftwise.serve.errors import RequestError
 from draftwise.serve.generation import Generation
-from draftwise.serve.launch import Launched
-from draftwise.serve.messages import Abort, Accepted, Add, Broke, Invalid, Phase, Ready, Refused, Step
+from draftwise.serve.launch import EngineHandle
+from draftwise.serve.messages import Abort, Accepted, Add, Broke, Invalid, Phase, Ready, Refused, StepResult
 from draftwise.serve.metrics import ServerMetrics
 from draftwise.serve.timeline import Timeline
 
@@ -26,7 +26,7 @@ __all__ = ["EngineWorker"]
 
 @dataclass(slots=True)
 class _Live:
-    """A request inside the engine."""
+    """A request in the engine."""
 
     generation: Generation
     prompt_index: int
@@ -35,13 +35,13 @@ class _Live:
 
 
 class EngineWorker:
-    """An engine that runs elsewhere; once it is `connected`, everything here happens on one event loop.
+    """An engine that runs elsewhere; once it is connected (`connect`), everything here happens on one event loop.
 
-    `max_waiting` bounds the sequences that may wait beyond the engine's free places. When the engine fails,
-    every request fails, `failure` says why, and later requests are refused.
+    `max_waiting` is the maximum number of sequences that wait while the engine is full. When the engine fails, every
+    request fails, `failure` holds the reason, and later requests are refused.
     """
 
-    def __init__(self, launched: Launched, *, max_waiting: int) -> None:
+    def __init__(self, launched: EngineHandle, *, max_waiting: int) -> None:
         self.failure: str | None = None
         self.about: Ready
         self.metrics: ServerMetrics
@@ -55,20 +55,20 @@ class EngineWorker:
         self._numbers = count()
         self._channel: ChannelProtocol
 
-    def wait_until_built(self, model_name: str, *, tell: Callable[[Phase], None] = lambda _: None) -> None:
-        """Return when the engine is ready; `tell` gets the phases of its start-up.
+    def wait_until_built(self, model_name: str, *, on_phase: Callable[[Phase], None] = lambda _: None) -> None:
+        """Return when the engine is ready; `on_phase` is called with the phases of its start-up.
 
         Raises:
-            InvalidSetup: the model or a setting cannot work.
-            BackendError: building it failed otherwise.
+            InvalidSetup: the model or a setting is invalid.
+            BackendError: the engine could not be built for another reason.
         """
         while not isinstance(message := self._receive(), Ready):
             if isinstance(message, Phase):
-                tell(message)
+                on_phase(message)
             elif isinstance(message, Invalid):
                 raise InvalidSetup(message.findings)
             elif isinstance(message, Broke):
-                raise BackendError(f"The engine could not be built: {message.reason}. The lines above say more.")
+                raise BackendError(f"The engine could not be built: {message.reason}. See the log above.")
         self.about, self.stats, self._is_built = message, message.stats, True
         self.metrics = ServerMetrics(
             model_name=model_name,
@@ -84,8 +84,8 @@ class EngineWorker:
             raise BackendError(f"The engine could not be built: {self._launched.join()}.") from None
 
     @asynccontextmanager
-    async def connected(self) -> AsyncIterator[None]:
-        """Talk to the engine on the running event loop; what is unfinished at the end fails."""
+    async def connect(self) -> AsyncIterator[None]:
+        """Exchange messages with the engine on the running event loop; requests unfinished at the end fail."""
         loop = asyncio.get_running_loop()
         _, self._channel = await loop.create_unix_connection(
             lambda: ChannelProtocol(self._take, self._lose), sock=self._launched.channel.socket
@@ -97,16 +97,16 @@ class EngineWorker:
             self._channel.close()
 
     def stop(self) -> None:
-        """End the engine: after its current step, or at once when it is not built yet."""
+        """End the engine: after its current step, or at once if it is not built yet."""
         self._launched.channel.socket.close()
         self._launched.join(patient=self._is_built)
 
     async def submit(self, requests: Sequence[Request], *, arrived: float) -> Generation:
-        """Queue requests, all or none; `arrived` is when their HTTP call came, on the monotonic clock.
+        """Queue requests, all or none; `arrived` is the time of their HTTP call on the monotonic clock.
 
         Raises:
             InvalidSetup: the engine cannot run one of them.
-            RequestError: 503 when the queue is full, 500 when the engine has failed.
+            RequestError: 503 if the queue is full, 500 if the engine has failed.
         """
         if self.failure is not None:
             raise self._refusal(self.failure)
@@ -119,21 +119,21 @@ class EngineWorker:
         self._unanswered[number] = generation
         self._channel.send(Add(number, requests))
         try:
-            await generation.accepted()
+            await generation.wait_until_accepted()
         except asyncio.CancelledError:
             self._abort(generation)
             raise
         return generation
 
     def _check_room(self, requests: Sequence[Request]) -> None:
-        """Refuse requests that the queue has no room for."""
+        """Refuse requests for which the queue has no room."""
         wanted = sum(request.params.n for request in requests)
         places = self.about.config.max_num_seqs
         most = places + self._max_waiting
         if wanted > most:
             raise RequestError(
                 400,
-                f"The request asks for {wanted} completions at once, but this server takes {most} at most "
+                f"The request asks for {wanted} completions at once, but this server takes at most {most} "
                 f"({places} running and {self._max_waiting} waiting). Split it.",
             )
         if wanted + sum(live.num_unfinished for live in self._live.values()) > most:
@@ -142,10 +142,10 @@ class EngineWorker:
             raise RequestError(503, message, headers={"Retry-After": "1"})
 
     def _take(self, message: Any) -> None:
-        """Act on what the engine says."""
-        if isinstance(message, Step):
-            self.stats = message.stats  # first, so that whoever has an answer finds it counted
-            for delta in message.deltas():
+        """Process a message of the engine."""
+        if isinstance(message, StepResult):
+            self.stats = message.stats  # first, so that every answer is counted before it is sent
+            for delta in message.unpack():
                 self._deal_out(delta, message)
         elif isinstance(message, Accepted):
             self._unanswered.pop(message.number).accept()
@@ -156,7 +156,7 @@ class EngineWorker:
         elif isinstance(message, Broke):
             self._break(message.reason)
 
-    def _deal_out(self, delta: Delta, step: Step) -> None:
+    def _deal_out(self, delta: Delta, step: StepResult) -> None:
         live = self._live.get(delta.request_id)
         if live is None:
             return  # aborted while the step ran
@@ -172,12 +172,12 @@ class EngineWorker:
         self.metrics.count_finished("abort", sum(live.num_unfinished for live in forgotten))
 
     def _forget(self, generation: Generation) -> list[_Live]:
-        """Stop to follow the requests of a call; return those that ran."""
+        """Stop tracking the requests of a call; return those that were running."""
         found = (self._live.pop(request.request_id, None) for request in generation.requests)
         return [live for live in found if live is not None]
 
     def _lose(self) -> None:
-        """The connection is gone: after a failure, at the end, or because the engine's process died."""
+        """Handle the end of the connection: after a failure, at shutdown, or because the engine's process died."""
         if self.failure is None:
             self._break("its process ended")
 

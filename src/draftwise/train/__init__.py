@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from draftwise.train.method import Method
+    from draftwise.train.method import DrafterTraining
 
 __all__ = ["get_training"]
 
@@ -23,7 +23,7 @@ _TRAINERS: Mapping[str, str] = {
 """Class by method, in the module of the method's name: those that `facts.methods` calls trainable."""
 
 
-def get_training(name: str) -> type[Method]:
+def get_training(name: str) -> type[DrafterTraining]:
     """Return the training class of a method; it is imported, and torch with it, only now."""
-    method: type[Method] = getattr(import_module(f"draftwise.train.{name}"), _TRAINERS[name])
+    method: type[DrafterTraining] = getattr(import_module(f"draftwise.train.{name}"), _TRAINERS[name])
     return method

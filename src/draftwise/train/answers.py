@@ -1,4 +1,4 @@
-"""On-policy data: the target answers the prompts itself, through the embedded engine."""
+"""On-policy data: the target's own answers to the prompts, from the embedded engine."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ class AnswerSettings:
     max_tokens: int = 256
     seed: int = 0
     max_num_seqs: int = 256
-    """Prompts answered together at most."""
+    """Maximum number of prompts that are answered together."""
 
 
 def cut_prompts(samples: Sequence[Sample], *, num_tokens: int, room: int) -> list[Sample]:
-    """Return the samples' prompts without answers, equal ones once.
+    """Return the samples' prompts without answers and without duplicates.
 
     Args:
-        samples: of one without a prompt the first tokens are taken.
-        num_tokens: how many.
+        samples: of one without a prompt the first `num_tokens` tokens are taken.
+        num_tokens: see `samples`.
         room: longest prompt; longer ones lose their start.
     """
     prompts: dict[bytes, Sample] = {}
@@ -53,8 +53,8 @@ def answer(
 ) -> list[Sample]:
     """Return each prompt with the target's answer to it, end token included.
 
-    Answers are written to `folder` as they come; those that are there already are not computed again, so that a run
-    that was stopped goes on where it was.
+    Answers are written to `folder` as they come, and those already there are not computed again, so a run that was
+    stopped resumes where it was.
 
     Args:
         target: its checkpoint directory.
@@ -62,7 +62,7 @@ def answer(
         folder: of the cache.
         settings: how to answer.
         device: `cpu` or `cuda`.
-        reporter: shows how far it is.
+        reporter: shows the progress.
     """
     folder.mkdir(parents=True, exist_ok=True)
     spec = f"{settings.temperature}-{settings.max_tokens}-{settings.seed}"
@@ -71,7 +71,10 @@ def answer(
     by_key = {_key(prompt): prompt for prompt in prompts}
     missing = {key: prompt for key, prompt in by_key.items() if key not in known}
     if missing:
-        with reporter.bar("answers", total=len(by_key), done=len(by_key) - len(missing)) as bar, file.open("a") as out:
+        with (
+            reporter.show_bar("answers", total=len(by_key), done=len(by_key) - len(missing)) as bar,
+            file.open("a") as out,
+        ):
             for key, tokens in _generate(target, missing, settings, device, bar):
                 known[key] = tokens
                 out.write(json.dumps({"prompt": key, "token_ids": tokens}) + "\n")
@@ -87,7 +90,7 @@ def _key(prompt: Sample) -> str:
 
 
 def _read_answers(file: Path) -> dict[str, list[int]]:
-    """Return the answers on disk; a last line that was not written to its end is removed."""
+    """Return the answers on disk; an incomplete last line is removed."""
     if not file.exists():
         return {}
     with file.open("rb+") as lines:
@@ -105,7 +108,7 @@ def _read_answers(file: Path) -> dict[str, list[int]]:
 def _generate(
     target: Path, prompts: Mapping[str, Sample], settings: AnswerSettings, device: str, bar: Bar
 ) -> Iterator[tuple[str, list[int]]]:
-    """Yield answers as they are finished."""
+    """Yield answers as they finish."""
     longest = max(len(prompt.tokens) for prompt in prompts.values())
     engine = Engine(
         EngineConfig.from_settings(
@@ -138,7 +141,7 @@ def _generate(
             num_tokens += len(delta.token_ids)
             if delta.finish_reason is not None:
                 yield delta.request_id, answers.pop(delta.request_id)
-                bar.note(f"{num_tokens} tokens")
+                bar.set_note(f"{num_tokens} tokens")
                 bar.advance()
     del engine
     gc.collect()

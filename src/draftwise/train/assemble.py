@@ -1,7 +1,7 @@
 """Joins MTP modules with the target they were trained for: the whole checkpoint that vLLM serves with method `mtp`.
 
-Of the architectures with such modules that vLLM knows, MiMo is the plainest: Qwen2, whose q, k and v have biases. A
-target without biases is the same with biases of zero.
+Of vLLM's architectures with such modules, MiMo is the simplest: Qwen2, whose q, k and v have biases. A target without
+biases is written with biases of zero.
 
 Shape letters: P width of a projection.
 """
@@ -35,10 +35,10 @@ _BIASED = ("q_proj", "k_proj", "v_proj")
 
 
 def check_expressible(config: Mapping[str, Any], *, where: str) -> None:
-    """Make sure that a target can be written as a MiMo checkpoint that computes the same.
+    """Make sure that a target can be written as a MiMo checkpoint with the same outputs.
 
     Raises:
-        InvalidSetup: it cannot; all reasons are named.
+        InvalidSetup: it cannot; all reasons are given.
     """
     family = get_family(config, where=where)
     shape = ModelShape.from_hf_config(config, where=where)
@@ -59,7 +59,7 @@ def check_expressible(config: Mapping[str, Any], *, where: str) -> None:
     if reasons:
         raise InvalidSetup.because(
             "not-expressible",
-            f"the target cannot be served with MTP modules, as vLLM's MiMo has no place for it: {'; '.join(reasons)}.",
+            f"the target cannot be written as vLLM's MiMo architecture, which MTP modules need: {'; '.join(reasons)}.",
             where=where,
             fix="Train another method: eagle3 works with every target.",
         )
@@ -70,18 +70,18 @@ def assemble_mtp(target_path: str | Path, modules_path: str | Path, out: str | P
 
     Args:
         target_path: the target's checkpoint.
-        modules_path: what training exported: `model.mtp_layers.*` alone.
-        out: where to; must not exist. It appears when it is complete.
+        modules_path: the exported modules: `model.mtp_layers.*` only.
+        out: a directory that does not exist; it is created once it is complete.
 
     Raises:
-        InvalidSetup: the modules are for another target, the target cannot be expressed, or `out` is taken.
+        InvalidSetup: the modules are for another target, the target cannot be expressed, or `out` exists.
     """
     with new_folder(Path(out)) as folder:
         join_mtp(target_path, modules_path, folder)
 
 
 def join_mtp(target_path: str | Path, modules_path: str | Path, folder: Path) -> None:
-    """Do the same to a folder that exists."""
+    """Do the same in an existing folder."""
     target, modules = Checkpoint(target_path), Checkpoint(modules_path)
     check_expressible(target.config, where=str(target.path / "config.json"))
     check_identity(modules.path, target.path)
@@ -101,7 +101,7 @@ def _join_configs(target: Checkpoint, modules: Checkpoint) -> dict[str, Any]:
             if key not in ("torch_dtype", "attention_bias", "mlp_bias")
         },
         "architectures": ["MiMoForCausalLM"],
-        "model_type": "qwen2",  # vLLM goes by the architecture; transformers knows this type without remote code
+        "model_type": "qwen2",  # vLLM uses the architecture; transformers has this type without remote code
         "rms_norm_eps": modules.config["rms_norm_eps"],
         "dtype": modules.config["dtype"],
         "use_sliding_window": False,
@@ -120,14 +120,14 @@ def _tensors(target: Checkpoint, modules: Checkpoint) -> Iterator[tuple[str, Ten
         if stem.endswith(_BIASED) and stem + ".bias" not in target.files:
             yield stem + ".bias", torch.zeros(len(tensor), dtype=tensor.dtype)
     if "lm_head.weight" not in target.files:
-        # vLLM wants the drafting side's head in the file, also when the target's is tied to its embedding.
+        # vLLM needs the drafter's head in the file, even if the target's is tied to its embedding.
         yield "lm_head.weight", read_tensor(target, "model.embed_tokens.weight")
     for name in sorted(modules.files):
         yield name, read_tensor(modules, name)
 
 
 def _write_shards(tensors: Iterator[tuple[str, Tensor]], folder: Path) -> None:
-    """Write the tensors in files of a few GiB, and the index that says where each is."""
+    """Write the tensors to files of a few GiB, and the index of them."""
     shards: list[list[str]] = []
     total, held, held_bytes = 0, dict[str, Tensor](), 0
 

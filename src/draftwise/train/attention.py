@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from draftwise.train.fusion import fused
+from draftwise.train.fusion import choose_compiled
 
 __all__ = ["attend_chain"]
 
@@ -24,20 +24,20 @@ _aten = torch.ops.aten
 def attend_chain(
     q_BARD: Tensor, keys_BARD: Sequence[Tensor], values_BARD: Sequence[Tensor], *, fuse: bool = False
 ) -> Tensor:
-    """Return what the rows of an unrolled step read, [B, A, R, D].
+    """Return the attention output of the rows of an unrolled step, [B, A, R, D].
 
-    Row r of step j continues a draft that begins behind row r of step 0. So it looks at the rows 0..r of step 0, which
-    are confirmed when that draft is made, and at row r of steps 1..j: its own draft tokens, and no other draft's.
+    Row r of step j continues a draft that begins after row r of step 0. So it attends to the rows 0..r of step 0, which
+    are confirmed when that draft is made, and to row r of steps 1..j: its own draft tokens, and no other draft's.
     This is the mask of training-time test (EAGLE-3, arXiv 2503.01840) and of HASS (arXiv 2408.15766).
 
-    The causal part runs in the flash kernel and is merged with the few other scores by their logarithmic sums; its
+    The causal part runs in the flash kernel and is merged with the few other scores by their log-sum-exps; its
     backward pass is the flash kernel's own, given the merged result (as in Ring Attention, arXiv 2310.01889).
 
     Args:
         q_BARD: queries of step j.
         keys_BARD: keys of the steps 0..j, with a head for each query head.
         values_BARD: their values.
-        fuse: compile what lies around the kernel.
+        fuse: whether to compile the operations around the kernel.
     """
     if len(keys_BARD) == 1:
         return F.scaled_dot_product_attention(q_BARD, keys_BARD[0], values_BARD[0], is_causal=True)
@@ -48,7 +48,7 @@ def attend_chain(
 
 
 def _attend_densely(q_BARD: Tensor, keys_BARD: Sequence[Tensor], values_BARD: Sequence[Tensor]) -> Tensor:
-    """Do the same with a mask: for types that the flash kernel lacks."""
+    """Do the same with a mask, for dtypes that the flash kernel lacks."""
     rows = q_BARD.shape[2]
     causal_RR = torch.ones(rows, rows, dtype=torch.bool, device=q_BARD.device).tril()
     own_RR = torch.eye(rows, dtype=torch.bool, device=q_BARD.device)
@@ -65,7 +65,7 @@ class _ChainAttention(torch.autograd.Function):
         steps = len(keys_values) // 2
         keys, values = keys_values[:steps], keys_values[steps:]
         causal_BARD, sums_BAR, ctx.kernel_state = _flash_forward(q_BARD, keys[0], values[0])
-        merged_BARD, sums_BAR = fused(_merge, wanted=fuse)(q_BARD, causal_BARD, sums_BAR, keys[1:], values[1:])
+        merged_BARD, sums_BAR = choose_compiled(_merge, fuse=fuse)(q_BARD, causal_BARD, sums_BAR, keys[1:], values[1:])
         ctx.fuse = fuse
         ctx.save_for_backward(q_BARD, merged_BARD, sums_BAR, *keys_values)
         return merged_BARD
@@ -81,7 +81,7 @@ class _ChainAttention(torch.autograd.Function):
         grad_q, grad_key, grad_value = _flash_backward(
             grad_BARD, q_BARD, keys[0], values[0], merged_BARD, sums_BAR, ctx.kernel_state
         )
-        grad_q, own = fused(_own_gradients, wanted=ctx.fuse)(
+        grad_q, own = choose_compiled(_own_gradients, fuse=ctx.fuse)(
             grad_BARD, grad_q, q_BARD, merged_BARD, sums_BAR, keys[1:], values[1:]
         )
         return (None, grad_q, grad_key, *own[: steps - 1], grad_value, *own[steps - 1 :])
@@ -90,7 +90,7 @@ class _ChainAttention(torch.autograd.Function):
 def _merge(
     q_BARD: Tensor, causal_BARD: Tensor, sums_BAR: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Return attention over the causal part and the rows' own keys, and its logarithmic sums."""
+    """Return attention over the causal part and the rows' own keys, and its log-sum-exps."""
     scores_BARJ = torch.stack([_score(q_BARD, key_BARD) for key_BARD in keys], dim=-1)
     merged_BAR = torch.logaddexp(sums_BAR, scores_BARJ.logsumexp(dim=-1))
     out_BARD = causal_BARD * (sums_BAR - merged_BAR).exp().unsqueeze(-1)
@@ -126,7 +126,7 @@ def _score(q_BARD: Tensor, key_BARD: Tensor) -> Tensor:
 
 
 def _flash_forward(q_BARD: Tensor, key_BARD: Tensor, value_BARD: Tensor) -> tuple[Tensor, Tensor, tuple[Any, ...]]:
-    """Return causal attention, its logarithmic sums, and what the kernel's backward pass needs."""
+    """Return causal attention, its log-sum-exps, and what the kernel's backward pass needs."""
     if not q_BARD.is_cuda:
         out_BARD, sums_BAR = _aten._scaled_dot_product_flash_attention_for_cpu(q_BARD, key_BARD, value_BARD, 0.0, True)
         return out_BARD, sums_BAR, ()

@@ -1,4 +1,4 @@
-"""What a drafter's decoder layers have in common with the target, and how that is written down."""
+"""What a drafter's decoder layers have in common with the target, and their part of config.json."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["Blueprint"]
 
 _CARRIED = ("bos_token_id", "eos_token_id", "pad_token_id", "rope_parameters", "rope_scaling", "rope_theta")
-"""Keys of the target's config.json that hold for its drafters as well."""
+"""Keys of the target's config.json that its drafters share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ class Blueprint:
         )
 
     def config(self, *, architecture: str, model_type: str) -> dict[str, Any]:
-        """Return what config.json says of the layers; nothing is left to defaults, which differ between libraries."""
+        """Return the layers' part of config.json, without relying on defaults, which differ between libraries."""
         shape = self.shape
         return {
             "architectures": [architecture],

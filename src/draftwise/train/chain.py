@@ -1,10 +1,10 @@
-"""Training of drafters that draft token by token: unrolled along the text on their own draft tokens, as they run.
+"""Training of drafters that draft token by token: unrolled along the text, as they run at inference.
 
 Shape letters: B sequences, T tokens of a sequence, R = T - 1 rows, L = T - 2 labels, J draft positions, H hidden size,
-F width of the target's tapped states, U tokens that the drafter can name, V vocabulary, D half of the head dimension.
+F width of the target's auxiliary hidden states, U draft vocabulary, V vocabulary, D half of the head dimension.
 
-Row r of step j stands for a draft made when the tokens 0..r + 1 are known. As at inference, it brings token r + 1 + j,
-has position r + j, and names token r + 2 + j: its label.
+Row r of step j belongs to the draft made when the tokens 0..r + 1 are known. As at inference, its input is token
+r + 1 + j, its position is r + j, and it predicts token r + 2 + j: its label.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from draftwise.train.batch import Batch, DraftLoss, States
 from draftwise.train.blueprint import Blueprint
 from draftwise.train.labels import align, answer_as_target, score, weigh
-from draftwise.train.layers import DecoderLayer, KeyValue, Rotations, working
-from draftwise.train.lesson import Batch, Lesson, States
-from draftwise.train.method import Method
+from draftwise.train.layers import DecoderLayer, KeyValue, Rotations, to_compute_dtype
+from draftwise.train.method import DrafterTraining
 from draftwise.train.target import Target
-from draftwise.train.vocabulary_loss import Answers, vocabulary_loss
+from draftwise.train.vocabulary_loss import Answers, compute_vocabulary_loss
 
-__all__ = ["ChainNetwork", "ChainTraining", "Step"]
+__all__ = ["ChainNetwork", "ChainTraining", "UnrolledStep"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """What one unrolled step gave, a row for each draft."""
+class UnrolledStep:
+    """Outputs of one unrolled step, a row for each draft."""
 
     hidden_BRH: Tensor
     """For the head."""
@@ -40,11 +40,11 @@ class Step:
 
 
 class ChainNetwork(nn.Module):
-    """A drafter's network: for rows of (token, state before it), what the head reads and what the next row is given.
+    """A drafter's network: maps rows of (token, state before it) to the head's input and the next row's state.
 
     Args:
         embedding_VH: the target's, frozen.
-        layers: decoder layers, the first of which reads what `stem` gives.
+        layers: decoder layers; the first one reads the output of `stem`.
     """
 
     embedding_VH: Tensor
@@ -55,12 +55,12 @@ class ChainNetwork(nn.Module):
         self.register_buffer("embedding_VH", embedding_VH, persistent=False)
 
     def enter(self, features_BTF: Tensor) -> Tensor:
-        """Return what a row is given for the target's tapped states."""
+        """Return the rows' states for the target's auxiliary hidden states."""
         return features_BTF
 
     def embed(self, tokens_BR: Tensor, step: int) -> Tensor:  # noqa: ARG002 - MTP's first row is special
         """Return the embeddings of a step's tokens."""
-        return working(F.embedding(tokens_BR, self.embedding_VH), self)
+        return to_compute_dtype(F.embedding(tokens_BR, self.embedding_VH), self)
 
     def compile_parts(self) -> None:
         """Compile everything but attention."""
@@ -71,11 +71,11 @@ class ChainNetwork(nn.Module):
 
     @abstractmethod
     def stem(self, embedded_BRH: Tensor, carry_BRH: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the residual stream that enters the first layer, and what its attention reads."""
+        """Return the residual stream that enters the first layer, and the input of its attention."""
 
     @abstractmethod
     def leave(self, x_BRH: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what the head reads and what the next row is given, for the stream that leaves the last layer."""
+        """Return the head's input and the next row's state, given the stream that leaves the last layer."""
 
     def forward(
         self, embedded_BRH: Tensor, carry_BRH: Tensor, rotations: Rotations, past: Sequence[Sequence[KeyValue]]
@@ -84,12 +84,12 @@ class ChainNetwork(nn.Module):
 
         Args:
             embedded_BRH: the rows' tokens.
-            carry_BRH: what they are given beside their tokens.
+            carry_BRH: their states.
             rotations: of their positions.
             past: for each layer, keys and values of the steps before.
 
         Returns:
-            hidden_BRH and carry_BRH, see `Step`, and each layer's new keys and values.
+            hidden_BRH and carry_BRH, see `UnrolledStep`, and each layer's new keys and values.
         """
         x_BRH, normed = self.stem(embedded_BRH, carry_BRH)
         new = []
@@ -101,11 +101,11 @@ class ChainNetwork(nn.Module):
         return (*self.leave(x_BRH), new)
 
 
-class ChainTraining(Method):
+class ChainTraining(DrafterTraining):
     """A drafter that drafts token by token.
 
     Args:
-        network: what is trained.
+        network: to train.
         target: whose distributions are learnt.
         blueprint: of the network's layers.
         options: its own; of these `num_speculative_tokens`, the draft positions that are learnt, and `discount`, the
@@ -118,8 +118,8 @@ class ChainTraining(Method):
         self.network, self._target, self._blueprint = network.to(target.device), target, blueprint
         self.steps, self.discount = options["num_speculative_tokens"], options["discount"]
 
-    def lesson(self, batch: Batch, states: States) -> Lesson:
-        """Unroll the drafter along the batch; the loss is what `_teach` makes of it."""
+    def compute_loss(self, batch: Batch, states: States) -> DraftLoss:
+        """Unroll the drafter along the batch; `_teach` computes the loss."""
         assert batch.tokens_BT.shape[1] > self.steps + 1, "a batch must be longer than a draft"
         steps = self.unroll(batch, states)
         hidden = [align(step.hidden_BRH, j) for j, step in enumerate(steps)]
@@ -130,28 +130,28 @@ class ChainTraining(Method):
         super().compile()
         self.network.compile_parts()
 
-    def unroll(self, batch: Batch, states: States) -> list[Step]:
-        """Return what each step gives, given the batch's own tokens as its earlier draft tokens."""
+    def unroll(self, batch: Batch, states: States) -> list[UnrolledStep]:
+        """Return the outputs of each step, with the batch's own tokens as the earlier draft tokens."""
         network, num_rows = self.network, batch.tokens_BT.shape[1] - 1
-        carry_BRH = network.enter(working(self._features(states)[:, :-1], network))
+        carry_BRH = network.enter(to_compute_dtype(self._features(states)[:, :-1], network))
         cos_TD, sin_TD = self._rotations(num_rows + self.steps, batch.tokens_BT.device)
         past: list[list[KeyValue]] = [[] for _ in network.layers]
         steps = []
         for j in range(self.steps):
-            embedded_BRH, carry_BRH = self._told(batch, carry_BRH, j)
+            embedded_BRH, carry_BRH = self._embed_inputs(batch, carry_BRH, j)
             rotations = (cos_TD[j : j + num_rows], sin_TD[j : j + num_rows])
             hidden_BRH, carry_BRH, new = network(embedded_BRH, carry_BRH, rotations, past)
-            for memory, key_value in zip(past, new, strict=True):
-                memory.append(key_value)
-            steps.append(Step(hidden_BRH=hidden_BRH, carry_BRH=carry_BRH))
+            for cache, key_value in zip(past, new, strict=True):
+                cache.append(key_value)
+            steps.append(UnrolledStep(hidden_BRH=hidden_BRH, carry_BRH=carry_BRH))
         return steps
 
     def _features(self, states: States) -> Tensor:
-        """Return what the network reads of the target, [B, T, F]."""
+        """Return the target's states that the network reads, [B, T, F]."""
         return torch.cat(states.taps_BTH, dim=-1) if states.taps_BTH else states.final_BTH
 
-    def _told(self, batch: Batch, carry_BRH: Tensor, step: int) -> tuple[Tensor, Tensor]:
-        """Return the embedded tokens of a step's rows and what they are given beside."""
+    def _embed_inputs(self, batch: Batch, carry_BRH: Tensor, step: int) -> tuple[Tensor, Tensor]:
+        """Return the embedded tokens of a step's rows, and their states."""
         tokens_BR = F.pad(batch.tokens_BT[:, 1 + step :], (0, step))
         return self.network.embed(tokens_BR, step), carry_BRH
 
@@ -159,16 +159,16 @@ class ChainTraining(Method):
         return self._blueprint.rope.rotations(torch.arange(num_positions, device=device), torch.float32)
 
     def _teach(
-        self, batch: Batch, states: States, _steps: list[Step], hidden_JBLH: list[Tensor]
+        self, batch: Batch, states: States, _steps: list[UnrolledStep], hidden_JBLH: list[Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """Return the loss and the likeliest tokens [J, B, L], in the target's ids.
+        """Return the loss and the most probable tokens [J, B, L], in the target's ids.
 
         Everything is aligned by label: column l is about token l + 2.
         """
         return self._cross_entropy(batch, states, hidden_JBLH)
 
     def _weights(self, batch: Batch) -> Tensor:
-        """Return the weight of each label at each draft position, [J, B, L]; together they are 1."""
+        """Return the weight of each label at each draft position, [J, B, L]; the weights sum to 1."""
         return weigh(self._learnable(batch), self.steps, self.discount)
 
     def _learnable(self, batch: Batch) -> Tensor:
@@ -176,23 +176,23 @@ class ChainTraining(Method):
         return batch.learnt_BT[:, 2:]
 
     def _cross_entropy(self, batch: Batch, states: States, hidden_JBLH: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """Return the cross entropy with the answers, and the likeliest tokens [J, B, L]."""
+        """Return the cross entropy with the answers, and the most probable tokens [J, B, L]."""
         weights_JBL = self._weights(batch)
         flat = [hidden_BLH.flatten(0, 1) for hidden_BLH in hidden_JBLH]
-        loss, picks_JM = vocabulary_loss(
+        loss, picks_JM = compute_vocabulary_loss(
             flat, self.head_UH, weights_JBL.flatten(1), self._answers(batch, states), fuse=self._compiled
         )
         return loss, self._target_ids(picks_JM).view(weights_JBL.shape)
 
     @property
     def head_UH(self) -> Tensor:
-        """What names tokens: the target's own head."""
+        """The head of the drafter: the target's own."""
         return self._target.head_VH
 
     def _answers(self, _batch: Batch, states: States) -> Answers:
-        """Return what is learnt: the target's distributions."""
+        """Return the distributions to learn: the target's."""
         return answer_as_target(states, self._target.head_VH)
 
     def _target_ids(self, tokens: Tensor) -> Tensor:
-        """Return the target's ids of tokens that the drafter names."""
+        """Return the target's ids of tokens of the draft vocabulary."""
         return tokens

@@ -28,9 +28,9 @@ def save_drafter(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, 
     """Write config.json and model.safetensors.
 
     Args:
-        folder: where to; it exists.
+        folder: an existing directory.
         config: becomes config.json.
-        tensors: floating-point ones are stored in `dtype`, others as they are.
+        tensors: floating-point ones are stored in `dtype`, others unchanged.
         dtype: the target's.
     """
     stored = {
@@ -43,27 +43,29 @@ def save_drafter(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, 
 
 @contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
-    """Give a folder to write to, which becomes `out` when the block has run without a fault.
+    """Provide a folder to write to, which becomes `out` if the block completes.
 
     Raises:
-        InvalidSetup: `out` is taken.
+        InvalidSetup: `out` exists.
     """
     if out.exists():
-        raise InvalidSetup.because("output-exists", "exists already.", where=str(out), fix="Name a new directory.")
-    beside = out.with_name(f".{out.name}-{uuid4().hex[:8]}")
-    beside.mkdir(parents=True)
+        raise InvalidSetup.because(
+            "output-exists", "The directory already exists.", where=str(out), fix="Name a new directory."
+        )
+    partial = out.with_name(f".{out.name}-{uuid4().hex[:8]}")
+    partial.mkdir(parents=True)
     try:
-        yield beside
-        os.rename(beside, out)
+        yield partial
+        os.rename(partial, out)
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def load_back(model: Path, speculative_config: dict[str, Any]) -> None:
-    """Load a model and its drafter as the engine does when it serves.
+    """Load a model and its drafter in the same way as a serving engine.
 
     Raises:
-        InvalidSetup: files lack something.
+        InvalidSetup: the files are incomplete or inconsistent.
     """
     spec = resolve_spec(SpecConfig.parse(speculative_config))
     config = EngineConfig.from_settings(model=str(model), device="cpu")
@@ -71,7 +73,7 @@ def load_back(model: Path, speculative_config: dict[str, Any]) -> None:
 
 
 def read_tensor(checkpoint: Checkpoint, name: str) -> Tensor:
-    """Return a tensor of a checkpoint in whatever shape it has there."""
+    """Return a tensor of a checkpoint in the shape that it has there."""
     shape = checkpoint.shape_of(name)
     assert shape is not None, name
     return checkpoint.read(name, shape)

@@ -19,11 +19,11 @@ def draw_curves(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
 
     Args:
         rows: of the run's log.
-        file: is written whole or not at all.
+        file: written atomically.
     """
-    beside = file.with_suffix(".new")
-    beside.write_text(to_svg(lambda: _draw(rows), "curves", alone=True), encoding="utf-8")
-    os.replace(beside, file)
+    partial = file.with_suffix(".new")
+    partial.write_text(to_svg(lambda: _draw(rows), "curves", alone=True), encoding="utf-8")
+    os.replace(partial, file)
 
 
 def _draw(rows: Sequence[Mapping[str, Any]]) -> Figure:

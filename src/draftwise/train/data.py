@@ -1,4 +1,4 @@
-"""Samples as flat arrays, and the endless, repeatable order in which they are learnt.
+"""Samples as flat arrays, and the endless, reproducible order in which they are learnt.
 
 Shape letters: N tokens of all samples, S samples, B rows of a batch, T tokens of a row.
 """
@@ -15,16 +15,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from draftwise.core import InvalidSetup
-from draftwise.train.lesson import Batch
+from draftwise.train.batch import Batch
 from draftwise.train.reading import Sample
 
 __all__ = ["Corpus", "Feed", "Order", "Position", "Rows", "bucket_lengths", "split"]
 
 _FIRST_LEARNT = 2
-"""A draft needs a known token and a state before it: no method can name an earlier one."""
+"""A draft needs a known token and a state before it: no method can predict an earlier one."""
 _NUM_BUCKETS = 3
 _SHORTEST_ROW = 32
-"""Rows have room for the longest drafts."""
+"""Long enough for the longest drafts."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,8 +36,8 @@ class Corpus:
     starts_S: NDArray[np.int64]
 
     @classmethod
-    def of(cls, samples: Iterable[Sample]) -> Corpus:
-        """Return the corpus of samples; those with nothing to learn are left out."""
+    def from_samples(cls, samples: Iterable[Sample]) -> Corpus:
+        """Return the corpus of samples, without those that have nothing to learn."""
         kept = [each for each in samples if len(each.tokens) > max(each.num_prompt, _FIRST_LEARNT)]
         lengths = np.array([0, *(len(each.tokens) for each in kept)], np.int64)
         tokens_N = np.concatenate([each.tokens for each in kept]) if kept else np.zeros(0, np.int32)
@@ -59,19 +59,19 @@ class Corpus:
 
     @property
     def digest(self) -> str:
-        """What tells this corpus from others."""
+        """A hash of the content: what identifies this corpus."""
         hashed = hashlib.sha256()
         for array in (self.tokens_N, self.offsets_S, self.starts_S):
             hashed.update(np.ascontiguousarray(array).tobytes())
         return hashed.hexdigest()[:16]
 
-    def learnt_counts(self, vocab_size: int) -> NDArray[np.int64]:
+    def count_learnt(self, vocab_size: int) -> NDArray[np.int64]:
         """Return how often each token occurs in what is learnt, [V]."""
         places_N = np.arange(self.num_tokens) - np.repeat(self.offsets_S[:-1], self.lengths)
         learnt_N = places_N >= np.repeat(self.starts_S, self.lengths)
         return np.bincount(self.tokens_N[learnt_N], minlength=vocab_size)
 
-    def sample(self, index: int) -> Sample:
+    def get_sample(self, index: int) -> Sample:
         """Return one sample."""
         first, last = self.offsets_S[index : index + 2]
         return Sample(self.tokens_N[first:last], int(self.starts_S[index]))
@@ -143,7 +143,7 @@ class Position:
 
     step: int = 0
     taken: tuple[int, ...] = ()
-    """Samples taken so far, by bucket."""
+    """Number of samples taken so far, by bucket."""
 
 
 class Order:
@@ -187,12 +187,12 @@ class Order:
         weights = np.array([len(members) / size for members, size in zip(self._members, self._sizes, strict=True)])
         self._shares = weights / weights.sum()
 
-    def start(self) -> Position:
+    def get_start(self) -> Position:
         """Return the position before the first step."""
         return Position(taken=(0,) * len(self.lengths))
 
-    def step(self, position: Position) -> tuple[list[Rows], Position]:
-        """Return the batches of the step at a position, and the position behind it."""
+    def take_step(self, position: Position) -> tuple[list[Rows], Position]:
+        """Return the batches of the step at a position, and the position after it."""
         bucket = int(np.random.default_rng((self._seed, 0, position.step)).choice(len(self.lengths), p=self._shares))
         size, first = self._sizes[bucket], position.taken[bucket]
         samples = self._take(bucket, first, size)
@@ -200,17 +200,13 @@ class Order:
         parts = np.split(samples, self._accumulate)
         return [self._rows(part, bucket) for part in parts], Position(step=position.step + 1, taken=taken)
 
-    def once(self) -> Iterator[Rows]:
-        """Yield batches that hold each sample once, padded with empty rows to the shapes of `step`."""
+    def iterate_once(self) -> Iterator[Rows]:
+        """Yield batches that hold each sample once, padded with empty rows to the shapes of `take_step`."""
         for bucket, members in enumerate(self._members):
             size = self._sizes[bucket] // self._accumulate
             for first in range(0, len(members), size):
                 part = members[first : first + size]
                 yield self._rows(np.pad(part, (0, size - len(part)), constant_values=-1), bucket)
-
-    def epochs(self, position: Position) -> float:
-        """Return how often the corpus has been gone through."""
-        return sum(position.taken) / sum(len(members) for members in self._members)
 
     def _take(self, bucket: int, first: int, size: int) -> NDArray[np.int64]:
         """Return the members number first .. first + size - 1 of a bucket's endless shuffled stream."""
@@ -229,11 +225,11 @@ class Order:
 
 
 class Feed:
-    """Makes batches on a device; the corpus lies there too where it takes little of its memory.
+    """Makes batches on a device; the corpus is kept there too if it takes little of its memory.
 
     Args:
         corpus: the samples.
-        device: where batches are wanted.
+        device: of the batches.
     """
 
     def __init__(self, corpus: Corpus, device: torch.device) -> None:
@@ -244,7 +240,7 @@ class Feed:
         self._lengths_S = torch.from_numpy(corpus.lengths).to(home)
         self._starts_S = torch.from_numpy(corpus.starts_S).to(home)
 
-    def batch(self, rows: Rows) -> Batch:
+    def make_batch(self, rows: Rows) -> Batch:
         """Return a batch."""
         chosen_B = _send(torch.from_numpy(rows.samples_B), self._tokens_N.device)
         places_T = torch.arange(rows.length, device=chosen_B.device)

@@ -1,11 +1,11 @@
-"""DFlash: learns to fill in a whole block of masked tokens at once (arXiv 2602.06036).
+"""DFlash: learns to predict a whole block of masked tokens at once (arXiv 2602.06036).
 
 Shape letters: B sequences, T tokens, N anchors of a sequence, K masks of a block, Q = N * (K + 1) query rows of a
-sequence, M = B * N * K masks, H hidden size, F width of the tapped states, V vocabulary, A attention heads, D half of
-the head dimension.
+sequence, M = B * N * K masks, H hidden size, F width of the auxiliary states, V vocabulary, A attention heads, D half
+of the head dimension.
 
-A block stands for a draft made when the tokens 0..a are known, a being its anchor. As at inference, it sees the
-target's states at the positions before a, the anchor's token at position a, and masks at the positions behind it.
+A block is the draft made when the tokens 0..a are known; a is its anchor. As at inference, it attends to the target's
+states at the positions before a, to the anchor's token at position a, and to masks at the positions after it.
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from draftwise.train.batch import Batch, DraftLoss, States
 from draftwise.train.blueprint import Blueprint
 from draftwise.train.checkpoint import save_drafter
-from draftwise.train.layers import DecoderLayer, Norm, Rotations, linear, working
-from draftwise.train.lesson import Batch, Lesson, States
-from draftwise.train.method import Method
+from draftwise.train.layers import DecoderLayer, Norm, Rotations, make_linear, to_compute_dtype
+from draftwise.train.method import DrafterTraining
 from draftwise.train.options import Option
 from draftwise.train.taps import check_taps, choose_mask_token, even_taps
 from draftwise.train.target import Target
-from draftwise.train.vocabulary_loss import Answers, vocabulary_loss
+from draftwise.train.vocabulary_loss import Answers, compute_vocabulary_loss
 
 __all__ = ["DFlashTraining"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Blocks:
-    """Where drafts begin, and what they should say."""
+    """Where drafts begin, and which tokens they should predict."""
 
     anchors_BN: Tensor
     """int64 position of each block's known token."""
     places_BNK: Tensor
-    """int64 position of each mask; may lie behind the sequence."""
+    """int64 position of each mask; may be past the end of the sequence."""
     learnt_BNK: Tensor
     """bool: the masks whose tokens exist and are learnt, in blocks that count."""
 
 
 class _Network(nn.Module):
-    """Decoder layers over masks, looking at each other and at keys and values of the target's states."""
+    """Decoder layers over masks, which attend to each other and to keys and values of the target's states."""
 
     embedding_VH: Tensor
 
@@ -53,7 +53,7 @@ class _Network(nn.Module):
         super().__init__()
         shape, eps, hidden = blueprint.shape, blueprint.eps, blueprint.shape.hidden_size
         self.register_buffer("embedding_VH", embedding_VH, persistent=False)
-        self.fc = linear(num_taps * hidden, hidden)
+        self.fc = make_linear(num_taps * hidden, hidden)
         self.hidden_norm = Norm(hidden, eps)
         layers = [DecoderLayer(shape, eps, qk_norm=True) for _ in range(shape.num_layers)]
         self.layers: Sequence[DecoderLayer] = nn.ModuleList(layers)  # type: ignore[assignment]
@@ -67,17 +67,17 @@ class _Network(nn.Module):
         context_rotations: Rotations,
         mask_BQS: Tensor,
     ) -> Tensor:
-        """Return what the head reads, [B, Q, H].
+        """Return the head's input, [B, Q, H].
 
         Args:
             tokens_BQ: anchors and masks.
-            features_BTF: the target's tapped states.
+            features_BTF: the target's auxiliary hidden states.
             rotations: of the query rows' positions.
             context_rotations: of the positions 0..T - 1.
-            mask_BQS: bool, what each query row looks at: the T states, then the Q query rows.
+            mask_BQS: bool, what each query row attends to: the T states, then the Q query rows.
         """
-        context_BTH = self.hidden_norm(self.fc(working(features_BTF, self)))
-        x_BQH = working(F.embedding(tokens_BQ, self.embedding_VH), self)
+        context_BTH = self.hidden_norm(self.fc(to_compute_dtype(features_BTF, self)))
+        x_BQH = to_compute_dtype(F.embedding(tokens_BQ, self.embedding_VH), self)
         mask_B1QS = mask_BQS.unsqueeze(1)
         for layer in self.layers:
             q, (k, v) = layer.self_attn.project(layer.input_layernorm(x_BQH), rotations)
@@ -87,11 +87,11 @@ class _Network(nn.Module):
         return self.norm(x_BQH)
 
 
-class DFlashTraining(Method):
-    """Learns to name the tokens behind an anchor, all at once, from many anchors of each sequence.
+class DFlashTraining(DrafterTraining):
+    """Learns to predict the tokens after an anchor, all at once, from many anchors of each sequence.
 
-    The loss is the paper's: cross entropy whose weights decay from mask to mask, since a mask counts only when those
-    before it are right.
+    The loss is the paper's: cross entropy whose weights decay from mask to mask, since a draft token is accepted only
+    if those before it are.
     """
 
     name: ClassVar[str] = "dflash"
@@ -99,15 +99,19 @@ class DFlashTraining(Method):
         Option(name="num_speculative_tokens", default=7, least=1, help="Masks of a block; 15 in the paper."),
         Option(name="num_layers", default=5, least=1, help="Decoder layers; 5 in the paper."),
         Option(name="intermediate_size", default=0, least=0, help="Width of the MLP; 0: the target's."),
-        Option(name="target_layers", default=(), least=0, help="Layers whose input is read; none: five, evenly."),
-        Option(name="anchors", default=0, least=0, help="Drafts a sequence; 0: as many as blocks fit in it."),
-        Option(name="decay", default=4.0, least=0.01, help="Masks until the weight is 1/e; 4 for 7 masks, 7 for 15."),
+        Option(
+            name="target_layers", default=(), least=0, help="Layers whose inputs are read; none: five, evenly spaced."
+        ),
+        Option(name="anchors", default=0, least=0, help="Blocks per sequence; 0: as many as fit in it."),
+        Option(
+            name="decay", default=4.0, least=0.01, help="Masks after which the weight is 1/e; 4 for 7 masks, 7 for 15."
+        ),
         Option(name="mask_token_id", default=-1, least=-1, help="Token of the masks; -1: the padding token."),
         Option(
             name="learn_from",
             default="distribution",
             choices=("distribution", "tokens"),
-            help="What it learns to say: the target's distribution, or the text as in the paper.",
+            help="What is learnt: the target's distribution, or the text as in the paper.",
         ),
     )
 
@@ -130,14 +134,14 @@ class DFlashTraining(Method):
         for layer in self.network.layers:
             layer.compile_parts()
 
-    def lesson(self, batch: Batch, states: States) -> Lesson:
+    def compute_loss(self, batch: Batch, states: States) -> DraftLoss:
         """Draft from some positions of each sequence; only these are counted."""
         blocks = self.draw_blocks(batch)
         hidden_BNKH = self.fill_in(batch, states, blocks)
         places_BNK = blocks.places_BNK.clamp(max=batch.tokens_BT.shape[1] - 1)
         labels_BNK = _gather(batch.tokens_BT, places_BNK)
         weights_BNK = self._weights(blocks.learnt_BNK)
-        loss, picks_JM = vocabulary_loss(
+        loss, picks_JM = compute_vocabulary_loss(
             [hidden_BNKH.flatten(0, 2)],
             self._target.head_VH,
             weights_BNK.view(1, -1),
@@ -145,7 +149,7 @@ class DFlashTraining(Method):
             fuse=self._compiled,
         )
         hits_BNK = picks_JM.view(labels_BNK.shape) == labels_BNK
-        return Lesson(
+        return DraftLoss(
             loss=loss,
             hits=_spread(hits_BNK & blocks.learnt_BNK, blocks.anchors_BN, batch.tokens_BT),
             counted=_spread(blocks.learnt_BNK, blocks.anchors_BN, batch.tokens_BT),
@@ -158,7 +162,7 @@ class DFlashTraining(Method):
         if torch.is_grad_enabled():
             order_BT = torch.rand(fits_BT.shape, device=device)
         else:
-            # Multiples of the golden ratio: any stretch of positions gets its share.
+            # Multiples of the golden ratio spread evenly over every range of positions.
             order_BT = torch.arange(num_tokens, device=device, dtype=torch.float64).mul(0.5 * (5**0.5 - 1)).frac()
         wanted = self._num_anchors or num_tokens // (self._num_masks + 1)
         anchors_BN = (fits_BT + order_BT * 0.5).topk(min(max(wanted, 1), num_tokens), dim=1).indices.sort(dim=1).values
@@ -172,7 +176,7 @@ class DFlashTraining(Method):
         )
 
     def fill_in(self, batch: Batch, states: States, blocks: _Blocks) -> Tensor:
-        """Return what the head reads for each mask, [B, N, K, H]."""
+        """Return the head's input for each mask, [B, N, K, H]."""
         anchors_BN, (num_tokens, device) = blocks.anchors_BN, (batch.tokens_BT.shape[1], batch.tokens_BT.device)
         known_BN1 = batch.tokens_BT.gather(1, anchors_BN).unsqueeze(-1)
         tokens_BQ = F.pad(known_BN1, (0, self._num_masks), value=self._mask_token_id).flatten(1)
@@ -189,7 +193,7 @@ class DFlashTraining(Method):
         return hidden_BQH.unflatten(1, (anchors_BN.shape[1], -1))[:, :, 1:]
 
     def _visible(self, anchors_BN: Tensor, num_tokens: int) -> Tensor:
-        """Return what each query row looks at, bool [B, Q, T + Q]: states before its anchor, and its block."""
+        """Return what each query row attends to, bool [B, Q, T + Q]: states before its anchor, and its block."""
         size, device = self._num_masks + 1, anchors_BN.device
         context_BNT = torch.arange(num_tokens, device=device) < anchors_BN.unsqueeze(-1)
         block_Q = torch.arange(anchors_BN.shape[1] * size, device=device) // size
@@ -198,7 +202,7 @@ class DFlashTraining(Method):
         return torch.cat((context_BQT, own_QQ.expand(len(anchors_BN), -1, -1)), dim=-1)
 
     def _weights(self, learnt_BNK: Tensor) -> Tensor:
-        """Return the weight of each mask; together they are 1."""
+        """Return the weight of each mask; the weights sum to 1."""
         decay_K = torch.arange(self._num_masks, device=learnt_BNK.device).div(-self._decay).exp()
         weights_BNK = learnt_BNK * decay_K
         return weights_BNK / weights_BNK.sum().clamp(min=1e-6)
@@ -211,7 +215,7 @@ class DFlashTraining(Method):
         return Answers(states_MH=states_BMH.flatten(0, 1), head_UH=self._target.head_VH)
 
     def export(self, folder: Path) -> None:
-        """Write the drafter as vLLM's `DFlashDraftModel`; the target lends embedding and head."""
+        """Write the drafter as vLLM's `DFlashDraftModel`; embedding and head are the target's."""
         config = self._blueprint.config(architecture="DFlashDraftModel", model_type="qwen3") | {
             "block_size": self._num_masks + 1,
             "dflash_config": {

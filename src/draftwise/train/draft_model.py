@@ -1,10 +1,10 @@
-"""A small language model of the target's vocabulary, distilled from it; drafting token by token or in parallel (PARD).
+"""A small language model with the target's vocabulary, distilled from it; drafts token by token or in parallel (PARD).
 
 Distillation towards the target's distribution: DistillSpec (Zhou et al. 2023, arXiv 2310.08461), forward divergence.
-Parallel draft tokens and conditional drop of masks: PARD (An et al. 2025, arXiv 2504.18583).
+Parallel draft tokens and conditional dropping of masks: PARD (An et al. 2025, arXiv 2504.18583).
 
 Shape letters: B sequences, T tokens, M rows of all sequences, R rows of a sequence, K draft tokens, H hidden size.
-Row (a, d) knows the tokens 0..a, has position a + d and names token a + d + 1; rows with d > 0 are masks.
+Row (a, d) knows the tokens 0..a, has position a + d and predicts token a + d + 1; rows with d > 0 are masks.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from draftwise.core import InvalidSetup
-from draftwise.train.lesson import Batch, Lesson, States
-from draftwise.train.method import Method
+from draftwise.train.batch import Batch, DraftLoss, States
+from draftwise.train.method import DrafterTraining
 from draftwise.train.options import Option
 from draftwise.train.target import Target
-from draftwise.train.vocabulary_loss import Answers, vocabulary_loss
+from draftwise.train.vocabulary_loss import Answers, compute_vocabulary_loss
 
 __all__ = ["DraftModelTraining"]
 
@@ -42,14 +42,14 @@ class _Rows:
     anchors_R: Tensor
     depths_R: Tensor
     mask_RR: Tensor | None
-    """bool: which rows look at which; None: causal."""
+    """bool: which rows attend to which; None: causal."""
 
     @property
     def positions(self) -> Tensor:
         return self.anchors_R + self.depths_R
 
 
-class DraftModelTraining(Method):
+class DraftModelTraining(DrafterTraining):
     """Trains a Llama from scratch, or any causal model of the same vocabulary from a checkpoint."""
 
     name: ClassVar[str] = "draft_model"
@@ -62,12 +62,20 @@ class DraftModelTraining(Method):
         Option(name="num_key_value_heads", default=0, least=0, help="0: a quarter of the attention heads."),
         Option(name="intermediate_size", default=0, least=0, help="0: two and a half times the hidden size."),
         Option(
-            name="num_speculative_tokens", default=5, least=1, help="Draft tokens measured; learnt too if parallel."
+            name="num_speculative_tokens",
+            default=5,
+            least=1,
+            help="Draft tokens that are evaluated; if parallel, also learnt.",
         ),
-        Option(name="token_weight", default=0.0, least=0, help="Weight of the text's own tokens beside the target."),
+        Option(
+            name="token_weight",
+            default=0.0,
+            least=0,
+            help="Weight of the text's own tokens, relative to the target's distribution.",
+        ),
         Option(name="parallel", default=False, help="All draft tokens in one pass from mask tokens (PARD)."),
         Option(name="mask_token_id", default=-1, least=-1, help="Token of the masks; -1: the padding token."),
-        Option(name="keep", default=0.7, least=0, help="Share of masks that is kept from each depth to the next."),
+        Option(name="keep", default=0.7, least=0, help="Share of masks that are kept from each depth to the next."),
         Option(name="discount", default=1.0, least=0, help="Weight of a draft token, relative to the one before."),
     )
 
@@ -88,8 +96,8 @@ class DraftModelTraining(Method):
         for layer in self.network.model.layers:
             layer.forward = torch.compile(layer.forward, dynamic=False)
 
-    def lesson(self, batch: Batch, states: States) -> Lesson:
-        """Return the divergence from the target's distribution, a mean over each depth's rows."""
+    def compute_loss(self, batch: Batch, states: States) -> DraftLoss:
+        """Return the divergence from the target's distribution, averaged over the rows of each depth."""
         rows = self._choose_rows(batch.tokens_BT.shape[1], batch.tokens_BT.device)
         hidden_BRH = self._run(batch, rows)
         labels_BR, weights_BR = self._label(batch, rows)
@@ -97,17 +105,17 @@ class DraftModelTraining(Method):
         answers = Answers(states_MH=aims_BRH.flatten(0, 1), head_UH=self._target.head_VH)
         head_VH, flat_MH = self.network.lm_head.weight, hidden_BRH.flatten(0, 1)
         weights_1M = weights_BR.flatten()[None]
-        loss, picks_1M = vocabulary_loss([flat_MH], head_VH, weights_1M, answers, fuse=self._compiled)
+        loss, picks_1M = compute_vocabulary_loss([flat_MH], head_VH, weights_1M, answers, fuse=self._compiled)
         if self._options["token_weight"]:
             tokens = Answers(tokens_M=labels_BR.flatten())
-            own, _ = vocabulary_loss([flat_MH], head_VH, weights_1M, tokens, fuse=self._compiled)
+            own, _ = compute_vocabulary_loss([flat_MH], head_VH, weights_1M, tokens, fuse=self._compiled)
             loss = loss + self._options["token_weight"] * own
         if torch.is_grad_enabled():
-            return Lesson(loss=loss, hits=(), counted=())
+            return DraftLoss(loss=loss, hits=(), counted=())
         return self._score(loss, batch, rows, picks_1M.view(labels_BR.shape) == labels_BR)
 
     def export(self, folder: Path) -> None:
-        """Write the model as transformers does, with the target's tokenizer."""
+        """Write the model in the layout of transformers, with the target's tokenizer."""
         before = self.network.dtype
         self.network.to(self._target.dtype).save_pretrained(folder)
         self.network.to(before)
@@ -120,7 +128,7 @@ class DraftModelTraining(Method):
             file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
     def _choose_rows(self, num_tokens: int, device: torch.device) -> _Rows:
-        """Return the tokens' rows, and some masks behind each: fewer with depth, or few anchors with all depths."""
+        """Return the tokens' rows, and masks after them: fewer with depth, or few anchors with all depths."""
         tokens_T = torch.arange(num_tokens, device=device)
         num_draft_tokens = self._options["num_speculative_tokens"] if self.parallel else 1
         if num_draft_tokens == 1:
@@ -156,7 +164,7 @@ class DraftModelTraining(Method):
         return output.last_hidden_state
 
     def _label(self, batch: Batch, rows: _Rows) -> tuple[Tensor, Tensor]:
-        """Return the token that each row should name, and the weight of its loss; together the weights are 1."""
+        """Return the token that each row should predict, and the weight of its loss; the weights sum to 1."""
         num_tokens = batch.tokens_BT.shape[1]
         places_R = (rows.positions + 1).clamp(max=num_tokens - 1)
         inside_R = rows.positions + 1 < num_tokens
@@ -169,15 +177,17 @@ class DraftModelTraining(Method):
         total = sum(self._options["discount"] ** depth for depth in range(num_depths))
         return batch.tokens_BT[:, places_R], weights_BR / total
 
-    def _score(self, loss: Tensor, batch: Batch, rows: _Rows, right_BR: Tensor) -> Lesson:
-        """Return hits and counts: of all places, or of the anchors that have masks."""
+    def _score(self, loss: Tensor, batch: Batch, rows: _Rows, right_BR: Tensor) -> DraftLoss:
+        """Return hits and counts: of all positions, or of the anchors that have masks."""
         num_tokens, steps = batch.tokens_BT.shape[1], self._options["num_speculative_tokens"]
         learnt_BT = F.pad(batch.learnt_BT, (0, steps))
         counted = tuple(learnt_BT[:, 1 + j : 1 + j + num_tokens] for j in range(steps))
         right_BT = right_BR[:, :num_tokens]
         if rows.mask_RR is None:
             right_BT = F.pad(right_BT, (0, steps))
-            return Lesson(loss=loss, hits=tuple(right_BT[:, j : j + num_tokens] for j in range(steps)), counted=counted)
+            return DraftLoss(
+                loss=loss, hits=tuple(right_BT[:, j : j + num_tokens] for j in range(steps)), counted=counted
+            )
         anchors = slice(None, None, steps)
         is_anchor_T = torch.zeros(num_tokens, dtype=torch.bool, device=right_BR.device)
         is_anchor_T[anchors] = True
@@ -186,23 +196,23 @@ class DraftModelTraining(Method):
             hits_BT = torch.zeros_like(right_BT)
             hits_BT[:, anchors] = part_BA
             hits.append(hits_BT)
-        return Lesson(loss=loss, hits=tuple(hits), counted=tuple(each & is_anchor_T for each in counted))
+        return DraftLoss(loss=loss, hits=tuple(hits), counted=tuple(each & is_anchor_T for each in counted))
 
 
 def _clamp(rows: _Rows, states: States) -> Tensor:
-    """Return the place of the target's state that says what each row should."""
+    """Return the position of the target's state that predicts the same token as each row."""
     return rows.positions.clamp(max=states.final_BTH.shape[1] - 1)
 
 
 def _mask_id(target: Target, options: Mapping[str, Any]) -> int:
-    """Return the token that stands for what is not known."""
+    """Return the mask token."""
     chosen = options["mask_token_id"]
     if chosen < 0:
         chosen = target.config.get("pad_token_id")
     if chosen is None or not 0 <= chosen < target.vocab_size:
         raise InvalidSetup.because(
             "no-mask-token",
-            f"the target's config.json names no padding token to stand for what is masked (got {chosen}).",
+            f"the target's config.json names no padding token to use as the mask (got {chosen}).",
             where="--mask-token-id",
             fix=f"Name a token below {target.vocab_size} that no text contains.",
         )
@@ -219,7 +229,7 @@ def _make(target: Target, options: Mapping[str, Any]) -> Any:
     if hidden % heads or heads % kv_heads or (hidden // heads) % 2:
         raise InvalidSetup.because(
             "bad-sizes",
-            f"a hidden size of {hidden}, {heads} attention heads and {kv_heads} key-value heads do not fit each other.",
+            f"a hidden size of {hidden}, {heads} attention heads and {kv_heads} key-value heads do not fit.",
             where="--hidden-size",
             fix="Each must be a multiple of the next, with an even number of values for a head.",
         )
@@ -244,7 +254,7 @@ def _load(path: str, target: Target) -> Any:
     if loaded.vocab_size != target.vocab_size:
         raise InvalidSetup.because(
             "other-vocabulary",
-            f"has {loaded.vocab_size} tokens, the target has {target.vocab_size}.",
+            f"has {loaded.vocab_size} tokens, but the target has {target.vocab_size}.",
             where=path,
             fix="Start from a model of the target's family, or train a new one (leave out --init).",
         )

@@ -13,12 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from draftwise.train.batch import Batch, States
 from draftwise.train.blueprint import Blueprint
-from draftwise.train.chain import ChainNetwork, ChainTraining, Step
+from draftwise.train.chain import ChainNetwork, ChainTraining, UnrolledStep
 from draftwise.train.checkpoint import save_drafter
 from draftwise.train.labels import align
-from draftwise.train.layers import DecoderLayer, linear
-from draftwise.train.lesson import Batch, States
+from draftwise.train.layers import DecoderLayer, make_linear
 from draftwise.train.options import Option
 from draftwise.train.target import Target
 
@@ -33,10 +33,10 @@ class _Network(ChainNetwork):
         super().__init__(
             embedding_VH, [DecoderLayer(shape, blueprint.eps, input_norm=i > 0) for i in range(shape.num_layers)]
         )
-        self.fc = linear(2 * shape.hidden_size, shape.hidden_size)
+        self.fc = make_linear(2 * shape.hidden_size, shape.hidden_size)
 
     def stem(self, embedded_BRH: Tensor, carry_BRH: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what enters the first layer, which norms nothing."""
+        """Return the input of the first layer, which norms nothing."""
         x_BRH = self.fc(torch.cat((embedded_BRH, carry_BRH), dim=-1))
         return x_BRH, x_BRH
 
@@ -46,7 +46,7 @@ class _Network(ChainNetwork):
 
 
 class EagleTraining(ChainTraining):
-    """Learns the target's next state and what the target's head makes of it.
+    """Learns the target's next state and the distribution that follows from it.
 
     The loss is the paper's: smooth L1 between states, plus 0.1 of the cross entropy between the distributions. With
     more than one draft token the drafter also learns from its own states, as in HASS (arXiv 2408.15766).
@@ -58,11 +58,11 @@ class EagleTraining(ChainTraining):
             name="num_speculative_tokens",
             default=1,
             least=1,
-            help="Draft tokens it learns to chain; the paper's 1 does not train it.",
+            help="Draft tokens that are learnt; the paper's 1 does not train chains of them.",
         ),
         Option(name="num_layers", default=1, least=1, help="Decoder layers."),
         Option(name="intermediate_size", default=0, least=0, help="Width of the MLP; 0: the target's."),
-        Option(name="noise", default=0.1, least=0, help="States are disturbed by up to this much, as in the paper."),
+        Option(name="noise", default=0.1, least=0, help="Largest noise added to states, as in the paper."),
         Option(name="discount", default=1.0, least=0, help="Weight of a token's loss, relative to the one before."),
         Option(name="token_weight", default=0.1, least=0, help="Weight of the cross entropy; that of states is 1."),
     )
@@ -82,7 +82,7 @@ class EagleTraining(ChainTraining):
         return final_BTH
 
     def _teach(
-        self, batch: Batch, states: States, steps: list[Step], hidden_JBLH: list[Tensor]
+        self, batch: Batch, states: States, steps: list[UnrolledStep], hidden_JBLH: list[Tensor]
     ) -> tuple[Tensor, Tensor]:
         loss, picks_JBL = self._cross_entropy(batch, states, hidden_JBLH)
         loss, weights_JBL = self._token_weight * loss, self._weights(batch)
@@ -93,6 +93,6 @@ class EagleTraining(ChainTraining):
         return loss, picks_JBL
 
     def export(self, folder: Path) -> None:
-        """Write the drafter as vLLM's `EagleLlamaForCausalLM`; the target lends embedding and head."""
+        """Write the drafter as vLLM's `EagleLlamaForCausalLM`; embedding and head are the target's."""
         config = self._blueprint.config(architecture="EagleLlamaForCausalLM", model_type="llama")
         save_drafter(folder, config, self.network.state_dict(), self._blueprint.dtype)

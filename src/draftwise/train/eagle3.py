@@ -1,9 +1,9 @@
-"""EAGLE-3: learns to draft from states of several depths of the target (Li et al. 2025, arXiv 2503.01840).
+"""EAGLE-3: learns to draft from hidden states of the target at several depths (Li et al. 2025, arXiv 2503.01840).
 
 With `parallel` it becomes P-EAGLE, which drafts all tokens in one pass (arXiv 2602.01469).
 
 Shape letters: B sequences, T tokens, R rows of a sequence, L labels, H hidden size, F width of the
-tapped states, U tokens that the drafter can name, V the target's vocabulary.
+auxiliary states, U draft vocabulary, V the target's vocabulary.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from draftwise.train.batch import Batch, States
 from draftwise.train.blueprint import Blueprint
 from draftwise.train.chain import ChainNetwork, ChainTraining
 from draftwise.train.checkpoint import save_drafter
 from draftwise.train.labels import answer_as_target
-from draftwise.train.layers import DecoderLayer, Norm, linear, working
-from draftwise.train.lesson import Batch, States
+from draftwise.train.layers import DecoderLayer, Norm, make_linear, to_compute_dtype
 from draftwise.train.options import Option
 from draftwise.train.taps import check_taps, choose_mask_token, usual_taps
 from draftwise.train.target import Target
@@ -30,7 +30,7 @@ __all__ = ["Eagle3Training"]
 
 
 class _FirstLayer(DecoderLayer):
-    """Its attention reads an embedding and a state beside each other."""
+    """Its attention reads an embedding and a state, concatenated."""
 
     def __init__(self, blueprint: Blueprint) -> None:
         hidden, eps = blueprint.shape.hidden_size, blueprint.eps
@@ -39,16 +39,16 @@ class _FirstLayer(DecoderLayer):
 
 
 class _Network(ChainNetwork):
-    """Reads embedding and state beside each other; what it leaves is the next row's state."""
+    """Reads embedding and state, concatenated; its output is the next row's state."""
 
     def __init__(self, embedding_VH: Tensor, blueprint: Blueprint, num_taps: int, num_named: int, options: Any) -> None:
         shape, eps, hidden = blueprint.shape, blueprint.eps, blueprint.shape.hidden_size
         super().__init__(
             embedding_VH, [_FirstLayer(blueprint), *(DecoderLayer(shape, eps) for _ in range(1, shape.num_layers))]
         )
-        self.fc = linear(num_taps * hidden, hidden)
+        self.fc = make_linear(num_taps * hidden, hidden)
         self.norm = Norm(hidden, eps)
-        self.lm_head = linear(hidden, num_named)
+        self.lm_head = make_linear(hidden, num_named)
         self.norm_before_residual = bool(options["norm_before_residual"])
         if options["parallel"]:
             self.mask_hidden = nn.Parameter(torch.randn(1, 1, num_taps * hidden) * 0.02)
@@ -58,7 +58,7 @@ class _Network(ChainNetwork):
         return self.fc(features_BTF)
 
     def stem(self, embedded_BRH: Tensor, carry_BRH: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the state, and embedding and state beside each other, both normed."""
+        """Return the state, and the concatenation of embedding and state, both normed."""
         first = self.layers[0]
         assert isinstance(first, _FirstLayer)
         normed_BRH = first.hidden_norm(carry_BRH)
@@ -82,10 +82,12 @@ class Eagle3Training(ChainTraining):
     OPTIONS: ClassVar[tuple[Option, ...]] = (
         Option(name="num_speculative_tokens", default=5, least=1, help="Draft tokens that are learnt; paper: 7."),
         Option(name="discount", default=0.8, least=0, help="Weight of a token's loss, relative to the one before."),
-        Option(name="target_layers", default=(), least=0, help="Layers whose input is read; none: 2, L/2 and L - 3."),
+        Option(name="target_layers", default=(), least=0, help="Layers whose inputs are read; none: 2, L/2 and L - 3."),
         Option(name="num_layers", default=1, least=1, help="Decoder layers."),
         Option(name="intermediate_size", default=0, least=0, help="Width of the MLP; 0: the target's."),
-        Option(name="draft_vocab_size", default=0, least=0, help="Most frequent tokens it can name; 0: all."),
+        Option(
+            name="draft_vocab_size", default=0, least=0, help="Number of most frequent tokens to draft from; 0: all."
+        ),
         Option(name="norm_before_residual", default=False, help="The residual stream starts with the normed state."),
         Option(name="parallel", default=False, help="All draft tokens in one pass (P-EAGLE), from a learnt mask."),
         Option(name="mask_token_id", default=-1, least=-1, help="Token of P-EAGLE's masks; -1: the padding token."),
@@ -107,12 +109,12 @@ class Eagle3Training(ChainTraining):
         self._name_tokens(torch.arange(num_named))
 
     def prepare(self, counts_V: Tensor) -> None:
-        """Take the most frequent tokens as the draft vocabulary; see `Method.prepare`."""
+        """Take the most frequent tokens as the draft vocabulary; see `DrafterTraining.prepare`."""
         num_named = len(self._target_ids_U)
         self._name_tokens(counts_V.cpu().argsort(descending=True, stable=True)[:num_named].sort().values)
 
     def _name_tokens(self, target_ids_U: Tensor) -> None:
-        """Set the draft vocabulary; the head starts as the target's rows of it."""
+        """Set the draft vocabulary; the head is initialized with its rows of the target's head."""
         target = self._target
         self._target_ids_U = target_ids_U.to(target.device)
         self._draft_ids_V = torch.full((target.vocab_size,), -1, device=target.device)
@@ -128,11 +130,11 @@ class Eagle3Training(ChainTraining):
     def _features(self, states: States) -> Tensor:
         return torch.cat(states.taps_BTH, dim=-1)
 
-    def _told(self, batch: Batch, carry_BRH: Tensor, step: int) -> tuple[Tensor, Tensor]:
+    def _embed_inputs(self, batch: Batch, carry_BRH: Tensor, step: int) -> tuple[Tensor, Tensor]:
         if step == 0 or self._mask_token_id is None:
-            return super()._told(batch, carry_BRH, step)
+            return super()._embed_inputs(batch, carry_BRH, step)
         network = self.network
-        mask_H = working(network.embedding_VH[self._mask_token_id], network)
+        mask_H = to_compute_dtype(network.embedding_VH[self._mask_token_id], network)
         return mask_H.expand(carry_BRH.shape), network.enter(network.mask_hidden).expand(carry_BRH.shape)
 
     def _learnable(self, batch: Batch) -> Tensor:
@@ -151,7 +153,7 @@ class Eagle3Training(ChainTraining):
         return self._target_ids_U[tokens]
 
     def export(self, folder: Path) -> None:
-        """Write the drafter as vLLM's `LlamaForCausalLMEagle3`; the target lends the embedding."""
+        """Write the drafter as vLLM's `LlamaForCausalLMEagle3`; the embedding is the target's."""
         target_ids_U = self._target_ids_U
         config = self._blueprint.config(architecture="LlamaForCausalLMEagle3", model_type="llama") | {
             "draft_vocab_size": len(target_ids_U),

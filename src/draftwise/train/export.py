@@ -1,4 +1,4 @@
-"""Turns a drafter into the format that a server wants, and loads the result before it is put into place."""
+"""Converts a drafter to the format that a server needs, and loads the result before it is moved into place."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FORMATS = ("vllm", "speculators")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exported:
-    """What was written, and how to serve it."""
+    """An exported drafter, and how to serve it."""
 
     out: str
     model: str
@@ -46,13 +46,13 @@ def export_drafter(drafter: Path, out: Path, *, target: Path, layout: str, k: in
 
     Args:
         drafter: its directory.
-        out: where to; must not exist. It appears when the result was loaded without a fault.
+        out: a directory that does not exist; it is created once the result has been loaded successfully.
         target: checkpoint that it was trained for.
         layout: one of FORMATS.
-        k: draft tokens a step in a server; None: as many as the drafter was trained to make, or 3.
+        k: draft tokens per step in a server; None: as many as the drafter was trained for, or 3.
 
     Raises:
-        InvalidSetup: the drafter is incomplete, is for another target, has no such format, or `out` is taken.
+        InvalidSetup: the drafter is incomplete, is for another target, has no such format, or `out` exists.
     """
     check_identity(drafter, target)
     checkpoint = Checkpoint(drafter)
@@ -82,14 +82,14 @@ def _find_method(config: Mapping[str, Any], names: Collection[str], where: str) 
         return method
     raise InvalidSetup.because(
         "unsupported-architecture",
-        f"architecture {', '.join(config.get('architectures') or []) or 'unknown'} is no drafter that can be exported.",
+        f"architecture {', '.join(config.get('architectures') or []) or 'unknown'} cannot be exported as a drafter.",
         where=where,
-        fix="A draft model is served as it is; the others are those that `draftwise train` makes.",
+        fix="A draft model needs no export; other drafters must be of a method that `draftwise train` has.",
     )
 
 
 def _trained_k(drafter: Path, config: Mapping[str, Any]) -> int:
-    """Return how many draft tokens a drafter was trained to make, as far as it says so."""
+    """Return the number of draft tokens that a drafter was trained for; 3 if it is not recorded."""
     if config.get("block_size"):
         return int(config["block_size"]) - 1
     try:
@@ -125,7 +125,7 @@ def _write(checkpoint: Checkpoint, config: dict[str, Any], folder: Path, layout:
 
 
 def _companions(tensors: Mapping[str, Tensor], target: Checkpoint) -> dict[str, Tensor]:
-    """Return what the speculators library stores beside a drafter's own tensors."""
+    """Return what the speculators library stores in addition to a drafter's own tensors."""
     added: dict[str, Tensor] = {}
     if "embed_tokens.weight" not in tensors:
         added["embed_tokens.weight"] = read_tensor(target, "model.embed_tokens.weight")

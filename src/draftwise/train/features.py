@@ -20,8 +20,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from draftwise.core import InvalidSetup
+from draftwise.train.batch import Batch, States
 from draftwise.train.data import Corpus, Feed, Rows
-from draftwise.train.lesson import Batch, States
 from draftwise.train.progress import Reporter
 from draftwise.train.target import Target
 
@@ -31,12 +31,12 @@ _SHARD_BYTES = 2**28
 
 
 class StateSource(Protocol):
-    """Gives batches their hidden states."""
+    """Provides the hidden states of batches."""
 
-    def expect(self, rows: Sequence[Rows]) -> None:
-        """Prepare for what will be asked for next."""
+    def prefetch(self, rows: Sequence[Rows]) -> None:
+        """Prepare the batches that are used next."""
 
-    def states(self, rows: Rows, batch: Batch) -> States:
+    def get_states(self, rows: Rows, batch: Batch) -> States:
         """Return the states of a batch, on its device."""
 
 
@@ -46,12 +46,12 @@ class OnlineStates:
     def __init__(self, target: Target, taps: Sequence[int]) -> None:
         self._target, self._taps = target, tuple(taps)
 
-    def expect(self, rows: Sequence[Rows]) -> None:
-        """Nothing to prepare."""
+    def prefetch(self, rows: Sequence[Rows]) -> None:
+        """Do nothing: the target runs when a batch is used."""
 
-    def states(self, rows: Rows, batch: Batch) -> States:  # noqa: ARG002 - what a batch holds is enough
+    def get_states(self, rows: Rows, batch: Batch) -> States:  # noqa: ARG002 - the batch is enough
         """Run the target."""
-        return self._target.states(batch, self._taps)
+        return self._target.compute_states(batch, self._taps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +73,12 @@ class _Layout:
 
 
 def write_states(corpus: Corpus, target: Target, taps: Sequence[int], folder: Path, reporter: Reporter) -> None:
-    """Compute the states of all samples, shard by shard; shards that are there already are kept.
+    """Compute the states of all samples, shard by shard; existing shards are kept.
 
     A token takes (number of taps + 1) * H values of the target's type.
 
     Raises:
-        InvalidSetup: the disk has too little room.
+        InvalidSetup: the disk has too little free space.
     """
     folder.mkdir(parents=True, exist_ok=True)
     layout = _Layout.of(folder, corpus, _bytes_per_token(target, taps))
@@ -88,15 +88,15 @@ def write_states(corpus: Corpus, target: Target, taps: Sequence[int], folder: Pa
     needed = sum(int(ends[shard + 1] - ends[shard]) for shard in missing) * _bytes_per_token(target, taps)
     _check_room(folder, needed, reporter)
     feed = Feed(corpus, target.device)
-    with reporter.bar("states", total=len(shards), done=len(shards) - len(missing)) as bar:
+    with reporter.show_bar("states", total=len(shards), done=len(shards) - len(missing)) as bar:
         for shard in missing:
             parts = [
                 _compute(index, corpus, feed, target, taps)
                 for index in range(layout.firsts[shard], layout.firsts[shard + 1])
             ]
-            beside = layout.file(shard).with_suffix(".new")
-            save_file({"states": torch.cat(parts)}, beside)
-            os.replace(beside, layout.file(shard))
+            partial = layout.file(shard).with_suffix(".new")
+            save_file({"states": torch.cat(parts)}, partial)
+            os.replace(partial, layout.file(shard))
             bar.advance()
 
 
@@ -109,30 +109,30 @@ def _check_room(folder: Path, needed: int, reporter: Reporter) -> None:
     if needed > free:
         raise InvalidSetup.because(
             "disk-full",
-            f"hidden states of all tokens take {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free.",
+            f"the hidden states of all tokens take {needed / 1e9:.1f} GB, but only {free / 1e9:.1f} GB are free.",
             where=str(folder),
             fix="Use --hidden-states online, less data, or --cache on a larger disk.",
         )
     if needed:
-        reporter.tell(f"writing {needed / 1e9:.2f} GB of hidden states to {folder} ({free / 1e9:.0f} GB free)")
+        reporter.print_line(f"writing {needed / 1e9:.2f} GB of hidden states to {folder} ({free / 1e9:.0f} GB free)")
 
 
 def _compute(index: int, corpus: Corpus, feed: Feed, target: Target, taps: Sequence[int]) -> Tensor:
     """Return the states of one sample, [T, F]."""
     length = int(corpus.lengths[index])
     rows = Rows(np.array([index]), length, 0, length)
-    states = target.states(feed.batch(rows), taps)
+    states = target.compute_states(feed.make_batch(rows), taps)
     return torch.cat((*states.taps_BTH, states.final_BTH), dim=-1)[0].cpu()
 
 
 class DiskStates:
-    """Reads what `write_states` wrote; the next batches are read while the present ones are learnt.
+    """Reads what `write_states` wrote; the next batches are read while the current ones are learnt.
 
     Args:
-        corpus: the one that was written.
+        corpus: as given to `write_states`.
         target: likewise.
         taps: likewise.
-        folder: where to.
+        folder: likewise.
     """
 
     def __init__(self, corpus: Corpus, target: Target, taps: Sequence[int], folder: Path) -> None:
@@ -143,12 +143,12 @@ class DiskStates:
         self._reader = ThreadPoolExecutor(1)
         self._read: dict[bytes, Future[Tensor]] = {}
 
-    def expect(self, rows: Sequence[Rows]) -> None:
-        """Start to read."""
+    def prefetch(self, rows: Sequence[Rows]) -> None:
+        """Start to read them."""
         self._read = {each.samples_B.tobytes(): self._reader.submit(self._gather, each) for each in rows} | self._read
 
-    def states(self, rows: Rows, batch: Batch) -> States:  # noqa: ARG002 - the rows say what to read
-        """Return what was read for these rows."""
+    def get_states(self, rows: Rows, batch: Batch) -> States:  # noqa: ARG002 - the rows say what to read
+        """Return the states of these rows."""
         future = self._read.pop(rows.samples_B.tobytes(), None)
         states_BTF = (future.result() if future else self._gather(rows)).to(self._device, non_blocking=True)
         *taps, final = states_BTF.split(self._width, dim=-1)
@@ -172,7 +172,7 @@ class DiskStates:
             yield self._shard(shard)[int(offsets[sample] - base) : int(offsets[sample + 1] - base)]
 
     def _shard(self, shard: int) -> Any:
-        """Return the rows of a shard, mapped and not read."""
+        """Return the rows of a shard, memory-mapped."""
         if shard not in self._slices:
             file = self._layout.file(shard)
             self._slices[shard] = safe_open(file, framework="pt").get_slice("states")

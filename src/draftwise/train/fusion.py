@@ -1,4 +1,4 @@
-"""Compiled forms of small functions, shared by all that call them."""
+"""Compiled forms of small functions, shared by all callers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 
-__all__ = ["fused"]
+__all__ = ["choose_compiled"]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -18,6 +18,6 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     return torch.compile(function, dynamic=False)
 
 
-def fused(function: _F, *, wanted: bool) -> _F:
-    """Return the function, or if wanted its compiled form: few kernels instead of one for each operation."""
-    return _compiled(function) if wanted else function  # type: ignore[return-value]
+def choose_compiled(function: _F, *, fuse: bool) -> _F:
+    """Return the function, or with `fuse` its compiled form: a few kernels instead of one for each operation."""
+    return _compiled(function) if fuse else function  # type: ignore[return-value]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from draftwise.core import ModelShape
 from draftwise.train.attention import attend_chain
 
-__all__ = ["DecoderLayer", "KeyValue", "Norm", "Rotations", "linear", "working"]
+__all__ = ["DecoderLayer", "KeyValue", "Norm", "Rotations", "make_linear", "to_compute_dtype"]
 
 KeyValue = tuple[Tensor, Tensor]
 """Keys and values of one pass over a layer, [B, A, R, D] each: a head for each query head."""
@@ -37,15 +37,15 @@ class Norm(nn.Module):
         return (x.float() * scale * self.weight).to(x.dtype)
 
 
-def working(x: Tensor, network: nn.Module) -> Tensor:
-    """Return x in the type that the network works in: autocast's, or its parameters' own."""
+def to_compute_dtype(x: Tensor, network: nn.Module) -> Tensor:
+    """Return x in the dtype of the network's computations: that of autocast, or of its parameters."""
     if torch.is_autocast_enabled(x.device.type):
         return x.to(torch.get_autocast_dtype(x.device.type))
     return x.to(next(network.parameters()).dtype)
 
 
-def linear(num_in: int, num_out: int, *, bias: bool = False) -> nn.Linear:
-    """Return a matrix product whose results are about as large as what goes in."""
+def make_linear(num_in: int, num_out: int, *, bias: bool = False) -> nn.Linear:
+    """Return a linear layer, initialized so that outputs are about as large as inputs."""
     product = nn.Linear(num_in, num_out, bias=bias)
     nn.init.normal_(product.weight, std=num_in**-0.5)
     if bias:
@@ -60,10 +60,10 @@ class _Attention(nn.Module):
         super().__init__()
         self.shape = shape
         wide, narrow = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-        self.q_proj = linear(num_in, wide, bias=qkv_bias)
-        self.k_proj = linear(num_in, narrow, bias=qkv_bias)
-        self.v_proj = linear(num_in, narrow, bias=qkv_bias)
-        self.o_proj = linear(wide, shape.hidden_size)
+        self.q_proj = make_linear(num_in, wide, bias=qkv_bias)
+        self.k_proj = make_linear(num_in, narrow, bias=qkv_bias)
+        self.v_proj = make_linear(num_in, narrow, bias=qkv_bias)
+        self.o_proj = make_linear(wide, shape.hidden_size)
         self.q_norm = Norm(shape.head_dim, eps) if qk_norm else nn.Identity()
         self.k_norm = Norm(shape.head_dim, eps) if qk_norm else nn.Identity()
 
@@ -77,7 +77,7 @@ class _Attention(nn.Module):
         return self._rotate(q_BRA, self.q_norm, rotations), self._expand(k_BRG, v_BRG, rotations)
 
     def project_context(self, x_BRH: Tensor, rotations: Rotations) -> KeyValue:
-        """Return keys and values of rows that ask nothing."""
+        """Return keys and values of rows that have no queries."""
         k, v = self.k_proj, self.v_proj
         fused = F.linear(x_BRH, torch.cat((k.weight, v.weight)))
         k_BRG, v_BRG = fused.split([k.out_features, v.out_features], dim=-1)
@@ -100,9 +100,9 @@ class _Attention(nn.Module):
 class _Mlp(nn.Module):
     def __init__(self, shape: ModelShape) -> None:
         super().__init__()
-        self.gate_proj = linear(shape.hidden_size, shape.intermediate_size)
-        self.up_proj = linear(shape.hidden_size, shape.intermediate_size)
-        self.down_proj = linear(shape.intermediate_size, shape.hidden_size)
+        self.gate_proj = make_linear(shape.hidden_size, shape.intermediate_size)
+        self.up_proj = make_linear(shape.hidden_size, shape.intermediate_size)
+        self.down_proj = make_linear(shape.intermediate_size, shape.hidden_size)
 
     def forward(self, x_BRH: Tensor) -> Tensor:
         fused = F.linear(x_BRH, torch.cat((self.gate_proj.weight, self.up_proj.weight)))
@@ -117,7 +117,7 @@ class DecoderLayer(nn.Module):
         shape: heads and widths.
         eps: of its norms.
         num_in: width of the attention's input; None: the hidden size.
-        input_norm: whether it norms its input; False where the caller does (EAGLE heads).
+        input_norm: whether it norms its input; False if the caller does (EAGLE heads).
         qkv_bias: biases of q, k and v (Qwen2).
         qk_norm: norms of the heads of q and k (Qwen3).
     """
@@ -140,7 +140,7 @@ class DecoderLayer(nn.Module):
         self.compiled = False
 
     def compile_parts(self) -> None:
-        """Compile what surrounds attention; all layers, and all steps of a chain, share the graphs."""
+        """Compile everything but attention; all layers, and all steps of a chain, share the graphs."""
         self.compiled = True
         self.self_attn.project = torch.compile(self.self_attn.project, dynamic=False)  # type: ignore[method-assign]
         self.finish = torch.compile(self.finish, dynamic=False)  # type: ignore[method-assign]
@@ -152,7 +152,7 @@ class DecoderLayer(nn.Module):
 
         Args:
             x_BRH: the residual stream that enters.
-            normed_BRX: what attention reads.
+            normed_BRX: the input of attention.
             rotations: of the rows' positions.
             past: keys and values of the steps before.
 
@@ -164,6 +164,6 @@ class DecoderLayer(nn.Module):
         return self.finish(x_BRH, attend_chain(q_BARD, keys, values, fuse=self.compiled)), new
 
     def finish(self, x_BRH: Tensor, read_BARD: Tensor) -> Tensor:
-        """Return the stream that leaves, given what attention read."""
+        """Return the residual stream that leaves, given the output of attention."""
         x_BRH = x_BRH + self.self_attn.o_proj(read_BARD.transpose(1, 2).flatten(-2))
         return x_BRH + self.mlp(self.post_attention_layernorm(x_BRH))

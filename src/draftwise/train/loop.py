@@ -1,4 +1,4 @@
-"""The training loop: steps, evaluation, checkpoints, and going on after a stop."""
+"""The training loop: steps, evaluation, checkpoints, and resumption."""
 
 from __future__ import annotations
 
@@ -15,69 +15,70 @@ import torch
 from torch import Tensor
 
 from draftwise.core import InvalidSetup, SpecStats
+from draftwise.train.batch import DraftLoss
 from draftwise.train.curves import draw_curves
 from draftwise.train.data import Feed, Order, Position, Rows
 from draftwise.train.features import StateSource
-from draftwise.train.lesson import Lesson
-from draftwise.train.method import Method
-from draftwise.train.optimizers import Optimizers, schedule_factor
+from draftwise.train.method import DrafterTraining
+from draftwise.train.optimizers import Optimizers, compute_schedule_factor
 from draftwise.train.progress import Bar, Reporter
 from draftwise.train.run_folder import RunFolder
 from draftwise.train.settings import TrainSettings
 
-__all__ = ["Evaluation", "Lessons", "Stopped", "Training"]
+__all__ = ["DataSource", "Evaluation", "Stopped", "TrainingRun"]
 
 
 class Stopped(Exception):  # noqa: N818 - no error: the run was asked to stop, and its checkpoint is written
-    """A signal ended the run; its message says how to go on."""
+    """A signal ended the run; the message says how to resume it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """What the drafter is worth on held-out samples."""
+    """Loss and acceptance on held-out samples."""
 
     loss: float
     stats: SpecStats
-    """A draft for every place of the held-out answers."""
+    """Of drafts at every position of the held-out answers."""
 
     @property
     def acceptance(self) -> tuple[float, ...]:
-        """Share of drafts, of those that reach so far, whose tokens up to each position are all right."""
+        """For each position, the share of drafts (of those long enough) whose tokens up to it are all correct."""
         return tuple(rate or 0.0 for rate in self.stats.rate_per_reached_pos)
 
     @property
     def length(self) -> float:
-        """Expected tokens of a verified draft that is not cut off: 1 + the sum of the acceptance."""
+        """Expected tokens emitted per draft of full length: 1 + the sum of the acceptance."""
         return 1 + sum(self.acceptance)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lessons:
-    """Where batches come from, with their states."""
+class DataSource:
+    """Where batches and their hidden states come from."""
 
     feed: Feed
     states: StateSource
     order: Order
 
 
-class Training:
-    """One run, from wherever it was to its last step.
+class TrainingRun:
+    """One run, from its last checkpoint to its last step.
 
     Args:
         method: the drafter in training.
         settings: resolved ones.
-        learnt: what is learnt.
-        held_out: what is only measured.
-        folder: where checkpoints and log go.
-        reporter: shows how far it is.
+        learnt: the data to learn.
+        held_out: the data to evaluate on.
+        folder: of checkpoints and log.
+        reporter: shows the progress.
     """
 
     def __init__(
         self,
-        method: Method,
+        method: DrafterTraining,
         settings: TrainSettings,
-        learnt: Lessons,
-        held_out: Lessons,
+        *,
+        learnt: DataSource,
+        held_out: DataSource,
         folder: RunFolder,
         reporter: Reporter,
     ) -> None:
@@ -92,13 +93,13 @@ class Training:
             weight_decay=settings.weight_decay,
             clip=settings.clip,
         )
-        self._position = self._learnt.order.start()
+        self._position = self._learnt.order.get_start()
         self._loss_sum, self._loss_count = torch.zeros((), device=settings.device), 0
         self._seconds, self._num_tokens = 0.0, 0
         self._log_every = max(1, min(25, settings.steps // 40))
 
     def run(self) -> Evaluation:
-        """Take all steps that are left; return what the drafter is worth in the end.
+        """Take all remaining steps, and return the last evaluation.
 
         Raises:
             Stopped: by SIGINT or SIGTERM, after a checkpoint was written.
@@ -108,14 +109,14 @@ class Training:
         settings = self._settings
         try:
             with (
-                self._reporter.bar("steps", total=settings.steps, done=self._position.step) as bar,
+                self._reporter.show_bar("steps", total=settings.steps, done=self._position.step) as bar,
                 _catching_signals() as is_stopped,
             ):
                 return self._take_steps(bar, is_stopped)
         except torch.cuda.OutOfMemoryError as error:
             raise InvalidSetup.because(
                 "out-of-memory",
-                f"a batch of {settings.batch_tokens} tokens does not fit: {str(error).splitlines()[0]}",
+                f"a batch of {settings.batch_tokens} tokens does not fit into memory: {str(error).splitlines()[0]}",
                 where="--batch-tokens",
                 fix="Halve --batch-tokens and double --accumulate.",
             ) from None
@@ -141,35 +142,35 @@ class Training:
                 self._seconds, saved = time.monotonic() - started, time.monotonic()
                 self._save()
             if is_stopped():
-                raise Stopped(f"stopped at step {step} of {settings.steps}; the same command goes on from there.")
+                raise Stopped(f"stopped at step {step} of {settings.steps}; the same command resumes the run.")
         assert evaluation is not None
         draw_curves(self._folder.rows(), self._folder.curve)
         return evaluation
 
     def _step(self) -> None:
         settings, source = self._settings, self._learnt
-        parts, self._position = source.order.step(self._position)
-        source.states.expect(source.order.step(self._position)[0])
+        parts, self._position = source.order.take_step(self._position)
+        source.states.prefetch(source.order.take_step(self._position)[0])
         num_learnt = sum(part.num_learnt for part in parts)
         self._method.network.train()
         for part in parts:
-            loss = self._lesson(source, part).loss * (part.num_learnt / num_learnt)
+            loss = self._compute_loss(source, part).loss * (part.num_learnt / num_learnt)
             loss.backward()
             self._loss_sum += loss.detach()
             self._num_tokens += part.num_tokens
         self._loss_count += 1
         assert settings.warmup is not None
         self._optimizers.step(
-            schedule_factor(
+            compute_schedule_factor(
                 self._position.step - 1, steps=settings.steps, warmup=settings.warmup, shape=settings.schedule
             )
         )
 
-    def _lesson(self, source: Lessons, rows: Rows) -> Lesson:
-        batch = source.feed.batch(rows)
-        states = source.states.states(rows, batch)
+    def _compute_loss(self, source: DataSource, rows: Rows) -> DraftLoss:
+        batch = source.feed.make_batch(rows)
+        states = source.states.get_states(rows, batch)
         with self._autocast():
-            return self._method.lesson(batch, states)
+            return self._method.compute_loss(batch, states)
 
     def _autocast(self) -> AbstractContextManager[Any]:
         if self._settings.precision == "float32":
@@ -182,10 +183,10 @@ class Training:
         self._method.network.eval()
         counts: Tensor | None = None
         loss_sum, num_learnt = torch.zeros((), device=self._settings.device), 0
-        for rows in self._held_out.order.once():
-            lesson = self._lesson(self._held_out, rows)
-            loss_sum += lesson.loss * rows.num_learnt
-            counted = _count(lesson)
+        for rows in self._held_out.order.iterate_once():
+            result = self._compute_loss(self._held_out, rows)
+            loss_sum += result.loss * rows.num_learnt
+            counted = _count(result)
             counts = counted if counts is None else counts + counted
             num_learnt += rows.num_learnt
         assert counts is not None
@@ -214,7 +215,7 @@ class Training:
         speed = self._num_tokens / max(self._seconds, 1e-9)
         row = {"step": step, "seconds": round(self._seconds, 2), "tokens": self._num_tokens, "loss": loss}
         self._folder.append(row)
-        bar.note(f"loss {loss:.4f}  {speed:,.0f} tokens/s")
+        bar.set_note(f"loss {loss:.4f}  {speed:,.0f} tokens/s")
 
     def _log_evaluation(self, evaluation: Evaluation) -> None:
         step = self._position.step
@@ -222,7 +223,7 @@ class Training:
         self._folder.append(row | {"acceptance_length": evaluation.length})
         rates = " ".join(f"{100 * rate:.0f}" for rate in evaluation.acceptance)
         line = f"held out: loss {evaluation.loss:.4f}, accepted by position {rates} %, length {evaluation.length:.2f}"
-        self._reporter.tell(f"step {step}  {line}")
+        self._reporter.print_line(f"step {step}  {line}")
 
     def _save(self) -> None:
         on_gpu = self._settings.device == "cuda"
@@ -255,17 +256,17 @@ class Training:
         self._loss_sum.copy_(state["loss_sum"])
         self._loss_count, self._num_tokens = state["counts"]
         self._seconds = state["seconds"]
-        self._reporter.tell(f"going on from step {self._position.step}")
+        self._reporter.print_line(f"resuming at step {self._position.step}")
 
 
-def _count(lesson: Lesson) -> Tensor:
-    """Return how many drafts reach each position and how many are right up to there, int64 [2, K]."""
+def _count(result: DraftLoss) -> Tensor:
+    """Return how many drafts reach each position, and how many are correct up to it, int64 [2, K]."""
     accepted, drafted = [], []
-    stands: Tensor | None = None
-    for hits_BT, counted_BT in zip(lesson.hits, lesson.counted, strict=True):
-        stands = hits_BT if stands is None else stands & hits_BT
+    accepted_BT: Tensor | None = None
+    for hits_BT, counted_BT in zip(result.hits, result.counted, strict=True):
+        accepted_BT = hits_BT if accepted_BT is None else accepted_BT & hits_BT
         drafted.append(counted_BT.sum())
-        accepted.append((stands & counted_BT).sum())
+        accepted.append((accepted_BT & counted_BT).sum())
     return torch.stack([torch.stack(drafted), torch.stack(accepted)])
 
 
@@ -286,7 +287,7 @@ def _catching_signals() -> Iterator[Callable[[], bool]]:
     try:
         for number in (signal.SIGINT, signal.SIGTERM):
             before[number] = signal.signal(number, note)
-    except ValueError:  # not the main thread: whoever runs it there handles signals
+    except ValueError:  # not the main thread, which then handles signals itself
         restore()
     try:
         yield lambda: bool(seen)

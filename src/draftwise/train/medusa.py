@@ -1,7 +1,7 @@
-"""Medusa-1: heads on the target's last state, each for one place further ahead (Cai et al. 2024, arXiv 2401.10774).
+"""Medusa-1: heads on the target's last state, each for one position further ahead (Cai et al. 2024, arXiv 2401.10774).
 
 Shape letters: B sequences, R rows of a sequence, J draft positions, H hidden size, V vocabulary. Row r reads the state
-at r, knows the tokens 0..r + 1, and head j names token r + 2 + j.
+at r, knows the tokens 0..r + 1, and head j predicts token r + 2 + j.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from draftwise.train.batch import Batch, DraftLoss, States
 from draftwise.train.checkpoint import save_drafter
 from draftwise.train.labels import learn_labels
-from draftwise.train.lesson import Batch, Lesson, States
-from draftwise.train.method import Method
+from draftwise.train.method import DrafterTraining
 from draftwise.train.options import Option
 from draftwise.train.target import Target
 
@@ -57,8 +57,8 @@ class _Network(nn.Module):
         return [block(states_BRH) for block in self.blocks]
 
 
-class MedusaTraining(Method):
-    """Trains the heads beside the frozen target; at first they all say what its own says."""
+class MedusaTraining(DrafterTraining):
+    """Trains the heads on the frozen target; initially all of them predict what its own head does."""
 
     name: ClassVar[str] = "medusa"
     learning_rate: ClassVar[float] = 2e-3
@@ -69,8 +69,8 @@ class MedusaTraining(Method):
             name="lm_head",
             default="own",
             choices=("own", "shared", "frozen"),
-            help="Last matrix of the heads: one each as in the paper, one that all share, or a copy of the target's "
-            "that is not trained. One for all makes the checkpoint small (vLLM's original_lm_head).",
+            help="Last matrix of the heads: one each as in the paper, one for all of them, or a copy of the target's "
+            "that is not trained. A shared one makes the checkpoint small (vLLM's original_lm_head).",
         ),
         Option(
             name="discount", default=0.8, least=0, help="Weight of a draft token, relative to the last one (paper)."
@@ -94,11 +94,11 @@ class MedusaTraining(Method):
         ).to(target.device)
 
     def compile(self) -> None:
-        """Compile the blocks, and the loss in part."""
+        """Compile the blocks, and parts of the loss."""
         super().compile()
         self.network.forward = torch.compile(self.network.forward, dynamic=False)
 
-    def lesson(self, batch: Batch, states: States) -> Lesson:
+    def compute_loss(self, batch: Batch, states: States) -> DraftLoss:
         """Return the weighted sum of the heads' cross entropies."""
         hidden_JBRH = self.network(states.final_BTH[:, :-1])
         heads = [head.weight for head in self.network.lm_heads]

@@ -12,29 +12,29 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from torch import Tensor, nn
 
-from draftwise.train.lesson import Batch, Lesson, States
+from draftwise.train.batch import Batch, DraftLoss, States
 from draftwise.train.options import Option
 
 if TYPE_CHECKING:
     from draftwise.train.target import Target
 
-__all__ = ["Method", "Option"]
+__all__ = ["DrafterTraining", "Option"]
 
 
-class Method(ABC):
+class DrafterTraining(ABC):
     """A drafter in training: its network, its loss and its checkpoint.
 
-    A run calls `build`, then `lesson` for each batch, then `export` once. Random draws of a lesson come from torch's
-    global generators, which a checkpoint of the run saves.
+    A run calls `build`, then `compute_loss` for each batch, then `export` once. Random numbers come from torch's global
+    generators, which a checkpoint of the run saves.
     """
 
     name: ClassVar[str]
     """vLLM's name of the method."""
     OPTIONS: ClassVar[tuple[Option, ...]] = ()
-    """Its settings; each becomes a flag of `draftwise train METHOD`, beside those of the run (`TrainSettings`: steps,
-    lr, seed ...), whose names are taken. How many draft tokens are learnt is called `num_speculative_tokens`."""
+    """Its settings; each becomes a flag of `draftwise train METHOD`, in addition to those of the run (`TrainSettings`:
+    steps, lr, seed ...), whose names are taken. How many draft tokens are learnt is called `num_speculative_tokens`."""
     learning_rate: ClassVar[float] = 1e-3
-    """Peak that is used where the user names none."""
+    """Peak learning rate if the user gives none."""
     taps: tuple[int, ...] = ()
     """Hidden states of the target that the loss reads, besides the final ones."""
     network: nn.Module
@@ -42,7 +42,7 @@ class Method(ABC):
 
     Matrices are trained by Muon, except those with a part of their name that contains `emb` or `head`."""
     parallel: bool = False
-    """Whether servers must be asked to draft all tokens in one pass (`parallel_drafting`)."""
+    """Whether a server must be configured to draft all tokens in one pass (`parallel_drafting`)."""
     _compiled: bool = False
 
     @classmethod
@@ -59,19 +59,20 @@ class Method(ABC):
         return cls(target, options)  # type: ignore[call-arg]
 
     def prepare(self, counts_V: Tensor) -> None:  # noqa: B027 - most methods need no statistics
-        """Take note, once after `build`, how often each token of the vocabulary occurs in the answers to learn."""
+        """Use the number of times that each token occurs in the answers to learn; called once, after `build`."""
 
     @abstractmethod
-    def lesson(self, batch: Batch, states: States) -> Lesson:
+    def compute_loss(self, batch: Batch, states: States) -> DraftLoss:
         """Return loss and hits; called under autocast, with gradient while training and without while evaluating.
 
-        Nothing in it waits for the device.
+        It never waits for the device.
         """
 
     def compile(self) -> None:
-        """Compile what it pays to compile, for fixed shapes; called at most once, before the first lesson.
+        """Compile what is worth compiling, for fixed shapes; called at most once, before the first batch.
 
-        Never the whole lesson: torch 2.11 compiles `vocabulary_loss` into a graph whose gradients are all zero.
+        Never the whole of `compute_loss`: torch 2.11 compiles `compute_vocabulary_loss` into a graph whose
+        gradients are all zero.
         """
         self._compiled = True
 
@@ -82,7 +83,7 @@ class Method(ABC):
         In `target.dtype`. The run adds draftwise.json and loads the folder with the engine's own loader.
         """
 
-    def serving(self, folder: Path, target: Path, k: int) -> tuple[Path, dict[str, Any]]:
-        """Return the model to serve and the speculative config that makes it draft k tokens with what was exported."""
+    def describe_serving(self, folder: Path, target: Path, k: int) -> tuple[Path, dict[str, Any]]:
+        """Return the model to serve, and the speculative config that drafts k tokens with the exported drafter."""
         config = {"method": self.name, "model": str(folder), "num_speculative_tokens": k}
         return target, config | ({"parallel_drafting": True} if self.parallel else {})

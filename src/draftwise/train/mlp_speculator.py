@@ -1,4 +1,4 @@
-"""The MLP speculator: a small recurrence over the target's state and the tokens (arXiv 2404.19124).
+"""The MLP speculator: a small recurrent network over the target's state and the tokens (arXiv 2404.19124).
 
 Shape letters: B sequences, T tokens, R = T - 1 rows, H the target's hidden size, I inner size, V vocabulary.
 """
@@ -15,11 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from draftwise.engine.proposers.mlp_speculator import token_weight
+from draftwise.train.batch import Batch, DraftLoss, States
 from draftwise.train.checkpoint import save_drafter
 from draftwise.train.labels import learn_labels
-from draftwise.train.layers import linear
-from draftwise.train.lesson import Batch, Lesson, States
-from draftwise.train.method import Method
+from draftwise.train.layers import make_linear
+from draftwise.train.method import DrafterTraining
 from draftwise.train.options import Option
 from draftwise.train.target import Target
 
@@ -52,12 +52,12 @@ class _Speculator(nn.Module):
         for embedding in embeddings:
             nn.init.normal_(embedding.weight, std=inner**-0.5)
         self.emb = nn.ModuleList(embeddings)
-        self.proj = nn.ModuleList(linear(width, inner) for width in widths)
+        self.proj = nn.ModuleList(make_linear(width, inner) for width in widths)
         self.ln = nn.ModuleList(_Norm(inner) for _ in range(count))
-        self.head = nn.ModuleList(linear(inner, vocab_size) for _ in range(count))
+        self.head = nn.ModuleList(make_linear(inner, vocab_size) for _ in range(count))
 
     def forward(self, state_BRI: Tensor, tokens_BT: Tensor, num_stages: int, token_weight: float) -> list[Tensor]:
-        """Return what the head of each stage reads."""
+        """Return the input of each stage's head."""
         states_JBRI = []
         for j in range(num_stages):
             emb, proj, norm = (_stage(part, j) for part in (self.emb, self.proj, self.ln))
@@ -67,13 +67,13 @@ class _Speculator(nn.Module):
         return states_JBRI
 
 
-class MlpSpeculatorTraining(Method):
-    """Trains the stages along the text: each is given the true token that the stage before should have named."""
+class MlpSpeculatorTraining(DrafterTraining):
+    """Trains the stages along the text: the input of each is the token that the stage before should have predicted."""
 
     name: ClassVar[str] = "mlp_speculator"
     learning_rate: ClassVar[float] = 2e-3
     OPTIONS: ClassVar[tuple[Option, ...]] = (
-        Option(name="n_predict", default=3, least=1, help="Draft tokens, each made by a stage of its own."),
+        Option(name="n_predict", default=3, least=1, help="Draft tokens, each predicted by its own stage."),
         Option(name="inner_dim", default=0, least=0, help="Width of the recurrence; 0: the target's hidden size."),
         Option(name="tie_weights", default=False, help="One set of weights for all stages."),
         Option(name="scale_input", default=False, help="Norm the target's state first."),
@@ -97,12 +97,12 @@ class MlpSpeculatorTraining(Method):
         self._token_weight = token_weight(self._inner, self._num_stages)
 
     def compile(self) -> None:
-        """Compile the stages, and the loss in part."""
+        """Compile the stages, and parts of the loss."""
         super().compile()
         speculator = self.network["speculator"]
         speculator.forward = torch.compile(speculator.forward, dynamic=False)
 
-    def lesson(self, batch: Batch, states: States) -> Lesson:
+    def compute_loss(self, batch: Batch, states: States) -> DraftLoss:
         """Return the weighted sum of the stages' cross entropies."""
         speculator = self.network["speculator"]
         state_BRI = states.final_BTH[:, :-1]
@@ -115,7 +115,7 @@ class MlpSpeculatorTraining(Method):
         return learn_labels(batch, states, states_JBRI, heads, head_VH, discount=discount, fuse=self._compiled)
 
     def export(self, folder: Path) -> None:
-        """Write the stages as fms-extras does."""
+        """Write the stages in the layout of fms-extras."""
         target = self._target
         config = {
             "architectures": ["MLPSpeculatorPreTrainedModel"],

@@ -1,6 +1,6 @@
-"""Multi-token prediction: a module that drafts behind the target's last layer (MiMo, arXiv 2505.07608).
+"""Multi-token prediction: a module that drafts after the target's last layer (MiMo, arXiv 2505.07608).
 
-The same as DeepSeek-V3's (arXiv 2412.19437), in the layout of the smallest architecture that vLLM serves it in.
+Like DeepSeek-V3's (arXiv 2412.19437), in the layout of the simplest architecture that vLLM serves.
 
 Shape letters: B sequences, T tokens, R rows of a sequence, L labels, H hidden size, V vocabulary.
 """
@@ -16,12 +16,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from draftwise.train.assemble import check_expressible
+from draftwise.train.batch import Batch, States
 from draftwise.train.blueprint import Blueprint
 from draftwise.train.chain import ChainNetwork, ChainTraining
 from draftwise.train.checkpoint import save_drafter
 from draftwise.train.labels import answer_as_text
-from draftwise.train.layers import DecoderLayer, Norm, linear
-from draftwise.train.lesson import Batch, States
+from draftwise.train.layers import DecoderLayer, Norm, make_linear
 from draftwise.train.options import Option
 from draftwise.train.target import Target
 from draftwise.train.vocabulary_loss import Answers
@@ -32,18 +32,18 @@ _PREFIX = "model.mtp_layers.0."
 
 
 class _Network(ChainNetwork):
-    """Joins state and embedding, both normed; what it says is also the next row's state."""
+    """Joins state and embedding, both normed; its output is also the next row's state."""
 
     def __init__(self, embedding_VH: Tensor, blueprint: Blueprint) -> None:
         hidden, eps = blueprint.shape.hidden_size, blueprint.eps
         super().__init__(embedding_VH, [DecoderLayer(blueprint.shape, eps, qkv_bias=True)])
         self.token_layernorm = Norm(hidden, eps)
         self.hidden_layernorm = Norm(hidden, eps)
-        self.input_proj = linear(2 * hidden, hidden)
+        self.input_proj = make_linear(2 * hidden, hidden)
         self.final_layernorm = Norm(hidden, eps)
 
     def embed(self, tokens_BR: Tensor, step: int) -> Tensor:
-        """Return the embeddings; the row at position 0 is never given its token, as in vLLM."""
+        """Return the embeddings; the row at position 0 gets no token, as in vLLM."""
         embedded_BRH = super().embed(tokens_BR, step)
         return embedded_BRH if step else F.pad(embedded_BRH[:, 1:], (0, 0, 1, 0))
 
@@ -60,20 +60,20 @@ class _Network(ChainNetwork):
 
 
 class MtpTraining(ChainTraining):
-    """Learns what follows the next token; the target's embedding and head serve it, and stay as they are.
+    """Learns the token after the next one, with the target's embedding and head, which stay frozen.
 
-    One module drafts all tokens, as vLLM runs a MiMo target; with more than one draft token it learns to.
+    One module drafts all tokens, as vLLM runs a MiMo target; it is trained for as many draft tokens as are given.
     """
 
     name: ClassVar[str] = "mtp"
     OPTIONS: ClassVar[tuple[Option, ...]] = (
-        Option(name="num_speculative_tokens", default=3, least=1, help="Draft tokens it learns to chain; papers: 1."),
+        Option(name="num_speculative_tokens", default=3, least=1, help="Draft tokens that are learnt; papers: 1."),
         Option(name="discount", default=0.8, least=0, help="Weight of a token's loss, relative to the one before."),
         Option(
             name="learn_from",
             default="distribution",
             choices=("distribution", "tokens"),
-            help="What it learns to say: the target's distribution, or the text as in the papers.",
+            help="What is learnt: the target's distribution, or the text as in the papers.",
         ),
     )
 
@@ -92,7 +92,7 @@ class MtpTraining(ChainTraining):
         return super()._answers(batch, states)
 
     def export(self, folder: Path) -> None:
-        """Write the module alone; `assemble_mtp` joins it with its target to what vLLM loads."""
+        """Write the module only; `assemble_mtp` joins it with its target into a checkpoint that vLLM loads."""
         named = self.network.state_dict().items()
         tensors = {_PREFIX + name.removeprefix("layers.0."): tensor for name, tensor in named}
         config = self._blueprint.config(architecture="MiMoForCausalLM", model_type="qwen2") | {

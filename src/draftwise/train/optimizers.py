@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["Optimizers", "schedule_factor"]
+__all__ = ["Optimizers", "compute_schedule_factor"]
 
 _BETAS = (0.9, 0.95)
 _NO_MUON = ("emb", "head")
-"""Parts of names: tables of tokens gain nothing from orthogonal steps (K. Jordan, Muon, 2024)."""
+"""Parts of names: embeddings and heads gain nothing from orthogonal steps (K. Jordan, Muon, 2024)."""
 
 
-def schedule_factor(step: int, *, steps: int, warmup: int, shape: str) -> float:
+def compute_schedule_factor(step: int, *, steps: int, warmup: int, shape: str) -> float:
     """Return the share of the peak learning rate at a step: linear warm-up, then down to 0 at `steps`.
 
     Args:
@@ -32,13 +32,13 @@ def schedule_factor(step: int, *, steps: int, warmup: int, shape: str) -> float:
 
 
 class Optimizers:
-    """What turns gradients into steps.
+    """The optimizers of a network, which step together.
 
     Args:
         network: its parameters that require a gradient are trained.
         kind: `muon` or `adamw` (for all parameters).
         lr: peak learning rate.
-        weight_decay: of matrices; tables, norms and biases have none.
+        weight_decay: of matrices; embeddings, heads, norms and biases have none.
         clip: largest norm of the gradient.
     """
 
@@ -73,7 +73,7 @@ class Optimizers:
         return [part.state_dict() for part in self._parts]
 
     def load_state_dict(self, states: Iterable[dict[str, Any]]) -> None:
-        """Take up a state from a checkpoint."""
+        """Restore a state from a checkpoint."""
         for part, state in zip(self._parts, states, strict=True):
             part.load_state_dict(state)
 

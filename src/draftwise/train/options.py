@@ -16,13 +16,13 @@ _WORDS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """One setting; its default tells its type."""
+    """One setting; its type is that of its default."""
 
     name: str
     default: bool | int | float | str | tuple[int, ...]
-    """A tuple is written with commas."""
+    """A tuple is given as text with commas."""
     help: str
-    """What it does, and where its default is from."""
+    """What it does, and the source of its default."""
     least: float | None = None
     choices: tuple[str, ...] = ()
 
@@ -30,7 +30,7 @@ class Option:
         """Return a value, or the text of one, in the option's type.
 
         Raises:
-            ValueError: it has another type, or is none of what is allowed; the message says what is.
+            ValueError: its type or value is not allowed; the message says what is.
         """
         parsed = self._parse(value)
         if self.choices and parsed not in self.choices:
@@ -59,11 +59,11 @@ def resolve_options(declared: Iterable[Option], given: Mapping[str, Any], *, met
 
     Args:
         declared: the method's.
-        given: values by name, as text or in their type.
-        method: for messages.
+        given: values by name, as text or in their own type.
+        method: named in messages.
 
     Raises:
-        InvalidSetup: a name is not declared, or a value not allowed.
+        InvalidSetup: a name is not declared, or a value is not allowed.
     """
     options = {option.name: option for option in declared}
     values = {name: option.default for name, option in options.items()}

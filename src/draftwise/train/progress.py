@@ -1,4 +1,4 @@
-"""What a training run shows on stderr: a bar in a terminal, a few plain lines elsewhere."""
+"""What a training run shows on stderr: progress bars in a terminal, a few lines of text elsewhere."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from rich.progress import TimeRemainingColumn as TimeLeft
 __all__ = ["Bar", "Reporter"]
 
 _QUIET_LINES = 10
-"""Lines for each bar that cannot be drawn."""
+"""Number of lines that replace a bar outside a terminal."""
 
 
 class Reporter:
     """Lines and bars on stderr.
 
     Args:
-        quiet: show nothing.
+        quiet: whether to show nothing.
     """
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._console = Console(stderr=True, quiet=quiet)
 
-    def tell(self, line: str) -> None:
+    def print_line(self, line: str) -> None:
         """Write one line."""
         self._console.print(line, soft_wrap=True, highlight=False, markup=False)
 
     @contextmanager
-    def bar(self, what: str, *, total: int, done: int = 0) -> Iterator[Bar]:
+    def show_bar(self, what: str, *, total: int, done: int = 0) -> Iterator[Bar]:
         """Show a bar while the block runs."""
         columns = (
             TextColumn(what),
@@ -48,7 +48,7 @@ class Reporter:
 
 
 class Bar:
-    """How far something has come."""
+    """The progress of one task."""
 
     def __init__(
         self, reporter: Reporter, progress: Progress, task: TaskID, what: str, total: int, done: int, *, drawn: bool
@@ -57,14 +57,14 @@ class Bar:
         self._total, self._done, self._drawn, self._note = total, done, drawn, ""
 
     def advance(self, steps: int = 1) -> None:
-        """Move on."""
+        """Count steps as done."""
         before, self._done = self._done, self._done + steps
         self._progress.update(self._task, advance=steps)
         stride = max(1, self._total // _QUIET_LINES)
         if not self._drawn and (before // stride != self._done // stride or self._done == self._total):
-            self._reporter.tell(f"{self._what} {self._done}/{self._total}  {self._note}".rstrip())
+            self._reporter.print_line(f"{self._what} {self._done}/{self._total}  {self._note}".rstrip())
 
-    def note(self, text: str) -> None:
-        """Change what stands beside the bar."""
+    def set_note(self, text: str) -> None:
+        """Change the text next to the bar."""
         self._note = text
         self._progress.update(self._task, description=text)

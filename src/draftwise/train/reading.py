@@ -1,4 +1,4 @@
-"""Reads training data: plain text and JSON lines, as they are or gzipped."""
+"""Reads training data: plain text and JSON lines, gzipped or not."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from draftwise.workloads.rows import open_plain, read_objects
 __all__ = ["Sample", "read_samples"]
 
 _PIECE = 2**16
-"""Characters of plain text tokenised at a time, to the next line end."""
+"""Characters of plain text tokenized at a time, up to the next line end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A sequence of token ids: a prompt, then what is learnt."""
+    """A sequence of token ids: a prompt, then the tokens to learn."""
 
     tokens: NDArray[np.int32]
     num_prompt: int
@@ -38,16 +38,19 @@ def read_samples(
     - .txt: one running text, cut into windows of `window` tokens.
     - .jsonl, a JSON object a line: `text` (cut into windows), `prompt` with or without `completion`, `messages`
       (rendered with the chat template; the last one is learnt if it is the assistant's), or `token_ids` with or
-      without `num_prompt`. What is too long loses its end; a prompt without an answer loses its start.
+      without `num_prompt`. A sample that is too long loses its end; a prompt without an answer loses its start.
 
     Raises:
-        InvalidSetup: a file is missing or of another kind, or a line is not what it should be.
+        InvalidSetup: a file is missing or of an unknown kind, or a line is invalid.
     """
     for path in map(Path, paths):
         kind = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
         if kind not in (".txt", ".jsonl"):
             raise InvalidSetup.because(
-                "unknown-data", "is of no known kind.", where=str(path), fix="Give .txt, .jsonl, .txt.gz or .jsonl.gz."
+                "unknown-data",
+                "is of an unknown kind.",
+                where=str(path),
+                fix="Give .txt, .jsonl, .txt.gz or .jsonl.gz.",
             )
         try:
             with open_plain(path) as file:
@@ -108,7 +111,7 @@ def _read_entry(entry: dict[str, Any], tokenizer: Tokenizer, max_length: int, wh
     else:
         raise InvalidSetup.because(
             "bad-entry",
-            f"has none of text, prompt, messages and token_ids, but {', '.join(entry) or 'nothing'}.",
+            f"has none of text, prompt, messages and token_ids; its keys are {', '.join(entry) or 'none'}.",
             where=where,
             fix="Give one of them in each line.",
         )

@@ -1,4 +1,4 @@
-"""A training run from data to a checkpoint that has been loaded back."""
+"""A training run, from data to a checkpoint that has been loaded back."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from draftwise.train.answers import AnswerSettings, answer, cut_prompts
 from draftwise.train.checkpoint import load_back
 from draftwise.train.data import Corpus, Feed, Order, split
 from draftwise.train.features import DiskStates, OnlineStates, StateSource, write_states
-from draftwise.train.loop import Evaluation, Lessons, Training
-from draftwise.train.method import Method
+from draftwise.train.loop import DataSource, Evaluation, TrainingRun
+from draftwise.train.method import DrafterTraining
 from draftwise.train.options import resolve_options
 from draftwise.train.progress import Reporter
 from draftwise.train.reading import Sample, read_samples
@@ -48,16 +48,16 @@ class TrainResult:
 
 
 def train(method: str, settings: TrainSettings, reporter: Reporter) -> TrainResult:
-    """Train a drafter, or go on with a run that was stopped.
+    """Train a drafter, or resume a run that was stopped.
 
     Args:
         method: one that is trainable (`facts.methods`).
         settings: of the run.
-        reporter: shows how far it is.
+        reporter: shows the progress.
 
     Raises:
-        InvalidSetup: settings, data, target or the folder that is to be written cannot work.
-        Stopped: by a signal; the same call goes on.
+        InvalidSetup: settings, data, target or the output folder cannot be used.
+        Stopped: by a signal; the same call resumes the run.
     """
     kind = get_training(method)
     options = resolve_options(kind.OPTIONS, settings.options, method=method)
@@ -69,20 +69,43 @@ def train(method: str, settings: TrainSettings, reporter: Reporter) -> TrainResu
     target = Target.load(settings.target, settings.device, settings.precision)
     samples = _gather(target, settings, cache, reporter)
     learnt, held_out = (
-        Corpus.of(part) for part in split(samples, settings.heldout, most_tokens=settings.heldout_tokens)
+        Corpus.from_samples(part) for part in split(samples, settings.heldout, most_tokens=settings.heldout_tokens)
     )
     fixed = {"method": method, "target": identity, "data": learnt.digest, "heldout_data": held_out.digest}
     folder.open(fixed | settings.fixed())
     torch.manual_seed(settings.seed)
     trained = kind.build(target, options)
-    trained.prepare(torch.from_numpy(learnt.learnt_counts(target.vocab_size)))
-    reporter.tell(_describe(trained, learnt, held_out, settings))
-    evaluation = _learn(trained, target, learnt, held_out, settings, cache, folder, reporter)
-    return _finish(trained, target, fixed | settings.fixed(), evaluation, folder)
+    trained.prepare(torch.from_numpy(learnt.count_learnt(target.vocab_size)))
+    reporter.print_line(_describe(trained, learnt, held_out, settings))
+    job = _Job(
+        method=trained,
+        target=target,
+        settings=settings,
+        learnt=learnt,
+        held_out=held_out,
+        cache=cache,
+        folder=folder,
+        reporter=reporter,
+    )
+    return _finish(trained, target, fixed | settings.fixed(), _learn(job), folder)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    """What the steps of a run need."""
+
+    method: DrafterTraining
+    target: Target
+    settings: TrainSettings
+    learnt: Corpus
+    held_out: Corpus
+    cache: Path
+    folder: RunFolder
+    reporter: Reporter
 
 
 def _gather(target: Target, settings: TrainSettings, cache: Path, reporter: Reporter) -> list[Sample]:
-    """Return the samples, answered by the target if that is wanted."""
+    """Return the samples, with answers of the target unless the data's own are to be learnt."""
     tokenizer = Tokenizer.from_pretrained(settings.target)
     limit = min(settings.max_length, target.max_length)
     given = settings.answers == "given"
@@ -100,7 +123,7 @@ def _gather(target: Target, settings: TrainSettings, cache: Path, reporter: Repo
     return answer(target.path, prompts, cache, answers, device=settings.device, reporter=reporter)
 
 
-def _describe(method: Method, learnt: Corpus, held_out: Corpus, settings: TrainSettings) -> str:
+def _describe(method: DrafterTraining, learnt: Corpus, held_out: Corpus, settings: TrainSettings) -> str:
     return (
         f"{method.name}: {_num_parameters(method) / 1e6:.1f} M parameters, "
         f"{len(learnt)} samples of {learnt.num_tokens} tokens, {len(held_out)} held out; {settings.steps} steps of "
@@ -109,51 +132,54 @@ def _describe(method: Method, learnt: Corpus, held_out: Corpus, settings: TrainS
     )
 
 
-def _num_parameters(method: Method) -> int:
+def _num_parameters(method: DrafterTraining) -> int:
     return sum(each.numel() for each in method.network.parameters() if each.requires_grad)
 
 
-def _learn(
-    method: Method,
-    target: Target,
-    learnt: Corpus,
-    held_out: Corpus,
-    settings: TrainSettings,
-    cache: Path,
-    folder: RunFolder,
-    reporter: Reporter,
-) -> Evaluation:
-    """Take the run's steps."""
-    if settings.compile:
-        torch._dynamo.config.recompile_limit = 64
-        torch._dynamo.config.suppress_errors = True  # what cannot be compiled runs as it is
-        torch.set_float32_matmul_precision("high")
-        target.compile()
-        method.compile()
-    assert settings.batch_tokens is not None
-    order = Order(learnt, batch_tokens=settings.batch_tokens, accumulate=settings.accumulate, seed=settings.seed)
-    measured = Order(held_out, batch_tokens=settings.batch_tokens, lengths=order.lengths)
-    online = OnlineStates(target, method.taps)
-    states: StateSource = online
-    if settings.hidden_states == "disk":
-        taps = "-".join(map(str, method.taps))
-        states_folder = cache / f"states-{learnt.digest}-{settings.precision}-{taps or 'final'}"
-        write_states(learnt, target, method.taps, states_folder, reporter)
-        states = DiskStates(learnt, target, method.taps, states_folder)
-    return Training(
-        method,
-        settings,
-        Lessons(feed=Feed(learnt, target.device), states=states, order=order),
-        Lessons(feed=Feed(held_out, target.device), states=online, order=measured),
-        folder,
-        reporter,
+def _learn(job: _Job) -> Evaluation:
+    """Take the run's steps; return what the drafter is worth in the end."""
+    if job.settings.compile:
+        _compile(job.method, job.target)
+    learnt, held_out = _make_sources(job)
+    return TrainingRun(
+        job.method, job.settings, learnt=learnt, held_out=held_out, folder=job.folder, reporter=job.reporter
     ).run()
 
 
+def _compile(method: DrafterTraining, target: Target) -> None:
+    torch._dynamo.config.recompile_limit = 64
+    torch._dynamo.config.suppress_errors = True  # what cannot be compiled runs eagerly
+    torch.set_float32_matmul_precision("high")
+    target.compile()
+    method.compile()
+
+
+def _make_sources(job: _Job) -> tuple[DataSource, DataSource]:
+    """Return where batches to learn and held-out ones come from."""
+    settings, device, batch_tokens = job.settings, job.target.device, job.settings.batch_tokens
+    assert batch_tokens is not None
+    order = Order(job.learnt, batch_tokens=batch_tokens, accumulate=settings.accumulate, seed=settings.seed)
+    held_out = Order(job.held_out, batch_tokens=batch_tokens, lengths=order.lengths)
+    online = OnlineStates(job.target, job.method.taps)
+    states = _store_states(job) if settings.hidden_states == "disk" else online
+    return (
+        DataSource(feed=Feed(job.learnt, device), states=states, order=order),
+        DataSource(feed=Feed(job.held_out, device), states=online, order=held_out),
+    )
+
+
+def _store_states(job: _Job) -> StateSource:
+    """Write the target's states for all samples to the cache, and return what reads them."""
+    layers = "-".join(map(str, job.method.taps)) or "final"
+    folder = job.cache / f"states-{job.learnt.digest}-{job.settings.precision}-{layers}"
+    write_states(job.learnt, job.target, job.method.taps, folder, job.reporter)
+    return DiskStates(job.learnt, job.target, job.method.taps, folder)
+
+
 def _finish(
-    method: Method, target: Target, settings: dict[str, Any], evaluation: Evaluation, folder: RunFolder
+    method: DrafterTraining, target: Target, settings: dict[str, Any], evaluation: Evaluation, folder: RunFolder
 ) -> TrainResult:
-    """Write the drafter, load it back, and only then put it into its place."""
+    """Write the drafter, load it back, and only then move it into place."""
     k = len(evaluation.acceptance)
     measured = {"heldout_loss": evaluation.loss, "acceptance": list(evaluation.acceptance)}
     training = {"draftwise": __version__, **settings, "measured": measured}
@@ -161,12 +187,12 @@ def _finish(
         made = Path(scratch)
         method.export(made)
         write_identity(made, target.path, training)
-        load_back(*method.serving(made, target.path, k))
+        load_back(*method.describe_serving(made, target.path, k))
         for file in sorted(made.iterdir(), key=lambda file: file.name == "config.json"):
             file.chmod(0o644)
             os.replace(file, folder.out / file.name)
     folder.finish()
-    model, config = method.serving(folder.out, target.path, k)
+    model, config = method.describe_serving(folder.out, target.path, k)
     return TrainResult(
         out=str(folder.out),
         model=str(model),

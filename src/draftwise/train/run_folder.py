@@ -16,7 +16,7 @@ __all__ = ["RunFolder"]
 
 
 class RunFolder:
-    """What a run writes beside the drafter that it makes.
+    """What a run writes in addition to the drafter.
 
     Args:
         out: the drafter's folder; the run's own is `training` in it.
@@ -31,26 +31,31 @@ class RunFolder:
         self._settings = self.path / "settings.json"
 
     def check_free(self) -> None:
-        """Make sure that nothing is lost by a run that writes here.
+        """Make sure that a run here overwrites nothing.
 
         Raises:
-            InvalidSetup: the folder holds something else than an unfinished run.
+            InvalidSetup: the folder holds anything other than an unfinished run.
         """
         if (self.out / "model.safetensors").exists() or (self.out / "config.json").exists():
             raise InvalidSetup.because(
-                "already-there", "holds a checkpoint.", where=str(self.out), fix="Choose another --out, or remove it."
+                "already-there",
+                "already holds a checkpoint.",
+                where=str(self.out),
+                fix="Choose another --out, or remove it.",
             )
         if self.out.exists() and not self.out.is_dir():
-            raise InvalidSetup.because("no-folder", "is no folder.", where=str(self.out), fix="Choose another --out.")
+            raise InvalidSetup.because(
+                "no-folder", "is not a folder.", where=str(self.out), fix="Choose another --out."
+            )
 
     def open(self, settings: Mapping[str, Any]) -> None:
-        """Begin a run, or go on with the one that is there.
+        """Start a run, or resume the one that is there.
 
         Args:
-            settings: whatever decides the result, as JSON values.
+            settings: everything that determines the result, as JSON values.
 
         Raises:
-            InvalidSetup: the one that is there has other settings.
+            InvalidSetup: the existing run has other settings.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         if self._checkpoint.exists():
@@ -62,21 +67,21 @@ class RunFolder:
                     "other-settings",
                     f"holds an unfinished run with other settings: {shown}.",
                     where=str(self.out),
-                    fix="Give the same settings to go on with it, or another --out.",
+                    fix="Give the same settings to resume it, or another --out.",
                 )
         self._write(self._settings, json.dumps(settings, indent=2) + "\n")
 
     def save(self, state: Mapping[str, Any]) -> None:
-        """Write a checkpoint; a reader finds the old one or the new one, never a part."""
-        beside = self._checkpoint.with_suffix(".new")
-        with beside.open("wb") as file:
+        """Write a checkpoint atomically: a reader finds the old one or the new one."""
+        partial = self._checkpoint.with_suffix(".new")
+        with partial.open("wb") as file:
             torch.save(dict(state), file)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(beside, self._checkpoint)
+        os.replace(partial, self._checkpoint)
 
     def load(self) -> dict[str, Any] | None:
-        """Return the checkpoint's state; None if there is none. What was logged after it is forgotten."""
+        """Return the checkpoint's state; None if there is none. Log rows after it are dropped."""
         if not self._checkpoint.exists():
             self._write(self.log, "")
             return None
@@ -91,7 +96,7 @@ class RunFolder:
             file.write(json.dumps(dict(row)) + "\n")
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the log, without a last row that was not written to its end."""
+        """Return the log, without an incomplete last row."""
         lines = self.log.read_text(encoding="utf-8").split("\n")[:-1] if self.log.exists() else []
         return [json.loads(line) for line in lines]
 
@@ -100,6 +105,6 @@ class RunFolder:
         self._checkpoint.unlink(missing_ok=True)
 
     def _write(self, file: Path, text: str) -> None:
-        beside = file.with_suffix(file.suffix + ".new")
-        beside.write_text(text, encoding="utf-8")
-        os.replace(beside, file)
+        partial = file.with_suffix(file.suffix + ".new")
+        partial.write_text(text, encoding="utf-8")
+        os.replace(partial, file)

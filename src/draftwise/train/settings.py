@@ -1,4 +1,4 @@
-"""What a training run is asked for: resolved once, then frozen."""
+"""Settings of a training run: resolved once, then frozen."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class TrainSettings:
     options: Mapping[str, Any] = field(default_factory=dict)
     """The method's own."""
     answers: str = "target"
-    """`target`: the target answers the data's prompts itself; `given`: the data's texts are learnt as they are."""
+    """`target`: the target's own answers to the data's prompts are learnt; `given`: the data's texts."""
     temperature: float = 0.0
     """Of those answers."""
     answer_tokens: int = 256
@@ -64,9 +64,9 @@ class TrainSettings:
     max_length: int = 2048
     """Longest sample, in tokens; the target's own limit if that is less."""
     heldout: float = 0.02
-    """Share of samples that are only measured."""
+    """Share of samples that are held out for evaluation."""
     heldout_tokens: int = 262144
-    """How many of their tokens are measured each time."""
+    """Maximum number of held-out tokens per evaluation."""
     hidden_states: str = "online"
     cache: str | None = None
     """Folder of answers and hidden states, which several runs may share; None: inside `out`."""
@@ -86,7 +86,7 @@ class TrainSettings:
     compile: bool | None = None
     eval_every: int = 250
     save_every: int | None = None
-    """Steps between checkpoints, besides those by time."""
+    """Steps between checkpoints, in addition to those by time."""
     save_minutes: float = 5.0
 
     def __post_init__(self) -> None:
@@ -106,13 +106,13 @@ class TrainSettings:
             raise InvalidSetup(findings)
 
     def resolve(self, *, learning_rate: float) -> TrainSettings:
-        """Return the settings with nothing left open.
+        """Return the settings with every None resolved.
 
         Args:
             learning_rate: the method's own.
 
         Raises:
-            InvalidSetup: the device or the optimizer is not there.
+            InvalidSetup: the device or the optimizer is not available.
         """
         device = self.device
         if device == "auto":
@@ -134,7 +134,7 @@ class TrainSettings:
         )
 
     def fixed(self) -> dict[str, Any]:
-        """Return what a run that goes on must have in common with its beginning, as JSON values."""
+        """Return the settings that may not change when a run is resumed, as JSON values."""
         free = {"data", "out", "cache", "device", "compile", "eval_every", "save_every", "save_minutes"}
         free |= {"hidden_states", "target", "options"}
         values = {each.name: getattr(self, each.name) for each in dataclasses.fields(self) if each.name not in free}

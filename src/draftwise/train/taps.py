@@ -1,4 +1,4 @@
-"""Which states of the target a drafter reads, and which token it takes for a mask."""
+"""Which hidden states of the target a drafter reads, and which token is its mask."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def check_taps(wanted: tuple[int, ...], target: Target) -> tuple[int, ...]:
 
 
 def choose_mask_token(wanted: int, target: Target) -> int:
-    """Return the token that stands for one still to be drafted.
+    """Return the mask token, which marks positions to draft.
 
     Args:
         wanted: -1: the target's padding token, or its last token if it has none.

@@ -16,20 +16,20 @@ from torch import Tensor, nn
 from draftwise.core import InvalidSetup
 from draftwise.engine.models.checkpoint import Checkpoint
 from draftwise.engine.models.families import get_family
-from draftwise.train.lesson import Batch, States
+from draftwise.train.batch import Batch, States
 
 __all__ = ["Target"]
 
 
 class Target:
-    """A causal language model that is only looked at.
+    """A causal language model that is not trained.
 
     Attributes:
         model: of transformers.
         path: its checkpoint directory.
         config: its config.json.
-        dtype: the checkpoint's own, in which drafters are stored; states may come in another one.
-        device: where it is.
+        dtype: the checkpoint's own, in which drafters are stored; states may have a different one.
+        device: of its weights.
     """
 
     def __init__(self, model: Any, path: Path, config: dict[str, Any]) -> None:
@@ -46,11 +46,11 @@ class Target:
 
         Args:
             path: directory with config.json, tokenizer.json and safetensors.
-            device: where it goes.
-            dtype: in which it computes: `auto` is the checkpoint's own; else a torch type or its name.
+            device: of its weights.
+            dtype: of its computations: `auto` for the checkpoint's own, else a torch type or its name.
 
         Raises:
-            InvalidSetup: there is no such checkpoint, or it is no dense Llama, Mistral, Qwen2 or Qwen3.
+            InvalidSetup: there is no such checkpoint, or it is not a dense Llama, Mistral, Qwen2 or Qwen3.
         """
         checkpoint = Checkpoint(path)
         get_family(checkpoint.config, where=str(checkpoint.path / "config.json"))
@@ -85,12 +85,12 @@ class Target:
             layer.forward = torch.compile(layer.forward, dynamic=False)
 
     @torch.no_grad()
-    def states(self, batch: Batch, taps: Sequence[int]) -> States:
-        """Return the hidden states of a batch, in the type that the target computes in.
+    def compute_states(self, batch: Batch, taps: Sequence[int]) -> States:
+        """Return the hidden states of a batch, in the dtype of the target's computations.
 
         Args:
             batch: on the target's device.
-            taps: which ones, numbered as `Proposer.taps`.
+            taps: layers of the auxiliary hidden states, numbered as `Proposer.taps`.
         """
         with self._recording(set(taps)) as seen, torch.autocast(self.device.type, enabled=False):
             # No mask: padding lies behind the tokens, and attention looks back only.
@@ -100,7 +100,7 @@ class Target:
 
     @contextmanager
     def _recording(self, taps: Collection[int]) -> Iterator[dict[int, Tensor]]:
-        """Keep what enters the tapped layers; what enters the final norm is tap L."""
+        """Record the inputs of the tapped layers; tap L is the input of the final norm."""
         body, seen = self.model.model, {}
 
         def keep(tap: int) -> Callable[..., None]:

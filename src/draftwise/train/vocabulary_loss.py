@@ -1,6 +1,6 @@
-"""Cross entropy over a vocabulary without holding logits: losses, gradients and best tokens, some rows at a time.
+"""Cross entropy over a vocabulary without storing all logits: losses, gradients and best tokens, by chunks of rows.
 
-Shape letters: J draft positions, M rows, C rows of a chunk, H hidden size, U tokens that the drafter can name.
+Shape letters: J draft positions, M rows, C rows of a chunk, H hidden size, U draft vocabulary.
 """
 
 from __future__ import annotations
@@ -13,40 +13,40 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from draftwise.train.fusion import fused
+from draftwise.train.fusion import choose_compiled
 
-__all__ = ["Answers", "vocabulary_loss"]
+__all__ = ["Answers", "compute_vocabulary_loss"]
 
 _CHUNK_VALUES = 2**25
-"""Logits held at a time."""
+"""Number of logits in memory at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answers:
-    """What a row should say: the target's distribution, or one token."""
+    """What a row should predict: the target's distribution, or one token."""
 
     states_MH: Tensor | None = None
     """The target's states after its final norm, whose logits are the distribution to learn."""
     head_UH: Tensor | None = None
-    """The target's head, its rows those of the drafter's vocabulary."""
+    """The rows of the target's head for the draft vocabulary."""
     tokens_M: Tensor | None = None
-    """int64 in the drafter's vocabulary; used when there are no states."""
+    """int64 in the draft vocabulary; used without states."""
 
 
-def vocabulary_loss(
+def compute_vocabulary_loss(
     hidden_JMH: Sequence[Tensor], head_UH: Tensor, weights_JM: Tensor, answers: Answers, *, fuse: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Return the weighted sum of cross entropies, and the likeliest tokens [J, M] in the drafter's vocabulary.
+    """Return the weighted sum of cross entropies, and the most probable tokens [J, M] in the draft vocabulary.
 
     All draft positions of a row share its answer, which is therefore computed once. Gradients reach `hidden_JMH` and
-    `head_UH`; they are computed with the losses, chunk by chunk, so that no logits wait for the backward pass.
+    `head_UH`; they are computed with the losses, chunk by chunk, so that no logits are kept for the backward pass.
 
     Args:
-        hidden_JMH: for each draft position, what the head reads.
+        hidden_JMH: for each draft position, the head's input.
         head_UH: the drafter's head.
         weights_JM: float32 weight of each row's loss.
         answers: the same for all draft positions.
-        fuse: compile what lies between the matrix products.
+        fuse: whether to compile the operations between the matrix products.
     """
     device = head_UH.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_JMH[0].dtype
@@ -63,8 +63,8 @@ class _VocabularyLoss(torch.autograd.Function):
         wants_head, wants_hidden = ctx.needs_input_grad[0], any(ctx.needs_input_grad[4:])
         head, terms, probabilities = (
             head_UH.to(hidden[0].dtype),
-            fused(_terms, wanted=fuse),
-            fused(_softmax, wanted=fuse),
+            choose_compiled(_terms, fuse=fuse),
+            choose_compiled(_softmax, fuse=fuse),
         )
         total = torch.zeros((), device=head.device)
         picks_JM = torch.empty(weights_JM.shape, dtype=torch.long, device=head.device)
@@ -98,7 +98,7 @@ def _chunks(num_rows: int, vocabulary: int) -> list[slice]:
 
 
 def _answer(answers: Answers, rows: slice, head_UH: Tensor, softmax: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return the probabilities that these rows should give, [C, U]."""
+    """Return the probabilities that these rows should predict, [C, U]."""
     if answers.states_MH is not None and answers.head_UH is not None:
         logits_CU = answers.states_MH[rows].to(answers.head_UH.dtype) @ answers.head_UH.T
         return softmax(logits_CU).to(head_UH.dtype)
@@ -113,7 +113,7 @@ def _softmax(logits_CU: Tensor) -> Tensor:
 
 
 def _terms(logits_CU: Tensor, answer_CU: Tensor, weights_C: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return weighted cross entropies, likeliest tokens, and the gradient of the logits."""
+    """Return weighted cross entropies, most probable tokens, and the gradient of the logits."""
     values_CU = logits_CU.float()
     sums_C = values_CU.logsumexp(-1)
     losses_C = (sums_C - (answer_CU * values_CU).sum(-1)) * weights_C

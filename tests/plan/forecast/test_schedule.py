@@ -6,7 +6,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftwise.plan.forecast.schedule import KEY, join_ranges, schedule_keys
+from draftwise.plan.forecast.schedule import KEY, join_ranges, make_schedule_keys
 
 
 @given(steps=st.lists(st.tuples(st.integers(1, 50), st.integers(0, 8)), min_size=1, max_size=8))
@@ -26,4 +26,4 @@ def test_an_endless_range_is_one_batch_size_wide() -> None:
 
 
 def test_the_config_drafts_at_most_the_largest_k() -> None:
-    assert schedule_keys([(1, 8, 3), (9, 9, 0)]) == {"num_speculative_tokens": 3, KEY: [[1, 8, 3], [9, 9, 0]]}
+    assert make_schedule_keys([(1, 8, 3), (9, 9, 0)]) == {"num_speculative_tokens": 3, KEY: [[1, 8, 3], [9, 9, 0]]}

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from draftwise.facts.gpus import get_gpu
 from draftwise.facts.models import find_model
-from draftwise.plan.forecast.step_cost import Batch, Drafting, Machine, acceptance_length, best_k
+from draftwise.plan.forecast.step_cost import Batch, Drafting, Machine, choose_best_k, compute_acceptance_length
 from draftwise.plan.forecast.work import find_drafter_work, find_work
 from draftwise.plan.size.precision import BF16
 from draftwise.plan.size.shapes import read_shape
@@ -59,7 +59,7 @@ def batch(sequences: int) -> Batch:
 
 def test_plain_steps_within_a_tenth(machine: Machine) -> None:
     for sequences, measured in zip(BATCHES, PLAIN_MS, strict=True):
-        assert 1e3 * machine.plain_s(batch(sequences)) == pytest.approx(measured, rel=0.1)
+        assert 1e3 * machine.baseline_s(batch(sequences)) == pytest.approx(measured, rel=0.1)
 
 
 def test_break_even_is_a_few_percent_off_in_the_middle_and_a_quarter_at_worst(machine: Machine) -> None:
@@ -74,12 +74,12 @@ def test_break_even_is_a_few_percent_off_in_the_middle_and_a_quarter_at_worst(ma
 
 @pytest.mark.parametrize(("sequences", "best"), [(1, 3), (4, 3), (8, 3), (32, 3), (64, 3), (96, 1), (128, 1), (256, 1)])
 def test_the_best_k_of_eagle3_is_the_measured_one(machine: Machine, sequences: int, best: int) -> None:
-    assert best_k(machine, batch(sequences), drafting("eagle3", 3), SIMULATED, (1, 3, 5, 7)) == best
+    assert choose_best_k(machine, batch(sequences), drafting("eagle3", 3), SIMULATED, (1, 3, 5, 7)) == best
 
 
-@given(chance=st.floats(0, 1), k=st.integers(0, 20))
-def test_a_step_emits_at_least_one_token_and_at_most_all(chance: float, k: int) -> None:
-    assert 1 <= acceptance_length(chance, k) <= k + 1 + 1e-9
+@given(acceptance=st.floats(0, 1), k=st.integers(0, 20))
+def test_a_step_emits_at_least_one_token_and_at_most_all(acceptance: float, k: int) -> None:
+    assert 1 <= compute_acceptance_length(acceptance, k) <= k + 1 + 1e-9
 
 
 def test_experts_are_read_more_the_more_tokens_there_are_and_never_all_twice() -> None:

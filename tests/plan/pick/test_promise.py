@@ -6,13 +6,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from draftwise.core import Effect, Ruling, Severity, SpecConfig
-from draftwise.facts.advice import traffic_kinds
-from draftwise.facts.gpus import get_gpu, known_gpus
+from draftwise.facts.advice import read_traffic_kinds
+from draftwise.facts.gpus import get_gpu, read_gpus
 from draftwise.facts.methods import get_method
-from draftwise.facts.models import known_models
+from draftwise.facts.models import read_models
 from draftwise.facts.vllm import get_release, releases
 from draftwise.plan.check import check
-from draftwise.plan.pick import Advice, Wish, describe_traffic, pick
+from draftwise.plan.pick import Advice, Requirements, describe_traffic, pick
 from draftwise.plan.size import size
 
 FLAGS: tuple[dict[str, Any], ...] = (
@@ -26,8 +26,8 @@ FLAGS: tuple[dict[str, Any], ...] = (
     {"gpu_memory_utilization": 0.8},
     {"kv_cache_dtype": "fp8"},
 )
-WISHES = st.builds(
-    lambda target, gpu, gpus, version, kind, args, load, peak, tokens, temperature, uses: Wish(
+REQUIREMENTS = st.builds(
+    lambda target, gpu, gpus, version, kind, args, load, peak, tokens, temperature, uses: Requirements(
         target=target,
         gpu=get_gpu(gpu),
         gpus=gpus,
@@ -43,11 +43,11 @@ WISHES = st.builds(
             parameters=frozenset(uses),
         ),
     ),
-    target=st.sampled_from([model.id for model in known_models()]),
-    gpu=st.sampled_from([gpu.name for gpu in known_gpus()]),
+    target=st.sampled_from([model.id for model in read_models()]),
+    gpu=st.sampled_from([gpu.name for gpu in read_gpus()]),
     gpus=st.sampled_from((1, 2, 4, 8)),
     version=st.sampled_from([str(release) for release in releases()]),
-    kind=st.sampled_from((None, *traffic_kinds())),
+    kind=st.sampled_from((None, *read_traffic_kinds())),
     args=st.sampled_from(FLAGS),
     load=st.sampled_from((1, 4, 16, 64, 256)),
     peak=st.sampled_from((1, 8)),
@@ -73,19 +73,19 @@ def keeps_its_promise(advice: Advice) -> None:
             assert report.resolved is not None
             assert get_method(report.resolved.method).name == candidate.method
         if candidate.sizing is not None:
-            assert size(candidate.setup, gpu=advice.wish.gpu).budget.fits
+            assert size(candidate.setup, gpu=advice.requirements.gpu).budget.fits
 
 
 _FIELDS = ("target", "engine", "engine_version", "device", "args", "env")
 
 
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(wish=WISHES)
-def test_every_recommendation_starts_and_fits_and_every_method_is_answered_once(wish: Wish) -> None:
-    advice = pick(wish)
+@given(requirements=REQUIREMENTS)
+def test_every_recommendation_starts_and_fits_and_every_method_is_answered_once(requirements: Requirements) -> None:
+    advice = pick(requirements)
     keeps_its_promise(advice)
     answered = [each.method for each in (*advice.ranked, *advice.refused)]
-    known = {get_method(name).name for name in get_release(wish.version).table("methods")}
+    known = {get_method(name).name for name in get_release(requirements.version).table("methods")}
     assert len(answered) == len(set(answered))
     assert known <= set(answered)
     assert all(name in known or get_method(name).embedded for name in answered)

@@ -1,4 +1,4 @@
-"""Every rule of thumb is met by a wish that it is about, and by no plain one."""
+"""Every rule of thumb is raised by the requirements that it is about, and not by ordinary ones."""
 
 import json
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.wishes import LLAMA, QWEN, advise, findings
+from tests.support.requirements import LLAMA, QWEN, advise, findings
 
 from draftwise.facts.advice import all_advice
 from draftwise.facts.models import find_model
@@ -94,7 +94,7 @@ def test_every_rule_has_a_case() -> None:
     assert set(all_advice()) == set(CASES) | ALWAYS_SHOWN | WITH_FILES
 
 
-def test_the_plain_wish_meets_no_reason_against_speculation() -> None:
+def test_ordinary_requirements_raise_no_reason_against_speculation() -> None:
     assert not advise(concurrency=8).levers
 
 

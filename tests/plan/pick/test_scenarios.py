@@ -5,7 +5,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from tests.support.wishes import LLAMA, QWEN, advise, candidate, methods, refusal
+from tests.support.requirements import LLAMA, QWEN, advise, candidate, methods, refusal
 
 from draftwise.core import InvalidSetup
 from draftwise.facts.models import find_model

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from draftwise.core import Device, InvalidSetup, Setup, SpecConfig
 from draftwise.core.budget import Budget, KVCache, KVGroup
-from draftwise.facts.gpus import get_gpu, known_gpus
-from draftwise.facts.memory import batch_defaults
+from draftwise.facts.gpus import get_gpu, read_gpus
+from draftwise.facts.memory import get_batch_defaults
 from draftwise.facts.vllm import get_release
 from draftwise.plan.size import Sizing, size
 from draftwise.plan.size.graphs import capture_sizes
@@ -194,7 +194,7 @@ def test_the_plan_changes_with_the_release(version: str, share: float, buffers: 
     ],
 )  # fmt: skip
 def test_batch_sizes_go_by_gpu(gpu: str, version: str, tokens: int, seqs: int) -> None:
-    found = batch_defaults(get_gpu(gpu), get_release(version))
+    found = get_batch_defaults(get_gpu(gpu), get_release(version))
     assert found == {"max_num_batched_tokens": tokens, "max_num_seqs": seqs}
 
 
@@ -309,8 +309,8 @@ def test_the_device_of_a_setup_is_its_gpu() -> None:
 
 
 def test_every_gpu_is_found_by_its_own_name() -> None:
-    assert [get_gpu(gpu.name).name for gpu in known_gpus()] == [gpu.name for gpu in known_gpus()]
-    assert all(gpu.source for gpu in known_gpus())
+    assert [get_gpu(gpu.name).name for gpu in read_gpus()] == [gpu.name for gpu in read_gpus()]
+    assert all(gpu.source for gpu in read_gpus())
 
 
 def test_the_json_holds_the_budget() -> None:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftwise.checkpoints.headers import read_headers
-from draftwise.facts.models import find_model, known_models
+from draftwise.facts.models import find_model, read_models
 from draftwise.plan.size.decoder import decoder_parts
 from draftwise.plan.size.drafter import describe_drafter
 from draftwise.plan.size.parts import elements, num_bytes, stages
@@ -22,7 +22,7 @@ from draftwise.plan.size.shapes import read_shape, read_text_config
 from draftwise.plan.size.stored import stored_bytes
 
 EXACT = [
-    model for model in known_models()
+    model for model in read_models()
     if model.params % 100_000_000 and "vision_config" not in model.config and model.config.get("model_type") != "gpt2"
     and not model.id.startswith(("meta-llama/Llama-4", "moonshotai/", "XiaomiMiMo/"))
 ]  # fmt: skip

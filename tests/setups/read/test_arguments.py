@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from draftwise.core import Effect, Ruling, Stage
-from draftwise.facts.old_flags import old_flags
+from draftwise.facts.old_flags import read_old_flags
 from draftwise.facts.vllm import get_release, releases
 from draftwise.setups.read.arguments.command_line import Arguments, read_arguments
 from draftwise.setups.read.shell.words import Word
@@ -61,7 +61,7 @@ def test_the_common_command_line_is_read_for_every_release(release):
 def test_no_release_has_the_flags_of_old_guides(release):
     table = release.table("flags")
     names = {*table, *(alias for row in table.values() for alias in row["aliases"])}
-    assert not names & set(old_flags())
+    assert not names & set(read_old_flags())
 
 
 def test_old_flags_become_one_json():

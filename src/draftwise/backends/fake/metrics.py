@@ -17,7 +17,7 @@ from draftwise.facts.metrics import (
     SPEC_NUM_DRAFTS,
     Metric,
     get_metric,
-    token_buckets,
+    make_token_buckets,
 )
 
 __all__ = ["FakeMetrics", "spec_metrics", "spec_stats"]
@@ -58,7 +58,7 @@ class _Histogram:
 
     def __init__(self, row: Metric, max_model_len: int) -> None:
         self.row = row
-        self.bounds = row.buckets or token_buckets(max_model_len)
+        self.bounds = row.buckets or make_token_buckets(max_model_len)
         self.counts = [0] * (len(self.bounds) + 1)
         self.total = 0.0
 

@@ -1,1 +1,1 @@
-"""What drafting costs and what it must bring: the work of a pass, the time of a step, k by batch size."""
+"""What drafting costs and the acceptance it needs: the work of a pass, the time of a step, k by batch size."""

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 from math import isinf
 from typing import Any
 
-__all__ = ["KEY", "Range", "join_ranges", "schedule_keys"]
+__all__ = ["KEY", "Range", "join_ranges", "make_schedule_keys"]
 
 KEY = "num_speculative_tokens_per_batch_size"
 """Key of the speculative config, from vLLM 0.24.0 on."""
 Range = tuple[int, int, int]
-"""First batch size, last batch size (both included) and k there; 0 drafts nothing."""
+"""First batch size, last batch size (both included) and k; k = 0 means no drafting."""
 
 
 def join_ranges(ends: Iterable[tuple[float, int]], *, first: int = 1) -> tuple[Range, ...]:
@@ -33,6 +33,6 @@ def join_ranges(ends: Iterable[tuple[float, int]], *, first: int = 1) -> tuple[R
     return tuple(rows)
 
 
-def schedule_keys(ranges: Sequence[Range]) -> dict[str, Any]:
+def make_schedule_keys(ranges: Sequence[Range]) -> dict[str, Any]:
     """Return the keys of a speculative config that follow a schedule: the largest k, and the ranges."""
     return {"num_speculative_tokens": max(k for _, _, k in ranges), KEY: [list(each) for each in ranges]}

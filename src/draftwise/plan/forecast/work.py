@@ -31,7 +31,7 @@ class Work:
     expert_bytes: float = 0.0
     """Weights of all routed experts."""
     share_per_row: float = 0.0
-    """Part of the routed experts that one token meets."""
+    """Fraction of the routed experts that one token activates."""
     flops_per_row: float
     weights: int
     """Parameters of the whole model, on all GPUs."""
@@ -42,7 +42,7 @@ class Work:
 
 
 def find_work(config: Config, precision: Precision, tensor_parallel_size: int = 1) -> Work | None:
-    """Return the work of a language model, None for a config that is no decoder's.
+    """Return the work of a language model; None for a config that is not a decoder's.
 
     Args:
         config: config.json, whole.
@@ -62,13 +62,13 @@ def find_work(config: Config, precision: Precision, tensor_parallel_size: int = 
 def find_drafter_work(
     method: str, k: int, target: Config, drafter: Config | None, precision: Precision, tensor_parallel_size: int = 1
 ) -> Work | None:
-    """Return the work of one pass of a head or module, None for methods without weights and unknown shapes.
+    """Return the work of one pass of a head or module; None for methods without weights and unknown shapes.
 
     Args:
         method: as vLLM spells it.
         k: tokens that it drafts: how many heads Medusa has.
         target: the target's config.json.
-        drafter: the drafter's; None takes the layout that its method usually has.
+        drafter: the drafter's config.json; None assumes the usual layout of its method.
         precision: of the target's own modules; heads and models of their own are in 16 bit.
         tensor_parallel_size: GPUs that share every layer.
     """

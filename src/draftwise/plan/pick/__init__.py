@@ -4,7 +4,7 @@ from draftwise.plan.pick.advise import Advice, pick
 from draftwise.plan.pick.judge import Candidate
 from draftwise.plan.pick.levers import Lever, Weight
 from draftwise.plan.pick.proposal import Refusal
-from draftwise.plan.pick.wish import STRUCTURED_OUTPUT, Traffic, Wish, describe_traffic
+from draftwise.plan.pick.requirements import STRUCTURED_OUTPUT, Requirements, Traffic, describe_traffic
 
 __all__ = [
     "STRUCTURED_OUTPUT",
@@ -12,9 +12,9 @@ __all__ = [
     "Candidate",
     "Lever",
     "Refusal",
+    "Requirements",
     "Traffic",
     "Weight",
-    "Wish",
     "describe_traffic",
     "pick",
 ]

@@ -6,28 +6,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from draftwise.core import Severity
-from draftwise.facts.advice import get_advice, guide_order
+from draftwise.facts.advice import get_advice, get_guide_rank
 from draftwise.plan.pick.case import Case, open_case
 from draftwise.plan.pick.judge import Candidate, judge
 from draftwise.plan.pick.levers import Lever, Weight, find_levers
 from draftwise.plan.pick.memory import open_memory
-from draftwise.plan.pick.methods import methods_of, propose
+from draftwise.plan.pick.methods import list_methods, propose
 from draftwise.plan.pick.proposal import Refusal
-from draftwise.plan.pick.wish import Wish
+from draftwise.plan.pick.requirements import Requirements
 
 __all__ = ["Advice", "pick"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """Where to start, for one wish and release. Every method of the release is in `ranked` or in `refused`, once."""
+    """Where to start, for one release. Every method of the release is in `ranked` or in `refused`, once."""
 
-    wish: Wish
+    requirements: Requirements
     version: str
     levers: tuple[Lever, ...]
     """Reasons against speculation, the heaviest first."""
     ranked: tuple[Candidate, ...]
-    """Each is accepted by the release and fits the memory."""
+    """Each is accepted by the release and fits into memory."""
     refused: tuple[Refusal, ...]
 
     @property
@@ -44,19 +44,19 @@ class Advice:
         return _start(self.ranked[0], "Start")
 
 
-def pick(wish: Wish) -> Advice:
+def pick(requirements: Requirements) -> Advice:
     """Return where to start.
 
     Raises:
         InvalidSetup: the target or a drafter is not found, or the release is unknown.
     """
-    case = open_case(wish)
+    case = open_case(requirements)
     memory = open_memory(case)
     levers = (*find_levers(case), *memory.levers)
     ending = next((lever for lever in levers if lever.weight is Weight.ENDS), None)
     ranked: list[Candidate] = []
     refused: list[Refusal] = []
-    for method in methods_of(case):
+    for method in list_methods(case):
         proposal = propose(case, method) if ending is None else Refusal(method=method, reasons=(ending.finding,))
         outcome = proposal if isinstance(proposal, Refusal) else judge(case, proposal, memory)
         if isinstance(outcome, Refusal):
@@ -67,7 +67,7 @@ def pick(wish: Wish) -> Advice:
     if ordered and not any(candidate.pays for candidate in ordered):
         levers = (*levers, _nothing_pays(case))
     return Advice(
-        wish=wish,
+        requirements=requirements,
         version=str(case.release),
         levers=tuple(sorted(levers, key=lambda lever: list(Weight).index(lever.weight))),
         ranked=ordered,
@@ -76,17 +76,17 @@ def pick(wish: Wish) -> Advice:
 
 
 def _order(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
-    """Return the candidates as the guides try them, apart from what measured costs contradict.
+    """Return the candidates in the guides' order, corrected where measured costs contradict it.
 
-    What is not likely to pay goes behind what is. Methods that the guides try together stand by estimated gain, and so
-    do small models and lookup, which the guides put one behind the other.
+    Candidates that are not expected to pay come last. Methods that the guides try together are ordered by estimated
+    gain, and so are small models and lookup, which the guides put one behind the other.
     """
     ordered = sorted(candidates, key=lambda each: (not each.pays, _tier(each), -_gain(each)))
     return tuple(_explain_place(each, ordered[place + 1 :]) for place, each in enumerate(ordered))
 
 
 def _tier(candidate: Candidate) -> float:
-    small, lookup = guide_order("draft_model"), guide_order("ngram")
+    small, lookup = get_guide_rank("draft_model"), get_guide_rank("ngram")
     return small if small <= candidate.place <= lookup else candidate.place
 
 
@@ -96,22 +96,23 @@ def _gain(candidate: Candidate) -> float:
 
 
 def _explain_place(candidate: Candidate, after: Sequence[Candidate]) -> Candidate:
-    """Add the reason why a candidate stands before one that the guides try earlier."""
+    """Add the reason why a candidate ranks before one that the guides try earlier."""
     passed = [each for each in after if each.pays and each.place < candidate.place and _tier(each) == _tier(candidate)]
     if not passed:
         return candidate
     reason = get_advice("against-the-guide").finding(
-        f"Before {passed[0].method}: {_gain(candidate):.2f} against {_gain(passed[0]):.2f} times plain decoding."
+        f"It ranks before {passed[0].method}: estimated speed-ups are {_gain(candidate):.2f} and "
+        f"{_gain(passed[0]):.2f}."
     )
     return replace(candidate, reasons=(*candidate.reasons, reason))
 
 
 def _nothing_pays(case: Case) -> Lever:
-    sequences = case.wish.traffic.concurrency
+    sequences = case.requirements.traffic.concurrency
     return Lever(
         weight=Weight.DOUBT,
         finding=get_advice("nothing-pays").finding(
-            f"At {sequences} sequences no method's expected acceptance reaches its break-even.",
+            f"At {sequences} sequences no method is expected to reach its break-even acceptance.",
             severity=Severity.WARNING,
         ),
     )

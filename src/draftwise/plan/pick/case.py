@@ -1,4 +1,4 @@
-"""A wish with everything looked up once: release, configs, machine and the drafters that exist."""
+"""Requirements with everything looked up once: release, configs, machine and the drafters that exist."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 from draftwise.checkpoints.model_config import ModelConfig, find_model_config
 from draftwise.checkpoints.recognize import RecognizedDrafter, recognize
 from draftwise.core import Device, InvalidSetup, Setup, SpecConfig
-from draftwise.facts.families import PublishedDrafter, published_drafters
+from draftwise.facts.families import PublishedDrafter, find_published_drafters
 from draftwise.facts.models import KnownModel, find_model, suggest_models
 from draftwise.facts.vllm import Release, get_release
 from draftwise.plan.forecast.step_cost import Batch, Machine
 from draftwise.plan.forecast.work import find_work
-from draftwise.plan.pick.wish import Wish
+from draftwise.plan.pick.requirements import Requirements
 from draftwise.plan.size.precision import Precision, get_precision, precision_of
 from draftwise.plan.size.shapes import read_shape
 
@@ -34,12 +34,12 @@ class GivenDrafter:
 class Case:
     """What every rule of `pick` may look at."""
 
-    wish: Wish
+    requirements: Requirements
     release: Release
     target: ModelConfig
     precision: Precision
     machine: Machine | None
-    """None for a target whose shape is not understood and a GPU whose speed is not known: then nothing is estimated."""
+    """None if the target's shape or the GPU's speed is unknown: then nothing is estimated."""
     given: tuple[GivenDrafter, ...]
     published: tuple[PublishedDrafter, ...]
     similar: tuple[PublishedDrafter, ...]
@@ -48,45 +48,45 @@ class Case:
     @property
     def tensor_parallel_size(self) -> int:
         """GPUs that share every layer."""
-        return _tensor_parallel_size(self.wish)
+        return _tensor_parallel_size(self.requirements)
 
     def batch(self, sequences: int | None = None) -> Batch:
-        """Return so many sequences of the traffic's length, the median concurrency by default."""
-        traffic = self.wish.traffic
+        """Return a batch of sequences of the traffic's length, as many as the median concurrency by default."""
+        traffic = self.requirements.traffic
         return Batch(sequences=sequences or traffic.concurrency, context=traffic.context)
 
     def setup(self, spec: Mapping[str, Any] | None, **args: Any) -> Setup:
         """Return the deployment with a speculative config, or without one."""
-        wish, size = self.wish, self.tensor_parallel_size
+        requirements, gpu, size = self.requirements, self.requirements.gpu, self.tensor_parallel_size
         parallel = {"tensor_parallel_size": size} if size > 1 else {}
         return Setup(
-            target=wish.target,
+            target=requirements.target,
             engine="vllm",
             engine_version=str(self.release),
-            device=Device(name=wish.gpu.name, kind="cuda", count=wish.gpus, memory_bytes=wish.gpu.memory_bytes),
+            device=Device(name=gpu.name, kind="cuda", count=requirements.gpus, memory_bytes=gpu.memory_bytes),
             spec=None if spec is None else SpecConfig.keep(spec),
-            args={**parallel, **wish.args, **args},
+            args={**parallel, **requirements.args, **args},
         )
 
 
-def open_case(wish: Wish) -> Case:
-    """Look up what a wish names.
+def open_case(requirements: Requirements) -> Case:
+    """Look up everything that the requirements name.
 
     Raises:
         InvalidSetup: the target or a drafter is not found, or the release is unknown.
     """
-    target = _get_target(wish.target)
-    precision = _precision(wish, target)
+    target = _get_target(requirements.target)
+    precision = _precision(requirements, target)
     exact, similar = _names(target)
     return Case(
-        wish=wish,
-        release=get_release(wish.version),
+        requirements=requirements,
+        release=get_release(requirements.version),
         target=target,
         precision=precision,
-        machine=_machine(wish, target, precision),
-        given=tuple(_open_drafter(name) for name in wish.drafters),
-        published=published_drafters(exact),
-        similar=published_drafters(similar),
+        machine=_machine(requirements, target, precision),
+        given=tuple(_open_drafter(name) for name in requirements.drafters),
+        published=find_published_drafters(exact),
+        similar=find_published_drafters(similar),
     )
 
 
@@ -117,10 +117,10 @@ def _open_drafter(name: str) -> GivenDrafter:
 
 
 def _names(target: ModelConfig) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the names under which a target's drafters are published: its own, and those of its like.
+    """Return the names under which a target's drafters are published: its own, and those of similar checkpoints.
 
-    A directory is taken for the well-known model that it is named after, if the shapes agree: it may hold a fine-tuned
-    copy, so that nothing is exact.
+    A directory is taken for the well-known model that it is named after, if the shapes agree. It may hold a fine-tuned
+    copy, so no name of it is exact.
     """
     if target.origin == "table":
         row = find_model(target.name)
@@ -145,40 +145,40 @@ def _same_shape(row: KnownModel, target: ModelConfig) -> bool:
     return all(ours.get(key) == theirs.get(key) for key in keys)
 
 
-def _precision(wish: Wish, target: ModelConfig) -> Precision:
-    given = wish.args.get("quantization")
+def _precision(requirements: Requirements, target: ModelConfig) -> Precision:
+    given = requirements.args.get("quantization")
     return get_precision(given) if isinstance(given, str) else precision_of(target.config)
 
 
-def _tensor_parallel_size(wish: Wish) -> int:
-    given = wish.args.get("tensor_parallel_size")
+def _tensor_parallel_size(requirements: Requirements) -> int:
+    given = requirements.args.get("tensor_parallel_size")
     if isinstance(given, int) and given > 0:
         return given
-    others = (wish.args.get(key) for key in ("pipeline_parallel_size", "data_parallel_size"))
-    share = wish.gpus
+    others = (requirements.args.get(key) for key in ("pipeline_parallel_size", "data_parallel_size"))
+    share = requirements.gpus
     for size in others:
         share //= size if isinstance(size, int) and size > 0 else 1
     return max(1, share)
 
 
-def _machine(wish: Wish, target: ModelConfig, precision: Precision) -> Machine | None:
-    size = _tensor_parallel_size(wish)
+def _machine(requirements: Requirements, target: ModelConfig, precision: Precision) -> Machine | None:
+    size = _tensor_parallel_size(requirements)
     work = find_work(target.config, precision, size)
-    if work is None or not wish.gpu.bandwidth_gbs or not wish.gpu.bf16_tflops:
+    if work is None or not requirements.gpu.bandwidth_gbs or not requirements.gpu.bf16_tflops:
         return None
     return Machine(
-        gpu=wish.gpu,
+        gpu=requirements.gpu,
         work=work,
         shape=read_shape(target.config),
         tensor_parallel_size=size,
-        kv_bytes_per_value=1 if str(wish.args.get("kv_cache_dtype", "")).startswith("fp8") else 2,
+        kv_bytes_per_value=1 if str(requirements.args.get("kv_cache_dtype", "")).startswith("fp8") else 2,
         fast_arithmetic=precision.name.startswith("fp8"),
-        asynchronous=_schedules_asynchronously(wish),
+        asynchronous=_schedules_asynchronously(requirements),
     )
 
 
-def _schedules_asynchronously(wish: Wish) -> bool:
-    """Say whether the release schedules asynchronously by itself: those that list methods that may, do."""
-    given = wish.args.get("async_scheduling")
-    table = get_release(wish.version).table("async_scheduling")
+def _schedules_asynchronously(requirements: Requirements) -> bool:
+    """Return whether the release schedules asynchronously by default, unless a flag says otherwise."""
+    given = requirements.args.get("async_scheduling")
+    table = get_release(requirements.version).table("async_scheduling")
     return given if isinstance(given, bool) else bool(table.get("default"))

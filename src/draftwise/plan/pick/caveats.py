@@ -1,69 +1,69 @@
-"""What is worth knowing before a recommended method is switched on."""
+"""What to know before switching a recommended method on."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from draftwise.core import Finding, Severity
-from draftwise.facts.advice import get_advice, step_costs
+from draftwise.facts.advice import get_advice, read_step_costs
 from draftwise.plan.check import Report, Resolved
 from draftwise.plan.pick.case import Case
 from draftwise.plan.pick.proposal import Proposal
-from draftwise.plan.pick.wish import STRUCTURED_OUTPUT
+from draftwise.plan.pick.requirements import STRUCTURED_OUTPUT
 
 __all__ = ["find_caveats"]
 
 _UNSEEN = "drafter-not-here"
-"""Finding of `check`: it could not look at the drafter."""
+"""Finding of `check`: the drafter's config could not be read."""
 _BEYOND_GRAPHS = "cudagraph-cliff"
-"""Finding of `check`: as many requests as may run make steps that are larger than the largest graph."""
+"""Finding of `check`: a step of `max_num_seqs` requests is larger than the largest captured graph."""
 
 
 def find_caveats(case: Case, proposal: Proposal, report: Report, k: int) -> Iterator[Finding]:
-    """Yield what `check` warns of, and what load, use and target add to it."""
-    said = [each for each in report.findings if each.severity is Severity.WARNING or each.code == _UNSEEN]
-    yield from (each for each in said if each.code != _BEYOND_GRAPHS)
+    """Yield what `check` warns of, and what follows from load, use and target."""
+    warnings = [each for each in report.findings if each.severity is Severity.WARNING or each.code == _UNSEEN]
+    yield from (each for each in warnings if each.code != _BEYOND_GRAPHS)
     if (beyond := _find_beyond_graphs(case, proposal, k)) is not None:
-        yield next((each for each in said if each.code == _BEYOND_GRAPHS), beyond)
+        yield next((each for each in warnings if each.code == _BEYOND_GRAPHS), beyond)
     yield from _about_costs(case, proposal.method, report.resolved)
     yield from _about_use(case)
     yield from _about_target(case, proposal)
 
 
 def _find_beyond_graphs(case: Case, proposal: Proposal, k: int) -> Finding | None:
-    """Return the finding that the traffic's peak runs without graphs: `check` only knows how many requests may run."""
-    rule, peak = get_advice("graph-cliff"), case.wish.traffic.peak_concurrency
+    """Return the finding that the traffic's peak runs without graphs; `check` knows only `max_num_seqs`."""
+    rule, peak = get_advice("graph-cliff"), case.requirements.traffic.peak_concurrency
     rows, reach = peak * ((proposal.bound or k) + 1), case.release.table("cudagraph_sizes").get("cap")
     if not isinstance(reach, int) or rows <= reach:
         return None
     return rule.finding(
-        f"{peak} sequences make steps of {rows} tokens, and graphs reach {reach}.",
+        f"{peak} sequences make steps of {rows} tokens, and graphs are captured up to {reach}.",
         severity=Severity.WARNING,
-        fix="Raise --max-cudagraph-capture-size, or draft less at the peak.",
+        fix="Raise --max-cudagraph-capture-size, or draft fewer tokens at the peak.",
     )
 
 
 def _about_costs(case: Case, method: str, resolved: Resolved | None) -> Iterator[Finding]:
-    cost, rule = step_costs().of_method(method), get_advice("unmeasured")
+    cost, rule = read_step_costs().get_drafting(method), get_advice("unmeasured")
     if method not in cost.measured:
-        yield rule.finding(f"Nobody measured {method} for the estimate: its costs are those of methods like it.")
+        yield rule.finding(f"The cost of {method} was not measured: the estimate uses that of similar methods.")
     elif resolved is not None and resolved.runner not in (None, cost.runner):
-        yield rule.finding(f"{method} was measured on model runner {cost.runner}; here it runs on {resolved.runner}.")
+        yield rule.finding(f"The cost of {method} was measured on model runner {cost.runner}, not {resolved.runner}.")
     if case.tensor_parallel_size > 1:
         yield get_advice("one-gpu-measured").finding(f"The target runs on {case.tensor_parallel_size} GPUs.")
 
 
 def _about_use(case: Case) -> Iterator[Finding]:
-    if case.wish.args.get("enable_lora"):
-        yield get_advice("lora").finding("Adapters are served.", severity=Severity.WARNING)
-    if STRUCTURED_OUTPUT in case.wish.traffic.parameters:
+    if case.requirements.args.get("enable_lora"):
+        yield get_advice("lora").finding("LoRA adapters are served.", severity=Severity.WARNING)
+    if STRUCTURED_OUTPUT in case.requirements.traffic.parameters:
         yield get_advice("structured-output").finding("Requests ask for structured output.")
-    yield get_advice("compare-prefix-cache").finding("Compare time to first token and prefix-cache hits as well.")
+    yield get_advice("compare-prefix-cache").finding("Compare time to first token and prefix-cache hits, too.")
 
 
 def _about_target(case: Case, proposal: Proposal) -> Iterator[Finding]:
     if case.machine is not None and case.machine.work.expert_bytes:
         yield get_advice("moe-verification").finding(f"{case.target.name} is a mixture of experts.")
-    as_published = case.target.origin == "table" and not case.wish.args.get("quantization")
+    as_published = case.target.origin == "table" and not case.requirements.args.get("quantization")
     if case.precision.bits == 4 and proposal.work is not None and not as_published:
         yield get_advice("quantised-target").finding(f"The target runs in {case.precision.name}.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 
 from draftwise.core import Setup
-from draftwise.plan.pick.wish import Traffic
+from draftwise.plan.pick.requirements import Traffic
 
 __all__ = ["decide_command"]
 

@@ -1,4 +1,4 @@
-"""Heads that run on the target's hidden states: at hand, or published for the target."""
+"""Heads that run on the target's hidden states: the operator's own, or published for the target."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from draftwise.facts.advice import get_advice, guide_order
+from draftwise.facts.advice import get_advice, get_guide_rank
 from draftwise.facts.families import PublishedDrafter
 from draftwise.facts.methods import get_method
 from draftwise.plan.forecast.work import Work, find_drafter_work
 from draftwise.plan.pick.case import Case, GivenDrafter
-from draftwise.plan.pick.proposal import Proposal, Refusal, no_drafter, published_notes, refuse, sourced
+from draftwise.plan.pick.proposal import Proposal, Refusal, cite, find_published_caveats, refuse, refuse_no_drafter
 from draftwise.plan.size.shapes import read_text_config
 
 __all__ = ["propose_head", "propose_old_head"]
 
-_CAN = "FLASH_ATTN"
-"""Attention backend that can look at a whole block at once in every release."""
+_NONCAUSAL = "FLASH_ATTN"
+"""Attention backend that can attend over a whole block at once in every release."""
 
 
 def propose_head(case: Case, method: str) -> Proposal | Refusal:
@@ -27,11 +27,11 @@ def propose_head(case: Case, method: str) -> Proposal | Refusal:
         return _given_head(case, method, given)
     exact = [row for row in case.published if _loads(case, row, method)]
     rows = exact or [row for row in case.similar if _loads(case, row, method)]
-    return _published_head(case, method, rows, exact=bool(exact)) if rows else no_drafter(case, method)
+    return _published_head(case, method, rows, exact=bool(exact)) if rows else refuse_no_drafter(case, method)
 
 
 def _loads(case: Case, row: PublishedDrafter, method: str) -> bool:
-    """Say whether a published drafter is of a method and in a format that the release reads."""
+    """Return whether a published drafter is of a method and in a format that the release reads."""
     kind = "peagle" if row.parallel_drafting else row.method
     readable = row.format == "plain" or kind in case.release.table("speculators_types")
     return row.method == method and readable
@@ -44,40 +44,40 @@ def _given_head(case: Case, method: str, given: GivenDrafter) -> Proposal:
     return Proposal(
         method=method,
         spec={"method": method, "model": given.name, **parallel},
-        place=guide_order(method) - 0.5,
+        place=get_guide_rank(method) - 0.5,
         lengths=_lengths(method, most),
         work=_work(case, method, most, given.drafter.config),
         args=_backend(case, method),
-        reasons=(get_advice("given-drafter").finding(f"{given.name} is at hand."),),
+        reasons=(get_advice("given-drafter").finding(f"{given.name} is available."),),
     )
 
 
 def _published_head(case: Case, method: str, rows: list[PublishedDrafter], *, exact: bool) -> Proposal:
     row, *others = rows
     most = row.num_speculative_tokens or get_method(method).usual_k
-    shown = sourced(get_advice("k-published").finding(f"Up to {most}, as {row.model} is shown with."), row)
+    shown = cite(get_advice("k-published").finding(f"Up to {most}: the publisher of {row.model} shows this k."), row)
     return Proposal(
         method=method,
         spec=_spec_of(row),
-        place=guide_order(method),
+        place=get_guide_rank(method),
         lengths=_lengths(method, most),
         why_lengths=shown if row.num_speculative_tokens else None,
         work=_work(case, method, most, None),
         args=_backend(case, method),
         stand_in=_stand_in(case, method),
-        reasons=(sourced(get_advice("published-head").finding(f"{row.model} was trained for this target."), row),),
-        caveats=tuple(published_notes(case, row, exact=exact)),
+        reasons=(cite(get_advice("published-head").finding(f"{row.model} was trained for this target."), row),),
+        caveats=tuple(find_published_caveats(case, row, exact=exact)),
         alternatives=tuple(others),
     )
 
 
 def _backend(case: Case, method: str) -> dict[str, str]:
-    """Return the attention backend that a release with few fitting ones must be told to take."""
+    """Return the attention backend to set on a release that has few suitable ones."""
     known = case.release.table("noncausal_backends")
-    chosen = "attention_backend" in case.wish.args
+    chosen = "attention_backend" in case.requirements.args
     if get_method(method).network != "one_pass" or not known or "FLASHINFER" in known or chosen:
         return {}
-    return {"attention_backend": _CAN}
+    return {"attention_backend": _NONCAUSAL}
 
 
 def _stand_in(case: Case, method: str) -> Mapping[str, Any] | None:
@@ -92,7 +92,7 @@ def _stand_in(case: Case, method: str) -> Mapping[str, Any] | None:
 
 
 def _lengths(method: str, most: int) -> tuple[int, ...]:
-    """Return the k that a head allows: some draft the whole block, the others any part of what they can."""
+    """Return the k that a head allows: some methods draft the whole block, others any number of tokens up to `most`."""
     return (most,) if get_method(method).drafts_whole_block else tuple(range(1, most + 1))
 
 
@@ -106,17 +106,17 @@ def _spec_of(row: PublishedDrafter) -> dict[str, Any]:
 
 
 def propose_old_head(case: Case, method: str) -> Proposal | Refusal:
-    """Return the proposal of heads that are kept where they run already, and not recommended anew."""
+    """Return the proposal of a head that is kept if it is already in use, and not recommended otherwise."""
     made = propose_head(case, method)
     if isinstance(made, Refusal):
         return made
     if any(each.drafter.method == method for each in case.given):
-        kept = get_advice("locked-in").finding(f"{made.spec['model']} is already there.")
-        return replace(made, place=guide_order(method), reasons=(*made.reasons, kept))
+        kept = get_advice("locked-in").finding(f"{made.spec['model']} is already in use.")
+        return replace(made, place=get_guide_rank(method), reasons=(*made.reasons, kept))
     model = made.spec["model"]
     return refuse(
         method,
         "only-when-locked-in",
-        f"{model} exists, and EAGLE-3 or DFlash accept more.",
-        fix=f"If it is deployed already, give it with --drafter {model}.",
+        f"{model} exists, but EAGLE-3 or DFlash reach a higher acceptance.",
+        fix=f"If it is already deployed, give it with --drafter {model}.",
     )

@@ -1,4 +1,4 @@
-"""Turns a method's proposal into a candidate that the release accepts and the memory holds, or into a refusal."""
+"""Turns a method's proposal into a candidate that the release accepts and that fits into memory, or into a refusal."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 
 from draftwise.checkpoints.pair import inspect_pair
 from draftwise.core import Effect, Finding, InvalidSetup, Ruling, Setup, Severity
-from draftwise.facts.advice import Anchor, anchors_of, get_advice
+from draftwise.facts.advice import PublishedResult, find_published_results, get_advice
 from draftwise.facts.families import PublishedDrafter
 from draftwise.facts.methods import get_method
 from draftwise.plan.check import Report, Resolved, check
-from draftwise.plan.forecast.schedule import KEY, schedule_keys
+from draftwise.plan.forecast.schedule import KEY, make_schedule_keys
 from draftwise.plan.forecast.step_cost import Drafting
 from draftwise.plan.pick.case import Case
 from draftwise.plan.pick.caveats import find_caveats
-from draftwise.plan.pick.estimate import Estimate, choose_k, estimate, schedule
+from draftwise.plan.pick.estimate import Estimate, choose_k, choose_schedule, estimate
 from draftwise.plan.pick.memory import Memory
 from draftwise.plan.pick.proposal import Proposal, Refusal
 from draftwise.plan.pick.stops import find_stops
@@ -37,43 +37,43 @@ class Candidate:
     method: str
     setup: Setup
     report: Report
-    """What the release makes of the setup; it accepts it and starts."""
+    """What `check` says: the release accepts the setup, and the server starts."""
     sizing: Sizing | None
     """Memory of each GPU; None where the target's size cannot be computed."""
     estimate: Estimate | None
     scheduled: Mapping[str, Any] | None
-    """The config with k by batch size, for load that changes; None where one k does, or the release has no such key."""
+    """The config with k by batch size, for varying load; None if one k is best, or the release has no such key."""
     place: float
-    """How early the guides try it: less is earlier."""
+    """Position in the guides' order of methods: the smallest is tried first."""
     reasons: tuple[Finding, ...]
     caveats: tuple[Finding, ...]
     alternatives: tuple[PublishedDrafter, ...]
-    anchors: tuple[Anchor, ...]
+    published_results: tuple[PublishedResult, ...]
 
     @property
     def pays(self) -> bool:
-        """Whether its likely acceptance reaches break-even, as far as that can be estimated."""
+        """Whether its expected acceptance reaches break-even, as far as that can be estimated."""
         return self.estimate is None or self.estimate.gain is None or self.estimate.gain >= 1
 
 
 def judge(case: Case, proposal: Proposal, memory: Memory) -> Candidate | Refusal:
-    """Check, size and estimate a proposal."""
+    """Return the candidate that a proposal makes once it is checked, sized and estimated, or why it is refused."""
     proposal, probe = _probe(case, proposal)
     refused = _refusal(case, proposal, probe) or _refusal_of_like(case, proposal) or _misfit(case, proposal)
     if refused is not None:
         return refused
     drafting = _drafting(case, proposal, probe.resolved)
     k = choose_k(case, proposal, drafting)
-    sizing = memory.of(_setup(case, proposal, k))
-    if sizing is not None and (length := memory.shorter(sizing)):
+    sizing = memory.size(_setup(case, proposal, k))
+    if sizing is not None and (length := memory.find_shorter_context(sizing)):
         proposal = _shorten(proposal, length)
-        sizing = memory.of(_setup(case, proposal, k))
+        sizing = memory.size(_setup(case, proposal, k))
     setup = _setup(case, proposal, k)
     report = check(setup)
     refused = _refusal(case, proposal, report)
     if refused is not None:
         return refused
-    if sizing is not None and (why := memory.shortage(sizing)):
+    if sizing is not None and (why := memory.describe_shortage(sizing)):
         return Refusal(method=proposal.method, reasons=(get_advice("does-not-fit").finding(why),))
     expected = estimate(case, proposal.method, drafting, k)
     return Candidate(
@@ -88,22 +88,22 @@ def judge(case: Case, proposal: Proposal, memory: Memory) -> Candidate | Refusal
         caveats=(
             *_below(expected),
             *proposal.caveats,
-            *(memory.caveats(sizing) if sizing is not None else ()),
+            *(memory.find_caveats(sizing) if sizing is not None else ()),
             *find_caveats(case, proposal, report, k),
         ),
         alternatives=proposal.alternatives,
-        anchors=anchors_of(proposal.method),
+        published_results=find_published_results(proposal.method),
     )
 
 
 def _probe(case: Case, proposal: Proposal) -> tuple[Proposal, Report]:
-    """Return a proposal and its report; with fewer sequences at a time, where the default number alone is refused."""
+    """Return a proposal and its report; with a smaller `max_num_seqs` if only the default one is refused."""
     report = check(_setup(case, proposal, max(proposal.lengths)))
-    if not find_stops(report) or "max_num_seqs" in case.wish.args:
+    if not find_stops(report) or "max_num_seqs" in case.requirements.args:
         return proposal, report
-    peak = case.wish.traffic.peak_concurrency
+    peak = case.requirements.traffic.peak_concurrency
     sequences = max(_FEW_SEQUENCES, 1 << (peak - 1).bit_length())
-    reason = get_advice("fewer-sequences").finding(f"--max-num-seqs {sequences} leaves room for its drafts in a step.")
+    reason = get_advice("fewer-sequences").finding(f"--max-num-seqs {sequences} leaves room for drafts in a step.")
     fewer = replace(proposal, args={**proposal.args, "max_num_seqs": sequences}, caveats=(*proposal.caveats, reason))
     again = check(_setup(case, fewer, max(proposal.lengths)))
     return (proposal, report) if _refusal(case, fewer, again) else (fewer, again)
@@ -120,7 +120,7 @@ def _setup(case: Case, proposal: Proposal, k: int) -> Setup:
 
 
 def _refusal(case: Case, proposal: Proposal, report: Report) -> Refusal | None:
-    """Return why a proposal cannot be recommended for the release, None if nothing speaks against it."""
+    """Return why a proposal cannot be recommended for the release; None if it can."""
     stops = find_stops(report)
     if stops:
         gist = f"vLLM {case.release}: {stops[0].effect}. {str(stops[0]).removesuffix(stops[0].fix).strip()}"
@@ -134,7 +134,7 @@ def _refusal(case: Case, proposal: Proposal, report: Report) -> Refusal | None:
 
 
 def _refusal_of_like(case: Case, proposal: Proposal) -> Refusal | None:
-    """Return why the release refuses a drafter like the proposed one, which is not here to be judged itself."""
+    """Return why the release refuses a drafter like the proposed one, whose own config cannot be read here."""
     if proposal.stand_in is None:
         return None
     like = replace(proposal, spec={**proposal.spec, "model": json.dumps(dict(proposal.stand_in))})
@@ -142,7 +142,7 @@ def _refusal_of_like(case: Case, proposal: Proposal) -> Refusal | None:
 
 
 def _misfit(case: Case, proposal: Proposal) -> Refusal | None:
-    """Return why a drafter does not fit its target, where both are directories with weights."""
+    """Return why a drafter does not fit its target, if both are directories with weights."""
     name = proposal.spec.get("model")
     if case.target.directory is None or not isinstance(name, str) or not Path(name).is_dir():
         return None
@@ -158,18 +158,18 @@ def _misfit(case: Case, proposal: Proposal) -> Refusal | None:
 
 
 def _drafting(case: Case, proposal: Proposal, resolved: Resolved | None) -> Drafting:
-    plain = case.machine.asynchronous if case.machine is not None else True
-    said = resolved.async_scheduling if resolved is not None else None
-    return Drafting(method=proposal.method, work=proposal.work, asynchronous=plain if said is None else said)
+    baseline = case.machine.asynchronous if case.machine is not None else True
+    own = resolved.async_scheduling if resolved is not None else None
+    return Drafting(method=proposal.method, work=proposal.work, asynchronous=baseline if own is None else own)
 
 
 def _scheduled(case: Case, proposal: Proposal, drafting: Drafting) -> Mapping[str, Any] | None:
     if KEY not in case.release.table("spec_fields") or proposal.bound is not None:
         return None
-    rows = schedule(case, proposal, drafting)
+    rows = choose_schedule(case, proposal, drafting)
     if not rows:
         return None
-    spec = {**proposal.spec, **schedule_keys(rows)}
+    spec = {**proposal.spec, **make_schedule_keys(rows)}
     report = check(case.setup(spec, **proposal.args))
     idle = any(isinstance(each, Ruling) and each.effect is Effect.INEFFECTIVE for each in report.findings)
     return None if idle or _refusal(case, proposal, report) else spec
@@ -181,19 +181,19 @@ def _reasons(proposal: Proposal, expected: Estimate | None) -> Iterator[Finding]
     if expected is None or expected.break_even is None or proposal.bound is not None:
         return
     yield get_advice("k-by-cost").finding(
-        f"k={expected.k} at {expected.sequences} sequences: a step lasts {expected.break_even:.2f} times a plain one, "
-        f"and emits {expected.length_band[0]:.2f} tokens at the low end of the prior."
+        f"k={expected.k} at {expected.sequences} sequences: a step takes {expected.break_even:.2f} times as long as "
+        f"the baseline's, and emits {expected.length_prior[0]:.2f} tokens at the low end of the prior."
     )
 
 
 def _promise(case: Case, expected: Estimate | None) -> Iterator[Finding]:
-    promised = case.wish.traffic.slo_tpot_s
-    if promised is None or expected is None or expected.tpot_s is None or expected.plain_s is None:
+    promised = case.requirements.traffic.slo_tpot_s
+    if promised is None or expected is None or expected.tpot_s is None or expected.baseline_s is None:
         return
-    kept = "kept" if expected.tpot_s <= promised else "not kept"
+    met = "met" if expected.tpot_s <= promised else "missed"
     yield get_advice("tpot-promise").finding(
-        f"{1e3 * expected.tpot_s:.1f} ms a token expected, {1e3 * expected.plain_s:.1f} ms without; "
-        f"the promise of {1e3 * promised:g} ms would be {kept}."
+        f"The expected time per output token is {1e3 * expected.tpot_s:.1f} ms, {1e3 * expected.baseline_s:.1f} ms "
+        f"without speculation; the objective of {1e3 * promised:g} ms would be {met}."
     )
 
 
@@ -201,7 +201,7 @@ def _below(expected: Estimate | None) -> Iterator[Finding]:
     if expected is None or expected.gain is None or expected.break_even is None or expected.gain >= 1:
         return
     yield get_advice("below-break-even").finding(
-        f"Expected are {expected.expected_length:.2f} tokens a step, and {expected.break_even:.2f} are needed at "
-        f"{expected.sequences} sequences.",
+        f"{expected.expected_length:.2f} tokens per step are expected, and {expected.break_even:.2f} are needed to "
+        f"break even at {expected.sequences} sequences.",
         severity=Severity.WARNING,
     )

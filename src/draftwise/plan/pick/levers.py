@@ -1,4 +1,4 @@
-"""When speculation is the wrong lever, whatever the method."""
+"""When speculation is the wrong lever, regardless of the method."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _POOLING = frozenset({
 
 
 class Weight(StrEnum):
-    """How much a verdict weighs."""
+    """How strong a reason against speculation is."""
 
     ENDS = "ends"
     """There is nothing that speculation could speed up: no method is proposed."""
     OFF = "off"
-    """Leave it off; methods are shown for the day when this changes."""
+    """Leave it off; methods are still shown, in case this changes."""
     DOUBT = "doubt"
-    """It may lose: measure before it is switched on."""
+    """It may lose: measure before you switch it on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +40,8 @@ class Lever:
 
 
 def find_levers(case: Case) -> tuple[Lever, ...]:
-    """Return every reason against speculation that holds before methods are looked at, the heaviest first."""
-    found = [lever for look in _LOOKS for lever in look(case)]
+    """Return every reason against speculation that does not depend on the method, the strongest first."""
+    found = [lever for find in _FINDERS for lever in find(case)]
     return tuple(sorted(found, key=lambda lever: list(Weight).index(lever.weight)))
 
 
@@ -51,7 +51,7 @@ def _lever(weight: Weight, rule: AdviceRule, message: str, *, fix: str = "") -> 
 
 
 def _decoding(case: Case) -> Iterator[Lever]:
-    table, args = case.release.table("architectures"), case.wish.args
+    table, args = case.release.table("architectures"), case.requirements.args
     groups = {table[name]["group"] for name in case.target.architectures if name in table}
     pooling = args.get("runner") == "pooling" or args.get("task") in ("embed", "classify", "score", "reward")
     if pooling or (groups and groups <= _POOLING):
@@ -60,19 +60,19 @@ def _decoding(case: Case) -> Iterator[Lever]:
 
 
 def _answers(case: Case) -> Iterator[Lever]:
-    rule, tokens = get_advice("single-token-answers"), case.wish.traffic.output_tokens
+    rule, tokens = get_advice("single-token-answers"), case.requirements.traffic.output_tokens
     if tokens <= rule.numbers["max_output_tokens"]:
         yield _lever(Weight.ENDS, rule, "Answers are one token long, and that token comes from the prefill.")
 
 
 def _first_token(case: Case) -> Iterator[Lever]:
-    traffic = case.wish.traffic
+    traffic = case.requirements.traffic
     if traffic.slo_ttft_s is not None and traffic.slo_tpot_s is None:
         yield _lever(
             Weight.OFF,
             get_advice("ttft-bound"),
-            "The promise is about the first token only, and speculation speeds up those behind it.",
-            fix="Look at prefix caching, chunked prefill and more replicas.",
+            "The objective is for the time to first token only, and speculation speeds up the tokens after it.",
+            fix="Consider prefix caching, chunked prefill and more replicas.",
         )
     rule, share = get_advice("prefill-dominated"), _prefill_share(case)
     if share is not None and share >= rule.numbers["share"]:
@@ -80,18 +80,18 @@ def _first_token(case: Case) -> Iterator[Lever]:
             Weight.DOUBT,
             rule,
             f"About {share:.0%} of a request's time is prefill ({traffic.prompt_tokens} tokens in, "
-            f"{traffic.output_tokens} out): decoding twice as fast saves {(1 - share) / 2:.0%} of it.",
+            f"{traffic.output_tokens} out): twice as fast a decode saves {(1 - share) / 2:.0%} of the request's time.",
         )
 
 
 def _prefill_share(case: Case) -> float | None:
-    """Return the part of a request's time that its prompt takes, None where nothing can be estimated."""
+    """Return the share of a request's time that its prompt takes; None if nothing can be estimated."""
     if case.machine is None:
         return None
-    traffic = case.wish.traffic
-    # Each of the requests that decode together was prefilled alone while the others waited or went on.
+    traffic = case.requirements.traffic
+    # Each of the requests that decode together is prefilled alone while the others wait or go on decoding.
     prefill = case.machine.prefill_s(traffic.prompt_tokens)
-    step = case.machine.plain_s(case.batch()) / traffic.concurrency
+    step = case.machine.baseline_s(case.batch()) / traffic.concurrency
     return prefill / (prefill + traffic.output_tokens * step)
 
 
@@ -102,41 +102,41 @@ def _target(case: Case) -> Iterator[Lever]:
     if machine.work.weights < rule.numbers["params"]:
         size = machine.work.weights / 1e9
         yield _lever(Weight.DOUBT, rule, f"{case.target.name} has {size:.2f} billion weights.")
-    batch = case.wish.traffic.concurrency
+    batch = case.requirements.traffic.concurrency
     if batch >= machine.balance_rows:
         yield _lever(
             Weight.DOUBT,
             get_advice("compute-bound"),
-            f"From about {machine.balance_rows:.0f} tokens a step, arithmetic takes longer than reading the weights, "
-            f"and {batch} sequences decode together.",
-            fix="Draft one token at most, or none at this load.",
+            f"From about {machine.balance_rows:.0f} tokens per step on, arithmetic takes longer than reading the "
+            f"weights, and {batch} sequences decode together.",
+            fix="Draft at most one token at this load, or none.",
         )
 
 
 def _temperature(case: Case) -> Iterator[Lever]:
-    rule, traffic = get_advice("temperature-high"), case.wish.traffic
+    rule, traffic = get_advice("temperature-high"), case.requirements.traffic
     if traffic.temperature > rule.numbers["above"]:
         yield _lever(
-            Weight.DOUBT, rule, f"The median temperature is {traffic.temperature:g}, over {rule.numbers['above']:g}."
+            Weight.DOUBT, rule, f"The median temperature is {traffic.temperature:g}, above {rule.numbers['above']:g}."
         )
     if traffic.mixed_temperatures:
         yield _lever(
             Weight.DOUBT,
             get_advice("temperature-mixed"),
             "Requests of different temperatures share a batch.",
-            fix="Send them to two deployments, one with speculation.",
+            fix="Route them to two deployments, one of them with speculation.",
         )
 
 
 def _parameters(case: Case) -> Iterator[Lever]:
     table = case.release.table("sampling_params")
-    for name in sorted(case.wish.traffic.parameters):
+    for name in sorted(case.requirements.traffic.parameters):
         outcome = table.get(name)
         if outcome == "rejected":
             yield _lever(
                 Weight.OFF,
                 get_advice("sampling-parameter-rejected"),
-                f"vLLM {case.release} answers requests with {name} with an error as soon as speculation is on.",
+                f"vLLM {case.release} rejects requests with {name} when speculation is on.",
                 fix="Serve those requests from a deployment without it.",
             )
         elif outcome == "ignored":
@@ -154,20 +154,20 @@ def _parameters(case: Case) -> Iterator[Lever]:
             )
 
 
-def _plain(case: Case) -> Iterator[Lever]:
+def _baseline(case: Case) -> Iterator[Lever]:
     stops = find_stops(check(case.setup(None)))
     if stops:
         yield _lever(
             Weight.OFF,
             get_advice("plain-refused"),
-            f"vLLM {case.release} does not start this target even without it: {stops[0].message}",
+            f"vLLM {case.release} does not start this target even without speculation: {stops[0].message}",
             fix=stops[0].fix,
         )
 
 
-_LOOKS: tuple[Callable[[Case], Iterator[Lever]], ...] = (
+_FINDERS: tuple[Callable[[Case], Iterator[Lever]], ...] = (
     _decoding,
-    _plain,
+    _baseline,
     _answers,
     _first_token,
     _parameters,

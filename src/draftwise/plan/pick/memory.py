@@ -1,4 +1,4 @@
-"""Whether a setup fits, beside what fits without a drafter."""
+"""Whether a setup fits into memory, compared with what fits without a drafter."""
 
 from __future__ import annotations
 
@@ -21,39 +21,39 @@ _STEP = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """The plain deployment's memory, and what it says against speculation."""
+    """The baseline's memory, and the reasons against speculation that follow from it."""
 
     case: Case
     plain: Sizing | None
     """None where the target's size cannot be computed."""
     levers: tuple[Lever, ...]
 
-    def of(self, setup: Setup) -> Sizing | None:
-        """Return what a setup takes."""
+    def size(self, setup: Setup) -> Sizing | None:
+        """Return the memory that a setup takes; None if it cannot be computed."""
         return _size(self.case, setup)
 
-    def shorter(self, sizing: Sizing) -> int | None:
-        """Return a context length that fits where the model's own does not, and none was given; None if none is needed.
+    def find_shorter_context(self, sizing: Sizing) -> int | None:
+        """Return a context length that fits if the model's own does not; None if none is needed or one was given.
 
         A tenth is left free, and the traffic's own length must fit.
         """
-        if sizing.budget.fits or "max_model_len" in self.case.wish.args:
+        if sizing.budget.fits or "max_model_len" in self.case.requirements.args:
             return None
         length = sizing.budget.longest_context() * 9 // 10 // _STEP * _STEP
-        return length if length >= self.needed else None
+        return length if length >= self.num_tokens else None
 
-    def shortage(self, sizing: Sizing) -> str:
-        """Return what a setup lacks, empty where it holds the traffic as well as the plain deployment does."""
+    def describe_shortage(self, sizing: Sizing) -> str:
+        """Return what a setup lacks; empty if it holds the traffic as well as the baseline does."""
         fault = next((each for each in sizing.findings if each.code == _DOES_NOT_FIT), None)
         if fault is not None:
             return str(fault)
-        together, length = self.case.wish.traffic.concurrency, self.needed
+        together, length = self.case.requirements.traffic.concurrency, self.num_tokens
         room, before = sizing.budget.sequences(length), sizing.plain.sequences(length)
         if room < together <= before:
-            return f"With it {room} sequences of {length} tokens fit, without it {before}; {together} decode together."
+            return f"{room} sequences of {length} tokens fit with it, {before} without; {together} decode together."
         return ""
 
-    def caveats(self, sizing: Sizing) -> Iterator[Finding]:
+    def find_caveats(self, sizing: Sizing) -> Iterator[Finding]:
         """Yield what `size` warns of because of the drafter, and that the target alone takes most of the memory."""
         known = {each.code for each in self.plain.findings} if self.plain is not None else set()
         known.discard(_TARGET_TAKES_MOST)
@@ -62,31 +62,32 @@ class Memory:
                 yield finding
 
     @property
-    def needed(self) -> int:
-        """Tokens of one sequence of the traffic, at its end."""
-        return self.case.wish.traffic.prompt_tokens + self.case.wish.traffic.output_tokens
+    def num_tokens(self) -> int:
+        """Tokens of one sequence of the traffic when it is complete."""
+        return self.case.requirements.traffic.prompt_tokens + self.case.requirements.traffic.output_tokens
 
 
 def open_memory(case: Case) -> Memory:
-    """Return the plain deployment's memory, at the context that fits where none was given."""
+    """Return the baseline's memory, at a context length that fits if none was given."""
     memory = Memory(case=case, plain=_size(case, case.setup(None)), levers=())
-    if memory.plain is not None and (length := memory.shorter(memory.plain)):
+    if memory.plain is not None and (length := memory.find_shorter_context(memory.plain)):
         memory = replace(memory, plain=_size(case, case.setup(None, max_model_len=length)))
     return replace(memory, levers=tuple(_levers(memory)))
 
 
 def _levers(memory: Memory) -> Iterator[Lever]:
-    plain, traffic = memory.plain, memory.case.wish.traffic
+    plain, traffic = memory.plain, memory.case.requirements.traffic
     if plain is None:
         return
     fault = next((each for each in plain.findings if each.code == _DOES_NOT_FIT), None)
     if fault is not None:
         yield Lever(weight=Weight.OFF, finding=replace(fault, message=f"The target does not fit: {fault.message}"))
         return
-    room = plain.budget.sequences(memory.needed)
+    room = plain.budget.sequences(memory.num_tokens)
     if room < traffic.peak_concurrency:
         message = (
-            f"{room} sequences of {memory.needed} tokens fit without a drafter, and {traffic.peak_concurrency} come."
+            f"{room} sequences of {memory.num_tokens} tokens fit without a drafter, "
+            f"but {traffic.peak_concurrency} arrive at the peak."
         )
         finding = get_advice("no-headroom").finding(message, severity=Severity.WARNING)
         yield Lever(weight=Weight.DOUBT, finding=finding)
@@ -94,6 +95,6 @@ def _levers(memory: Memory) -> Iterator[Lever]:
 
 def _size(case: Case, setup: Setup) -> Sizing | None:
     try:
-        return size(setup, gpu=case.wish.gpu)
+        return size(setup, gpu=case.requirements.gpu)
     except InvalidSetup:
         return None

@@ -1,4 +1,4 @@
-"""Every method that a release has, and what proposes it."""
+"""Every method that a release has, and the function that proposes it."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from draftwise.plan.pick.case import Case
 from draftwise.plan.pick.heads import propose_head, propose_old_head
 from draftwise.plan.pick.lookup import propose_lookup, propose_suffix
 from draftwise.plan.pick.native import propose_mtp
-from draftwise.plan.pick.proposal import Proposal, Refusal, no_drafter, refuse
+from draftwise.plan.pick.proposal import Proposal, Refusal, refuse, refuse_no_drafter
 from draftwise.plan.pick.small_model import propose_draft_model
 
-__all__ = ["methods_of", "propose"]
+__all__ = ["list_methods", "propose"]
 
 _Maker = Callable[[Case, str], Proposal | Refusal]
 
 
-def methods_of(case: Case) -> tuple[str, ...]:
-    """Return the methods of the release, those of the embedded engine and aliases of MTP under one name."""
+def list_methods(case: Case) -> tuple[str, ...]:
+    """Return the methods of the release and of the embedded engine; aliases of MTP count as one."""
     return tuple(sorted(_methods_of_release(case) | methods_where(embedded=True).keys()))
 
 
 def propose(case: Case, method: str) -> Proposal | Refusal:
-    """Return a method's proposal, or why it makes none."""
+    """Return a method's proposal, or why there is none."""
     if method not in _methods_of_release(case):
         return _not_in_release(case, method)
     maker = _MAKERS.get(method)
-    return no_drafter(case, method) if maker is None else maker(case, method)
+    return refuse_no_drafter(case, method) if maker is None else maker(case, method)
 
 
 def _methods_of_release(case: Case) -> set[str]:
@@ -42,7 +42,7 @@ def _not_in_release(case: Case, method: str) -> Refusal:
 
 
 def _never(code: str) -> _Maker:
-    """Return what refuses a method that is not there to speed up decoding."""
+    """Return the maker of a method that does not speed up decoding: it always refuses."""
 
     def make(_case: Case, method: str) -> Refusal:
         return refuse(method, code, get_advice(code).explains)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from draftwise.facts.advice import get_advice, guide_order
+from draftwise.facts.advice import get_advice, get_guide_rank
 from draftwise.facts.families import find_native
 from draftwise.plan.forecast.work import find_drafter_work
 from draftwise.plan.pick.case import Case
@@ -20,8 +20,8 @@ def propose_mtp(case: Case, method: str) -> Proposal | Refusal:
     row = next((table[name] for name in (target.model_type, *target.architectures) if name in table), None)
     modules = None if row is None else _count_modules(case, row)
     if row is None or modules == 0:
-        said = "its config says 0 modules" if row is not None else f"{target.model_type or 'it'} is no family with them"
-        return refuse(method, "no-native-modules", f"{target.name} carries no prediction modules: {said}.")
+        why = "its config says 0" if row is not None else f"{target.model_type or 'its family'} does not come with them"
+        return refuse(method, "no-native-modules", f"{target.name} has no MTP modules: {why}.")
     names = case.release.table("methods")
     alias = str(row.get("model_type") or target.model_type)
     if method not in names and alias not in names:
@@ -32,16 +32,16 @@ def propose_mtp(case: Case, method: str) -> Proposal | Refusal:
     return Proposal(
         method=method,
         spec={"method": method if method in names else alias},
-        place=guide_order(method),
+        place=get_guide_rank(method),
         lengths=tuple(k for k in range(1, most + 1) if k <= (modules or 1) or k % (modules or 1) == 0),
         why_lengths=get_advice("k-of-modules").finding(f"Up to {most}: {source}."),
         work=find_drafter_work(method, 1, target.config, None, case.precision, case.tensor_parallel_size),
-        reasons=(get_advice("native-modules").finding(f"{target.name} carries its own prediction modules."),),
+        reasons=(get_advice("native-modules").finding(f"{target.name} has MTP modules of its own."),),
     )
 
 
 def _count_modules(case: Case, row: Mapping[str, Any]) -> int | None:
-    """Return how many modules a config says it has, None where it does not say."""
+    """Return the number of modules according to the config; None if it gives none."""
     field = row.get("n_predict")
     if isinstance(field, int):
         return field

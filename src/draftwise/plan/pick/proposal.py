@@ -1,4 +1,4 @@
-"""What a method brings forward for itself, or why it is refused."""
+"""How a method could be run for a target, or why it is refused."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from draftwise.facts.methods import get_method
 from draftwise.plan.forecast.work import Work
 from draftwise.plan.pick.case import Case
 
-__all__ = ["Proposal", "Refusal", "no_drafter", "published_notes", "refuse", "sourced"]
+__all__ = ["Proposal", "Refusal", "cite", "find_published_caveats", "refuse", "refuse_no_drafter"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,11 +32,11 @@ class Proposal:
     spec: Mapping[str, Any]
     """Without `num_speculative_tokens`."""
     place: float
-    """How early the guides try it, for this target and traffic."""
+    """Position in the guides' order of methods, for this target and traffic: the smallest is tried first."""
     lengths: tuple[int, ...]
     """Values of k that its drafter allows."""
     why_lengths: Finding | None = None
-    """Where that comes from; None for the usual range."""
+    """Where `lengths` comes from; None for the usual range."""
     work: Work | None = None
     """Of one pass of the drafter."""
     reasons: tuple[Finding, ...] = ()
@@ -44,52 +44,52 @@ class Proposal:
     alternatives: tuple[PublishedDrafter, ...] = ()
     """Further published drafters for the same method."""
     bound: int | None = None
-    """`num_speculative_tokens` where it is only a bound on drafts whose length varies."""
+    """`num_speculative_tokens`, if it is only an upper bound on drafts of varying length."""
     args: Mapping[str, Any] = field(default_factory=dict)
     """Engine flags that the method needs on this release."""
     stand_in: Mapping[str, Any] | None = None
-    """A config.json like the drafter's, to be judged where the drafter itself is not here."""
+    """A config.json like the drafter's, to check in its place if the drafter itself is not on disk."""
 
 
 def refuse(method: str, code: str, message: str, *, fix: str = "") -> Refusal:
-    """Return a refusal by one rule."""
+    """Return a method's refusal by one rule."""
     return Refusal(method=method, reasons=(get_advice(code).finding(message, fix=fix),))
 
 
-def no_drafter(case: Case, method: str) -> Refusal:
+def refuse_no_drafter(case: Case, method: str) -> Refusal:
     """Return the refusal of a method that lacks its drafter."""
-    train = " Or train one: draftwise train." if case.wish.can_train and get_method(method).trainable else ""
+    train = " Or train one: draftwise train." if case.requirements.can_train and get_method(method).trainable else ""
     return refuse(
         method,
         "no-drafter-known",
-        f"No {method} drafter for {case.target.name} is at hand or published.",
+        f"No {method} drafter for {case.target.name} was given or is known to be published.",
         fix=f"Give one with --drafter.{train}",
     )
 
 
-def sourced(finding: Finding, row: PublishedDrafter) -> Finding:
-    """Return a finding that rests on a row of the table of drafters."""
+def cite(finding: Finding, row: PublishedDrafter) -> Finding:
+    """Return a finding with a row of the table of drafters as its source."""
     return replace(finding, source=f"{row.source}, read {row.checked}")
 
 
-def published_notes(case: Case, row: PublishedDrafter, *, exact: bool) -> list[Finding]:
+def find_published_caveats(case: Case, row: PublishedDrafter, *, exact: bool) -> list[Finding]:
     """Return what is worth knowing about a published drafter; `exact` if it was made for this very checkpoint."""
     notes = []
     if not exact:
         made_for = ", ".join(row.targets)
         notes.append(
             get_advice("head-for-another").finding(
-                f"{row.model} was made for {made_for}, and {case.target.name} only has its shape.",
+                f"{row.model} was made for {made_for}; {case.target.name} only has the same shape.",
                 severity=Severity.WARNING,
-                fix="If it is a fine-tuned copy, expect less acceptance, or train a drafter: draftwise train.",
+                fix="If it is a fine-tuned copy, expect lower acceptance, or train a drafter: draftwise train.",
             )
         )
     if row.note:
-        notes.append(sourced(get_advice("publisher-note").finding(row.note, severity=Severity.WARNING), row))
-    if case.wish.air_gapped:
+        notes.append(cite(get_advice("publisher-note").finding(row.note, severity=Severity.WARNING), row))
+    if case.requirements.air_gapped:
         notes.append(
             get_advice("air-gapped").finding(
-                f"Copy {row.model} to the server, and keep the directory's name.", severity=Severity.WARNING
+                f"Copy {row.model} to the server, and keep the name of its directory.", severity=Severity.WARNING
             )
         )
     return notes

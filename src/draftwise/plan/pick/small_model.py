@@ -7,12 +7,12 @@ from typing import Any
 
 from draftwise.checkpoints.model_config import find_model_config
 from draftwise.core import Finding, Severity
-from draftwise.facts.advice import get_advice, guide_order
+from draftwise.facts.advice import get_advice, get_guide_rank
 from draftwise.facts.families import PublishedDrafter
 from draftwise.facts.methods import get_method
 from draftwise.plan.forecast.work import Work, find_work
 from draftwise.plan.pick.case import Case
-from draftwise.plan.pick.proposal import Proposal, Refusal, no_drafter, published_notes, sourced
+from draftwise.plan.pick.proposal import Proposal, Refusal, cite, find_published_caveats, refuse_no_drafter
 from draftwise.plan.size.precision import precision_of
 
 __all__ = ["propose_draft_model"]
@@ -23,21 +23,21 @@ def propose_draft_model(case: Case, method: str) -> Proposal | Refusal:
     given = next((each for each in case.given if not each.drafter.is_head), None)
     rows = [row for row in (*case.published, *case.similar) if row.method == method]
     if given is None and not rows:
-        return no_drafter(case, method)
+        return refuse_no_drafter(case, method)
     name = given.name if given else rows[0].model
     found = find_model_config(name)
     config = {} if found is None else found.config
     work = find_work(config, precision_of(config), case.tensor_parallel_size)
     reason = (
-        get_advice("given-drafter").finding(f"{name} is at hand.")
+        get_advice("given-drafter").finding(f"{name} is available.")
         if given
-        else sourced(get_advice("small-family-model").finding(f"{name} shares family and tokenizer."), rows[0])
+        else cite(get_advice("small-family-model").finding(f"{name} shares the target's tokenizer."), rows[0])
     )
     vocabularies = _vocabularies(case, config)
     return Proposal(
         method=method,
         spec={"method": method, "model": name, **vocabularies},
-        place=guide_order(method) - (0.5 if given else 0),
+        place=get_guide_rank(method) - (0.5 if given else 0),
         lengths=tuple(range(1, get_method(method).usual_k + 1)),
         work=work,
         reasons=(reason,),
@@ -47,7 +47,7 @@ def propose_draft_model(case: Case, method: str) -> Proposal | Refusal:
 
 
 def _vocabularies(case: Case, draft: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what makes vocabularies of different sizes acceptable, where the release can."""
+    """Return the keys that allow vocabularies of different sizes, if they differ and the release has such keys."""
     sizes = {config.get("vocab_size") for config in (case.target.text_config, draft)}
     if len(sizes - {None}) < 2 or "use_heterogeneous_vocab" not in case.release.table("spec_fields"):
         return {}
@@ -57,11 +57,11 @@ def _vocabularies(case: Case, draft: Mapping[str, Any]) -> dict[str, Any]:
 def _model_notes(
     case: Case, name: str, work: Work | None, rows: list[PublishedDrafter], *, given: bool, padded: bool
 ) -> list[Finding]:
-    notes = [] if given else published_notes(case, rows[0], exact=rows[0] in case.published)
+    notes = [] if given else find_published_caveats(case, rows[0], exact=rows[0] in case.published)
     if padded:
         notes.append(
             get_advice("unequal-vocabularies").finding(
-                f"{name} has a vocabulary of another size; make sure that the tokenizers are the same.",
+                f"{name} has a vocabulary of a different size; make sure that the tokenizers are the same.",
                 severity=Severity.WARNING,
             )
         )
@@ -69,5 +69,5 @@ def _model_notes(
     if work is not None and case.machine is not None:
         ratio = case.machine.work.weights / work.weights
         if not rule.numbers["least"] <= ratio <= rule.numbers["most"]:
-            notes.append(rule.finding(f"The target is {ratio:.0f} times as large."))
+            notes.append(rule.finding(f"The target is {ratio:.0f} times as large as {name}."))
     return notes

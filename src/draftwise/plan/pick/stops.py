@@ -1,4 +1,4 @@
-"""Which rulings of `check` mean that a server does not come up."""
+"""Which findings of `check` mean that a server does not start."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import Any
 from draftwise.checkpoints.model_config import ModelConfig
 from draftwise.core import Effect, Finding, InvalidSetup, ModelShape, Ruling, Setup
 from draftwise.facts.gpus import Gpu, get_gpu
-from draftwise.facts.memory import Runner, batch_defaults
+from draftwise.facts.memory import Runner, get_batch_defaults
 from draftwise.facts.rules import Rulebook
 from draftwise.facts.vllm import Release
 from draftwise.plan.check import Context, Resolved, check_context, get_context
@@ -88,7 +88,7 @@ def read_request(setup: Setup, *, gpu: Gpu | str | None = None, cold_start: bool
     spec = _read_speculation(context, report.resolved)
     tp = _count(context, "tensor_parallel_size", 1)
     drafter = NO_DRAFTER if spec is None else _describe_drafter(context, spec, config)
-    sizes = batch_defaults(found, context.release)
+    sizes = get_batch_defaults(found, context.release)
     length = _count(context, "max_model_len", shape.max_position_embeddings)
     quantization = context.given.get("quantization")
     return Request(

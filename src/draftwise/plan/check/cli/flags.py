@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from draftwise.core import Ruling
-from draftwise.facts.old_flags import old_flags
+from draftwise.facts.old_flags import read_old_flags
 from draftwise.facts.rules import Rulebook
 from draftwise.facts.vllm import Release, history
 from draftwise.plan.check.steps import Step
@@ -66,7 +66,7 @@ def _spell(name: str) -> str:
 def _find_unknown(rules: Rulebook, release: Release, name: str, known: Mapping[str, Any]) -> Iterator[Ruling]:
     flag = _spell(name)
     spans = history("flags", flag)
-    if (old := old_flags().get(flag)) is not None:
+    if (old := read_old_flags().get(flag)) is not None:
         fix = f'Write it into --speculative-config as "{old.key}".' if not old.note else f"Remove it: {old.note}."
     elif near := get_close_matches(name, known, n=1, cutoff=0.8):
         fix = f"Did you mean {_spell(near[0])}?"

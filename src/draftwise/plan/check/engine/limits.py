@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from draftwise.core import InvalidSetup
 from draftwise.facts.gpus import Gpu, get_gpu
-from draftwise.facts.memory import batch_defaults
+from draftwise.facts.memory import get_batch_defaults
 from draftwise.plan.check.context import Context
 
 __all__ = ["Limits", "find_gpu", "get_limits"]
@@ -25,7 +25,7 @@ class Limits:
 def get_limits(context: Context) -> Limits:
     """Return the limits of a step: flags go before the defaults of `vllm serve` on the setup's GPU."""
     gpu = find_gpu(context)
-    usual = {} if gpu is None else batch_defaults(gpu, context.release)
+    usual = {} if gpu is None else get_batch_defaults(gpu, context.release)
     tokens, requests = (context.size(name) or usual.get(name) for name in ("max_num_batched_tokens", "max_num_seqs"))
     return Limits(tokens, requests)
 

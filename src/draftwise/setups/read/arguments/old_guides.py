@@ -9,7 +9,7 @@ from typing import Any
 
 from draftwise.core import Ruling
 from draftwise.facts.methods import find_placeholder
-from draftwise.facts.old_flags import OldFlag, old_flags
+from draftwise.facts.old_flags import OldFlag, read_old_flags
 from draftwise.facts.rules import get_rule
 from draftwise.facts.vllm import Release
 from draftwise.setups.read.shell.place import get_place
@@ -32,7 +32,7 @@ def replace_old_flags(words: Sequence[Word], release: Release) -> Replaced:
     """Take the old flags out of a command line."""
     rest: list[Word] = []
     taken: list[tuple[OldFlag, Word, str]] = []
-    known, table = old_flags(), release.table("flags")
+    known, table = read_old_flags(), release.table("flags")
     waiting = iter(range(len(words)))
     for index in waiting:
         flag, separator, value = words[index].text.partition("=")

@@ -12,14 +12,14 @@ from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.models.drafter import Drafter
 from draftwise.engine.proposers.base import Proposer
 from draftwise.train import get_training
-from draftwise.train.lesson import Batch, Lesson, States
-from draftwise.train.method import Method
+from draftwise.train.batch import Batch, DraftLoss, States
+from draftwise.train.method import DrafterTraining
 from draftwise.train.options import resolve_options
 from draftwise.train.target import Target
 from tests.support.confirming import confirm, plan
 
 
-def build(name: str, target: Target, **options) -> Method:
+def build(name: str, target: Target, **options) -> DrafterTraining:
     """Return an untrained drafter, always the same."""
     torch.manual_seed(0)
     method = get_training(name)
@@ -42,31 +42,37 @@ def greedy_batch(target: Target, *, sequences: int = 2, length: int = 22) -> Bat
     """Return the target's own answers to random prompts of four tokens."""
     tokens_BT = random_batch(target, sequences=sequences, length=4).tokens_BT
     while tokens_BT.shape[1] < length:
-        final_BTH = target.states(as_batch(tokens_BT), ()).final_BTH
+        final_BTH = target.compute_states(as_batch(tokens_BT), ()).final_BTH
         tokens_BT = torch.cat((tokens_BT, (final_BTH[:, -1:] @ target.head_VH.T).argmax(-1)), dim=1)
     return as_batch(tokens_BT)
 
 
-def train(method: Method, batch: Batch, states: States, *, steps: int, lr: float = 5e-3) -> Lesson:
-    """Train on one batch again and again; return the lesson without gradient behind it."""
-    method.prepare(batch.tokens_BT[batch.learnt_BT].bincount(minlength=method._target.vocab_size))
+def target_of(training: DrafterTraining) -> Target:
+    """Return the target that a drafter is trained for; the protocol has no need of it."""
+    target: Target = vars(training)["_target"]
+    return target
+
+
+def train(method: DrafterTraining, batch: Batch, states: States, *, steps: int, lr: float = 5e-3) -> DraftLoss:
+    """Train on one batch again and again; return the loss without its gradient."""
+    method.prepare(batch.tokens_BT[batch.learnt_BT].bincount(minlength=target_of(method).vocab_size))
     parameters = [parameter for parameter in method.network.parameters() if parameter.requires_grad]
     optimizer = torch.optim.Adam(parameters, lr=lr)
     for _ in range(steps):
         optimizer.zero_grad()
-        method.lesson(batch, states).loss.backward()
+        method.compute_loss(batch, states).loss.backward()
         optimizer.step()
     return evaluate(method, batch, states)
 
 
 @torch.no_grad()
-def evaluate(method: Method, batch: Batch, states: States) -> Lesson:
-    return method.lesson(batch, states)
+def evaluate(method: DrafterTraining, batch: Batch, states: States) -> DraftLoss:
+    return method.compute_loss(batch, states)
 
 
-def accepted(lesson: Lesson) -> Tensor:
+def accepted(result: DraftLoss) -> Tensor:
     """Return how many leading tokens of each draft are right, int64 [B, T]."""
-    return torch.stack(lesson.hits).long().cumprod(0).sum(0)
+    return torch.stack(result.hits).long().cumprod(0).sum(0)
 
 
 def features_of(states: States) -> Tensor:
@@ -76,12 +82,14 @@ def features_of(states: States) -> Tensor:
 def engine_logits(drafter: Drafter, tokens: list[int], features_TF: Tensor, last: int, steps: int) -> Tensor:
     """Return the logits [steps, U] of a draft behind token `last`, given the text's own tokens as its draft tokens."""
     kv = PagedKV(drafter.kv_shape, num_pages=16, block_size=4, dtype=drafter.dtype, device=drafter.device)
-    carry, rows, logits = drafter.enter(features_TF[:last]), list(range(last)), []
+    carry: Tensor | None = drafter.enter(features_TF[:last])
+    rows, logits = list(range(last)), []
     for step in range(steps):
         here = plan([rows[0]], [len(rows)], [range(16)], block_size=4, scratch=16)
         told = torch.tensor([tokens[row + 1] for row in rows])
         hidden, carry = drafter.forward(told, carry, here.positions_N, kv, here)
         logits.append(drafter.logits(hidden[-1:])[0])
+        assert carry is not None
         carry, rows = carry[-1:], [last + step]
     return torch.stack(logits)
 

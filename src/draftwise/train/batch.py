@@ -1,4 +1,4 @@
-"""What a lesson of a drafter takes, token sequences and the target's states for them, and what it gives.
+"""What a drafter is trained on, token sequences and the target's states for them, and the loss that results.
 
 Shape letters: B sequences, T tokens of a sequence (padded on the right), H hidden size of the target.
 """
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-__all__ = ["Batch", "Lesson", "States"]
+__all__ = ["Batch", "DraftLoss", "States"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,17 +38,17 @@ class States:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lesson:
-    """What one batch gave."""
+class DraftLoss:
+    """Loss and correct predictions of one batch."""
 
     loss: Tensor
     """Scalar with gradient, a mean over the learnt tokens (accumulated batches are weighted by their number)."""
     hits: tuple[Tensor, ...]
-    """For each draft position j: bool [B, T], whether the drafter, given everything up to and with token t, names token
-    t + 1 + j right, every earlier draft position being right or not. Teacher forcing along the batch's own text, which
+    """For each draft position j: bool [B, T], whether the drafter, given the tokens up to t, predicts token t + 1 + j
+    correctly, whether or not the earlier draft positions are correct. Teacher forcing along the batch's own text, which
     is the target's own answer when the data is on-policy; so the share of t whose hits 0..j are all true is the
     acceptance rate of draft position j at temperature 0.
 
-    Only read where no gradient is wanted: a method may leave hits and counted empty while `torch.is_grad_enabled()`."""
+    Only read without gradient: a method may leave hits and counted empty while `torch.is_grad_enabled()`."""
     counted: tuple[Tensor, ...]
     """For each draft position j: bool [B, T], whether token t + 1 + j exists and is learnt."""

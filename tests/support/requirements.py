@@ -1,26 +1,26 @@
-"""Wishes as short as a test needs them."""
+"""Requirements as short as a test needs them."""
 
 from collections.abc import Iterator
 from typing import Any
 
 from draftwise.core import Finding
 from draftwise.facts.gpus import get_gpu
-from draftwise.plan.pick import Advice, Candidate, Refusal, Wish, describe_traffic, pick
+from draftwise.plan.pick import Advice, Candidate, Refusal, Requirements, describe_traffic, pick
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 QWEN = "Qwen/Qwen3-8B"
-_OF_WISH = ("gpus", "version", "args", "drafters", "air_gapped", "can_train")
+_OWN_FIELDS = ("gpus", "version", "args", "drafters", "air_gapped", "can_train")
 
 
-def wish(target: str = LLAMA, *, gpu: str = "H200", kind: str | None = "code", **asked: Any) -> Wish:
-    own = {name: asked.pop(name) for name in _OF_WISH if name in asked}
-    return Wish(
+def requirements(target: str = LLAMA, *, gpu: str = "H200", kind: str | None = "code", **asked: Any) -> Requirements:
+    own = {name: asked.pop(name) for name in _OWN_FIELDS if name in asked}
+    return Requirements(
         target=target, gpu=get_gpu(gpu), traffic=describe_traffic(kind, **asked), **{"version": "0.33.0", **own}
     )
 
 
 def advise(target: str = LLAMA, **asked: Any) -> Advice:
-    return pick(wish(target, **asked))
+    return pick(requirements(target, **asked))
 
 
 def methods(advice: Advice) -> list[str]:

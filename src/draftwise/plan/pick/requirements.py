@@ -1,4 +1,4 @@
-"""What an operator says about target, hardware and traffic."""
+"""What an operator requires of a pick: target, hardware, release and traffic."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from types import MappingProxyType
 from typing import Any
 
 from draftwise.core import InvalidSetup
-from draftwise.facts.advice import Overlap, TrafficKind, get_advice, traffic_kinds
+from draftwise.facts.advice import Overlap, TrafficKind, get_advice, read_traffic_kinds
 from draftwise.facts.gpus import Gpu
 
-__all__ = ["STRUCTURED_OUTPUT", "Traffic", "Wish", "describe_traffic"]
+__all__ = ["STRUCTURED_OUTPUT", "Requirements", "Traffic", "describe_traffic"]
 
 STRUCTURED_OUTPUT = "structured_outputs"
 """Name under which `Traffic.parameters` says that requests ask for JSON, a grammar or tool calls."""
@@ -23,9 +23,9 @@ class Traffic:
 
     kind: str | None = None
     overlap: Overlap
-    """How much of the output stands in the prompt."""
+    """How much of the output repeats the prompt."""
     place: float
-    """Where in a method's band its acceptance is expected: 0 at the low end, 1 at the high end."""
+    """Where in a method's acceptance prior this traffic is expected: 0 at the low end, 1 at the high end."""
     repetitive: bool = False
     """Whether answers repeat earlier answers."""
     temperature: float = 0.0
@@ -43,18 +43,18 @@ class Traffic:
 
     @property
     def context(self) -> int:
-        """Tokens behind a sequence halfway through its answer."""
+        """Context length of a sequence halfway through its answer."""
         return self.prompt_tokens + self.output_tokens // 2
 
 
 def describe_traffic(
     kind: str | None = None, *, overlap: Overlap | None = None, peak_concurrency: int | None = None, **known: Any
 ) -> Traffic:
-    """Return traffic of a named kind, with what is known better put in place of the kind's own values.
+    """Return traffic of a named kind, in which known values replace those of the kind.
 
     Args:
         kind: a name from the table of kinds; None for traffic of which only `overlap` is known.
-        overlap: as observed; the kind's by default. Where nothing is known, `some`, at the low end of every band.
+        overlap: as observed; the kind's by default. Where nothing is known, `some`, at the low end of every prior.
         peak_concurrency: the median by default.
         known: further fields of `Traffic`.
 
@@ -79,20 +79,20 @@ _PLACE_BY_OVERLAP: Mapping[Overlap, float] = {"none": 0.0, "some": 0.5, "high": 
 
 
 def _get_kind(name: str) -> TrafficKind:
-    found = traffic_kinds().get(name)
+    found = read_traffic_kinds().get(name)
     if found is None:
         raise InvalidSetup.because(
             "unknown-traffic",
-            f"{name!r} is no kind of traffic.",
+            f"{name!r} is not a known kind of traffic.",
             where="--workload",
-            fix=f"Give one of {', '.join(traffic_kinds())}, or none and --overlap.",
+            fix=f"Give one of {', '.join(read_traffic_kinds())}, or give --overlap instead.",
         )
     return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
-    """What a method is to be picked for."""
+class Requirements:
+    """The deployment that a method is picked for."""
 
     target: str
     """A directory with config.json, a well-known model id, or the JSON itself."""
@@ -104,7 +104,7 @@ class Wish:
     args: Mapping[str, Any] = field(default_factory=dict)
     """Engine flags of the deployment, by their long name with underscores."""
     drafters: tuple[str, ...] = ()
-    """Drafters that are at hand: directories, or names of models."""
+    """Drafters that the operator has: directories, or names of models."""
     air_gapped: bool = False
     """Whether the server cannot fetch anything."""
     can_train: bool = False
