@@ -15,9 +15,10 @@ import pytest
 from click.testing import CliRunner
 from found_again import as_rows, as_table, compare_crossovers, merged, write
 from shapes import Folders
+from tests.support.made_comparisons import compared, decision_on, interval
 
 from draftwise.cli import main as cli
-from draftwise.core import Comparison, Condition, Counters, Crossover, Decision, Interval, Verdict
+from draftwise.core import Crossover, Verdict
 
 H200 = Path(__file__).parents[2] / "benchmarks" / "h200"
 
@@ -80,32 +81,12 @@ def test_a_crossover_is_found_again_where_it_lies_in_the_others_interval(
 
 
 def test_results_of_two_sittings_become_one(tmp_path: Path) -> None:
-    ratio = Interval(value=1.5, low=1.4, high=1.6)
-    cell = Comparison(
-        workload="code",
-        candidate="a",
-        condition=Condition(),
-        num_prompts=8,
-        passes=(1, 2),
-        speedup=ratio,
-        total=ratio,
-        ttft=None,
-        tpot=None,
-        tail=None,
-        share_slower=0.0,
-        counters=Counters(),
-        equal_outputs=None,
-        warm_speedup=None,
-        verdict=Verdict.ADOPT,
-        reason="",
-    )
+    cell = compared(interval(1.4, 1.5, 1.6), candidate="a", verdict=Verdict.ADOPT)
     found = Crossover(
         workload="code", candidate="a", temperature=0, axis="concurrency", value=None, low=128, high=math.inf,
         adopt_below=128,
     )  # fmt: skip
-    decision = Decision(
-        sentence="Adopt.", rollback=(), comparisons=(cell,), findings=(), missing_context=(), crossovers=(found,)
-    )
+    decision = decision_on([cell], crossovers=(found,))
     for seed in (1, 2):
         write(tmp_path / f"{seed}.json", {"about": {}, "runs": [{"seed": seed, "at": "/x/1"} | as_rows(decision)]},
               hide="/x")  # fmt: skip
