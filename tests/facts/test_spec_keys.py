@@ -4,7 +4,6 @@ from dataclasses import fields
 
 import pytest
 
-from draftwise.engine.config import EngineConfig
 from draftwise.facts.spec_keys import find_name_traps, keys_where, read_spec_keys
 from draftwise.facts.vllm import releases
 
@@ -21,6 +20,7 @@ def test_a_key_is_idle_for_a_reason() -> None:
 
 @pytest.mark.engine
 def test_a_key_that_the_engine_has_under_the_same_name_points_to_it() -> None:
+    from draftwise.engine.config import EngineConfig
 
     settings = {field.name for field in fields(EngineConfig)}
     for name in settings & keys_where(embedded="idle").keys():

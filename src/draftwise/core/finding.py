@@ -8,6 +8,7 @@ DraftwiseError
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -40,14 +41,16 @@ class Finding:
 
     def __str__(self) -> str:
         """Return the place (unless the message names it), the message and the fix."""
-        where = "" if _spelled_alike(self.where) in _spelled_alike(self.message) else f"{self.where}: "
+        where = "" if _names(self.message, self.where) else f"{self.where}: "
         fix = f" {self.fix}" if self.fix else ""
         return f"{where}{self.message}{fix}"
 
 
-def _spelled_alike(name: str) -> str:
-    """Return a text in which `--max-num-seqs` and `max_num_seqs` are the same."""
-    return name.lstrip("-").replace("-", "_").casefold()
+def _names(text: str, where: str) -> bool:
+    """Whether a text names a place in full, a setting as a flag (`--max-num-seqs`) or as a key (`max_num_seqs`)."""
+    words = where.removeprefix("--").replace("_", "-").split("-")
+    spellings = {where, *([f"--{'-'.join(words)}", "_".join(words)] if len(words) > 1 else [])}
+    return not where or any(re.search(rf"(?<![\w/-]){re.escape(each)}(?![\w/-])", text) for each in spellings)
 
 
 class DraftwiseError(Exception):
