@@ -31,8 +31,9 @@ HAS_ENGINE = all(importlib.util.find_spec(name) for name in ENGINE_PACKAGES)
 settings.register_profile("draftwise", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("draftwise")
 
-num_workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-os.environ.setdefault("OMP_NUM_THREADS", "1" if num_workers > 1 else "2")  # torch reads it when it is imported
+# Torch reads it when it is imported. Workers of a parallel run, which inherit what is set here, have one thread each:
+# two of them with two threads each wait for one another more than they compute.
+os.environ["OMP_NUM_THREADS"] = "1" if "PYTEST_XDIST_WORKER" in os.environ else "2"
 if os.environ.get("DRAFTWISE_TEST_DEVICE", "cpu") == "cpu":  # transformers imports triton too: this must come first
     os.environ.setdefault("TRITON_INTERPRET", "1")
 

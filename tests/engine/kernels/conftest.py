@@ -20,8 +20,11 @@ def device() -> torch.device:
 
 
 @pytest.fixture(autouse=True)
-def _more_threads_than_one() -> Iterator[None]:
-    """Kernels split their work among threads; a worker of a parallel run has one otherwise."""
+def _more_threads_than_one(request: pytest.FixtureRequest) -> Iterator[None]:
+    """CPU kernels split their work among threads; a worker of a parallel run has one otherwise."""
+    if request.path.name.startswith("test_cuda"):
+        yield
+        return
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     yield
