@@ -59,7 +59,7 @@ def test_a_signal_ends_the_server_in_order_even_with_a_stream_that_hangs(checkpo
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        cwd=Path(__file__).parent,
+        cwd=Path(__file__).parents[2],
     )
     try:
         line = process.stdout.readline()

@@ -139,7 +139,7 @@ def test_python_runs(block: Block, places: Path) -> None:
 @pytest.mark.parametrize(
     "command",
     [
-        command
+        pytest.param(command, marks=pytest.mark.engine if command.startswith("draftwise train") else ())
         for block in BLOCKS
         if not block.runs
         for command, _ in commands(block.text if "draftwise " in block.text else "")
