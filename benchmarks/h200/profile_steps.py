@@ -152,6 +152,8 @@ def as_table(profile: dict[str, Any]) -> str:
     ]
     for title, key in (("kernels, own time", "top"), ("nothing runs between", "gaps")):
         lines.append(f"{'ms/step':>9} {'calls':>7} {'us each':>8}  {title}")
-        for row in profile.get(key, ())[: 24 if key == "top" else 8]:
-            lines.append(f"{row['ms_per_step']:9.4f} {row['calls_per_step']:7.1f} {row['us_each']:8.2f}  {row['name']}")
+        lines += [
+            f"{row['ms_per_step']:9.4f} {row['calls_per_step']:7.1f} {row['us_each']:8.2f}  {row['name']}"
+            for row in profile.get(key, ())[: 24 if key == "top" else 8]
+        ]
     return "\n".join(lines)

@@ -68,7 +68,7 @@ def _entries(registry: Module, group: ast.expr) -> dict[str, tuple[str, str]]:
             if len(found) >= sum(key is not None for key in keys):
                 return found
         case ast.DictComp(generators=[ast.comprehension(iter=ast.Call(func=ast.Attribute(value=listed)), ifs=[test])]):
-            # {k: (mod, arch) for k, (mod, arch) in LIST.items() if arch == "X"}
+            # Of the form: those of a listed mapping whose architecture is "X".
             if ast.unparse(test).startswith("arch == "):
                 wanted = ast.literal_eval(test.comparators[0]) if isinstance(test, ast.Compare) else None
                 return {name: entry for name, entry in _entries(registry, listed).items() if entry[1] == wanted}

@@ -48,7 +48,7 @@ QUESTIONS = {
 def prepare(platform: str) -> None:
     """Make vLLM take this platform, whatever it would find; call before anything else of vLLM is imported."""
     allow_known_configs()
-    import vllm.platforms as platforms
+    from vllm import platforms
 
     if platform == "cpu":
         from vllm.platforms.cpu import CpuPlatform
@@ -135,7 +135,7 @@ def inspect_models() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     allow_known_configs()
-    import vllm.platforms as platforms
+    from vllm import platforms
     from vllm.platforms.cpu import CpuPlatform
 
     platforms._current_platform = CpuPlatform()

@@ -259,7 +259,7 @@ def runner(config: Any) -> str | None:
 
     chosen = getattr(config, "use_v2_model_runner", None)
     if chosen is None and not current_platform.is_cpu():  # its worker never asked
-        import vllm.envs as envs
+        from vllm import envs
 
         chosen = getattr(envs, "VLLM_USE_V2_MODEL_RUNNER", None)
     return None if chosen is None else "V2" if chosen else "V1"

@@ -164,5 +164,5 @@ def find_base_findings(rules: Rulebook, drafter: Inspection, target: Inspection)
         "base-model-differs" if certain else "base-model-unconfirmed",
         f"The head was trained for {quote(recorded.name)}, and {other}.",
         where=where,
-        fix="Make sure that this is the target: a head for another fine-tune loads, runs and guesses badly.",
+        fix="Make sure that this is the target: a head for another fine-tune loads, runs and drafts badly.",
     )

@@ -1,6 +1,6 @@
 """Which target a drafter was trained for: written as draftwise.json beside its config.json, checked before it runs.
 
-A drafter of the same shape for another fine-tune of the target loads, runs and guesses badly; nothing else tells.
+A drafter of the same shape for another fine-tune of the target loads, runs and drafts badly; nothing else tells.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class Inspection:
 
     @property
     def n_predict(self) -> int | None:
-        """Tokens that its modules were trained to guess, None for a drafter that has no such number."""
+        """Tokens that its modules were trained to draft, None for a drafter that has no such number."""
         stated = get_int(self.drafter.config, "n_predict", "num_lookahead_tokens")
         return stated if stated is not None or self.mtp is None else self.mtp.stated
 

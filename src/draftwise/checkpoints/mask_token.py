@@ -1,4 +1,4 @@
-"""Which token stands for those that are not known yet, in drafters that guess several in one pass."""
+"""Which token stands for those that are not known yet, in drafters that draft several in one pass."""
 
 from __future__ import annotations
 

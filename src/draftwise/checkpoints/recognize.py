@@ -29,7 +29,7 @@ class RecognizedDrafter:
     architecture: str
     """The first, empty where none is named."""
     parallel: bool
-    """Whether it makes all guesses in one pass over masked tokens."""
+    """Whether it drafts all tokens in one pass over masked tokens."""
     mask_token_id: int | None
     aux_layers: AuxLayers | None
     """None for drafters that do not read states of several layers, and where the config does not say which."""

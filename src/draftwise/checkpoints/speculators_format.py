@@ -81,7 +81,7 @@ def from_plain(config: _Config, *, verifier: str, k: int, where: str = "config.j
     Args:
         config: plain config of an EAGLE-3, a P-EAGLE (the same with a mask token) or a DFlash drafter.
         verifier: name or path of the target; `vllm serve DRAFTER` takes it from here, literally as written.
-        k: guesses a step that such a server makes.
+        k: draft tokens a step in such a server.
         where: path of `config`, for messages.
 
     Raises:

@@ -53,7 +53,7 @@ class ResolvedSpec:
 
     @property
     def probabilistic(self) -> bool:
-        """Whether guesses are drawn from the drafter's distribution."""
+        """Whether draft tokens are sampled from the drafter's distribution."""
         return self.draft_sample_method == "probabilistic"
 
     @property

@@ -1,6 +1,6 @@
 """EAGLE-3: a decoder layer over states of several depths of the target (Li et al. 2025, arXiv 2503.01840).
 
-With a mask it is P-EAGLE, which makes all guesses in one pass.
+With a mask it is P-EAGLE, which drafts all tokens in one pass.
 
 Shape letters: N rows of a pass, F features of a token, H hidden size, V the target's vocabulary, U tokens that the
 head can name.

@@ -1,4 +1,4 @@
-"""What stands in for a token that is not known yet when several guesses are made in one pass.
+"""What stands in for a token that is not known yet when several tokens are drafted in one pass.
 
 Shape letters: F features of a token.
 """

@@ -71,10 +71,10 @@ def _draft_step(step: Step, drafter: Drafter) -> Step:
 
 
 def _block_head(step: Step, config: Mapping[str, Any], shape: ModelShape) -> int:
-    """Return what a block drafter takes to name all guesses at once.
+    """Return what a block drafter takes to draft all tokens at once.
 
-    A hidden state and a row of logits for each guess, beside the fused projection of the context's keys and values
-    (models/qwen3_dflash.py, _build_fused_kv_buffers).
+    A hidden state and a row of logits for each draft token, beside the fused projection of the context's keys and
+    values (models/qwen3_dflash.py, _build_fused_kv_buffers).
     """
     vocab = config.get("draft_vocab_size") or shape.vocab_size
     projection = shape.num_layers * 2 * shape.num_kv_heads * shape.head_dim * shape.hidden_size

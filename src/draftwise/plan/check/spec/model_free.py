@@ -95,7 +95,7 @@ def _resolve_suffix(context: Context, spec: Spec) -> Step[Spec]:
         value = spec.get(key)
         if value is None:
             continue
-        if value < low or (high is not None and value > high) or value != value:
+        if not (value >= low and (high is None or value <= high)):  # which NaN is not either
             span = f"{low} or more" if high is None else f"{low} to {high}"
             message = f"{key} is {value}; it must be {span}."
             yield from context.ruling("suffix-out-of-range", message, where=key, fix=f"Give {span}.")

@@ -79,16 +79,12 @@ def _not_text(item: Any, line: int, place: str) -> Finding:
 
 def get_env(document: Document, path: Path, value: Any) -> dict[str, str]:
     """Return variables from `{A: b}`, `["A=b"]` or `[{name: A, value: b}]`; those without a value are left out."""
-    env: dict[str, str] = {}
     items: Sequence[tuple[Any, Any]]
     if isinstance(value, Mapping):
         items = [(key, document.texts.get((*path, key), inner)) for key, inner in value.items()]
     else:
         items = [_variable(document, (*path, index), item) for index, item in enumerate(value or ())]
-    for name, text in items:
-        if isinstance(name, str) and isinstance(text, str):
-            env[name] = text
-    return env
+    return {name: text for name, text in items if isinstance(name, str) and isinstance(text, str)}
 
 
 def _variable(document: Document, path: Path, item: Any) -> tuple[Any, Any]:
