@@ -126,7 +126,7 @@ def find_method(name: str | None) -> Method | None:
     return None if name is None else _by_name().get(name)
 
 
-def find_placeholder(model: str) -> Method | None:
+def find_placeholder(model: str | None) -> Method | None:
     """Return the method that a value of the key `model` stands for; None where it names a drafter."""
     return next((method for method in _rows() if model in method.placeholders), None)
 

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from draftwise.core import Ruling
+from draftwise.facts.methods import find_placeholder
 from draftwise.plan.check.context import Context
 from draftwise.plan.check.model.hf_config import HfConfig
 from draftwise.plan.check.model.model import build_model
 from draftwise.plan.check.model.reading import read_hf_config
 from draftwise.plan.check.spec.detection import detect_method
 from draftwise.plan.check.spec.dspark import resolve_dspark, rewrite_dspark
-from draftwise.plan.check.spec.method import find_placeholder
 from draftwise.plan.check.spec.mtp import rewrite_draft
 from draftwise.plan.check.spec.renaming import rename_classes
 from draftwise.plan.check.spec.spec import Spec

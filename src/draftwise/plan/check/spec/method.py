@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from draftwise.facts.methods import get_method, methods_where
+from draftwise.facts.methods import find_placeholder, get_method
 from draftwise.plan.check.context import Context
 from draftwise.plan.check.spec.spec import Spec
 from draftwise.plan.check.steps import Step
 
-__all__ = ["find_placeholder", "infer_method"]
+__all__ = ["infer_method"]
 
 _URLS = ("http://", "https://", "file://")
 _CUSTOM_CLASS = "custom_class"
@@ -24,7 +24,7 @@ def infer_method(context: Context, spec: Spec) -> Step[Spec]:
     if spec.method is None:
         stood_for = find_placeholder(spec.model)
         if stood_for is not None or context.holds("method-defaults-to-draft-model"):
-            spec = replace(spec, method=stood_for or "draft_model")
+            spec = replace(spec, method="draft_model" if stood_for is None else stood_for.name)
     name = spec.method
     if name is not None and (meant := get_method(name).name) != name and context.holds("mtp-alias"):
         yield from context.ruling(
@@ -36,11 +36,6 @@ def infer_method(context: Context, spec: Spec) -> Step[Spec]:
         )
         spec = replace(spec, method=meant)
     return spec
-
-
-def find_placeholder(model: str | None) -> str | None:
-    """Return the method that a value of `model` stands for, as `[ngram]` does."""
-    return next((name for name, method in methods_where().items() if model in method.placeholders), None)
 
 
 def _infer_custom_class(context: Context, spec: Spec) -> Step[Spec]:
