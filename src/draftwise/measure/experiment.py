@@ -69,12 +69,12 @@ class Experiment:
     processes: int | None = None
     num_answers: int = field(default=0, init=False)
     """Measured requests of finished turns."""
-    _measured: set[tuple[str, str, str, int, int]] = field(default_factory=set, init=False)
+    _measured: set[tuple[str, str, str, int, int, int]] = field(default_factory=set, init=False)
     _pools: dict[tuple[str, int], WorkerPool] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         run = self.directory.read()
-        self._measured = {(w.arm, w.workload, w.condition, w.repeat, w.block) for w in run.turns}
+        self._measured = {(w.arm, w.workload, w.condition, w.repeat, w.block, w.attempt) for w in run.turns}
         self.num_answers = sum(answer.measured for answer in run.answers)
 
     def has(self, turn: Turn) -> bool:
@@ -110,6 +110,7 @@ class Experiment:
             condition=turn.condition.label,
             repeat=turn.repeat,
             block=turn.block,
+            attempt=turn.attempt,
             counters=growth,
             wall_s=wall_s,
             began_s=began_s,

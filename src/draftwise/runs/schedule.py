@@ -41,11 +41,13 @@ class Turn:
     block: int = 0
     copies: tuple[int, ...] = ()
     """Beside each prompt, empty for none: how often it came before in this turn."""
+    attempt: int = 0
+    """How often its block was taken before, because the machine was disturbed."""
 
     @property
-    def key(self) -> tuple[str, str, str, int, int]:
+    def key(self) -> tuple[str, str, str, int, int, int]:
         """What makes it the same turn in another session."""
-        return (self.arm, self.workload, self.condition.label, self.repeat, self.block)
+        return (self.arm, self.workload, self.condition.label, self.repeat, self.block, self.attempt)
 
 
 def arm_order(arms: Sequence[str], block: int, repeat: int) -> list[str]:
