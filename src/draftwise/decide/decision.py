@@ -39,5 +39,6 @@ def decide(evidence: Evidence, latencies: Sequence[Latencies]) -> Decision:
         bands=bands,
         schedules=propose_schedules(run, bands),
         unmeasured=tuple(find_unmeasured(run)),
+        omissions=run.omissions,
         num_unfinished=run.num_unfinished,
     )

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from urllib.parse import urlsplit
 
-from draftwise.core import Finding, Run
+from draftwise.core import Arm, Finding, Run
 from draftwise.decide.thresholds import Thresholds
 from draftwise.decide.validity.finding import error, join_names
 
-__all__ = ["check_traffic"]
+__all__ = ["check_traffic", "find_same_servers"]
 
 _AFTERWARDS = 16
 """Tokens that a server may still write for a request that was withdrawn, until it notices."""
@@ -17,13 +17,14 @@ _AFTERWARDS = 16
 
 def check_traffic(run: Run, thresholds: Thresholds) -> Iterator[Finding]:
     """Yield servers that others use, and arms that are one and the same server."""
-    yield from _same_address(run)
+    yield from find_same_servers(run.plan.arms)
     yield from _foreign_tokens(run, thresholds)
 
 
-def _same_address(run: Run) -> Iterator[Finding]:
+def find_same_servers(arms: Sequence[Arm]) -> Iterator[Finding]:
+    """Yield arms that have one address."""
     by_url: dict[tuple[str | None, int | None, str], list[str]] = {}
-    for arm in run.plan.arms:
+    for arm in arms:
         if arm.url is not None:
             parts = urlsplit(arm.url)
             host = "127.0.0.1" if parts.hostname == "localhost" else parts.hostname
