@@ -160,7 +160,7 @@ def test_whatever_ends_a_repetition_all_loads_have_had_the_same_share(tmp_path: 
 
 def test_candidates_that_cannot_win_go_when_the_time_is_short(tmp_path: Path) -> None:
     slower = replace(FASTER, step_s=0.0125, jitter=0.05)
-    spells = ((22.0, FOREVER, 5.0),)
+    spells = ((30.0, FOREVER, 5.0),)
     scripts = [replace(each, spells=spells) for each in (NOISY, CANDIDATE, slower)]
     plan = plan_of(candidates=2, repeats=2)
     timed = Timed(tmp_path / "run", plan, *scripts)
