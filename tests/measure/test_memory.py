@@ -13,6 +13,7 @@ from draftwise.backends import FakeBackend, FakeScript, virtual_time
 from draftwise.core import BackendError, ClosedLoop, Comparison, Condition, Run, RunPlan, SpecConfig, Verdict
 from draftwise.decide.conclusions import conclude_run
 from draftwise.facts.remembering import find_remembering
+from draftwise.measure.planning import explain_sharing
 from draftwise.measure.session import Session
 from draftwise.runs import RunDirectory
 
@@ -157,3 +158,18 @@ def test_prefix_caches_that_go_by_the_salt_are_asked_in_every_repetition(tmp_pat
     run = servers.measure(tmp_path / "run", plan_for(NGRAM))
     assert run.plan.remembering == {}
     assert set(servers.count_asked(1).values()) == {5}
+
+
+def test_what_a_short_workload_can_carry_is_said_with_figures() -> None:
+    loads = tuple(Condition(load=ClosedLoop(concurrency=each)) for each in (1, 4, 16))
+    plan = plan_for(SUFFIX, workloads=(make_workload("prose", num_prompts=64),), conditions=loads)
+    why, short = explain_sharing(plan)
+    assert why == (
+        "candidate 1 is asked no prompt twice, as it could remember answers: suffix drafts from what it answered "
+        "before; suffix_decoding_max_cached_requests 0 turns that off."
+    )
+    assert short.startswith(
+        "warning: prose: 64 prompts are too few for candidate 1, asked each of them once: measured at c=1 and c=4; "
+        "c=16 would need 128 prompts of its own."
+    )
+    assert list(explain_sharing(plan_for(NGRAM, conditions=loads))) == []

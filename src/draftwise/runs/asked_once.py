@@ -58,12 +58,8 @@ def _ids_of_earlier(plan: RunPlan, workload: Workload) -> set[str]:
     A workload that repeats a prompt itself asks it as often: that is its traffic.
     """
     earlier = plan.workloads[: plan.workloads.index(workload)]
-    known = {_content(prompt) for each in earlier for prompt in each.prompts}
-    return {prompt.id for prompt in workload.prompts if _content(prompt) in known}
-
-
-def _content(prompt: Prompt) -> tuple[str | None, str]:
-    return prompt.text, repr(prompt.messages)
+    known = {prompt.content for each in earlier for prompt in each.prompts}
+    return {prompt.id for prompt in workload.prompts if prompt.content in known}
 
 
 def _last_repetition(plan: RunPlan, workload: Workload, condition: Condition, settled: Sequence[Settled]) -> int:
