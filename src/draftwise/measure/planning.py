@@ -74,7 +74,7 @@ def _check_prompts(plan: RunPlan) -> list[Finding]:
 
 
 def explain_sharing(plan: RunPlan) -> Iterator[str]:
-    """Yield a line on each candidate that is asked no prompt twice, and what no prompts are left for because of that."""
+    """Yield a line on each candidate that is asked no prompt twice, and on each workload that is too short for that."""
     for name, reason in plan.remembering.items():
         yield f"{name} is asked no prompt twice, as it could remember answers: {reason}."
     for finding in _check_shares(plan):
