@@ -97,7 +97,9 @@ def test_three_pairs_of_turns_settle_nothing() -> None:
 
 def test_an_early_interval_is_wider_than_a_late_one() -> None:
     analyses, found = InterimAnalyses.planned(5), estimate(0.1, 0.01)
-    widths = [math.log((interval := analyses.interval(found, done)).high / interval.low) for done in (2, 3, 4, 5)]
+    widths = [
+        math.log((interval := found.interval(1 - analyses.level(done))).high / interval.low) for done in (2, 3, 4, 5)
+    ]
     assert widths == sorted(widths, reverse=True)
     assert widths[-1] < 1.05 * math.log(found.interval().high / found.interval().low)
 

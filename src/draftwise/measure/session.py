@@ -12,8 +12,7 @@ from typing import Any
 
 from draftwise.backends import Backend
 from draftwise.core import InvalidSetup, RunContext, RunPlan
-from draftwise.decide.comparison.cell import ALL, make_cells
-from draftwise.decide.comparison.differences import find_differences
+from draftwise.decide.comparison.cell import ALL, find_differences, make_cells
 from draftwise.measure.context import describe_server
 from draftwise.measure.divergences import examine
 from draftwise.measure.experiment import DeviceReader, Experiment, Progress, no_device
