@@ -144,12 +144,12 @@ def rows_of_power(trials: int) -> Iterator[dict]:
 
 
 def measured(machine: Machine, speedup: float, trials: int, seed: int) -> Iterator[dict[int, Estimate]]:
-    rng, analyses = np.random.default_rng(seed), InterimAnalyses.single(machine.passes)
+    rng, analyses = np.random.default_rng(seed), InterimAnalyses((machine.passes,))
     return (looks_at(machine, rng, speedup, analyses) for _ in range(trials))
 
 
 def share_faster(machine: Machine, speedup: float, trials: int) -> float:
-    analyses = InterimAnalyses.single(machine.passes)
+    analyses = InterimAnalyses((machine.passes,))
     found = (stop(each, analyses)[1] for each in measured(machine, speedup, trials, seed=5))
     return sum(each is Conclusion.FASTER for each in found) / trials
 

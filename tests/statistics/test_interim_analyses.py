@@ -27,9 +27,9 @@ def test_boundaries_are_those_of_the_literature() -> None:
 
 
 def test_one_analysis_costs_nothing() -> None:
-    assert InterimAnalyses.single(5).level(5) == pytest.approx(0.05, rel=1e-4)
-    assert InterimAnalyses.single(1).adjust(0.03, 1) == pytest.approx(0.03, rel=1e-2)
-    assert InterimAnalyses.single(5).level(3) == pytest.approx(0.05, rel=1e-4), (
+    assert InterimAnalyses((5,)).level(5) == pytest.approx(0.05, rel=1e-4)
+    assert InterimAnalyses((1,)).adjust(0.03, 1) == pytest.approx(0.03, rel=1e-2)
+    assert InterimAnalyses((5,)).level(3) == pytest.approx(0.05, rel=1e-4), (
         "cut off by accident, not because of an analysis"
     )
     assert InterimAnalyses.planned(1).repetitions == (1,)

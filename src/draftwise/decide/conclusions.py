@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from draftwise.core import Comparison, Decision, Finding, Run
 from draftwise.decide.bands import divide_loads
-from draftwise.decide.comparison.acceptance import Acceptance, Conversion, pool_acceptance, trace_conversion
+from draftwise.decide.comparison.acceptance import Acceptance, Conversion, trace_acceptance
 from draftwise.decide.comparison.cell import ALL
 from draftwise.decide.comparison.comparisons import Estimates, Unjudged, compare_cells
 from draftwise.decide.comparison.latency import Latencies, summarise_latencies
-from draftwise.decide.recommendations import find_rollbacks, recommend
+from draftwise.decide.recommendations import advise
 from draftwise.decide.scope import find_reach
 from draftwise.decide.thresholds import Thresholds, get_thresholds
 from draftwise.decide.validity import TextQuality, check_validity
@@ -52,14 +52,16 @@ class Evidence:
 def conclude_run(run: Run) -> Conclusions:
     """Return what follows from a run; the same answers always give the same conclusions."""
     evidence = gather_evidence(run)
-    latencies = summarise_latencies(run, evidence.comparisons, evidence.thresholds)
+    cells = [each.cell for each in evidence.estimates]
+    latencies = summarise_latencies(run, cells, evidence.thresholds)
+    acceptances, conversions = trace_acceptance(cells, evidence.comparisons)
     return Conclusions(
         run=run,
         decision=_decide(evidence, latencies),
         thresholds=evidence.thresholds,
         latencies=latencies,
-        acceptances=pool_acceptance(each.cell for each in evidence.estimates),
-        conversions=trace_conversion(evidence.comparisons),
+        acceptances=acceptances,
+        conversions=conversions,
         quality=evidence.quality,
     )
 
@@ -105,16 +107,16 @@ def _decide(evidence: Evidence, latencies: Sequence[Latencies]) -> Decision:
     """Return what to do, for which traffic, up to which load, and when to undo it."""
     run, comparisons, baseline = evidence.run, evidence.comparisons, evidence.run.plan.arms[0].name
     sweeps = divide_loads(run, evidence.estimates, comparisons)
-    recommendations = recommend(comparisons, sweeps.bands, sweeps.crossovers)
+    advice = advise(comparisons, sweeps, latencies, baseline, evidence.thresholds)
     reach = find_reach(run)
     return Decision(
         baseline=baseline,
         comparisons=comparisons,
-        recommendations=recommendations,
+        recommendations=advice.recommendations,
         findings=evidence.findings,
         missing_context=reach.missing_context,
         scope=reach.scope,
-        rollback=find_rollbacks(recommendations, comparisons, sweeps.bands, latencies, baseline, evidence.thresholds),
+        rollback=advice.rollback,
         crossovers=sweeps.crossovers,
         bands=sweeps.bands,
         schedules=sweeps.schedules,

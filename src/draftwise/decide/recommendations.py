@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from math import isinf
 
 from draftwise.core import (
@@ -16,15 +17,42 @@ from draftwise.core import (
     RollbackBasis,
     Verdict,
 )
+from draftwise.decide.bands import Sweeps
 from draftwise.decide.comparison.latency import QUANTILES, Latencies
 from draftwise.decide.thresholds import Thresholds
 from draftwise.facts.signals import LOAD_SIGNALS, OUTPUT_TOKENS_PER_S, TOKENS_PER_STEP, TTFT_P99_S
 
-__all__ = ["find_rollbacks", "recommend"]
+__all__ = ["Advice", "advise", "find_rollbacks", "recommend"]
 
 
 _FOR_S = 3600.0
 """Long enough that a burst or a change in the mix of prompts does not undo an adoption."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """What to do, and what to watch once it is done."""
+
+    recommendations: tuple[Recommendation, ...]
+    rollback: tuple[Rollback, ...]
+
+
+def advise(
+    comparisons: Sequence[Comparison],
+    sweeps: Sweeps,
+    latencies: Sequence[Latencies],
+    baseline: str,
+    thresholds: Thresholds,
+) -> Advice:
+    """Return what to run where, with the rules that undo what is adopted.
+
+    Args:
+        latencies: for what the baseline reached.
+    """
+    recommendations = recommend(comparisons, sweeps.bands, sweeps.crossovers)
+    adopted = _list_adopted(recommendations, comparisons)
+    rules = find_rollbacks(adopted, sweeps.bands, latencies, baseline, thresholds)
+    return Advice(recommendations=recommendations, rollback=tuple(rules))
 
 
 def recommend(
@@ -93,37 +121,33 @@ def _find_set(comparisons: Sequence[Comparison], bands: Sequence[Band]) -> Itera
 
 
 def find_rollbacks(
-    recommendations: Sequence[Recommendation],
-    comparisons: Sequence[Comparison],
+    adopted: Sequence[Comparison],
     bands: Sequence[Band],
     latencies: Sequence[Latencies],
     baseline: str,
     thresholds: Thresholds,
-) -> tuple[Rollback, ...]:
-    """Return the rules of every adopted workload and candidate: the first one that holds undoes the adoption.
+) -> Iterator[Rollback]:
+    """Yield the rules of every adopted workload and candidate: the first one that holds undoes the adoption.
 
     Tokens per step: the cost of a step depends on batch and k, hardly on what is accepted, so speed-up moves with
     tokens per step, and is gone where they have fallen by as much. Of several loads the heaviest counts: there a step
     costs most.
 
     Args:
-        recommendations: what is acted on.
-        comparisons: all of the run, in their order.
+        adopted: comparisons that are acted on, any number per workload and candidate.
         bands: where each setting ends.
         latencies: for what the baseline reached.
     """
     groups: dict[tuple[str, str], list[Comparison]] = {}
-    for each in _list_adopted(recommendations, comparisons):
+    for each in adopted:
         groups.setdefault((each.workload, each.candidate), []).append(each)
-    rules: list[Rollback] = []
     for group in groups.values():
         heaviest = max(group, key=lambda each: (each.condition.place or ("", 0.0))[1])
         place = (heaviest.workload, heaviest.condition.label, baseline)
         row = next((row for row in latencies if (row.workload, row.condition, row.arm) == place), None)
-        rules += _watch_speed(heaviest, row, several=len(group) > 1)
-        rules += _watch_load(heaviest, bands)
-        rules += _watch_first_token(heaviest, row, thresholds)
-    return tuple(rules)
+        yield from _watch_speed(heaviest, row, several=len(group) > 1)
+        yield from _watch_load(heaviest, bands)
+        yield from _watch_first_token(heaviest, row, thresholds)
 
 
 def _watch_speed(heaviest: Comparison, baseline: Latencies | None, *, several: bool) -> Iterator[Rollback]:

@@ -117,7 +117,7 @@ def find_missing(plan: RunPlan, context: RunContext) -> tuple[str, ...]:
     hardware, model = context.hardware, context.model
     servers = [context.server(arm.name) for arm in plan.arms]
     required = {
-        "hardware": hardware.to_dict(),
+        "hardware": hardware != Hardware(),
         "GPU and its driver": not _need_gpu(servers) or hardware.gpus or hardware.told,
         "model": model.name,
         "precision": _precision(model, servers),

@@ -126,7 +126,8 @@ def _sides(
 ) -> Iterator[tuple[str, Conclusion | None]]:
     """Yield what each deciding measure says, the one that comes first at first."""
     margin, closed = thresholds.margin, isinstance(comparison.condition.load, ClosedLoop)
-    main = (str(comparison.decided_by), conclude(comparison.deciding, margin))
+    said = conclude(comparison.deciding, margin)
+    main = (str(comparison.decided_by), said)
     kept = []
     if promise is not None and (promise.low > 0 or promise.high < 0):
         kept = [(_PROMISE, Conclusion.FASTER if promise.low > 0 else Conclusion.SLOWER)]

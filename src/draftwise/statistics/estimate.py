@@ -80,11 +80,6 @@ class Estimate:
         reach = upper_student_quantile((1 - confidence) / 2, self.spread.degrees) * self.spread.error
         return Interval(value=self.value, low=to_ratio(self.log - reach), high=to_ratio(self.log + reach))
 
-    def share_below(self, ratio: float) -> float:
-        """Return the share of the prompts whose own ratio lies below a ratio."""
-        ratios = [math.exp(log) for log in self.log_by_prompt.values()]
-        return sum(each < ratio for each in ratios) / len(ratios)
-
     def p_value(self, ratio: float = 1.0) -> float:
         """Return the two-sided p-value of the hypothesis that the true ratio is `ratio`."""
         distance = abs(self.log - math.log(ratio))

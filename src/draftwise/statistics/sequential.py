@@ -47,7 +47,7 @@ def conclude(interval: Interval, margin: float) -> Conclusion | None:
 
 @dataclass(frozen=True, slots=True)
 class InterimAnalyses:
-    """After how many repetitions a comparison may be stopped, ascending; the last is the end.
+    """After how many repetitions a comparison may be stopped, ascending; the last is the end, and may be the only one.
 
     Group-sequential testing: a planned number of analyses, and an error that is spent bit by bit (Lan and DeMets,
     "Discrete sequential boundaries for clinical trials", Biometrika 1983). From one repetition to the next the
@@ -61,11 +61,6 @@ class InterimAnalyses:
     def planned(cls, repeats: int, *, first: int = 2) -> InterimAnalyses:
         """Return an analysis after each repetition from the first one that can tell anything on."""
         return cls(tuple(range(min(first, repeats), repeats + 1)))
-
-    @classmethod
-    def single(cls, repeats: int) -> InterimAnalyses:
-        """Return one analysis, at the end: of runs that never stop early, or that rest on a single repetition."""
-        return cls((repeats,))
 
     def level(self, done: int, alpha: float = 1 - CONFIDENCE) -> float:
         """Return the two-sided p-value below which an analysis after so many repetitions is significant.

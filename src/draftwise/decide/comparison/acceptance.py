@@ -28,6 +28,7 @@ __all__ = [
     "group_ratios",
     "name_losers",
     "pool_acceptance",
+    "trace_acceptance",
     "trace_conversion",
 ]
 ACCEPTANCE_QUANTILES = (10, 50, 90)
@@ -70,12 +71,48 @@ class Acceptance:
     """From the server's counters, over all of these turns: acceptance by position."""
 
 
-def pool_acceptance(cells: Iterable[Cell]) -> list[Acceptance]:
-    """Return the acceptance of every candidate on every workload at every temperature that it was measured at.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversion:
+    """The stations of one comparison, all in multiples of the baseline."""
+
+    workload: str
+    temperature: float
+    load: str
+    """Label of the load."""
+    candidate: str
+    acceptance_length: float
+    """What drafts are worth when every step drafts and costs what one of the baseline does."""
+    tokens_per_step: float
+    """The same with the steps that had no draft."""
+    decoding: float
+    """The baseline's TPOT over the candidate's: with what a step really costs."""
+    realised: float
+    """Tokens per second of a whole request: with the time to the first token."""
+
+    @property
+    def step_cost(self) -> float:
+        """Seconds of a step of the candidate over those of one of the baseline, under this load."""
+        return self.tokens_per_step / self.decoding
+
+    @property
+    def levels(self) -> tuple[float, float, float, float]:
+        """The stations from what arrived back to the acceptance length."""
+        return self.realised, self.decoding, self.tokens_per_step, self.acceptance_length
+
+
+def trace_acceptance(
+    cells: Iterable[Cell], comparisons: Iterable[Comparison]
+) -> tuple[list[Acceptance], list[Conversion]]:
+    """Return what was accepted, and where on the way from there to the realised speed-up the rest is lost.
 
     Args:
         cells: with the repetitions that the comparisons rest on, as a cross-request cache would flatter later ones.
     """
+    return pool_acceptance(cells), trace_conversion(comparisons)
+
+
+def pool_acceptance(cells: Iterable[Cell]) -> list[Acceptance]:
+    """Return the acceptance of every candidate on every workload at every temperature that it was measured at."""
     groups: dict[tuple[str, str, float], list[Cell]] = {}
     for cell in cells:
         if len(cell.workloads) == 1:
@@ -149,35 +186,6 @@ def _told_by_server(answer: Answer) -> tuple[int, int]:
 def _seen_in_chunks(answer: Answer) -> tuple[int, int]:
     chunks = answer.timing.chunks
     return (len(chunks) - 1, answer.timing.num_tokens - chunks[0][1]) if chunks else (0, 0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Conversion:
-    """The stations of one comparison, all in multiples of the baseline."""
-
-    workload: str
-    temperature: float
-    load: str
-    """Label of the load."""
-    candidate: str
-    acceptance_length: float
-    """What drafts are worth when every step drafts and costs what one of the baseline does."""
-    tokens_per_step: float
-    """The same with the steps that had no draft."""
-    decoding: float
-    """The baseline's TPOT over the candidate's: with what a step really costs."""
-    realised: float
-    """Tokens per second of a whole request: with the time to the first token."""
-
-    @property
-    def step_cost(self) -> float:
-        """Seconds of a step of the candidate over those of one of the baseline, under this load."""
-        return self.tokens_per_step / self.decoding
-
-    @property
-    def levels(self) -> tuple[float, float, float, float]:
-        """The stations from what arrived back to the acceptance length."""
-        return self.realised, self.decoding, self.tokens_per_step, self.acceptance_length
 
 
 def trace_conversion(comparisons: Iterable[Comparison]) -> list[Conversion]:

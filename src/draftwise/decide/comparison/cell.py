@@ -16,9 +16,7 @@ __all__ = [
     "OutputDifference",
     "PairedRequest",
     "Unit",
-    "compare_outputs",
     "find_difference",
-    "find_differences",
     "has_synthetic_acceptance",
     "make_cells",
 ]
@@ -45,6 +43,27 @@ class PairedRequest:
     """Workload, repetition and number of the paired block in which it was sent."""
     baseline: Answer
     candidate: Answer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputDifference:
+    """Two greedy answers to one prompt that are not the same."""
+
+    unit: Unit
+    baseline: Answer
+    candidate: Answer
+    position: int | None
+    """Tokens that both share; None where a server gives no token ids."""
+
+    @property
+    def excerpt(self) -> str:
+        """The last shared characters and what follows on either side."""
+        a, b = self.baseline.text, self.candidate.text
+        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
+        return (
+            f"after {a[max(0, same - 24) : same]!r} the baseline says {a[same : same + 16]!r}, the candidate "
+            f"{b[same : same + 16]!r}"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,12 +95,16 @@ class Cell:
     """Prompts of which both arms answered one and the same attempt, in the order of the run."""
     counters: Mapping[str, Counters]
     """What each arm's counters grew by."""
+    differences: Sequence[OutputDifference] | None
+    """The prompts whose output is not the baseline's; None where outputs cannot be compared one by one: above
+    temperature 0, and where acceptance is synthetic."""
 
     def keep_repetitions(self, repetitions: Sequence[int]) -> Cell:
         """Return the cell as if both arms had measured these repetitions only."""
         turns = [turn for turn in self.turns if turn.repeat in repetitions]
-        names = (self.workload, self.workloads)
-        return _make_cell(names, self.condition, (self.baseline, self.candidate), turns, self.answers_by_turn)
+        names, arms = (self.workload, self.workloads), (self.baseline, self.candidate)
+        comparable = self.differences is not None
+        return _make_cell(names, self.condition, arms, turns, self.answers_by_turn, comparable=comparable)
 
     def pair_turns(self) -> list[tuple[TurnRecord, TurnRecord]]:
         """Return the candidate's and the baseline's turn of each paired block, in the order of the run."""
@@ -106,7 +129,8 @@ def make_cells(run: Run) -> list[Cell]:
         parts = [_pair(turns, arms, name, condition.label) for name in group[1]]
         common = set.intersection(*({turn.repeat for turn in part} for part in parts))
         paired = sorted((turn for part in parts for turn in part if turn.repeat in common), key=lambda turn: turn.turn)
-        cells.append(_make_cell(group, condition, arms, paired, answers))
+        comparable = condition.temperature == 0 and not has_synthetic_acceptance(run, candidate)
+        cells.append(_make_cell(group, condition, arms, paired, answers, comparable=comparable))
     return [cell for cell in cells if cell.units]
 
 
@@ -116,11 +140,19 @@ def _make_cell(
     arms: tuple[str, str],
     turns: Sequence[TurnRecord],
     answers: Mapping[int, Sequence[Answer]],
+    *,
+    comparable: bool,
 ) -> Cell:
     by_turn = {turn.turn: answers.get(turn.turn, ()) for turn in turns}
     baseline, candidate = (_list_requests(turns, by_turn, arm) for arm in arms)
     answered, ours = _group_by_unit(baseline), _group_by_unit(candidate)
     nothing = Counters(generation_tokens=0, prefix_queries=0, prefix_hits=0)
+    outputs = {
+        (arm, unit): [attempts[key] for key in sorted(attempts)]
+        for arm, side in zip(arms, (answered, ours), strict=True)
+        for unit, attempts in side.items()
+    }
+    units = [unit for unit, attempts in answered.items() if attempts.keys() & ours.get(unit, {}).keys()]
     return Cell(
         workload=names[0],
         workloads=names[1],
@@ -132,13 +164,10 @@ def _make_cell(
         repetitions=tuple(sorted({turn.repeat for turn in turns if turn.arm == arms[1]})),
         requests={arm: list(side.values()) for arm, side in zip(arms, (baseline, candidate), strict=True)},
         paired=_pair_requests(baseline, candidate),
-        outputs={
-            (arm, unit): [attempts[key] for key in sorted(attempts)]
-            for arm, side in zip(arms, (answered, ours), strict=True)
-            for unit, attempts in side.items()
-        },
-        units=[unit for unit, attempts in answered.items() if attempts.keys() & ours.get(unit, {}).keys()],
+        outputs=outputs,
+        units=units,
         counters={arm: reduce(add, (t.counters for t in turns if t.arm == arm), nothing) for arm in arms},
+        differences=_find_differences(units, outputs, arms) if comparable else None,
     )
 
 
@@ -199,47 +228,18 @@ def _group_by_unit(requests: Requests) -> dict[Unit, dict[Attempt, Answer]]:
     return found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OutputDifference:
-    """Two greedy answers to one prompt that are not the same."""
-
-    unit: Unit
-    baseline: Answer
-    candidate: Answer
-    position: int | None
-    """Tokens that both share; None where a server gives no token ids."""
-
-    @property
-    def excerpt(self) -> str:
-        """The last shared characters and what follows on either side."""
-        a, b = self.baseline.text, self.candidate.text
-        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
-        return (
-            f"after {a[max(0, same - 24) : same]!r} the baseline says {a[same : same + 16]!r}, the candidate "
-            f"{b[same : same + 16]!r}"
-        )
-
-
-def compare_outputs(run: Run, cell: Cell) -> list[OutputDifference] | None:
-    """Return the prompts whose output differs; None where outputs cannot be compared one by one.
-
-    That is above temperature 0, and where acceptance is synthetic.
-    """
-    if cell.condition.temperature > 0 or has_synthetic_acceptance(run, cell.candidate):
-        return None
-    return find_differences(cell)
-
-
-def find_differences(cell: Cell) -> list[OutputDifference]:
+def _find_differences(
+    units: Sequence[Unit], outputs: Mapping[tuple[str, Unit], Sequence[Answer]], arms: tuple[str, str]
+) -> list[OutputDifference]:
     """Return, for each prompt to which the candidate ever gave an answer that the baseline never gave, the first one.
 
     The baseline itself may change its answer between repetitions (a cached prefix is computed in other shapes), so an
     answer counts as different only when it is none of the baseline's; it is then compared with the baseline's first.
     """
     found = []
-    for unit in cell.units:
-        baseline = cell.outputs[cell.baseline, unit]
-        for answer in cell.outputs[cell.candidate, unit]:
+    for unit in units:
+        baseline, candidate = (outputs[arm, unit] for arm in arms)
+        for answer in candidate:
             differences = [find_difference(unit, reference, answer) for reference in baseline]
             if None not in differences:
                 found.append(differences[0])

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from math import isfinite
 from statistics import median
 
 import numpy as np
@@ -14,10 +14,8 @@ from draftwise.decide.comparison.cache_effect import has_cache_effect
 from draftwise.decide.comparison.cell import (
     ALL,
     Cell,
-    OutputDifference,
     PairedRequest,
     Unit,
-    compare_outputs,
     make_cells,
 )
 from draftwise.decide.comparison.latency import LATENCIES, keeps_promise, measure_output
@@ -84,8 +82,6 @@ class Unjudged:
 
     comparison: Comparison
     estimates: Estimates
-    differences: Sequence[OutputDifference] | None
-    """None where outputs are not compared."""
     outlook: Outlook
     """Of the ratio that decides."""
     promise: Interval | None = None
@@ -96,10 +92,7 @@ class Unjudged:
 
 def compare_cells(run: Run, thresholds: Thresholds) -> list[Unjudged]:
     """Return the numbers of every comparison of a run, pooled rows last."""
-    estimates = estimate_cells(run, thresholds)
-    return _correct_for_number(
-        [_compare(each, compare_outputs(run, each.whole), thresholds) for each in estimates], thresholds
-    )
+    return _correct_for_number([_compare(each, thresholds) for each in estimate_cells(run, thresholds)], thresholds)
 
 
 def estimate_cells(run: Run, thresholds: Thresholds) -> tuple[Estimates, ...]:
@@ -109,11 +102,11 @@ def estimate_cells(run: Run, thresholds: Thresholds) -> tuple[Estimates, ...]:
 
 def _estimate(run: Run, whole: Cell, thresholds: Thresholds) -> Estimates:
     cell, repeated = _split_repetitions(whole, thresholds)
-    if repeated is not None:
-        analyses, done = InterimAnalyses.single(1), 1
+    done = len(cell.repetitions)
+    if run.plan.adaptive and repeated is None:
+        analyses = InterimAnalyses.planned(run.plan.repeats)
     else:
-        plan = InterimAnalyses.planned if run.plan.adaptive else InterimAnalyses.single
-        analyses, done = plan(run.plan.repeats), len(cell.repetitions)
+        analyses = InterimAnalyses((run.plan.repeats if repeated is None else done,))
     return Estimates(
         whole=whole,
         cell=cell,
@@ -203,7 +196,7 @@ def _estimate_throughput(cell: Cell, speedup: Estimate, total: Estimate) -> Esti
     return replace(server, spread=spread, log_by_prompt=speedup.log_by_prompt)
 
 
-def _compare(estimates: Estimates, differences: Sequence[OutputDifference] | None, thresholds: Thresholds) -> Unjudged:
+def _compare(estimates: Estimates, thresholds: Thresholds) -> Unjudged:
     """Return the numbers of a comparison.
 
     All intervals hold at whichever interim analysis the run stopped; p-values are corrected for these analyses.
@@ -211,7 +204,7 @@ def _compare(estimates: Estimates, differences: Sequence[OutputDifference] | Non
     cell, ratios, confidence = estimates.cell, estimates.ratios, 1 - estimates.level
     outlook = find_outlook(ratios.deciding, estimates.done, margin=thresholds.margin, alpha=estimates.level)
     goodput, change = _estimate_goodput(ratios, thresholds, confidence)
-    num_units = len(estimates.whole.units)
+    differences, num_units = estimates.whole.differences, len(estimates.whole.units)
     comparison = Comparison(
         workload=cell.workload,
         candidate=cell.candidate,
@@ -223,7 +216,7 @@ def _compare(estimates: Estimates, differences: Sequence[OutputDifference] | Non
         ttft=_find_interval(ratios.ttft, confidence),
         tpot=_find_interval(ratios.tpot, confidence),
         tail=_find_tail_ratio(ratios.paired),
-        share_slower=ratios.speedup.share_below(1 - thresholds.margin),
+        share_slower=_find_share_below(ratios.speedup, 1 - thresholds.margin),
         counters=cell.counters[cell.candidate],
         equal_outputs=None if differences is None else (num_units - len(differences), num_units),
         warm_speedup=estimates.warm_speedup,
@@ -234,14 +227,20 @@ def _compare(estimates: Estimates, differences: Sequence[OutputDifference] | Non
         goodput=goodput,
         goodput_change=change,
         p_value=estimates.analyses.adjust(ratios.deciding.p_value(), estimates.done),
-        detectable=outlook.detectable if isfinite(outlook.detectable) else None,
+        detectable=outlook.detectable if math.isfinite(outlook.detectable) else None,
         prompts_needed=outlook.prompts,
     )
-    return Unjudged(comparison=comparison, estimates=estimates, differences=differences, outlook=outlook)
+    return Unjudged(comparison=comparison, estimates=estimates, outlook=outlook)
 
 
 def _find_interval(estimate: Estimate | None, confidence: float) -> Interval | None:
     return None if estimate is None else estimate.interval(confidence)
+
+
+def _find_share_below(estimate: Estimate, ratio: float) -> float:
+    """Return the share of the prompts whose own ratio lies below a ratio."""
+    logs = estimate.log_by_prompt.values()
+    return sum(math.exp(log) < ratio for log in logs) / len(logs)
 
 
 def _estimate_goodput(

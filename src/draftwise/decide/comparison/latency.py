@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
 
 import numpy as np
 
-from draftwise.core import Answer, Comparison, Run, Timing
+from draftwise.core import Answer, Run, Timing
+from draftwise.decide.comparison.cell import Cell
 from draftwise.decide.thresholds import Thresholds
 
 __all__ = [
@@ -80,9 +81,13 @@ class ServerOutput:
         return self.tokens / self.seconds
 
 
-def summarise_latencies(run: Run, comparisons: Sequence[Comparison], thresholds: Thresholds) -> list[Latencies]:
-    """Return the latencies of every arm on every workload under every condition that it finished turns of."""
-    counted = {each.key: each.repetitions for each in comparisons}
+def summarise_latencies(run: Run, cells: Iterable[Cell], thresholds: Thresholds) -> list[Latencies]:
+    """Return the latencies of every arm on every workload under every condition that it finished turns of.
+
+    Args:
+        cells: with the repetitions that the comparisons rest on.
+    """
+    counted = {(each.workload, each.condition.label, each.candidate): each.repetitions for each in cells}
     rows = []
     for place, turns in _group_turns(run).items():
         kept = [turn for repeat, turn in turns if place not in counted or repeat in counted[place]]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import add
 
-from draftwise.core import Answer, Counters, Finding, Run, Severity
+from draftwise.core import Answer, Counters, Finding, Run, Severity, TurnRecord
 from draftwise.decide.comparison.cache_effect import list_answers, measure_growth, shows_gain, split_by_first
 from draftwise.decide.comparison.cell import Cell, has_synthetic_acceptance
 from draftwise.decide.comparison.comparisons import Estimates, Unjudged
@@ -15,9 +15,9 @@ from draftwise.decide.thresholds import Thresholds
 from draftwise.decide.validity.finding import error, info, warning
 from draftwise.decide.validity.load import check_load, check_requests
 from draftwise.decide.validity.outputs import TextQuality, assess_text, check_outputs, check_texts
-from draftwise.decide.validity.servers import check_setup, check_traffic, find_resolved_config, sum_all_counters
+from draftwise.decide.validity.servers import check_servers, find_resolved_config
 from draftwise.decide.validity.window.machine import check_machine
-from draftwise.decide.validity.window.server import check_prefix_cache, check_speculation, serves_more_hits
+from draftwise.decide.validity.window.server import check_counters, serves_more_hits
 from draftwise.statistics import FEWEST_PROMPTS
 from draftwise.workloads import check_workloads
 
@@ -57,10 +57,9 @@ def check_run(
 ) -> list[Finding]:
     """Return what is wrong with a run as a whole."""
     return [
-        *check_traffic(run, thresholds),
+        *check_servers(run, thresholds),
         *check_load(run, of_baseline, thresholds),
         *check_machine(run.turns, thresholds, is_ours=all(arm.url is None for arm in run.plan.arms)),
-        *check_setup(run, thresholds),
         *_repeated_prompts(run),
         *check_texts(run, of_baseline, quality, thresholds),
         *_estimated_counts(run),
@@ -72,11 +71,11 @@ def check_comparison(run: Run, found: Unjudged, thresholds: Thresholds) -> list[
     """Return what is wrong with one comparison."""
     comparison, cell = found.comparison, found.estimates.cell
     baseline, candidate = cell.counters[cell.baseline], cell.counters[cell.candidate]
-    elsewhere, resolved = sum_all_counters(run, cell.candidate), find_resolved_config(run, cell.candidate)
-    alone = cell.condition.concurrency == 1
+    elsewhere = _sum_counters(turn for turn in run.turns if turn.arm == cell.candidate)
+    resolved = find_resolved_config(run, cell.candidate)
+    speedup, ttft = comparison.speedup, comparison.ttft
     return [
-        *check_speculation(baseline, candidate, elsewhere, resolved, comparison.speedup, cell.condition, thresholds),
-        *check_prefix_cache(baseline, candidate, comparison.ttft, thresholds, alone=alone),
+        *check_counters(baseline, candidate, elsewhere, resolved, speedup, ttft, cell.condition, thresholds),
         *_warmed(run, cell, thresholds),
         *check_requests(run, cell, thresholds),
         *_prompts(run, cell),
@@ -109,16 +108,20 @@ def _estimated_counts(run: Run) -> Iterator[Finding]:
 def _warm_prefixes(cells: Sequence[Cell], thresholds: Thresholds) -> Iterator[Finding]:
     """Where the baseline's prefix cache serves later repetitions with the prompts of the first one."""
     for cell in cells:
-        first, later = (_sum_baseline(cell, each) for each in (cell.repetitions[:1], cell.repetitions[1:]))
+        mine = [turn for turn in cell.turns if turn.arm == cell.baseline]
+        first, later = (
+            _sum_counters(turn for turn in mine if (turn.repeat in cell.repetitions[:1]) is is_first)
+            for is_first in (True, False)
+        )
         if serves_more_hits(first, later, thresholds):
             text = "later repetitions find their prompts in the prefix cache, in all arms alike: TTFT there is a "
             yield info("prefix-cache-warm", f"{text}cached one.")
             return
 
 
-def _sum_baseline(cell: Cell, repetitions: Sequence[int]) -> Counters:
-    mine = (turn.counters for turn in cell.turns if turn.arm == cell.baseline and turn.repeat in repetitions)
-    return reduce(add, mine, Counters(generation_tokens=0, prefix_queries=0, prefix_hits=0))
+def _sum_counters(turns: Iterable[TurnRecord]) -> Counters:
+    nothing = Counters(generation_tokens=0, prefix_queries=0, prefix_hits=0)
+    return reduce(add, (turn.counters for turn in turns), nothing)
 
 
 def _prompts(run: Run, cell: Cell) -> Iterator[Finding]:

@@ -56,13 +56,13 @@ def check_outputs(run: Run, found: Unjudged, thresholds: Thresholds) -> Iterator
     the text is the drafter's, and nothing is compared.
     """
     cell = found.estimates.whole
-    if found.differences is not None:
+    if cell.differences is not None:
         views = {
             (each.workload, each.prompt_id): each
             for each in run.divergences
             if (each.candidate, each.condition) == (cell.candidate, cell.condition.label)
         }
-        yield from _judge(cell, found.differences, views, thresholds.tie_gap_of(_find_dtype(run)))
+        yield from _judge(cell, cell.differences, views, thresholds.tie_gap_of(_find_dtype(run)))
     elif cell.condition.temperature > 0 and not has_synthetic_acceptance(run, cell.candidate):
         yield from _check_lengths(cell)
 

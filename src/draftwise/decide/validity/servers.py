@@ -10,12 +10,12 @@ from operator import add
 from typing import Any
 from urllib.parse import urlsplit
 
-from draftwise.core import Counters, Finding, Run, ServerRecord, SpecConfig
+from draftwise.core import Arm, Counters, Finding, Run, ServerRecord, SpecConfig
 from draftwise.decide.thresholds import Thresholds
 from draftwise.decide.validity.finding import error, info, join_names, warning
-from draftwise.decide.validity.window.server import LoadCounters, check_drafting, check_foreign_requests
+from draftwise.decide.validity.window.server import LoadCounters, check_server
 
-__all__ = ["check_setup", "check_traffic", "find_resolved_config", "sum_all_counters"]
+__all__ = ["check_servers", "find_resolved_config"]
 
 
 _AFTERWARDS = 16
@@ -44,14 +44,14 @@ _LESS_CACHE = 0.9
 _NOTHING = Counters(generation_tokens=0)
 
 
-def check_traffic(run: Run, thresholds: Thresholds) -> list[Finding]:
-    """Return servers that others use, and arms that are one and the same server."""
-    return [*_same_address(run), *_foreign_tokens(run, thresholds), *_foreign_requests(run, thresholds)]
-
-
-def check_setup(run: Run, thresholds: Thresholds) -> list[Finding]:
-    """Return what differs between the arms beside the speculative config, and where that is not what was asked for."""
-    return [*_differences(run), *_configs(run, thresholds)]
+def check_servers(run: Run, thresholds: Thresholds) -> list[Finding]:
+    """Return servers that others use, and what differs between arms, or from what was asked for, but must not."""
+    return [
+        *_same_address(run),
+        *_foreign_tokens(run, thresholds),
+        *_differences(run),
+        *(each for arm in run.plan.arms for each in _check_arm(run, arm, thresholds)),
+    ]
 
 
 def _same_address(run: Run) -> Iterator[Finding]:
@@ -81,12 +81,6 @@ def _foreign_tokens(run: Run, thresholds: Thresholds) -> Iterator[Finding]:
         if generated > received * (1 + thresholds.foreign_tokens) + withdrawn * _AFTERWARDS:
             text = f"{arm.name} generated {generated} tokens and this run received {received}: others use the server."
             yield error("other-traffic", text, "Measure on servers that nothing else talks to.")
-
-
-def _foreign_requests(run: Run, thresholds: Thresholds) -> Iterator[Finding]:
-    for arm in run.plan.arms:
-        before = [turn.before for turn in run.turns if turn.arm == arm.name]
-        yield from check_foreign_requests(arm.name, before, thresholds)
 
 
 def _differences(run: Run) -> Iterator[Finding]:
@@ -166,19 +160,18 @@ def _consequences(name: str, baseline: ServerRecord, candidate: ServerRecord) ->
         yield info("less-kv-cache", text, where=name)
 
 
-def _configs(run: Run, thresholds: Thresholds) -> Iterator[Finding]:
-    """Whether each arm ran the speculative config that was asked for, and drafted as it says under every load."""
-    for arm in run.plan.arms:
-        if arm.spec is not None:
-            yield from _check_config(arm.name, arm.spec, find_resolved_config(run, arm.name))
-            mine = (turn.counters for turn in run.turns if turn.arm == arm.name)
-            yield from check_drafting(arm.name, arm.spec, mine, _group_by_sweep(run, arm.name), thresholds)
-            if arm.has_synthetic_acceptance:
-                text = (
-                    "its acceptance is synthetic: speed holds for traffic with just that acceptance, and outputs are "
-                    "not compared, as they are not the model's."
-                )
-                yield info("acceptance-drawn", text, where=arm.name)
+def _check_arm(run: Run, arm: Arm, thresholds: Thresholds) -> Iterator[Finding]:
+    """Whether an arm ran the speculative config that was asked for, alone, and drafted as it says under every load."""
+    mine = [turn for turn in run.turns if turn.arm == arm.name]
+    if arm.spec is not None:
+        yield from _check_config(arm.name, arm.spec, find_resolved_config(run, arm.name))
+    yield from check_server(arm.name, arm.spec, mine, _group_by_sweep(run, arm.name), thresholds)
+    if arm.has_synthetic_acceptance:
+        text = (
+            "its acceptance is synthetic: speed holds for traffic with just that acceptance, and outputs are "
+            "not compared, as they are not the model's."
+        )
+        yield info("acceptance-drawn", text, where=arm.name)
 
 
 def find_resolved_config(run: Run, arm: str) -> Mapping[str, Any] | None:
@@ -187,11 +180,6 @@ def find_resolved_config(run: Run, arm: str) -> Mapping[str, Any] | None:
     if "speculative_config" not in version:
         return None
     return version["speculative_config"] or {}
-
-
-def sum_all_counters(run: Run, arm: str) -> Counters:
-    """Return what an arm's counters grew by in the whole run."""
-    return reduce(add, (turn.counters for turn in run.turns if turn.arm == arm), _NOTHING)
 
 
 def _check_config(name: str, asked: SpecConfig, resolved: Mapping[str, Any] | None) -> Iterator[Finding]:

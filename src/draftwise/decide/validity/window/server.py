@@ -6,37 +6,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from draftwise.core import Condition, Counters, Finding, Interval, ServerLoad, SpecConfig
+from draftwise.core import Condition, Counters, Finding, Interval, ServerLoad, SpecConfig, TurnRecord
 from draftwise.decide.thresholds import Thresholds
 from draftwise.decide.validity.finding import error, info, warning
 
-__all__ = [
-    "LoadCounters",
-    "check_drafting",
-    "check_foreign_requests",
-    "check_prefix_cache",
-    "check_speculation",
-    "serves_more_hits",
-]
+__all__ = ["LoadCounters", "check_counters", "check_server", "serves_more_hits"]
 _ON_PURPOSE = ("num_speculative_tokens_per_batch_size", "enable_adaptive_verification")
 """Options with which an engine drafts less under load because it was asked to."""
-
-
-def check_foreign_requests(arm: str, before: Sequence[ServerLoad], thresholds: Thresholds) -> Iterator[Finding]:
-    """Yield a server that was busy before turns, when nothing of the run was on it.
-
-    Args:
-        before: its gauges before each turn.
-    """
-    loads = [(each.running or 0.0, each.waiting or 0.0) for each in before]
-    busy = [load for load in loads if sum(load) > 0]
-    if loads and len(busy) > thresholds.busy_turns * len(loads):
-        running, waiting = (max(values) for values in zip(*busy, strict=True))
-        text = (
-            f"before {len(busy)} of {len(loads)} turns {arm} had requests already (up to {running:.0f} running, "
-            f"{waiting:.0f} waiting)"
-        )
-        yield warning("other-requests", f"{text}.", "Measure on servers that nothing else talks to.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,20 +30,42 @@ class LoadCounters:
         return self.counters.spec.num_draft_tokens / steps if steps > 0 else None
 
 
-def check_drafting(
+def check_server(
     arm: str,
-    asked: SpecConfig,
-    windows: Iterable[Counters],
+    asked: SpecConfig | None,
+    windows: Sequence[TurnRecord],
     sweeps: Iterable[Sequence[LoadCounters]],
     thresholds: Thresholds,
 ) -> list[Finding]:
-    """Return where a server drafts less than it was asked to, in all windows or under load.
+    """Return whether a server had requests of others, and where it drafts less than it was asked to.
 
     Args:
-        windows: growth of its counters.
-        sweeps: the same under each load of a sweep (one workload at one temperature), in any order.
+        asked: its speculative config, None for none.
+        windows: stretches of time with its gauges just before each.
+        sweeps: its counters under each load of a sweep (one workload at one temperature), in any order.
     """
-    return [*_draft_lengths(arm, asked, windows), *_drafting_under_load(arm, asked, sweeps, thresholds)]
+    found = list(_foreign_requests(arm, [each.before for each in windows], thresholds))
+    if asked is not None:
+        found += _draft_lengths(arm, asked, [each.counters for each in windows])
+        found += _drafting_under_load(arm, asked, sweeps, thresholds)
+    return found
+
+
+def _foreign_requests(arm: str, before: Sequence[ServerLoad], thresholds: Thresholds) -> Iterator[Finding]:
+    """Yield a server that was busy before turns, when nothing of the run was on it.
+
+    Args:
+        before: its gauges before each turn.
+    """
+    loads = [(each.running or 0.0, each.waiting or 0.0) for each in before]
+    busy = [load for load in loads if sum(load) > 0]
+    if loads and len(busy) > thresholds.busy_turns * len(loads):
+        running, waiting = (max(values) for values in zip(*busy, strict=True))
+        text = (
+            f"before {len(busy)} of {len(loads)} turns {arm} had requests already (up to {running:.0f} running, "
+            f"{waiting:.0f} waiting)"
+        )
+        yield warning("other-requests", f"{text}.", "Measure on servers that nothing else talks to.")
 
 
 def _draft_lengths(arm: str, asked: SpecConfig, windows: Iterable[Counters]) -> Iterator[Finding]:
@@ -110,7 +108,31 @@ def _find_ends(sweep: Sequence[LoadCounters]) -> Iterator[tuple[float, LoadCount
         yield (*known[0], *min(known[1:], key=lambda each: each[0]))
 
 
-def check_speculation(
+def check_counters(
+    baseline: Counters,
+    candidate: Counters,
+    elsewhere: Counters,
+    resolved: Mapping[str, Any] | None,
+    speedup: Interval,
+    ttft: Interval | None,
+    condition: Condition,
+    thresholds: Thresholds,
+) -> list[Finding]:
+    """Return what speaks against speculation, and nothing else, having made the difference between two servers.
+
+    Args:
+        elsewhere: the candidate's counters under all loads together.
+        resolved: its speculative config as its server says it took it; None where it does not say.
+        speedup: ratio of the tokens per second.
+        ttft: ratio of the times to the first token.
+    """
+    return [
+        *_speculation(baseline, candidate, elsewhere, resolved, speedup, condition, thresholds),
+        *_prefix_cache(baseline, candidate, ttft, thresholds, alone=condition.concurrency == 1),
+    ]
+
+
+def _speculation(
     baseline: Counters,
     candidate: Counters,
     elsewhere: Counters,
@@ -119,12 +141,7 @@ def check_speculation(
     condition: Condition,
     thresholds: Thresholds,
 ) -> Iterator[Finding]:
-    """Yield what speaks against speculation having made the difference.
-
-    Args:
-        elsewhere: the candidate's counters under all loads together.
-        resolved: its speculative config as its server says it took it; None where it does not say.
-    """
+    """Whether drafts made the difference."""
     faster = speedup.low > 1 + thresholds.margin
     if not candidate.spec.num_drafts:
         yield _find_no_drafts(candidate, elsewhere, resolved, condition, faster=faster)
@@ -161,15 +178,10 @@ def _find_no_drafts(
     return error("not-speculating", f"{text}.")
 
 
-def check_prefix_cache(
+def _prefix_cache(
     baseline: Counters, candidate: Counters, ttft: Interval | None, thresholds: Thresholds, *, alone: bool
 ) -> Iterator[Finding]:
-    """Yield what prefix caches and first tokens lost or gained beside the baseline.
-
-    Args:
-        ttft: ratio of the times to the first token.
-        alone: whether one request is in flight at a time.
-    """
+    """What prefix caches and first tokens lost or gained beside the baseline."""
     before, after = baseline.prefix_hit_rate, candidate.prefix_hit_rate
     lost = 0.0 if before is None or after is None else before - after
     rates = ""
