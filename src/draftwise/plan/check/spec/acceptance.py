@@ -27,12 +27,14 @@ def resolve_synthetic(context: Context, spec: Spec) -> Step[tuple[float, ...] | 
         if rates is not None or length is not None:
             key = _RATES if rates is not None else _LENGTH
             message = f'{key} works only with "{_METHOD}": "synthetic".'
-            yield from context.ruling("synthetic-needs-method", message, where=key, fix="Add that, or remove the key.")
+            yield from context.rules.ruling(
+                "synthetic-needs-method", message, where=key, fix="Add that, or remove the key."
+            )
         return None
-    if not context.holds("synthetic-needs-method"):
+    if not context.rules.holds("synthetic-needs-method"):
         return None
     if (rates is None) == (length is None):
-        yield from context.ruling(
+        yield from context.rules.ruling(
             "synthetic-needs-one",
             f"Synthetic acceptance needs exactly one of {_RATES} and {_LENGTH}.",
             where=_METHOD,
@@ -58,13 +60,13 @@ def _find_rate_faults(context: Context, rates: Sequence[float], tokens: int) -> 
     else:
         return
     fix = f"Give {tokens} falling numbers from 0 to 1."
-    yield from context.ruling("synthetic-rates", f"{_RATES} {wrong}.", where=_RATES, fix=fix)
+    yield from context.rules.ruling("synthetic-rates", f"{_RATES} {wrong}.", where=_RATES, fix=fix)
 
 
 def _spread(context: Context, length: float, tokens: int) -> Step[tuple[float, ...] | None]:
     """Return the rate of each position for a mean length: whole positions first, then the fraction."""
     if not 1 <= length <= tokens + 1:
-        yield from context.ruling(
+        yield from context.rules.ruling(
             "synthetic-length",
             f"{_LENGTH} is {length}; with {tokens} tokens it must be 1 to {tokens + 1}.",
             where=_LENGTH,
@@ -83,25 +85,25 @@ def resolve_fly(context: Context, spec: Spec) -> Step[Spec]:
     window = spec.get(_WINDOW)
     if spec.facts is not None and spec.facts.drafts_from == "none":
         message = f"FLy makes no sense with {spec.method}, which drafts nothing."
-        yield from context.ruling("fly-needs-drafts", message, where=_METHOD, fix="Remove it.")
+        yield from context.rules.ruling("fly-needs-drafts", message, where=_METHOD, fix="Remove it.")
     elif not isinstance(spec.tokens, int):  # what is wrong with it is said where it is judged
         return spec
     elif spec.tokens < 2:
-        yield from context.ruling(
+        yield from context.rules.ruling(
             "fly-needs-two-tokens",
             "FLy needs num_speculative_tokens of 2 or more.",
             where=_METHOD,
             fix='Write "num_speculative_tokens": 2 or more.',
         )
     elif window is not None and window >= spec.tokens:
-        yield from context.ruling(
+        yield from context.rules.ruling(
             "fly-window-too-long",
             f"{_WINDOW} is {window}; it must be below num_speculative_tokens, {spec.tokens}.",
             where=_WINDOW,
             fix=f"Give at most {min(_LONGEST_WINDOW, spec.tokens - 1)}.",
         )
     else:
-        yield from context.ruling(
+        yield from context.rules.ruling(
             "fly-is-lossy",
             "FLy lets some rejected tokens through: answers differ from the target's own.",
             where=_METHOD,

@@ -9,7 +9,7 @@ from draftwise.core import Ruling
 from draftwise.facts.methods import get_method
 from draftwise.facts.rules import get_rule
 from draftwise.plan.check.context import Context
-from draftwise.plan.check.model.hf_config import HfConfig
+from draftwise.plan.check.model.model_config import HfConfig
 from draftwise.plan.check.spec.spec import Spec
 from draftwise.plan.check.steps import Step
 
@@ -41,14 +41,14 @@ def _check_mtp(context: Context, spec: Spec) -> Step[Spec]:
     if spec.facts is None or spec.facts.weights != "target":
         return spec
     if spec.target is not None and spec.target.config.model_type == "deepseek_v41":
-        yield from context.ruling(
+        yield from context.rules.ruling(
             "mtp-not-for-v41",
             "The target has no MTP layers: its checkpoint ships DSpark stages.",
             where="target",
             fix='Write "method": "dspark".',
         )
     if spec.tokens is None and spec.known("num_speculative_tokens"):
-        yield from context.ruling(
+        yield from context.rules.ruling(
             "mtp-needs-tokens",
             "num_speculative_tokens must be given for an MTP drafter: without it vLLM fails with a TypeError.",
             where="num_speculative_tokens",
@@ -57,7 +57,7 @@ def _check_mtp(context: Context, spec: Spec) -> Step[Spec]:
         return spec.undecided("num_speculative_tokens", "draft")
     has_own_layers = spec.draft is not None and spec.draft.config.model_type in _LAYER_PER_TOKEN
     if isinstance(spec.tokens, int) and spec.tokens > 1 and not has_own_layers:
-        yield from context.ruling(
+        yield from context.rules.ruling(
             "mtp-repeats-layer",
             f"num_speculative_tokens is {spec.tokens}, and the same MTP layer is run again for each further token, so "
             "that later ones are accepted less often.",
@@ -92,7 +92,7 @@ def _meets(context: Context, config: HfConfig, condition: Mapping[str, str]) -> 
 def _find_changed(context: Context, spec: Spec, before: str | None, by: str) -> Iterator[Ruling]:
     if before is None or "method" not in spec.fields.given:
         return
-    yield from context.ruling(
+    yield from context.rules.ruling(
         "drafter-decides-method",
         f"The drafter's {by} makes vLLM run {spec.model!r} as {spec.method}, although the method given is {before!r}.",
         where="model",
@@ -108,12 +108,12 @@ def _settle_rest(context: Context, spec: Spec) -> Step[Spec]:
         # The config.json is not here: what was asked for is the best guess.
         return spec if before is not None else spec.undecided("method")
     asks_draft_model = spec.facts is not None and spec.facts.drafts_from == "own_model"
-    if context.holds("everything-else-is-draft-model"):
+    if context.rules.holds("everything-else-is-draft-model"):
         spec = replace(spec, method="draft_model")
         if not asks_draft_model:
             yield from _find_changed(context, spec, before, "config.json")
         return spec
-    if not asks_draft_model or context.holds("draft-model-not-supported"):
+    if not asks_draft_model or context.rules.holds("draft-model-not-supported"):
         return (yield from _refuse(context, spec, asks_draft_model))
     if "method" not in spec.fields.given:
         yield from _find_unnamed_head(context, spec)
@@ -121,15 +121,15 @@ def _settle_rest(context: Context, spec: Spec) -> Step[Spec]:
 
 
 def _refuse(context: Context, spec: Spec, asks_draft_model: bool) -> Step[Spec]:
-    if asks_draft_model and context.holds("draft-model-refused"):
+    if asks_draft_model and context.rules.holds("draft-model-refused"):
         return spec.undecided("method", "draft")  # refused before anything else
     named = spec.method is not None
     said = f"cannot run as {spec.method}" if named else "fits no method that can be told without `method`"
     kind = "" if spec.draft is None else spec.draft.config.model_type
     message = f"The drafter {spec.model!r} {said}: its config.json is of type {kind!r}."
     fix = "Use a release from 0.15.0 on."
-    yield from context.ruling("draft-model-not-supported", message, where="model", fix=fix)
-    yield from context.ruling("drafter-fits-no-method", message, where="model", fix=_suggest_method(spec))
+    yield from context.rules.ruling("draft-model-not-supported", message, where="model", fix=fix)
+    yield from context.rules.ruling("drafter-fits-no-method", message, where="model", fix=_suggest_method(spec))
     return replace(spec.undecided("method", "draft"), method=None, draft=None)
 
 
@@ -141,7 +141,7 @@ def _suggest_method(spec: Spec) -> str:
 
 def _find_unnamed_head(context: Context, spec: Spec) -> Iterator[Ruling]:
     if (head := _find_head(spec)) is not None:
-        yield from context.ruling(
+        yield from context.rules.ruling(
             "head-taken-for-draft-model",
             f"The drafter {spec.model!r} is a head for {head} by its architecture, but without `method` it runs as an "
             "independent draft model.",

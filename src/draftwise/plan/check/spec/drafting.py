@@ -9,8 +9,7 @@ from dataclasses import replace
 from draftwise.core import Ruling
 from draftwise.facts.methods import find_placeholder
 from draftwise.plan.check.context import Context
-from draftwise.plan.check.model.hf_config import HfConfig
-from draftwise.plan.check.model.model import build_model
+from draftwise.plan.check.model.model_config import HfConfig, build_model
 from draftwise.plan.check.model.reading import read_hf_config
 from draftwise.plan.check.spec.detection import detect_method
 from draftwise.plan.check.spec.dspark import resolve_dspark, rewrite_dspark
@@ -56,12 +55,12 @@ def _read_drafter(context: Context, spec: Spec) -> Step[Spec]:
         return spec if is_target else (yield from _judge_unknown(context, spec))
     if is_target and spec.target is None:
         return spec.undecided("draft")  # what is wrong with the target has been said
-    as_medusa = context.applies("medusa-type-injected", spec.method)
+    as_medusa = context.rules.applies("medusa-type-injected", spec.method)
     config = yield from read_hf_config(context, own, role="drafter", as_medusa=as_medusa)
     if config is None:
         return spec.undecided("draft")
     if not config.architectures:
-        yield from context.ruling(
+        yield from context.rules.ruling(
             "drafter-without-architectures",
             "The drafter has a config.json without architectures, which vLLM looks at first.",
             where="model",
@@ -76,7 +75,7 @@ def _read_drafter(context: Context, spec: Spec) -> Step[Spec]:
 
 
 def _build_drafter(context: Context, spec: Spec, config: HfConfig) -> Step[Spec]:
-    asked = spec.get("max_model_len") if context.holds("drafter-length-checked-early") else None
+    asked = spec.get("max_model_len") if context.rules.holds("drafter-length-checked-early") else None
     rulings, model = collect(
         build_model(
             context,
@@ -98,7 +97,7 @@ def _judge_unknown(context: Context, spec: Spec) -> Step[Spec]:
     yield from refusals
     if refusals:
         return spec.undecided("draft")
-    yield from context.ruling(
+    yield from context.rules.ruling(
         "drafter-not-here",
         f"The drafter {spec.model!r} is neither a directory here nor in the table of known models; it is judged by its "
         "name alone.",
@@ -111,29 +110,29 @@ def _judge_unknown(context: Context, spec: Spec) -> Step[Spec]:
 def _find_unreadable(context: Context, spec: Spec) -> Iterator[Ruling]:
     if not spec.model or find_placeholder(spec.model) is not None:
         message, fix = f"The model {spec.model!r} names no checkpoint.", "Give the directory or id of the drafter."
-        yield from context.ruling("drafter-config-unreadable", message, where="model", fix=fix)
-    elif _CLASS_PATH.fullmatch(spec.model) and context.holds("class-path-without-custom-class"):
-        yield from context.ruling(
+        yield from context.rules.ruling("drafter-config-unreadable", message, where="model", fix=fix)
+    elif _CLASS_PATH.fullmatch(spec.model) and context.rules.holds("class-path-without-custom-class"):
+        yield from context.rules.ruling(
             "class-path-without-custom-class",
             f"The model {spec.model!r} reads like a Python class, which no method of this release takes.",
             where="model",
             fix="Use 0.22.0 or newer for custom_class.",
         )
     elif fault := next((fault for fault in context.faults if fault.where == spec.model), None):
-        yield from context.ruling("drafter-config-unreadable", fault.message, where="model", fix=fault.fix)
+        yield from context.rules.ruling("drafter-config-unreadable", fault.message, where="model", fix=fault.fix)
 
 
 def _settle_parallel_size(context: Context, spec: Spec) -> Step[Spec]:
     given = spec.get("draft_tensor_parallel_size")
-    target = context.flag("tensor_parallel_size", 1)
+    target = context.flags.get("tensor_parallel_size", 1)
     if not spec.known("draft_tensor_parallel_size") or not isinstance(target, int):
         return spec
     if given is None:
         is_mlp = spec.draft is not None and spec.draft.config.model_type == "mlp_speculator"
-        if not is_mlp or not context.holds("mlp-speculator-on-one-gpu"):
+        if not is_mlp or not context.rules.holds("mlp-speculator-on-one-gpu"):
             return replace(spec, draft_tp=target)
         if target > 1:
-            yield from context.ruling(
+            yield from context.rules.ruling(
                 "mlp-speculator-on-one-gpu",
                 "draft_tensor_parallel_size becomes 1: an MLP speculator cannot be split.",
                 where="draft_tensor_parallel_size",
@@ -142,7 +141,7 @@ def _settle_parallel_size(context: Context, spec: Spec) -> Step[Spec]:
         return replace(spec, draft_tp=1)
     if given in (1, target):
         return replace(spec, draft_tp=given)
-    yield from context.ruling(
+    yield from context.rules.ruling(
         "draft-tensor-parallel",
         f"draft_tensor_parallel_size is {given}; it can be 1 or the target's tensor_parallel_size, {target}.",
         where="draft_tensor_parallel_size",
@@ -161,7 +160,7 @@ def _settle_length(context: Context, spec: Spec) -> Step[Spec]:
         return replace(spec, draft_len=min(draft, target))
     for limit, whose in ((draft, "drafter"), (target, "target")):
         if asked > limit:
-            yield from context.ruling(
+            yield from context.rules.ruling(
                 "draft-longer-than-model",
                 f"The drafter's max_model_len is {asked}, and the {whose}'s context is {limit} tokens.",
                 where="max_model_len",

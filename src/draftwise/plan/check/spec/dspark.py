@@ -9,7 +9,7 @@ from typing import Any
 
 from draftwise.core import Ruling
 from draftwise.plan.check.context import Context
-from draftwise.plan.check.model.hf_config import HfConfig
+from draftwise.plan.check.model.model_config import HfConfig
 from draftwise.plan.check.spec.renaming import with_config
 from draftwise.plan.check.spec.spec import Spec
 from draftwise.plan.check.steps import Step
@@ -29,7 +29,7 @@ def rewrite_dspark(context: Context, spec: Spec) -> Step[Spec]:
         return spec
     config = spec.draft.config
     is_dense = "DSparkDraftModel" in config.architectures and config.model_type == "qwen3"
-    if is_dense and context.holds("dspark-qwen3-omni"):
+    if is_dense and context.rules.holds("dspark-qwen3-omni"):
         config = config.changed(architectures=["Qwen3DSparkModel"])
     elif not _standalone(context) & set(config.architectures):
         config = _inside_target(context, spec, config)
@@ -44,13 +44,13 @@ def _standalone(context: Context) -> set[str]:
     """Return the drafter classes with weights of their own that the release knows."""
     conditions = context.release.table("method_inference")["dspark"]
     named = {each["architecture"] for each in conditions if "architecture" in each and "model_type" not in each}
-    return named | ({"K3DSparkModel"} if context.holds("dspark-k3") else set())
+    return named | ({"K3DSparkModel"} if context.rules.holds("dspark-k3") else set())
 
 
 def _inside_target(context: Context, spec: Spec, config: HfConfig) -> HfConfig:
     """Return the config of the DSpark stages that a DeepSeek checkpoint ships."""
     target_type = "" if spec.target is None else spec.target.config.model_type
-    if target_type == "deepseek_v41" and context.holds("dspark-deepseek-v41"):
+    if target_type == "deepseek_v41" and context.rules.holds("dspark-deepseek-v41"):
         steps = config.get("dspark_block_size") or config.get("n_predict")
         return config.changed(architectures=["DSparkV41DraftModel"], model_type="deepseek_v41", n_predict=steps)
     steps = config.get("n_predict")
@@ -63,15 +63,15 @@ def resolve_dspark(context: Context, spec: Spec) -> Step[Spec]:
     if not spec.reads(_TOP_K_KEY):
         if top_k is not None and spec.method is not None:
             message = f"{_TOP_K_KEY} is for DSpark drafters only."
-            yield from context.ruling("dspark-only-key", message, where=_TOP_K_KEY, fix="Remove it.")
+            yield from context.rules.ruling("dspark-only-key", message, where=_TOP_K_KEY, fix="Remove it.")
         return spec
     if spec.draft is None:
         return spec
     config = spec.draft.config
     block = _first(config, "block_size", "dspark_block_size")
-    if spec.tokens is None and isinstance(block, int) and context.holds("dspark-tokens-by-block"):
+    if spec.tokens is None and isinstance(block, int) and context.rules.holds("dspark-tokens-by-block"):
         spec = replace(spec, tokens=block)
-        yield from context.ruling(
+        yield from context.rules.ruling(
             "dspark-tokens-by-block",
             f"num_speculative_tokens is not given; the drafter's block size makes it {block}.",
             where="num_speculative_tokens",
@@ -81,7 +81,7 @@ def resolve_dspark(context: Context, spec: Spec) -> Step[Spec]:
     yield from _find_top_k_faults(context, config, top_k if top_k is not None else config.get(_TOP_K_KEY))
     for fault in islice(_find_omni_faults(spec, config), 1):
         fix = "Convert the drafter for this target again."
-        yield from context.ruling("dspark-omni-contract", f"The drafter {fault}", where="model", fix=fix)
+        yield from context.rules.ruling("dspark-omni-contract", f"The drafter {fault}", where="model", fix=fix)
     return spec
 
 
@@ -92,15 +92,15 @@ def _first(config: HfConfig, *names: str) -> Any:
 def _find_block_faults(context: Context, spec: Spec, config: HfConfig) -> Iterator[Ruling]:
     block = config.get("dspark_block_size")
     if isinstance(block, int) and isinstance(spec.tokens, int) and spec.tokens < block:
-        yield from context.ruling(
+        yield from context.rules.ruling(
             "dspark-block-too-short",
             f"num_speculative_tokens is {spec.tokens}, below the drafter's block of {block}.",
             where="num_speculative_tokens",
             fix=f"Give {block}.",
         )
-    contexts = context.flag("decode_context_parallel_size", 1)
+    contexts = context.flags.get("decode_context_parallel_size", 1)
     if "K3DSparkModel" in config.architectures and isinstance(contexts, int) and contexts > 1:
-        yield from context.ruling(
+        yield from context.rules.ruling(
             "dspark-k3-context-parallel",
             f"decode_context_parallel_size is {contexts}, and MLA DSpark drafters run with 1 only.",
             where="decode_context_parallel_size",
@@ -113,7 +113,7 @@ def _find_top_k_faults(context: Context, config: HfConfig, top_k: Any) -> Iterat
     if not isinstance(top_k, int) or not isinstance(vocabulary, int):
         return
     if not 1 <= top_k <= vocabulary:
-        yield from context.ruling(
+        yield from context.rules.ruling(
             "dspark-topk-range",
             f"{_TOP_K_KEY} is {top_k}, and the draft vocabulary has {vocabulary} tokens.",
             where=_TOP_K_KEY,
@@ -121,7 +121,7 @@ def _find_top_k_faults(context: Context, config: HfConfig, top_k: Any) -> Iterat
         )
     elif not set(_TOP_K_CLASSES) & set(config.architectures):
         message = f"{_TOP_K_KEY} works with Qwen3 DSpark drafters only."
-        yield from context.ruling("dspark-topk-class", message, where=_TOP_K_KEY, fix="Remove it.")
+        yield from context.rules.ruling("dspark-topk-class", message, where=_TOP_K_KEY, fix="Remove it.")
 
 
 def _find_omni_faults(spec: Spec, config: HfConfig) -> Iterator[str]:

@@ -26,9 +26,9 @@ def imply_model(context: Context, spec: Spec) -> Step[Spec]:
         return spec
     facts = spec.facts
     target_type = "" if spec.target is None else spec.target.config.text.model_type
-    if target_type in _IMPLIED and context.holds(_IMPLIED[target_type]):
+    if target_type in _IMPLIED and context.rules.holds(_IMPLIED[target_type]):
         if spec.method != _IMPLIED_METHOD:
-            yield from context.ruling(
+            yield from context.rules.ruling(
                 _IMPLIED[target_type],
                 f"The target is of type {target_type!r}; without `model`, this release drafts with its MTP layers "
                 "whatever the method.",
@@ -40,7 +40,7 @@ def imply_model(context: Context, spec: Spec) -> Step[Spec]:
     if facts is not None and facts.weights in ("target", "either") and spec.method not in facts.aliases:
         return (yield from _draft_with_target(context, spec))
     if facts is not None and facts.drafts_from == "own_code":
-        yield from context.ruling(
+        yield from context.rules.ruling(
             "custom-class-needs-path",
             f"The method {spec.method} needs `model` with the path of the class.",
             where="model",
@@ -49,9 +49,9 @@ def imply_model(context: Context, spec: Spec) -> Step[Spec]:
         return spec.undecided("model")
     if facts is not None and not facts.has_weights:
         return replace(spec, model=spec.method)
-    if target_type or not context.holds("target-implies-mtp"):
+    if target_type or not context.rules.holds("target-implies-mtp"):
         named = spec.method is not None
-        yield from context.ruling(
+        yield from context.rules.ruling(
             "model-missing",
             f"The method {spec.method} needs `model`, the drafter." if named else "`method` or `model` must be given.",
             where="model",
@@ -64,11 +64,11 @@ def imply_model(context: Context, spec: Spec) -> Step[Spec]:
 def _draft_with_target(context: Context, spec: Spec) -> Step[Spec]:
     """Return the config with the target as its own drafter."""
     spec = replace(spec, model=context.verifier or context.setup.target)
-    if not spec.quantization and spec.target is not None and context.holds("mtp-inherits-quantization"):
+    if not spec.quantization and spec.target is not None and context.rules.holds("mtp-inherits-quantization"):
         spec = replace(spec, quantization=spec.target.quantization)
     is_v32 = spec.target is not None and spec.target.config.text.model_type == "deepseek_v32"
-    if is_v32 and context.holds("mtp-v32-eager"):
-        yield from context.ruling(
+    if is_v32 and context.rules.holds("mtp-v32-eager"):
+        yield from context.rules.ruling(
             "mtp-v32-eager",
             f"The method {spec.method} runs its drafter without CUDA graphs on this target.",
             where="method",

@@ -23,11 +23,11 @@ def infer_method(context: Context, spec: Spec) -> Step[Spec]:
     spec = yield from _infer_custom_class(context, spec)
     if spec.method is None:
         stood_for = find_placeholder(spec.model)
-        if stood_for is not None or context.holds("method-defaults-to-draft-model"):
+        if stood_for is not None or context.rules.holds("method-defaults-to-draft-model"):
             spec = replace(spec, method="draft_model" if stood_for is None else stood_for.name)
     name = spec.method
-    if name is not None and (meant := get_method(name).name) != name and context.holds("mtp-alias"):
-        yield from context.ruling(
+    if name is not None and (meant := get_method(name).name) != name and context.rules.holds("mtp-alias"):
+        yield from context.rules.ruling(
             "mtp-alias",
             f"The method {name!r} is an old name of {meant!r}; the target decides which MTP layers are used.",
             where="method",
@@ -43,9 +43,9 @@ def _infer_custom_class(context: Context, spec: Spec) -> Step[Spec]:
     model = spec.model
     if model is None or "." not in model or "/" in model or model.startswith(_URLS):
         return spec
-    if context.holds("dotted-name-is-class"):
+    if context.rules.holds("dotted-name-is-class"):
         if spec.facts is None or spec.facts.drafts_from != "own_code":
-            yield from context.ruling(
+            yield from context.rules.ruling(
                 "dotted-name-is-class",
                 f"The model {model!r} has a dot and no slash, so this release takes it for a Python class and the "
                 "method for custom_class, whatever `method` says.",
@@ -57,9 +57,9 @@ def _infer_custom_class(context: Context, spec: Spec) -> Step[Spec]:
     if (
         spec.method is None
         and all(part.isidentifier() for part in model.split("."))
-        and context.holds("dotted-name-is-class-unless-method")
+        and context.rules.holds("dotted-name-is-class-unless-method")
     ):
-        yield from context.ruling(
+        yield from context.rules.ruling(
             "dotted-name-is-class-unless-method",
             f"The model {model!r} reads like a Python class, and no method is given.",
             where="model",

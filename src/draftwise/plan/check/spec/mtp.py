@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from draftwise.facts.vllm import Release
-from draftwise.plan.check.model.hf_config import HfConfig
+from draftwise.plan.check.model.model_config import HfConfig
 
 __all__ = ["rewrite_draft"]
 

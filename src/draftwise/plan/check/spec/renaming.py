@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from draftwise.plan.check.context import Context
-from draftwise.plan.check.model.architecture import find_architecture
-from draftwise.plan.check.model.hf_config import HfConfig
+from draftwise.plan.check.model.model_config import HfConfig, find_architecture
 from draftwise.plan.check.model.reading import V0_EAGLE
 from draftwise.plan.check.spec.spec import Spec
 from draftwise.plan.check.steps import Step
@@ -31,10 +30,10 @@ def rename_classes(context: Context, spec: Spec) -> Step[Spec]:
 def _rename(context: Context, spec: Spec, name: str, prefix: str) -> str:
     """Return a class's name with the method's before it, unless that is in it."""
     several = spec.facts is not None and spec.facts.taps == "several"
-    may_end = several and not context.applies("eagle3-suffix-unknown", spec.method)
+    may_end = several and not context.rules.applies("eagle3-suffix-unknown", spec.method)
     if name.startswith(prefix) or (may_end and name.endswith(prefix)):
         return name
-    if name == _LILICORR and context.applies("dflash-lilicorr", spec.method):
+    if name == _LILICORR and context.rules.applies("dflash-lilicorr", spec.method):
         return name
     return prefix + name
 
@@ -43,9 +42,9 @@ def with_config(context: Context, spec: Spec, config: HfConfig) -> Step[Spec]:
     """Return the config with another one of the drafter; releases that look for its class this early must have it."""
     assert spec.draft is not None
     spec = replace(spec, draft=replace(spec.draft, config=config))
-    if not context.holds("drafter-class-missing") or find_architecture(context, config.architectures) is not None:
+    if not context.rules.holds("drafter-class-missing") or find_architecture(context, config.architectures) is not None:
         return spec
-    yield from context.ruling(
+    yield from context.rules.ruling(
         "drafter-class-missing",
         f"The drafter is run as {spec.method}, which needs the class {config.architectures[0]}; vLLM "
         f"{context.release} has none of that name.",

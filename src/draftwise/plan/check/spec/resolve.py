@@ -47,8 +47,8 @@ def resolve(context: Context, target: Model | None) -> Step[Resolved | None]:
         context: with a speculative config.
         target: the served model as ModelConfig holds it; None where its config.json cannot be read here.
     """
-    if context.applies("draft-model-refused", context.keys.get("method", "")):
-        yield from context.ruling(
+    if context.rules.applies("draft-model-refused", context.keys.get("method", "")):
+        yield from context.rules.ruling(
             "draft-model-refused",
             "The method draft_model does not exist in this release's engine.",
             where="method",

@@ -8,7 +8,7 @@ from dataclasses import replace
 from draftwise.core import Ruling
 from draftwise.facts.methods import methods_where
 from draftwise.plan.check.context import Context
-from draftwise.plan.check.model.parallel import find_drafter_parallel
+from draftwise.plan.check.model.target import find_drafter_parallel
 from draftwise.plan.check.spec.acceptance import resolve_fly, resolve_synthetic
 from draftwise.plan.check.spec.spec import Spec
 from draftwise.plan.check.spec.tokens import verify_tokens
@@ -27,7 +27,7 @@ def verify(context: Context, spec: Spec) -> Step[Spec]:
     """Check the whole config, in vLLM's order, and return it with what only the whole decides."""
     yield from _find_keys_of_methods(context, spec)
     if spec.get("tensor_parallel_size") is not None:
-        yield from context.ruling(
+        yield from context.rules.ruling(
             "tensor-parallel-size-key",
             "tensor_parallel_size is not a key to set for a drafter.",
             where="tensor_parallel_size",
@@ -54,22 +54,22 @@ def _find_keys_of_methods(context: Context, spec: Spec) -> Iterator[Ruling]:
     mtp_key = "index_share_for_mtp_iteration"
     if spec.get(mtp_key) is not None and spec.method is not None and not spec.reads(mtp_key):
         message = f"{mtp_key} is for the method mtp only."
-        yield from context.ruling("mtp-only-key", message, where=mtp_key, fix="Remove it.")
-    if spec.get(_ADAPTIVE) and not context.applies("dspark-has-confidence", spec.method):
+        yield from context.rules.ruling("mtp-only-key", message, where=mtp_key, fix="Remove it.")
+    if spec.get(_ADAPTIVE) and not context.rules.applies("dspark-has-confidence", spec.method):
         yield from _find_adaptive(context, spec)
     if spec.get("xpress_topc") is not None and spec.draft is not None and _splits_drafter(spec):
         yield from _find_xpress(context, spec)
 
 
 def _find_adaptive(context: Context, spec: Spec) -> Iterator[Ruling]:
-    yield from context.ruling(
+    yield from context.rules.ruling(
         "adaptive-needs-dspark",
         f"{_ADAPTIVE} is for dspark only in this release, and the method is {spec.method}.",
         where=_ADAPTIVE,
         fix="Remove it, or use a release from 0.30.0 on.",
     )
     if spec.get("use_local_argmax_reduction"):
-        yield from context.ruling(
+        yield from context.rules.ruling(
             "adaptive-needs-logits",
             f"{_ADAPTIVE} reads the draft logits, which use_local_argmax_reduction never makes.",
             where=_ADAPTIVE,
@@ -84,9 +84,9 @@ def _find_xpress(context: Context, spec: Spec) -> Iterator[Ruling]:
     vocabulary = size if isinstance(size, int) else 0
     if not _XPRESS & set(config.architectures) or not spec.reads("xpress_topc"):
         message = "xpress_topc is for DFlash drafters with an XPress refiner only."
-        yield from context.ruling("xpress-only-key", message, where="xpress_topc", fix="Remove it.")
+        yield from context.rules.ruling("xpress-only-key", message, where="xpress_topc", fix="Remove it.")
     elif top > vocabulary:
-        yield from context.ruling(
+        yield from context.rules.ruling(
             "xpress-topc-range",
             f"xpress_topc is {top}, and the draft vocabulary has {vocabulary} tokens.",
             where="xpress_topc",
@@ -101,7 +101,7 @@ def _find_lm_head(context: Context, spec: Spec) -> Iterator[Ruling]:
     is_gemma4 = spec.draft is not None and spec.draft.config.model_type == "gemma4_mtp"
     if not spec.reads(key) or is_gemma4:
         able = " or ".join(name for name, method in methods_where().items() if key in method.keys)
-        yield from context.ruling(
+        yield from context.rules.ruling(
             "lm-head-quantization-method",
             f"{key} does not work with {'Gemma 4 MTP' if is_gemma4 else spec.method}.",
             where=key,
@@ -112,7 +112,7 @@ def _find_lm_head(context: Context, spec: Spec) -> Iterator[Ruling]:
 def _find_batch_limit(context: Context, spec: Spec) -> Iterator[Ruling]:
     limit = spec.get("disable_by_batch_size")
     if limit is not None and limit < 2:
-        yield from context.ruling(
+        yield from context.rules.ruling(
             "batch-limit-below-two",
             f"disable_by_batch_size is {limit}; it must be 2 or more.",
             where="disable_by_batch_size",
@@ -125,11 +125,11 @@ def _find_limited_targets(context: Context, spec: Spec) -> Iterator[Ruling]:
     allowed = context.release.table("aux_targets")
     if not allowed or spec.target is None or not spec.known("method"):
         return
-    if spec.method is None or not any(context.applies(code, spec.method) for code in _LIMITED_TARGETS):
+    if spec.method is None or not any(context.rules.applies(code, spec.method) for code in _LIMITED_TARGETS):
         return
     kind = spec.target.config.text.model_type
     if not any(name in kind for name in allowed):
-        yield from context.ruling(
+        yield from context.rules.ruling(
             "target-not-for-hidden-states",
             f"The target is of type {kind!r}; in this release {spec.method} works with targets of "
             f"{', '.join(allowed)} only.",

@@ -27,13 +27,13 @@ def _find_mapping_faults(context: Context, spec: Spec) -> Iterator[Ruling]:
     fix = "Remove one of the two."
     if not spec.reads(_KEY):
         message = f"{_KEY} works with the method draft_model only."
-        yield from context.ruling("hetero-needs-draft-model", message, where=_KEY, fix=fix)
+        yield from context.rules.ruling("hetero-needs-draft-model", message, where=_KEY, fix=fix)
     if spec.get("draft_sample_method") not in (None, "greedy"):
         message = f"{_KEY} works with greedy draft sampling only."
-        yield from context.ruling("hetero-needs-greedy", message, where=_KEY, fix=fix)
+        yield from context.rules.ruling("hetero-needs-greedy", message, where=_KEY, fix=fix)
     if spec.get("use_local_argmax_reduction"):
         message = f"{_KEY} needs the whole draft logits, which use_local_argmax_reduction never makes."
-        yield from context.ruling("hetero-needs-logits", message, where=_KEY, fix=fix)
+        yield from context.rules.ruling("hetero-needs-logits", message, where=_KEY, fix=fix)
 
 
 def _find_difference(context: Context, spec: Spec) -> Iterator[Ruling]:
@@ -42,9 +42,9 @@ def _find_difference(context: Context, spec: Spec) -> Iterator[Ruling]:
     draft, target = (model.config.text.get("vocab_size", 0) for model in (spec.draft, spec.target))
     if draft != target:
         fix = "Use a drafter with the target's tokenizer"
-        if context.holds("hetero-needs-draft-model"):
+        if context.rules.holds("hetero-needs-draft-model"):
             fix += f', or add "{_KEY}": true'
-        yield from context.ruling(
+        yield from context.rules.ruling(
             "vocabulary-sizes-differ",
             f"The drafter has a vocabulary of {draft} tokens, and the target one of {target}.",
             where="model",
