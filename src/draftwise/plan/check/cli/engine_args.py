@@ -33,19 +33,13 @@ _HUMAN = frozenset(
     }
 )
 """Flags that take numbers with a unit, such as 32k."""
-
 _FREE = frozenset({"quantization"})
 """Flags whose declared choices the parser does not enforce: the config does."""
-
 _UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-
 _WITH_UNIT = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT])")
-
 _PARALLEL = ("peagle",)
 """Speculators types whose heads draft in parallel."""
-
 _HUB_NAME = re.compile(r"(?!.*(--|\.\.))[A-Za-z0-9_][\w.-]*(/[A-Za-z0-9_][\w.-]*)?")
-
 Served = tuple[str | None, Config | None]
 """Name of the model that is served in the checkpoint's stead (None: no other), and the speculative JSON."""
 

@@ -26,19 +26,12 @@ _LIMITS: Mapping[str, tuple[str, Callable[[float, float], bool]]] = {
     "lt": ("less than", operator.lt),
     "le": ("at most", operator.le),
 }
-
 _SHOWN_CHOICES = 14
-
 _INTEGER = re.compile(r"[+-]?[0-9]+(_[0-9]+)*(\.0+)?")
-
 _TRUE = frozenset({"1", "on", "t", "true", "y", "yes"})
-
 _FALSE = frozenset({"0", "off", "f", "false", "n", "no"})
-
 _INT_RANGE = 2**63
-
 _UNCHECKED = frozenset({"SkipValidation", "Any"})
-
 _OPTIONAL = "Optional"
 
 

@@ -26,7 +26,6 @@ __all__ = [
 ]
 
 Kind = Literal["plain", "eagle", "medusa", "mlp_speculator", "speculators"]
-
 _LENGTH_KEYS = (
     "max_position_embeddings",
     "n_positions",
@@ -39,14 +38,10 @@ _LENGTH_KEYS = (
     "seq_len",
 )
 """Where vLLM looks for a model's context length: the smallest counts."""
-
 _DEFAULT_LENGTH = 2048
-
 _NEEDS_WIDE_RANGE = frozenset({"gemma2", "gemma3", "gemma3_text", "plamo2", "glm4"})
-
 _BACKEND = "TransformersForCausalLM"
 """The class that builds what vLLM has no class of its own for."""
-
 _ENDINGS = (
     "ForCausalLM",
     "ForConditionalGeneration",
@@ -60,19 +55,13 @@ _ENDINGS = (
     "Model",
 )
 """Endings that vLLM takes for one another, so that a served `LlamaModel` is built from `LlamaForCausalLM`."""
-
 _LONGEST = 1 << 40
 """No context comes near it; larger numbers are damaged files."""
-
 _UNSCALED = frozenset({"su", "longrope", "llama3"})
-
 _YARN = frozenset({"yarn", "deepseek_yarn", "deepseek_llama_scaling"})
-
 _ROPE_KEYS = ("rope_parameters", "rope_scaling")
-
 _PLAIN_KERNELS = {"awq": "plain-awq-in-float16", "gptq": "plain-gptq-in-float16"}
 """Kernels for float16 only, and the rule of the releases that still have them."""
-
 _LOADED_AS = {"auto-round": "inc"}
 """Names that checkpoints declare and the listed methods no longer hold, and the method that loads them."""
 

@@ -20,21 +20,15 @@ __all__ = ["V0_EAGLE", "Config", "find_faults", "find_incomplete", "read_hf_conf
 
 V0_EAGLE = "EAGLEModel"
 """The one class that the V0 engine has for every EAGLE head."""
-
 _MEDUSA_TYPE = "medusa"
-
 _MEDUSA = {"vocab_size": 32001, "max_seq_len": 2**20, "num_attention_heads": 0, "architectures": ["MedusaModel"]}
-
 _MLP_SPECULATOR = {"vocab_size": 32000, "n_predict": 3}
-
 Config = Mapping[str, Any]
-
 _BY_LAYER_TYPE: Mapping[str, Mapping[str, str]] = {
     "eagle3": {"qwen3": "Eagle3Qwen3ForCausalLM", "llama": "Eagle3LlamaForCausalLM"},
     "peagle": {"qwen3": "PeagleQwen3ForCausalLM", "llama": "PeagleLlamaForCausalLM"},
 }
 """Speculators type -> type of its layers -> the class that vLLM builds."""
-
 _NEEDED: Mapping[str, tuple[str, ...]] = {
     "peagle": ("mask_token_id",),
     "dflash": ("aux_hidden_state_layer_ids", "mask_token_id"),
@@ -42,9 +36,7 @@ _NEEDED: Mapping[str, tuple[str, ...]] = {
     "dspark": ("aux_hidden_state_layer_ids",),
 }
 """Speculators type -> keys without which vLLM cannot convert it."""
-
 _DSPARK = ("Qwen3DSparkModel", "Qwen3OmniDSparkModel")
-
 _DSPARK_KEYS = (
     "draft_vocab_size",
     "target_hidden_size",

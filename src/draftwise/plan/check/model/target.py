@@ -18,11 +18,8 @@ from draftwise.plan.check.steps import Step
 __all__ = ["find_drafter_parallel", "find_stages", "find_target", "read_target"]
 
 _SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "decode_context_parallel_size")
-
 _KV_HEADS = ("n_head_kv", "num_kv_heads", "num_key_value_heads", "multi_query_group_num", "num_attention_groups")
-
 _QUANTIZATION_FILES = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
-
 _QUANTIZED_CACHES = ("fp8", "int8_per_token_head", "nvfp4")
 
 
