@@ -204,7 +204,7 @@ def test_a_retake_that_was_interrupted_is_gone_on_with(tmp_path: Path) -> None:
     scripts = [replace(each, spells=spells) for each in (NOISY, CANDIDATE)]
     whole = Timed(tmp_path / "whole", plan, *scripts, budget_s=None).run()
     first = next(turn for turn in whole.turns if turn.attempt)
-    dies = replace(scripts[1], dies_after=whole_requests_before(whole, "candidate 1", first.turn) + 8)
+    dies = replace(scripts[1], dies_after=whole_requests_before(whole, "candidate 1", first.turn) + 10)
     with pytest.raises(BackendError):
         Timed(tmp_path / "run", plan, scripts[0], dies, budget_s=None).run()
     cut = RunDirectory(tmp_path / "run").read()

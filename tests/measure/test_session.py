@@ -70,9 +70,9 @@ def test_warm_ups_are_no_answers_and_use_no_prompt_of_the_workload(tmp_path: Pat
     session = make_session(tmp_path / "run", make_plan(repeats=1), (PLAIN, FASTER))
     virtual_time.run(session.run())
     for backend in session.backends:
-        assert backend.engine._num_requests == 2 + 3 + 2 + 8  # greetings, warm-ups, two answers to look at
-        assert sum("Warm-up" in prompt for prompt in backend.engine._seen) == 4
-        assert len(backend.engine._seen) == 4 + 2 + 8
+        assert backend.engine._num_requests == 4 + 3 + 2 + 8  # greetings, warm-ups, two answers to look at
+        assert sum("Warm-up" in prompt for prompt in backend.engine._seen) == 5
+        assert len(backend.engine._seen) == 5 + 2 + 8
     assert len(RunDirectory(tmp_path / "run").read().answers) == 16
 
 

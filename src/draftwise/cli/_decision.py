@@ -112,8 +112,9 @@ def estimate(plan: RunPlan, pace: Pace, seconds: float) -> str:
     loads = "" if len(plan.conditions) == 1 else f"{len(plan.conditions)} conditions x "
     repeats = range(1, plan.repeats + 1)
     total = sum(len(turn.prompts) for repeat in repeats for turn in plan_turns(plan, plan.conditions, repeat))
+    once = f", {' and '.join(plan.remembering)} each prompt once:" if plan.remembering else " ="
     lines = [
-        f"{len(plan.arms)} arms x {loads}({workloads}) prompts x {plan.repeats} repetitions = "
+        f"{len(plan.arms)} arms x {loads}({workloads}) prompts x {plan.repeats} repetitions{once} "
         f"{'at most ' if plan.adaptive else ''}{total} requests, about {_duration(seconds)}"
     ]
     for condition in plan.conditions:

@@ -22,6 +22,7 @@ from draftwise.core import BackendError, InvalidSetup, LaunchOptions, RunPlan, S
 from draftwise.measure import measurement as measure
 from draftwise.measure.forecast import Pace
 from draftwise.measure.load.loop import precise_loop
+from draftwise.measure.planning import explain_sharing
 from draftwise.measure.session import Session
 from draftwise.measure.spec import ENGINES, Candidate, MeasurementSpec
 from draftwise.report.page import write_report
@@ -92,6 +93,9 @@ def decide(ctx: click.Context, /, resume: Path | None, api_key_env: str | None, 
 
         def announce(final: RunPlan, pace: Pace, seconds: float) -> None:
             console.print(estimate(final, pace, seconds), soft_wrap=True)
+            if (final.workloads, final.remembering) != (measurement.plan.workloads, measurement.plan.remembering):
+                for line in explain_sharing(final):
+                    tell(line)
 
         session = measurement.open(progress, tell=tell, announce=announce, on_wait=progress.wait)
         try:

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from draftwise.core import Arm, Counters, Finding, InvalidSetup, RunPlan, Severity
 from draftwise.decide.validity.finding import error, warning
-from draftwise.decide.validity.traffic import find_same_servers
-from draftwise.decide.validity.window.speculation import ON_PURPOSE
+from draftwise.decide.validity.servers import find_same_servers
+from draftwise.decide.validity.window.server import ON_PURPOSE
 
 __all__ = ["check_addresses", "check_drafting"]
 

@@ -9,7 +9,7 @@ from math import log
 
 from draftwise.core import Omission, Run
 from draftwise.decide.comparison.cell import ALL
-from draftwise.decide.evidence import gather_evidence
+from draftwise.decide.conclusions import gather_evidence
 from draftwise.measure.forecast import Forecast, name_repetitions
 from draftwise.runs.schedule import Turn
 

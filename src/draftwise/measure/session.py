@@ -12,7 +12,6 @@ from typing import Any
 from draftwise.backends import Backend
 from draftwise.core import BackendError, InvalidSetup, Omission, Prompt, RunContext, RunPlan
 from draftwise.decide.comparison.cell import ALL, make_cells
-from draftwise.decide.comparison.differences import find_differences
 from draftwise.decide.disturbance import set_aside_disturbed
 from draftwise.measure.budget import Budget
 from draftwise.measure.context import describe_server
@@ -24,7 +23,7 @@ from draftwise.measure.load.client import Client
 from draftwise.measure.pilot import look_at_outputs, make_forecast, spare_prompts
 from draftwise.measure.preflight import check_addresses, check_drafting
 from draftwise.measure.sweep import Sweep
-from draftwise.measure.warm_up import WarmUp, greet_all, settle, warm_up
+from draftwise.measure.warm_up import WarmUp, greet_all, presume_warm_prefixes, settle, warm_up
 from draftwise.runs import RunDirectory
 
 __all__ = ["Announce", "Session"]
@@ -94,6 +93,8 @@ class Session:
         self.progress.wait("starting the servers")
         await _together([backend.start() for backend in self.backends])
         clients = await greet_all(self.backends, self.plan, salt=secrets.token_hex(4))
+        if not self.resume:
+            self.plan = presume_warm_prefixes(self.plan, clients)
         warm, forecast = await self._warm_up(clients, budget)
         await self._begin(forecast, budget)
         self.directory.reserve()
@@ -170,10 +171,9 @@ class Session:
         clock, ends_at = asyncio.get_running_loop().time, budget.cut_at or math.inf
         run = set_aside_disturbed(self.directory.read())
         known = {(each.candidate, each.condition, each.workload, each.prompt_id) for each in run.divergences}
-        judged = {arm.name for arm in self.plan.arms if not arm.has_synthetic_acceptance}
         for cell in make_cells(run):
-            if cell.workload != ALL and cell.condition.temperature == 0 and cell.candidate in judged:
-                for difference in find_differences(cell)[:_MOST_EXAMINED]:
+            if cell.workload != ALL and cell.differences is not None:
+                for difference in cell.differences[:_MOST_EXAMINED]:
                     is_known = (cell.candidate, cell.condition.label, *difference.unit) in known
                     if not is_known and clock() < ends_at:
                         view = await examine(difference, clients[cell.baseline], clients[cell.candidate])

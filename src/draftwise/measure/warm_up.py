@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from draftwise.backends import Backend
@@ -14,7 +14,7 @@ from draftwise.measure.forecast import Pace
 from draftwise.measure.load.client import Client
 from draftwise.runs.schedule import Turn
 
-__all__ = ["WarmUp", "greet_all", "settle", "warm_up"]
+__all__ = ["WarmUp", "greet_all", "presume_warm_prefixes", "settle", "warm_up"]
 
 _WARMUP_TOKENS = 64
 _OPEN_STREAMS = 4
@@ -54,6 +54,18 @@ async def greet_all(backends: Sequence[Backend], plan: RunPlan, *, salt: str) ->
     """
     hello = _warmup_prompt(0, 2, _is_chat(plan))
     return {backend.name: await Client.greet(backend, hello, salt=salt) for backend in backends}
+
+
+def presume_warm_prefixes(plan: RunPlan, clients: Mapping[str, Client]) -> RunPlan:
+    """Return the plan with all candidates asked no prompt twice where prefix caches may know prompts that come back.
+
+    The baseline then answers only what the candidates are asked, once as well: first tokens are those of new prompts
+    on both sides. Otherwise an arm that is asked each prompt once would be beside one whose cache is warm.
+    """
+    if not (warm := [name for name, client in clients.items() if not client.keeps_apart]):
+        return plan
+    reason = f"the prefix cache of {warm[0]} may know a prompt that comes back, whatever salt it comes with"
+    return replace(plan, remembering={**dict.fromkeys((arm.name for arm in plan.arms[1:]), reason), **plan.remembering})
 
 
 async def warm_up(
