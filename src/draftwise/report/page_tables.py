@@ -179,7 +179,7 @@ def tabulate_crossovers(crossovers: Iterable[Crossover]) -> Table:
     """Return where each candidate stops paying."""
     rows = (Row(name=name, cells=tuple(Cell(text=cell) for cell in cells)) for name, *cells in
             list_crossover_rows(crossovers))  # fmt: skip
-    columns = ("workload · candidate", "load", f"{CONFIDENCE:.0%} interval", "adopted up to", "unit")
+    columns = ("workload · candidate", "load", f"{100 * CONFIDENCE:.0f} % interval", "adopted up to", "unit")
     return Table(caption="Where each candidate stops paying", columns=columns, rows=tuple(rows))
 
 

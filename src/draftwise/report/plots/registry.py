@@ -29,6 +29,7 @@ from draftwise.statistics import CONFIDENCE
 
 __all__ = ["Plot", "draw_plots"]
 
+_SURE = f"{100 * CONFIDENCE:.0f} %"
 _MOST_ROWS = 60
 """Comparisons up to which a plot of all of them side by side can be read."""
 _MOST_CANDIDATES = 12
@@ -75,7 +76,7 @@ def _outcome(data: PlotData) -> Iterator[_Drawing]:
             name="crossover",
             title="Speed-up against load",
             caption=(
-                f"Speed-up against load: line and points are estimates, the band is the {CONFIDENCE:.0%} interval; the "
+                f"Speed-up against load: line and points are estimates, the band is the {_SURE} interval; the "
                 f"grey stripe at 1 holds changes too small to act on ({margin:.0%}). A cross marks where a candidate "
                 "stops paying, the bar below it the interval of that load."
             ),
@@ -86,9 +87,7 @@ def _outcome(data: PlotData) -> Iterator[_Drawing]:
         yield _Drawing(
             name="speed-up",
             title="Speed-up of every candidate",
-            caption=(
-                f"Dot: estimate; bar: {CONFIDENCE:.0%} interval; grey band: changes too small to act on ({margin:.0%})."
-            ),
+            caption=(f"Dot: estimate; bar: {_SURE} interval; grey band: changes too small to act on ({margin:.0%})."),
             draw=lambda: draw_speedups(comparisons, margin),
             numbers=numbers,
         )
