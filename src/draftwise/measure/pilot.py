@@ -71,14 +71,14 @@ async def look_at_outputs(
         clients: by arm.
         plan: of the run.
         spared: prompts that are in no turn, by workload.
-        ends_at: on the clock of the event loop: after it only the baseline is asked, one prompt of each workload.
+        ends_at: on the clock of the event loop: after it no one is asked.
         wait: called with what is under way.
     """
-    clock, baseline = asyncio.get_running_loop().time, plan.arms[0].name
+    clock = asyncio.get_running_loop().time
     found: dict[tuple[str, str], Pilot] = {}
     for number, arm, workload in product(range(_LOOKED_AT), clients, plan.workloads):
         prompts = spared.get(workload.name) or ([] if arm in plan.remembering else list(_disguise_all(workload)))
-        if number < len(prompts) and (clock() < ends_at or (arm == baseline and not number)):
+        if number < len(prompts) and clock() < ends_at:
             wait(f"looking at {arm}'s answers to {workload.name}")
             pilot = found.setdefault((arm, workload.name), Pilot())
             await _ask(clients[arm], workload, prompts[number], plan.seed, pilot)
