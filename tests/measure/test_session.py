@@ -68,9 +68,9 @@ def test_warm_ups_are_no_answers_and_use_no_prompt_of_the_workload(tmp_path: Pat
     virtual_time.run(session.run())
     for backend in session.backends:
         lengths = 2 if backend.name == "plain" else 0
-        assert backend.engine._num_requests == 2 + 3 + lengths + 8  # greetings, warm-ups
-        assert sum("Warm-up" in prompt for prompt in backend.engine._seen) == 4
-        assert len(backend.engine._seen) == 4 + lengths + 8
+        assert backend.engine._num_requests == 4 + 3 + lengths + 8  # greetings, warm-ups
+        assert sum("Warm-up" in prompt for prompt in backend.engine._seen) == 5
+        assert len(backend.engine._seen) == 5 + lengths + 8
     assert len(RunDirectory(tmp_path / "run").read().answers) == 16
 
 

@@ -22,6 +22,7 @@ from draftwise.core import BackendError, InvalidSetup, LaunchOptions, RunPlan, S
 from draftwise.decide.conclusions import conclude_run
 from draftwise.measure import measurement as measure
 from draftwise.measure.load.loop import precise_loop
+from draftwise.measure.planning import explain_sharing
 from draftwise.measure.session import Session
 from draftwise.measure.spec import ENGINES, Candidate, MeasurementSpec
 from draftwise.measure.warm_up import Pace
@@ -98,6 +99,9 @@ def decide(ctx: click.Context, /, resume: Path | None, api_key_env: str | None, 
         def announce(final: RunPlan, pace: Pace, seconds: float) -> None:
             status.stop()
             console.print(estimate(final, pace, seconds), soft_wrap=True)
+            if (final.workloads, final.remembering) != (measurement.plan.workloads, measurement.plan.remembering):
+                for line in explain_sharing(final):
+                    tell(line)
 
         session = measurement.open(progress, tell=tell, announce=announce, on_wait=wait)
         failure = _measure(session, progress)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import chain
 
@@ -131,6 +131,8 @@ class Scope:
 
     workloads: Mapping[str, int]
     """Number of prompts by name."""
+    repeats: Mapping[str, int] = field(default_factory=dict)
+    """How many of them repeat an earlier one, where some do: that repetition is part of the traffic."""
     conditions: tuple[Condition, ...]
     model: str = ""
     dtype: str = ""
@@ -159,6 +161,9 @@ class UnmeasuredCell:
     """Paired blocks of repetitions that are not whole."""
     blocks_each: int = 1
     """Paired blocks of a whole repetition."""
+    needed: int | None = None
+    """Prompts of its own with which it would have been planned: it could remember answers, and is asked no prompt
+    twice. None where it was planned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -68,6 +68,9 @@ class RunPlan:
 
     arms: tuple[Arm, ...]
     workloads: tuple[Workload, ...]
+    remembering: Mapping[str, str]
+    """Why a candidate could remember answers from request to request, by its name: what is not known could. It is
+    asked no prompt twice. Candidates that cannot remember are left out."""
     conditions: tuple[Condition, ...] = field(default_factory=lambda: (Condition(),))
     repeats: int = 5
     """Repetitions of the workloads; fewer for cells that are stopped early."""

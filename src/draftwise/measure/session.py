@@ -18,7 +18,15 @@ from draftwise.measure.divergences import examine
 from draftwise.measure.experiment import DeviceReader, Experiment, Progress, no_device
 from draftwise.measure.load.client import Client
 from draftwise.measure.sweep import Sweep
-from draftwise.measure.warm_up import Pace, expect_seconds, fit_prompts, greet_all, measure_lengths, warm_up
+from draftwise.measure.warm_up import (
+    Pace,
+    expect_seconds,
+    fit_prompts,
+    greet_all,
+    measure_lengths,
+    presume_warm_prefixes,
+    warm_up,
+)
 from draftwise.runs import RunDirectory
 
 __all__ = ["Announce", "Session"]
@@ -68,6 +76,8 @@ class Session:
         try:
             await _together([backend.start() for backend in self.backends])
             clients = await greet_all(self.backends, self.plan, salt=secrets.token_hex(4))
+            if not self.resume:
+                self.plan = presume_warm_prefixes(self.plan, clients)
             await self._begin(clients, await warm_up(clients, self.plan))
             self.directory.reserve()
             await asyncio.gather(*(backend.rest() for backend in self.backends))

@@ -62,8 +62,8 @@ class FakeScript:
     gap: float = 1.0
     """Log-probability gap between the two best tokens that it reports when asked for logprobs."""
 
-    remembers: bool = False
-    """Whether all drafts stand for a prompt that it has answered before (as a global suffix tree would do)."""
+    remembers: float = 0.0
+    """Share of the prompts for which all drafts stand once it has answered them (as a global suffix tree would do)."""
     prefix_caching: bool = False
     """Whether beginnings of prompts (blocks of 16 tokens, per cache salt) are computed only once."""
     kv_tokens: int = 100_000
@@ -111,6 +111,10 @@ class FakeScript:
     def tpot(self, running: float, temperature: float = 0.0) -> float:
         """Return the seconds per output token while so many requests are served, without chance and drift."""
         return self.step_time(running) / self.tokens_per_step(temperature)
+
+    def keeps(self, checksum: int) -> bool:
+        """Return whether it remembers the answer to a prompt, which its CRC-32 decides."""
+        return checksum / 2**32 < self.remembers
 
     def slowdown(self, since_start: float) -> float:
         """Return the factor on latencies that has grown since the start."""
