@@ -15,17 +15,14 @@ from draftwise.facts.vllm import Release
 __all__ = ["ALL_PACKAGES", "SPEC", "SPEC_FLAGS", "Context"]
 
 SPEC = "--speculative-config"
-
 SPEC_FLAGS: Mapping[str, str] = {
     "spec_method": "method",
     "spec_model": "model",
     "spec_tokens": "num_speculative_tokens",
 }
 """Engine flags that stand for a key of the speculative JSON."""
-
 ALL_PACKAGES = frozenset({"arctic_inference"})
 """Optional Python packages that some methods need."""
-
 _OFF: tuple[Any, ...] = (None, False, "", [], {}, "false", "False")
 
 
@@ -98,6 +95,21 @@ class Context:
             except ValueError:
                 return {}
         return value if isinstance(value, Mapping) else {}
+
+    @property
+    def cudagraph_mode(self) -> str:
+        """The mode of CUDA graphs that is asked for, in capitals; empty where none is."""
+        return str(self.json_object("compilation_config").get("cudagraph_mode") or "").upper()
+
+    @property
+    def runs_eagerly(self) -> bool:
+        """Whether the operator has turned CUDA graphs off."""
+        return self.is_on("enforce_eager") or self.cudagraph_mode == "NONE"
+
+    @property
+    def lacks_full_graphs(self) -> bool:
+        """Whether the mode asked for has no graphs of whole steps."""
+        return self.cudagraph_mode in ("NONE", "PIECEWISE")
 
     @property
     def insists_on_v1(self) -> bool:
