@@ -51,8 +51,10 @@ class Case:
             flags={**release.table("engine_defaults"), **self.args},
             given=self.args,
             spec=spec,
+            keys=spec,
             target=None if self.target is None else ModelConfig(name="target", config=self.target, origin="json"),
             drafter=None if self.drafter is None else ModelConfig(name="draft", config=self.drafter, origin="json"),
+            draft_config=self.drafter or {},
             platform="cpu" if self.device.kind == "cpu" else "cuda",
             env=self.env,
         )

@@ -40,10 +40,14 @@ class Context:
     """Only the engine arguments that were given, typed as the parser hands them on; faulty ones are left out."""
     spec: Mapping[str, Any] | None
     """The speculative JSON as written, with the `--spec-*` flags merged in; None without speculation."""
+    keys: Mapping[str, Any]
+    """The speculative JSON with its keys as vLLM reads dashed ones; empty without speculation."""
     target: ModelConfig | None
     """The served model; None for one that is neither on disk nor in the table."""
     drafter: ModelConfig | None
     """None without `model`, and for one that is neither on disk nor in the table."""
+    draft_config: Mapping[str, Any]
+    """The drafter's config.json; empty where there is none or it is not known here."""
     faults: tuple[Finding, ...] = ()
     """Directories that are there and hold no readable config.json: `where` names them."""
     verifier: str | None = None
@@ -56,16 +60,6 @@ class Context:
     env: Mapping[str, str] = field(default_factory=dict)
     installed: frozenset[str] = ALL_PACKAGES
     """Optional Python packages that the server has; nobody can see another machine's, so all are assumed."""
-
-    @property
-    def keys(self) -> Mapping[str, Any]:
-        """The speculative JSON with its keys as vLLM reads dashed ones; empty without speculation."""
-        return {key.replace("-", "_"): value for key, value in (self.spec or {}).items()}
-
-    @property
-    def draft_config(self) -> Mapping[str, Any]:
-        """The drafter's config.json; empty where there is none or it is not known here."""
-        return {} if self.drafter is None else self.drafter.config
 
     def is_on(self, flag: str) -> bool:
         """Say whether a flag is given and neither false nor empty; the defaults of these flags are all off."""

@@ -65,6 +65,8 @@ def get_context(setup: Setup, *, installed: frozenset[str] = ALL_PACKAGES) -> Co
     doubled = tuple(flag for flag, key in SPEC_FLAGS.items() if flag in given and key in (spec or {}))
     if by_flag:
         spec = {**(spec or {}), **by_flag}  # a flag wins over a key that is spelled with dashes
+    target = model if verifier is None else _find_model(verifier, faults)
+    drafter = _find_drafter(spec, faults)
     return Context(
         setup=setup,
         release=release,
@@ -72,8 +74,10 @@ def get_context(setup: Setup, *, installed: frozenset[str] = ALL_PACKAGES) -> Co
         flags={**release.table("engine_defaults"), **given},
         given=given,
         spec=spec,
-        target=model if verifier is None else _find_model(verifier, faults),
-        drafter=_find_drafter(spec, faults),
+        keys={key.replace("-", "_"): value for key, value in (spec or {}).items()},
+        target=target,
+        drafter=drafter,
+        draft_config={} if drafter is None else drafter.config,
         faults=tuple(faults),
         verifier=verifier,
         doubled=doubled,

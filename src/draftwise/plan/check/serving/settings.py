@@ -31,13 +31,15 @@ _IGNORED_ON_V2: Mapping[str, str] = {
 """Rule -> the key that Model Runner V2 does not read while it holds, for methods for which V1 does."""
 
 
-def find_settings(context: Context, resolved: Resolved) -> Iterator[Ruling]:
-    """Yield settings that have no effect for this method, runner and release, another one, or one that fails later."""
-    yield from _find_backends(context, resolved)
-    yield from _find_schedule_faults(context, resolved)
-    yield from _find_sampling(context, resolved)
-    yield from _find_overlaps(context, resolved)
-    yield from _find_idle_keys(context, resolved)
+def find_settings(context: Context, resolved: Resolved) -> Sequence[Ruling]:
+    """Return settings that have no effect for this method, runner and release, another one, or one that fails later."""
+    return [
+        *_find_backends(context, resolved),
+        *_find_schedule_faults(context, resolved),
+        *_find_sampling(context, resolved),
+        *_find_overlaps(context, resolved),
+        *_find_idle_keys(context, resolved),
+    ]
 
 
 def _find_backends(context: Context, resolved: Resolved) -> Iterator[Ruling]:

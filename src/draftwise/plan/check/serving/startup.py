@@ -23,12 +23,16 @@ _WEIGHTS = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf"})
 
 def find_serving(context: Context, resolved: Resolved) -> Sequence[Finding]:
     """Return what a server of an accepted config meets: the rules are about the V1 engine's runners."""
-    found: list[Finding] = []
-    if not context.runs_on_v0:
-        for find in (_find_cpu, _find_drafters, find_settings, find_requests):
-            found += find(context, resolved)
-    found += _find_weights(context, resolved)
-    return found
+    weights = _find_weights(context, resolved)
+    if context.runs_on_v0:
+        return [*weights]
+    return [
+        *_find_cpu(context, resolved),
+        *_find_drafters(context, resolved),
+        *find_settings(context, resolved),
+        *find_requests(context, resolved),
+        *weights,
+    ]
 
 
 def _find_cpu(context: Context, resolved: Resolved) -> Iterator[Ruling]:
@@ -324,7 +328,7 @@ def _find_weights(context: Context, resolved: Resolved) -> Iterator[Finding]:
         resolved: its speculative config.
     """
     target = None if context.target is None else context.target.directory
-    if target is None or not resolved.facts.has_weights:
+    if target is None or resolved.facts.weights == "none":
         return
     drafter = None if context.drafter is None else context.drafter.directory
     own = drafter is not None and drafter.resolve() == target.resolve()

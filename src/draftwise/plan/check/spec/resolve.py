@@ -65,7 +65,7 @@ def resolve(context: Context, target: Model | None) -> Step[Resolved | None]:
             fix="Use a release from 0.15.0 on.",
         )
     spec = yield from read_spec(context, target)
-    if spec.facts is not None and not spec.facts.has_weights:
+    if spec.facts is not None and spec.facts.weights == "none":
         spec = yield from resolve_model_free(context, spec)
     elif spec.known("method"):
         spec = yield from resolve_drafter(context, replace(spec, lookup=(0, 0)))
@@ -122,7 +122,7 @@ def _verify(context: Context, spec: Spec) -> Step[Spec]:
 
 
 def _splits_drafter(spec: Spec) -> bool:
-    return spec.facts is None or spec.facts.has_weights
+    return spec.facts is None or spec.facts.weights != "none"
 
 
 def _find_keys_of_methods(context: Context, spec: Spec) -> Iterator[Ruling]:
