@@ -7,6 +7,8 @@ The folders are vLLM's own stages, in its order: `cli` (flags and JSON), `model`
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from draftwise.core import Effect, Finding, Ruling, Setup
 from draftwise.plan.check.cli import get_context
@@ -16,7 +18,10 @@ from draftwise.plan.check.report import Report, Resolved
 from draftwise.plan.check.serving import find_serving
 from draftwise.plan.check.steps import collect
 
-__all__ = ["Context", "Report", "Resolved", "check", "check_context", "check_many", "get_context"]
+if TYPE_CHECKING:
+    from draftwise.setups.read import Reading
+
+__all__ = ["Context", "Report", "Resolved", "check", "check_context", "check_many", "get_context", "judge"]
 
 
 def check(setup: Setup) -> Report:
@@ -44,6 +49,12 @@ def check_context(context: Context) -> Report:
         findings=tuple(findings),
         resolved=resolved,
     )
+
+
+def judge(reading: Reading) -> Report:
+    """Return the report on a setup as it was read: what the reading found, then what the release makes of it."""
+    report = check(reading.setup)
+    return replace(report, findings=(*reading.findings, *report.findings))
 
 
 def check_many(setups: Iterable[Setup]) -> Sequence[Report]:

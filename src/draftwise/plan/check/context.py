@@ -67,7 +67,7 @@ class Context:
 
     def size(self, flag: str) -> int | None:
         """Return an engine flag that holds a number; None where the default depends on the GPU."""
-        value = self.flags.get(flag)
+        value: Any = self.flags.get(flag)
         if isinstance(value, bool):
             return None
         try:
