@@ -30,10 +30,10 @@ _REJECTED_FLAGS: Mapping[str, str] = {
 
 
 def configure(context: Context) -> Step[tuple[Context, Resolved | None]]:
-    """Go through the making of the server's configuration, as `create_engine_config` does.
+    """Go through the making of the server's configuration, in the order of vLLM's `create_engine_config`.
 
-    Returns the context with the sizes that the server takes by itself, and the speculative config as it is held;
-    without speculation, or where it cannot be known, None.
+    Return the context with the batch sizes that the server takes by itself, and the speculative config as it is held:
+    None without speculation, and where it cannot be known here.
     """
     target = yield from read_target(context)
     context = fill_in_batch(context, target)
@@ -47,50 +47,12 @@ def configure(context: Context) -> Step[tuple[Context, Resolved | None]]:
     return context, (yield from complete(context, resolved))
 
 
-def complete(context: Context, resolved: Resolved | None) -> Step[Resolved | None]:
-    """Return the config with its runner and its scheduling filled in, and yield what the engine makes of it."""
-    yield from _find_idle_flags(context)
-    yield from find_v0(context, resolved)
-    if context.spec is None:
-        yield from find_runner_alone(context)
-    if resolved is None:
-        return None
-    resolved = yield from settle_runner(context, resolved)
-    return resolved if context.runs_on_v0 else (yield from judge_engine(context, resolved))
-
-
-def judge_engine(context: Context, resolved: Resolved) -> Step[Resolved]:
-    """Return the config without what the V1 engine drops of it, and yield what it rejects or changes.
-
-    Args:
-        context: the setup.
-        resolved: its speculative config, with `runner` filled in.
-    """
-    kept = yield from fit_steps(context, resolved)
-    yield from _find_adaptive(context)
-    yield from _find_conflicts(context, resolved)
-    return kept
-
-
-def _find_idle_flags(context: Context) -> Iterator[Ruling]:
-    """Yield flags about requests that need speculation and do not have it."""
-    flag = "--per-request-spec-decode-metrics"
-    given = context.given.get("per_request_spec_decode_metrics")
-    if context.spec is None and given not in (None, "none"):
-        yield from context.rules.ruling(
-            "request-metrics-without-speculation",
-            f"{flag} {given} needs speculation, and there is none.",
-            where=flag,
-            fix=f"Leave it out, or give {SPEC}.",
-        )
-
-
 def fill_in_batch(context: Context, target: Model | None) -> Context:
     """Return the context with the batch sizes that the server takes where none are given and its GPU is known.
 
     The defaults are those of `vllm serve`; the offline class takes others.
     """
-    defaults = _find_defaults(context)
+    defaults = _find_batch_defaults(context)
     if defaults is None or target is None:
         return context
     tokens, seqs = context.given.get(_TOKENS), context.given.get(_SEQS)
@@ -107,11 +69,13 @@ def fill_in_batch(context: Context, target: Model | None) -> Context:
     return replace(context, flags={**context.flags, _TOKENS: tokens, _SEQS: seqs})
 
 
-def _find_defaults(context: Context) -> tuple[int, int] | None:
+def _find_batch_defaults(context: Context) -> tuple[int, int] | None:
     """Return tokens and requests a step, None where they depend on a GPU that is not known."""
     device = context.setup.device
     if context.platform == "cpu":
-        ranks = _get(context.flags, "pipeline_parallel_size") * _get(context.flags, "tensor_parallel_size")
+        ranks = _read_count(context.flags, "pipeline_parallel_size") * _read_count(
+            context.flags, "tensor_parallel_size"
+        )
         return 2048 * ranks, 128 * ranks
     if context.runs_on_v0:
         return 2048, 256
@@ -124,9 +88,25 @@ def _find_defaults(context: Context) -> tuple[int, int] | None:
     return 2048, 256
 
 
-def _get(flags: Mapping[str, Any], name: str) -> int:
+def _read_count(flags: Mapping[str, Any], name: str) -> int:
     value = flags.get(name, 1)
     return value if isinstance(value, int) else 1
+
+
+def find_early(context: Context) -> Iterator[Ruling]:
+    """Yield what stops the server before the speculative config is looked at."""
+    if context.given.get("async_scheduling") is not True:
+        return
+    stages = context.flags.get("pipeline_parallel_size", 1)
+    without = "async_scheduling does not go with"
+    if isinstance(stages, int) and stages > 1:
+        message = f"{without} pipeline stages in this release."
+        yield from context.rules.ruling("async-rejects-stages", message, where="async_scheduling", fix="Leave it out.")
+    if context.spec is not None:
+        message = f"{without} speculative decoding in this release."
+        yield from context.rules.ruling(
+            "async-rejects-speculation", message, where="async_scheduling", fix="Leave it out."
+        )
 
 
 def _find_batch(context: Context, target: Model | None) -> Iterator[Ruling]:
@@ -146,19 +126,28 @@ def _find_batch(context: Context, target: Model | None) -> Iterator[Ruling]:
         yield from context.rules.ruling("batch-below-requests", message, where=_TOKENS, fix=f"Give at least {seqs}.")
 
 
-def find_early(context: Context) -> Iterator[Ruling]:
-    """Yield what stops the server before the speculative config is looked at."""
-    if context.given.get("async_scheduling") is not True:
-        return
-    stages = context.flags.get("pipeline_parallel_size", 1)
-    without = "async_scheduling does not go with"
-    if isinstance(stages, int) and stages > 1:
-        message = f"{without} pipeline stages in this release."
-        yield from context.rules.ruling("async-rejects-stages", message, where="async_scheduling", fix="Leave it out.")
-    if context.spec is not None:
-        message = f"{without} speculative decoding in this release."
+def complete(context: Context, resolved: Resolved | None) -> Step[Resolved | None]:
+    """Return the config with its runner and its scheduling filled in, and yield what the engine makes of it."""
+    yield from _find_idle_flags(context)
+    yield from find_v0(context, resolved)
+    if context.spec is None:
+        yield from find_runner_alone(context)
+    if resolved is None:
+        return None
+    resolved = yield from settle_runner(context, resolved)
+    return resolved if context.runs_on_v0 else (yield from judge_engine(context, resolved))
+
+
+def _find_idle_flags(context: Context) -> Iterator[Ruling]:
+    """Yield flags about requests that need speculation and do not have it."""
+    flag = "--per-request-spec-decode-metrics"
+    given = context.given.get("per_request_spec_decode_metrics")
+    if context.spec is None and given not in (None, "none"):
         yield from context.rules.ruling(
-            "async-rejects-speculation", message, where="async_scheduling", fix="Leave it out."
+            "request-metrics-without-speculation",
+            f"{flag} {given} needs speculation, and there is none.",
+            where=flag,
+            fix=f"Leave it out, or give {SPEC}.",
         )
 
 
@@ -197,6 +186,19 @@ def _find_v0_conflicts(context: Context, resolved: Resolved | None) -> Iterator[
             where="--max-model-len",
             fix="Leave it out.",
         )
+
+
+def judge_engine(context: Context, resolved: Resolved) -> Step[Resolved]:
+    """Return the config without what the V1 engine drops of it, and yield what it rejects or changes.
+
+    Args:
+        context: the setup.
+        resolved: its speculative config, with `runner` filled in.
+    """
+    kept = yield from fit_steps(context, resolved)
+    yield from _find_adaptive(context)
+    yield from _find_conflicts(context, resolved)
+    return kept
 
 
 def _find_adaptive(context: Context) -> Iterator[Ruling]:

@@ -16,12 +16,12 @@ from draftwise.plan.check.steps import Step
 __all__ = ["Runner", "choose_runner", "find_runner", "find_runner_alone", "schedules_async", "settle_runner"]
 
 _VARIABLE = "VLLM_USE_V2_MODEL_RUNNER"
-_FLAG = "--async-scheduling"
-_COST = (
+_ASYNC_FLAG = "--async-scheduling"
+_COST_WITHOUT_ASYNC = (
     "The host then prepares each step while the GPU waits: 1.56 ms a step at batch 1 on an H200 with an 8B model "
     "(4.76 ms with, 6.32 without)."
 )
-_TOPIC = "async_scheduling"
+_ASYNC = "async_scheduling"
 """Table of methods that a release combines with it: by `default`, and when it is asked for (`explicit`)."""
 _RUNNER_V2 = "runner_v2"
 """Table of what Model Runner V2 drafts with, and of the targets that run on it by default."""
@@ -82,7 +82,7 @@ def choose_runner(context: Context, resolved: Resolved | None) -> Runner:
         return Runner(name="V1", reason=f"{_VARIABLE} is set.")
     if context.platform == "cpu":
         return Runner(name="V1", reason="Model Runner V2 needs Triton, which a CPU server does not have.")
-    return _default(context, resolved, lacks)
+    return _choose_default(context, resolved, lacks)
 
 
 def _is_surely_v1(context: Context) -> bool:
@@ -107,14 +107,14 @@ def _read_variable(context: Context) -> bool | None:
     return {"1": True, "true": True, "0": False, "false": False}.get(given)
 
 
-def _default(context: Context, resolved: Resolved | None, lacks: tuple[str, ...]) -> Runner:
+def _choose_default(context: Context, resolved: Resolved | None, lacks: tuple[str, ...]) -> Runner:
     takes = _takes_v2(context)
     if takes is None and not lacks:
         return Runner(name=None, reason="This release chooses by the target's architecture, which is not known here.")
     if takes is False:
         return Runner(name="V1", reason="This release does not take V2 for such a target unless it is told to.")
     if lacks:
-        return Runner(name="V1", reason=_describe(lacks, resolved), lacks=lacks)
+        return Runner(name="V1", reason=_describe_lacks(lacks, resolved), lacks=lacks)
     return Runner(name="V2", reason="It is this release's default for such a target.")
 
 
@@ -155,7 +155,7 @@ def find_runner(context: Context, resolved: Resolved, chosen: Runner) -> Iterato
     """
     yield from _find_triton(context, chosen)
     if chosen.lacks and chosen.forced:
-        message = f"{chosen.reason} {_describe(chosen.lacks, resolved)}"
+        message = f"{chosen.reason} {_describe_lacks(chosen.lacks, resolved)}"
         fix = f"Unset {_VARIABLE}, or drop the feature." if _VARIABLE in context.env else "Drop the feature."
         yield from context.rules.ruling("runner-v2-rejected", message, where=_VARIABLE, fix=fix)
         if chosen.name == "V2":
@@ -193,7 +193,7 @@ def _find_v1_lacks(context: Context, resolved: Resolved, chosen: Runner) -> Iter
         yield from context.rules.ruling("runner-falls-back", message, where=SPEC, becomes="V1")
 
 
-def _describe(codes: tuple[str, ...], resolved: Resolved | None) -> str:
+def _describe_lacks(codes: tuple[str, ...], resolved: Resolved | None) -> str:
     said = " ".join(f"{get_rule(code).title}." for code in codes)
     return said if resolved is None else said.replace("this method", resolved.method)
 
@@ -202,72 +202,72 @@ def schedules_async(context: Context, resolved: Resolved) -> bool | None:
     """Return whether the server schedules asynchronously; None where that depends on what is not known here."""
     if context.platform == "cpu":
         return False
-    asked = _asked(context)
+    asked = _asks_for_async(context)
     if asked is not None:
         return asked
-    if not _is_default(context) or _obstacle(context, resolved, "default", resolved.runner):
+    if not _is_async_default(context) or _obstacle_to_async(context, resolved, "default", resolved.runner):
         return False
     if resolved.runner is None and _depends_on_runner(context):
-        return None if _obstacle(context, resolved, "default", "V1") else True
+        return None if _obstacle_to_async(context, resolved, "default", "V1") else True
     return None if context.given.get("distributed_executor_backend") not in (None, "mp", "uni") else True
 
 
 def _find_scheduling(context: Context, resolved: Resolved) -> Iterator[Ruling]:
     """Yield what asynchronous scheduling rejects, and why it is turned off."""
-    asked = _asked(context)
+    asked = _asks_for_async(context)
     if asked:
-        if obstacle := _obstacle(context, resolved, "explicit", resolved.runner):
-            yield from _find_rejected(context, obstacle)
-    elif asked is None and _is_default(context) and context.platform != "cpu":
-        yield from _find_switched_off(context, resolved)
+        if obstacle := _obstacle_to_async(context, resolved, "explicit", resolved.runner):
+            yield from _find_async_rejected(context, obstacle)
+    elif asked is None and _is_async_default(context) and context.platform != "cpu":
+        yield from _find_async_switched_off(context, resolved)
 
 
 def _find_scheduling_alone(context: Context) -> Iterator[Ruling]:
     """Yield what asynchronous scheduling rejects without speculation."""
     runner = "V1" if _is_surely_v1(context) else None
-    if _asked(context) and context.stages > 1 and _rejects_pipeline(context, runner):
-        yield from _find_rejected(context, "pipeline parallelism")
+    if _asks_for_async(context) and context.stages > 1 and _rejects_pipeline(context, runner):
+        yield from _find_async_rejected(context, "pipeline parallelism")
 
 
-def _find_rejected(context: Context, obstacle: str) -> Iterator[Ruling]:
-    message = f"{_FLAG} does not go with {obstacle} in vLLM {context.release}."
-    yield from context.rules.ruling("async-rejected", message, where=_FLAG, fix=f"Leave {_FLAG} out.")
+def _find_async_rejected(context: Context, obstacle: str) -> Iterator[Ruling]:
+    message = f"{_ASYNC_FLAG} does not go with {obstacle} in vLLM {context.release}."
+    yield from context.rules.ruling("async-rejected", message, where=_ASYNC_FLAG, fix=f"Leave {_ASYNC_FLAG} out.")
 
 
-def _asked(context: Context) -> bool | None:
+def _asks_for_async(context: Context) -> bool | None:
     given = context.given.get("async_scheduling")
     return given if isinstance(given, bool) else None
 
 
-def _is_default(context: Context) -> bool:
-    return bool(context.release.table(_TOPIC)["default"])
+def _is_async_default(context: Context) -> bool:
+    return bool(context.release.table(_ASYNC)["default"])
 
 
 def _depends_on_runner(context: Context) -> bool:
-    return bool(context.release.table(_TOPIC)["runner"] == "V1")
+    return bool(context.release.table(_ASYNC)["runner"] == "V1")
 
 
-def _find_switched_off(context: Context, resolved: Resolved) -> Iterator[Ruling]:
-    if obstacle := _obstacle(context, resolved, "default", resolved.runner):
+def _find_async_switched_off(context: Context, resolved: Resolved) -> Iterator[Ruling]:
+    if obstacle := _obstacle_to_async(context, resolved, "default", resolved.runner):
         yield from context.rules.ruling(
             "async-switched-off",
-            f"vLLM {context.release} turns asynchronous scheduling off because of {obstacle}. {_COST}",
+            f"vLLM {context.release} turns asynchronous scheduling off because of {obstacle}. {_COST_WITHOUT_ASYNC}",
             where=SPEC,
-            fix=_advise(context, resolved),
+            fix=_advise_on_async(context, resolved),
             becomes="--no-async-scheduling",
         )
 
 
-def _advise(context: Context, resolved: Resolved) -> str:
-    explicit = context.release.table(_TOPIC)["explicit"]
+def _advise_on_async(context: Context, resolved: Resolved) -> str:
+    explicit = context.release.table(_ASYNC)["explicit"]
     if resolved.method in explicit:
-        return f"Give {_FLAG}: it is accepted with {resolved.method}; measure, it gained nothing on an H200."
+        return f"Give {_ASYNC_FLAG}: it is accepted with {resolved.method}; measure, it gained nothing on an H200."
     if "ngram_gpu" in explicit and "prompt_lookup_max" in resolved.facts.keys:
         return "ngram_gpu keeps it on, but was slower than ngram up to batch 32 on an H200: measure both."
     return ""
 
 
-def _obstacle(context: Context, resolved: Resolved, column: str, runner: str | None) -> str:
+def _obstacle_to_async(context: Context, resolved: Resolved, column: str, runner: str | None) -> str:
     """Return what keeps asynchronous scheduling from being used, as words; empty where nothing does.
 
     Args:
@@ -278,7 +278,7 @@ def _obstacle(context: Context, resolved: Resolved, column: str, runner: str | N
     """
     if _depends_on_runner(context) and runner != "V1":
         return ""
-    if resolved.method not in context.release.table(_TOPIC)[column]:
+    if resolved.method not in context.release.table(_ASYNC)[column]:
         return f"the method {resolved.method}"
     if context.keys.get("disable_padded_drafter_batch"):
         return "disable_padded_drafter_batch"

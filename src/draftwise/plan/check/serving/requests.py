@@ -14,7 +14,7 @@ from draftwise.plan.check.report import Resolved
 __all__ = ["find_requests"]
 
 _OVERRIDE = "--override-generation-config"
-_NEUTRAL: Mapping[str, float] = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+_NEUTRAL_PENALTIES: Mapping[str, float] = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 """Penalties and the value at which each does nothing."""
 _FATES: Mapping[str, tuple[str, str]] = {
     "requests-refused": ("rejected", "Requests that set one of these are refused (HTTP 400)"),
@@ -26,7 +26,7 @@ _FATES: Mapping[str, tuple[str, str]] = {
 }
 """Rule -> what the release's table calls the parameters that it is about, and what is said of them."""
 _CLIFF = "Measured on an H200, 8B model, EAGLE-3, k=3: 18.6 ms a step at 512 tokens (captured), 33.2 ms at 768."
-_SHORT = 2
+_SHORT_LOOKUP = 2
 """Shortest lookup for which users reported broken tool calls; 8 cured them."""
 
 
@@ -111,7 +111,7 @@ def _find_traps(context: Context, resolved: Resolved) -> Iterator[Ruling]:
 
 def _find_short_lookup(context: Context, resolved: Resolved) -> Iterator[Ruling]:
     shortest = resolved.prompt_lookup_min
-    if shortest is None or shortest > _SHORT:
+    if shortest is None or shortest > _SHORT_LOOKUP:
         return
     yield from context.rules.ruling(
         "short-lookup-with-tools",
@@ -153,7 +153,7 @@ def _find_defaults(context: Context) -> Iterator[Ruling]:
         )
     penalties = [
         f"{key} {value}"
-        for key, neutral in _NEUTRAL.items()
+        for key, neutral in _NEUTRAL_PENALTIES.items()
         if isinstance(value := defaults.get(key), (int, float)) and value != neutral
     ]
     if penalties:

@@ -44,8 +44,8 @@ def find_settings(context: Context, resolved: Resolved) -> Sequence[Ruling]:
 
 def _find_backends(context: Context, resolved: Resolved) -> Iterator[Ruling]:
     """Yield what the attention and expert backends mean for the drafter."""
-    target = _read_name(context.given.get("attention_backend") or context.env.get("VLLM_ATTENTION_BACKEND"))
-    own = _read_name(context.keys.get("attention_backend"))
+    target = _read_backend(context.given.get("attention_backend") or context.env.get("VLLM_ATTENTION_BACKEND"))
+    own = _read_backend(context.keys.get("attention_backend"))
     if not _is_causal(context):
         yield from _find_non_causal(context, resolved, target, own)
     if target and not own and "attention_backend" in context.given and resolved.runner == "V1":
@@ -68,7 +68,7 @@ def _find_backends(context: Context, resolved: Resolved) -> Iterator[Ruling]:
     yield from _find_experts(context)
 
 
-def _read_name(given: object) -> str:
+def _read_backend(given: object) -> str:
     name = given.upper() if isinstance(given, str) else ""
     return "" if name == "AUTO" else name
 
@@ -152,12 +152,12 @@ def _find_schedule_faults(context: Context, resolved: Resolved) -> Iterator[Ruli
     schedule = read_schedule(context)
     if not schedule or resolved.fields.get(SCHEDULE, schedule) is None:
         return
-    fault = _find_fault(schedule)
+    fault = _find_schedule_fault(schedule)
     if fault:
         fix = "Write it as [[1, 16, 4], [17, 64, 2], [65, 256, 0]]: first and last batch size, and the tokens to draft."
         yield from context.rules.ruling("schedule-invalid", fault, where=SCHEDULE, fix=fix)
         return
-    yield from _find_surprises(context, resolved, sorted(schedule))
+    yield from _find_schedule_surprises(context, resolved, sorted(schedule))
     k = resolved.num_speculative_tokens
     varies = k is not None and any(entry[2] < k for entry in schedule)
     if varies and resolved.runner == "V1" and resolved.facts.v1_draft_length == "fixed":
@@ -170,7 +170,7 @@ def _find_schedule_faults(context: Context, resolved: Resolved) -> Iterator[Ruli
         )
 
 
-def _find_fault(schedule: Sequence[Entry]) -> str:
+def _find_schedule_fault(schedule: Sequence[Entry]) -> str:
     """Return what is wrong with the ranges, as a sentence; empty where nothing is."""
     for first, last, k in schedule:
         entry = f"The entry [{first}, {last}, {k}]"
@@ -188,7 +188,7 @@ def _find_fault(schedule: Sequence[Entry]) -> str:
     return "" if first == 1 else f"The schedule starts at batch size {first}; the first range must start at 1."
 
 
-def _find_surprises(context: Context, resolved: Resolved, schedule: Sequence[Entry]) -> Iterator[Ruling]:
+def _find_schedule_surprises(context: Context, resolved: Resolved, schedule: Sequence[Entry]) -> Iterator[Ruling]:
     k = resolved.num_speculative_tokens
     above = [list(entry) for entry in schedule if k is not None and entry[2] > k]
     if above:
