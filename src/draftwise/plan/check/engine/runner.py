@@ -46,7 +46,7 @@ class Runner:
 
 
 def settle_runner(context: Context, resolved: Resolved) -> Step[Resolved]:
-    """Return the config with its runner and its scheduling filled in, and yield what V1's runners make of it."""
+    """Return the config with its runner and its scheduling filled in, and yield what the V1 engine makes of them."""
     chosen = choose_runner(context, resolved)
     resolved = replace(resolved, runner=chosen.name)
     resolved = replace(resolved, async_scheduling=schedules_async(context, resolved))

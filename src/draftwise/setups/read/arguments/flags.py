@@ -80,7 +80,7 @@ def match_flags(words: Sequence[Word], release: Release) -> Matched:
     """
     findings: list[Ruling] = []
     dropped: list[Word] = []
-    rest = _use_long_names(words, release, findings)
+    rest, renamed = _use_long_names(words, release)
     parser = _parser(release)
     while True:
         try:
@@ -99,7 +99,7 @@ def match_flags(words: Sequence[Word], release: Release) -> Matched:
     model, left = _choose_model(model, [_get_word(text) for text in unknown], rest, flags)
     findings += _abbreviated(flags, release)
     about_unknown = tuple(_explain_unknown(left, release))
-    return Matched(flags, model, tuple(left), about_unknown, tuple(dropped), tuple(findings))
+    return Matched(flags, model, tuple(left), about_unknown, tuple(dropped), (*renamed, *findings))
 
 
 def _choose_model(
@@ -299,8 +299,9 @@ def _explain_flag(word: Word, release: Release) -> Ruling:
     )
 
 
-def _use_long_names(words: Sequence[Word], release: Release, findings: list[Ruling]) -> list[Word]:
-    """Return the words with short names that only other releases have (`-sc`) written out; each is reported."""
+def _use_long_names(words: Sequence[Word], release: Release) -> tuple[list[Word], list[Ruling]]:
+    """Return the words with short names that only other releases have (`-sc`) written out, and a ruling on each."""
+    findings: list[Ruling] = []
     table = release.table("flags")
     own = {alias for row in table.values() for alias in row["aliases"]}
     short = [word for word in words if _SHORT.match(word.text) and word.text.partition("=")[0] not in own]
@@ -311,7 +312,7 @@ def _use_long_names(words: Sequence[Word], release: Release, findings: list[Ruli
         if long in table:
             findings.append(_explain_flag(word, release))
             renamed[id(word)] = replace(word, text=long + separator + value)
-    return [renamed.get(id(word), word) for word in words]
+    return [renamed.get(id(word), word) for word in words], findings
 
 
 @cache
