@@ -42,7 +42,7 @@ def describe_lead(run: Run) -> str:
         for (workload, label), each in best.items()
     ]
     more = f"; and {len(parts) - _MOST_NAMED} more" if len(parts) > _MOST_NAMED else ""
-    return f"So far: {'; '.join(parts[:_MOST_NAMED]) or 'nothing to compare'}{more}."
+    return f"So far: {'; '.join(parts[:_MOST_NAMED]) or 'nothing that counts yet'}{more}."
 
 
 def next_conditions(run: Run) -> dict[Condition, set[tuple[str, str]]]:
