@@ -33,9 +33,9 @@ class Measurement:
     api_key: str | None = field(default=None, repr=False)
     processes: int | None = None
     budget_s: float | None = None
-    """Time for all of it, from `made_s` to the report; None for as long as it takes."""
-    made_s: float = field(default_factory=time.monotonic)
-    """When it was made, on the monotonic clock."""
+    """Time for all of it, from `began_s` to the report; None for as long as it takes."""
+    began_s: float = field(default_factory=time.monotonic)
+    """When its planning began, on the monotonic clock."""
 
     def open(
         self,
@@ -76,7 +76,7 @@ class Measurement:
             resume=self.is_resumed,
             tell=tell,
             budget_s=self.budget_s,
-            spent_s=time.monotonic() - self.made_s,
+            spent_s=time.monotonic() - self.began_s,
         )
 
 
@@ -86,6 +86,7 @@ def prepare(spec: MeasurementSpec, tell: Callable[[str], None]) -> Measurement:
     Raises:
         InvalidSetup: the options contradict each other, or name what is not there or cannot be measured.
     """
+    began = time.monotonic()
     plan = make_plan(spec, tell)
     context = build_context(plan.arms, notes=spec.notes, thresholds=spec.thresholds, launch=spec.launch)
     return Measurement(
@@ -95,6 +96,7 @@ def prepare(spec: MeasurementSpec, tell: Callable[[str], None]) -> Measurement:
         api_key=spec.api_key,
         processes=spec.processes,
         budget_s=_find_budget(spec),
+        began_s=began,
     )
 
 
