@@ -11,6 +11,7 @@ from draftwise.core.comparison import Comparison
 from draftwise.core.config import SpecConfig
 from draftwise.core.finding import Finding, Severity
 from draftwise.core.load import Condition
+from draftwise.core.run import Omission
 
 __all__ = [
     "Band",
@@ -189,6 +190,8 @@ class Decision:
     """The engine's own schedules by batch size that do what the bands say."""
     unmeasured: tuple[UnmeasuredCell, ...] = ()
     """What was planned and not measured: an interrupted run says so."""
+    omissions: tuple[Omission, ...] = ()
+    """What of it was left out for lack of time, and on what evidence."""
     num_unfinished: int = 0
     """Answers of turns that were cut off: they are on disk and not used."""
 

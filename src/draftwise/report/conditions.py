@@ -97,8 +97,9 @@ def _describe_loads(conditions: Sequence[Condition]) -> str:
 
 
 def describe_unmeasured(decision: Decision) -> list[str]:
-    """Return a line per cell with fewer repetitions than were planned, and one for answers that were not used."""
-    return [*map(_describe_cell, decision.unmeasured), *_describe_leftovers(decision)]
+    """Return a line per omission and per cell with fewer repetitions than were planned, and one for unused answers."""
+    left_out = [f"{each.what}: {each.reason}" for each in decision.omissions]
+    return [*left_out, *map(_describe_cell, decision.unmeasured), *_describe_leftovers(decision)]
 
 
 def _describe_cell(cell: UnmeasuredCell) -> str:

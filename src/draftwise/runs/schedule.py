@@ -25,13 +25,20 @@ class Turn:
     block: int = 0
     copies: tuple[int, ...] = ()
     """Beside each prompt, empty for none: how often it came before in this turn."""
+    attempt: int = 0
+    """How often its block was taken before, because the machine was disturbed."""
     background: tuple[Prompt, ...] | None = None
     """Prompts that only keep the load up, each of them asked once; None: those of `prompts`, again and again."""
 
     @property
-    def key(self) -> tuple[str, str, str, int, int]:
+    def key(self) -> tuple[str, str, str, int, int, int]:
         """What makes it the same turn in another session."""
-        return (self.arm, self.workload, self.condition.label, self.repeat, self.block)
+        return (self.arm, self.workload, self.condition.label, self.repeat, self.block, self.attempt)
+
+    @property
+    def block_key(self) -> tuple[str, str, int, int]:
+        """Workload, label of the condition, repetition and block: what it shares with the turns it is paired with."""
+        return self.workload, self.condition.label, self.repeat, self.block
 
 
 def arm_order(arms: Sequence[str], block: int, repeat: int) -> list[str]:

@@ -51,6 +51,8 @@ class FakeScript:
     """The same for each step on its own."""
     drift_per_s: float = 0.0
     """Relative growth of every latency per second since the start."""
+    spells: tuple[tuple[float, float, float], ...] = ()
+    """(begin, end, factor) since the start: while so, every latency is so many times as long."""
     stalls: tuple[tuple[float, float], ...] = ()
     """(begin, end) since the start, in order: what would be sent within is sent at the end."""
     seed: int = 0
@@ -117,8 +119,9 @@ class FakeScript:
         return checksum / 2**32 < self.remembers
 
     def slowdown(self, since_start: float) -> float:
-        """Return the factor on latencies that has grown since the start."""
-        return 1 + self.drift_per_s * since_start
+        """Return the factor on latencies so long after the start."""
+        spell = math.prod(factor for begin, end, factor in self.spells if begin <= since_start < end)
+        return (1 + self.drift_per_s * since_start) * spell
 
     def after_stalls(self, since_start: float) -> float:
         """Return when something due at a time really happens."""

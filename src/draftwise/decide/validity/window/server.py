@@ -10,8 +10,8 @@ from draftwise.core import Condition, Counters, Finding, Interval, ServerLoad, S
 from draftwise.decide.thresholds import Thresholds
 from draftwise.decide.validity.finding import error, info, warning
 
-__all__ = ["LoadCounters", "check_counters", "check_server", "serves_more_hits"]
-_ON_PURPOSE = ("num_speculative_tokens_per_batch_size", "enable_adaptive_verification")
+__all__ = ["ON_PURPOSE", "LoadCounters", "check_counters", "check_server", "serves_more_hits"]
+ON_PURPOSE = ("num_speculative_tokens_per_batch_size", "enable_adaptive_verification")
 """Options with which an engine drafts less under load because it was asked to."""
 
 
@@ -93,7 +93,7 @@ def _drafting_under_load(
         f"it drafts {low.drafted_per_step:.2f} tokens per step at {low.label}, {first.drafted_per_step:.2f} at "
         f"{first.label}"
     )
-    if given := [name for name in _ON_PURPOSE if name in asked.options]:
+    if given := [name for name in ON_PURPOSE if name in asked.options]:
         yield info("drafting-falls-with-load", f"{text}: {given[0]} asks for that.", where=arm)
     else:
         fix = "The token budget of a step (max_num_batched_tokens) must hold k + 1 tokens for every sequence."
