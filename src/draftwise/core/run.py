@@ -20,7 +20,9 @@ __all__ = [
     "Arm",
     "ClientHealth",
     "Counters",
+    "Disturbance",
     "Divergence",
+    "Omission",
     "Run",
     "RunPlan",
     "ServerLoad",
@@ -68,6 +70,9 @@ class RunPlan:
 
     arms: tuple[Arm, ...]
     workloads: tuple[Workload, ...]
+    remembering: Mapping[str, str]
+    """Why a candidate could remember answers from request to request, by its name: what is not known could. It is
+    asked no prompt twice. Candidates that cannot remember are left out."""
     conditions: tuple[Condition, ...] = field(default_factory=lambda: (Condition(),))
     repeats: int = 5
     """Repetitions of the workloads; fewer for cells that are stopped early."""
@@ -193,7 +198,11 @@ class TurnRecord:
     wall_s: float
     condition: str = "c=1"
     block: int = 0
-    """Which part of the workload: turns of one repetition, block and condition are a paired block."""
+    """Which part of the workload: turns of one repetition, block, condition and attempt are a paired block."""
+    attempt: int = 0
+    """How often the block had been taken before, because the machine was disturbed."""
+    is_warm: bool = True
+    """False while the pace of the arm's server had not become steady in the warm-up."""
     began_s: float = 0.0
     """Seconds since the epoch."""
     client: ClientHealth = field(default_factory=ClientHealth)
@@ -201,6 +210,26 @@ class TurnRecord:
     """Just before the turn, when nothing of this run is on the server."""
     device: Mapping[str, Any] = field(default_factory=dict)
     """Clocks, temperatures and throttle reasons of GPUs and CPUs after the turn, where they can be read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disturbance:
+    """An attempt at a paired block that counts for nothing, on no arm, because something disturbed one of its turns."""
+
+    workload: str
+    condition: str
+    repeat: int
+    block: int
+    attempt: int
+    arm: str
+    """That was being measured."""
+    reason: str
+    """What disturbed it, as a clause: `other processes used 0.93 of this machine's 2 cores`."""
+
+    @property
+    def key(self) -> tuple[str, str, int, int, int]:
+        """Workload, condition, repetition, block and attempt."""
+        return self.workload, self.condition, self.repeat, self.block, self.attempt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,6 +268,16 @@ class Settled:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Omission:
+    """Something that was not measured because the time was needed for the rest."""
+
+    what: str
+    """Of the plan: `repetitions 4 to 5`, `the load c=4`, `candidate eagle k=3`."""
+    reason: str
+    """A clause with its evidence: `they would take 210 s and 95 s are left`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """Everything a run left behind; every number of a report is a function of it."""
 
@@ -251,8 +290,14 @@ class Run:
     """Conditions that were not planned: loads between planned ones, measured to find where speculation stops paying."""
     settled: tuple[Settled, ...] = ()
     """Cells that were stopped early, their verdict being settled."""
+    omissions: tuple[Omission, ...] = ()
+    """What was left out for lack of time, in the order in which that was decided."""
     num_unfinished: int = 0
     """Answers on disk of turns that were cut off; no number includes them, as such a turn's load was incomplete."""
+    disturbances: tuple[Disturbance, ...] = ()
+    """Attempts that count for nothing (found by `draftwise.decide.disturbance`)."""
+    set_aside: tuple[TurnRecord, ...] = ()
+    """Turns that were once in `turns` and do not count: of disturbed attempts, and of those that others stand for."""
 
     @property
     def conditions(self) -> tuple[Condition, ...]:
