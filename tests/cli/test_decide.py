@@ -22,7 +22,7 @@ SCRIPTS = {
     "faster": FakeScript(first_token_s=0.004, step_s=0.006, k=3, accepted=(3,)),
     "slower": FakeScript(first_token_s=0.004, step_s=0.010, k=3, accepted=(0, 1)),
 }
-CONTEXT = ["--context", "model=fake", "--context", "precision=float32", "--context", "command.plain=serve"]
+CONTEXT = ["--context", "hardware=2 cores", "--context", "precision=float32", "--context", "command.plain=serve"]
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +116,9 @@ def test_a_faster_and_a_slower_server_are_told_apart(urls, prompts, tmp_path) ->
 def test_without_context_the_first_line_says_not_evidence(urls, prompts, tmp_path) -> None:
     arms = ["--url", urls["plain"], "--candidate-url", urls["faster"], "--workload", prompts]
     result = run("decide", *arms, "--prompts", "2", "--repeats", "1", "--out", str(tmp_path / "run"))
-    assert result.stdout.splitlines()[0].startswith("NOT EVIDENCE: the run does not carry its model, precision, serve")
+    assert result.stdout.splitlines()[0].startswith(
+        "NOT EVIDENCE: the run does not carry its hardware, precision, serve"
+    )
 
 
 @pytest.mark.parametrize(
@@ -134,7 +136,7 @@ def test_without_context_the_first_line_says_not_evidence(urls, prompts, tmp_pat
         (["--resume", "nowhere"], 1, "is not a run directory"),
         (["target", "--resume", "nowhere", "--repeats", "9"], 2, "leave out --repeats, TARGET."),
         (["--url", "here", "--candidate-url", "http://127.0.0.1:1"], 1, "'here' is not an http(s) URL"),
-        (["--url", "http://127.0.0.1:1", "--candidate-url", "http://127.0.0.1:1"], 3, "does not answer"),
+        (["--url", "http://127.0.0.1:1", "--candidate-url", "http://127.0.0.1:2"], 3, "does not answer"),
         (
             ["--url", "http://[::1", "--candidate-url", "http://127.0.0.1:1"],
             1,

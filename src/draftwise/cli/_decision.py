@@ -122,6 +122,9 @@ def show_decision(console: Console, decision: Decision) -> None:
             style="red",
             soft_wrap=True,
         )
+        if decision.context_options:
+            told = " ".join(decision.context_options)
+            console.print(f"To add it: draftwise report RUN {told}", markup=False, highlight=False, soft_wrap=True)
     if decision.comparisons:
         whole, short = (_table(sort_comparisons(decision.comparisons), wide=wide) for wide in (True, False))
         needed = console.measure(whole, options=console.options.update(max_width=UNBROKEN)).maximum

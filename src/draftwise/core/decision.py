@@ -135,9 +135,11 @@ class Scope:
     model: str = ""
     dtype: str = ""
     hardware: tuple[str, ...] = ()
-    """GPUs, else the processor, or what the operator said."""
+    """GPUs, else the processor, or what the operator said; empty where it is not known."""
     servers: tuple[str, ...] = ()
     """Engine and version, each once."""
+    unproven: tuple[str, ...] = ()
+    """Candidates of which no counter proves that they speculated."""
 
     @property
     def temperatures(self) -> tuple[float, ...]:
@@ -174,6 +176,8 @@ class Decision:
     """Findings about the run as a whole."""
     missing_context: tuple[str, ...]
     """Names of what a reader would need to trust the numbers and the run does not carry."""
+    context_options: tuple[str, ...] = ()
+    """Options of `draftwise decide` and `draftwise report` that supply what of it can be told."""
     scope: Scope
     rollback: tuple[Rollback, ...] = ()
     crossovers: tuple[Crossover, ...] = ()

@@ -11,7 +11,7 @@ from draftwise.decide.comparison.latency import Latencies
 from draftwise.decide.coverage import find_unmeasured
 from draftwise.decide.crossovers import find_crossovers
 from draftwise.decide.evidence import Evidence
-from draftwise.decide.missing_context import find_missing
+from draftwise.decide.missing_context import find_missing, list_options
 from draftwise.decide.recommendations import list_adopted, recommend
 from draftwise.decide.rollback import find_rollbacks
 from draftwise.decide.scope import find_scope
@@ -26,14 +26,16 @@ def decide(evidence: Evidence, latencies: Sequence[Latencies]) -> Decision:
     crossovers = find_crossovers(evidence.load_points, comparisons)
     bands = find_bands(comparisons, crossovers, baseline)
     recommendations = recommend(comparisons, bands, crossovers)
+    missing = find_missing(run.plan, run.context)
     adopted = list_adopted(recommendations, comparisons)
     return Decision(
         baseline=baseline,
         comparisons=comparisons,
         recommendations=recommendations,
         findings=evidence.findings,
-        missing_context=find_missing(run.plan, run.context),
-        scope=find_scope(run),
+        missing_context=missing,
+        context_options=tuple(list_options(missing, run.plan, run.context)),
+        scope=find_scope(run, comparisons),
         rollback=tuple(find_rollbacks(adopted, bands, latencies, baseline, evidence.thresholds)),
         crossovers=crossovers,
         bands=bands,

@@ -93,7 +93,7 @@ class Session:
     async def _begin(self, clients: Mapping[str, Client], pace: Pace) -> None:
         """Settle what is measured, write it down and say so."""
         shares = await measure_lengths(clients[self.plan.arms[0].name], self.plan)
-        servers = {backend.name: await describe_server(backend) for backend in self.backends}
+        servers = {backend.name: await describe_server(backend, self.context.notes) for backend in self.backends}
         context = replace(self.context, servers=servers)
         if self.resume:
             before = self.directory.read()

@@ -48,8 +48,9 @@ def describe_scope(scope: Scope) -> list[str]:
         "load": _describe_loads(scope.conditions),
         "temperature": ", ".join(f"{value:g}" for value in scope.temperatures),
         "model": ", ".join(filter(None, (scope.model, scope.dtype))),
-        "hardware": "; ".join(scope.hardware),
+        "hardware": "; ".join(scope.hardware) or "unknown",
         "server": ", ".join(scope.servers),
+        "speculation": f"not proven by counters for {', '.join(scope.unproven)}" if scope.unproven else "",
     }
     return [f"{name}: {text}" for name, text in lines.items() if text]
 

@@ -33,7 +33,14 @@ def describe_decision(decision: Decision) -> str:
         )
         parts += [f"{_name_place(recommendation)}: {phrases[0]}", *phrases[1:]] if several else phrases
     sentence = "; ".join(parts)
-    return f"{sentence[0].upper()}{sentence[1:]} ({_explain(decision.comparisons)})."
+    return f"{sentence[0].upper()}{sentence[1:]} ({_explain(decision.comparisons)}).{_doubt(decision)}"
+
+
+def _doubt(decision: Decision) -> str:
+    """Return the sentence that names adopted candidates whose speculation no counter proves, empty without any."""
+    adopted = {each.candidate for recommendation in decision.recommendations for each in recommendation.adopted}
+    names = [name for name in decision.scope.unproven if name in adopted]
+    return f" Speculation is not proven for {_join(names)}: no counters of its server can be read." if names else ""
 
 
 def _name_place(recommendation: Recommendation) -> str:

@@ -8,9 +8,10 @@ from draftwise.core import Finding, Run
 from draftwise.decide.comparison.cell import Cell
 from draftwise.decide.comparison.comparisons import Unjudged
 from draftwise.decide.thresholds import Thresholds
-from draftwise.decide.validity.arms import check_arms, find_resolved_config, sum_all_counters
+from draftwise.decide.validity.arms import check_arms
 from draftwise.decide.validity.cache_effect import check_cache_effect, report_left_out
 from draftwise.decide.validity.client import check_client
+from draftwise.decide.validity.drafting import gather_drafting_evidence
 from draftwise.decide.validity.finding import info, warning
 from draftwise.decide.validity.load import check_failures, check_load, check_noise
 from draftwise.decide.validity.measures import list_baseline_answers
@@ -31,11 +32,8 @@ def check_comparison(run: Run, found: Unjudged, thresholds: Thresholds) -> Itera
     """Yield what is wrong with one comparison; an error blocks its adoption."""
     comparison, cell = found.comparison, found.estimates.cell
     baseline, candidate = cell.sum_counters(cell.baseline), cell.sum_counters(cell.candidate)
-    elsewhere, resolved = sum_all_counters(run, cell.candidate), find_resolved_config(run, cell.candidate)
     alone = cell.condition.concurrency == 1
-    yield from check_speculation(
-        baseline, candidate, elsewhere, resolved, comparison.speedup, cell.condition, thresholds
-    )
+    yield from check_speculation(gather_drafting_evidence(run, cell), comparison.speedup, cell.condition, thresholds)
     yield from check_prefix_cache(baseline, candidate, comparison.ttft, thresholds, alone=alone)
     yield from check_cache_effect(run, cell, thresholds)
     yield from check_client(run, cell, thresholds)

@@ -54,6 +54,9 @@ def _identity(name: str, baseline: ServerRecord, candidate: ServerRecord) -> Ite
                 "alone."
             )
             yield error("arms-differ", text, "Serve both alike but for --speculative-config.", where=name)
+    if baseline.hardware and candidate.hardware and baseline.hardware != candidate.hardware:
+        text = f"it runs on {candidate.hardware}, the baseline on {baseline.hardware}: machines are compared as well."
+        yield error("arms-differ", text, "Serve both on the same hardware.", where=name)
     if baseline.model and candidate.model and baseline.model != candidate.model:
         text = (
             f"it serves {candidate.model!r}, the baseline {baseline.model!r}: under another name it may be another "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from urllib.parse import urlsplit
 
 from draftwise.core import Finding, Run
 from draftwise.decide.thresholds import Thresholds
@@ -22,13 +21,12 @@ def check_traffic(run: Run, thresholds: Thresholds) -> Iterator[Finding]:
 
 
 def _same_address(run: Run) -> Iterator[Finding]:
-    by_url: dict[tuple[str | None, int | None, str], list[str]] = {}
+    by_address: dict[tuple[str, int | None, str], list[str]] = {}
     for arm in run.plan.arms:
-        if arm.url is not None:
-            parts = urlsplit(arm.url)
-            host = "127.0.0.1" if parts.hostname == "localhost" else parts.hostname
-            by_url.setdefault((host, parts.port, parts.path.rstrip("/").removesuffix("/v1")), []).append(arm.name)
-    for names in by_url.values():
+        # That headers differ was made sure of before the run: their values are not written down.
+        if arm.address is not None and not arm.routing_headers:
+            by_address.setdefault(arm.address, []).append(arm.name)
+    for names in by_address.values():
         if len(names) > 1:
             text = (
                 f"{join_names(names)} are one server: nothing differs between them, and each warms the other's caches."
@@ -37,14 +35,21 @@ def _same_address(run: Run) -> Iterator[Finding]:
 
 
 def _foreign_tokens(run: Run, thresholds: Thresholds) -> Iterator[Finding]:
-    """Servers that generated much more than this run received, where that is known: no failures, exact counts."""
+    """Counters that grew by much more, or less, than this run received, where that is known: exact, no failures."""
     for arm in run.plan.arms:
         answers = [answer for answer in run.answers if answer.arm == arm.name]
         if any((each.error is not None and each.measured) or not each.counts_exact for each in answers):
             continue
         received = sum(answer.timing.num_tokens for answer in answers)
         withdrawn = sum(not answer.measured and answer.finish_reason is None for answer in answers)
-        generated = sum(turn.counters.generation_tokens or 0 for turn in run.turns if turn.arm == arm.name)
+        counts = [turn.counters.generation_tokens for turn in run.turns if turn.arm == arm.name]
+        generated = sum(count or 0 for count in counts)
+        if None not in counts and generated < received * (1 - thresholds.foreign_tokens):
+            text = (
+                f"{arm.name} answered with {received} tokens and its counters grew by {generated}: they are not, or "
+                "not all, those of the server that answered."
+            )
+            yield error("counters-of-another-server", text, "Name the page of the counters of just that server.")
         if generated > received * (1 + thresholds.foreign_tokens) + withdrawn * _AFTERWARDS:
             text = f"{arm.name} generated {generated} tokens and this run received {received}: others use the server."
             yield error("other-traffic", text, "Measure on servers that nothing else talks to.")
