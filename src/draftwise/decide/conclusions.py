@@ -33,9 +33,9 @@ class Conclusions:
 def conclude_run(run: Run) -> Conclusions:
     """Return what follows from a run; the same answers always give the same conclusions."""
     evidence = gather_evidence(run)
-    latencies = summarise_latencies(run, evidence.comparisons, evidence.thresholds)
+    latencies = summarise_latencies(evidence.run, evidence.comparisons, evidence.thresholds)
     return Conclusions(
-        run=run,
+        run=evidence.run,
         decision=decide(evidence, latencies),
         thresholds=evidence.thresholds,
         latencies=latencies,

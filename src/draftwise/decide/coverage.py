@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import product
 
 from draftwise.core import Condition, Run, UnmeasuredCell, Workload
-from draftwise.runs.schedule import blocks
+from draftwise.runs.blocks import blocks
 
 __all__ = ["find_unmeasured"]
 

@@ -10,6 +10,7 @@ from draftwise.decide.comparison.cell import ALL
 from draftwise.decide.comparison.comparisons import Unjudged, compare_cell, correct_for_number
 from draftwise.decide.comparison.differences import compare_outputs
 from draftwise.decide.comparison.estimates import Estimates, SweepKey, estimate_cells, gather_load_points
+from draftwise.decide.disturbance import set_aside_disturbed
 from draftwise.decide.thresholds import Thresholds, get_thresholds
 from draftwise.decide.validity import TextQuality, assess_text, check_comparison, check_run
 from draftwise.decide.verdict import judge_cell
@@ -23,6 +24,7 @@ class Evidence:
     """A run, its numbers, and what they are worth."""
 
     run: Run
+    """With what counts: disturbed turns and their answers are set aside."""
     thresholds: Thresholds
     estimates: tuple[Estimates, ...]
     """Of every workload, condition and candidate, pooled rows last."""
@@ -41,7 +43,7 @@ class Evidence:
 
 def gather_evidence(run: Run) -> Evidence:
     """Return the verdicts on a run and what they rest on: first the numbers, then whether they are valid."""
-    thresholds = get_thresholds(run)
+    run, thresholds = set_aside_disturbed(run), get_thresholds(run)
     estimates = estimate_cells(run, thresholds)
     found = correct_for_number([compare_cell(each, compare_outputs(run, each.whole), thresholds) for each in estimates])
     quality = tuple(assess_text(run))

@@ -14,6 +14,7 @@ from draftwise.backends import Backend
 from draftwise.core import InvalidSetup, RunContext, RunPlan
 from draftwise.decide.comparison.cell import ALL, make_cells
 from draftwise.decide.comparison.differences import find_differences
+from draftwise.decide.disturbance import set_aside_disturbed
 from draftwise.measure.context import describe_server
 from draftwise.measure.divergences import examine
 from draftwise.measure.experiment import DeviceReader, Experiment, Progress, no_device
@@ -105,7 +106,7 @@ class Session:
         self.announce(self.plan, pace, expect_seconds(self.plan, pace, shares))
 
     async def _examine_differences(self, clients: Mapping[str, Client]) -> None:
-        run = self.directory.read()
+        run = set_aside_disturbed(self.directory.read())
         known = {(each.candidate, each.condition, each.workload, each.prompt_id) for each in run.divergences}
         judged = {arm.name for arm in self.plan.arms if not arm.has_synthetic_acceptance}
         for cell in make_cells(run):

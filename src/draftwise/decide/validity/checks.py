@@ -53,7 +53,9 @@ def check_run(
         before = [turn.before for turn in run.turns if turn.arm == arm.name]
         yield from check_foreign_requests(arm.name, before, thresholds)
     yield from check_load(run, thresholds)
-    yield from check_machine(run.turns, thresholds, is_ours=all(arm.url is None for arm in run.plan.arms))
+    yield from check_machine(
+        (*run.turns, *run.set_aside), thresholds, is_ours=all(arm.url is None for arm in run.plan.arms)
+    )
     yield from check_noise(run, of_baseline, thresholds)
     yield from check_setup(run)
     yield from check_arms(run, thresholds)

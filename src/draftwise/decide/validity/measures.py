@@ -10,7 +10,6 @@ import numpy as np
 from draftwise.core import Answer, Run, TurnRecord
 
 __all__ = [
-    "LONGEST_GAP_S",
     "count_in_flight",
     "count_most_decoding",
     "find_gap_s",
@@ -19,9 +18,6 @@ __all__ = [
     "list_baseline_answers",
     "median_or_zero",
 ]
-
-LONGEST_GAP_S = 60.0
-"""Between the end of one turn and the begin of the next; more is another session."""
 
 
 def list_answers(run: Run, turns: Iterable[TurnRecord]) -> list[Answer]:

@@ -9,9 +9,9 @@ from statistics import median
 from typing import Any
 
 from draftwise.core import Finding, TurnRecord
+from draftwise.decide.machine import LONGEST_GAP_S
 from draftwise.decide.thresholds import Thresholds
 from draftwise.decide.validity.finding import info, join_names, warning
-from draftwise.decide.validity.measures import LONGEST_GAP_S
 
 __all__ = ["SETTLE", "check_gpus", "find_fall"]
 

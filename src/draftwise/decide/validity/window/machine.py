@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Iterable, Iterator, Sequence
 
 from draftwise.core import Finding, TurnRecord
+from draftwise.decide.machine import MachineUse, measure_use
 from draftwise.decide.thresholds import Thresholds
 from draftwise.decide.validity.finding import warning
-from draftwise.decide.validity.measures import LONGEST_GAP_S
 from draftwise.decide.validity.window.gpu import SETTLE, check_gpus, find_fall
 
 __all__ = ["check_machine"]
@@ -19,14 +17,6 @@ _STEP_S = 0.05
 _SLEW = 5e-4
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Growth:
-    """What the counters of the machine grew by from the end of one turn to the end of the next."""
-
-    seconds: float
-    cpu: Mapping[str, float]
-
-
 def check_machine(turns: Iterable[TurnRecord], thresholds: Thresholds, *, is_ours: bool) -> Iterator[Finding]:
     """Yield what disturbed the machine while it was measured, as far as it says.
 
@@ -34,7 +24,7 @@ def check_machine(turns: Iterable[TurnRecord], thresholds: Thresholds, *, is_our
         is_ours: whether all servers on it were started by this run.
     """
     turns = sorted(turns, key=lambda each: each.turn)
-    growths = [each for pair in pairwise(turns) if (each := _growth(*pair)) is not None]
+    growths = measure_use(turns)
     yield from _cpu_limits(growths, turns, thresholds)
     if is_ours:
         yield from _others(growths, turns, thresholds)
@@ -43,20 +33,7 @@ def check_machine(turns: Iterable[TurnRecord], thresholds: Thresholds, *, is_our
     yield from _clock_jumps(turns)
 
 
-def _growth(before: TurnRecord, after: TurnRecord) -> _Growth | None:
-    """Return the growth between two turns of one session, None where one was not read or counters began anew."""
-    seconds = after.device.get("monotonic_s", 0) - before.device.get("monotonic_s", 0)
-    if not (before.device and after.device and 0 < seconds < after.wall_s + LONGEST_GAP_S):
-        return None
-    names = ("busy_s", "steal_s", "own_s", "quota_stopped_s", "thermal_stops")
-    old, new = before.device.get("cpu", {}), after.device.get("cpu", {})
-    cpu = {name: new[name] - old[name] for name in names if name in old and name in new}
-    if any(value < 0 for value in cpu.values()):
-        return None
-    return _Growth(seconds=seconds, cpu=cpu)
-
-
-def _share(growths: Sequence[_Growth], name: str) -> float:
+def _share(growths: Sequence[MachineUse], name: str) -> float:
     """Return the growth of a counter per second."""
     known = [each for each in growths if name in each.cpu]
     return sum(each.cpu[name] for each in known) / sum(each.seconds for each in known) if known else 0.0
@@ -66,7 +43,9 @@ def _cores(turns: Sequence[TurnRecord]) -> int:
     return max((turn.device.get("cpu", {}).get("cores") or 1 for turn in turns), default=1)
 
 
-def _cpu_limits(growths: Sequence[_Growth], turns: Sequence[TurnRecord], thresholds: Thresholds) -> Iterator[Finding]:
+def _cpu_limits(
+    growths: Sequence[MachineUse], turns: Sequence[TurnRecord], thresholds: Thresholds
+) -> Iterator[Finding]:
     if (held := _share(growths, "quota_stopped_s")) > thresholds.held_up:
         text = f"the container's CPU limit held processes of this run up for {held:.2f} s in every second"
         yield warning("cpu-quota", f"{text} (all cores together).", "Raise the limit, or pin whole cores.")
@@ -78,11 +57,11 @@ def _cpu_limits(growths: Sequence[_Growth], turns: Sequence[TurnRecord], thresho
         yield warning("cpu-throttled", f"cores were slowed for heat {heat:.0f} times.", "Cool it, or lower the load.")
 
 
-def _others(growths: Sequence[_Growth], turns: Sequence[TurnRecord], thresholds: Thresholds) -> Iterator[Finding]:
+def _others(growths: Sequence[MachineUse], turns: Sequence[TurnRecord], thresholds: Thresholds) -> Iterator[Finding]:
     """CPU that neither this process nor the servers it started used."""
-    known = [each for each in growths if {"busy_s", "own_s"} <= each.cpu.keys()]
-    cores, seconds = _cores(turns), sum(each.seconds for each in known)
-    foreign = sum(each.cpu["busy_s"] - each.cpu["own_s"] for each in known)
+    known = [(each, foreign) for each in growths if (foreign := each.foreign_s) is not None]
+    cores, seconds = _cores(turns), sum(each.seconds for each, _ in known)
+    foreign = sum(seconds for _, seconds in known)
     if known and foreign > thresholds.other_processes * cores * seconds:
         text = f"other processes used {foreign / seconds:.2f} of this machine's {cores} cores on average."
         yield warning("machine-shared", text, "Stop what else runs there and measure again.")
