@@ -1,4 +1,4 @@
-"""`draftwise decide` through gateways: headers and keys, counters that are hidden or elsewhere, one URL for several arms."""
+"""`draftwise decide` through gateways: headers, keys, counters hidden or elsewhere, one URL for all arms."""
 
 import json
 from collections.abc import Iterator
