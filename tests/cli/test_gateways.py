@@ -16,6 +16,7 @@ FASTER = FakeScript(first_token_s=0.004, step_s=0.006, k=3, accepted=(3,))
 SLOWER = FakeScript(first_token_s=0.004, step_s=0.024, k=3, accepted=(3,))
 SECRET = "not-to-be-written-anywhere"
 HEADER = ["--header", "X-Team: ${TEAM_KEY}"]
+FAST = ["--candidate", 'fast={"method": "ngram", "num_speculative_tokens": 3}']
 TOLD = ["--context", "hardware=1x H200", "--context", "precision=bfloat16"]
 
 
@@ -38,7 +39,7 @@ def behind(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[FakeBackend, FakeB
 
 
 def decide(*arguments: str) -> Result:
-    return CliRunner().invoke(main, ["decide", "--repeats", "2", *arguments])
+    return CliRunner().invoke(main, ["decide", "--repeats", "2", *FAST, *arguments])
 
 
 def summary_of(run: Path) -> dict:
@@ -56,10 +57,10 @@ def test_without_counters_a_gain_is_adopted_and_named_unproven(behind, prompts, 
     arms = ["--url", plain.url, "--candidate-url", gateway.url, *HEADER]
     result = decide(*arms, *TOLD, "--workload", prompts, "--out", str(out))
     assert result.exit_code == 0, result.output
-    assert "Adopt candidate 1 for own" in result.stdout
-    assert "Speculation is not proven for candidate 1: no counters of its server can be read." in result.stdout
+    assert "Adopt fast for own" in result.stdout
+    assert "Speculation is not proven for fast: no counters of its server can be read." in result.stdout
     summary = summary_of(out)
-    assert "speculation: not proven by counters for candidate 1" in summary["scope"]
+    assert "speculation: not proven by counters for fast" in summary["scope"]
     assert "speculation-unproven" in codes(summary)
 
 
@@ -78,7 +79,7 @@ def test_secrets_are_in_no_file_and_no_output_of_a_run(behind, prompts, tmp_path
 def test_a_named_page_of_counters_proves_it(behind, prompts, tmp_path) -> None:
     plain, faster, gateway = behind
     out = tmp_path / "run"
-    arms = ["--url", plain.url, "--candidate-url", gateway.url, *HEADER, "--metrics-url", f"candidate 1={faster.url}"]
+    arms = ["--url", plain.url, "--candidate-url", gateway.url, *HEADER, "--metrics-url", f"fast={faster.url}"]
     result = decide(*arms, *TOLD, "--workload", prompts, "--out", str(out))
     assert result.exit_code == 0, result.output
     assert "not proven" not in result.stdout
@@ -93,7 +94,7 @@ def test_exchanged_pages_of_counters_block(behind, prompts, tmp_path) -> None:
     result = decide(*arms, *TOLD, "--workload", prompts, "--out", str(out))
     assert result.exit_code in (1, 3), result.output
     assert "counters" in result.output
-    assert "Adopt candidate 1" not in result.stdout
+    assert "Adopt fast" not in result.stdout
 
 
 def test_exchanged_urls_do_not_pass_without_counters(prompts, tmp_path) -> None:
@@ -117,19 +118,19 @@ def test_one_address_leads_to_the_server_that_the_host_names(prompts, tmp_path) 
     with running(plain, faster):
         gateway = Gateway({"plain.example": plain.url, "fast.example": faster.url})
         with running(gateway):
-            hosts = ["--header", "plain=Host: plain.example", "--header", "candidate 1=Host: fast.example"]
+            hosts = ["--header", "plain=Host: plain.example", "--header", "fast=Host: fast.example"]
             arms = ["--url", gateway.url, "--candidate-url", gateway.url, *hosts]
             result = decide(*arms, *TOLD, "--workload", prompts, "--out", str(tmp_path / "run"))
     assert result.exit_code == 0, result.output
-    assert "Adopt candidate 1 for own" in result.stdout
+    assert "Adopt fast for own" in result.stdout
 
 
 def test_one_url_without_a_header_to_tell_the_arms_apart_is_refused_before_the_run(tmp_path) -> None:
     url = "http://127.0.0.1:1"
     result = decide("--url", url, "--candidate-url", f"{url}/v1/", "--out", str(tmp_path / "run"))
     assert result.exit_code == 1
-    assert "plain and candidate 1 are one server" in result.stderr
-    assert "--header 'candidate 1=Host: NAME'" in result.stderr
+    assert "plain and fast are one server" in result.stderr
+    assert "--header 'fast=Host: NAME'" in result.stderr
 
 
 def test_a_gateway_that_wants_a_header_says_how_to_give_it(behind, prompts, tmp_path) -> None:
@@ -143,7 +144,7 @@ def test_a_gateway_that_wants_a_header_says_how_to_give_it(behind, prompts, tmp_
 def test_a_page_without_counters_is_an_error_in_seconds(behind, prompts, tmp_path) -> None:
     plain, _, gateway = behind
     arms = ["--url", plain.url, "--candidate-url", gateway.url, *HEADER, "--workload", prompts]
-    result = decide(*arms, "--metrics-url", f"candidate 1={gateway.url}", "--out", str(tmp_path / "run"))
+    result = decide(*arms, "--metrics-url", f"fast={gateway.url}", "--out", str(tmp_path / "run"))
     assert result.exit_code == 3
     assert "answered 404 without counters of a known server" in result.stderr
 
@@ -170,10 +171,10 @@ def test_what_is_missing_is_asked_for_and_can_be_added_afterwards(behind, prompt
     assert to_add.startswith(
         "To add it: draftwise report RUN --context hardware='1x H200' --context precision=bfloat16"
     )
-    assert "--context 'command.candidate 1'='vllm serve ...'" in to_add
+    assert "--context command.fast='vllm serve ...'" in to_add
     assert "hardware: unknown" in summary_of(out)["scope"]
 
-    told = [*TOLD, "--context", "command.candidate 1=serve f", "--context", "command.plain=serve p"]
+    told = [*TOLD, "--context", "command.fast=serve f", "--context", "command.plain=serve p"]
     again = CliRunner().invoke(main, ["report", str(out), *told])
     assert "hardware" not in again.stdout.splitlines()[0]
     assert "hardware: 1x H200" in summary_of(out)["scope"]

@@ -36,6 +36,13 @@ def test_columns_are_left_out_rather_than_cut(width: int, is_whole: bool) -> Non
     assert "…" not in text.getvalue()
 
 
+def test_no_interval_is_cut_where_a_terminal_is_narrow() -> None:
+    console, text = printed(40)
+    show_decision(console, decided(adopted(4), adopted(64, tpot=around(300.0))))
+    assert "…" not in text.getvalue()
+    assert str(adopted(4).deciding.span) in text.getvalue()
+
+
 def test_a_finding_of_many_loads_is_told_once_and_says_where() -> None:
     late = Finding(code="late", severity=Severity.WARNING, message="reads late.", fix="Stop it.")
     console, text = printed()

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.segment import Segments
 from rich.table import Table
 from rich.text import Text
 
@@ -127,9 +128,7 @@ def show_decision(console: Console, decision: Decision) -> None:
             told = " ".join(decision.context_options)
             console.print(f"To add it: draftwise report RUN {told}", markup=False, highlight=False, soft_wrap=True)
     if decision.comparisons:
-        whole, short = (_table(sort_comparisons(decision.comparisons), wide=wide) for wide in (True, False))
-        needed = console.measure(whole, options=console.options.update(max_width=UNBROKEN)).maximum
-        console.print(whole if needed <= console.width else short)
+        _print_widest(console, [_table(sort_comparisons(decision.comparisons), shown) for shown in _COLUMNS])
     findings = _findings(decision)
     for finding, told in findings:
         if finding.severity is not Severity.INFO:
@@ -147,8 +146,17 @@ def show_decision(console: Console, decision: Decision) -> None:
         console.print(Text(f"Not measured: {missing}", style="yellow"), soft_wrap=True)
 
 
-def _table(comparisons: Sequence[Comparison], *, wide: bool) -> Table:
-    shown = [name for name in _NUMBERS if wide or name in _ALWAYS]
+def _print_widest(console: Console, tables: Sequence[Table]) -> None:
+    """Print the first table that fits; the last, if none does, in full: a terminal breaks lines, and cuts no number."""
+    for table in tables:
+        needed = console.measure(table, options=console.options.update(max_width=UNBROKEN)).maximum
+        if needed <= console.width:
+            return console.print(table)
+    whole = console.render(tables[-1], console.options.update(width=needed))
+    return console.print(Segments(whole), soft_wrap=True, end="")
+
+
+def _table(comparisons: Sequence[Comparison], shown: Sequence[str]) -> Table:
     sweeps = len({each.condition for each in comparisons}) > 1
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("workload", *(["load"] if sweeps else []), "candidate", "verdict"):
@@ -184,8 +192,8 @@ _NUMBERS: dict[str, Callable[[Comparison], str]] = {
     "TPOT": lambda each: format_change(each.tpot),
     "equal": lambda each: "-" if each.equal_outputs is None else "{}/{}".format(*each.equal_outputs),
 }
-_ALWAYS = ("speed-up", "95 %", "TPOT", "equal")
-"""Columns that a terminal of 80 characters has room for."""
+_COLUMNS = (tuple(_NUMBERS), ("speed-up", "95 %", "TPOT", "equal"), ("speed-up", "95 %"))
+"""Numbers of the table, for wide terminals, for 80 characters, and for fewer."""
 
 
 def _findings(decision: Decision) -> list[tuple[Finding, str]]:

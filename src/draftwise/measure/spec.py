@@ -104,6 +104,8 @@ class MeasurementSpec:
 
     def find_conflict(self) -> str | None:
         """Return what is wrong with the options taken together; None where nothing is."""
+        if self.target is not None and self.target.startswith(("http://", "https://")):
+            return f"{self.target} is a server: give it as --url, and the one that speculates as --candidate-url."
         if (self.target is None) == (self.url is None):
             return "Give either TARGET or --url with --candidate-url."
         if self.engine not in ENGINES:
