@@ -23,6 +23,7 @@ from draftwise.core import (
     Workload,
 )
 from draftwise.decide.conclusions import conclude_run
+from draftwise.facts.remembering import find_remembering
 from draftwise.measure.session import Session
 from draftwise.runs import RunDirectory
 
@@ -60,7 +61,14 @@ def make_plan(num_candidates: int = 1, **settings: Any) -> RunPlan:
     arms = (plain, *(replace(drafting, name=f"candidate {i}") for i in range(1, num_candidates + 1)))
     concurrency, temperature = settings.pop("concurrency", 1), settings.pop("temperature", 0.0)
     condition = Condition(load=ClosedLoop(concurrency=concurrency), temperature=temperature)
-    given = {"arms": arms, "workloads": (make_workload(),), "conditions": (condition,), "repeats": 3, **settings}
+    given = {
+        "remembering": find_remembering(arms),
+        "arms": arms,
+        "workloads": (make_workload(),),
+        "conditions": (condition,),
+        "repeats": 3,
+        **settings,
+    }
     return RunPlan(**given)
 
 

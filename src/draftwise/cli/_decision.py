@@ -99,7 +99,8 @@ def estimate(plan: RunPlan, pace: Pace, seconds: float) -> str:
     """Return a few lines: how much a plan is, about how long it takes, and how fast the servers were in the warm-up."""
     workloads = " + ".join(f"{len(each.prompts)} {each.name}" for each in plan.workloads)
     loads = "" if len(plan.conditions) == 1 else f"{len(plan.conditions)} conditions x "
-    total = plan.repeats * sum(len(turn.prompts) for turn in plan_turns(plan, plan.conditions, 1))
+    repeats = range(1, plan.repeats + 1)
+    total = sum(len(turn.prompts) for repeat in repeats for turn in plan_turns(plan, plan.conditions, repeat))
     lines = [
         f"{len(plan.arms)} arms x {loads}({workloads}) prompts x {plan.repeats} repetitions = "
         f"{'at most ' if plan.adaptive else ''}{total} requests, about {_duration(seconds)}"

@@ -20,6 +20,7 @@ __all__ = [
     "Arm",
     "ClientHealth",
     "Counters",
+    "Disturbance",
     "Divergence",
     "Run",
     "RunPlan",
@@ -68,6 +69,9 @@ class RunPlan:
 
     arms: tuple[Arm, ...]
     workloads: tuple[Workload, ...]
+    remembering: Mapping[str, str]
+    """Why a candidate could remember answers from request to request, by its name: what is not known could. It is
+    asked no prompt twice. Candidates that cannot remember are left out."""
     conditions: tuple[Condition, ...] = field(default_factory=lambda: (Condition(),))
     repeats: int = 5
     """Repetitions of the workloads; fewer for cells that are stopped early."""
@@ -193,7 +197,9 @@ class TurnRecord:
     wall_s: float
     condition: str = "c=1"
     block: int = 0
-    """Which part of the workload: turns of one repetition, block and condition are a paired block."""
+    """Which part of the workload: turns of one repetition, block, condition and attempt are a paired block."""
+    attempt: int = 0
+    """How often the block had been taken before, because the machine was disturbed."""
     began_s: float = 0.0
     """Seconds since the epoch."""
     client: ClientHealth = field(default_factory=ClientHealth)
@@ -201,6 +207,26 @@ class TurnRecord:
     """Just before the turn, when nothing of this run is on the server."""
     device: Mapping[str, Any] = field(default_factory=dict)
     """Clocks, temperatures and throttle reasons of GPUs and CPUs after the turn, where they can be read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disturbance:
+    """An attempt at a paired block that counts for nothing, on no arm, because something disturbed one of its turns."""
+
+    workload: str
+    condition: str
+    repeat: int
+    block: int
+    attempt: int
+    arm: str
+    """That was being measured."""
+    reason: str
+    """What disturbed it, as a clause: `other processes used 0.93 of this machine's 2 cores`."""
+
+    @property
+    def key(self) -> tuple[str, str, int, int, int]:
+        """Workload, condition, repetition, block and attempt."""
+        return self.workload, self.condition, self.repeat, self.block, self.attempt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,6 +279,10 @@ class Run:
     """Cells that were stopped early, their verdict being settled."""
     num_unfinished: int = 0
     """Answers on disk of turns that were cut off; no number includes them, as such a turn's load was incomplete."""
+    disturbances: tuple[Disturbance, ...] = ()
+    """Attempts that count for nothing (found by `draftwise.decide.disturbance`)."""
+    set_aside: tuple[TurnRecord, ...] = ()
+    """Turns that were once in `turns` and do not count: of disturbed attempts, and of those that others stand for."""
 
     @property
     def conditions(self) -> tuple[Condition, ...]:

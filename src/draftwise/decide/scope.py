@@ -18,7 +18,7 @@ from draftwise.core import (
     UnmeasuredCell,
     Workload,
 )
-from draftwise.runs.schedule import blocks
+from draftwise.runs.blocks import blocks
 
 __all__ = ["Reach", "find_missing", "find_reach"]
 

@@ -9,6 +9,7 @@ from draftwise.decide.bands import gather_load_points
 from draftwise.decide.comparison.cell import ALL
 from draftwise.decide.comparison.comparisons import estimate_cells
 from draftwise.decide.conclusions import gather_evidence
+from draftwise.decide.disturbance import set_aside_disturbed
 from draftwise.decide.thresholds import get_thresholds
 from draftwise.statistics import next_load
 
@@ -36,7 +37,7 @@ def next_conditions(run: Run) -> dict[Condition, set[tuple[str, str]]]:
     """
     known = {condition.label for condition in run.conditions}
     found: dict[Condition, set[tuple[str, str]]] = {}
-    points_by_sweep = gather_load_points(estimate_cells(run, get_thresholds(run)))
+    points_by_sweep = gather_load_points(estimate_cells(set_aside_disturbed(run), get_thresholds(run)))
     for (workload, candidate, temperature, axis), points in points_by_sweep.items():
         planned = _planned(run, axis, temperature)
         if len(planned) > 1:

@@ -69,13 +69,19 @@ class Experiment:
     processes: int | None = None
     num_answers: int = field(default=0, init=False)
     """Measured requests of finished turns."""
-    _measured: set[tuple[str, str, str, int, int]] = field(default_factory=set, init=False)
+    _measured: set[tuple[str, str, str, int, int, int]] = field(default_factory=set, init=False)
+    _asked: set[tuple[str, str, str]] = field(default_factory=set, init=False)
+    """Arm, workload and id of the prompts that a server that could remember them has been asked."""
     _pools: dict[tuple[str, int], WorkerPool] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         run = self.directory.read()
-        self._measured = {(w.arm, w.workload, w.condition, w.repeat, w.block) for w in run.turns}
+        self._measured = {(w.arm, w.workload, w.condition, w.repeat, w.block, w.attempt) for w in run.turns}
         self.num_answers = sum(answer.measured for answer in run.answers)
+        # What draftwise starts itself begins without memories; a server that somebody else runs still has them.
+        running = {arm.name for arm in self.plan.arms if arm.url is not None} & self.plan.remembering.keys()
+        self._asked = {each for each in self.directory.read_asked() if each[0] in running}
+        self._asked |= {(each.arm, each.workload, each.prompt_id) for each in run.answers if each.arm in running}
 
     def has(self, turn: Turn) -> bool:
         """Return whether a turn is measured."""
@@ -89,8 +95,23 @@ class Experiment:
             StorageError: the disk is full; what was measured is on disk.
         """
         for turn in turns:
-            if not self.has(turn):
+            if not self.has(turn) and self._may_ask(turn):
                 await self._take(turn)
+
+    def _may_ask(self, turn: Turn) -> bool:
+        """Return whether nothing in a turn is asked again of a server that could remember it; note what it asks.
+
+        Noted before the first request: a run that is killed in a turn has shown that turn's prompts all the same.
+        """
+        if turn.arm not in self.plan.remembering:
+            return True
+        ids = [prompt.id for prompt in (*turn.prompts, *(turn.background or ()))]
+        asked = {(turn.arm, turn.workload, each) for each in ids}
+        if asked & self._asked:
+            return False
+        self._asked |= asked
+        self.directory.add_asked(turn.arm, turn.workload, ids)
+        return True
 
     async def _take(self, turn: Turn) -> None:
         client = self.clients[turn.arm]
@@ -110,6 +131,7 @@ class Experiment:
             condition=turn.condition.label,
             repeat=turn.repeat,
             block=turn.block,
+            attempt=turn.attempt,
             counters=growth,
             wall_s=wall_s,
             began_s=began_s,

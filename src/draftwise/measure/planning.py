@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from draftwise.core import Finding, InvalidSetup, Replay, RunPlan, Severity, Workload
+from draftwise.facts.remembering import find_remembering
 from draftwise.measure.arms import make_arms
 from draftwise.measure.spec import DEFAULT_CANDIDATES, MeasurementSpec
 from draftwise.workloads import check_workloads, find_tokens, load_workloads, profile_workload
@@ -29,9 +30,11 @@ def make_plan(spec: MeasurementSpec, tell: Callable[[str], None]) -> RunPlan:
         texts = (each.spec.to_json() for each in DEFAULT_CANDIDATES if each.spec is not None)
         tell(" ".join(("No --candidate given; taking those that need nothing but the target:", *texts)))
     workloads = _load_all(spec)
+    arms = make_arms(spec)
     plan = RunPlan(
-        arms=make_arms(spec),
+        arms=arms,
         workloads=workloads,
+        remembering=find_remembering(arms),
         conditions=spec.conditions,
         repeats=spec.repeats,
         warmup=spec.warmup,

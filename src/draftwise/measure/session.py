@@ -13,6 +13,7 @@ from typing import Any
 from draftwise.backends import Backend
 from draftwise.core import InvalidSetup, RunContext, RunPlan
 from draftwise.decide.comparison.cell import ALL, make_cells
+from draftwise.decide.disturbance import set_aside_disturbed
 from draftwise.measure.context import describe_server
 from draftwise.measure.divergences import examine
 from draftwise.measure.experiment import DeviceReader, Experiment, Progress, no_device
@@ -104,7 +105,7 @@ class Session:
         self.announce(self.plan, pace, expect_seconds(self.plan, pace, shares))
 
     async def _examine_differences(self, clients: Mapping[str, Client]) -> None:
-        run = self.directory.read()
+        run = set_aside_disturbed(self.directory.read())
         known = {(each.candidate, each.condition, each.workload, each.prompt_id) for each in run.divergences}
         for cell in make_cells(run):
             if cell.workload != ALL and cell.differences is not None:

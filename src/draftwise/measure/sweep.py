@@ -12,7 +12,7 @@ from draftwise.core import Condition, RunPlan, Settled
 from draftwise.measure.adaptive import FIRST_ANALYSIS, find_settled, next_conditions
 from draftwise.measure.experiment import Experiment
 from draftwise.runs import RunDirectory
-from draftwise.runs.schedule import CellKey, Turn, plan_turns
+from draftwise.runs.schedule import Turn, plan_turns
 
 __all__ = ["Sweep"]
 
@@ -72,22 +72,20 @@ class Sweep:
                     self._directory.add_settled(cell)
 
     def _turns(self, conditions: Sequence[Condition], repeat: int) -> list[Turn]:
+        run = self._directory.read()
         turns = list(
-            plan_turns(self._plan, conditions, repeat, without=self._settled_before(repeat), number=self._number)
+            plan_turns(self._plan, conditions, repeat, added=run.added, settled=run.settled, number=self._number)
         )
         self._number += len(turns)
         return turns
 
-    def _settled_before(self, repeat: int) -> set[CellKey]:
-        settled = self._directory.read_settled()
-        return {each.key for each in settled if each.passes < repeat}
-
     def _report_progress(self, conditions: Sequence[Condition], repeat: int) -> None:
         """Report how much there is to do from this repetition on."""
+        run = self._directory.read()
         later = [
             turn
             for number in range(repeat, self._plan.repeats + 1)
-            for turn in plan_turns(self._plan, conditions, number, without=self._settled_before(repeat))
+            for turn in plan_turns(self._plan, conditions, number, added=run.added, settled=run.settled)
         ]
         done = self.experiment.num_answers
         left = sum(len(turn.prompts) for turn in later if not self.experiment.has(turn))

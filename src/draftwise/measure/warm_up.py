@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from draftwise.backends import Backend
-from draftwise.core import Answer, BackendError, ClosedLoop, Condition, Load, Prompt, Replay, RunPlan, Workload
+from draftwise.core import Answer, BackendError, ClosedLoop, Condition, Load, Prompt, Replay, RunPlan
 from draftwise.measure.load.client import Client
-from draftwise.runs.schedule import Turn, blocks
+from draftwise.runs.schedule import Turn, plan_turns
 from draftwise.statistics import FEWEST_PROMPTS
 
 __all__ = ["Pace", "expect_seconds", "fit_prompts", "greet_all", "measure_lengths", "warm_up"]
@@ -109,32 +109,27 @@ def _disguise(prompt: Prompt) -> Prompt:
         return replace(prompt, text=f"\n{prompt.text}")
     first, *rest = prompt.messages
     content = first["content"]
-    if not isinstance(content, str):
-        return prompt
-    return replace(prompt, messages=({**first, "content": f"\n{content}"}, *rest))
+    # Of several parts (text, images) there are as many as before and one more.
+    disguised = f"\n{content}" if isinstance(content, str) else [{"type": "text", "text": "\n"}, *content]
+    return replace(prompt, messages=({**first, "content": disguised}, *rest))
 
 
 def expect_seconds(plan: RunPlan, pace: Pace, shares: Mapping[str, float]) -> float:
     """Return how long a plan takes, going by each arm's pace under each load and each workload's lengths."""
-    arms = [arm.name for arm in plan.arms]
-    return plan.repeats * sum(
-        _expect_repetition(workload, condition, plan.turn_s, [pace[arm, condition.label] for arm in arms], share)
-        for workload in plan.workloads
-        for condition in plan.conditions
-        for share in (shares[workload.name],)
+    return sum(
+        _expect_turn(turn, plan.turn_s, pace[turn.arm, turn.condition.label] * shares[turn.workload])
+        for repeat in range(1, plan.repeats + 1)
+        for turn in plan_turns(plan, plan.conditions, repeat)
     )
 
 
-def _expect_repetition(
-    workload: Workload, condition: Condition, turn_s: float, paces: Sequence[float], share: float
-) -> float:
-    """Return the seconds that all arms together take for one repetition of a workload."""
-    parts = [block.prompts for block in blocks(workload, condition, turn_s)]
-    work_s = sum(paces) * share * sum(prompt.max_tokens for prompts in parts for prompt in prompts)
-    if condition.concurrency is None:
+def _expect_turn(turn: Turn, turn_s: float, pace: float) -> float:
+    """Return the seconds that a turn takes, at so many seconds for each token of `max_tokens`."""
+    work_s = pace * sum(prompt.max_tokens for prompt in turn.prompts)
+    if turn.condition.concurrency is None:
         # Requests come when they come: a server that is fast enough only waits for them.
-        return max(work_s, len(paces) * sum(_arrive_within(prompts, condition.load, turn_s) for prompts in parts))
-    return work_s if condition.concurrency == 1 else work_s * _KEPT_LOAD
+        return max(work_s, _arrive_within(turn.prompts, turn.condition.load, turn_s))
+    return work_s if turn.condition.concurrency == 1 else work_s * _KEPT_LOAD
 
 
 def _arrive_within(prompts: Sequence[Prompt], load: Load, turn_s: float) -> float:

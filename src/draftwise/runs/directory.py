@@ -3,7 +3,7 @@
 `manifest.json` is the plan and the context, `workload-NAME.jsonl` what was sent, `requests.jsonl` one line per
 request, `turns.jsonl` one line per finished turn, `settled.jsonl` the cells that needed no more passes,
 `conditions.jsonl` the loads that were added while a crossover was searched, `divergences.jsonl` what two servers report
-where their outputs diverge.
+where their outputs diverge, `asked.jsonl` the prompts that a server that could remember them is about to be asked.
 
 A request is written when it ends; its turn counts once the line in `turns.jsonl` is on disk. `ballast` reserves disk
 space that is freed when the disk is full, so that what is in flight then can still be written.
@@ -15,7 +15,7 @@ import errno
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from itertools import chain
@@ -45,7 +45,7 @@ __all__ = ["RunDirectory"]
 _SERVER_LOGS = "servers"
 _MANIFEST = "manifest.json"
 _REQUESTS, _TURNS, _DIVERGENCES = "requests.jsonl", "turns.jsonl", "divergences.jsonl"
-_CONDITIONS, _SETTLED = "conditions.jsonl", "settled.jsonl"
+_CONDITIONS, _SETTLED, _ASKED = "conditions.jsonl", "settled.jsonl", "asked.jsonl"
 _RESERVED = "ballast"
 _RESERVED_BYTES = 8 << 20
 """Space for the answers that a thousand streams still bring while the disk is full."""
@@ -135,6 +135,15 @@ class RunDirectory:
     def add_condition(self, condition: Condition) -> None:
         """Append a load that was not planned."""
         self._append(_CONDITIONS, condition.to_dict())
+
+    def add_asked(self, arm: str, workload: str, prompt_ids: Sequence[str]) -> None:
+        """Append prompts that a server that could remember them is about to be asked."""
+        self._append(_ASKED, {"arm": arm, "workload": workload, "prompts": list(prompt_ids)})
+
+    def read_asked(self) -> set[tuple[str, str, str]]:
+        """Return arm, workload and id of the prompts that servers that could remember them have been asked."""
+        rows = RowFile(self.path / _ASKED, lambda row: (row["arm"], row["workload"], row["prompts"])).read()
+        return {(arm, workload, each) for arm, workload, prompts in rows for each in prompts}
 
     def add_settled(self, cell: Settled) -> None:
         """Append a cell that was stopped early."""

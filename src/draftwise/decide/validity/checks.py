@@ -59,7 +59,7 @@ def check_run(
     return [
         *check_servers(run, thresholds),
         *check_load(run, of_baseline, thresholds),
-        *check_machine(run.turns, thresholds, is_ours=all(arm.url is None for arm in run.plan.arms)),
+        *check_machine((*run.turns, *run.set_aside), thresholds, is_ours=all(arm.url is None for arm in run.plan.arms)),
         *_repeated_prompts(run),
         *check_texts(run, of_baseline, quality, thresholds),
         *_estimated_counts(run),

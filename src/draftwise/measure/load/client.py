@@ -122,12 +122,13 @@ class Client:
         return json.dumps(body, separators=(",", ":")).encode()
 
     def _salt(self, request: LoadRequest) -> str:
-        """Return what keeps this request from the cached prefix of the same prompt in another repetition, load or copy.
+        """Return what keeps this request from the cached prefix of the same prompt in another attempt, load or copy.
 
         Prompts that are sent in the same one share theirs, as the prompts of real users do.
         """
         kind = "" if request.measured else "unmeasured-"
-        return f"{self.salt}-{request.turn.condition.label}-{request.turn.repeat}-{kind}{request.copy}"
+        turn = request.turn
+        return f"{self.salt}-{turn.condition.label}-{turn.repeat}-{turn.attempt}-{kind}{request.copy}"
 
     async def send(self, request: LoadRequest, body: bytes, received: list[Piece] | None = None) -> Exchange:
         """Return the answer as it comes off the wire.
