@@ -10,9 +10,8 @@ from typing import Any
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 
 from draftwise.core import Decision
-from draftwise.decide.comparison.acceptance import ACCEPTANCE_QUANTILES
+from draftwise.decide.comparison.acceptance import ACCEPTANCE_QUANTILES, DEFINITION
 from draftwise.decide.comparison.cell import ALL
-from draftwise.decide.comparison.conversion import DEFINITION
 from draftwise.decide.comparison.latency import QUANTILES
 from draftwise.decide.conclusions import Conclusions, conclude_run
 from draftwise.facts.signals import TOKENS_PER_STEP

@@ -86,7 +86,7 @@ def _deal(
         free = free[count * size :]
         dealt[condition] = _number(
             [tuple(sorted(part, key=lambda prompt: places[prompt.id])) for part in parts],
-            list(blocks(workload, condition, plan.turn_s)),
+            blocks(workload, condition, plan.turn_s),
         )
     return dealt
 
