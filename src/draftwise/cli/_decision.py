@@ -6,20 +6,21 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.segment import Segments
 from rich.table import Table
 from rich.text import Text
 
 from draftwise.cli._console import UNBROKEN
-from draftwise.core import Comparison, Decision, Finding, RunPlan, Severity, Verdict
-from draftwise.measure.warm_up import Pace
-from draftwise.report.conditions import describe_rollback, describe_unmeasured, list_schedules
+from draftwise.core import Comparison, Decision, Finding, Run, RunPlan, Severity, Verdict
+from draftwise.measure.forecast import Pace
+from draftwise.report.actions import describe_way_back, list_actions
+from draftwise.report.conditions import describe_missing, describe_rollback, describe_unmeasured
 from draftwise.report.sentences import describe_decision
 from draftwise.report.tables import Repeated, group_findings, sort_comparisons
-from draftwise.report.units import format_change, format_number
+from draftwise.report.units import format_change, format_number, format_ratio
 from draftwise.runs.schedule import plan_turns
 
 __all__ = ["ConsoleProgress", "estimate", "show_decision"]
@@ -35,6 +36,7 @@ _MOST_PLACES = 4
 """Where a finding applies, beyond the first place, before they are only counted."""
 _QUIET_S = 30
 """Without an answer, after which a run says that it waits."""
+_LONGEST_STATUS = 100
 _QUIET_STEPS = 10
 """Lines that a run writes where there is no terminal to draw a bar in."""
 
@@ -59,17 +61,27 @@ class ConsoleProgress:
         self._heard = time.monotonic()
         self.doing = "starting the servers"
         """What is under way, for who wonders why nothing happens."""
+        self._status = console.status(self.doing)
 
     def __enter__(self) -> ConsoleProgress:
+        self._status.start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._status.stop()
         self._bar.stop()
+
+    def wait(self, doing: str) -> None:
+        """Show what is under way."""
+        self.doing = doing
+        self._status.update(doing[:_LONGEST_STATUS])
+        self._bar.update(self._task, description=doing)
 
     def start(self, total: int, done: int) -> None:
         """Draw the bar."""
+        self._status.stop()
         self._total, self._done = total, done
-        self.doing, self._heard = "waiting for the first answer", time.monotonic()
+        self._heard = time.monotonic()
         self._bar.update(self._task, total=total, completed=done)
         if self._console.is_terminal:
             self._bar.start()
@@ -102,8 +114,9 @@ def estimate(plan: RunPlan, pace: Pace, seconds: float) -> str:
     loads = "" if len(plan.conditions) == 1 else f"{len(plan.conditions)} conditions x "
     repeats = range(1, plan.repeats + 1)
     total = sum(len(turn.prompts) for repeat in repeats for turn in plan_turns(plan, plan.conditions, repeat))
+    once = f", {' and '.join(plan.remembering)} each prompt once:" if plan.remembering else " ="
     lines = [
-        f"{len(plan.arms)} arms x {loads}({workloads}) prompts x {plan.repeats} repetitions = "
+        f"{len(plan.arms)} arms x {loads}({workloads}) prompts x {plan.repeats} repetitions{once} "
         f"{'at most ' if plan.adaptive else ''}{total} requests, about {_duration(seconds)}"
     ]
     for condition in plan.conditions:
@@ -116,19 +129,33 @@ def _duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
 
 
-def show_decision(console: Console, decision: Decision) -> None:
-    """Print whether the run is evidence, the verdicts, the findings and the decision."""
-    if not decision.is_evidence:
-        console.print(
-            f"NOT EVIDENCE: the run does not carry its {', '.join(decision.missing_context)}.",
-            style="red",
-            soft_wrap=True,
-        )
-        if decision.context_options:
-            told = " ".join(decision.context_options)
-            console.print(f"To add it: draftwise report RUN {told}", markup=False, highlight=False, soft_wrap=True)
+def show_decision(console: Console, decision: Decision, run: Run) -> None:
+    """Print whether the run is evidence, the verdicts, the findings, the decision and what to type."""
+    tell = partial(console.print, markup=False, highlight=False, soft_wrap=True)
+    if missing := describe_missing(decision):
+        tell(missing, style="red")
     if decision.comparisons:
-        _print_widest(console, [_table(sort_comparisons(decision.comparisons), shown) for shown in _COLUMNS])
+        _show_verdicts(console, sort_comparisons(decision.comparisons))
+    _show_findings(console, decision)
+    console.print()
+    tell(describe_decision(decision), style="bold")
+    for action in list_actions(decision, run):
+        tell(f"\nTo paste: {action.heading}", style="dim")
+        tell(f"  {action.text}")
+        for remark in action.remarks:
+            tell(f"  {remark}", style="dim")
+    rules = describe_rollback(decision)
+    if rules:
+        tell("\nRoll back:", style="dim")
+    for rule in rules:
+        tell(f"  {rule}")
+    if rules:
+        tell(f"  To go back: {describe_way_back(decision, run)}")
+    for line in describe_unmeasured(decision):
+        tell(f"Not measured: {line}", style="yellow")
+
+
+def _show_findings(console: Console, decision: Decision) -> None:
     findings = _findings(decision)
     for finding, told in findings:
         if finding.severity is not Severity.INFO:
@@ -136,27 +163,30 @@ def show_decision(console: Console, decision: Decision) -> None:
             console.print(Text.assemble((f"{finding.severity} ", style), told), soft_wrap=True)
     if notes := sum(finding.severity is Severity.INFO for finding, _ in findings):
         console.print(f"{notes} {'note' if notes == 1 else 'notes'} in the report", style="dim")
-    console.print()
-    console.print(Text(describe_decision(decision), style="bold"), soft_wrap=True)
-    for rule in describe_rollback(decision):
-        console.print(Text(rule, style="dim"), soft_wrap=True)
-    for schedule in list_schedules(decision):
-        console.print(f"Schedule by batch size, to paste: {schedule}", markup=False, highlight=False, soft_wrap=True)
-    for missing in describe_unmeasured(decision):
-        console.print(Text(f"Not measured: {missing}", style="yellow"), soft_wrap=True)
 
 
-def _print_widest(console: Console, tables: Sequence[Table]) -> None:
-    """Print the first table that fits; the last, if none does, in full: a terminal breaks lines, and cuts no number."""
-    for table in tables:
-        needed = console.measure(table, options=console.options.update(max_width=UNBROKEN)).maximum
-        if needed <= console.width:
-            return console.print(table)
-    whole = console.render(tables[-1], console.options.update(width=needed))
-    return console.print(Segments(whole), soft_wrap=True, end="")
+def _show_verdicts(console: Console, comparisons: Sequence[Comparison]) -> None:
+    """Print the widest table that has room, and in a terminal too narrow for any a few lines per comparison."""
+    for wide in (True, False):
+        table = _table(comparisons, wide=wide)
+        if console.measure(table, options=console.options.update(max_width=UNBROKEN)).maximum <= console.width:
+            console.print(table)
+            return
+    for each in comparisons:
+        console.print(_tell_verdict(each), soft_wrap=True)
 
 
-def _table(comparisons: Sequence[Comparison], shown: Sequence[str]) -> Table:
+def _tell_verdict(each: Comparison) -> Text:
+    """Return a comparison as a line that may be broken anywhere."""
+    place = f"{each.workload} · {each.condition.label} · {each.candidate}: "
+    numbers = (f"{name.replace(chr(10), '')} {_NUMBERS[name](each)}" for name in _ALWAYS[2:])
+    return Text.assemble(
+        place, (each.verdict, _COLOURS[each.verdict]), f" {format_ratio(each.deciding)}, {', '.join(numbers)}"
+    )
+
+
+def _table(comparisons: Sequence[Comparison], *, wide: bool) -> Table:
+    shown = [name for name in _NUMBERS if wide or name in _ALWAYS]
     sweeps = len({each.condition for each in comparisons}) > 1
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("workload", *(["load"] if sweeps else []), "candidate", "verdict"):
@@ -192,8 +222,8 @@ _NUMBERS: dict[str, Callable[[Comparison], str]] = {
     "TPOT": lambda each: format_change(each.tpot),
     "equal": lambda each: "-" if each.equal_outputs is None else "{}/{}".format(*each.equal_outputs),
 }
-_COLUMNS = (tuple(_NUMBERS), ("speed-up", "95 %", "TPOT", "equal"), ("speed-up", "95 %"))
-"""Numbers of the table, for wide terminals, for 80 characters, and for fewer."""
+_ALWAYS = ("speed-up", "95 %", "TPOT", "equal")
+"""Columns that a terminal of 80 characters has room for."""
 
 
 def _findings(decision: Decision) -> list[tuple[Finding, str]]:

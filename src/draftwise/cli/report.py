@@ -49,7 +49,7 @@ def report(run: Path, notes: Sequence[str], as_json: bool, markdown: str | None,
         directory.begin(measured.plan, add_notes(measured, read_notes(notes)))
     found = conclude_run(directory.read())
     decision, summary = write_conclusions(directory, found)
-    show_decision(open_console(stderr=as_json or markdown == _STDOUT), decision)
+    show_decision(open_console(stderr=as_json or markdown == _STDOUT), decision, found.run)
     if as_json:
         click.echo(json.dumps(summary, indent=2))
     if markdown is not None:

@@ -117,12 +117,12 @@ def _decide(evidence: Evidence, latencies: Sequence[Latencies]) -> Decision:
         recommendations=advice.recommendations,
         findings=evidence.findings,
         missing_context=reach.missing_context,
-        context_options=reach.context_options,
         scope=reach.scope,
         rollback=advice.rollback,
         crossovers=sweeps.crossovers,
         bands=sweeps.bands,
         schedules=sweeps.schedules,
         unmeasured=reach.unmeasured,
+        omissions=run.omissions,
         num_unfinished=run.num_unfinished,
     )

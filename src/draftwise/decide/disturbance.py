@@ -40,6 +40,7 @@ _LIKE_ROWS = math.log(1.1)
 _LIKE_LENGTH = math.log(1.5)
 _SHORT = 256
 """Tokens of context up to which a step, or the first token, takes hardly longer than with none."""
+_COLD = "the server's pace had not become steady in the warm-up"
 _TICKS_S = 0.05
 """CPU time that clock ticks of 10 ms can tell from none."""
 
@@ -108,7 +109,7 @@ def _find_counting(turns: Iterable[TurnRecord], disturbed: set[AttemptKey]) -> s
 def _find_reasons(run: Run, thresholds: Thresholds) -> dict[int, str]:
     """Return by number what disturbed a turn; the machine's own word comes before what the pace shows."""
     is_ours = all(arm.url is None for arm in run.plan.arms)
-    reasons: dict[int, str] = {}
+    reasons = {turn.turn: _COLD for turn in run.turns if not turn.is_warm}
     for series, least, clause in _list_series(run, thresholds):
         for reading, ratio in _find_far(series, math.log(1 + least)):
             reasons[reading.turn.turn] = clause.format(ratio)
@@ -164,7 +165,10 @@ class _Reading:
 
 
 def _list_series(run: Run, thresholds: Thresholds) -> Iterator[tuple[list[_Reading], float, str]]:
-    """Yield comparable readings in the order of the run, the least deviation that counts, and what to say of it."""
+    """Yield comparable readings in the order of the run, the least deviation that counts, and what to say of it.
+
+    What says most comes last.
+    """
     around = "{:.2f}x that of the turns around it"
     closed = {each.label for each in run.conditions if each.concurrency is not None}
     drafting = {arm.name: arm.spec is not None for arm in run.plan.arms}
@@ -180,11 +184,11 @@ def _list_series(run: Run, thresholds: Thresholds) -> Iterator[tuple[list[_Readi
         if turn.condition in closed and (mine := answers.get(turn.turn)):
             paces.setdefault(place, []).extend(_read_pace(turn, mine, is_drafting=drafting[turn.arm]))
             firsts.setdefault(place, []).extend(_read_first_token(turn, mine))
-    yield from ((each, thresholds.turn_pace, f"the time of a decoding step was {around}") for each in paces.values())
-    yield from ((each, thresholds.turn_first, f"the time to the first token was {around}") for each in firsts.values())
     clocks = ((turn, turn.device.get("cpu", {}).get("mhz")) for turn in ordered)
     clock = [_Reading(turn=turn, log=math.log(mhz)) for turn, mhz in clocks if mhz]
     yield clock, thresholds.turn_pace, f"the CPU's clock was {around}"
+    yield from ((each, thresholds.turn_first, f"the time to the first token was {around}") for each in firsts.values())
+    yield from ((each, thresholds.turn_pace, f"the time of a decoding step was {around}") for each in paces.values())
 
 
 def _read_pace(turn: TurnRecord, answers: Sequence[Answer], *, is_drafting: bool) -> Iterator[_Reading]:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
 from draftwise.core import (
     Comparison,
-    Condition,
     Hardware,
     Run,
     RunContext,
@@ -18,20 +16,12 @@ from draftwise.core import (
     ServerRecord,
     TargetModel,
     UnmeasuredCell,
-    Workload,
 )
 from draftwise.decide.validity.window.server import is_unproven
-from draftwise.runs.blocks import blocks
+from draftwise.runs.asked_once import count_needed
+from draftwise.runs.schedule import plan_turns
 
 __all__ = ["Reach", "find_missing", "find_reach"]
-
-_EXAMPLES = {
-    "hardware": ("hardware", "1x H200"),
-    "GPU and its driver": ("hardware", "1x H200, driver 580.159"),
-    "model": ("model", "Qwen/Qwen3-8B"),
-    "precision": ("precision", "bfloat16"),
-}
-"""Note that tells a missing item, and what it may say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,18 +33,14 @@ class Reach:
     """What was planned and not measured."""
     missing_context: tuple[str, ...]
     """What evidence must carry (requirement E4) and the run lacks."""
-    context_options: tuple[str, ...]
-    """Options that supply what of it an operator can tell, each with an example."""
 
 
 def find_reach(run: Run, comparisons: Sequence[Comparison]) -> Reach:
     """Return for what a run can decide."""
-    missing = find_missing(run.plan, run.context)
     return Reach(
         scope=_find_scope(run, comparisons),
         unmeasured=tuple(_find_unmeasured(run)),
-        missing_context=missing,
-        context_options=tuple(_list_options(missing, run.plan, run.context)),
+        missing_context=find_missing(run.plan, run.context),
     )
 
 
@@ -63,6 +49,7 @@ def _find_scope(run: Run, comparisons: Sequence[Comparison]) -> Scope:
     measured = {turn.condition for turn in run.turns}
     return Scope(
         workloads={each.name: len(each.prompts) for each in run.plan.workloads},
+        repeats={each.name: each.num_repeats for each in run.plan.workloads if each.num_repeats},
         conditions=tuple(each for each in run.conditions if each.label in measured),
         model=run.context.model_name or "",
         dtype=run.context.model.dtype or "",
@@ -89,45 +76,45 @@ def _list_versions(run: Run) -> Iterator[str]:
 
 
 def _find_unmeasured(run: Run) -> Iterator[UnmeasuredCell]:
-    """Yield the cells with fewer repetitions than were planned.
+    """Yield the cells with fewer repetitions than were planned, and those for which a workload has too few prompts.
 
     A block counts when the candidate and the baseline both finished it. Cells that an adaptive run stopped early had
     all the repetitions that they needed.
     """
     baseline, *candidates = (arm.name for arm in run.plan.arms)
-    stopped = {each.key: each.passes for each in run.settled}
+    stopped = {each.key for each in run.settled}
     done = {(turn.arm, turn.workload, turn.condition, turn.repeat, turn.block) for turn in run.turns}
-    for workload, condition in product(run.plan.workloads, run.conditions):
-        size = len(blocks(workload, condition, run.plan.turn_s))
-        for candidate in candidates:
-            planned = stopped.get((workload.name, condition.label, candidate), run.plan.repeats)
-            counts = [
-                sum(
-                    _have_both(done, (baseline, candidate), workload, condition, repeat, block) for block in range(size)
-                )
-                for repeat in range(1, planned + 1)
-            ]
-            if sum(counts) < planned * size:
-                yield UnmeasuredCell(
-                    candidate=candidate,
-                    workload=workload.name,
-                    condition=condition,
-                    repetitions=counts.count(size),
-                    planned=planned,
-                    odd_blocks=sum(count for count in counts if count < size),
-                    blocks_each=size,
-                )
+    planned = _count_planned(run)
+    for workload, condition, candidate in product(run.plan.workloads, run.conditions, candidates):
+        place = (workload.name, condition.label)
+        wanted = planned.get((candidate, *place), {})
+        counts = {
+            repeat: sum(all((arm, *place, repeat, block) in done for arm in (baseline, candidate)) for block in numbers)
+            for repeat, numbers in wanted.items()
+        }
+        whole = [repeat for repeat, numbers in wanted.items() if counts[repeat] == len(numbers)]
+        never = not wanted and (*place, candidate) not in stopped
+        if never or len(whole) < len(wanted):
+            yield UnmeasuredCell(
+                candidate=candidate,
+                workload=workload.name,
+                condition=condition,
+                repetitions=len(whole),
+                planned=len(wanted),
+                odd_blocks=sum(count for repeat, count in counts.items() if repeat not in whole),
+                blocks_each=max(map(len, wanted.values()), default=0),
+                needed=count_needed(workload, condition, run.plan.turn_s) if never else None,
+            )
 
 
-def _have_both(
-    done: set[tuple[str, str, str, int, int]],
-    arms: tuple[str, str],
-    workload: Workload,
-    condition: Condition,
-    repeat: int,
-    block: int,
-) -> bool:
-    return all((arm, workload.name, condition.label, repeat, block) in done for arm in arms)
+def _count_planned(run: Run) -> dict[tuple[str, str, str], dict[int, set[int]]]:
+    """Return, by arm, workload and condition, the numbers of the blocks of each repetition in which it takes part."""
+    planned: dict[tuple[str, str, str], dict[int, set[int]]] = {}
+    for repeat in range(1, run.plan.repeats + 1):
+        for turn in plan_turns(run.plan, run.conditions, repeat, added=run.added, settled=run.settled):
+            cell = planned.setdefault((turn.arm, turn.workload, turn.condition.label), {})
+            cell.setdefault(repeat, set()).add(turn.block)
+    return planned
 
 
 def find_missing(plan: RunPlan, context: RunContext) -> tuple[str, ...]:
@@ -146,19 +133,6 @@ def find_missing(plan: RunPlan, context: RunContext) -> tuple[str, ...]:
         "serve command of every arm": all(server.command for server in servers),
     }
     return tuple(name for name, given in required.items() if not given)
-
-
-def _list_options(missing: Sequence[str], plan: RunPlan, context: RunContext) -> Iterator[str]:
-    for name in missing:
-        if name == "serve command of every arm":
-            unknown = [arm.name for arm in plan.arms if not context.server(arm.name).command]
-            yield from (_write_option(f"command.{arm}", "vllm serve ...") for arm in unknown)
-        elif name in _EXAMPLES:
-            yield _write_option(*_EXAMPLES[name])
-
-
-def _write_option(note: str, example: str) -> str:
-    return f"--context {shlex.quote(note)}={shlex.quote(example)}"
 
 
 def _need_gpu(servers: Iterable[ServerRecord]) -> bool:

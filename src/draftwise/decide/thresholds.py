@@ -59,7 +59,7 @@ class Thresholds:
     """Share of the time for which quotas, hypervisors or heat may hold processes up."""
     other_processes: float = 0.10
     """Share of a machine's cores that others may use."""
-    turn_held_up: float = 0.05
+    turn_held_up: float = 0.10
     """Share of a turn's time, or of the CPU time wanted in it, from which quotas and hypervisors disturb the turn."""
     turn_waited: float = 0.10
     """Share of a turn's time in which something waited for a core, from which other processes disturb the turn."""

@@ -132,18 +132,17 @@ def _check_names(option: str, names: Iterable[str], arms: Sequence[Arm]) -> None
 
 
 def _check_distinct(headers: Sequence[Header], arms: Sequence[Arm]) -> None:
-    """Refuse arms whose requests would reach one server: one URL, and no header but the key that tells them apart."""
+    """Refuse arms at one address whose headers are the same: what else is at one address is seen without values."""
     seen: dict[object, str] = {}
     for arm in arms:
         sent = find_headers(headers, arm.name)
         place = (arm.address, tuple((name, sent.get(name)) for name in arm.routing_headers))
-        if arm.url is not None and (other := seen.setdefault(place, arm.name)) != arm.name:
+        if arm.routing_headers and (other := seen.setdefault(place, arm.name)) != arm.name:
             raise InvalidSetup.because(
                 "same-server",
-                f"{other} and {arm.name} are one server ({arm.url}).",
-                where="--candidate-url",
-                fix="Give every arm the URL of a server of its own, or the header that a gateway routes by: "
-                f"--header '{arm.name}=Host: NAME'.",
+                f"{other} and {arm.name} are one server ({arm.url}): their headers are the same.",
+                where="--header",
+                fix=f"Give each the header that the gateway routes by: --header '{arm.name}=Host: NAME'.",
             )
 
 

@@ -5,12 +5,36 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from draftwise.core import ClosedLoop, Condition, Decision, OpenLoop, Rollback, RollbackBasis, Scope, UnmeasuredCell
+from draftwise.decide.validity.finding import join_names
 from draftwise.facts.signals import LOAD_SIGNALS, TOKENS_PER_STEP, TTFT_P99_S
 from draftwise.report.units import LOAD_UNITS, format_load
 
-__all__ = ["describe_rollback", "describe_scope", "describe_unmeasured", "list_schedules"]
+__all__ = ["describe_missing", "describe_rollback", "describe_scope", "describe_unmeasured"]
 
 _AXES = {signal.name: axis for axis, signal in LOAD_SIGNALS.items()}
+
+
+_FLAGS = {
+    "hardware": "--context hardware='8x H100'",
+    "GPU and its driver": "--context hardware='8x H100, driver 570'",
+    "model": "--context model=NAME",
+    "precision": "--context precision=bfloat16",
+    "serve command of every arm": "--context command.ARM='vllm serve ...' for each arm",
+}
+"""What tells a run the context that it cannot see, by its name in `Decision.missing_context`."""
+
+
+def describe_missing(decision: Decision) -> str:
+    """Return why a run is no evidence and what to type to supply it; empty where it is evidence."""
+    missing = decision.missing_context
+    if not missing:
+        return ""
+    flags = [_FLAGS[name] for name in missing if name in _FLAGS]
+    way_out = f" Add it with `draftwise report RUN` and {join_names(flags, most=len(flags))}." if flags else ""
+    return (
+        f"NOT EVIDENCE: the run does not carry its {join_names(missing, most=len(missing))}, without which nobody can "
+        f"repeat or judge it.{way_out}"
+    )
 
 
 def describe_rollback(decision: Decision) -> list[str]:
@@ -44,7 +68,7 @@ def _describe_rule(rule: Rollback) -> str:
 def describe_scope(scope: Scope) -> list[str]:
     """Return, line by line, what was measured; outside of it a decision is a guess."""
     lines = {
-        "traffic": ", ".join(f"{name} ({count} prompts)" for name, count in scope.workloads.items()),
+        "traffic": ", ".join(_describe_traffic(name, scope) for name in scope.workloads),
         "load": _describe_loads(scope.conditions),
         "temperature": ", ".join(f"{value:g}" for value in scope.temperatures),
         "model": ", ".join(filter(None, (scope.model, scope.dtype))),
@@ -53,6 +77,11 @@ def describe_scope(scope: Scope) -> list[str]:
         "speculation": f"not proven by counters for {', '.join(scope.unproven)}" if scope.unproven else "",
     }
     return [f"{name}: {text}" for name, text in lines.items() if text]
+
+
+def _describe_traffic(workload: str, scope: Scope) -> str:
+    repeats = f", {scope.repeats[workload]} of them repeats of others" if workload in scope.repeats else ""
+    return f"{workload} ({scope.workloads[workload]} prompts{repeats})"
 
 
 def _describe_loads(conditions: Sequence[Condition]) -> str:
@@ -69,21 +98,19 @@ def _describe_loads(conditions: Sequence[Condition]) -> str:
 
 
 def describe_unmeasured(decision: Decision) -> list[str]:
-    """Return a line per cell with fewer repetitions than were planned, and one for answers that were not used."""
-    return [*map(_describe_cell, decision.unmeasured), *_describe_leftovers(decision)]
+    """Return a line per omission and per cell with fewer repetitions than were planned, and one for unused answers."""
+    left_out = [f"{each.what}: {each.reason}" for each in decision.omissions]
+    return [*left_out, *map(_describe_cell, decision.unmeasured), *_describe_leftovers(decision)]
 
 
 def _describe_cell(cell: UnmeasuredCell) -> str:
-    odd = f" and {cell.odd_blocks} of the {cell.blocks_each} paired blocks of another" if cell.odd_blocks else ""
     place = f"{cell.candidate}, {cell.workload}, {cell.condition.label}"
+    if cell.needed is not None:
+        return f"{place}: it could remember answers, so that it needs {cell.needed} prompts that no other load asks it"
+    odd = f" and {cell.odd_blocks} of the {cell.blocks_each} paired blocks of another" if cell.odd_blocks else ""
     return f"{place}: {cell.repetitions} of {cell.planned} repetitions{odd}"
 
 
 def _describe_leftovers(decision: Decision) -> Iterator[str]:
     if decision.num_unfinished:
         yield f"{decision.num_unfinished} answers of turns that were cut off are on disk and not used"
-
-
-def list_schedules(decision: Decision) -> list[str]:
-    """Return the speculative configs with a schedule by batch size as one-line JSON, each once."""
-    return list(dict.fromkeys(each.spec.to_json() for each in decision.schedules))

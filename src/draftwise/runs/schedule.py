@@ -35,6 +35,11 @@ class Turn:
         """What makes it the same turn in another session."""
         return (self.arm, self.workload, self.condition.label, self.repeat, self.block, self.attempt)
 
+    @property
+    def block_key(self) -> tuple[str, str, int, int]:
+        """Workload, label of the condition, repetition and block: what it shares with the turns it is paired with."""
+        return self.workload, self.condition.label, self.repeat, self.block
+
 
 def arm_order(arms: Sequence[str], block: int, repeat: int) -> list[str]:
     """Return the arms in their order for a block.

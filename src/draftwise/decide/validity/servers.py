@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from itertools import pairwise, product
 from operator import add
@@ -14,7 +14,7 @@ from draftwise.decide.thresholds import Thresholds
 from draftwise.decide.validity.finding import error, info, join_names, warning
 from draftwise.decide.validity.window.server import LoadCounters, check_server
 
-__all__ = ["check_servers", "find_resolved_config"]
+__all__ = ["check_servers", "find_resolved_config", "find_same_servers"]
 
 
 _AFTERWARDS = 16
@@ -46,17 +46,20 @@ _NOTHING = Counters(generation_tokens=0)
 def check_servers(run: Run, thresholds: Thresholds) -> list[Finding]:
     """Return servers that others use, and what differs between arms, or from what was asked for, but must not."""
     return [
-        *_same_address(run),
+        *find_same_servers(run.plan.arms),
         *_foreign_tokens(run, thresholds),
         *_differences(run),
         *(each for arm in run.plan.arms for each in _check_arm(run, arm, thresholds)),
     ]
 
 
-def _same_address(run: Run) -> Iterator[Finding]:
+def find_same_servers(arms: Sequence[Arm]) -> Iterator[Finding]:
+    """Yield arms that have one address, and no header by which a gateway tells them apart.
+
+    That the values of such headers differ is made sure of before a run: they are not written down.
+    """
     by_address: dict[tuple[str, int | None, str], list[str]] = {}
-    for arm in run.plan.arms:
-        # That headers differ was made sure of before the run: their values are not written down.
+    for arm in arms:
         if arm.address is not None and not arm.routing_headers:
             by_address.setdefault(arm.address, []).append(arm.name)
     for names in by_address.values():
@@ -64,7 +67,8 @@ def _same_address(run: Run) -> Iterator[Finding]:
             text = (
                 f"{join_names(names)} are one server: nothing differs between them, and each warms the other's caches."
             )
-            yield error("same-server", text, "Give every arm the URL of a server of its own.")
+            fix = "Give every arm the URL of a server of its own, or the header that a gateway routes by (--header)."
+            yield error("same-server", text, fix)
 
 
 def _foreign_tokens(run: Run, thresholds: Thresholds) -> Iterator[Finding]:

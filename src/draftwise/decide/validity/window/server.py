@@ -11,6 +11,7 @@ from draftwise.decide.thresholds import Thresholds
 from draftwise.decide.validity.finding import error, info, warning
 
 __all__ = [
+    "ON_PURPOSE",
     "DraftingEvidence",
     "LoadCounters",
     "check_counters",
@@ -21,7 +22,7 @@ __all__ = [
 
 _UNPROVEN = "speculation-unproven"
 _NAME_COUNTERS = "Name the page of its counters: --metrics-url ARM=http://HOST:PORT/metrics."
-_ON_PURPOSE = ("num_speculative_tokens_per_batch_size", "enable_adaptive_verification")
+ON_PURPOSE = ("num_speculative_tokens_per_batch_size", "enable_adaptive_verification")
 """Options with which an engine drafts less under load because it was asked to."""
 
 
@@ -103,7 +104,7 @@ def _drafting_under_load(
         f"it drafts {low.drafted_per_step:.2f} tokens per step at {low.label}, {first.drafted_per_step:.2f} at "
         f"{first.label}"
     )
-    if given := [name for name in _ON_PURPOSE if name in asked.options]:
+    if given := [name for name in ON_PURPOSE if name in asked.options]:
         yield info("drafting-falls-with-load", f"{text}: {given[0]} asks for that.", where=arm)
     else:
         fix = "The token budget of a step (max_num_batched_tokens) must hold k + 1 tokens for every sequence."
