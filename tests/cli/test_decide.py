@@ -24,7 +24,7 @@ SCRIPTS = {
 }
 PATIENCE_S = 300
 """For a machine under load: it ends a test that hangs."""
-CONTEXT = ["--context", "model=fake", "--context", "precision=float32", "--context", "command.plain=serve"]
+CONTEXT = ["--context", "hardware=2 cores", "--context", "precision=float32", "--context", "command.plain=serve"]
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +122,7 @@ def test_without_context_the_first_line_says_not_evidence(urls, prompts, tmp_pat
     arms = ["--url", urls["plain"], "--candidate-url", urls["faster"], "--workload", prompts]
     result = run("decide", *arms, "--prompts", "2", "--repeats", "1", "--out", str(tmp_path / "run"))
     assert result.stdout.splitlines()[0].startswith(
-        "NOT EVIDENCE: the run does not carry its model, precision and serve"
+        "NOT EVIDENCE: the run does not carry its hardware, precision and serve"
     )
 
 
@@ -141,7 +141,7 @@ def test_without_context_the_first_line_says_not_evidence(urls, prompts, tmp_pat
         (["--resume", "nowhere"], 1, "is not a run directory"),
         (["target", "--resume", "nowhere", "--repeats", "9"], 2, "leave out --repeats, TARGET."),
         (["--url", "here", "--candidate-url", "http://127.0.0.1:1"], 1, "'here' is not an http(s) URL"),
-        (["--url", "http://127.0.0.1:1", "--candidate-url", "http://127.0.0.1:1"], 3, "does not answer"),
+        (["--url", "http://127.0.0.1:1", "--candidate-url", "http://127.0.0.1:2"], 3, "does not answer"),
         (
             ["--url", "http://[::1", "--candidate-url", "http://127.0.0.1:1"],
             1,
