@@ -108,10 +108,12 @@ class Rollback:
     for_s: float
     """How long it must hold."""
     basis: RollbackBasis
+    condition: Condition
+    """The adopted cell that the value comes from. Traffic at another temperature has rules of its own."""
+    loads: tuple[float, float] | None = None
+    """The stretch of load (above, up to] that the rule is for, on the axis of its condition; None for every load."""
     measured: float | None = None
     """What the run measured: of the candidate where the value is its break-even, else of the baseline."""
-    condition: Condition | None = None
-    """The load that `value` was measured at, where the adoption covers several."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from math import isinf
 
 from draftwise.core import ClosedLoop, Condition, Decision, OpenLoop, Rollback, RollbackBasis, Scope, UnmeasuredCell
 from draftwise.decide.validity.finding import join_names
 from draftwise.facts.signals import LOAD_SIGNALS, TOKENS_PER_STEP, TTFT_P99_S
-from draftwise.report.units import LOAD_UNITS, format_load
+from draftwise.report.tables import name_workload
+from draftwise.report.units import LOAD_UNITS, count_load, format_load
 
-__all__ = ["describe_missing", "describe_rollback", "describe_scope", "describe_unmeasured"]
+__all__ = ["describe_missing", "describe_rollback", "describe_rule", "describe_scope", "describe_unmeasured"]
 
 _AXES = {signal.name: axis for axis, signal in LOAD_SIGNALS.items()}
 
@@ -38,31 +40,60 @@ def describe_missing(decision: Decision) -> str:
 
 
 def describe_rollback(decision: Decision) -> list[str]:
-    """Return a sentence per workload and candidate: any of its signs is enough to roll back."""
-    groups: dict[tuple[str, str], list[str]] = {}
+    """Return a sentence per workload, candidate and temperature: any of its signs is enough to roll back."""
+    warm = any(rule.condition.temperature for rule in decision.rollback)
+    groups: dict[tuple[str, str, float], dict[tuple[str, RollbackBasis], list[Rollback]]] = {}
     for rule in decision.rollback:
-        groups.setdefault((rule.workload, rule.arm), []).append(_describe_rule(rule))
+        signs = groups.setdefault((rule.workload, rule.arm, rule.condition.temperature), {})
+        signs.setdefault((rule.metric, rule.basis), []).append(rule)
     return [
-        f"{arm} on {workload}: roll back when {', or when '.join(signs)}." for (workload, arm), signs in groups.items()
+        f"{arm} on {name_workload(workload)}{f' at temperature {temperature:g}' if warm else ''}: "
+        f"roll back when {', or when '.join(map(_describe_sign, signs.values()))}."
+        for (workload, arm, temperature), signs in groups.items()
     ]
 
 
-def _describe_rule(rule: Rollback) -> str:
+def describe_rule(rule: Rollback) -> str:
+    """Return one rule as a sentence."""
+    warm = f" at temperature {rule.condition.temperature:g}" if rule.condition.temperature else ""
+    return f"Roll back {rule.arm} on {name_workload(rule.workload)}{warm}: {_describe_sign([rule])}."
+
+
+def _describe_sign(rules: Sequence[Rollback]) -> str:
+    """Return one reading with its limit under each load."""
+    first = rules[0]
+    limits = " or ".join(f"{_describe_limit(rule)}{_describe_stretch(rule)}" for rule in rules)
+    if first.basis is RollbackBasis.BAND_END:
+        return f"there are more than {limits} for an hour"
+    if first.metric == TTFT_P99_S.name:
+        return f"P99 of the time to the first token stays over {limits} for an hour"
+    if first.metric == TOKENS_PER_STEP.name:
+        return f"tokens per step stay under {limits} for an hour, where the gain is gone"
+    return f"output tokens per second stay under {limits} for an hour"
+
+
+def _describe_limit(rule: Rollback) -> str:
     if rule.basis is RollbackBasis.BAND_END:
-        axis = _AXES[rule.metric]
-        return f"there are more than {format_load(rule.value, axis)} {LOAD_UNITS[axis]} for an hour"
-    if rule.metric == TTFT_P99_S.name:
-        text = "P99 of the time to the first token stays over"
-        if rule.measured is None:
-            return f"{text} the promised {1e3 * rule.value:g} ms"
-        return f"{text} {1e3 * rule.value:.3g} ms ({rule.value / rule.measured:g}x the baseline's)"
+        return count_load(rule.value, _AXES[rule.metric])
+    if rule.basis is RollbackBasis.PROMISE:
+        return f"the promised {1e3 * rule.value:g} ms"
+    if rule.metric == TTFT_P99_S.name and rule.measured is not None:
+        return f"{1e3 * rule.value:.3g} ms ({rule.value / rule.measured:g}x the baseline's)"
     if rule.metric == TOKENS_PER_STEP.name and rule.measured is not None:
-        at = "" if rule.condition is None else f" at {rule.condition.label}"
-        return (
-            f"tokens per step stay under {rule.value:.2f} for an hour, where the gain is gone{at} "
-            f"(measured here: {rule.measured:.2f})"
-        )
-    return f"output tokens per second fall to the baseline's ({rule.value:.0f} here)"
+        return f"{rule.value:.2f} (measured here: {rule.measured:.2f})"
+    return f"the baseline's {rule.value:.0f}"
+
+
+def _describe_stretch(rule: Rollback) -> str:
+    """Return under which loads a rule holds, where it is not under all."""
+    place = rule.condition.place
+    if rule.loads is None or place is None:
+        return ""
+    (axis, _), (above, up_to) = place, rule.loads
+    lower = f"above {format_load(above, axis)}" if above else ""
+    upper = "" if isinf(up_to) else f"up to {format_load(up_to, axis)}"
+    stretch = " and ".join(filter(None, (lower, upper)))
+    return f" {stretch} {LOAD_UNITS[axis]}" if stretch else ""
 
 
 def describe_scope(scope: Scope) -> list[str]:
