@@ -23,8 +23,7 @@ from draftwise.core import (
     SpecConfig,
     Verdict,
 )
-from draftwise.decide.bands import find_bands
-from draftwise.decide.batch_schedule import propose_schedules
+from draftwise.decide.bands import find_bands, propose_schedules
 from draftwise.plan.forecast.schedule import KEY
 from draftwise.report.units import format_load
 from draftwise.setups.read import read_setups

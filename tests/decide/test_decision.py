@@ -9,10 +9,9 @@ from tests.support.made_comparisons import adopted
 from tests.support.made_runs import CONTEXT, Truth, arm, closed, gains, make_run, workload
 
 from draftwise.core import Arm, Condition, Counters, OpenLoop, Relation, Verdict
-from draftwise.decide.conclusions import conclude_run
-from draftwise.decide.crossovers import find_crossovers
-from draftwise.decide.evidence import gather_evidence
-from draftwise.decide.rollback import find_rollbacks
+from draftwise.decide.bands import find_crossovers, gather_load_points
+from draftwise.decide.conclusions import conclude_run, gather_evidence
+from draftwise.decide.recommendations import find_rollbacks
 from draftwise.decide.thresholds import Thresholds
 from draftwise.facts.signals import get_signal
 from draftwise.report.conditions import describe_rollback, describe_scope, describe_unmeasured
@@ -215,10 +214,11 @@ def test_a_pass_that_is_not_sure_of_its_luck_settles_nothing() -> None:
 
 def test_adoption_ends_at_the_first_load_that_is_none() -> None:
     run = make_run({"ngram k=3": gains(1.5)}, conditions=LOADS)
-    comparisons = gather_evidence(run).comparisons
+    evidence = gather_evidence(run)
+    points, comparisons = gather_load_points(evidence.estimates), evidence.comparisons
     doubtful = [replace(e, verdict=Verdict.MIXED) if e.condition.label == "c=4" else e for e in comparisons]
-    assert [each.adopt_below for each in find_crossovers(gather_evidence(run).load_points, comparisons)] == [16]
-    assert [each.adopt_below for each in find_crossovers(gather_evidence(run).load_points, doubtful)] == [1]
+    assert [each.adopt_below for each in find_crossovers(points, comparisons)] == [16]
+    assert [each.adopt_below for each in find_crossovers(points, doubtful)] == [1]
 
 
 def test_a_hiccup_is_no_tail() -> None:
@@ -288,7 +288,7 @@ def test_in_a_closed_loop_requests_and_server_tell_the_same(reading: Callable) -
 
 def test_points_along_the_load_are_the_ratios_that_decide() -> None:
     run = make_run({"ngram k=3": gains(1.5)}, conditions=closed(4, 1))
-    points = gather_evidence(run).load_points["code", "ngram k=3", 0.0, "concurrency"]
+    points = gather_load_points(gather_evidence(run).estimates)["code", "ngram k=3", 0.0, "concurrency"]
     assert [point.load for point in points] == [1, 4]
     by_label = {each.condition.label: each for each in gather_evidence(run).comparisons}
     assert points[0].estimate.value == pytest.approx(by_label["c=1"].speedup.value)

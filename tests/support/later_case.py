@@ -9,6 +9,7 @@ from typing import Any
 
 from draftwise.checkpoints.model_config import ModelConfig
 from draftwise.core import Device, Ruling, Setup, SpecConfig
+from draftwise.facts.rules import Rulebook
 from draftwise.facts.vllm import Release, get_release, releases
 from draftwise.plan.check.context import Context
 from draftwise.plan.check.engine import choose_runner, find_early, find_v0, judge_engine
@@ -46,6 +47,7 @@ class Case:
         context = Context(
             setup=setup,
             release=release,
+            rules=Rulebook(release.version),
             flags={**release.table("engine_defaults"), **self.args},
             given=self.args,
             spec=spec,

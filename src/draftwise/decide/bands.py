@@ -1,17 +1,109 @@
-"""Which setting to run at which load: the bands that a sweep's verdicts make, with their ends."""
+"""Which setting pays at which load: the crossovers of a sweep, the bands between them, and the engine's schedule."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
+from dataclasses import dataclass, replace
+from itertools import groupby, takewhile
 
-from draftwise.core import Band, Comparison, Crossover, Verdict
+from draftwise.core import (
+    Arm,
+    Band,
+    Comparison,
+    Crossover,
+    Effect,
+    InvalidSetup,
+    Ruling,
+    Run,
+    RunContext,
+    Schedule,
+    Setup,
+    SpecConfig,
+    Verdict,
+)
+from draftwise.decide.comparison.comparisons import Estimates
+from draftwise.facts.vllm import history
+from draftwise.plan.check import check
+from draftwise.plan.forecast.schedule import KEY, join_ranges, make_schedule_keys
+from draftwise.statistics import LoadPoint, find_crossing
 
-__all__ = ["find_bands"]
+__all__ = ["Sweeps", "divide_loads", "find_bands", "find_crossovers", "gather_load_points", "propose_schedules"]
+
+
+SweepKey = tuple[str, str, float, str]
+"""Workload, candidate, temperature and axis of load."""
+
 
 Point = tuple[float, dict[str, Comparison]]
 """A load and the comparisons there, by candidate."""
+_NOT_HONOURED = (Effect.REJECTED, Effect.INEFFECTIVE, Effect.FAILS_LATER)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweeps:
+    """What the sweeps over load of a run come down to."""
+
+    crossovers: tuple[Crossover, ...]
+    bands: tuple[Band, ...]
+    schedules: tuple[Schedule, ...]
+
+
+def divide_loads(run: Run, estimates: Iterable[Estimates], comparisons: Sequence[Comparison]) -> Sweeps:
+    """Return up to which load each candidate pays, and what to run at each load."""
+    crossovers = find_crossovers(gather_load_points(estimates), comparisons)
+    bands = find_bands(comparisons, crossovers, run.plan.arms[0].name)
+    return Sweeps(crossovers=crossovers, bands=bands, schedules=propose_schedules(run, bands))
+
+
+def gather_load_points(estimates: Iterable[Estimates]) -> Mapping[SweepKey, list[LoadPoint]]:
+    """Return the deciding ratio of every measured load, lightest first, by sweep; pooled rows included."""
+    points: dict[SweepKey, list[LoadPoint]] = {}
+    for each in estimates:
+        if (place := each.cell.condition.place) is not None:
+            axis, load = place
+            sweep = (each.cell.workload, each.cell.candidate, each.cell.condition.temperature, axis)
+            points.setdefault(sweep, []).append(LoadPoint(load=load, estimate=each.ratios.deciding))
+    return {sweep: sorted(line, key=lambda point: point.load) for sweep, line in points.items()}
+
+
+def find_crossovers(
+    points: Mapping[SweepKey, Sequence[LoadPoint]], comparisons: Sequence[Comparison]
+) -> tuple[Crossover, ...]:
+    """Return the crossover of every sweep over two loads or more, by the ratio that decides under each load."""
+    found = []
+    for sweep, line in points.items():
+        crossing = find_crossing(line) if len(line) > 1 else None
+        if crossing is not None:
+            workload, candidate, temperature, axis = sweep
+            found.append(
+                Crossover(
+                    workload=workload,
+                    candidate=candidate,
+                    temperature=temperature,
+                    axis=axis,
+                    value=crossing.value,
+                    low=crossing.low,
+                    high=crossing.high,
+                    adopt_below=_adopt_below(sweep, comparisons),
+                )
+            )
+    return tuple(found)
+
+
+def _adopt_below(sweep: SweepKey, comparisons: Sequence[Comparison]) -> float | None:
+    """Return the largest load up to which every verdict is adopt, None where already the smallest is not."""
+    workload, candidate, temperature, axis = sweep
+    verdicts = sorted(
+        (place[1], each.verdict)
+        for each in comparisons
+        if (each.workload, each.candidate, each.condition.temperature) == (workload, candidate, temperature)
+        and (place := each.condition.place) is not None
+        and place[0] == axis
+    )
+    adopted = list(takewhile(lambda point: point[1] is Verdict.ADOPT, verdicts))
+    return adopted[-1][0] if adopted else None
 
 
 def find_bands(comparisons: Iterable[Comparison], crossovers: Sequence[Crossover], baseline: str) -> tuple[Band, ...]:
@@ -105,3 +197,67 @@ def _end(axis: str, last: float, first: float, value: float) -> float:
     if axis == "concurrency":
         return float(max(last, min(math.floor(end), first - 1)))
     return end
+
+
+def propose_schedules(run: Run, bands: Sequence[Band]) -> tuple[Schedule, ...]:
+    """Return a schedule for every sweep over concurrency whose bands differ in k alone, and that its server honours.
+
+    Concurrency stands for batch size: in a closed loop nearly all requests in flight are being decoded.
+    """
+    sweeps: dict[tuple[str, float], list[Band]] = {}
+    for band in bands:
+        if band.axis == "concurrency":
+            sweeps.setdefault((band.workload, band.temperature), []).append(band)
+    found = (_propose(run, workload, temperature, each) for (workload, temperature), each in sweeps.items())
+    return tuple(each for each in found if each is not None)
+
+
+def _propose(run: Run, workload: str, temperature: float, bands: Sequence[Band]) -> Schedule | None:
+    arms = {arm.name: arm for arm in run.plan.arms[1:]}
+    specs = {name: arm.spec for name, arm in arms.items()}
+    used = [spec for band in bands if (spec := specs.get(band.setting)) is not None]
+    if len(bands) < 2 or not used or not _differ_in_k_alone(used):
+        return None
+    lengths = {name: spec.num_speculative_tokens or 0 for name, spec in specs.items() if spec}
+    ends = ((band.up_to, lengths.get(band.setting, 0)) for band in bands)
+    ranges = join_ranges(ends, first=int(bands[0].above) + 1)
+    spec = SpecConfig.keep({**used[0].to_dict(), **make_schedule_keys(ranges)})
+    arm = next(arms[band.setting] for band in bands if band.setting in arms)
+    remarks = _judge(spec, run.context, arm)
+    return None if remarks is None else Schedule(workload=workload, temperature=temperature, spec=spec, remarks=remarks)
+
+
+def _differ_in_k_alone(specs: Sequence[SpecConfig]) -> bool:
+    """Return whether one server could be all of them: k is known, and everything else is the same."""
+    rest = {json.dumps({**spec.to_dict(), "num_speculative_tokens": 0}, sort_keys=True) for spec in specs}
+    known = all(spec.num_speculative_tokens is not None and KEY not in spec.options for spec in specs)
+    return known and len(rest) == 1
+
+
+def _judge(spec: SpecConfig, context: RunContext, arm: Arm) -> tuple[str, ...] | None:
+    """Return what the arm's server makes of it, None where it would not honour it."""
+    server = context.server(arm.name)
+    unmeasured = "This schedule follows from the measurement and was not itself measured: make it a candidate first."
+    if server.version.get("engine") == "draftwise":
+        return (unmeasured,)
+    since = history("spec_fields", KEY)[0].since
+    setup = _find_setup(arm.setup, server.release, context.model.name)
+    if setup is None:
+        return (unmeasured, f"It needs vLLM {since} or newer.")
+    report = check(replace(setup, spec=spec))
+    about = [each for each in report.findings if each.where == KEY]
+    if any(isinstance(each, Ruling) and (each.effect in _NOT_HONOURED or each.becomes == "null") for each in about):
+        return None
+    return (unmeasured, *(f"{each.message} {each.fix}".strip() for each in about))
+
+
+def _find_setup(measured: Setup, version: str | None, model: str | None) -> Setup | None:
+    """Return the measured setup on the version that its server tells; None where the catalogue does not cover it."""
+    if version is None:
+        return None
+    setup = replace(measured, target=measured.target or str(model), engine="vllm", engine_version=version)
+    try:
+        check(setup)
+    except InvalidSetup:
+        return None
+    return setup

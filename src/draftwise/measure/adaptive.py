@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from draftwise.core import ClosedLoop, Condition, Load, OpenLoop, Run, Settled
+from draftwise.decide.bands import gather_load_points
 from draftwise.decide.comparison.cell import ALL
-from draftwise.decide.comparison.estimates import estimate_cells, gather_load_points
-from draftwise.decide.evidence import gather_evidence
+from draftwise.decide.comparison.comparisons import estimate_cells
+from draftwise.decide.conclusions import gather_evidence
 from draftwise.decide.thresholds import get_thresholds
 from draftwise.statistics import next_load
 

@@ -13,7 +13,6 @@ from typing import Any
 from draftwise.backends import Backend
 from draftwise.core import InvalidSetup, RunContext, RunPlan
 from draftwise.decide.comparison.cell import ALL, make_cells
-from draftwise.decide.comparison.differences import find_differences
 from draftwise.measure.context import describe_server
 from draftwise.measure.divergences import examine
 from draftwise.measure.experiment import DeviceReader, Experiment, Progress, no_device
@@ -107,10 +106,9 @@ class Session:
     async def _examine_differences(self, clients: Mapping[str, Client]) -> None:
         run = self.directory.read()
         known = {(each.candidate, each.condition, each.workload, each.prompt_id) for each in run.divergences}
-        judged = {arm.name for arm in self.plan.arms if not arm.has_synthetic_acceptance}
         for cell in make_cells(run):
-            if cell.workload != ALL and cell.condition.temperature == 0 and cell.candidate in judged:
-                for difference in find_differences(cell)[:_MOST_EXAMINED]:
+            if cell.workload != ALL and cell.differences is not None:
+                for difference in cell.differences[:_MOST_EXAMINED]:
                     if (cell.candidate, cell.condition.label, *difference.unit) not in known:
                         view = await examine(difference, clients[cell.baseline], clients[cell.candidate])
                         self.directory.add_divergence(view)

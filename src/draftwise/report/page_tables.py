@@ -6,8 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from draftwise.core import Comparison, Crossover, Interval
-from draftwise.decide.comparison.acceptance import ACCEPTANCE_QUANTILES, Acceptance
-from draftwise.decide.comparison.conversion import Conversion
+from draftwise.decide.comparison.acceptance import ACCEPTANCE_QUANTILES, Acceptance, Conversion
 from draftwise.decide.comparison.latency import QUANTILES, Latencies
 from draftwise.decide.validity import TextQuality
 from draftwise.report.tables import Grid, list_crossover_rows, name_workload

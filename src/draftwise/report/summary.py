@@ -8,8 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from draftwise.core import Comparison, Counters, Decision, Finding, Interval, Rollback, Scope, UnmeasuredCell
-from draftwise.decide.comparison.acceptance import ACCEPTANCE_QUANTILES, Acceptance
-from draftwise.decide.comparison.conversion import DEFINITION
+from draftwise.decide.comparison.acceptance import ACCEPTANCE_QUANTILES, DEFINITION, Acceptance
 from draftwise.decide.comparison.latency import QUANTILES, Latencies
 from draftwise.decide.conclusions import Conclusions
 from draftwise.facts.signals import TOKENS_PER_STEP

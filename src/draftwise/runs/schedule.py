@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 
 from draftwise.core import Condition, OpenLoop, Prompt, RunPlan, Workload
 
@@ -59,18 +58,20 @@ def arm_order(arms: Sequence[str], block: int, repeat: int) -> list[str]:
     return order[::-1] if block % 2 else order
 
 
-def blocks(workload: Workload, condition: Condition, turn_s: float) -> Iterator[Block]:
-    """Yield the parts of a workload under a condition.
+def blocks(workload: Workload, condition: Condition, turn_s: float) -> list[Block]:
+    """Return the parts of a workload under a condition.
 
     One prompt each for a single stream; else as many as keep the load up for a while, and a workload that is too
     short for that is gone through several times.
     """
     size = _size(workload, condition, turn_s)
     rounds = math.ceil(size / len(workload.prompts)) if size else 1
-    requests = ((prompt, copy) for copy in range(rounds) for prompt in workload.prompts)
+    requests = [(prompt, copy) for copy in range(rounds) for prompt in workload.prompts]
     wanted = max(len(workload.prompts), size)
-    for number, part in enumerate(_parts(list(islice(requests, wanted)), size or wanted)):
-        yield Block(number=number, prompts=tuple(prompt for prompt, _ in part), copies=tuple(copy for _, copy in part))
+    return [
+        Block(number=number, prompts=tuple(prompt for prompt, _ in part), copies=tuple(copy for _, copy in part))
+        for number, part in enumerate(_parts(requests[:wanted], size or wanted))
+    ]
 
 
 def _parts(requests: list[tuple[Prompt, int]], size: int) -> Iterator[Sequence[tuple[Prompt, int]]]:

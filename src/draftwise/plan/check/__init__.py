@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from draftwise.core import Effect, Finding, Ruling, Setup
 from draftwise.plan.check.cli import get_context
 from draftwise.plan.check.context import Context
-from draftwise.plan.check.engine import complete, fill_in_batch, find_batch, find_early, find_hybrid
+from draftwise.plan.check.engine import complete, fill_in_batch, find_batch, find_early
 from draftwise.plan.check.model import Model, find_target, find_weights, read_target
 from draftwise.plan.check.report import Report, Resolved
 from draftwise.plan.check.serving import find_serving
@@ -65,5 +65,4 @@ def _configure(context: Context, target: Model | None) -> Step[Resolved | None]:
     yield from find_batch(context, target)
     if target is not None:
         yield from find_target(context, target, None if resolved is None else resolved.method)
-        yield from find_hybrid(context, target)
     return (yield from complete(context, resolved))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from draftwise.decide.comparison.conversion import Conversion
+from draftwise.decide.comparison.acceptance import Conversion
 from draftwise.report.plots.plot_data import PlotData
 from draftwise.report.plots.style import draw_panels
 from draftwise.report.svg import INK, PLAIN

@@ -3,7 +3,6 @@
 from draftwise.plan.check.engine.batch import fill_in_batch, find_batch
 from draftwise.plan.check.engine.config import complete, judge_engine
 from draftwise.plan.check.engine.early import find_early
-from draftwise.plan.check.engine.hybrid import find_hybrid
 from draftwise.plan.check.engine.runner import Runner, choose_runner
 from draftwise.plan.check.engine.scheduling import schedules_async
 from draftwise.plan.check.engine.v0 import find_v0
@@ -15,7 +14,6 @@ __all__ = [
     "fill_in_batch",
     "find_batch",
     "find_early",
-    "find_hybrid",
     "find_v0",
     "judge_engine",
     "schedules_async",

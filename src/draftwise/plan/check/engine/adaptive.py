@@ -24,20 +24,20 @@ def find_adaptive(context: Context) -> Iterator[Ruling]:
     fix = f"Leave one of the two out; without {_KEY} every draft is verified."
     without = "Adaptive verification does not go with"
     if context.is_on("enable_lora"):
-        yield from context.ruling("adaptive-rejects-lora", f"{without} --enable-lora.", where=_KEY, fix=fix)
+        yield from context.rules.ruling("adaptive-rejects-lora", f"{without} --enable-lora.", where=_KEY, fix=fix)
     if (stages := context.stages) > 1:
         message = f"{without} pipeline parallelism ({stages} stages)."
-        yield from context.ruling("adaptive-rejects-pipeline", message, where=_KEY, fix=fix)
+        yield from context.rules.ruling("adaptive-rejects-pipeline", message, where=_KEY, fix=fix)
     yield from _find_graphs(context)
     for code, flag in _REJECTED_FLAGS.items():
         if context.is_on(flag):
-            yield from context.ruling(code, f"{without} --{flag.replace('_', '-')}.", where=_KEY, fix=fix)
+            yield from context.rules.ruling(code, f"{without} --{flag.replace('_', '-')}.", where=_KEY, fix=fix)
 
 
 def _find_graphs(context: Context) -> Iterator[Ruling]:
     eager = runs_eagerly(context)
     if eager:
-        yield from context.ruling(
+        yield from context.rules.ruling(
             "adaptive-needs-graphs",
             "Adaptive verification chooses by step times measured on CUDA graphs, and they are turned off.",
             where=_KEY,
@@ -45,7 +45,7 @@ def _find_graphs(context: Context) -> Iterator[Ruling]:
         )
     if eager or lacks_full_graphs(context):
         state = "they are off" if eager else f"the mode is {cudagraph_mode(context)}"
-        yield from context.ruling(
+        yield from context.rules.ruling(
             "adaptive-needs-full-graphs",
             f"Adaptive verification needs full CUDA graphs, and {state}.",
             where=_KEY,

@@ -28,16 +28,16 @@ def fill_in_batch(context: Context, target: Model | None) -> Context:
     if defaults is None or target is None:
         return context
     tokens, seqs = context.given.get(_TOKENS), context.given.get(_SEQS)
-    double = 2 if context.flag("performance_mode") == "throughput" else 1
+    double = 2 if context.flags.get("performance_mode") == "throughput" else 1
     some = seqs if isinstance(seqs, int) else defaults[1] * double
     if not isinstance(tokens, int):
         tokens = defaults[0] * double
         if not context.chunks_prefill:
             tokens = max(tokens, target.max_model_len)
-        if context.holds("batch-bounded-by-context"):
+        if context.rules.holds("batch-bounded-by-context"):
             tokens = min(tokens, some * target.max_model_len)
     if not isinstance(seqs, int):
-        seqs = min(some, tokens) if context.holds("requests-bounded-by-batch") else some
+        seqs = min(some, tokens) if context.rules.holds("requests-bounded-by-batch") else some
     return replace(context, flags={**context.flags, _TOKENS: tokens, _SEQS: seqs})
 
 
@@ -51,7 +51,7 @@ def _find_defaults(context: Context) -> tuple[int, int] | None:
         return 2048, 256
     if device is None or device.memory_bytes is None:
         return None
-    if device.memory_bytes >= _HUGE and context.holds("batch-defaults-for-huge-gpus"):
+    if device.memory_bytes >= _HUGE and context.rules.holds("batch-defaults-for-huge-gpus"):
         return 16384, 1024
     if device.memory_bytes >= _LARGE and "a100" not in device.name.lower():
         return 8192, 1024
@@ -65,11 +65,11 @@ def _get(flags: Mapping[str, Any], name: str) -> int:
 
 def find_batch(context: Context, target: Model | None) -> Iterator[Ruling]:
     """Yield why the scheduler refuses the batch sizes."""
-    tokens, seqs = context.flag(_TOKENS), context.flag(_SEQS)
+    tokens, seqs = context.flags.get(_TOKENS), context.flags.get(_SEQS)
     if not isinstance(tokens, int):
         return
     if target is not None and tokens < target.max_model_len and not context.chunks_prefill:
-        yield from context.ruling(
+        yield from context.rules.ruling(
             "batch-below-context",
             f"{_TOKENS} is {tokens}, below the context of {target.max_model_len}, and prompts are not chunked.",
             where=_TOKENS,
@@ -77,4 +77,4 @@ def find_batch(context: Context, target: Model | None) -> Iterator[Ruling]:
         )
     if isinstance(seqs, int) and tokens < seqs:
         message = f"{_TOKENS} is {tokens}, below max_num_seqs, {seqs}."
-        yield from context.ruling("batch-below-requests", message, where=_TOKENS, fix=f"Give at least {seqs}.")
+        yield from context.rules.ruling("batch-below-requests", message, where=_TOKENS, fix=f"Give at least {seqs}.")

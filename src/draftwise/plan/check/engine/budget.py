@@ -30,7 +30,7 @@ def find_budget(context: Context, resolved: Resolved) -> Iterator[Ruling]:
         yield from _find_set_aside(context, slots, tokens, seqs)
         yield from _find_limited(context, resolved, k, tokens, seqs)
     if tokens <= slots:
-        yield from context.ruling(
+        yield from context.rules.ruling(
             "token-budget-within-slots",
             f"{tokens} tokens a step leave none to schedule: drafting takes {slots} of one request.",
             where=TOKENS,
@@ -41,7 +41,7 @@ def find_budget(context: Context, resolved: Resolved) -> Iterator[Ruling]:
 def _find_lora(context: Context, k: int, tokens: int, seqs: int) -> Iterator[Ruling]:
     needed = seqs * (k + 1)
     if context.is_on("enable_lora") and tokens < needed:
-        yield from context.ruling(
+        yield from context.rules.ruling(
             "lora-token-budget",
             f"With LoRA, {tokens} tokens a step must cover max_num_seqs * (k + 1) = {seqs} * {k + 1} = {needed}.",
             where=TOKENS,
@@ -58,14 +58,14 @@ def _find_set_aside(context: Context, slots: int, tokens: int, seqs: int) -> Ite
     aside = f"Drafting sets {taken} tokens a step aside ({slots} for each of {seqs} requests)"
     for code, least in (("draft-slots-exhaust-tokens", 1), ("draft-slots-starve-scheduler", 0)):
         if left < least:
-            yield from context.ruling(
+            yield from context.rules.ruling(
                 code,
                 f"{aside}, and there are {tokens}.",
                 where=TOKENS,
                 fix=f"Give at least {taken + _SMALL}, or lower --max-num-seqs.",
             )
     if left > 0:
-        yield from context.ruling(
+        yield from context.rules.ruling(
             "draft-slots-shrink-tokens",
             f"{aside}: {left} of {tokens} are left{', few for prefill' if left < _SMALL else ''}.",
             where=TOKENS,
@@ -80,7 +80,7 @@ def _find_limited(context: Context, resolved: Resolved, k: int, tokens: int, seq
         return
     rows = _lookahead(context, resolved, k)
     if tokens // rows < seqs:
-        yield from context.ruling(
+        yield from context.rules.ruling(
             "draft-pass-limits-requests",
             f"The draft pass needs {rows} tokens a request, so {tokens} tokens run {tokens // rows} of {seqs} "
             "requests.",
@@ -92,9 +92,9 @@ def _find_limited(context: Context, resolved: Resolved, k: int, tokens: int, seq
 
 def _slots(context: Context, resolved: Resolved, k: int) -> int:
     """Return the slots that drafting adds for one request, as the release counts them."""
-    if context.holds("draft-slots-are-lookahead"):
+    if context.rules.holds("draft-slots-are-lookahead"):
         return _lookahead(context, resolved, k)
-    if context.applies("draft-slots-per-drafter", resolved.method):
+    if context.rules.applies("draft-slots-per-drafter", resolved.method):
         return k
     parallel = k - 1 if resolved.parallel_drafting else 0
     return parallel + 1 if resolved.facts.drafts_from == "own_model" else parallel

@@ -57,7 +57,7 @@ def _find_idle_flags(context: Context) -> Iterator[Ruling]:
     flag = "--per-request-spec-decode-metrics"
     given = context.given.get("per_request_spec_decode_metrics")
     if context.spec is None and given not in (None, "none"):
-        yield from context.ruling(
+        yield from context.rules.ruling(
             "request-metrics-without-speculation",
             f"{flag} {given} needs speculation, and there is none.",
             where=flag,

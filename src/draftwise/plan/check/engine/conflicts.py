@@ -22,7 +22,7 @@ def _find_fast_prefill(context: Context, resolved: Resolved) -> Iterator[Ruling]
     if not context.is_on("kv_sharing_fast_prefill"):
         return
     for code in ("fast-prefill-rejects-drafter", "fast-prefill-not-written-for-drafter"):
-        yield from context.ruling(
+        yield from context.rules.ruling(
             code,
             f"{flag} leaves the prompt's logits wrong, and {resolved.method} drafts from them.",
             where=flag,
@@ -38,7 +38,7 @@ def _find_shorter_model(context: Context, resolved: Resolved) -> Iterator[Ruling
         return
     lengths = f"The draft model takes {draft} tokens and the target {target}:"
     if resolved.runner == "V2":
-        yield from context.ruling(
+        yield from context.rules.ruling(
             "draft-model-limits-length",
             f"{lengths} the server refuses requests beyond {draft}.",
             where="model",
@@ -47,7 +47,7 @@ def _find_shorter_model(context: Context, resolved: Resolved) -> Iterator[Ruling
         )
     if resolved.runner == "V1":
         message = f"{lengths} beyond {draft} nothing is drafted."
-        yield from context.ruling("draft-model-stops-early", message, where="model")
+        yield from context.rules.ruling("draft-model-stops-early", message, where="model")
 
 
 def _find_length(context: Context) -> int | None:

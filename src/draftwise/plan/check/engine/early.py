@@ -14,11 +14,13 @@ def find_early(context: Context) -> Iterator[Ruling]:
     """Yield what stops the server before the speculative config is looked at."""
     if context.given.get("async_scheduling") is not True:
         return
-    stages = context.flag("pipeline_parallel_size", 1)
+    stages = context.flags.get("pipeline_parallel_size", 1)
     without = "async_scheduling does not go with"
     if isinstance(stages, int) and stages > 1:
         message = f"{without} pipeline stages in this release."
-        yield from context.ruling("async-rejects-stages", message, where="async_scheduling", fix="Leave it out.")
+        yield from context.rules.ruling("async-rejects-stages", message, where="async_scheduling", fix="Leave it out.")
     if context.spec is not None:
         message = f"{without} speculative decoding in this release."
-        yield from context.ruling("async-rejects-speculation", message, where="async_scheduling", fix="Leave it out.")
+        yield from context.rules.ruling(
+            "async-rejects-speculation", message, where="async_scheduling", fix="Leave it out."
+        )

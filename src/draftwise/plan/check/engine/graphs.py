@@ -32,14 +32,14 @@ def find_graphs(context: Context, resolved: Resolved) -> Iterator[Ruling]:
             f"({step} tokens each) a step runs without one. {_CLIFF}"
         )
         fix = _advise(context, None, covered)
-        yield from context.ruling("cudagraph-reach", message, where="--max-num-seqs", fix=fix)
+        yield from context.rules.ruling("cudagraph-reach", message, where="--max-num-seqs", fix=fix)
     elif seqs > covered:
         message = (
             f"max_num_seqs {seqs} * (k + 1) {step} = {seqs * step} tokens a step, and graphs reach {largest}: with "
             f"more than {covered} requests decoding at once a step runs without one. {_CLIFF}"
         )
         fix = _advise(context, seqs * step, covered)
-        yield from context.ruling("cudagraph-cliff", message, where="--max-num-seqs", fix=fix)
+        yield from context.rules.ruling("cudagraph-cliff", message, where="--max-num-seqs", fix=fix)
 
 
 def runs_eagerly(context: Context) -> bool:

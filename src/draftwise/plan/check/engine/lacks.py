@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from draftwise.plan.check.context import Context
-from draftwise.plan.check.model.architecture import has_interface
+from draftwise.plan.check.model.model_config import has_interface
 from draftwise.plan.check.report import Resolved
 
 __all__ = ["RUNNER_V2", "V1_LACKS", "V2_FORCED", "V2_LACKS", "find_met"]
@@ -74,7 +74,7 @@ V2_LACKS: Mapping[str, Lack] = {
     "v2-lacks-encoder-transfer": _flag("ec_transfer_config"),
     "v2-lacks-dual-batch-overlap": _flag("enable_dbo"),
     "v2-lacks-elastic-experts": _flag("enable_elastic_ep"),
-    "v2-lacks-raw-logits": lambda context, _: str(context.flag("logprobs_mode")) in _RAW,
+    "v2-lacks-raw-logits": lambda context, _: str(context.flags.get("logprobs_mode")) in _RAW,
     "v2-lacks-hybrid": lambda context, _: has_interface(context, "HasInnerState") is True,
 }
 """Rule -> whether a setup asks for what Model Runner V2 lacks while that rule holds."""
@@ -98,4 +98,6 @@ V2_FORCED: Mapping[str, Lack] = {
 def find_met(context: Context, resolved: Resolved | None, lacks: Mapping[str, Lack]) -> tuple[str, ...]:
     """Return the rules of a table that a setup meets in its release."""
     method = None if resolved is None else resolved.method
-    return tuple(code for code, asks in lacks.items() if context.applies(code, method) and asks(context, resolved))
+    return tuple(
+        code for code, asks in lacks.items() if context.rules.applies(code, method) and asks(context, resolved)
+    )

@@ -10,7 +10,7 @@ from draftwise.core import Ruling
 from draftwise.facts.rules import get_rule
 from draftwise.plan.check.context import SPEC, Context
 from draftwise.plan.check.engine.lacks import RUNNER_V2, V1_LACKS, V2_FORCED, V2_LACKS, find_met
-from draftwise.plan.check.model.architecture import has_interface
+from draftwise.plan.check.model.model_config import has_interface
 from draftwise.plan.check.report import Resolved
 
 __all__ = ["Runner", "choose_runner", "find_runner", "find_triton", "is_surely_v1"]
@@ -40,11 +40,11 @@ def choose_runner(context: Context, resolved: Resolved | None) -> Runner:
             None without speculation.
     """
     forced = _forces_v2(context, resolved)
-    if not context.holds("v2-exists"):
+    if not context.rules.holds("v2-exists"):
         return Runner(name="V1", reason="This release has no other.", forced=forced)
     lacks = find_met(context, resolved, V2_LACKS)
     if forced:
-        if context.platform == "cpu" and context.holds("cpu-ignores-v2"):
+        if context.platform == "cpu" and context.rules.holds("cpu-ignores-v2"):
             reason = "A CPU server of this release has no other."
             return Runner(name="V1", reason=reason, lacks=lacks, forced=forced)
         return Runner(name="V2", reason=forced, lacks=lacks, forced=forced)
@@ -57,13 +57,13 @@ def choose_runner(context: Context, resolved: Resolved | None) -> Runner:
 
 def is_surely_v1(context: Context) -> bool:
     """Say whether it is certain that V1 serves a setup without speculation."""
-    if not context.holds("v2-exists"):
+    if not context.rules.holds("v2-exists"):
         return True
     return not _forces_v2(context, None) and (context.platform == "cpu" or _read_variable(context) is False)
 
 
 def _forces_v2(context: Context, resolved: Resolved | None) -> str:
-    if context.holds("v2-forced-by-watermark") and context.flag("watermark_config"):
+    if context.rules.holds("v2-forced-by-watermark") and context.flags.get("watermark_config"):
         return "Watermarking runs on V2 only."
     variable = _read_variable(context)
     if variable:
@@ -121,9 +121,9 @@ def find_runner(context: Context, resolved: Resolved, chosen: Runner) -> Iterato
     if chosen.lacks and chosen.forced:
         message = f"{chosen.reason} {_describe(chosen.lacks, resolved)}"
         fix = f"Unset {VARIABLE}, or drop the feature." if VARIABLE in context.env else "Drop the feature."
-        yield from context.ruling("runner-v2-rejected", message, where=VARIABLE, fix=fix)
+        yield from context.rules.ruling("runner-v2-rejected", message, where=VARIABLE, fix=fix)
         if chosen.name == "V2":
-            yield from context.ruling("runner-v2-fails", message, where=VARIABLE, fix=fix)
+            yield from context.rules.ruling("runner-v2-fails", message, where=VARIABLE, fix=fix)
     elif chosen.name == "V1":
         yield from _find_v1_lacks(context, resolved, chosen)
 
@@ -134,7 +134,7 @@ def find_triton(context: Context, chosen: Runner) -> Iterator[Ruling]:
         return
     asked = _read_variable(context)
     for code in ("v2-needs-triton", "v2-without-triton-fails"):
-        yield from context.ruling(
+        yield from context.rules.ruling(
             code,
             "The setup asks for Model Runner V2, which needs Triton, and a CPU server has none.",
             where=VARIABLE if asked else SPEC,
@@ -145,7 +145,7 @@ def find_triton(context: Context, chosen: Runner) -> Iterator[Ruling]:
 def _find_v1_lacks(context: Context, resolved: Resolved, chosen: Runner) -> Iterator[Ruling]:
     missing = find_met(context, resolved, V1_LACKS)
     for code in missing:
-        yield from context.ruling(
+        yield from context.rules.ruling(
             code,
             f"{get_rule(code).title}, and V1 takes the work. {chosen.reason}",
             where=SPEC,
@@ -153,7 +153,7 @@ def _find_v1_lacks(context: Context, resolved: Resolved, chosen: Runner) -> Iter
         )
     if not missing and chosen.lacks:
         message = f"Model Runner V1 takes the work, not V2. {chosen.reason}"
-        yield from context.ruling("runner-falls-back", message, where=SPEC, becomes="V1")
+        yield from context.rules.ruling("runner-falls-back", message, where=SPEC, becomes="V1")
 
 
 def _describe(codes: tuple[str, ...], resolved: Resolved | None) -> str:

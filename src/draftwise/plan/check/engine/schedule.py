@@ -27,7 +27,7 @@ def drop_schedule(context: Context, resolved: Resolved) -> Step[Resolved]:
     yield from dropped
     ranks = context.size("data_parallel_size") or 1
     if ranks > 1:
-        yield from context.ruling(
+        yield from context.rules.ruling(
             "schedule-hangs-with-data-parallel",
             f"{ranks} data-parallel ranks can choose different draft lengths and then wait for each other for ever.",
             where=KEY,
@@ -42,7 +42,7 @@ def _find_dropped(context: Context, resolved: Resolved) -> Iterator[Ruling]:
     """Yield why the schedule is dropped, in which case nobody looks at what it says."""
     ranks, k = context.size("data_parallel_size") or 1, resolved.num_speculative_tokens
     if ranks > 1:
-        yield from context.ruling(
+        yield from context.rules.ruling(
             "schedule-off-with-data-parallel",
             f"With {ranks} data-parallel ranks the schedule is dropped, and every batch drafts {k} tokens.",
             where=KEY,
@@ -50,7 +50,7 @@ def _find_dropped(context: Context, resolved: Resolved) -> Iterator[Ruling]:
             becomes="null",
         )
     if resolved.runner == "V1" and resolved.facts.v1_draft_length != "varies":
-        yield from context.ruling(
+        yield from context.rules.ruling(
             "schedule-off-on-v1",
             f"Model Runner V1 cannot change the draft length of {resolved.method}: every batch drafts {k} tokens.",
             where=KEY,
@@ -60,7 +60,7 @@ def _find_dropped(context: Context, resolved: Resolved) -> Iterator[Ruling]:
 
 def _find_lowered_graphs(context: Context) -> Iterator[Ruling]:
     if not runs_eagerly(context) and not lacks_full_graphs(context) and context.platform != "cpu":
-        yield from context.ruling(
+        yield from context.rules.ruling(
             "schedule-lowers-graphs",
             "Model Runner V1 lowers the CUDA-graph mode to PIECEWISE for a schedule: decoding loses full graphs.",
             where=KEY,
@@ -77,13 +77,13 @@ def find_schedule_faults(context: Context, resolved: Resolved) -> Iterator[Rulin
     fault = _find_fault(schedule)
     if fault:
         fix = "Write it as [[1, 16, 4], [17, 64, 2], [65, 256, 0]]: first and last batch size, and the tokens to draft."
-        yield from context.ruling("schedule-invalid", fault, where=KEY, fix=fix)
+        yield from context.rules.ruling("schedule-invalid", fault, where=KEY, fix=fix)
         return
     yield from _find_surprises(context, resolved, sorted(schedule))
     k = resolved.num_speculative_tokens
     varies = k is not None and any(entry[2] < k for entry in schedule)
     if varies and resolved.runner == "V1" and resolved.facts.v1_draft_length == "fixed":
-        yield from context.ruling(
+        yield from context.rules.ruling(
             "schedule-breaks-drafter",
             f"{resolved.method} on Model Runner V1 drafts {k} tokens and no other number: the first batch for which "
             "the schedule says otherwise stops the engine.",
@@ -124,7 +124,7 @@ def _find_surprises(context: Context, resolved: Resolved, schedule: Sequence[Ent
     k = resolved.num_speculative_tokens
     above = [list(entry) for entry in schedule if k is not None and entry[2] > k]
     if above:
-        yield from context.ruling(
+        yield from context.rules.ruling(
             "schedule-clamped",
             f"The entry {above[0]} asks for more than num_speculative_tokens {k}, the most that is drafted.",
             where=KEY,
@@ -133,7 +133,7 @@ def _find_surprises(context: Context, resolved: Resolved, schedule: Sequence[Ent
         )
     for before, after in pairwise(schedule):
         if after[0] > before[1] + 1:
-            yield from context.ruling(
+            yield from context.rules.ruling(
                 "schedule-gap",
                 f"The schedule does not name batch sizes {before[1] + 1} to {after[0] - 1}: they draft {before[2]} "
                 "tokens, as the range before.",

@@ -55,7 +55,7 @@ def find_scheduling_alone(context: Context) -> Iterator[Ruling]:
 
 def _find_rejected(context: Context, obstacle: str) -> Iterator[Ruling]:
     message = f"{FLAG} does not go with {obstacle} in vLLM {context.release}."
-    yield from context.ruling("async-rejected", message, where=FLAG, fix=f"Leave {FLAG} out.")
+    yield from context.rules.ruling("async-rejected", message, where=FLAG, fix=f"Leave {FLAG} out.")
 
 
 def _asked(context: Context) -> bool | None:
@@ -73,7 +73,7 @@ def _depends_on_runner(context: Context) -> bool:
 
 def _find_switched_off(context: Context, resolved: Resolved) -> Iterator[Ruling]:
     if obstacle := _obstacle(context, resolved, "default", resolved.runner):
-        yield from context.ruling(
+        yield from context.rules.ruling(
             "async-switched-off",
             f"vLLM {context.release} turns asynchronous scheduling off because of {obstacle}. {_COST}",
             where=SPEC,
@@ -112,8 +112,8 @@ def _obstacle(context: Context, resolved: Resolved, column: str, runner: str | N
 
 
 def _rejects_pipeline(context: Context, runner: str | None) -> bool:
-    if context.holds("async-rejects-pipeline"):
+    if context.rules.holds("async-rejects-pipeline"):
         return True
     # A CPU server turns asynchronous scheduling off before its runner is checked, not before the flag is.
     checked = context.platform != "cpu" or _depends_on_runner(context)
-    return runner == "V1" and checked and context.holds("async-rejects-pipeline-on-v1")
+    return runner == "V1" and checked and context.rules.holds("async-rejects-pipeline-on-v1")

@@ -22,16 +22,16 @@ def find_v0(context: Context, resolved: Resolved | None) -> Iterator[Ruling]:
     fix = "Write the method of an EAGLE or Medusa head, or use a newer release."
     if context.insists_on_v1:
         message = f"{unknown} of vLLM {context.release}, and VLLM_USE_V1=1 forbids V0."
-        yield from context.ruling("v0-engine-refused", message, where="method", fix=fix)
+        yield from context.rules.ruling("v0-engine-refused", message, where="method", fix=fix)
     else:
         message = f"{unknown} of vLLM {context.release}: the V0 engine takes the whole server."
-        yield from context.ruling("v0-engine-taken", message, where="method", fix=fix, becomes="the V0 engine")
+        yield from context.rules.ruling("v0-engine-taken", message, where="method", fix=fix, becomes="the V0 engine")
 
 
 def _find_conflicts(context: Context, resolved: Resolved | None) -> Iterator[Ruling]:
     """Yield what V0 refuses and V1 does not."""
     if resolved is not None and context.chunks_prefill:
-        yield from context.ruling(
+        yield from context.rules.ruling(
             "v0-rejects-chunked-eagle",
             "The V0 engine takes the server, and does not split prompts with EAGLE.",
             where="--enable-chunked-prefill",
@@ -40,7 +40,7 @@ def _find_conflicts(context: Context, resolved: Resolved | None) -> Iterator[Rul
         )
     length = context.given.get("max_model_len")
     if isinstance(length, int) and length < 0:
-        yield from context.ruling(
+        yield from context.rules.ruling(
             "v0-rejects-negative-length",
             f"The V0 engine takes the server, and max_model_len is {length}.",
             where="--max-model-len",

@@ -20,7 +20,7 @@ def find_backends(context: Context, resolved: Resolved) -> Iterator[Ruling]:
     if not _is_causal(context):
         yield from _find_non_causal(context, resolved, target, own)
     if target and not own and "attention_backend" in context.given and resolved.runner == "V1":
-        yield from context.ruling(
+        yield from context.rules.ruling(
             "draft-backend-not-inherited",
             f"{_FLAG} {target} holds for the target; the drafter picks its own.",
             where=_FLAG,
@@ -29,7 +29,7 @@ def find_backends(context: Context, resolved: Resolved) -> Iterator[Ruling]:
         )
     k = resolved.num_speculative_tokens
     if target == "HPC_ATTN" and k is not None and k > 3:
-        yield from context.ruling(
+        yield from context.rules.ruling(
             "hpc-attention-limit",
             f"HPC attention verifies at most 3 drafted tokens, and num_speculative_tokens is {k}.",
             where="num_speculative_tokens",
@@ -47,7 +47,7 @@ def _read_name(given: object) -> str:
 def _is_causal(context: Context) -> bool:
     """Say whether the drafter declares that its block attends to earlier tokens only."""
     inner = context.draft_config.get("dflash_config")
-    return context.holds("dflash-may-be-causal") and isinstance(inner, dict) and bool(inner.get("causal"))
+    return context.rules.holds("dflash-may-be-causal") and isinstance(inner, dict) and bool(inner.get("causal"))
 
 
 def _find_non_causal(context: Context, resolved: Resolved, target: str, own: str) -> Iterator[Ruling]:
@@ -55,9 +55,9 @@ def _find_non_causal(context: Context, resolved: Resolved, target: str, own: str
     table = context.release.table("noncausal_backends")
     able = sorted(name for name, does in table.items() if does)
     text = f"attends to earlier tokens only, and DFlash's block both ways. In this release {', '.join(able)} can."
-    unread = context.holds("dflash-attention-backend-ignored-on-v2")
+    unread = context.rules.holds("dflash-attention-backend-ignored-on-v2")
     if own and own not in able and (not unread or resolved.runner == "V1"):
-        yield from context.ruling(
+        yield from context.rules.ruling(
             "dflash-draft-backend",
             f"{own} {text}",
             where="attention_backend",
@@ -66,7 +66,7 @@ def _find_non_causal(context: Context, resolved: Resolved, target: str, own: str
         )
     if not target or target in able:
         return
-    yield from context.ruling(
+    yield from context.rules.ruling(
         "dflash-target-backend",
         f"{target} is also the drafter's backend here, and {text}",
         where=_FLAG,
@@ -74,7 +74,7 @@ def _find_non_causal(context: Context, resolved: Resolved, target: str, own: str
         method=resolved.method,
     )
     if resolved.runner == "V2":
-        yield from context.ruling(
+        yield from context.rules.ruling(
             "dflash-target-backend-on-v2",
             f"{target} is also the drafter's backend on Model Runner V2, and {text}",
             where=_FLAG,
@@ -90,7 +90,7 @@ def _find_cache_type(context: Context, resolved: Resolved) -> Iterator[Ruling]:
         return
     has_own = "kv_cache_dtype" in context.release.table("spec_fields")
     own = ' with "kv_cache_dtype": "auto" in the speculative config' if has_own else ""
-    yield from context.ruling(
+    yield from context.rules.ruling(
         "kv-cache-type-inherited",
         f"The drafter keeps its keys and values in {given} too.",
         where="--kv-cache-dtype",
@@ -109,7 +109,7 @@ def _find_experts(context: Context) -> Iterator[Ruling]:
     backend = context.given.get("moe_backend")
     if not quantized or own or not drafter.num_experts or backend in (None, "auto") or "moe_backend" in context.keys:
         return
-    yield from context.ruling(
+    yield from context.rules.ruling(
         "moe-backend-inherited",
         f"--moe-backend {backend} was chosen for the quantised target; the drafter's experts are not quantised and "
         "inherit it, and not every backend has kernels for both.",

@@ -7,7 +7,7 @@ from typing import Any
 
 from draftwise.core import Ruling
 from draftwise.plan.check.context import Context
-from draftwise.plan.check.model.architecture import has_interface
+from draftwise.plan.check.model.model_config import has_interface
 from draftwise.plan.check.report import Resolved
 from draftwise.plan.check.serving.hidden_states import find_hidden_states
 from draftwise.plan.check.serving.methods import find_method_faults
@@ -36,17 +36,17 @@ def _find_tensor_parallel(context: Context, resolved: Resolved) -> Iterator[Ruli
     if resolved.facts.drafts_from == "own_model" and resolved.runner != "V2":
         if resolved.runner is not None:
             message = f"The config accepts {key} {given}, but a draft model needs the target's {target}: start-up ends."
-            yield from context.ruling("draft-tensor-parallel-differs", message, where=key, fix=fix)
+            yield from context.rules.ruling("draft-tensor-parallel-differs", message, where=key, fix=fix)
     else:
         message = f"{key} {given} is accepted and not read: the drafter is split over the target's {target} GPUs."
-        yield from context.ruling("draft-tensor-parallel-ignored", message, where=key, fix=fix)
+        yield from context.rules.ruling("draft-tensor-parallel-ignored", message, where=key, fix=fix)
 
 
 def _find_aux_states(context: Context, resolved: Resolved) -> Iterator[Ruling]:
     """Judge methods that read hidden states out of the target's middle layers."""
     if has_interface(context, "SupportsEagle3") is False and not _declines_aux_states(context, resolved):
         name = ", ".join(context.target.architectures) if context.target else ""
-        yield from context.ruling(
+        yield from context.rules.ruling(
             "target-without-aux-states",
             f"{name} of vLLM {context.release} cannot give out its middle layers' hidden states, which "
             f"{resolved.method} needs.",
@@ -61,24 +61,24 @@ def _declines_aux_states(context: Context, resolved: Resolved) -> bool:
     """Say whether a head declares that it takes the last layer's output only."""
     inner = context.draft_config.get("eagle_config")
     declined = isinstance(inner, Mapping) and inner.get("use_aux_hidden_state") is False
-    return declined and context.applies("eagle3-may-decline-aux-states", resolved.method)
+    return declined and context.rules.applies("eagle3-may-decline-aux-states", resolved.method)
 
 
 def _find_standalone(context: Context, resolved: Resolved) -> Iterator[Ruling]:
     """Judge draft models and parallel heads, whose V1 proposer lays out its own batch."""
     own_model = resolved.facts.drafts_from == "own_model"
-    parallel_head = resolved.parallel_drafting and context.applies("parallel-heads", resolved.method)
+    parallel_head = resolved.parallel_drafting and context.rules.applies("parallel-heads", resolved.method)
     if resolved.runner != "V1" or not (own_model or parallel_head):
         return
     if context.keys.get("disable_padded_drafter_batch"):
-        yield from context.ruling(
+        yield from context.rules.ruling(
             "padded-batch-required",
             "A draft model or a parallel head drafts on padded batches only.",
             where="disable_padded_drafter_batch",
             fix="Leave it out.",
         )
     if _has_mrope(context.draft_config):
-        yield from context.ruling(
+        yield from context.rules.ruling(
             "draft-with-mrope",
             "The drafter uses M-RoPE positions, which a draft model or a parallel head cannot have.",
             where="model",
@@ -90,13 +90,13 @@ def _find_standalone(context: Context, resolved: Resolved) -> Iterator[Ruling]:
 
 def _find_multimodal(context: Context) -> Iterator[Ruling]:
     name = context.target.architectures[0] if context.target else ""
-    yield from context.ruling(
+    yield from context.rules.ruling(
         "draft-model-with-multimodal-target",
         f"{name} takes images or sound, which a draft model or a parallel head cannot follow.",
         where="--model",
         fix="Serve text only, or use ngram or eagle3.",
     )
-    yield from context.ruling(
+    yield from context.rules.ruling(
         "draft-model-reads-text-only",
         f"{name} takes images or sound; the drafter sees the text alone, so fewer of its tokens are accepted after "
         "them.",
@@ -123,13 +123,13 @@ def _find_mask_token(context: Context, resolved: Resolved) -> Iterator[Ruling]:
         return
     keys = ["pard_token", "ptd_token_id"]
     inner = config.get("dflash_config")
-    found = isinstance(inner, Mapping) and "mask_token_id" in inner and context.holds("mask-token-of-dflash")
-    if context.holds("mask-token-at-top-level"):
+    found = isinstance(inner, Mapping) and "mask_token_id" in inner and context.rules.holds("mask-token-of-dflash")
+    if context.rules.holds("mask-token-at-top-level"):
         keys += ["mask_token_id", "dspark_noise_token_id"]
     if found or any(config.get(key) is not None for key in keys):
         return
     fix = "Use a drafter trained for parallel drafting, or set parallel_drafting to false."
-    yield from context.ruling(
+    yield from context.rules.ruling(
         "parallel-drafting-needs-mask-token",
         f"The drafter's config.json names no mask token ({', '.join(keys)}), and parallel drafting needs one.",
         where="model",

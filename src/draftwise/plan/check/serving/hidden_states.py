@@ -18,30 +18,32 @@ def find_hidden_states(context: Context, resolved: Resolved) -> Iterator[Ruling]
     k, method = resolved.num_speculative_tokens, resolved.method
     if k not in (None, 1):
         message = f"{method} takes 1 token, not {k}."
-        yield from context.ruling("hidden-states-one-token", message, where="num_speculative_tokens", fix="Write 1.")
+        yield from context.rules.ruling(
+            "hidden-states-one-token", message, where="num_speculative_tokens", fix="Write 1."
+        )
     if not _layer_ids(context):
-        yield from context.ruling(
+        yield from context.rules.ruling(
             "hidden-states-layer-ids",
             f"{method} is not told which layers to read.",
             where="draft_model_config",
             fix='Add "draft_model_config": {"hf_config": {"eagle_aux_hidden_state_layer_ids": [2, 16, 29]}}.',
         )
     if context.keys.get("disable_padded_drafter_batch"):
-        yield from context.ruling(
+        yield from context.rules.ruling(
             "hidden-states-padded-batch",
             f"{method} works on padded batches only.",
             where="disable_padded_drafter_batch",
             fix="Leave it out.",
         )
     if resolved.runner == "V2" and context.keys.get("draft_sample_method") not in (None, "greedy"):
-        yield from context.ruling(
+        yield from context.rules.ruling(
             "hidden-states-greedy-on-v2",
             f"{method} on Model Runner V2 takes draft_sample_method greedy only.",
             where="draft_sample_method",
             fix="Leave it out.",
         )
     if not context.given.get("kv_transfer_config"):
-        yield from context.ruling(
+        yield from context.rules.ruling(
             "hidden-states-without-connector",
             "The hidden states leave the server through a KV connector, and none is configured: nothing is written.",
             where="--kv-transfer-config",

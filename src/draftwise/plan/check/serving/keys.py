@@ -26,7 +26,7 @@ def find_idle_keys(context: Context, resolved: Resolved) -> Iterator[Ruling]:
     """Yield keys that have no effect for this method, runner and release."""
     limit = context.keys.get("disable_by_batch_size")
     if limit is not None:
-        yield from context.ruling(
+        yield from context.rules.ruling(
             "disable-by-batch-size-idle",
             f"disable_by_batch_size {limit} is accepted and not read by the V1 engine: drafting never stops.",
             where="disable_by_batch_size",
@@ -34,7 +34,7 @@ def find_idle_keys(context: Context, resolved: Resolved) -> Iterator[Ruling]:
         )
     yield from _find_of_text_methods(context, resolved)
     if context.keys.get("parallel_drafting") and resolved.facts.network in ("none", "heads"):
-        yield from context.ruling(
+        yield from context.rules.ruling(
             "parallel-drafting-idle",
             f"parallel_drafting has no effect: the method {resolved.method} has no draft passes to make at once.",
             where="parallel_drafting",
@@ -49,7 +49,7 @@ def _find_of_text_methods(context: Context, resolved: Resolved) -> Iterator[Ruli
     own = resolved.facts.keys
     suffix = sorted(key for key in context.keys if key.startswith("suffix_decoding_"))
     if suffix and not any(key.startswith("suffix_decoding_") for key in own):
-        yield from context.ruling(
+        yield from context.rules.ruling(
             "suffix-keys-idle",
             f"The method {resolved.method} does not read {', '.join(suffix)}.",
             where=suffix[0],
@@ -57,7 +57,7 @@ def _find_of_text_methods(context: Context, resolved: Resolved) -> Iterator[Ruli
         )
     lookup = sorted(key for key in context.keys if key in ("prompt_lookup_min", "prompt_lookup_max"))
     if lookup and not set(lookup) & set(own):
-        yield from context.ruling(
+        yield from context.rules.ruling(
             "lookup-keys-idle",
             f"The method {resolved.method} does not read {', '.join(lookup)}; vLLM sets them to 0.",
             where=lookup[0],
@@ -69,7 +69,7 @@ def _find_of_text_methods(context: Context, resolved: Resolved) -> Iterator[Ruli
 def _find_ignored_on_v2(context: Context, resolved: Resolved) -> Iterator[Ruling]:
     for code, key in _IGNORED_ON_V2.items():
         if context.keys.get(key) not in (None, False, "auto"):
-            yield from context.ruling(
+            yield from context.rules.ruling(
                 code,
                 f"Model Runner V2 takes the work and does not read {key} for {resolved.method} in this release.",
                 where=key,

@@ -24,7 +24,7 @@ def find_method_faults(context: Context, resolved: Resolved) -> Iterator[Ruling]
         yield from _find_cut_vocabulary(context, resolved)
     yield from _find_beyond_block(context, resolved, k)
     yield from _find_beyond_depth(context, resolved, k)
-    yield from context.ruling(
+    yield from context.rules.ruling(
         "mlp-speculator-not-on-v1",
         f"The V1 engine has no code for {resolved.method}; start-up ends with 'Unknown speculative decoding method'.",
         where="method",
@@ -32,7 +32,7 @@ def find_method_faults(context: Context, resolved: Resolved) -> Iterator[Ruling]
         method=resolved.method,
     )
     if "." not in (resolved.model or ""):
-        yield from context.ruling(
+        yield from context.rules.ruling(
             "custom-class-path",
             f"The model {resolved.model!r} is not the dotted path of a Python class.",
             where="model",
@@ -44,7 +44,7 @@ def find_method_faults(context: Context, resolved: Resolved) -> Iterator[Ruling]
 def _find_medusa_heads(context: Context, resolved: Resolved, k: int | None) -> Iterator[Ruling]:
     heads = _count_heads(context.draft_config)
     if k is not None and k > heads:
-        yield from context.ruling(
+        yield from context.rules.ruling(
             "medusa-too-few-heads",
             f"{_KEY} {k} asks for more heads than the {heads} in the checkpoint; loading ends with 'weights were not "
             "initialized'.",
@@ -63,7 +63,7 @@ def _count_heads(config: Mapping[str, Any]) -> int:
 def _find_cut_vocabulary(context: Context, resolved: Resolved) -> Iterator[Ruling]:
     cut, whole = (context.draft_config.get(key) for key in ("truncated_vocab_size", "vocab_size"))
     if isinstance(cut, int) and isinstance(whole, int) and cut < whole:
-        yield from context.ruling(
+        yield from context.rules.ruling(
             "medusa-truncated-vocabulary",
             f"The heads have truncated_vocab_size {cut} of {whole}: loading takes the token_map for a weight that is "
             "missing.",
@@ -76,7 +76,7 @@ def _find_cut_vocabulary(context: Context, resolved: Resolved) -> Iterator[Rulin
 def _find_beyond_block(context: Context, resolved: Resolved, k: int | None) -> Iterator[Ruling]:
     block = context.draft_config.get("block_size")
     if isinstance(block, int) and k is not None and k > block:
-        yield from context.ruling(
+        yield from context.rules.ruling(
             "dflash-beyond-block",
             f"{_KEY} {k} exceeds the drafter's block_size {block}: it loads, and was not trained for that.",
             where=_KEY,
@@ -90,7 +90,7 @@ def _find_beyond_depth(context: Context, resolved: Resolved, k: int | None) -> I
     depth = context.keys.get(key)
     depth = depth if isinstance(depth, int) else resolved.fields.get(key)
     if isinstance(depth, int) and k is not None and k > depth:
-        yield from context.ruling(
+        yield from context.rules.ruling(
             "suffix-beyond-depth",
             f"{_KEY} {k} cannot be reached: matched and drafted tokens share a tree of depth {depth}.",
             where=_KEY,

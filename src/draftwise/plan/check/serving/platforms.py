@@ -16,14 +16,14 @@ def find_cpu(context: Context, resolved: Resolved) -> Iterator[Ruling]:
     if context.platform != "cpu":
         return
     message = f"CPU servers of vLLM {context.release} do not speculate; start-up ends."
-    yield from context.ruling("cpu-without-speculation", message, where=SPEC, fix="Use 0.20.0 or newer.")
+    yield from context.rules.ruling("cpu-without-speculation", message, where=SPEC, fix="Use 0.20.0 or newer.")
     message = f"{resolved.method} needs an accelerator's pinned memory."
-    yield from context.ruling("cpu-ngram-gpu", message, where="method", fix="Use ngram.", method=resolved.method)
+    yield from context.rules.ruling("cpu-ngram-gpu", message, where="method", fix="Use ngram.", method=resolved.method)
     if context.keys.get("rejection_sample_method") == "synthetic":
         message = "Synthetic acceptance is not written for CPU sampling."
-        yield from context.ruling("cpu-synthetic", message, where="rejection_sample_method", fix="Leave it out.")
+        yield from context.rules.ruling("cpu-synthetic", message, where="rejection_sample_method", fix="Leave it out.")
     if resolved.facts.drafts_from != "none":
-        yield from context.ruling(
+        yield from context.rules.ruling(
             "cpu-sampling-wrong",
             "On CPU, requests with temperature > 0 are answered wrongly: their logits are divided by uninitialised "
             "memory.",
@@ -32,7 +32,7 @@ def find_cpu(context: Context, resolved: Resolved) -> Iterator[Ruling]:
         )
     layers = context.draft_config.get("num_hidden_layers")
     if isinstance(layers, int) and layers > 1:
-        yield from context.ruling(
+        yield from context.rules.ruling(
             "cpu-dflash-norm",
             f"On CPU, the keys of all {layers} drafter layers get the first layer's norm: almost no drafted token is "
             "accepted.",

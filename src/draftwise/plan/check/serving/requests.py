@@ -33,7 +33,7 @@ def find_requests(context: Context, resolved: Resolved) -> Iterator[Ruling]:
     yield from _find_parameters(context)
     yield from _find_structured(context)
     if context.is_on("logits_processors") and resolved.runner == "V1":
-        yield from context.ruling(
+        yield from context.rules.ruling(
             "logits-processors-refused",
             "Custom logits processors and speculation end start-up on Model Runner V1.",
             where="--logits-processors",
@@ -46,7 +46,7 @@ def _find_defaults(context: Context) -> Iterator[Ruling]:
     defaults, where = _read_defaults(context)
     min_p = defaults.get("min_p")
     if isinstance(min_p, (int, float)) and min_p > 0:
-        yield from context.ruling(
+        yield from context.rules.ruling(
             "default-min-p-refused",
             f"min_p {min_p} is the default of every request, and requests with min_p are refused under speculation.",
             where=where,
@@ -58,7 +58,7 @@ def _find_defaults(context: Context) -> Iterator[Ruling]:
         if isinstance(value := defaults.get(key), (int, float)) and value != neutral
     ]
     if penalties:
-        yield from context.ruling(
+        yield from context.rules.ruling(
             "default-penalty-stops-drafting",
             f"{', '.join(penalties)} is the default of every request, and requests with penalties are not speculated "
             "at all.",
@@ -87,11 +87,11 @@ def _find_parameters(context: Context) -> Iterator[Ruling]:
     for code, (fate, said) in _FATES.items():
         names = ", ".join(sorted(name for name, value in table.items() if value == fate))
         if names:
-            yield from context.ruling(code, f"{said}: {names}.", where=SPEC)
+            yield from context.rules.ruling(code, f"{said}: {names}.", where=SPEC)
     message = "Beam search with allowed_token_ids is refused."
-    yield from context.ruling("requests-beam-allowlist-refused", message, where=SPEC)
+    yield from context.rules.ruling("requests-beam-allowlist-refused", message, where=SPEC)
     if context.given.get("async_scheduling") is True:
-        yield from context.ruling(
+        yield from context.rules.ruling(
             "requests-refused-async",
             f"With --async-scheduling vLLM {context.release} refuses requests with penalties, bad_words or structured "
             "outputs.",
@@ -99,7 +99,7 @@ def _find_parameters(context: Context) -> Iterator[Ruling]:
             fix="Leave the flag out.",
         )
     if context.keys.get("enable_adaptive_verification"):
-        yield from context.ruling(
+        yield from context.rules.ruling(
             "requests-logprobs-refused",
             "Requests with logprobs are refused under adaptive verification.",
             where="enable_adaptive_verification",
@@ -110,7 +110,7 @@ def _find_parameters(context: Context) -> Iterator[Ruling]:
 def _find_structured(context: Context) -> Iterator[Ruling]:
     backend = context.json_object("structured_outputs_config").get("backend")
     if (backend or context.given.get("guided_decoding_backend")) == "lm-format-enforcer":
-        yield from context.ruling(
+        yield from context.rules.ruling(
             "structured-outputs-backend",
             "lm-format-enforcer cannot take back drafted tokens: every request with structured outputs fails.",
             where="--structured-outputs-config",

@@ -22,7 +22,7 @@ def find_sampling(context: Context, resolved: Resolved) -> Iterator[Ruling]:
         yield from _find_rejection_on_v1(context, rejection)
         yield from _find_drafting_on_v1(context, resolved, drafting)
     if drafting not in (None, "greedy") and resolved.facts.drafts_from == "text":
-        yield from context.ruling(
+        yield from context.rules.ruling(
             "draft-sampling-without-model",
             f"{_DRAFTING} {drafting!r} samples from a draft model's distribution, and {resolved.method} has none: it "
             "copies.",
@@ -30,7 +30,7 @@ def find_sampling(context: Context, resolved: Resolved) -> Iterator[Ruling]:
             fix="Leave it out.",
         )
     if drafting == "probabilistic" and resolved.facts.keeps_kv:
-        yield from context.ruling(
+        yield from context.rules.ruling(
             "probabilistic-drafts-keep-logits",
             "Probabilistic drafting keeps the draft logits of every request until they are verified, which takes "
             "memory. It changes nothing at temperature 0.",
@@ -41,12 +41,12 @@ def find_sampling(context: Context, resolved: Resolved) -> Iterator[Ruling]:
 def _find_rejection_on_v1(context: Context, rejection: object) -> Iterator[Ruling]:
     if rejection not in (None, "strict"):
         message = f"Model Runner V1 takes the work and does not read {_REJECTION}: {rejection!r} acts as strict."
-        yield from context.ruling("rejection-method-ignored-on-v1", message, where=_REJECTION, fix=_USE_V2)
+        yield from context.rules.ruling("rejection-method-ignored-on-v1", message, where=_REJECTION, fix=_USE_V2)
     if rejection == "probabilistic":
         message = "Model Runner V1 takes the work and honours only 'synthetic': 'probabilistic' acts as strict."
-        yield from context.ruling("probabilistic-rejection-ignored-on-v1", message, where=_REJECTION, fix=_USE_V2)
+        yield from context.rules.ruling("probabilistic-rejection-ignored-on-v1", message, where=_REJECTION, fix=_USE_V2)
     if rejection == "block":
-        yield from context.ruling(
+        yield from context.rules.ruling(
             "block-verification-ignored-on-v1",
             "Block verification exists on Model Runner V2 only; V1 takes the work, and it acts as standard.",
             where=_REJECTION,
@@ -56,14 +56,14 @@ def _find_rejection_on_v1(context: Context, rejection: object) -> Iterator[Rulin
 
 def _find_drafting_on_v1(context: Context, resolved: Resolved, drafting: object) -> Iterator[Ruling]:
     if drafting == "gumbel":
-        yield from context.ruling(
+        yield from context.rules.ruling(
             "gumbel-drafts-ignored-on-v1",
             f"Model Runner V1 takes the work and drafts greedily whatever {_DRAFTING} says.",
             where=_DRAFTING,
             fix="From 0.22.0 on 'probabilistic' works on both runners.",
         )
     if drafting not in (None, "greedy"):
-        yield from context.ruling(
+        yield from context.rules.ruling(
             "medusa-drafts-greedily",
             f"Medusa heads draft greedily; {_DRAFTING} {drafting!r} is not read.",
             where=_DRAFTING,

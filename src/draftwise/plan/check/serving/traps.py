@@ -26,7 +26,7 @@ def _find_short_lookup(context: Context, resolved: Resolved) -> Iterator[Ruling]
     shortest = resolved.prompt_lookup_min
     if shortest is None or shortest > _SHORT:
         return
-    yield from context.ruling(
+    yield from context.rules.ruling(
         "short-lookup-with-tools",
         f"prompt_lookup_min {shortest} copies after {shortest} matching tokens, which JSON is full of: users report "
         "malformed tool calls with 2 and none with 8.",
@@ -37,14 +37,14 @@ def _find_short_lookup(context: Context, resolved: Resolved) -> Iterator[Ruling]
 
 
 def _find_draft_model_on_v2(context: Context) -> Iterator[Ruling]:
-    yield from context.ruling(
+    yield from context.rules.ruling(
         "draft-model-runs-eagerly",
         "Model Runner V2 has no CUDA graphs for a draft model yet: each of its passes is launched kernel by kernel.",
         where="method",
         fix="Compare with VLLM_USE_V2_MODEL_RUNNER=0, and with an EAGLE-3 head.",
     )
     if context.keys.get("use_heterogeneous_vocab"):
-        yield from context.ruling(
+        yield from context.rules.ruling(
             "heterogeneous-vocab-unmapped",
             "Model Runner V2 does not map the draft model's token ids to the target's: drafted tokens are wrong, or "
             "out of range.",
