@@ -56,7 +56,8 @@ def test_what_to_type_and_when_to_go_back_stand_below_the_sentence() -> None:
     show_decision(console, found.decision, found.run)
     shown = text.getvalue()
     order = [
-        shown.index(each) for each in ("On imaginary with fake,", "To paste: ngram k=3", "Roll back:", "To go back")
+        shown.index(each)
+        for each in ("On 2 cores of imaginary with fake,", "To paste: ngram k=3", "Roll back:", "To go back")
     ]
     assert order == sorted(order)
     assert """--speculative-config '{"method": "ngram", "num_speculative_tokens": 3}'""" in shown

@@ -109,7 +109,10 @@ def test_the_decision_names_the_traffic_that_gains_and_when_to_roll_back(tmp_pat
     assert "one setting for all of it: candidate 1, 1.8" in describe_decision(decision)
     assert len(describe_rollback(decision)) == 3
     # 4.5 ms a step instead of 4: plain speed is reached at 1.125 tokens per step, less what the first token costs.
-    assert "candidate 1 on code: roll back when tokens per step stay under 1.2" in describe_rollback(decision)[0]
+    assert (
+        "candidate 1 on code: roll back when for an hour tokens per step stay under 1.2"
+        in describe_rollback(decision)[0]
+    )
 
 
 def test_where_nothing_pays_the_decision_is_to_keep_plain_decoding(tmp_path: Path) -> None:

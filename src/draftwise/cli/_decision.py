@@ -17,7 +17,12 @@ from draftwise.cli._console import show_table
 from draftwise.core import Comparison, Decision, Finding, Run, RunPlan, Severity, Verdict
 from draftwise.measure.warm_up import Pace
 from draftwise.report.actions import describe_way_back, list_actions
-from draftwise.report.conditions import describe_missing, describe_rollback, describe_unmeasured
+from draftwise.report.conditions import (
+    describe_missing,
+    describe_rollback,
+    describe_single_settings,
+    describe_unmeasured,
+)
 from draftwise.report.sentences import describe_decision
 from draftwise.report.tables import Repeated, group_findings, sort_comparisons
 from draftwise.report.units import format_change, format_number
@@ -128,6 +133,8 @@ def show_decision(console: Console, decision: Decision, run: Run) -> None:
     _show_findings(console, decision)
     console.print()
     tell(describe_decision(decision), style="bold")
+    for line in describe_single_settings(decision):
+        tell(line)
     for action in list_actions(decision, run):
         tell(f"\nTo paste: {action.heading}", style="dim")
         tell(f"  {action.text}")

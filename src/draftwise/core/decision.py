@@ -22,6 +22,7 @@ __all__ = [
     "RollbackBasis",
     "Schedule",
     "Scope",
+    "SingleSetting",
     "UnmeasuredCell",
 ]
 
@@ -58,6 +59,20 @@ class Band:
     """Loads in (above, up_to]; infinity at the end."""
     setting: str
     """Name of a candidate, or of the baseline arm."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SingleSetting:
+    """The one setting that is best over all loads of a sweep, beside the bands that change it with the load."""
+
+    workload: str
+    temperature: float
+    axis: str
+    """`concurrency` or `rate`."""
+    setting: str
+    """Name of a candidate, or of the baseline arm."""
+    gains: Mapping[float, tuple[float, float]]
+    """By measured load, lightest first: its ratio to the baseline, and that of the setting of the band there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,6 +197,8 @@ class Decision:
     """One per workload, candidate and temperature of a sweep over load."""
     bands: tuple[Band, ...] = ()
     """Which setting to run at which load."""
+    single_settings: tuple[SingleSetting, ...] = ()
+    """One per sweep with several bands."""
     schedules: tuple[Schedule, ...] = ()
     """The engine's own schedules by batch size that do what the bands say."""
     unmeasured: tuple[UnmeasuredCell, ...] = ()

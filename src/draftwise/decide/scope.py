@@ -50,17 +50,25 @@ def _find_scope(run: Run) -> Scope:
     return Scope(
         workloads={each.name: len(each.prompts) for each in run.plan.workloads},
         conditions=tuple(each for each in run.conditions if each.label in measured),
-        model=model.name or "",
+        model=_find_model(run.context, run.plan) or "",
         dtype=model.dtype or "",
         hardware=_find_hardware(run.context.hardware),
         servers=tuple(dict.fromkeys(_list_versions(run))),
     )
 
 
+def _find_model(context: RunContext, plan: RunPlan) -> str | None:
+    """Return the model: as told or found on disk, else the one that all servers name."""
+    names = {context.server(arm.name).model for arm in plan.arms}
+    return context.model.name or (names.pop() if len(names) == 1 else None)
+
+
 def _find_hardware(hardware: Hardware) -> tuple[str, ...]:
     if hardware.told:
         return (hardware.told,)
-    return tuple(map(str, hardware.gpus)) or ((hardware.cpu,) if hardware.cpu else ())
+    if hardware.gpus or not hardware.cpu:
+        return tuple(map(str, hardware.gpus))
+    return (f"{hardware.cores} cores of {hardware.cpu}" if hardware.cores else hardware.cpu,)
 
 
 def _list_versions(run: Run) -> Iterator[str]:
@@ -119,7 +127,7 @@ def find_missing(plan: RunPlan, context: RunContext) -> tuple[str, ...]:
     required = {
         "hardware": hardware != Hardware(),
         "GPU and its driver": not _need_gpu(servers) or hardware.gpus or hardware.told,
-        "model": model.name,
+        "model": _find_model(context, plan),
         "precision": _precision(model, servers),
         "runtime version": all(server.release for server in servers),
         "request parameters": plan.repeats and plan.conditions,
