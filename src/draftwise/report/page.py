@@ -85,7 +85,7 @@ def render_page(found: Conclusions) -> str:
         .render(
             run=run,
             plan=run.plan,
-            title=run.context.model.name or "unknown model",
+            title=decision.scope.model or "unknown model",
             started=run.context.started,
             headline=headline,
             clauses=clauses,

@@ -41,7 +41,8 @@ def _bound_load(rule: Rollback) -> list[str]:
 def write_alerts(rules: Sequence[Rollback]) -> str:
     """Return a file of alerting rules, one for each rollback rule."""
     group = {"name": "draftwise-rollback", "rules": list(map(_write_alert, rules))}
-    return _PREAMBLE + yaml.safe_dump({"groups": [group]}, sort_keys=False, width=10_000, allow_unicode=True)
+    text: str = yaml.safe_dump({"groups": [group]}, sort_keys=False, width=10_000, allow_unicode=True)
+    return _PREAMBLE + text
 
 
 def _write_alert(rule: Rollback) -> dict[str, Any]:
