@@ -10,7 +10,7 @@ from draftwise.decide.comparison.acceptance import ACCEPTANCE_QUANTILES, Accepta
 from draftwise.decide.comparison.latency import QUANTILES, Latencies
 from draftwise.decide.validity import TextQuality
 from draftwise.report.tables import Grid, list_crossover_rows, name_workload
-from draftwise.report.units import format_change, format_number, format_points
+from draftwise.report.units import LATE_FIRST_TOKEN, format_change, format_number, format_points
 from draftwise.statistics import CONFIDENCE
 
 __all__ = [
@@ -28,8 +28,6 @@ __all__ = [
     "tabulate_verdicts",
 ]
 
-TTFT_LOSS = 1.10
-"""Ratio of the time to the first token from which it is marked."""
 _TIMES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": "e2e"}
 _SHOWN = (50, 99)
 """Percentiles with a column; summary.json has the others."""
@@ -110,7 +108,7 @@ def _group(each: Comparison, *, several: bool) -> str:
 
 
 def _delays_first_token(each: Comparison) -> bool:
-    return each.ttft is not None and each.ttft.value >= TTFT_LOSS
+    return each.ttft is not None and each.ttft.value >= LATE_FIRST_TOKEN
 
 
 def _explain(each: Comparison) -> str:

@@ -7,6 +7,7 @@ import math
 from draftwise.core import Condition, Interval
 
 __all__ = [
+    "LATE_FIRST_TOKEN",
     "LOAD_UNITS",
     "count_load",
     "describe_load",
@@ -20,6 +21,8 @@ __all__ = [
 
 LOAD_UNITS = {"concurrency": "concurrent requests", "rate": "requests per second"}
 """By axis of load."""
+LATE_FIRST_TOKEN = 1.10
+"""Ratio of the time to the first token from which it is told with every gain."""
 
 
 def format_load(load: float, axis: str) -> str:
