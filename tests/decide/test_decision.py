@@ -145,8 +145,8 @@ def test_ramps_are_no_sweep_and_are_told_one_by_one() -> None:
     conditions = [*closed(1), Condition(load=ramp)]
     decision = conclude_run(make_run({"ngram k=3": gains(1.6)}, conditions=conditions)).decision
     assert decision.bands == ()
-    assert "with one request at a time, ngram k=3 answers code 1." in describe_decision(decision)
-    assert "with 5s:1/s,5s:3/s, ngram k=3 answers code 1." in describe_decision(decision)
+    assert "one request at a time, ngram k=3 answers code 1." in describe_decision(decision)
+    assert "under 5s:1/s,5s:3/s, ngram k=3 answers code 1." in describe_decision(decision)
 
 
 def test_temperatures_are_sweeps_of_their_own() -> None:

@@ -188,7 +188,7 @@ class TestSweep:
         assert all(f">{value:.0f}<" in svg for value in found)
 
     def test_long_tables_are_folded_away(self, page: str) -> None:
-        assert "<summary>Verdicts (36 rows)</summary>" in page
+        assert "<summary>Every comparison (36 rows)</summary>" in page
         assert "<summary>Latencies of every arm, in milliseconds (36 rows)</summary>" in page
 
     def test_the_page_is_well_formed(self, page: str) -> None:

@@ -37,7 +37,7 @@ def test_a_gain_stands_with_its_interval_its_prompts_and_its_price() -> None:
     late = compared(around(1.48, 0.05), verdict=Verdict.ADOPT, num_prompts=64, ttft=around(1.18))
     slower = compared(around(0.9), workload="rewrite", verdict=Verdict.REJECT)
     assert describe_decision(decision_on([late, slower, replace(slower, workload=ALL)])) == (
-        "With one request at a time, ngram k=3 answers code 1.48x as fast (1.41-1.55, 64 prompts, first token 18% "
+        "One request at a time, ngram k=3 answers code 1.48x as fast (1.41-1.55, 64 prompts, first token 18% "
         "later); leave rewrite plain; no single setting pays for all of it, so split the traffic."
     )
 

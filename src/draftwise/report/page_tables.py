@@ -89,7 +89,7 @@ def tabulate_verdicts(comparisons: Sequence[Comparison]) -> Table:
                 _ratio(each.deciding),
                 Cell(text=format_number(each.counters.tokens_per_step)),
                 Cell(text=format_change(each.ttft), kind="warning" if _delays_first_token(each) else ""),
-                Cell(text=format_change(each.tpot), small=f"P99 {format_change(each.tail)}"),
+                Cell(text=format_change(each.tpot), small=f"P99\u00a0{format_change(each.tail)}"),
                 Cell(text="-" if each.equal_outputs is None else "{}/{}".format(*each.equal_outputs)),
                 Cell(text=_explain(each), kind="text"),
             ),
@@ -97,7 +97,7 @@ def tabulate_verdicts(comparisons: Sequence[Comparison]) -> Table:
         for each in comparisons
     )
     columns = ("candidate", "verdict", "speed-up", "tokens per step", "TTFT", "TPOT", "outputs equal", "reason")
-    return Table(caption="Verdicts", columns=columns, rows=tuple(rows))
+    return Table(caption="Every comparison", columns=columns, rows=tuple(rows))
 
 
 def _group(each: Comparison, *, several: bool) -> str:

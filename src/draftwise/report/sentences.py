@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from draftwise.core import Band, Comparison, Crossover, Decision, Recommendation, Scope, Verdict
+from draftwise.core import Band, Comparison, Condition, Crossover, Decision, Recommendation, Scope, Verdict
 from draftwise.decide.comparison.cell import ALL
 from draftwise.decide.validity.finding import join_names
 from draftwise.report.units import (
@@ -61,12 +61,19 @@ def _recommend(recommendation: Recommendation, decision: Decision) -> Iterator[s
     condition = recommendation.comparisons[0].condition
     several = len({each.condition.temperature for each in decision.comparisons}) > 1
     parts = [
-        *([] if sweep else [f"with {describe_load(condition)}"]),
+        *([] if sweep else [_name_load(condition)]),
         *([f"at temperature {condition.temperature:g}"] if several or condition.temperature else []),
     ]
     place = " ".join(parts)
     yield f"{place}, {clauses[0]}" if place else clauses[0]
     yield from clauses[1:]
+
+
+def _name_load(condition: Condition) -> str:
+    """Return a load with its preposition."""
+    if condition.concurrency == 1:
+        return describe_load(condition)
+    return f"{'under' if condition.place is None else 'at'} {describe_load(condition)}"
 
 
 def _describe_condition(recommendation: Recommendation) -> list[str]:

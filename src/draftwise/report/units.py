@@ -61,7 +61,7 @@ def format_number(value: float | None) -> str:
 def format_change(ratio: Interval | float | None) -> str:
     """Return a ratio of times as a signed percentage, a dash for None."""
     value = ratio.value if isinstance(ratio, Interval) else ratio
-    return "-" if value is None else f"{value - 1:+.0%}"
+    return "-" if value is None else f"{round(value - 1, 2) + 0.0:+.0%}"
 
 
 def format_points(change: Interval) -> str:
