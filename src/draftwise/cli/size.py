@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console, Group
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from draftwise.cli._console import open_console
 from draftwise.core import Finding, Setup, Severity, SpecConfig
 from draftwise.plan.size import Sizing
 from draftwise.plan.size import size as measure_setup
@@ -72,8 +73,7 @@ def size(
     if as_json:
         click.echo(json.dumps(to_dict(sizing, lengths), indent=2))
     else:
-        console = Console()
-        (console if console.is_terminal else Console(width=_WIDTH)).print(_render(sizing, lengths))
+        open_console(stderr=False, width=_WIDTH).print(_render(sizing, lengths))
     if plot is not None:
         from draftwise.report.memory_plot import draw
 

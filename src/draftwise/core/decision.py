@@ -138,9 +138,11 @@ class Scope:
     model: str = ""
     dtype: str = ""
     hardware: tuple[str, ...] = ()
-    """GPUs, else the processor, or what the operator said."""
+    """GPUs, else the processor, or what the operator said; empty where it is not known."""
     servers: tuple[str, ...] = ()
     """Engine and version, each once."""
+    unproven: tuple[str, ...] = ()
+    """Candidates of which no counter proves that they speculated."""
 
     @property
     def temperatures(self) -> tuple[float, ...]:

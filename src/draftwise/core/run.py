@@ -43,6 +43,10 @@ class Arm:
     """What it serves; as far as it is known, for a server that somebody else started."""
     url: str | None = None
     """Of a server that is already running; None when draftwise starts it."""
+    metrics_url: str | None = None
+    """Page of the server's counters, where it is not /metrics below `url`."""
+    header_names: tuple[str, ...] = ()
+    """Headers that the operator adds to its requests; their values may be secrets and are never written down."""
 
     @property
     def spec(self) -> SpecConfig | None:
@@ -57,6 +61,20 @@ class Arm:
     def is_here(self) -> bool:
         """Whether its server runs on this machine."""
         return self.url is None or urlsplit(self.url).hostname in ("127.0.0.1", "localhost", "::1")
+
+    @property
+    def address(self) -> tuple[str, int | None, str] | None:
+        """Host, port and path of `url`, the same however it is spelt; None when draftwise starts the server."""
+        if self.url is None:
+            return None
+        parts = urlsplit(self.url)
+        host = "127.0.0.1" if parts.hostname == "localhost" else parts.hostname or ""
+        return host, parts.port, parts.path.rstrip("/").removesuffix("/v1")
+
+    @property
+    def routing_headers(self) -> tuple[str, ...]:
+        """Headers by which a gateway may tell its server from others at the same address: all but the key."""
+        return tuple(name for name in self.header_names if name.lower() != "authorization")
 
     @property
     def has_synthetic_acceptance(self) -> bool:

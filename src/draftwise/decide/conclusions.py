@@ -110,7 +110,7 @@ def _decide(evidence: Evidence, latencies: Sequence[Latencies]) -> Decision:
     run, comparisons, baseline = evidence.run, evidence.comparisons, evidence.run.plan.arms[0].name
     sweeps = divide_loads(run, evidence.estimates, comparisons)
     advice = advise(comparisons, sweeps, latencies, baseline, evidence.thresholds)
-    reach = find_reach(run)
+    reach = find_reach(run, comparisons)
     return Decision(
         baseline=baseline,
         comparisons=comparisons,

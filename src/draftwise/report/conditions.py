@@ -25,12 +25,12 @@ _FLAGS = {
 
 
 def describe_missing(decision: Decision) -> str:
-    """Return why a run is no evidence and what to type for the next one; empty where it is evidence."""
+    """Return why a run is no evidence and what to type to supply it; empty where it is evidence."""
     missing = decision.missing_context
     if not missing:
         return ""
     flags = [_FLAGS[name] for name in missing if name in _FLAGS]
-    way_out = f" Give the next one {join_names(flags, most=len(flags))}." if flags else ""
+    way_out = f" Add it with `draftwise report RUN` and {join_names(flags, most=len(flags))}." if flags else ""
     return (
         f"NOT EVIDENCE: the run does not carry its {join_names(missing, most=len(missing))}, without which nobody can "
         f"repeat or judge it.{way_out}"
@@ -72,8 +72,9 @@ def describe_scope(scope: Scope) -> list[str]:
         "load": _describe_loads(scope.conditions),
         "temperature": ", ".join(f"{value:g}" for value in scope.temperatures),
         "model": ", ".join(filter(None, (scope.model, scope.dtype))),
-        "hardware": "; ".join(scope.hardware),
+        "hardware": "; ".join(scope.hardware) or "unknown",
         "server": ", ".join(scope.servers),
+        "speculation": f"not proven by counters for {', '.join(scope.unproven)}" if scope.unproven else "",
     }
     return [f"{name}: {text}" for name, text in lines.items() if text]
 
