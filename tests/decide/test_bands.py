@@ -172,7 +172,7 @@ def run_on(
     setup = Setup(engine="") if command is None else read_setups(command)[0].setup
     given = [replace(each, setup=replace(setup, spec=each.spec)) for each in arms or [arm(3), arm(5)]]
     servers = {each.name: {"command": command, "version": version} for each in given}
-    plan = RunPlan(arms=(Arm(name="plain"), *given), workloads=(workload(),), conditions=closed(1, 64))
+    plan = RunPlan(arms=(Arm(name="plain"), *given), workloads=(workload(),), remembering={}, conditions=closed(1, 64))
     return Run(plan=plan, context=RunContext.from_dict({**CONTEXT, "servers": servers}))
 
 

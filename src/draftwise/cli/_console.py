@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -12,10 +14,25 @@ UNBROKEN = 250
 """Characters of a line where no terminal breaks it."""
 
 
-def open_console(*, stderr: bool) -> Console:
-    """Return the console; where it is no terminal its width would be a guess, and rows must not break."""
+class _PlainConsole(Console):
+    """Writes lines without the blanks that fill tables and cells up to their width."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Print as `Console.print` does."""
+        with self.capture() as captured:
+            super().print(*objects, **options)
+        self.file.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
+
+
+def open_console(*, stderr: bool, width: int = UNBROKEN) -> Console:
+    """Return the console; where it is no terminal its width would be a guess, and rows must not break.
+
+    Args:
+        stderr: whether it prints there instead of stdout.
+        width: characters of a line where it is no terminal.
+    """
     console = Console(stderr=stderr)
-    return console if console.is_terminal else Console(stderr=stderr, width=UNBROKEN)
+    return console if console.is_terminal else _PlainConsole(stderr=stderr, width=width)
 
 
 def show_table(console: Console, *forms: Table) -> None:

@@ -11,6 +11,7 @@ from draftwise.decide.comparison.acceptance import Acceptance, Conversion, trace
 from draftwise.decide.comparison.cell import ALL
 from draftwise.decide.comparison.comparisons import Estimates, Unjudged, compare_cells
 from draftwise.decide.comparison.latency import Latencies, summarise_latencies
+from draftwise.decide.disturbance import set_aside_disturbed
 from draftwise.decide.recommendations import advise
 from draftwise.decide.scope import find_reach
 from draftwise.decide.thresholds import Thresholds, get_thresholds
@@ -38,6 +39,7 @@ class Evidence:
     """A run, its numbers, and what they are worth: what decisions and early stopping rest on."""
 
     run: Run
+    """With what counts: disturbed turns and their answers are set aside."""
     thresholds: Thresholds
     estimates: tuple[Estimates, ...]
     """Of every workload, condition and candidate, pooled rows last."""
@@ -53,10 +55,10 @@ def conclude_run(run: Run) -> Conclusions:
     """Return what follows from a run; the same answers always give the same conclusions."""
     evidence = gather_evidence(run)
     cells = [each.cell for each in evidence.estimates]
-    latencies = summarise_latencies(run, cells, evidence.thresholds)
+    latencies = summarise_latencies(evidence.run, cells, evidence.thresholds)
     acceptances, conversions = trace_acceptance(cells, evidence.comparisons)
     return Conclusions(
-        run=run,
+        run=evidence.run,
         decision=_decide(evidence, latencies),
         thresholds=evidence.thresholds,
         latencies=latencies,
@@ -68,7 +70,7 @@ def conclude_run(run: Run) -> Conclusions:
 
 def gather_evidence(run: Run) -> Evidence:
     """Return the verdicts on a run and what they rest on."""
-    thresholds = get_thresholds(run)
+    run, thresholds = set_aside_disturbed(run), get_thresholds(run)
     found = compare_cells(run, thresholds)
     checked = check_validity(run, found, thresholds)
     comparisons = (
@@ -108,7 +110,7 @@ def _decide(evidence: Evidence, latencies: Sequence[Latencies]) -> Decision:
     run, comparisons, baseline = evidence.run, evidence.comparisons, evidence.run.plan.arms[0].name
     sweeps = divide_loads(run, evidence.estimates, comparisons, margin=evidence.thresholds.margin)
     advice = advise(comparisons, sweeps, latencies, baseline, evidence.thresholds)
-    reach = find_reach(run)
+    reach = find_reach(run, comparisons)
     return Decision(
         baseline=baseline,
         comparisons=comparisons,
@@ -122,5 +124,6 @@ def _decide(evidence: Evidence, latencies: Sequence[Latencies]) -> Decision:
         single_settings=sweeps.single_settings,
         schedules=sweeps.schedules,
         unmeasured=reach.unmeasured,
+        omissions=run.omissions,
         num_unfinished=run.num_unfinished,
     )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
 from draftwise.core import (
-    Condition,
+    Comparison,
     Hardware,
     Run,
     RunContext,
@@ -16,9 +16,10 @@ from draftwise.core import (
     ServerRecord,
     TargetModel,
     UnmeasuredCell,
-    Workload,
 )
-from draftwise.runs.schedule import blocks
+from draftwise.decide.validity.window.server import is_unproven
+from draftwise.runs.asked_once import count_needed
+from draftwise.runs.schedule import plan_turns
 
 __all__ = ["Reach", "find_missing", "find_reach"]
 
@@ -34,40 +35,38 @@ class Reach:
     """What evidence must carry (requirement E4) and the run lacks."""
 
 
-def find_reach(run: Run) -> Reach:
+def find_reach(run: Run, comparisons: Sequence[Comparison]) -> Reach:
     """Return for what a run can decide."""
     return Reach(
-        scope=_find_scope(run),
+        scope=_find_scope(run, comparisons),
         unmeasured=tuple(_find_unmeasured(run)),
         missing_context=find_missing(run.plan, run.context),
     )
 
 
-def _find_scope(run: Run) -> Scope:
+def _find_scope(run: Run, comparisons: Sequence[Comparison]) -> Scope:
     """Return what was measured; outside of it a decision is a guess."""
     measured = {turn.condition for turn in run.turns}
-    model = run.context.model
     return Scope(
         workloads={each.name: len(each.prompts) for each in run.plan.workloads},
+        repeats={each.name: each.num_repeats for each in run.plan.workloads if each.num_repeats},
         conditions=tuple(each for each in run.conditions if each.label in measured),
-        model=_find_model(run.context, run.plan) or "",
-        dtype=model.dtype or "",
-        hardware=_find_hardware(run.context.hardware),
+        model=run.context.model_name or "",
+        dtype=run.context.model.dtype or "",
+        hardware=_find_hardware(run.context),
         servers=tuple(dict.fromkeys(_list_versions(run))),
+        unproven=tuple(dict.fromkeys(each.candidate for each in comparisons if is_unproven(each.findings))),
     )
 
 
-def _find_model(context: RunContext, plan: RunPlan) -> str | None:
-    """Return the model: as told or found on disk, else the one that all servers name."""
-    names = {context.server(arm.name).model for arm in plan.arms}
-    return context.model.name or (names.pop() if len(names) == 1 else None)
-
-
-def _find_hardware(hardware: Hardware) -> tuple[str, ...]:
+def _find_hardware(context: RunContext) -> tuple[str, ...]:
+    """Return what all servers run on as the operator told it, else as each tells it, else as it was seen here."""
+    hardware = context.hardware
     if hardware.told:
         return (hardware.told,)
-    if hardware.gpus or not hardware.cpu:
-        return tuple(map(str, hardware.gpus))
+    of_servers = tuple(dict.fromkeys(each.hardware for each in context.servers.values() if each.hardware))
+    if of_servers or hardware.gpus or not hardware.cpu:
+        return of_servers or tuple(map(str, hardware.gpus))
     return (f"{hardware.cores} cores of {hardware.cpu}" if hardware.cores else hardware.cpu,)
 
 
@@ -79,55 +78,56 @@ def _list_versions(run: Run) -> Iterator[str]:
 
 
 def _find_unmeasured(run: Run) -> Iterator[UnmeasuredCell]:
-    """Yield the cells with fewer repetitions than were planned.
+    """Yield the cells with fewer repetitions than were planned, and those for which a workload has too few prompts.
 
     A block counts when the candidate and the baseline both finished it. Cells that an adaptive run stopped early had
     all the repetitions that they needed.
     """
     baseline, *candidates = (arm.name for arm in run.plan.arms)
-    stopped = {each.key: each.passes for each in run.settled}
+    stopped = {each.key for each in run.settled}
     done = {(turn.arm, turn.workload, turn.condition, turn.repeat, turn.block) for turn in run.turns}
-    for workload, condition in product(run.plan.workloads, run.conditions):
-        size = len(blocks(workload, condition, run.plan.turn_s))
-        for candidate in candidates:
-            planned = stopped.get((workload.name, condition.label, candidate), run.plan.repeats)
-            counts = [
-                sum(
-                    _have_both(done, (baseline, candidate), workload, condition, repeat, block) for block in range(size)
-                )
-                for repeat in range(1, planned + 1)
-            ]
-            if sum(counts) < planned * size:
-                yield UnmeasuredCell(
-                    candidate=candidate,
-                    workload=workload.name,
-                    condition=condition,
-                    repetitions=counts.count(size),
-                    planned=planned,
-                    odd_blocks=sum(count for count in counts if count < size),
-                    blocks_each=size,
-                )
+    planned = _count_planned(run)
+    for workload, condition, candidate in product(run.plan.workloads, run.conditions, candidates):
+        place = (workload.name, condition.label)
+        wanted = planned.get((candidate, *place), {})
+        counts = {
+            repeat: sum(all((arm, *place, repeat, block) in done for arm in (baseline, candidate)) for block in numbers)
+            for repeat, numbers in wanted.items()
+        }
+        whole = [repeat for repeat, numbers in wanted.items() if counts[repeat] == len(numbers)]
+        never = not wanted and (*place, candidate) not in stopped
+        if never or len(whole) < len(wanted):
+            yield UnmeasuredCell(
+                candidate=candidate,
+                workload=workload.name,
+                condition=condition,
+                repetitions=len(whole),
+                planned=len(wanted),
+                odd_blocks=sum(count for repeat, count in counts.items() if repeat not in whole),
+                blocks_each=max(map(len, wanted.values()), default=0),
+                needed=count_needed(workload, condition, run.plan.turn_s) if never else None,
+            )
 
 
-def _have_both(
-    done: set[tuple[str, str, str, int, int]],
-    arms: tuple[str, str],
-    workload: Workload,
-    condition: Condition,
-    repeat: int,
-    block: int,
-) -> bool:
-    return all((arm, workload.name, condition.label, repeat, block) in done for arm in arms)
+def _count_planned(run: Run) -> dict[tuple[str, str, str], dict[int, set[int]]]:
+    """Return, by arm, workload and condition, the numbers of the blocks of each repetition in which it takes part."""
+    planned: dict[tuple[str, str, str], dict[int, set[int]]] = {}
+    for repeat in range(1, run.plan.repeats + 1):
+        for turn in plan_turns(run.plan, run.conditions, repeat, added=run.added, settled=run.settled):
+            cell = planned.setdefault((turn.arm, turn.workload, turn.condition.label), {})
+            cell.setdefault(repeat, set()).add(turn.block)
+    return planned
 
 
 def find_missing(plan: RunPlan, context: RunContext) -> tuple[str, ...]:
     """Return which of the context that evidence must carry (requirement E4) a run lacks."""
     hardware, model = context.hardware, context.model
     servers = [context.server(arm.name) for arm in plan.arms]
+    of_servers = all(server.hardware for server in servers)
     required = {
-        "hardware": hardware != Hardware(),
-        "GPU and its driver": not _need_gpu(servers) or hardware.gpus or hardware.told,
-        "model": _find_model(context, plan),
+        "hardware": hardware != Hardware() or of_servers,
+        "GPU and its driver": not _need_gpu(servers) or hardware.gpus or hardware.told or of_servers,
+        "model": context.model_name,
         "precision": _precision(model, servers),
         "runtime version": all(server.release for server in servers),
         "request parameters": plan.repeats and plan.conditions,

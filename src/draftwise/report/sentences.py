@@ -44,7 +44,14 @@ def list_clauses(decision: Decision) -> list[str]:
     else:
         clauses = [_describe_no_gain(decision)]
     first = f"{where}, {clauses[0]}" if where else clauses[0]
-    return [f"{first[0].upper()}{first[1:]}", *clauses[1:]]
+    return [f"{first[0].upper()}{first[1:]}", *clauses[1:], *_doubt(decision)]
+
+
+def _doubt(decision: Decision) -> Iterator[str]:
+    """Yield the clause that names adopted candidates whose speculation no counter proves."""
+    adopted = {each.candidate for recommendation in decision.recommendations for each in recommendation.adopted}
+    if names := [name for name in decision.scope.unproven if name in adopted]:
+        yield f"speculation is not proven for {join_names(names)}, as no counters of its server can be read"
 
 
 def _describe_place(scope: Scope) -> str:

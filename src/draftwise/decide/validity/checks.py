@@ -12,10 +12,11 @@ from draftwise.decide.comparison.cache_effect import list_answers, measure_growt
 from draftwise.decide.comparison.cell import Cell, has_synthetic_acceptance
 from draftwise.decide.comparison.comparisons import Estimates, Unjudged
 from draftwise.decide.thresholds import Thresholds
+from draftwise.decide.validity.drafting import gather_drafting_evidence
 from draftwise.decide.validity.finding import error, info, warning
 from draftwise.decide.validity.load import check_load, check_requests
 from draftwise.decide.validity.outputs import TextQuality, assess_text, check_outputs, check_texts
-from draftwise.decide.validity.servers import check_servers, find_resolved_config
+from draftwise.decide.validity.servers import check_servers
 from draftwise.decide.validity.window.machine import check_machine
 from draftwise.decide.validity.window.server import check_counters, serves_more_hits
 from draftwise.statistics import FEWEST_PROMPTS
@@ -59,7 +60,7 @@ def check_run(
     return [
         *check_servers(run, thresholds),
         *check_load(run, of_baseline, thresholds),
-        *check_machine(run.turns, thresholds, is_ours=all(arm.url is None for arm in run.plan.arms)),
+        *check_machine((*run.turns, *run.set_aside), thresholds, is_ours=all(arm.url is None for arm in run.plan.arms)),
         *_repeated_prompts(run),
         *check_texts(run, of_baseline, quality, thresholds),
         *_estimated_counts(run),
@@ -70,12 +71,9 @@ def check_run(
 def check_comparison(run: Run, found: Unjudged, thresholds: Thresholds) -> list[Finding]:
     """Return what is wrong with one comparison."""
     comparison, cell = found.comparison, found.estimates.cell
-    baseline, candidate = cell.counters[cell.baseline], cell.counters[cell.candidate]
-    elsewhere = _sum_counters(turn for turn in run.turns if turn.arm == cell.candidate)
-    resolved = find_resolved_config(run, cell.candidate)
-    speedup, ttft = comparison.speedup, comparison.ttft
+    evidence = gather_drafting_evidence(run, cell)
     return [
-        *check_counters(baseline, candidate, elsewhere, resolved, speedup, ttft, cell.condition, thresholds),
+        *check_counters(evidence, comparison.speedup, comparison.ttft, cell.condition, thresholds),
         *_warmed(run, cell, thresholds),
         *check_requests(run, cell, thresholds),
         *_prompts(run, cell),

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from itertools import pairwise, product
 from operator import add
 from typing import Any
-from urllib.parse import urlsplit
 
 from draftwise.core import Arm, Counters, Finding, Run, ServerRecord, SpecConfig
 from draftwise.decide.thresholds import Thresholds
 from draftwise.decide.validity.finding import error, info, join_names, warning
 from draftwise.decide.validity.window.server import LoadCounters, check_server
 
-__all__ = ["check_servers", "find_resolved_config"]
+__all__ = ["check_servers", "find_resolved_config", "find_same_servers"]
 
 
 _AFTERWARDS = 16
@@ -47,37 +46,47 @@ _NOTHING = Counters(generation_tokens=0)
 def check_servers(run: Run, thresholds: Thresholds) -> list[Finding]:
     """Return servers that others use, and what differs between arms, or from what was asked for, but must not."""
     return [
-        *_same_address(run),
+        *find_same_servers(run.plan.arms),
         *_foreign_tokens(run, thresholds),
         *_differences(run),
         *(each for arm in run.plan.arms for each in _check_arm(run, arm, thresholds)),
     ]
 
 
-def _same_address(run: Run) -> Iterator[Finding]:
-    by_url: dict[tuple[str | None, int | None, str], list[str]] = {}
-    for arm in run.plan.arms:
-        if arm.url is not None:
-            parts = urlsplit(arm.url)
-            host = "127.0.0.1" if parts.hostname == "localhost" else parts.hostname
-            by_url.setdefault((host, parts.port, parts.path.rstrip("/").removesuffix("/v1")), []).append(arm.name)
-    for names in by_url.values():
+def find_same_servers(arms: Sequence[Arm]) -> Iterator[Finding]:
+    """Yield arms that have one address, and no header by which a gateway tells them apart.
+
+    That the values of such headers differ is made sure of before a run: they are not written down.
+    """
+    by_address: dict[tuple[str, int | None, str], list[str]] = {}
+    for arm in arms:
+        if arm.address is not None and not arm.routing_headers:
+            by_address.setdefault(arm.address, []).append(arm.name)
+    for names in by_address.values():
         if len(names) > 1:
             text = (
                 f"{join_names(names)} are one server: nothing differs between them, and each warms the other's caches."
             )
-            yield error("same-server", text, "Give every arm the URL of a server of its own.")
+            fix = "Give every arm the URL of a server of its own, or the header that a gateway routes by (--header)."
+            yield error("same-server", text, fix)
 
 
 def _foreign_tokens(run: Run, thresholds: Thresholds) -> Iterator[Finding]:
-    """Servers that generated much more than this run received, where that is known: no failures, exact counts."""
+    """Counters that grew by much more, or less, than this run received, where that is known: exact, no failures."""
     for arm in run.plan.arms:
         answers = [answer for answer in run.answers if answer.arm == arm.name]
         if any((each.error is not None and each.measured) or not each.counts_exact for each in answers):
             continue
         received = sum(answer.timing.num_tokens for answer in answers)
         withdrawn = sum(not answer.measured and answer.finish_reason is None for answer in answers)
-        generated = sum(turn.counters.generation_tokens or 0 for turn in run.turns if turn.arm == arm.name)
+        counts = [turn.counters.generation_tokens for turn in run.turns if turn.arm == arm.name]
+        generated = sum(count or 0 for count in counts)
+        if None not in counts and generated < received * (1 - thresholds.foreign_tokens):
+            text = (
+                f"{arm.name} answered with {received} tokens and its counters grew by {generated}: they are not, or "
+                "not all, those of the server that answered."
+            )
+            yield error("counters-of-another-server", text, "Name the page of the counters of just that server.")
         if generated > received * (1 + thresholds.foreign_tokens) + withdrawn * _AFTERWARDS:
             text = f"{arm.name} generated {generated} tokens and this run received {received}: others use the server."
             yield error("other-traffic", text, "Measure on servers that nothing else talks to.")
@@ -103,6 +112,9 @@ def _identity(name: str, baseline: ServerRecord, candidate: ServerRecord) -> Ite
                 "alone."
             )
             yield error("arms-differ", text, "Serve both alike but for --speculative-config.", where=name)
+    if baseline.hardware and candidate.hardware and baseline.hardware != candidate.hardware:
+        text = f"it runs on {candidate.hardware}, the baseline on {baseline.hardware}: machines are compared as well."
+        yield error("arms-differ", text, "Serve both on the same hardware.", where=name)
     if baseline.model and candidate.model and baseline.model != candidate.model:
         text = (
             f"it serves {candidate.model!r}, the baseline {baseline.model!r}: under another name it may be another "

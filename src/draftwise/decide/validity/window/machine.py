@@ -9,14 +9,13 @@ from statistics import median
 from typing import Any
 
 from draftwise.core import Finding, TurnRecord
+from draftwise.decide.machine import LONGEST_GAP_S, MachineUse, measure_use
 from draftwise.decide.thresholds import Thresholds
 from draftwise.decide.validity.finding import info, join_names, warning
 
 __all__ = ["check_machine"]
 
 
-_LONGEST_GAP_S = 60.0
-"""Between the end of one turn and the begin of the next; more is another session."""
 _STEP_S = 0.05
 """A clock that is only slewed drifts at most 0.5 ms a second from the monotonic one (adjtimex(2): 500 ppm)."""
 _SLEW = 5e-4
@@ -37,7 +36,7 @@ def check_machine(turns: Iterable[TurnRecord], thresholds: Thresholds, *, is_our
         is_ours: whether all servers on it were started by this run.
     """
     turns = sorted(turns, key=lambda each: each.turn)
-    growths = [each for pair in pairwise(turns) if (each := _growth(*pair)) is not None]
+    growths = measure_use(turns)
     return [
         *_cpu_limits(growths, turns, thresholds),
         *(_others(growths, turns, thresholds) if is_ours else ()),
@@ -47,28 +46,7 @@ def check_machine(turns: Iterable[TurnRecord], thresholds: Thresholds, *, is_our
     ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Growth:
-    """What the counters of the machine grew by from the end of one turn to the end of the next."""
-
-    seconds: float
-    cpu: Mapping[str, float]
-
-
-def _growth(before: TurnRecord, after: TurnRecord) -> _Growth | None:
-    """Return the growth between two turns of one session, None where one was not read or counters began anew."""
-    seconds = after.device.get("monotonic_s", 0) - before.device.get("monotonic_s", 0)
-    if not (before.device and after.device and 0 < seconds < after.wall_s + _LONGEST_GAP_S):
-        return None
-    names = ("busy_s", "steal_s", "own_s", "quota_stopped_s", "thermal_stops")
-    old, new = before.device.get("cpu", {}), after.device.get("cpu", {})
-    cpu = {name: new[name] - old[name] for name in names if name in old and name in new}
-    if any(value < 0 for value in cpu.values()):
-        return None
-    return _Growth(seconds=seconds, cpu=cpu)
-
-
-def _share(growths: Sequence[_Growth], name: str) -> float:
+def _share(growths: Sequence[MachineUse], name: str) -> float:
     """Return the growth of a counter per second."""
     known = [each for each in growths if name in each.cpu]
     return sum(each.cpu[name] for each in known) / sum(each.seconds for each in known) if known else 0.0
@@ -78,7 +56,9 @@ def _cores(turns: Sequence[TurnRecord]) -> int:
     return max((turn.device.get("cpu", {}).get("cores") or 1 for turn in turns), default=1)
 
 
-def _cpu_limits(growths: Sequence[_Growth], turns: Sequence[TurnRecord], thresholds: Thresholds) -> Iterator[Finding]:
+def _cpu_limits(
+    growths: Sequence[MachineUse], turns: Sequence[TurnRecord], thresholds: Thresholds
+) -> Iterator[Finding]:
     if (held := _share(growths, "quota_stopped_s")) > thresholds.held_up:
         text = f"the container's CPU limit held processes of this run up for {held:.2f} s in every second"
         yield warning("cpu-quota", f"{text} (all cores together).", "Raise the limit, or pin whole cores.")
@@ -90,11 +70,11 @@ def _cpu_limits(growths: Sequence[_Growth], turns: Sequence[TurnRecord], thresho
         yield warning("cpu-throttled", f"cores were slowed for heat {heat:.0f} times.", "Cool it, or lower the load.")
 
 
-def _others(growths: Sequence[_Growth], turns: Sequence[TurnRecord], thresholds: Thresholds) -> Iterator[Finding]:
+def _others(growths: Sequence[MachineUse], turns: Sequence[TurnRecord], thresholds: Thresholds) -> Iterator[Finding]:
     """CPU that neither this process nor the servers it started used."""
-    known = [each for each in growths if {"busy_s", "own_s"} <= each.cpu.keys()]
-    cores, seconds = _cores(turns), sum(each.seconds for each in known)
-    foreign = sum(each.cpu["busy_s"] - each.cpu["own_s"] for each in known)
+    known = [(each, foreign) for each in growths if (foreign := each.foreign_s) is not None]
+    cores, seconds = _cores(turns), sum(each.seconds for each, _ in known)
+    foreign = sum(seconds for _, seconds in known)
     if known and foreign > thresholds.other_processes * cores * seconds:
         text = f"other processes used {foreign / seconds:.2f} of this machine's {cores} cores on average."
         yield warning("machine-shared", text, "Stop what else runs there and measure again.")
@@ -169,7 +149,7 @@ def _readings(turns: Sequence[TurnRecord]) -> list[_Reading]:
 
 def _belong_together(before: _Reading, after: _Reading) -> bool:
     """Return whether no other session, and no reboot, lies between two readings."""
-    return 0 < after.read_s - before.read_s < after.turn_s + _LONGEST_GAP_S
+    return 0 < after.read_s - before.read_s < after.turn_s + LONGEST_GAP_S
 
 
 def _gpu_growth(before: _Reading, after: _Reading) -> _GpuGrowth:
