@@ -19,7 +19,7 @@ from draftwise.cli._console import open_console
 from draftwise.cli._context import context_option, read_notes
 from draftwise.cli._decision import ConsoleProgress, estimate, show_decision
 from draftwise.cli._loads import Finite, conditions, load_options
-from draftwise.core import BackendError, LaunchOptions, RunPlan, StorageError
+from draftwise.core import BackendError, InvalidSetup, LaunchOptions, RunPlan, StorageError
 from draftwise.decide.conclusions import conclude_run
 from draftwise.measure import measurement as measure
 from draftwise.measure.forecast import Pace
