@@ -161,7 +161,7 @@ def _finish(directory: RunDirectory, *, as_json: bool, failure: BaseException | 
         if isinstance(failure, BackendError | StorageError):
             raise failure
         raise SystemExit(_INTERRUPTED)
-    raise SystemExit(1 if decision.has_error else 0)
+    raise SystemExit(1 if decision.has_error or not decision.comparisons else 0)
 
 
 def _read_spec(given: Mapping[str, Any]) -> MeasurementSpec:

@@ -89,8 +89,8 @@ class RunPlan:
     arms: tuple[Arm, ...]
     workloads: tuple[Workload, ...]
     remembering: Mapping[str, str]
-    """Why a candidate could remember answers from request to request, by its name: what is not known could. It is
-    asked no prompt twice. Candidates that cannot remember are left out."""
+    """Why a candidate could remember answers from request to request, by its name: what is not known could. Candidates
+    that cannot remember are left out."""
     conditions: tuple[Condition, ...] = field(default_factory=lambda: (Condition(),))
     repeats: int = 5
     """Repetitions of the workloads; fewer for cells that are stopped early."""
@@ -100,6 +100,13 @@ class RunPlan:
     """How long a turn of a steady open loop lasts."""
     adaptive: bool = False
     """Whether settled cells are stopped early, and the crossover of a sweep over load is bisected."""
+    asks_once: bool = True
+    """Whether candidates that could remember answers are asked no prompt twice; not so in earlier runs."""
+
+    @property
+    def asked_once(self) -> tuple[str, ...]:
+        """The candidates that are asked no prompt twice."""
+        return tuple(self.remembering) if self.asks_once else ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

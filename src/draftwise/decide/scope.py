@@ -65,7 +65,9 @@ def _find_hardware(context: RunContext) -> tuple[str, ...]:
     if hardware.told:
         return (hardware.told,)
     of_servers = tuple(dict.fromkeys(each.hardware for each in context.servers.values() if each.hardware))
-    return of_servers or tuple(map(str, hardware.gpus)) or ((hardware.cpu,) if hardware.cpu else ())
+    if of_servers or hardware.gpus or not hardware.cpu:
+        return of_servers or tuple(map(str, hardware.gpus))
+    return (f"{hardware.cores} cores of {hardware.cpu}" if hardware.cores else hardware.cpu,)
 
 
 def _list_versions(run: Run) -> Iterator[str]:

@@ -34,9 +34,9 @@ class Measurement:
     headers: tuple[Header, ...] = ()
     processes: int | None = None
     budget_s: float | None = None
-    """Time for all of it, from `made_s` to the report; None for as long as it takes."""
-    made_s: float = field(default_factory=time.monotonic)
-    """When it was made, on the monotonic clock."""
+    """Time for all of it, from `began_s` to the report; None for as long as it takes."""
+    began_s: float = field(default_factory=time.monotonic)
+    """When its planning began, on the monotonic clock."""
 
     def open(
         self,
@@ -77,7 +77,7 @@ class Measurement:
             resume=self.is_resumed,
             tell=tell,
             budget_s=self.budget_s,
-            spent_s=time.monotonic() - self.made_s,
+            spent_s=time.monotonic() - self.began_s,
         )
 
 
@@ -87,6 +87,7 @@ def prepare(spec: MeasurementSpec, tell: Callable[[str], None]) -> Measurement:
     Raises:
         InvalidSetup: the options contradict each other, or name what is not there or cannot be measured.
     """
+    began = time.monotonic()
     plan = make_plan(spec, tell)
     context = build_context(plan.arms, notes=spec.notes, thresholds=spec.thresholds, launch=spec.launch)
     return Measurement(
@@ -96,6 +97,7 @@ def prepare(spec: MeasurementSpec, tell: Callable[[str], None]) -> Measurement:
         headers=spec.headers,
         processes=spec.processes,
         budget_s=_find_budget(spec),
+        began_s=began,
     )
 
 
