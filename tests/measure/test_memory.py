@@ -48,14 +48,16 @@ class Servers:
             context=CONTEXT,
             progress=progress or Silent(),
             announce=lambda plan, pace, seconds: None,
+            tell=lambda text: None,
             resume=resume,
         )
         virtual_time.run(session.run())
         return RunDirectory(path).read()
 
     def count_asked(self, arm: int) -> Counter[str]:
-        """Return how often each prompt of a workload was asked of a server."""
-        return Counter({prompt: times for prompt, times in self.backends[arm].engine._seen.items() if "code" in prompt})
+        """Return how often each prompt of a workload was asked of a server (a line break before it makes another)."""
+        seen = self.backends[arm].engine._seen
+        return Counter({prompt: times for prompt, times in seen.items() if prompt.startswith('"code')})
 
 
 def compare(path: Path, plan: RunPlan, candidate: FakeScript) -> Comparison:
@@ -119,7 +121,8 @@ class StopAfter(Silent):
 
 def test_a_server_that_goes_on_is_not_asked_again_what_it_was_asked_when_a_run_was_cut_off(tmp_path: Path) -> None:
     plan = plan_for(SUFFIX, workloads=LONG, concurrency=4)
-    plan = replace(plan, arms=tuple(replace(arm, url="http://127.0.0.1:8000") for arm in plan.arms))
+    urls = ("http://127.0.0.1:8000", "http://127.0.0.1:8001")
+    plan = replace(plan, arms=tuple(replace(arm, url=url) for arm, url in zip(plan.arms, urls, strict=True)))
     servers = Servers(PLAIN, replace(EVEN, accepted=(1,)))
     for number in range(4):
         with pytest.raises(BackendError, match="cut off"):
