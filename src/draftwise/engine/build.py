@@ -23,6 +23,7 @@ from draftwise.engine.step.confirm import make_confirmations
 from draftwise.engine.step.runner import Runner
 from draftwise.engine.step.scheduler import PrefixUse, Scheduler
 from draftwise.engine.step.table import SequenceTable
+from draftwise.engine.step.threads import make_threads
 from draftwise.engine.text.tokenizer import Tokenizer, load_tokenizer
 
 __all__ = ["Parts", "build"]
@@ -172,6 +173,7 @@ class _Site:
             end_ids=end_ids,
             uniform=self.lag > 0,
             capture_sizes=capture.sizes,
+            threads=make_threads(model.device),
         )
 
     def make_scheduler(self, *, num_pages: int) -> Scheduler:
