@@ -30,6 +30,8 @@ from draftwise.measure.context import describe_hardware
 
 SITUATIONS = {"quiet": None, "busy": 0.0, "coming and going": 1.0}
 """Seconds after which the other process rests as long; 0: never; None: there is none."""
+READING_S = {"quiet": 1.0, "busy": 1.0, "coming and going": 4.0}
+"""How long a reading takes at least: two whole periods of what comes and goes."""
 ARMS = ("all threads", "governed")
 BUSY = """
 import sys, time
@@ -41,6 +43,7 @@ while True:
 """
 SETTLE_S = 0.5
 PROMPT = list(range(300, 340))
+PARAMS = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)
 
 Readings = dict[str, dict[str, list[float]]]
 """Tokens per second by situation and arm, a value for each round."""
@@ -49,29 +52,28 @@ Readings = dict[str, dict[str, list[float]]]
 class Engine:
     """The engine, with a switch between the two settings."""
 
-    def __init__(self, model: str, tokens: int) -> None:
+    def __init__(self, model: str) -> None:
         self._llm = LLM(model, device="cpu", max_model_len=1024, enable_prefix_caching=False)
         self._runner = self._llm.engine.runner
         self._threads = {"all threads": StepThreads(), "governed": self._runner.threads}
-        self._params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+        self.answers: set[tuple[int, ...]] = set()
+        """Every different text so far; one if both settings compute the same."""
         if type(self._runner.threads) is StepThreads:
-            raise SystemExit(
-                "Nothing is governed here: the process has one core, or the system does not tell who waits."
-            )
+            raise SystemExit("Nothing is governed here: one core, or a system that does not tell who waits.")
 
-    def measure(self, arm: str) -> tuple[float, list[int]]:
-        """Return tokens per second and the tokens, after the setting has had time to settle."""
+    def measure(self, arm: str, seconds: float) -> float:
+        """Return tokens per second, after the setting has had time to settle."""
         self._runner.threads = self._threads[arm]
-        settled = time.perf_counter() + SETTLE_S
-        while time.perf_counter() < settled:
-            self._generate(16)
-        start = time.perf_counter()
-        tokens = self._generate(self._params.max_tokens)
-        return len(tokens) / (time.perf_counter() - start), tokens
+        self._generate(SETTLE_S)
+        return self._generate(seconds)
 
-    def _generate(self, count: int | None) -> list[int]:
-        params = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)
-        return self._llm.generate([{"prompt_token_ids": PROMPT}], params)[0].outputs[0].token_ids
+    def _generate(self, seconds: float) -> float:
+        start, count = time.perf_counter(), 0
+        while (passed := time.perf_counter() - start) < seconds:
+            tokens = self._llm.generate([{"prompt_token_ids": PROMPT}], PARAMS)[0].outputs[0].token_ids
+            self.answers.add(tuple(tokens))
+            count += len(tokens)
+        return count / passed
 
 
 @contextmanager
@@ -90,21 +92,17 @@ def company(period: float | None) -> Iterator[None]:
         time.sleep(SETTLE_S)
 
 
-def run(engine: Engine, rounds: int) -> tuple[Readings, bool]:
-    """Return all readings, and whether both settings always gave the same tokens."""
+def run(engine: Engine, rounds: int) -> Readings:
+    """Return all readings."""
     readings: Readings = {situation: {arm: [] for arm in ARMS} for situation in SITUATIONS}
-    seen = set()
     for turn in range(rounds):
         for situation, period in SITUATIONS.items():
             with company(period):
                 for arm in ARMS if turn % 2 == 0 else ARMS[::-1]:
-                    speed, tokens = engine.measure(arm)
-                    readings[situation][arm].append(speed)
-                    seen.add(tuple(tokens))
-        print(
-            f"round {turn + 1} of {rounds}: " + "; ".join(show_last(readings, each) for each in SITUATIONS), flush=True
-        )
-    return readings, len(seen) == 1
+                    readings[situation][arm].append(engine.measure(arm, READING_S[situation]))
+        shown = "; ".join(show_last(readings, situation) for situation in SITUATIONS)
+        print(f"round {turn + 1} of {rounds}: {shown}", flush=True)
+    return readings
 
 
 def show_last(readings: Readings, situation: str) -> str:
@@ -139,21 +137,19 @@ def summarize(readings: Readings) -> dict[str, object]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="bundle/target")
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--tokens", type=int, default=200, help="of each reading")
-    parser.add_argument("--quick", action="store_true", help="3 rounds of 60 tokens, to see that it works")
+    parser.add_argument("--rounds", type=int, default=16)
+    parser.add_argument("--quick", action="store_true", help="2 rounds, to see that it works")
     parser.add_argument("--out", type=Path, help="also write all readings as JSON")
     options = parser.parse_args()
-    if options.quick:
-        options.rounds, options.tokens = 3, 60
     load = os.getloadavg()[0]
-    readings, same = run(Engine(options.model, options.tokens), options.rounds)
-    summary = summarize(readings) | {"same_tokens": same}
+    engine = Engine(options.model)
+    readings = run(engine, 2 if options.quick else options.rounds)
+    summary = summarize(readings) | {"same_tokens": len(engine.answers) == 1}
     print(json.dumps(summary, indent=1))
     if options.out is not None:
         about = {"date": date.today().isoformat(), "command": " ".join(["python", *sys.argv])}
-        about |= {"machine": describe_hardware().to_dict(), "torch": torch.__version__, "load_before": load}
-        about |= {"threads": torch.get_num_threads(), "tokens": options.tokens}
+        about |= {"machine": describe_hardware().to_dict(), "torch": torch.__version__}
+        about |= {"threads": torch.get_num_threads(), "load_before": load}
         rounded = {name: {arm: [round(x, 1) for x in s] for arm, s in arms.items()} for name, arms in readings.items()}
         options.out.write_text(json.dumps(about | summary | {"readings": rounded}, indent=1) + "\n")
 

@@ -68,7 +68,7 @@ def test_a_busy_core_costs_a_thread_within_two_windows_and_gives_it_back(cores: 
     governor = Governor(2, cores, cores.clock)
     drive(governor, cores, 1)
     cores.others = 1.0
-    assert drive(governor, cores, 0.05)[-1] == 1
+    assert drive(governor, cores, 0.11)[-1] == 1
     cores.others = 0.0
     assert drive(governor, cores, 0.25)[-1] == 2
 
@@ -77,12 +77,12 @@ def test_while_the_core_stays_busy_one_more_thread_is_hardly_ever_tried(cores: F
     governor, cores.others = Governor(2, cores, cores.clock), 1.0
     seen = drive(governor, cores, 60)
     assert seen.count(2) / len(seen) < 0.02
-    assert seen.count(2) > 10  # but it is: what runs there may have lower priority
+    assert seen.count(2) > 30  # but it is: what runs there may have lower priority
 
 
 def test_background_work_that_gives_way_does_not_cost_a_thread_for_long(cores: FairCores) -> None:
     governor, cores.others = Governor(2, cores, cores.clock), 1.0
-    drive(governor, cores, 0.1)
+    drive(governor, cores, 0.2)
     assert governor.threads == 1
     cores.cores, cores.others = 3, 1.0  # as if the other process had a core of its own, which is never idle
     drive(governor, cores, 0.05)
@@ -116,8 +116,8 @@ def test_a_little_waiting_of_many_threads_does_not_add_up() -> None:
 def test_rest_between_requests_is_no_room(cores: FairCores) -> None:
     """A thread that sleeps leaves its core idle; that core is not free."""
     governor, cores.others = Governor(2, cores, cores.clock), 1.0
-    drive(governor, cores, 0.1)
-    assert set(drive(governor, cores, 3, working=0.1)) == {1}
+    drive(governor, cores, 0.2)
+    assert set(drive(governor, cores, 0.3, working=0.1)) == {1}
 
 
 @pytest.mark.parametrize("most", [1, 2, 3])
@@ -151,7 +151,7 @@ def two_threads() -> Iterator[None]:
 @pytest.fixture
 def reduced(cores: FairCores) -> GovernedThreads:
     governor, cores.others = Governor(2, cores, cores.clock), 1.0
-    drive(governor, cores, 0.1)
+    drive(governor, cores, 0.2)
     assert governor.threads == 1
     return GovernedThreads(governor)
 

@@ -24,8 +24,8 @@ from draftwise.machine.cores import count_cores
 
 __all__ = ["Cores", "GovernedThreads", "Governor", "LinuxCores", "StepThreads", "make_threads"]
 
-_WINDOW_S = 0.02
-"""How long waiting adds up before it counts: several slices of the scheduler (about 3 ms)."""
+_WINDOW_S = 0.05
+"""How long waiting adds up before it counts: many slices of the scheduler (about 3 ms)."""
 _WAITS = 0.1
 """Share of a window from which on a thread counts as waiting for a core. The server's own process, and a client on the
 same machine, take less."""
@@ -34,11 +34,8 @@ _LOST = 0.4
 half the time."""
 _ROOM = 0.65
 """Idle cores from which on there is room for one more thread."""
-_SHORTEST_S, _LONGEST_S = 0.1, 4.0
-"""How long cores must have been idle for one more thread: the shortest time at first, and twice as long, up to the
-longest, each time that the last thread soon turned out to be one too many. After the longest time one more is tried
-even if no core was idle: what runs there may be of lower priority."""
 _SOON_S = 1.0
+"""A thread that is given up again within this time was tried in vain."""
 _MOST_ROWS = 128
 """Rows of prompts up to which a row's bits do not depend on the number of threads (oneDNN 3.12: 200)."""
 
@@ -71,10 +68,12 @@ class Governor:
     def __init__(self, most: int, cores: Cores, clock: Callable[[], float] = time.monotonic) -> None:
         self.most = self.threads = most
         self._cores, self._clock = cores, clock
-        self._window = _Window(clock(), cores)
-        self._pause = self._window
-        """Since when idle cores are counted."""
-        self._pause_s = _SHORTEST_S
+        self._window = self._pause = _Window(clock(), cores)
+        """Since when waiting, and idle cores, are counted."""
+        self._for_room = _Patience(0.1, 4.0)
+        self._without_room = _Patience(0.5, 8.0)  # what keeps the cores busy may be of lower priority and give way
+        self._tried = self._for_room
+        """What the last additional thread had waited for."""
         self._raised_s = self._reduced_s = -math.inf
 
     def update(self) -> int:
@@ -85,22 +84,39 @@ class Governor:
             lost = window.lost_cores(self._window)
             if lost > _LOST:
                 self._reduce(by=max(1, round(lost)))
-        if self.threads < self.most and now - self._pause.begun_s >= self._pause_s:
+        if self.threads < self.most and now - self._pause.begun_s >= self._for_room.seconds:
             pause, self._pause = self._pause, _Window(now, self._cores)
-            if pause.free_cores(self._pause, self.threads) > _ROOM or now - self._reduced_s >= _LONGEST_S:
-                self._raise()
+            if pause.free_cores(self._pause, self.threads) > _ROOM:
+                self._raise(self._for_room)
+            elif now - self._reduced_s >= self._without_room.seconds:
+                self._raise(self._without_room)
         return self.threads
 
     def _reduce(self, *, by: int) -> None:
         self.threads = max(1, self.threads - by)
         self._pause, self._reduced_s = self._window, self._window.begun_s
-        was_soon = self._reduced_s - self._raised_s < _SOON_S
-        self._pause_s = min(2 * self._pause_s, _LONGEST_S) if was_soon else _SHORTEST_S
+        if self._reduced_s - self._raised_s < _SOON_S:
+            self._tried.lengthen()
+        else:
+            self._for_room.reset()
+            self._without_room.reset()
 
-    def _raise(self) -> None:
+    def _raise(self, after: _Patience) -> None:
         self.threads += 1
-        self._window = self._pause
-        self._raised_s = self._pause.begun_s
+        self._window, self._raised_s, self._tried = self._pause, self._pause.begun_s, after
+
+
+class _Patience:
+    """How long to wait before one more thread is tried: twice as long after each that was tried in vain."""
+
+    def __init__(self, shortest_s: float, longest_s: float) -> None:
+        self.seconds, self._shortest_s, self._longest_s = shortest_s, shortest_s, longest_s
+
+    def lengthen(self) -> None:
+        self.seconds = min(2 * self.seconds, self._longest_s)
+
+    def reset(self) -> None:
+        self.seconds = self._shortest_s
 
 
 class _Window:
