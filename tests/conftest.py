@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,7 @@ settings.load_profile("draftwise")
 # Torch reads it when it is imported. Workers of a parallel run, which inherit what is set here, have one thread each:
 # two of them with two threads each wait for one another more than they compute.
 os.environ["OMP_NUM_THREADS"] = "1" if "PYTEST_XDIST_WORKER" in os.environ else "2"
+os.environ.setdefault("DRAFTWISE_CACHE_DIR", str(Path(tempfile.gettempdir()) / "draftwise-tests"))
 if os.environ.get("DRAFTWISE_TEST_DEVICE", "cpu") == "cpu":  # transformers imports triton too: this must come first
     os.environ.setdefault("TRITON_INTERPRET", "1")
 

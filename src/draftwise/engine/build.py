@@ -74,6 +74,9 @@ def build(config: EngineConfig, spec: SpecConfig | None, *, startup: Startup, la
             load_format=config.load_format,
             quantization=config.quantization,
         )
+    if model.device.type == "cpu":  # a GPU's kernels depend on what the steps are
+        with startup.phase("compile kernels"):
+            model.compile()
     config = _resolve(config, model)
     proposer: Proposer = PlainDecoding()
     if resolved is not None:
