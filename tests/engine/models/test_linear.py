@@ -15,12 +15,12 @@ def dtype(request):
     return request.param
 
 
-@pytest.mark.parametrize("pack", [False, True])
+@pytest.mark.parametrize("copy", [False, True])
 @pytest.mark.parametrize("with_bias", [False, True])
-def test_product(pack, with_bias, dtype):
+def test_product(copy, with_bias, dtype):
     x, weight, bias = torch.randn(3, 48).to(dtype), torch.randn(24, 48).to(dtype), torch.randn(24).to(dtype)
     bias = bias if with_bias else None
-    torch.testing.assert_close(make_linear(weight, bias, pack=pack)(x), F.linear(x, weight, bias))
+    torch.testing.assert_close(make_linear(weight, bias, copy=copy)(x), F.linear(x, weight, bias))
 
 
 def test_quantise(dtype):
