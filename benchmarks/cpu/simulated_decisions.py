@@ -24,9 +24,8 @@ from draftwise.statistics import (
     Estimate,
     InterimAnalyses,
     adjust_family,
-    detectable_ratio,
+    find_outlook,
     prompt_ratio,
-    prompts_needed,
     sequential,
     settle,
 )
@@ -85,7 +84,7 @@ def look(machine: Machine, speedup: float, trials: int) -> dict:
     outcomes, excluded, held, passes = Counter(), 0, 0, []
     for _ in range(trials):
         found = looks_at(machine, rng, speedup, analyses)
-        intervals = {done: analyses.interval(estimate, done) for done, estimate in found.items()}
+        intervals = {done: estimate.interval(1 - analyses.level(done)) for done, estimate in found.items()}
         excluded += any(not each.low <= speedup <= each.high for each in intervals.values())
         done, outcome = stop(found, analyses)
         held += intervals[done].low <= speedup <= intervals[done].high
@@ -131,8 +130,9 @@ def rows_of_power(trials: int) -> Iterator[dict]:
     for pilot in (Machine(prompts=12), Machine(prompts=30), Machine(prompts=64, per_turn=8), Machine(gain=0.05)):
         spreads = [found[pilot.passes] for found in measured(pilot, 1.05, trials, seed=4)]
         typical = sorted(spreads, key=lambda each: each.spread.variance)[trials // 2]
-        detectable = detectable_ratio(typical, margin=MARGIN)
-        count = prompts_needed(Estimate(log=math.log(1.05), spread=typical.spread), margin=MARGIN)
+        detectable = find_outlook(typical, pilot.passes, margin=MARGIN).detectable
+        as_if_known = Estimate(log=math.log(1.05), spread=typical.spread)
+        count = find_outlook(as_if_known, pilot.passes, margin=MARGIN).prompts
         count = math.ceil(count / pilot.per_turn) * pilot.per_turn
         more = Machine(prompts=count, per_turn=pilot.per_turn, gain=pilot.gain)
         yield describe(pilot, f"gain {pilot.gain}") | {
@@ -144,12 +144,12 @@ def rows_of_power(trials: int) -> Iterator[dict]:
 
 
 def measured(machine: Machine, speedup: float, trials: int, seed: int) -> Iterator[dict[int, Estimate]]:
-    rng, analyses = np.random.default_rng(seed), InterimAnalyses.single(machine.passes)
+    rng, analyses = np.random.default_rng(seed), InterimAnalyses((machine.passes,))
     return (looks_at(machine, rng, speedup, analyses) for _ in range(trials))
 
 
 def share_faster(machine: Machine, speedup: float, trials: int) -> float:
-    analyses = InterimAnalyses.single(machine.passes)
+    analyses = InterimAnalyses((machine.passes,))
     found = (stop(each, analyses)[1] for each in measured(machine, speedup, trials, seed=5))
     return sum(each is Conclusion.FASTER for each in found) / trials
 

@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.support.simulated import Array, Machine
 
-from draftwise.statistics import PERCENTILES, Design, Samples, percentile_ratios, prompt_ratio, total_ratio
+from draftwise.statistics import PERCENTILES, Design, percentile_ratios, prompt_ratio, total_ratio
 
 __all__ = ["KINDS", "Array", "Machine", "describe", "design_of", "rows_of_coverage", "rows_of_percentiles"]
 __all__ += ["rows_of_totals", "summarise_coverage"]
@@ -110,7 +110,7 @@ def rows_of_percentiles(trials: int) -> Iterator[dict]:
             held, bounded = Counter(), Counter()
             rng, design = np.random.default_rng(0), design_of(machine)
             for _ in range(trials):
-                ours, theirs = (Samples(arm_N[:, None].tolist()) for arm_N in machine.measure(rng))
+                ours, theirs = (arm_N[:, None].tolist() for arm_N in machine.measure(rng))
                 for percentile, interval in percentile_ratios(ours, theirs, design).items():
                     held[percentile] += interval.low <= truths[percentile] <= interval.high
                     bounded[percentile] += interval.low > 0 and interval.high < math.inf

@@ -9,13 +9,12 @@ from tests.support.made_comparisons import adopted
 from tests.support.made_runs import CONTEXT, Truth, arm, closed, gains, make_run, workload
 
 from draftwise.core import Arm, Condition, Counters, OpenLoop, Relation, Verdict
-from draftwise.decide.conclusions import conclude_run
-from draftwise.decide.crossovers import find_crossovers
-from draftwise.decide.evidence import gather_evidence
-from draftwise.decide.rollback import find_rollbacks
+from draftwise.decide.bands import find_crossovers, gather_load_points
+from draftwise.decide.conclusions import conclude_run, gather_evidence
+from draftwise.decide.recommendations import find_rollbacks
 from draftwise.decide.thresholds import Thresholds
 from draftwise.facts.signals import get_signal
-from draftwise.report.conditions import describe_rollback, describe_scope, describe_unmeasured, list_schedules
+from draftwise.report.conditions import describe_rollback, describe_scope, describe_unmeasured
 from draftwise.report.sentences import describe_decision
 from draftwise.report.summary import summarise
 
@@ -48,15 +47,15 @@ def test_the_load_up_to_which_it_pays_is_found_and_told() -> None:
     assert (crossover.axis, crossover.adopt_below) == ("concurrency", 4)
     assert crossover.value == pytest.approx(9, rel=0.1)
     assert crossover.low <= crossover.value <= crossover.high
-    assert describe_decision(decision).startswith("Adopt for code: ngram k=3 below ")
-    assert "concurrent requests (" in describe_decision(decision)
-    assert "plain decoding above" in describe_decision(decision)
+    assert describe_decision(decision).startswith("On 2 cores of imaginary with fake, ngram k=3 answers code 1.")
+    assert " concurrent requests (12 prompts), up to " in describe_decision(decision)
+    assert describe_decision(decision).endswith("), then plain.")
     assert [band.setting for band in decision.bands] == ["ngram k=3", "plain"]
-    assert "num_speculative_tokens_per_batch_size" in json.loads(list_schedules(decision)[0])
+    assert "num_speculative_tokens_per_batch_size" in decision.schedules[0].spec.to_dict()
     (rule,) = describe_rollback(decision)
-    assert "roll back when tokens per step stay under" in rule
-    assert "where the gain is gone at c=4 " in rule
-    assert "concurrent requests for an hour" in rule
+    assert "roll back when for an hour tokens per step stay under" in rule
+    assert " concurrent requests, where the gain is gone (measured here: " in rule
+    assert "there are more than " in rule
     assert "P99 of the time to the first token" in rule
 
 
@@ -65,9 +64,9 @@ def test_different_settings_for_different_loads() -> None:
     run = make_run(truths, arms=ARMS, conditions=LOADS, workloads=[workload(tokens=101)])
     decision = conclude_run(run).decision
     assert [band.setting for band in decision.bands] == ["ngram k=5", "ngram k=3"]
-    assert "ngram k=5 up to" in describe_decision(decision)
-    assert ", ngram k=3 above" in describe_decision(decision)
-    schedule = json.loads(list_schedules(decision)[0])["num_speculative_tokens_per_batch_size"]
+    assert "ngram k=5 answers code 2." in describe_decision(decision)
+    assert ", then ngram k=3 1." in describe_decision(decision)
+    schedule = decision.schedules[0].spec.to_dict()["num_speculative_tokens_per_batch_size"]
     assert [row[2] for row in schedule] == [5, 3]
     assert len(describe_rollback(decision)) == 2
 
@@ -75,16 +74,14 @@ def test_different_settings_for_different_loads() -> None:
 def test_a_candidate_that_pays_nowhere_leaves_everything_as_it_is() -> None:
     run = make_run({"plain": PLAIN, "ngram k=3": fast_first(gains(0.8))}, conditions=LOADS)
     decision = conclude_run(run).decision
-    assert describe_decision(decision).startswith(
-        "Keep plain decoding for code at every load measured: no candidate earned"
-    )
+    assert "leave code plain at every load measured: no candidate earned" in describe_decision(decision)
     assert (decision.rollback, decision.schedules) == ((), ())
     assert decision.crossovers[0].value is None
 
 
 def test_a_candidate_that_pays_everywhere_is_said_to_do_so_within_what_was_measured() -> None:
     decision = conclude_run(make_run({"plain": PLAIN, "ngram k=3": fast_first(gains(1.5))}, conditions=LOADS)).decision
-    assert describe_decision(decision).startswith("Adopt for code: ngram k=3 at every load measured (1.")
+    assert describe_decision(decision).endswith(" concurrent requests (12 prompts), at every load measured.")
     assert "load: 1, 4, 16 requests in flight" in describe_scope(decision.scope)
 
 
@@ -105,7 +102,7 @@ def test_workloads_that_gain_are_named_beside_those_that_do_not() -> None:
         "P50 of the time per token" in verdicts["all"].reason or "P99 of the time per token" in verdicts["all"].reason
     )
     assert "(prose 0.8" in verdicts["all"].reason
-    assert "keep plain decoding for prose" in describe_decision(decision)
+    assert "leave prose plain" in describe_decision(decision)
     assert "no single setting pays for all of it" in describe_decision(decision)
 
 
@@ -148,17 +145,15 @@ def test_ramps_are_no_sweep_and_are_told_one_by_one() -> None:
     conditions = [*closed(1), Condition(load=ramp)]
     decision = conclude_run(make_run({"ngram k=3": gains(1.6)}, conditions=conditions)).decision
     assert decision.bands == ()
-    assert describe_decision(decision).startswith(
-        "C=1: adopt ngram k=3 for code 1."
-    ) or "c=1: adopt" in describe_decision(decision)
-    assert "5s:1/s,5s:3/s: adopt ngram k=3 for code" in describe_decision(decision)
+    assert "one request at a time, ngram k=3 answers code 1." in describe_decision(decision)
+    assert "under 5s:1/s,5s:3/s, ngram k=3 answers code 1." in describe_decision(decision)
 
 
 def test_temperatures_are_sweeps_of_their_own() -> None:
     conditions = [*closed(1, 4), *closed(1, 4, temperature=0.7)]
     decision = conclude_run(make_run({"ngram k=3": gains(1.6)}, conditions=conditions)).decision
     assert {each.temperature for each in decision.crossovers} == {0.0, 0.7}
-    assert "by concurrency at T=0.7: adopt for code" in describe_decision(decision)
+    assert "at temperature 0.7, ngram k=3 answers code 1." in describe_decision(decision)
 
 
 def test_the_scope_names_what_was_measured() -> None:
@@ -219,10 +214,11 @@ def test_a_pass_that_is_not_sure_of_its_luck_settles_nothing() -> None:
 
 def test_adoption_ends_at_the_first_load_that_is_none() -> None:
     run = make_run({"ngram k=3": gains(1.5)}, conditions=LOADS)
-    comparisons = gather_evidence(run).comparisons
+    evidence = gather_evidence(run)
+    points, comparisons = gather_load_points(evidence.estimates), evidence.comparisons
     doubtful = [replace(e, verdict=Verdict.MIXED) if e.condition.label == "c=4" else e for e in comparisons]
-    assert [each.adopt_below for each in find_crossovers(gather_evidence(run).load_points, comparisons)] == [16]
-    assert [each.adopt_below for each in find_crossovers(gather_evidence(run).load_points, doubtful)] == [1]
+    assert [each.adopt_below for each in find_crossovers(points, comparisons)] == [16]
+    assert [each.adopt_below for each in find_crossovers(points, doubtful)] == [1]
 
 
 def test_a_hiccup_is_no_tail() -> None:
@@ -292,7 +288,7 @@ def test_in_a_closed_loop_requests_and_server_tell_the_same(reading: Callable) -
 
 def test_points_along_the_load_are_the_ratios_that_decide() -> None:
     run = make_run({"ngram k=3": gains(1.5)}, conditions=closed(4, 1))
-    points = gather_evidence(run).load_points["code", "ngram k=3", 0.0, "concurrency"]
+    points = gather_load_points(gather_evidence(run).estimates)["code", "ngram k=3", 0.0, "concurrency"]
     assert [point.load for point in points] == [1, 4]
     by_label = {each.condition.label: each for each in gather_evidence(run).comparisons}
     assert points[0].estimate.value == pytest.approx(by_label["c=1"].speedup.value)
@@ -326,16 +322,21 @@ def test_the_summary_is_json_with_everything_in_it() -> None:
 def test_rollback_rules_are_values_that_name_metrics_of_a_server() -> None:
     run = make_run({"plain": PLAIN, "ngram k=3": until(9, 1.6)}, conditions=LOADS, workloads=[workload(tokens=101)])
     decision = conclude_run(run).decision
-    speed, load, first_token = decision.rollback
+    *of_cells, load = decision.rollback
     assert {(each.workload, each.arm) for each in decision.rollback} == {("code", "ngram k=3")}
-    assert [each.relation for each in decision.rollback] == [Relation.BELOW, Relation.ABOVE, Relation.ABOVE]
-    assert [each.basis for each in decision.rollback] == ["break-even", "band end", "baseline"]
-    heaviest = next(each for each in decision.comparisons if each.condition.label == "c=4")
-    assert speed.condition == heaviest.condition
-    assert speed.measured == heaviest.counters.tokens_per_step
-    assert speed.value == pytest.approx((speed.measured or 0) / heaviest.deciding.value)
-    assert load.value == decision.bands[0].up_to
-    assert first_token.value == pytest.approx(1.2 * (first_token.measured or 0))
+    assert [each.relation for each in of_cells] == 2 * [Relation.BELOW, Relation.ABOVE]
+    assert [each.basis for each in of_cells] == 2 * ["break-even", "baseline"]
+    assert [each.condition.label for each in of_cells] == ["c=1", "c=1", "c=4", "c=4"]
+    end = decision.bands[0].up_to
+    assert [each.loads for each in of_cells] == 2 * [(0, 1)] + 2 * [(1, end)]
+    comparisons = {each.condition.label: each for each in decision.comparisons}
+    for speed, first_token in zip(of_cells[::2], of_cells[1::2], strict=True):
+        cell = comparisons[speed.condition.label]
+        assert speed.measured == cell.counters.tokens_per_step
+        assert speed.value == pytest.approx((speed.measured or 0) / cell.deciding.value)
+        assert first_token.value == pytest.approx(1.2 * (first_token.measured or 0))
+    assert of_cells[0].value < of_cells[2].value
+    assert (load.basis, load.value, load.loads) == ("band end", end, None)
     metrics = {metric.sample for each in decision.rollback for metric in get_signal(each.metric).metrics}
     assert {"vllm:generation_tokens_total", "vllm:num_requests_running"} <= metrics
 
@@ -357,3 +358,55 @@ def test_without_counters_the_baselines_throughput_is_the_limit() -> None:
     row = conclude_run(run).latencies[0]
     (rule, _) = find_rollbacks([comparison], (), [row], "plain", Thresholds())
     assert (rule.metric, rule.value) == ("output_tokens_per_s", row.throughput)
+    # An idle server puts out less, too.
+    assert rule.loads == (0, float("inf"))
+
+
+def cooler_only() -> Truth:
+    """A candidate that pays alone and at 4 when cold, and alone only when warm, where less is accepted."""
+
+    def step_s(prompt_id: str, condition: Condition) -> float:
+        streams = condition.concurrency or 1
+        return 0.010 * (1.25 + 0.12 * streams) * (1.25 if condition.temperature else 1.0)
+
+    return Truth(step_s=step_s, ttft_s=lambda p, c: 0.001, accepted=lambda p: 1, k=3, noise=0.005)
+
+
+def test_every_temperature_has_rules_of_its_own() -> None:
+    """The limit of the load that cold traffic bears must not stand over warm traffic, nor its tokens per step."""
+    conditions = [*closed(1, 4, 16), *closed(1, 4, 16, temperature=0.8)]
+    run = make_run(
+        {"plain": PLAIN, "ngram k=3": cooler_only()}, conditions=conditions, workloads=[workload(tokens=101)]
+    )
+    decision = conclude_run(run).decision
+    ends = {rule.condition.temperature: rule.value for rule in decision.rollback if rule.basis == "band end"}
+    assert ends[0.8] < 4 <= ends[0.0] < 16
+    cold, warm = describe_rollback(decision)
+    assert cold.startswith("ngram k=3 on code at temperature 0: roll back when")
+    assert warm.startswith("ngram k=3 on code at temperature 0.8: roll back when")
+    assert " and " not in warm.partition("where the gain is gone")[0].partition("tokens per step")[2]
+    # No rule holds for what was measured, or it would fire on the day of the adoption.
+    by_label = {each.condition.label: each for each in decision.comparisons}
+    for rule in decision.rollback:
+        if rule.metric == "tokens_per_step":
+            assert (by_label[rule.condition.label].counters.tokens_per_step or 0) > rule.value
+
+
+def test_first_tokens_that_were_adopted_late_do_not_undo_the_adoption_at_once() -> None:
+    late = replace(until(9, 1.6), ttft_s=lambda p, c: 0.00119)
+    run = make_run({"plain": PLAIN, "ngram k=3": late}, conditions=closed(1), workloads=[workload(tokens=101)])
+    found = conclude_run(run)
+    (rule,) = [each for each in found.decision.rollback if each.metric == "ttft_p99_s"]
+    reached = next(row for row in found.latencies if row.arm == "ngram k=3").percentiles_ms["ttft"][-1] / 1e3
+    assert rule.value == pytest.approx(1.1 * reached)
+
+
+def test_the_model_that_all_servers_name_is_known() -> None:
+    """A server that runs already is asked for its model; only one that names none needs to be told."""
+    servers = {name: each | {"model": "org/model"} for name, each in CONTEXT["servers"].items()}
+    context = {**CONTEXT, "model": {"dtype": "bfloat16"}, "servers": servers}
+    decision = conclude_run(make_run({"ngram k=3": gains(1.5)}, context=context)).decision
+    assert (decision.missing_context, decision.scope.model) == ((), "org/model")
+    servers["ngram k=3"] = servers["ngram k=3"] | {"model": "org/other"}
+    decision = conclude_run(make_run({"ngram k=3": gains(1.5)}, context=context)).decision
+    assert (decision.missing_context, decision.scope.model) == (("model",), "")

@@ -26,9 +26,9 @@ def find_climbs(graph: grimp.ImportGraph, layers: list[grimp.Layer]) -> set[tupl
     [
         ("comparison.cell", "validity.checks"),
         ("validity.load", "verdict"),
-        ("verdict", "evidence"),
-        ("rollback", "bands"),
-        ("decision", "conclusions"),
+        ("verdict", "bands"),
+        ("bands", "recommendations"),
+        ("scope", "conclusions"),
     ],
 )
 def test_an_import_that_climbs_is_noticed(layers: list[grimp.Layer], importer: str, imported: str) -> None:

@@ -6,8 +6,8 @@ from tests.support.made_runs import Truth, closed, make_run, workload
 
 from draftwise.core import Comparison, Condition, Finding, Interval, Severity, Verdict
 from draftwise.decide.comparison.cell import make_cells
-from draftwise.decide.comparison.estimates import estimate_ratios
-from draftwise.decide.evidence import gather_evidence
+from draftwise.decide.comparison.comparisons import estimate_ratios
+from draftwise.decide.conclusions import gather_evidence
 from draftwise.decide.thresholds import Thresholds
 from draftwise.decide.verdict import find_signature, judge
 

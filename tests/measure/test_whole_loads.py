@@ -11,8 +11,7 @@ from draftwise.backends import FakeScript, virtual_time
 from draftwise.backends.fake.script import find_crossover
 from draftwise.core import ClosedLoop, Comparison, Condition, Decision, OpenLoop, Prompt, Verdict, Workload
 from draftwise.decide.comparison.acceptance import pool_acceptance
-from draftwise.decide.conclusions import conclude_run
-from draftwise.decide.evidence import gather_evidence
+from draftwise.decide.conclusions import conclude_run, gather_evidence
 from draftwise.report.conditions import describe_unmeasured
 from draftwise.report.sentences import describe_decision
 from draftwise.runs import RunDirectory

@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.measuring import make_plan, make_workload
 
-from draftwise.core import ClosedLoop, Condition, OpenLoop, Phase, Replay, RunPlan
-from draftwise.runs.schedule import Turn, arm_order, blocks, plan_turns
+from draftwise.core import ClosedLoop, Condition, OpenLoop, Phase, Replay, RunPlan, Settled
+from draftwise.runs.blocks import blocks
+from draftwise.runs.schedule import Turn, arm_order, plan_turns
 
 
 def schedule(plan: RunPlan) -> list[Turn]:
@@ -54,11 +55,11 @@ def test_a_recording_is_replayed_as_a_whole() -> None:
 
 def test_settled_candidates_are_left_out_and_plain_rests_without_any() -> None:
     plan = make_plan(2, repeats=1)
-    turns = list(plan_turns(plan, plan.conditions, 1, without={("code", "c=1", "candidate 1")}, number=7))
+    first, second = (Settled(workload="code", condition="c=1", candidate=f"candidate {i}", passes=0) for i in (1, 2))
+    turns = list(plan_turns(plan, plan.conditions, 1, settled=[first], number=7))
     assert {turn.arm for turn in turns} == {"plain", "candidate 2"}
     assert [turn.number for turn in turns] == list(range(7, 7 + 16))
-    settled = {("code", "c=1", f"candidate {i}") for i in (1, 2)}
-    assert list(plan_turns(plan, plan.conditions, 1, without=settled)) == []
+    assert list(plan_turns(plan, plan.conditions, 1, settled=[first, second])) == []
 
 
 @pytest.mark.parametrize("arms", [["a", "b"], ["a", "b", "c"], list("abcde")])
@@ -74,6 +75,10 @@ def test_no_arm_always_follows_the_same_one() -> None:
     before = {(order[i - 1], "c") for block in range(10) for order in [arm_order(arms, block, 1)] for i in range(1, 5)
               if order[i] == "c"}  # fmt: skip
     assert {name for name, _ in before} == {"b", "d"}
+
+
+def test_two_arms_take_turns_at_coming_first() -> None:
+    assert [arm_order(["a", "b"], block, 1)[0] for block in range(8)] == list("baabbaab")
 
 
 def test_passes_are_outermost_so_that_an_early_end_leaves_whole_ones() -> None:

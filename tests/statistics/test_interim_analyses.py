@@ -27,9 +27,9 @@ def test_boundaries_are_those_of_the_literature() -> None:
 
 
 def test_one_analysis_costs_nothing() -> None:
-    assert InterimAnalyses.single(5).level(5) == pytest.approx(0.05, rel=1e-4)
-    assert InterimAnalyses.single(1).adjust(0.03, 1) == pytest.approx(0.03, rel=1e-2)
-    assert InterimAnalyses.single(5).level(3) == pytest.approx(0.05, rel=1e-4), (
+    assert InterimAnalyses((5,)).level(5) == pytest.approx(0.05, rel=1e-4)
+    assert InterimAnalyses((1,)).adjust(0.03, 1) == pytest.approx(0.03, rel=1e-2)
+    assert InterimAnalyses((5,)).level(3) == pytest.approx(0.05, rel=1e-4), (
         "cut off by accident, not because of an analysis"
     )
     assert InterimAnalyses.planned(1).repetitions == (1,)
@@ -97,7 +97,9 @@ def test_three_pairs_of_turns_settle_nothing() -> None:
 
 def test_an_early_interval_is_wider_than_a_late_one() -> None:
     analyses, found = InterimAnalyses.planned(5), estimate(0.1, 0.01)
-    widths = [math.log((interval := analyses.interval(found, done)).high / interval.low) for done in (2, 3, 4, 5)]
+    widths = [
+        math.log((interval := found.interval(1 - analyses.level(done))).high / interval.low) for done in (2, 3, 4, 5)
+    ]
     assert widths == sorted(widths, reverse=True)
     assert widths[-1] < 1.05 * math.log(found.interval().high / found.interval().low)
 

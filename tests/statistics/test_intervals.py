@@ -12,7 +12,7 @@ from tests.support.simulated import Array, Machine, binomial_bounds
 from draftwise.statistics import (
     Design,
     Estimate,
-    Spread,
+    find_spread,
     goodput_change,
     prompt_ratio,
     server_ratio,
@@ -211,5 +211,5 @@ def test_the_variance_over_two_dimensions_counts_noise_once() -> None:
     found = []
     for _ in range(40):
         noise_N = rng.normal(size=1600)
-        found.append(Spread.of((noise_N - noise_N.mean()) / 1600, design).variance)
+        found.append(find_spread((noise_N - noise_N.mean()) / 1600, design).variance)
     assert np.mean(found) == pytest.approx(1 / 1600, rel=0.2)

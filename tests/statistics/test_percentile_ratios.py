@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from tests.support.simulated import Machine
 
-from draftwise.statistics import Design, Samples, percentile_ratios
+from draftwise.statistics import Design, percentile_ratios
 
 TRIALS = 200
 
 
-def single(values_N: np.ndarray) -> Samples:
-    return Samples(values_N[:, None].tolist())
+def single(values_N: np.ndarray) -> list[list[float]]:
+    return values_N[:, None].tolist()
 
 
 def coverage(machine: Machine, percentile: int) -> tuple[float, float]:
@@ -62,7 +62,7 @@ def test_prompts_taken_for_independent_requests_do_not_cover() -> None:
 def test_the_value_is_the_ratio_of_the_percentiles() -> None:
     rng = np.random.default_rng(0)
     candidate, plain = ([rng.lognormal(size=rng.integers(0, 9)).tolist() for _ in range(50)] for _ in range(2))
-    found = percentile_ratios(Samples(candidate), Samples(plain), Design.of([(p, p) for p in range(50)]))
+    found = percentile_ratios(candidate, plain, Design.of([(p, p) for p in range(50)]))
     for percentile, interval in found.items():
         ours, theirs = (np.percentile(np.log(np.concatenate(arm)), percentile) for arm in (candidate, plain))
         assert interval.value == pytest.approx(math.exp(ours - theirs))
@@ -79,16 +79,16 @@ def test_a_twice_as_slow_arm_is_twice_as_slow_everywhere() -> None:
 
 def test_requests_without_tokens_have_no_inter_token_latencies() -> None:
     design = Design.of([("a", 1), ("b", 2)])
-    assert percentile_ratios(Samples([[], []]), Samples([[1.0], [2.0]]), design) == {}
+    assert percentile_ratios([[], []], [[1.0], [2.0]], design) == {}
 
 
 def test_equal_readings_are_certain() -> None:
     """A server on virtual time answers every token after exactly 20 ms."""
     design = Design.of([(p, p) for p in range(10)])
-    found = percentile_ratios(Samples([[0.01] * 5] * 10), Samples([[0.02] * 5] * 10), design)
+    found = percentile_ratios([[0.01] * 5] * 10, [[0.02] * 5] * 10, design)
     assert all((each.low, each.high) == pytest.approx((0.5, 0.5)) for each in found.values())
 
 
 def test_one_prompt_says_nothing_about_others() -> None:
-    interval = percentile_ratios(Samples([[1.0, 2.0]]), Samples([[1.0, 2.0]]), Design.of([("a", 1)]))[50]
+    interval = percentile_ratios([[1.0, 2.0]], [[1.0, 2.0]], Design.of([("a", 1)]))[50]
     assert (interval.low, interval.value, interval.high) == (0.0, 1.0, math.inf)

@@ -10,12 +10,11 @@ from draftwise.statistics import (
     POWER,
     Conclusion,
     Estimate,
+    Outlook,
     Spread,
     conclude,
-    detectable_ratio,
+    find_outlook,
     prompt_ratio,
-    prompts_needed,
-    repetitions_needed,
 )
 
 TRIALS = 400
@@ -39,14 +38,14 @@ def typical(found: list[Estimate]) -> Estimate:
 @pytest.mark.parametrize("margin", [0.0, MARGIN])
 @pytest.mark.parametrize("machine", [Machine(prompts=12), Machine(prompts=40, per_turn=8)], ids=["stream", "load"])
 def test_the_detectable_speedup_is_detected(machine: Machine, margin: float) -> None:
-    speedup = detectable_ratio(typical(measure(machine, 1.0)), margin=margin)
+    speedup = find_outlook(typical(measure(machine, 1.0)), machine.passes, margin=margin).detectable
     assert share_faster(measure(machine, speedup, seed=1), margin) == pytest.approx(POWER, abs=0.07)
 
 
 def test_five_percent_are_found_with_as_many_prompts_as_it_said() -> None:
     pilot = typical(measure(Machine(prompts=12, gain=0.05), 1.05))
     as_if_known = Estimate(log=math.log(1.05), spread=pilot.spread)
-    count = prompts_needed(as_if_known, margin=MARGIN)
+    count = find_outlook(as_if_known, 5, margin=MARGIN).prompts
     assert 50 < count < 500
     found = measure(Machine(prompts=count, gain=0.05), 1.05, seed=1)
     assert share_faster(found, MARGIN) == pytest.approx(POWER, abs=0.1)
@@ -60,7 +59,7 @@ def estimate(ratio: float, error: float, lasting: float = 0.0, prompts: int = 10
 @pytest.mark.parametrize("ratio", [1.1, 0.9, 1.0])
 def test_more_prompts_settle_every_outcome(ratio: float) -> None:
     loose = estimate(ratio, 0.1)
-    count = prompts_needed(loose, margin=MARGIN)
+    count = find_outlook(loose, 5, margin=MARGIN).prompts
     tight = estimate(ratio, 0.1 * math.sqrt(10 / count), prompts=count)
     assert conclude(loose.interval(), MARGIN) is None
     assert count > 10
@@ -68,15 +67,14 @@ def test_more_prompts_settle_every_outcome(ratio: float) -> None:
 
 
 def test_an_estimate_on_the_limit_is_never_settled() -> None:
-    assert prompts_needed(estimate(1.03, 0.01), margin=MARGIN) is None
+    assert find_outlook(estimate(1.03, 0.01), 5, margin=MARGIN).prompts is None
 
 
 def test_passes_help_where_turns_differ_and_not_where_prompts_do() -> None:
-    assert repetitions_needed(estimate(1.1, 0.05, lasting=0.0), 5, margin=MARGIN) > 5
-    assert repetitions_needed(estimate(1.1, 0.05, lasting=0.05**2), 5, margin=MARGIN) is None
+    assert find_outlook(estimate(1.1, 0.05, lasting=0.0), 5, margin=MARGIN).repetitions > 5
+    assert find_outlook(estimate(1.1, 0.05, lasting=0.05**2), 5, margin=MARGIN).repetitions is None
 
 
 def test_nothing_is_promised_where_nothing_was_repeated() -> None:
     alone = estimate(1.1, math.inf)
-    assert detectable_ratio(alone) == math.inf
-    assert prompts_needed(alone, margin=MARGIN) is None
+    assert find_outlook(alone, 5, margin=MARGIN) == Outlook(detectable=math.inf, prompts=None, repetitions=None)

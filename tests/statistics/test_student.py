@@ -3,7 +3,7 @@
 import pytest
 from scipy.stats import norm, t
 
-from draftwise.statistics.student import (
+from draftwise.statistics.estimate import (
     student_quantile,
     student_tail,
     upper_normal_tail,

@@ -83,6 +83,7 @@ def make_run(
     turn_noise: float = 0.0,
     context: Mapping[str, Any] | None = None,
     keep: Callable[[Turn], bool] = lambda turn: True,
+    remembering: Mapping[str, str] | None = None,
 ) -> Run:
     """Return the run that servers of these truths leave behind.
 
@@ -90,10 +91,15 @@ def make_run(
         truths: by arm; arms that are not named are plain.
         turn_noise: standard deviation of the logarithm of what all requests of a turn share.
         keep: whether a turn was finished.
+        remembering: why candidates could remember answers, None where none could.
     """
     given = arms or [Arm(name="plain"), *(arm(3) for name in truths if name == "ngram k=3")]
     plan = RunPlan(
-        arms=tuple(given), workloads=tuple(workloads or [workload()]), conditions=tuple(conditions), repeats=repeats
+        arms=tuple(given),
+        workloads=tuple(workloads or [workload()]),
+        remembering=remembering or {},
+        conditions=tuple(conditions),
+        repeats=repeats,
     )
     rng = np.random.default_rng(seed)
     answers: list[Answer] = []

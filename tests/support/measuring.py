@@ -23,6 +23,7 @@ from draftwise.core import (
     Workload,
 )
 from draftwise.decide.conclusions import conclude_run
+from draftwise.facts.remembering import find_remembering
 from draftwise.measure.session import Session
 from draftwise.runs import RunDirectory
 
@@ -41,6 +42,12 @@ class Silent:
     def __init__(self) -> None:
         self.first: tuple[int, int] | None = None
         self.advanced = 0
+        self.doing = ""
+        self.waited: list[str] = []
+
+    def wait(self, doing: str) -> None:
+        self.doing = doing
+        self.waited.append(doing)
 
     def start(self, total: int, done: int) -> None:
         self.first = self.first or (total, done)
@@ -60,7 +67,14 @@ def make_plan(num_candidates: int = 1, **settings: Any) -> RunPlan:
     arms = (plain, *(replace(drafting, name=f"candidate {i}") for i in range(1, num_candidates + 1)))
     concurrency, temperature = settings.pop("concurrency", 1), settings.pop("temperature", 0.0)
     condition = Condition(load=ClosedLoop(concurrency=concurrency), temperature=temperature)
-    given = {"arms": arms, "workloads": (make_workload(),), "conditions": (condition,), "repeats": 3, **settings}
+    given = {
+        "remembering": find_remembering(arms),
+        "arms": arms,
+        "workloads": (make_workload(),),
+        "conditions": (condition,),
+        "repeats": 3,
+        **settings,
+    }
     return RunPlan(**given)
 
 
@@ -71,7 +85,13 @@ def make_session(path: Path, plan: RunPlan, scripts: Sequence[FakeScript], **set
         plan=plan,
         backends=backends,
         directory=RunDirectory(path) if resume else RunDirectory.claim(path),
-        **{"context": CONTEXT, "progress": Silent(), "announce": lambda plan, pace, seconds: None, **settings},
+        **{
+            "context": CONTEXT,
+            "progress": Silent(),
+            "announce": lambda plan, pace, seconds: None,
+            "tell": lambda text: None,
+            **settings,
+        },
     )
 
 

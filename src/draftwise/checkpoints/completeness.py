@@ -60,7 +60,7 @@ def find_tensor_findings(
         yield from _find_unknown(rules, drafter, expected, found, where, is_quantized=is_quantized)
 
 
-def _unchecked(rules: Rulebook, drafter: RecognizedDrafter, where: str) -> Iterator[Ruling]:
+def _unchecked(rules: Rulebook, drafter: RecognizedDrafter, where: str) -> tuple[Ruling, ...]:
     return rules.ruling(
         "tensors-unchecked",
         f"Whether all tensors of {quote(drafter.architecture or drafter.method)} are there was not checked: its "

@@ -120,13 +120,12 @@ def find_mtp_findings(target_dir: str | Path, *, version: Version | None = None)
     mtp = found.mtp
     if mtp is None or not (mtp.lost or mtp.incomplete):
         return ()
-    ruling = Rulebook(version).ruling(
+    return Rulebook(version).ruling(
         "mtp-tensors-missing",
         describe_lost(mtp),
         where=str(found.directory),
         fix="Take the original checkpoint, or copy its MTP tensors into this one, or use another method.",
     )
-    return tuple(ruling)
 
 
 def _about_unread(faults: tuple[Finding, ...]) -> tuple[Finding, ...]:

@@ -6,16 +6,23 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
-from draftwise.cli._console import UNBROKEN
-from draftwise.core import Comparison, Decision, Finding, RunPlan, Severity, Verdict
-from draftwise.measure.warm_up import Pace
-from draftwise.report.conditions import describe_rollback, describe_unmeasured, list_schedules
+from draftwise.cli._console import show_table
+from draftwise.core import Comparison, Decision, Finding, Run, RunPlan, Severity, Verdict
+from draftwise.measure.forecast import Pace
+from draftwise.report.actions import describe_way_back, list_actions
+from draftwise.report.conditions import (
+    describe_missing,
+    describe_rollback,
+    describe_single_settings,
+    describe_unmeasured,
+)
 from draftwise.report.sentences import describe_decision
 from draftwise.report.tables import Repeated, group_findings, sort_comparisons
 from draftwise.report.units import format_change, format_number
@@ -34,6 +41,7 @@ _MOST_PLACES = 4
 """Where a finding applies, beyond the first place, before they are only counted."""
 _QUIET_S = 30
 """Without an answer, after which a run says that it waits."""
+_LONGEST_STATUS = 100
 _QUIET_STEPS = 10
 """Lines that a run writes where there is no terminal to draw a bar in."""
 
@@ -58,17 +66,27 @@ class ConsoleProgress:
         self._heard = time.monotonic()
         self.doing = "starting the servers"
         """What is under way, for who wonders why nothing happens."""
+        self._status = console.status(self.doing)
 
     def __enter__(self) -> ConsoleProgress:
+        self._status.start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._status.stop()
         self._bar.stop()
+
+    def wait(self, doing: str) -> None:
+        """Show what is under way."""
+        self.doing = doing
+        self._status.update(doing[:_LONGEST_STATUS])
+        self._bar.update(self._task, description=doing)
 
     def start(self, total: int, done: int) -> None:
         """Draw the bar."""
+        self._status.stop()
         self._total, self._done = total, done
-        self.doing, self._heard = "waiting for the first answer", time.monotonic()
+        self._heard = time.monotonic()
         self._bar.update(self._task, total=total, completed=done)
         if self._console.is_terminal:
             self._bar.start()
@@ -99,9 +117,11 @@ def estimate(plan: RunPlan, pace: Pace, seconds: float) -> str:
     """Return a few lines: how much a plan is, about how long it takes, and how fast the servers were in the warm-up."""
     workloads = " + ".join(f"{len(each.prompts)} {each.name}" for each in plan.workloads)
     loads = "" if len(plan.conditions) == 1 else f"{len(plan.conditions)} conditions x "
-    total = plan.repeats * sum(len(turn.prompts) for turn in plan_turns(plan, plan.conditions, 1))
+    repeats = range(1, plan.repeats + 1)
+    total = sum(len(turn.prompts) for repeat in repeats for turn in plan_turns(plan, plan.conditions, repeat))
+    once = f", {' and '.join(plan.remembering)} each prompt once:" if plan.remembering else " ="
     lines = [
-        f"{len(plan.arms)} arms x {loads}({workloads}) prompts x {plan.repeats} repetitions = "
+        f"{len(plan.arms)} arms x {loads}({workloads}) prompts x {plan.repeats} repetitions{once} "
         f"{'at most ' if plan.adaptive else ''}{total} requests, about {_duration(seconds)}"
     ]
     for condition in plan.conditions:
@@ -114,18 +134,37 @@ def _duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
 
 
-def show_decision(console: Console, decision: Decision) -> None:
-    """Print whether the run is evidence, the verdicts, the findings and the decision."""
-    if not decision.is_evidence:
-        console.print(
-            f"NOT EVIDENCE: the run does not carry its {', '.join(decision.missing_context)}.",
-            style="red",
-            soft_wrap=True,
-        )
+def show_decision(console: Console, decision: Decision, run: Run) -> None:
+    """Print whether the run is evidence, the verdicts, the findings, the decision and what to type."""
+    tell = partial(console.print, markup=False, highlight=False, soft_wrap=True)
+    if missing := describe_missing(decision):
+        tell(missing, style="red")
     if decision.comparisons:
-        whole, short = (_table(sort_comparisons(decision.comparisons), wide=wide) for wide in (True, False))
-        needed = console.measure(whole, options=console.options.update(max_width=UNBROKEN)).maximum
-        console.print(whole if needed <= console.width else short)
+        comparisons = sort_comparisons(decision.comparisons)
+        tables = (_table(comparisons, shown=shown) for shown in (tuple(_NUMBERS), _ALWAYS))
+        show_table(console, *tables, _table(comparisons, shown=_ALWAYS, repeated=True))
+    _show_findings(console, decision)
+    console.print()
+    tell(describe_decision(decision), style="bold")
+    for line in describe_single_settings(decision):
+        tell(line)
+    for action in list_actions(decision, run):
+        tell(f"\nTo paste: {action.heading}", style="dim")
+        tell(f"  {action.text}")
+        for remark in action.remarks:
+            tell(f"  {remark}", style="dim")
+    rules = describe_rollback(decision)
+    if rules:
+        tell("\nRoll back:", style="dim")
+    for rule in rules:
+        tell(f"  {rule}")
+    if rules:
+        tell(f"  To go back: {describe_way_back(decision, run)}")
+    for line in describe_unmeasured(decision):
+        tell(f"Not measured: {line}", style="yellow")
+
+
+def _show_findings(console: Console, decision: Decision) -> None:
     findings = _findings(decision)
     for finding, told in findings:
         if finding.severity is not Severity.INFO:
@@ -133,18 +172,14 @@ def show_decision(console: Console, decision: Decision) -> None:
             console.print(Text.assemble((f"{finding.severity} ", style), told), soft_wrap=True)
     if notes := sum(finding.severity is Severity.INFO for finding, _ in findings):
         console.print(f"{notes} {'note' if notes == 1 else 'notes'} in the report", style="dim")
-    console.print()
-    console.print(Text(describe_decision(decision), style="bold"), soft_wrap=True)
-    for rule in describe_rollback(decision):
-        console.print(Text(rule, style="dim"), soft_wrap=True)
-    for schedule in list_schedules(decision):
-        console.print(f"Schedule by batch size, to paste: {schedule}", markup=False, highlight=False, soft_wrap=True)
-    for missing in describe_unmeasured(decision):
-        console.print(Text(f"Not measured: {missing}", style="yellow"), soft_wrap=True)
 
 
-def _table(comparisons: Sequence[Comparison], *, wide: bool) -> Table:
-    shown = [name for name in _NUMBERS if wide or name in _ALWAYS]
+def _table(comparisons: Sequence[Comparison], *, shown: Sequence[str], repeated: bool = False) -> Table:
+    """Return the verdicts with the numbers that are to be shown.
+
+    Args:
+        repeated: every row names its workload and load, also where the one above it has the same.
+    """
     sweeps = len({each.condition for each in comparisons}) > 1
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("workload", *(["load"] if sweeps else []), "candidate", "verdict"):
@@ -153,9 +188,10 @@ def _table(comparisons: Sequence[Comparison], *, wide: bool) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     last, load = "", ""
     for each in comparisons:
-        if last and each.workload != last:
+        if last and each.workload != last and not repeated:
             table.add_row()
-            load = ""
+        if repeated or each.workload != last:
+            last = load = ""
         verdict = Text(each.verdict, style=_COLOURS[each.verdict])
         workload = "" if each.workload == last else each.workload
         label = [("" if each.condition.label == load else each.condition.label)] if sweeps else []

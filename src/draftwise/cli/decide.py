@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import shlex
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,16 +14,20 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from draftwise.cli._access import access_options, read_headers
 from draftwise.cli._console import open_console
+from draftwise.cli._context import context_option, read_notes
 from draftwise.cli._decision import ConsoleProgress, estimate, show_decision
 from draftwise.cli._loads import Finite, conditions, load_options
 from draftwise.core import BackendError, InvalidSetup, LaunchOptions, RunPlan, StorageError
+from draftwise.decide.conclusions import conclude_run
 from draftwise.measure import measurement as measure
+from draftwise.measure.forecast import Pace
 from draftwise.measure.load.loop import precise_loop
+from draftwise.measure.planning import explain_sharing
 from draftwise.measure.session import Session
 from draftwise.measure.spec import ENGINES, Candidate, MeasurementSpec
-from draftwise.measure.warm_up import Pace
-from draftwise.report.page import write_report
+from draftwise.report.page import write_conclusions
 from draftwise.runs import RunDirectory
 from draftwise.workloads import BUNDLED
 
@@ -42,9 +45,9 @@ _INTERRUPTED = 130
               help="code, prose, rewrite, a log or trace, synthetic:...; see docs/measuring.md.")  # fmt: skip
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Run directory  [default: runs/TIME]")
 @click.option("--resume", type=click.Path(path_type=Path), metavar="DIR", help="Go on with an unfinished run.")
-@click.option("--prompts", type=click.IntRange(1), metavar="N", help="Per workload; overrides --minutes.")
-@click.option("--minutes", type=Finite(0, min_open=True), default=10, show_default=True,
-              help="As many prompts as fit in about this time; after it, no load is added to the sweep.")  # fmt: skip
+@click.option("--prompts", type=click.IntRange(1), metavar="N", help="Per workload.")
+@click.option("--minutes", type=Finite(0, min_open=True),
+              help="For all of it; what does not fit is left out  [default: 10; with --prompts none]")  # fmt: skip
 @click.option("--repeats", type=click.IntRange(1), default=5, show_default=True, help="Repetitions of the prompts.")
 @click.option("--warmup", type=click.IntRange(1), default=3, show_default=True, help="Discarded requests per arm.")
 @click.option("--seed", type=int, default=0, show_default=True)
@@ -52,11 +55,8 @@ _INTERRUPTED = 130
 @click.option("--adaptive/--no-adaptive", default=True, show_default=True,
               help="Leave out what is settled, and search where speculation stops paying.")  # fmt: skip
 @click.option("--max-tokens", type=click.IntRange(1), metavar="N", help="Cap on every prompt's own.")
-@click.option("--url", metavar="URL", help="The baseline's server, if it runs already (instead of TARGET).")
-@click.option("--candidate-url", "candidate_urls", multiple=True, metavar="URL", help="A speculating server.")
-@click.option("--api-key-env", metavar="NAME", help="Variable that holds the key of the URLs.")
-@click.option("--context", "notes", multiple=True, metavar="KEY=VALUE",
-              help="What cannot be seen from here: hardware, precision, model, command.ARM.")  # fmt: skip
+@access_options
+@context_option
 @click.option("--engine", type=click.Choice(ENGINES), default="draftwise", show_default=True,
               help="What serves TARGET.")  # fmt: skip
 @click.option("--vllm", default="vllm", show_default=True, metavar="COMMAND",
@@ -71,7 +71,7 @@ _INTERRUPTED = 130
 @click.option("--slo-e2e-ms", type=Finite(0, min_open=True), help="Promised time to the last token, for goodput.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON on stdout.")
 @click.pass_context
-def decide(ctx: click.Context, /, resume: Path | None, api_key_env: str | None, as_json: bool, **given: Any) -> None:
+def decide(ctx: click.Context, /, resume: Path | None, as_json: bool, **given: Any) -> None:
     """Measure whether speculation pays for TARGET, the directory of a checkpoint, and say so.
 
     Serves TARGET as a baseline and once per candidate, sends the same prompts to all of them in turns, and writes a
@@ -81,32 +81,34 @@ def decide(ctx: click.Context, /, resume: Path | None, api_key_env: str | None, 
     tell = partial(console.print, soft_wrap=True, markup=False, highlight=False)
     if resume is not None:
         _refuse_others(ctx)
-        key, processes = _read_api_key(api_key_env), given["processes"]
-        measurement = measure.resume(resume, api_key=key, processes=processes, minutes=given["minutes"])
+        headers, processes = read_headers(given), given["processes"]
+        measurement = measure.resume(resume, headers=headers, processes=processes, minutes=given["minutes"])
     else:
-        spec = _read_spec(given, api_key_env)
+        spec = _read_spec(given)
         if conflict := spec.find_conflict():
             raise click.UsageError(conflict)
         measurement = measure.prepare(spec, tell)
-    with ConsoleProgress(console) as progress, console.status("starting the servers") as status:
-
-        def wait(line: str) -> None:
-            progress.doing = line
-            status.update(line[:100])
+    with ConsoleProgress(console) as progress:
 
         def announce(final: RunPlan, pace: Pace, seconds: float) -> None:
-            status.stop()
             console.print(estimate(final, pace, seconds), soft_wrap=True)
+            if (final.workloads, final.remembering) != (measurement.plan.workloads, measurement.plan.remembering):
+                for line in explain_sharing(final):
+                    tell(line)
 
-        session = measurement.open(progress, tell=tell, announce=announce, on_wait=wait)
-        failure = _measure(session, progress)
+        session = measurement.open(progress, tell=tell, announce=announce, on_wait=progress.wait)
+        try:
+            failure = _measure(session, progress)
+        except InvalidSetup:
+            measurement.directory.leave()
+            raise
     _finish(measurement.directory, as_json=as_json, failure=failure)
 
 
 def _refuse_others(ctx: click.Context) -> None:
     """Refuse options that would change a run that is under way."""
     given = [each for each in ctx.command.params if _is_given(ctx, each)]
-    stay = {"resume", "api_key_env", "processes", "as_json"}
+    stay = {"resume", "headers", "key_variables", "processes", "minutes", "as_json"}
     if others := sorted(
         each.opts[0] if each.opts[0].startswith("-") else "TARGET" for each in given if each.name not in stay
     ):
@@ -147,8 +149,9 @@ def _finish(directory: RunDirectory, *, as_json: bool, failure: BaseException | 
             raise failure
         click.echo("interrupted before anything was measured", err=True)
         raise SystemExit(_INTERRUPTED)
-    decision, summary = write_report(directory)
-    show_decision(open_console(stderr=as_json), decision)
+    found = conclude_run(directory.read())
+    decision, summary = write_conclusions(directory, found)
+    show_decision(open_console(stderr=as_json), decision, found.run)
     if as_json:
         click.echo(json.dumps(summary, indent=2))
     click.echo(f"\nReport: {directory.path / 'report.html'}", err=True)
@@ -158,10 +161,10 @@ def _finish(directory: RunDirectory, *, as_json: bool, failure: BaseException | 
         if isinstance(failure, BackendError | StorageError):
             raise failure
         raise SystemExit(_INTERRUPTED)
-    raise SystemExit(1 if decision.has_error else 0)
+    raise SystemExit(1 if decision.has_error or not decision.comparisons else 0)
 
 
-def _read_spec(given: Mapping[str, Any], api_key_env: str | None) -> MeasurementSpec:
+def _read_spec(given: Mapping[str, Any]) -> MeasurementSpec:
     """Return what the options ask for."""
     gpus = given["gpus"]
     return MeasurementSpec(
@@ -173,7 +176,8 @@ def _read_spec(given: Mapping[str, Any], api_key_env: str | None) -> Measurement
         serve_args=_split_arguments(given["serve_args"]),
         url=given["url"],
         candidate_urls=given["candidate_urls"],
-        api_key=_read_api_key(api_key_env),
+        metrics_urls=given["metrics_urls"],
+        headers=read_headers(given),
         candidates=tuple(map(Candidate.parse, given["candidates"])),
         draft_lengths=tuple(given["lengths"] or ()),
         workloads=given["workloads"] or BUNDLED,
@@ -187,20 +191,10 @@ def _read_spec(given: Mapping[str, Any], api_key_env: str | None) -> Measurement
         turn_s=given["turn_seconds"],
         adaptive=given["adaptive"],
         processes=given["processes"],
-        notes=_read_notes(given["notes"]),
+        notes=read_notes(given["notes"]),
         thresholds=_read_thresholds(given),
         out=given["out"],
     )
-
-
-def _read_notes(texts: Sequence[str]) -> dict[str, str]:
-    notes = {}
-    for text in texts:
-        key, separator, value = text.partition("=")
-        if not separator:
-            raise click.UsageError(f"--context takes KEY=VALUE, got {text!r}.")
-        notes[key.strip()] = value.strip()
-    return notes
 
 
 def _read_thresholds(given: Mapping[str, Any]) -> dict[str, float]:
@@ -214,9 +208,3 @@ def _split_arguments(text: str) -> tuple[str, ...]:
         return tuple(shlex.split(text))
     except ValueError as error:
         raise click.UsageError(f"--serve-args {text!r} is no shell command line ({error}).") from None
-
-
-def _read_api_key(variable: str | None) -> str | None:
-    if variable is not None and not os.environ.get(variable):
-        raise InvalidSetup.because("no-api-key", f"{variable} is not set.", where="--api-key-env")
-    return None if variable is None else os.environ[variable]

@@ -20,7 +20,9 @@ __all__ = [
     "Arm",
     "ClientHealth",
     "Counters",
+    "Disturbance",
     "Divergence",
+    "Omission",
     "Run",
     "RunPlan",
     "ServerLoad",
@@ -41,6 +43,10 @@ class Arm:
     """What it serves; as far as it is known, for a server that somebody else started."""
     url: str | None = None
     """Of a server that is already running; None when draftwise starts it."""
+    metrics_url: str | None = None
+    """Page of the server's counters, where it is not /metrics below `url`."""
+    header_names: tuple[str, ...] = ()
+    """Headers that the operator adds to its requests; their values may be secrets and are never written down."""
 
     @property
     def spec(self) -> SpecConfig | None:
@@ -57,6 +63,20 @@ class Arm:
         return self.url is None or urlsplit(self.url).hostname in ("127.0.0.1", "localhost", "::1")
 
     @property
+    def address(self) -> tuple[str, int | None, str] | None:
+        """Host, port and path of `url`, the same however it is spelt; None when draftwise starts the server."""
+        if self.url is None:
+            return None
+        parts = urlsplit(self.url)
+        host = "127.0.0.1" if parts.hostname == "localhost" else parts.hostname or ""
+        return host, parts.port, parts.path.rstrip("/").removesuffix("/v1")
+
+    @property
+    def routing_headers(self) -> tuple[str, ...]:
+        """Headers by which a gateway may tell its server from others at the same address: all but the key."""
+        return tuple(name for name in self.header_names if name.lower() != "authorization")
+
+    @property
     def has_synthetic_acceptance(self) -> bool:
         """Whether its acceptance is synthetic, so that its text has no meaning."""
         return self.spec is not None and self.spec.has_synthetic_acceptance
@@ -68,6 +88,9 @@ class RunPlan:
 
     arms: tuple[Arm, ...]
     workloads: tuple[Workload, ...]
+    remembering: Mapping[str, str]
+    """Why a candidate could remember answers from request to request, by its name: what is not known could. Candidates
+    that cannot remember are left out."""
     conditions: tuple[Condition, ...] = field(default_factory=lambda: (Condition(),))
     repeats: int = 5
     """Repetitions of the workloads; fewer for cells that are stopped early."""
@@ -77,6 +100,13 @@ class RunPlan:
     """How long a turn of a steady open loop lasts."""
     adaptive: bool = False
     """Whether settled cells are stopped early, and the crossover of a sweep over load is bisected."""
+    asks_once: bool = True
+    """Whether candidates that could remember answers are asked no prompt twice; not so in earlier runs."""
+
+    @property
+    def asked_once(self) -> tuple[str, ...]:
+        """The candidates that are asked no prompt twice."""
+        return tuple(self.remembering) if self.asks_once else ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +223,11 @@ class TurnRecord:
     wall_s: float
     condition: str = "c=1"
     block: int = 0
-    """Which part of the workload: turns of one repetition, block and condition are a paired block."""
+    """Which part of the workload: turns of one repetition, block, condition and attempt are a paired block."""
+    attempt: int = 0
+    """How often the block had been taken before, because the machine was disturbed."""
+    is_warm: bool = True
+    """False while the pace of the arm's server had not become steady in the warm-up."""
     began_s: float = 0.0
     """Seconds since the epoch."""
     client: ClientHealth = field(default_factory=ClientHealth)
@@ -201,6 +235,26 @@ class TurnRecord:
     """Just before the turn, when nothing of this run is on the server."""
     device: Mapping[str, Any] = field(default_factory=dict)
     """Clocks, temperatures and throttle reasons of GPUs and CPUs after the turn, where they can be read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disturbance:
+    """An attempt at a paired block that counts for nothing, on no arm, because something disturbed one of its turns."""
+
+    workload: str
+    condition: str
+    repeat: int
+    block: int
+    attempt: int
+    arm: str
+    """That was being measured."""
+    reason: str
+    """What disturbed it, as a clause: `other processes used 0.93 of this machine's 2 cores`."""
+
+    @property
+    def key(self) -> tuple[str, str, int, int, int]:
+        """Workload, condition, repetition, block and attempt."""
+        return self.workload, self.condition, self.repeat, self.block, self.attempt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,6 +293,16 @@ class Settled:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Omission:
+    """Something that was not measured because the time was needed for the rest."""
+
+    what: str
+    """Of the plan: `repetitions 4 to 5`, `the load c=4`, `candidate eagle k=3`."""
+    reason: str
+    """A clause with its evidence: `they would take 210 s and 95 s are left`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """Everything a run left behind; every number of a report is a function of it."""
 
@@ -251,8 +315,14 @@ class Run:
     """Conditions that were not planned: loads between planned ones, measured to find where speculation stops paying."""
     settled: tuple[Settled, ...] = ()
     """Cells that were stopped early, their verdict being settled."""
+    omissions: tuple[Omission, ...] = ()
+    """What was left out for lack of time, in the order in which that was decided."""
     num_unfinished: int = 0
     """Answers on disk of turns that were cut off; no number includes them, as such a turn's load was incomplete."""
+    disturbances: tuple[Disturbance, ...] = ()
+    """Attempts that count for nothing (found by `draftwise.decide.disturbance`)."""
+    set_aside: tuple[TurnRecord, ...] = ()
+    """Turns that were once in `turns` and do not count: of disturbed attempts, and of those that others stand for."""
 
     @property
     def conditions(self) -> tuple[Condition, ...]:

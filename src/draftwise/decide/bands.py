@@ -1,31 +1,149 @@
-"""Which setting to run at which load: the bands that a sweep's verdicts make, with their ends."""
+"""Which setting pays at which load: the crossovers of a sweep, the bands between them, and the engine's schedule."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import groupby, takewhile
 
-from draftwise.core import Band, Comparison, Crossover, Verdict
+from draftwise.core import (
+    Arm,
+    Band,
+    Comparison,
+    Crossover,
+    Effect,
+    InvalidSetup,
+    Ruling,
+    Run,
+    RunContext,
+    Schedule,
+    Setup,
+    SingleSetting,
+    SpecConfig,
+    Verdict,
+)
+from draftwise.decide.comparison.comparisons import Estimates
+from draftwise.facts.vllm import history
+from draftwise.plan.check import check
+from draftwise.plan.forecast.schedule import KEY, join_ranges, make_schedule_keys
+from draftwise.statistics import LoadPoint, find_crossing
 
-__all__ = ["find_bands"]
+__all__ = [
+    "Sweeps",
+    "divide_loads",
+    "find_bands",
+    "find_crossovers",
+    "find_single_settings",
+    "gather_load_points",
+    "propose_schedules",
+]
+
+
+SweepKey = tuple[str, str, float, str]
+"""Workload, candidate, temperature and axis of load."""
+
 
 Point = tuple[float, dict[str, Comparison]]
 """A load and the comparisons there, by candidate."""
+_NOT_HONOURED = (Effect.REJECTED, Effect.INEFFECTIVE, Effect.FAILS_LATER)
 
 
-def find_bands(comparisons: Iterable[Comparison], crossovers: Sequence[Crossover], baseline: str) -> tuple[Band, ...]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweeps:
+    """What the sweeps over load of a run come down to."""
+
+    crossovers: tuple[Crossover, ...]
+    bands: tuple[Band, ...]
+    single_settings: tuple[SingleSetting, ...]
+    schedules: tuple[Schedule, ...]
+
+
+def divide_loads(
+    run: Run, estimates: Iterable[Estimates], comparisons: Sequence[Comparison], *, margin: float
+) -> Sweeps:
+    """Return up to which load each candidate pays, and what to run at each load or at all of them.
+
+    Args:
+        margin: what a change of configuration must gain at least.
+    """
+    baseline = run.plan.arms[0].name
+    crossovers = find_crossovers(gather_load_points(estimates), comparisons)
+    bands = find_bands(comparisons, crossovers, baseline, margin=margin)
+    return Sweeps(
+        crossovers=crossovers,
+        bands=bands,
+        single_settings=find_single_settings(comparisons, bands, baseline),
+        schedules=propose_schedules(run, bands),
+    )
+
+
+def gather_load_points(estimates: Iterable[Estimates]) -> Mapping[SweepKey, list[LoadPoint]]:
+    """Return the deciding ratio of every measured load, lightest first, by sweep; pooled rows included."""
+    points: dict[SweepKey, list[LoadPoint]] = {}
+    for each in estimates:
+        if (place := each.cell.condition.place) is not None:
+            axis, load = place
+            sweep = (each.cell.workload, each.cell.candidate, each.cell.condition.temperature, axis)
+            points.setdefault(sweep, []).append(LoadPoint(load=load, estimate=each.ratios.deciding))
+    return {sweep: sorted(line, key=lambda point: point.load) for sweep, line in points.items()}
+
+
+def find_crossovers(
+    points: Mapping[SweepKey, Sequence[LoadPoint]], comparisons: Sequence[Comparison]
+) -> tuple[Crossover, ...]:
+    """Return the crossover of every sweep over two loads or more, by the ratio that decides under each load."""
+    found = []
+    for sweep, line in points.items():
+        crossing = find_crossing(line) if len(line) > 1 else None
+        if crossing is not None:
+            workload, candidate, temperature, axis = sweep
+            found.append(
+                Crossover(
+                    workload=workload,
+                    candidate=candidate,
+                    temperature=temperature,
+                    axis=axis,
+                    value=crossing.value,
+                    low=crossing.low,
+                    high=crossing.high,
+                    adopt_below=_adopt_below(sweep, comparisons),
+                )
+            )
+    return tuple(found)
+
+
+def _adopt_below(sweep: SweepKey, comparisons: Sequence[Comparison]) -> float | None:
+    """Return the largest load up to which every verdict is adopt, None where already the smallest is not."""
+    workload, candidate, temperature, axis = sweep
+    verdicts = sorted(
+        (place[1], each.verdict)
+        for each in comparisons
+        if (each.workload, each.candidate, each.condition.temperature) == (workload, candidate, temperature)
+        and (place := each.condition.place) is not None
+        and place[0] == axis
+    )
+    adopted = list(takewhile(lambda point: point[1] is Verdict.ADOPT, verdicts))
+    return adopted[-1][0] if adopted else None
+
+
+def find_bands(
+    comparisons: Iterable[Comparison], crossovers: Sequence[Crossover], baseline: str, *, margin: float
+) -> tuple[Band, ...]:
     """Return the bands of every workload and temperature that was measured at two loads or more.
 
-    At each load the adopted candidate with the best deciding ratio is set, but a candidate that is within its own
-    interval of the best goes on (a switch must be worth it), also across a load where nothing was told apart.
+    At each load an adopted candidate is set whose deciding ratio is within the margin of the best: of several the one
+    that can be kept over most of the heavier loads. A candidate that is within its own interval of the best goes on
+    too (a switch must be worth it), also across a load where nothing was told apart.
     """
     bands: list[Band] = []
     for (workload, temperature, axis), points in _sweeps(comparisons).items():
         if len(points) > 1:
             place = (workload, temperature, axis)
             limits = {e.candidate: e for e in crossovers if (e.workload, e.temperature, e.axis) == place}
-            settings = _fill(_choose(points, baseline), points, baseline)
+            settings = _fill(_choose(points, baseline, margin), points, baseline)
             bands += _merge(*place, [load for load, _ in points], settings, limits, baseline)
     return tuple(bands)
 
@@ -41,15 +159,29 @@ def _sweeps(comparisons: Iterable[Comparison]) -> dict[tuple[str, float, str], l
     return {key: sorted(points.items(), key=lambda point: point[0]) for key, points in found.items()}
 
 
-def _choose(points: Sequence[Point], baseline: str) -> list[str]:
+def _choose(points: Sequence[Point], baseline: str, margin: float) -> list[str]:
+    """Return the setting at each load."""
+    adopted = [
+        {name: each.deciding for name, each in here.items() if each.verdict is Verdict.ADOPT} for _, here in points
+    ]
+    best = [max((ratio.value for ratio in here.values()), default=1.0) for here in adopted]
+    good = [
+        {name: ratio.value for name, ratio in here.items() if ratio.value * (1 + margin) >= most}
+        for here, most in zip(adopted, best, strict=True)
+    ]
     settings: list[str] = []
-    for _, here in points:
-        adopted = {name: each.deciding for name, each in here.items() if each.verdict is Verdict.ADOPT}
-        best = max(adopted, key=lambda name: adopted[name].value, default=baseline)
-        before = settings[-1] if settings else None
-        stays = before in adopted and adopted[before].high >= adopted[best].value
-        settings.append(before if stays and before is not None else best)
+    for i, here in enumerate(adopted):
+        before = settings[-1] if settings else baseline
+        if before in here and (before in good[i] or here[before].high >= best[i]):
+            settings.append(before)
+        else:
+            settings.append(max(good[i], key=partial(_rank, good[i:]), default=baseline))
     return settings
+
+
+def _rank(good: Sequence[Mapping[str, float]], name: str) -> tuple[int, float]:
+    """Return over how many loads a candidate can be kept from the first on, and its ratio there."""
+    return sum(1 for _ in takewhile(lambda here: name in here, good)), good[0][name]
 
 
 def _fill(settings: Sequence[str], points: Sequence[Point], baseline: str) -> list[str]:
@@ -105,3 +237,116 @@ def _end(axis: str, last: float, first: float, value: float) -> float:
     if axis == "concurrency":
         return float(max(last, min(math.floor(end), first - 1)))
     return end
+
+
+def find_single_settings(
+    comparisons: Iterable[Comparison], bands: Sequence[Band], baseline: str
+) -> tuple[SingleSetting, ...]:
+    """Return the best setting for all loads of every sweep that has several bands.
+
+    A gain counts where it earned an adoption, a loss everywhere, and all loads count alike. What a validity check
+    blocked at any load is not offered.
+    """
+    found = []
+    for (workload, temperature, axis), points in _sweeps(comparisons).items():
+        place = (workload, temperature, axis)
+        mine = [band for band in bands if (band.workload, band.temperature, band.axis) == place]
+        if len(mine) > 1:
+            setting = max(_rate_settings(points, baseline).items(), key=lambda pair: pair[1])[0]
+            found.append(
+                SingleSetting(
+                    workload=workload,
+                    temperature=temperature,
+                    axis=axis,
+                    setting=setting,
+                    gains={load: (_gain(here, setting), _gain(here, _set_at(load, mine))) for load, here in points},
+                )
+            )
+    return tuple(found)
+
+
+def _rate_settings(points: Sequence[Point], baseline: str) -> dict[str, float]:
+    """Return the mean over all loads of the logarithm of what each setting gains; of the baseline it is 0."""
+    everywhere = set.intersection(*(set(here) for _, here in points))
+    rates = {baseline: 0.0}
+    for name in sorted(everywhere):
+        mine = [here[name] for _, here in points]
+        if all(each.verdict is not Verdict.BLOCKED for each in mine):
+            credited = (
+                each.deciding.value if each.verdict is Verdict.ADOPT else min(1.0, each.deciding.value) for each in mine
+            )
+            rates[name] = sum(map(math.log, credited)) / len(mine)
+    return rates
+
+
+def _gain(here: Mapping[str, Comparison], setting: str) -> float:
+    """Return the deciding ratio of a setting at a load; that of the baseline is 1."""
+    return here[setting].deciding.value if setting in here else 1.0
+
+
+def _set_at(load: float, bands: Sequence[Band]) -> str:
+    return next(band.setting for band in bands if band.above < load <= band.up_to)
+
+
+def propose_schedules(run: Run, bands: Sequence[Band]) -> tuple[Schedule, ...]:
+    """Return a schedule for every sweep over concurrency whose bands differ in k alone, and that its server honours.
+
+    Concurrency stands for batch size: in a closed loop nearly all requests in flight are being decoded.
+    """
+    sweeps: dict[tuple[str, float], list[Band]] = {}
+    for band in bands:
+        if band.axis == "concurrency":
+            sweeps.setdefault((band.workload, band.temperature), []).append(band)
+    found = (_propose(run, workload, temperature, each) for (workload, temperature), each in sweeps.items())
+    return tuple(each for each in found if each is not None)
+
+
+def _propose(run: Run, workload: str, temperature: float, bands: Sequence[Band]) -> Schedule | None:
+    arms = {arm.name: arm for arm in run.plan.arms[1:]}
+    specs = {name: arm.spec for name, arm in arms.items()}
+    used = [spec for band in bands if (spec := specs.get(band.setting)) is not None]
+    if len(bands) < 2 or not used or not _differ_in_k_alone(used):
+        return None
+    lengths = {name: spec.num_speculative_tokens or 0 for name, spec in specs.items() if spec}
+    ends = ((band.up_to, lengths.get(band.setting, 0)) for band in bands)
+    ranges = join_ranges(ends, first=int(bands[0].above) + 1)
+    spec = SpecConfig.keep({**used[0].to_dict(), **make_schedule_keys(ranges)})
+    arm = next(arms[band.setting] for band in bands if band.setting in arms)
+    remarks = _judge(spec, run.context, arm)
+    return None if remarks is None else Schedule(workload=workload, temperature=temperature, spec=spec, remarks=remarks)
+
+
+def _differ_in_k_alone(specs: Sequence[SpecConfig]) -> bool:
+    """Return whether one server could be all of them: k is known, and everything else is the same."""
+    rest = {json.dumps({**spec.to_dict(), "num_speculative_tokens": 0}, sort_keys=True) for spec in specs}
+    known = all(spec.num_speculative_tokens is not None and KEY not in spec.options for spec in specs)
+    return known and len(rest) == 1
+
+
+def _judge(spec: SpecConfig, context: RunContext, arm: Arm) -> tuple[str, ...] | None:
+    """Return what the arm's server makes of it, None where it would not honour it."""
+    server = context.server(arm.name)
+    unmeasured = "This schedule follows from the measurement and was not itself measured: make it a candidate first."
+    if server.version.get("engine") == "draftwise":
+        return (unmeasured,)
+    since = history("spec_fields", KEY)[0].since
+    setup = _find_setup(arm.setup, server.release, context.model.name)
+    if setup is None:
+        return (unmeasured, f"It needs vLLM {since} or newer.")
+    report = check(replace(setup, spec=spec))
+    about = [each for each in report.findings if each.where == KEY]
+    if any(isinstance(each, Ruling) and (each.effect in _NOT_HONOURED or each.becomes == "null") for each in about):
+        return None
+    return (unmeasured, *(f"{each.message} {each.fix}".strip() for each in about))
+
+
+def _find_setup(measured: Setup, version: str | None, model: str | None) -> Setup | None:
+    """Return the measured setup on the version that its server tells; None where the catalogue does not cover it."""
+    if version is None:
+        return None
+    setup = replace(measured, target=measured.target or str(model), engine="vllm", engine_version=version)
+    try:
+        check(setup)
+    except InvalidSetup:
+        return None
+    return setup

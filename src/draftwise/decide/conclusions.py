@@ -1,20 +1,24 @@
-"""Everything that a run comes down to, in the parts that reports show and comparisons compare."""
+"""Everything that a run comes down to: numbers first, then whether they are valid, verdicts, and one decision."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from draftwise.core import Decision, Run
-from draftwise.decide.comparison.acceptance import Acceptance, pool_acceptance
-from draftwise.decide.comparison.conversion import Conversion, trace_conversion
+from draftwise.core import Comparison, Decision, Finding, Run
+from draftwise.decide.bands import divide_loads
+from draftwise.decide.comparison.acceptance import Acceptance, Conversion, trace_acceptance
+from draftwise.decide.comparison.cell import ALL
+from draftwise.decide.comparison.comparisons import Estimates, Unjudged, compare_cells
 from draftwise.decide.comparison.latency import Latencies, summarise_latencies
-from draftwise.decide.decision import decide
-from draftwise.decide.evidence import gather_evidence
-from draftwise.decide.thresholds import Thresholds
-from draftwise.decide.validity import TextQuality
+from draftwise.decide.disturbance import set_aside_disturbed
+from draftwise.decide.recommendations import advise
+from draftwise.decide.scope import find_reach
+from draftwise.decide.thresholds import Thresholds, get_thresholds
+from draftwise.decide.validity import TextQuality, check_validity
+from draftwise.decide.verdict import judge_cell
 
-__all__ = ["Conclusions", "conclude_run"]
+__all__ = ["Conclusions", "Evidence", "conclude_run", "gather_evidence"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,16 +34,96 @@ class Conclusions:
     quality: Sequence[TextQuality]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """A run, its numbers, and what they are worth: what decisions and early stopping rest on."""
+
+    run: Run
+    """With what counts: disturbed turns and their answers are set aside."""
+    thresholds: Thresholds
+    estimates: tuple[Estimates, ...]
+    """Of every workload, condition and candidate, pooled rows last."""
+    comparisons: tuple[Comparison, ...]
+    """Of the same, with their verdicts."""
+    findings: tuple[Finding, ...]
+    """On the run as a whole; an error blocks every adoption."""
+    quality: tuple[TextQuality, ...]
+    """Of the baseline's outputs."""
+
+
 def conclude_run(run: Run) -> Conclusions:
     """Return what follows from a run; the same answers always give the same conclusions."""
     evidence = gather_evidence(run)
-    latencies = summarise_latencies(run, evidence.comparisons, evidence.thresholds)
+    cells = [each.cell for each in evidence.estimates]
+    latencies = summarise_latencies(evidence.run, cells, evidence.thresholds)
+    acceptances, conversions = trace_acceptance(cells, evidence.comparisons)
     return Conclusions(
-        run=run,
-        decision=decide(evidence, latencies),
+        run=evidence.run,
+        decision=_decide(evidence, latencies),
         thresholds=evidence.thresholds,
         latencies=latencies,
-        acceptances=pool_acceptance(each.cell for each in evidence.estimates),
-        conversions=trace_conversion(evidence.comparisons),
+        acceptances=acceptances,
+        conversions=conversions,
         quality=evidence.quality,
+    )
+
+
+def gather_evidence(run: Run) -> Evidence:
+    """Return the verdicts on a run and what they rest on."""
+    run, thresholds = set_aside_disturbed(run), get_thresholds(run)
+    found = compare_cells(run, thresholds)
+    checked = check_validity(run, found, thresholds)
+    comparisons = (
+        # Findings of a pooled row count for its verdict, and are told once, with the rows that it pools.
+        judge_cell(
+            each,
+            [*own, *_find_of_members(each, found, checked.of_cells), *checked.of_run],
+            () if each.comparison.workload == ALL else own,
+            thresholds,
+        )
+        for each, own in zip(found, checked.of_cells, strict=True)
+    )
+    return Evidence(
+        run=run,
+        thresholds=thresholds,
+        estimates=tuple(each.estimates for each in found),
+        comparisons=tuple(comparisons),
+        findings=checked.of_run,
+        quality=checked.quality,
+    )
+
+
+def _find_of_members(
+    pooled: Unjudged, found: Sequence[Unjudged], findings: Sequence[Sequence[Finding]]
+) -> Iterator[Finding]:
+    """Yield what was found about the rows that a pooled row pools: what blocks a part blocks the whole."""
+    place = (pooled.comparison.condition, pooled.comparison.candidate)
+    if pooled.comparison.workload == ALL:
+        for each, own in zip(found, findings, strict=True):
+            member = each.comparison
+            if member.workload != ALL and (member.condition, member.candidate) == place:
+                yield from own
+
+
+def _decide(evidence: Evidence, latencies: Sequence[Latencies]) -> Decision:
+    """Return what to do, for which traffic, up to which load, and when to undo it."""
+    run, comparisons, baseline = evidence.run, evidence.comparisons, evidence.run.plan.arms[0].name
+    sweeps = divide_loads(run, evidence.estimates, comparisons, margin=evidence.thresholds.margin)
+    advice = advise(comparisons, sweeps, latencies, baseline, evidence.thresholds)
+    reach = find_reach(run, comparisons)
+    return Decision(
+        baseline=baseline,
+        comparisons=comparisons,
+        recommendations=advice.recommendations,
+        findings=evidence.findings,
+        missing_context=reach.missing_context,
+        scope=reach.scope,
+        rollback=advice.rollback,
+        crossovers=sweeps.crossovers,
+        bands=sweeps.bands,
+        single_settings=sweeps.single_settings,
+        schedules=sweeps.schedules,
+        unmeasured=reach.unmeasured,
+        omissions=run.omissions,
+        num_unfinished=run.num_unfinished,
     )

@@ -59,6 +59,14 @@ class Thresholds:
     """Share of the time for which quotas, hypervisors or heat may hold processes up."""
     other_processes: float = 0.10
     """Share of a machine's cores that others may use."""
+    turn_held_up: float = 0.10
+    """Share of a turn's time, or of the CPU time wanted in it, from which quotas and hypervisors disturb the turn."""
+    turn_waited: float = 0.10
+    """Share of a turn's time in which something waited for a core, from which other processes disturb the turn."""
+    turn_pace: float = 0.25
+    """Change of a decoding step's time, or of the clock, beside the turns around it from which a turn is disturbed."""
+    turn_first: float = 1.0
+    """The same of the time to the first token, which varies more."""
     power_capped: float = 0.05
     """Share of the time at the power limit that is worth saying."""
     clock_fall: float = 0.10

@@ -17,14 +17,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 
 from draftwise.core import ClosedLoop, Comparison, Finding, Interval, Severity, Verdict
+from draftwise.decide.comparison.acceptance import name_losers
 from draftwise.decide.comparison.comparisons import Unjudged
-from draftwise.decide.comparison.goodput import estimate_goodput
-from draftwise.decide.comparison.mixture import name_losers
 from draftwise.decide.thresholds import Thresholds
-from draftwise.statistics import CONFIDENCE, FEWEST_PROMPTS, Conclusion, conclude, repetitions_needed, settle
+from draftwise.statistics import CONFIDENCE, FEWEST_PROMPTS, Conclusion, conclude, settle
 
 __all__ = ["find_signature", "judge", "judge_cell"]
 
@@ -45,21 +43,17 @@ def judge_cell(
         findings: all that bear on it: on itself, on what it pools, and on the whole run.
         own: those that it shows.
     """
-    estimates, margin = found.estimates, thresholds.margin
-    ratios, deciding = estimates.ratios, estimates.ratios.deciding
-    level = 1 - estimates.level / found.family
-    done = len(found.comparison.repetitions)
-    needed = partial(repetitions_needed, repetitions=done, margin=margin, alpha=estimates.level)
+    estimates = found.estimates
+    deciding, done = estimates.ratios.deciding, estimates.done
+    conclusion = settle(deciding, estimates.analyses, done, margin=thresholds.margin, family=found.family)
     verdict, reason = judge(
         found.comparison,
         findings,
         thresholds,
-        promise=estimate_goodput(ratios.paired, ratios.design, thresholds, level)[1],
-        # Where nothing varies everything is settled.
-        repetitions_needed=needed(deciding) if deciding.spread.variance else None,
-        losers=name_losers(estimates.cell, ratios.speedup),
+        promise=found.promise,
+        repetitions_needed=found.outlook.repetitions,
+        losers=name_losers(estimates.cell, estimates.ratios.speedup),
     )
-    conclusion = settle(deciding, estimates.analyses, estimates.done, margin=margin, family=found.family)
     is_final = verdict is not Verdict.INCONCLUSIVE or conclusion is Conclusion.EQUAL
     return replace(
         found.comparison,
@@ -132,7 +126,8 @@ def _sides(
 ) -> Iterator[tuple[str, Conclusion | None]]:
     """Yield what each deciding measure says, the one that comes first at first."""
     margin, closed = thresholds.margin, isinstance(comparison.condition.load, ClosedLoop)
-    main = (str(comparison.decided_by), conclude(comparison.deciding, margin))
+    said = conclude(comparison.deciding, margin)
+    main = (str(comparison.decided_by), said)
     kept = []
     if promise is not None and (promise.low > 0 or promise.high < 0):
         kept = [(_PROMISE, Conclusion.FASTER if promise.low > 0 else Conclusion.SLOWER)]

@@ -43,7 +43,7 @@ def get_finding(code: str) -> FindingFact:
 @cache
 def read_finding_rooms() -> Mapping[str, str]:
     """Return the groups of findings and what each is about, by name."""
-    return {room["room"]: room["about"] for _, room in read_folder("findings")}
+    return {room["room"]: room["about"] for room in read_folder("findings").values()}
 
 
 @cache
@@ -54,7 +54,7 @@ def all_findings() -> Mapping[str, FindingFact]:
         ValueError: a code is written twice.
     """
     facts: dict[str, FindingFact] = {}
-    for name, room in read_folder("findings"):
+    for name, room in read_folder("findings").items():
         for row in room["findings"]:
             if row["code"] in facts:
                 raise ValueError(f"finding {row['code']} is written twice, the second time in {name}")

@@ -7,14 +7,14 @@ first. What is true of a method in some releases only is in their generated tabl
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cache
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 from draftwise.facts.stored import read_data
 
-__all__ = ["Method", "find_method", "find_placeholder", "get_method", "methods_where", "read_methods"]
+__all__ = ["Method", "Remembers", "find_method", "find_placeholder", "get_method", "methods_where", "read_methods"]
 
 DraftsFrom = Literal["text", "own_model", "target_states", "own_code", "none"]
 Network = Literal["chain", "one_pass", "heads", "none"]
@@ -23,6 +23,7 @@ Taps = Literal["last", "several", "none"]
 Parallel = Literal["never", "option", "always"]
 Lookahead = Literal["none", "k", "k + 1"]
 DraftLength = Literal["varies", "fixed", "none"]
+Remembers = Literal["nothing", "answers", "unknown"]
 _CHOICES: Mapping[str, tuple[str, ...]] = {
     "drafts_from": get_args(DraftsFrom),
     "network": get_args(Network),
@@ -31,6 +32,7 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
     "parallel": get_args(Parallel),
     "lookahead": get_args(Lookahead),
     "v1_draft_length": get_args(DraftLength),
+    "remembers": get_args(Remembers),
 }
 
 
@@ -45,6 +47,10 @@ class Method:
     placeholders: tuple[str, ...] = ()
     """Values of the key `model` that stand for the method."""
     meaning: str
+    remembers: Remembers
+    """What it keeps of a request to draft for later ones: `answers`; `unknown` where that is for others to say."""
+    forgets_with: Mapping[str, int] = field(default_factory=dict)
+    """Options and their values with which it keeps nothing."""
     drafts_from: DraftsFrom
     """`text`: the sequence itself and earlier ones; `own_model`: a language model; `target_states`: hidden states of
     the target; `own_code`: a class of the operator's; `none`: it drafts nothing."""
@@ -169,7 +175,7 @@ def read_methods(rows: Iterable[Mapping[str, Any]]) -> tuple[Method, ...]:
 
 
 def _read(row: Mapping[str, Any]) -> Method:
-    unknown = sorted(row.keys() - {field.name for field in fields(Method)})
+    unknown = sorted(row.keys() - {column.name for column in fields(Method)})
     unknown += [column for column, choices in _CHOICES.items() if column in row and row[column] not in choices]
     if unknown:
         raise ValueError(f"methods.json, {row.get('name')}: unknown column or value: {', '.join(unknown)}")

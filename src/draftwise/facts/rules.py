@@ -7,7 +7,7 @@ rule holds; the maintainer's `python -m catalogue probe` goes through all wheels
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -100,8 +100,8 @@ class Rulebook:
         fix: str = "",
         becomes: str = "",
         method: str | None = None,
-    ) -> Iterator[Ruling]:
-        """Yield the finding that a configuration has met a rule, or nothing where the rule does not hold.
+    ) -> tuple[Ruling, ...]:
+        """Return the finding that a configuration has met a rule, and none where the rule does not hold.
 
         Args:
             code: of the rule; it decides severity, effect, stage, exception and source.
@@ -114,8 +114,9 @@ class Rulebook:
         Raises:
             KeyError: there is no such rule.
         """
-        if self.holds(code) if method is None else self.applies(code, method):
-            yield get_rule(code).ruling(message, where=where, fix=fix, becomes=becomes)
+        if not (self.holds(code) if method is None else self.applies(code, method)):
+            return ()
+        return (get_rule(code).ruling(message, where=where, fix=fix, becomes=becomes),)
 
 
 def get_rule(code: str) -> Rule:
@@ -127,7 +128,7 @@ def get_rule(code: str) -> Rule:
 def all_rules() -> Mapping[str, Rule]:
     """Return every rule by its code."""
     rows: dict[str, Rule] = {}
-    for name, content in read_folder("rules"):
+    for name, content in read_folder("rules").items():
         for row in content:
             rule = _read(row)
             if rule.code in rows:

@@ -12,6 +12,7 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any, Literal
 
+from draftwise.facts.methods import Remembers
 from draftwise.facts.stored import read_data
 from draftwise.facts.vllm import history, releases
 
@@ -40,6 +41,8 @@ class SpecKey:
     """`ge`, `gt`, `le`, `lt` -> the bound on the value, or on each entry of a list."""
     source: str
     """Release, file and symbol of the field."""
+    remembers: Remembers
+    """What a server that is given it keeps of a request to draft for later ones, whatever its method."""
 
 
 @cache
@@ -73,4 +76,5 @@ def _read(row: Mapping[str, Any]) -> SpecKey:
         choices=tuple(taken.get("choices", ())),
         bounds=MappingProxyType({name: taken[name] for name in _BOUNDS if name in taken}),
         source=field.source,
+        remembers=row.get("remembers", "nothing"),
     )

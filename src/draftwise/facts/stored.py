@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
@@ -15,8 +15,8 @@ def read_data(name: str) -> Any:
     return json.loads(files("draftwise.facts").joinpath(f"data/{name}.json").read_text(encoding="utf-8"))
 
 
-def read_folder(name: str) -> Iterator[tuple[str, Any]]:
-    """Yield the files of `data/NAME`, in the order of their names: each file's name and content."""
-    for file in sorted(files("draftwise.facts").joinpath(f"data/{name}").iterdir(), key=lambda entry: entry.name):
-        if file.name.endswith(".json"):
-            yield file.name, json.loads(file.read_text(encoding="utf-8"))
+def read_folder(name: str) -> Mapping[str, Any]:
+    """Return the files of `data/NAME`, in the order of their names: each file's name and content."""
+    folder = files("draftwise.facts").joinpath(f"data/{name}")
+    found = sorted((file for file in folder.iterdir() if file.name.endswith(".json")), key=lambda file: file.name)
+    return {file.name: json.loads(file.read_text(encoding="utf-8")) for file in found}

@@ -9,14 +9,16 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from draftwise.machine.cores import find_control_groups
 
-__all__ = ["DeviceWatch", "read_cpu_state", "read_device_state", "read_gpu_states"]
+__all__ = ["DeviceReader", "DeviceWatch", "read_cpu_state", "read_device_state", "read_gpu_states"]
+
+DeviceReader = Callable[[], Awaitable[Mapping[str, Any]]]
 
 _ROOT = Path("/")
 _TIMEOUT_S = 5.0
@@ -90,13 +92,15 @@ def read_cpu_state(root: Path = _ROOT) -> dict[str, Any]:
 
     `busy_s`, `steal_s`: CPU seconds of all cores in use, and taken by the hypervisor. `own_s`: of this process and its
     descendants, a server it started among them. `quota_stopped_s`: time for which the container's CPU limit held its
-    processes. `thermal_stops`: how often a core was slowed for heat. `mhz`: clock of the fastest core now.
+    processes. `waited_s`: for which at least one process waited for a core (pressure stall information).
+    `thermal_stops`: how often a core was slowed for heat. `mhz`: clock of the fastest core now.
     """
     state = {
         "cores": os.cpu_count(),
         **_times(root / "proc/stat"),
         "own_s": _own_seconds(root / "proc", os.getpid()),
         **_quota(root),
+        "waited_s": _waited_seconds(root / "proc/pressure/cpu"),
         "thermal_stops": _sum(root, "sys/devices/system/cpu/cpu[0-9]*/thermal_throttle/core_throttle_count"),
         "mhz": _fastest_mhz(root),
     }
@@ -111,6 +115,12 @@ def _times(stat: Path) -> dict[str, float]:
     user, nice, system, _, _, irq, softirq, steal = ticks[:8]
     hertz = os.sysconf("SC_CLK_TCK")
     return {"busy_s": (user + nice + system + irq + softirq) / hertz, "steal_s": steal / hertz}
+
+
+def _waited_seconds(pressure: Path) -> float | None:
+    """Return for how long some process has waited (`some avg10=0.00 avg60=0.00 avg300=0.00 total=MICROSECONDS`)."""
+    found = re.search(r"^some .*total=(\d+)", _read(pressure), re.MULTILINE)
+    return int(found[1]) / 1e6 if found else None
 
 
 def _own_seconds(proc: Path, pid: int) -> float | None:

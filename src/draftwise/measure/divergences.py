@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from draftwise.core import Answer, Divergence
-from draftwise.decide.comparison.differences import OutputDifference
+from draftwise.decide.comparison.cell import OutputDifference
 from draftwise.measure.load.client import Client
 
 __all__ = ["examine"]

@@ -4,29 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from draftwise.backends import Backend
 from draftwise.core import Answer, ClientHealth, RunPlan, StorageError, TurnRecord
+from draftwise.measure.device_state import DeviceReader
 from draftwise.measure.load.client import Client
 from draftwise.measure.load.drive import drive
 from draftwise.measure.load.worker_pool import WorkerPool, count_processes
 from draftwise.runs import RunDirectory
 from draftwise.runs.schedule import Turn
 
-__all__ = ["DeviceReader", "Experiment", "NoProgress", "Progress", "no_device"]
+__all__ = ["Experiment", "NoProgress", "Progress", "no_device"]
 
 _DRAIN_S = 10.0
 """How long a server may still work on requests that were cancelled."""
 _DRAIN_POLL_S = 0.005
 
-DeviceReader = Callable[[], Awaitable[Mapping[str, Any]]]
-
 
 class Progress(Protocol):
     """Receives how far a run is."""
+
+    doing: str
+    """What is under way."""
+
+    def wait(self, doing: str) -> None:
+        """Take what is under way, e.g. `warming up plain at c=16`."""
 
     def start(self, total: int, done: int) -> None:
         """Take how many requests there are, and how many are answered; called again whenever the plan changes."""
@@ -37,6 +42,12 @@ class Progress(Protocol):
 
 class NoProgress:
     """Shows no progress."""
+
+    doing = "starting"
+
+    def wait(self, doing: str) -> None:
+        """Note what is under way."""
+        self.doing = doing
 
     def start(self, total: int, done: int) -> None:
         """Do nothing."""
@@ -59,6 +70,7 @@ class Experiment:
         progress: updated as requests are answered.
         read_device: reads clocks and temperatures after a turn.
         processes: of the load generator; None for as many as the load needs.
+        cold: arms whose servers had not become steady in the warm-up, until they have.
     """
 
     plan: RunPlan
@@ -67,30 +79,53 @@ class Experiment:
     progress: Progress
     read_device: DeviceReader = no_device
     processes: int | None = None
+    cold: set[str] = field(default_factory=set)
     num_answers: int = field(default=0, init=False)
     """Measured requests of finished turns."""
-    _measured: set[tuple[str, str, str, int, int]] = field(default_factory=set, init=False)
+    _measured: set[tuple[str, str, str, int, int, int]] = field(default_factory=set, init=False)
+    _asked: set[tuple[str, str, str]] = field(default_factory=set, init=False)
+    """Arm, workload and id of the prompts that a server that could remember them has been asked."""
     _pools: dict[tuple[str, int], WorkerPool] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         run = self.directory.read()
-        self._measured = {(w.arm, w.workload, w.condition, w.repeat, w.block) for w in run.turns}
+        self._measured = {(w.arm, w.workload, w.condition, w.repeat, w.block, w.attempt) for w in run.turns}
         self.num_answers = sum(answer.measured for answer in run.answers)
+        # What draftwise starts itself begins without memories; a server that somebody else runs still has them.
+        running = {arm.name for arm in self.plan.arms if arm.url is not None} & set(self.plan.asked_once)
+        self._asked = {each for each in self.directory.read_asked() if each[0] in running}
+        self._asked |= {(each.arm, each.workload, each.prompt_id) for each in run.answers if each.arm in running}
 
     def has(self, turn: Turn) -> bool:
         """Return whether a turn is measured."""
         return turn.key in self._measured
 
-    async def run(self, turns: Iterable[Turn]) -> None:
-        """Measure what is missing of some turns.
+    async def take(self, turn: Turn) -> bool:
+        """Measure a turn that is missing; return whether it was, and could be asked.
 
         Raises:
             BackendError: a server broke; what was measured is on disk.
             StorageError: the disk is full; what was measured is on disk.
         """
-        for turn in turns:
-            if not self.has(turn):
-                await self._take(turn)
+        if self.has(turn) or not self._may_ask(turn):
+            return False
+        await self._take(turn)
+        return True
+
+    def _may_ask(self, turn: Turn) -> bool:
+        """Return whether nothing in a turn is asked again of a server that could remember it; note what it asks.
+
+        Noted before the first request: a run that is killed in a turn has shown that turn's prompts all the same.
+        """
+        if turn.arm not in self.plan.asked_once:
+            return True
+        ids = [prompt.id for prompt in (*turn.prompts, *(turn.background or ()))]
+        asked = {(turn.arm, turn.workload, each) for each in ids}
+        if asked & self._asked:
+            return False
+        self._asked |= asked
+        self.directory.add_asked(turn.arm, turn.workload, ids)
+        return True
 
     async def _take(self, turn: Turn) -> None:
         client = self.clients[turn.arm]
@@ -110,6 +145,8 @@ class Experiment:
             condition=turn.condition.label,
             repeat=turn.repeat,
             block=turn.block,
+            attempt=turn.attempt,
+            is_warm=turn.arm not in self.cold,
             counters=growth,
             wall_s=wall_s,
             began_s=began_s,

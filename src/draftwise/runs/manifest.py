@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from draftwise.core import Condition, InvalidSetup, RunContext, RunPlan, Workload
+from draftwise.core import Arm, Condition, InvalidSetup, RunContext, RunPlan, Workload
+from draftwise.facts.remembering import find_remembering
 from draftwise.runs.arm_rows import arm_to_row, row_to_arm
 
 __all__ = ["make_manifest", "read_manifest", "to_plan"]
@@ -34,6 +35,7 @@ def make_manifest(plan: RunPlan, context: RunContext) -> dict[str, Any]:
         ],
         "conditions": [condition.to_dict() for condition in plan.conditions],
         **{name: getattr(plan, name) for name in _SETTINGS},
+        "remembering": dict(plan.remembering),
         "context": context.to_dict(),
     }
 
@@ -81,9 +83,21 @@ def to_plan(manifest: Mapping[str, Any], read_workload: Callable[[Mapping[str, A
     for name in ("arms", "workloads", "conditions"):
         if not manifest[name]:
             raise ValueError(f"it plans no {name}")
+    arms = tuple(row_to_arm(row, manifest["context"]) for row in manifest["arms"])
     return RunPlan(
-        arms=tuple(row_to_arm(row, manifest["context"]) for row in manifest["arms"]),
+        arms=arms,
         workloads=tuple(map(read_workload, manifest["workloads"])),
         conditions=tuple(Condition.from_dict(row) for row in manifest["conditions"]),
+        remembering=_read_remembering(manifest, arms),
+        asks_once="remembering" in manifest,
         **{name: manifest[name] for name in _SETTINGS},
     )
+
+
+def _read_remembering(manifest: Mapping[str, Any], arms: Sequence[Arm]) -> dict[str, str]:
+    """Return which candidates could remember answers, and why; earlier runs do not say, but their configs do."""
+    if (told := manifest.get("remembering")) is None:
+        return find_remembering(arms)
+    if strange := set(told) - {arm.name for arm in arms[1:]}:
+        raise ValueError(f"it has no candidate {min(strange)!r}")
+    return {name: str(reason) for name, reason in told.items()}

@@ -2,30 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 
-from draftwise.core import Condition, OpenLoop, Prompt, RunPlan, Workload
+from draftwise.core import Condition, Prompt, RunPlan, Settled, Workload
+from draftwise.runs.asked_once import share_out
+from draftwise.runs.blocks import Block, blocks, split_once
 
-__all__ = ["Block", "CellKey", "Turn", "arm_order", "blocks", "plan_turns"]
-
-_BLOCK_PER_STREAM = 4
-"""Requests per stream of a turn: enough for each stream to meet the others at all stages of their answers."""
-
-CellKey = tuple[str, str, str]
-"""Workload, label of the condition, candidate."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
-    """A part of a workload that each arm answers in one turn."""
-
-    number: int
-    prompts: tuple[Prompt, ...]
-    copies: tuple[int, ...]
-    """Beside each prompt: how often it came before in this block."""
+__all__ = ["Turn", "arm_order", "plan_turns"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,74 +25,62 @@ class Turn:
     block: int = 0
     copies: tuple[int, ...] = ()
     """Beside each prompt, empty for none: how often it came before in this turn."""
+    attempt: int = 0
+    """How often its block was taken before, because the machine was disturbed."""
+    background: tuple[Prompt, ...] | None = None
+    """Prompts that only keep the load up, each of them asked once; None: those of `prompts`, again and again."""
 
     @property
-    def key(self) -> tuple[str, str, str, int, int]:
+    def key(self) -> tuple[str, str, str, int, int, int]:
         """What makes it the same turn in another session."""
-        return (self.arm, self.workload, self.condition.label, self.repeat, self.block)
+        return (self.arm, self.workload, self.condition.label, self.repeat, self.block, self.attempt)
+
+    @property
+    def block_key(self) -> tuple[str, str, int, int]:
+        """Workload, label of the condition, repetition and block: what it shares with the turns it is paired with."""
+        return self.workload, self.condition.label, self.repeat, self.block
 
 
 def arm_order(arms: Sequence[str], block: int, repeat: int) -> list[str]:
     """Return the arms in their order for a block.
 
-    The start rotates with block and repeat, so that over as many repeats as arms each prompt meets each arm once in
-    each position; every other block runs backwards, so that no arm always follows the same one.
+    The start rotates with block and repeat, so that over as many repeats, or as many blocks, as there are arms each
+    arm has each position once; every other round of blocks runs backwards, so that no arm always follows the same one.
     """
     start = (block + repeat) % len(arms)
     order = [*arms[start:], *arms[:start]]
-    return order[::-1] if block % 2 else order
-
-
-def blocks(workload: Workload, condition: Condition, turn_s: float) -> Iterator[Block]:
-    """Yield the parts of a workload under a condition.
-
-    One prompt each for a single stream; else as many as keep the load up for a while, and a workload that is too
-    short for that is gone through several times.
-    """
-    size = _size(workload, condition, turn_s)
-    rounds = math.ceil(size / len(workload.prompts)) if size else 1
-    requests = ((prompt, copy) for copy in range(rounds) for prompt in workload.prompts)
-    wanted = max(len(workload.prompts), size)
-    for number, part in enumerate(_parts(list(islice(requests, wanted)), size or wanted)):
-        yield Block(number=number, prompts=tuple(prompt for prompt, _ in part), copies=tuple(copy for _, copy in part))
-
-
-def _parts(requests: list[tuple[Prompt, int]], size: int) -> Iterator[Sequence[tuple[Prompt, int]]]:
-    for start in range(0, len(requests), size):
-        yield requests[start : start + size]
-
-
-def _size(workload: Workload, condition: Condition, turn_s: float) -> int:
-    """Return the requests of a turn; a recording is replayed as a whole."""
-    if condition.concurrency is not None:
-        return 1 if condition.concurrency == 1 else _BLOCK_PER_STREAM * condition.concurrency
-    if isinstance(condition.load, OpenLoop):
-        return _arrivals_within(condition.load, turn_s)
-    return len(workload.prompts)
-
-
-def _arrivals_within(load: OpenLoop, turn_s: float) -> int:
-    """Return the expected arrivals of a turn: of all phases, the endless one taking `turn_s`."""
-    expected = sum(
-        (phase.start_per_s + phase.end_per_s) / 2 * (turn_s if phase.duration_s is None else phase.duration_s)
-        for phase in load.phases
-    )
-    return max(1, round(expected))
+    return order[::-1] if block // len(arms) % 2 else order
 
 
 def plan_turns(
-    plan: RunPlan, conditions: Sequence[Condition], repeat: int, *, without: Container[CellKey] = (), number: int = 0
+    plan: RunPlan,
+    conditions: Sequence[Condition],
+    repeat: int,
+    *,
+    added: Sequence[Condition] = (),
+    settled: Sequence[Settled] = (),
+    number: int = 0,
 ) -> Iterator[Turn]:
-    """Yield the turns of one repetition of all workloads under the conditions, numbered from `number` on.
+    """Yield the turns of one repetition of all workloads under the conditions.
 
-    Candidates of cells in `without` are left out; so is the baseline where all candidates are.
+    Candidates that could remember answers have blocks of their own, whose prompts they have never been asked
+    (`asked_once`); in these no prompt is sent twice, by no arm, so that all do the same.
+
+    Args:
+        plan: of the run.
+        conditions: some of its own, or some of `added`.
+        repeat: which repetition, from 1.
+        added: all conditions that were added to the plan so far, in that order.
+        settled: cells that were stopped early; they are left out of later repetitions, and so is the baseline where
+            all candidates are.
+        number: of the first turn.
     """
-    baseline, *candidates = (arm.name for arm in plan.arms)
+    baseline = plan.arms[0].name
     for condition in conditions:
         for workload in plan.workloads:
-            left = [name for name in candidates if (workload.name, condition.label, name) not in without]
-            for block in blocks(workload, condition, plan.turn_s) if left else ():
-                for arm in arm_order([baseline, *left], block.number, repeat):
+            for block, candidates, once in _find_parts(plan, workload, condition, repeat, added, settled):
+                prompts, background = split_once(block, condition) if once else (block.prompts, None)
+                for arm in arm_order([baseline, *candidates], block.number, repeat):
                     yield Turn(
                         number=number,
                         arm=arm,
@@ -116,7 +88,35 @@ def plan_turns(
                         condition=condition,
                         repeat=repeat,
                         block=block.number,
-                        prompts=block.prompts,
-                        copies=block.copies,
+                        prompts=prompts,
+                        copies=() if once else block.copies,
+                        background=background,
                     )
                     number += 1
+
+
+def _find_parts(
+    plan: RunPlan,
+    workload: Workload,
+    condition: Condition,
+    repeat: int,
+    added: Sequence[Condition],
+    settled: Sequence[Settled],
+) -> Iterator[tuple[Block, Sequence[str], bool]]:
+    """Yield the blocks of a repetition, each with the candidates that take part and whether it asks no prompt twice.
+
+    A block that is the same for those that could remember and those that could not (one prompt for a single stream)
+    is answered by all of them, so that the baseline answers it once.
+    """
+    ended = {each.key for each in settled if each.passes < repeat}
+    left = [arm.name for arm in plan.arms[1:] if (workload.name, condition.label, arm.name) not in ended]
+    forgetting = [name for name in left if name not in plan.asked_once]
+    new: dict[int, Block] = {}
+    if len(forgetting) < len(left):
+        dealt = share_out(plan, workload, added, settled).get((condition.label, repeat), ())
+        new = {block.number: block for block in dealt}
+    for block in blocks(workload, condition, plan.turn_s) if forgetting else ():
+        once = new.pop(block.number, None) is not None
+        yield block, left if once else forgetting, once
+    for block in new.values():
+        yield block, [name for name in left if name in plan.asked_once], True

@@ -1,15 +1,26 @@
 """What paired readings say and how sure it is: ratios with intervals, early stopping, families of tests, crossovers."""
 
-from draftwise.statistics.clusters import Spread
 from draftwise.statistics.crossover import Crossing, LoadPoint, find_crossing, next_load
-from draftwise.statistics.design import Array, Design
-from draftwise.statistics.estimate import CONFIDENCE, Estimate
-from draftwise.statistics.family import adjust_family
-from draftwise.statistics.percentiles import PERCENTILES, Samples, percentile_ratios
-from draftwise.statistics.power import POWER, detectable_ratio, prompts_needed, repetitions_needed
-from draftwise.statistics.ratios import goodput_change, prompt_ratio, server_ratio, total_ratio
-from draftwise.statistics.sequential import Conclusion, InterimAnalyses, conclude, settle
-from draftwise.statistics.student import student_quantile
+from draftwise.statistics.estimate import (
+    CONFIDENCE,
+    POWER,
+    Estimate,
+    Outlook,
+    Spread,
+    find_outlook,
+    student_quantile,
+)
+from draftwise.statistics.percentiles import PERCENTILES, percentile_ratios
+from draftwise.statistics.ratios import (
+    Array,
+    Design,
+    find_spread,
+    goodput_change,
+    prompt_ratio,
+    server_ratio,
+    total_ratio,
+)
+from draftwise.statistics.sequential import Conclusion, InterimAnalyses, adjust_family, conclude, settle
 
 __all__ = [
     "CONFIDENCE",
@@ -23,18 +34,17 @@ __all__ = [
     "Estimate",
     "InterimAnalyses",
     "LoadPoint",
-    "Samples",
+    "Outlook",
     "Spread",
     "adjust_family",
     "conclude",
-    "detectable_ratio",
     "find_crossing",
+    "find_outlook",
+    "find_spread",
     "goodput_change",
     "next_load",
     "percentile_ratios",
     "prompt_ratio",
-    "prompts_needed",
-    "repetitions_needed",
     "server_ratio",
     "settle",
     "student_quantile",

@@ -9,9 +9,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from draftwise.statistics.design import Array
 from draftwise.statistics.estimate import CONFIDENCE, Estimate
 from draftwise.statistics.isotonic import find_brackets, find_roots, fit_falling
+from draftwise.statistics.ratios import Array
 
 __all__ = ["Crossing", "LoadPoint", "find_crossing", "next_load"]
 

@@ -1,20 +1,56 @@
-"""A measured ratio and how sure it is: intervals and p-values, by Student's t on the logarithm."""
+"""A measured ratio and how sure it is: intervals, p-values and power, by Student's t on the logarithm."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from statistics import NormalDist
 
 from draftwise.core import Interval
-from draftwise.statistics.clusters import Spread
-from draftwise.statistics.student import student_tail, upper_student_quantile
 
-__all__ = ["CONFIDENCE", "Estimate", "to_ratio"]
-
+__all__ = [
+    "CONFIDENCE",
+    "POWER",
+    "Estimate",
+    "Outlook",
+    "Spread",
+    "find_outlook",
+    "normal_quantile",
+    "student_quantile",
+    "student_tail",
+    "to_ratio",
+    "upper_normal_tail",
+    "upper_student_quantile",
+]
 CONFIDENCE = 0.95
 _ROUNDING = 1e-9
 """Differences below this come from arithmetic, not from servers."""
+POWER = 0.8
+_MOST = 1000
+"""Times as many prompts or repetitions as there are: from there on it cannot be settled by measuring more."""
+_MANY = 1e6
+"""Degrees of freedom from which Student's t is normal to 6 digits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """How uncertain an estimate is, and because of what; `draftwise.statistics.ratios` finds it from readings."""
+
+    variance: float
+    """Of the estimate; infinite with a single prompt, or with a single paired block under load."""
+    degrees: float
+    """Degrees of freedom of the variance."""
+    lasting: float
+    """Part of the variance that more repetitions of the same prompts would leave."""
+    num_prompts: int
+    num_blocks: int
+
+    @property
+    def error(self) -> float:
+        """Standard error."""
+        return math.sqrt(self.variance)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,11 +80,6 @@ class Estimate:
         reach = upper_student_quantile((1 - confidence) / 2, self.spread.degrees) * self.spread.error
         return Interval(value=self.value, low=to_ratio(self.log - reach), high=to_ratio(self.log + reach))
 
-    def share_below(self, ratio: float) -> float:
-        """Return the share of the prompts whose own ratio lies below a ratio."""
-        ratios = [math.exp(log) for log in self.log_by_prompt.values()]
-        return sum(each < ratio for each in ratios) / len(ratios)
-
     def p_value(self, ratio: float = 1.0) -> float:
         """Return the two-sided p-value of the hypothesis that the true ratio is `ratio`."""
         distance = abs(self.log - math.log(ratio))
@@ -65,3 +96,154 @@ def to_ratio(log: float) -> float:
         return math.exp(log)
     except OverflowError:
         return math.inf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outlook:
+    """What a measurement could have found, and what it would take to settle what it left open (power 80 %)."""
+
+    detectable: float
+    """Smallest true speed-up that would be called faster than 1 + margin; infinite where there is no spread to see."""
+    prompts: int | None
+    """Prompts, in as many repetitions and blocks of the same size, that would settle it."""
+    repetitions: int | None
+    """Repetitions of the same prompts that would: they average out what the requests of a paired block share, and add
+    no prompt."""
+
+
+def find_outlook(
+    estimate: Estimate, repetitions: int, *, margin: float = 0.0, alpha: float = 1 - CONFIDENCE
+) -> Outlook:
+    """Return what so many repetitions could have found and what would settle it, going by the spread seen.
+
+    The numbers that would settle it take the estimate for the truth. They are None where it lies so close to a limit
+    that a thousand times as many would not, and where nothing varies: everything is settled then.
+    """
+    spread = estimate.spread
+    if math.isinf(spread.variance):
+        return Outlook(detectable=math.inf, prompts=None, repetitions=None)
+    reach = upper_student_quantile(alpha / 2, spread.degrees) + student_quantile(POWER, spread.degrees)
+    needed = partial(_count_needed, estimate, margin, alpha)
+    return Outlook(
+        detectable=to_ratio(math.log1p(margin) + reach * spread.error),
+        prompts=needed(_with_prompts, spread.num_prompts),
+        repetitions=needed(_with_repetitions, repetitions),
+    )
+
+
+def _count_needed(
+    estimate: Estimate, margin: float, alpha: float, more: Callable[[Spread, float], Spread], count: int
+) -> int | None:
+    """Return how many, where there are `count` now, would settle it: to 1 %."""
+    if estimate.spread.variance == 0:
+        return None
+
+    def is_enough(times: float) -> bool:
+        return _power(estimate.log, more(estimate.spread, times), margin, alpha) >= POWER
+
+    if not is_enough(_MOST):
+        return None
+    low, high = 0.0, float(_MOST)
+    while high - low > 0.01 * high:
+        middle = (low + high) / 2
+        low, high = (low, middle) if is_enough(middle) else (middle, high)
+    return math.ceil(count * high)
+
+
+def _power(log: float, spread: Spread, margin: float, alpha: float) -> float:
+    """Return the probability that an estimate around `log` settles on what is true of `log` itself."""
+    if spread.error == 0:
+        return 1.0
+    bound = upper_student_quantile(alpha / 2, spread.degrees)
+
+    def clears(distance: float) -> float:
+        return student_tail(bound - distance / spread.error, spread.degrees)
+
+    if log > math.log1p(margin):
+        return clears(log - math.log1p(margin))
+    if log <= math.log1p(-margin):
+        return clears(-log)
+    return clears(math.log1p(margin) - log) + clears(log - math.log1p(-margin)) - 1
+
+
+def _with_prompts(spread: Spread, times: float) -> Spread:
+    return replace(spread, variance=spread.variance / times, degrees=max(1.0, spread.degrees * times))
+
+
+def _with_repetitions(spread: Spread, times: float) -> Spread:
+    passing = spread.variance - spread.lasting
+    return replace(spread, variance=spread.lasting + passing / times)
+
+
+def normal_quantile(probability: float) -> float:
+    """Return the quantile of the standard normal distribution, for a probability between 0 and 1."""
+    return NormalDist().inv_cdf(probability)
+
+
+def upper_normal_tail(z: float) -> float:
+    """Return P(Z > z), to full relative precision far out too."""
+    return 0.5 * math.erfc(z / math.sqrt(2))
+
+
+def student_tail(t: float, degrees: float) -> float:
+    """Return P(T > t) of Student's t with (possibly broken) degrees of freedom; relative precision 1e-10.
+
+    By the regularised incomplete beta function, I_x(v/2, 1/2) / 2 with x = v / (v + t^2).
+    """
+    if t < 0:
+        return 1 - student_tail(-t, degrees)
+    if degrees > _MANY:
+        return upper_normal_tail(t)
+    return 0.5 * _incomplete_beta(degrees / (degrees + t * t), degrees / 2, 0.5)
+
+
+@cache
+def student_quantile(probability: float, degrees: float) -> float:
+    """Return the quantile of Student's t, for a probability between 0 and 1 and 1 degree of freedom or more."""
+    if probability < 0.5:
+        return -student_quantile(1 - probability, degrees)
+    return upper_student_quantile(1 - probability, degrees)
+
+
+@cache
+def upper_student_quantile(tail: float, degrees: float) -> float:
+    """Return t with P(T > t) = tail, at most 1/2: by bisection, as the tail falls steadily."""
+    low, high = 0.0, 1.0
+    while student_tail(high, degrees) > tail:
+        low, high = high, 2 * high
+    for _ in range(80):
+        middle = (low + high) / 2
+        low, high = (middle, high) if student_tail(middle, degrees) > tail else (low, middle)
+    return (low + high) / 2
+
+
+def _incomplete_beta(x: float, a: float, b: float) -> float:
+    """Return I_x(a, b) (Abramowitz and Stegun 26.5.8, evaluated by Lentz's method)."""
+    if x <= 0 or x >= 1:
+        return 0.0 if x <= 0 else 1.0
+    if x > (a + 1) / (a + b + 2):
+        return 1 - _incomplete_beta(1 - x, b, a)
+    front = math.exp(math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x))
+    return front / a * _beta_fraction(x, a, b)
+
+
+def _beta_fraction(x: float, a: float, b: float) -> float:
+    tiny = 1e-300
+    c, d = 1.0, 1 / _away_from_zero(1 - (a + b) * x / (a + 1), tiny)
+    value = d
+    for m in range(1, 1000):
+        even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
+        odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
+        change = 1.0
+        for term in (even, odd):
+            d = 1 / _away_from_zero(1 + term * d, tiny)
+            c = _away_from_zero(1 + term / c, tiny)
+            change = c * d
+            value *= change
+        if abs(change - 1) < 1e-14:
+            break
+    return value
+
+
+def _away_from_zero(value: float, tiny: float) -> float:
+    return value if abs(value) > tiny else tiny

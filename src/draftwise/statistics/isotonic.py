@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from draftwise.statistics.design import Array
+from draftwise.statistics.ratios import Array
 
 __all__ = ["find_brackets", "find_roots", "fit_falling"]
 

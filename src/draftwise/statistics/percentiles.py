@@ -8,13 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from draftwise.core import Interval
-from draftwise.statistics.clusters import Spread
-from draftwise.statistics.design import Array, Design, Integers
-from draftwise.statistics.estimate import CONFIDENCE, Estimate, to_ratio
-from draftwise.statistics.student import normal_quantile, student_quantile
+from draftwise.statistics.estimate import CONFIDENCE, Estimate, Spread, normal_quantile, student_quantile, to_ratio
+from draftwise.statistics.ratios import Array, Design, Integers, find_spread
 
-__all__ = ["PERCENTILES", "Samples", "percentile_ratios"]
-
+__all__ = ["PERCENTILES", "percentile_ratios"]
 PERCENTILES = (50, 90, 95, 99)
 _RESAMPLES = 10_000
 _ENOUGH = 8.0
@@ -22,7 +19,87 @@ _ENOUGH = 8.0
 _SHORTEST_S = 1e-9
 
 
-class Samples:
+def percentile_ratios(
+    candidate_N: Sequence[Sequence[float]],
+    baseline_N: Sequence[Sequence[float]],
+    design: Design,
+    *,
+    percentiles: Sequence[int] = PERCENTILES,
+    confidence: float = CONFIDENCE,
+) -> dict[int, Interval]:
+    """Return candidate / baseline for percentiles over all readings; nothing where an arm has none.
+
+    How sure a percentile is follows from how sure the share of readings below it is, which is a simple mean (Woodruff,
+    "Confidence intervals for medians and other position measures", JASA 1952; with clusters Francisco and Fuller,
+    Annals of Statistics 1991). Where 8 independent readings or more lie beyond the percentile, that error is carried
+    over by the slope of the readings there; where fewer do, both arms' shares are drawn 10,000 times (they vary
+    together, as the prompts are the same) and looked up in the sorted readings. An interval whose end lies beyond
+    the extreme reading is unbounded: 100 requests do not tell how bad P99 can be.
+
+    Args:
+        candidate_N: readings in seconds, one or many of each request of the design; empty for one without an answer.
+        baseline_N: likewise.
+    """
+    candidate, baseline = _Samples(candidate_N), _Samples(baseline_N)
+    if not len(candidate) or not len(baseline):
+        return {}
+    return {each: _ratio(candidate, baseline, design, each / 100, confidence) for each in percentiles}
+
+
+def _ratio(candidate: _Samples, baseline: _Samples, design: Design, share: float, confidence: float) -> Interval:
+    arms = (candidate, baseline)
+    log = candidate.log_at(share) - baseline.log_at(share)
+    influences = [arm.influence(share) for arm in arms]
+    spreads = [find_spread(influence_N, design) for influence_N in influences]
+    if any(math.isinf(each.variance) for each in spreads):
+        return Interval(value=to_ratio(log), low=0.0, high=math.inf)
+    beyond = min(share, 1 - share)
+    if all(share * (1 - share) * beyond >= _ENOUGH * each.variance for each in spreads):
+        slopes = [_slope(arm, share, each.error) for arm, each in zip(arms, spreads, strict=True)]
+        moved_N = slopes[1] * influences[1] - slopes[0] * influences[0]
+        return Estimate(log=log, spread=find_spread(moved_N, design)).interval(confidence)
+    together = find_spread(influences[0] - influences[1], design)
+    low, high = _draw(arms, share, spreads, together, confidence)
+    return Interval(value=to_ratio(log), low=to_ratio(low), high=to_ratio(high))
+
+
+def _slope(arm: _Samples, share: float, error: float) -> float:
+    """Return by how much the logarithm of a percentile grows with the share, seen over one standard error."""
+    if error == 0:
+        return 0.0
+    low, high = arm.logs_at(np.array([share - error, share + error]))
+    return float(high - low) / (2 * error)
+
+
+def _draw(
+    arms: Sequence[_Samples], share: float, spreads: Sequence[Spread], together: Spread, confidence: float
+) -> tuple[float, float]:
+    """Return the ends of the interval of the log ratio, from draws of both arms' shares."""
+    errors = [each.error for each in spreads]
+    common = (sum(each.variance for each in spreads) - together.variance) / 2
+    alike = max(-1.0, min(1.0, common / (errors[0] * errors[1]))) if all(errors) else 0.0
+    upper = (1 + confidence) / 2
+    stretch = student_quantile(upper, min(each.degrees for each in spreads)) / normal_quantile(upper)
+    own_BA = np.random.default_rng(0).standard_normal((_RESAMPLES, 2))
+    drawn = (own_BA[:, 0], alike * own_BA[:, 0] + math.sqrt(1 - alike**2) * own_BA[:, 1])
+    ours_B, theirs_B = (
+        arm.logs_at(_shift(share, stretch * error * z_B)) for arm, error, z_B in zip(arms, errors, drawn, strict=True)
+    )
+    unseen_B = np.isinf(ours_B) | np.isinf(theirs_B)
+    with np.errstate(invalid="ignore"):
+        logs_B = ours_B - theirs_B
+    low = np.sort(np.where(unseen_B, -math.inf, logs_B))[int((1 - upper) * _RESAMPLES)]
+    high = np.sort(np.where(unseen_B, math.inf, logs_B))[int(upper * _RESAMPLES)]
+    return float(low), float(high)
+
+
+def _shift(share: float, by_B: Array) -> Array:
+    """Return [B] shares moved by so much, on the logistic scale: they stay between 0 and 1."""
+    logits_B = math.log(share / (1 - share)) + by_B / (share * (1 - share))
+    return np.asarray(1 / (1 + np.exp(-np.clip(logits_B, -700, 700))))
+
+
+class _Samples:
     """An arm's readings in seconds, one or many of each request.
 
     Args:
@@ -55,78 +132,3 @@ class Samples:
         below = int(np.searchsorted(self._logs_M, self.log_at(share), side="right"))
         below_N = np.bincount(self._request_M[:below], minlength=len(self._num_N))
         return np.asarray((below_N - self._num_N * (below / len(self))) / len(self))
-
-
-def percentile_ratios(
-    candidate: Samples,
-    baseline: Samples,
-    design: Design,
-    *,
-    percentiles: Sequence[int] = PERCENTILES,
-    confidence: float = CONFIDENCE,
-) -> dict[int, Interval]:
-    """Return candidate / baseline for percentiles over all readings; nothing where an arm has none.
-
-    How sure a percentile is follows from how sure the share of readings below it is, which is a simple mean (Woodruff,
-    "Confidence intervals for medians and other position measures", JASA 1952; with clusters Francisco and Fuller,
-    Annals of Statistics 1991). Where 8 independent readings or more lie beyond the percentile, that error is carried
-    over by the slope of the readings there; where fewer do, both arms' shares are drawn 10,000 times (they vary
-    together, as the prompts are the same) and looked up in the sorted readings. An interval whose end lies beyond
-    the extreme reading is unbounded: 100 requests do not tell how bad P99 can be.
-    """
-    if not len(candidate) or not len(baseline):
-        return {}
-    return {each: _ratio(candidate, baseline, design, each / 100, confidence) for each in percentiles}
-
-
-def _ratio(candidate: Samples, baseline: Samples, design: Design, share: float, confidence: float) -> Interval:
-    arms = (candidate, baseline)
-    log = candidate.log_at(share) - baseline.log_at(share)
-    influences = [arm.influence(share) for arm in arms]
-    spreads = [Spread.of(influence_N, design) for influence_N in influences]
-    if any(math.isinf(each.variance) for each in spreads):
-        return Interval(value=to_ratio(log), low=0.0, high=math.inf)
-    beyond = min(share, 1 - share)
-    if all(share * (1 - share) * beyond >= _ENOUGH * each.variance for each in spreads):
-        slopes = [_slope(arm, share, each.error) for arm, each in zip(arms, spreads, strict=True)]
-        moved_N = slopes[1] * influences[1] - slopes[0] * influences[0]
-        return Estimate(log=log, spread=Spread.of(moved_N, design)).interval(confidence)
-    together = Spread.of(influences[0] - influences[1], design)
-    low, high = _draw(arms, share, spreads, together, confidence)
-    return Interval(value=to_ratio(log), low=to_ratio(low), high=to_ratio(high))
-
-
-def _slope(arm: Samples, share: float, error: float) -> float:
-    """Return by how much the logarithm of a percentile grows with the share, seen over one standard error."""
-    if error == 0:
-        return 0.0
-    low, high = arm.logs_at(np.array([share - error, share + error]))
-    return float(high - low) / (2 * error)
-
-
-def _draw(
-    arms: Sequence[Samples], share: float, spreads: Sequence[Spread], together: Spread, confidence: float
-) -> tuple[float, float]:
-    """Return the ends of the interval of the log ratio, from draws of both arms' shares."""
-    errors = [each.error for each in spreads]
-    common = (sum(each.variance for each in spreads) - together.variance) / 2
-    alike = max(-1.0, min(1.0, common / (errors[0] * errors[1]))) if all(errors) else 0.0
-    upper = (1 + confidence) / 2
-    stretch = student_quantile(upper, min(each.degrees for each in spreads)) / normal_quantile(upper)
-    own_BA = np.random.default_rng(0).standard_normal((_RESAMPLES, 2))
-    drawn = (own_BA[:, 0], alike * own_BA[:, 0] + math.sqrt(1 - alike**2) * own_BA[:, 1])
-    ours_B, theirs_B = (
-        arm.logs_at(_shift(share, stretch * error * z_B)) for arm, error, z_B in zip(arms, errors, drawn, strict=True)
-    )
-    unseen_B = np.isinf(ours_B) | np.isinf(theirs_B)
-    with np.errstate(invalid="ignore"):
-        logs_B = ours_B - theirs_B
-    low = np.sort(np.where(unseen_B, -math.inf, logs_B))[int((1 - upper) * _RESAMPLES)]
-    high = np.sort(np.where(unseen_B, math.inf, logs_B))[int(upper * _RESAMPLES)]
-    return float(low), float(high)
-
-
-def _shift(share: float, by_B: Array) -> Array:
-    """Return [B] shares moved by so much, on the logistic scale: they stay between 0 and 1."""
-    logits_B = math.log(share / (1 - share)) + by_B / (share * (1 - share))
-    return np.asarray(1 / (1 + np.exp(-np.clip(logits_B, -700, 700))))

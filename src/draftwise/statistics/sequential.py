@@ -1,8 +1,9 @@
-"""Interim analyses: stopping early without more false verdicts than a single analysis at the end would give."""
+"""Significance with many looks and many comparisons: interim analyses and families, no more false verdicts than one."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
@@ -10,12 +11,10 @@ from functools import cache
 import numpy as np
 
 from draftwise.core import Interval
-from draftwise.statistics.design import Array
-from draftwise.statistics.estimate import CONFIDENCE, Estimate
-from draftwise.statistics.student import normal_quantile, upper_normal_tail
+from draftwise.statistics.estimate import CONFIDENCE, Estimate, normal_quantile, upper_normal_tail
+from draftwise.statistics.ratios import Array
 
-__all__ = ["Conclusion", "InterimAnalyses", "conclude", "settle"]
-
+__all__ = ["Conclusion", "InterimAnalyses", "adjust_family", "conclude", "settle"]
 _GRID = 101
 """Points over which the paths that have not stopped yet are followed."""
 _SMALLEST = 1e-12
@@ -48,7 +47,7 @@ def conclude(interval: Interval, margin: float) -> Conclusion | None:
 
 @dataclass(frozen=True, slots=True)
 class InterimAnalyses:
-    """After how many repetitions a comparison may be stopped, ascending; the last is the end.
+    """After how many repetitions a comparison may be stopped, ascending; the last is the end, and may be the only one.
 
     Group-sequential testing: a planned number of analyses, and an error that is spent bit by bit (Lan and DeMets,
     "Discrete sequential boundaries for clinical trials", Biometrika 1983). From one repetition to the next the
@@ -63,31 +62,22 @@ class InterimAnalyses:
         """Return an analysis after each repetition from the first one that can tell anything on."""
         return cls(tuple(range(min(first, repeats), repeats + 1)))
 
-    @classmethod
-    def single(cls, repeats: int) -> InterimAnalyses:
-        """Return one analysis, at the end: of runs that never stop early, or that rest on a single repetition."""
-        return cls((repeats,))
-
     def level(self, done: int, alpha: float = 1 - CONFIDENCE) -> float:
         """Return the two-sided p-value below which an analysis after so many repetitions is significant.
 
         O'Brien-Fleming-like spending: little early, almost all of `alpha` at the end, so that a run that goes on to
         its end loses next to nothing by the analyses before.
+
+        Intervals of the confidence that is left (1 - level) are repeated ones: those of all analyses hold the truth
+        together in 95 % of runs (Jennison and Turnbull, "Interim analyses: the repeated confidence interval approach",
+        JRSS B 1989), so that whatever made a run stop, what it reports then is true as often as promised. One at the
+        end is hardly wider than a plain 95 % interval, an early one much.
         """
         return _levels(self._fractions(done), alpha)[-1]
 
     def adjust(self, p_value: float, done: int) -> float:
         """Return the p-value corrected for all analyses: the error at which this one would just be significant."""
         return float(np.exp(np.interp(math.log(max(p_value, _NO_PROBABILITY)), *_table(self._fractions(done)))))
-
-    def interval(self, estimate: Estimate, done: int) -> Interval:
-        """Return the repeated confidence interval after so many repetitions.
-
-        The intervals of all analyses hold the truth together in 95 % of runs (Jennison and Turnbull, "Interim analyses:
-        the repeated confidence interval approach", JRSS B 1989): whatever made a run stop, what it reports then is
-        true as often as promised. One at the end is hardly wider than a plain 95 % interval, an early one much.
-        """
-        return estimate.interval(1 - self.level(done))
 
     def _fractions(self, done: int) -> tuple[float, ...]:
         """Return the analyses so far as parts of the plan; a run with one at its end may be cut off anywhere."""
@@ -109,6 +99,21 @@ def settle(
     if estimate.spread.num_blocks < _FEWEST_BLOCKS:
         return None
     return conclude(estimate.interval(1 - analyses.level(done, (1 - CONFIDENCE) / family)), margin)
+
+
+def adjust_family(p_values: Sequence[float | None]) -> tuple[float | None, ...]:
+    """Return Holm's adjusted p-values (Scandinavian Journal of Statistics 1979), in the given order.
+
+    Of all comparisons whose adjusted p-value is at most 0.05, any is false in at most 5 % of runs, however the
+    comparisons hang together: candidates share the baseline, and workloads the machine. None stays None.
+    """
+    known = sorted((p, place) for place, p in enumerate(p_values) if p is not None)
+    adjusted: list[float | None] = [None] * len(p_values)
+    largest = 0.0
+    for rank, (p, place) in enumerate(known):
+        largest = max(largest, min(1.0, p * (len(known) - rank)))
+        adjusted[place] = largest
+    return tuple(adjusted)
 
 
 @cache

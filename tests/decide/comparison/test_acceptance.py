@@ -8,7 +8,7 @@ from tests.support.made_runs import Truth, closed, make_run, workload
 from draftwise.core import Run
 from draftwise.decide.comparison.acceptance import Acceptance, find_tokens_per_step, pool_acceptance
 from draftwise.decide.comparison.cell import make_cells
-from draftwise.decide.evidence import gather_evidence
+from draftwise.decide.conclusions import gather_evidence
 
 CANDIDATE = "ngram k=3"
 UNEVEN = Truth(accepted=lambda prompt_id: 3 if int(prompt_id.split("-")[1]) < 8 else 0, k=3)

@@ -37,7 +37,7 @@ def test_a_turn_that_only_one_arm_finished_has_no_partner() -> None:
     assert len(cell.turns) == 2 * (12 + 5)
     assert all(a.block == b.block and a.repeat == b.repeat and a.arm != b.arm for a, b in cell.pair_turns())
     later = cell.units[-1]
-    assert len(cell.list_outputs("plain", later)) == 1
+    assert len(cell.outputs["plain", later]) == 1
 
 
 def test_a_cell_without_any_pair_is_not_there() -> None:
@@ -49,18 +49,18 @@ def test_unmeasured_and_failed_answers_are_no_readings() -> None:
     filler = replace(made.answers[0], measured=False)
     failed = replace(made.answers[1], error="broke")
     cell = only(replace(made, answers=(filler, failed, *made.answers[2:])))
-    answered = [answer for unit in cell.units for answer in cell.list_outputs(filler.arm, unit)]
+    answered = [answer for unit in cell.units for answer in cell.outputs[filler.arm, unit]]
     assert filler not in answered
     assert failed not in answered
-    assert failed in cell.list_requests(failed.arm)
-    assert filler not in cell.list_requests(filler.arm)
+    assert failed in cell.requests[failed.arm]
+    assert filler not in cell.requests[filler.arm]
     assert filler in cell.answers_by_turn[filler.turn]
 
 
 def test_copies_and_repetitions_are_attempts_at_one_prompt_beside_their_partners() -> None:
     """16 requests a turn over 12 prompts, 2 repetitions: the first 4 prompts are sent twice in each."""
     cell = only(run(repeats=2, conditions=closed(4)))
-    shared = cell.pair_requests()
+    shared = cell.paired
     assert len(shared) == 2 * 16
     assert Counter(each.unit[1] for each in shared)["code-0"] == 4
     assert Counter(each.unit[1] for each in shared)["code-11"] == 2
@@ -75,7 +75,7 @@ def test_a_request_that_failed_on_one_arm_is_still_one_that_both_were_sent() -> 
     gone = next(a for a in made.answers if a.arm == CANDIDATE and a.prompt_id == "code-3" and a.repeat == 1)
     answers = tuple(replace(a, error="broke") if a is gone else a for a in made.answers)
     cell = only(replace(made, answers=answers))
-    found = [(each.baseline.error, each.candidate.error) for each in cell.pair_requests() if each.unit[1] == "code-3"]
+    found = [(each.baseline.error, each.candidate.error) for each in cell.paired if each.unit[1] == "code-3"]
     assert found == [(None, "broke"), (None, None)]
 
 
@@ -93,17 +93,17 @@ def test_a_prompt_that_the_arms_answered_at_different_times_only_is_not_compared
 
 
 def test_counters_are_those_of_paired_turns() -> None:
-    whole = only(run(repeats=2)).sum_counters(CANDIDATE).generation_tokens
+    whole = only(run(repeats=2)).counters[CANDIDATE].generation_tokens
     half = only(run(repeats=2, keep=lambda turn: turn.repeat == 1 or turn.arm == CANDIDATE))
     assert whole is not None
-    assert half.sum_counters(CANDIDATE).generation_tokens == whole / 2
+    assert half.counters[CANDIDATE].generation_tokens == whole / 2
     assert half.repetitions == (1,)
 
 
 def test_keeping_repetitions_keeps_those_of_answers_and_turns() -> None:
     cell = only(run(repeats=3)).keep_repetitions([2, 3])
     assert cell.repetitions == (2, 3)
-    assert {answer.repeat for answer in cell.list_requests(CANDIDATE)} == {2, 3}
+    assert {answer.repeat for answer in cell.requests[CANDIDATE]} == {2, 3}
 
 
 def test_a_candidate_that_failed_everywhere_makes_no_cell() -> None:

@@ -6,10 +6,8 @@ import pytest
 from tests.support.made_runs import Truth, closed, gains, make_run, workload
 
 from draftwise.core import Answer, Run, Timing
-from draftwise.decide.comparison.goodput import keeps_promise
-from draftwise.decide.comparison.latency import Latencies, summarise_latencies
-from draftwise.decide.comparison.throughput import measure_output
-from draftwise.decide.evidence import gather_evidence
+from draftwise.decide.comparison.cell import make_cells
+from draftwise.decide.comparison.latency import Latencies, keeps_promise, measure_output, summarise_latencies
 from draftwise.decide.thresholds import Thresholds
 
 # Sent at 0, intended at -0.5; 1 token at 1 s, 3 at 2 s, 2 at 4 s, ended at 4.5 s.
@@ -21,7 +19,7 @@ def one(timing: Timing = TIMING, **settings) -> Answer:
 
 
 def rows_of(run: Run, thresholds: Thresholds | None = None) -> dict[tuple[str, str, str], Latencies]:
-    found = summarise_latencies(run, gather_evidence(run).comparisons, thresholds or Thresholds())
+    found = summarise_latencies(run, make_cells(run), thresholds or Thresholds())
     return {(row.workload, row.condition, row.arm): row for row in found}
 
 
@@ -98,6 +96,6 @@ def test_throughput_counts_all_tokens_while_the_load_was_whole() -> None:
 
 def test_a_row_rests_on_the_passes_of_its_comparison() -> None:
     run = make_run({"ngram k=3": gains(1.5)}, repeats=3)
-    comparisons = [replace(each, repetitions=(1,)) for each in gather_evidence(run).comparisons]
-    rows = {row.arm: row for row in summarise_latencies(run, comparisons, Thresholds())}
+    cells = [cell.keep_repetitions([1]) for cell in make_cells(run)]
+    rows = {row.arm: row for row in summarise_latencies(run, cells, Thresholds())}
     assert (rows["plain"].num_requests, rows["ngram k=3"].num_requests) == (36, 12)

@@ -5,7 +5,7 @@ from tests.support.made_runs import CONTEXT, Truth, arm, closed, make_run, workl
 
 from draftwise.core import Arm, Comparison, Run, Verdict
 from draftwise.decide.comparison.cell import ALL
-from draftwise.decide.evidence import gather_evidence
+from draftwise.decide.conclusions import gather_evidence
 
 ARMS = [Arm(name="plain"), arm(3), arm(5)]
 WORKLOADS = [workload("code", 10, 17), workload("prose", 10, 17)]

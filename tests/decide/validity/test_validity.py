@@ -12,11 +12,10 @@ from tests.support.validity import bend_answers, bend_turns, closed, codes, open
 from draftwise.core import Answer, ClientHealth, Counters, Run, ServerLoad, TurnRecord, Verdict
 from draftwise.decide.comparison.cell import make_cells
 from draftwise.decide.comparison.comparisons import Unjudged
-from draftwise.decide.comparison.differences import compare_outputs
-from draftwise.decide.conclusions import conclude_run
-from draftwise.decide.evidence import gather_evidence
+from draftwise.decide.conclusions import conclude_run, gather_evidence
 from draftwise.decide.thresholds import Thresholds
-from draftwise.decide.validity import assess_text, check_comparison, check_run
+from draftwise.decide.validity import check_validity
+from draftwise.statistics import Outlook
 
 
 def test_a_good_run_has_no_finding(tmp_path: Path) -> None:
@@ -93,14 +92,16 @@ def patchy_run(run: Run, seed: int) -> Run:
 def test_readings_that_are_missing_or_absurd_break_no_check(good: Run, seed: int) -> None:
     """The numbers are those of the good run: absurd answers have none."""
     run, estimates = patchy_run(good, seed), gather_evidence(good).estimates[0]
-    cells = list(make_cells(run))
-    found = list(check_run(run, cells, assess_text(run), Thresholds()))
-    for cell in cells:
-        mine = Unjudged(
+    outlook = Outlook(detectable=1.1, prompts=None, repetitions=None)
+    numbers = [
+        Unjudged(
             comparison=compared(interval(1.4, 1.5, 1.6)),
             estimates=replace(estimates, whole=cell, cell=cell),
-            differences=compare_outputs(run, cell),
+            outlook=outlook,
         )
-        found += check_comparison(run, mine, Thresholds())
+        for cell in make_cells(run)
+    ]
+    checked = check_validity(run, numbers, Thresholds())
+    found = [*checked.of_run, *(each for of_cell in checked.of_cells for each in of_cell)]
     assert found
     assert all(each.message.endswith((".", "?")) for each in found)

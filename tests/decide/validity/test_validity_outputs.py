@@ -9,7 +9,6 @@ from tests.support.validity import ENDING, QUICKER, bend_answers, closed, codes,
 
 from draftwise.core import Answer, Run, Severity
 from draftwise.decide.conclusions import conclude_run
-from draftwise.decide.validity import assess_text
 
 LOAD = (closed(2),)
 
@@ -143,7 +142,7 @@ def test_outputs_that_loop(good: Run) -> None:
 
     run = bend_answers(good, change)
     assert codes(run) == {"outputs-loop"}
-    (quality,) = assess_text(run)
+    (quality,) = conclude_run(run).quality
     assert (quality.num_outputs, quality.loop_share) == (8, 0.25)
     assert quality.distinct_4grams < 0.9
 

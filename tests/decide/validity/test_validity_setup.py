@@ -8,7 +8,7 @@ from tests.support.made_runs import with_context
 from tests.support.validity import codes, findings, graded, run_of
 
 from draftwise.core import Run, Severity
-from draftwise.decide.missing_context import find_missing
+from draftwise.decide.scope import find_missing
 
 SERVE = "vllm serve /models/target --max-num-seqs 64 --dtype bfloat16"
 SPECULATE = """ --speculative-config '{"method": "ngram", "num_speculative_tokens": 3}'"""

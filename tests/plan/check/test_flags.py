@@ -40,7 +40,7 @@ def test_a_flag_of_another_release_says_when_it_existed(llama: str) -> None:
 )  # fmt: skip
 def test_values_are_typed(llama: str, name: str, text: str, value: float) -> None:
     context = get_context(Setup(target=llama, engine="vllm", engine_version="0.32.0", args={name: text}))
-    assert context.flag(name) == value
+    assert context.flags.get(name) == value
     assert context.rulings == ()
 
 
@@ -68,7 +68,7 @@ def test_values_that_the_parser_refuses(llama: str, name: str, value: object) ->
 def test_default_batches(llama: str, device: Device, args: dict[str, object], sizes: tuple[int, int]) -> None:
     context = get_context(Setup(target=llama, engine="vllm", engine_version="0.32.0", device=device, args=args))
     filled = fill_in_batch(context, collect(read_target(context))[1])
-    assert (filled.flag("max_num_batched_tokens"), filled.flag("max_num_seqs")) == sizes
+    assert (filled.flags["max_num_batched_tokens"], filled.flags["max_num_seqs"]) == sizes
 
 
 def test_batches_that_the_scheduler_refuses(llama: str) -> None:

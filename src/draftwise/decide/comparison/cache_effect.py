@@ -8,8 +8,7 @@ from statistics import fmean, stdev
 
 from draftwise.core import Answer
 from draftwise.decide.comparison.acceptance import count_steps
-from draftwise.decide.comparison.cell import Cell, Unit
-from draftwise.decide.comparison.differences import find_difference
+from draftwise.decide.comparison.cell import Cell, Unit, find_difference
 from draftwise.decide.thresholds import Thresholds
 from draftwise.statistics import student_quantile
 

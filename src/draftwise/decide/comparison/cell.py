@@ -1,16 +1,25 @@
-"""One candidate on one workload under one condition: its requests beside the baseline's, prompt by prompt."""
+"""One candidate on one workload under one condition: its requests beside the baseline's, and where outputs differ."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import reduce
-from itertools import product
+from itertools import product, takewhile
 from operator import add
 
 from draftwise.core import Answer, Condition, Counters, Run, TurnRecord
 
-__all__ = ["ALL", "Cell", "PairedRequest", "Unit", "make_cells"]
+__all__ = [
+    "ALL",
+    "Cell",
+    "OutputDifference",
+    "PairedRequest",
+    "Unit",
+    "find_difference",
+    "has_synthetic_acceptance",
+    "make_cells",
+]
 
 ALL = "all"
 """Name of the row that pools every workload: what one setting for all traffic would do."""
@@ -21,6 +30,8 @@ Attempt = tuple[int, int, int]
 """Repetition, block and copy: which of the requests that send a prompt."""
 BlockKey = tuple[str, str, int, int]
 """Workload, condition, repetition and block: turns of two arms with one key are a paired block."""
+Requests = Mapping[tuple[Unit, Attempt], Answer]
+"""What an arm was sent, in the order of the run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +43,27 @@ class PairedRequest:
     """Workload, repetition and number of the paired block in which it was sent."""
     baseline: Answer
     candidate: Answer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputDifference:
+    """Two greedy answers to one prompt that are not the same."""
+
+    unit: Unit
+    baseline: Answer
+    candidate: Answer
+    position: int | None
+    """Tokens that both share; None where a server gives no token ids."""
+
+    @property
+    def excerpt(self) -> str:
+        """The last shared characters and what follows on either side."""
+        a, b = self.baseline.text, self.candidate.text
+        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
+        return (
+            f"after {a[max(0, same - 24) : same]!r} the baseline says {a[same : same + 16]!r}, the candidate "
+            f"{b[same : same + 16]!r}"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,63 +79,32 @@ class Cell:
     condition: Condition
     baseline: str
     candidate: str
-    answers: Mapping[tuple[str, Unit], Mapping[Attempt, Answer]]
-    """The measured answers without an error, by arm and unit, then by attempt."""
-    turns: tuple[TurnRecord, ...]
+    turns: Sequence[TurnRecord]
     """Those of blocks that both arms finished."""
     answers_by_turn: Mapping[int, Sequence[Answer]]
     """Every answer of those turns: failed ones and those that only kept the load up as well."""
-
-    @property
-    def units(self) -> list[Unit]:
-        """Prompts of which both arms answered one and the same attempt, in the order of the run."""
-        baseline = {unit: attempts for (arm, unit), attempts in self.answers.items() if arm == self.baseline}
-        return [
-            unit for unit in baseline if baseline[unit].keys() & self.answers.get((self.candidate, unit), {}).keys()
-        ]
-
-    @property
-    def repetitions(self) -> tuple[int, ...]:
-        """The repetitions of which both arms measured something."""
-        return tuple(sorted({turn.repeat for turn in self.turns if turn.arm == self.candidate}))
+    repetitions: tuple[int, ...]
+    """Those of which both arms measured something."""
+    requests: Mapping[str, Sequence[Answer]]
+    """The measured requests of each arm, failed ones too."""
+    paired: Sequence[PairedRequest]
+    """The measured requests that both arms were sent, failed ones too, in the order of the run."""
+    outputs: Mapping[tuple[str, Unit], Sequence[Answer]]
+    """The measured answers without an error, by arm and unit, in the order of the attempts."""
+    units: Sequence[Unit]
+    """Prompts of which both arms answered one and the same attempt, in the order of the run."""
+    counters: Mapping[str, Counters]
+    """What each arm's counters grew by."""
+    differences: Sequence[OutputDifference] | None
+    """The prompts whose output is not the baseline's; None where outputs cannot be compared one by one: above
+    temperature 0, and where acceptance is synthetic."""
 
     def keep_repetitions(self, repetitions: Sequence[int]) -> Cell:
         """Return the cell as if both arms had measured these repetitions only."""
-        return self._with([turn for turn in self.turns if turn.repeat in repetitions])
-
-    def _with(self, turns: Sequence[TurnRecord]) -> Cell:
-        by_turn = {turn.turn: self.answers_by_turn[turn.turn] for turn in turns}
-        return replace(self, turns=tuple(turns), answers_by_turn=by_turn, answers=_group_by_unit(turns, by_turn))
-
-    def pair_requests(self) -> list[PairedRequest]:
-        """Return the measured requests that both arms were sent, failed ones too, in the order of the run."""
-        sides: dict[str, dict[tuple[Unit, Attempt], Answer]] = {self.baseline: {}, self.candidate: {}}
-        for turn in self.turns:
-            for answer in self.answers_by_turn[turn.turn]:
-                if answer.measured:
-                    unit = (turn.workload, answer.prompt_id)
-                    sides[turn.arm][unit, (turn.repeat, turn.block, answer.copy)] = answer
-        baseline, candidate = sides[self.baseline], sides[self.candidate]
-        return [
-            PairedRequest(unit=unit, block=(unit[0], *attempt[:2]), baseline=baseline[unit, attempt], candidate=answer)
-            for (unit, attempt), answer in candidate.items()
-            if (unit, attempt) in baseline
-        ]
-
-    def list_requests(self, arm: str) -> list[Answer]:
-        """Return the measured requests of an arm, failed ones too."""
-        mine = (turn.turn for turn in self.turns if turn.arm == arm)
-        return [answer for turn in mine for answer in self.answers_by_turn[turn] if answer.measured]
-
-    def sum_counters(self, arm: str) -> Counters:
-        """Return what an arm's counters grew by."""
-        nothing = Counters(generation_tokens=0, prefix_queries=0, prefix_hits=0)
-        return reduce(add, (turn.counters for turn in self.turns if turn.arm == arm), nothing)
-
-    def list_outputs(self, arm: str, unit: Unit) -> list[Answer]:
-        """Return an arm's answers to a prompt, in the order of the attempts."""
-        by_attempt = self.answers[arm, unit]
-        return [by_attempt[key] for key in sorted(by_attempt)]
+        turns = [turn for turn in self.turns if turn.repeat in repetitions]
+        names, arms = (self.workload, self.workloads), (self.baseline, self.candidate)
+        comparable = self.differences is not None
+        return _make_cell(names, self.condition, arms, turns, self.answers_by_turn, comparable=comparable)
 
     def pair_turns(self) -> list[tuple[TurnRecord, TurnRecord]]:
         """Return the candidate's and the baseline's turn of each paired block, in the order of the run."""
@@ -111,8 +112,8 @@ class Cell:
         return [(turn, baseline[_block_key(turn)]) for turn in self.turns if turn.arm == self.candidate]
 
 
-def make_cells(run: Run) -> Iterator[Cell]:
-    """Yield a cell per workload, condition and candidate, then, with several workloads, the pooled ones.
+def make_cells(run: Run) -> list[Cell]:
+    """Return a cell per workload, condition and candidate, then, with several workloads, the pooled ones.
 
     Cells in which no turn has a partner, or no prompt was answered by both arms, are left out. A pooled one takes the
     repetitions that all workloads have: otherwise those that an adaptive run measured longest would weigh most, or it
@@ -122,23 +123,52 @@ def make_cells(run: Run) -> Iterator[Cell]:
     groups = [(name, (name,)) for name in names] + ([(ALL, names)] if len(names) > 1 else [])
     baseline, *candidates = (arm.name for arm in run.plan.arms)
     turns, answers = _group_by_place(run), _group_by_turn(run)
-    for (workload, members), condition, candidate in product(groups, run.conditions, candidates):
-        parts = [_pair(turns, (baseline, candidate), name, condition.label) for name in members]
+    cells = []
+    for group, condition, candidate in product(groups, run.conditions, candidates):
+        arms = (baseline, candidate)
+        parts = [_pair(turns, arms, name, condition.label) for name in group[1]]
         common = set.intersection(*({turn.repeat for turn in part} for part in parts))
-        paired = sorted((t for part in parts for t in part if t.repeat in common), key=lambda turn: turn.turn)
-        mine = {turn.turn: answers.get(turn.turn, ()) for turn in paired}
-        cell = Cell(
-            workload=workload,
-            workloads=members,
-            condition=condition,
-            baseline=baseline,
-            candidate=candidate,
-            answers=_group_by_unit(paired, mine),
-            turns=tuple(paired),
-            answers_by_turn=mine,
-        )
-        if cell.units:
-            yield cell
+        paired = sorted((turn for part in parts for turn in part if turn.repeat in common), key=lambda turn: turn.turn)
+        comparable = condition.temperature == 0 and not has_synthetic_acceptance(run, candidate)
+        cells.append(_make_cell(group, condition, arms, paired, answers, comparable=comparable))
+    return [cell for cell in cells if cell.units]
+
+
+def _make_cell(
+    names: tuple[str, tuple[str, ...]],
+    condition: Condition,
+    arms: tuple[str, str],
+    turns: Sequence[TurnRecord],
+    answers: Mapping[int, Sequence[Answer]],
+    *,
+    comparable: bool,
+) -> Cell:
+    by_turn = {turn.turn: answers.get(turn.turn, ()) for turn in turns}
+    baseline, candidate = (_list_requests(turns, by_turn, arm) for arm in arms)
+    answered, ours = _group_by_unit(baseline), _group_by_unit(candidate)
+    nothing = Counters(generation_tokens=0, prefix_queries=0, prefix_hits=0)
+    outputs = {
+        (arm, unit): [attempts[key] for key in sorted(attempts)]
+        for arm, side in zip(arms, (answered, ours), strict=True)
+        for unit, attempts in side.items()
+    }
+    units = [unit for unit, attempts in answered.items() if attempts.keys() & ours.get(unit, {}).keys()]
+    return Cell(
+        workload=names[0],
+        workloads=names[1],
+        condition=condition,
+        baseline=arms[0],
+        candidate=arms[1],
+        turns=turns,
+        answers_by_turn=by_turn,
+        repetitions=tuple(sorted({turn.repeat for turn in turns if turn.arm == arms[1]})),
+        requests={arm: list(side.values()) for arm, side in zip(arms, (baseline, candidate), strict=True)},
+        paired=_pair_requests(baseline, candidate),
+        outputs=outputs,
+        units=units,
+        counters={arm: reduce(add, (t.counters for t in turns if t.arm == arm), nothing) for arm in arms},
+        differences=_find_differences(units, outputs, arms) if comparable else None,
+    )
 
 
 def _block_key(turn: TurnRecord) -> BlockKey:
@@ -170,13 +200,65 @@ def _group_by_turn(run: Run) -> dict[int, list[Answer]]:
     return found
 
 
-def _group_by_unit(
-    turns: Sequence[TurnRecord], answers: Mapping[int, Sequence[Answer]]
-) -> dict[tuple[str, Unit], dict[Attempt, Answer]]:
-    found: dict[tuple[str, Unit], dict[Attempt, Answer]] = {}
-    for turn in turns:
-        for answer in answers[turn.turn]:
-            if answer.measured and answer.error is None and answer.timing.chunks:
-                mine = found.setdefault((turn.arm, (turn.workload, answer.prompt_id)), {})
-                mine[turn.repeat, turn.block, answer.copy] = answer
+def _list_requests(turns: Sequence[TurnRecord], answers: Mapping[int, Sequence[Answer]], arm: str) -> Requests:
+    """Return the measured requests of an arm, failed ones too."""
+    return {
+        ((turn.workload, answer.prompt_id), (turn.repeat, turn.block, answer.copy)): answer
+        for turn in turns
+        if turn.arm == arm
+        for answer in answers[turn.turn]
+        if answer.measured
+    }
+
+
+def _pair_requests(baseline: Requests, candidate: Requests) -> list[PairedRequest]:
+    return [
+        PairedRequest(unit=unit, block=(unit[0], *attempt[:2]), baseline=baseline[unit, attempt], candidate=answer)
+        for (unit, attempt), answer in candidate.items()
+        if (unit, attempt) in baseline
+    ]
+
+
+def _group_by_unit(requests: Requests) -> dict[Unit, dict[Attempt, Answer]]:
+    """Return the answers without an error by prompt."""
+    found: dict[Unit, dict[Attempt, Answer]] = {}
+    for (unit, attempt), answer in requests.items():
+        if answer.error is None and answer.timing.chunks:
+            found.setdefault(unit, {})[attempt] = answer
     return found
+
+
+def _find_differences(
+    units: Sequence[Unit], outputs: Mapping[tuple[str, Unit], Sequence[Answer]], arms: tuple[str, str]
+) -> list[OutputDifference]:
+    """Return, for each prompt to which the candidate ever gave an answer that the baseline never gave, the first one.
+
+    The baseline itself may change its answer between repetitions (a cached prefix is computed in other shapes), so an
+    answer counts as different only when it is none of the baseline's; it is then compared with the baseline's first.
+    """
+    found = []
+    for unit in units:
+        baseline, candidate = (outputs[arm, unit] for arm in arms)
+        for answer in candidate:
+            differences = [find_difference(unit, reference, answer) for reference in baseline]
+            if None not in differences:
+                found.append(differences[0])
+                break
+    return [each for each in found if each is not None]
+
+
+def find_difference(unit: Unit, baseline: Answer, candidate: Answer) -> OutputDifference | None:
+    """Return how an answer differs from the baseline's, None when token for token equal."""
+    a, b = baseline.token_ids, candidate.token_ids
+    if not (a and b):
+        same = baseline.text == candidate.text
+        return None if same else OutputDifference(unit=unit, baseline=baseline, candidate=candidate, position=None)
+    if a == b:
+        return None
+    shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
+    return OutputDifference(unit=unit, baseline=baseline, candidate=candidate, position=shared)
+
+
+def has_synthetic_acceptance(run: Run, arm: str) -> bool:
+    """Return whether an arm's acceptance is synthetic, so that its text is not the model's."""
+    return any(each.has_synthetic_acceptance for each in run.plan.arms if each.name == arm)

@@ -1,21 +1,80 @@
-"""From the estimates of a cell to the numbers of its comparison, still without a verdict."""
+"""From the requests of a cell to the numbers of its comparison, still without a verdict."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from math import isfinite
+from statistics import median
 
-from draftwise.core import Comparison, Verdict
-from draftwise.decide.comparison.cell import ALL
-from draftwise.decide.comparison.differences import OutputDifference
-from draftwise.decide.comparison.estimates import Estimates
-from draftwise.decide.comparison.goodput import estimate_goodput
-from draftwise.decide.comparison.tails import estimate_percentiles, find_tail_ratio
+import numpy as np
+
+from draftwise.core import Answer, ClosedLoop, Comparison, Interval, Run, Timing, Verdict
+from draftwise.decide.comparison.cache_effect import has_cache_effect
+from draftwise.decide.comparison.cell import (
+    ALL,
+    Cell,
+    PairedRequest,
+    Unit,
+    make_cells,
+)
+from draftwise.decide.comparison.latency import LATENCIES, keeps_promise, measure_output
 from draftwise.decide.thresholds import Thresholds
-from draftwise.statistics import adjust_family, detectable_ratio, prompts_needed
+from draftwise.runs.asked_once import count_repetitions
+from draftwise.statistics import (
+    Array,
+    Design,
+    Estimate,
+    InterimAnalyses,
+    Outlook,
+    adjust_family,
+    find_outlook,
+    goodput_change,
+    percentile_ratios,
+    prompt_ratio,
+    server_ratio,
+    total_ratio,
+)
 
-__all__ = ["Unjudged", "compare_cell", "correct_for_number"]
+__all__ = ["Estimates", "Ratios", "Unjudged", "compare_cells", "estimate_cells", "estimate_ratios"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ratios:
+    """The requests of a cell and their ratios of candidate over baseline, None where an arm has no such reading."""
+
+    paired: Sequence[PairedRequest]
+    design: Design
+    """Which of these requests have a variance in common."""
+    speedup: Estimate
+    """Output tokens per second of a request."""
+    total: Estimate
+    """All output tokens over all request seconds."""
+    ttft: Estimate | None
+    tpot: Estimate | None
+    throughput: Estimate | None
+    """Output tokens per second of the server; None with one request in flight."""
+    deciding: Estimate
+    """The one that `Comparison.decided_by` names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimates:
+    """What a cell is known to be, and how often it was looked at with the intention to stop."""
+
+    whole: Cell
+    cell: Cell
+    """What the numbers rest on: of a server with a cross-request cache, the first repetition alone."""
+    repeated: Cell | None
+    """Then, the later repetitions."""
+    ratios: Ratios
+    warm_speedup: float | None
+    """Of the later repetitions."""
+    analyses: InterimAnalyses
+    done: int
+    """Repetitions that were measured."""
+    level: float
+    """Two-sided p-value below which the current analysis is significant."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,58 +83,225 @@ class Unjudged:
 
     comparison: Comparison
     estimates: Estimates
-    differences: Sequence[OutputDifference] | None
-    """None where outputs are not compared."""
+    outlook: Outlook
+    """Of the ratio that decides."""
+    promise: Interval | None = None
+    """Change of the share of requests within the SLO, sure enough for all comparisons of the run together."""
     family: int = 1
     """Comparisons of the run that it is one of."""
 
 
-def compare_cell(
-    estimates: Estimates, differences: Sequence[OutputDifference] | None, thresholds: Thresholds
-) -> Unjudged:
+def compare_cells(run: Run, thresholds: Thresholds) -> list[Unjudged]:
+    """Return the numbers of every comparison of a run, pooled rows last."""
+    return _correct_for_number([_compare(each, thresholds) for each in estimate_cells(run, thresholds)], thresholds)
+
+
+def estimate_cells(run: Run, thresholds: Thresholds) -> tuple[Estimates, ...]:
+    """Return the estimates of every workload, condition and candidate, pooled rows last."""
+    return tuple(_estimate(run, cell, thresholds) for cell in make_cells(run))
+
+
+def _estimate(run: Run, whole: Cell, thresholds: Thresholds) -> Estimates:
+    cell, repeated = _split_repetitions(whole, thresholds)
+    done = len(cell.repetitions)
+    if run.plan.adaptive and repeated is None:
+        analyses = InterimAnalyses.planned(max(done, _count_repetitions(run, cell)))
+    else:
+        analyses = InterimAnalyses((run.plan.repeats if repeated is None else done,))
+    return Estimates(
+        whole=whole,
+        cell=cell,
+        repeated=repeated,
+        ratios=estimate_ratios(cell),
+        warm_speedup=estimate_ratios(repeated).speedup.value if repeated is not None and repeated.units else None,
+        analyses=analyses,
+        done=done,
+        level=analyses.level(done),
+    )
+
+
+def _count_repetitions(run: Run, cell: Cell) -> int:
+    """Return how many repetitions were planned of all of a cell's workloads."""
+    members = (each for each in run.plan.workloads if each.name in cell.workloads)
+    return min(count_repetitions(run, each, cell.condition, cell.candidate) for each in members)
+
+
+def _split_repetitions(cell: Cell, thresholds: Thresholds) -> tuple[Cell, Cell | None]:
+    """Return the part of a cell that its numbers rest on, and the rest where the candidate gains from repetition.
+
+    Both arms lose their later repetitions then: the first one is slower for all, as servers and caches are cold.
+    """
+    if not has_cache_effect(cell, thresholds):
+        return cell, None
+    first, *later = cell.repetitions
+    new = cell.keep_repetitions([first])
+    return (new, cell.keep_repetitions(later)) if new.units else (cell, None)
+
+
+def estimate_ratios(cell: Cell) -> Ratios:
+    """Return the ratios of a cell that has a prompt answered by both arms."""
+    paired = cell.paired
+    design = Design.of([(each.unit, each.block) for each in paired])
+
+    def ratio(reading: Callable[[Timing], float | None]) -> Estimate | None:
+        return prompt_ratio(*_read(paired, reading), design)
+
+    speedup = ratio(lambda timing: timing.tokens_per_s)
+    tokens, seconds = _read(paired, lambda timing: timing.num_tokens), _read(paired, lambda timing: timing.e2e_s)
+    total = total_ratio(tokens[0], seconds[0], tokens[1], seconds[1], design)
+    assert speedup is not None, "a cell has a prompt that both arms answered"
+    assert total is not None, "what has a speed-up has tokens and seconds"
+    throughput = _estimate_throughput(cell, speedup, total)
+    closed = isinstance(cell.condition.load, ClosedLoop)
+    return Ratios(
+        paired=paired,
+        design=design,
+        speedup=speedup,
+        total=total,
+        ttft=ratio(lambda timing: timing.ttft_s),
+        tpot=ratio(lambda timing: timing.tpot_s),
+        throughput=throughput,
+        deciding=throughput if closed and throughput is not None else speedup,
+    )
+
+
+def _read(paired: Sequence[PairedRequest], reading: Callable[[Timing], float | None]) -> tuple[Array, Array]:
+    """Return [N] a reading of every request on the candidate and on the baseline, NaN where it failed or has none."""
+
+    def value(timing: Timing, error: str | None) -> float:
+        found = None if error is not None else reading(timing)
+        return float("nan") if found is None else found
+
+    candidate = [value(each.candidate.timing, each.candidate.error) for each in paired]
+    baseline = [value(each.baseline.timing, each.baseline.error) for each in paired]
+    return np.array(candidate, dtype=np.float64), np.array(baseline, dtype=np.float64)
+
+
+def _estimate_throughput(cell: Cell, speedup: Estimate, total: Estimate) -> Estimate | None:
+    """Return the ratio of the servers' output tokens per second, as sure as other prompts would leave it.
+
+    The value is counted on the servers, turn by turn. How sure it is cannot be seen from a few turns of one and the
+    same prompts; in a full closed loop it equals all tokens over all request seconds (Little's law: the requests in
+    flight are given), whose uncertainty over prompts and paired blocks is known.
+    """
+    if cell.condition.concurrency == 1:
+        return None
+    sides = [
+        (ours.per_s, theirs.per_s)
+        for candidate, baseline in cell.pair_turns()
+        if (ours := measure_output(cell.answers_by_turn[candidate.turn])) is not None
+        and (theirs := measure_output(cell.answers_by_turn[baseline.turn])) is not None
+        and ours.tokens
+        and theirs.tokens
+    ]
+    if not sides:
+        return None
+    counted_T = np.array(sides, dtype=np.float64)
+    server = server_ratio(counted_T[:, 0], counted_T[:, 1])
+    wider = max(total.spread, server.spread, key=lambda each: each.variance)
+    spread = replace(total.spread, variance=wider.variance, degrees=wider.degrees)
+    return replace(server, spread=spread, log_by_prompt=speedup.log_by_prompt)
+
+
+def _compare(estimates: Estimates, thresholds: Thresholds) -> Unjudged:
     """Return the numbers of a comparison.
 
     All intervals hold at whichever interim analysis the run stopped; p-values are corrected for these analyses.
     """
-    cell, ratios, margin = estimates.cell, estimates.ratios, thresholds.margin
-    detectable = detectable_ratio(ratios.deciding, margin=margin, alpha=estimates.level)
-    goodput, change = estimate_goodput(ratios.paired, ratios.design, thresholds, 1 - estimates.level)
-    num_units = len(estimates.whole.units)
+    cell, ratios, confidence = estimates.cell, estimates.ratios, 1 - estimates.level
+    outlook = find_outlook(ratios.deciding, estimates.done, margin=thresholds.margin, alpha=estimates.level)
+    goodput, change = _estimate_goodput(ratios, thresholds, confidence)
+    differences, num_units = estimates.whole.differences, len(estimates.whole.units)
     comparison = Comparison(
         workload=cell.workload,
         candidate=cell.candidate,
         condition=cell.condition,
         num_prompts=len(cell.units),
         repetitions=cell.repetitions,
-        speedup=estimates.interval(ratios.speedup),
-        total=estimates.interval(ratios.total),
-        ttft=estimates.find_interval(ratios.ttft),
-        tpot=estimates.find_interval(ratios.tpot),
-        tail=find_tail_ratio(ratios.paired),
-        share_slower=ratios.speedup.share_below(1 - margin),
-        counters=cell.sum_counters(cell.candidate),
+        speedup=ratios.speedup.interval(confidence),
+        total=ratios.total.interval(confidence),
+        ttft=_find_interval(ratios.ttft, confidence),
+        tpot=_find_interval(ratios.tpot, confidence),
+        tail=_find_tail_ratio(ratios.paired),
+        share_slower=_find_share_below(ratios.speedup, 1 - thresholds.margin),
+        counters=cell.counters[cell.candidate],
         equal_outputs=None if differences is None else (num_units - len(differences), num_units),
         warm_speedup=estimates.warm_speedup,
         verdict=Verdict.INCONCLUSIVE,
         reason="",
-        throughput=estimates.find_interval(ratios.throughput),
-        percentiles=estimate_percentiles(ratios.paired, ratios.design, 1 - estimates.level),
+        throughput=_find_interval(ratios.throughput, confidence),
+        percentiles=_estimate_percentiles(ratios, confidence),
         goodput=goodput,
         goodput_change=change,
         p_value=estimates.analyses.adjust(ratios.deciding.p_value(), estimates.done),
-        detectable=detectable if isfinite(detectable) else None,
-        # Where nothing varies everything is settled.
-        prompts_needed=(
-            prompts_needed(ratios.deciding, margin=margin, alpha=estimates.level)
-            if ratios.deciding.spread.variance
-            else None
-        ),
+        detectable=outlook.detectable if math.isfinite(outlook.detectable) else None,
+        prompts_needed=outlook.prompts,
     )
-    return Unjudged(comparison=comparison, estimates=estimates, differences=differences)
+    return Unjudged(comparison=comparison, estimates=estimates, outlook=outlook)
 
 
-def correct_for_number(found: Sequence[Unjudged]) -> list[Unjudged]:
-    """Return the comparisons with p-values corrected for the others of the run.
+def _find_interval(estimate: Estimate | None, confidence: float) -> Interval | None:
+    return None if estimate is None else estimate.interval(confidence)
+
+
+def _find_share_below(estimate: Estimate, ratio: float) -> float:
+    """Return the share of the prompts whose own ratio lies below a ratio."""
+    logs = estimate.log_by_prompt.values()
+    return sum(math.exp(log) < ratio for log in logs) / len(logs)
+
+
+def _estimate_goodput(
+    ratios: Ratios, thresholds: Thresholds, confidence: float
+) -> tuple[tuple[float, float] | None, Interval | None]:
+    """Return the shares of the requests within the SLO (baseline, candidate), and candidate minus baseline of them.
+
+    None without an SLO.
+    """
+    if not thresholds.has_slo:
+        return None, None
+    candidate_N = np.array([float(keeps_promise(each.candidate, thresholds)) for each in ratios.paired])
+    baseline_N = np.array([float(keeps_promise(each.baseline, thresholds)) for each in ratios.paired])
+    change = goodput_change(candidate_N, baseline_N, ratios.design, confidence=confidence)
+    return (float(baseline_N.mean()), float(candidate_N.mean())), change
+
+
+def _estimate_percentiles(ratios: Ratios, confidence: float) -> dict[str, dict[int, Interval]]:
+    """Return candidate over baseline of P50 to P99 over requests, by latency."""
+    found = {}
+    sides = [each.candidate for each in ratios.paired], [each.baseline for each in ratios.paired]
+    for name, reading in LATENCIES.items():
+        candidate, baseline = ([_read_latency(answer, reading) for answer in side] for side in sides)
+        if percentiles := percentile_ratios(candidate, baseline, ratios.design, confidence=confidence):
+            found[name] = percentiles
+    return found
+
+
+def _read_latency(answer: Answer, reading: Callable[[Timing], Sequence[float | None]]) -> list[float]:
+    return [] if answer.error is not None else [value for value in reading(answer.timing) if value is not None]
+
+
+def _find_tail_ratio(paired: Sequence[PairedRequest]) -> float | None:
+    """Return the ratio of P99 over prompts of the time per token.
+
+    A prompt's time is the median over its attempts: a single stalled attempt does not make a slow prompt.
+    """
+    candidate = _by_prompt((each.unit, each.candidate) for each in paired)
+    baseline = _by_prompt((each.unit, each.baseline) for each in paired)
+    if not candidate or not baseline or min(baseline) <= 0:
+        return None
+    return float(np.quantile(candidate, 0.99) / np.quantile(baseline, 0.99))
+
+
+def _by_prompt(answers: Iterable[tuple[Unit, Answer]]) -> list[float]:
+    times: dict[Unit, list[float]] = {}
+    for unit, answer in answers:
+        if answer.error is None and (tpot := answer.timing.tpot_s) is not None:
+            times.setdefault(unit, []).append(tpot)
+    return [median(values) for values in times.values()]
+
+
+def _correct_for_number(found: Sequence[Unjudged], thresholds: Thresholds) -> list[Unjudged]:
+    """Return the comparisons with what they say corrected for the others of the run.
 
     Pooled rows are a family of their own: they repeat what the others say, and would only make them weaker.
     """
@@ -84,6 +310,8 @@ def correct_for_number(found: Sequence[Unjudged]) -> list[Unjudged]:
         places = [place for place, each in enumerate(found) if (each.comparison.workload == ALL) is pooled]
         adjusted = adjust_family([found[place].comparison.p_value for place in places])
         for place, p in zip(places, adjusted, strict=True):
-            comparison = replace(found[place].comparison, adjusted_p=p)
-            corrected[place] = replace(found[place], comparison=comparison, family=len(places))
+            each, family = found[place], len(places)
+            promise = _estimate_goodput(each.estimates.ratios, thresholds, 1 - each.estimates.level / family)[1]
+            comparison = replace(each.comparison, adjusted_p=p)
+            corrected[place] = replace(each, comparison=comparison, promise=promise, family=family)
     return corrected

@@ -1,20 +1,26 @@
-"""Latency distributions of every arm on every workload under every condition, by the usual definitions."""
+"""What requests took and servers put out: latency distributions of every arm, promises kept, output under load."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
 
 import numpy as np
 
-from draftwise.core import Answer, Comparison, Run, Timing
-from draftwise.decide.comparison.goodput import keeps_promise
-from draftwise.decide.comparison.throughput import measure_output
+from draftwise.core import Answer, Run, Timing
+from draftwise.decide.comparison.cell import Cell
 from draftwise.decide.thresholds import Thresholds
 
-__all__ = ["LATENCIES", "QUANTILES", "Latencies", "summarise_latencies"]
-
+__all__ = [
+    "LATENCIES",
+    "QUANTILES",
+    "Latencies",
+    "ServerOutput",
+    "keeps_promise",
+    "measure_output",
+    "summarise_latencies",
+]
 QUANTILES = (50, 90, 95, 99)
 
 
@@ -62,9 +68,26 @@ class Latencies:
     """Requests within the SLO per second of load."""
 
 
-def summarise_latencies(run: Run, comparisons: Sequence[Comparison], thresholds: Thresholds) -> list[Latencies]:
-    """Return the latencies of every arm on every workload under every condition that it finished turns of."""
-    counted = {each.key: each.repetitions for each in comparisons}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerOutput:
+    """What a server put out in a stretch of time."""
+
+    tokens: int
+    seconds: float
+
+    @property
+    def per_s(self) -> float:
+        """Tokens per second."""
+        return self.tokens / self.seconds
+
+
+def summarise_latencies(run: Run, cells: Iterable[Cell], thresholds: Thresholds) -> list[Latencies]:
+    """Return the latencies of every arm on every workload under every condition that it finished turns of.
+
+    Args:
+        cells: with the repetitions that the comparisons rest on.
+    """
+    counted = {(each.workload, each.condition.label, each.candidate): each.repetitions for each in cells}
     rows = []
     for place, turns in _group_turns(run).items():
         kept = [turn for repeat, turn in turns if place not in counted or repeat in counted[place]]
@@ -118,3 +141,33 @@ def _percentiles(timings: Sequence[Timing], read: Callable[[Timing], Sequence[fl
 
 def _known(timings: Sequence[Timing], read: Callable[[Timing], Sequence[float | None]]) -> Iterator[float]:
     return (1e3 * value for value in chain.from_iterable(map(read, timings)) if value is not None)
+
+
+def measure_output(turn: Sequence[Answer]) -> ServerOutput | None:
+    """Return what a server put out in a turn while the load was whole.
+
+    The load is whole from when the first measured request is sent to the end of the last one: the unmeasured
+    requests before and after keep it so, and their tokens within that time count, for the server made them too.
+    None for a turn without a measured request, or one that took no time.
+    """
+    measured = [answer.timing for answer in turn if answer.measured]
+    if not measured:
+        return None
+    begin, end = min(timing.sent for timing in measured), max(timing.finished for timing in measured)
+    if end <= begin:
+        return None
+    tokens = sum(count for answer in turn for time, count in answer.timing.chunks if begin < time <= end)
+    return ServerOutput(tokens=tokens, seconds=end - begin)
+
+
+def keeps_promise(answer: Answer, thresholds: Thresholds) -> bool:
+    """Return whether a request stayed within the operator's SLO; a failed one never did."""
+    if answer.error is not None:
+        return False
+    timing = answer.timing
+    pairs = (
+        (timing.ttft_s, thresholds.slo_ttft_s),
+        (timing.tpot_s, thresholds.slo_tpot_s),
+        (timing.e2e_s, thresholds.slo_e2e_s),
+    )
+    return all(limit is None or value is None or value <= limit for value, limit in pairs)

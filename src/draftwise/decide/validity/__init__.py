@@ -1,6 +1,6 @@
 """Validity checks: findings about a measurement, of which errors block an adoption and the rest inform a reader."""
 
-from draftwise.decide.validity.checks import check_comparison, check_run
-from draftwise.decide.validity.text import TextQuality, assess_text
+from draftwise.decide.validity.checks import Checked, check_validity
+from draftwise.decide.validity.outputs import TextQuality
 
-__all__ = ["TextQuality", "assess_text", "check_comparison", "check_run"]
+__all__ = ["Checked", "TextQuality", "check_validity"]

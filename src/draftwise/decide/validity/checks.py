@@ -1,79 +1,189 @@
-"""All validity checks: of one comparison, and of a run as a whole."""
+"""All validity checks: of a run as a whole, and of each of its comparisons."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from operator import add
 
-from draftwise.core import Finding, Run
-from draftwise.decide.comparison.cell import Cell
-from draftwise.decide.comparison.comparisons import Unjudged
+from draftwise.core import Answer, Counters, Finding, Run, Severity, TurnRecord
+from draftwise.decide.comparison.cache_effect import list_answers, measure_growth, shows_gain, split_by_first
+from draftwise.decide.comparison.cell import Cell, has_synthetic_acceptance
+from draftwise.decide.comparison.comparisons import Estimates, Unjudged
 from draftwise.decide.thresholds import Thresholds
-from draftwise.decide.validity.arms import check_arms, find_resolved_config, sum_all_counters
-from draftwise.decide.validity.cache_effect import check_cache_effect, report_left_out
-from draftwise.decide.validity.client import check_client
-from draftwise.decide.validity.finding import info, warning
-from draftwise.decide.validity.load import check_failures, check_load, check_noise
-from draftwise.decide.validity.measures import list_baseline_answers
-from draftwise.decide.validity.outputs import check_outputs, check_stability
-from draftwise.decide.validity.prompts import check_prompts, check_repeated_prompts
-from draftwise.decide.validity.setup import check_setup
-from draftwise.decide.validity.text import TextQuality, check_text
-from draftwise.decide.validity.traffic import check_traffic
-from draftwise.decide.validity.window.caches import check_prefix_cache, serves_more_hits
-from draftwise.decide.validity.window.load import check_foreign_requests
+from draftwise.decide.validity.drafting import gather_drafting_evidence
+from draftwise.decide.validity.finding import error, info, warning
+from draftwise.decide.validity.load import check_load, check_requests
+from draftwise.decide.validity.outputs import TextQuality, assess_text, check_outputs, check_texts
+from draftwise.decide.validity.servers import check_servers
 from draftwise.decide.validity.window.machine import check_machine
-from draftwise.decide.validity.window.speculation import check_speculation
+from draftwise.decide.validity.window.server import check_counters, serves_more_hits
+from draftwise.statistics import FEWEST_PROMPTS
+from draftwise.workloads import check_workloads
 
-__all__ = ["check_comparison", "check_run"]
+__all__ = ["Checked", "check_comparison", "check_run", "check_validity"]
 
 
-def check_comparison(run: Run, found: Unjudged, thresholds: Thresholds) -> Iterator[Finding]:
-    """Yield what is wrong with one comparison; an error blocks its adoption."""
-    comparison, cell = found.comparison, found.estimates.cell
-    baseline, candidate = cell.sum_counters(cell.baseline), cell.sum_counters(cell.candidate)
-    elsewhere, resolved = sum_all_counters(run, cell.candidate), find_resolved_config(run, cell.candidate)
-    alone = cell.condition.concurrency == 1
-    yield from check_speculation(
-        baseline, candidate, elsewhere, resolved, comparison.speedup, cell.condition, thresholds
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """What the validity checks found."""
+
+    of_run: tuple[Finding, ...]
+    """On the run as a whole; an error blocks every adoption."""
+    of_cells: tuple[tuple[Finding, ...], ...]
+    """On each comparison; an error blocks its adoption."""
+    quality: tuple[TextQuality, ...]
+    """Of the baseline's outputs."""
+
+
+def check_validity(run: Run, found: Sequence[Unjudged], thresholds: Thresholds) -> Checked:
+    """Return what is wrong with a run and with each of its comparisons."""
+    of_baseline = _list_baseline_answers(run)
+    quality = assess_text(run, of_baseline)
+    cells = [each.estimates.whole for each in found]
+    return Checked(
+        of_run=tuple(check_run(run, of_baseline, cells, quality, thresholds)),
+        of_cells=tuple(tuple(check_comparison(run, each, thresholds)) for each in found),
+        quality=tuple(quality),
     )
-    yield from check_prefix_cache(baseline, candidate, comparison.ttft, thresholds, alone=alone)
-    yield from check_cache_effect(run, cell, thresholds)
-    yield from check_client(run, cell, thresholds)
-    yield from check_failures(cell, thresholds)
-    yield from check_prompts(run, cell)
-    yield from check_outputs(run, found, thresholds)
-    yield from report_left_out(found.estimates)
 
 
 def check_run(
-    run: Run, cells: Sequence[Cell], quality: Sequence[TextQuality], thresholds: Thresholds
-) -> Iterator[Finding]:
-    """Yield what is wrong with a run as a whole; an error blocks every adoption."""
-    of_baseline = list_baseline_answers(run)
-    yield from check_traffic(run, thresholds)
-    for arm in run.plan.arms:
-        before = [turn.before for turn in run.turns if turn.arm == arm.name]
-        yield from check_foreign_requests(arm.name, before, thresholds)
-    yield from check_load(run, thresholds)
-    yield from check_machine(run.turns, thresholds, is_ours=all(arm.url is None for arm in run.plan.arms))
-    yield from check_noise(run, of_baseline, thresholds)
-    yield from check_setup(run)
-    yield from check_arms(run, thresholds)
-    yield from check_repeated_prompts(run)
-    yield from check_text(run, of_baseline, quality, thresholds)
-    yield from check_stability(run, of_baseline)
+    run: Run,
+    of_baseline: Sequence[Answer],
+    cells: Sequence[Cell],
+    quality: Sequence[TextQuality],
+    thresholds: Thresholds,
+) -> list[Finding]:
+    """Return what is wrong with a run as a whole."""
+    return [
+        *check_servers(run, thresholds),
+        *check_load(run, of_baseline, thresholds),
+        *check_machine((*run.turns, *run.set_aside), thresholds, is_ours=all(arm.url is None for arm in run.plan.arms)),
+        *_repeated_prompts(run),
+        *check_texts(run, of_baseline, quality, thresholds),
+        *_estimated_counts(run),
+        *_warm_prefixes(cells, thresholds),
+    ]
+
+
+def check_comparison(run: Run, found: Unjudged, thresholds: Thresholds) -> list[Finding]:
+    """Return what is wrong with one comparison."""
+    comparison, cell = found.comparison, found.estimates.cell
+    evidence = gather_drafting_evidence(run, cell)
+    return [
+        *check_counters(evidence, comparison.speedup, comparison.ttft, cell.condition, thresholds),
+        *_warmed(run, cell, thresholds),
+        *check_requests(run, cell, thresholds),
+        *_prompts(run, cell),
+        *check_outputs(run, found, thresholds),
+        *_left_out(found.estimates),
+    ]
+
+
+def _list_baseline_answers(run: Run) -> list[Answer]:
+    """Return the baseline's measured answers without an error."""
+    baseline = run.plan.arms[0].name
+    return [each for each in run.answers if each.arm == baseline and each.measured and each.error is None]
+
+
+def _repeated_prompts(run: Run) -> Iterator[Finding]:
+    """Yield workloads that ask the same more than once."""
+    measured = not all(arm.has_synthetic_acceptance for arm in run.plan.arms[1:])
+    for found in check_workloads(run.plan.workloads, measures_acceptance=measured):
+        if found.severity is not Severity.ERROR:
+            yield found
+
+
+def _estimated_counts(run: Run) -> Iterator[Finding]:
     if not all(answer.counts_exact for answer in run.answers):
         text = "a server does not say how many tokens a chunk holds: one each is assumed"
         text += " (totals are exact where it reports usage)."
         yield warning("token-counts-estimated", text)
-    if any(_has_warm_prefixes(cell, thresholds) for cell in cells):
-        text = (
-            "later repetitions find their prompts in the prefix cache, in all arms alike: TTFT there is a cached one."
+
+
+def _warm_prefixes(cells: Sequence[Cell], thresholds: Thresholds) -> Iterator[Finding]:
+    """Where the baseline's prefix cache serves later repetitions with the prompts of the first one."""
+    for cell in cells:
+        mine = [turn for turn in cell.turns if turn.arm == cell.baseline]
+        first, later = (
+            _sum_counters(turn for turn in mine if (turn.repeat in cell.repetitions[:1]) is is_first)
+            for is_first in (True, False)
         )
-        yield info("prefix-cache-warm", text)
+        if serves_more_hits(first, later, thresholds):
+            text = "later repetitions find their prompts in the prefix cache, in all arms alike: TTFT there is a "
+            yield info("prefix-cache-warm", f"{text}cached one.")
+            return
 
 
-def _has_warm_prefixes(cell: Cell, thresholds: Thresholds) -> bool:
-    """Return whether the baseline's prefix cache serves later repetitions with the prompts of the first one."""
-    first, later = (cell.keep_repetitions(each) for each in (cell.repetitions[:1], cell.repetitions[1:]))
-    return serves_more_hits(first.sum_counters(cell.baseline), later.sum_counters(cell.baseline), thresholds)
+def _sum_counters(turns: Iterable[TurnRecord]) -> Counters:
+    nothing = Counters(generation_tokens=0, prefix_queries=0, prefix_hits=0)
+    return reduce(add, (turn.counters for turn in turns), nothing)
+
+
+def _prompts(run: Run, cell: Cell) -> Iterator[Finding]:
+    """Yield what the prompts of a comparison cannot show about its candidate."""
+    if len(cell.units) < FEWEST_PROMPTS:
+        yield info("few-prompts", f"{len(cell.units)} prompts say little about others.", "Give more with --prompts.")
+    measured = not has_synthetic_acceptance(run, cell.candidate)
+    mine = [workload for workload in run.plan.workloads if workload.name in cell.workloads]
+    for found in check_workloads(mine, measures_acceptance=measured):
+        if found.severity is Severity.ERROR:
+            yield replace(found, where="")
+
+
+def _warmed(run: Run, cell: Cell, thresholds: Thresholds) -> Iterator[Finding]:
+    """Yield where every measured answer may have been helped by an earlier answer to the same prompt.
+
+    That is so where the candidate answered it under another load before, or earlier in the same turn. No repetition
+    is left then that shows it without its cross-request cache, and the comparison says nothing about new prompts.
+    """
+    mine, earlier = list_answers(cell), _list_earlier(run, cell)
+    if earlier:
+        begin = min(answer.turn for answer in mine)
+        splits = split_by_first([*earlier, *mine], lambda answer: answer.turn >= begin)
+        if shows_gain(splits, cell, thresholds.warmed):
+            growth = f"{measure_growth(splits):.2f}x the tokens per step when prompts come back"
+            text = f"a cross-request cache helps it ({growth}), and it had answered these prompts under "
+            text += f"{earlier[0].condition} before."
+            fix = "Measure one load per run with it, or give each load prompts of its own."
+            yield error("warmed-by-other-loads", text, fix)
+    first = min(cell.repetitions, default=0)
+    of_first: Sequence[Answer] = [answer for answer in mine if answer.repeat == first]
+    splits = split_by_first(of_first, lambda answer: answer.measured)
+    if shows_gain(splits, cell, thresholds.warmed):
+        text = (
+            "prompts are sent several times within a turn, and a cross-request cache helps it: "
+            f"{measure_growth(splits):.2f}x the tokens per step from the second time on."
+        )
+        yield error("warmed-within-a-turn", text, "Give the workload more prompts.")
+
+
+def _list_earlier(run: Run, cell: Cell) -> list[Answer]:
+    """Return what the candidate had answered of these workloads, at this temperature, under loads before this one."""
+    begin = min((turn.turn for turn in cell.turns if turn.arm == cell.candidate), default=0)
+    alike = {each.label for each in run.conditions if each.temperature == cell.condition.temperature}
+    return [
+        answer
+        for answer in run.answers
+        if answer.arm == cell.candidate
+        and answer.turn < begin
+        and answer.workload in cell.workloads
+        and answer.condition in alike - {cell.condition.label}
+    ]
+
+
+def _left_out(estimates: Estimates) -> Iterator[Finding]:
+    """Yield that the later repetitions were left out, where they were."""
+    if estimates.repeated is None:
+        return
+    new, old = (each.counters[each.candidate].tokens_per_step or 0 for each in (estimates.cell, estimates.repeated))
+    warm = (
+        "" if estimates.warm_speedup is None else f"; with every prompt known it would be {estimates.warm_speedup:.2f}x"
+    )
+    yield info(
+        "repeated-prompts-warm-cache",
+        f"a cross-request cache helps it: {old:.2f} tokens per step when prompts come back, {new:.2f} the first time. "
+        f"Its numbers rest on the first repetition alone{warm}.",
+    )

@@ -1,31 +1,52 @@
-"""Whether candidates change the outputs, beside how far the baseline's own change between repetitions."""
+"""What the outputs are like: whether candidates change them, whether they end by themselves, and whether they loop."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from math import comb
 
 import numpy as np
 
 from draftwise.core import Answer, Condition, Divergence, Finding, Run
-from draftwise.decide.comparison.cell import Cell, Unit
+from draftwise.decide.comparison.cell import Cell, OutputDifference, Unit, find_difference, has_synthetic_acceptance
 from draftwise.decide.comparison.comparisons import Unjudged
-from draftwise.decide.comparison.differences import (
-    OutputDifference,
-    find_difference,
-    has_synthetic_acceptance,
-    is_tie,
-)
 from draftwise.decide.thresholds import Thresholds
 from draftwise.decide.validity.finding import error, info, warning
 
-__all__ = ["check_outputs", "check_stability"]
+__all__ = ["Loop", "TextQuality", "assess_text", "check_outputs", "check_texts", "distinct_ngram_ratio", "find_loop"]
+
 
 _FEWEST_TIES = 10
 """So many examined differences, all ties, speak for the ones that were not examined."""
 _CHANCE = 0.01
 _LONGER_Z = 3.3
 """Standard errors (p = 0.001): every comparison of a sweep is looked at, and a hint must not come by chance."""
+MAX_PERIOD = 64
+MIN_REPEATS = 3
+MIN_LOOP_TOKENS = 24
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextQuality:
+    """How far the baseline's outputs of a workload repeat themselves."""
+
+    workload: str
+    num_outputs: int
+    loop_share: float
+    distinct_4grams: float
+    """Mean over outputs of distinct 4-grams over all 4-grams."""
+
+
+def check_texts(
+    run: Run, of_baseline: Sequence[Answer], assessed: Iterable[TextQuality], thresholds: Thresholds
+) -> list[Finding]:
+    """Return what makes the baseline's outputs unlike those of real traffic, or unlike themselves."""
+    return [
+        *_find_cut(run, of_baseline, thresholds),
+        *_find_loops(assessed, thresholds),
+        *(each for condition in run.conditions for each in _find_unstable(of_baseline, condition)),
+    ]
 
 
 def check_outputs(run: Run, found: Unjudged, thresholds: Thresholds) -> Iterator[Finding]:
@@ -35,13 +56,13 @@ def check_outputs(run: Run, found: Unjudged, thresholds: Thresholds) -> Iterator
     the text is the drafter's, and nothing is compared.
     """
     cell = found.estimates.whole
-    if found.differences is not None:
+    if cell.differences is not None:
         views = {
             (each.workload, each.prompt_id): each
             for each in run.divergences
             if (each.candidate, each.condition) == (cell.candidate, cell.condition.label)
         }
-        yield from _judge(cell, found.differences, views, thresholds.tie_gap_of(_find_dtype(run)))
+        yield from _judge(cell, cell.differences, views, thresholds.tie_gap_of(_find_dtype(run)))
     elif cell.condition.temperature > 0 and not has_synthetic_acceptance(run, cell.candidate):
         yield from _check_lengths(cell)
 
@@ -55,7 +76,7 @@ def _judge(
     cell: Cell, differences: Sequence[OutputDifference], views: Mapping[Unit, Divergence], tie_gap: float
 ) -> Iterator[Finding]:
     """Sort differences into ties, real ones and those of which the servers could or did not say anything."""
-    ties = [each for each in differences if each.unit in views and is_tie(views[each.unit], tie_gap)]
+    ties = [each for each in differences if each.unit in views and _is_tie(views[each.unit], tie_gap)]
     unknown = [each for each in differences if each.unit not in views or views[each.unit].gap is None]
     real = [each for each in differences if each not in ties and each not in unknown]
     if unknown and len(ties) >= _FEWEST_TIES and not real:
@@ -78,6 +99,11 @@ def _judge(
         yield info("numeric-ties", text)
 
 
+def _is_tie(divergence: Divergence, tie_gap: float) -> bool:
+    """Return whether the precision of the arithmetic alone can have swapped the two tokens."""
+    return divergence.gap is not None and divergence.gap <= tie_gap and divergence.among_best is not False
+
+
 def _changes_alike(cell: Cell) -> str:
     """Return in numbers that the baseline changes its outputs as often as the candidate does, "" where it does not.
 
@@ -86,9 +112,9 @@ def _changes_alike(cell: Cell) -> str:
     """
     only_candidate = only_baseline = baseline_changed = 0
     for unit in cell.units:
-        *references, last = cell.list_outputs(cell.baseline, unit)
+        *references, last = cell.outputs[cell.baseline, unit]
         if references:
-            changed = [_is_new(unit, references, each) for each in (last, cell.list_outputs(cell.candidate, unit)[-1])]
+            changed = [_is_new(unit, references, each) for each in (last, cell.outputs[cell.candidate, unit][-1])]
             baseline_changed += changed[0]
             only_baseline += changed[0] and not changed[1]
             only_candidate += changed[1] and not changed[0]
@@ -125,7 +151,7 @@ def _check_lengths(cell: Cell) -> Iterator[Finding]:
     """
 
     def lengths(arm: str) -> np.ndarray:
-        tokens = ([each.timing.num_tokens for each in cell.list_outputs(arm, unit)] for unit in cell.units)
+        tokens = ([each.timing.num_tokens for each in cell.outputs[arm, unit]] for unit in cell.units)
         return np.array([sum(each) / len(each) for each in tokens])
 
     baseline, candidate = lengths(cell.baseline), lengths(cell.candidate)
@@ -139,12 +165,6 @@ def _check_lengths(cell: Cell) -> Iterator[Finding]:
         )
         fix = "Look for a lossy mode (acceptance thresholds, typical acceptance) or other sampling settings."
         yield warning("lengths-differ", f"{text}.", fix)
-
-
-def check_stability(run: Run, of_baseline: Sequence[Answer]) -> Iterator[Finding]:
-    """Yield where the baseline does not always give the same greedy answer: that much candidates may change, too."""
-    for condition in run.conditions:
-        yield from _find_unstable(of_baseline, condition)
 
 
 def _find_unstable(of_baseline: Sequence[Answer], condition: Condition) -> Iterator[Finding]:
@@ -164,3 +184,100 @@ def _find_unstable(of_baseline: Sequence[Answer], condition: Condition) -> Itera
         else:
             why = "batches change between repetitions, and with them the rounding; candidates are held against that"
             yield info("plain-unstable", f"{text}: {why}.", where=condition.label)
+
+
+def assess_text(run: Run, of_baseline: Sequence[Answer]) -> list[TextQuality]:
+    """Return the text quality of the baseline's first answers, workload by workload."""
+    rows = []
+    for workload in run.plan.workloads:
+        first: dict[str, Answer] = {}
+        for answer in of_baseline:
+            if answer.workload == workload.name:
+                first.setdefault(answer.prompt_id, answer)
+        outputs = [_list_tokens(answer) for answer in first.values()]
+        if outputs:
+            rows.append(
+                TextQuality(
+                    workload=workload.name,
+                    num_outputs=len(outputs),
+                    loop_share=sum(find_loop(tokens) is not None for tokens in outputs) / len(outputs),
+                    distinct_4grams=sum(map(distinct_ngram_ratio, outputs)) / len(outputs),
+                )
+            )
+    return rows
+
+
+def _list_tokens(answer: Answer) -> list[int]:
+    """Return an output without its end token; characters stand in where the server gives no ids."""
+    if not answer.token_ids:
+        return list(map(ord, answer.text))
+    return list(answer.token_ids[: -1 if answer.finish_reason == "stop" else None])
+
+
+def _find_cut(run: Run, of_baseline: Sequence[Answer], thresholds: Thresholds) -> Iterator[Finding]:
+    forced = {(w.name, prompt.id) for w in run.plan.workloads for prompt in w.prompts if prompt.ignore_eos}
+    free = [each for each in of_baseline if (each.workload, each.prompt_id) not in forced]
+    for workload in run.plan.workloads:
+        reasons = [each.finish_reason for each in free if each.workload == workload.name]
+        cut = reasons.count("length")
+        if reasons and cut > thresholds.cut_outputs * len(reasons):
+            text = f"{cut} of {len(reasons)} {workload.name} outputs were cut off at max_tokens"
+            why = "how long real answers are, and how well their endings are drafted, is not measured"
+            yield info("outputs-cut", f"{text}: {why}.", "Raise max_tokens.")
+
+
+def _find_loops(assessed: Iterable[TextQuality], thresholds: Thresholds) -> Iterator[Finding]:
+    for quality in assessed:
+        if quality.loop_share > thresholds.loop_share:
+            text = (
+                f"{quality.loop_share:.0%} of the {quality.workload} outputs end in a loop (over "
+                f"{thresholds.loop_share:.0%}): lookup methods look better here than on text that does not repeat."
+            )
+            yield warning("outputs-loop", text)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loop:
+    """A periodic tail: `length` tokens from `start` to the end repeat with `period`."""
+
+    start: int
+    period: int
+    length: int
+
+
+def find_loop(
+    tokens: Sequence[int],
+    *,
+    max_period: int = MAX_PERIOD,
+    min_repeats: int = MIN_REPEATS,
+    min_tokens: int = MIN_LOOP_TOKENS,
+) -> Loop | None:
+    """Return the loop that `tokens` ends in, or None.
+
+    The tail of a sequence is a loop of period p when its last L tokens satisfy
+    tokens[i] == tokens[i + p] throughout, with L >= min_repeats * p and L >= min_tokens; the
+    last repeat may be cut off. The smallest such p from 1 to `max_period` is returned, with
+    the largest L for it. Tokens that end a sequence (EOS, padding) are the caller's to strip.
+    """
+    size = len(tokens)
+    for period in range(1, min(max_period, size // min_repeats) + 1):
+        start = size - period
+        while start > 0 and tokens[start - 1] == tokens[start - 1 + period]:
+            start -= 1
+        length = size - start
+        if length >= min_repeats * period and length >= min_tokens:
+            return Loop(start=start, period=period, length=length)
+    return None
+
+
+def distinct_ngram_ratio(tokens: Sequence[int], n: int = 4) -> float:
+    """Return the distinct n-grams of `tokens` over all its n-grams, in (0, 1].
+
+    1.0 means that no n-gram occurs twice; a sequence too short to hold one gives 1.0 too.
+    """
+    if n < 1:
+        raise ValueError(f"n must be at least 1, not {n}")
+    total = len(tokens) - n + 1
+    if total < 1:
+        return 1.0
+    return len({tuple(tokens[i : i + n]) for i in range(total)}) / total

@@ -22,17 +22,18 @@ def measured_requests(turn: Turn) -> Iterator[LoadRequest]:
 
 
 def background_requests(turn: Turn, ramp_up: int = 0) -> Iterator[LoadRequest]:
-    """Yield requests that only keep the load up, without end, under copies that no measured request has.
+    """Yield requests that only keep the load up, under copies that no measured request has.
 
-    The first `ramp_up` of them precede the measured requests, one for each stream, and take the prompts that are
-    measured last. Those after them take the prompts that were measured first: what a server caches of these speeds up
-    no measured request any more.
+    The first `ramp_up` of them precede the measured requests, one for each stream. Where the turn has prompts of their
+    own for them, each is sent once. Else they go on without end: those before the measured requests take the prompts
+    that are measured last, those after them the prompts that were measured first, so that what a server's prefix cache
+    holds of these speeds up no measured request any more.
     """
     used: Counter[str] = Counter()
     for request in measured_requests(turn):
         used[request.prompt.id] = max(used[request.prompt.id], request.copy + 1)
-    prompts = chain(islice(cycle(reversed(turn.prompts)), ramp_up), cycle(turn.prompts))
-    for number, prompt in enumerate(prompts):
+    endless = chain(islice(cycle(reversed(turn.prompts)), ramp_up), cycle(turn.prompts))
+    for number, prompt in enumerate(endless if turn.background is None else turn.background):
         request = LoadRequest(turn=turn, prompt=prompt, copy=used[prompt.id], measured=False)
         yield _shorten(request, (number + 1) / ramp_up) if number < ramp_up else request
         used[prompt.id] += 1

@@ -110,8 +110,9 @@ class Traffic:
         for request in requests:
             await self._send(request)
         # (A server that refuses background requests gets no more of them.)
-        while not self._over.is_set() and await self._send(next(background)) == _OK:
-            pass
+        while not self._over.is_set() and (another := next(background, None)) is not None:
+            if await self._send(another) != _OK:
+                break
 
     def _timed(self, load: OpenLoop | Replay) -> Iterator[LoadRequest]:
         """Yield the requests with their times, on and on where the load does."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -15,17 +15,14 @@ from draftwise.facts.vllm import Release
 __all__ = ["ALL_PACKAGES", "SPEC", "SPEC_FLAGS", "Context"]
 
 SPEC = "--speculative-config"
-
 SPEC_FLAGS: Mapping[str, str] = {
     "spec_method": "method",
     "spec_model": "model",
     "spec_tokens": "num_speculative_tokens",
 }
 """Engine flags that stand for a key of the speculative JSON."""
-
 ALL_PACKAGES = frozenset({"arctic_inference"})
 """Optional Python packages that some methods need."""
-
 _OFF: tuple[Any, ...] = (None, False, "", [], {}, "false", "False")
 
 
@@ -35,16 +32,22 @@ class Context:
 
     setup: Setup
     release: Release
+    rules: Rulebook
+    """The rules as the release has them."""
     flags: Mapping[str, Any]
     """Engine arguments by field name: those given, over the release's defaults."""
     given: Mapping[str, Any]
     """Only the engine arguments that were given, typed as the parser hands them on; faulty ones are left out."""
     spec: Mapping[str, Any] | None
     """The speculative JSON as written, with the `--spec-*` flags merged in; None without speculation."""
+    keys: Mapping[str, Any]
+    """The speculative JSON with its keys as vLLM reads dashed ones; empty without speculation."""
     target: ModelConfig | None
     """The served model; None for one that is neither on disk nor in the table."""
     drafter: ModelConfig | None
     """None without `model`, and for one that is neither on disk nor in the table."""
+    draft_config: Mapping[str, Any]
+    """The drafter's config.json; empty where there is none or it is not known here."""
     faults: tuple[Finding, ...] = ()
     """Directories that are there and hold no readable config.json: `where` names them."""
     verifier: str | None = None
@@ -58,27 +61,13 @@ class Context:
     installed: frozenset[str] = ALL_PACKAGES
     """Optional Python packages that the server has; nobody can see another machine's, so all are assumed."""
 
-    @property
-    def keys(self) -> Mapping[str, Any]:
-        """The speculative JSON with its keys as vLLM reads dashed ones; empty without speculation."""
-        return {key.replace("-", "_"): value for key, value in (self.spec or {}).items()}
-
-    @property
-    def draft_config(self) -> Mapping[str, Any]:
-        """The drafter's config.json; empty where there is none or it is not known here."""
-        return {} if self.drafter is None else self.drafter.config
-
-    def flag(self, name: str, default: Any = None) -> Any:
-        """Return an engine argument, or `default` where the release has no such argument."""
-        return self.flags.get(name, default)
-
     def is_on(self, flag: str) -> bool:
         """Say whether a flag is given and neither false nor empty; the defaults of these flags are all off."""
         return self.given.get(flag) not in _OFF
 
     def size(self, flag: str) -> int | None:
         """Return an engine flag that holds a number; None where the default depends on the GPU."""
-        value = self.flag(flag)
+        value: Any = self.flags.get(flag)
         if isinstance(value, bool):
             return None
         try:
@@ -101,27 +90,20 @@ class Context:
                 return {}
         return value if isinstance(value, Mapping) else {}
 
-    def holds(self, code: str) -> bool:
-        """Say whether a rule holds in this release."""
-        return Rulebook(self.release.version).holds(code)
+    @property
+    def cudagraph_mode(self) -> str:
+        """The mode of CUDA graphs that is asked for, in capitals; empty where none is."""
+        return str(self.json_object("compilation_config").get("cudagraph_mode") or "").upper()
 
-    def applies(self, code: str, method: str | None) -> bool:
-        """Say whether a rule holds in this release and is about a method."""
-        return Rulebook(self.release.version).applies(code, method)
+    @property
+    def runs_eagerly(self) -> bool:
+        """Whether the operator has turned CUDA graphs off."""
+        return self.is_on("enforce_eager") or self.cudagraph_mode == "NONE"
 
-    def ruling(
-        self,
-        code: str,
-        message: str,
-        *,
-        where: str = "",
-        fix: str = "",
-        becomes: str = "",
-        method: str | None = None,
-    ) -> Iterator[Ruling]:
-        """Yield the finding that the setup meets a rule, or nothing where this release does not have the rule."""
-        rules = Rulebook(self.release.version)
-        return rules.ruling(code, message, where=where, fix=fix, becomes=becomes, method=method)
+    @property
+    def lacks_full_graphs(self) -> bool:
+        """Whether the mode asked for has no graphs of whole steps."""
+        return self.cudagraph_mode in ("NONE", "PIECEWISE")
 
     @property
     def insists_on_v1(self) -> bool:
@@ -131,17 +113,19 @@ class Context:
     @property
     def is_known_to_v1(self) -> bool:
         """Whether the first V1 engine knows the method by the name that is written."""
-        return self.spec is None or self.applies("v1-knows-method", self.spec.get("method") or self.spec.get("model"))
+        return self.spec is None or self.rules.applies(
+            "v1-knows-method", self.spec.get("method") or self.spec.get("model")
+        )
 
     @property
     def runs_on_v0(self) -> bool:
         """Whether the V0 engine serves the setup: the rules about V1's runners then do not apply."""
-        return self.holds("v0-engine-taken") and not self.is_known_to_v1 and not self.insists_on_v1
+        return not (self.is_known_to_v1 or self.insists_on_v1) and self.rules.holds("v0-engine-taken")
 
     @property
     def chunks_prefill(self) -> bool:
         """Whether prompts may be split over steps; V0 does not do it by default while it speculates."""
-        given = self.flag("enable_chunked_prefill")
+        given = self.flags.get("enable_chunked_prefill")
         if self.runs_on_v0:
             return given is True
-        return given is not False or self.holds("v1-always-chunks")
+        return given is not False or self.rules.holds("v1-always-chunks")

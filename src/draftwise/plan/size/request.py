@@ -114,10 +114,10 @@ def read_request(setup: Setup, *, gpu: Gpu | str | None = None, cold_start: bool
         max_model_len=length,
         max_num_seqs=_count(context, "max_num_seqs", sizes["max_num_seqs"]),
         max_num_batched_tokens=_count(context, "max_num_batched_tokens", sizes["max_num_batched_tokens"]),
-        kv_cache_dtype=str(context.flag("kv_cache_dtype") or "auto"),
+        kv_cache_dtype=str(context.flags.get("kv_cache_dtype") or "auto"),
         block_size=_count(context, "block_size", 64 if shape.latent_dim else 16),
-        is_hybrid=not context.flag("disable_hybrid_kv_cache_manager"),
-        enforce_eager=bool(context.flag("enforce_eager")),
+        is_hybrid=not context.flags.get("disable_hybrid_kv_cache_manager"),
+        enforce_eager=bool(context.flags.get("enforce_eager")),
         async_scheduling=_is_async(context, spec),
         cold_start=cold_start,
         env=setup.env,
@@ -198,7 +198,7 @@ def _is_async(context: Context, spec: Resolved | None) -> bool:
     """Say whether two batches are under way at once; the default of every release in which it matters here."""
     if spec is not None and spec.async_scheduling is not None:
         return spec.async_scheduling
-    return context.flag("async_scheduling") is not False
+    return context.flags.get("async_scheduling") is not False
 
 
 def _read_drafter_precision(context: Context, drafter: ModelConfig | None) -> Precision:
@@ -209,7 +209,7 @@ def _read_drafter_precision(context: Context, drafter: ModelConfig | None) -> Pr
 
 
 def _read_share(context: Context) -> float:
-    share = context.flag("gpu_memory_utilization")
+    share = context.flags.get("gpu_memory_utilization")
     if not isinstance(share, int | float) or not 0 < share <= 1:
         raise InvalidSetup.because(
             "bad-utilization",
@@ -220,7 +220,7 @@ def _read_share(context: Context) -> float:
 
 
 def _count(context: Context, name: str, default: int) -> int:
-    value = context.flag(name)
+    value = context.flags.get(name)
     if value is None or value == -1:
         return default
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:

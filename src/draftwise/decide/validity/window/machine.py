@@ -1,62 +1,52 @@
-"""What the machine did to a run: throttling, quotas, stolen time, load of others, clocks that jump."""
+"""What the machine did to a run: throttling, quotas, stolen time, load of others, clocks that fall or jump."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from statistics import median
+from typing import Any
 
 from draftwise.core import Finding, TurnRecord
+from draftwise.decide.machine import LONGEST_GAP_S, MachineUse, measure_use
 from draftwise.decide.thresholds import Thresholds
-from draftwise.decide.validity.finding import warning
-from draftwise.decide.validity.measures import LONGEST_GAP_S
-from draftwise.decide.validity.window.gpu import SETTLE, check_gpus, find_fall
+from draftwise.decide.validity.finding import info, join_names, warning
 
 __all__ = ["check_machine"]
+
 
 _STEP_S = 0.05
 """A clock that is only slewed drifts at most 0.5 ms a second from the monotonic one (adjtimex(2): 500 ppm)."""
 _SLEW = 5e-4
+_SETTLE = "Let it settle under load before measuring: more warm-up does that."
+_COOL = "Look at cooling and power supply, then measure again."
+_FOR_HEAT = ("sw_thermal_slowdown", "hw_thermal_slowdown", "hw_slowdown", "hw_power_brake_slowdown")
+"""Reasons for a lower clock that no load of a healthy machine brings about."""
+_POWER_CAP = "sw_power_cap"
+_OF_ONE_TURN = 1.5
+"""What a reading covers is put down to one arm when it is this many times its turn at most."""
+Gpu = Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Growth:
-    """What the counters of the machine grew by from the end of one turn to the end of the next."""
-
-    seconds: float
-    cpu: Mapping[str, float]
-
-
-def check_machine(turns: Iterable[TurnRecord], thresholds: Thresholds, *, is_ours: bool) -> Iterator[Finding]:
-    """Yield what disturbed the machine while it was measured, as far as it says.
+def check_machine(turns: Iterable[TurnRecord], thresholds: Thresholds, *, is_ours: bool) -> list[Finding]:
+    """Return what disturbed the machine while it was measured, as far as it says.
 
     Args:
         is_ours: whether all servers on it were started by this run.
     """
     turns = sorted(turns, key=lambda each: each.turn)
-    growths = [each for pair in pairwise(turns) if (each := _growth(*pair)) is not None]
-    yield from _cpu_limits(growths, turns, thresholds)
-    if is_ours:
-        yield from _others(growths, turns, thresholds)
-    yield from check_gpus(turns, thresholds)
-    yield from _falling_clock(turns, thresholds)
-    yield from _clock_jumps(turns)
+    growths = measure_use(turns)
+    return [
+        *_cpu_limits(growths, turns, thresholds),
+        *(_others(growths, turns, thresholds) if is_ours else ()),
+        *_gpus(turns, thresholds),
+        *_falling_clock(turns, thresholds),
+        *_clock_jumps(turns),
+    ]
 
 
-def _growth(before: TurnRecord, after: TurnRecord) -> _Growth | None:
-    """Return the growth between two turns of one session, None where one was not read or counters began anew."""
-    seconds = after.device.get("monotonic_s", 0) - before.device.get("monotonic_s", 0)
-    if not (before.device and after.device and 0 < seconds < after.wall_s + LONGEST_GAP_S):
-        return None
-    names = ("busy_s", "steal_s", "own_s", "quota_stopped_s", "thermal_stops")
-    old, new = before.device.get("cpu", {}), after.device.get("cpu", {})
-    cpu = {name: new[name] - old[name] for name in names if name in old and name in new}
-    if any(value < 0 for value in cpu.values()):
-        return None
-    return _Growth(seconds=seconds, cpu=cpu)
-
-
-def _share(growths: Sequence[_Growth], name: str) -> float:
+def _share(growths: Sequence[MachineUse], name: str) -> float:
     """Return the growth of a counter per second."""
     known = [each for each in growths if name in each.cpu]
     return sum(each.cpu[name] for each in known) / sum(each.seconds for each in known) if known else 0.0
@@ -66,7 +56,9 @@ def _cores(turns: Sequence[TurnRecord]) -> int:
     return max((turn.device.get("cpu", {}).get("cores") or 1 for turn in turns), default=1)
 
 
-def _cpu_limits(growths: Sequence[_Growth], turns: Sequence[TurnRecord], thresholds: Thresholds) -> Iterator[Finding]:
+def _cpu_limits(
+    growths: Sequence[MachineUse], turns: Sequence[TurnRecord], thresholds: Thresholds
+) -> Iterator[Finding]:
     if (held := _share(growths, "quota_stopped_s")) > thresholds.held_up:
         text = f"the container's CPU limit held processes of this run up for {held:.2f} s in every second"
         yield warning("cpu-quota", f"{text} (all cores together).", "Raise the limit, or pin whole cores.")
@@ -78,11 +70,11 @@ def _cpu_limits(growths: Sequence[_Growth], turns: Sequence[TurnRecord], thresho
         yield warning("cpu-throttled", f"cores were slowed for heat {heat:.0f} times.", "Cool it, or lower the load.")
 
 
-def _others(growths: Sequence[_Growth], turns: Sequence[TurnRecord], thresholds: Thresholds) -> Iterator[Finding]:
+def _others(growths: Sequence[MachineUse], turns: Sequence[TurnRecord], thresholds: Thresholds) -> Iterator[Finding]:
     """CPU that neither this process nor the servers it started used."""
-    known = [each for each in growths if {"busy_s", "own_s"} <= each.cpu.keys()]
-    cores, seconds = _cores(turns), sum(each.seconds for each in known)
-    foreign = sum(each.cpu["busy_s"] - each.cpu["own_s"] for each in known)
+    known = [(each, foreign) for each in growths if (foreign := each.foreign_s) is not None]
+    cores, seconds = _cores(turns), sum(each.seconds for each, _ in known)
+    foreign = sum(seconds for _, seconds in known)
     if known and foreign > thresholds.other_processes * cores * seconds:
         text = f"other processes used {foreign / seconds:.2f} of this machine's {cores} cores on average."
         yield warning("machine-shared", text, "Stop what else runs there and measure again.")
@@ -91,8 +83,8 @@ def _others(growths: Sequence[_Growth], turns: Sequence[TurnRecord], thresholds:
 def _falling_clock(turns: Sequence[TurnRecord], thresholds: Thresholds) -> Iterator[Finding]:
     """Heat, on machines that do not say so otherwise."""
     clocks = [turn.device["cpu"]["mhz"] for turn in turns if "mhz" in turn.device.get("cpu", {})]
-    if (fall := find_fall(clocks, thresholds)) is not None:
-        yield warning("clock-fell", f"the CPU clock fell {fall} over the run.", SETTLE)
+    if (fall := _find_fall(clocks, thresholds)) is not None:
+        yield warning("clock-fell", f"the CPU clock fell {fall} over the run.", _SETTLE)
 
 
 def _clock_jumps(turns: Sequence[TurnRecord]) -> Iterator[Finding]:
@@ -102,3 +94,111 @@ def _clock_jumps(turns: Sequence[TurnRecord]) -> Iterator[Finding]:
         text = f"in {len(jumped)} of {len(turns)} turns the wall clock moved against the monotonic one, by up to "
         why = "it was set (NTP), or the machine slept. Latencies rest on the monotonic clock; a sleep cools caches"
         yield warning("clock-jump", f"{text}{most:+.2f} s: {why}.", "Measure again with time synchronised beforehand.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Reading:
+    """The GPUs at the end of a turn; after short turns they are not asked again each time."""
+
+    arm: str
+    turn_s: float
+    read_s: float
+    gpus: Sequence[Gpu]
+
+    @property
+    def reasons(self) -> set[str]:
+        """What limited any clock at that moment."""
+        return {reason for gpu in self.gpus for reason in gpu.get("reasons", ())}
+
+    @property
+    def mhz(self) -> float | None:
+        """The lowest clock of the GPUs that were working."""
+        busy = (gpu for gpu in self.gpus if "gpu_idle" not in gpu.get("reasons", ()))
+        return min((gpu["sm_mhz"] for gpu in busy if "sm_mhz" in gpu), default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _GpuGrowth:
+    """From one reading to the next."""
+
+    arm: str | None
+    """None where more than one turn lies between."""
+    seconds: float
+    limited_s: Mapping[str, float]
+    """Of the GPU that was limited longest, by reason."""
+
+
+def _gpus(turns: Sequence[TurnRecord], thresholds: Thresholds) -> Iterator[Finding]:
+    """Yield heat, power and falling clocks, going by turns in the order of the run."""
+    readings = _readings(turns)
+    growths = [_gpu_growth(*pair) for pair in pairwise(readings) if _belong_together(*pair)]
+    yield from _heat(readings, growths, thresholds)
+    yield from _power(growths, thresholds)
+    if (fall := _find_fall([each.mhz for each in readings], thresholds)) is not None:
+        yield warning("clock-fell", f"the GPU clock fell {fall} over the run.", _SETTLE)
+
+
+def _readings(turns: Sequence[TurnRecord]) -> list[_Reading]:
+    found: dict[float, _Reading] = {}
+    for turn in turns:
+        if gpus := turn.device.get("gpus", ()):
+            read_s = float(gpus[0].get("read_s", 0.0))
+            found.setdefault(read_s, _Reading(arm=turn.arm, turn_s=turn.wall_s, read_s=read_s, gpus=gpus))
+    return list(found.values())
+
+
+def _belong_together(before: _Reading, after: _Reading) -> bool:
+    """Return whether no other session, and no reboot, lies between two readings."""
+    return 0 < after.read_s - before.read_s < after.turn_s + LONGEST_GAP_S
+
+
+def _gpu_growth(before: _Reading, after: _Reading) -> _GpuGrowth:
+    old = {gpu.get("index"): gpu.get("limited_s", {}) for gpu in before.gpus}
+    most: dict[str, float] = {}
+    for gpu in after.gpus:
+        for reason, seconds in gpu.get("limited_s", {}).items():
+            since = old.get(gpu.get("index"), {}).get(reason, seconds)
+            # (A driver that was loaded anew counts from zero.)
+            most[reason] = max(most.get(reason, 0.0), seconds - since)
+    seconds = after.read_s - before.read_s
+    return _GpuGrowth(arm=after.arm if seconds < _OF_ONE_TURN * after.turn_s else None, seconds=seconds, limited_s=most)
+
+
+def _limited_share(growths: Sequence[_GpuGrowth], reason: str) -> float:
+    """Return the share of the time for which a reason limited the clock."""
+    seconds = sum(each.seconds for each in growths)
+    return sum(each.limited_s.get(reason, 0.0) for each in growths) / seconds if seconds else 0.0
+
+
+def _heat(readings: Sequence[_Reading], growths: Sequence[_GpuGrowth], thresholds: Thresholds) -> Iterator[Finding]:
+    worst = max(_FOR_HEAT, key=lambda reason: _limited_share(growths, reason))
+    hot = [each for each in readings if each.reasons & set(_FOR_HEAT)]
+    if (share := _limited_share(growths, worst)) > thresholds.held_up:
+        yield warning("gpu-throttled", f"a GPU ran below its clock for {share:.1%} of the time ({worst}).", _COOL)
+    elif hot:
+        names = join_names(sorted(set().union(*(each.reasons for each in hot)) & set(_FOR_HEAT)))
+        text = f"a GPU ran below its clock at {len(hot)} of {len(readings)} readings ({names})."
+        yield warning("gpu-throttled", text, _COOL)
+
+
+def _power(growths: Sequence[_GpuGrowth], thresholds: Thresholds) -> Iterator[Finding]:
+    """Part of the truth: what draws more power runs slower, in production as here."""
+    arms = sorted({each.arm for each in growths if each.arm is not None})
+    shares = {arm: _limited_share([each for each in growths if each.arm == arm], _POWER_CAP) for arm in arms}
+    whole = _limited_share(growths, _POWER_CAP)
+    if max(whole, *shares.values(), 0.0) > thresholds.power_capped:
+        parts = ", ".join(f"{arm} {share:.0%}" for arm, share in shares.items())
+        text = (
+            f"a GPU ran at its power limit for {whole:.0%} of the time{f' (in long turns: {parts})' if parts else ''}"
+        )
+        yield info("gpu-power-capped", f"{text}: its clock falls with it, in production as here.")
+
+
+def _find_fall(clocks: Sequence[float | None], thresholds: Thresholds) -> str | None:
+    """Return in words by how much clocks are lower in the last third of a run than in the first; None if hardly."""
+    known = [clock for clock in clocks if clock is not None]
+    third = len(known) // 3
+    if third < 3:
+        return None
+    first, last = median(known[:third]), median(known[-third:])
+    return f"from {first:.0f} to {last:.0f} MHz" if last < first * (1 - thresholds.clock_fall) else None

@@ -1,20 +1,47 @@
-"""EngineArgs: the flags, the two models, and the speculative JSON that flags and a served checkpoint add to."""
+"""EngineArgs: flags as `vllm serve` reads them, both models, and the speculation that a served checkpoint brings."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from difflib import get_close_matches
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from draftwise.checkpoints.model_config import ModelConfig, find_model_config
-from draftwise.core import Finding, InvalidSetup, Setup
+from draftwise.core import Finding, InvalidSetup, Ruling, Setup, Stage
+from draftwise.facts.methods import methods_where
+from draftwise.facts.old_flags import read_old_flags
 from draftwise.facts.rules import Rulebook
-from draftwise.facts.vllm import get_release
-from draftwise.plan.check.cli.flags import read_flags
+from draftwise.facts.vllm import Release, get_release, history
 from draftwise.plan.check.context import ALL_PACKAGES, SPEC_FLAGS, Context
-from draftwise.plan.check.model.served import read_served
-from draftwise.plan.check.steps import collect
+from draftwise.plan.check.model.reading import Config, find_faults, find_incomplete
+from draftwise.plan.check.steps import Step, collect
 
 __all__ = ["get_context"]
+
+_HUMAN = frozenset(
+    {
+        "max_model_len",
+        "max_num_batched_tokens",
+        "max_num_scheduled_tokens",
+        "kv_cache_memory_bytes",
+        "safetensors_prefetch_block_size",
+        "max_num_queued_tokens",
+    }
+)
+"""Flags that take numbers with a unit, such as 32k."""
+_FREE = frozenset({"quantization"})
+"""Flags whose declared choices the parser does not enforce: the config does."""
+_UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_WITH_UNIT = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT])")
+_PARALLEL = ("peagle",)
+"""Speculators types whose heads draft in parallel."""
+_HUB_NAME = re.compile(r"(?!.*(--|\.\.))[A-Za-z0-9_][\w.-]*(/[A-Za-z0-9_][\w.-]*)?")
+Served = tuple[str | None, Config | None]
+"""Name of the model that is served in the checkpoint's stead (None: no other), and the speculative JSON."""
 
 
 def get_context(setup: Setup, *, installed: frozenset[str] = ALL_PACKAGES) -> Context:
@@ -28,24 +55,27 @@ def get_context(setup: Setup, *, installed: frozenset[str] = ALL_PACKAGES) -> Co
         InvalidSetup: the version is unknown.
     """
     release = get_release(setup.engine_version or "newest")
+    rules = Rulebook(release.version)
     faults: list[Finding] = []
     model = _find_model(setup.target, faults)
-    about_flags, given = collect(read_flags(release, setup.args))
+    about_flags, given = collect(_read_flags(rules, release, setup.args))
     written = None if setup.spec is None else setup.spec.to_dict()
-    served = read_served(Rulebook(release.version), release, setup.target, model, written)
-    about_served, (verifier, spec) = collect(served)
-    by_flag = {key: given[flag] for flag, key in SPEC_FLAGS.items() if flag in given}
+    about_served, (verifier, spec) = collect(_read_served(rules, release, setup.target, model, written))
     doubled = tuple(flag for flag, key in SPEC_FLAGS.items() if flag in given and key in (spec or {}))
-    if by_flag:
-        spec = {**(spec or {}), **by_flag}  # a flag wins over a key that is spelled with dashes
+    spec = _join_flags(spec, given)
+    target = model if verifier is None else _find_model(verifier, faults)
+    drafter = _find_drafter(spec, faults)
     return Context(
         setup=setup,
         release=release,
+        rules=rules,
         flags={**release.table("engine_defaults"), **given},
         given=given,
         spec=spec,
-        target=model if verifier is None else _find_model(verifier, faults),
-        drafter=_find_drafter(spec, faults),
+        keys={key.replace("-", "_"): value for key, value in (spec or {}).items()},
+        target=target,
+        drafter=drafter,
+        draft_config={} if drafter is None else drafter.config,
         faults=tuple(faults),
         verifier=verifier,
         doubled=doubled,
@@ -54,6 +84,12 @@ def get_context(setup: Setup, *, installed: frozenset[str] = ALL_PACKAGES) -> Co
         env=setup.env,
         installed=installed,
     )
+
+
+def _join_flags(spec: Mapping[str, Any] | None, given: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the speculative JSON with what `--spec-*` flags say; they win over keys that are spelled with dashes."""
+    by_flag = {key: given[flag] for flag, key in SPEC_FLAGS.items() if flag in given}
+    return {**(spec or {}), **by_flag} if by_flag else spec
 
 
 def _find_drafter(spec: Mapping[str, Any] | None, faults: list[Finding]) -> ModelConfig | None:
@@ -67,3 +103,204 @@ def _find_model(name: str, faults: list[Finding]) -> ModelConfig | None:
     except InvalidSetup as fault:
         faults.extend(fault.findings)
         return None
+
+
+def _read_flags(rules: Rulebook, release: Release, args: Mapping[str, Any]) -> Step[Mapping[str, Any]]:
+    """Return the flags as the engine gets them, and yield what the command line parser refuses.
+
+    Args:
+        rules: of the release.
+        release: whose parser reads them.
+        args: by field name, as text or typed; None stands for a flag that is not given.
+    """
+    by_field = {row["field"]: row for row in release.table("flags").values()}
+    read: dict[str, Any] = {}
+    for name, value in args.items():
+        row = by_field.get(name)
+        if row is None:
+            yield from _find_unknown_flag(rules, release, name, by_field)
+        elif value is not None:
+            try:
+                read[name] = _read_flag(name, row, value, takes_auto=rules.holds("length-auto"))
+            except ValueError as fault:
+                yield from rules.ruling(
+                    "flag-value",
+                    f"{_spell(name)} {fault}",
+                    where=_spell(name),
+                    fix=f"See `vllm serve --help={name}` of that release.",
+                )
+    return read
+
+
+def _spell(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _find_unknown_flag(rules: Rulebook, release: Release, name: str, known: Mapping[str, Any]) -> Iterator[Ruling]:
+    flag = _spell(name)
+    spans = history("flags", flag)
+    if (old := read_old_flags().get(flag)) is not None:
+        fix = f'Write it into --speculative-config as "{old.key}".' if not old.note else f"Remove it: {old.note}."
+    elif near := get_close_matches(name, known, n=1, cutoff=0.8):
+        fix = f"Did you mean {_spell(near[0])}?"
+    else:
+        fix = "Remove it."
+    told = f"; it exists from {spans[0].since} to {spans[-1].until or 'now'}" if spans else ""
+    yield from rules.ruling("flag-unknown", f"{flag} is not a flag of vLLM {release}{told}.", where=flag, fix=fix)
+
+
+def _read_flag(name: str, row: Mapping[str, Any], value: Any, *, takes_auto: bool) -> Any:
+    """Return a value as the parser hands it on.
+
+    Args:
+        name: field of the flag.
+        row: the release's row on it.
+        value: text or typed.
+        takes_auto: whether the release lets max_model_len be `auto`.
+
+    Raises:
+        ValueError: the parser refuses it; the text says why, and the flag is its subject.
+    """
+    if row["kind"] != "value" or name in _FREE:
+        return value
+    declared = row["type"].removesuffix(" | None")
+    if declared == "int":
+        if takes_auto and name == "max_model_len" and str(value).strip().lower() == "auto":
+            return -1
+        return _read_int(value, human=name in _HUMAN)
+    if declared == "float":
+        return _read_float(value)
+    choices = row.get("choices")
+    if choices and isinstance(value, str) and value not in choices and "str" not in declared.split(" | "):
+        near = get_close_matches(value.lower(), [str(each) for each in choices], n=1, cutoff=0.6)
+        hint = f"; did you mean {near[0]}" if near else ""
+        raise ValueError(f"must be one of {', '.join(map(str, choices))}, got {value!r}{hint}.")
+    return value
+
+
+def _read_int(value: Any, *, human: bool) -> int:
+    text = str(value).strip()
+    if isinstance(value, bool):
+        raise ValueError("needs a number.")
+    match = _WITH_UNIT.fullmatch(text) if human else None
+    try:
+        if match is None:
+            return int(text)
+        number, unit = match.groups()
+        return int(float(number) * _UNITS[unit]) if unit.islower() else int(number) * _UNITS[unit]
+    except ValueError:
+        raise ValueError(f"needs an integer, got {value!r}.") from None
+
+
+def _read_float(value: Any) -> float:
+    if isinstance(value, bool):
+        raise ValueError("needs a number.")
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"needs a number, got {value!r}.") from None
+
+
+def _read_served(
+    rules: Rulebook, release: Release, name: str, model: ModelConfig | None, spec: Config | None
+) -> Step[Served]:
+    """Return what vLLM serves, and with which speculation, for a model that may be a speculators checkpoint.
+
+    Such a checkpoint names the real target and the speculation itself. Any other model, one that cannot be read, and
+    every model in releases without the format is served as it is, with the JSON as written.
+
+    Args:
+        rules: of the release.
+        release: which reads the checkpoint.
+        name: how the model was given; it becomes the drafter.
+        model: its config.json.
+        spec: the operator's own speculative JSON.
+    """
+    as_written: Served = (None, spec)
+    if model is None or model.config.get("speculators_config") is None or not rules.holds("speculators-format"):
+        return as_written
+    config = model.config
+    faults = [*find_incomplete(rules, config, name)] or [*_find_local_verifier(rules, config, name)]
+    if not faults and _reads_layers(rules, spec):
+        faults = [*islice(find_faults(rules, release, config, name), 1)]
+    if faults:
+        # Nothing wraps the ValueError here, before any config object is made.
+        yield replace(faults[0], stage=Stage.ENGINE, exception="ValueError")
+        return as_written
+    verifier = _verifier(config)
+    if spec is not None and rules.holds("speculators-user-json-wins"):
+        return verifier, spec
+    if spec is None and rules.holds("speculators-settings-lost"):
+        yield from _find_lost(rules)
+        return verifier, None
+    own = _own_settings(release, config)
+    if spec is None:
+        return verifier, {**own, "model": name}
+    yield from _find_replaced(rules, own, name, spec)
+    kept = spec if rules.holds("speculators-json-merged") else {}
+    return verifier, {**own, **kept, "method": own["method"], "model": name}
+
+
+def _reads_layers(rules: Rulebook, spec: Config | None) -> bool:
+    """Say whether the release converts the layers while it looks for the served model."""
+    if not rules.holds("speculators-structure"):
+        return False
+    return not rules.holds("speculators-user-json-wins" if spec is not None else "speculators-settings-lost")
+
+
+def _own_settings(release: Release, config: Config) -> Config:
+    """Return the speculative JSON that the checkpoint stands for: a type may run under another method's name."""
+    kind = config["speculators_model_type"]
+    tokens = config["speculators_config"]["proposal_methods"][0]["speculative_tokens"]
+    if not isinstance(kind, str) or kind not in release.table("speculators_types"):
+        return {"method": kind, "num_speculative_tokens": tokens}
+    method = next((name for name, method in methods_where().items() if kind in method.speculators), kind)
+    parallel = {"parallel_drafting": True} if kind in _PARALLEL else {}
+    return {"method": method, **parallel, "num_speculative_tokens": tokens}
+
+
+def _verifier(config: Config) -> str:
+    return str(config["speculators_config"]["verifier"]["name_or_path"])
+
+
+def _find_local_verifier(rules: Rulebook, config: Config, name: str) -> Iterator[Ruling]:
+    """Yield the refusal of a verifier on disk: some releases take only names of the hub."""
+    verifier = _verifier(config)
+    if not _HUB_NAME.fullmatch(verifier) or Path(verifier).exists():
+        yield from rules.ruling(
+            "speculators-local-verifier",
+            f"The speculators checkpoint names a local directory, {verifier!r}, as its verifier.",
+            where=name,
+            fix="Name the verifier as the model and this checkpoint in the JSON.",
+        )
+
+
+def _find_lost(rules: Rulebook) -> Iterator[Ruling]:
+    yield from rules.ruling(
+        "speculators-settings-lost",
+        "The target is a speculators checkpoint; this release serves its verifier without any speculation.",
+        where="target",
+        fix="Name the verifier as the model and this checkpoint in the JSON.",
+        becomes="no speculation",
+    )
+
+
+def _find_replaced(rules: Rulebook, own: Config, name: str, spec: Config) -> Iterator[Ruling]:
+    locked = {"method": own["method"], "model": name}
+    lost = [key for key, value in locked.items() if key in spec and spec[key] != value]
+    if lost:
+        yield from rules.ruling(
+            "speculators-json-merged",
+            f"The target is a speculators checkpoint, which fixes {' and '.join(lost)}: the JSON's are dropped.",
+            where="target",
+            fix=f"Leave {' and '.join(lost)} out of the JSON.",
+            becomes=str(locked),
+        )
+    if any(own.get(key, locked.get(key)) != value for key, value in spec.items()):
+        yield from rules.ruling(
+            "speculators-json-replaced",
+            "The target is a speculators checkpoint; its own settings replace the whole speculative JSON.",
+            where="target",
+            fix="Serve the verifier as the model, and name this checkpoint as `model` in the JSON.",
+            becomes=str({**own, "model": name}),
+        )

@@ -1,8 +1,9 @@
-"""Which config object vLLM gets for a config.json: transformers' own, vLLM's, or none."""
+"""Which config object vLLM gets for a config.json: transformers', its own, one of a speculators checkpoint, or none."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 from draftwise.checkpoints.model_config import ModelConfig
@@ -10,19 +11,41 @@ from draftwise.core import Ruling
 from draftwise.facts.methods import methods_where
 from draftwise.facts.rules import Rulebook
 from draftwise.facts.transformers import find_model_type
+from draftwise.facts.vllm import Release
 from draftwise.plan.check.context import Context
-from draftwise.plan.check.model.hf_config import HfConfig, fill_in, place_of
-from draftwise.plan.check.model.speculators import read_layers
+from draftwise.plan.check.model.model_config import HfConfig, fill_in, place_of
 from draftwise.plan.check.steps import Step
 
-__all__ = ["V0_EAGLE", "read_hf_config"]
+__all__ = ["V0_EAGLE", "Config", "find_faults", "find_incomplete", "read_hf_config"]
 
 V0_EAGLE = "EAGLEModel"
 """The one class that the V0 engine has for every EAGLE head."""
-
 _MEDUSA_TYPE = "medusa"
 _MEDUSA = {"vocab_size": 32001, "max_seq_len": 2**20, "num_attention_heads": 0, "architectures": ["MedusaModel"]}
 _MLP_SPECULATOR = {"vocab_size": 32000, "n_predict": 3}
+Config = Mapping[str, Any]
+_BY_LAYER_TYPE: Mapping[str, Mapping[str, str]] = {
+    "eagle3": {"qwen3": "Eagle3Qwen3ForCausalLM", "llama": "Eagle3LlamaForCausalLM"},
+    "peagle": {"qwen3": "PeagleQwen3ForCausalLM", "llama": "PeagleLlamaForCausalLM"},
+}
+"""Speculators type -> type of its layers -> the class that vLLM builds."""
+_NEEDED: Mapping[str, tuple[str, ...]] = {
+    "peagle": ("mask_token_id",),
+    "dflash": ("aux_hidden_state_layer_ids", "mask_token_id"),
+    "dflash2": ("aux_hidden_state_layer_ids", "mask_token_id"),
+    "dspark": ("aux_hidden_state_layer_ids",),
+}
+"""Speculators type -> keys without which vLLM cannot convert it."""
+_DSPARK = ("Qwen3DSparkModel", "Qwen3OmniDSparkModel")
+_DSPARK_KEYS = (
+    "draft_vocab_size",
+    "target_hidden_size",
+    "mask_token_id",
+    "markov_rank",
+    "markov_head_type",
+    "block_size",
+    "use_aux_hidden_state",
+)
 
 
 def read_hf_config(
@@ -58,8 +81,8 @@ def _read_medusa(_: Context, model: ModelConfig, __: str) -> Step[HfConfig | Non
 
 
 def _read_mlp_speculator(context: Context, model: ModelConfig, role: str) -> Step[HfConfig | None]:
-    if role == "drafter" and context.holds("mlp-speculator-without-heads"):
-        yield from context.ruling(
+    if role == "drafter" and context.rules.holds("mlp-speculator-without-heads"):
+        yield from context.rules.ruling(
             "mlp-speculator-without-heads",
             "The drafter, an MLP speculator, has no attention heads, which this release asks for.",
             where="model",
@@ -70,8 +93,8 @@ def _read_mlp_speculator(context: Context, model: ModelConfig, role: str) -> Ste
 
 
 def _read_eagle(context: Context, model: ModelConfig, role: str) -> Step[HfConfig | None]:
-    if context.holds("eagle-type-unreadable") and not context.runs_on_v0:
-        yield from context.ruling(
+    if context.rules.holds("eagle-type-unreadable") and not context.runs_on_v0:
+        yield from context.rules.ruling(
             "eagle-type-unreadable",
             f"The {role} has the model_type 'eagle', which this release cannot read.",
             where=place_of(role),
@@ -88,11 +111,10 @@ def _read_eagle(context: Context, model: ModelConfig, role: str) -> Step[HfConfi
 
 
 def _read_speculators(context: Context, model: ModelConfig, role: str) -> Step[HfConfig | None]:
-    if not context.holds("speculators-format"):
+    if not context.rules.holds("speculators-format"):
         yield from _find_unknown_type(context, model, "speculators", role)
         return None
-    rules = Rulebook(context.release.version)
-    layers = yield from read_layers(rules, context.release, model.config, place_of(role))
+    layers = yield from _read_layers(context.rules, context.release, model.config, place_of(role))
     return None if layers is None else HfConfig({**fill_in(layers), "model_type": "speculators"}, "speculators")
 
 
@@ -108,14 +130,14 @@ def _read_plain(context: Context, model: ModelConfig, model_type: str, role: str
         return None
     values = dict(fill_in(config))
     stand_in = None if known is None else known.get("model_class")
-    if not values.get("architectures") and stand_in is not None and context.holds("architectures-by-type"):
+    if not values.get("architectures") and stand_in is not None and context.rules.holds("architectures-by-type"):
         values["architectures"] = [stand_in]
     return HfConfig(values)
 
 
 def _is_trusted(context: Context, config: Mapping[str, Any]) -> bool:
     """Say whether the server runs the checkpoint's own configuration class."""
-    return _has_own_class(config) and context.flag("trust_remote_code") is True
+    return _has_own_class(config) and context.flags.get("trust_remote_code") is True
 
 
 def _has_own_class(config: Mapping[str, Any]) -> bool:
@@ -126,14 +148,14 @@ def _has_own_class(config: Mapping[str, Any]) -> bool:
 def _find_unknown_type(context: Context, model: ModelConfig, model_type: str, role: str) -> Iterator[Ruling]:
     has = f"The {role} has the model_type {model_type!r},"
     if _has_own_class(model.config):
-        yield from context.ruling(
+        yield from context.rules.ruling(
             f"{role}-needs-remote-code",
             f"{has} whose configuration is code of the checkpoint.",
             where=place_of(role),
             fix="Set trust_remote_code, if you trust the checkpoint's authors.",
         )
     else:
-        yield from context.ruling(
+        yield from context.rules.ruling(
             f"{role}-type-unknown",
             f"{has} which neither vLLM {context.release} nor transformers knows.",
             where=place_of(role),
@@ -147,7 +169,7 @@ def _find_untyped(context: Context, model: ModelConfig, role: str) -> Iterator[R
         for name, method in methods_where().items()
         if method.model_types and not model.config.keys().isdisjoint(method.config_keys)
     ]
-    yield from context.ruling(
+    yield from context.rules.ruling(
         f"{role}-untyped",
         f"The {role} has a config.json without model_type, so that transformers cannot tell what it is.",
         where=place_of(role),
@@ -157,6 +179,8 @@ def _find_untyped(context: Context, model: ModelConfig, role: str) -> Iterator[R
 
 _OWN_CLASSES = frozenset({_MEDUSA_TYPE, "mlp_speculator"})
 """Types that only vLLM has a class for, and not in every release."""
+
+
 _READERS: Mapping[str, Callable[[Context, ModelConfig, str], Step[HfConfig | None]]] = {
     _MEDUSA_TYPE: _read_medusa,
     "mlp_speculator": _read_mlp_speculator,
@@ -164,3 +188,119 @@ _READERS: Mapping[str, Callable[[Context, ModelConfig, str], Step[HfConfig | Non
     "speculators": _read_speculators,
 }
 """Types that transformers has no class for, and how vLLM reads them."""
+
+
+def _read_layers(rules: Rulebook, release: Release, config: Config, where: str) -> Step[Config | None]:
+    """Return the attributes of the drafter's config object that vLLM builds, or None and yield what stops it."""
+    refused = False
+    for ruling in islice(find_faults(rules, release, config, where), 1):
+        yield ruling
+        refused = True
+    if refused:
+        return None
+    layers = config.get("transformer_layer_config")
+    convert = _CONVERTERS[str(config.get("speculators_model_type"))]
+    return {**(layers if isinstance(layers, Mapping) else {}), **convert(rules, config)}
+
+
+def find_faults(rules: Rulebook, release: Release, config: Config, where: str) -> Iterator[Ruling]:
+    """Yield why a speculators config.json cannot be read, in vLLM's order; it stops at the first."""
+    kind, readable = str(config.get("speculators_model_type")), release.table("speculators_types")
+    if kind not in _CONVERTERS or kind not in readable:
+        yield from rules.ruling(
+            "unknown-speculators-type",
+            f"The checkpoint has speculators_model_type {kind!r}; vLLM {release} reads {', '.join(readable)}.",
+            where=where,
+            fix="Use a release that reads this type, or convert the checkpoint.",
+        )
+        return
+    if rules.holds("speculators-structure"):
+        yield from find_incomplete(rules, config, where)
+    layer_type, classes = _layer_type(config), _BY_LAYER_TYPE.get(kind)
+    if classes is not None and layer_type not in classes:
+        yield from rules.ruling(
+            "speculators-layer-types",
+            f"The checkpoint has layers of type {layer_type!r}; vLLM {release} builds these heads from "
+            f"{' and '.join(classes)} layers only.",
+            where=where,
+            fix="Use a head of such layers.",
+        )
+    for key in _NEEDED.get(kind, ()):
+        if key not in config:
+            yield from rules.ruling(
+                "speculators-key-missing",
+                f"The checkpoint lacks {key!r}, which this type of drafter needs.",
+                where=where,
+                fix="Export the checkpoint again with the speculators library.",
+            )
+
+
+def find_incomplete(rules: Rulebook, config: Config, where: str) -> Iterator[Ruling]:
+    """Yield that a part is missing without which nothing of the format can be read."""
+    try:
+        inner = config["speculators_config"]
+        needed: tuple[Any, ...] = (
+            inner["proposal_methods"][0]["speculative_tokens"],
+            inner["verifier"]["name_or_path"],
+            config["speculators_model_type"],
+        )
+    except (KeyError, IndexError, TypeError):
+        needed = (None,)
+    if None in needed or not isinstance(config.get("transformer_layer_config"), Mapping):
+        yield from rules.ruling(
+            "speculators-incomplete",
+            "The checkpoint lacks a part of the speculators format: proposal_methods with speculative_tokens, "
+            "verifier.name_or_path, speculators_model_type and transformer_layer_config.",
+            where=where,
+            fix="Export the checkpoint again with the speculators library.",
+        )
+
+
+def _layer_type(config: Config) -> str:
+    layers = config.get("transformer_layer_config")
+    return str(layers.get("model_type", "llama")) if isinstance(layers, Mapping) else "llama"
+
+
+def _named_by_layers(rules: Rulebook, config: Config, kind: str) -> Config:
+    """Return the class of an EAGLE-3 head, which later releases name after the type of its layers."""
+    layer_type = _layer_type(config) if rules.holds("speculators-layer-types") else "llama"
+    return {"architectures": [_BY_LAYER_TYPE[kind][layer_type]], "draft_vocab_size": config.get("draft_vocab_size")}
+
+
+def _eagle3(rules: Rulebook, config: Config) -> Config:
+    return _named_by_layers(rules, config, "eagle3")
+
+
+def _peagle(rules: Rulebook, config: Config) -> Config:
+    return {**_named_by_layers(rules, config, "peagle"), "pard_token": config["mask_token_id"]}
+
+
+def _dflash(_: Rulebook, config: Config) -> Config:
+    inner = {
+        "mask_token_id": config["mask_token_id"],
+        "target_layer_ids": config["aux_hidden_state_layer_ids"],
+    }
+    return {
+        "architectures": ["DFlashDraftModel"],
+        "draft_vocab_size": config.get("draft_vocab_size"),
+        "dflash_config": inner,
+    }
+
+
+def _dflash2(rules: Rulebook, config: Config) -> Config:
+    return {**_dflash(rules, config), "architectures": ["DFlash2DraftModel"]}
+
+
+def _dspark(_: Rulebook, config: Config) -> Config:
+    named = [name for name in config.get("architectures") or () if name in _DSPARK]
+    copied = {key: config[key] for key in _DSPARK_KEYS if config.get(key) is not None}
+    return {**copied, "architectures": named or [_DSPARK[0]]}
+
+
+_CONVERTERS: Mapping[str, Callable[[Rulebook, Config], Config]] = {
+    "eagle3": _eagle3,
+    "peagle": _peagle,
+    "dflash": _dflash,
+    "dflash2": _dflash2,
+    "dspark": _dspark,
+}

@@ -1,34 +1,37 @@
-"""The target: what ModelConfig makes of the served model, and what the engine's config still says of it."""
+"""The target in the server's config: sizes, GPUs to split over, KV cache; drafters are split by the same rules."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from difflib import get_close_matches
+from typing import Any
 
 from draftwise.core import Ruling, Stage
 from draftwise.facts.methods import find_method
+from draftwise.facts.quantization import needs_checkpoint
 from draftwise.plan.check.context import Context
-from draftwise.plan.check.model.architecture import supports
-from draftwise.plan.check.model.cache import find_cache
-from draftwise.plan.check.model.model import Model, build_model
-from draftwise.plan.check.model.parallel import find_target_parallel
-from draftwise.plan.check.model.quantization import find_unquantized
+from draftwise.plan.check.model.model_config import HfConfig, Model, build_model, find_architecture, place_of, supports
 from draftwise.plan.check.model.reading import read_hf_config
-from draftwise.plan.check.model.sizes import find_sizes
 from draftwise.plan.check.steps import Step
 
-__all__ = ["find_target", "read_target"]
+__all__ = ["find_drafter_parallel", "find_stages", "find_target", "read_target"]
+
+_SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "decode_context_parallel_size")
+_KV_HEADS = ("n_head_kv", "num_kv_heads", "num_key_value_heads", "multi_query_group_num", "num_attention_groups")
+_QUANTIZATION_FILES = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
+_QUANTIZED_CACHES = ("fp8", "int8_per_token_head", "nvfp4")
 
 
 def read_target(context: Context) -> Step[Model | None]:
     """Return the target as ModelConfig holds it, and yield why it is refused; None where it cannot be read here."""
     if context.target is None:
-        yield from _find_unknown(context)
+        yield from _find_unread(context)
         return None
     config = yield from read_hf_config(context, context.target, role="target")
     if config is None:
         return None
-    yield from find_sizes(context)
+    yield from _find_sizes(context)
     length = context.given.get("max_model_len")
     quantization = context.given.get("quantization")
     return (
@@ -42,13 +45,13 @@ def read_target(context: Context) -> Step[Model | None]:
     )
 
 
-def _find_unknown(context: Context) -> Iterator[Ruling]:
+def _find_unread(context: Context) -> Iterator[Ruling]:
     name = context.setup.target
     for fault in context.faults:
         if fault.where == name:
-            yield from context.ruling("target-config-unreadable", fault.message, where="target", fix=fault.fix)
+            yield from context.rules.ruling("target-config-unreadable", fault.message, where="target", fix=fault.fix)
             return
-    yield from context.ruling(
+    yield from context.rules.ruling(
         "target-not-here",
         f"The target {name!r} is neither a directory here nor in the table of known models; what depends on its "
         "config.json is not checked.",
@@ -65,21 +68,254 @@ def find_target(context: Context, target: Model, method: str | None) -> Iterator
         target: the served model.
         method: as resolved, None where it is not.
     """
-    for ruling in find_target_parallel(context, target.config):
+    for ruling in _find_target_parallel(context, target.config):
         yield replace(ruling, stage=Stage.CONFIG) if _stands_in(context, method) else ruling
-    yield from find_unquantized(context, target.config)
+    yield from _find_unquantized(context, target.config)
     names = target.config.architectures
-    if context.flag("enable_lora") is True and not supports(context, names, "SupportsLoRA"):
-        yield from context.ruling(
+    if context.flags.get("enable_lora") is True and not supports(context, names, "SupportsLoRA"):
+        yield from context.rules.ruling(
             "target-without-lora",
             f"enable_lora is set, and {', '.join(names)} has no LoRA support.",
             where="enable_lora",
             fix="Remove it.",
         )
-    yield from find_cache(context, target.config)
+    yield from _find_cache(context, target.config)
+    yield from _find_hybrid(context, target)
 
 
 def _stands_in(context: Context, method: str | None) -> bool:
     """Say whether vLLM puts the target in the place of the drafter that a method does not have, and checks it first."""
     found = find_method(method)
-    return found is not None and not found.has_weights and not context.applies("suffix-without-draft-config", method)
+    return (
+        found is not None
+        and found.weights == "none"
+        and not context.rules.applies("suffix-without-draft-config", method)
+    )
+
+
+def _find_sizes(context: Context) -> Iterator[Ruling]:
+    """Yield the refusal of sizes below 1, and of more GPUs than a node has."""
+    length = context.given.get("max_model_len")
+    as_fits = -1 if context.rules.holds("length-auto") else 0
+    if isinstance(length, int) and (length == 0 or length < as_fits):
+        yield from context.rules.ruling(
+            "target-length-not-positive",
+            f"max_model_len is {length}; it must be above 0.",
+            where="max_model_len",
+            fix="Leave it out.",
+        )
+    for name in _SIZES:
+        size = context.given.get(name)
+        if isinstance(size, int) and size < 1:
+            yield from _find_size_below_one(context, name, size)
+    yield from _find_world(context)
+
+
+def _find_size_below_one(context: Context, name: str, size: int) -> Iterator[Ruling]:
+    message, fix = f"{name} is {size}; it must be 1 or more.", "Give 1 or more."
+    yield from context.rules.ruling("parallel-size-not-positive", message, where=name, fix=fix)
+    # Old releases divide by the size without a check: with the drafter, where there is one.
+    method = context.keys.get("method")
+    drafts = context.spec is not None and not context.rules.applies("suffix-without-draft-config", method)
+    for ruling in context.rules.ruling("parallel-size-zero", message, where=name, fix=fix):
+        yield replace(ruling, stage=Stage.CONFIG if drafts else Stage.ENGINE)
+
+
+def _find_world(context: Context) -> Iterator[Ruling]:
+    """Yield the refusal of more GPUs than a single node has, where it is known how many that are."""
+    device = context.setup.device
+    if device is None or device.kind != "cuda" or context.flags.get("nnodes", 1) != 1:
+        return
+    if device.count <= 1:  # what a description says that does not count its GPUs
+        return
+    if context.given.get("distributed_executor_backend") or context.flags.get("data_parallel_backend") == "ray":
+        return
+    tensor, stages = (context.flags.get(name, 1) for name in ("tensor_parallel_size", "pipeline_parallel_size"))
+    if isinstance(tensor, int) and isinstance(stages, int) and tensor * stages > device.count:
+        yield from context.rules.ruling(
+            "world-beyond-node",
+            f"tensor_parallel_size {tensor} times {stages} pipeline stages need {tensor * stages} GPUs, and the node "
+            f"has {device.count}.",
+            where="tensor_parallel_size",
+            fix="Set distributed_executor_backend to ray, or nnodes.",
+        )
+
+
+def find_drafter_parallel(context: Context, config: HfConfig, tensor: int) -> Iterator[Ruling]:
+    """Yield why the drafter cannot be split over `tensor` GPUs, and the stages that it runs on."""
+    stages = context.flags.get("pipeline_parallel_size", 1)
+    experts = context.flags.get("enable_expert_parallel", False)
+    if context.rules.holds("drafter-on-one-stage"):
+        stages = 1
+        experts = experts and (config.num_experts > 0 or not context.rules.holds("drafter-experts-by-class"))
+    elif not context.rules.holds("drafter-inherits-experts"):
+        experts = False
+    yield from _find_split(context, config, tensor, stages, experts, "drafter")
+
+
+def _find_target_parallel(context: Context, config: HfConfig) -> Iterator[Ruling]:
+    """Yield why the target cannot be split as asked."""
+    tensor = context.flags.get("tensor_parallel_size", 1)
+    stages = context.flags.get("pipeline_parallel_size", 1)
+    yield from _find_split(
+        context, config, tensor, stages, context.flags.get("enable_expert_parallel", False), "target"
+    )
+    yield from _find_decode_contexts(context, config, tensor)
+
+
+def _find_split(
+    context: Context, config: HfConfig, tensor: Any, stages: Any, experts: Any, role: str
+) -> Iterator[Ruling]:
+    heads = config.num_attention_heads
+    if isinstance(tensor, int) and tensor > 0 and heads % tensor:
+        key = "draft_tensor_parallel_size" if role == "drafter" else "tensor_parallel_size"
+        yield from context.rules.ruling(
+            f"{role}-heads-not-divisible",
+            f"{key} is {tensor}, which does not divide the {role}'s {heads} attention heads.",
+            where=key,
+            fix=f"Give a divisor of {heads}.",
+        )
+    if experts and config.num_experts < 1:
+        yield from context.rules.ruling(
+            f"{role}-has-no-experts",
+            f"enable_expert_parallel is set, and the {role} is not a mixture of experts.",
+            where="enable_expert_parallel",
+            fix="Remove it.",
+        )
+    yield from find_stages(context, config, stages, role)
+
+
+def find_stages(context: Context, config: HfConfig, stages: Any, role: str) -> Iterator[Ruling]:
+    """Yield why a model cannot be split into pipeline stages."""
+    if not isinstance(stages, int) or stages <= 1:
+        return
+    has = f"The {role} has the architecture {', '.join(config.architectures)}, which"
+    if find_architecture(context, config.architectures, served=True) is None:
+        # Only releases that did not look for the class before come here: they do now.
+        yield from context.rules.ruling(
+            f"{role}-class-unknown",
+            f"{has} vLLM {context.release} cannot build.",
+            where=place_of(role),
+            fix="Use a release that registers it.",
+        )
+    elif not supports(context, config.architectures, "SupportsPP"):
+        yield from context.rules.ruling(
+            f"{role}-without-pipeline",
+            f"{has} cannot be split into pipeline stages.",
+            where=place_of(role),
+            fix="Set pipeline_parallel_size to 1.",
+        )
+
+
+def _find_decode_contexts(context: Context, config: HfConfig, tensor: Any) -> Iterator[Ruling]:
+    contexts = context.flags.get("decode_context_parallel_size", 1)
+    if not isinstance(contexts, int) or contexts <= 1 or not isinstance(tensor, int) or config.text.get("kv_lora_rank"):
+        return
+    heads = config.num_attention_heads
+    kv_heads = next((value for key in _KV_HEADS if isinstance(value := config.text.get(key), int)), heads)
+    if not kv_heads:
+        return
+    if tensor <= kv_heads or contexts > tensor // kv_heads or (heads // kv_heads) % contexts:
+        yield from context.rules.ruling(
+            "target-decode-contexts",
+            f"decode_context_parallel_size is {contexts}; with {kv_heads} key-value heads it needs "
+            f"tensor_parallel_size above {kv_heads}, at most tensor_parallel_size / {kv_heads} contexts, and a "
+            f"divisor of {heads // kv_heads} query heads each.",
+            where="decode_context_parallel_size",
+            fix="Set it to 1.",
+        )
+
+
+def _find_unquantized(context: Context, config: HfConfig) -> Iterator[Ruling]:
+    """Yield the refusal of a method that needs a quantized checkpoint, for a target that is not."""
+    method = context.given.get("quantization")
+    if not isinstance(method, str) or config.quantization is not None or not needs_checkpoint(method.lower()):
+        return
+    directory = None if context.target is None else context.target.directory
+    if directory is None or not any((directory / name).is_file() for name in _QUANTIZATION_FILES):
+        yield from context.rules.ruling(
+            "target-not-quantized",
+            f"The quantization method {method!r} loads quantized checkpoints only, and the target's is not.",
+            where="quantization",
+            fix="Leave it out, or use a method that quantizes while it loads, such as fp8.",
+        )
+
+
+def _find_cache(context: Context, config: HfConfig) -> Iterator[Ruling]:
+    """Yield what is refused of the target's KV cache."""
+    yield from _find_unknown_type(context)
+    yield from _find_type_on_cpu(context)
+    yield from _find_window_on_v0(context, config.text)
+
+
+def _find_unknown_type(context: Context) -> Iterator[Ruling]:
+    asked = context.given.get("kv_cache_dtype")
+    known = context.release.table("flags")["--kv-cache-dtype"].get("suggestions", ())
+    if isinstance(asked, str) and asked not in known:
+        near = get_close_matches(asked.lower(), known, n=1)
+        yield from context.rules.ruling(
+            "kv-cache-dtype-unknown",
+            f"kv_cache_dtype {asked!r} does not exist in vLLM {context.release}.",
+            where="kv_cache_dtype",
+            fix=f"Did you mean {near[0]}?" if near else f"Use one of {', '.join(known)}.",
+        )
+
+
+def _find_type_on_cpu(context: Context) -> Iterator[Ruling]:
+    """Yield the refusal of a KV-cache dtype that a CPU server has no kernels for."""
+    asked = context.given.get("kv_cache_dtype")
+    if context.platform != "cpu" or asked in (None, "auto"):
+        return
+    quantized = context.rules.holds("cpu-kv-cache-any-dtype") or str(asked).startswith(_QUANTIZED_CACHES)
+    caches = context.flags.get("enable_prefix_caching")
+    if context.rules.holds("cpu-kv-cache-takes-v0"):
+        features = caches is True or context.flags.get("enable_chunked_prefill") is True
+    else:
+        features = caches is not False or context.chunks_prefill
+    if quantized and features:
+        yield from context.rules.ruling(
+            "cpu-kv-cache-dtype",
+            f"kv_cache_dtype is {asked!r}, which a CPU server of vLLM {context.release} does not combine with chunked "
+            "prefill or prefix caching.",
+            where="kv_cache_dtype",
+            fix="Leave it out, or use 0.21.0 or newer.",
+        )
+
+
+def _find_window_on_v0(context: Context, config: HfConfig) -> Iterator[Ruling]:
+    """Yield that V0 does not cache prefixes of a target with a sliding window."""
+    window = None if config.get("use_sliding_window") is False else config.get("sliding_window")
+    asked = context.is_on("enable_prefix_caching") and not context.is_on("disable_sliding_window")
+    if window is not None and asked and context.runs_on_v0:
+        yield from context.rules.ruling(
+            "v0-rejects-prefixes-with-window",
+            f"The V0 engine takes the server, and caches no prefixes with a sliding window, here {window}.",
+            where="--enable-prefix-caching",
+            fix="Leave it out, or add --disable-sliding-window.",
+        )
+
+
+def _find_hybrid(context: Context, target: Model) -> Iterator[Ruling]:
+    """Yield why a hybrid target cannot cache prefixes as the flags, or the release's defaults, have it."""
+    names = target.config.architectures
+    if not (supports(context, names, "IsHybrid") or supports(context, names, "IsAttentionFree")):
+        return
+    asked = context.flags.get("enable_prefix_caching")
+    if asked is False or (asked is not True and not context.rules.holds("hybrid-caches-prefixes")):
+        return
+    if supports(context, names, "SupportsMambaPrefixCaching") and not context.rules.holds("hybrid-always-aligned"):
+        return
+    if context.flags.get("enable_chunked_prefill") is False:
+        yield from context.rules.ruling(
+            "hybrid-needs-chunked-prefill",
+            "enable_chunked_prefill is off, and a hybrid target that caches prefixes needs it.",
+            where="enable_chunked_prefill",
+            fix="Leave it on, or set enable_prefix_caching to false.",
+        )
+    if context.spec is not None:
+        yield from context.rules.ruling(
+            "hybrid-prefixes-or-drafts",
+            "enable_prefix_caching is on, and in this release a hybrid target either caches prefixes or speculates.",
+            where="enable_prefix_caching",
+            fix="Leave it off, or use a newer release.",
+        )

@@ -1,22 +1,28 @@
-"""Which method vLLM takes a drafter for: by its name, by its config.json, or by what is left."""
+"""Which method vLLM takes a drafter for, and under which class it builds it: by name, config.json, or what is left."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from draftwise.core import Ruling
 from draftwise.facts.methods import get_method
 from draftwise.facts.rules import get_rule
+from draftwise.facts.vllm import Release
 from draftwise.plan.check.context import Context
-from draftwise.plan.check.model.hf_config import HfConfig
+from draftwise.plan.check.model.model_config import HfConfig, find_architecture
+from draftwise.plan.check.model.reading import V0_EAGLE
 from draftwise.plan.check.spec.spec import Spec
 from draftwise.plan.check.steps import Step
 
-__all__ = ["detect_method"]
+__all__ = ["TOP_K_KEY", "detect_method", "name_class", "rewrite_draft"]
 
 _LAYER_PER_TOKEN = ("step3p5_mtp", "step5_mtp", "inkling_mtp")
 """Types of drafters with a layer of their own for each token, for which no repetition is warned of."""
+_LILICORR = "LiLiCorrDraftModel"
+TOP_K_KEY = "dspark_draft_topk"
+"""Key that acts for DSpark drafters only."""
 
 
 def detect_method(context: Context, spec: Spec) -> Step[Spec]:
@@ -41,14 +47,14 @@ def _check_mtp(context: Context, spec: Spec) -> Step[Spec]:
     if spec.facts is None or spec.facts.weights != "target":
         return spec
     if spec.target is not None and spec.target.config.model_type == "deepseek_v41":
-        yield from context.ruling(
+        yield from context.rules.ruling(
             "mtp-not-for-v41",
             "The target has no MTP layers: its checkpoint ships DSpark stages.",
             where="target",
             fix='Write "method": "dspark".',
         )
     if spec.tokens is None and spec.known("num_speculative_tokens"):
-        yield from context.ruling(
+        yield from context.rules.ruling(
             "mtp-needs-tokens",
             "num_speculative_tokens must be given for an MTP drafter: without it vLLM fails with a TypeError.",
             where="num_speculative_tokens",
@@ -57,7 +63,7 @@ def _check_mtp(context: Context, spec: Spec) -> Step[Spec]:
         return spec.undecided("num_speculative_tokens", "draft")
     has_own_layers = spec.draft is not None and spec.draft.config.model_type in _LAYER_PER_TOKEN
     if isinstance(spec.tokens, int) and spec.tokens > 1 and not has_own_layers:
-        yield from context.ruling(
+        yield from context.rules.ruling(
             "mtp-repeats-layer",
             f"num_speculative_tokens is {spec.tokens}, and the same MTP layer is run again for each further token, so "
             "that later ones are accepted less often.",
@@ -75,12 +81,12 @@ def _find_method(context: Context, spec: Spec) -> tuple[str, bool] | None:
             if "name" in condition:
                 if condition["name"] in name:
                     return method, True
-            elif spec.draft is not None and _meets(context, spec.draft.config, condition):
+            elif spec.draft is not None and _meets_condition(context, spec.draft.config, condition):
                 return method, False
     return None
 
 
-def _meets(context: Context, config: HfConfig, condition: Mapping[str, str]) -> bool:
+def _meets_condition(context: Context, config: HfConfig, condition: Mapping[str, str]) -> bool:
     if "model_type_in" in condition:
         row = context.release.table("methods").get(config.model_type)
         return row is not None and row["group"] == condition["model_type_in"]
@@ -92,7 +98,7 @@ def _meets(context: Context, config: HfConfig, condition: Mapping[str, str]) -> 
 def _find_changed(context: Context, spec: Spec, before: str | None, by: str) -> Iterator[Ruling]:
     if before is None or "method" not in spec.fields.given:
         return
-    yield from context.ruling(
+    yield from context.rules.ruling(
         "drafter-decides-method",
         f"The drafter's {by} makes vLLM run {spec.model!r} as {spec.method}, although the method given is {before!r}.",
         where="model",
@@ -108,12 +114,12 @@ def _settle_rest(context: Context, spec: Spec) -> Step[Spec]:
         # The config.json is not here: what was asked for is the best guess.
         return spec if before is not None else spec.undecided("method")
     asks_draft_model = spec.facts is not None and spec.facts.drafts_from == "own_model"
-    if context.holds("everything-else-is-draft-model"):
+    if context.rules.holds("everything-else-is-draft-model"):
         spec = replace(spec, method="draft_model")
         if not asks_draft_model:
             yield from _find_changed(context, spec, before, "config.json")
         return spec
-    if not asks_draft_model or context.holds("draft-model-not-supported"):
+    if not asks_draft_model or context.rules.holds("draft-model-not-supported"):
         return (yield from _refuse(context, spec, asks_draft_model))
     if "method" not in spec.fields.given:
         yield from _find_unnamed_head(context, spec)
@@ -121,15 +127,15 @@ def _settle_rest(context: Context, spec: Spec) -> Step[Spec]:
 
 
 def _refuse(context: Context, spec: Spec, asks_draft_model: bool) -> Step[Spec]:
-    if asks_draft_model and context.holds("draft-model-refused"):
+    if asks_draft_model and context.rules.holds("draft-model-refused"):
         return spec.undecided("method", "draft")  # refused before anything else
     named = spec.method is not None
     said = f"cannot run as {spec.method}" if named else "fits no method that can be told without `method`"
     kind = "" if spec.draft is None else spec.draft.config.model_type
     message = f"The drafter {spec.model!r} {said}: its config.json is of type {kind!r}."
     fix = "Use a release from 0.15.0 on."
-    yield from context.ruling("draft-model-not-supported", message, where="model", fix=fix)
-    yield from context.ruling("drafter-fits-no-method", message, where="model", fix=_suggest_method(spec))
+    yield from context.rules.ruling("draft-model-not-supported", message, where="model", fix=fix)
+    yield from context.rules.ruling("drafter-fits-no-method", message, where="model", fix=_suggest_method(spec))
     return replace(spec.undecided("method", "draft"), method=None, draft=None)
 
 
@@ -141,7 +147,7 @@ def _suggest_method(spec: Spec) -> str:
 
 def _find_unnamed_head(context: Context, spec: Spec) -> Iterator[Ruling]:
     if (head := _find_head(spec)) is not None:
-        yield from context.ruling(
+        yield from context.rules.ruling(
             "head-taken-for-draft-model",
             f"The drafter {spec.model!r} is a head for {head} by its architecture, but without `method` it runs as an "
             "independent draft model.",
@@ -157,4 +163,138 @@ def _find_head(spec: Spec) -> str | None:
     for method in get_rule("head-taken-for-draft-model").methods:
         if any(part in name for part in get_method(method).architectures for name in names):
             return method
+    return None
+
+
+def name_class(context: Context, spec: Spec) -> Step[Spec]:
+    """Return the config with the drafter under the class that vLLM builds it with."""
+    spec = yield from _rename_classes(context, spec)
+    return (yield from _rewrite_dspark(context, spec))
+
+
+def _rename_classes(context: Context, spec: Spec) -> Step[Spec]:
+    """Apply the naming of EAGLE and DFlash classes, and check that the release has the outcome."""
+    prefix = None if spec.facts is None else spec.facts.class_prefix
+    if prefix is None or spec.draft is None or spec.draft.config.kind in ("eagle", "speculators"):
+        return spec
+    names: Sequence[str] = [_rename(context, spec, name, prefix) for name in spec.draft_names]
+    if context.runs_on_v0:
+        names = [V0_EAGLE]
+    return (yield from _with_config(context, spec, spec.draft.config.changed(architectures=names, model_type="eagle")))
+
+
+def _rename(context: Context, spec: Spec, name: str, prefix: str) -> str:
+    """Return a class's name with the method's before it, unless that is in it."""
+    several = spec.facts is not None and spec.facts.taps == "several"
+    may_end = several and not context.rules.applies("eagle3-suffix-unknown", spec.method)
+    if name.startswith(prefix) or (may_end and name.endswith(prefix)):
+        return name
+    if name == _LILICORR and context.rules.applies("dflash-lilicorr", spec.method):
+        return name
+    return prefix + name
+
+
+def _with_config(context: Context, spec: Spec, config: HfConfig) -> Step[Spec]:
+    """Return the config with another one of the drafter; releases that look for its class this early must have it."""
+    assert spec.draft is not None
+    spec = replace(spec, draft=replace(spec.draft, config=config))
+    if not context.rules.holds("drafter-class-missing") or find_architecture(context, config.architectures) is not None:
+        return spec
+    yield from context.rules.ruling(
+        "drafter-class-missing",
+        f"The drafter is run as {spec.method}, which needs the class {config.architectures[0]}; vLLM "
+        f"{context.release} has none of that name.",
+        where="model",
+        fix="Use a head whose architecture this release registers, or the method that the head was made for.",
+    )
+    return spec.undecided("draft")
+
+
+def _rewrite_dspark(context: Context, spec: Spec) -> Step[Spec]:
+    """Give a DSpark drafter the class that vLLM builds it with: its own, else DeepSeek's inside the target."""
+    if not spec.reads(TOP_K_KEY) or spec.draft is None:
+        return spec
+    config = spec.draft.config
+    is_dense = "DSparkDraftModel" in config.architectures and config.model_type == "qwen3"
+    if is_dense and context.rules.holds("dspark-qwen3-omni"):
+        config = config.changed(architectures=["Qwen3DSparkModel"])
+    elif not _standalone(context) & set(config.architectures):
+        config = _inside_target(context, spec, config)
+    elif "Gemma4DSparkModel" in config.architectures and config.get("n_predict") is None:
+        config = config.changed(n_predict=config.get("block_size"))
+    else:
+        return spec
+    return (yield from _with_config(context, spec, config))
+
+
+def _standalone(context: Context) -> set[str]:
+    """Return the drafter classes with weights of their own that the release knows."""
+    conditions = context.release.table("method_inference")["dspark"]
+    named = {each["architecture"] for each in conditions if "architecture" in each and "model_type" not in each}
+    return named | ({"K3DSparkModel"} if context.rules.holds("dspark-k3") else set())
+
+
+def _inside_target(context: Context, spec: Spec, config: HfConfig) -> HfConfig:
+    """Return the config of the DSpark stages that a DeepSeek checkpoint ships."""
+    target_type = "" if spec.target is None else spec.target.config.model_type
+    if target_type == "deepseek_v41" and context.rules.holds("dspark-deepseek-v41"):
+        steps = config.get("dspark_block_size") or config.get("n_predict")
+        return config.changed(architectures=["DSparkV41DraftModel"], model_type="deepseek_v41", n_predict=steps)
+    steps = config.get("n_predict")
+    return config.changed(architectures=["DSparkDraftModel"], model_type="deepseek_v4", n_predict=steps)
+
+
+def rewrite_draft(release: Release, config: HfConfig) -> HfConfig:
+    """Return a drafter's config after vLLM's rewriting of targets into MTP drafters; most configs stay as they are."""
+    table = release.table("mtp_remap")
+    first = config.architectures[0] if config.architectures else ""
+    for key in (_type_key(table, config.model_type), first):
+        row = table.get(key)
+        if row is not None and (row["by"] == "architecture") == (key == first) and _meets_row(row, config):
+            config = _apply(row, config)
+    return config
+
+
+def _type_key(table: Mapping[str, Any], model_type: str) -> str:
+    """Return the row's key for a model_type; some rows stand for every type that contains the key."""
+    if model_type in table:
+        return model_type
+    parts = (key for key, row in table.items() if row["by"] == "part_of_model_type" and key in model_type)
+    return next(parts, "")
+
+
+def _meets_row(row: Mapping[str, Any], config: HfConfig) -> bool:
+    return all(_look_up(config, path) for path in row.get("requires", ()))
+
+
+def _apply(row: Mapping[str, Any], config: HfConfig) -> HfConfig:
+    changes: dict[str, Any] = {}
+    if "n_predict" in row:
+        changes["n_predict"] = _count_steps(row, config)
+    if "model_type" in row:
+        changes["model_type"] = row["model_type"]
+    if "architectures" in row:
+        changes["architectures"] = row["architectures"]
+    return config.changed(**changes)
+
+
+def _count_steps(row: Mapping[str, Any], config: HfConfig) -> int | None:
+    """Return the trained MTP steps; the fields lie in the whole config or in its language model's part."""
+    given, default = row["n_predict"], row.get("n_predict_default")
+    if isinstance(given, int):
+        return given
+    for path in (given, default):
+        if isinstance(path, str) and isinstance(steps := _look_up(config, path), int):
+            return steps
+    return default if isinstance(default, int) else None
+
+
+def _look_up(config: HfConfig, path: str) -> Any:
+    """Return the value at a dotted path, of the whole config or else of its text part."""
+    for part in (config.values, config.text.values):
+        value: Any = part
+        for name in path.split("."):
+            value = value.get(name) if isinstance(value, Mapping) else None
+        if value is not None:
+            return value
     return None

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from draftwise.core import Ruling
 from draftwise.plan.check.context import Context
-from draftwise.plan.check.model.architecture import find_architecture
-from draftwise.plan.check.model.parallel import find_stages
+from draftwise.plan.check.model.model_config import find_architecture
+from draftwise.plan.check.model.target import find_stages
 from draftwise.plan.check.spec.spec import Spec
 from draftwise.plan.check.steps import Step
 
@@ -45,7 +45,7 @@ def _resolve_lookup(context: Context, spec: Spec) -> Step[Spec]:
         return spec
     low, high = spec.get("prompt_lookup_min"), spec.get("prompt_lookup_max")
     if low is None and high is None:
-        yield from context.ruling(
+        yield from context.rules.ruling(
             "lookup-default",
             f"prompt_lookup_max is not given: only n-grams of exactly {_DEFAULT_LOOKUP} tokens are looked up.",
             where="prompt_lookup_max",
@@ -63,10 +63,10 @@ def _find_lookup_faults(context: Context, low: int, high: int) -> Iterator[Rulin
     for key, value in (("prompt_lookup_min", low), ("prompt_lookup_max", high)):
         if value < 1:
             message = f"{key} is {value}; it must be 1 or more."
-            yield from context.ruling("lookup-below-one", message, where=key, fix="Give 1 or more.")
+            yield from context.rules.ruling("lookup-below-one", message, where=key, fix="Give 1 or more.")
             return
     if low > high:
-        yield from context.ruling(
+        yield from context.rules.ruling(
             "lookup-min-above-max",
             f"prompt_lookup_min is {low}, above prompt_lookup_max, {high}.",
             where="prompt_lookup_min",
@@ -76,7 +76,7 @@ def _find_lookup_faults(context: Context, low: int, high: int) -> Iterator[Rulin
 
 def _resolve_suffix(context: Context, spec: Spec) -> Step[Spec]:
     if "arctic_inference" not in context.installed:
-        yield from context.ruling(
+        yield from context.rules.ruling(
             "suffix-needs-arctic",
             "The method suffix needs the package arctic-inference in the server's environment.",
             where="method",
@@ -85,7 +85,7 @@ def _resolve_suffix(context: Context, spec: Spec) -> Step[Spec]:
     depth = spec.get("suffix_decoding_max_tree_depth")
     if spec.tokens is None and spec.known("num_speculative_tokens", "suffix_decoding_max_tree_depth"):
         spec = replace(spec, tokens=depth)
-        yield from context.ruling(
+        yield from context.rules.ruling(
             "suffix-default-tokens",
             f"num_speculative_tokens is not given; it becomes suffix_decoding_max_tree_depth, {depth}.",
             where="num_speculative_tokens",
@@ -98,7 +98,7 @@ def _resolve_suffix(context: Context, spec: Spec) -> Step[Spec]:
         if not (value >= low and (high is None or value <= high)):  # which NaN is not either
             span = f"{low} or more" if high is None else f"{low} to {high}"
             message = f"{key} is {value}; it must be {span}."
-            yield from context.ruling("suffix-out-of-range", message, where=key, fix=f"Give {span}.")
+            yield from context.rules.ruling("suffix-out-of-range", message, where=key, fix=f"Give {span}.")
     return spec
 
 
@@ -107,7 +107,7 @@ def _resolve_hidden_states(context: Context, spec: Spec) -> Step[Spec]:
     spec = replace(spec, model=spec.method)
     names = (_HIDDEN_STATES_CLASS,)
     if find_architecture(context, names) is None:
-        yield from context.ruling(
+        yield from context.rules.ruling(
             "drafter-class-missing",
             f"The method {spec.method} needs the class {_HIDDEN_STATES_CLASS}, which vLLM {context.release} does not "
             "have.",
@@ -117,5 +117,5 @@ def _resolve_hidden_states(context: Context, spec: Spec) -> Step[Spec]:
     if spec.target is None:
         return spec
     config = spec.target.config.changed(architectures=list(names))
-    yield from find_stages(context, config, context.flag("pipeline_parallel_size", 1), "drafter")
+    yield from find_stages(context, config, context.flags.get("pipeline_parallel_size", 1), "drafter")
     return replace(spec, draft=replace(spec.target, config=config), draft_len=spec.target.max_model_len)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
-from draftwise.plan.check.cli import read_fields
+from draftwise.core import Ruling
+from draftwise.facts.methods import methods_where
 from draftwise.plan.check.context import Context
 from draftwise.plan.check.model import Model
+from draftwise.plan.check.model.target import find_drafter_parallel
 from draftwise.plan.check.report import Resolved
-from draftwise.plan.check.spec.drafting import resolve_drafter
-from draftwise.plan.check.spec.implied import imply_model
-from draftwise.plan.check.spec.method import infer_method
+from draftwise.plan.check.spec.drafter import resolve_drafter
 from draftwise.plan.check.spec.model_free import resolve_model_free
-from draftwise.plan.check.spec.spec import Spec
-from draftwise.plan.check.spec.verify import verify
+from draftwise.plan.check.spec.spec import Spec, read_spec
 from draftwise.plan.check.steps import Step
 
 __all__ = ["resolve"]
@@ -38,6 +39,15 @@ _NAMED = frozenset(
     }
 )
 """Fields that `Resolved` has under a name of its own, or not at all."""
+_ADAPTIVE = "enable_adaptive_verification"
+_XPRESS = frozenset({"Qwen3XPressModel", "DFlashQwen3XPressModel"})
+_LIMITED_TARGETS = ("target-not-for-hidden-states", "aux-targets-extract-hidden-states", "aux-targets-dflash")
+"""Rules of old releases, each about the methods that draft for a list of targets only."""
+_TOKENS = "num_speculative_tokens"
+_MAPPING = "use_heterogeneous_vocab"
+_SAMPLING = "rejection_sample_method"
+_RATES, _LENGTH = "synthetic_acceptance_rates", "synthetic_acceptance_length"
+_WINDOW, _LONGEST_WINDOW = "fly_window_size", 6
 
 
 def resolve(context: Context, target: Model | None) -> Step[Resolved | None]:
@@ -47,28 +57,19 @@ def resolve(context: Context, target: Model | None) -> Step[Resolved | None]:
         context: with a speculative config.
         target: the served model as ModelConfig holds it; None where its config.json cannot be read here.
     """
-    if context.applies("draft-model-refused", context.keys.get("method", "")):
-        yield from context.ruling(
+    if context.rules.applies("draft-model-refused", context.keys.get("method", "")):
+        yield from context.rules.ruling(
             "draft-model-refused",
             "The method draft_model does not exist in this release's engine.",
             where="method",
             fix="Use a release from 0.15.0 on.",
         )
-    fields = yield from read_fields(context)
-    spec = Spec(
-        fields=fields,
-        target=target,
-        tokens=fields.values.get("num_speculative_tokens"),
-        quantization=fields.values.get("quantization"),
-        open=fields.faulty,
-    )
-    spec = yield from infer_method(context, spec)
-    spec = yield from imply_model(context, spec)
-    if spec.facts is not None and not spec.facts.has_weights:
+    spec = yield from read_spec(context, target)
+    if spec.facts is not None and spec.facts.weights == "none":
         spec = yield from resolve_model_free(context, spec)
     elif spec.known("method"):
         spec = yield from resolve_drafter(context, replace(spec, lookup=(0, 0)))
-    spec = yield from verify(context, spec)
+    spec = yield from _verify(context, spec)
     return _to_resolved(spec)
 
 
@@ -97,3 +98,281 @@ def _to_whole(tokens: Any) -> int | None:
     if isinstance(tokens, float):
         return int(tokens) if tokens.is_integer() else None
     return tokens if isinstance(tokens, int) else None
+
+
+def _verify(context: Context, spec: Spec) -> Step[Spec]:
+    """Check the whole config, in vLLM's order, and return it with what only the whole decides."""
+    yield from _find_keys_of_methods(context, spec)
+    if spec.get("tensor_parallel_size") is not None:
+        yield from context.rules.ruling(
+            "tensor-parallel-size-key",
+            "tensor_parallel_size is not a key to set for a drafter.",
+            where="tensor_parallel_size",
+            fix="Write draft_tensor_parallel_size instead.",
+        )
+    spec = yield from _verify_tokens(context, spec)
+    yield from _find_lm_head(context, spec)
+    spec = replace(spec, rates=(yield from _resolve_synthetic(context, spec)))
+    if spec.draft is not None and spec.draft_tp is not None and spec.known("draft") and _splits_drafter(spec):
+        yield from find_drafter_parallel(context, spec.draft.config, spec.draft_tp)
+    yield from _find_batch_limit(context, spec)
+    yield from _find_limited_targets(context, spec)
+    yield from _find_vocabularies(context, spec)
+    return (yield from _resolve_fly(context, spec))
+
+
+def _splits_drafter(spec: Spec) -> bool:
+    return spec.facts is None or spec.facts.weights != "none"
+
+
+def _find_keys_of_methods(context: Context, spec: Spec) -> Iterator[Ruling]:
+    if not spec.known("method"):
+        return
+    mtp_key = "index_share_for_mtp_iteration"
+    if spec.get(mtp_key) is not None and spec.method is not None and not spec.reads(mtp_key):
+        message = f"{mtp_key} is for the method mtp only."
+        yield from context.rules.ruling("mtp-only-key", message, where=mtp_key, fix="Remove it.")
+    if spec.get(_ADAPTIVE) and not context.rules.applies("dspark-has-confidence", spec.method):
+        yield from _find_adaptive(context, spec)
+    if spec.get("xpress_topc") is not None and spec.draft is not None and _splits_drafter(spec):
+        yield from _find_xpress(context, spec)
+
+
+def _find_adaptive(context: Context, spec: Spec) -> Iterator[Ruling]:
+    yield from context.rules.ruling(
+        "adaptive-needs-dspark",
+        f"{_ADAPTIVE} is for dspark only in this release, and the method is {spec.method}.",
+        where=_ADAPTIVE,
+        fix="Remove it, or use a release from 0.30.0 on.",
+    )
+    if spec.get("use_local_argmax_reduction"):
+        yield from context.rules.ruling(
+            "adaptive-needs-logits",
+            f"{_ADAPTIVE} reads the draft logits, which use_local_argmax_reduction never makes.",
+            where=_ADAPTIVE,
+            fix="Set one of the two only.",
+        )
+
+
+def _find_xpress(context: Context, spec: Spec) -> Iterator[Ruling]:
+    assert spec.draft is not None
+    top, config = spec.get("xpress_topc"), spec.draft.config
+    size = config.get("draft_vocab_size") or config.get("vocab_size")
+    vocabulary = size if isinstance(size, int) else 0
+    if not _XPRESS & set(config.architectures) or not spec.reads("xpress_topc"):
+        message = "xpress_topc is for DFlash drafters with an XPress refiner only."
+        yield from context.rules.ruling("xpress-only-key", message, where="xpress_topc", fix="Remove it.")
+    elif top > vocabulary:
+        yield from context.rules.ruling(
+            "xpress-topc-range",
+            f"xpress_topc is {top}, and the draft vocabulary has {vocabulary} tokens.",
+            where="xpress_topc",
+            fix=f"Give at most {vocabulary}.",
+        )
+
+
+def _find_lm_head(context: Context, spec: Spec) -> Iterator[Ruling]:
+    key = "draft_lm_head_quantization"
+    if spec.get(key) is None or not spec.known("method"):
+        return
+    is_gemma4 = spec.draft is not None and spec.draft.config.model_type == "gemma4_mtp"
+    if not spec.reads(key) or is_gemma4:
+        able = " or ".join(name for name, method in methods_where().items() if key in method.keys)
+        yield from context.rules.ruling(
+            "lm-head-quantization-method",
+            f"{key} does not work with {'Gemma 4 MTP' if is_gemma4 else spec.method}.",
+            where=key,
+            fix=f"Use it with {able}, or remove it.",
+        )
+
+
+def _find_batch_limit(context: Context, spec: Spec) -> Iterator[Ruling]:
+    limit = spec.get("disable_by_batch_size")
+    if limit is not None and limit < 2:
+        yield from context.rules.ruling(
+            "batch-limit-below-two",
+            f"disable_by_batch_size is {limit}; it must be 2 or more.",
+            where="disable_by_batch_size",
+            fix="Remove it: the V1 engine never reads it.",
+        )
+
+
+def _find_limited_targets(context: Context, spec: Spec) -> Iterator[Ruling]:
+    """Yield that the target is not on an old release's list of those that give out hidden states."""
+    allowed = context.release.table("aux_targets")
+    if not allowed or spec.target is None or not spec.known("method"):
+        return
+    if spec.method is None or not any(context.rules.applies(code, spec.method) for code in _LIMITED_TARGETS):
+        return
+    kind = spec.target.config.text.model_type
+    if not any(name in kind for name in allowed):
+        yield from context.rules.ruling(
+            "target-not-for-hidden-states",
+            f"The target is of type {kind!r}; in this release {spec.method} works with targets of "
+            f"{', '.join(allowed)} only.",
+            where="target",
+            fix="Use 0.22.0 or newer, where the model class decides, or another method.",
+        )
+
+
+def _verify_tokens(context: Context, spec: Spec) -> Step[Spec]:
+    """Judge the number that every other step has had its say about."""
+    if not spec.known(_TOKENS):
+        return spec
+    tokens = spec.tokens
+    if tokens is None:
+        if not spec.known("model", "draft"):
+            return spec
+        code, message, fix = "tokens-missing", f"{_TOKENS} must be given.", 'Add it, e.g. "num_speculative_tokens": 3.'
+    elif not isinstance(tokens, (int, float)):
+        code, fix = "tokens-not-a-number", "Give an integer above 0."
+        message = f"{_TOKENS} must be an integer, got {tokens!r}."
+    elif tokens <= 0:
+        code, fix = "tokens-not-positive", "Give 1 or more; leave out speculation to switch it off."
+        message = f"{_TOKENS} is {tokens}; it must be above 0."
+    else:
+        if isinstance(tokens, float) and not tokens.is_integer():
+            yield from context.rules.ruling(
+                "tokens-not-whole-lookahead",
+                f"{_TOKENS} is {tokens}; it must be whole.",
+                where=_TOKENS,
+                fix="Give an integer above 0.",
+            )
+        return spec
+    yield from context.rules.ruling(code, message, where=_TOKENS, fix=fix)
+    return spec.undecided(_TOKENS) if context.rules.holds(code) else spec
+
+
+def _find_vocabularies(context: Context, spec: Spec) -> Iterator[Ruling]:
+    """Yield what speaks against the vocabularies, or against the key that maps between them."""
+    if not spec.known("method", _MAPPING):
+        return
+    if spec.get(_MAPPING):
+        yield from _find_mapping_faults(context, spec)
+    elif spec.facts is not None and spec.facts.drafts_from == "own_model":
+        yield from _find_difference(context, spec)
+
+
+def _find_mapping_faults(context: Context, spec: Spec) -> Iterator[Ruling]:
+    fix = "Remove one of the two."
+    if not spec.reads(_MAPPING):
+        message = f"{_MAPPING} works with the method draft_model only."
+        yield from context.rules.ruling("hetero-needs-draft-model", message, where=_MAPPING, fix=fix)
+    if spec.get("draft_sample_method") not in (None, "greedy"):
+        message = f"{_MAPPING} works with greedy draft sampling only."
+        yield from context.rules.ruling("hetero-needs-greedy", message, where=_MAPPING, fix=fix)
+    if spec.get("use_local_argmax_reduction"):
+        message = f"{_MAPPING} needs the whole draft logits, which use_local_argmax_reduction never makes."
+        yield from context.rules.ruling("hetero-needs-logits", message, where=_MAPPING, fix=fix)
+
+
+def _find_difference(context: Context, spec: Spec) -> Iterator[Ruling]:
+    if spec.draft is None or spec.target is None:
+        return
+    draft, target = (model.config.text.get("vocab_size", 0) for model in (spec.draft, spec.target))
+    if draft != target:
+        fix = "Use a drafter with the target's tokenizer"
+        if context.rules.holds("hetero-needs-draft-model"):
+            fix += f', or add "{_MAPPING}": true'
+        yield from context.rules.ruling(
+            "vocabulary-sizes-differ",
+            f"The drafter has a vocabulary of {draft} tokens, and the target one of {target}.",
+            where="model",
+            fix=f"{fix}.",
+        )
+
+
+def _resolve_synthetic(context: Context, spec: Spec) -> Step[tuple[float, ...] | None]:
+    """Return the rate at which each position is accepted; None without synthetic acceptance."""
+    if not spec.known(_SAMPLING, _RATES, _LENGTH):
+        return None
+    rates, length = spec.get(_RATES), spec.get(_LENGTH)
+    if spec.get(_SAMPLING) != "synthetic":
+        if rates is not None or length is not None:
+            key = _RATES if rates is not None else _LENGTH
+            message = f'{key} works only with "{_SAMPLING}": "synthetic".'
+            yield from context.rules.ruling(
+                "synthetic-needs-method", message, where=key, fix="Add that, or remove the key."
+            )
+        return None
+    if not context.rules.holds("synthetic-needs-method"):
+        return None
+    if (rates is None) == (length is None):
+        yield from context.rules.ruling(
+            "synthetic-needs-one",
+            f"Synthetic acceptance needs exactly one of {_RATES} and {_LENGTH}.",
+            where=_SAMPLING,
+            fix=f'Add e.g. "{_LENGTH}": 2.5.',
+        )
+        return None
+    if not isinstance(spec.tokens, int) or not spec.known("num_speculative_tokens"):
+        return None
+    if rates is None:
+        return (yield from _spread_length(context, float(length), spec.tokens))
+    faults = [*_find_rate_faults(context, rates, spec.tokens)]
+    yield from faults
+    return None if faults else tuple(rates)
+
+
+def _find_rate_faults(context: Context, rates: Sequence[float], tokens: int) -> Iterator[Ruling]:
+    if len(rates) != tokens:
+        wrong = f"has {len(rates)} entries; num_speculative_tokens is {tokens}"
+    elif not all(0 <= rate <= 1 for rate in rates):
+        wrong = "has an entry outside 0 to 1"
+    elif any(later > earlier for earlier, later in pairwise(rates)):
+        wrong = "rises; each position can be accepted at most as often as the one before it"
+    else:
+        return
+    fix = f"Give {tokens} falling numbers from 0 to 1."
+    yield from context.rules.ruling("synthetic-rates", f"{_RATES} {wrong}.", where=_RATES, fix=fix)
+
+
+def _spread_length(context: Context, length: float, tokens: int) -> Step[tuple[float, ...] | None]:
+    """Return the rate of each position for a mean length: whole positions first, then the fraction."""
+    if not 1 <= length <= tokens + 1:
+        yield from context.rules.ruling(
+            "synthetic-length",
+            f"{_LENGTH} is {length}; with {tokens} tokens it must be 1 to {tokens + 1}.",
+            where=_LENGTH,
+            fix=f"Give 1 to {tokens + 1}.",
+        )
+        return None
+    whole = int(length - 1)
+    rates = [1.0] * whole + [length - 1 - whole] + [0.0] * (tokens - whole - 1)
+    return tuple(rates[:tokens])
+
+
+def _resolve_fly(context: Context, spec: Spec) -> Step[Spec]:
+    """Fill in the window of FLy, which accepts some rejected tokens, and yield what it cannot work with."""
+    if spec.get(_SAMPLING) != "fly" or not spec.known("num_speculative_tokens", "method"):
+        return spec
+    window = spec.get(_WINDOW)
+    if spec.facts is not None and spec.facts.drafts_from == "none":
+        message = f"FLy makes no sense with {spec.method}, which drafts nothing."
+        yield from context.rules.ruling("fly-needs-drafts", message, where=_SAMPLING, fix="Remove it.")
+    elif not isinstance(spec.tokens, int):  # what is wrong with it is said where it is judged
+        return spec
+    elif spec.tokens < 2:
+        yield from context.rules.ruling(
+            "fly-needs-two-tokens",
+            "FLy needs num_speculative_tokens of 2 or more.",
+            where=_SAMPLING,
+            fix='Write "num_speculative_tokens": 2 or more.',
+        )
+    elif window is not None and window >= spec.tokens:
+        yield from context.rules.ruling(
+            "fly-window-too-long",
+            f"{_WINDOW} is {window}; it must be below num_speculative_tokens, {spec.tokens}.",
+            where=_WINDOW,
+            fix=f"Give at most {min(_LONGEST_WINDOW, spec.tokens - 1)}.",
+        )
+    else:
+        yield from context.rules.ruling(
+            "fly-is-lossy",
+            "FLy lets some rejected tokens through: answers differ from the target's own.",
+            where=_SAMPLING,
+            fix="Use standard for lossless speculation.",
+        )
+        length = window or min(_LONGEST_WINDOW, spec.tokens - 1)
+        return replace(spec, filled={**spec.filled, _WINDOW: length})
+    return spec

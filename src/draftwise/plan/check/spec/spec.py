@@ -1,4 +1,4 @@
-"""The speculative config as far as vLLM has filled it in: a value, of which each step returns the next."""
+"""The speculative config as far as vLLM has filled it in, and the method and the model that its keys stand for."""
 
 from __future__ import annotations
 
@@ -6,11 +6,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from draftwise.facts.methods import Method, find_method
-from draftwise.plan.check.cli import Fields
+from draftwise.facts.methods import Method, find_placeholder, get_method
+from draftwise.plan.check.cli import Fields, read_fields
+from draftwise.plan.check.context import Context
 from draftwise.plan.check.model import Model
+from draftwise.plan.check.steps import Step
 
-__all__ = ["Spec"]
+__all__ = ["Spec", "read_spec"]
+
+_URLS = ("http://", "https://", "file://")
+_CUSTOM_CLASS = "custom_class"
+_IMPLIED = {
+    "deepseek_v3": "target-implies-mtp",
+    "mimo": "target-implies-mtp",
+    "ernie4_5_moe": "more-targets-imply-mtp",
+    "qwen3_next": "more-targets-imply-mtp",
+}
+"""Targets whose MTP layers old releases use whatever method is asked for, and the rule of those releases."""
+_IMPLIED_METHOD = "deepseek_mtp"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +54,7 @@ class Spec:
     @property
     def facts(self) -> Method | None:
         """What is true of the method; None while there is none."""
-        return find_method(self.method)
+        return None if self.method is None else get_method(self.method)
 
     @property
     def draft_names(self) -> tuple[str, ...]:
@@ -63,3 +76,137 @@ class Spec:
     def undecided(self, *keys: str) -> Spec:
         """Return the config with further keys left open by a fault."""
         return replace(self, open=self.open | set(keys))
+
+
+def read_spec(context: Context, target: Model | None) -> Step[Spec]:
+    """Return the config as its keys have it, with the method and the model that they stand for.
+
+    Args:
+        context: with a speculative config.
+        target: the served model as ModelConfig holds it; None where its config.json cannot be read here.
+    """
+    fields = yield from read_fields(context)
+    spec = Spec(
+        fields=fields,
+        target=target,
+        tokens=fields.values.get("num_speculative_tokens"),
+        quantization=fields.values.get("quantization"),
+        open=fields.faulty,
+    )
+    spec = yield from _infer_method(context, spec)
+    return (yield from _imply_model(context, spec))
+
+
+def _infer_method(context: Context, spec: Spec) -> Step[Spec]:
+    """Return the config with the method that its own two keys stand for."""
+    if not spec.known("method", "model"):
+        return spec
+    spec = replace(spec, method=spec.get("method"), model=spec.get("model"))
+    spec = yield from _infer_custom_class(context, spec)
+    if spec.method is None:
+        stood_for = find_placeholder(spec.model)
+        if stood_for is not None or context.rules.holds("method-defaults-to-draft-model"):
+            spec = replace(spec, method="draft_model" if stood_for is None else stood_for.name)
+    facts = spec.facts
+    if facts is not None and facts.name != spec.method and context.rules.holds("mtp-alias"):
+        yield from context.rules.ruling(
+            "mtp-alias",
+            f"The method {spec.method!r} is an old name of {facts.name!r}; the target decides which MTP layers are "
+            "used.",
+            where="method",
+            fix=f'Write "method": "{facts.name}".',
+            becomes=facts.name,
+        )
+        spec = replace(spec, method=facts.name)
+    return spec
+
+
+def _infer_custom_class(context: Context, spec: Spec) -> Step[Spec]:
+    """Return the config with the method custom_class where `model` is taken for the path of a Python class."""
+    model = spec.model
+    if model is None or "." not in model or "/" in model or model.startswith(_URLS):
+        return spec
+    if context.rules.holds("dotted-name-is-class"):
+        if spec.facts is None or spec.facts.drafts_from != "own_code":
+            yield from context.rules.ruling(
+                "dotted-name-is-class",
+                f"The model {model!r} has a dot and no slash, so this release takes it for a Python class and the "
+                "method for custom_class, whatever `method` says.",
+                where="model",
+                fix=f'Write it with a slash: "./{model}".',
+                becomes=_CUSTOM_CLASS,
+            )
+        return replace(spec, method=_CUSTOM_CLASS)
+    if (
+        spec.method is None
+        and all(part.isidentifier() for part in model.split("."))
+        and context.rules.holds("dotted-name-is-class-unless-method")
+    ):
+        yield from context.rules.ruling(
+            "dotted-name-is-class-unless-method",
+            f"The model {model!r} reads like a Python class, and no method is given.",
+            where="model",
+            fix='Give a method if it is a directory, e.g. "method": "draft_model".',
+            becomes=_CUSTOM_CLASS,
+        )
+        return replace(spec, method=_CUSTOM_CLASS)
+    return spec
+
+
+def _imply_model(context: Context, spec: Spec) -> Step[Spec]:
+    """Give a config without `model` the drafter that its method implies."""
+    if spec.model is not None or not spec.known("method", "model", "num_speculative_tokens") or spec.tokens is None:
+        return spec
+    facts = spec.facts
+    target_type = "" if spec.target is None else spec.target.config.text.model_type
+    if target_type in _IMPLIED and context.rules.holds(_IMPLIED[target_type]):
+        if spec.method != _IMPLIED_METHOD:
+            yield from context.rules.ruling(
+                _IMPLIED[target_type],
+                f"The target is of type {target_type!r}; without `model`, this release drafts with its MTP layers "
+                "whatever the method.",
+                where="target",
+                becomes=_IMPLIED_METHOD,
+            )
+        return (yield from _draft_with_target(context, spec))
+    # Releases that still go by the old names of mtp draft with the target only where its type implies it.
+    if facts is not None and facts.weights in ("target", "either") and spec.method not in facts.aliases:
+        return (yield from _draft_with_target(context, spec))
+    if facts is not None and facts.drafts_from == "own_code":
+        yield from context.rules.ruling(
+            "custom-class-needs-path",
+            f"The method {spec.method} needs `model` with the path of the class.",
+            where="model",
+            fix='Add "model": "package.module.Class".',
+        )
+        return spec.undecided("model")
+    if facts is not None and facts.weights == "none":
+        return replace(spec, model=spec.method)
+    if target_type or not context.rules.holds("target-implies-mtp"):
+        named = spec.method is not None
+        yield from context.rules.ruling(
+            "model-missing",
+            f"The method {spec.method} needs `model`, the drafter." if named else "`method` or `model` must be given.",
+            where="model",
+            fix='Add "model": "<directory or id of the drafter>".',
+        )
+        return spec.undecided("model", "draft")
+    return spec
+
+
+def _draft_with_target(context: Context, spec: Spec) -> Step[Spec]:
+    """Return the config with the target as its own drafter."""
+    spec = replace(spec, model=context.verifier or context.setup.target)
+    if not spec.quantization and spec.target is not None and context.rules.holds("mtp-inherits-quantization"):
+        spec = replace(spec, quantization=spec.target.quantization)
+    is_v32 = spec.target is not None and spec.target.config.text.model_type == "deepseek_v32"
+    if is_v32 and context.rules.holds("mtp-v32-eager"):
+        yield from context.rules.ruling(
+            "mtp-v32-eager",
+            f"The method {spec.method} runs its drafter without CUDA graphs on this target.",
+            where="method",
+            becomes='"enforce_eager": true',
+            fix="Use 0.29.0 or newer.",
+        )
+        spec = replace(spec, filled={**spec.filled, "enforce_eager": True})
+    return spec

@@ -1,0 +1,268 @@
+"""Which paired blocks something disturbed, so that their readings count for nothing; measuring takes them again.
+
+A block is judged as a whole: one disturbed turn sets the readings of all arms aside, and nothing that is looked at
+depends on which arm was faster. A turn is disturbed when the machine says so (CPU time taken by the hypervisor, a
+quota or other processes, a clock that fell) or when its pace is far from that of the turns around it.
+
+The pace is seconds per decoding step, which hardly depends on the text. It does depend on how many tokens a step
+verifies and on the length of the context, so that turns are compared with turns of like work; and prompts that are as
+slow whenever they are asked are slow by themselves. Otherwise a prompt for which nothing is drafted, or a long one,
+would be left out every time, and what is left would be a selection. For the same reason nothing is said of the pace
+under arrivals that do not wait: a burst is part of that load.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from statistics import fmean, median
+
+from draftwise.core import Answer, Disturbance, Run, TurnRecord
+from draftwise.decide.machine import MachineUse, measure_use
+from draftwise.decide.thresholds import Thresholds, get_thresholds
+
+__all__ = ["AttemptKey", "attempt_key", "find_disturbances", "set_aside_disturbed"]
+
+AttemptKey = tuple[str, str, int, int, int]
+"""Workload, condition, repetition, block and attempt: the turns of all arms with one key are a paired block."""
+
+_NEIGHBOURS = 16
+"""Nearest turns of like work that a turn is compared with."""
+_FARTHEST = 32
+"""Turns of an arm before and after a turn, among which its neighbours are looked for."""
+_FEWEST_NEIGHBOURS = 4
+"""Below these the pace of a turn is not judged."""
+_SPREADS = 4.0
+"""Standard deviations between neighbours that are no disturbance."""
+_QUARTILE_STEP = 0.4506
+"""Lower quartile of the difference between two normal values, over their standard deviation."""
+_LIKE_ROWS = math.log(1.1)
+_LIKE_LENGTH = math.log(1.5)
+_SHORT = 256
+"""Tokens of context up to which a step, or the first token, takes hardly longer than with none."""
+_COLD = "the server's pace had not become steady in the warm-up"
+_TICKS_S = 0.05
+"""CPU time that clock ticks of 10 ms can tell from none."""
+
+
+def attempt_key(turn: TurnRecord) -> AttemptKey:
+    """Return the paired block that a turn is part of, and which attempt at it."""
+    return turn.workload, turn.condition, turn.repeat, turn.block, turn.attempt
+
+
+def set_aside_disturbed(run: Run) -> Run:
+    """Return the run with the turns and answers that count: of every paired block the last undisturbed attempt.
+
+    Blocks without one lose all their readings, and `Run.disturbances` says why. A run that has been through this
+    comes back as it is.
+    """
+    if run.disturbances or run.set_aside:
+        return run
+    disturbances = tuple(find_disturbances(run))
+    counting = _find_counting(run.turns, {each.key for each in disturbances})
+    kept = {turn.turn for turn in run.turns if attempt_key(turn) in counting}
+    return replace(
+        run,
+        turns=tuple(turn for turn in run.turns if turn.turn in kept),
+        answers=tuple(answer for answer in run.answers if answer.turn in kept),
+        disturbances=disturbances,
+        set_aside=tuple(turn for turn in run.turns if turn.turn not in kept),
+    )
+
+
+def find_disturbances(run: Run) -> Iterator[Disturbance]:
+    """Yield the disturbed attempts at paired blocks, each once, with what was noticed first, in the order of the run.
+
+    Args:
+        run: as it is on disk, with every attempt.
+    """
+    reasons = _find_reasons(run, get_thresholds(run))
+    told: set[AttemptKey] = set()
+    for turn in sorted(run.turns, key=lambda each: each.turn):
+        key = attempt_key(turn)
+        if turn.turn in reasons and key not in told:
+            told.add(key)
+            yield Disturbance(
+                workload=turn.workload,
+                condition=turn.condition,
+                repeat=turn.repeat,
+                block=turn.block,
+                attempt=turn.attempt,
+                arm=turn.arm,
+                reason=reasons[turn.turn],
+            )
+
+
+def _find_counting(turns: Iterable[TurnRecord], disturbed: set[AttemptKey]) -> set[AttemptKey]:
+    """Return, of every block, the undisturbed attempt that most arms finished; of several the last."""
+    arms: dict[AttemptKey, int] = {}
+    for turn in turns:
+        key = attempt_key(turn)
+        if key not in disturbed:
+            arms[key] = arms.get(key, 0) + 1
+    best: dict[tuple[str, str, int, int], AttemptKey] = {}
+    for key in sorted(arms, key=lambda each: (arms[each], each[-1])):
+        best[key[:-1]] = key
+    return set(best.values())
+
+
+def _find_reasons(run: Run, thresholds: Thresholds) -> dict[int, str]:
+    """Return by number what disturbed a turn; the machine's own word comes before what the pace shows."""
+    is_ours = all(arm.url is None for arm in run.plan.arms)
+    reasons = {turn.turn: _COLD for turn in run.turns if not turn.is_warm}
+    for series, least, clause in _list_series(run, thresholds):
+        for reading, ratio in _find_far(series, math.log(1 + least)):
+            reasons[reading.turn.turn] = clause.format(ratio)
+    for use in measure_use(run.turns):
+        if (reason := _find_taken(use, thresholds, is_ours=is_ours)) is not None:
+            reasons[use.turn.turn] = reason
+    return reasons
+
+
+def _find_taken(use: MachineUse, thresholds: Thresholds, *, is_ours: bool) -> str | None:
+    """Return in words who took the CPU from a turn; None where nobody did, or nothing is known."""
+    stolen = use.cpu.get("steal_s", 0.0)
+    wanted = use.cpu.get("busy_s", 0.0) + stolen
+    if stolen > max(thresholds.turn_held_up * wanted, _TICKS_S):
+        return f"the hypervisor gave {stolen / wanted:.0%} of the CPU time that was wanted here to others"
+    held = use.cpu.get("quota_stopped_s", 0.0)
+    if held > max(thresholds.turn_held_up * use.seconds, _TICKS_S):
+        return f"the container's CPU limit held processes up for {held / use.seconds:.2f} s in every second"
+    foreign, whole = use.foreign_s if is_ours else None, use.cores * use.seconds
+    is_much = foreign is not None and foreign > max(thresholds.other_processes * whole, _TICKS_S)
+    if foreign is not None and is_much and _is_crowded(use, wanted / whole, thresholds):
+        return f"other processes used {foreign / use.seconds:.2f} of this machine's {use.cores} cores"
+    return None
+
+
+def _is_crowded(use: MachineUse, busy: float, thresholds: Thresholds) -> bool:
+    """Return whether something had to wait for a core; without pressure stall information, whether all were in use.
+
+    Args:
+        busy: share of the cores' time that was wanted.
+    """
+    waited = use.cpu.get("waited_s")
+    return busy > 1 - thresholds.other_processes if waited is None else waited > thresholds.turn_waited * use.seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Reading:
+    """A number of a turn, to be compared with those of turns that did like work."""
+
+    turn: TurnRecord
+    log: float
+    """Logarithm of the number."""
+    rows: float = 0.0
+    """Logarithm of the tokens that a step verifies."""
+    length: float = 0.0
+    """Logarithm of the tokens in the context, beyond those that cost nothing."""
+    prompts: tuple[str, ...] = ()
+    """Those that were asked; none where the number has nothing to do with them."""
+
+    def is_like(self, other: _Reading) -> bool:
+        """Return whether the two turns did like work."""
+        return abs(self.rows - other.rows) <= _LIKE_ROWS and abs(self.length - other.length) <= _LIKE_LENGTH
+
+
+def _list_series(run: Run, thresholds: Thresholds) -> Iterator[tuple[list[_Reading], float, str]]:
+    """Yield comparable readings in the order of the run, the least deviation that counts, and what to say of it.
+
+    What says most comes last.
+    """
+    around = "{:.2f}x that of the turns around it"
+    closed = {each.label for each in run.conditions if each.concurrency is not None}
+    drafting = {arm.name: arm.spec is not None for arm in run.plan.arms}
+    answers: dict[int, list[Answer]] = {}
+    for answer in run.answers:
+        if answer.measured and answer.error is None and answer.timing.chunks:
+            answers.setdefault(answer.turn, []).append(answer)
+    paces: dict[tuple[str, str, str], list[_Reading]] = {}
+    firsts: dict[tuple[str, str, str], list[_Reading]] = {}
+    ordered = sorted(run.turns, key=lambda each: each.turn)
+    for turn in ordered:
+        place = (turn.arm, turn.workload, turn.condition)
+        if turn.condition in closed and (mine := answers.get(turn.turn)):
+            paces.setdefault(place, []).extend(_read_pace(turn, mine, is_drafting=drafting[turn.arm]))
+            firsts.setdefault(place, []).extend(_read_first_token(turn, mine))
+    clocks = ((turn, turn.device.get("cpu", {}).get("mhz")) for turn in ordered)
+    clock = [_Reading(turn=turn, log=math.log(mhz)) for turn, mhz in clocks if mhz]
+    yield clock, thresholds.turn_pace, f"the CPU's clock was {around}"
+    yield from ((each, thresholds.turn_first, f"the time to the first token was {around}") for each in firsts.values())
+    yield from ((each, thresholds.turn_pace, f"the time of a decoding step was {around}") for each in paces.values())
+
+
+def _read_pace(turn: TurnRecord, answers: Sequence[Answer], *, is_drafting: bool) -> Iterator[_Reading]:
+    """Yield the seconds per decoding step; nothing where the steps of a drafting server are not counted."""
+    timings = [answer.timing for answer in answers]
+    seconds = sum(timing.chunks[-1][0] - timing.chunks[0][0] for timing in timings)
+    tokens = sum(timing.num_tokens - timing.chunks[0][1] for timing in timings)
+    per_step = turn.counters.tokens_per_step or (None if is_drafting else 1.0)
+    if tokens > 0 and seconds > 0 and per_step is not None:
+        steps = (turn.counters.generation_tokens or 0) - turn.counters.spec.num_accepted_tokens
+        rows = 1 + turn.counters.spec.num_draft_tokens / steps if steps > 0 else 1.0
+        context = fmean((each.num_prompt_tokens or 0) + each.timing.num_tokens / 2 for each in answers)
+        log = math.log(seconds / tokens * per_step)
+        yield _Reading(
+            turn=turn, log=log, rows=math.log(rows), length=math.log(context + _SHORT), prompts=_names(answers)
+        )
+
+
+def _read_first_token(turn: TurnRecord, answers: Sequence[Answer]) -> Iterator[_Reading]:
+    """Yield the typical time to the first token of a turn."""
+    seconds = median(answer.timing.ttft_s or 0.0 for answer in answers)
+    if seconds > 0:
+        length = fmean(answer.num_prompt_tokens or 0 for answer in answers)
+        length = math.log(length + _SHORT)
+        yield _Reading(turn=turn, log=math.log(seconds), length=length, prompts=_names(answers))
+
+
+def _names(answers: Sequence[Answer]) -> tuple[str, ...]:
+    return tuple(sorted(answer.prompt_id for answer in answers))
+
+
+def _find_far(series: Sequence[_Reading], least: float) -> Iterator[tuple[_Reading, float]]:
+    """Yield the readings that are far from the usual one around them, with the ratio of the two.
+
+    Usual is the lower quartile of the neighbours: what disturbs makes slower, and may do so for most of a while. How
+    far neighbours lie apart anyway is told by the smaller steps from one to the next, which no disturbance changes.
+
+    Args:
+        series: in the order of the run.
+        least: difference of logarithms that is never far.
+    """
+    steps = sorted(abs(after.log - before.log) for before, after in pairwise(series) if before.is_like(after))
+    if len(steps) < _FEWEST_NEIGHBOURS:
+        return
+    far = max(least, _SPREADS * steps[len(steps) // 4] / _QUARTILE_STEP)
+    from_usual = [_compare(series, place) for place in range(len(series))]
+    takes: dict[tuple[str, ...], list[float]] = {}
+    for reading, ratio in zip(series, from_usual, strict=True):
+        takes.setdefault(reading.prompts, []).append(ratio)
+    for reading, ratio in zip(series, from_usual, strict=True):
+        if abs(ratio) > far and not (reading.prompts and _is_their_own(takes[reading.prompts], far)):
+            yield reading, math.exp(ratio)
+
+
+def _is_their_own(ratios: Sequence[float], far: float) -> bool:
+    """Return whether prompts were as slow, or as fast, whenever they were asked, which was more than once."""
+    least, most = min(ratios), max(ratios)
+    return len(ratios) > 1 and (least > far or most < -far) and most - least <= far
+
+
+def _compare(series: Sequence[_Reading], place: int) -> float:
+    """Return the logarithm of a reading over the usual one around it; 0 where too few did like work."""
+    near = sorted(each.log for each in _nearest(series, place))
+    return series[place].log - near[len(near) // 4] if len(near) >= _FEWEST_NEIGHBOURS else 0.0
+
+
+def _nearest(series: Sequence[_Reading], place: int) -> list[_Reading]:
+    """Return the nearest readings of like work, before and after a place."""
+    found: list[_Reading] = []
+    for distance in range(1, min(len(series), _FARTHEST + 1)):
+        both = (other for other in (place - distance, place + distance) if 0 <= other < len(series))
+        found += (series[other] for other in both if series[place].is_like(series[other]))
+        if len(found) >= _NEIGHBOURS:
+            break
+    return found

@@ -1,0 +1,229 @@
+"""Whether the servers were those that were meant: ours alone, alike but for speculation, with the config asked for."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from functools import reduce
+from itertools import pairwise, product
+from operator import add
+from typing import Any
+
+from draftwise.core import Arm, Counters, Finding, Run, ServerRecord, SpecConfig
+from draftwise.decide.thresholds import Thresholds
+from draftwise.decide.validity.finding import error, info, join_names, warning
+from draftwise.decide.validity.window.server import LoadCounters, check_server
+
+__all__ = ["check_servers", "find_resolved_config", "find_same_servers"]
+
+
+_AFTERWARDS = 16
+"""Tokens that a server may still write for a request that was withdrawn, until it notices."""
+_SAME = ("engine", "version", "dtype", "device")
+"""What /version tells and no speculative config changes."""
+_FOLLOWS = {
+    "async_scheduling": "asynchronous scheduling",
+    "runner": "model runner",
+    "attention_backend": "attention backend",
+}
+"""What an engine may choose otherwise because it speculates."""
+_OWN = (
+    "--speculative-config",
+    "--spec-",
+    "--per-request-spec-decode-metrics",
+    "--port",
+    "--host",
+    "--served-model-name",
+    "--name",
+    "--publish",
+    "--gpus",
+)
+"""Arguments that may differ from arm to arm (beginnings of their names); the last three are those of containers."""
+_LESS_CACHE = 0.9
+_NOTHING = Counters(generation_tokens=0)
+
+
+def check_servers(run: Run, thresholds: Thresholds) -> list[Finding]:
+    """Return servers that others use, and what differs between arms, or from what was asked for, but must not."""
+    return [
+        *find_same_servers(run.plan.arms),
+        *_foreign_tokens(run, thresholds),
+        *_differences(run),
+        *(each for arm in run.plan.arms for each in _check_arm(run, arm, thresholds)),
+    ]
+
+
+def find_same_servers(arms: Sequence[Arm]) -> Iterator[Finding]:
+    """Yield arms that have one address, and no header by which a gateway tells them apart.
+
+    That the values of such headers differ is made sure of before a run: they are not written down.
+    """
+    by_address: dict[tuple[str, int | None, str], list[str]] = {}
+    for arm in arms:
+        if arm.address is not None and not arm.routing_headers:
+            by_address.setdefault(arm.address, []).append(arm.name)
+    for names in by_address.values():
+        if len(names) > 1:
+            text = (
+                f"{join_names(names)} are one server: nothing differs between them, and each warms the other's caches."
+            )
+            fix = "Give every arm the URL of a server of its own, or the header that a gateway routes by (--header)."
+            yield error("same-server", text, fix)
+
+
+def _foreign_tokens(run: Run, thresholds: Thresholds) -> Iterator[Finding]:
+    """Counters that grew by much more, or less, than this run received, where that is known: exact, no failures."""
+    for arm in run.plan.arms:
+        answers = [answer for answer in run.answers if answer.arm == arm.name]
+        if any((each.error is not None and each.measured) or not each.counts_exact for each in answers):
+            continue
+        received = sum(answer.timing.num_tokens for answer in answers)
+        withdrawn = sum(not answer.measured and answer.finish_reason is None for answer in answers)
+        counts = [turn.counters.generation_tokens for turn in run.turns if turn.arm == arm.name]
+        generated = sum(count or 0 for count in counts)
+        if None not in counts and generated < received * (1 - thresholds.foreign_tokens):
+            text = (
+                f"{arm.name} answered with {received} tokens and its counters grew by {generated}: they are not, or "
+                "not all, those of the server that answered."
+            )
+            yield error("counters-of-another-server", text, "Name the page of the counters of just that server.")
+        if generated > received * (1 + thresholds.foreign_tokens) + withdrawn * _AFTERWARDS:
+            text = f"{arm.name} generated {generated} tokens and this run received {received}: others use the server."
+            yield error("other-traffic", text, "Measure on servers that nothing else talks to.")
+
+
+def _differences(run: Run) -> Iterator[Finding]:
+    """Each candidate held against the baseline."""
+    servers = run.context.servers
+    baseline, *candidates = (arm.name for arm in run.plan.arms)
+    for name in candidates:
+        if baseline in servers and name in servers:
+            yield from _identity(name, servers[baseline], servers[name])
+            yield from _commands(name, servers[baseline].command, servers[name].command)
+            yield from _consequences(name, servers[baseline], servers[name])
+
+
+def _identity(name: str, baseline: ServerRecord, candidate: ServerRecord) -> Iterator[Finding]:
+    ours, theirs = baseline.version, candidate.version
+    for key in _SAME:
+        if key in ours and key in theirs and ours[key] != theirs[key]:
+            text = (
+                f"its {key} is {theirs[key]!r}, the baseline's {ours[key]!r}: the comparison is not one of speculation "
+                "alone."
+            )
+            yield error("arms-differ", text, "Serve both alike but for --speculative-config.", where=name)
+    if baseline.hardware and candidate.hardware and baseline.hardware != candidate.hardware:
+        text = f"it runs on {candidate.hardware}, the baseline on {baseline.hardware}: machines are compared as well."
+        yield error("arms-differ", text, "Serve both on the same hardware.", where=name)
+    if baseline.model and candidate.model and baseline.model != candidate.model:
+        text = (
+            f"it serves {candidate.model!r}, the baseline {baseline.model!r}: under another name it may be another "
+            "model."
+        )
+        yield warning("arms-differ", text, "Make sure that both serve the same checkpoint.", where=name)
+    lengths = (baseline.max_model_len, candidate.max_model_len)
+    if None not in lengths and lengths[0] != lengths[1]:
+        text = f"its max_model_len is {lengths[1]}, the baseline's {lengths[0]}."
+        yield warning("arms-differ", text, "Give both the same --max-model-len.", where=name)
+
+
+def _commands(name: str, baseline: str | None, candidate: str | None) -> Iterator[Finding]:
+    if baseline is None or candidate is None:
+        return
+    ours, theirs = _arguments(baseline), _arguments(candidate)
+    other = [
+        f"{key} ({_shown(theirs, key)}, baseline {_shown(ours, key)})"
+        for key in dict.fromkeys((*ours, *theirs))
+        if ours.get(key) != theirs.get(key) and not key.startswith(_OWN)
+    ]
+    if other:
+        text = f"it was served otherwise than the baseline, beside the speculative config: {join_names(other)}."
+        yield warning("commands-differ", text, "Serve both alike but for --speculative-config.", where=name)
+
+
+def _arguments(command: str) -> dict[str, str]:
+    """Return the options of a command with their values ("" for flags); words before the first option are left out."""
+    try:
+        words = shlex.split(command)
+    except ValueError:
+        return {}
+    options: dict[str, str] = {}
+    for word, following in pairwise([*words, "--"]):
+        if word.startswith("--"):
+            key, separator, value = word.partition("=")
+            options[key.replace("_", "-")] = value if separator else "" if following.startswith("--") else following
+    return options
+
+
+def _shown(options: Mapping[str, str], key: str) -> str:
+    return (options[key] or "set") if key in options else "not given"
+
+
+def _consequences(name: str, baseline: ServerRecord, candidate: ServerRecord) -> Iterator[Finding]:
+    """What an engine did differently because it speculates: part of the method's price, and often its reason."""
+    ours, theirs = baseline.version, candidate.version
+    for key, words in _FOLLOWS.items():
+        if key in ours and key in theirs and ours[key] != theirs[key]:
+            text = f"{words}: {theirs[key]}, with the baseline {ours[key]}. That is part of what it costs."
+            yield info("engine-chose-otherwise", text, where=name)
+    usual, left = (each.started.get("kv_cache_tokens") for each in (baseline, candidate))
+    if isinstance(usual, int | float) and isinstance(left, int | float) and left < usual * _LESS_CACHE:
+        text = f"its KV cache holds {left:.0f} tokens, the baseline's {usual:.0f}: under load it is full sooner."
+        yield info("less-kv-cache", text, where=name)
+
+
+def _check_arm(run: Run, arm: Arm, thresholds: Thresholds) -> Iterator[Finding]:
+    """Whether an arm ran the speculative config that was asked for, alone, and drafted as it says under every load."""
+    mine = [turn for turn in run.turns if turn.arm == arm.name]
+    if arm.spec is not None:
+        yield from _check_config(arm.name, arm.spec, find_resolved_config(run, arm.name))
+    yield from check_server(arm.name, arm.spec, mine, _group_by_sweep(run, arm.name), thresholds)
+    if arm.has_synthetic_acceptance:
+        text = (
+            "its acceptance is synthetic: speed holds for traffic with just that acceptance, and outputs are "
+            "not compared, as they are not the model's."
+        )
+        yield info("acceptance-drawn", text, where=arm.name)
+
+
+def find_resolved_config(run: Run, arm: str) -> Mapping[str, Any] | None:
+    """Return the speculative config as the server says it took it; None where it does not say."""
+    version = run.context.server(arm).version
+    if "speculative_config" not in version:
+        return None
+    return version["speculative_config"] or {}
+
+
+def _check_config(name: str, asked: SpecConfig, resolved: Mapping[str, Any] | None) -> Iterator[Finding]:
+    if resolved is None:
+        return
+    if not resolved:
+        yield error("config-not-as-asked", f"asked for {asked.label}, it runs without speculation.", where=name)
+        return
+    took = SpecConfig.keep(resolved)
+    k, taken = asked.num_speculative_tokens, took.num_speculative_tokens
+    if k is not None and taken is not None and k != taken:
+        text = f"asked for k={k}, the server took k={taken}."
+        yield error("config-not-as-asked", text, "Write down the k that it takes.", where=name)
+    if asked.method and took.method and not _is_same_method(asked.method, took.method):
+        text = f"asked for method {asked.method!r}, the server took {took.method!r}."
+        yield error("config-not-as-asked", text, where=name)
+
+
+def _is_same_method(asked: str, took: str) -> bool:
+    """Return whether one name is the other with a family before it (vLLM folds `deepseek_mtp` into `mtp`)."""
+    return asked == took or asked.endswith(f"_{took}") or took.endswith(f"_{asked}")
+
+
+def _group_by_sweep(run: Run, arm: str) -> list[list[LoadCounters]]:
+    """Return an arm's counters under each load, by workload, temperature and kind of load."""
+    groups: dict[tuple[str, float, str], list[LoadCounters]] = {}
+    for condition, workload in product(run.conditions, run.plan.workloads):
+        if (place := condition.place) is not None:
+            axis, load = place
+            mine = (arm, workload.name, condition.label)
+            turns = [turn for turn in run.turns if (turn.arm, turn.workload, turn.condition) == mine]
+            counters = reduce(add, (turn.counters for turn in turns), _NOTHING)
+            row = LoadCounters(label=condition.label, load=load, counters=counters)
+            groups.setdefault((workload.name, condition.temperature, axis), []).append(row)
+    return list(groups.values())

@@ -1,0 +1,359 @@
+"""ModelConfig: what vLLM makes of a target or drafter: class, context length and quantization, or why it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from draftwise.checkpoints.model_config import ModelConfig
+from draftwise.core import Ruling
+from draftwise.facts.quantization import is_deprecated, reads_weights_of
+from draftwise.facts.transformers import find_model_type, is_buildable
+from draftwise.plan.check.context import Context
+from draftwise.plan.check.steps import Step
+
+__all__ = [
+    "HfConfig",
+    "Kind",
+    "Model",
+    "build_model",
+    "fill_in",
+    "find_architecture",
+    "has_interface",
+    "place_of",
+    "supports",
+]
+
+Kind = Literal["plain", "eagle", "medusa", "mlp_speculator", "speculators"]
+_LENGTH_KEYS = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_seq_len",
+    "seq_length",
+    "model_max_length",
+    "max_target_positions",
+    "max_sequence_length",
+    "max_seq_length",
+    "seq_len",
+)
+"""Where vLLM looks for a model's context length: the smallest counts."""
+_DEFAULT_LENGTH = 2048
+_NEEDS_WIDE_RANGE = frozenset({"gemma2", "gemma3", "gemma3_text", "plamo2", "glm4"})
+_TRANSFORMERS = "TransformersForCausalLM"
+"""The class that builds what vLLM has no class of its own for."""
+_ENDINGS = (
+    "ForCausalLM",
+    "ForConditionalGeneration",
+    "ChatModel",
+    "LMHeadModel",
+    "ForTextEncoding",
+    "EmbeddingModel",
+    "ForSequenceClassification",
+    "ForRewardModeling",
+    "RewardModel",
+    "Model",
+)
+"""Endings that vLLM takes for one another, so that a served `LlamaModel` is built from `LlamaForCausalLM`."""
+_LONGEST_CONTEXT = 1 << 40
+"""No context comes near it; larger numbers are damaged files."""
+_UNSCALED = frozenset({"su", "longrope", "llama3"})
+_YARN = frozenset({"yarn", "deepseek_yarn", "deepseek_llama_scaling"})
+_ROPE_KEYS = ("rope_parameters", "rope_scaling")
+_PLAIN_KERNELS = {"awq": "plain-awq-in-float16", "gptq": "plain-gptq-in-float16"}
+"""Kernels for float16 only, and the rule of the releases that still have them."""
+_LOADED_AS = {"auto-round": "inc"}
+"""Names that checkpoints declare and the listed methods no longer hold, and the method that loads them."""
+
+
+@dataclass(frozen=True, slots=True)
+class HfConfig:
+    """The attributes of a config object, as far as vLLM's checks look at them."""
+
+    values: Mapping[str, Any]
+    kind: Kind = "plain"
+    """Which class holds it: vLLM rewrites the architectures of plain drafter configs only."""
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return an attribute; `default` where the config object has none."""
+        return self.values.get(name, default)
+
+    def changed(self, **values: Any) -> HfConfig:
+        """Return the config with some attributes set."""
+        return replace(self, values={**self.values, **values})
+
+    @property
+    def model_type(self) -> str:
+        """`model_type`, or an empty string."""
+        return str(self.values.get("model_type") or "")
+
+    @property
+    def architectures(self) -> tuple[str, ...]:
+        """`architectures`, empty where there is none."""
+        given = self.values.get("architectures")
+        return tuple(map(str, given)) if isinstance(given, (list, tuple)) else ()
+
+    @property
+    def text(self) -> HfConfig:
+        """The language model's part of a multimodal config, else the whole."""
+        inner = ModelConfig(name="", config=self.values, origin="json").text_config
+        return self if inner is self.values else HfConfig(fill_in(inner))
+
+    @property
+    def context_length(self) -> int | None:
+        """The context that the weights were made for, before scaled positions; None where no key tells it."""
+        text = self.text
+        found = [value for key in _LENGTH_KEYS if isinstance(value := text.get(key), int)]
+        special = text.get("model_max_length")
+        return special if isinstance(special, int) and special else min(found, default=None)
+
+    @property
+    def num_attention_heads(self) -> int:
+        """Query heads; 0 for a config without, such as a Medusa's."""
+        heads = self.text.get("num_attention_heads")
+        return heads if isinstance(heads, int) else 0
+
+    @property
+    def num_experts(self) -> int:
+        """Experts of a mixture; 0 for a dense model."""
+        return ModelConfig(name="", config=self.values, origin="json").num_experts
+
+    @property
+    def quantization(self) -> str | None:
+        """Quantization method that the checkpoint declares, spelled as vLLM does."""
+        for config in (self.values, self.text.values):
+            declared = config.get("quantization_config") or config.get("compression_config")
+            if isinstance(declared, Mapping):
+                method = str(declared.get("quant_method") or "").lower()
+                return method.replace("compressed_tensors", "compressed-tensors") or None
+        return None
+
+
+def place_of(role: str) -> str:
+    """Return the key or argument that names the model of a role (`drafter` or `target`)."""
+    return "model" if role == "drafter" else role
+
+
+def fill_in(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a config with what its transformers class adds: defaults, and the common name of renamed attributes."""
+    known = find_model_type(str(config.get("model_type") or ""))
+    if known is None:
+        return config
+    names = ("vocab_size", "max_position_embeddings", "num_attention_heads", "rope_parameters")
+    defaults = {name: known[name] for name in names if name in known}
+    if config.get("rope_scaling"):
+        defaults.pop("rope_parameters", None)
+    renamed = {name: config[own] for name, own in known.get("rename", {}).items() if own in config}
+    return {**defaults, **renamed, **config}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """A model as its ModelConfig holds it."""
+
+    config: HfConfig
+    max_model_len: int
+    quantization: str | None
+
+
+def build_model(
+    context: Context,
+    config: HfConfig,
+    *,
+    role: str,
+    max_model_len: int | None = None,
+    quantization: str | None = None,
+    target_length: int | None = None,
+) -> Step[Model]:
+    """Return the model, and yield what is wrong with it.
+
+    Args:
+        context: whose release judges.
+        config: after transformers, and for a drafter after the MTP rewriting.
+        role: `drafter` or `target`.
+        max_model_len: context length asked for.
+        quantization: method asked for.
+        target_length: the target's context length, which a drafter without its own takes over.
+    """
+    yield from _find_class(context, config, role)
+    yield from _find_dtype(context, config, role)
+    derived = _derive_length(context, config)
+    length = max_model_len if max_model_len not in (None, -1) else derived
+    if length is None:
+        length = target_length or _DEFAULT_LENGTH
+    elif derived is not None and length > derived:
+        yield from _find_too_long(context, config, length, derived, role)
+    method = yield from _resolve_quantization(context, config, quantization, role)
+    return Model(config=config, max_model_len=length, quantization=method)
+
+
+def _find_class(context: Context, config: HfConfig, role: str) -> Iterator[Ruling]:
+    if find_architecture(context, config.architectures, served=role == "target") is None:
+        names = ", ".join(config.architectures) or "none"
+        yield from context.rules.ruling(
+            f"{role}-class-unknown",
+            f"The {role} has the architecture {names}, which vLLM {context.release} cannot build.",
+            where=place_of(role),
+            fix="Use a release that registers it (`draftwise explain` tells which), or another checkpoint.",
+        )
+
+
+def _find_dtype(context: Context, config: HfConfig, role: str) -> Iterator[Ruling]:
+    if context.flags.get("dtype") in ("half", "float16") and config.model_type in _NEEDS_WIDE_RANGE:
+        yield from context.rules.ruling(
+            f"{role}-needs-bfloat16",
+            f"The dtype is float16, in which models of type {config.model_type!r} overflow.",
+            where="dtype",
+            fix="Use bfloat16.",
+        )
+
+
+def find_architecture(context: Context, names: Sequence[str], *, served: bool = False) -> str | None:
+    """Return the class that stands for a checkpoint's architectures, None where the release can build none.
+
+    Args:
+        context: whose release builds.
+        names: as config.json, or vLLM after renaming, has them.
+        served: for the model that answers, to which vLLM applies its pairs of endings; never to a drafter.
+    """
+    registry = context.release.table("architectures")
+    for name in names:
+        if name in registry:
+            return name
+        if served and (base := _swap_ending(registry, name)) is not None:
+            return base
+    if context.rules.holds("transformers-takes-all"):
+        return _TRANSFORMERS
+    by_attention = context.rules.holds("transformers-by-attention")
+    return next((name for name in names[:1] if is_buildable(name, by_attention=by_attention)), None)
+
+
+def _swap_ending(registry: Mapping[str, Any], name: str) -> str | None:
+    own = next((ending for ending in _ENDINGS if name.endswith(ending)), None)
+    if own is None:
+        return None
+    return next((base for other in _ENDINGS if (base := name.replace(own, other)) in registry), None)
+
+
+def supports(context: Context, names: Sequence[str], interface: str) -> bool:
+    """Say whether the class for these architectures has an interface, e.g. `SupportsPP`; unknown classes have none."""
+    name = find_architecture(context, names, served=True)
+    registry = context.release.table("architectures")
+    row = registry.get(name, registry.get(_TRANSFORMERS)) if name is not None else None
+    return row is not None and interface in row.get("interfaces", ())
+
+
+def has_interface(context: Context, interface: str) -> bool | None:
+    """Say whether the target's model class has an interface in this release; None for one not in the catalogue."""
+    names = () if context.target is None else context.target.architectures
+    if not names or find_architecture(context, names, served=True) is None:
+        return None
+    return supports(context, names, interface)
+
+
+def _derive_length(context: Context, config: HfConfig) -> int | None:
+    """Return the longest context in tokens that the config.json allows; None where it says none."""
+    text = config.text
+    length = config.context_length
+    if length is None or abs(length) > _LONGEST_CONTEXT:
+        return None
+    factor = 1.0
+    for scaling in _rope_parts(text):
+        kind = str(scaling.get("rope_type") or scaling.get("type") or "default")
+        if kind in _UNSCALED or "gemma3" in text.model_type:
+            continue
+        if kind in _YARN and context.rules.holds("yarn-length-is-scaled"):
+            continue
+        if kind == "yarn" and isinstance(original := scaling.get("original_max_position_embeddings"), int):
+            length = max(-_LONGEST_CONTEXT, min(original, _LONGEST_CONTEXT))
+        if isinstance(given := scaling.get("factor"), int | float) and 0 < given < _LONGEST_CONTEXT:
+            factor = given
+    return int(length * factor)
+
+
+def _rope_parts(config: HfConfig) -> Iterator[Mapping[str, Any]]:
+    for key in _ROPE_KEYS:
+        given = config.get(key)
+        if isinstance(given, Mapping):
+            nested = [part for part in given.values() if isinstance(part, Mapping)]
+            yield from nested or [given]
+            return
+
+
+def _find_too_long(context: Context, config: HfConfig, asked: int, derived: int, role: str) -> Iterator[Ruling]:
+    """Yield the refusal of a context beyond the one that the model was made for."""
+    declared = config.text.get("model_max_length")
+    if isinstance(declared, int) and asked <= declared:
+        return
+    if context.env.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "0").lower() in ("1", "true"):
+        return
+    yield from context.rules.ruling(
+        f"{role}-too-long",
+        f"max_model_len asks for a context of {asked} tokens, and the {role} was made for {derived}.",
+        where="max_model_len",
+        fix=f"Give at most {derived}.",
+    )
+
+
+def _resolve_quantization(context: Context, config: HfConfig, asked: str | None, role: str) -> Step[str | None]:
+    """Return the method that a model is loaded with, and yield why that is refused.
+
+    Args:
+        context: whose release loads.
+        config: the model's config.
+        asked: method of the flag or key; None takes the checkpoint's.
+        role: `drafter` or `target`.
+    """
+    own = config.quantization
+    method = asked.lower() if asked is not None and context.rules.holds("quantization-any-case") else asked
+    chosen = method or own
+    if chosen is None:
+        return None
+    if method is not None and own is not None and not reads_weights_of(method, own):
+        yield from context.rules.ruling(
+            f"{role}-quantization-differs",
+            f"quantization asks for {asked!r}, and the {role}'s checkpoint is quantized with {own!r}.",
+            where="quantization",
+            fix=f"Leave it out: vLLM reads {own!r} from the checkpoint.",
+        )
+        return own
+    known = context.release.table("spec_fields")["quantization"]["choices"]
+    if chosen not in known and _LOADED_AS.get(chosen) in known:
+        chosen = _LOADED_AS[chosen]
+    if chosen not in known:
+        yield from context.rules.ruling(
+            f"{role}-quantization-unknown",
+            f"{chosen!r} is not a quantization method of vLLM {context.release}.",
+            where="quantization",
+            fix="Use one of " + ", ".join(sorted(known)) + ".",
+        )
+        return chosen
+    yield from _find_deprecated(context, chosen, role)
+    if role == "target":
+        yield from _find_float16_kernel(context, config, method)
+    return chosen
+
+
+def _find_deprecated(context: Context, method: str, role: str) -> Iterator[Ruling]:
+    allowed = context.flags.get("allow_deprecated_quantization") is True
+    if is_deprecated(method, context.release.version) and not allowed:
+        yield from context.rules.ruling(
+            f"{role}-quantization-deprecated",
+            f"The quantization method {method!r} is deprecated and refused unless it is allowed.",
+            where="quantization",
+            fix="Set allow_deprecated_quantization, or use another method.",
+        )
+
+
+def _find_float16_kernel(context: Context, config: HfConfig, asked: str | None) -> Iterator[Ruling]:
+    """Yield the refusal of a kernel for float16 that was asked for by name; unasked, a better one is taken."""
+    dtype = context.flags.get("dtype")
+    if dtype in (None, "auto"):
+        dtype = config.text.get("dtype") or config.text.get("torch_dtype")
+    if asked in _PLAIN_KERNELS and dtype == "bfloat16":
+        yield from context.rules.ruling(
+            _PLAIN_KERNELS[asked],
+            f"The quantization method {asked!r} runs in float16 only, and the model in bfloat16.",
+            where="quantization",
+            fix=f"Leave it out: vLLM then takes {asked}_marlin, or set dtype to float16.",
+        )

@@ -1,0 +1,362 @@
+"""The drafter's part of SpeculativeConfig: its model, the tokens it drafts, its GPUs and its context."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+from draftwise.core import Ruling
+from draftwise.facts.methods import find_placeholder
+from draftwise.plan.check.context import Context
+from draftwise.plan.check.model.model_config import HfConfig, build_model
+from draftwise.plan.check.model.reading import read_hf_config
+from draftwise.plan.check.spec.detection import TOP_K_KEY, detect_method, name_class, rewrite_draft
+from draftwise.plan.check.spec.spec import Spec
+from draftwise.plan.check.steps import Step, collect
+
+__all__ = ["resolve_drafter"]
+
+_CLASS_PATH = re.compile(r"([A-Za-z_]\w*\.)+[A-Z]\w*")
+_TOKENS = "num_speculative_tokens"
+_TREE = "speculative_token_tree"
+_LONGEST_TREE = 1000
+"""The tree of a chain grows with the square of its length; a longer one is not written out."""
+_TOP_K_CLASSES = ("Qwen3DSparkModel", "Qwen3OmniDSparkModel")
+_OMNI = "Qwen3OmniDSparkModel"
+_OMNI_TARGETS = ("Qwen3OmniMoeForConditionalGeneration", "Qwen3OmniMoeThinkerForConditionalGeneration")
+_ATTENTION = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")
+
+
+def resolve_drafter(context: Context, spec: Spec) -> Step[Spec]:
+    """Fill in everything that depends on the drafter; nothing without one."""
+    if spec.model is None or not spec.known("model"):
+        return spec
+    spec = yield from _read_drafter(context, spec)
+    if not spec.known("draft"):
+        # vLLM raised while it read the drafter, so that nothing after it can be said.
+        told = "method" in spec.fields.given and spec.known("method")
+        return spec if told else spec.undecided("method")
+    spec = yield from detect_method(context, spec)
+    if not spec.known("draft"):
+        return spec
+    spec = yield from name_class(context, spec)
+    always = spec.facts is not None and spec.facts.parallel == "always"
+    spec = replace(spec, parallel_drafting=always or bool(spec.get("parallel_drafting")))
+    spec = yield from _settle_tokens(context, spec)
+    spec = yield from _require_tokens(context, spec)
+    spec = yield from _resolve_dspark(context, spec)
+    spec = yield from _settle_parallel_size(context, spec)
+    return (yield from _settle_length(context, spec))
+
+
+def _read_drafter(context: Context, spec: Spec) -> Step[Spec]:
+    """Return the config with the drafter as ModelConfig holds it, or with `draft` left open by its refusal."""
+    is_target = spec.model == (context.verifier or context.setup.target)
+    own = context.target if is_target else context.drafter
+    if own is None:
+        return spec if is_target else (yield from _judge_unknown(context, spec))
+    if is_target and spec.target is None:
+        return spec.undecided("draft")  # what is wrong with the target has been said
+    as_medusa = context.rules.applies("medusa-type-injected", spec.method)
+    config = yield from read_hf_config(context, own, role="drafter", as_medusa=as_medusa)
+    if config is None:
+        return spec.undecided("draft")
+    if not config.architectures:
+        yield from context.rules.ruling(
+            "drafter-without-architectures",
+            "The drafter has a config.json without architectures, which vLLM looks at first.",
+            where="model",
+            fix="Add the architectures to its config.json.",
+        )
+        return spec.undecided("draft")
+    if config.kind == "plain":
+        config = rewrite_draft(context.release, config)
+    if as_medusa and spec.target is not None:  # the release makes their vocabularies agree
+        config = config.changed(vocab_size=spec.target.config.get("vocab_size"))
+    return (yield from _build_drafter(context, spec, config))
+
+
+def _build_drafter(context: Context, spec: Spec, config: HfConfig) -> Step[Spec]:
+    asked = spec.get("max_model_len") if context.rules.holds("drafter-length-checked-early") else None
+    rulings, model = collect(
+        build_model(
+            context,
+            config,
+            role="drafter",
+            max_model_len=asked,
+            quantization=spec.quantization,
+            target_length=None if spec.target is None else spec.target.max_model_len,
+        )
+    )
+    yield from rulings
+    spec = replace(spec, draft=model)
+    return spec.undecided("draft") if rulings else spec
+
+
+def _judge_unknown(context: Context, spec: Spec) -> Step[Spec]:
+    """Judge a drafter of which no config.json was found: those that vLLM cannot find either leave `draft` open."""
+    refusals = [*_find_unreadable(context, spec)]
+    yield from refusals
+    if refusals:
+        return spec.undecided("draft")
+    yield from context.rules.ruling(
+        "drafter-not-here",
+        f"The drafter {spec.model!r} is neither a directory here nor in the table of known models; it is judged by its "
+        "name alone.",
+        where="model",
+        fix="Give a directory with its config.json to have the rest checked.",
+    )
+    return spec
+
+
+def _find_unreadable(context: Context, spec: Spec) -> Iterator[Ruling]:
+    if not spec.model or find_placeholder(spec.model) is not None:
+        message, fix = f"The model {spec.model!r} names no checkpoint.", "Give the directory or id of the drafter."
+        yield from context.rules.ruling("drafter-config-unreadable", message, where="model", fix=fix)
+    elif _CLASS_PATH.fullmatch(spec.model) and context.rules.holds("class-path-without-custom-class"):
+        yield from context.rules.ruling(
+            "class-path-without-custom-class",
+            f"The model {spec.model!r} reads like a Python class, which no method of this release takes.",
+            where="model",
+            fix="Use 0.22.0 or newer for custom_class.",
+        )
+    elif fault := next((fault for fault in context.faults if fault.where == spec.model), None):
+        yield from context.rules.ruling("drafter-config-unreadable", fault.message, where="model", fix=fault.fix)
+
+
+def _settle_tokens(context: Context, spec: Spec) -> Step[Spec]:
+    """Fill in or check the number of tokens against what the drafter was made for."""
+    if spec.draft is None or not spec.known(_TOKENS) or context.rules.applies("dspark-tokens-by-block", spec.method):
+        return spec
+    yield from _find_inkling(context, spec)
+    steps = spec.draft.config.get("n_predict")
+    if not isinstance(steps, int) or steps < 0:
+        return spec
+    if spec.tokens is None and steps:
+        yield from context.rules.ruling(
+            "tokens-from-drafter",
+            f"{_TOKENS} is not given; the drafter's n_predict makes it {steps}.",
+            where=_TOKENS,
+            becomes=str(steps),
+        )
+        return replace(spec, tokens=steps)
+    if isinstance(spec.tokens, (int, float)):
+        yield from _find_misfit(context, spec.tokens, steps)
+    return spec
+
+
+def _find_inkling(context: Context, spec: Spec) -> Iterator[Ruling]:
+    if spec.draft is not None and spec.draft.config.model_type == "inkling_mtp" and spec.tokens not in (None, 1):
+        yield from context.rules.ruling(
+            "inkling-one-token",
+            f"{_TOKENS} is {spec.tokens}; this release drafts exactly one token with Inkling.",
+            where=_TOKENS,
+            fix="Give 1, or use 0.28.0 or newer.",
+        )
+
+
+def _find_misfit(context: Context, tokens: float, steps: int) -> Iterator[Ruling]:
+    if not steps and tokens > 0:
+        yield from context.rules.ruling(
+            "drafter-predicts-nothing",
+            "The drafter has 0 for the number of its prediction steps.",
+            where="model",
+            fix="Use a checkpoint with MTP modules, or another method.",
+        )
+    elif steps and tokens > steps and tokens % steps:
+        yield from context.rules.ruling(
+            "tokens-not-divisible",
+            f"{_TOKENS} is {tokens}, and above the drafter's n_predict it must be a multiple of {steps}.",
+            where=_TOKENS,
+            fix=f"Give {steps} or a multiple, e.g. {steps * (tokens // steps)}.",
+        )
+
+
+def _require_tokens(context: Context, spec: Spec) -> Step[Spec]:
+    """Judge a missing or fractional number as old releases do, and fill in their token tree."""
+    if not spec.known(_TOKENS):
+        return spec
+    if (tree := spec.get(_TREE)) is not None:
+        yield from _find_malformed_tree(context, tree)
+        return spec
+    if spec.tokens is None:
+        yield from context.rules.ruling(
+            "tokens-missing-type-error",
+            f"{_TOKENS} must be given: without it vLLM fails with a TypeError.",
+            where=_TOKENS,
+            fix='Add it, e.g. "num_speculative_tokens": 3.',
+        )
+        return spec.undecided(_TOKENS) if context.rules.holds("tokens-missing-type-error") else spec
+    if isinstance(spec.tokens, float):
+        yield from context.rules.ruling(
+            "tokens-not-whole",
+            f"{_TOKENS} must be an integer, got {spec.tokens}.",
+            where=_TOKENS,
+            fix="Give an integer above 0.",
+        )
+        return spec.undecided(_TOKENS) if context.rules.holds("tokens-not-whole") else spec
+    if context.rules.holds("token-tree-malformed") and isinstance(spec.tokens, int) and spec.tokens <= _LONGEST_TREE:
+        chain = str([(0,) * length for length in range(1, spec.tokens + 1)])
+        return replace(spec, filled={**spec.filled, _TREE: chain})
+    return spec
+
+
+def _find_malformed_tree(context: Context, tree: str) -> Iterator[Ruling]:
+    try:
+        choices = ast.literal_eval(tree)
+        sorted(choices, key=lambda path: (len(path), path))
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        yield from context.rules.ruling(
+            "token-tree-malformed",
+            f"{_TREE} is not a list of tuples.",
+            where=_TREE,
+            fix="Leave it out: chains are the default, and the key is gone from 0.21.0 on.",
+        )
+
+
+def _resolve_dspark(context: Context, spec: Spec) -> Step[Spec]:
+    """Fill in and check what only DSpark drafters have."""
+    top_k = spec.get(TOP_K_KEY)
+    if not spec.reads(TOP_K_KEY):
+        if top_k is not None and spec.method is not None:
+            message = f"{TOP_K_KEY} is for DSpark drafters only."
+            yield from context.rules.ruling("dspark-only-key", message, where=TOP_K_KEY, fix="Remove it.")
+        return spec
+    if spec.draft is None:
+        return spec
+    config = spec.draft.config
+    block = _first(config, "block_size", "dspark_block_size")
+    if spec.tokens is None and isinstance(block, int) and context.rules.holds("dspark-tokens-by-block"):
+        spec = replace(spec, tokens=block)
+        yield from context.rules.ruling(
+            "dspark-tokens-by-block",
+            f"num_speculative_tokens is not given; the drafter's block size makes it {block}.",
+            where="num_speculative_tokens",
+            becomes=str(block),
+        )
+    yield from _find_block_faults(context, spec, config)
+    yield from _find_top_k_faults(context, config, top_k if top_k is not None else config.get(TOP_K_KEY))
+    for fault in islice(_find_omni_faults(spec, config), 1):
+        fix = "Convert the drafter for this target again."
+        yield from context.rules.ruling("dspark-omni-contract", f"The drafter {fault}", where="model", fix=fix)
+    return spec
+
+
+def _first(config: HfConfig, *names: str) -> Any:
+    return next((value for name in names if (value := config.get(name)) is not None), None)
+
+
+def _find_block_faults(context: Context, spec: Spec, config: HfConfig) -> Iterator[Ruling]:
+    block = config.get("dspark_block_size")
+    if isinstance(block, int) and isinstance(spec.tokens, int) and spec.tokens < block:
+        yield from context.rules.ruling(
+            "dspark-block-too-short",
+            f"num_speculative_tokens is {spec.tokens}, below the drafter's block of {block}.",
+            where="num_speculative_tokens",
+            fix=f"Give {block}.",
+        )
+    contexts = context.flags.get("decode_context_parallel_size", 1)
+    if "K3DSparkModel" in config.architectures and isinstance(contexts, int) and contexts > 1:
+        yield from context.rules.ruling(
+            "dspark-k3-context-parallel",
+            f"decode_context_parallel_size is {contexts}, and MLA DSpark drafters run with 1 only.",
+            where="decode_context_parallel_size",
+            fix="Set it to 1.",
+        )
+
+
+def _find_top_k_faults(context: Context, config: HfConfig, top_k: Any) -> Iterator[Ruling]:
+    vocabulary = config.get("draft_vocab_size") or config.get("vocab_size")
+    if not isinstance(top_k, int) or not isinstance(vocabulary, int):
+        return
+    if not 1 <= top_k <= vocabulary:
+        yield from context.rules.ruling(
+            "dspark-topk-range",
+            f"{TOP_K_KEY} is {top_k}, and the draft vocabulary has {vocabulary} tokens.",
+            where=TOP_K_KEY,
+            fix=f"Give 1 to {vocabulary}.",
+        )
+    elif not set(_TOP_K_CLASSES) & set(config.architectures):
+        message = f"{TOP_K_KEY} works with Qwen3 DSpark drafters only."
+        yield from context.rules.ruling("dspark-topk-class", message, where=TOP_K_KEY, fix="Remove it.")
+
+
+def _find_omni_faults(spec: Spec, config: HfConfig) -> Iterator[str]:
+    """Yield what breaks the contract between a Qwen3-Omni target and its drafter, in vLLM's order."""
+    target = spec.target
+    if target is None or not (
+        target.config.model_type == "qwen3_omni_moe" or set(_OMNI_TARGETS) & set(target.config.architectures)
+    ):
+        return
+    if _OMNI not in config.architectures:
+        yield f"is not a {_OMNI}, the only DSpark drafter for Qwen3-Omni."
+    block = _first(config, "block_size", "dspark_block_size")
+    if not isinstance(block, int) or spec.tokens != block:
+        yield f"has a block size of {block}; num_speculative_tokens must equal it, and is {spec.tokens}."
+    text = target.config.text
+    if config.get("target_hidden_size") != text.get("hidden_size"):
+        yield f"has target_hidden_size {config.get('target_hidden_size')}, and the target {text.get('hidden_size')}."
+    for name in _ATTENTION:
+        if config.get(name) != text.get(name):
+            yield f"has {name} {config.get(name)}, and the target's text model {text.get(name)}."
+    layers = _first(config, "dspark_target_layer_ids", "target_layer_ids")
+    if not isinstance(layers, list) or not layers or layers != sorted(set(layers)):
+        yield "needs target_layer_ids, a rising list of layer numbers."
+    if config.get("use_aux_hidden_state") is not True:
+        yield "needs use_aux_hidden_state true."
+    if not isinstance(config.get("markov_rank"), int) or config.get("markov_head_type") != "vanilla":
+        yield "needs a markov_rank above 0 and markov_head_type 'vanilla'."
+    if config.get("sample_from_anchor", True) is not True or config.get("dspark_bonus_anchor", False) is not False:
+        yield "needs sample_from_anchor true and dspark_bonus_anchor false."
+
+
+def _settle_parallel_size(context: Context, spec: Spec) -> Step[Spec]:
+    given = spec.get("draft_tensor_parallel_size")
+    target = context.flags.get("tensor_parallel_size", 1)
+    if not spec.known("draft_tensor_parallel_size") or not isinstance(target, int):
+        return spec
+    if given is None:
+        is_mlp = spec.draft is not None and spec.draft.config.model_type == "mlp_speculator"
+        if not is_mlp or not context.rules.holds("mlp-speculator-on-one-gpu"):
+            return replace(spec, draft_tp=target)
+        if target > 1:
+            yield from context.rules.ruling(
+                "mlp-speculator-on-one-gpu",
+                "draft_tensor_parallel_size becomes 1: an MLP speculator cannot be split.",
+                where="draft_tensor_parallel_size",
+                becomes="1",
+            )
+        return replace(spec, draft_tp=1)
+    if given in (1, target):
+        return replace(spec, draft_tp=given)
+    yield from context.rules.ruling(
+        "draft-tensor-parallel",
+        f"draft_tensor_parallel_size is {given}; it can be 1 or the target's tensor_parallel_size, {target}.",
+        where="draft_tensor_parallel_size",
+        fix=f"Leave it out, or give {target}.",
+    )
+    return spec.undecided("draft_tensor_parallel_size")
+
+
+def _settle_length(context: Context, spec: Spec) -> Step[Spec]:
+    """Return the config with the drafter's context length, or without where the one asked for is too long."""
+    asked = spec.get("max_model_len")
+    if spec.draft is None or spec.target is None or not spec.known("max_model_len"):
+        return replace(spec, draft_len=asked)
+    draft, target = spec.draft.max_model_len, spec.target.max_model_len
+    if asked is None:
+        return replace(spec, draft_len=min(draft, target))
+    for limit, whose in ((draft, "drafter"), (target, "target")):
+        if asked > limit:
+            yield from context.rules.ruling(
+                "draft-longer-than-model",
+                f"The drafter's max_model_len is {asked}, and the {whose}'s context is {limit} tokens.",
+                where="max_model_len",
+                fix=f"Give at most {min(draft, target)}.",
+            )
+            return spec
+    return replace(spec, draft_len=asked)
