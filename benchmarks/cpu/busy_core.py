@@ -53,7 +53,7 @@ class Engine:
     """The engine, with a switch between the two settings."""
 
     def __init__(self, model: str) -> None:
-        self._llm = LLM(model, device="cpu", max_model_len=1024, enable_prefix_caching=False)
+        self._llm = LLM(model, device="cpu", enable_prefix_caching=False)
         self._runner = self._llm.engine.runner
         self._threads = {"all threads": StepThreads(), "governed": self._runner.threads}
         self.answers: set[tuple[int, ...]] = set()
@@ -77,15 +77,15 @@ class Engine:
 
 
 @contextmanager
-def company(period: float | None) -> Iterator[None]:
+def company(period: float | None) -> Iterator[subprocess.Popen[bytes] | None]:
     """Keep a core busy meanwhile."""
     if period is None:
-        yield
+        yield None
         return
     process = subprocess.Popen([sys.executable, "-c", BUSY, str(period)])
     try:
         time.sleep(SETTLE_S)
-        yield
+        yield process
     finally:
         process.kill()
         process.wait()
