@@ -25,7 +25,9 @@ def main() -> None:
     """Write the figure."""
     source, target = map(Path, sys.argv[1:3])
     result = json.loads(source.read_text())
-    target.write_text(to_svg(lambda: draw(result), "load-accuracy", alone=True))
+    about = f"A line for each load generator; the numbers are in {source.name}."
+    title = "Errors of load generators, by streams"
+    target.write_text(to_svg(lambda: draw(result), "load-accuracy", title=title, about=about, alone=True))
 
 
 def draw(result: Mapping[str, Any]) -> Figure:

@@ -174,8 +174,14 @@ def draw(result: Result, folder: Path) -> None:
     from draftwise.report.svg import to_svg
 
     folder.mkdir(parents=True, exist_ok=True)
-    for name, make in (("crossover", _crossover), ("step_time", _step_time)):
-        (folder / f"{name}.svg").write_text(to_svg(lambda make=make: make(result), name, alone=True))
+    figures = {
+        "crossover": (_crossover, "Tokens per second over vLLM without speculation, by batch size"),
+        "step_time": (_step_time, "Milliseconds of a step, by batch size"),
+    }
+    for name, (make, title) in figures.items():
+        about = "A line for each method; the numbers are in versus_vllm.json."
+        svg = to_svg(lambda make=make: make(result), name, title=title, about=about, alone=True)
+        (folder / f"{name}.svg").write_text(svg)
 
 
 def _crossover(result: Result) -> Any:

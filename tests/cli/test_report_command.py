@@ -54,7 +54,11 @@ def test_report_writes_the_page_and_what_was_asked_for(run: Path, tmp_path: Path
     )
     assert result.exit_code == 0
     assert json.loads(result.stdout) == json.loads((run / "summary.json").read_text())
-    assert (tmp_path / "pr.md").read_text().startswith("**Adopt ngram k=3")
+    assert (
+        (tmp_path / "pr.md")
+        .read_text()
+        .startswith("**On imaginary with fake, with one request at a time, ngram k=3 answers")
+    )
     assert sorted(each.name for each in (tmp_path / "bench").iterdir()) == [
         "code-c=1-ngram-k=3.json",
         "code-c=1-plain.json",
@@ -64,7 +68,7 @@ def test_report_writes_the_page_and_what_was_asked_for(run: Path, tmp_path: Path
 
 def test_markdown_on_stdout_has_nothing_else_there(run: Path) -> None:
     result = call("report", run, "--markdown", "-")
-    assert result.stdout.startswith("**Adopt ngram k=3")
+    assert result.stdout.startswith("**On imaginary with fake, with one request at a time, ngram k=3 answers")
     assert result.stdout.rstrip().endswith("</details>")
 
 

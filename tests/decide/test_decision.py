@@ -14,7 +14,7 @@ from draftwise.decide.conclusions import conclude_run, gather_evidence
 from draftwise.decide.recommendations import find_rollbacks
 from draftwise.decide.thresholds import Thresholds
 from draftwise.facts.signals import get_signal
-from draftwise.report.conditions import describe_rollback, describe_scope, describe_unmeasured, list_schedules
+from draftwise.report.conditions import describe_rollback, describe_scope, describe_unmeasured
 from draftwise.report.sentences import describe_decision
 from draftwise.report.summary import summarise
 
@@ -47,11 +47,11 @@ def test_the_load_up_to_which_it_pays_is_found_and_told() -> None:
     assert (crossover.axis, crossover.adopt_below) == ("concurrency", 4)
     assert crossover.value == pytest.approx(9, rel=0.1)
     assert crossover.low <= crossover.value <= crossover.high
-    assert describe_decision(decision).startswith("Adopt for code: ngram k=3 below ")
-    assert "concurrent requests (" in describe_decision(decision)
-    assert "plain decoding above" in describe_decision(decision)
+    assert describe_decision(decision).startswith("On imaginary with fake, ngram k=3 answers code 1.")
+    assert " concurrent requests (12 prompts), up to " in describe_decision(decision)
+    assert describe_decision(decision).endswith("), then plain.")
     assert [band.setting for band in decision.bands] == ["ngram k=3", "plain"]
-    assert "num_speculative_tokens_per_batch_size" in json.loads(list_schedules(decision)[0])
+    assert "num_speculative_tokens_per_batch_size" in decision.schedules[0].spec.to_dict()
     (rule,) = describe_rollback(decision)
     assert "roll back when tokens per step stay under" in rule
     assert "where the gain is gone at c=4 " in rule
@@ -64,9 +64,9 @@ def test_different_settings_for_different_loads() -> None:
     run = make_run(truths, arms=ARMS, conditions=LOADS, workloads=[workload(tokens=101)])
     decision = conclude_run(run).decision
     assert [band.setting for band in decision.bands] == ["ngram k=5", "ngram k=3"]
-    assert "ngram k=5 up to" in describe_decision(decision)
-    assert ", ngram k=3 above" in describe_decision(decision)
-    schedule = json.loads(list_schedules(decision)[0])["num_speculative_tokens_per_batch_size"]
+    assert "ngram k=5 answers code 2." in describe_decision(decision)
+    assert ", then ngram k=3 1." in describe_decision(decision)
+    schedule = decision.schedules[0].spec.to_dict()["num_speculative_tokens_per_batch_size"]
     assert [row[2] for row in schedule] == [5, 3]
     assert len(describe_rollback(decision)) == 2
 
@@ -74,16 +74,14 @@ def test_different_settings_for_different_loads() -> None:
 def test_a_candidate_that_pays_nowhere_leaves_everything_as_it_is() -> None:
     run = make_run({"plain": PLAIN, "ngram k=3": fast_first(gains(0.8))}, conditions=LOADS)
     decision = conclude_run(run).decision
-    assert describe_decision(decision).startswith(
-        "Keep plain decoding for code at every load measured: no candidate earned"
-    )
+    assert "leave code plain at every load measured: no candidate earned" in describe_decision(decision)
     assert (decision.rollback, decision.schedules) == ((), ())
     assert decision.crossovers[0].value is None
 
 
 def test_a_candidate_that_pays_everywhere_is_said_to_do_so_within_what_was_measured() -> None:
     decision = conclude_run(make_run({"plain": PLAIN, "ngram k=3": fast_first(gains(1.5))}, conditions=LOADS)).decision
-    assert describe_decision(decision).startswith("Adopt for code: ngram k=3 at every load measured (1.")
+    assert describe_decision(decision).endswith(" concurrent requests (12 prompts), at every load measured.")
     assert "load: 1, 4, 16 requests in flight" in describe_scope(decision.scope)
 
 
@@ -104,7 +102,7 @@ def test_workloads_that_gain_are_named_beside_those_that_do_not() -> None:
         "P50 of the time per token" in verdicts["all"].reason or "P99 of the time per token" in verdicts["all"].reason
     )
     assert "(prose 0.8" in verdicts["all"].reason
-    assert "keep plain decoding for prose" in describe_decision(decision)
+    assert "leave prose plain" in describe_decision(decision)
     assert "no single setting pays for all of it" in describe_decision(decision)
 
 
@@ -147,17 +145,15 @@ def test_ramps_are_no_sweep_and_are_told_one_by_one() -> None:
     conditions = [*closed(1), Condition(load=ramp)]
     decision = conclude_run(make_run({"ngram k=3": gains(1.6)}, conditions=conditions)).decision
     assert decision.bands == ()
-    assert describe_decision(decision).startswith(
-        "C=1: adopt ngram k=3 for code 1."
-    ) or "c=1: adopt" in describe_decision(decision)
-    assert "5s:1/s,5s:3/s: adopt ngram k=3 for code" in describe_decision(decision)
+    assert "with one request at a time, ngram k=3 answers code 1." in describe_decision(decision)
+    assert "with 5s:1/s,5s:3/s, ngram k=3 answers code 1." in describe_decision(decision)
 
 
 def test_temperatures_are_sweeps_of_their_own() -> None:
     conditions = [*closed(1, 4), *closed(1, 4, temperature=0.7)]
     decision = conclude_run(make_run({"ngram k=3": gains(1.6)}, conditions=conditions)).decision
     assert {each.temperature for each in decision.crossovers} == {0.0, 0.7}
-    assert "by concurrency at T=0.7: adopt for code" in describe_decision(decision)
+    assert "at temperature 0.7, ngram k=3 answers code 1." in describe_decision(decision)
 
 
 def test_the_scope_names_what_was_measured() -> None:

@@ -5,16 +5,21 @@ import io
 
 import pytest
 from rich.console import Console
-from tests.support.made_comparisons import adopted, around, decision_on
+from tests.support.made_comparisons import adopted, around, compared, decision_on
+from tests.support.made_runs import gains, make_run
 
 from draftwise.cli import _decision
 from draftwise.cli._decision import ConsoleProgress, show_decision
 from draftwise.core import Comparison, Decision, Finding, Severity
+from draftwise.decide.conclusions import conclude_run
 
 
 def printed(width: int = 200) -> tuple[Console, io.StringIO]:
     text = io.StringIO()
     return Console(file=text, width=width), text
+
+
+RUN = make_run({"ngram k=3": gains(1.5)}, repeats=1)
 
 
 def decided(*comparisons: Comparison, findings: tuple[Finding, ...] = ()) -> Decision:
@@ -23,7 +28,7 @@ def decided(*comparisons: Comparison, findings: tuple[Finding, ...] = ()) -> Dec
 
 def test_loads_stand_in_their_order_also_those_that_were_added_later() -> None:
     console, text = printed()
-    show_decision(console, decided(*(adopted(load) for load in (4, 16, 9))))
+    show_decision(console, decided(*(adopted(load) for load in (4, 16, 9))), RUN)
     table, _, _ = text.getvalue().partition("\n\n")
     assert [word for word in table.split() if word.startswith("c=")] == ["c=4", "c=9", "c=16"]
 
@@ -31,16 +36,47 @@ def test_loads_stand_in_their_order_also_those_that_were_added_later() -> None:
 @pytest.mark.parametrize(("width", "is_whole"), [(80, False), (200, True)])
 def test_columns_are_left_out_rather_than_cut(width: int, is_whole: bool) -> None:
     console, text = printed(width)
-    show_decision(console, decided(adopted(4), adopted(64, tpot=around(300.0))))
+    show_decision(console, decided(adopted(4), adopted(64, tpot=around(300.0))), RUN)
     assert ("sion" in text.getvalue()) == is_whole
     assert "…" not in text.getvalue()
+
+
+@pytest.mark.parametrize("width", [40, 60])
+def test_a_terminal_too_narrow_for_any_table_gets_lines_with_every_number(width: int) -> None:
+    console, text = printed(width)
+    show_decision(console, decided(*(adopted(load, candidate="eagle3-qwen k=3") for load in (4, 16))), RUN)
+    line = "code · c=16 · eagle3-qwen k=3: adopt 1.50x (1.47-1.53), TPOT -33%, equal -"
+    assert line in text.getvalue()
+    assert "…" not in text.getvalue()
+
+
+def test_what_to_type_and_when_to_go_back_stand_below_the_sentence() -> None:
+    console, text = printed()
+    found = conclude_run(RUN)
+    show_decision(console, found.decision, found.run)
+    shown = text.getvalue()
+    order = [
+        shown.index(each) for each in ("On imaginary with fake,", "To paste: ngram k=3", "Roll back:", "To go back")
+    ]
+    assert order == sorted(order)
+    assert """--speculative-config '{"method": "ngram", "num_speculative_tokens": 3}'""" in shown
+    assert "To go back: serve fake" in shown
+
+
+def test_a_run_that_is_no_evidence_says_what_to_type() -> None:
+    console, text = printed()
+    lost = decision_on([compared()], missing_context=("hardware", "serve command of every arm", "workload"))
+    show_decision(console, lost, RUN)
+    line = text.getvalue().splitlines()[0]
+    assert line.startswith("NOT EVIDENCE: the run does not carry its hardware, serve command of every arm and workload")
+    assert "--context hardware='8x H100' and --context command.ARM='vllm serve ...' for each arm" in line
 
 
 def test_a_finding_of_many_loads_is_told_once_and_says_where() -> None:
     late = Finding(code="late", severity=Severity.WARNING, message="reads late.", fix="Stop it.")
     console, text = printed()
     run = Finding(code="busy", severity=Severity.ERROR, message="others are here.")
-    show_decision(console, decided(*(adopted(2**i, findings=(late,)) for i in range(1, 8)), findings=(run,)))
+    show_decision(console, decided(*(adopted(2**i, findings=(late,)) for i in range(1, 8)), findings=(run,)), RUN)
     lines = text.getvalue().splitlines()
     assert "error others are here." in lines
     (told,) = [line for line in lines if line.startswith("warning")]

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -13,12 +14,13 @@ from rich.table import Table
 from rich.text import Text
 
 from draftwise.cli._console import UNBROKEN
-from draftwise.core import Comparison, Decision, Finding, RunPlan, Severity, Verdict
+from draftwise.core import Comparison, Decision, Finding, Run, RunPlan, Severity, Verdict
 from draftwise.measure.warm_up import Pace
-from draftwise.report.conditions import describe_rollback, describe_unmeasured, list_schedules
+from draftwise.report.actions import describe_way_back, list_actions
+from draftwise.report.conditions import describe_missing, describe_rollback, describe_unmeasured
 from draftwise.report.sentences import describe_decision
 from draftwise.report.tables import Repeated, group_findings, sort_comparisons
-from draftwise.report.units import format_change, format_number
+from draftwise.report.units import format_change, format_number, format_ratio
 from draftwise.runs.schedule import plan_turns
 
 __all__ = ["ConsoleProgress", "estimate", "show_decision"]
@@ -115,18 +117,33 @@ def _duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
 
 
-def show_decision(console: Console, decision: Decision) -> None:
-    """Print whether the run is evidence, the verdicts, the findings and the decision."""
-    if not decision.is_evidence:
-        console.print(
-            f"NOT EVIDENCE: the run does not carry its {', '.join(decision.missing_context)}.",
-            style="red",
-            soft_wrap=True,
-        )
+def show_decision(console: Console, decision: Decision, run: Run) -> None:
+    """Print whether the run is evidence, the verdicts, the findings, the decision and what to type."""
+    tell = partial(console.print, markup=False, highlight=False, soft_wrap=True)
+    if missing := describe_missing(decision):
+        tell(missing, style="red")
     if decision.comparisons:
-        whole, short = (_table(sort_comparisons(decision.comparisons), wide=wide) for wide in (True, False))
-        needed = console.measure(whole, options=console.options.update(max_width=UNBROKEN)).maximum
-        console.print(whole if needed <= console.width else short)
+        _show_verdicts(console, sort_comparisons(decision.comparisons))
+    _show_findings(console, decision)
+    console.print()
+    tell(describe_decision(decision), style="bold")
+    for action in list_actions(decision, run):
+        tell(f"\nTo paste: {action.heading}", style="dim")
+        tell(f"  {action.text}")
+        for remark in action.remarks:
+            tell(f"  {remark}", style="dim")
+    rules = describe_rollback(decision)
+    if rules:
+        tell("\nRoll back:", style="dim")
+    for rule in rules:
+        tell(f"  {rule}")
+    if rules:
+        tell(f"  To go back: {describe_way_back(decision, run)}")
+    for line in describe_unmeasured(decision):
+        tell(f"Not measured: {line}", style="yellow")
+
+
+def _show_findings(console: Console, decision: Decision) -> None:
     findings = _findings(decision)
     for finding, told in findings:
         if finding.severity is not Severity.INFO:
@@ -134,14 +151,26 @@ def show_decision(console: Console, decision: Decision) -> None:
             console.print(Text.assemble((f"{finding.severity} ", style), told), soft_wrap=True)
     if notes := sum(finding.severity is Severity.INFO for finding, _ in findings):
         console.print(f"{notes} {'note' if notes == 1 else 'notes'} in the report", style="dim")
-    console.print()
-    console.print(Text(describe_decision(decision), style="bold"), soft_wrap=True)
-    for rule in describe_rollback(decision):
-        console.print(Text(rule, style="dim"), soft_wrap=True)
-    for schedule in list_schedules(decision):
-        console.print(f"Schedule by batch size, to paste: {schedule}", markup=False, highlight=False, soft_wrap=True)
-    for missing in describe_unmeasured(decision):
-        console.print(Text(f"Not measured: {missing}", style="yellow"), soft_wrap=True)
+
+
+def _show_verdicts(console: Console, comparisons: Sequence[Comparison]) -> None:
+    """Print the widest table that has room, and in a terminal too narrow for any a few lines per comparison."""
+    for wide in (True, False):
+        table = _table(comparisons, wide=wide)
+        if console.measure(table, options=console.options.update(max_width=UNBROKEN)).maximum <= console.width:
+            console.print(table)
+            return
+    for each in comparisons:
+        console.print(_tell_verdict(each), soft_wrap=True)
+
+
+def _tell_verdict(each: Comparison) -> Text:
+    """Return a comparison as a line that may be broken anywhere."""
+    place = f"{each.workload} · {each.condition.label} · {each.candidate}: "
+    numbers = (f"{name.replace(chr(10), '')} {_NUMBERS[name](each)}" for name in _ALWAYS[2:])
+    return Text.assemble(
+        place, (each.verdict, _COLOURS[each.verdict]), f" {format_ratio(each.deciding)}, {', '.join(numbers)}"
+    )
 
 
 def _table(comparisons: Sequence[Comparison], *, wide: bool) -> Table:

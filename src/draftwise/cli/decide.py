@@ -19,12 +19,13 @@ from draftwise.cli._console import open_console
 from draftwise.cli._decision import ConsoleProgress, estimate, show_decision
 from draftwise.cli._loads import Finite, conditions, load_options
 from draftwise.core import BackendError, InvalidSetup, LaunchOptions, RunPlan, StorageError
+from draftwise.decide.conclusions import conclude_run
 from draftwise.measure import measurement as measure
 from draftwise.measure.load.loop import precise_loop
 from draftwise.measure.session import Session
 from draftwise.measure.spec import ENGINES, Candidate, MeasurementSpec
 from draftwise.measure.warm_up import Pace
-from draftwise.report.page import write_report
+from draftwise.report.page import write_conclusions
 from draftwise.runs import RunDirectory
 from draftwise.workloads import BUNDLED
 
@@ -147,8 +148,9 @@ def _finish(directory: RunDirectory, *, as_json: bool, failure: BaseException | 
             raise failure
         click.echo("interrupted before anything was measured", err=True)
         raise SystemExit(_INTERRUPTED)
-    decision, summary = write_report(directory)
-    show_decision(open_console(stderr=as_json), decision)
+    found = conclude_run(directory.read())
+    decision, summary = write_conclusions(directory, found)
+    show_decision(open_console(stderr=as_json), decision, found.run)
     if as_json:
         click.echo(json.dumps(summary, indent=2))
     click.echo(f"\nReport: {directory.path / 'report.html'}", err=True)

@@ -41,7 +41,7 @@ def report(run: Path, as_json: bool, markdown: str | None, exports: Sequence[str
     directory = RunDirectory(run)
     found = conclude_run(directory.read())
     decision, summary = write_conclusions(directory, found)
-    show_decision(open_console(stderr=as_json or markdown == _STDOUT), decision)
+    show_decision(open_console(stderr=as_json or markdown == _STDOUT), decision, found.run)
     if as_json:
         click.echo(json.dumps(summary, indent=2))
     if markdown is not None:

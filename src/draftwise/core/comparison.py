@@ -13,7 +13,8 @@ from draftwise.core.run import Counters
 __all__ = ["Comparison", "DecidingMeasure", "Interval", "Verdict"]
 
 _UNKNOWN = 100.0
-"""Ratio from which the upper end of an interval is no knowledge: too few readings for more."""
+"""Ratio from which the upper end of an interval, and by whose inverse the lower one, is no knowledge: too few readings
+for more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,8 +27,13 @@ class Interval:
 
     @property
     def span(self) -> str:
-        """Both ends, e.g. `1.81-2.03`; an upper one that says no more than that it is not known is `?`."""
-        return f"{self.low:.2f}-{'?' if self.high >= _UNKNOWN else f'{self.high:.2f}'}"
+        """Both ends, e.g. `1.81-2.03`, `1.20 or more`; `not known` where the readings bound neither."""
+        bounded_below, bounded_above = self.low > 1 / _UNKNOWN, self.high < _UNKNOWN
+        if bounded_below and bounded_above:
+            return f"{self.low:.2f}-{self.high:.2f}"
+        if bounded_below:
+            return f"{self.low:.2f} or more"
+        return f"{self.high:.2f} or less" if bounded_above else "not known"
 
 
 class Verdict(StrEnum):

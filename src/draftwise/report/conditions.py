@@ -5,12 +5,36 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from draftwise.core import ClosedLoop, Condition, Decision, OpenLoop, Rollback, RollbackBasis, Scope, UnmeasuredCell
+from draftwise.decide.validity.finding import join_names
 from draftwise.facts.signals import LOAD_SIGNALS, TOKENS_PER_STEP, TTFT_P99_S
 from draftwise.report.units import LOAD_UNITS, format_load
 
-__all__ = ["describe_rollback", "describe_scope", "describe_unmeasured", "list_schedules"]
+__all__ = ["describe_missing", "describe_rollback", "describe_scope", "describe_unmeasured"]
 
 _AXES = {signal.name: axis for axis, signal in LOAD_SIGNALS.items()}
+
+
+_FLAGS = {
+    "hardware": "--context hardware='8x H100'",
+    "GPU and its driver": "--context hardware='8x H100, driver 570'",
+    "model": "--context model=NAME",
+    "precision": "--context precision=bfloat16",
+    "serve command of every arm": "--context command.ARM='vllm serve ...' for each arm",
+}
+"""What tells a run the context that it cannot see, by its name in `Decision.missing_context`."""
+
+
+def describe_missing(decision: Decision) -> str:
+    """Return why a run is no evidence and what to type for the next one; empty where it is evidence."""
+    missing = decision.missing_context
+    if not missing:
+        return ""
+    flags = [_FLAGS[name] for name in missing if name in _FLAGS]
+    way_out = f" Give the next one {join_names(flags, most=len(flags))}." if flags else ""
+    return (
+        f"NOT EVIDENCE: the run does not carry its {join_names(missing, most=len(missing))}, without which nobody can "
+        f"repeat or judge it.{way_out}"
+    )
 
 
 def describe_rollback(decision: Decision) -> list[str]:
@@ -81,8 +105,3 @@ def _describe_cell(cell: UnmeasuredCell) -> str:
 def _describe_leftovers(decision: Decision) -> Iterator[str]:
     if decision.num_unfinished:
         yield f"{decision.num_unfinished} answers of turns that were cut off are on disk and not used"
-
-
-def list_schedules(decision: Decision) -> list[str]:
-    """Return the speculative configs with a schedule by batch size as one-line JSON, each once."""
-    return list(dict.fromkeys(each.spec.to_json() for each in decision.schedules))

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from draftwise.core import Comparison, Finding
 from draftwise.decide.comparison.latency import QUANTILES
 from draftwise.decide.conclusions import Conclusions
-from draftwise.report.conditions import describe_rollback, describe_scope, describe_unmeasured, list_schedules
+from draftwise.report.actions import list_actions
+from draftwise.report.conditions import describe_missing, describe_rollback, describe_scope, describe_unmeasured
 from draftwise.report.sentences import describe_decision
 from draftwise.report.tables import (
     Grid,
@@ -69,8 +70,13 @@ def fold(title: str, content: str) -> str:
 def _parts(found: Conclusions, room: int) -> Iterator[str]:
     decision = found.decision
     if decision.missing_context:
-        yield f"**NOT EVIDENCE: this does not carry its {escape(', '.join(decision.missing_context))}.**"
+        yield f"**{escape(describe_missing(decision))}**"
     yield f"**{escape(describe_decision(decision), _LONGEST_SENTENCE)}**"
+    yield from (
+        f"{escape(each.heading)}:\n\n```\n{each.text}\n```" for each in list_actions(decision, found.run)[:room]
+    )
+    if decision.rollback:
+        yield _list(describe_rollback(decision), room)
     if unmeasured := describe_unmeasured(decision):
         yield f"Not measured as planned:\n\n{_list(unmeasured, room)}"
     if len(decision.comparisons) > _WIDE:
@@ -82,9 +88,6 @@ def _parts(found: Conclusions, room: int) -> Iterator[str]:
     if rows := list_crossover_rows(decision.crossovers):
         header = ("workload · candidate", "stops paying at", "95 % interval", "adopted up to", "unit")
         yield fold("Where each candidate stops paying", _cut(header, rows, room))
-    yield from (f"```\n--speculative-config '{each}'\n```" for each in list_schedules(decision)[:room])
-    if decision.rollback:
-        yield _list(describe_rollback(decision), room)
     if findings := group_findings(decision):
         yield f"### Findings\n\n{_list([_finding(each) for each in findings], room)}"
     if len(decision.comparisons) > _WIDE:

@@ -11,19 +11,19 @@ from matplotlib.ticker import FuncFormatter
 from draftwise.core.budget import Budget
 from draftwise.plan.size.sizing import Sizing
 from draftwise.plan.size.view import contexts_of, items
-from draftwise.report.svg import INK, to_svg
+from draftwise.report.svg import INK, PLAIN, to_svg
 
-__all__ = ["draw", "draw_figure"]
+__all__ = ["COLOURS", "draw", "draw_figure"]
 
 _GIB = 1 << 30
-_COLOURS = {
+COLOURS = {
     "target": "#3b82f6",
-    "drafter": "#f59e0b",
-    "activations": "#06b6d4",
-    "overhead": "#8b929c",
-    "kv": "#10b981",
+    "drafter": "#b7791f",
+    "activations": "#0891b2",
+    "overhead": PLAIN,
+    "kv": "#059669",
     "outside": "#ef4444",
-    "reserve": "#8b929c40",
+    "reserve": f"{PLAIN}40",
 }
 _LABELLED = 0.055
 """Share of the GPU from which on a bar's piece has room for its number."""
@@ -31,7 +31,11 @@ _LABELLED = 0.055
 
 def draw(sizing: Sizing) -> str:
     """Return an SVG file that follows the reader's light or dark theme."""
-    return to_svg(lambda: draw_figure(sizing), "size", alone=True)
+    about = (
+        f"Bars: GiB of one {sizing.request.gpu.name} by what takes it, with and without the drafter. "
+        "Lines: how many sequences fit at once, by context length."
+    )
+    return to_svg(lambda: draw_figure(sizing), "size", title="Memory and concurrency", about=about, alone=True)
 
 
 def draw_figure(sizing: Sizing) -> Figure:
@@ -61,7 +65,7 @@ def _draw_memory(axes: Axes, sizing: Sizing, named: list[tuple[str, Budget]]) ->
         left = 0.0
         for item in items(budget):
             width = item.num_bytes / _GIB
-            bar = axes.barh(row, width, left=left, height=0.62, color=_COLOURS[item.key], linewidth=0)
+            bar = axes.barh(row, width, left=left, height=0.62, color=COLOURS[item.key], linewidth=0)
             seen.setdefault(item.label, bar)
             if item.num_bytes > _LABELLED * total:
                 axes.text(left + width / 2, row, f"{width:.1f}", ha="center", va="center", fontsize=9)
@@ -82,7 +86,7 @@ def _draw_memory(axes: Axes, sizing: Sizing, named: list[tuple[str, Budget]]) ->
 def _draw_concurrency(axes: Axes, sizing: Sizing, named: list[tuple[str, Budget]]) -> None:
     """Draw how many sequences of a length fit; the vLLM setting `max_num_seqs` is the ceiling."""
     lengths = [length for length in contexts_of(sizing) if length <= sizing.request.max_model_len]
-    colours = dict(zip((name for name, _ in named), (_COLOURS["drafter"], _COLOURS["target"]), strict=False))
+    colours = dict(zip((name for name, _ in named), (COLOURS["drafter"], COLOURS["target"]), strict=False))
     for (name, budget), above in zip(named, (False, True), strict=False):
         counts = [budget.sequences(length) for length in lengths]
         shown = [(length, count) for length, count in zip(lengths, counts, strict=True) if count]
@@ -95,7 +99,6 @@ def _draw_concurrency(axes: Axes, sizing: Sizing, named: list[tuple[str, Budget]
                 textcoords="offset points",
                 ha="left" if above else "right",
                 fontsize=8,
-                color=colours[name],
             )
     limit = sizing.budget.max_num_seqs
     axes.axhline(limit, color=INK, linewidth=0.8, linestyle="--")

@@ -3,32 +3,39 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 
 from draftwise.core import Decision
-from draftwise.decide.comparison.acceptance import ACCEPTANCE_QUANTILES, DEFINITION
-from draftwise.decide.comparison.cell import ALL
-from draftwise.decide.comparison.latency import QUANTILES
 from draftwise.decide.conclusions import Conclusions, conclude_run
 from draftwise.facts.signals import TOKENS_PER_STEP
-from draftwise.report.conditions import describe_rollback, describe_scope, describe_unmeasured, list_schedules
-from draftwise.report.plots import LOSSES, VERDICT_COLOURS, draw_plots
-from draftwise.report.sentences import describe_decision
+from draftwise.report.actions import describe_way_back, list_actions
+from draftwise.report.conditions import describe_missing, describe_rollback, describe_scope, describe_unmeasured
+from draftwise.report.page_tables import (
+    Table,
+    tabulate_acceptances,
+    tabulate_conversions,
+    tabulate_crossovers,
+    tabulate_grid,
+    tabulate_latencies,
+    tabulate_percentiles,
+    tabulate_quality,
+    tabulate_readings,
+    tabulate_verdicts,
+)
+from draftwise.report.plots import VERDICT_COLOURS, draw_plots
+from draftwise.report.sentences import list_clauses
 from draftwise.report.summary import summarise
 from draftwise.report.tables import (
     group_findings,
     list_band_rows,
     list_context_rows,
-    list_crossover_rows,
     make_grids,
-    name_workload,
     sort_comparisons,
 )
-from draftwise.report.units import format_change, format_number
 from draftwise.runs import RunDirectory
 from draftwise.statistics import CONFIDENCE
 
@@ -36,8 +43,6 @@ __all__ = ["render_page", "write_conclusions", "write_report"]
 
 _FOLDED = 16
 """Rows from which a table is folded away: a summary stands before it."""
-_SHOWN = (50, 99)
-"""Percentiles whose ratios have a column."""
 _LONGEST = 280
 """Characters of a sentence up to which it reads well as one."""
 
@@ -63,61 +68,65 @@ def write_conclusions(directory: RunDirectory, found: Conclusions) -> tuple[Deci
 def render_page(found: Conclusions) -> str:
     """Return the report as one HTML page that needs no other file and no script."""
     run, decision = found.run, found.decision
-    template = _environment().get_template("page.html.j2")
-    return template.render(
-        run=run,
-        plan=run.plan,
-        title=run.context.model.name or "unknown model",
-        started=run.context.started,
-        decision=decision,
-        clauses=_split_clauses(describe_decision(decision)),
-        unmeasured=describe_unmeasured(decision),
-        rollback=describe_rollback(decision),
-        scope=describe_scope(decision.scope),
-        thresholds=found.thresholds,
-        comparisons=sort_comparisons(decision.comparisons),
-        conditions=list(dict.fromkeys(each.condition.label for each in decision.comparisons)),
-        bands=list_band_rows(decision.bands),
-        crossovers=list_crossover_rows(decision.crossovers),
-        schedules=list_schedules(decision),
-        grids=make_grids(decision.comparisons),
-        findings=group_findings(decision),
-        context=list_context_rows(run),
-        latencies=found.latencies,
-        acceptances=found.acceptances,
-        conversions=found.conversions,
-        quality=found.quality,
-        plots=draw_plots(found),
-        colours=VERDICT_COLOURS,
-        losses=LOSSES,
-        quantiles=QUANTILES,
-        shown_quantiles=_SHOWN,
-        acceptance_quantiles=ACCEPTANCE_QUANTILES,
-        confidence=CONFIDENCE,
-        folded=_FOLDED,
-        pooled=ALL,
-        definitions={"tokens per step": TOKENS_PER_STEP.definition, "conversion": DEFINITION},
+    headline, *clauses = _split_clauses(list_clauses(decision))
+    return (
+        _environment()
+        .get_template("page.html.j2")
+        .render(
+            run=run,
+            plan=run.plan,
+            title=run.context.model.name or "unknown model",
+            started=run.context.started,
+            headline=headline,
+            clauses=clauses,
+            not_evidence=describe_missing(decision),
+            unmeasured=describe_unmeasured(decision),
+            actions=list_actions(decision, run),
+            rollback=describe_rollback(decision),
+            way_back=describe_way_back(decision, run),
+            scope=describe_scope(decision.scope),
+            thresholds=found.thresholds,
+            bands=list_band_rows(decision.bands),
+            findings=group_findings(decision),
+            context=list_context_rows(run),
+            plots=draw_plots(found),
+            colours=VERDICT_COLOURS,
+            confidence=CONFIDENCE,
+            folded=_FOLDED,
+            definitions={"tokens per step": TOKENS_PER_STEP.definition},
+            **_tabulate(found),
+        )
     )
+
+
+def _tabulate(found: Conclusions) -> dict[str, Table | list[Table]]:
+    """Return the tables by their names in the template."""
+    decision, with_goodput = found.decision, found.thresholds.has_slo
+    comparisons = sort_comparisons(decision.comparisons)
+    several = len({each.condition for each in comparisons}) > 1
+    return {
+        "verdicts": tabulate_verdicts(comparisons),
+        "readings": tabulate_readings(comparisons),
+        "grids": list(map(tabulate_grid, make_grids(comparisons))) if several else [],
+        "crossovers": tabulate_crossovers(decision.crossovers),
+        "quality": tabulate_quality(found.quality),
+        "conversions": tabulate_conversions(found.conversions),
+        "acceptances": tabulate_acceptances(found.acceptances),
+        "percentiles": tabulate_percentiles(comparisons, with_goodput=with_goodput),
+        "latencies": tabulate_latencies(found.latencies, with_goodput=with_goodput),
+    }
 
 
 def _environment() -> Environment:
     def load(name: str) -> str:
         return (files("draftwise.report") / name).read_text(encoding="utf-8")
 
-    environment = Environment(
+    return Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, loader=FunctionLoader(load)
     )
-    filters: dict[str, Callable[..., str]] = {
-        "x": format_number,
-        "three": lambda value: "-" if value is None else f"{value:.3g}",
-        "percent": lambda value: "-" if value is None else f"{value:.0%}",
-        "change": format_change,
-        "workload": name_workload,
-    }
-    environment.filters |= filters
-    return environment
 
 
-def _split_clauses(sentence: str) -> list[str]:
-    """Return a sentence in the parts to show it in: a long one clause by clause."""
-    return [sentence] if len(sentence) <= _LONGEST else sentence.split("; ")
+def _split_clauses(clauses: Sequence[str]) -> list[str]:
+    """Return the clauses of a sentence, one by one where all of it is too long to be read as one."""
+    whole = f"{'; '.join(clauses)}."
+    return [whole] if len(whole) <= _LONGEST else [f"{each[0].upper()}{each[1:]}." for each in clauses]

@@ -1,56 +1,66 @@
-"""A decision in one sentence: what to run for which traffic, up to which load."""
+"""A decision in one sentence that can be sent to a colleague: on what, which setting, how much faster, up to where."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from draftwise.core import Band, Comparison, Crossover, Decision, Recommendation, Verdict
+from draftwise.core import Band, Comparison, Crossover, Decision, Recommendation, Scope, Verdict
 from draftwise.decide.comparison.cell import ALL
 from draftwise.decide.validity.finding import join_names
-from draftwise.report.units import LOAD_UNITS, format_load, format_ratio, format_stretch
+from draftwise.report.units import LOAD_UNITS, count_load, describe_load, format_load, format_ratio, format_stretch
 
-__all__ = ["describe_decision"]
+__all__ = ["describe_decision", "describe_setting", "list_clauses"]
 
-_BASELINE = "plain decoding"
 _SPLIT = "no single setting pays for all of it, so split the traffic"
+_LATE = 1.10
+"""Ratio of the time to the first token from which a gain is told with it."""
+_MEMORY = re.compile(r", \d+ MiB\b.*")
+"""What the driver tells of a GPU behind its name."""
 
 
 def describe_decision(decision: Decision) -> str:
     """Return the sentence: of every sweep over load its bands, of every other condition the fastest candidates."""
+    return "; ".join(list_clauses(decision)) + "."
+
+
+def list_clauses(decision: Decision) -> list[str]:
+    """Return the clauses of the sentence, without the full stop."""
     if not decision.comparisons:
-        return "Nothing was measured on both sides yet, so there is nothing to decide."
-    if not any(each.verdict is Verdict.ADOPT for each in decision.comparisons):
-        return _describe_no_gain(decision.comparisons)
-    several = len(decision.recommendations) > 1
-    parts: list[str] = []
-    for recommendation in decision.recommendations:
-        phrases = (
-            _describe_sweep(recommendation, decision.baseline)
-            if recommendation.bands
-            else _describe_condition(recommendation)
-        )
-        parts += [f"{_name_place(recommendation)}: {phrases[0]}", *phrases[1:]] if several else phrases
-    sentence = "; ".join(parts)
-    return f"{sentence[0].upper()}{sentence[1:]} ({_explain(decision.comparisons)})."
+        return ["Nothing was measured on both sides yet, so there is nothing to decide"]
+    where = _describe_place(decision.scope)
+    if any(each.verdict is Verdict.ADOPT for each in decision.comparisons):
+        clauses = [clause for each in decision.recommendations for clause in _recommend(each, decision)]
+    else:
+        clauses = [_describe_no_gain(decision)]
+    first = f"{where}, {clauses[0]}" if where else clauses[0]
+    return [f"{first[0].upper()}{first[1:]}", *clauses[1:]]
 
 
-def _name_place(recommendation: Recommendation) -> str:
-    if recommendation.condition is not None:
-        return recommendation.condition.label
-    band = recommendation.bands[0]
-    return f"by {band.axis}" if band.temperature == 0 else f"by {band.axis} at T={band.temperature:g}"
+def _describe_place(scope: Scope) -> str:
+    """Return the machine and the model; what is not known is left out."""
+    machines = Counter(_MEMORY.sub("", each) for each in scope.hardware)
+    machine = join_names([name if count == 1 else f"{count}x {name}" for name, count in machines.items()] or [""])
+    parts = [f"on {machine}" if machine else "", f"with {scope.model}" if scope.model else ""]
+    return " ".join(filter(None, parts))
 
 
-def _explain(comparisons: Sequence[Comparison]) -> str:
-    """Return what the numbers in the sentence are; with one request at a time that goes without saying."""
-    measured = {(each.condition, each.decided_by) for each in comparisons}
-    ranges = "ranges: 95 % confidence"
-    if len(measured) > 1 or comparisons[0].condition.concurrency == 1:
-        return ranges
-    ((condition, measure),) = measured
-    return f"{measure} at {condition.label}; {ranges}"
+def _recommend(recommendation: Recommendation, decision: Decision) -> Iterator[str]:
+    """Yield the clauses of one condition or sweep; the first says which it is, where there are several."""
+    sweep = bool(recommendation.bands)
+    clauses = _describe_sweep(recommendation, decision.baseline) if sweep else _describe_condition(recommendation)
+    condition = recommendation.comparisons[0].condition
+    several = len({each.condition.temperature for each in decision.comparisons}) > 1
+    parts = [
+        *([] if sweep else [f"with {describe_load(condition)}"]),
+        *([f"at temperature {condition.temperature:g}"] if several or condition.temperature else []),
+    ]
+    place = " ".join(parts)
+    yield f"{place}, {clauses[0]}" if place else clauses[0]
+    yield from clauses[1:]
 
 
 def _describe_condition(recommendation: Recommendation) -> list[str]:
@@ -59,10 +69,10 @@ def _describe_condition(recommendation: Recommendation) -> list[str]:
     by_candidate: dict[str, list[str]] = {}
     for name in names:
         if name in won:
-            by_candidate.setdefault(won[name].candidate, []).append(f"{name} {format_ratio(won[name].deciding)}")
-    parts = [f"adopt {candidate} for {_join(gains)}" for candidate, gains in by_candidate.items()]
+            by_candidate.setdefault(won[name].candidate, []).append(f"{name} {_tell_gain(won[name])}")
+    parts = [f"{candidate} answers {_join(gains)}" for candidate, gains in by_candidate.items()]
     if lost := [name for name in names if name not in won]:
-        parts.append(f"keep {_BASELINE} for {_join(lost)}")
+        parts.append(f"leave {_join(lost)} plain")
     if len(names) > 1:
         best = won.get(ALL)
         whole = "" if best is None else f"one setting for all of it: {best.candidate}, {format_ratio(best.deciding)}"
@@ -70,20 +80,31 @@ def _describe_condition(recommendation: Recommendation) -> list[str]:
     return parts
 
 
+def _tell_gain(each: Comparison) -> str:
+    """Return a gain with what it rests on: `1.48x as fast (1.41-1.55, 64 prompts)`."""
+    rests = [each.deciding.span, f"{each.num_prompts} prompts", *_tell_delay([each])]
+    return f"{each.deciding.value:.2f}x as fast ({', '.join(rests)})"
+
+
+def _tell_delay(comparisons: Iterable[Comparison]) -> Iterator[str]:
+    """Yield by how much first tokens come later, where that is much."""
+    worst = max((each.ttft.value for each in comparisons if each.ttft is not None), default=0.0)
+    if worst >= _LATE:
+        yield f"first token {worst - 1:.0%} later"
+
+
 def _describe_sweep(recommendation: Recommendation, baseline: str) -> list[str]:
-    told: dict[str, list[str]] = {}
-    for workload in dict.fromkeys(band.workload for band in recommendation.bands):
-        told.setdefault(_Stretches(recommendation, workload, baseline).describe(), []).append(workload)
-    lost = told.pop("", [])
-    parts = [
-        f"one setting for all of it: {text}" if names == [ALL] else f"adopt for {_join(names)}: {text}"
-        for text, names in told.items()
-    ]
-    if singles := [name for name in lost if name != ALL]:
-        parts.append(f"keep {_BASELINE} for {_join(singles)} at every load measured")
-    if ALL in lost and parts:
-        parts.append(_SPLIT)
-    return parts
+    told = {
+        workload: _Stretches(recommendation, workload, baseline)
+        for workload in dict.fromkeys(band.workload for band in recommendation.bands)
+    }
+    clauses = [each.describe() for name, each in told.items() if name != ALL and each.pays]
+    if lost := [name for name, each in told.items() if name != ALL and not each.pays]:
+        clauses.append(f"leave {_join(lost)} plain at every load measured")
+    if ALL in told and clauses:
+        whole = told[ALL]
+        clauses += [f"all of it together: {whole.describe_shortly()}" if whole.pays else _SPLIT]
+    return clauses
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,54 +115,94 @@ class _Stretches:
     workload: str
     baseline: str
 
+    @property
+    def bands(self) -> list[Band]:
+        return [band for band in self.recommendation.bands if band.workload == self.workload]
+
+    @property
+    def pays(self) -> bool:
+        """Whether a candidate is set at any load."""
+        return any(band.setting != self.baseline for band in self.bands)
+
     def describe(self) -> str:
-        """Return the stretches, empty where the baseline is best at all loads."""
-        bands = [band for band in self.recommendation.bands if band.workload == self.workload]
-        if all(band.setting == self.baseline for band in bands):
-            return ""
-        ends = {each.candidate: each for each in self.recommendation.crossovers if each.workload == self.workload}
+        """Return the bands with their gains, lightest load first."""
+        bands = self.bands
         following = [*(band.setting for band in bands[1:]), None]
-        return ", ".join(
-            self._describe_band(band, ends.get(band.setting) if after == self.baseline else None)
-            for band, after in zip(bands, following, strict=True)
-        )
+        return ", then ".join(self._describe_band(band, after) for band, after in zip(bands, following, strict=True))
 
-    def _describe_band(self, band: Band, end: Crossover | None) -> str:
-        is_baseline, unit = band.setting == self.baseline, LOAD_UNITS[band.axis]
-        name, gain = (_BASELINE, "") if is_baseline else (band.setting, f" ({self._describe_gain(band)})")
+    def _describe_band(self, band: Band, after: str | None) -> str:
+        end = self._tell_end(band, after)
+        if band.setting == self.baseline:
+            return f"plain{end}" if band.above else f"leave {self.workload} plain{end}"
+        answers = f" answers {self.workload}" if not band.above else ""
+        return f"{band.setting}{answers} {self._tell_gains(band)}{end}"
+
+    def _tell_gains(self, band: Band) -> str:
+        """Return the gains of a band's setting at its lightest and its heaviest load, and what they rest on."""
+        found = sorted(self._find_points(band), key=lambda point: point[0])
+        (lightest, first), (heaviest, last) = found[0], found[-1]
+        gains = [f"{first.deciding.value:.2f}x as fast ({first.deciding.span})"]
+        if last is not first:
+            gains.append(f"at {lightest:g} and {last.deciding.value:.2f}x ({last.deciding.span})")
+        rests = [f"{first.num_prompts} prompts", *_tell_delay(each for _, each in found)]
+        return f"{' '.join(gains)} at {count_load(heaviest, band.axis)} ({', '.join(rests)})"
+
+    def _find_points(self, band: Band) -> Iterator[tuple[float, Comparison]]:
+        for each in self.recommendation.comparisons:
+            place = each.condition.place
+            mine = (each.workload, each.candidate) == (band.workload, band.setting)
+            if mine and place is not None and band.above < place[1] <= band.up_to:
+                yield place[1], each
+
+    def _tell_end(self, band: Band, after: str | None) -> str:
+        """Return up to which load a band goes, with the interval of its crossover where the baseline follows."""
         if math.isinf(band.up_to):
-            return f"{name} above{gain}" if band.above else f"{name} at every load measured{gain}"
-        last = format_load(band.up_to, band.axis)
-        if end is None or end.value is None:
-            return f"{name} up to {last} {unit}{gain}"
-        crossing, interval = format_load(end.value, end.axis), format_stretch(end.low, end.high, end.axis)
-        if band.up_to == (math.floor(end.value) if band.axis == "concurrency" else end.value):
-            return f"{name} below {crossing} {unit} ({interval}){gain}"
+            return ", at every load measured" if not band.above else ""
+        text = f", up to {format_load(band.up_to, band.axis)}"
+        crossing = self._find_crossing(band.setting) if after == self.baseline else None
+        if crossing is None or crossing.value is None:
+            return text
+        interval = format_stretch(crossing.low, crossing.high, crossing.axis)
+        if band.up_to == (math.floor(crossing.value) if band.axis == "concurrency" else crossing.value):
+            return f"{text} ({interval})"
         # The verdicts end before the estimate does: at some load between no difference was shown.
-        return f"{name} up to {last} {unit} (its gain ends at about {crossing}, {interval}){gain}"
+        return f"{text} (the gain ends at about {format_load(crossing.value, crossing.axis)}, {interval})"
 
-    def _describe_gain(self, band: Band) -> str:
-        """Return the gains of a band's setting at its lightest and its heaviest load."""
-        gains = [
-            (place[1], each.deciding.value)
-            for each in self.recommendation.comparisons
-            if (each.workload, each.candidate) == (band.workload, band.setting)
-            and (place := each.condition.place) is not None
-            and band.above < place[1] <= band.up_to
-        ]
-        ends = sorted({min(gains), max(gains)})
-        return ", ".join(f"{gain:.2f}x at {load:g}" for load, gain in ends)
+    def _find_crossing(self, candidate: str) -> Crossover | None:
+        every = self.recommendation.crossovers
+        return next((e for e in every if (e.workload, e.candidate) == (self.workload, candidate)), None)
+
+    def describe_shortly(self) -> str:
+        """Return the bands without their gains: `ngram k=5 up to 4, ngram k=3 up to 19, plain above`."""
+        bands = self.bands
+        if len(bands) == 1:
+            return f"{bands[0].setting} at every load measured"
+        parts = (
+            f"{'plain' if band.setting == self.baseline else band.setting} "
+            f"{'above' if math.isinf(band.up_to) else f'up to {format_load(band.up_to, band.axis)}'}"
+            for band in bands
+        )
+        return f"{', '.join(parts)} ({LOAD_UNITS[bands[0].axis]})"
 
 
-def _describe_no_gain(comparisons: Sequence[Comparison]) -> str:
-    single = [each for each in comparisons if each.workload != ALL]
+def describe_setting(band: Band, baseline: str) -> str:
+    """Return what to run over which stretch of load: `eagle3 k=3 up to 19 concurrent requests`."""
+    name = "plain decoding" if band.setting == baseline else band.setting
+    if math.isinf(band.up_to):
+        return f"{name} above {count_load(band.above, band.axis)}" if band.above else f"{name} at every load measured"
+    above = f"above {format_load(band.above, band.axis)} and " if band.above else ""
+    return f"{name} {above}up to {count_load(band.up_to, band.axis)}"
+
+
+def _describe_no_gain(decision: Decision) -> str:
+    single = [each for each in decision.comparisons if each.workload != ALL]
     names, several = list(dict.fromkeys(each.workload for each in single)), len({c.condition for c in single}) > 1
     best = max(single, key=lambda each: each.deciding.value)
     where = f"{best.workload} at {best.condition.label}" if several else best.workload
     return (
-        f"Keep {_BASELINE} for {_join(names)}{' at every load measured' if several else ''}: no candidate earned an "
-        f"adoption; the fastest was {best.candidate} on {where} with {format_ratio(best.deciding)}, {best.verdict}: "
-        f"{best.reason}."
+        f"leave {_join(names)} plain{' at every load measured' if several else ''}: no candidate earned an "
+        f"adoption, the fastest was {best.candidate} on {where} with {format_ratio(best.deciding)} on "
+        f"{best.num_prompts} prompts ({best.verdict}: {best.reason})"
     )
 
 

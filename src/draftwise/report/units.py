@@ -4,9 +4,19 @@ from __future__ import annotations
 
 import math
 
-from draftwise.core import Interval
+from draftwise.core import Condition, Interval
 
-__all__ = ["LOAD_UNITS", "format_change", "format_load", "format_number", "format_ratio", "format_stretch"]
+__all__ = [
+    "LOAD_UNITS",
+    "count_load",
+    "describe_load",
+    "format_change",
+    "format_load",
+    "format_number",
+    "format_points",
+    "format_ratio",
+    "format_stretch",
+]
 
 LOAD_UNITS = {"concurrency": "concurrent requests", "rate": "requests per second"}
 """By axis of load."""
@@ -15,6 +25,19 @@ LOAD_UNITS = {"concurrency": "concurrent requests", "rate": "requests per second
 def format_load(load: float, axis: str) -> str:
     """Return a load in the digits that make sense: whole requests at a time, or a rate."""
     return f"{load:.0f}" if axis == "concurrency" else f"{load:.3g}"
+
+
+def describe_load(condition: Condition) -> str:
+    """Return a load in words, without its temperature: `one request at a time`, `2 requests per second`."""
+    if condition.concurrency == 1:
+        return "one request at a time"
+    return condition.load.label if condition.place is None else count_load(condition.place[1], condition.place[0])
+
+
+def count_load(load: float, axis: str) -> str:
+    """Return a load with its unit: `1 concurrent request`, `2.5 requests per second`."""
+    unit = LOAD_UNITS[axis]
+    return f"{format_load(load, axis)} {unit.replace('requests', 'request') if load == 1 else unit}"
 
 
 def format_stretch(low: float, high: float, axis: str) -> str:
@@ -36,3 +59,10 @@ def format_change(ratio: Interval | float | None) -> str:
     """Return a ratio of times as a signed percentage, a dash for None."""
     value = ratio.value if isinstance(ratio, Interval) else ratio
     return "-" if value is None else f"{value - 1:+.0%}"
+
+
+def format_points(change: Interval) -> str:
+    """Return the interval of a change of a share in points, `not known` where it covers every share there is."""
+    if change.low <= -1 and change.high >= 1:
+        return "not known"
+    return f"{100 * change.low:+.0f} to {100 * change.high:+.0f} points"

@@ -22,7 +22,9 @@ def draw_curves(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
         file: written atomically.
     """
     partial = file.with_suffix(".new")
-    partial.write_text(to_svg(lambda: _draw(rows), "curves", alone=True), encoding="utf-8")
+    about = "Loss, and held-out acceptance by draft position, against training steps."
+    svg = to_svg(lambda: _draw(rows), "curves", title="Training curves", about=about, alone=True)
+    partial.write_text(svg, encoding="utf-8")
     os.replace(partial, file)
 
 

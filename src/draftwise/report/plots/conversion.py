@@ -15,9 +15,9 @@ from draftwise.report.svg import INK, PLAIN
 __all__ = ["LOSSES", "draw_conversions"]
 
 LOSSES = {
-    "realised speed-up": "#16a34a",
-    "lost before the first token": "#93c5fd",
-    "lost to dearer steps": "#f59e0b",
+    "realised speed-up": "#15803d",
+    "lost before the first token": "#3b82f6",
+    "lost to slower steps": "#d97706",
     "lost to steps without a draft": PLAIN,
 }
 _FEW, _MOST = 2, 3
@@ -53,7 +53,7 @@ def draw_conversions(data: PlotData, found: Sequence[Conversion]) -> Figure:
         xlabel="times the baseline",
         ylabel="",
         columns=max(_FEW, min(_MOST, in_a_row)),
-        sharey=False,
+        rows_alike=False,
         height=0.75 + 0.24 * most,
     )
 

@@ -10,15 +10,16 @@ from matplotlib.figure import Figure
 
 from draftwise.core import Condition, Timing
 from draftwise.decide.comparison.latency import QUANTILES, Latencies
-from draftwise.report.plots.plot_data import PlotData, Sweep
-from draftwise.report.plots.style import draw_panels, set_load_axis, set_time_axis
+from draftwise.report.plots.plot_data import PlotData, Sweep, list_loads
+from draftwise.report.plots.style import TimeAxis, draw_panels, set_load_axis
+from draftwise.statistics import Array
 
 __all__ = ["TIMINGS", "draw_distributions", "draw_latency_over_load", "draw_pareto", "pick_cells"]
 
 TIMINGS: dict[str, tuple[str, Callable[[Timing], float | None]]] = {
     "ttft": ("time to first token", lambda timing: timing.ttft_s),
     "tpot": ("time per output token", lambda timing: timing.tpot_s),
-    "e2e": ("end to end", lambda timing: timing.e2e_s),
+    "e2e": ("end-to-end latency", lambda timing: timing.e2e_s),
 }
 _POINTS = 120
 """Of a curve; more are not told apart on a screen."""
@@ -28,26 +29,31 @@ _P50, _P99 = QUANTILES.index(50), QUANTILES.index(99)
 
 def draw_distributions(data: PlotData, cells: Sequence[tuple[str, Condition]], reading: str) -> Figure:
     """Draw, cell by cell, the share of requests whose latency is at most x."""
-    _, read = TIMINGS[reading]
+    name, read = TIMINGS[reading]
     several = len({condition.label for _, condition in data.cells}) > 1
+    found = [_read_cell(data, cell, read) for cell in cells]
+    # One stalled request would otherwise squeeze all others to the left edge.
+    ends = (float(np.quantile(values, q)) for cell in found for values in cell.values() for q in (0.05, 0.95))
+    axis = TimeAxis.over(ends)
 
     def draw(axes: Axes, index: int) -> None:
-        workload, condition = cells[index]
-        longest = 0.0
-        for arm in data.arms:
-            values = 1e3 * data.values((workload, condition.label, arm), read)
-            if len(values):
-                shares = np.linspace(0, 1, min(_POINTS, max(2, len(values))))
-                style = data.styles[arm]
-                curve = np.quantile(values, shares)
-                axes.plot(curve, shares, color=style.colour, linestyle=style.line, linewidth=1.4, label=arm)
-                # One stalled request would otherwise squeeze all others to the left edge.
-                longest = max(longest, 1.5 * float(np.quantile(values, 0.95)))
-        axes.set_xlim(0, longest or None)
+        for arm, values in found[index].items():
+            shares = np.linspace(0, 1, min(_POINTS, max(2, len(values))))
+            style = data.styles[arm]
+            curve = np.quantile(values, shares)
+            axes.plot(curve, shares, color=style.colour, linestyle=style.line, linewidth=1.4, label=arm)
+        axis.apply(axes, "x")
         axes.set_ylim(0, 1.02)
 
     names = [f"{workload} · {condition.label}" if several else workload for workload, condition in cells]
-    return draw_panels(names, draw, xlabel=f"{TIMINGS[reading][0]} (ms)", ylabel="share of requests")
+    return draw_panels(names, draw, xlabel=f"{name} {axis.unit}", ylabel="share of requests")
+
+
+def _read_cell(data: PlotData, cell: tuple[str, Condition], read: Callable[[Timing], float | None]) -> dict[str, Array]:
+    """Return [requests] milliseconds, ascending, by arm."""
+    workload, condition = cell
+    found = {arm: 1e3 * data.values((workload, condition.label, arm), read) for arm in data.arms}
+    return {arm: values for arm, values in found.items() if len(values)}
 
 
 def pick_cells(data: PlotData) -> list[tuple[str, Condition]]:
@@ -62,23 +68,29 @@ def pick_cells(data: PlotData) -> list[tuple[str, Condition]]:
 
 def draw_latency_over_load(data: PlotData, sweeps: Sequence[Sweep], reading: str) -> Figure:
     """Draw P50 (thick lines) and P99 (thin lines) of every arm against the load."""
+    found = [{arm: _percentiles_over_load(data, sweep, arm, reading) for arm in data.arms} for sweep in sweeps]
+    axis = TimeAxis.over(end for lines in found for line in lines.values() for _, *ends in line for end in ends)
+    loads = list_loads(sweeps)
 
     def draw(axes: Axes, index: int) -> None:
-        sweep = sweeps[index]
-        for arm in data.arms:
+        for arm, line in found[index].items():
             style = data.styles[arm]
-            rows = [(load, row.percentiles_ms[reading]) for load, row in _rows(data, sweep, arm)]
-            found = [(load, values) for load, values in rows if values and values[_P50] > 0]
-            loads = [load for load, _ in found]
+            at = [load for load, _, _ in line]
             thin = style.of_line | {"linewidth": 0.8, "markersize": 2, "alpha": 0.7}
-            axes.plot(loads, [values[_P50] for _, values in found], label=arm, **style.of_line)
-            axes.plot(loads, [values[_P99] for _, values in found], **thin)
-        set_load_axis(axes, sweep.loads)
-        set_time_axis(axes)
+            axes.plot(at, [median for _, median, _ in line], label=arm, **style.of_line)
+            axes.plot(at, [slowest for _, _, slowest in line], **thin)
+        set_load_axis(axes, loads)
+        axis.apply(axes, "y")
 
     titles = [data.title(each.workload, each.temperature) for each in sweeps]
-    ylabel = f"{TIMINGS[reading][0]} (ms)"
-    return draw_panels(titles, draw, xlabel=_load_label(sweeps), ylabel=ylabel, sharey=False)
+    ylabel = f"{TIMINGS[reading][0]} {axis.unit}"
+    return draw_panels(titles, draw, xlabel=_load_label(sweeps), ylabel=ylabel)
+
+
+def _percentiles_over_load(data: PlotData, sweep: Sweep, arm: str, reading: str) -> list[tuple[float, float, float]]:
+    """Return load, P50 and P99 in milliseconds of every load with readings."""
+    rows = ((load, row.percentiles_ms[reading]) for load, row in _rows(data, sweep, arm))
+    return [(load, values[_P50], values[_P99]) for load, values in rows if values and values[_P50] > 0]
 
 
 def draw_pareto(data: PlotData, sweeps: Sequence[Sweep]) -> Figure:
@@ -101,7 +113,7 @@ def draw_pareto(data: PlotData, sweeps: Sequence[Sweep]) -> Figure:
 
     titles = [data.title(each.workload, each.temperature) for each in sweeps]
     xlabel = "tokens per second of a stream (1 / median TPOT)"
-    return draw_panels(titles, draw, xlabel=xlabel, ylabel="tokens per second of the server", sharey=False)
+    return draw_panels(titles, draw, xlabel=xlabel, ylabel="tokens per second of the server")
 
 
 def _rows(data: PlotData, sweep: Sweep, arm: str) -> list[tuple[float, Latencies]]:

@@ -15,7 +15,7 @@ from draftwise.report.plots.style import Style, style_arms
 from draftwise.report.units import LOAD_UNITS
 from draftwise.statistics import Array
 
-__all__ = ["Place", "PlotData", "Sweep", "collect"]
+__all__ = ["Place", "PlotData", "Sweep", "collect", "list_loads"]
 
 Place = tuple[str, str, str]
 """Workload, label of the condition, arm."""
@@ -71,6 +71,11 @@ class PlotData:
         """Return a reading of every answer, ascending."""
         readings = (read(answer.timing) for answer in self.answers.get(place, ()))
         return np.sort(np.array([value for value in readings if value is not None], dtype=np.float64))
+
+
+def list_loads(sweeps: Iterable[Sweep]) -> list[float]:
+    """Return the loads of all sweeps, ascending: the panels of a figure share their axis."""
+    return sorted({load for each in sweeps for load in each.loads})
 
 
 def collect(conclusions: Conclusions) -> PlotData:

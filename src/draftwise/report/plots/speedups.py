@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from draftwise.core import Comparison, Crossover
-from draftwise.report.plots.plot_data import PlotData, Sweep
+from draftwise.report.plots.plot_data import PlotData, Sweep, list_loads
 from draftwise.report.plots.style import VERDICT_COLOURS, WIDTH, Style, draw_panels, set_load_axis
 from draftwise.report.svg import INK, PLAIN
 from draftwise.report.units import format_load
@@ -22,9 +22,11 @@ _FEW = 3
 def draw_crossovers(data: PlotData) -> Figure:
     """Draw, per workload and temperature, the deciding ratio of every candidate against the load."""
     sweeps = data.sweeps
+    loads = list_loads(sweeps)
 
     def draw(axes: Axes, index: int) -> None:
         _draw_sweep(axes, data, sweeps[index])
+        set_load_axis(axes, loads)
 
     return draw_panels(
         [data.title(each.workload, each.temperature) for each in sweeps],
@@ -59,7 +61,6 @@ def _draw_sweep(axes: Axes, data: PlotData, sweep: Sweep) -> None:
         )
         if len(crossovers) <= _FEW:
             _mark_interval(axes, crossover, style, sweep.loads, i)
-    set_load_axis(axes, sweep.loads)
     # An interval without an end would otherwise squeeze all lines to the bottom.
     axes.set_ylim(0, 1.25 * max(1.0, *(each.deciding.value for each in data.comparisons.values())))
 

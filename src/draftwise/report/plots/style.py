@@ -3,31 +3,34 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any
+from typing import Any, Literal
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
 from draftwise.core import Arm, Verdict
 from draftwise.report.svg import PALETTE, PLAIN
 
-__all__ = ["VERDICT_COLOURS", "WIDTH", "Style", "draw_panels", "set_load_axis", "set_time_axis", "style_arms"]
+__all__ = ["VERDICT_COLOURS", "WIDTH", "Style", "TimeAxis", "draw_panels", "set_load_axis", "style_arms"]
 
 VERDICT_COLOURS = {
-    Verdict.ADOPT: "#16a34a",
+    Verdict.ADOPT: "#15803d",
     Verdict.REJECT: "#dc2626",
-    Verdict.MIXED: "#d97706",
-    Verdict.INCONCLUSIVE: PLAIN,
+    Verdict.MIXED: "#b45309",
+    Verdict.INCONCLUSIVE: "#6b7280",
     Verdict.BLOCKED: "#9333ea",
 }
+"""White text on each can be read (4.5:1), and each stands out from light and dark paper (3:1)."""
 WIDTH = 7.6
 """Inches of a whole figure."""
 _PANEL_HEIGHT = 2.5
+_GAP = 0.12
+"""Inches left and right of a panel, so that the numbers of two axes stay apart."""
 _MARKERS = ("o", "s", "D", "^", "v", "P")
 _LINES = ("-", "--", ":", "-.")
 _MOST_TICKS = 7
@@ -71,14 +74,20 @@ def draw_panels(
     xlabel: str,
     ylabel: str,
     columns: int | None = None,
-    sharey: bool = True,
+    rows_alike: bool = True,
     height: float = _PANEL_HEIGHT,
 ) -> Figure:
-    """Draw one panel per name (by its index), some in a row, with one legend above all of them."""
+    """Draw one panel per name (by its index), some in a row, with one legend above all of them.
+
+    All panels have the same axes, so that lengths and heights can be compared between them.
+
+    Args:
+        rows_alike: the y axis means the same in all panels; no where each names rows of its own.
+    """
     columns = min(columns or (2 if len(names) in (2, 4) else 3), len(names))
     rows = math.ceil(len(names) / columns)
-    figure = Figure(layout="constrained", figsize=(WIDTH, height * rows + 0.6))
-    grid = figure.subplots(rows, columns, sharey=sharey, squeeze=False)
+    figure = Figure(layout=ConstrainedLayoutEngine(w_pad=_GAP), figsize=(WIDTH, height * rows + 0.6))
+    grid = figure.subplots(rows, columns, sharex=True, sharey=rows_alike, squeeze=False)
     legend: dict[str, Any] = {}
     for i, (axes, name) in enumerate(zip_longest(grid.flat, names)):
         if name is None:
@@ -86,6 +95,8 @@ def draw_panels(
             continue
         draw(axes, i)
         axes.set_title(name, fontsize=10)
+        # A panel with nothing below it would be without numbers.
+        axes.tick_params(axis="x", labelbottom=True)
         legend |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     figure.supxlabel(xlabel, fontsize=10)
     figure.supylabel(ylabel, fontsize=10)
@@ -95,16 +106,36 @@ def draw_panels(
     return figure
 
 
-def set_time_axis(axes: Axes) -> None:
-    """Make y start at 0, or logarithmic with ordinary numbers where the readings are too far apart for that."""
-    values = [float(value) for line in axes.get_lines() for value in np.asarray(line.get_ydata())]
-    if values and max(values) > _WIDE * min(values) > 0:
-        axes.set_yscale("log")
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axes.yaxis.set_minor_locator(NullLocator())
-    else:
-        axes.set_ylim(bottom=0)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeAxis:
+    """The axis of milliseconds that the panels of a figure share."""
+
+    low: float
+    high: float
+    logarithmic: bool
+    """The readings are too far apart for an axis that starts at 0."""
+
+    @classmethod
+    def over(cls, values: Iterable[float]) -> TimeAxis:
+        """Return the axis that holds all readings of a figure."""
+        known = [each for each in values if each > 0]
+        if known and max(known) > _WIDE * min(known):
+            return cls(low=min(known) / 1.2, high=1.2 * max(known), logarithmic=True)
+        return cls(low=0, high=1.05 * max(known, default=1.0), logarithmic=False)
+
+    @property
+    def unit(self) -> str:
+        """What stands behind the name of the axis."""
+        return "(ms, logarithmic)" if self.logarithmic else "(ms)"
+
+    def apply(self, axes: Axes, side: Literal["x", "y"]) -> None:
+        """Give a panel this axis."""
+        axes.set(**{f"{side}scale": "log" if self.logarithmic else "linear", f"{side}lim": (self.low, self.high)})
+        if self.logarithmic:
+            axis = axes.xaxis if side == "x" else axes.yaxis
+            axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            axis.set_minor_locator(NullLocator())
 
 
 def set_load_axis(axes: Axes, loads: Sequence[float]) -> None:

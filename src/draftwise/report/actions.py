@@ -1,0 +1,97 @@
+"""What to type after a decision: the configs to paste, by what they are for, and how to go back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from draftwise.core import Decision, Recommendation, Run, Schedule
+from draftwise.decide.validity.finding import join_names
+from draftwise.report.sentences import describe_setting
+from draftwise.report.tables import name_workload
+from draftwise.report.units import describe_load
+
+__all__ = ["Action", "describe_way_back", "list_actions"]
+
+_FLAG = "--speculative-config"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Action:
+    """A speculative config, and what to run it for."""
+
+    setting: str
+    """Name of the candidate, or what it is made of."""
+    places: tuple[str, ...]
+    """The traffic that it is for."""
+    text: str
+    """What to paste, after `vllm serve MODEL` or `draftwise serve MODEL`."""
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def heading(self) -> str:
+        """What it is, and for what."""
+        return f"{self.setting}, for {'; '.join(self.places)}"
+
+
+def list_actions(decision: Decision, run: Run) -> list[Action]:
+    """Return every config that the decision sets anywhere, then the engine's own schedules that do the same."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for recommendation in decision.recommendations:
+        for setting, workload, where in _list_places(recommendation, decision.baseline):
+            found.setdefault(setting, {}).setdefault(where, []).append(name_workload(workload))
+    specs = {arm.name: arm.spec for arm in run.plan.arms}
+    settings = [
+        Action(setting=name, places=_join_places(places), text=f"{_FLAG} '{spec.to_json()}'")
+        for name, places in found.items()
+        if (spec := specs.get(name)) is not None
+    ]
+    return [*settings, *_list_schedules(decision)]
+
+
+def _list_places(recommendation: Recommendation, baseline: str) -> Iterator[tuple[str, str, str]]:
+    """Yield every candidate that is set, with the workload and the load that it is set for."""
+    for band in recommendation.bands:
+        if band.setting != baseline:
+            stretch = describe_setting(band, baseline).removeprefix(f"{band.setting} ")
+            yield band.setting, band.workload, f"{_tell_temperature(band.temperature)}, {stretch}"
+    if not recommendation.bands:
+        for each in recommendation.adopted:
+            where = f"{_tell_temperature(each.condition.temperature)}, {describe_load(each.condition)}"
+            yield each.candidate, each.workload, where
+
+
+def _tell_temperature(temperature: float) -> str:
+    return f"at temperature {temperature:g}"
+
+
+def _join_places(workloads: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+    return tuple(f"{join_names(names, most=len(names))} {where}" for where, names in workloads.items())
+
+
+def _list_schedules(decision: Decision) -> Iterator[Action]:
+    """Yield the schedules by batch size, equal ones once."""
+    found: dict[str, list[Schedule]] = {}
+    for each in decision.schedules:
+        found.setdefault(each.spec.to_json(), []).append(each)
+    for text, alike in found.items():
+        yield Action(
+            setting="Schedule by batch size, in place of switching by hand",
+            places=_join_places(_group(alike)),
+            text=f"{_FLAG} '{text}'",
+            remarks=alike[0].remarks,
+        )
+
+
+def _group(schedules: Sequence[Schedule]) -> dict[str, list[str]]:
+    """Return the workloads of schedules by the temperature that they are for."""
+    found: dict[str, list[str]] = {}
+    for each in schedules:
+        found.setdefault(_tell_temperature(each.temperature), []).append(name_workload(each.workload))
+    return found
+
+
+def describe_way_back(decision: Decision, run: Run) -> str:
+    """Return how to undo an adoption: the baseline's command, where it is known."""
+    command = run.context.server(decision.baseline).command
+    return command or f"# the same command without {_FLAG}"
