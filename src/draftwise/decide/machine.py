@@ -27,7 +27,7 @@ class MachineUse:
     @property
     def cores(self) -> int:
         """Of the machine."""
-        return int(self.turn.device["cpu"].get("cores") or 1)
+        return int(self.turn.device.get("cpu", {}).get("cores") or 1)
 
     @property
     def foreign_s(self) -> float | None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from statistics import NormalDist
+from statistics import NormalDist, fmean, stdev
 
 from draftwise.core import Interval
 
@@ -18,6 +18,7 @@ __all__ = [
     "Spread",
     "find_outlook",
     "normal_quantile",
+    "shows_equivalence",
     "student_quantile",
     "student_tail",
     "to_ratio",
@@ -109,6 +110,18 @@ class Outlook:
     repetitions: int | None
     """Repetitions of the same prompts that would: they average out what the requests of a paired block share, and add
     no prompt."""
+
+
+def shows_equivalence(differences: Sequence[float], margin: float, alpha: float) -> bool:
+    """Return whether the mean of paired differences is shown to lie within the margin around 0.
+
+    Two one-sided t tests (Schuirmann, Journal of Pharmacokinetics and Biopharmaceutics 1987): a few differences, or
+    widely spread ones, show nothing.
+    """
+    if len(differences) < 2:
+        return False
+    error = stdev(differences) / math.sqrt(len(differences))
+    return abs(fmean(differences)) + student_quantile(1 - alpha, len(differences) - 1) * error < margin
 
 
 def find_outlook(

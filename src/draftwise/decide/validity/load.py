@@ -158,7 +158,7 @@ def _short_warm_up(run: Run, arm: str, thresholds: Thresholds) -> Iterator[Findi
             f"the first {quarter} turns of {arm} took {first:.2f}x the time that the same prompts took later, the rest "
             f"of the first repetition {rest:.2f}x"
         )
-        yield warning("warm-up-short", f"{text}: it was not warm yet.", "Discard more requests (--warmup).")
+        yield warning("warm-up-short", f"{text}: it was not warm yet.", "Discard more requests (--warmup).", where=arm)
 
 
 def _compare_first_repetition(run: Run, arm: str) -> list[float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from itertools import pairwise, product
 from operator import add
@@ -15,7 +15,7 @@ from draftwise.decide.thresholds import Thresholds
 from draftwise.decide.validity.finding import error, info, join_names, warning
 from draftwise.decide.validity.window.server import LoadCounters, check_server
 
-__all__ = ["check_servers", "find_resolved_config"]
+__all__ = ["check_servers", "find_resolved_config", "find_same_servers"]
 
 
 _AFTERWARDS = 16
@@ -47,16 +47,17 @@ _NOTHING = Counters(generation_tokens=0)
 def check_servers(run: Run, thresholds: Thresholds) -> list[Finding]:
     """Return servers that others use, and what differs between arms, or from what was asked for, but must not."""
     return [
-        *_same_address(run),
+        *find_same_servers(run.plan.arms),
         *_foreign_tokens(run, thresholds),
         *_differences(run),
         *(each for arm in run.plan.arms for each in _check_arm(run, arm, thresholds)),
     ]
 
 
-def _same_address(run: Run) -> Iterator[Finding]:
+def find_same_servers(arms: Sequence[Arm]) -> Iterator[Finding]:
+    """Yield arms that have one address."""
     by_url: dict[tuple[str | None, int | None, str], list[str]] = {}
-    for arm in run.plan.arms:
+    for arm in arms:
         if arm.url is not None:
             parts = urlsplit(arm.url)
             host = "127.0.0.1" if parts.hostname == "localhost" else parts.hostname
@@ -108,7 +109,8 @@ def _identity(name: str, baseline: ServerRecord, candidate: ServerRecord) -> Ite
             f"it serves {candidate.model!r}, the baseline {baseline.model!r}: under another name it may be another "
             "model."
         )
-        yield warning("arms-differ", text, "Make sure that both serve the same checkpoint.", where=name)
+        fix = "Serve the same checkpoint on both, under one name (--served-model-name)."
+        yield error("arms-differ", text, fix, where=name)
     lengths = (baseline.max_model_len, candidate.max_model_len)
     if None not in lengths and lengths[0] != lengths[1]:
         text = f"its max_model_len is {lengths[1]}, the baseline's {lengths[0]}."

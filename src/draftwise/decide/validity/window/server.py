@@ -10,8 +10,8 @@ from draftwise.core import Condition, Counters, Finding, Interval, ServerLoad, S
 from draftwise.decide.thresholds import Thresholds
 from draftwise.decide.validity.finding import error, info, warning
 
-__all__ = ["LoadCounters", "check_counters", "check_server", "serves_more_hits"]
-_ON_PURPOSE = ("num_speculative_tokens_per_batch_size", "enable_adaptive_verification")
+__all__ = ["ON_PURPOSE", "LoadCounters", "check_counters", "check_server", "serves_more_hits"]
+ON_PURPOSE = ("num_speculative_tokens_per_batch_size", "enable_adaptive_verification")
 """Options with which an engine drafts less under load because it was asked to."""
 
 
@@ -93,7 +93,7 @@ def _drafting_under_load(
         f"it drafts {low.drafted_per_step:.2f} tokens per step at {low.label}, {first.drafted_per_step:.2f} at "
         f"{first.label}"
     )
-    if given := [name for name in _ON_PURPOSE if name in asked.options]:
+    if given := [name for name in ON_PURPOSE if name in asked.options]:
         yield info("drafting-falls-with-load", f"{text}: {given[0]} asks for that.", where=arm)
     else:
         fix = "The token budget of a step (max_num_batched_tokens) must hold k + 1 tokens for every sequence."
@@ -143,6 +143,10 @@ def _speculation(
 ) -> Iterator[Finding]:
     """Whether drafts made the difference."""
     faster = speedup.low > 1 + thresholds.margin
+    if baseline.spec.num_drafts and candidate.generation_tokens and not elsewhere.spec.num_drafts:
+        text = f"the baseline's server speculates ({baseline.spec.num_drafts} drafts) and the candidate's does not"
+        yield error("swapped-servers", f"{text}: the URLs are swapped.", "Swap --url and --candidate-url.")
+        return
     if not candidate.spec.num_drafts:
         yield _find_no_drafts(candidate, elsewhere, resolved, condition, faster=faster)
     if baseline.spec.num_drafts:
@@ -193,7 +197,7 @@ def _prefix_cache(
     if -lost > thresholds.prefix_hit_loss:
         fix = "Speculation cannot find more: its server has seen these prompts before. Restart both servers."
         yield error("prefix-hits-gained", f"the prefix cache {rates}: the prompts were warm on one side.", fix)
-    if ttft is not None and ttft.low > 1 + thresholds.ttft_damage:
+    if ttft is not None and ttft.value >= 1 + thresholds.ttft_loss:
         text = f"the first token comes {ttft.value:.2f}x as late as the baseline's ({ttft.low:.2f}-{ttft.high:.2f})"
         yield warning("ttft-damaged", f"{text}.", _why_late(alone=alone, lost_hits=lost > thresholds.prefix_hit_loss))
 
