@@ -53,14 +53,15 @@ def judge_cell(
     estimates = found.estimates
     deciding, done = estimates.ratios.deciding, estimates.done
     conclusion = settle(deciding, estimates.analyses, done, margin=thresholds.margin, family=found.family)
+    doubt = _find_doubt(found, findings, thresholds)
     verdict, reason = judge(
         found.comparison,
         findings,
         thresholds,
-        doubt=_find_doubt(found, findings, thresholds),
+        doubt=doubt,
         promise=found.promise,
         repetitions_needed=found.outlook.repetitions,
-        losers=name_losers(estimates.cell, estimates.ratios.speedup),
+        losers="" if doubt else name_losers(estimates.cell, estimates.ratios.speedup),
     )
     is_final = verdict is not Verdict.INCONCLUSIVE or conclusion is Conclusion.EQUAL
     return replace(
@@ -85,10 +86,10 @@ def judge(
     """Return the verdict on one candidate on one workload under one condition, with a reason that counts its prompts.
 
     Adopt: the whole interval of the deciding ratio lies above 1 + margin, and p is 5 % at most when all comparisons of
-    the run are counted. Reject: the whole interval lies below 1, the estimate below 1 - margin, and p is 1 % at most. An
-    adoption is blocked by an error that a validity check found, a rejection by one that makes the two arms no baseline
-    and candidate; an adoption becomes mixed when the slowest requests or the first tokens suffer. Nothing is concluded
-    from a few prompts, nor from what was measured on a disturbed machine.
+    the run are counted. Reject: the whole interval lies below 1, the estimate below 1 - margin, and p is 1 % at most.
+    An adoption is blocked by an error that a validity check found, a rejection by one that makes the two arms no
+    baseline and candidate; an adoption becomes mixed when the slowest requests or the first tokens suffer. Nothing is
+    concluded from a few prompts, nor from what was measured on a disturbed machine.
 
     Args:
         comparison: its numbers; its verdict is not looked at.
@@ -98,17 +99,23 @@ def judge(
         repetitions_needed: repetitions of the same prompts that would settle it; None where no number of them would.
         losers: which prompts lose, in words; empty where nothing tells them apart.
     """
-    num_prompts = comparison.num_prompts
-    if num_prompts < FEWEST_PROMPTS:
-        return Verdict.INCONCLUSIVE, f"rests on {num_prompts} prompts; at least {FEWEST_PROMPTS} are needed"
-    if doubt:
+    if doubt := doubt or _find_few(comparison):
         return Verdict.INCONCLUSIVE, doubt
     verdict, reason = _weigh(comparison, findings, thresholds, promise, repetitions_needed, losers)
-    return verdict, f"{reason} ({num_prompts} prompts)"
+    return verdict, f"{reason} ({comparison.num_prompts} prompts)"
+
+
+def _find_few(comparison: Comparison) -> str:
+    """Return that a comparison rests on too few prompts, empty where it does not: they may be unlike all others."""
+    if comparison.num_prompts >= FEWEST_PROMPTS:
+        return ""
+    return f"rests on {comparison.num_prompts} prompts; at least {FEWEST_PROMPTS} are needed"
 
 
 def _find_doubt(found: Unjudged, findings: Sequence[Finding], thresholds: Thresholds) -> str:
     """Return why the numbers of a comparison may be wrong either way; empty where nothing speaks for that."""
+    if few := _find_few(found.comparison):
+        return few
     lost, cell = found.lost, found.estimates.cell
     if lost is not None and lost.of - lost.count < thresholds.blocks_left * lost.of:
         return (
