@@ -13,7 +13,8 @@ from packaging.version import Version
 from catalogue.extract.speculative import Facts
 from catalogue.extract.topics import TOPICS
 from catalogue.extract.tree import Tree
-from draftwise.facts.spans import Row, encode
+from catalogue.spans import encode
+from draftwise.facts.vllm import Row
 
 __all__ = ["DATA", "build", "differences", "find_wheels", "known_releases", "write"]
 

@@ -104,7 +104,10 @@ def test_a_faster_and_a_slower_server_are_told_apart(urls, prompts, tmp_path) ->
     assert "faster answers own " in result.stdout
     assert "NOT EVIDENCE" not in result.stdout
     assert f"Report: {out}/report.html" in result.stderr
-    assert "3 arms x (8 own) prompts x 2 repetitions = at most 48 requests, about" in result.stderr
+    assert (
+        "3 arms x (8 own) prompts x 2 repetitions, slower each prompt once: at most 40 requests, about" in result.stderr
+    )
+    assert "slower is asked no prompt twice, as it could remember answers: suffix drafts from" in result.stderr
 
     before = (Path(out) / "summary.json").read_bytes()
     again = run("report", out, "--json")
@@ -168,6 +171,7 @@ def test_mistakes_are_sentences_with_an_exit_code(arguments, code, words, tmp_pa
 def test_an_interrupted_run_keeps_what_it_measured_and_can_go_on(servers, urls, prompts, tmp_path, number) -> None:
     out, hold = tmp_path / "run", Hold(servers["slower"], after=8)
     arms = ["--url", urls["plain"], "--candidate-url", urls["slower"], "--workload", prompts, "--out", str(out)]
+    arms += ["--candidate", '{"method": "ngram", "num_speculative_tokens": 3}']
     arms += ["--warmup", "1", "--repeats", "3", "--no-adaptive"]
     process = subprocess.Popen(
         [sys.executable, "-m", "draftwise", "decide", *arms], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -5,8 +5,10 @@ from dataclasses import replace
 from tests.support.made_runs import closed, gains, make_run, workload
 
 from draftwise.core import Run, Settled
+from draftwise.decide.comparison.comparisons import estimate_cells
 from draftwise.decide.conclusions import conclude_run
-from draftwise.report.conditions import describe_unmeasured
+from draftwise.decide.thresholds import get_thresholds
+from draftwise.report.conditions import describe_scope, describe_unmeasured
 from draftwise.runs.schedule import Turn
 
 CANDIDATE = "ngram k=3"
@@ -60,3 +62,52 @@ def test_a_load_that_was_added_is_expected_too() -> None:
 def test_answers_of_turns_that_were_cut_off_are_mentioned() -> None:
     run = replace(make_run({CANDIDATE: gains(1.5)}), num_unfinished=7)
     assert unmeasured(run) == ["7 answers of turns that were cut off are on disk and not used"]
+
+
+ONCE = {CANDIDATE: "it drafts from what it answered before"}
+
+
+def test_loads_for_which_a_workload_is_too_short_are_named_with_what_they_need() -> None:
+    run = make_run(
+        {CANDIDATE: gains(1.5)}, workloads=[workload("code", 40)], conditions=closed(1, 4, 16), remembering=ONCE
+    )
+    assert unmeasured(run) == [
+        "ngram k=3, code, c=16: it could remember answers, so that it needs 128 prompts that no other load asks it"
+    ]
+    (cell,) = conclude_run(run).decision.unmeasured
+    assert (cell.planned, cell.repetitions, cell.needed) == (0, 0, 128)
+
+
+def test_shares_that_were_cut_off_are_counted_in_blocks() -> None:
+    run = make_run(
+        {CANDIDATE: gains(1.5)}, workloads=[workload("code", 13)], remembering=ONCE, keep=lambda turn: turn.repeat < 3
+    )
+    assert unmeasured(run) == ["ngram k=3, code, c=1: 2 of 3 repetitions"]
+
+
+def test_a_load_that_was_added_without_new_prompts_is_named() -> None:
+    run = replace(
+        make_run({CANDIDATE: gains(1.5)}, conditions=closed(1, 4), workloads=[workload("code", 64)], remembering=ONCE),
+        added=closed(2),
+    )
+    (line,) = unmeasured(run)
+    assert line.startswith("ngram k=3, code, c=2: it could remember answers, so that it needs 16 prompts")
+
+
+def test_fewer_blocks_than_repetitions_are_all_that_was_planned() -> None:
+    """Two blocks, in two of five repetitions: no analysis is held back for three more."""
+    run = make_run(
+        {CANDIDATE: gains(1.5)}, workloads=[workload("code", 32)], conditions=closed(4), repeats=5, remembering=ONCE
+    )
+    (whole,) = estimate_cells(replace(run, plan=replace(run.plan, adaptive=True)), get_thresholds(run))
+    assert (whole.done, whole.analyses.repetitions) == (2, (2,))
+    assert unmeasured(run) == []
+
+
+def test_prompts_that_repeat_are_part_of_the_scope() -> None:
+    texts = workload("code", 8)
+    twice = replace(
+        texts, prompts=tuple(replace(each, text="the same") if n < 3 else each for n, each in enumerate(texts.prompts))
+    )
+    scope = conclude_run(make_run({CANDIDATE: gains(1.5)}, workloads=[twice])).decision.scope
+    assert describe_scope(scope)[0] == "traffic: code (8 prompts, 2 of them repeats of others)"

@@ -58,7 +58,9 @@ def test_a_slow_turn_sets_its_block_aside_on_both_arms() -> None:
     (found,) = find_disturbances(slowed)
     assert found.key == ("code", "c=1", 2, 5, 0)
     assert found.arm == "plain"
-    assert re.fullmatch(r"the time of a decoding step was (1.9|2.)\dx that of the turns around it", found.reason)
+    assert re.fullmatch(
+        r"the time of a decoding step was (1\.[89]|2\.[01])\dx that of the turns around it", found.reason
+    )
     counted = set_aside_disturbed(slowed)
     assert {place(turn) for turn in counted.set_aside} == {("plain", 2, 5), ("ngram k=3", 2, 5)}
     assert {each.turn for each in counted.answers} == {turn.turn for turn in counted.turns}

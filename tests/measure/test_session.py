@@ -8,16 +8,17 @@ from tests.support.measuring import FASTER, PLAIN, make_plan, make_session, make
 
 from draftwise.backends import virtual_time
 from draftwise.core import BackendError, Condition, Load, OpenLoop, Phase, Prompt, Replay, Workload
-from draftwise.measure.warm_up import expect_seconds, fit_prompts
+from draftwise.measure.forecast import Forecast, expect_seconds, fit_plan
 from draftwise.runs import RunDirectory
 
 
-@pytest.mark.parametrize(("budget_s", "count"), [(1e9, 20), (0.001, 6), (12.0, 10)])
+@pytest.mark.parametrize(("budget_s", "count"), [(1e9, 20), (0.001, 3), (12.0, 10)])
 def test_as_many_prompts_as_fit_in_the_time(budget_s: float, count: int) -> None:
     """Two arms of 10 and 2 ms per token, 2 passes: 24 ms for each of 50 tokens of a prompt, 1.2 s a prompt."""
     prompts = tuple(replace(prompt, max_tokens=100) for prompt in make_workload(num_prompts=20).prompts)
     plan = make_plan(workloads=(Workload(name="w", source="", prompts=prompts),), repeats=2)
-    fitted = fit_prompts(plan, {("plain", "c=1"): 0.010, ("candidate 1", "c=1"): 0.002}, {"w": 0.5}, budget_s)
+    forecast = Forecast(pace={("plain", "c=1"): 0.010, ("candidate 1", "c=1"): 0.002}, shares={"w": 0.5})
+    fitted, _ = fit_plan(plan, forecast, budget_s)
     assert len(fitted.workloads[0].prompts) == count
 
 
@@ -46,31 +47,32 @@ def test_requests_that_come_when_they_come_take_their_time(load: Load, seconds: 
     condition = Condition(load=load)
     plan = make_plan(workloads=(workload,), conditions=(condition,), repeats=4, turn_s=1.0)
     pace = dict.fromkeys((("plain", condition.label), ("candidate 1", condition.label)), 1e-6)
-    assert expect_seconds(plan, pace, {"w": 1.0}) == pytest.approx(seconds)
+    forecast = Forecast(pace=pace, shares={"w": 1.0}, turn_s=plan.turn_s)
+    assert expect_seconds(plan, forecast) == pytest.approx(seconds)
 
 
 def test_the_chosen_number_is_what_the_run_keeps(tmp_path: Path) -> None:
     announced = []
     session = make_session(
         tmp_path / "run",
-        make_plan(),
+        make_plan(workloads=(make_workload(num_prompts=200),)),
         (PLAIN, FASTER),
-        budget_s=0.01,
+        budget_s=20.0,
         announce=lambda plan, pace, seconds: announced.append(plan),
     )
     virtual_time.run(session.run())
-    assert len(RunDirectory(tmp_path / "run").read().plan.workloads[0].prompts) == 6
-    assert announced == [session.plan]
+    run = RunDirectory(tmp_path / "run").read()
+    assert 6 < len(run.plan.workloads[0].prompts) < 200
+    assert announced == [session.plan] == [run.plan]
 
 
 def test_warm_ups_are_no_answers_and_use_no_prompt_of_the_workload(tmp_path: Path) -> None:
     session = make_session(tmp_path / "run", make_plan(repeats=1), (PLAIN, FASTER))
     virtual_time.run(session.run())
     for backend in session.backends:
-        lengths = 2 if backend.name == "plain" else 0
-        assert backend.engine._num_requests == 2 + 3 + lengths + 8  # greetings, warm-ups
-        assert sum("Warm-up" in prompt for prompt in backend.engine._seen) == 4
-        assert len(backend.engine._seen) == 4 + lengths + 8
+        assert backend.engine._num_requests == 4 + 3 + 2 + 8  # greetings, warm-ups, two answers to look at
+        assert sum("Warm-up" in prompt for prompt in backend.engine._seen) == 5
+        assert len(backend.engine._seen) == 5 + 2 + 8
     assert len(RunDirectory(tmp_path / "run").read().answers) == 16
 
 

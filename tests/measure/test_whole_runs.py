@@ -4,10 +4,21 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.support.measuring import FASTER, PLAIN, compare_one, make_workload, measure, noisy
+from tests.support.measuring import (
+    FASTER,
+    PLAIN,
+    compare_one,
+    make_plan,
+    make_session,
+    make_workload,
+    measure,
+    noisy,
+)
+from tests.support.validity import bend_turns, run_of
 
-from draftwise.backends import FakeScript
-from draftwise.core import Comparison, Verdict
+from draftwise.backends import FakeScript, virtual_time
+from draftwise.core import Comparison, InvalidSetup, SpecStats, Verdict
+from draftwise.decide.conclusions import conclude_run
 from draftwise.report.conditions import describe_rollback
 from draftwise.report.sentences import describe_decision
 
@@ -17,8 +28,9 @@ def codes(comparison: Comparison) -> list[str]:
 
 
 def test_a_against_a_is_inconclusive(tmp_path: Path) -> None:
+    in_vain = replace(PLAIN, k=1, accepted=(0,))
     runs = [
-        compare_one(tmp_path / str(seed), noisy(PLAIN, 2 * seed + 1), plain=noisy(PLAIN, 2 * seed))
+        compare_one(tmp_path / str(seed), noisy(in_vain, 2 * seed + 1), plain=noisy(PLAIN, 2 * seed))
         for seed in range(20)
     ]
     assert sum(run.verdict is Verdict.INCONCLUSIVE for run in runs) >= 19
@@ -80,8 +92,24 @@ def test_above_temperature_zero_outputs_are_not_compared(tmp_path: Path) -> None
     assert (found.verdict, found.equal_outputs) == (Verdict.ADOPT, None)
 
 
+def refusal(path: Path, candidate: FakeScript, *, plain: FakeScript = PLAIN) -> list[str]:
+    """Return the codes of what ends a run before its first measured request."""
+    session = make_session(path, make_plan(), (plain, candidate))
+    with pytest.raises(InvalidSetup) as refused:
+        virtual_time.run(session.run())
+    assert not (path / "manifest.json").exists()
+    return [finding.code for finding in refused.value.findings]
+
+
+def test_a_candidate_that_never_drafts_ends_the_run_in_the_warm_up(tmp_path: Path) -> None:
+    assert refusal(tmp_path / "run", FakeScript(step_s=0.002)) == ["not-speculating"]
+
+
 def test_a_gain_without_a_draft_is_not_speculation(tmp_path: Path) -> None:
-    found = compare_one(tmp_path / "run", FakeScript(step_s=0.002))
+    """It drafts in the warm-up, and no more from the first measured turn on."""
+    run = run_of(tmp_path / "run", FASTER, plain=PLAIN)
+    silent = bend_turns(run, lambda turn: replace(turn, counters=replace(turn.counters, spec=SpecStats())))
+    (found,) = conclude_run(silent).decision.comparisons
     assert (found.verdict, codes(found)) == (Verdict.BLOCKED, ["not-speculating"])
 
 
@@ -90,10 +118,13 @@ def test_a_gain_beyond_the_acceptance_is_not_speculation_either(tmp_path: Path) 
     assert (found.verdict, codes(found)) == (Verdict.BLOCKED, ["unexplained-speedup"])
 
 
-def test_a_plain_server_that_speculates_is_caught(tmp_path: Path) -> None:
+def test_a_plain_server_that_speculates_ends_the_run_in_the_warm_up(tmp_path: Path) -> None:
     plain = FakeScript(k=1, accepted=(1,), step_s=0.009)
-    found = compare_one(tmp_path / "run", FASTER, plain=plain)
-    assert (found.verdict, codes(found)) == (Verdict.BLOCKED, ["plain-speculates"])
+    assert refusal(tmp_path / "run", FASTER, plain=plain) == ["plain-speculates"]
+
+
+def test_swapped_servers_are_called_swapped(tmp_path: Path) -> None:
+    assert refusal(tmp_path / "run", PLAIN, plain=FASTER) == ["swapped-servers"]
 
 
 def test_late_first_tokens_make_it_mixed(tmp_path: Path) -> None:

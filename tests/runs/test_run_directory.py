@@ -12,7 +12,7 @@ import pytest
 from tests.support.measuring import CONTEXT, FASTER, PLAIN, make_plan, make_session
 
 from draftwise.backends import virtual_time
-from draftwise.core import BackendError, Hardware, InvalidSetup
+from draftwise.core import BackendError, Hardware, InvalidSetup, SpecConfig
 from draftwise.runs import RunDirectory
 
 
@@ -177,3 +177,33 @@ def test_a_claimed_folder_goes_again_only_if_nothing_came_into_it(tmp_path: Path
     empty.leave()
     full.leave()
     assert [each.name for each in tmp_path.iterdir()] == ["b"]
+
+
+def test_why_candidates_could_remember_is_kept(tmp_path: Path) -> None:
+    plan = replace(make_plan(2), remembering={"candidate 2": "nobody knows its config"})
+    RunDirectory.claim(tmp_path / "run").begin(plan, CONTEXT)
+    assert RunDirectory(tmp_path / "run").read().plan == plan
+
+
+def test_an_earlier_run_that_does_not_say_who_could_remember_goes_by_the_configs(tmp_path: Path) -> None:
+    plan = make_plan(2)
+    plan = replace(plan, arms=(*plan.arms[:2], plan.arms[2].with_spec(SpecConfig(method="suffix"))))
+    RunDirectory.claim(tmp_path / "run").begin(plan, CONTEXT)
+    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    del manifest["remembering"]
+    (tmp_path / "run" / "manifest.json").write_text(json.dumps(manifest))
+    assert RunDirectory(tmp_path / "run").read().plan.remembering.keys() == {"candidate 2"}
+
+
+def test_a_manifest_in_which_strangers_remember_is_refused(tmp_path: Path) -> None:
+    RunDirectory.claim(tmp_path / "run").begin(replace(make_plan(), remembering={"who": "?"}), CONTEXT)
+    with pytest.raises(InvalidSetup, match="no candidate 'who'"):
+        RunDirectory(tmp_path / "run").read()
+
+
+def test_what_a_server_is_about_to_be_asked_is_read_back(tmp_path: Path) -> None:
+    directory = RunDirectory.claim(tmp_path / "run")
+    directory.add_asked("a", "code", ["1", "2"])
+    directory.add_asked("a", "prose", ["1"])
+    directory.close()
+    assert RunDirectory(tmp_path / "run").read_asked() == {("a", "code", "1"), ("a", "code", "2"), ("a", "prose", "1")}

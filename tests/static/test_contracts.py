@@ -36,7 +36,7 @@ PLANTS = [
     (NO_TORCH, "measure/sweep.py", "from draftwise.serve import messages"),
     (NO_TORCH, "version.py", "from draftwise import engine"),
     (VERBS, "cli/check.py", "from draftwise.cli.size import size"),
-    (ACYCLIC, "facts/spans.py", "from draftwise.facts.vllm import get_release"),
+    (ACYCLIC, "facts/stored.py", "from draftwise.facts.rules import get_rule"),
     (ACYCLIC, "serve/errors.py", "from draftwise.serve import app"),
     (PLANNING, "plan/check/__init__.py", "from draftwise.plan import size"),
     (PLANNING, "plan/sarif.py", "from draftwise.plan import upgrade"),

@@ -8,11 +8,11 @@ from itertools import pairwise
 from typing import Any
 
 from draftwise.checkpoints.model_config import ModelConfig
-from draftwise.core import Device, Ruling, Setup, SpecConfig
+from draftwise.core import Device, Finding, Ruling, Setup, SpecConfig
 from draftwise.facts.rules import Rulebook
 from draftwise.facts.vllm import Release, get_release, releases
 from draftwise.plan.check.context import Context
-from draftwise.plan.check.engine import choose_runner, find_early, find_v0, judge_engine
+from draftwise.plan.check.engine import choose_runner, find_early, find_runner, find_v0, judge_engine
 from draftwise.plan.check.report import Resolved
 from draftwise.plan.check.serving import find_serving
 from draftwise.plan.check.steps import collect
@@ -51,8 +51,10 @@ class Case:
             flags={**release.table("engine_defaults"), **self.args},
             given=self.args,
             spec=spec,
+            keys=spec,
             target=None if self.target is None else ModelConfig(name="target", config=self.target, origin="json"),
             drafter=None if self.drafter is None else ModelConfig(name="draft", config=self.drafter, origin="json"),
+            draft_config=self.drafter or {},
             platform="cpu" if self.device.kind == "cpu" else "cuda",
             env=self.env,
         )
@@ -69,7 +71,8 @@ def judge(context: Context, resolved: Resolved) -> tuple[Sequence[Ruling], Resol
     early = [*find_early(context), *find_v0(context, resolved)]
     if context.runs_on_v0:
         return early, resolved
-    rulings, kept = collect(judge_engine(context, resolved, choose_runner(context, resolved)))
+    early += find_runner(context, resolved, choose_runner(context, resolved))
+    rulings, kept = collect(judge_engine(context, resolved))
     return [*early, *rulings], kept
 
 
@@ -78,17 +81,17 @@ def find_engine(context: Context, resolved: Resolved) -> Sequence[Ruling]:
     return judge(context, resolved)[0]
 
 
-def find_later(context: Context, resolved: Resolved) -> Sequence[Ruling]:
+def find_later(context: Context, resolved: Resolved) -> Sequence[Finding]:
     """Return what a server says of what the engine's config leaves."""
-    return [*find_serving(context, judge(context, resolved)[1])]
+    return find_serving(context, judge(context, resolved)[1])
 
 
-def codes(rulings: Iterable[Ruling]) -> list[str]:
-    """Return the codes of rulings, in order."""
-    return [each.code for each in rulings]
+def codes(findings: Iterable[Finding]) -> list[str]:
+    """Return the codes of findings, in order."""
+    return [each.code for each in findings]
 
 
-Find = Callable[[Context, Resolved], Iterable[Ruling]]
+Find = Callable[[Context, Resolved], Iterable[Finding]]
 
 
 def spans_of(find: Find, case: Case, code: str) -> list[tuple[str, str]]:

@@ -42,6 +42,12 @@ class Silent:
     def __init__(self) -> None:
         self.first: tuple[int, int] | None = None
         self.advanced = 0
+        self.doing = ""
+        self.waited: list[str] = []
+
+    def wait(self, doing: str) -> None:
+        self.doing = doing
+        self.waited.append(doing)
 
     def start(self, total: int, done: int) -> None:
         self.first = self.first or (total, done)
@@ -79,7 +85,13 @@ def make_session(path: Path, plan: RunPlan, scripts: Sequence[FakeScript], **set
         plan=plan,
         backends=backends,
         directory=RunDirectory(path) if resume else RunDirectory.claim(path),
-        **{"context": CONTEXT, "progress": Silent(), "announce": lambda plan, pace, seconds: None, **settings},
+        **{
+            "context": CONTEXT,
+            "progress": Silent(),
+            "announce": lambda plan, pace, seconds: None,
+            "tell": lambda text: None,
+            **settings,
+        },
     )
 
 

@@ -161,7 +161,7 @@ class VllmBackend(ChildBackend):
     def _foresee(self) -> list[Finding]:
         """Return the errors that this package's own rules find, for the version that the log names."""
         # Only here: the rules take longer to import than all else, and processes that only send load import this too.
-        from draftwise.plan.judge import judge
+        from draftwise.plan.check import judge
         from draftwise.setups.read import read_words
 
         version = self._startup.values.get("engine_version") or self.setup.engine_version

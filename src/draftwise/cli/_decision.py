@@ -15,7 +15,7 @@ from rich.text import Text
 
 from draftwise.cli._console import UNBROKEN
 from draftwise.core import Comparison, Decision, Finding, Run, RunPlan, Severity, Verdict
-from draftwise.measure.warm_up import Pace
+from draftwise.measure.forecast import Pace
 from draftwise.report.actions import describe_way_back, list_actions
 from draftwise.report.conditions import describe_missing, describe_rollback, describe_unmeasured
 from draftwise.report.sentences import describe_decision
@@ -36,6 +36,7 @@ _MOST_PLACES = 4
 """Where a finding applies, beyond the first place, before they are only counted."""
 _QUIET_S = 30
 """Without an answer, after which a run says that it waits."""
+_LONGEST_STATUS = 100
 _QUIET_STEPS = 10
 """Lines that a run writes where there is no terminal to draw a bar in."""
 
@@ -60,17 +61,27 @@ class ConsoleProgress:
         self._heard = time.monotonic()
         self.doing = "starting the servers"
         """What is under way, for who wonders why nothing happens."""
+        self._status = console.status(self.doing)
 
     def __enter__(self) -> ConsoleProgress:
+        self._status.start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._status.stop()
         self._bar.stop()
+
+    def wait(self, doing: str) -> None:
+        """Show what is under way."""
+        self.doing = doing
+        self._status.update(doing[:_LONGEST_STATUS])
+        self._bar.update(self._task, description=doing)
 
     def start(self, total: int, done: int) -> None:
         """Draw the bar."""
+        self._status.stop()
         self._total, self._done = total, done
-        self.doing, self._heard = "waiting for the first answer", time.monotonic()
+        self._heard = time.monotonic()
         self._bar.update(self._task, total=total, completed=done)
         if self._console.is_terminal:
             self._bar.start()
@@ -103,8 +114,9 @@ def estimate(plan: RunPlan, pace: Pace, seconds: float) -> str:
     loads = "" if len(plan.conditions) == 1 else f"{len(plan.conditions)} conditions x "
     repeats = range(1, plan.repeats + 1)
     total = sum(len(turn.prompts) for repeat in repeats for turn in plan_turns(plan, plan.conditions, repeat))
+    once = f", {' and '.join(plan.remembering)} each prompt once:" if plan.remembering else " ="
     lines = [
-        f"{len(plan.arms)} arms x {loads}({workloads}) prompts x {plan.repeats} repetitions = "
+        f"{len(plan.arms)} arms x {loads}({workloads}) prompts x {plan.repeats} repetitions{once} "
         f"{'at most ' if plan.adaptive else ''}{total} requests, about {_duration(seconds)}"
     ]
     for condition in plan.conditions:

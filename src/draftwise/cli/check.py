@@ -13,8 +13,7 @@ from draftwise.cli._findings import report_to_dict, show_report
 from draftwise.cli._setups import read_sources, setup_arguments
 from draftwise.core import Severity
 from draftwise.facts.vllm import releases
-from draftwise.plan.check import Report
-from draftwise.plan.judge import judge
+from draftwise.plan.check import Report, judge
 from draftwise.setups.read import Reading
 
 __all__ = ["check"]

@@ -21,10 +21,11 @@ from draftwise.cli._loads import Finite, conditions, load_options
 from draftwise.core import BackendError, InvalidSetup, LaunchOptions, RunPlan, StorageError
 from draftwise.decide.conclusions import conclude_run
 from draftwise.measure import measurement as measure
+from draftwise.measure.forecast import Pace
 from draftwise.measure.load.loop import precise_loop
+from draftwise.measure.planning import explain_sharing
 from draftwise.measure.session import Session
 from draftwise.measure.spec import ENGINES, Candidate, MeasurementSpec
-from draftwise.measure.warm_up import Pace
 from draftwise.report.page import write_conclusions
 from draftwise.runs import RunDirectory
 from draftwise.workloads import BUNDLED
@@ -43,9 +44,9 @@ _INTERRUPTED = 130
               help="code, prose, rewrite, a log or trace, synthetic:...; see docs/measuring.md.")  # fmt: skip
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Run directory  [default: runs/TIME]")
 @click.option("--resume", type=click.Path(path_type=Path), metavar="DIR", help="Go on with an unfinished run.")
-@click.option("--prompts", type=click.IntRange(1), metavar="N", help="Per workload; overrides --minutes.")
-@click.option("--minutes", type=Finite(0, min_open=True), default=10, show_default=True,
-              help="As many prompts as fit in about this time; after it, no load is added to the sweep.")  # fmt: skip
+@click.option("--prompts", type=click.IntRange(1), metavar="N", help="Per workload.")
+@click.option("--minutes", type=Finite(0, min_open=True),
+              help="For all of it; what does not fit is left out  [default: 10; with --prompts none]")  # fmt: skip
 @click.option("--repeats", type=click.IntRange(1), default=5, show_default=True, help="Repetitions of the prompts.")
 @click.option("--warmup", type=click.IntRange(1), default=3, show_default=True, help="Discarded requests per arm.")
 @click.option("--seed", type=int, default=0, show_default=True)
@@ -89,25 +90,27 @@ def decide(ctx: click.Context, /, resume: Path | None, api_key_env: str | None, 
         if conflict := spec.find_conflict():
             raise click.UsageError(conflict)
         measurement = measure.prepare(spec, tell)
-    with ConsoleProgress(console) as progress, console.status("starting the servers") as status:
-
-        def wait(line: str) -> None:
-            progress.doing = line
-            status.update(line[:100])
+    with ConsoleProgress(console) as progress:
 
         def announce(final: RunPlan, pace: Pace, seconds: float) -> None:
-            status.stop()
             console.print(estimate(final, pace, seconds), soft_wrap=True)
+            if (final.workloads, final.remembering) != (measurement.plan.workloads, measurement.plan.remembering):
+                for line in explain_sharing(final):
+                    tell(line)
 
-        session = measurement.open(progress, tell=tell, announce=announce, on_wait=wait)
-        failure = _measure(session, progress)
+        session = measurement.open(progress, tell=tell, announce=announce, on_wait=progress.wait)
+        try:
+            failure = _measure(session, progress)
+        except InvalidSetup:
+            measurement.directory.leave()
+            raise
     _finish(measurement.directory, as_json=as_json, failure=failure)
 
 
 def _refuse_others(ctx: click.Context) -> None:
     """Refuse options that would change a run that is under way."""
     given = [each for each in ctx.command.params if _is_given(ctx, each)]
-    stay = {"resume", "api_key_env", "processes", "as_json"}
+    stay = {"resume", "api_key_env", "processes", "minutes", "as_json"}
     if others := sorted(
         each.opts[0] if each.opts[0].startswith("-") else "TARGET" for each in given if each.name not in stay
     ):

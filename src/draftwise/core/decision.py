@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import chain
 
@@ -11,6 +11,7 @@ from draftwise.core.comparison import Comparison
 from draftwise.core.config import SpecConfig
 from draftwise.core.finding import Finding, Severity
 from draftwise.core.load import Condition
+from draftwise.core.run import Omission
 
 __all__ = [
     "Band",
@@ -131,6 +132,8 @@ class Scope:
 
     workloads: Mapping[str, int]
     """Number of prompts by name."""
+    repeats: Mapping[str, int] = field(default_factory=dict)
+    """How many of them repeat an earlier one, where some do: that repetition is part of the traffic."""
     conditions: tuple[Condition, ...]
     model: str = ""
     dtype: str = ""
@@ -159,6 +162,9 @@ class UnmeasuredCell:
     """Paired blocks of repetitions that are not whole."""
     blocks_each: int = 1
     """Paired blocks of a whole repetition."""
+    needed: int | None = None
+    """Prompts of its own with which it would have been planned: it could remember answers, and is asked no prompt
+    twice. None where it was planned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,6 +190,8 @@ class Decision:
     """The engine's own schedules by batch size that do what the bands say."""
     unmeasured: tuple[UnmeasuredCell, ...] = ()
     """What was planned and not measured: an interrupted run says so."""
+    omissions: tuple[Omission, ...] = ()
+    """What of it was left out for lack of time, and on what evidence."""
     num_unfinished: int = 0
     """Answers of turns that were cut off: they are on disk and not used."""
 

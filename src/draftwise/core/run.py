@@ -22,6 +22,7 @@ __all__ = [
     "Counters",
     "Disturbance",
     "Divergence",
+    "Omission",
     "Run",
     "RunPlan",
     "ServerLoad",
@@ -200,6 +201,8 @@ class TurnRecord:
     """Which part of the workload: turns of one repetition, block, condition and attempt are a paired block."""
     attempt: int = 0
     """How often the block had been taken before, because the machine was disturbed."""
+    is_warm: bool = True
+    """False while the pace of the arm's server had not become steady in the warm-up."""
     began_s: float = 0.0
     """Seconds since the epoch."""
     client: ClientHealth = field(default_factory=ClientHealth)
@@ -266,6 +269,16 @@ class Settled:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Omission:
+    """Something that was not measured because the time was needed for the rest."""
+
+    what: str
+    """Of the plan: `repetitions 4 to 5`, `the load c=4`, `candidate eagle k=3`."""
+    reason: str
+    """A clause with its evidence: `they would take 210 s and 95 s are left`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """Everything a run left behind; every number of a report is a function of it."""
 
@@ -278,6 +291,8 @@ class Run:
     """Conditions that were not planned: loads between planned ones, measured to find where speculation stops paying."""
     settled: tuple[Settled, ...] = ()
     """Cells that were stopped early, their verdict being settled."""
+    omissions: tuple[Omission, ...] = ()
+    """What was left out for lack of time, in the order in which that was decided."""
     num_unfinished: int = 0
     """Answers on disk of turns that were cut off; no number includes them, as such a turn's load was incomplete."""
     disturbances: tuple[Disturbance, ...] = ()

@@ -29,6 +29,11 @@ class Prompt:
     answer_token_ids: tuple[int, ...] = ()
     """Of `answer`, by the model that was recorded; empty where the recording has none."""
 
+    @property
+    def content(self) -> tuple[str | None, str]:
+        """What is to be continued or answered: what caches know a prompt by."""
+        return self.text, repr(self.messages)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON line of what is sent, as a workload file has it."""
         content = {"messages": list(self.messages)} if self.messages else {"prompt": self.text}
@@ -55,6 +60,11 @@ class Workload:
         """Hash of exactly what is sent: two runs with equal hashes measured the same prompts."""
         lines = [json.dumps(prompt.to_dict(), sort_keys=True) for prompt in self.prompts]
         return sha256("\n".join(lines).encode()).hexdigest()
+
+    @property
+    def num_repeats(self) -> int:
+        """Prompts whose content an earlier one has."""
+        return len(self.prompts) - len({prompt.content for prompt in self.prompts})
 
     def without_answers(self) -> Workload:
         """Return the workload as it is sent: without what was answered when it was recorded."""

@@ -123,5 +123,6 @@ def _decide(evidence: Evidence, latencies: Sequence[Latencies]) -> Decision:
         bands=sweeps.bands,
         schedules=sweeps.schedules,
         unmeasured=reach.unmeasured,
+        omissions=run.omissions,
         num_unfinished=run.num_unfinished,
     )

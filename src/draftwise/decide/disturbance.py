@@ -14,20 +14,30 @@ under arrivals that do not wait: a burst is part of that load.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import fmean, median
 
 from draftwise.core import Answer, Disturbance, Run, TurnRecord
-from draftwise.decide.machine import MachineUse, measure_use
 from draftwise.decide.thresholds import Thresholds, get_thresholds
 
-__all__ = ["AttemptKey", "attempt_key", "find_disturbances", "set_aside_disturbed"]
+__all__ = [
+    "LONGEST_GAP_S",
+    "AttemptKey",
+    "MachineUse",
+    "attempt_key",
+    "find_disturbances",
+    "measure_use",
+    "set_aside_disturbed",
+]
 
 AttemptKey = tuple[str, str, int, int, int]
 """Workload, condition, repetition, block and attempt: the turns of all arms with one key are a paired block."""
 
+LONGEST_GAP_S = 60.0
+"""Between the end of one turn and the begin of the next; more is another session."""
+_COUNTERS = ("busy_s", "steal_s", "own_s", "quota_stopped_s", "waited_s", "thermal_stops")
 _NEIGHBOURS = 16
 """Nearest turns of like work that a turn is compared with."""
 _FEWEST_NEIGHBOURS = 4
@@ -40,6 +50,7 @@ _LIKE_ROWS = math.log(1.1)
 _LIKE_LENGTH = math.log(1.5)
 _SHORT = 256
 """Tokens of context up to which a step, or the first token, takes hardly longer than with none."""
+_COLD = "the server's pace had not become steady in the warm-up"
 _TICKS_S = 0.05
 """CPU time that clock ticks of 10 ms can tell from none."""
 
@@ -108,7 +119,7 @@ def _find_counting(turns: Iterable[TurnRecord], disturbed: set[AttemptKey]) -> s
 def _find_reasons(run: Run, thresholds: Thresholds) -> dict[int, str]:
     """Return by number what disturbed a turn; the machine's own word comes before what the pace shows."""
     is_ours = all(arm.url is None for arm in run.plan.arms)
-    reasons: dict[int, str] = {}
+    reasons = {turn.turn: _COLD for turn in run.turns if not turn.is_warm}
     for series, least, clause in _list_series(run, thresholds):
         for reading, ratio in _find_far(series, math.log(1 + least)):
             reasons[reading.turn.turn] = clause.format(ratio)
@@ -145,6 +156,45 @@ def _is_crowded(use: MachineUse, busy: float, thresholds: Thresholds) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MachineUse:
+    """What the counters of the machine grew by over a turn, and since the turn before it ended."""
+
+    turn: TurnRecord
+    seconds: float
+    cpu: Mapping[str, float]
+    """By the names of `draftwise.measure.device_state`; without those that cannot be read."""
+
+    @property
+    def cores(self) -> int:
+        """Of the machine."""
+        return int(self.turn.device.get("cpu", {}).get("cores") or 1)
+
+    @property
+    def foreign_s(self) -> float | None:
+        """CPU seconds that neither the measuring process nor the servers it started used; None where not known."""
+        return self.cpu["busy_s"] - self.cpu["own_s"] if {"busy_s", "own_s"} <= self.cpu.keys() else None
+
+
+def measure_use(turns: Iterable[TurnRecord]) -> list[MachineUse]:
+    """Return the use of the machine turn by turn, in the order of the run.
+
+    Left out are turns before which, or after which, nothing was read, and those between which the run paused, or the
+    machine started anew.
+    """
+    ordered = sorted(turns, key=lambda each: each.turn)
+    return [use for before, after in pairwise(ordered) if (use := _measure(before, after)) is not None]
+
+
+def _measure(before: TurnRecord, after: TurnRecord) -> MachineUse | None:
+    seconds = after.device.get("monotonic_s", 0) - before.device.get("monotonic_s", 0)
+    if not (before.device and after.device and 0 < seconds < after.wall_s + LONGEST_GAP_S):
+        return None
+    old, new = before.device.get("cpu", {}), after.device.get("cpu", {})
+    cpu = {name: new[name] - old[name] for name in _COUNTERS if name in old and name in new}
+    return None if any(value < 0 for value in cpu.values()) else MachineUse(turn=after, seconds=seconds, cpu=cpu)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Reading:
     """A number of a turn, to be compared with those of turns that did like work."""
 
@@ -164,7 +214,10 @@ class _Reading:
 
 
 def _list_series(run: Run, thresholds: Thresholds) -> Iterator[tuple[list[_Reading], float, str]]:
-    """Yield comparable readings in the order of the run, the least deviation that counts, and what to say of it."""
+    """Yield comparable readings in the order of the run, the least deviation that counts, and what to say of it.
+
+    What says most comes last.
+    """
     around = "{:.2f}x that of the turns around it"
     closed = {each.label for each in run.conditions if each.concurrency is not None}
     drafting = {arm.name: arm.spec is not None for arm in run.plan.arms}
@@ -180,11 +233,11 @@ def _list_series(run: Run, thresholds: Thresholds) -> Iterator[tuple[list[_Readi
         if turn.condition in closed and (mine := answers.get(turn.turn)):
             paces.setdefault(place, []).extend(_read_pace(turn, mine, is_drafting=drafting[turn.arm]))
             firsts.setdefault(place, []).extend(_read_first_token(turn, mine))
-    yield from ((each, thresholds.turn_pace, f"the time of a decoding step was {around}") for each in paces.values())
-    yield from ((each, thresholds.turn_first, f"the time to the first token was {around}") for each in firsts.values())
     clocks = ((turn, turn.device.get("cpu", {}).get("mhz")) for turn in ordered)
     clock = [_Reading(turn=turn, log=math.log(mhz)) for turn, mhz in clocks if mhz]
     yield clock, thresholds.turn_pace, f"the CPU's clock was {around}"
+    yield from ((each, thresholds.turn_first, f"the time to the first token was {around}") for each in firsts.values())
+    yield from ((each, thresholds.turn_pace, f"the time of a decoding step was {around}") for each in paces.values())
 
 
 def _read_pace(turn: TurnRecord, answers: Sequence[Answer], *, is_drafting: bool) -> Iterator[_Reading]:

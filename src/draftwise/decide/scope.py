@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from itertools import product
 
 from draftwise.core import (
-    Condition,
     Hardware,
     Run,
     RunContext,
@@ -16,9 +15,9 @@ from draftwise.core import (
     ServerRecord,
     TargetModel,
     UnmeasuredCell,
-    Workload,
 )
-from draftwise.runs.blocks import blocks
+from draftwise.runs.asked_once import count_needed
+from draftwise.runs.schedule import list_planned
 
 __all__ = ["Reach", "find_missing", "find_reach"]
 
@@ -49,6 +48,7 @@ def _find_scope(run: Run) -> Scope:
     model = run.context.model
     return Scope(
         workloads={each.name: len(each.prompts) for each in run.plan.workloads},
+        repeats={each.name: each.num_repeats for each in run.plan.workloads if each.num_repeats},
         conditions=tuple(each for each in run.conditions if each.label in measured),
         model=model.name or "",
         dtype=model.dtype or "",
@@ -71,45 +71,35 @@ def _list_versions(run: Run) -> Iterator[str]:
 
 
 def _find_unmeasured(run: Run) -> Iterator[UnmeasuredCell]:
-    """Yield the cells with fewer repetitions than were planned.
+    """Yield the cells with fewer repetitions than were planned, and those for which a workload has too few prompts.
 
     A block counts when the candidate and the baseline both finished it. Cells that an adaptive run stopped early had
     all the repetitions that they needed.
     """
     baseline, *candidates = (arm.name for arm in run.plan.arms)
-    stopped = {each.key: each.passes for each in run.settled}
+    stopped = {each.key for each in run.settled}
     done = {(turn.arm, turn.workload, turn.condition, turn.repeat, turn.block) for turn in run.turns}
-    for workload, condition in product(run.plan.workloads, run.conditions):
-        size = len(blocks(workload, condition, run.plan.turn_s))
-        for candidate in candidates:
-            planned = stopped.get((workload.name, condition.label, candidate), run.plan.repeats)
-            counts = [
-                sum(
-                    _have_both(done, (baseline, candidate), workload, condition, repeat, block) for block in range(size)
-                )
-                for repeat in range(1, planned + 1)
-            ]
-            if sum(counts) < planned * size:
-                yield UnmeasuredCell(
-                    candidate=candidate,
-                    workload=workload.name,
-                    condition=condition,
-                    repetitions=counts.count(size),
-                    planned=planned,
-                    odd_blocks=sum(count for count in counts if count < size),
-                    blocks_each=size,
-                )
-
-
-def _have_both(
-    done: set[tuple[str, str, str, int, int]],
-    arms: tuple[str, str],
-    workload: Workload,
-    condition: Condition,
-    repeat: int,
-    block: int,
-) -> bool:
-    return all((arm, workload.name, condition.label, repeat, block) in done for arm in arms)
+    planned = list_planned(run)
+    for workload, condition, candidate in product(run.plan.workloads, run.conditions, candidates):
+        place = (workload.name, condition.label)
+        wanted = planned.get((candidate, *place), {})
+        counts = {
+            repeat: sum(all((arm, *place, repeat, block) in done for arm in (baseline, candidate)) for block in numbers)
+            for repeat, numbers in wanted.items()
+        }
+        whole = [repeat for repeat, numbers in wanted.items() if counts[repeat] == len(numbers)]
+        never = not wanted and (*place, candidate) not in stopped
+        if never or len(whole) < len(wanted):
+            yield UnmeasuredCell(
+                candidate=candidate,
+                workload=workload.name,
+                condition=condition,
+                repetitions=len(whole),
+                planned=len(wanted),
+                odd_blocks=sum(count for repeat, count in counts.items() if repeat not in whole),
+                blocks_each=max(map(len, wanted.values()), default=0),
+                needed=count_needed(workload, condition, run.plan.turn_s) if never else None,
+            )
 
 
 def find_missing(plan: RunPlan, context: RunContext) -> tuple[str, ...]:

@@ -65,7 +65,7 @@ class Thresholds:
     """Share of the time for which quotas, hypervisors or heat may hold processes up."""
     other_processes: float = 0.10
     """Share of a machine's cores that others may use."""
-    turn_held_up: float = 0.05
+    turn_held_up: float = 0.10
     """Share of a turn's time, or of the CPU time wanted in it, from which quotas and hypervisors disturb the turn."""
     turn_waited: float = 0.10
     """Share of a turn's time in which something waited for a core, from which other processes disturb the turn."""
@@ -96,10 +96,6 @@ class Thresholds:
     def has_slo(self) -> bool:
         """Whether the operator has promised any latency."""
         return (self.slo_ttft_s, self.slo_tpot_s, self.slo_e2e_s) != (None, None, None)
-
-    def tie_gap_of(self, dtype: str | None) -> float:
-        """Return the gap for a precision; unknown precisions count as bfloat16."""
-        return self.tie_gap.get(dtype or "", self.tie_gap["bfloat16"])
 
 
 def get_thresholds(run: Run) -> Thresholds:

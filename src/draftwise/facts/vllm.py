@@ -7,7 +7,7 @@ when it is first asked for.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
@@ -17,13 +17,37 @@ from typing import Any
 from packaging.version import InvalidVersion, Version
 
 from draftwise.core import InvalidSetup
-from draftwise.facts.spans import Row, Span, decode
 
-__all__ = ["Release", "Span", "get_release", "history", "releases", "topics"]
+__all__ = ["Release", "Row", "Span", "decode", "get_release", "history", "releases", "topics"]
 
 _DATA = files("draftwise.facts").joinpath("data/vllm")
 _RELEASES = "releases.json"
 _NEWEST = frozenset({"newest", "latest"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """One value over a range of releases."""
+
+    since: Version
+    """First release that has the value; the oldest covered one may represent older ones."""
+    until: Version | None
+    """Last release that has it, included; None while the newest one does."""
+    value: Any
+    source: str
+    """Release, file and symbol where the value was first read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A span as stored in a data file, with releases as text."""
+
+    key: str
+    value: Any
+    since: str
+    until: str | None
+    source: str
+    """File and symbol in the release named by `since`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,3 +167,10 @@ def _table(topic: str, release: str) -> Mapping[str, Row]:
 @cache
 def _values(topic: str, release: str) -> Mapping[str, Any]:
     return MappingProxyType({key: row.value for key, row in _table(topic, release).items()})
+
+
+def decode(releases: Sequence[str], rows: Iterable[Row], release: str) -> dict[str, Row]:
+    """Return the row of each key that holds in one release: the inverse of what `python -m catalogue build` encodes."""
+    order = {name: index for index, name in enumerate(releases)}
+    at, last = order[release], len(releases) - 1
+    return {row.key: row for row in rows if order[row.since] <= at <= (last if row.until is None else order[row.until])}

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from draftwise.core import Decision, RunPlan
 from draftwise.measure.experiment import NoProgress
+from draftwise.measure.forecast import Pace
 from draftwise.measure.load.loop import precise_loop
 from draftwise.measure.measurement import prepare
 from draftwise.measure.spec import MeasurementSpec
-from draftwise.measure.warm_up import Pace
 from draftwise.report.page import write_report
 from draftwise.report.sentences import describe_decision
 

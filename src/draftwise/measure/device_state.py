@@ -9,12 +9,14 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-__all__ = ["DeviceWatch", "read_cpu_state", "read_device_state", "read_gpu_states"]
+__all__ = ["DeviceReader", "DeviceWatch", "read_cpu_state", "read_device_state", "read_gpu_states"]
+
+DeviceReader = Callable[[], Awaitable[Mapping[str, Any]]]
 
 _ROOT = Path("/")
 _TIMEOUT_S = 5.0

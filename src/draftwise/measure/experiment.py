@@ -4,29 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from draftwise.backends import Backend
 from draftwise.core import Answer, ClientHealth, RunPlan, StorageError, TurnRecord
+from draftwise.measure.device_state import DeviceReader
 from draftwise.measure.load.client import Client
 from draftwise.measure.load.drive import drive
 from draftwise.measure.load.worker_pool import WorkerPool, count_processes
 from draftwise.runs import RunDirectory
 from draftwise.runs.schedule import Turn
 
-__all__ = ["DeviceReader", "Experiment", "NoProgress", "Progress", "no_device"]
+__all__ = ["Experiment", "NoProgress", "Progress", "no_device"]
 
 _DRAIN_S = 10.0
 """How long a server may still work on requests that were cancelled."""
 _DRAIN_POLL_S = 0.005
 
-DeviceReader = Callable[[], Awaitable[Mapping[str, Any]]]
-
 
 class Progress(Protocol):
     """Receives how far a run is."""
+
+    doing: str
+    """What is under way."""
+
+    def wait(self, doing: str) -> None:
+        """Take what is under way, e.g. `warming up plain at c=16`."""
 
     def start(self, total: int, done: int) -> None:
         """Take how many requests there are, and how many are answered; called again whenever the plan changes."""
@@ -37,6 +42,12 @@ class Progress(Protocol):
 
 class NoProgress:
     """Shows no progress."""
+
+    doing = "starting"
+
+    def wait(self, doing: str) -> None:
+        """Note what is under way."""
+        self.doing = doing
 
     def start(self, total: int, done: int) -> None:
         """Do nothing."""
@@ -59,6 +70,7 @@ class Experiment:
         progress: updated as requests are answered.
         read_device: reads clocks and temperatures after a turn.
         processes: of the load generator; None for as many as the load needs.
+        cold: arms whose servers had not become steady in the warm-up, until they have.
     """
 
     plan: RunPlan
@@ -67,6 +79,7 @@ class Experiment:
     progress: Progress
     read_device: DeviceReader = no_device
     processes: int | None = None
+    cold: set[str] = field(default_factory=set)
     num_answers: int = field(default=0, init=False)
     """Measured requests of finished turns."""
     _measured: set[tuple[str, str, str, int, int, int]] = field(default_factory=set, init=False)
@@ -87,16 +100,17 @@ class Experiment:
         """Return whether a turn is measured."""
         return turn.key in self._measured
 
-    async def run(self, turns: Iterable[Turn]) -> None:
-        """Measure what is missing of some turns.
+    async def take(self, turn: Turn) -> bool:
+        """Measure a turn that is missing; return whether it was, and could be asked.
 
         Raises:
             BackendError: a server broke; what was measured is on disk.
             StorageError: the disk is full; what was measured is on disk.
         """
-        for turn in turns:
-            if not self.has(turn) and self._may_ask(turn):
-                await self._take(turn)
+        if self.has(turn) or not self._may_ask(turn):
+            return False
+        await self._take(turn)
+        return True
 
     def _may_ask(self, turn: Turn) -> bool:
         """Return whether nothing in a turn is asked again of a server that could remember it; note what it asks.
@@ -132,6 +146,7 @@ class Experiment:
             repeat=turn.repeat,
             block=turn.block,
             attempt=turn.attempt,
+            is_warm=turn.arm not in self.cold,
             counters=growth,
             wall_s=wall_s,
             began_s=began_s,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -16,7 +16,7 @@ from draftwise.measure.experiment import Progress
 from draftwise.measure.planning import make_plan
 from draftwise.measure.servers import build_backends, judge_backends
 from draftwise.measure.session import Announce, Session
-from draftwise.measure.spec import MeasurementSpec
+from draftwise.measure.spec import DEFAULT_MINUTES, MeasurementSpec
 from draftwise.runs import RunDirectory
 
 __all__ = ["Measurement", "prepare", "resume"]
@@ -33,9 +33,9 @@ class Measurement:
     api_key: str | None = field(default=None, repr=False)
     processes: int | None = None
     budget_s: float | None = None
-    """Time for which the number of prompts is chosen; None takes them all."""
-    search_s: float = math.inf
-    """Time after which no load is added in search of a crossover."""
+    """Time for all of it, from `made_s` to the report; None for as long as it takes."""
+    made_s: float = field(default_factory=time.monotonic)
+    """When it was made, on the monotonic clock."""
 
     def open(
         self,
@@ -49,7 +49,7 @@ class Measurement:
 
         Args:
             progress: updated as requests are answered.
-            tell: called with what `check` warns of in the setups.
+            tell: called with what `check` warns of in the setups, and what is noticed or left out later.
             announce: as `Session` has it.
             on_wait: called with what a server does while it starts.
 
@@ -74,8 +74,9 @@ class Measurement:
             announce=announce,
             processes=self.processes,
             resume=self.is_resumed,
+            tell=tell,
             budget_s=self.budget_s,
-            search_s=self.search_s,
+            spent_s=time.monotonic() - self.made_s,
         )
 
 
@@ -93,12 +94,20 @@ def prepare(spec: MeasurementSpec, tell: Callable[[str], None]) -> Measurement:
         directory=RunDirectory.claim(spec.out or Path("runs", datetime.now().strftime("%Y%m%d-%H%M%S"))),
         api_key=spec.api_key,
         processes=spec.processes,
-        budget_s=None if spec.prompts else 60 * spec.minutes,
-        search_s=60 * spec.minutes,
+        budget_s=_find_budget(spec),
     )
 
 
-def resume(path: Path, *, api_key: str | None = None, processes: int | None = None, minutes: float = 10) -> Measurement:
+def _find_budget(spec: MeasurementSpec) -> float | None:
+    """Return the seconds that were asked for; None where only a number of prompts was."""
+    if spec.minutes is None:
+        return None if spec.prompts else 60 * DEFAULT_MINUTES
+    return 60 * spec.minutes
+
+
+def resume(
+    path: Path, *, api_key: str | None = None, processes: int | None = None, minutes: float | None = None
+) -> Measurement:
     """Return the rest of a run that was begun.
 
     Raises:
@@ -115,7 +124,7 @@ def resume(path: Path, *, api_key: str | None = None, processes: int | None = No
         is_resumed=True,
         api_key=api_key,
         processes=processes,
-        search_s=60 * minutes,
+        budget_s=None if minutes is None else 60 * minutes,
     )
 
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from draftwise.core import Finding, InvalidSetup, Replay, RunPlan, Severity, Workload
 from draftwise.facts.remembering import find_remembering
 from draftwise.measure.arms import make_arms
 from draftwise.measure.spec import DEFAULT_CANDIDATES, MeasurementSpec
+from draftwise.runs.asked_once import count_needed, share_out
 from draftwise.workloads import check_workloads, find_tokens, load_workloads, profile_workload
 
-__all__ = ["make_plan"]
+__all__ = ["explain_sharing", "make_plan"]
 
 
 def make_plan(spec: MeasurementSpec, tell: Callable[[str], None]) -> RunPlan:
@@ -44,7 +45,7 @@ def make_plan(spec: MeasurementSpec, tell: Callable[[str], None]) -> RunPlan:
     )
     for finding in _check_prompts(plan):
         tell(f"{finding.severity}: {finding}")
-    for line in _profile(workloads, spec.target):
+    for line in (*_profile(workloads, spec.target), *explain_sharing(plan)):
         tell(line)
     return plan
 
@@ -70,6 +71,36 @@ def _check_prompts(plan: RunPlan) -> list[Finding]:
     if faults := [finding for finding in findings if finding.severity is Severity.ERROR]:
         raise InvalidSetup(faults)
     return list(findings)
+
+
+def explain_sharing(plan: RunPlan) -> Iterator[str]:
+    """Yield a line on each candidate that is asked no prompt twice, and on each workload that is too short for that."""
+    for name, reason in plan.remembering.items():
+        yield f"{name} is asked no prompt twice, as it could remember answers: {reason}."
+    for finding in _check_shares(plan):
+        yield f"{finding.severity}: {finding}"
+
+
+def _check_shares(plan: RunPlan) -> Iterator[Finding]:
+    """Yield the workloads that are too short for every load, where a candidate is asked no prompt twice."""
+    for workload in plan.workloads if plan.remembering else ():
+        carried = {label for label, _ in share_out(plan, workload)}
+        if short := [each for each in plan.conditions if each.label not in carried]:
+            needed = ", ".join(f"{each.label} would need {count_needed(workload, each, plan.turn_s)}" for each in short)
+            at = [each.label for each in plan.conditions if each.label in carried]
+            yield Finding(
+                code="too-few-to-ask-once",
+                severity=Severity.WARNING,
+                message=f"{len(workload.prompts)} prompts are too few for {_join(plan.remembering)}, asked each of "
+                f"them once: {f'measured at {_join(at)}' if at else 'not measured'}; {needed} prompts of its own.",
+                where=workload.name,
+                fix="Give more prompts, fewer loads, or a config that remembers nothing.",
+            )
+
+
+def _join(names: Iterable[str]) -> str:
+    *others, last = names
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def _profile(workloads: tuple[Workload, ...], target: str | None) -> Iterator[str]:

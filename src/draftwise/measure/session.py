@@ -5,21 +5,25 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from draftwise.backends import Backend
-from draftwise.core import InvalidSetup, RunContext, RunPlan
+from draftwise.core import BackendError, InvalidSetup, Omission, Prompt, RunContext, RunPlan
 from draftwise.decide.comparison.cell import ALL, make_cells
 from draftwise.decide.disturbance import set_aside_disturbed
+from draftwise.measure.budget import Budget
 from draftwise.measure.context import describe_server
+from draftwise.measure.device_state import DeviceReader
 from draftwise.measure.divergences import examine
-from draftwise.measure.experiment import DeviceReader, Experiment, Progress, no_device
+from draftwise.measure.experiment import Experiment, Progress, no_device
+from draftwise.measure.forecast import Forecast, Pace, fit_plan
 from draftwise.measure.load.client import Client
+from draftwise.measure.pilot import look_at_outputs, make_forecast, spare_prompts
+from draftwise.measure.preflight import check_addresses, check_drafting
 from draftwise.measure.sweep import Sweep
-from draftwise.measure.warm_up import Pace, expect_seconds, fit_prompts, greet_all, measure_lengths, warm_up
+from draftwise.measure.warm_up import WarmUp, greet_all, presume_warm_prefixes, settle, warm_up
 from draftwise.runs import RunDirectory
 
 __all__ = ["Announce", "Session"]
@@ -42,9 +46,10 @@ class Session:
         read_device: reads the state of the machine after every turn.
         processes: of the load generator; None for as many as the load needs.
         resume: whether the directory holds the plan's earlier turns.
-        budget_s: time for which a new run chooses its number of prompts; None takes them all.
-        search_s: time from the first measured request after which no load is added in search of a crossover.
+        budget_s: time for all of it, the report included; None for as long as it takes.
+        spent_s: time that had passed before.
         announce: called with what is going to be measured, and how long that takes.
+        tell: called with what was noticed or left out, one sentence each.
     """
 
     plan: RunPlan
@@ -53,64 +58,124 @@ class Session:
     context: RunContext
     progress: Progress
     announce: Announce
+    tell: Callable[[str], None]
     read_device: DeviceReader = no_device
     processes: int | None = None
     resume: bool = False
     budget_s: float | None = None
-    search_s: float = math.inf
+    spent_s: float = 0.0
 
     async def run(self) -> None:
         """Measure.
 
         Raises:
-            BackendError: a server failed.
-            InvalidSetup: the run is resumed on other hardware or software.
+            BackendError: a server failed, or had not answered when the time was over.
+            InvalidSetup: the run is resumed on other hardware or software, or a server is not what it should be.
         """
+        began = asyncio.get_running_loop().time() - self.spent_s
+        budget = Budget(seconds=math.inf if self.budget_s is None else self.budget_s, began=began)
         try:
-            await _together([backend.start() for backend in self.backends])
-            clients = await greet_all(self.backends, self.plan, salt=secrets.token_hex(4))
-            await self._begin(clients, await warm_up(clients, self.plan))
-            self.directory.reserve()
-            await asyncio.gather(*(backend.rest() for backend in self.backends))
-            experiment = Experiment(
-                plan=self.plan,
-                directory=self.directory,
-                clients=clients,
-                progress=self.progress,
-                read_device=self.read_device,
-                processes=self.processes,
-            )
-            try:
-                await Sweep(experiment=experiment, ends_at=time.monotonic() + self.search_s).run()
-            finally:
-                experiment.close()
-            await asyncio.gather(*(backend.wake() for backend in self.backends))
-            await self._examine_differences(clients)
+            async with asyncio.timeout_at(budget.cut_at) as cut:
+                await self._measure(budget)
+        except TimeoutError:
+            if not cut.expired():
+                raise
+            raise BackendError(
+                f"The time was over while something was still under way: {self.progress.doing}. What is measured "
+                "counts; give more --minutes, or see what the server's log says."
+            ) from None
         finally:
             self.directory.close()
             await asyncio.gather(*(backend.stop() for backend in self.backends), return_exceptions=True)
 
-    async def _begin(self, clients: Mapping[str, Client], pace: Pace) -> None:
-        """Settle what is measured, write it down and say so."""
-        shares = await measure_lengths(clients[self.plan.arms[0].name], self.plan)
-        servers = {backend.name: await describe_server(backend) for backend in self.backends}
+    async def _measure(self, budget: Budget) -> None:
+        check_addresses(self.plan.arms)
+        self.progress.wait("starting the servers")
+        await _together([backend.start() for backend in self.backends])
+        clients = await greet_all(self.backends, self.plan, salt=secrets.token_hex(4))
+        if not self.resume:
+            self.plan = presume_warm_prefixes(self.plan, clients)
+        warm, forecast = await self._warm_up(clients, budget)
+        await self._begin(forecast, budget)
+        self.directory.reserve()
+        experiment = Experiment(
+            plan=self.plan,
+            directory=self.directory,
+            clients={arm.name: clients[arm.name] for arm in self.plan.arms},
+            progress=self.progress,
+            read_device=self.read_device,
+            processes=self.processes,
+            cold=set(warm.unsteady),
+        )
+        sweep = Sweep(experiment=experiment, forecast=forecast, budget=budget, tell=self.tell)
+        self.announce(self.plan, warm.pace, sweep.expect_seconds())
+        try:
+            await sweep.run()
+        finally:
+            experiment.close()
+        await asyncio.gather(*(backend.wake() for backend in self.backends))
+        await self._examine_differences(clients, budget)
+
+    async def _warm_up(self, clients: Mapping[str, Client], budget: Budget) -> tuple[WarmUp, Forecast]:
+        """Warm all servers up, see to it that they are what they should be, and look at a few of their outputs."""
+        clock, wait = asyncio.get_running_loop().time, self.progress.wait
+        warm = await warm_up(clients, self.plan, ends_at=budget.warm_up_end(clock()), wait=wait)
+        for finding in check_drafting(self.plan, warm.counters):
+            self.tell(f"{finding.severity}: {finding}")
+        for arm, label in warm.unsteady.items():
+            self.tell(
+                f"{arm}: its pace at {label} was not steady after the warm-up: its first turns count as disturbed."
+            )
+        if (unrest := await settle(self.read_device, ends_at=budget.settle_end(clock()), wait=wait)) is not None:
+            self.tell(f"The machine did not come to rest: {unrest}.")
+        spared: Mapping[str, tuple[Prompt, ...]] = {}
+        if budget.is_bounded and not self.resume:
+            self.plan, spared = spare_prompts(self.plan)
+        pilots = await look_at_outputs(clients, self.plan, spared, ends_at=budget.pilot_end(clock()), wait=wait)
+        overhead_s = await self._time_readings()
+        return warm, make_forecast(self.plan, warm, pilots, overhead_s)
+
+    async def _time_readings(self) -> float:
+        """Return the seconds that each turn takes beside its requests."""
+        clock, backend = asyncio.get_running_loop().time, self.backends[0]
+        began = clock()
+        await backend.wake()
+        for _ in range(2):
+            await backend.gauges()
+            await backend.counters()
+        await backend.rest()
+        await self.read_device()
+        return clock() - began
+
+    async def _begin(self, forecast: Forecast, budget: Budget) -> None:
+        """Settle what is measured, and write it down."""
+        omissions: list[Omission] = []
+        if budget.is_bounded and not self.resume:
+            left_s = budget.turns_end - asyncio.get_running_loop().time()
+            self.plan, omissions = fit_plan(self.plan, forecast, left_s)
+        names = [arm.name for arm in self.plan.arms]
+        servers = {each.name: await describe_server(each) for each in self.backends if each.name in names}
         context = replace(self.context, servers=servers)
         if self.resume:
             before = self.directory.read()
             _check_same(_identify(before.plan, before.context), _identify(self.plan, context))
         else:
-            if self.budget_s is not None:
-                self.plan = fit_prompts(self.plan, pace, shares, self.budget_s)
             self.directory.begin(self.plan, context)
-        self.announce(self.plan, pace, expect_seconds(self.plan, pace, shares))
+        for omission in omissions:
+            self.directory.add_omission(omission)
+            self.tell(f"Left out: {omission.what}: {omission.reason}. Give more --minutes, or ask for less.")
 
-    async def _examine_differences(self, clients: Mapping[str, Client]) -> None:
+    async def _examine_differences(self, clients: Mapping[str, Client], budget: Budget) -> None:
+        """Ask both servers about outputs that differ, as many as the time allows."""
+        self.progress.wait("looking at outputs that differ")
+        clock, ends_at = asyncio.get_running_loop().time, budget.cut_at or math.inf
         run = set_aside_disturbed(self.directory.read())
         known = {(each.candidate, each.condition, each.workload, each.prompt_id) for each in run.divergences}
         for cell in make_cells(run):
             if cell.workload != ALL and cell.differences is not None:
                 for difference in cell.differences[:_MOST_EXAMINED]:
-                    if (cell.candidate, cell.condition.label, *difference.unit) not in known:
+                    is_known = (cell.candidate, cell.condition.label, *difference.unit) in known
+                    if not is_known and clock() < ends_at:
                         view = await examine(difference, clients[cell.baseline], clients[cell.candidate])
                         self.directory.add_divergence(view)
 

@@ -9,10 +9,11 @@ from pathlib import Path
 from draftwise.core import Condition, InvalidSetup, LaunchOptions, SpecConfig
 from draftwise.workloads import BUNDLED
 
-__all__ = ["DEFAULT_CANDIDATES", "ENGINES", "Candidate", "MeasurementSpec"]
+__all__ = ["DEFAULT_CANDIDATES", "DEFAULT_MINUTES", "ENGINES", "Candidate", "MeasurementSpec"]
 
 ENGINES = ("draftwise", "vllm")
 """That draftwise starts."""
+DEFAULT_MINUTES = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,8 +84,8 @@ class MeasurementSpec:
     conditions: tuple[Condition, ...] = field(default_factory=lambda: (Condition(),))
     prompts: int | None = None
     """Per workload; None for as many as fit in the time."""
-    minutes: float = 10
-    """In which the prompts fit, and after which no load is added to a sweep."""
+    minutes: float | None = None
+    """For everything; None for `DEFAULT_MINUTES`, or for as long as it takes where `prompts` are given."""
     repeats: int = 5
     warmup: int = 3
     seed: int = 0

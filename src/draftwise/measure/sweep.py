@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import product
+import asyncio
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain, product
+from math import ceil
 
-from draftwise.core import Condition, RunPlan, Settled
+from draftwise.core import Condition, Omission, RunPlan, Settled
 from draftwise.measure.adaptive import FIRST_ANALYSIS, find_settled, next_conditions
+from draftwise.measure.budget import Budget
 from draftwise.measure.experiment import Experiment
+from draftwise.measure.forecast import Forecast
+from draftwise.measure.replan import fit_repetition, leave_out, rank_candidates
+from draftwise.measure.retakes import find_lost, plan_retakes
 from draftwise.runs import RunDirectory
 from draftwise.runs.schedule import Turn, plan_turns
 
@@ -18,19 +22,30 @@ __all__ = ["Sweep"]
 
 _MOST_ROUNDS = 6
 """Searches for loads to add; each halves what is not known of a crossover, until only noise is left."""
+_RETAKEN = 0.25
+"""Share of a repetition's blocks that are taken again at most, each time."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Sweep:
-    """Measures everything that a plan asks for.
+    """Measures everything that a plan asks for and its time allows.
 
     Args:
-        ends_at: monotonic time after which no load is added any more.
+        forecast: how long turns take; learns from those that are measured.
+        budget: in which everything has to end.
+        tell: called with what is left out for lack of time.
     """
 
     experiment: Experiment
-    ends_at: float = math.inf
+    forecast: Forecast
+    budget: Budget
+    tell: Callable[[str], None]
     _number: int = field(default=0, init=False)
+    _without: set[str] = field(default_factory=set, init=False)
+    """Candidates that were left out for lack of time."""
+    _last: int = field(default=0, init=False)
+    """Repetition up to which the time allowed for everything when that was looked at last."""
+    _is_over: bool = field(default=False, init=False)
 
     async def run(self) -> None:
         """Measure the plan's grid, then, in an adaptive run, loads around each crossover.
@@ -45,10 +60,24 @@ class Sweep:
             await self._repeat_all([condition])
         if self._plan.adaptive:
             for _ in range(_MOST_ROUNDS - len(self._directory.read().added)):
-                if time.monotonic() > self.ends_at or not (found := next_conditions(self._directory.read())):
+                if self._is_over or not (found := next_conditions(self._directory.read())):
+                    break
+                if self._left_s() < self._expect_first(list(found)):
+                    self._leave_out(_name_search(found, self._left_s()))
                     break
                 self._add(found)
                 await self._repeat_all(list(found))
+
+    def expect_seconds(self) -> float:
+        """Return how long everything takes that is not measured yet, if nothing is stopped early."""
+        missing = (self._missing(self._plan.conditions, repeat) for repeat in range(1, self._plan.repeats + 1))
+        return self.forecast.sum(chain(*missing))
+
+    def _expect_first(self, conditions: Sequence[Condition]) -> float:
+        """Return the seconds of one repetition under conditions that are not added yet."""
+        run = self._directory.read()
+        added = (*run.added, *conditions)
+        return self.forecast.sum(plan_turns(self._plan, conditions, 1, added=added, settled=run.settled))
 
     def _add(self, found: Mapping[Condition, Container[tuple[str, str]]]) -> None:
         """Record which loads are added, and that cells away from their crossover are not measured there."""
@@ -61,35 +90,94 @@ class Sweep:
                     )
 
     async def _repeat_all(self, conditions: Sequence[Condition]) -> None:
-        """Measure all repetitions under some conditions."""
+        """Measure all repetitions under some conditions, as far as the time allows."""
         for repeat in range(1, self._plan.repeats + 1):
-            turns = self._turns(conditions, repeat)
-            missing = [turn for turn in turns if not self.experiment.has(turn)]
-            self._report_progress(conditions, repeat)
-            await self.experiment.run(missing)
-            if missing and self._plan.adaptive and FIRST_ANALYSIS <= repeat < self._plan.repeats:
+            ahead = {number: self._missing(conditions, number) for number in range(repeat, self._plan.repeats + 1)}
+            blocks = self._fit(ahead)
+            await self._measure(blocks, f"measuring repetition {repeat}")
+            await self._retake(conditions, repeat)
+            if self._is_over:
+                return
+            self.experiment.cold.clear()
+            if ahead[repeat] and self._plan.adaptive and FIRST_ANALYSIS <= repeat < self._plan.repeats:
                 for cell in find_settled(self._directory.read(), conditions, repeat):
                     self._directory.add_settled(cell)
 
-    def _turns(self, conditions: Sequence[Condition], repeat: int) -> list[Turn]:
+    def _plan_repetition(self, conditions: Sequence[Condition], repeat: int) -> list[Turn]:
+        """Return the turns of a repetition, without the candidates that were left out."""
         run = self._directory.read()
-        turns = list(
-            plan_turns(self._plan, conditions, repeat, added=run.added, settled=run.settled, number=self._number)
-        )
-        self._number += len(turns)
-        return turns
+        turns = plan_turns(self._plan, conditions, repeat, added=run.added, settled=run.settled)
+        return leave_out(turns, self._without)
 
-    def _report_progress(self, conditions: Sequence[Condition], repeat: int) -> None:
-        """Report how much there is to do from this repetition on."""
+    def _missing(self, conditions: Sequence[Condition], repeat: int) -> list[Turn]:
+        return [turn for turn in self._plan_repetition(conditions, repeat) if not self.experiment.has(turn)]
+
+    def _fit(self, ahead: Mapping[int, Sequence[Turn]]) -> Sequence[Sequence[Turn]]:
+        """Return the blocks to measure now; what does not fit is left out and said."""
+        is_short = self.forecast.sum(chain(*ahead.values())) > self._left_s()
         run = self._directory.read()
-        later = [
-            turn
-            for number in range(repeat, self._plan.repeats + 1)
-            for turn in plan_turns(self._plan, conditions, number, added=run.added, settled=run.settled)
-        ]
+        ranking = rank_candidates(run) if is_short and run.turns else []
+        fitted = fit_repetition(ahead, self.forecast, self._left_s(), ranking)
+        for omission in fitted.omissions:
+            self._leave_out(omission)
+        self._without |= fitted.without
+        self._is_over = fitted.last < min(ahead)
+        if fitted.last not in (self._last, max(ahead)) and not self._is_over:
+            self.tell(f"As it looks, there is time for {fitted.last} of {self._plan.repeats} repetitions.")
+        self._last = fitted.last
+        later = (turn for number in range(min(ahead) + 1, fitted.last + 1) for turn in ahead[number])
+        self._report_progress(chain(*fitted.blocks, later))
+        return fitted.blocks
+
+    async def _measure(self, blocks: Sequence[Sequence[Turn]], doing: str) -> None:
+        """Measure paired blocks, numbered in their order, until the time does not allow for another one."""
+        self.experiment.progress.wait(doing)
+        for place, block in enumerate(blocks):
+            expected = self.forecast.sum(block)
+            if expected > self._left_s():
+                self._is_over = True
+                reason = f"the next one would take {expected:.0f} s, and {max(0.0, self._left_s()):.0f} s are left"
+                what = f"{len(blocks) - place} of {len(blocks)} paired blocks when {doing}"
+                self._leave_out(Omission(what=what, reason=reason))
+                return
+            await self._take(block)
+
+    async def _take(self, block: Sequence[Turn]) -> None:
+        """Measure a paired block, and learn how long its turns take."""
+        clock = asyncio.get_running_loop().time
+        for turn in block:
+            began = clock()
+            if await self.experiment.take(replace(turn, number=self._number)):
+                self.forecast.learn(turn, clock() - began)
+            self._number += 1
+
+    async def _retake(self, conditions: Sequence[Condition], repeat: int) -> None:
+        """Take disturbed blocks again, of this repetition and of those before it: so many at most, each a few times."""
+        labels = [condition.label for condition in conditions]
+        turns = [turn for number in range(1, repeat + 1) for turn in self._plan_repetition(conditions, number)]
+        allowed = ceil(_RETAKEN * len({turn.block_key for turn in turns if turn.repeat == repeat}))
+        while allowed > 0 and not self._is_over:
+            lost = list(find_lost(self._directory.read(), labels))[:allowed]
+            planned = plan_retakes(lost, turns)
+            blocks = [[turn for turn in block if not self.experiment.has(turn)] for block in planned]
+            if not any(blocks):
+                return
+            self._report_progress(chain(*blocks))
+            await self._measure(blocks, f"retaking {sum(map(len, blocks))} disturbed turns of repetition {repeat}")
+            allowed -= len(blocks)
+
+    def _leave_out(self, omission: Omission) -> None:
+        """Record and say what is not measured for lack of time."""
+        self._directory.add_omission(omission)
+        self.tell(f"Left out: {omission.what}: {omission.reason}.")
+
+    def _left_s(self) -> float:
+        return self.budget.turns_end - asyncio.get_running_loop().time()
+
+    def _report_progress(self, turns: Iterable[Turn]) -> None:
+        """Report how much there is to do."""
         done = self.experiment.num_answers
-        left = sum(len(turn.prompts) for turn in later if not self.experiment.has(turn))
-        self.experiment.progress.start(done + left, done)
+        self.experiment.progress.start(done + sum(len(turn.prompts) for turn in turns), done)
 
     @property
     def _plan(self) -> RunPlan:
@@ -98,3 +186,8 @@ class Sweep:
     @property
     def _directory(self) -> RunDirectory:
         return self.experiment.directory
+
+
+def _name_search(found: Iterable[Condition], left_s: float) -> Omission:
+    loads = ", ".join(condition.label for condition in found)
+    return Omission(what=f"the loads {loads}, searched for a crossover", reason=f"{max(0.0, left_s):.0f} s are left")

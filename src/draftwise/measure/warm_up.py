@@ -1,29 +1,49 @@
-"""Before the first measured request: every server answers under every load, and shows how fast it is."""
+"""Before the first measured request: every server answers under every load, until its pace is steady."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
 
 from draftwise.backends import Backend
-from draftwise.core import Answer, BackendError, ClosedLoop, Condition, Load, Prompt, Replay, RunPlan
+from draftwise.core import Answer, BackendError, Condition, Counters, Prompt, RunPlan
+from draftwise.measure.device_state import DeviceReader
+from draftwise.measure.forecast import Pace
 from draftwise.measure.load.client import Client
-from draftwise.runs.schedule import Turn, plan_turns
-from draftwise.statistics import FEWEST_PROMPTS
+from draftwise.runs.schedule import Turn
 
-__all__ = ["Pace", "expect_seconds", "fit_prompts", "greet_all", "measure_lengths", "warm_up"]
+__all__ = ["WarmUp", "greet_all", "presume_warm_prefixes", "settle", "warm_up"]
 
 _WARMUP_TOKENS = 64
 _OPEN_STREAMS = 4
 """Streams with which a server is warmed up for loads that do not say how many there will be."""
-_LOADED_ROUNDS = 2
-"""Times that all streams of a load send a warm-up request."""
-_KEPT_LOAD = 1.25
-"""Requests of a turn under load over its measured ones: ramp-up and background requests."""
+_FEWEST_ROUNDS = 3
+"""The first makes a server compile and cache what it needs; the pace of the others tells whether it is done."""
+_MOST_ROUNDS = 40
+_STEADY = 1.15
+"""Ratio of the pace of two rounds, up to which they are alike."""
+_NOISY_ROUNDS = 3
+"""Rounds on each side of a comparison that shows whether a pace that varies still falls."""
+_STILL_FALLS = 0.9
+_REFRAIN = "one, two, three, four, five, six, seven, eight, nine, ten;\n"
+_TIMES = 4
+_LOOK_S = 0.5
+"""For which servers that are asked nothing are watched."""
+_IDLE = 0.10
+"""Share of the cores that servers may use while they are asked nothing."""
 
-Pace = Mapping[tuple[str, str], float]
-"""Seconds per output token of a whole server, by arm and label of the condition."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarmUp:
+    """What the discarded warm-ups showed."""
+
+    pace: Pace
+    counters: Mapping[str, Counters]
+    """Growth of every server's counters, by arm."""
+    unsteady: Mapping[str, str]
+    """The first load under which the pace of a server had not become steady, by arm."""
 
 
 async def greet_all(backends: Sequence[Backend], plan: RunPlan, *, salt: str) -> dict[str, Client]:
@@ -36,34 +56,98 @@ async def greet_all(backends: Sequence[Backend], plan: RunPlan, *, salt: str) ->
     return {backend.name: await Client.greet(backend, hello, salt=salt) for backend in backends}
 
 
-async def warm_up(clients: Mapping[str, Client], plan: RunPlan) -> Pace:
-    """Return the pace of every arm under every condition in the discarded warm-ups.
+def presume_warm_prefixes(plan: RunPlan, clients: Mapping[str, Client]) -> RunPlan:
+    """Return the plan with all candidates asked no prompt twice where prefix caches may know prompts that come back.
 
-    The warm-up texts occur in no workload, so that they leave nothing useful in a cache.
+    The baseline then answers only what the candidates are asked, once as well: first tokens are those of new prompts
+    on both sides. Otherwise an arm that is asked each prompt once would be beside one whose cache is warm.
+    """
+    if not (warm := [name for name, client in clients.items() if not client.keeps_apart]):
+        return plan
+    reason = f"the prefix cache of {warm[0]} may know a prompt that comes back, whatever salt it comes with"
+    return replace(plan, remembering={**dict.fromkeys((arm.name for arm in plan.arms[1:]), reason), **plan.remembering})
+
+
+async def warm_up(
+    clients: Mapping[str, Client], plan: RunPlan, *, ends_at: float, wait: Callable[[str], None]
+) -> WarmUp:
+    """Warm every server up under every load, in turns, until the pace of all of them is steady.
+
+    The warm-up texts occur in no workload, so that they leave nothing useful in a cache; they repeat themselves, so
+    that lookup finds something to draft. Every server is idle while another one answers, as it will be later.
+
+    Args:
+        clients: by arm.
+        plan: of the run.
+        ends_at: on the clock of the event loop: after it no round begins but the first of each server and load.
+        wait: called with what is under way.
 
     Raises:
         BackendError: a server does not answer.
     """
-    pace = {}
-    for name, client in clients.items():
-        for condition in plan.conditions:
-            pace[name, condition.label] = await _warm_up(client, condition, plan)
-    return pace
+    clock = asyncio.get_running_loop().time
+    before = {name: await client.backend.counters() for name, client in clients.items()}
+    rounds = {(name, condition): list[float]() for name in clients for condition in plan.conditions}
+    pending = list(rounds)
+    for number in range(_MOST_ROUNDS):
+        for name, condition in pending:
+            if not number or clock() < ends_at:
+                wait(f"warming up {name} at {condition.label}")
+                rounds[name, condition].append(await _take_round(clients[name], condition, plan, number))
+        pending = [key for key in pending if not _is_steady(rounds[key], max(_FEWEST_ROUNDS, plan.warmup))]
+        if not pending or clock() >= ends_at:
+            break
+    counters = {name: await client.backend.counters() - before[name] for name, client in clients.items()}
+    return WarmUp(
+        pace={(name, condition.label): median(taken[-2:]) for (name, condition), taken in rounds.items()},
+        counters=counters,
+        unsteady={name: condition.label for name, condition in reversed(pending)},
+    )
 
 
-async def _warm_up(client: Client, condition: Condition, plan: RunPlan) -> float:
-    """Answer warm-up prompts with as many streams as the condition has."""
+def _is_steady(rounds: Sequence[float], fewest: int) -> bool:
+    """Return whether a pace has stopped falling: two rounds are alike, or those that vary are no faster than before."""
+    if len(rounds) < fewest:
+        return False
+    last = rounds[-2:]
+    if max(last) <= _STEADY * min(last):
+        return True
+    before, after = rounds[-2 * _NOISY_ROUNDS : -_NOISY_ROUNDS], rounds[-_NOISY_ROUNDS:]
+    return len(before) == _NOISY_ROUNDS and median(after) >= _STILL_FALLS * median(before)
+
+
+async def _take_round(client: Client, condition: Condition, plan: RunPlan, number: int) -> float:
+    """Answer a warm-up prompt in each stream of a load; return the seconds per output token of the server."""
     streams = condition.concurrency or _OPEN_STREAMS
-    rounds = plan.warmup if streams == 1 else _LOADED_ROUNDS
-    began, tokens = client.backend.now(), 0
-    for number in range(rounds):
-        if number == 1:
-            # The first round makes the server compile and cache what it needs: its time is not the pace.
-            began, tokens = client.backend.now(), 0
-        first = number * streams + 1
-        answers = await _ask_together(client, condition, plan, range(first, first + streams))
-        tokens += sum(answer.timing.num_tokens for answer in answers)
-    return (client.backend.now() - began) / tokens
+    await client.backend.wake()
+    began, first = client.backend.now(), number * streams + 1
+    answers = await _ask_together(client, condition, plan, range(first, first + streams))
+    seconds = client.backend.now() - began
+    await client.backend.rest()
+    return seconds / max(1, sum(answer.timing.num_tokens for answer in answers))
+
+
+async def settle(read_device: DeviceReader, *, ends_at: float, wait: Callable[[str], None]) -> str | None:
+    """Wait until the servers leave the machine alone while they are asked nothing; return what they still do then.
+
+    Args:
+        read_device: of this machine; where it reads nothing there is nothing to wait for.
+        ends_at: on the clock of the event loop.
+        wait: called with what is under way.
+    """
+    clock = asyncio.get_running_loop().time
+    while True:
+        wait("waiting for the servers to come to rest")
+        before, began = await read_device(), clock()
+        if "own_s" not in before.get("cpu", {}):
+            return None
+        await asyncio.sleep(_LOOK_S)
+        cpu = (await read_device())["cpu"]
+        used = (cpu["own_s"] - before["cpu"]["own_s"]) / (clock() - began)
+        if used <= _IDLE * (cpu.get("cores") or 1):
+            return None
+        if clock() >= ends_at:
+            return f"the servers use {used:.2f} of this machine's cores while they are asked nothing"
 
 
 async def _ask_together(client: Client, condition: Condition, plan: RunPlan, numbers: range) -> list[Answer]:
@@ -82,78 +166,7 @@ def _is_chat(plan: RunPlan) -> bool:
 
 
 def _warmup_prompt(number: int, max_tokens: int, chat: bool) -> Prompt:
-    text = f"Warm-up {number}: count upwards from {number}, one number per line.\n"
+    text = f"Warm-up {number}.\n" + _REFRAIN * _TIMES
     if chat:
         return Prompt(id="warm-up", messages=({"role": "user", "content": text},), max_tokens=max_tokens)
     return Prompt(id="warm-up", text=text, max_tokens=max_tokens)
-
-
-async def measure_lengths(client: Client, plan: RunPlan) -> dict[str, float]:
-    """Return, per workload, the share of `max_tokens` that outputs reach, going by two prompts.
-
-    Only the baseline's server answers them, with a line break before each prompt, so that no cache holds a prompt
-    before its turn.
-    """
-    shares = {}
-    for workload in plan.workloads:
-        prompts = [_disguise(prompt) for prompt in workload.prompts[:2]]
-        turn = Turn(number=-1, arm=client.backend.name, workload=workload.name, repeat=0, prompts=())
-        answers = [await client.ask(turn, prompt, seed=plan.seed) for prompt in prompts]
-        tokens = sum(answer.timing.num_tokens for answer in answers)
-        shares[workload.name] = tokens / sum(prompt.max_tokens for prompt in prompts)
-    return shares
-
-
-def _disguise(prompt: Prompt) -> Prompt:
-    if prompt.text is not None:
-        return replace(prompt, text=f"\n{prompt.text}")
-    first, *rest = prompt.messages
-    content = first["content"]
-    # Of several parts (text, images) there are as many as before and one more.
-    disguised = f"\n{content}" if isinstance(content, str) else [{"type": "text", "text": "\n"}, *content]
-    return replace(prompt, messages=({**first, "content": disguised}, *rest))
-
-
-def expect_seconds(plan: RunPlan, pace: Pace, shares: Mapping[str, float]) -> float:
-    """Return how long a plan takes, going by each arm's pace under each load and each workload's lengths."""
-    return sum(
-        _expect_turn(turn, plan.turn_s, pace[turn.arm, turn.condition.label] * shares[turn.workload])
-        for repeat in range(1, plan.repeats + 1)
-        for turn in plan_turns(plan, plan.conditions, repeat)
-    )
-
-
-def _expect_turn(turn: Turn, turn_s: float, pace: float) -> float:
-    """Return the seconds that a turn takes, at so many seconds for each token of `max_tokens`."""
-    work_s = pace * sum(prompt.max_tokens for prompt in turn.prompts)
-    if turn.condition.concurrency is None:
-        # Requests come when they come: a server that is fast enough only waits for them.
-        return max(work_s, _arrive_within(turn.prompts, turn.condition.load, turn_s))
-    return work_s if turn.condition.concurrency == 1 else work_s * _KEPT_LOAD
-
-
-def _arrive_within(prompts: Sequence[Prompt], load: Load, turn_s: float) -> float:
-    """Return the seconds in which the requests of a turn arrive."""
-    if isinstance(load, Replay):
-        return max(prompt.arrival_s or 0.0 for prompt in prompts) / load.speed
-    if isinstance(load, ClosedLoop):
-        return 0.0
-    if load.rate_per_s:
-        return len(prompts) / load.rate_per_s
-    return sum(turn_s if phase.duration_s is None else phase.duration_s for phase in load.phases)
-
-
-def fit_prompts(plan: RunPlan, pace: Pace, shares: Mapping[str, float], budget_s: float) -> RunPlan:
-    """Return the plan with every workload cut to as many prompts as fit in the time, but not under a few."""
-
-    def cut(count: int) -> RunPlan:
-        return replace(plan, workloads=tuple(workload.first(count) for workload in plan.workloads))
-
-    fewest, most = FEWEST_PROMPTS, max(len(workload.prompts) for workload in plan.workloads)
-    while fewest < most:
-        middle = (fewest + most + 1) // 2
-        if expect_seconds(cut(middle), pace, shares) > budget_s:
-            most = middle - 1
-        else:
-            fewest = middle
-    return cut(fewest)

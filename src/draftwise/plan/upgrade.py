@@ -8,8 +8,7 @@ from typing import Any
 
 from draftwise.core import Effect, Finding, Ruling, Setup
 from draftwise.facts.vllm import Release, Span, get_release, history
-from draftwise.plan.check import Report
-from draftwise.plan.judge import judge
+from draftwise.plan.check import Report, judge
 from draftwise.setups.read import Reading
 
 __all__ = ["Change", "Choice", "Upgrade", "compare_releases"]

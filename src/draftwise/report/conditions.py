@@ -68,7 +68,7 @@ def _describe_rule(rule: Rollback) -> str:
 def describe_scope(scope: Scope) -> list[str]:
     """Return, line by line, what was measured; outside of it a decision is a guess."""
     lines = {
-        "traffic": ", ".join(f"{name} ({count} prompts)" for name, count in scope.workloads.items()),
+        "traffic": ", ".join(_describe_traffic(name, scope) for name in scope.workloads),
         "load": _describe_loads(scope.conditions),
         "temperature": ", ".join(f"{value:g}" for value in scope.temperatures),
         "model": ", ".join(filter(None, (scope.model, scope.dtype))),
@@ -76,6 +76,11 @@ def describe_scope(scope: Scope) -> list[str]:
         "server": ", ".join(scope.servers),
     }
     return [f"{name}: {text}" for name, text in lines.items() if text]
+
+
+def _describe_traffic(workload: str, scope: Scope) -> str:
+    repeats = f", {scope.repeats[workload]} of them repeats of others" if workload in scope.repeats else ""
+    return f"{workload} ({scope.workloads[workload]} prompts{repeats})"
 
 
 def _describe_loads(conditions: Sequence[Condition]) -> str:
@@ -92,13 +97,16 @@ def _describe_loads(conditions: Sequence[Condition]) -> str:
 
 
 def describe_unmeasured(decision: Decision) -> list[str]:
-    """Return a line per cell with fewer repetitions than were planned, and one for answers that were not used."""
-    return [*map(_describe_cell, decision.unmeasured), *_describe_leftovers(decision)]
+    """Return a line per omission and per cell with fewer repetitions than were planned, and one for unused answers."""
+    left_out = [f"{each.what}: {each.reason}" for each in decision.omissions]
+    return [*left_out, *map(_describe_cell, decision.unmeasured), *_describe_leftovers(decision)]
 
 
 def _describe_cell(cell: UnmeasuredCell) -> str:
-    odd = f" and {cell.odd_blocks} of the {cell.blocks_each} paired blocks of another" if cell.odd_blocks else ""
     place = f"{cell.candidate}, {cell.workload}, {cell.condition.label}"
+    if cell.needed is not None:
+        return f"{place}: it could remember answers, so that it needs {cell.needed} prompts that no other load asks it"
+    odd = f" and {cell.odd_blocks} of the {cell.blocks_each} paired blocks of another" if cell.odd_blocks else ""
     return f"{place}: {cell.repetitions} of {cell.planned} repetitions{odd}"
 
 

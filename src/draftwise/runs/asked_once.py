@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from random import Random
 
-from draftwise.core import Condition, Prompt, Replay, RunPlan, Settled, Workload
+from draftwise.core import Condition, Prompt, Replay, Run, RunPlan, Settled, Workload
 from draftwise.runs.blocks import Block, blocks, count_requests
 
-__all__ = ["Shares", "count_needed", "share_out"]
+__all__ = ["Shares", "count_needed", "count_repetitions", "share_out"]
 
 _FEWEST_BLOCKS = 2
 """Of a condition: one shows nothing of what its requests have in common."""
@@ -27,6 +27,14 @@ def count_needed(workload: Workload, condition: Condition, turn_s: float) -> int
     """Return how many prompts of its own a condition needs to be measured without asking any of them twice."""
     size = count_requests(workload, condition, turn_s)
     return size if isinstance(condition.load, Replay) else _FEWEST_BLOCKS * size
+
+
+def count_repetitions(run: Run, workload: Workload, condition: Condition, candidate: str) -> int:
+    """Return in how many repetitions a cell takes part that is not stopped early."""
+    if candidate not in run.plan.remembering:
+        return run.plan.repeats
+    shares = share_out(run.plan, workload, run.added, run.settled)
+    return sum(label == condition.label for label, _ in shares)
 
 
 def share_out(
@@ -58,12 +66,8 @@ def _ids_of_earlier(plan: RunPlan, workload: Workload) -> set[str]:
     A workload that repeats a prompt itself asks it as often: that is its traffic.
     """
     earlier = plan.workloads[: plan.workloads.index(workload)]
-    known = {_content(prompt) for each in earlier for prompt in each.prompts}
-    return {prompt.id for prompt in workload.prompts if _content(prompt) in known}
-
-
-def _content(prompt: Prompt) -> tuple[str | None, str]:
-    return prompt.text, repr(prompt.messages)
+    known = {prompt.content for each in earlier for prompt in each.prompts}
+    return {prompt.id for prompt in workload.prompts if prompt.content in known}
 
 
 def _last_repetition(plan: RunPlan, workload: Workload, condition: Condition, settled: Sequence[Settled]) -> int:

@@ -3,7 +3,8 @@
 `manifest.json` is the plan and the context, `workload-NAME.jsonl` what was sent, `requests.jsonl` one line per
 request, `turns.jsonl` one line per finished turn, `settled.jsonl` the cells that needed no more passes,
 `conditions.jsonl` the loads that were added while a crossover was searched, `divergences.jsonl` what two servers report
-where their outputs diverge, `asked.jsonl` the prompts that a server that could remember them is about to be asked.
+where their outputs diverge, `asked.jsonl` the prompts that a server that could remember them is about to be asked,
+`omissions.jsonl` what was left out for lack of time.
 
 A request is written when it ends; its turn counts once the line in `turns.jsonl` is on disk. `ballast` reserves disk
 space that is freed when the disk is full, so that what is in flight then can still be written.
@@ -27,6 +28,7 @@ from draftwise.core import (
     Condition,
     Divergence,
     InvalidSetup,
+    Omission,
     Run,
     RunContext,
     RunPlan,
@@ -46,6 +48,7 @@ _SERVER_LOGS = "servers"
 _MANIFEST = "manifest.json"
 _REQUESTS, _TURNS, _DIVERGENCES = "requests.jsonl", "turns.jsonl", "divergences.jsonl"
 _CONDITIONS, _SETTLED, _ASKED = "conditions.jsonl", "settled.jsonl", "asked.jsonl"
+_OMISSIONS = "omissions.jsonl"
 _RESERVED = "ballast"
 _RESERVED_BYTES = 8 << 20
 """Space for the answers that a thousand streams still bring while the disk is full."""
@@ -149,6 +152,10 @@ class RunDirectory:
         """Append a cell that was stopped early."""
         self._append(_SETTLED, asdict(cell))
 
+    def add_omission(self, omission: Omission) -> None:
+        """Append what is left out for lack of time."""
+        self._append(_OMISSIONS, asdict(omission))
+
     def add_divergence(self, divergence: Divergence) -> None:
         """Append two servers' log-probabilities where their outputs diverge."""
         self._append(_DIVERGENCES, asdict(divergence))
@@ -197,6 +204,7 @@ class RunDirectory:
             divergences=tuple(RowFile(self.path / _DIVERGENCES, lambda row: Divergence(**row)).read()),
             added=tuple(RowFile(self.path / _CONDITIONS, Condition.from_dict).read()),
             settled=self.read_settled(),
+            omissions=tuple(RowFile(self.path / _OMISSIONS, lambda row: Omission(**row)).read()),
             num_unfinished=len(answers) - len(finished),
         )
         self._check_names(run)

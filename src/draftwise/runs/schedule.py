@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from draftwise.core import Condition, Prompt, RunPlan, Settled, Workload
+from draftwise.core import Condition, Prompt, Run, RunPlan, Settled, Workload
 from draftwise.runs.asked_once import share_out
 from draftwise.runs.blocks import Block, blocks, split_once
 
-__all__ = ["Turn", "arm_order", "plan_turns"]
+__all__ = ["Turn", "arm_order", "list_planned", "plan_turns"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +34,11 @@ class Turn:
     def key(self) -> tuple[str, str, str, int, int, int]:
         """What makes it the same turn in another session."""
         return (self.arm, self.workload, self.condition.label, self.repeat, self.block, self.attempt)
+
+    @property
+    def block_key(self) -> tuple[str, str, int, int]:
+        """Workload, label of the condition, repetition and block: what it shares with the turns it is paired with."""
+        return self.workload, self.condition.label, self.repeat, self.block
 
 
 def arm_order(arms: Sequence[str], block: int, repeat: int) -> list[str]:
@@ -115,3 +120,13 @@ def _find_parts(
         yield block, left if once else forgetting, once
     for block in new.values():
         yield block, [name for name in left if name in plan.remembering], True
+
+
+def list_planned(run: Run) -> dict[tuple[str, str, str], dict[int, set[int]]]:
+    """Return, by arm, workload and condition, the numbers of the blocks of each repetition in which it takes part."""
+    planned: dict[tuple[str, str, str], dict[int, set[int]]] = {}
+    for repeat in range(1, run.plan.repeats + 1):
+        for turn in plan_turns(run.plan, run.conditions, repeat, added=run.added, settled=run.settled):
+            cell = planned.setdefault((turn.arm, turn.workload, turn.condition.label), {})
+            cell.setdefault(repeat, set()).add(turn.block)
+    return planned

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from draftwise.core import Finding, Severity, Workload
@@ -55,8 +54,7 @@ def _check(workload: Workload, *, measures_acceptance: bool, needs_arrivals: boo
             where=workload.name,
             fix="Give a log or a trace with a time in every row, or a rate (--rate) instead of a replay.",
         )
-    counts = Counter((prompt.text, repr(prompt.messages)) for prompt in workload.prompts)
-    repeated = len(workload.prompts) - len(counts)
+    repeated = workload.num_repeats
     if measures_acceptance and repeated > _REPEATED * len(workload.prompts):
         yield Finding(
             code="repeated-prompts",

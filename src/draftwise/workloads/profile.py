@@ -81,7 +81,7 @@ def profile_workload(workload: Workload, tokens: Tokens | None = None) -> Worklo
     gaps = np.array([later - earlier for earlier, later in pairwise(arrivals)])
     return WorkloadProfile(
         prompts=len(prompts),
-        distinct=len({(prompt.text, repr(prompt.messages)) for prompt in prompts}),
+        distinct=len(prompts) - workload.num_repeats,
         chats=sum(bool(prompt.messages) for prompt in prompts),
         prompt_tokens=Lengths.of([prompt_length(prompt, tokens) for prompt in prompts]),
         output_tokens=Lengths.of([prompt.max_tokens for prompt in prompts]),

@@ -140,7 +140,7 @@ class FakeEngine:
             outlet=outlet,
             served=served,
             hits=self._look_up(str(body.get("cache_salt", "")), answer.prompt),
-            accept=make_acceptance(script, temperature, chance, known=asked > 0),
+            accept=make_acceptance(script, temperature, chance, known=asked > 0 and script.keeps(answer.checksum)),
             chance=chance,
             slowness=math.exp(chance.gauss(0, script.jitter)),
             steps=[0] * (script.k + 1),

@@ -51,6 +51,8 @@ class FakeScript:
     """The same for each step on its own."""
     drift_per_s: float = 0.0
     """Relative growth of every latency per second since the start."""
+    spells: tuple[tuple[float, float, float], ...] = ()
+    """(begin, end, factor) since the start: while so, every latency is so many times as long."""
     stalls: tuple[tuple[float, float], ...] = ()
     """(begin, end) since the start, in order: what would be sent within is sent at the end."""
     seed: int = 0
@@ -62,8 +64,8 @@ class FakeScript:
     gap: float = 1.0
     """Log-probability gap between the two best tokens that it reports when asked for logprobs."""
 
-    remembers: bool = False
-    """Whether all drafts stand for a prompt that it has answered before (as a global suffix tree would do)."""
+    remembers: float = 0.0
+    """Share of the prompts for which all drafts stand once it has answered them (as a global suffix tree would do)."""
     prefix_caching: bool = False
     """Whether beginnings of prompts (blocks of 16 tokens, per cache salt) are computed only once."""
     kv_tokens: int = 100_000
@@ -112,9 +114,14 @@ class FakeScript:
         """Return the seconds per output token while so many requests are served, without chance and drift."""
         return self.step_time(running) / self.tokens_per_step(temperature)
 
+    def keeps(self, checksum: int) -> bool:
+        """Return whether it remembers the answer to a prompt, which its CRC-32 decides."""
+        return checksum / 2**32 < self.remembers
+
     def slowdown(self, since_start: float) -> float:
-        """Return the factor on latencies that has grown since the start."""
-        return 1 + self.drift_per_s * since_start
+        """Return the factor on latencies so long after the start."""
+        spell = math.prod(factor for begin, end, factor in self.spells if begin <= since_start < end)
+        return (1 + self.drift_per_s * since_start) * spell
 
     def after_stalls(self, since_start: float) -> float:
         """Return when something due at a time really happens."""

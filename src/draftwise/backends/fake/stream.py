@@ -75,7 +75,7 @@ class Stream:
 
 def make_acceptance(script: FakeScript, temperature: float, chance: random.Random, *, known: bool) -> Callable[[], int]:
     """Return what draws the accepted tokens of each step of one request."""
-    if known and script.remembers:
+    if known:
         return lambda: script.k
     if not script.rates and not script.heat:
         pattern = cycle([min(count, script.k) for count in script.accepted])

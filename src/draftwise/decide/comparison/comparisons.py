@@ -20,6 +20,7 @@ from draftwise.decide.comparison.cell import (
 from draftwise.decide.comparison.latency import LATENCIES, keeps_promise, measure_output
 from draftwise.decide.comparison.memory import Recall, divide_cell
 from draftwise.decide.thresholds import Thresholds
+from draftwise.runs.asked_once import count_repetitions
 from draftwise.statistics import (
     Array,
     Design,
@@ -124,7 +125,7 @@ def _estimate(run: Run, whole: Cell, thresholds: Thresholds) -> Estimates:
     is_helped = memory.recall is Recall.SHOWN and repeated is not None and repeated.units
     done = len(cell.repetitions)
     if run.plan.adaptive and repeated is None:
-        analyses = InterimAnalyses.planned(run.plan.repeats)
+        analyses = InterimAnalyses.planned(max(done, _count_repetitions(run, cell)))
     else:
         analyses = InterimAnalyses((run.plan.repeats if repeated is None else done,))
     return Estimates(
@@ -139,6 +140,12 @@ def _estimate(run: Run, whole: Cell, thresholds: Thresholds) -> Estimates:
         done=done,
         level=analyses.level(done),
     )
+
+
+def _count_repetitions(run: Run, cell: Cell) -> int:
+    """Return how many repetitions were planned of all of a cell's workloads."""
+    members = (each for each in run.plan.workloads if each.name in cell.workloads)
+    return min(count_repetitions(run, each, cell.condition, cell.candidate) for each in members)
 
 
 def estimate_ratios(cell: Cell) -> Ratios:

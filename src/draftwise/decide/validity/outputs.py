@@ -63,14 +63,14 @@ def check_outputs(run: Run, found: Unjudged, thresholds: Thresholds) -> Iterator
             for each in run.divergences
             if (each.candidate, each.condition) == (cell.candidate, cell.condition.label)
         }
-        yield from _judge(cell, cell.differences, views, thresholds.tie_gap_of(_find_dtype(run)))
+        yield from _judge(cell, cell.differences, views, _find_tie_gap(run, thresholds))
     elif cell.condition.temperature > 0 and not has_synthetic_acceptance(run, cell.candidate):
         yield from _check_lengths(cell)
 
 
-def _find_dtype(run: Run) -> str | None:
-    dtype = run.context.model.dtype
-    return dtype if isinstance(dtype, str) else None
+def _find_tie_gap(run: Run, thresholds: Thresholds) -> float:
+    """Return the gap for the precision of the run; unknown precisions count as bfloat16."""
+    return thresholds.tie_gap.get(str(run.context.model.dtype), thresholds.tie_gap["bfloat16"])
 
 
 def _judge(

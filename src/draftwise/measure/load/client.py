@@ -30,6 +30,8 @@ _DIALECTS: tuple[dict[str, Any], ...] = (
 """Optional request fields, fullest first: what vLLM takes, down to what any server takes."""
 _FULL_LENGTH = ("ignore_eos", "min_tokens")
 """Fields that make an answer as long as asked, best first: `min_tokens` also changes what may be sampled."""
+_LONG = 20
+"""Times the shortest request, which is about a block of 16 tokens."""
 _OK = 200
 _SEEDS = 2**31
 """Servers differ in the integers they take; all take these."""
@@ -59,6 +61,7 @@ class Client:
         salt: makes the prompts of this session new to the server's prefix cache.
         optional: request fields that this server takes, found by `Client.greet`.
         full_length: field that makes an answer as long as asked; None where the server takes none.
+        keeps_apart: whether the server's prefix cache was seen not to know a prompt again under another salt.
     """
 
     backend: Backend
@@ -66,6 +69,7 @@ class Client:
     salt: str = ""
     optional: Mapping[str, Any] = field(default_factory=dict)
     full_length: str | None = None
+    keeps_apart: bool = False
 
     @classmethod
     async def greet(cls, backend: Backend, hello: Prompt, *, salt: str) -> Client:
@@ -82,14 +86,26 @@ class Client:
             raise BackendError(f"{backend.name}: {backend.url} refuses a plain request: {refusal}. Look at its log.")
         for client.full_length in _FULL_LENGTH:
             if await client._try(replace(hello, ignore_eos=True)) is None:
-                return client
-        client.full_length = None
+                break
+        else:
+            client.full_length = None
+        client.keeps_apart = await client._sees_no_hit(_lengthen(hello))
         return client
 
-    async def _try(self, hello: Prompt) -> str | None:
+    async def _try(self, hello: Prompt, *, repeat: int = 0) -> str | None:
         """Return why the server refuses a request, None when it does not."""
-        turn = Turn(number=-1, arm=self.backend.name, workload="", repeat=0, prompts=(hello,))
+        turn = Turn(number=-1, arm=self.backend.name, workload="", repeat=repeat, prompts=(hello,))
         return (await self.ask(turn, hello, seed=0)).error
+
+    async def _sees_no_hit(self, prompt: Prompt) -> bool:
+        """Return whether a prompt that comes back in another repetition finds nothing in the server's prefix cache.
+
+        A server may take a salt and not go by it, so its counters tell; where it has none, nothing is known.
+        """
+        await self._try(prompt, repeat=1)
+        before = (await self.backend.counters()).prefix_hits
+        await self._try(prompt, repeat=2)
+        return before is not None and (await self.backend.counters()).prefix_hits == before
 
     async def ask(self, turn: Turn, prompt: Prompt, *, seed: int) -> Answer:
         """Return the answer to a prompt; a refusal by the server becomes its `error`.
@@ -155,6 +171,14 @@ class Client:
             if exchange.status == _OK:
                 return _read_best(b"".join(piece for _, piece in exchange.received))
         return None
+
+
+def _lengthen(prompt: Prompt) -> Prompt:
+    """Return a prompt of several blocks of a prefix cache, which keeps whole blocks only."""
+    if prompt.text is not None:
+        return replace(prompt, text=_LONG * prompt.text)
+    (only,) = prompt.messages
+    return replace(prompt, messages=({**only, "content": _LONG * only["content"]},))
 
 
 def _read_best(answer: bytes) -> dict[str, float] | None:

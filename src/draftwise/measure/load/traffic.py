@@ -110,8 +110,8 @@ class Traffic:
         for request in requests:
             await self._send(request)
         # (A server that refuses background requests gets no more of them.)
-        while not self._over.is_set() and (request := next(background, None)) is not None:
-            if await self._send(request) != _OK:
+        while not self._over.is_set() and (another := next(background, None)) is not None:
+            if await self._send(another) != _OK:
                 break
 
     def _timed(self, load: OpenLoop | Replay) -> Iterator[LoadRequest]:

@@ -7,18 +7,21 @@ The folders are vLLM's own stages, in its order: `cli` (flags and JSON), `model`
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from draftwise.core import Effect, Finding, Ruling, Setup
 from draftwise.plan.check.cli import get_context
 from draftwise.plan.check.context import Context
-from draftwise.plan.check.engine import complete, fill_in_batch, find_batch, find_early
-from draftwise.plan.check.model import Model, find_target, find_weights, read_target
+from draftwise.plan.check.engine import configure
 from draftwise.plan.check.report import Report, Resolved
 from draftwise.plan.check.serving import find_serving
-from draftwise.plan.check.spec import resolve
-from draftwise.plan.check.steps import Step, collect
+from draftwise.plan.check.steps import collect
 
-__all__ = ["Context", "Report", "Resolved", "check", "check_context", "check_many", "get_context"]
+if TYPE_CHECKING:
+    from draftwise.setups.read import Reading
+
+__all__ = ["Context", "Report", "Resolved", "check", "check_context", "check_many", "get_context", "judge"]
 
 
 def check(setup: Setup) -> Report:
@@ -34,15 +37,12 @@ def check(setup: Setup) -> Report:
 
 def check_context(context: Context) -> Report:
     """Return what the release makes of a setup that was looked up before."""
-    about_target, target = collect(read_target(context))
-    context = fill_in_batch(context, target)
-    about_config, resolved = collect(_configure(context, target))
-    findings: list[Finding] = [*context.rulings, *about_target, *about_config]
+    found, (context, resolved) = collect(configure(context))
+    findings: list[Finding] = [*context.rulings, *found]
     if any(isinstance(each, Ruling) and each.effect is Effect.REJECTED for each in findings):
         resolved = None
     elif resolved is not None:
         findings += find_serving(context, resolved)
-        findings += find_weights(context, resolved)
     return Report(
         version=str(context.release),
         setup=context.setup,
@@ -51,18 +51,12 @@ def check_context(context: Context) -> Report:
     )
 
 
+def judge(reading: Reading) -> Report:
+    """Return the report on a setup as it was read: what the reading found, then what the release makes of it."""
+    report = check(reading.setup)
+    return replace(report, findings=(*reading.findings, *report.findings))
+
+
 def check_many(setups: Iterable[Setup]) -> Sequence[Report]:
     """Return a report for each setup, in order."""
     return [check(setup) for setup in setups]
-
-
-def _configure(context: Context, target: Model | None) -> Step[Resolved | None]:
-    """Go through the making of the server's configuration; return its speculative part."""
-    yield from find_early(context)
-    resolved = None
-    if context.spec is not None:
-        resolved = yield from resolve(context, target)
-    yield from find_batch(context, target)
-    if target is not None:
-        yield from find_target(context, target, None if resolved is None else resolved.method)
-    return (yield from complete(context, resolved))

@@ -15,17 +15,14 @@ from draftwise.facts.vllm import Release
 __all__ = ["ALL_PACKAGES", "SPEC", "SPEC_FLAGS", "Context"]
 
 SPEC = "--speculative-config"
-
 SPEC_FLAGS: Mapping[str, str] = {
     "spec_method": "method",
     "spec_model": "model",
     "spec_tokens": "num_speculative_tokens",
 }
 """Engine flags that stand for a key of the speculative JSON."""
-
 ALL_PACKAGES = frozenset({"arctic_inference"})
 """Optional Python packages that some methods need."""
-
 _OFF: tuple[Any, ...] = (None, False, "", [], {}, "false", "False")
 
 
@@ -43,10 +40,14 @@ class Context:
     """Only the engine arguments that were given, typed as the parser hands them on; faulty ones are left out."""
     spec: Mapping[str, Any] | None
     """The speculative JSON as written, with the `--spec-*` flags merged in; None without speculation."""
+    keys: Mapping[str, Any]
+    """The speculative JSON with its keys as vLLM reads dashed ones; empty without speculation."""
     target: ModelConfig | None
     """The served model; None for one that is neither on disk nor in the table."""
     drafter: ModelConfig | None
     """None without `model`, and for one that is neither on disk nor in the table."""
+    draft_config: Mapping[str, Any]
+    """The drafter's config.json; empty where there is none or it is not known here."""
     faults: tuple[Finding, ...] = ()
     """Directories that are there and hold no readable config.json: `where` names them."""
     verifier: str | None = None
@@ -60,23 +61,13 @@ class Context:
     installed: frozenset[str] = ALL_PACKAGES
     """Optional Python packages that the server has; nobody can see another machine's, so all are assumed."""
 
-    @property
-    def keys(self) -> Mapping[str, Any]:
-        """The speculative JSON with its keys as vLLM reads dashed ones; empty without speculation."""
-        return {key.replace("-", "_"): value for key, value in (self.spec or {}).items()}
-
-    @property
-    def draft_config(self) -> Mapping[str, Any]:
-        """The drafter's config.json; empty where there is none or it is not known here."""
-        return {} if self.drafter is None else self.drafter.config
-
     def is_on(self, flag: str) -> bool:
         """Say whether a flag is given and neither false nor empty; the defaults of these flags are all off."""
         return self.given.get(flag) not in _OFF
 
     def size(self, flag: str) -> int | None:
         """Return an engine flag that holds a number; None where the default depends on the GPU."""
-        value = self.flags.get(flag)
+        value: Any = self.flags.get(flag)
         if isinstance(value, bool):
             return None
         try:
@@ -98,6 +89,21 @@ class Context:
             except ValueError:
                 return {}
         return value if isinstance(value, Mapping) else {}
+
+    @property
+    def cudagraph_mode(self) -> str:
+        """The mode of CUDA graphs that is asked for, in capitals; empty where none is."""
+        return str(self.json_object("compilation_config").get("cudagraph_mode") or "").upper()
+
+    @property
+    def runs_eagerly(self) -> bool:
+        """Whether the operator has turned CUDA graphs off."""
+        return self.is_on("enforce_eager") or self.cudagraph_mode == "NONE"
+
+    @property
+    def lacks_full_graphs(self) -> bool:
+        """Whether the mode asked for has no graphs of whole steps."""
+        return self.cudagraph_mode in ("NONE", "PIECEWISE")
 
     @property
     def insists_on_v1(self) -> bool:

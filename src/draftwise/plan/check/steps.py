@@ -16,7 +16,6 @@ from draftwise.core import Ruling
 __all__ = ["Step", "collect"]
 
 _T = TypeVar("_T")
-
 Step = Generator[Ruling, None, _T]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,9 +10,10 @@ from draftwise.core import Device, Finding, InvalidSetup, Setup, SpecConfig
 from draftwise.facts.rules import get_rule
 from draftwise.facts.vllm import Release, get_release, releases
 from draftwise.setups.read.arguments.command_line import Arguments, read_arguments
-from draftwise.setups.read.shell.launch import Launch
+from draftwise.setups.read.shell.launch import Launch, find_launch
+from draftwise.setups.read.shell.words import Word, check_length
 
-__all__ = ["Reading", "choose_release", "read_launch"]
+__all__ = ["Reading", "choose_release", "no_server", "read_launch", "read_words"]
 
 _HIDDEN = frozenset({"VLLM_API_KEY"})
 
@@ -25,6 +26,23 @@ class Reading:
     where: str
     """File with line, document and container; empty for a command line."""
     findings: tuple[Finding, ...] = ()
+
+
+def read_words(words: Sequence[str], *, engine_version: str | None = None) -> Reading:
+    """Return the vLLM server that a command starts, given as the words that the program receives.
+
+    Args:
+        words: the whole command, such as `["vllm", "serve", "MODEL", "--seed", "1"]`.
+        engine_version: judges it for this release, whatever the words say.
+
+    Raises:
+        InvalidSetup: the words start no vLLM server, or are too long to be read.
+    """
+    check_length(words)
+    launch = find_launch([Word(word) for word in words])
+    if launch is None:
+        raise no_server("")
+    return read_launch(launch, engine_version=engine_version, folder=Path())
 
 
 def read_launch(launch: Launch, *, engine_version: str | None = None, folder: Path | None = None) -> Reading:
@@ -51,6 +69,16 @@ def read_launch(launch: Launch, *, engine_version: str | None = None, folder: Pa
     )
     findings += [*found.findings, *_about_gpus(launch, found), *_about_templates(launch)]
     return Reading(setup=setup, where=launch.where, findings=tuple(findings))
+
+
+def no_server(name: str) -> InvalidSetup:
+    """Return the error of a text in which no vLLM server is found; `name` is that of its file."""
+    return InvalidSetup.because(
+        "no-server",
+        "The text starts no vLLM server.",
+        where=name,
+        fix="Give the command line that begins with vllm serve, or a file that holds one.",
+    )
 
 
 def choose_release(version: str | None) -> tuple[Release, list[Finding]]:

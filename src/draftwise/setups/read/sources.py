@@ -16,12 +16,12 @@ from draftwise.setups.read.manifests.parts import get_mapping, walk
 from draftwise.setups.read.manifests.stack import find_model_specs, is_stack
 from draftwise.setups.read.manifests.systemd import find_units, is_unit
 from draftwise.setups.read.manifests.yaml_text import Document, get_text, read_yaml
-from draftwise.setups.read.reading import Reading, choose_release, read_launch
-from draftwise.setups.read.shell.launch import MAX_LAUNCHES, Launch, find_launch, find_launches
+from draftwise.setups.read.reading import Reading, choose_release, no_server, read_launch
+from draftwise.setups.read.shell.launch import MAX_LAUNCHES, Launch, find_launches
 from draftwise.setups.read.shell.place import in_file
-from draftwise.setups.read.shell.words import MAX_CHARS, Script, Word, check_length
+from draftwise.setups.read.shell.words import MAX_CHARS, Script
 
-__all__ = ["read_setups", "read_words"]
+__all__ = ["read_setups"]
 
 _YAML = re.compile(r"(?:[ \t\r]*(?:#[^\n]*)?\n)*(?:---|[\w.-]+:(?:\s|$))")
 """How YAML begins, after blank lines and comments."""
@@ -55,7 +55,7 @@ def read_setups(source: str | Path, *, engine_version: str | None = None) -> tup
     except RecursionError:
         raise InvalidSetup.because("too-deep", "The text nests too deep to be read.", where=name) from None
     if not readings:
-        raise _no_server(name)
+        raise no_server(name)
     return tuple(
         replace(
             reading,
@@ -63,32 +63,6 @@ def read_setups(source: str | Path, *, engine_version: str | None = None) -> tup
             findings=tuple(_place(finding, name, one_line=one_line) for finding in reading.findings),
         )
         for reading in readings
-    )
-
-
-def read_words(words: Sequence[str], *, engine_version: str | None = None) -> Reading:
-    """Return the vLLM server that a command starts, given as the words that the program receives.
-
-    Args:
-        words: the whole command, such as `["vllm", "serve", "MODEL", "--seed", "1"]`.
-        engine_version: judges it for this release, whatever the words say.
-
-    Raises:
-        InvalidSetup: the words start no vLLM server, or are too long to be read.
-    """
-    check_length(words)
-    launch = find_launch([Word(word) for word in words])
-    if launch is None:
-        raise _no_server("")
-    return read_launch(launch, engine_version=engine_version, folder=Path())
-
-
-def _no_server(name: str) -> InvalidSetup:
-    return InvalidSetup.because(
-        "no-server",
-        "The text starts no vLLM server.",
-        where=name,
-        fix="Give the command line that begins with vllm serve, or a file that holds one.",
     )
 
 

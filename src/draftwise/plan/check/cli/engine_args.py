@@ -61,10 +61,10 @@ def get_context(setup: Setup, *, installed: frozenset[str] = ALL_PACKAGES) -> Co
     about_flags, given = collect(_read_flags(rules, release, setup.args))
     written = None if setup.spec is None else setup.spec.to_dict()
     about_served, (verifier, spec) = collect(_read_served(rules, release, setup.target, model, written))
-    by_flag = {key: given[flag] for flag, key in SPEC_FLAGS.items() if flag in given}
     doubled = tuple(flag for flag, key in SPEC_FLAGS.items() if flag in given and key in (spec or {}))
-    if by_flag:
-        spec = {**(spec or {}), **by_flag}  # a flag wins over a key that is spelled with dashes
+    spec = _join_flags(spec, given)
+    target = model if verifier is None else _find_model(verifier, faults)
+    drafter = _find_drafter(spec, faults)
     return Context(
         setup=setup,
         release=release,
@@ -72,8 +72,10 @@ def get_context(setup: Setup, *, installed: frozenset[str] = ALL_PACKAGES) -> Co
         flags={**release.table("engine_defaults"), **given},
         given=given,
         spec=spec,
-        target=model if verifier is None else _find_model(verifier, faults),
-        drafter=_find_drafter(spec, faults),
+        keys={key.replace("-", "_"): value for key, value in (spec or {}).items()},
+        target=target,
+        drafter=drafter,
+        draft_config={} if drafter is None else drafter.config,
         faults=tuple(faults),
         verifier=verifier,
         doubled=doubled,
@@ -82,6 +84,12 @@ def get_context(setup: Setup, *, installed: frozenset[str] = ALL_PACKAGES) -> Co
         env=setup.env,
         installed=installed,
     )
+
+
+def _join_flags(spec: Mapping[str, Any] | None, given: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the speculative JSON with what `--spec-*` flags say; they win over keys that are spelled with dashes."""
+    by_flag = {key: given[flag] for flag, key in SPEC_FLAGS.items() if flag in given}
+    return {**(spec or {}), **by_flag} if by_flag else spec
 
 
 def _find_drafter(spec: Mapping[str, Any] | None, faults: list[Finding]) -> ModelConfig | None:

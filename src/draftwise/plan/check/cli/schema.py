@@ -168,25 +168,25 @@ def coerce(value: Any, declared: str, choices: Sequence[Any] | None = None) -> A
     Raises:
         Mismatch: pydantic would refuse it.
     """
-    return _read(value, _parse(declared), choices)
+    return _read_as(value, _parse_type(declared), choices)
 
 
 @cache
-def _parse(declared: str) -> ast.expr:
+def _parse_type(declared: str) -> ast.expr:
     return ast.parse(declared, mode="eval").body
 
 
-def _read(value: Any, node: ast.expr, choices: Sequence[Any] | None) -> Any:
-    members = _members(node)
+def _read_as(value: Any, node: ast.expr, choices: Sequence[Any] | None) -> Any:
+    members = _union_members(node)
     if len(members) > 1:
         return _read_union(value, members, choices)
-    name = _name(node)
+    name = _type_name(node)
     if name in _UNCHECKED:
         return value
     if name == "Literal" and isinstance(node, ast.Subscript):
-        return _read_choice(value, [ast.literal_eval(each) for each in _arguments(node)])
+        return _read_choice(value, [ast.literal_eval(each) for each in _type_arguments(node)])
     if isinstance(node, ast.Subscript) and name in _GENERIC:
-        return _GENERIC[name](value, _arguments(node), choices)
+        return _GENERIC[name](value, _type_arguments(node), choices)
     reader = _PLAIN.get(name)
     if reader is not None:
         return reader(value)
@@ -197,31 +197,31 @@ def _read_union(value: Any, members: Sequence[ast.expr], choices: Sequence[Any] 
     wanted = []
     for member in members:
         try:
-            return _read(value, member, choices)
+            return _read_as(value, member, choices)
         except Mismatch as mismatch:
             wanted.append(str(mismatch))
     raise Mismatch(" or ".join(wanted))
 
 
-def _members(node: ast.expr) -> list[ast.expr]:
+def _union_members(node: ast.expr) -> list[ast.expr]:
     """Return the members of a union, however it is spelled."""
     if isinstance(node, ast.BinOp):
-        return [*_members(node.left), *_members(node.right)]
-    if isinstance(node, ast.Subscript) and _name(node) in ("Union", _OPTIONAL):
-        inner = [member for argument in _arguments(node) for member in _members(argument)]
-        return [*inner, ast.Constant(None)] if _name(node) == _OPTIONAL else inner
+        return [*_union_members(node.left), *_union_members(node.right)]
+    if isinstance(node, ast.Subscript) and _type_name(node) in ("Union", _OPTIONAL):
+        inner = [member for argument in _type_arguments(node) for member in _union_members(argument)]
+        return [*inner, ast.Constant(None)] if _type_name(node) == _OPTIONAL else inner
     return [node]
 
 
-def _name(node: ast.expr) -> str:
+def _type_name(node: ast.expr) -> str:
     if isinstance(node, ast.Subscript):
-        return _name(node.value)
+        return _type_name(node.value)
     if isinstance(node, ast.Constant):
         return "None" if node.value is None else ""
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
-def _arguments(node: ast.Subscript) -> list[ast.expr]:
+def _type_arguments(node: ast.Subscript) -> list[ast.expr]:
     return list(node.slice.elts) if isinstance(node.slice, ast.Tuple) else [node.slice]
 
 
@@ -281,13 +281,13 @@ def _read_choice(value: Any, choices: Sequence[Any] | None) -> Any:
 def _read_list(value: Any, arguments: Sequence[ast.expr], choices: Sequence[Any] | None) -> list[Any]:
     if not isinstance(value, (list, tuple)):
         raise Mismatch("a list")
-    return [_read(each, arguments[0], choices) for each in value]
+    return [_read_as(each, arguments[0], choices) for each in value]
 
 
 def _read_tuple(value: Any, arguments: Sequence[ast.expr], choices: Sequence[Any] | None) -> tuple[Any, ...]:
     if not isinstance(value, (list, tuple)) or len(value) != len(arguments):
         raise Mismatch(f"a list of {len(arguments)}")
-    return tuple(_read(each, argument, choices) for each, argument in zip(value, arguments, strict=True))
+    return tuple(_read_as(each, argument, choices) for each, argument in zip(value, arguments, strict=True))
 
 
 _PLAIN: Mapping[str, Callable[[Any], Any]] = {

@@ -1,23 +1,33 @@
-"""Token and length budgets that drafting eats into: what is left to schedule, and how long requests may get."""
+"""What a step of the engine holds: tokens and requests, the slots that drafting takes, and the draft lengths."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
-from draftwise.core import Ruling
+from draftwise.core import InvalidSetup, Ruling
+from draftwise.facts.gpus import Gpu, get_gpu
+from draftwise.facts.memory import get_batch_defaults
 from draftwise.plan.check.context import Context
-from draftwise.plan.check.engine.limits import get_limits
 from draftwise.plan.check.report import Resolved
+from draftwise.plan.check.steps import Step
 
-__all__ = ["find_budget"]
+__all__ = ["SCHEDULE", "Entry", "Limits", "find_gpu", "fit_steps", "get_limits", "read_schedule"]
 
-TOKENS = "--max-num-batched-tokens"
-
+_TOKENS = "--max-num-batched-tokens"
 _SMALL = 8192
 """Below this many scheduled tokens vLLM warns of slow prefill."""
+SCHEDULE = "num_speculative_tokens_per_batch_size"
+Entry = tuple[int, int, int]
 
 
-def find_budget(context: Context, resolved: Resolved) -> Iterator[Ruling]:
+def fit_steps(context: Context, resolved: Resolved) -> Step[Resolved]:
+    """Return the config without a schedule that the engine drops, and yield what of its steps it rejects or lowers."""
+    yield from _find_budget(context, resolved)
+    return (yield from _drop_schedule(context, resolved))
+
+
+def _find_budget(context: Context, resolved: Resolved) -> Iterator[Ruling]:
     """Yield what too small a budget rejects, and what it lowers."""
     k = resolved.num_speculative_tokens
     limits = get_limits(context)
@@ -33,7 +43,7 @@ def find_budget(context: Context, resolved: Resolved) -> Iterator[Ruling]:
         yield from context.rules.ruling(
             "token-budget-within-slots",
             f"{tokens} tokens a step leave none to schedule: drafting takes {slots} of one request.",
-            where=TOKENS,
+            where=_TOKENS,
             fix=f"Give more than {slots}.",
         )
 
@@ -44,7 +54,7 @@ def _find_lora(context: Context, k: int, tokens: int, seqs: int) -> Iterator[Rul
         yield from context.rules.ruling(
             "lora-token-budget",
             f"With LoRA, {tokens} tokens a step must cover max_num_seqs * (k + 1) = {seqs} * {k + 1} = {needed}.",
-            where=TOKENS,
+            where=_TOKENS,
             fix=f"Give at least {needed}, or lower num_speculative_tokens or --max-num-seqs.",
         )
 
@@ -61,14 +71,14 @@ def _find_set_aside(context: Context, slots: int, tokens: int, seqs: int) -> Ite
             yield from context.rules.ruling(
                 code,
                 f"{aside}, and there are {tokens}.",
-                where=TOKENS,
+                where=_TOKENS,
                 fix=f"Give at least {taken + _SMALL}, or lower --max-num-seqs.",
             )
     if left > 0:
         yield from context.rules.ruling(
             "draft-slots-shrink-tokens",
             f"{aside}: {left} of {tokens} are left{', few for prefill' if left < _SMALL else ''}.",
-            where=TOKENS,
+            where=_TOKENS,
             fix=f"Give {tokens + taken} to schedule as many as without speculation.",
             becomes=f"max_num_scheduled_tokens {left}",
         )
@@ -84,7 +94,7 @@ def _find_limited(context: Context, resolved: Resolved, k: int, tokens: int, seq
             "draft-pass-limits-requests",
             f"The draft pass needs {rows} tokens a request, so {tokens} tokens run {tokens // rows} of {seqs} "
             "requests.",
-            where=TOKENS,
+            where=_TOKENS,
             fix=f"Give at least {rows * seqs}.",
             becomes=f"max_num_active_seqs {tokens // rows}",
         )
@@ -105,3 +115,92 @@ def _lookahead(context: Context, resolved: Resolved, k: int) -> int:
     facts = resolved.facts
     after_anchor = facts.drafts_whole_block and context.draft_config.get("sample_from_anchor", True) is False
     return {"none": 0, "k": k, "k + 1": k + 1}[facts.lookahead] + after_anchor
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one step of the engine may hold; None where it depends on a device that is not known here."""
+
+    tokens: int | None
+    """`max_num_batched_tokens`."""
+    requests: int | None
+    """`max_num_seqs`."""
+
+
+def get_limits(context: Context) -> Limits:
+    """Return the limits of a step: flags go before the defaults of `vllm serve` on the setup's GPU."""
+    gpu = find_gpu(context)
+    usual = {} if gpu is None else get_batch_defaults(gpu, context.release)
+    tokens, requests = (context.size(name) or usual.get(name) for name in ("max_num_batched_tokens", "max_num_seqs"))
+    return Limits(tokens, requests)
+
+
+def find_gpu(context: Context) -> Gpu | None:
+    """Return the setup's GPU; None for a CPU and for one that is not in the table."""
+    device = context.setup.device
+    if device is None or context.platform == "cpu":
+        return None
+    try:
+        return get_gpu(device.name)
+    except InvalidSetup:
+        return None
+
+
+def _drop_schedule(context: Context, resolved: Resolved) -> Step[Resolved]:
+    """Return the config without a schedule that the engine drops, and yield that, and what it lowers for one."""
+    if not read_schedule(context):
+        return resolved
+    dropped = [*_find_dropped(context, resolved)]
+    yield from dropped
+    ranks = context.size("data_parallel_size") or 1
+    if ranks > 1:
+        yield from context.rules.ruling(
+            "schedule-hangs-with-data-parallel",
+            f"{ranks} data-parallel ranks can choose different draft lengths and then wait for each other for ever.",
+            where=SCHEDULE,
+            fix="Leave the schedule out, or use 0.26.0 or newer, which drops it by itself.",
+        )
+    elif resolved.runner == "V1" and resolved.facts.v1_draft_length == "varies":
+        yield from _find_lowered_graphs(context)
+    return replace(resolved, fields={**resolved.fields, SCHEDULE: None}) if dropped else resolved
+
+
+def _find_dropped(context: Context, resolved: Resolved) -> Iterator[Ruling]:
+    """Yield why the schedule is dropped, in which case nobody looks at what it says."""
+    ranks, k = context.size("data_parallel_size") or 1, resolved.num_speculative_tokens
+    if ranks > 1:
+        yield from context.rules.ruling(
+            "schedule-off-with-data-parallel",
+            f"With {ranks} data-parallel ranks the schedule is dropped, and every batch drafts {k} tokens.",
+            where=SCHEDULE,
+            fix="Give num_speculative_tokens the value for your usual batch.",
+            becomes="null",
+        )
+    if resolved.runner == "V1" and resolved.facts.v1_draft_length != "varies":
+        yield from context.rules.ruling(
+            "schedule-off-on-v1",
+            f"Model Runner V1 cannot change the draft length of {resolved.method}: every batch drafts {k} tokens.",
+            where=SCHEDULE,
+            becomes="null",
+        )
+
+
+def _find_lowered_graphs(context: Context) -> Iterator[Ruling]:
+    if not context.runs_eagerly and not context.lacks_full_graphs and context.platform != "cpu":
+        yield from context.rules.ruling(
+            "schedule-lowers-graphs",
+            "Model Runner V1 lowers the CUDA-graph mode to PIECEWISE for a schedule: decoding loses full graphs.",
+            where=SCHEDULE,
+            fix="Compare with a fixed num_speculative_tokens.",
+            becomes="cudagraph_mode PIECEWISE",
+        )
+
+
+def read_schedule(context: Context) -> list[Entry]:
+    """Return the schedule; empty where there is none, or where its types are already judged with the config."""
+    given = context.keys.get(SCHEDULE)
+    if not isinstance(given, (list, tuple)):
+        return []
+    entries = [tuple(entry) for entry in given if isinstance(entry, (list, tuple)) and len(entry) == 3]
+    whole = [(a, b, c) for a, b, c in entries if all(type(value) is int for value in (a, b, c))]
+    return whole if len(whole) == len(given) else []

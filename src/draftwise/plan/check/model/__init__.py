@@ -2,6 +2,5 @@
 
 from draftwise.plan.check.model.model_config import Model
 from draftwise.plan.check.model.target import find_target, read_target
-from draftwise.plan.check.model.weights import find_weights
 
-__all__ = ["Model", "find_target", "find_weights", "read_target"]
+__all__ = ["Model", "find_target", "read_target"]

@@ -40,7 +40,7 @@ _LENGTH_KEYS = (
 """Where vLLM looks for a model's context length: the smallest counts."""
 _DEFAULT_LENGTH = 2048
 _NEEDS_WIDE_RANGE = frozenset({"gemma2", "gemma3", "gemma3_text", "plamo2", "glm4"})
-_BACKEND = "TransformersForCausalLM"
+_TRANSFORMERS = "TransformersForCausalLM"
 """The class that builds what vLLM has no class of its own for."""
 _ENDINGS = (
     "ForCausalLM",
@@ -55,7 +55,7 @@ _ENDINGS = (
     "Model",
 )
 """Endings that vLLM takes for one another, so that a served `LlamaModel` is built from `LlamaForCausalLM`."""
-_LONGEST = 1 << 40
+_LONGEST_CONTEXT = 1 << 40
 """No context comes near it; larger numbers are damaged files."""
 _UNSCALED = frozenset({"su", "longrope", "llama3"})
 _YARN = frozenset({"yarn", "deepseek_yarn", "deepseek_llama_scaling"})
@@ -223,7 +223,7 @@ def find_architecture(context: Context, names: Sequence[str], *, served: bool = 
         if served and (base := _swap_ending(registry, name)) is not None:
             return base
     if context.rules.holds("transformers-takes-all"):
-        return _BACKEND
+        return _TRANSFORMERS
     by_attention = context.rules.holds("transformers-by-attention")
     return next((name for name in names[:1] if is_buildable(name, by_attention=by_attention)), None)
 
@@ -239,7 +239,7 @@ def supports(context: Context, names: Sequence[str], interface: str) -> bool:
     """Say whether the class for these architectures has an interface, e.g. `SupportsPP`; unknown classes have none."""
     name = find_architecture(context, names, served=True)
     registry = context.release.table("architectures")
-    row = registry.get(name, registry.get(_BACKEND)) if name is not None else None
+    row = registry.get(name, registry.get(_TRANSFORMERS)) if name is not None else None
     return row is not None and interface in row.get("interfaces", ())
 
 
@@ -255,7 +255,7 @@ def _derive_length(context: Context, config: HfConfig) -> int | None:
     """Return the longest context in tokens that the config.json allows; None where it says none."""
     text = config.text
     length = config.context_length
-    if length is None or abs(length) > _LONGEST:
+    if length is None or abs(length) > _LONGEST_CONTEXT:
         return None
     factor = 1.0
     for scaling in _rope_parts(text):
@@ -265,8 +265,8 @@ def _derive_length(context: Context, config: HfConfig) -> int | None:
         if kind in _YARN and context.rules.holds("yarn-length-is-scaled"):
             continue
         if kind == "yarn" and isinstance(original := scaling.get("original_max_position_embeddings"), int):
-            length = max(-_LONGEST, min(original, _LONGEST))
-        if isinstance(given := scaling.get("factor"), int | float) and 0 < given < _LONGEST:
+            length = max(-_LONGEST_CONTEXT, min(original, _LONGEST_CONTEXT))
+        if isinstance(given := scaling.get("factor"), int | float) and 0 < given < _LONGEST_CONTEXT:
             factor = given
     return int(length * factor)
 

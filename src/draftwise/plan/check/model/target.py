@@ -87,7 +87,9 @@ def _stands_in(context: Context, method: str | None) -> bool:
     """Say whether vLLM puts the target in the place of the drafter that a method does not have, and checks it first."""
     found = find_method(method)
     return (
-        found is not None and not found.has_weights and not context.rules.applies("suffix-without-draft-config", method)
+        found is not None
+        and found.weights == "none"
+        and not context.rules.applies("suffix-without-draft-config", method)
     )
 
 

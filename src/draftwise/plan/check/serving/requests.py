@@ -1,20 +1,20 @@
-"""What speculation makes of requests: sampling parameters that are refused, ignored, or that stop the drafting."""
+"""What speculation makes of a server's requests: steps beyond its graphs, lookups that hurt, refused parameters."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from draftwise.core import Ruling
 from draftwise.plan.check.context import SPEC, Context
+from draftwise.plan.check.engine.budget import Limits, find_gpu, get_limits
 from draftwise.plan.check.report import Resolved
 
 __all__ = ["find_requests"]
 
-OVERRIDE = "--override-generation-config"
-
-_NEUTRAL: Mapping[str, float] = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+_OVERRIDE = "--override-generation-config"
+_NEUTRAL_PENALTIES: Mapping[str, float] = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 """Penalties and the value at which each does nothing."""
 _FATES: Mapping[str, tuple[str, str]] = {
     "requests-refused": ("rejected", "Requests that set one of these are refused (HTTP 400)"),
@@ -25,19 +25,118 @@ _FATES: Mapping[str, tuple[str, str]] = {
     "requests-parameters-ignored": ("ignored", "A request may set these, and they do nothing while speculating"),
 }
 """Rule -> what the release's table calls the parameters that it is about, and what is said of them."""
+_CLIFF = "Measured on an H200, 8B model, EAGLE-3, k=3: 18.6 ms a step at 512 tokens (captured), 33.2 ms at 768."
+_SHORT_LOOKUP = 2
+"""Shortest lookup for which users reported broken tool calls; 8 cured them."""
 
 
-def find_requests(context: Context, resolved: Resolved) -> Iterator[Ruling]:
-    """Yield what requests meet, first what every request meets."""
-    yield from _find_defaults(context)
-    yield from _find_parameters(context)
-    yield from _find_structured(context)
-    if context.is_on("logits_processors") and resolved.runner == "V1":
+def find_requests(context: Context, resolved: Resolved) -> Sequence[Ruling]:
+    """Return what requests meet: batches of them, then what every request gets, then what some ask for."""
+    return [
+        *_find_graphs(context, resolved),
+        *_find_traps(context, resolved),
+        *_find_defaults(context),
+        *_find_parameters(context),
+        *_find_structured(context),
+        *_find_processors(context, resolved),
+    ]
+
+
+def _find_graphs(context: Context, resolved: Resolved) -> Iterator[Ruling]:
+    """Yield whether full batches of speculating requests run without a captured graph."""
+    k = resolved.num_speculative_tokens
+    scheduled = context.keys.get("num_speculative_tokens_per_batch_size")
+    if k is None or scheduled or context.platform == "cpu" or context.runs_eagerly:
+        return
+    limits = get_limits(context)
+    seqs, largest = limits.requests, _find_largest(context, k, limits)
+    if largest is None:
+        return
+    step = k + 1
+    covered = largest // step
+    if seqs is None:
+        message = (
+            f"CUDA graphs reach {largest} tokens a step: with more than {covered} requests decoding at once "
+            f"({step} tokens each) a step runs without one. {_CLIFF}"
+        )
+        fix = _advise_sizes(context, None, covered)
+        yield from context.rules.ruling("cudagraph-reach", message, where="--max-num-seqs", fix=fix)
+    elif seqs > covered:
+        message = (
+            f"max_num_seqs {seqs} * (k + 1) {step} = {seqs * step} tokens a step, and graphs reach {largest}: with "
+            f"more than {covered} requests decoding at once a step runs without one. {_CLIFF}"
+        )
+        fix = _advise_sizes(context, seqs * step, covered)
+        yield from context.rules.ruling("cudagraph-cliff", message, where="--max-num-seqs", fix=fix)
+
+
+def _find_largest(context: Context, k: int, limits: Limits) -> int | None:
+    """Return the largest captured size in tokens; None where it cannot be known here."""
+    compilation = context.json_object("compilation_config")
+    sizes = (
+        context.given.get("cudagraph_capture_sizes")
+        or context.given.get("cuda_graph_sizes")
+        or compilation.get("cudagraph_capture_sizes")
+    )
+    if isinstance(sizes, list):
+        numbers = [size for size in sizes if isinstance(size, int)]
+        return max(numbers, default=None)
+    largest = context.size("max_cudagraph_capture_size") or compilation.get("max_cudagraph_capture_size")
+    if isinstance(largest, int):
+        return largest
+    facts, gpu = context.release.table("cudagraph_sizes"), find_gpu(context)
+    blackwell = gpu is not None and gpu.architecture == "blackwell"
+    cap = int(facts.get("cap_blackwell", facts["cap"]) if blackwell else facts["cap"])
+    most = min(cap, limits.tokens or cap)
+    if limits.requests is None or facts["factor"] is None:
+        return most
+    step = k + 1 if facts["counts_draft_tokens"] else 1
+    return min(int(facts["factor"]) * limits.requests * step, most)
+
+
+def _advise_sizes(context: Context, tokens: int | None, covered: int) -> str:
+    flags = context.release.table("flags")
+    flag = next(name for name in ("--max-cudagraph-capture-size", "--cuda-graph-sizes") if name in flags)
+    amount = f"{flag} {tokens}" if tokens else f"{flag} with the tokens of your largest batch"
+    return f"Raise {amount}, lower k as the batch grows, or keep to {covered} requests."
+
+
+def _find_traps(context: Context, resolved: Resolved) -> Iterator[Ruling]:
+    """Yield settings that are accepted and known to hurt."""
+    if context.is_on("enable_auto_tool_choice") or context.is_on("tool_call_parser"):
+        yield from _find_short_lookup(context, resolved)
+    if resolved.facts.drafts_from == "own_model" and resolved.runner == "V2":
+        yield from _find_draft_model_on_v2(context)
+
+
+def _find_short_lookup(context: Context, resolved: Resolved) -> Iterator[Ruling]:
+    shortest = resolved.prompt_lookup_min
+    if shortest is None or shortest > _SHORT_LOOKUP:
+        return
+    yield from context.rules.ruling(
+        "short-lookup-with-tools",
+        f"prompt_lookup_min {shortest} copies after {shortest} matching tokens, which JSON is full of: users report "
+        "malformed tool calls with 2 and none with 8.",
+        where="prompt_lookup_min",
+        fix="Write 8, and compare the outputs of your own tool calls.",
+        method=resolved.method,
+    )
+
+
+def _find_draft_model_on_v2(context: Context) -> Iterator[Ruling]:
+    yield from context.rules.ruling(
+        "draft-model-runs-eagerly",
+        "Model Runner V2 has no CUDA graphs for a draft model yet: each of its passes is launched kernel by kernel.",
+        where="method",
+        fix="Compare with VLLM_USE_V2_MODEL_RUNNER=0, and with an EAGLE-3 head.",
+    )
+    if context.keys.get("use_heterogeneous_vocab"):
         yield from context.rules.ruling(
-            "logits-processors-refused",
-            "Custom logits processors and speculation end start-up on Model Runner V1.",
-            where="--logits-processors",
-            fix="Drop them, or from 0.31.0 on use a method that Model Runner V2 runs.",
+            "heterogeneous-vocab-unmapped",
+            "Model Runner V2 does not map the draft model's token ids to the target's: drafted tokens are wrong, or "
+            "out of range.",
+            where="use_heterogeneous_vocab",
+            fix="Set VLLM_USE_V2_MODEL_RUNNER=0, or use 0.32.0 or newer.",
         )
 
 
@@ -50,11 +149,11 @@ def _find_defaults(context: Context) -> Iterator[Ruling]:
             "default-min-p-refused",
             f"min_p {min_p} is the default of every request, and requests with min_p are refused under speculation.",
             where=where,
-            fix=f"""Give {OVERRIDE} '{{"min_p": 0.0}}'.""",
+            fix=f"""Give {_OVERRIDE} '{{"min_p": 0.0}}'.""",
         )
     penalties = [
         f"{key} {value}"
-        for key, neutral in _NEUTRAL.items()
+        for key, neutral in _NEUTRAL_PENALTIES.items()
         if isinstance(value := defaults.get(key), (int, float)) and value != neutral
     ]
     if penalties:
@@ -63,7 +162,7 @@ def _find_defaults(context: Context) -> Iterator[Ruling]:
             f"{', '.join(penalties)} is the default of every request, and requests with penalties are not speculated "
             "at all.",
             where=where,
-            fix=f"""Give {OVERRIDE} '{{"repetition_penalty": 1.0}}', or use 0.14.0 or newer.""",
+            fix=f"""Give {_OVERRIDE} '{{"repetition_penalty": 1.0}}', or use 0.14.0 or newer.""",
         )
 
 
@@ -73,13 +172,13 @@ def _read_defaults(context: Context) -> tuple[Mapping[str, Any], str]:
     source = context.given.get("generation_config") or "auto"
     directory = None if context.target is None else context.target.directory
     if source != "auto" or directory is None:
-        return override, OVERRIDE
+        return override, _OVERRIDE
     try:
         own = json.loads((directory / "generation_config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         own = {}
     own = own if isinstance(own, dict) else {}
-    return own | dict(override), OVERRIDE if override else "generation_config.json"
+    return own | dict(override), _OVERRIDE if override else "generation_config.json"
 
 
 def _find_parameters(context: Context) -> Iterator[Ruling]:
@@ -115,4 +214,14 @@ def _find_structured(context: Context) -> Iterator[Ruling]:
             "lm-format-enforcer cannot take back drafted tokens: every request with structured outputs fails.",
             where="--structured-outputs-config",
             fix="Use xgrammar or guidance.",
+        )
+
+
+def _find_processors(context: Context, resolved: Resolved) -> Iterator[Ruling]:
+    if context.is_on("logits_processors") and resolved.runner == "V1":
+        yield from context.rules.ruling(
+            "logits-processors-refused",
+            "Custom logits processors and speculation end start-up on Model Runner V1.",
+            where="--logits-processors",
+            fix="Drop them, or from 0.31.0 on use a method that Model Runner V2 runs.",
         )

@@ -128,54 +128,6 @@ def _find_unreadable(context: Context, spec: Spec) -> Iterator[Ruling]:
         yield from context.rules.ruling("drafter-config-unreadable", fault.message, where="model", fix=fault.fix)
 
 
-def _settle_parallel_size(context: Context, spec: Spec) -> Step[Spec]:
-    given = spec.get("draft_tensor_parallel_size")
-    target = context.flags.get("tensor_parallel_size", 1)
-    if not spec.known("draft_tensor_parallel_size") or not isinstance(target, int):
-        return spec
-    if given is None:
-        is_mlp = spec.draft is not None and spec.draft.config.model_type == "mlp_speculator"
-        if not is_mlp or not context.rules.holds("mlp-speculator-on-one-gpu"):
-            return replace(spec, draft_tp=target)
-        if target > 1:
-            yield from context.rules.ruling(
-                "mlp-speculator-on-one-gpu",
-                "draft_tensor_parallel_size becomes 1: an MLP speculator cannot be split.",
-                where="draft_tensor_parallel_size",
-                becomes="1",
-            )
-        return replace(spec, draft_tp=1)
-    if given in (1, target):
-        return replace(spec, draft_tp=given)
-    yield from context.rules.ruling(
-        "draft-tensor-parallel",
-        f"draft_tensor_parallel_size is {given}; it can be 1 or the target's tensor_parallel_size, {target}.",
-        where="draft_tensor_parallel_size",
-        fix=f"Leave it out, or give {target}.",
-    )
-    return spec.undecided("draft_tensor_parallel_size")
-
-
-def _settle_length(context: Context, spec: Spec) -> Step[Spec]:
-    """Return the config with the drafter's context length, or without where the one asked for is too long."""
-    asked = spec.get("max_model_len")
-    if spec.draft is None or spec.target is None or not spec.known("max_model_len"):
-        return replace(spec, draft_len=asked)
-    draft, target = spec.draft.max_model_len, spec.target.max_model_len
-    if asked is None:
-        return replace(spec, draft_len=min(draft, target))
-    for limit, whose in ((draft, "drafter"), (target, "target")):
-        if asked > limit:
-            yield from context.rules.ruling(
-                "draft-longer-than-model",
-                f"The drafter's max_model_len is {asked}, and the {whose}'s context is {limit} tokens.",
-                where="max_model_len",
-                fix=f"Give at most {min(draft, target)}.",
-            )
-            return spec
-    return replace(spec, draft_len=asked)
-
-
 def _settle_tokens(context: Context, spec: Spec) -> Step[Spec]:
     """Fill in or check the number of tokens against what the drafter was made for."""
     if spec.draft is None or not spec.known(_TOKENS) or context.rules.applies("dspark-tokens-by-block", spec.method):
@@ -360,3 +312,51 @@ def _find_omni_faults(spec: Spec, config: HfConfig) -> Iterator[str]:
         yield "needs a markov_rank above 0 and markov_head_type 'vanilla'."
     if config.get("sample_from_anchor", True) is not True or config.get("dspark_bonus_anchor", False) is not False:
         yield "needs sample_from_anchor true and dspark_bonus_anchor false."
+
+
+def _settle_parallel_size(context: Context, spec: Spec) -> Step[Spec]:
+    given = spec.get("draft_tensor_parallel_size")
+    target = context.flags.get("tensor_parallel_size", 1)
+    if not spec.known("draft_tensor_parallel_size") or not isinstance(target, int):
+        return spec
+    if given is None:
+        is_mlp = spec.draft is not None and spec.draft.config.model_type == "mlp_speculator"
+        if not is_mlp or not context.rules.holds("mlp-speculator-on-one-gpu"):
+            return replace(spec, draft_tp=target)
+        if target > 1:
+            yield from context.rules.ruling(
+                "mlp-speculator-on-one-gpu",
+                "draft_tensor_parallel_size becomes 1: an MLP speculator cannot be split.",
+                where="draft_tensor_parallel_size",
+                becomes="1",
+            )
+        return replace(spec, draft_tp=1)
+    if given in (1, target):
+        return replace(spec, draft_tp=given)
+    yield from context.rules.ruling(
+        "draft-tensor-parallel",
+        f"draft_tensor_parallel_size is {given}; it can be 1 or the target's tensor_parallel_size, {target}.",
+        where="draft_tensor_parallel_size",
+        fix=f"Leave it out, or give {target}.",
+    )
+    return spec.undecided("draft_tensor_parallel_size")
+
+
+def _settle_length(context: Context, spec: Spec) -> Step[Spec]:
+    """Return the config with the drafter's context length, or without where the one asked for is too long."""
+    asked = spec.get("max_model_len")
+    if spec.draft is None or spec.target is None or not spec.known("max_model_len"):
+        return replace(spec, draft_len=asked)
+    draft, target = spec.draft.max_model_len, spec.target.max_model_len
+    if asked is None:
+        return replace(spec, draft_len=min(draft, target))
+    for limit, whose in ((draft, "drafter"), (target, "target")):
+        if asked > limit:
+            yield from context.rules.ruling(
+                "draft-longer-than-model",
+                f"The drafter's max_model_len is {asked}, and the {whose}'s context is {limit} tokens.",
+                where="max_model_len",
+                fix=f"Give at most {min(draft, target)}.",
+            )
+            return spec
+    return replace(spec, draft_len=asked)

@@ -45,7 +45,7 @@ _LIMITED_TARGETS = ("target-not-for-hidden-states", "aux-targets-extract-hidden-
 """Rules of old releases, each about the methods that draft for a list of targets only."""
 _TOKENS = "num_speculative_tokens"
 _MAPPING = "use_heterogeneous_vocab"
-_METHOD = "rejection_sample_method"
+_SAMPLING = "rejection_sample_method"
 _RATES, _LENGTH = "synthetic_acceptance_rates", "synthetic_acceptance_length"
 _WINDOW, _LONGEST_WINDOW = "fly_window_size", 6
 
@@ -65,7 +65,7 @@ def resolve(context: Context, target: Model | None) -> Step[Resolved | None]:
             fix="Use a release from 0.15.0 on.",
         )
     spec = yield from read_spec(context, target)
-    if spec.facts is not None and not spec.facts.has_weights:
+    if spec.facts is not None and spec.facts.weights == "none":
         spec = yield from resolve_model_free(context, spec)
     elif spec.known("method"):
         spec = yield from resolve_drafter(context, replace(spec, lookup=(0, 0)))
@@ -122,7 +122,7 @@ def _verify(context: Context, spec: Spec) -> Step[Spec]:
 
 
 def _splits_drafter(spec: Spec) -> bool:
-    return spec.facts is None or spec.facts.has_weights
+    return spec.facts is None or spec.facts.weights != "none"
 
 
 def _find_keys_of_methods(context: Context, spec: Spec) -> Iterator[Ruling]:
@@ -284,13 +284,13 @@ def _find_difference(context: Context, spec: Spec) -> Iterator[Ruling]:
 
 def _resolve_synthetic(context: Context, spec: Spec) -> Step[tuple[float, ...] | None]:
     """Return the rate at which each position is accepted; None without synthetic acceptance."""
-    if not spec.known(_METHOD, _RATES, _LENGTH):
+    if not spec.known(_SAMPLING, _RATES, _LENGTH):
         return None
     rates, length = spec.get(_RATES), spec.get(_LENGTH)
-    if spec.get(_METHOD) != "synthetic":
+    if spec.get(_SAMPLING) != "synthetic":
         if rates is not None or length is not None:
             key = _RATES if rates is not None else _LENGTH
-            message = f'{key} works only with "{_METHOD}": "synthetic".'
+            message = f'{key} works only with "{_SAMPLING}": "synthetic".'
             yield from context.rules.ruling(
                 "synthetic-needs-method", message, where=key, fix="Add that, or remove the key."
             )
@@ -301,14 +301,14 @@ def _resolve_synthetic(context: Context, spec: Spec) -> Step[tuple[float, ...] |
         yield from context.rules.ruling(
             "synthetic-needs-one",
             f"Synthetic acceptance needs exactly one of {_RATES} and {_LENGTH}.",
-            where=_METHOD,
+            where=_SAMPLING,
             fix=f'Add e.g. "{_LENGTH}": 2.5.',
         )
         return None
     if not isinstance(spec.tokens, int) or not spec.known("num_speculative_tokens"):
         return None
     if rates is None:
-        return (yield from _spread(context, float(length), spec.tokens))
+        return (yield from _spread_length(context, float(length), spec.tokens))
     faults = [*_find_rate_faults(context, rates, spec.tokens)]
     yield from faults
     return None if faults else tuple(rates)
@@ -327,7 +327,7 @@ def _find_rate_faults(context: Context, rates: Sequence[float], tokens: int) -> 
     yield from context.rules.ruling("synthetic-rates", f"{_RATES} {wrong}.", where=_RATES, fix=fix)
 
 
-def _spread(context: Context, length: float, tokens: int) -> Step[tuple[float, ...] | None]:
+def _spread_length(context: Context, length: float, tokens: int) -> Step[tuple[float, ...] | None]:
     """Return the rate of each position for a mean length: whole positions first, then the fraction."""
     if not 1 <= length <= tokens + 1:
         yield from context.rules.ruling(
@@ -344,19 +344,19 @@ def _spread(context: Context, length: float, tokens: int) -> Step[tuple[float, .
 
 def _resolve_fly(context: Context, spec: Spec) -> Step[Spec]:
     """Fill in the window of FLy, which accepts some rejected tokens, and yield what it cannot work with."""
-    if spec.get(_METHOD) != "fly" or not spec.known("num_speculative_tokens", "method"):
+    if spec.get(_SAMPLING) != "fly" or not spec.known("num_speculative_tokens", "method"):
         return spec
     window = spec.get(_WINDOW)
     if spec.facts is not None and spec.facts.drafts_from == "none":
         message = f"FLy makes no sense with {spec.method}, which drafts nothing."
-        yield from context.rules.ruling("fly-needs-drafts", message, where=_METHOD, fix="Remove it.")
+        yield from context.rules.ruling("fly-needs-drafts", message, where=_SAMPLING, fix="Remove it.")
     elif not isinstance(spec.tokens, int):  # what is wrong with it is said where it is judged
         return spec
     elif spec.tokens < 2:
         yield from context.rules.ruling(
             "fly-needs-two-tokens",
             "FLy needs num_speculative_tokens of 2 or more.",
-            where=_METHOD,
+            where=_SAMPLING,
             fix='Write "num_speculative_tokens": 2 or more.',
         )
     elif window is not None and window >= spec.tokens:
@@ -370,7 +370,7 @@ def _resolve_fly(context: Context, spec: Spec) -> Step[Spec]:
         yield from context.rules.ruling(
             "fly-is-lossy",
             "FLy lets some rejected tokens through: answers differ from the target's own.",
-            where=_METHOD,
+            where=_SAMPLING,
             fix="Use standard for lossless speculation.",
         )
         length = window or min(_LONGEST_WINDOW, spec.tokens - 1)

@@ -180,7 +180,7 @@ def _imply_model(context: Context, spec: Spec) -> Step[Spec]:
             fix='Add "model": "package.module.Class".',
         )
         return spec.undecided("model")
-    if facts is not None and not facts.has_weights:
+    if facts is not None and facts.weights == "none":
         return replace(spec, model=spec.method)
     if target_type or not context.rules.holds("target-implies-mtp"):
         named = spec.method is not None

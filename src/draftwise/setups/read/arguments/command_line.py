@@ -9,14 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from draftwise.core import Finding, InvalidSetup
-from draftwise.facts.rules import get_rule
+from draftwise.facts.rules import Rulebook, get_rule
 from draftwise.facts.vllm import Release
 from draftwise.setups.read.arguments.config_file import put_in_config_file
 from draftwise.setups.read.arguments.flags import Given, match_flags
 from draftwise.setups.read.arguments.huggingfaceserver import to_vllm
-from draftwise.setups.read.arguments.old_guides import replace_old_flags
 from draftwise.setups.read.arguments.spelling import spell
-from draftwise.setups.read.arguments.unknown import explain_unknown, use_long_names
 from draftwise.setups.read.arguments.values import Refused, get_value
 from draftwise.setups.read.shell.launch import Entry
 from draftwise.setups.read.shell.place import get_place
@@ -73,22 +71,21 @@ def read_arguments(words: Sequence[Word], release: Release, entry: Entry, *, fol
     if entry == "huggingfaceserver":
         words = to_vllm(words)
     words = _split_pairs(words, found)
-    serves = entry == "serve" or (entry == "image" and not get_rule("image-runs-api-server").holds(release.version))
+    serves = entry == "serve" or (entry == "image" and not Rulebook(release.version).holds("image-runs-api-server"))
     if serves:
         words = _move_model(words, release, found, strict=entry == "serve")
-    if folder is None:
-        found.unread += _find_config_file(words)
-    words = put_in_config_file(words, release, found.findings, folder=folder, serves=serves)
+    if any(word.text.partition("=")[0] == "--config" for word in words):
+        if folder is None:
+            found.unread += _find_config_file(words)
+        words = put_in_config_file(words, release, found.findings, folder=folder, serves=serves)
     spelled = spell(words, release)
-    replaced = replace_old_flags(spelled.words, release)
-    found.findings += [*spelled.findings, *replaced.findings]
-    matched = match_flags(use_long_names(replaced.words, release, found.findings), release)
-    found.findings += matched.findings
+    matched = match_flags(spelled.words, release)
+    found.findings += [*spelled.findings, *matched.findings]
     found.unread += (word.text for word in (*matched.refused, *matched.unknown))
     _collect(matched.flags, release, found)
     _check_repeats(matched.flags, spelled.dotted, found)
-    found.findings += explain_unknown(matched.unknown, release)
-    _join_spec(matched.flags, replaced.spec, found)
+    found.findings += matched.about_unknown
+    _join_spec(matched.flags, spelled.spec, found)
     _choose_model(matched.model, release, found, serves=serves)
     return found
 
@@ -125,7 +122,7 @@ def _move_model(words: Sequence[Word], release: Release, found: Arguments, *, st
         return words
     word = words[index]
     _, joined, value = word.text.partition("=")
-    if get_rule("serve-refuses-model-flag").holds(release.version):
+    if Rulebook(release.version).holds("serve-refuses-model-flag"):
         if joined:
             return words
         code, message = "serve-refuses-model-flag", "is refused; the model comes first."
@@ -141,10 +138,9 @@ def _move_model(words: Sequence[Word], release: Release, found: Arguments, *, st
 
 def _check_served_name(words: Sequence[Word], release: Release, found: Arguments) -> None:
     flags = [word.text.partition("=")[0].replace("_", "-") for word in words]
-    rule = get_rule("served-name-without-model")
     nameless = "--served-model-name" in flags and "--config" not in flags and flags[0].startswith("-")
-    if nameless and rule.holds(release.version):
-        found.report(rule.code, "there is no model in front of the flags.", words[0])
+    if nameless and Rulebook(release.version).holds("served-name-without-model"):
+        found.report("served-name-without-model", "there is no model in front of the flags.", words[0])
 
 
 def _collect(flags: Iterable[Given], release: Release, found: Arguments) -> None:
@@ -215,7 +211,7 @@ def _choose_model(positional: Word | None, release: Release, found: Arguments, *
         chosen = by_flag or positional.text
         code = (
             "positional-model-ignored"
-            if get_rule("positional-model-ignored").holds(release.version)
+            if Rulebook(release.version).holds("positional-model-ignored")
             else "stray-argument"
         )
         found.report(

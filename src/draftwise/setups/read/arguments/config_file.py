@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from draftwise.core import Finding, InvalidSetup
-from draftwise.facts.rules import get_rule
+from draftwise.facts.rules import Rulebook, get_rule
 from draftwise.facts.vllm import Release
 from draftwise.setups.read.manifests.yaml_text import Document, read_yaml
 from draftwise.setups.read.shell.place import get_place
@@ -89,7 +89,7 @@ def get_flags(document: Document, release: Release, findings: list[Finding], *, 
             negation = f"--no-{key.replace('_', '-')}"
             if value:
                 yield word
-            elif get_rule("config-file-false").holds(release.version):
+            elif Rulebook(release.version).holds("config-file-false"):
                 findings.append(
                     get_rule("config-file-false").ruling(
                         f"{key}: false is left out, not turned off.",
@@ -103,7 +103,7 @@ def get_flags(document: Document, release: Release, findings: list[Finding], *, 
             yield from _list(word, value, release, findings, where)
         else:
             yield word
-            if isinstance(value, dict) and get_rule("config-file-nested").holds(release.version):
+            if isinstance(value, dict) and Rulebook(release.version).holds("config-file-nested"):
                 findings.append(
                     get_rule("config-file-nested").ruling(
                         f"The nested mapping of {key} is not understood by this release.",
@@ -116,7 +116,7 @@ def get_flags(document: Document, release: Release, findings: list[Finding], *, 
 
 
 def _list(word: Word, items: list[object], release: Release, findings: list[Finding], where: str) -> Iterator[Word]:
-    if get_rule("config-file-list").holds(release.version):
+    if Rulebook(release.version).holds("config-file-list"):
         findings.append(
             get_rule("config-file-list").ruling(f"The list of {word.text.lstrip('-')} becomes one text.", where=where)
         )

@@ -1,25 +1,28 @@
-"""The flags of one release, matched by argparse as vLLM matches them."""
+"""The flags of one release, matched by argparse as vLLM matches them, and what a word is that none of them takes."""
 
 from __future__ import annotations
 
 import argparse
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
 from draftwise.core import Ruling
-from draftwise.facts.rules import get_rule
-from draftwise.facts.vllm import Release
+from draftwise.facts.rules import Rulebook, get_rule
+from draftwise.facts.vllm import Release, releases
 from draftwise.setups.read.shell.place import get_place
 from draftwise.setups.read.shell.words import Mistake, Word
 
-__all__ = ["Given", "Matched", "match_flags", "spellings"]
+__all__ = ["Given", "Matched", "match_flags"]
 
 _MAX_REFUSALS = 20
 _AMBIGUOUS = re.compile(r"ambiguous option: (\S+) could match (.*)")
 _PAIRS = {"--enable-": "--disable-", "--disable-": "--enable-"}
+_MAX_EXPLAINED = 20
+_SHORT = re.compile(r"-[A-Za-z]")
+"""How a short name begins, e.g. `-sc`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,8 @@ class Matched:
     """The positional argument."""
     unknown: tuple[Word, ...]
     """Words that no flag takes."""
+    about_unknown: tuple[Ruling, ...]
+    """What is said of these."""
     refused: tuple[Word, ...]
     """Words that a flag stumbles over: one that needs a value and has none, an abbreviation of several."""
     findings: tuple[Ruling, ...]
@@ -75,7 +80,7 @@ def match_flags(words: Sequence[Word], release: Release) -> Matched:
     """
     findings: list[Ruling] = []
     dropped: list[Word] = []
-    rest = list(words)
+    rest, renamed = _use_long_names(words, release)
     parser = _parser(release)
     while True:
         try:
@@ -93,7 +98,8 @@ def match_flags(words: Sequence[Word], release: Release) -> Matched:
     model = next((given.word for given in seen if not given.name), None)
     model, left = _choose_model(model, [_get_word(text) for text in unknown], rest, flags)
     findings += _abbreviated(flags, release)
-    return Matched(flags, model, tuple(left), tuple(dropped), tuple(findings))
+    about_unknown = tuple(_explain_unknown(left, release))
+    return Matched(flags, model, tuple(left), about_unknown, tuple(dropped), (*renamed, *findings))
 
 
 def _choose_model(
@@ -187,17 +193,17 @@ def _parser(release: Release) -> _Parser:
     parser = _Parser(add_help=False, exit_on_error=False, argument_default=argparse.SUPPRESS)
     parser.add_argument("model_tag", nargs="?", action=_Record, row={})
     parser.add_argument("--help", "-h", nargs=0, action=_Record, row={"field": "help", "kind": "switch"})
-    paired = get_rule("paired-switches").holds(release.version)
+    paired = Rulebook(release.version).holds("paired-switches")
     taken: set[str] = set()
     for name, row in release.table("flags").items():
-        names = [each for each in spellings(name, row, paired=paired) if each not in taken]
+        names = [each for each in _spellings(name, row, paired=paired) if each not in taken]
         taken.update(names)
         nargs: Any = {"switch": 0, "list": "+"}.get(row["kind"], "?" if row.get("optional_value") else None)
         parser.add_argument(*names, action=_Record, row=row, nargs=nargs, dest=name)
     return parser
 
 
-def spellings(name: str, row: Mapping[str, Any], *, paired: bool) -> Iterator[str]:
+def _spellings(name: str, row: Mapping[str, Any], *, paired: bool) -> Iterator[str]:
     """Yield every spelling of a flag: its aliases and what negates it.
 
     Args:
@@ -252,3 +258,96 @@ def _abbreviated(flags: Sequence[Given], release: Release) -> Iterator[Ruling]:
                 where=get_place(given.word),
                 fix=f"Write {given.option}: another release may have two flags that begin so.",
             )
+
+
+def _explain_unknown(words: Sequence[Word], release: Release) -> Iterator[Ruling]:
+    """Yield one ruling for each word that nothing takes; of very many, the first ones and their number."""
+    for index, word in enumerate(words[:_MAX_EXPLAINED]):
+        if word.text.startswith("-") and not word.text.lstrip("-")[:1].isdigit():
+            yield _explain_flag(word, release)
+        elif word.text.lower() in ("true", "false"):
+            yield get_rule("switch-with-value").ruling(
+                f"{word.text!r} stands alone: switches take no value.",
+                where=get_place(word),
+                fix="Write --flag for on and --no-flag for off.",
+            )
+        elif index == 0 or not words[index - 1].text.startswith("-"):
+            yield get_rule("stray-argument").ruling(
+                f"{word.text[:60]!r} is neither a flag nor the value of one.",
+                where=get_place(word),
+                fix="Check the quotes around it and the flag before it.",
+            )
+    if len(words) > _MAX_EXPLAINED:
+        yield get_rule("stray-argument").ruling(f"{len(words) - _MAX_EXPLAINED} more words are not understood.")
+
+
+def _explain_flag(word: Word, release: Release) -> Ruling:
+    flag = word.text.partition("=")[0].partition(".")[0]
+    elsewhere = _releases_with(flag)
+    if elsewhere:
+        return get_rule("flag-of-other-release").ruling(
+            f"vLLM {release} has no {flag}; {elsewhere}.", where=get_place(word, flag)
+        )
+    names = sorted(_spellings_by_release()[str(release)])
+    from difflib import get_close_matches  # read only when something is misspelled
+
+    near = get_close_matches(flag[:80], names, n=1, cutoff=0.7)
+    return get_rule("unknown-flag").ruling(
+        f"No release of vLLM from {releases()[0]} to {releases()[-1]} has {flag[:80]}.",
+        where=get_place(word, flag[:80]),
+        fix=f"Did you mean {near[0]}?" if near else "",
+    )
+
+
+def _use_long_names(words: Sequence[Word], release: Release) -> tuple[list[Word], list[Ruling]]:
+    """Return the words with short names that only other releases have (`-sc`) written out, and a ruling on each."""
+    findings: list[Ruling] = []
+    table = release.table("flags")
+    own = {alias for row in table.values() for alias in row["aliases"]}
+    short = [word for word in words if _SHORT.match(word.text) and word.text.partition("=")[0] not in own]
+    renamed = {}
+    for word in short:
+        flag, separator, value = word.text.partition("=")
+        long = _long_names().get(flag, "")
+        if long in table:
+            findings.append(_explain_flag(word, release))
+            renamed[id(word)] = replace(word, text=long + separator + value)
+    return [renamed.get(id(word), word) for word in words], findings
+
+
+@cache
+def _long_names() -> Mapping[str, str]:
+    return {
+        alias: name
+        for release in releases()
+        for name, row in release.table("flags").items()
+        for alias in row["aliases"]
+    }
+
+
+@cache
+def _spellings_by_release() -> Mapping[str, frozenset[str]]:
+    return {
+        str(release): frozenset(
+            spelling
+            for name, row in release.table("flags").items()
+            for spelling in _spellings(name, row, paired=Rulebook(release.version).holds("paired-switches"))
+        )
+        for release in releases()
+    }
+
+
+def _releases_with(flag: str) -> str:
+    """Say which releases have a flag, in runs: `0.9.2 to 0.11.2 have it`; empty for none."""
+    names = [name for name, flags in _spellings_by_release().items() if flag in flags]
+    if not names:
+        return ""
+    every = [str(release) for release in releases()]
+    runs: list[list[str]] = []
+    for name in names:
+        if runs and every.index(runs[-1][-1]) + 1 == every.index(name):
+            runs[-1].append(name)
+        else:
+            runs.append([name])
+    spans = [run[0] if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs]
+    return f"{' and '.join(spans)} {'has' if len(names) == 1 else 'have'} it"

@@ -1,4 +1,4 @@
-"""What vLLM's argument parser does to the words before argparse sees them: dashes, `-O`, and dotted JSON keys."""
+"""What becomes of the words before argparse sees them: dashes, `-O`, dotted JSON keys, and flags of old guides."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from draftwise.core import Ruling
-from draftwise.facts.rules import get_rule
+from draftwise.facts.methods import find_placeholder
+from draftwise.facts.old_flags import OldFlag, read_old_flags
+from draftwise.facts.rules import Rulebook, get_rule
 from draftwise.facts.vllm import Release
 from draftwise.setups.read.shell.place import get_place
 from draftwise.setups.read.shell.words import Word
@@ -29,23 +31,17 @@ class Spelled:
     words: tuple[Word, ...]
     dotted: Mapping[str, Word]
     """Flags that were given key by key, with the first word of each."""
+    spec: dict[str, Any] | None
+    """What flags of old guides say, as the speculative JSON; None without such flags."""
     findings: tuple[Ruling, ...]
 
 
-def human_readable_int(text: str) -> int:
-    """Return the integer that vLLM reads: 1k is 1,000 and 1K is 1,024; ValueError for anything else."""
-    text = text.strip()
-    if found := _SUFFIXED.fullmatch(text):
-        number, factor = found[1], _FACTORS[found[2]]
-        return int(float(number) * factor) if found[2].islower() else int(number) * factor
-    return int(text)
-
-
 def spell(words: Sequence[Word], release: Release) -> Spelled:
-    """Rewrite the words of a command line as the release's parser does."""
+    """Rewrite the words of a command line as the release's parser does, without the flags of old guides."""
     speller = _Speller(release)
     plain = speller.merge_dotted(list(speller.respell(words)))
-    return Spelled(tuple(plain), speller.first, tuple(speller.findings))
+    rest, spec, about_old = _replace_old_flags(plain, release)
+    return Spelled(rest, speller.first, spec, (*speller.findings, *about_old))
 
 
 @dataclass(slots=True)
@@ -128,7 +124,7 @@ class _Speller:
         except (ValueError, RecursionError):
             pass
         try:
-            if get_rule("dotted-number-suffix").holds(self.release.version):
+            if Rulebook(self.release.version).holds("dotted-number-suffix"):
                 return human_readable_int(text)
         except ValueError:
             pass
@@ -158,3 +154,81 @@ def _merge(into: dict[str, Any], update: Mapping[str, Any]) -> Iterator[str]:
             if key in into:
                 yield key
             into[key] = value
+
+
+def _replace_old_flags(
+    words: Sequence[Word], release: Release
+) -> tuple[tuple[Word, ...], dict[str, Any] | None, tuple[Ruling, ...]]:
+    """Take flags from before `--speculative-config` out of a command line; return the rest and the JSON they become."""
+    rest: list[Word] = []
+    taken: list[tuple[OldFlag, Word, str]] = []
+    known, table = read_old_flags(), release.table("flags")
+    waiting = iter(range(len(words)))
+    for index in waiting:
+        flag, separator, value = words[index].text.partition("=")
+        old = known.get(flag)
+        if old is None or flag in table:
+            rest.append(words[index])
+            continue
+        following = words[index + 1].text if index + 1 < len(words) else ""
+        if not separator and _takes(old, following):
+            value = following
+            next(waiting, None)
+        taken.append((old, words[index], value))
+    if not taken:
+        return tuple(rest), None, ()
+    spec = _put_together(taken, release)
+    return tuple(rest), spec, tuple(_explain_old(taken, spec))
+
+
+def _takes(old: OldFlag, following: str) -> bool:
+    """Say whether the word after a flag is its value."""
+    if old.kind == "switch":
+        return following.lower() in ("true", "false")
+    return bool(following) and not following.startswith("--")
+
+
+def _put_together(taken: Sequence[tuple[OldFlag, Word, str]], release: Release) -> dict[str, Any]:
+    fields = release.table("spec_fields")
+    spec: dict[str, Any] = {}
+    for old, _, text in taken:
+        if old.key == "model" and (method := find_placeholder(text)) is not None:
+            spec["method"] = method.name
+        elif old.key in fields:
+            spec[old.key] = _typed(old, text)
+    return spec
+
+
+def _typed(old: OldFlag, text: str) -> Any:
+    try:
+        match old.kind:
+            case "int":
+                return int(text)
+            case "float":
+                return float(text)
+            case "switch":
+                return text.lower() != "false"
+    except (ValueError, OverflowError):
+        return text
+    return text
+
+
+def _explain_old(taken: Sequence[tuple[OldFlag, Word, str]], spec: dict[str, Any]) -> Iterator[Ruling]:
+    """Yield one ruling for all old flags, since one JSON replaces them all."""
+    names = ", ".join(dict.fromkeys(old.flag for old, _, _ in taken))
+    left_out = {old.flag: old.note for old, _, _ in taken if old.key not in spec and old.key != "model"}
+    notes = "".join(f" {flag} has no successor: {note}." for flag, note in left_out.items() if note)
+    yield get_rule("flag-from-before-0.9").ruling(
+        f"{names}: no release from 0.9.2 on has {'this flag' if len(taken) == 1 else 'these flags'}.",
+        where=get_place(taken[0][1]),
+        fix=f"Write --speculative-config '{json.dumps(spec)}' instead.{notes}",
+    )
+
+
+def human_readable_int(text: str) -> int:
+    """Return the integer that vLLM reads: 1k is 1,000 and 1K is 1,024; ValueError for anything else."""
+    text = text.strip()
+    if found := _SUFFIXED.fullmatch(text):
+        number, factor = found[1], _FACTORS[found[2]]
+        return int(float(number) * factor) if found[2].islower() else int(number) * factor
+    return int(text)

@@ -8,7 +8,7 @@ from typing import Any
 
 from draftwise.core import Finding, Ruling
 from draftwise.facts.flag_types import takes_none, takes_text
-from draftwise.facts.rules import get_rule
+from draftwise.facts.rules import Rulebook, get_rule
 from draftwise.facts.vllm import Release
 from draftwise.setups.read.arguments.flags import Given
 from draftwise.setups.read.arguments.json_text import read_json
@@ -88,7 +88,7 @@ def _read_int(given: Given, text: str, release: Release) -> int:
     if given.field not in _SUFFIXED:
         return int(text)
     if given.field == "max_model_len" and text.strip().lower() == "auto":
-        if get_rule("max-model-len-auto").holds(release.version):
+        if Rulebook(release.version).holds("max-model-len-auto"):
             return -1
         raise ValueError(text)
     return human_readable_int(text)

@@ -1,43 +1,17 @@
-"""Values that hold in ranges of releases: encoding a sequence of tables as rows, and reading rows back."""
+"""Values that hold in ranges of releases: encodes a table of each release as the rows of a data file."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from packaging.version import Version
+from draftwise.facts.vllm import Row
 
-__all__ = ["Row", "Span", "decode", "encode"]
+__all__ = ["Table", "encode"]
 
 Table = Mapping[str, tuple[Any, str]]
 """Table of one release: key -> (JSON value, source)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
-    """One value over a range of releases."""
-
-    since: Version
-    """First release that has the value; the oldest covered one may represent older ones."""
-    until: Version | None
-    """Last release that has it, included; None while the newest one does."""
-    value: Any
-    source: str
-    """Release, file and symbol where the value was first read."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """A span as stored in a data file, with releases as text."""
-
-    key: str
-    value: Any
-    since: str
-    until: str | None
-    source: str
-    """File and symbol in the release named by `since`."""
 
 
 def encode(releases: Sequence[str], tables: Sequence[Table]) -> list[Row]:
@@ -71,10 +45,3 @@ def _same(left: tuple[Any, str] | None, right: tuple[Any, str] | None) -> bool:
     if left is None or right is None:
         return left is right
     return json.dumps(left[0], sort_keys=True) == json.dumps(right[0], sort_keys=True)
-
-
-def decode(releases: Sequence[str], rows: Iterable[Row], release: str) -> dict[str, Row]:
-    """Return the row of each key that holds in one release: the inverse of `encode`."""
-    order = {name: index for index, name in enumerate(releases)}
-    at, last = order[release], len(releases) - 1
-    return {row.key: row for row in rows if order[row.since] <= at <= (last if row.until is None else order[row.until])}

@@ -1,0 +1,63 @@
+"""The minutes that a run may take, and which of them are for what."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+__all__ = ["Budget"]
+
+_WARM_UP = 0.15
+"""Share of the whole that warm-ups may take."""
+_PILOT = 0.08
+"""Share of the whole in which outputs are looked at before anything is measured."""
+_SETTLE = 0.04
+"""Share of the whole for which a machine that is still busy is waited for; at most `_LONGEST_SETTLE_S`."""
+_LONGEST_SETTLE_S = 30.0
+_RESERVE = 0.08
+"""Share of the whole that is kept for what follows the last turn; at most `_LARGEST_RESERVE_S`."""
+_LARGEST_RESERVE_S = 20.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """How long a run may take, from its start to its report.
+
+    Args:
+        seconds: infinite where nothing was promised.
+        began: on the clock of the event loop.
+    """
+
+    seconds: float = math.inf
+    began: float = 0.0
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether there is an end."""
+        return math.isfinite(self.seconds)
+
+    @property
+    def turns_end(self) -> float:
+        """No turn is begun that would not end by then: after it come divergences, the servers' end and the report."""
+        return self.began + self.seconds - self._reserve_s
+
+    @property
+    def cut_at(self) -> float | None:
+        """When whatever is under way is given up; None without an end."""
+        return self.began + self.seconds - self._reserve_s / 2 if self.is_bounded else None
+
+    def warm_up_end(self, now: float) -> float:
+        """Return until when servers may be warmed up from now on."""
+        return now + _WARM_UP * self.seconds
+
+    def pilot_end(self, now: float) -> float:
+        """Return until when outputs may be looked at from now on."""
+        return now + _PILOT * self.seconds
+
+    def settle_end(self, now: float) -> float:
+        """Return until when a busy machine is waited for from now on."""
+        return now + min(_SETTLE * self.seconds, _LONGEST_SETTLE_S)
+
+    @property
+    def _reserve_s(self) -> float:
+        return min(_RESERVE * self.seconds, _LARGEST_RESERVE_S)

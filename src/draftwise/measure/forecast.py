@@ -1,0 +1,167 @@
+"""How long turns will take: going by the warm-up at first, then by the turns that were measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from draftwise.core import ClosedLoop, Condition, Load, Omission, Prompt, Replay, RunPlan
+from draftwise.runs.schedule import Turn, plan_turns
+from draftwise.statistics import FEWEST_PROMPTS
+
+__all__ = ["Forecast", "Pace", "expect_seconds", "fit_plan", "name_repetitions"]
+
+_KEPT = 0.7
+"""Weight of earlier turns when another one has been measured: a machine may change its speed for good."""
+_FEWEST_REPEATS = 2
+"""Repetitions, below which drift between them cannot be told from a difference."""
+_LEAST_PROMPTS = 3
+"""Of a workload, below which candidates go first."""
+
+Pace = Mapping[tuple[str, str], float]
+"""Seconds per output token of a whole server, by arm and label of the condition."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Forecast:
+    """What turns take.
+
+    Args:
+        pace: of the warm-up.
+        shares: of `max_tokens` that outputs reach, by workload.
+        texts: seconds per output token on a workload under a condition, by arm, workload and label of the condition,
+            where they are known better than from the warm-up.
+        turn_s: of the plan.
+        overhead_s: of every turn, beside its requests.
+    """
+
+    pace: Pace
+    shares: Mapping[str, float]
+    texts: Mapping[tuple[str, str, str], float] = field(default_factory=dict)
+    turn_s: float = 20.0
+    overhead_s: float = 0.0
+    _seen: dict[tuple[str, str, str], tuple[float, float]] = field(default_factory=dict, init=False)
+    """Seconds taken and expected, by arm, workload and label of the condition; the last turns count most."""
+    _all: tuple[float, float] = field(default=(0.0, 0.0), init=False)
+    """The same of all turns."""
+
+    def sum(self, turns: Iterable[Turn]) -> float:
+        """Return the seconds that turns take, one after the other."""
+        return sum(map(self.expect, turns))
+
+    def expect(self, turn: Turn) -> float:
+        """Return the seconds that a turn takes."""
+        taken, expected = self._seen.get(_place(turn), self._all)
+        return self._first_guess(turn) * (taken / expected if expected else 1.0)
+
+    def learn(self, turn: Turn, seconds: float) -> None:
+        """Take in how long a turn took, all in all."""
+        guess = self._first_guess(turn)
+        self._seen[_place(turn)] = _mix(self._seen.get(_place(turn), (0.0, 0.0)), seconds, guess)
+        self._all = _mix(self._all, seconds, guess)
+
+    def _first_guess(self, turn: Turn) -> float:
+        """Return the seconds of a turn as the warm-up has them."""
+        tokens = self.shares.get(turn.workload, 1.0) * sum(prompt.max_tokens for prompt in turn.prompts)
+        work_s = self._per_token(turn) * tokens
+        if (streams := turn.condition.concurrency) is None:
+            # Requests come when they come: a server that is fast enough only waits for them.
+            return max(work_s, _arrive_within(turn.prompts, turn.condition.load, self.turn_s)) + self.overhead_s
+        # Ramp-up and background requests add about one for each stream.
+        more = 1 + streams / len(turn.prompts) if streams > 1 else 1.0
+        return work_s * more + self.overhead_s
+
+    def _per_token(self, turn: Turn) -> float:
+        if (known := self.texts.get(_place(turn))) is not None:
+            return known
+        if (known := self.pace.get((turn.arm, turn.condition.label))) is not None:
+            return known
+        # A load that was added later: no faster than under any that is known.
+        return max(seconds for (arm, _), seconds in self.pace.items() if arm == turn.arm)
+
+
+def _place(turn: Turn) -> tuple[str, str, str]:
+    return turn.arm, turn.workload, turn.condition.label
+
+
+def _mix(sums: tuple[float, float], taken: float, expected: float) -> tuple[float, float]:
+    return _KEPT * sums[0] + taken, _KEPT * sums[1] + expected
+
+
+def _arrive_within(prompts: Sequence[Prompt], load: Load, turn_s: float) -> float:
+    """Return the seconds in which the requests of a turn arrive."""
+    if isinstance(load, Replay):
+        return max(prompt.arrival_s or 0.0 for prompt in prompts) / load.speed
+    if isinstance(load, ClosedLoop):
+        return 0.0
+    if load.rate_per_s:
+        return len(prompts) / load.rate_per_s
+    return sum(turn_s if phase.duration_s is None else phase.duration_s for phase in load.phases)
+
+
+def expect_seconds(plan: RunPlan, forecast: Forecast) -> float:
+    """Return how long a plan takes."""
+    repeats = range(1, plan.repeats + 1)
+    return sum(forecast.sum(plan_turns(plan, plan.conditions, repeat)) for repeat in repeats)
+
+
+def fit_plan(plan: RunPlan, forecast: Forecast, seconds: float) -> tuple[RunPlan, list[Omission]]:
+    """Return what of a plan fits in the time, and what is left out for it.
+
+    First every workload is cut to fewer prompts, but not under a few: that is a choice of the run, no omission. Then
+    repetitions go, then loads, those in the middle before the ends (between which a crossover can still be searched),
+    then the last candidates, of which nothing is known yet. If even the rest does not fit it is returned: the time
+    ends it.
+    """
+    few = _cut(plan, forecast, seconds, FEWEST_PROMPTS)
+    needed = expect_seconds(few, forecast)
+    reason = f"the least plan takes {needed / 60:.1f} min and {seconds / 60:.1f} min are left"
+    found: list[Omission] = []
+    fitted = few
+    while expect_seconds(fitted, forecast) > seconds and fitted.repeats > _FEWEST_REPEATS:
+        fitted = replace(fitted, repeats=fitted.repeats - 1)
+    if fitted.repeats < plan.repeats:
+        found.append(Omission(what=name_repetitions(fitted.repeats + 1, plan.repeats), reason=reason))
+    while expect_seconds(fitted, forecast) > seconds and len(fitted.conditions) > 1:
+        fitted, dropped = _without_condition(fitted)
+        found.append(Omission(what=f"the load {dropped.label}", reason=reason))
+    if expect_seconds(fitted, forecast) > seconds:
+        fitted = _cut(fitted, forecast, seconds, _LEAST_PROMPTS)
+    while expect_seconds(fitted, forecast) > seconds and len(fitted.arms) > 2:
+        found.append(Omission(what=f"candidate {fitted.arms[-1].name}", reason=reason))
+        fitted = _without_last_arm(fitted)
+    fewest = max(len(workload.prompts) for workload in fitted.workloads)
+    return _cut(replace(fitted, workloads=plan.workloads), forecast, seconds, fewest), found
+
+
+def name_repetitions(first: int, last: int) -> str:
+    """Return repetitions in words."""
+    return f"repetition {first}" if first == last else f"repetitions {first} to {last}"
+
+
+def _cut(plan: RunPlan, forecast: Forecast, seconds: float, fewest: int) -> RunPlan:
+    """Return the plan with every workload cut to as many prompts as fit, but not under a few."""
+
+    def cut(count: int) -> RunPlan:
+        return replace(plan, workloads=tuple(workload.first(count) for workload in plan.workloads))
+
+    most = max(len(workload.prompts) for workload in plan.workloads)
+    while fewest < most:
+        middle = (fewest + most + 1) // 2
+        if expect_seconds(cut(middle), forecast) > seconds:
+            most = middle - 1
+        else:
+            fewest = middle
+    return cut(fewest)
+
+
+def _without_condition(plan: RunPlan) -> tuple[RunPlan, Condition]:
+    middle = len(plan.conditions) // 2
+    conditions = (*plan.conditions[:middle], *plan.conditions[middle + 1 :])
+    return replace(plan, conditions=conditions), plan.conditions[middle]
+
+
+def _without_last_arm(plan: RunPlan) -> RunPlan:
+    *arms, last = plan.arms
+    remembering = {name: reason for name, reason in plan.remembering.items() if name != last.name}
+    return replace(plan, arms=tuple(arms), remembering=remembering)

@@ -1,0 +1,67 @@
+"""What the warm-up shows to be wrong: said after seconds, not after the whole run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from draftwise.core import Arm, Counters, Finding, InvalidSetup, RunPlan, Severity
+from draftwise.decide.validity.finding import error, warning
+from draftwise.decide.validity.servers import find_same_servers
+from draftwise.decide.validity.window.server import ON_PURPOSE
+
+__all__ = ["check_addresses", "check_drafting"]
+
+
+def check_addresses(arms: Sequence[Arm]) -> None:
+    """Refuse arms that are one and the same server.
+
+    Raises:
+        InvalidSetup: two of them have one address.
+    """
+    if found := list(find_same_servers(arms)):
+        raise InvalidSetup(found)
+
+
+def check_drafting(plan: RunPlan, counters: Mapping[str, Counters]) -> list[Finding]:
+    """Return what weakens the run, going by the growth of the counters in the warm-up.
+
+    Raises:
+        InvalidSetup: the baseline drafted, or a candidate that was asked to did not.
+    """
+    found = [*_check_baseline(plan, counters), *_check_candidates(plan, counters)]
+    if errors := [finding for finding in found if finding.severity is Severity.ERROR]:
+        raise InvalidSetup(errors)
+    return found
+
+
+def _check_baseline(plan: RunPlan, counters: Mapping[str, Counters]) -> Iterator[Finding]:
+    baseline, *candidates = plan.arms
+    drafted = counters[baseline.name].spec.num_draft_tokens
+    if not drafted:
+        return
+    if silent := [arm.name for arm in candidates if _is_silent(counters[arm.name])]:
+        text = f"{baseline.name} drafted {drafted} tokens in the warm-up and {silent[0]} none: they are swapped."
+        yield error("swapped-servers", text, "Swap --url and --candidate-url.")
+    else:
+        text = f"the baseline's server drafted {drafted} tokens in the warm-up."
+        yield error("plain-speculates", text, "Serve the baseline without a speculative config.", where=baseline.name)
+
+
+def _check_candidates(plan: RunPlan, counters: Mapping[str, Counters]) -> Iterator[Finding]:
+    baseline, *candidates = plan.arms
+    for arm in candidates:
+        grown = counters[arm.name]
+        if not grown.generation_tokens:
+            text = "its /metrics has no counters: nothing will show that it speculates."
+            yield warning("counters-missing", text, "Name the page that has them.", where=arm.name)
+        elif _is_silent(grown) and not counters[baseline.name].spec.num_draft_tokens:
+            asked = arm.spec is not None and not any(option in arm.spec.options for option in ON_PURPOSE)
+            text = (
+                f"its server counted no draft in {grown.generation_tokens} tokens of the warm-up, which repeats itself."
+            )
+            fix = "Look at its start-up log for the speculative config that it took."
+            yield (error if asked else warning)("not-speculating", text, fix, where=arm.name)
+
+
+def _is_silent(grown: Counters) -> bool:
+    return bool(grown.generation_tokens) and not grown.spec.num_drafts

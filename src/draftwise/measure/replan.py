@@ -1,0 +1,128 @@
+"""What of a run still fits in its time: decided before each repetition, going by the turns that were measured."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from math import log
+
+from draftwise.core import Omission, Run
+from draftwise.decide.comparison.cell import ALL
+from draftwise.decide.conclusions import gather_evidence
+from draftwise.measure.forecast import Forecast, name_repetitions
+from draftwise.runs.schedule import Turn
+
+__all__ = ["Fitted", "fit_repetition", "interleave", "leave_out", "rank_candidates"]
+
+_FEWEST_REPEATS = 2
+"""Repetitions that are measured of something, if only of a part."""
+_LEAST_SHARE = 0.5
+"""Of the prompts, below which the least promising candidates go first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fitted:
+    """What is measured next."""
+
+    blocks: Sequence[Sequence[Turn]]
+    last: int
+    """Repetition up to which all that is planned fits, as it looks now; below the next one: nothing does."""
+    omissions: tuple[Omission, ...] = ()
+    without: frozenset[str] = frozenset()
+    """Candidates that are left out from now on."""
+
+
+def interleave(turns: Iterable[Turn]) -> list[list[Turn]]:
+    """Return the turns as paired blocks, those of all workloads and loads mixed evenly.
+
+    Whenever the time ends a repetition, all of them have had the same share of their prompts.
+    """
+    groups: dict[tuple[object, ...], list[list[Turn]]] = {}
+    for block in _list_blocks(turns):
+        first, arms = block[0], frozenset(turn.arm for turn in block)
+        groups.setdefault((first.workload, first.condition, arms), []).append(block)
+    placed = [((place + 0.5) / len(group), block) for group in groups.values() for place, block in enumerate(group)]
+    return [block for _, block in sorted(placed, key=lambda each: each[0])]
+
+
+def leave_out(turns: Iterable[Turn], candidates: Collection[str]) -> list[Turn]:
+    """Return the turns without candidates, and without what they would have been compared with."""
+    kept = []
+    for block in _list_blocks(turns):
+        left = [turn for turn in block if turn.arm not in candidates]
+        kept += left if len(left) == len(block) or len(left) > 1 else []
+    return kept
+
+
+def _list_blocks(turns: Iterable[Turn]) -> Iterator[list[Turn]]:
+    yield from (list(block) for _, block in groupby(turns, key=lambda each: each.block_key))
+
+
+def fit_repetition(
+    ahead: Mapping[int, Sequence[Turn]], forecast: Forecast, left_s: float, ranking: Sequence[tuple[str, str]]
+) -> Fitted:
+    """Return what fits of the next repetition.
+
+    Later repetitions go first, down to the second one, then prompts, down to half of them, then the least promising
+    candidates, then more prompts.
+
+    Args:
+        ahead: what is missing of the next repetition and those after it.
+        forecast: of the turns.
+        left_s: time for all of them.
+        ranking: candidates that may be left out, the least promising one first, each with what that rests on.
+    """
+    repeat, last = min(ahead), max(ahead)
+    needed = {number: forecast.sum(turns) for number, turns in ahead.items()}
+    while last > max(repeat - 1, _FEWEST_REPEATS) and sum(needed[n] for n in range(repeat, last + 1)) > left_s:
+        last -= 1
+    if last < repeat:
+        what = name_repetitions(repeat, max(ahead))
+        return Fitted(blocks=(), last=last, omissions=(_omit(what, needed[repeat], left_s),))
+    turns, without, omissions = list(ahead[repeat]), set[str](), list[Omission]()
+    later_s = sum(needed[number] for number in range(repeat + 1, last + 1))
+
+    def share() -> float:
+        """Return the share of each repetition that fits."""
+        first_s = forecast.sum(turns)
+        whole = first_s + later_s * (first_s / needed[repeat] if needed[repeat] else 1.0)
+        return min(1.0, max(0.0, left_s) / whole) if whole else 1.0
+
+    for candidate, evidence in ranking:
+        if share() >= _LEAST_SHARE:
+            break
+        without.add(candidate)
+        turns = leave_out(turns, without)
+        omissions.append(Omission(what=f"candidate {candidate}", reason=f"{evidence}, and the time is short"))
+    blocks = interleave(turns)
+    if (part := share()) < 1:
+        blocks = blocks[: max(1, int(part * len(blocks)))]
+        omissions.append(_omit(f"{1 - part:.0%} of the prompts of repetition {repeat}", needed[repeat], left_s))
+    return Fitted(blocks=blocks, last=last, omissions=tuple(omissions), without=frozenset(without))
+
+
+def _omit(what: str, needed_s: float, left_s: float) -> Omission:
+    return Omission(what=what, reason=f"a repetition takes {needed_s:.0f} s, and {max(0.0, left_s):.0f} s are left")
+
+
+def rank_candidates(run: Run) -> list[tuple[str, str]]:
+    """Return the candidates that cannot become the best choice, the least promising one first, with the evidence.
+
+    Those whose interval ends below the beginning of the best one's, or below the smallest change worth making, in
+    every workload and under every load in which they were measured.
+    """
+    evidence = gather_evidence(run)
+    worst: dict[str, tuple[float, str]] = {}
+    for place in {(each.workload, each.condition.label) for each in evidence.comparisons if each.workload != ALL}:
+        here = [each for each in evidence.comparisons if (each.workload, each.condition.label) == place]
+        best = max(here, key=lambda each: each.deciding.low)
+        for each in here:
+            bar = max(best.deciding.low, 1 + evidence.thresholds.margin)
+            ahead = log(each.deciding.high / bar)
+            if each.candidate not in worst or ahead > worst[each.candidate][0]:
+                against = f"{best.candidate}'s {best.deciding.span}" if bar == best.deciding.low else f"{bar:.2f}x"
+                text = f"its speed-up of {each.deciding.span} on {place[0]} at {place[1]} lies below {against}"
+                worst[each.candidate] = (ahead, text)
+    hopeless = [(ahead, name, text) for name, (ahead, text) in worst.items() if ahead < 0]
+    return [(name, text) for _, name, text in sorted(hopeless)]

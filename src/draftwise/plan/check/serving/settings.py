@@ -1,0 +1,362 @@
+"""Settings that are accepted and do nothing, or something else than they say: backends, schedule, sampling, keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+
+from draftwise.core import Ruling
+from draftwise.plan.check.context import Context
+from draftwise.plan.check.engine.budget import SCHEDULE, Entry, read_schedule
+from draftwise.plan.check.model.model_config import has_interface
+from draftwise.plan.check.report import Resolved
+
+__all__ = ["find_settings"]
+
+_BACKEND = "--attention-backend"
+_REJECTION = "rejection_sample_method"
+_DRAFTING = "draft_sample_method"
+_USE_V2 = "Set VLLM_USE_V2_MODEL_RUNNER=1, which this release has for eagle, eagle3 and mtp."
+_LARGE_BLOCK = 64
+"""Block size in tokens from which losing one block of every prefix hit is worth a word."""
+_IGNORED_ON_V2: Mapping[str, str] = {
+    "draft-attention-backend-ignored-on-v2": "attention_backend",
+    "dflash-attention-backend-ignored-on-v2": "attention_backend",
+    "draft-moe-backend-ignored-on-v2": "moe_backend",
+    "draft-load-config-ignored-on-v2": "draft_load_config",
+    "local-argmax-ignored-on-v2": "use_local_argmax_reduction",
+    "draft-eager-ignored-on-v2": "enforce_eager",
+    "padded-batch-ignored-on-v2": "disable_padded_drafter_batch",
+}
+"""Rule -> the key that Model Runner V2 does not read while it holds, for methods for which V1 does."""
+
+
+def find_settings(context: Context, resolved: Resolved) -> Sequence[Ruling]:
+    """Return settings that have no effect for this method, runner and release, another one, or one that fails later."""
+    return [
+        *_find_backends(context, resolved),
+        *_find_schedule_faults(context, resolved),
+        *_find_sampling(context, resolved),
+        *_find_overlaps(context, resolved),
+        *_find_idle_keys(context, resolved),
+    ]
+
+
+def _find_backends(context: Context, resolved: Resolved) -> Iterator[Ruling]:
+    """Yield what the attention and expert backends mean for the drafter."""
+    target = _read_backend(context.given.get("attention_backend") or context.env.get("VLLM_ATTENTION_BACKEND"))
+    own = _read_backend(context.keys.get("attention_backend"))
+    if not _is_causal(context):
+        yield from _find_non_causal(context, resolved, target, own)
+    if target and not own and "attention_backend" in context.given and resolved.runner == "V1":
+        yield from context.rules.ruling(
+            "draft-backend-not-inherited",
+            f"{_BACKEND} {target} holds for the target; the drafter picks its own.",
+            where=_BACKEND,
+            fix=f'Add "attention_backend": "{target}" to the speculative config to share it.',
+            method=resolved.method,
+        )
+    k = resolved.num_speculative_tokens
+    if target == "HPC_ATTN" and k is not None and k > 3:
+        yield from context.rules.ruling(
+            "hpc-attention-limit",
+            f"HPC attention verifies at most 3 drafted tokens, and num_speculative_tokens is {k}.",
+            where="num_speculative_tokens",
+            fix=f"Write at most 3, or take another {_BACKEND}.",
+        )
+    yield from _find_cache_type(context, resolved)
+    yield from _find_experts(context)
+
+
+def _read_backend(given: object) -> str:
+    name = given.upper() if isinstance(given, str) else ""
+    return "" if name == "AUTO" else name
+
+
+def _is_causal(context: Context) -> bool:
+    """Say whether the drafter declares that its block attends to earlier tokens only."""
+    inner = context.draft_config.get("dflash_config")
+    return context.rules.holds("dflash-may-be-causal") and isinstance(inner, dict) and bool(inner.get("causal"))
+
+
+def _find_non_causal(context: Context, resolved: Resolved, target: str, own: str) -> Iterator[Ruling]:
+    """Judge backends by whether they attend to later tokens, as DFlash's block does."""
+    table = context.release.table("noncausal_backends")
+    able = sorted(name for name, does in table.items() if does)
+    text = f"attends to earlier tokens only, and DFlash's block both ways. In this release {', '.join(able)} can."
+    unread = context.rules.holds("dflash-attention-backend-ignored-on-v2")
+    if own and own not in able and (not unread or resolved.runner == "V1"):
+        yield from context.rules.ruling(
+            "dflash-draft-backend",
+            f"{own} {text}",
+            where="attention_backend",
+            fix="Leave it out: the drafter then finds one by itself.",
+            method=resolved.method,
+        )
+    if not target or target in able:
+        return
+    yield from context.rules.ruling(
+        "dflash-target-backend",
+        f"{target} is also the drafter's backend here, and {text}",
+        where=_BACKEND,
+        fix=f"Write {able[0]}, or leave it out: vLLM then finds one." if able else "",
+        method=resolved.method,
+    )
+    if resolved.runner == "V2":
+        yield from context.rules.ruling(
+            "dflash-target-backend-on-v2",
+            f"{target} is also the drafter's backend on Model Runner V2, and {text}",
+            where=_BACKEND,
+            fix="Leave it out, or set VLLM_USE_V2_MODEL_RUNNER=0.",
+            method=resolved.method,
+        )
+
+
+def _find_cache_type(context: Context, resolved: Resolved) -> Iterator[Ruling]:
+    """Judge a KV-cache type chosen for the target, which the drafter's own layers share."""
+    given = context.given.get("kv_cache_dtype")
+    if given in (None, "auto") or context.keys.get("kv_cache_dtype"):
+        return
+    has_own = "kv_cache_dtype" in context.release.table("spec_fields")
+    own = ' with "kv_cache_dtype": "auto" in the speculative config' if has_own else ""
+    yield from context.rules.ruling(
+        "kv-cache-type-inherited",
+        f"The drafter keeps its keys and values in {given} too.",
+        where="--kv-cache-dtype",
+        fix=f"Compare acceptance{own}.",
+        method=resolved.method,
+    )
+
+
+def _find_experts(context: Context) -> Iterator[Ruling]:
+    """Judge an expert backend chosen for a quantised target, which a drafter with plain experts inherits."""
+    target, drafter = context.target, context.drafter
+    if target is None or drafter is None:
+        return
+    quantized = target.config.get("quantization_config") or context.given.get("quantization")
+    own = drafter.config.get("quantization_config") or context.keys.get("quantization")
+    backend = context.given.get("moe_backend")
+    if not quantized or own or not drafter.num_experts or backend in (None, "auto") or "moe_backend" in context.keys:
+        return
+    yield from context.rules.ruling(
+        "moe-backend-inherited",
+        f"--moe-backend {backend} was chosen for the quantised target; the drafter's experts are not quantised and "
+        "inherit it, and not every backend has kernels for both.",
+        where="moe_backend",
+        fix='Add "moe_backend": "auto" or "triton" to the speculative config.',
+    )
+
+
+def _find_schedule_faults(context: Context, resolved: Resolved) -> Iterator[Ruling]:
+    """Yield what is wrong with a schedule: the scheduler looks at it when it is made, after the config was accepted."""
+    schedule = read_schedule(context)
+    if not schedule or resolved.fields.get(SCHEDULE, schedule) is None:
+        return
+    fault = _find_schedule_fault(schedule)
+    if fault:
+        fix = "Write it as [[1, 16, 4], [17, 64, 2], [65, 256, 0]]: first and last batch size, and the tokens to draft."
+        yield from context.rules.ruling("schedule-invalid", fault, where=SCHEDULE, fix=fix)
+        return
+    yield from _find_schedule_surprises(context, resolved, sorted(schedule))
+    k = resolved.num_speculative_tokens
+    varies = k is not None and any(entry[2] < k for entry in schedule)
+    if varies and resolved.runner == "V1" and resolved.facts.v1_draft_length == "fixed":
+        yield from context.rules.ruling(
+            "schedule-breaks-drafter",
+            f"{resolved.method} on Model Runner V1 drafts {k} tokens and no other number: the first batch for which "
+            "the schedule says otherwise stops the engine.",
+            where=SCHEDULE,
+            fix="Leave the schedule out.",
+        )
+
+
+def _find_schedule_fault(schedule: Sequence[Entry]) -> str:
+    """Return what is wrong with the ranges, as a sentence; empty where nothing is."""
+    for first, last, k in schedule:
+        entry = f"The entry [{first}, {last}, {k}]"
+        if first <= 0 or last <= 0:
+            return f"{entry} names batch size {min(first, last)}; they start at 1."
+        if first > last:
+            return f"{entry} has a first batch size that is larger than the last."
+        if k < 0:
+            return f"{entry} has a draft length below 0."
+    ordered = sorted(schedule, key=lambda entry: entry[0])
+    for before, after in pairwise(ordered):
+        if after[0] <= before[1]:
+            return f"The entries {list(before)} and {list(after)} overlap."
+    first = ordered[0][0]
+    return "" if first == 1 else f"The schedule starts at batch size {first}; the first range must start at 1."
+
+
+def _find_schedule_surprises(context: Context, resolved: Resolved, schedule: Sequence[Entry]) -> Iterator[Ruling]:
+    k = resolved.num_speculative_tokens
+    above = [list(entry) for entry in schedule if k is not None and entry[2] > k]
+    if above:
+        yield from context.rules.ruling(
+            "schedule-clamped",
+            f"The entry {above[0]} asks for more than num_speculative_tokens {k}, the most that is drafted.",
+            where=SCHEDULE,
+            fix="Raise num_speculative_tokens to the schedule's largest value.",
+            becomes=f"{k} tokens",
+        )
+    for before, after in pairwise(schedule):
+        if after[0] > before[1] + 1:
+            yield from context.rules.ruling(
+                "schedule-gap",
+                f"The schedule does not name batch sizes {before[1] + 1} to {after[0] - 1}: they draft {before[2]} "
+                "tokens, as the range before.",
+                where=SCHEDULE,
+            )
+
+
+def _find_sampling(context: Context, resolved: Resolved) -> Iterator[Ruling]:
+    """Yield sampling keys that are accepted and do nothing on the runner that takes the work."""
+    rejection, drafting = context.keys.get(_REJECTION), context.keys.get(_DRAFTING)
+    if resolved.runner == "V1":
+        yield from _find_rejection_on_v1(context, rejection)
+        yield from _find_drafting_on_v1(context, resolved, drafting)
+    if drafting not in (None, "greedy") and resolved.facts.drafts_from == "text":
+        yield from context.rules.ruling(
+            "draft-sampling-without-model",
+            f"{_DRAFTING} {drafting!r} samples from a draft model's distribution, and {resolved.method} has none: it "
+            "copies.",
+            where=_DRAFTING,
+            fix="Leave it out.",
+        )
+    if drafting == "probabilistic" and resolved.facts.keeps_kv:
+        yield from context.rules.ruling(
+            "probabilistic-drafts-keep-logits",
+            "Probabilistic drafting keeps the draft logits of every request until they are verified, which takes "
+            "memory. It changes nothing at temperature 0.",
+            where=_DRAFTING,
+        )
+
+
+def _find_rejection_on_v1(context: Context, rejection: object) -> Iterator[Ruling]:
+    if rejection not in (None, "strict"):
+        message = f"Model Runner V1 takes the work and does not read {_REJECTION}: {rejection!r} acts as strict."
+        yield from context.rules.ruling("rejection-method-ignored-on-v1", message, where=_REJECTION, fix=_USE_V2)
+    if rejection == "probabilistic":
+        message = "Model Runner V1 takes the work and honours only 'synthetic': 'probabilistic' acts as strict."
+        yield from context.rules.ruling("probabilistic-rejection-ignored-on-v1", message, where=_REJECTION, fix=_USE_V2)
+    if rejection == "block":
+        yield from context.rules.ruling(
+            "block-verification-ignored-on-v1",
+            "Block verification exists on Model Runner V2 only; V1 takes the work, and it acts as standard.",
+            where=_REJECTION,
+            fix="Find out what keeps V2 from the work, or leave the key out.",
+        )
+
+
+def _find_drafting_on_v1(context: Context, resolved: Resolved, drafting: object) -> Iterator[Ruling]:
+    if drafting == "gumbel":
+        yield from context.rules.ruling(
+            "gumbel-drafts-ignored-on-v1",
+            f"Model Runner V1 takes the work and drafts greedily whatever {_DRAFTING} says.",
+            where=_DRAFTING,
+            fix="From 0.22.0 on 'probabilistic' works on both runners.",
+        )
+    if drafting not in (None, "greedy"):
+        yield from context.rules.ruling(
+            "medusa-drafts-greedily",
+            f"Medusa heads draft greedily; {_DRAFTING} {drafting!r} is not read.",
+            where=_DRAFTING,
+            fix="Leave it out.",
+            method=resolved.method,
+        )
+
+
+def _find_overlaps(context: Context, resolved: Resolved) -> Iterator[Ruling]:
+    """Yield features that fail later beside this drafter, or that it makes less effective."""
+    method = resolved.method
+    if context.is_on("enable_dbo") and resolved.runner == "V1" and resolved.facts.keeps_kv:
+        yield from context.rules.ruling(
+            "batch-overlap-breaks-drafter",
+            "The drafter has no split batches: the first batch that --enable-dbo splits stops the engine.",
+            where="--enable-dbo",
+            fix="Drop the flag.",
+        )
+    if context.stages > 1 and resolved.runner == "V2":
+        yield from context.rules.ruling(
+            "aux-states-over-pipeline",
+            f"{method} with {context.stages} pipeline stages works for targets whose class hands its layers' states "
+            "on; the others end with a ValueError while loading.",
+            where="--pipeline-parallel-size",
+            fix="Try a start before you rely on it, or use tensor parallelism.",
+            method=method,
+        )
+    yield from _find_dropped_block(context, method)
+
+
+def _find_dropped_block(context: Context, method: str) -> Iterator[Ruling]:
+    """Judge the last block of each prefix hit, which is computed again because the drafter needs its hidden states."""
+    block = context.size("block_size")
+    large = context.given.get("block_size") is not None and block is not None and block >= _LARGE_BLOCK
+    if context.flags.get("enable_prefix_caching") is False or context.keys.get("disable_eagle_block_drop"):
+        return
+    if large or has_interface(context, "IsHybrid"):
+        size = f"blocks of {block} tokens" if large else "the large blocks of a hybrid model"
+        yield from context.rules.ruling(
+            "prefix-hits-lose-a-block",
+            f"{method} drops the last block of every prefix-cache hit, to have its hidden states; with {size} short "
+            "shared prefixes are computed again.",
+            where="--block-size",
+            fix="Watch the prefix hit rate with and without speculation.",
+            method=method,
+        )
+
+
+def _find_idle_keys(context: Context, resolved: Resolved) -> Iterator[Ruling]:
+    """Yield keys that have no effect for this method, runner and release."""
+    limit = context.keys.get("disable_by_batch_size")
+    if limit is not None:
+        yield from context.rules.ruling(
+            "disable-by-batch-size-idle",
+            f"disable_by_batch_size {limit} is accepted and not read by the V1 engine: drafting never stops.",
+            where="disable_by_batch_size",
+            fix="Leave it out. From 0.24.0 on num_speculative_tokens_per_batch_size does what this promised.",
+        )
+    yield from _find_of_text_methods(context, resolved)
+    if context.keys.get("parallel_drafting") and resolved.facts.network in ("none", "heads"):
+        yield from context.rules.ruling(
+            "parallel-drafting-idle",
+            f"parallel_drafting has no effect: the method {resolved.method} has no draft passes to make at once.",
+            where="parallel_drafting",
+            fix="Leave it out.",
+        )
+    if resolved.runner == "V2":
+        yield from _find_ignored_on_v2(context, resolved)
+
+
+def _find_of_text_methods(context: Context, resolved: Resolved) -> Iterator[Ruling]:
+    """Yield the keys of suffix decoding and of prompt lookup beside another method."""
+    own = resolved.facts.keys
+    suffix = sorted(key for key in context.keys if key.startswith("suffix_decoding_"))
+    if suffix and not any(key.startswith("suffix_decoding_") for key in own):
+        yield from context.rules.ruling(
+            "suffix-keys-idle",
+            f"The method {resolved.method} does not read {', '.join(suffix)}.",
+            where=suffix[0],
+            fix="Leave them out, or write method suffix.",
+        )
+    lookup = sorted(key for key in context.keys if key in ("prompt_lookup_min", "prompt_lookup_max"))
+    if lookup and not set(lookup) & set(own):
+        yield from context.rules.ruling(
+            "lookup-keys-idle",
+            f"The method {resolved.method} does not read {', '.join(lookup)}; vLLM sets them to 0.",
+            where=lookup[0],
+            fix="Leave them out, or write method ngram.",
+            becomes="0",
+        )
+
+
+def _find_ignored_on_v2(context: Context, resolved: Resolved) -> Iterator[Ruling]:
+    for code, key in _IGNORED_ON_V2.items():
+        if context.keys.get(key) not in (None, False, "auto"):
+            yield from context.rules.ruling(
+                code,
+                f"Model Runner V2 takes the work and does not read {key} for {resolved.method} in this release.",
+                where=key,
+                fix="Set VLLM_USE_V2_MODEL_RUNNER=0 if you need it.",
+                method=resolved.method,
+            )

@@ -1,0 +1,268 @@
+"""The minutes are a promise: whatever the machine does, a run ends in time, says what it left out, and can go on."""
+
+import asyncio
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.support.measuring import FASTER, PLAIN, Silent, make_plan, make_session, make_workload
+
+from draftwise.backends import FakeScript, virtual_time
+from draftwise.core import Arm, BackendError, ClosedLoop, Condition, InvalidSetup, Run, RunPlan
+from draftwise.decide.conclusions import conclude_run
+from draftwise.measure.preflight import check_addresses
+from draftwise.report.conditions import describe_unmeasured
+from draftwise.runs import RunDirectory
+
+BUDGET_S = 60.0
+FOREVER = 1e6
+
+
+def at(*concurrencies: int, temperatures: tuple[float, ...] = (0.0,)) -> tuple[Condition, ...]:
+    loads = [ClosedLoop(concurrency=each) for each in concurrencies]
+    return tuple(Condition(load=load, temperature=each) for load in loads for each in temperatures)
+
+
+class Timed:
+    """A session in virtual time: what it said, and when it ended."""
+
+    def __init__(self, path: Path, plan: RunPlan, *scripts: FakeScript, delay_s: float = 0.0, **settings) -> None:
+        self.told: list[str] = []
+        self.announced: list[tuple[float, float]] = []
+        self.progress = Silent()
+        self.path = path
+        self.session = make_session(
+            path,
+            plan,
+            scripts,
+            **{
+                "budget_s": BUDGET_S,
+                "tell": self.told.append,
+                "progress": self.progress,
+                "announce": lambda plan, pace, seconds: self.announced.append(
+                    (asyncio.get_running_loop().time(), seconds)
+                ),
+                **settings,
+            },
+        )
+        self._delay_s = delay_s
+        self.ended_s = 0.0
+
+    def run(self) -> Run:
+        virtual_time.run(self._run(), limit_s=20 * BUDGET_S)
+        return RunDirectory(self.path).read()
+
+    async def _run(self) -> None:
+        for backend in self.session.backends:
+            backend.start = self._delayed(backend.start)
+        try:
+            await self.session.run()
+        finally:
+            self.ended_s = asyncio.get_running_loop().time()
+
+    def _delayed(self, start):
+        async def start_late() -> None:
+            await asyncio.sleep(self._delay_s)
+            await start()
+
+        return start_late
+
+
+def plan_of(num_prompts: int = 400, *, candidates: int = 1, **settings) -> RunPlan:
+    workloads = (make_workload(num_prompts=num_prompts),)
+    return make_plan(candidates, **{"workloads": workloads, "repeats": 5, **settings})
+
+
+def count_prompts(run: Run) -> set[int]:
+    """Return how many prompts of each repetition were measured, over the conditions and repetitions."""
+    counted = {(t.condition, t.repeat, t.block) for t in run.turns}
+    return set(Counter((condition, repeat) for condition, repeat, _ in counted).values())
+
+
+NOISY = replace(PLAIN, jitter=0.03)
+CANDIDATE = replace(FASTER, step_s=0.0085, jitter=0.05)
+
+
+def test_on_a_quiet_machine_the_estimate_is_right_and_nothing_is_left_out(tmp_path: Path) -> None:
+    timed = Timed(tmp_path / "run", plan_of(adaptive=False), NOISY, CANDIDATE)
+    timed.run()
+    ((began, seconds),) = timed.announced
+    assert timed.ended_s - began == pytest.approx(seconds, rel=0.15)
+    assert 0.75 * BUDGET_S < timed.ended_s < BUDGET_S
+    assert timed.told == []
+
+
+@pytest.mark.parametrize("begin_s", [0.0, 12.0, 30.0])
+@pytest.mark.parametrize("end_s", [40.0, FOREVER])
+def test_a_machine_that_gets_slower_ends_in_time_all_the_same(tmp_path: Path, begin_s: float, end_s: float) -> None:
+    spells = ((begin_s, end_s, 4.0),)
+    timed = Timed(tmp_path / "run", plan_of(), replace(NOISY, spells=spells), replace(CANDIDATE, spells=spells))
+    run = timed.run()
+    assert timed.ended_s < 1.1 * BUDGET_S
+    assert run.turns
+    if begin_s > 0:
+        assert run.omissions
+        assert [f"Left out: {each.what}: {each.reason}." for each in run.omissions] == [
+            line for line in timed.told if line.startswith("Left out")
+        ]
+        unmeasured = describe_unmeasured(conclude_run(run).decision)
+        assert f"{run.omissions[0].what}: {run.omissions[0].reason}" in unmeasured
+
+
+def test_servers_that_start_late_take_their_time_from_the_measurement(tmp_path: Path) -> None:
+    quick, late = Timed(tmp_path / "quick", plan_of(), NOISY, CANDIDATE), None
+    late = Timed(tmp_path / "late", plan_of(), NOISY, CANDIDATE, delay_s=30.0)
+    prompts = [len(each.run().plan.workloads[0].prompts) for each in (quick, late)]
+    assert prompts[1] < 0.7 * prompts[0]
+    assert late.ended_s < 1.1 * BUDGET_S
+
+
+def test_servers_that_never_start_end_the_run_in_time(tmp_path: Path) -> None:
+    timed = Timed(tmp_path / "run", plan_of(), NOISY, CANDIDATE, delay_s=FOREVER)
+    with pytest.raises(BackendError, match="starting the servers"):
+        timed.run()
+    assert timed.ended_s < 1.1 * BUDGET_S
+
+
+def test_a_turn_that_hangs_is_cut_and_what_was_measured_counts(tmp_path: Path) -> None:
+    timed = Timed(tmp_path / "run", plan_of(), NOISY, replace(CANDIDATE, stalls=((30.0, FOREVER),)))
+    with pytest.raises(BackendError, match="still under way"):
+        timed.run()
+    assert timed.ended_s < 1.1 * BUDGET_S
+    run = RunDirectory(timed.path).read()
+    assert len(run.turns) > 20
+    assert conclude_run(run).decision.comparisons
+
+
+def test_a_sweep_that_cannot_fit_says_what_goes_before_it_measures(tmp_path: Path) -> None:
+    slow = [replace(each, step_s=10 * each.step_s) for each in (NOISY, CANDIDATE)]
+    conditions = at(1, 4, 16, 32, temperatures=(0.0, 0.8))
+    timed = Timed(tmp_path / "run", plan_of(60, conditions=conditions), *slow)
+    run = timed.run()
+    assert timed.ended_s < 1.1 * BUDGET_S
+    assert {each.label for each in run.conditions} < {each.label for each in conditions}
+    assert run.plan.repeats == 2
+    said = [line for line in timed.told if line.startswith("Left out: repetitions 3 to 5: the least plan takes")]
+    assert len(said) == 1
+    assert "Give more --minutes, or ask for less." in said[0]
+
+
+def test_whatever_ends_a_repetition_all_loads_have_had_the_same_share(tmp_path: Path) -> None:
+    spells = ((20.0, FOREVER, 6.0),)
+    scripts = [replace(each, spells=spells) for each in (NOISY, CANDIDATE)]
+    timed = Timed(tmp_path / "run", plan_of(40, conditions=at(1, 2), repeats=2), *scripts)
+    run = timed.run()
+    assert timed.ended_s < 1.1 * BUDGET_S
+    requests = Counter(each.condition for each in run.answers if each.measured and each.repeat == 1)
+    assert requests["c=2"] == pytest.approx(requests["c=1"], rel=0.3)
+
+
+def test_candidates_that_cannot_win_go_when_the_time_is_short(tmp_path: Path) -> None:
+    slower = replace(FASTER, step_s=0.0125, jitter=0.05)
+    spells = ((30.0, FOREVER, 5.0),)
+    scripts = [replace(each, spells=spells) for each in (NOISY, CANDIDATE, slower)]
+    plan = plan_of(candidates=2, repeats=2)
+    timed = Timed(tmp_path / "run", plan, *scripts)
+    run = timed.run()
+    assert timed.ended_s < 1.1 * BUDGET_S
+    gone = [each for each in run.omissions if each.what == "candidate candidate 2"]
+    assert [("lies below" in each.reason, "time is short" in each.reason) for each in gone] == [(True, True)]
+    assert not [turn for turn in run.turns if (turn.arm, turn.repeat) == ("candidate 2", 2)]
+
+
+def test_disturbed_turns_are_taken_again_on_all_arms(tmp_path: Path) -> None:
+    spells = ((8.0, 10.0, 3.0),)
+    scripts = [replace(each, spells=spells) for each in (NOISY, CANDIDATE)]
+    timed = Timed(tmp_path / "run", plan_of(20, repeats=3), *scripts, budget_s=None)
+    run = timed.run()
+    again = [turn for turn in run.turns if turn.attempt]
+    assert again
+    assert Counter((turn.repeat, turn.block, turn.attempt) for turn in again).most_common()[-1][1] == 2
+    found = conclude_run(run)
+    assert found.decision.unmeasured == ()
+    assert len(found.run.turns) == 2 * 20 * 3
+    assert any(line.startswith("retaking ") for line in timed.progress.waited)
+
+
+def test_an_arm_that_could_remember_is_not_asked_again(tmp_path: Path) -> None:
+    spells = ((8.0, 10.0, 3.0),)
+    scripts = [replace(each, spells=spells) for each in (NOISY, CANDIDATE)]
+    plan = plan_of(60, repeats=3, remembering={"candidate 1": "it could"})
+    run = Timed(tmp_path / "run", plan, *scripts, budget_s=None).run()
+    asked = Counter((each.arm, each.prompt_id) for each in run.answers)
+    assert all(count == 1 for (arm, _), count in asked.items() if arm == "candidate 1")
+    assert not [turn for turn in run.turns if turn.attempt]
+    counted = conclude_run(run).run
+    assert counted.disturbances
+    assert len(counted.turns) == len(run.turns) - len(counted.set_aside)
+
+
+def test_a_retake_that_was_interrupted_is_gone_on_with(tmp_path: Path) -> None:
+    spells = ((8.0, 10.0, 3.0),)
+    plan = plan_of(20, repeats=2)
+    scripts = [replace(each, spells=spells) for each in (NOISY, CANDIDATE)]
+    whole = Timed(tmp_path / "whole", plan, *scripts, budget_s=None).run()
+    first = next(turn for turn in whole.turns if turn.attempt)
+    dies = replace(scripts[1], dies_after=whole_requests_before(whole, "candidate 1", first.turn) + 10)
+    with pytest.raises(BackendError):
+        Timed(tmp_path / "run", plan, scripts[0], dies, budget_s=None).run()
+    cut = RunDirectory(tmp_path / "run").read()
+    assert [turn for turn in cut.turns if turn.attempt]
+    run = Timed(tmp_path / "run", plan, NOISY, CANDIDATE, resume=True, budget_s=None).run()
+    assert run.turns[: len(cut.turns)] == cut.turns
+    keys = [(t.arm, t.repeat, t.block, t.attempt) for t in run.turns]
+    assert len(set(keys)) == len(keys)
+    assert conclude_run(run).decision.unmeasured == ()
+
+
+def whole_requests_before(run: Run, arm: str, number: int) -> int:
+    """Return how many measured requests an arm had before a turn."""
+    return sum(each.arm == arm and each.turn < number for each in run.answers)
+
+
+def test_a_server_that_compiles_late_is_warm_before_anything_is_measured(tmp_path: Path) -> None:
+    late = replace(CANDIDATE, spells=((0.0, 5.0, 12.0),))
+    timed = Timed(tmp_path / "run", plan_of(), NOISY, late)
+    run = timed.run()
+    assert timed.announced[0][0] > 5.0
+    assert conclude_run(run).run.disturbances == ()
+    assert all(turn.is_warm for turn in run.turns)
+
+
+def test_the_first_turns_of_a_server_that_never_gets_steady_count_as_disturbed(tmp_path: Path) -> None:
+    factors = [8.0 * 0.8**place for place in range(10)]
+    melting = tuple((0.9 * place, 0.9 * (place + 1), factor) for place, factor in enumerate(factors))
+    timed = Timed(tmp_path / "run", plan_of(8, repeats=3), NOISY, replace(CANDIDATE, spells=melting), budget_s=20.0)
+    run = timed.run()
+    assert [line for line in timed.told if "was not steady after the warm-up" in line]
+    cold = [turn for turn in run.turns if not turn.is_warm]
+    assert {turn.repeat for turn in cold} == {1}
+    reasons = {each.reason for each in conclude_run(run).run.disturbances}
+    assert "the server's pace had not become steady in the warm-up" in reasons
+
+
+def test_servers_that_do_not_come_to_rest_are_waited_for_and_named(tmp_path: Path) -> None:
+    async def read() -> dict[str, object]:
+        now = asyncio.get_running_loop().time()
+        return {"cpu": {"cores": 2, "own_s": 1.5 * now, "busy_s": 1.5 * now}, "monotonic_s": now}
+
+    timed = Timed(tmp_path / "run", plan_of(8), NOISY, CANDIDATE, read_device=read)
+    timed.run()
+    assert [line for line in timed.told if "1.50 of this machine's cores while they are asked nothing" in line]
+    assert "waiting for the servers to come to rest" in timed.progress.waited
+
+
+def test_what_is_waited_for_has_its_name(tmp_path: Path) -> None:
+    timed = Timed(tmp_path / "run", plan_of(8, conditions=at(1, 4)), NOISY, CANDIDATE)
+    timed.run()
+    waited = list(dict.fromkeys(timed.progress.waited))
+    assert waited[:3] == ["starting the servers", "warming up plain at c=1", "warming up plain at c=4"]
+    assert "looking at plain's answers to code" in waited
+    assert waited[-2:] == ["measuring repetition 5", "looking at outputs that differ"]
+
+
+def test_equal_addresses_are_refused_before_anything_is_asked() -> None:
+    arms = (Arm(name="plain", url="http://127.0.0.1:8000"), Arm(name="other", url="http://localhost:8000/v1/"))
+    with pytest.raises(InvalidSetup, match="plain and other are one server"):
+        check_addresses(arms)
