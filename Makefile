@@ -15,13 +15,13 @@ PARALLEL := --dist loadgroup --maxprocesses 8 --numprocesses
 CORES := $(shell $(PYTHON) -c 'import os; print(os.cpu_count())')
 MORE := $(shell echo $$(($(CORES) + 1)))
 
-.PHONY: demo test check unit light coverage format clean help
+.PHONY: demo test check unit light kernels coverage format clean help
 
 help: ## List the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 10
 
 demo: $(VENV)/.installed ## Decide, on the bundled model and workloads, which way of speculating pays on this machine
-	$(BIN)/draftwise decide bundle/target --minutes 9 \
+	$(BIN)/draftwise decide bundle/target --minutes 6 \
 	  --candidate '{"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_min": 2, "prompt_lookup_max": 4}' \
 	  --candidate '{"method": "ngram_gpu", "num_speculative_tokens": 8, "prompt_lookup_min": 2, "prompt_lookup_max": 4}' \
 	  --candidate '{"method": "suffix"}' \
@@ -51,6 +51,9 @@ light: $(LIGHT)/.installed ## The tests of the torch-free part, on the built whe
 	$(BUILD_WHEEL)
 	$(LIGHT)/bin/python -m pip install --quiet --no-deps --force-reinstall $(WHEELS)/*.whl
 	env -u PYTHONPATH $(LIGHT)/bin/pytest --light $(PARALLEL) $(MORE)
+
+kernels: $(VENV)/.installed ## The GPU's kernels in Triton's interpreter, with every combination of their parameters
+	DRAFTWISE_EVERY_CASE=1 $(BIN)/pytest tests/engine/kernels $(PARALLEL) $(CORES)
 
 coverage: $(VENV)/.installed $(LIGHT)/.installed ## Both parts again, with the share of lines and branches that they run
 	rm -f .coverage .coverage.*

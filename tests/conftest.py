@@ -31,9 +31,9 @@ HAS_ENGINE = all(importlib.util.find_spec(name) for name in ENGINE_PACKAGES)
 settings.register_profile("draftwise", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("draftwise")
 
-# Torch reads it when it is imported. Workers of a parallel run, which inherit what is set here, have one thread each:
-# two of them with two threads each wait for one another more than they compute.
-os.environ["OMP_NUM_THREADS"] = "1" if "PYTEST_XDIST_WORKER" in os.environ else "2"
+# Torch reads it when it is imported, and processes that tests start inherit it. Models of tests are too small for more
+# threads than one to pay; on a busy machine they wait for one another many times longer than they compute.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 if os.environ.get("DRAFTWISE_TEST_DEVICE", "cpu") == "cpu":  # transformers imports triton too: this must come first
     os.environ.setdefault("TRITON_INTERPRET", "1")
 

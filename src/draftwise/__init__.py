@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from draftwise.version import __version__
 
 __all__ = ["LLM", "SamplingParams", "__version__"]
+
+_ENGINE = {"LLM": "draftwise.engine.llm", "SamplingParams": "draftwise.engine.sampling.params"}
 
 if TYPE_CHECKING:
     from draftwise.engine.llm import LLM
@@ -14,13 +17,18 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    """Import the engine (and torch) only when it is asked for."""
-    if name == "LLM":
-        from draftwise.engine.llm import LLM
+    """Import the engine (and torch) only when it is asked for.
 
-        return LLM
-    if name == "SamplingParams":
-        from draftwise.engine.sampling.params import SamplingParams
-
-        return SamplingParams
-    raise AttributeError(f"module 'draftwise' has no attribute {name!r}")
+    Raises:
+        ImportError: the engine's packages are not installed; says how to install them.
+    """
+    if name not in _ENGINE:
+        raise AttributeError(f"module 'draftwise' has no attribute {name!r}")
+    try:
+        return getattr(importlib.import_module(_ENGINE[name]), name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("draftwise"):
+            raise
+        raise ImportError(
+            f"draftwise.{name} needs {error.name}, which is not installed. Run: pip install 'draftwise[engine]'."
+        ) from error

@@ -13,6 +13,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
+from tests.support.clocks import skip_time
 
 from draftwise.backends import BrokenStream, UrlBackend, wire
 from draftwise.backends.wire import Wire, raise_file_limit
@@ -70,7 +71,7 @@ def converse(handler: Handler, talk: Callable[[Wire, list[Visit]], Awaitable[Non
 
     async def run() -> None:
         async with serving(handler) as (port, visits):
-            wire = Wire(f"http://127.0.0.1:{port}", now=time.perf_counter, **settings)
+            wire = Wire(f"http://127.0.0.1:{port}", now=lambda: asyncio.get_running_loop().time(), **settings)
             await talk(wire, visits)
             wire.close()
 
@@ -236,14 +237,17 @@ def test_a_body_without_length_ends_with_the_connection() -> None:
 
 
 def test_a_refusal_that_comes_before_the_whole_request_was_sent_is_an_answer() -> None:
+    read = asyncio.Event()
+
     async def handler(visit: Visit) -> None:
         await visit.reader.readuntil(b"\r\n\r\n")
         await visit.say(b"HTTP/1.1 413 -\r\nContent-Length: 3\r\nConnection: close\r\n\r\nbig")
-        await asyncio.sleep(0.2)
+        await read.wait()  # with bytes unread, closing would take the answer back
 
     async def talk(wire: Wire, visits: list[Visit]) -> None:
         exchange = await wire.post("/p", bytes(30_000_000))
         assert (exchange.status, body(exchange)) == (413, b"big")
+        read.set()
 
     converse(handler, talk)
 
@@ -263,21 +267,30 @@ def test_a_request_larger_than_the_sockets_buffer_arrives_whole() -> None:
 
 
 def test_silence_ends_an_answer_but_slowness_does_not() -> None:
+    more = asyncio.Queue[bytes]()
+
     async def handler(visit: Visit) -> None:
         await visit.request()
         await visit.say(STREAM)
         for _ in range(8):
-            await asyncio.sleep(0.25)
-            await visit.say(b"1\r\na\r\n")
+            await visit.say(await more.get())
         await visit.reader.read()
 
     async def talk(wire: Wire, visits: list[Visit]) -> None:
-        with pytest.raises(BrokenStream, match="no byte for 2 s") as caught:
-            await wire.post("/p", b"{}")
+        received: list[tuple[float, bytes]] = []
+        asking = asyncio.create_task(wire.post("/p", b"{}", received))
+        for number in range(8):
+            skip_time(750)
+            more.put_nowait(b"1\r\na\r\n")
+            while len(received) <= number and not asking.done():
+                await asyncio.sleep(0.001)
+        skip_time(1000)
+        with pytest.raises(BrokenStream, match="no byte for 1000 s") as caught:
+            await asking
         assert caught.value.partial is not None
         assert body(caught.value.partial) == b"a" * 8
 
-    converse(handler, talk, silence_s=1.8)
+    converse(handler, talk, silence_s=1000)
 
 
 def test_cancelling_closes_the_connection_and_keeps_what_came() -> None:

@@ -57,7 +57,7 @@ def test_report_writes_the_page_and_what_was_asked_for(run: Path, tmp_path: Path
     assert (
         (tmp_path / "pr.md")
         .read_text()
-        .startswith("**On imaginary with fake, with one request at a time, ngram k=3 answers")
+        .startswith("**On 2 cores of imaginary with fake, one request at a time, ngram k=3 answers")
     )
     assert sorted(each.name for each in (tmp_path / "bench").iterdir()) == [
         "code-c=1-ngram-k=3.json",
@@ -68,7 +68,7 @@ def test_report_writes_the_page_and_what_was_asked_for(run: Path, tmp_path: Path
 
 def test_markdown_on_stdout_has_nothing_else_there(run: Path) -> None:
     result = call("report", run, "--markdown", "-")
-    assert result.stdout.startswith("**On imaginary with fake, with one request at a time, ngram k=3 answers")
+    assert result.stdout.startswith("**On 2 cores of imaginary with fake, one request at a time, ngram k=3 answers")
     assert result.stdout.rstrip().endswith("</details>")
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from rich.console import Console
 
 from draftwise.cli import main
 
@@ -80,3 +81,23 @@ def test_the_plot_is_written(tmp_path: Path) -> None:
     result = run(LLAMA, "--gpu", "H200", "--method", "ngram", "--num-speculative-tokens", "5", "--plot", str(file))
     assert result.exit_code == 0, result.output
     assert "<svg" in file.read_text()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("size", LLAMA, "--gpu", "H100", "--method", "ngram"),
+        ("pick", LLAMA, "--gpu", "H200", "--workload", "code"),
+    ],
+    ids=["size", "pick"],
+)
+def test_in_a_narrow_terminal_no_number_is_cut(arguments, monkeypatch) -> None:
+    """A table that has no room is shown row by row."""
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setattr(Console, "is_terminal", True)
+    monkeypatch.setenv("TERM", "dumb")
+    result = CliRunner().invoke(main, list(arguments))
+    assert result.exit_code == 0, result.output
+    assert "…" not in result.output
+    shown = {"size": ("131,072: 3\n", "KV tokens: 454,576\n"), "pick": ("break-even: 1.28\n", "k: 7\n")}[arguments[0]]
+    assert [each for each in shown if each not in result.output] == []

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
-import time
 
 from click.testing import CliRunner
 
 from draftwise.cli import main
+
+STOPPED = """
+import os, signal
+from draftwise.cli import main
+from draftwise.train.loop import TrainingRun
+
+log = TrainingRun._log_loss
+def log_and_stop(*arguments):
+    log(*arguments)
+    os.kill(os.getpid(), signal.SIGTERM)
+TrainingRun._log_loss = log_and_stop
+main()
+"""
+"""The command, sent a signal when it has told its first loss."""
 
 
 def command(*arguments):
@@ -22,17 +34,13 @@ def test_a_run_is_stopped_gone_on_with_and_its_drafter_drafts(tiny_target, tmp_p
     data.write_text("one two three four five six. " * 300)
     given = ("medusa", "--target", tiny_target, "--data", data, "--out", out, "--answers", "given", "--device", "cpu")
     given += ("--steps", 60, "--batch-tokens", 1024, "--max-length", 64, "--learn-from", "tokens", "--lr", 0.01)
-    run = subprocess.Popen(command(*given, "--num-heads", 2), stderr=subprocess.PIPE, text=True)
-    log = out / "training" / "log.jsonl"
-    while run.poll() is None and not (log.exists() and '"loss"' in log.read_text()):
-        time.sleep(0.01)
-    run.send_signal(signal.SIGTERM)
-    _, told = run.communicate(timeout=120)
-    assert run.returncode == 130, told
-    assert "the same command resumes the run" in told
+    stopped = [sys.executable, "-c", STOPPED, *command(*given, "--num-heads", 2)[3:]]
+    run = subprocess.run(stopped, stderr=subprocess.PIPE, text=True)
+    assert run.returncode == 130, run.stderr
+    assert "the same command resumes the run" in run.stderr
     assert not (out / "model.safetensors").exists()
 
-    rest = subprocess.run(command(*given, "--num-heads", 2, "--json"), capture_output=True, text=True, timeout=300)
+    rest = subprocess.run(command(*given, "--num-heads", 2, "--json"), capture_output=True, text=True)
     assert rest.returncode == 0, rest.stderr
     assert "resuming at step" in rest.stderr
     result = json.loads(rest.stdout)

@@ -13,7 +13,8 @@ ROW = {
     "notes": {"hardware": "8 x H200"},
     "launch": {"vllm": "vllm", "gpus": ["0", "1"]},
     "servers": {"plain": {"command": "c", "url": "u", "model": "m", "max_model_len": None,
-                          "version": {"version": "1"}, "started": {"seconds": {"loading": 2.0}}}},
+                          "version": {"version": "1"}, "started": {"seconds": {"loading": 2.0}},
+                          "hardware": "1 x H200", "metric_names": "vLLM"}},
 }  # fmt: skip
 
 

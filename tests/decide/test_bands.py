@@ -5,7 +5,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from tests.support.made_comparisons import adopted, around, compared, rejected
+from tests.support.made_comparisons import adopted, around, compared, decision_on, rejected
 from tests.support.made_runs import CONTEXT, arm, closed, workload
 
 from draftwise.core import (
@@ -20,17 +20,21 @@ from draftwise.core import (
     RunContext,
     RunPlan,
     Setup,
+    SingleSetting,
     SpecConfig,
     Verdict,
 )
-from draftwise.decide.bands import find_bands, propose_schedules
+from draftwise.decide.bands import find_bands, find_single_settings, propose_schedules
 from draftwise.plan.forecast.schedule import KEY
+from draftwise.report.conditions import describe_single_settings
 from draftwise.report.units import format_load
 from draftwise.setups.read import read_setups
 
 
 def told(comparisons: list[Comparison], *crossovers: Crossover) -> list[tuple[float, float, str]]:
-    return [(band.above, band.up_to, band.setting) for band in find_bands(comparisons, crossovers, "plain")]
+    return [
+        (band.above, band.up_to, band.setting) for band in find_bands(comparisons, crossovers, "plain", margin=0.03)
+    ]
 
 
 def crossing(value: float, candidate: str = "ngram k=3") -> Crossover:
@@ -76,6 +80,48 @@ def test_a_switch_must_be_worth_it() -> None:
     assert told(loads) == [(0, math.inf, "ngram k=5")]
 
 
+def test_candidates_within_the_margin_of_each_other_share_a_band() -> None:
+    """Nobody deploys two drafters for 1.48x against 1.47x: the one that can stay over more loads is set."""
+    other = {"candidate": "dflash"}
+    loads = [
+        adopted(1, 1.47), adopted(1, 1.48, **other), adopted(8, 1.35), adopted(8, 1.35, **other),
+        adopted(32, 1.34), adopted(32, 1.10, **other),
+    ]  # fmt: skip
+    assert told(loads) == [(0, math.inf, "ngram k=3")]
+    worth = [adopted(1, 1.47), adopted(1, 1.60, **other), adopted(32, 1.34), adopted(32, 1.10, **other)]
+    assert [setting for *_, setting in told(worth)] == ["dflash", "ngram k=3"]
+
+
+def single(comparisons: list[Comparison]) -> tuple[SingleSetting, ...]:
+    return find_single_settings(comparisons, find_bands(comparisons, (), "plain", margin=0.03), "plain")
+
+
+def test_the_best_setting_for_all_loads_says_what_it_loses_where() -> None:
+    deep = {"candidate": "ngram k=5"}
+    loads = [adopted(1, 1.5), adopted(1, 2.0, **deep), adopted(16, 1.4), rejected(16, **deep), rejected(64)]
+    (found,) = single([*loads, rejected(64, **deep)])
+    assert found.setting == "ngram k=3"
+    assert found.gains == {1: (1.5, 2.0), 16: (1.4, 1.4), 64: (0.8, 1.0)}
+    (line,) = describe_single_settings(decision_on(loads, single_settings=(found,)))
+    assert line == (
+        "One setting for all loads of code: ngram k=3, 1.50x at 1 (25% less than with the bands), 1.40x at 16, 0.80x "
+        "at 64 (20% less than with the bands) (concurrent requests)."
+    )
+
+
+def test_a_gain_that_earned_no_adoption_does_not_make_the_single_setting() -> None:
+    doubtful = compared(around(3.0), Condition(load=ClosedLoop(concurrency=16)))
+    (found,) = single([adopted(1, 1.2), doubtful, replace(rejected(64), speedup=around(0.5), throughput=around(0.5))])
+    assert found.setting == "plain"
+    blocked = replace(adopted(16, 3.0), verdict=Verdict.BLOCKED)
+    (found,) = single([adopted(1, 3.0), blocked])
+    assert found.setting == "plain"
+
+
+def test_one_band_is_one_setting_already() -> None:
+    assert single([adopted(1), adopted(8)]) == ()
+
+
 def test_a_load_where_nothing_was_told_apart_does_not_interrupt_a_band() -> None:
     doubtful = compared(around(1.1), Condition(load=ClosedLoop(concurrency=4)))
     assert told([adopted(1), doubtful, adopted(16)]) == [(0, math.inf, "ngram k=3")]
@@ -104,7 +150,7 @@ def test_temperatures_and_workloads_have_bands_of_their_own() -> None:
         *map(hot, [adopted(1), rejected(8)]),
         *(replace(c, workload="all") for c in [adopted(1), adopted(8)]),
     ]
-    bands = find_bands(loads, (), "plain")
+    bands = find_bands(loads, (), "plain", margin=0.03)
     places = {(band.workload, band.temperature): band.setting for band in bands}
     assert places == {("code", 0.0): "ngram k=3", ("code", 0.7): "plain", ("all", 0.0): "ngram k=3"}
     assert len(bands) == 4

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from tests.support.made_comparisons import FASTER, SLOWER, compared
+from tests.support.made_comparisons import SLOWER, compared
 from tests.support.made_runs import gains, make_run
 from tests.support.validity import bend_turns, codes, findings, run_of
 
@@ -54,14 +54,6 @@ def test_the_reason_counts_the_blocks_and_says_what_disturbed_them() -> None:
     reason = only(run).reason
     assert reason.startswith("36 of 48 paired blocks were disturbed and count for nothing")
     assert REASON in reason
-
-
-@pytest.mark.parametrize("speedup", [FASTER, SLOWER], ids=["faster", "slower"])
-def test_a_doubt_comes_before_every_verdict(speedup) -> None:
-    assert judge(compared(speedup), [], Thresholds(), doubt="it was not warm yet") == (
-        Verdict.INCONCLUSIVE,
-        "it was not warm yet",
-    )
 
 
 def cold(run: Run, arm: str) -> Run:

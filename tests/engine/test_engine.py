@@ -69,7 +69,7 @@ def configs(tiny_target: Path, tiny_draft: Path, tmp_path_factory: pytest.TempPa
 
 @pytest.fixture(scope="module")
 def plain(tiny_target: Path) -> list[list[int]]:
-    params = SamplingParams(temperature=0, max_tokens=48)
+    params = SamplingParams(temperature=0, max_tokens=32)
     return tokens_of(make_llm(tiny_target).generate(PROMPTS, params))
 
 
@@ -80,7 +80,7 @@ def test_plain_greedy_equals_transformers(tiny_target: Path, plain: list[list[in
     llm = make_llm(tiny_target)
     for prompt, ours in zip(PROMPTS, plain, strict=True):
         ids = torch.tensor([llm.get_tokenizer().encode(prompt)])
-        theirs = model.generate(ids, max_new_tokens=48, do_sample=False, pad_token_id=0)[0, ids.shape[1] :].tolist()
+        theirs = model.generate(ids, max_new_tokens=32, do_sample=False, pad_token_id=0)[0, ids.shape[1] :].tolist()
         assert ours == theirs
 
 
@@ -136,7 +136,7 @@ def test_neither_words_nor_drafts_depend_on_the_situation(
         watch(llm, texts, drafts_of[name])
     wishes = UNEQUAL if situation == "unequal k" else [None] * len(PROMPTS)
     for _ in range(2):  # the second time from the prefix cache
-        params = [SamplingParams(temperature=0, max_tokens=48, num_speculative_tokens=wish) for wish in wishes]
+        params = [SamplingParams(temperature=0, max_tokens=32, num_speculative_tokens=wish) for wish in wishes]
         assert tokens_of(llm.generate(PROMPTS, params)) == plain
     stats = llm.engine.stats()
     assert stats.spec.num_drafts > 0, "the method must really have drafted"
@@ -157,7 +157,7 @@ def test_a_step_behind_nothing_changes(
 ) -> None:
     """With uniform padded rows, and tokens that the host knows a step late."""
     llm = make_llm(tiny_target, configs.get(name), lag=1, **SITUATIONS[situation])
-    lengths = [48, 31, 48, 9, 40]
+    lengths = [32, 21, 32, 9, 27]
     for _ in range(2):  # the second time from the prefix cache
         params = [SamplingParams(temperature=0, max_tokens=length) for length in lengths]
         expected = [tokens[:length] for tokens, length in zip(plain, lengths, strict=True)]
@@ -197,7 +197,7 @@ def test_a_step_behind_requests_come_and_go(
 
 def test_a_drafter_equal_to_the_target_is_always_right(configs: dict[str, dict[str, Any]], tiny_target: Path) -> None:
     llm = make_llm(tiny_target, configs["self_draft"])
-    llm.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=48))
+    llm.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=32))
     assert llm.engine.stats().spec.acceptance_rate == 1.0
 
 
@@ -207,7 +207,7 @@ def test_a_request_of_one_token_leaves_its_prompt_to_the_next(
 ) -> None:
     llm = make_llm(tiny_target, configs[name])
     llm.generate(PROMPTS[4], SamplingParams(temperature=0, max_tokens=1))
-    (output,) = llm.generate(PROMPTS[4], SamplingParams(temperature=0, max_tokens=48))
+    (output,) = llm.generate(PROMPTS[4], SamplingParams(temperature=0, max_tokens=32))
     assert output.outputs[0].token_ids == plain[4]
     assert llm.engine.stats().prefix_cache_hits > 0
 
@@ -219,7 +219,7 @@ def test_extracting_hidden_states_changes_no_word(tiny_target: Path, plain: list
     layers = {"hf_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}}
     spec = {"method": "extract_hidden_states", "num_speculative_tokens": 1, "draft_model_config": layers}
     llm = make_llm(tiny_target, spec, hidden_states_folder=str(tmp_path), max_num_batched_tokens=16)
-    for start, length in ((0, 48), (4, 1)):
+    for start, length in ((0, 32), (4, 1)):
         outputs = llm.generate(PROMPTS[start:], SamplingParams(temperature=0, max_tokens=length))
         assert tokens_of(outputs) == [tokens[:length] for tokens in plain[start:]]
         assert llm.engine.stats().kv_cache_usage == 0
@@ -241,7 +241,7 @@ def sampled(tiny_target: Path) -> tuple[list[SamplingParams], list[list[int]]]:
         top_p=0.9,
         min_p=0.01,
         seed=5,
-        max_tokens=40,
+        max_tokens=28,
         presence_penalty=0.3,
         repetition_penalty=1.1,
         logit_bias={65: 2.0},
@@ -274,13 +274,13 @@ def test_a_request_may_ask_for_fewer_drafts_or_none(tiny_target: Path, plain: li
     llm = make_llm(tiny_target, self_draft(tiny_target))
     wishes = UNEQUAL
     outputs = llm.generate(
-        PROMPTS, [SamplingParams(temperature=0, max_tokens=48, num_speculative_tokens=k) for k in wishes]
+        PROMPTS, [SamplingParams(temperature=0, max_tokens=32, num_speculative_tokens=k) for k in wishes]
     )
     assert tokens_of(outputs) == plain
     stats = llm.engine.stats().spec
     assert stats.num_drafts <= stats.num_draft_tokens < 3 * stats.num_drafts
     alone = make_llm(tiny_target, self_draft(tiny_target))
-    alone.generate(PROMPTS[0], SamplingParams(temperature=0, max_tokens=48, num_speculative_tokens=0))
+    alone.generate(PROMPTS[0], SamplingParams(temperature=0, max_tokens=32, num_speculative_tokens=0))
     assert alone.engine.stats().spec.num_drafts == 0
 
 
@@ -311,12 +311,12 @@ def test_stops(spec: str | None, tiny_target: Path, plain: list[list[int]]) -> N
     llm = make_llm(tiny_target, NGRAM if spec else None)
     text = llm.get_tokenizer().decode(plain[1])
     needle = text[10:13]
-    params = SamplingParams(temperature=0, max_tokens=48, stop=[needle])
+    params = SamplingParams(temperature=0, max_tokens=32, stop=[needle])
     (output,) = llm.generate(PROMPTS[1], params)
     assert output.outputs[0].text == text[: text.index(needle)]
     assert (output.outputs[0].finish_reason, output.outputs[0].stop_reason) == ("stop", needle)
     stop_id = plain[1][7]
-    (output,) = llm.generate(PROMPTS[1], SamplingParams(temperature=0, max_tokens=48, stop_token_ids=[stop_id]))
+    (output,) = llm.generate(PROMPTS[1], SamplingParams(temperature=0, max_tokens=32, stop_token_ids=[stop_id]))
     assert output.outputs[0].token_ids == plain[1][: plain[1].index(stop_id) + 1]
     assert output.outputs[0].stop_reason == stop_id
     (output,) = llm.generate(PROMPTS[1], SamplingParams(temperature=0, max_tokens=5))

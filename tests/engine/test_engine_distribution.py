@@ -39,7 +39,7 @@ def exact_distribution(llm: LLM) -> dict[tuple[int, int], float]:
 
 SITUATIONS: dict[str, dict[str, Any]] = {
     "plenty": {"kv_cache_memory_bytes": 64 * 2**20},
-    "preempted": {"block_size": 4, "num_gpu_blocks_override": 48, "enable_prefix_caching": False},
+    "preempted": {"block_size": 4, "num_gpu_blocks_override": 192, "enable_prefix_caching": False},
 }
 
 
@@ -52,7 +52,7 @@ def test_pairs_of_tokens_follow_the_targets_distribution(
 ) -> None:
     spec = make_config(name, tiny_target, tiny_draft, tmp_path / "drafter") | {"draft_sample_method": drafts}
     settings = {"dtype": DTYPE, "device": DEVICE, "max_model_len": 64}
-    llm = LLM(str(tiny_target), speculative_config=spec, max_num_seqs=64, **settings, **SITUATIONS[situation])
+    llm = LLM(str(tiny_target), speculative_config=spec, max_num_seqs=256, **settings, **SITUATIONS[situation])
     distribution = exact_distribution(LLM(str(tiny_target), **settings, **SITUATIONS["plenty"]))
     params = SamplingParams(temperature=1.0, top_k=TOP_K, max_tokens=4, n=NUM_SAMPLES, seed=1)
     (output,) = llm.generate({"prompt_token_ids": PROMPT}, params)

@@ -11,6 +11,7 @@ import pytest
 from draftwise.backends import FakeBackend, FakeScript
 from draftwise.core import InvalidSetup, SpecConfig, Verdict
 from draftwise.measure import Candidate, MeasurementSpec, decide
+from draftwise.measure.access import Header
 
 SCRIPTS = (FakeScript(step_s=0.004), FakeScript(step_s=0.006, k=3, accepted=(3,)))
 
@@ -55,4 +56,4 @@ def test_options_that_contradict_each_other_are_findings() -> None:
 
 
 def test_the_key_of_a_server_is_not_shown() -> None:
-    assert "secret" not in repr(MeasurementSpec(api_key="secret"))
+    assert "secret" not in repr(MeasurementSpec(headers=(Header.of_key("secret"),)))

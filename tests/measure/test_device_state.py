@@ -151,3 +151,8 @@ def test_the_driver_is_asked_again_only_after_a_while(write_tool: WriteTool, tmp
     assert first["gpus"] == second["gpus"]
     assert second["monotonic_s"] > first["monotonic_s"]
     assert "gpus" not in asyncio.run(DeviceWatch(gpus=False).read())
+
+
+def test_the_time_for_which_something_waited_for_a_core(tmp_path: Path) -> None:
+    lines = "some avg10=5.87 avg60=3.58 avg300=5.16 total=7175941634\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=9\n"
+    assert read_cpu_state(write(tmp_path, {"proc/pressure/cpu": lines}))["waited_s"] == pytest.approx(7175.941634)

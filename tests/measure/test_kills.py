@@ -119,7 +119,7 @@ def on_disk(out: Path, arm: str) -> Counter[int]:
 
 
 def wait_for_written(
-    servers: dict[str, Server], out: Path, client: subprocess.Popen[str], count: int = 50
+    servers: dict[str, Server], out: Path, client: subprocess.Popen[str], count: int = 34
 ) -> dict[str, Counter[int]]:
     """Return what the servers had answered at a moment in the middle of a turn, once all of that is on disk."""
     wait_until(lambda: len(lines(out)) >= count, client)

@@ -122,10 +122,12 @@ def test_no_column_is_cut_or_hidden_at_any_width(page: str) -> None:
 
 def test_what_to_type_stands_open_above_the_numbers(page: str) -> None:
     before, _, _ = page.partition("<h2>Verdicts</h2>")
-    assert "--speculative-config" in before
-    assert "roll back when" in before
-    assert "serve fake" in before
-    assert "<details" not in before
+    shown, _, folded = before.partition("<details")
+    assert "--speculative-config" in shown
+    assert "roll back when" in shown
+    assert "serve fake" in shown
+    # A handful of alerts stands open, too; these are more.
+    assert folded.count("SpeculationRollback") > 4
 
 
 UNKNOWN = Interval(value=0.9, low=0.0, high=float("inf"))

@@ -5,6 +5,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+import yaml
 from tests.support.made_runs import Truth, arm, closed, gains, make_run, workload
 from tests.support.measuring import CONTEXT, FASTER, PLAIN, make_plan, make_session, make_workload
 
@@ -85,7 +86,7 @@ def test_the_summary_is_plain_json_with_every_number(run: RunDirectory) -> None:
 
 LOST = {
     "hardware": lambda context: context.pop("hardware"),
-    "model": lambda context: context["model"].pop("name"),
+    "model": lambda context: [context["model"].pop("name"), *(s.pop("model") for s in context["servers"].values())],
     "precision": lambda context: context["model"].pop("dtype"),
     "runtime version": lambda context: context["servers"]["plain"]["version"].clear(),
     "serve command of every arm": lambda context: context["servers"]["candidate 1"].update(command=None),
@@ -101,6 +102,15 @@ def test_without_a_required_part_the_first_line_says_not_evidence_and_why(run: R
     assert f"NOT EVIDENCE: the run does not carry its {name}, without which" in line
     assert decision.missing_context == (name,)
     assert summary["evidence"] is False
+
+
+@pytest.mark.usefixtures("_unplotted")
+def test_the_alerts_of_the_decision_lie_beside_the_report(run: RunDirectory) -> None:
+    decision, summary = write_report(run)
+    (group,) = yaml.safe_load((run.path / "rollback.rules.yml").read_text())["groups"]
+    assert [each["expr"] for each in group["rules"]] == [each["promql"] for each in summary["rollback_rules"]]
+    assert len(group["rules"]) == len(decision.rollback) > 0
+    assert 'href="rollback.rules.yml"' in (run.path / "report.html").read_text()
 
 
 @pytest.mark.usefixtures("_unplotted")
@@ -146,6 +156,7 @@ def page(swept: Conclusions) -> str:
     return render_page(swept)
 
 
+@pytest.mark.xdist_group("sweep")
 class TestSweep:
     def test_every_load_is_a_column_and_every_candidate_a_row(self, page: str) -> None:
         grids = page[page.index('<div class="grids">') :]
@@ -178,7 +189,7 @@ class TestSweep:
         assert all(f">{value:.0f}<" in svg for value in found)
 
     def test_long_tables_are_folded_away(self, page: str) -> None:
-        assert "<summary>Verdicts (36 rows)</summary>" in page
+        assert "<summary>Every comparison (36 rows)</summary>" in page
         assert "<summary>Latencies of every arm, in milliseconds (36 rows)</summary>" in page
 
     def test_the_page_is_well_formed(self, page: str) -> None:

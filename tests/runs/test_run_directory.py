@@ -14,6 +14,7 @@ from tests.support.measuring import CONTEXT, FASTER, PLAIN, make_plan, make_sess
 from draftwise.backends import virtual_time
 from draftwise.core import BackendError, Hardware, InvalidSetup, SpecConfig
 from draftwise.runs import RunDirectory
+from draftwise.runs.schedule import plan_turns
 
 
 @pytest.fixture
@@ -192,7 +193,10 @@ def test_an_earlier_run_that_does_not_say_who_could_remember_goes_by_the_configs
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
     del manifest["remembering"]
     (tmp_path / "run" / "manifest.json").write_text(json.dumps(manifest))
-    assert RunDirectory(tmp_path / "run").read().plan.remembering.keys() == {"candidate 2"}
+    found = RunDirectory(tmp_path / "run").read().plan
+    assert found.remembering.keys() == {"candidate 2"}
+    of_last = [turn for turn in plan_turns(found, found.conditions, found.repeats) if turn.arm == "candidate 2"]
+    assert len(of_last) == 8, "it was asked all prompts in each repetition, and goes on so"
 
 
 def test_a_manifest_in_which_strangers_remember_is_refused(tmp_path: Path) -> None:

@@ -35,4 +35,5 @@ def build_and_die(startup):
 
 def build_for_ever(startup):
     with startup.phase("load weights"):
-        time.sleep(60)
+        while True:
+            time.sleep(60)

@@ -28,6 +28,10 @@ class ServerInfo:
     dtype) and, where it is known, the `speculative_config` as it resolved."""
     started: Mapping[str, Any] = field(default_factory=dict)
     """How this start went: seconds of its phases, memory, KV tokens. Differs from start to start."""
+    hardware: str | None = None
+    """Of its machine, where it tells it."""
+    metric_names: str | None = None
+    """Engine whose names its /metrics uses; None where its counters cannot be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +93,7 @@ class Backend(Protocol):
         """Return what to look at when the connection broke."""
 
     async def counters(self) -> Counters:
-        """Return the counters of its /metrics, all zero where it has none."""
+        """Return the counters of its /metrics, all zero where it never had any."""
 
     async def gauges(self) -> ServerLoad:
         """Return how loaded the server is, by its /metrics; None for what it does not report."""

@@ -8,9 +8,9 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from draftwise.core import Counters, ServerLoad, SpecStats
-from draftwise.facts.server_metrics import CACHE_CONFIG, read_server_metrics
+from draftwise.facts.server_metrics import CACHE_CONFIG, get_server, read_server_metrics
 
-__all__ = ["has_spec_counters", "parse_cache_tokens", "parse_counters", "parse_gauges"]
+__all__ = ["find_engine", "has_spec_counters", "parse_cache_tokens", "parse_counters", "parse_gauges"]
 
 _POSITION = re.compile(r'\bposition="(\d+)"')
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
@@ -39,6 +39,13 @@ def parse_gauges(text: str) -> ServerLoad:
     """Return how loaded a server is: requests summed over its engines, KV use of the fullest one."""
     totals = _sum_up(text)
     return ServerLoad(running=totals.get("running"), waiting=totals.get("waiting"), kv_usage=_largest(text, "kv_usage"))
+
+
+def find_engine(text: str) -> str | None:
+    """Return the engine whose metrics these are; None where no sample of it is known."""
+    known = read_server_metrics()
+    names = (line.partition(" ")[0].partition("{")[0] for line in text.splitlines())
+    return next((get_server(name) for name in names if name in known), None)
 
 
 def has_spec_counters(text: str) -> bool:

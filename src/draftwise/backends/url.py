@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 
 from draftwise.backends.base import BrokenStream, Exchange, Piece, ServerInfo
-from draftwise.backends.exposition import parse_counters, parse_gauges
+from draftwise.backends.exposition import find_engine, parse_counters, parse_gauges
 from draftwise.backends.wire import Wire
 from draftwise.core import BackendError, Counters, InvalidSetup, ServerLoad
 
 __all__ = ["UrlBackend", "check_url"]
-
 
 _SMALL_ANSWER_S = 30.0
 """In which a server tells its model or its counters, however busy it is."""
@@ -26,19 +26,34 @@ class UrlBackend:
     Args:
         name: of the arm, for messages.
         url: `http://host:port`; a trailing `/v1` is dropped.
-        api_key: sent as a bearer token.
+        headers: sent with every request, e.g. a bearer token; to `metrics_url` only if it is of the same origin.
+        metrics_url: page of its counters, where it is not /metrics below `url`.
+        metrics_headers: sent to that page beside them.
         command: the command that the operator says it was started with.
 
     Raises:
         InvalidSetup: the URL is not an http(s) URL.
     """
 
-    def __init__(self, name: str, url: str, *, api_key: str | None = None, command: str | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        url: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        metrics_url: str | None = None,
+        metrics_headers: Mapping[str, str] | None = None,
+        command: str | None = None,
+    ) -> None:
         check_url(url)
         self.name = name
         self.url = url.rstrip("/").removesuffix("/v1")
         self.command = command
-        self.api_key = api_key
+        self.headers = dict(headers or {})
+        self._metrics_url = metrics_url
+        trusted = metrics_url is None or _origin(metrics_url) == _origin(url)
+        self._metrics_headers = (self.headers if trusted else {}) | dict(metrics_headers or {})
+        self._had_metrics = False
         self._client: httpx.AsyncClient | None = None
         self._wire: Wire | None = None
 
@@ -57,7 +72,7 @@ class UrlBackend:
         return "Is the server still running?"
 
     async def start(self) -> None:
-        """Return when the server has answered /v1/models."""
+        """Return when the server has answered /v1/models, and its page of counters where one is named."""
         self._open()
         await self.describe()
 
@@ -85,14 +100,12 @@ class UrlBackend:
             ) from None
 
     async def counters(self) -> Counters:
-        """Return the counters of /metrics, all zero where there is none."""
-        response = await self._get("/metrics")
-        return parse_counters(response.text) if response.is_success else Counters()
+        """Return the counters of /metrics, all zero where there never were any."""
+        return parse_counters(await self._scrape())
 
     async def gauges(self) -> ServerLoad:
-        """Return how loaded the server is by its /metrics; all None where there is none."""
-        response = await self._get("/metrics")
-        return parse_gauges(response.text) if response.is_success else ServerLoad()
+        """Return how loaded the server is by its /metrics; all None where there never were any."""
+        return parse_gauges(await self._scrape())
 
     async def rest(self) -> None:
         """Do nothing: somebody else runs the server."""
@@ -101,7 +114,7 @@ class UrlBackend:
         """Do nothing: it never rested."""
 
     async def describe(self) -> ServerInfo:
-        """Return the served model and the /version answer."""
+        """Return the served model, the /version answer and, of vLLM in development mode, its config and hardware."""
         models = await self._get_json("/v1/models")
         try:
             first = models["data"][0]
@@ -110,32 +123,73 @@ class UrlBackend:
             raise BackendError(
                 f"{self.name}: {self.url}/v1/models lists no model. Is it an OpenAI-compatible server?"
             ) from None
-        return ServerInfo(model=model, max_model_len=max_model_len, version=_object(await self._get("/version")) or {})
+        version = _object(await self._get("/version")) or {}
+        about = _object(await self._get("/server_info?config_format=json")) or {}
+        if (config := _find_speculative_config(about)) is not None:
+            version["speculative_config"] = config
+        return ServerInfo(
+            model=model,
+            max_model_len=max_model_len,
+            version=version,
+            hardware=_find_hardware(about),
+            metric_names=find_engine(await self._scrape()),
+        )
+
+    async def _scrape(self) -> str:
+        """Return the text of /metrics, empty where there never was one.
+
+        Raises:
+            BackendError: there was one before: zeros now would count backwards. Or the operator names the page, and no
+                counters are there.
+        """
+        response = await self._get(self._metrics_url or "/metrics", self._metrics_headers)
+        text = response.text if response.is_success else ""
+        found = find_engine(text) is not None
+        if not found and (self._had_metrics or self._metrics_url):
+            raise BackendError(
+                f"{self.name}: {self._metrics_url or f'{self.url}/metrics'} answered {response.status_code} without "
+                "counters of a known server. Give the page that Prometheus scrapes (--metrics-url)."
+            )
+        self._had_metrics |= found
+        return text
 
     def _open(self, transport: httpx.AsyncBaseTransport | None = None) -> None:
-        headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
         # Proxies of the environment are for the internet; a measured server is reached directly.
         timeout = httpx.Timeout(600, connect=10)
         tls = httpx.create_ssl_context()
         tls.set_alpn_protocols(["http/1.1"])
         self._client = httpx.AsyncClient(
-            base_url=self.url, headers=headers, timeout=timeout, transport=transport, verify=tls, trust_env=False
+            base_url=self.url, headers=self.headers, timeout=timeout, transport=transport, verify=tls, trust_env=False
         )
-        self._wire = Wire(self.url, headers=headers, now=self.now, tls=tls)
+        self._wire = Wire(self.url, headers=self.headers, now=self.now, tls=tls)
 
-    async def _get(self, path: str) -> httpx.Response:
+    async def _get(self, path: str, headers: Mapping[str, str] | None = None) -> httpx.Response:
+        """Return the answer of a path below the server's URL, or of another URL.
+
+        Args:
+            headers: sent instead of the server's own.
+        """
+        request = self.client.build_request("GET", path, timeout=httpx.Timeout(_SMALL_ANSWER_S, connect=10))
+        if headers is not None and headers != self.headers:
+            for name in self.headers:
+                request.headers.pop(name, None)
+            request.headers.update({"Host": request.url.netloc.decode(), **headers})
         try:
-            return await self.client.get(path, timeout=httpx.Timeout(_SMALL_ANSWER_S, connect=10))
+            return await self.client.send(request)
         except httpx.HTTPError as error:
             raise BackendError(
-                f"{self.name}: {self.url}{path} does not answer ({type(error).__name__}). Is the server running there?"
+                f"{self.name}: {request.url} does not answer ({type(error).__name__}). Is the server running there?"
             ) from None
 
     async def _get_json(self, path: str) -> dict[str, Any]:
         response = await self._get(path)
         if response.status_code in (401, 403):
-            key = "refuses the API key" if self.api_key else "wants an API key"
-            raise BackendError(f"{self.name}: {self.url} {key}. Name the variable that holds it with --api-key-env.")
+            has_key = any(name.lower() == "authorization" for name in self.headers)
+            key = "refuses the API key" if has_key else "wants an API key"
+            raise BackendError(
+                f"{self.name}: {self.url} {key}. Name the variable that holds it with --api-key-env, "
+                "and give other headers that a gateway wants with --header 'Name: ${VARIABLE}'."
+            )
         if (answer := _object(response)) is None:
             raise BackendError(
                 f"{self.name}: {self.url}{path} answered {response.status_code} without a JSON object. "
@@ -156,12 +210,37 @@ def check_url(url: str, *, where: str = "--url") -> None:
         )
 
 
+def _origin(url: str) -> tuple[str, str | None, int | None]:
+    parts = urlsplit(url)
+    return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+
+
 def _is_server(url: str) -> bool:
     try:
         parts = urlsplit(url)
         return parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 0) >= 0
     except ValueError:  # a port that is no number, a bracket that is not closed
         return False
+
+
+def _find_speculative_config(about: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the speculative config that vLLM's /server_info tells, empty without speculation.
+
+    It is served with VLLM_SERVER_DEV_MODE=1 only; releases before 0.12 answer with text.
+    """
+    config = about.get("vllm_config")
+    if not isinstance(config, dict) or "speculative_config" not in config:
+        return None
+    # Nested are the configs of the two models, which are not the operator's to give.
+    given = (config["speculative_config"] or {}).items()
+    return {key: value for key, value in given if value is not None and not isinstance(value, dict)}
+
+
+def _find_hardware(about: Mapping[str, Any]) -> str | None:
+    """Return the GPUs that vLLM's /server_info tells (`system_env`, as `vllm collect-env` prints it)."""
+    system = about.get("system_env")
+    gpus = system.get("nvidia_gpu_models") if isinstance(system, dict) else None
+    return "; ".join(filter(None, map(str.strip, gpus.splitlines()))) or None if isinstance(gpus, str) else None
 
 
 def _object(response: httpx.Response) -> dict[str, Any] | None:

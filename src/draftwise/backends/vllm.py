@@ -13,7 +13,6 @@ from contextlib import nullcontext, suppress
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from draftwise.backends.base import ServerInfo
 from draftwise.backends.child import ChildBackend
@@ -94,13 +93,11 @@ class VllmBackend(ChildBackend):
         info = await super().describe()
         values = dict(self._startup.values)
         version = dict(info.version)
-        config = await self._ask_config()
-        resolved = values.pop("speculative_config", None) if config is None else config
-        if resolved is not None:
-            version["speculative_config"] = resolved
+        if (resolved := values.pop("speculative_config", None)) is not None:
+            version.setdefault("speculative_config", resolved)
         version |= {name: values.pop(name) for name in _IDENTITY if name in values}
         version.setdefault("version", values.pop("engine_version", None))
-        metrics = (await self._get("/metrics")).text
+        metrics = await self._scrape()
         started = {"seconds": self._startup.seconds(), **values, "counts_drafts": has_spec_counters(metrics)}
         if (tokens := parse_cache_tokens(metrics)) is not None:
             started.setdefault("kv_cache_tokens", tokens)
@@ -171,18 +168,6 @@ class VllmBackend(ChildBackend):
         except InvalidSetup:
             return []
         return [finding for finding in report.findings if finding.severity is Severity.ERROR]
-
-    async def _ask_config(self) -> dict[str, Any] | None:
-        """Return the speculative config by /server_info (served with VLLM_SERVER_DEV_MODE=1 only)."""
-        response = await self._get("/server_info?config_format=json")
-        if not response.is_success:
-            return None
-        config = response.json().get("vllm_config")
-        if not isinstance(config, dict) or "speculative_config" not in config:
-            return None  # releases before 0.12 answer with text, which the log holds too
-        # Nested are the configs of the two models, which are not the operator's to give.
-        given = (config["speculative_config"] or {}).items()
-        return {key: value for key, value in given if value is not None and not isinstance(value, dict)}
 
 
 def _listens(port: int) -> bool:

@@ -54,7 +54,9 @@ class Wire:
         self._prefix = parts.path
         self._tls = tls if parts.scheme == "https" else None
         self._now, self._connect_s, self._silence_s = now, connect_s, silence_s
-        fields = {"Host": parts.netloc.rpartition("@")[2], "Accept-Encoding": "identity", **(headers or {})}
+        own = {"Host": parts.netloc.rpartition("@")[2], "Accept-Encoding": "identity"}
+        given = {name.lower() for name in headers or {}}
+        fields = {name: value for name, value in own.items() if name.lower() not in given} | dict(headers or {})
         self._head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
         self._idle: list[Connection] = []
         self._address: _Address | None = None

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from draftwise.cli._console import show_table
 from draftwise.cli._findings import finding_to_dict, report_to_dict
 from draftwise.core import Finding, Severity
 from draftwise.facts.advice import all_advice, get_advice
@@ -33,7 +34,7 @@ def show_advice(console: Console, advice: Advice, *, why: bool) -> None:
         _show_finding(console, lever.finding)
     if advice.ranked:
         console.print()
-        console.print(_table(advice))
+        show_table(console, _table(advice))
         _show_first(console, advice)
     _show_refusals(console, advice)
     if why:

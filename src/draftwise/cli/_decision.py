@@ -13,14 +13,19 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from draftwise.cli._console import UNBROKEN
+from draftwise.cli._console import show_table
 from draftwise.core import Comparison, Decision, Finding, Run, RunPlan, Severity, Verdict
 from draftwise.measure.forecast import Pace
 from draftwise.report.actions import describe_way_back, list_actions
-from draftwise.report.conditions import describe_missing, describe_rollback, describe_unmeasured
+from draftwise.report.conditions import (
+    describe_missing,
+    describe_rollback,
+    describe_single_settings,
+    describe_unmeasured,
+)
 from draftwise.report.sentences import describe_decision
 from draftwise.report.tables import Repeated, group_findings, sort_comparisons
-from draftwise.report.units import format_change, format_number, format_ratio
+from draftwise.report.units import format_change, format_number
 from draftwise.runs.schedule import plan_turns
 
 __all__ = ["ConsoleProgress", "estimate", "show_decision"]
@@ -135,10 +140,14 @@ def show_decision(console: Console, decision: Decision, run: Run) -> None:
     if missing := describe_missing(decision):
         tell(missing, style="red")
     if decision.comparisons:
-        _show_verdicts(console, sort_comparisons(decision.comparisons))
+        comparisons = sort_comparisons(decision.comparisons)
+        tables = (_table(comparisons, shown=shown) for shown in (tuple(_NUMBERS), _ALWAYS))
+        show_table(console, *tables, _table(comparisons, shown=_ALWAYS, repeated=True))
     _show_findings(console, decision)
     console.print()
     tell(describe_decision(decision), style="bold")
+    for line in describe_single_settings(decision):
+        tell(line)
     for action in list_actions(decision, run):
         tell(f"\nTo paste: {action.heading}", style="dim")
         tell(f"  {action.text}")
@@ -165,28 +174,12 @@ def _show_findings(console: Console, decision: Decision) -> None:
         console.print(f"{notes} {'note' if notes == 1 else 'notes'} in the report", style="dim")
 
 
-def _show_verdicts(console: Console, comparisons: Sequence[Comparison]) -> None:
-    """Print the widest table that has room, and in a terminal too narrow for any a few lines per comparison."""
-    for wide in (True, False):
-        table = _table(comparisons, wide=wide)
-        if console.measure(table, options=console.options.update(max_width=UNBROKEN)).maximum <= console.width:
-            console.print(table)
-            return
-    for each in comparisons:
-        console.print(_tell_verdict(each), soft_wrap=True)
+def _table(comparisons: Sequence[Comparison], *, shown: Sequence[str], repeated: bool = False) -> Table:
+    """Return the verdicts with the numbers that are to be shown.
 
-
-def _tell_verdict(each: Comparison) -> Text:
-    """Return a comparison as a line that may be broken anywhere."""
-    place = f"{each.workload} · {each.condition.label} · {each.candidate}: "
-    numbers = (f"{name.replace(chr(10), '')} {_NUMBERS[name](each)}" for name in _ALWAYS[2:])
-    return Text.assemble(
-        place, (each.verdict, _COLOURS[each.verdict]), f" {format_ratio(each.deciding)}, {', '.join(numbers)}"
-    )
-
-
-def _table(comparisons: Sequence[Comparison], *, wide: bool) -> Table:
-    shown = [name for name in _NUMBERS if wide or name in _ALWAYS]
+    Args:
+        repeated: every row names its workload and load, also where the one above it has the same.
+    """
     sweeps = len({each.condition for each in comparisons}) > 1
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("workload", *(["load"] if sweeps else []), "candidate", "verdict"):
@@ -195,9 +188,10 @@ def _table(comparisons: Sequence[Comparison], *, wide: bool) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     last, load = "", ""
     for each in comparisons:
-        if last and each.workload != last:
+        if last and each.workload != last and not repeated:
             table.add_row()
-            load = ""
+        if repeated or each.workload != last:
+            last = load = ""
         verdict = Text(each.verdict, style=_COLOURS[each.verdict])
         workload = "" if each.workload == last else each.workload
         label = [("" if each.condition.label == load else each.condition.label)] if sweeps else []

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from draftwise import __version__
+from draftwise.cli._streams import settle_streams
 from draftwise.core import BackendError, InvalidSetup, StorageError
 
 __all__ = ["VerbGroup"]
@@ -29,6 +30,11 @@ class VerbGroup(click.Group):
         )
         self._verbs = verbs
         self.params.append(_version_option())
+
+    def main(self, *arguments: Any, **options: Any) -> Any:
+        """Run the command line."""
+        settle_streams()
+        return super().main(*arguments, **options)
 
     def list_commands(self, _ctx: click.Context) -> list[str]:
         """Return the verbs."""

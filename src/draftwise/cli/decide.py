@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import shlex
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,9 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from draftwise.cli._access import access_options, read_headers
 from draftwise.cli._console import open_console
+from draftwise.cli._context import context_option, read_notes
 from draftwise.cli._decision import ConsoleProgress, estimate, show_decision
 from draftwise.cli._loads import Finite, conditions, load_options
 from draftwise.core import BackendError, InvalidSetup, LaunchOptions, RunPlan, StorageError
@@ -54,11 +55,8 @@ _INTERRUPTED = 130
 @click.option("--adaptive/--no-adaptive", default=True, show_default=True,
               help="Leave out what is settled, and search where speculation stops paying.")  # fmt: skip
 @click.option("--max-tokens", type=click.IntRange(1), metavar="N", help="Cap on every prompt's own.")
-@click.option("--url", metavar="URL", help="The baseline's server, if it runs already (instead of TARGET).")
-@click.option("--candidate-url", "candidate_urls", multiple=True, metavar="URL", help="A speculating server.")
-@click.option("--api-key-env", metavar="NAME", help="Variable that holds the key of the URLs.")
-@click.option("--context", "notes", multiple=True, metavar="KEY=VALUE",
-              help="What cannot be seen from here: hardware, precision, model, command.ARM.")  # fmt: skip
+@access_options
+@context_option
 @click.option("--engine", type=click.Choice(ENGINES), default="draftwise", show_default=True,
               help="What serves TARGET.")  # fmt: skip
 @click.option("--vllm", default="vllm", show_default=True, metavar="COMMAND",
@@ -73,7 +71,7 @@ _INTERRUPTED = 130
 @click.option("--slo-e2e-ms", type=Finite(0, min_open=True), help="Promised time to the last token, for goodput.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON on stdout.")
 @click.pass_context
-def decide(ctx: click.Context, /, resume: Path | None, api_key_env: str | None, as_json: bool, **given: Any) -> None:
+def decide(ctx: click.Context, /, resume: Path | None, as_json: bool, **given: Any) -> None:
     """Measure whether speculation pays for TARGET, the directory of a checkpoint, and say so.
 
     Serves TARGET as a baseline and once per candidate, sends the same prompts to all of them in turns, and writes a
@@ -83,10 +81,10 @@ def decide(ctx: click.Context, /, resume: Path | None, api_key_env: str | None, 
     tell = partial(console.print, soft_wrap=True, markup=False, highlight=False)
     if resume is not None:
         _refuse_others(ctx)
-        key, processes = _read_api_key(api_key_env), given["processes"]
-        measurement = measure.resume(resume, api_key=key, processes=processes, minutes=given["minutes"])
+        headers, processes = read_headers(given), given["processes"]
+        measurement = measure.resume(resume, headers=headers, processes=processes, minutes=given["minutes"])
     else:
-        spec = _read_spec(given, api_key_env)
+        spec = _read_spec(given)
         if conflict := spec.find_conflict():
             raise click.UsageError(conflict)
         measurement = measure.prepare(spec, tell)
@@ -110,7 +108,7 @@ def decide(ctx: click.Context, /, resume: Path | None, api_key_env: str | None, 
 def _refuse_others(ctx: click.Context) -> None:
     """Refuse options that would change a run that is under way."""
     given = [each for each in ctx.command.params if _is_given(ctx, each)]
-    stay = {"resume", "api_key_env", "processes", "minutes", "as_json"}
+    stay = {"resume", "headers", "key_variables", "processes", "minutes", "as_json"}
     if others := sorted(
         each.opts[0] if each.opts[0].startswith("-") else "TARGET" for each in given if each.name not in stay
     ):
@@ -163,10 +161,10 @@ def _finish(directory: RunDirectory, *, as_json: bool, failure: BaseException | 
         if isinstance(failure, BackendError | StorageError):
             raise failure
         raise SystemExit(_INTERRUPTED)
-    raise SystemExit(1 if decision.has_error else 0)
+    raise SystemExit(1 if decision.has_error or not decision.comparisons else 0)
 
 
-def _read_spec(given: Mapping[str, Any], api_key_env: str | None) -> MeasurementSpec:
+def _read_spec(given: Mapping[str, Any]) -> MeasurementSpec:
     """Return what the options ask for."""
     gpus = given["gpus"]
     return MeasurementSpec(
@@ -178,7 +176,8 @@ def _read_spec(given: Mapping[str, Any], api_key_env: str | None) -> Measurement
         serve_args=_split_arguments(given["serve_args"]),
         url=given["url"],
         candidate_urls=given["candidate_urls"],
-        api_key=_read_api_key(api_key_env),
+        metrics_urls=given["metrics_urls"],
+        headers=read_headers(given),
         candidates=tuple(map(Candidate.parse, given["candidates"])),
         draft_lengths=tuple(given["lengths"] or ()),
         workloads=given["workloads"] or BUNDLED,
@@ -192,20 +191,10 @@ def _read_spec(given: Mapping[str, Any], api_key_env: str | None) -> Measurement
         turn_s=given["turn_seconds"],
         adaptive=given["adaptive"],
         processes=given["processes"],
-        notes=_read_notes(given["notes"]),
+        notes=read_notes(given["notes"]),
         thresholds=_read_thresholds(given),
         out=given["out"],
     )
-
-
-def _read_notes(texts: Sequence[str]) -> dict[str, str]:
-    notes = {}
-    for text in texts:
-        key, separator, value = text.partition("=")
-        if not separator:
-            raise click.UsageError(f"--context takes KEY=VALUE, got {text!r}.")
-        notes[key.strip()] = value.strip()
-    return notes
 
 
 def _read_thresholds(given: Mapping[str, Any]) -> dict[str, float]:
@@ -219,9 +208,3 @@ def _split_arguments(text: str) -> tuple[str, ...]:
         return tuple(shlex.split(text))
     except ValueError as error:
         raise click.UsageError(f"--serve-args {text!r} is no shell command line ({error}).") from None
-
-
-def _read_api_key(variable: str | None) -> str | None:
-    if variable is not None and not os.environ.get(variable):
-        raise InvalidSetup.because("no-api-key", f"{variable} is not set.", where="--api-key-env")
-    return None if variable is None else os.environ[variable]

@@ -10,10 +10,12 @@ from pathlib import Path
 import click
 
 from draftwise.cli._console import open_console
+from draftwise.cli._context import context_option, read_notes
 from draftwise.cli._decision import show_decision
 from draftwise.core import InvalidSetup, StorageError
 from draftwise.decide.conclusions import Conclusions, conclude_run
 from draftwise.decide.interchange import FORMATS, export_run
+from draftwise.measure.context import add_notes
 from draftwise.report.markdown import render_markdown
 from draftwise.report.page import write_conclusions
 from draftwise.runs import RunDirectory
@@ -26,12 +28,15 @@ _STDOUT = "-"
 
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path))
+@context_option
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON on stdout.")
 @click.option("--markdown", metavar="FILE|-", help="Write it as Markdown for a pull request too; - is stdout.")
 @click.option("--export", "exports", multiple=True, metavar="FORMAT=FILE",
               help=f"Write the readings for other tools: {', '.join(FORMATS)}; FILE/ for a file per cell.")  # fmt: skip
-def report(run: Path, as_json: bool, markdown: str | None, exports: Sequence[str]) -> None:
+def report(run: Path, notes: Sequence[str], as_json: bool, markdown: str | None, exports: Sequence[str]) -> None:
     """Make report.html and summary.json of RUN again, from the raw readings alone.
+
+    --context adds to RUN what its servers did not tell when it was measured.
 
     The exit code is 1 if there is a finding of severity error.
     """
@@ -39,6 +44,9 @@ def report(run: Path, as_json: bool, markdown: str | None, exports: Sequence[str
         raise click.UsageError("Both --json and --markdown - write to stdout: give --markdown a file.")
     wanted = [_parse_export(text) for text in exports]
     directory = RunDirectory(run)
+    if notes:
+        measured = directory.read()
+        directory.begin(measured.plan, add_notes(measured, read_notes(notes)))
     found = conclude_run(directory.read())
     decision, summary = write_conclusions(directory, found)
     show_decision(open_console(stderr=as_json or markdown == _STDOUT), decision, found.run)

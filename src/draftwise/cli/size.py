@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console, Group
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from draftwise.cli._console import open_console, show_table
 from draftwise.core import Finding, Setup, Severity, SpecConfig
 from draftwise.plan.size import Sizing
 from draftwise.plan.size import size as measure_setup
@@ -25,8 +26,6 @@ _COLORS = {
     "outside": "red", "reserve": "dim",
 }  # fmt: skip
 _SEVERITY = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.INFO: "dim"}
-_WIDTH = 110
-"""Columns if the output is not a terminal."""
 
 
 @click.command(short_help="Memory of target, drafter and KV cache on a GPU.")
@@ -72,8 +71,7 @@ def size(
     if as_json:
         click.echo(json.dumps(to_dict(sizing, lengths), indent=2))
     else:
-        console = Console()
-        (console if console.is_terminal else Console(width=_WIDTH)).print(_render(sizing, lengths))
+        _show(open_console(stderr=False), sizing, lengths)
     if plot is not None:
         from draftwise.report.memory_plot import draw
 
@@ -108,11 +106,16 @@ def _read_flags(given: dict[str, Any]) -> dict[str, Any]:
     return flags | ({"enforce_eager": True} if given["enforce_eager"] else {})
 
 
-def _render(sizing: Sizing, lengths: tuple[int, ...]) -> Group:
-    parts: list[Any] = [_title(sizing), "", _memory_table(sizing), "", _context_table(sizing, lengths)]
+def _show(console: Console, sizing: Sizing, lengths: tuple[int, ...]) -> None:
+    console.print(_title(sizing))
+    console.print()
+    show_table(console, _memory_table(sizing))
+    console.print()
+    show_table(console, _context_table(sizing, lengths))
     if sizing.findings:
-        parts += ["", *(_line(finding) for finding in sizing.findings)]
-    return Group(*parts)
+        console.print()
+    for finding in sizing.findings:
+        console.print(_line(finding))
 
 
 def _title(sizing: Sizing) -> Text:

@@ -14,6 +14,7 @@ from draftwise.core.decision import (
     RollbackBasis,
     Schedule,
     Scope,
+    SingleSetting,
     UnmeasuredCell,
 )
 from draftwise.core.finding import BackendError, DraftwiseError, Finding, InvalidSetup, Severity, StorageError
@@ -86,6 +87,7 @@ __all__ = [
     "Settled",
     "Setup",
     "Severity",
+    "SingleSetting",
     "Software",
     "SpecConfig",
     "SpecStats",

@@ -87,6 +87,10 @@ class ServerRecord:
     """What it says it is, the same after every start: `version`, `device`, `dtype`, `speculative_config` and more."""
     started: Mapping[str, Any] = field(default_factory=dict)
     """Seconds of the phases of its start, memory, KV tokens: differs from start to start."""
+    hardware: str | None = None
+    """Of its machine, where the operator or the server tells it for this server alone."""
+    metric_names: str | None = None
+    """Engine whose names its /metrics uses (`vLLM`, `SGLang` ...); None where its counters cannot be read."""
 
     @property
     def release(self) -> str | None:
@@ -119,12 +123,19 @@ class RunContext:
     thresholds: Mapping[str, Any] = field(default_factory=dict)
     """Those that the operator chose."""
     notes: Mapping[str, str] = field(default_factory=dict)
-    """What the operator told that cannot be seen from here: `hardware`, `precision`, `model`, `command.ARM`."""
+    """What the operator told that cannot be seen from here: `hardware`, `precision`, `model`, `hardware.ARM`,
+    `command.ARM`."""
     launch: LaunchOptions = field(default_factory=LaunchOptions)
 
     def server(self, arm: str) -> ServerRecord:
         """Return what is known of an arm's server; an empty record where nothing is."""
         return self.servers.get(arm, _UNKNOWN_SERVER)
+
+    @property
+    def model_name(self) -> str | None:
+        """The model: as told or found on disk, else the one that all servers name."""
+        named = {server.model for server in self.servers.values()}
+        return self.model.name or (named.pop() if len(named) == 1 else None)
 
     @classmethod
     def from_dict(cls, row: Mapping[str, Any]) -> RunContext:

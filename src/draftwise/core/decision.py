@@ -23,6 +23,7 @@ __all__ = [
     "RollbackBasis",
     "Schedule",
     "Scope",
+    "SingleSetting",
     "UnmeasuredCell",
 ]
 
@@ -59,6 +60,20 @@ class Band:
     """Loads in (above, up_to]; infinity at the end."""
     setting: str
     """Name of a candidate, or of the baseline arm."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SingleSetting:
+    """The one setting that is best over all loads of a sweep, beside the bands that change it with the load."""
+
+    workload: str
+    temperature: float
+    axis: str
+    """`concurrency` or `rate`."""
+    setting: str
+    """Name of a candidate, or of the baseline arm."""
+    gains: Mapping[float, tuple[float, float]]
+    """By measured load, lightest first: its ratio to the baseline, and that of the setting of the band there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,10 +124,12 @@ class Rollback:
     for_s: float
     """How long it must hold."""
     basis: RollbackBasis
+    condition: Condition
+    """The adopted cell that the value comes from. Traffic at another temperature has rules of its own."""
+    loads: tuple[float, float] | None = None
+    """The stretch of load (above, up to] that the rule is for, on the axis of its condition; None for every load."""
     measured: float | None = None
     """What the run measured: of the candidate where the value is its break-even, else of the baseline."""
-    condition: Condition | None = None
-    """The load that `value` was measured at, where the adoption covers several."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,9 +155,11 @@ class Scope:
     model: str = ""
     dtype: str = ""
     hardware: tuple[str, ...] = ()
-    """GPUs, else the processor, or what the operator said."""
+    """GPUs, else the processor, or what the operator said; empty where it is not known."""
     servers: tuple[str, ...] = ()
     """Engine and version, each once."""
+    unproven: tuple[str, ...] = ()
+    """Candidates of which no counter proves that they speculated."""
 
     @property
     def temperatures(self) -> tuple[float, ...]:
@@ -186,6 +205,8 @@ class Decision:
     """One per workload, candidate and temperature of a sweep over load."""
     bands: tuple[Band, ...] = ()
     """Which setting to run at which load."""
+    single_settings: tuple[SingleSetting, ...] = ()
+    """One per sweep with several bands."""
     schedules: tuple[Schedule, ...] = ()
     """The engine's own schedules by batch size that do what the bands say."""
     unmeasured: tuple[UnmeasuredCell, ...] = ()

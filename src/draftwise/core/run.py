@@ -43,6 +43,10 @@ class Arm:
     """What it serves; as far as it is known, for a server that somebody else started."""
     url: str | None = None
     """Of a server that is already running; None when draftwise starts it."""
+    metrics_url: str | None = None
+    """Page of the server's counters, where it is not /metrics below `url`."""
+    header_names: tuple[str, ...] = ()
+    """Headers that the operator adds to its requests; their values may be secrets and are never written down."""
 
     @property
     def spec(self) -> SpecConfig | None:
@@ -59,6 +63,20 @@ class Arm:
         return self.url is None or urlsplit(self.url).hostname in ("127.0.0.1", "localhost", "::1")
 
     @property
+    def address(self) -> tuple[str, int | None, str] | None:
+        """Host, port and path of `url`, the same however it is spelt; None when draftwise starts the server."""
+        if self.url is None:
+            return None
+        parts = urlsplit(self.url)
+        host = "127.0.0.1" if parts.hostname == "localhost" else parts.hostname or ""
+        return host, parts.port, parts.path.rstrip("/").removesuffix("/v1")
+
+    @property
+    def routing_headers(self) -> tuple[str, ...]:
+        """Headers by which a gateway may tell its server from others at the same address: all but the key."""
+        return tuple(name for name in self.header_names if name.lower() != "authorization")
+
+    @property
     def has_synthetic_acceptance(self) -> bool:
         """Whether its acceptance is synthetic, so that its text has no meaning."""
         return self.spec is not None and self.spec.has_synthetic_acceptance
@@ -71,8 +89,8 @@ class RunPlan:
     arms: tuple[Arm, ...]
     workloads: tuple[Workload, ...]
     remembering: Mapping[str, str]
-    """Why a candidate could remember answers from request to request, by its name: what is not known could. It is
-    asked no prompt twice. Candidates that cannot remember are left out."""
+    """Why a candidate could remember answers from request to request, by its name: what is not known could. Candidates
+    that cannot remember are left out."""
     conditions: tuple[Condition, ...] = field(default_factory=lambda: (Condition(),))
     repeats: int = 5
     """Repetitions of the workloads; fewer for cells that are stopped early."""
@@ -82,6 +100,13 @@ class RunPlan:
     """How long a turn of a steady open loop lasts."""
     adaptive: bool = False
     """Whether settled cells are stopped early, and the crossover of a sweep over load is bisected."""
+    asks_once: bool = True
+    """Whether candidates that could remember answers are asked no prompt twice; not so in earlier runs."""
+
+    @property
+    def asked_once(self) -> tuple[str, ...]:
+        """The candidates that are asked no prompt twice."""
+        return tuple(self.remembering) if self.asks_once else ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby, takewhile
 
 from draftwise.core import (
@@ -20,6 +21,7 @@ from draftwise.core import (
     RunContext,
     Schedule,
     Setup,
+    SingleSetting,
     SpecConfig,
     Verdict,
 )
@@ -29,7 +31,15 @@ from draftwise.plan.check import check
 from draftwise.plan.forecast.schedule import KEY, join_ranges, make_schedule_keys
 from draftwise.statistics import LoadPoint, find_crossing
 
-__all__ = ["Sweeps", "divide_loads", "find_bands", "find_crossovers", "gather_load_points", "propose_schedules"]
+__all__ = [
+    "Sweeps",
+    "divide_loads",
+    "find_bands",
+    "find_crossovers",
+    "find_single_settings",
+    "gather_load_points",
+    "propose_schedules",
+]
 
 
 SweepKey = tuple[str, str, float, str]
@@ -47,14 +57,27 @@ class Sweeps:
 
     crossovers: tuple[Crossover, ...]
     bands: tuple[Band, ...]
+    single_settings: tuple[SingleSetting, ...]
     schedules: tuple[Schedule, ...]
 
 
-def divide_loads(run: Run, estimates: Iterable[Estimates], comparisons: Sequence[Comparison]) -> Sweeps:
-    """Return up to which load each candidate pays, and what to run at each load."""
+def divide_loads(
+    run: Run, estimates: Iterable[Estimates], comparisons: Sequence[Comparison], *, margin: float
+) -> Sweeps:
+    """Return up to which load each candidate pays, and what to run at each load or at all of them.
+
+    Args:
+        margin: what a change of configuration must gain at least.
+    """
+    baseline = run.plan.arms[0].name
     crossovers = find_crossovers(gather_load_points(estimates), comparisons)
-    bands = find_bands(comparisons, crossovers, run.plan.arms[0].name)
-    return Sweeps(crossovers=crossovers, bands=bands, schedules=propose_schedules(run, bands))
+    bands = find_bands(comparisons, crossovers, baseline, margin=margin)
+    return Sweeps(
+        crossovers=crossovers,
+        bands=bands,
+        single_settings=find_single_settings(comparisons, bands, baseline),
+        schedules=propose_schedules(run, bands),
+    )
 
 
 def gather_load_points(estimates: Iterable[Estimates]) -> Mapping[SweepKey, list[LoadPoint]]:
@@ -106,18 +129,21 @@ def _adopt_below(sweep: SweepKey, comparisons: Sequence[Comparison]) -> float | 
     return adopted[-1][0] if adopted else None
 
 
-def find_bands(comparisons: Iterable[Comparison], crossovers: Sequence[Crossover], baseline: str) -> tuple[Band, ...]:
+def find_bands(
+    comparisons: Iterable[Comparison], crossovers: Sequence[Crossover], baseline: str, *, margin: float
+) -> tuple[Band, ...]:
     """Return the bands of every workload and temperature that was measured at two loads or more.
 
-    At each load the adopted candidate with the best deciding ratio is set, but a candidate that is within its own
-    interval of the best goes on (a switch must be worth it), also across a load where nothing was told apart.
+    At each load an adopted candidate is set whose deciding ratio is within the margin of the best: of several the one
+    that can be kept over most of the heavier loads. A candidate that is within its own interval of the best goes on
+    too (a switch must be worth it), also across a load where nothing was told apart.
     """
     bands: list[Band] = []
     for (workload, temperature, axis), points in _sweeps(comparisons).items():
         if len(points) > 1:
             place = (workload, temperature, axis)
             limits = {e.candidate: e for e in crossovers if (e.workload, e.temperature, e.axis) == place}
-            settings = _fill(_choose(points, baseline), points, baseline)
+            settings = _fill(_choose(points, baseline, margin), points, baseline)
             bands += _merge(*place, [load for load, _ in points], settings, limits, baseline)
     return tuple(bands)
 
@@ -133,15 +159,29 @@ def _sweeps(comparisons: Iterable[Comparison]) -> dict[tuple[str, float, str], l
     return {key: sorted(points.items(), key=lambda point: point[0]) for key, points in found.items()}
 
 
-def _choose(points: Sequence[Point], baseline: str) -> list[str]:
+def _choose(points: Sequence[Point], baseline: str, margin: float) -> list[str]:
+    """Return the setting at each load."""
+    adopted = [
+        {name: each.deciding for name, each in here.items() if each.verdict is Verdict.ADOPT} for _, here in points
+    ]
+    best = [max((ratio.value for ratio in here.values()), default=1.0) for here in adopted]
+    good = [
+        {name: ratio.value for name, ratio in here.items() if ratio.value * (1 + margin) >= most}
+        for here, most in zip(adopted, best, strict=True)
+    ]
     settings: list[str] = []
-    for _, here in points:
-        adopted = {name: each.deciding for name, each in here.items() if each.verdict is Verdict.ADOPT}
-        best = max(adopted, key=lambda name: adopted[name].value, default=baseline)
-        before = settings[-1] if settings else None
-        stays = before in adopted and adopted[before].high >= adopted[best].value
-        settings.append(before if stays and before is not None else best)
+    for i, here in enumerate(adopted):
+        before = settings[-1] if settings else baseline
+        if before in here and (before in good[i] or here[before].high >= best[i]):
+            settings.append(before)
+        else:
+            settings.append(max(good[i], key=partial(_rank, good[i:]), default=baseline))
     return settings
+
+
+def _rank(good: Sequence[Mapping[str, float]], name: str) -> tuple[int, float]:
+    """Return over how many loads a candidate can be kept from the first on, and its ratio there."""
+    return sum(1 for _ in takewhile(lambda here: name in here, good)), good[0][name]
 
 
 def _fill(settings: Sequence[str], points: Sequence[Point], baseline: str) -> list[str]:
@@ -197,6 +237,55 @@ def _end(axis: str, last: float, first: float, value: float) -> float:
     if axis == "concurrency":
         return float(max(last, min(math.floor(end), first - 1)))
     return end
+
+
+def find_single_settings(
+    comparisons: Iterable[Comparison], bands: Sequence[Band], baseline: str
+) -> tuple[SingleSetting, ...]:
+    """Return the best setting for all loads of every sweep that has several bands.
+
+    A gain counts where it earned an adoption, a loss everywhere, and all loads count alike. What a validity check
+    blocked at any load is not offered.
+    """
+    found = []
+    for (workload, temperature, axis), points in _sweeps(comparisons).items():
+        place = (workload, temperature, axis)
+        mine = [band for band in bands if (band.workload, band.temperature, band.axis) == place]
+        if len(mine) > 1:
+            setting = max(_rate_settings(points, baseline).items(), key=lambda pair: pair[1])[0]
+            found.append(
+                SingleSetting(
+                    workload=workload,
+                    temperature=temperature,
+                    axis=axis,
+                    setting=setting,
+                    gains={load: (_gain(here, setting), _gain(here, _set_at(load, mine))) for load, here in points},
+                )
+            )
+    return tuple(found)
+
+
+def _rate_settings(points: Sequence[Point], baseline: str) -> dict[str, float]:
+    """Return the mean over all loads of the logarithm of what each setting gains; of the baseline it is 0."""
+    everywhere = set.intersection(*(set(here) for _, here in points))
+    rates = {baseline: 0.0}
+    for name in sorted(everywhere):
+        mine = [here[name] for _, here in points]
+        if all(each.verdict is not Verdict.BLOCKED for each in mine):
+            credited = (
+                each.deciding.value if each.verdict is Verdict.ADOPT else min(1.0, each.deciding.value) for each in mine
+            )
+            rates[name] = sum(map(math.log, credited)) / len(mine)
+    return rates
+
+
+def _gain(here: Mapping[str, Comparison], setting: str) -> float:
+    """Return the deciding ratio of a setting at a load; that of the baseline is 1."""
+    return here[setting].deciding.value if setting in here else 1.0
+
+
+def _set_at(load: float, bands: Sequence[Band]) -> str:
+    return next(band.setting for band in bands if band.above < load <= band.up_to)
 
 
 def propose_schedules(run: Run, bands: Sequence[Band]) -> tuple[Schedule, ...]:

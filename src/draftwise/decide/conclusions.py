@@ -108,9 +108,9 @@ def _find_of_members(
 def _decide(evidence: Evidence, latencies: Sequence[Latencies]) -> Decision:
     """Return what to do, for which traffic, up to which load, and when to undo it."""
     run, comparisons, baseline = evidence.run, evidence.comparisons, evidence.run.plan.arms[0].name
-    sweeps = divide_loads(run, evidence.estimates, comparisons)
+    sweeps = divide_loads(run, evidence.estimates, comparisons, margin=evidence.thresholds.margin)
     advice = advise(comparisons, sweeps, latencies, baseline, evidence.thresholds)
-    reach = find_reach(run)
+    reach = find_reach(run, comparisons)
     return Decision(
         baseline=baseline,
         comparisons=comparisons,
@@ -121,6 +121,7 @@ def _decide(evidence: Evidence, latencies: Sequence[Latencies]) -> Decision:
         rollback=advice.rollback,
         crossovers=sweeps.crossovers,
         bands=sweeps.bands,
+        single_settings=sweeps.single_settings,
         schedules=sweeps.schedules,
         unmeasured=reach.unmeasured,
         omissions=run.omissions,

@@ -40,6 +40,8 @@ LONGEST_GAP_S = 60.0
 _COUNTERS = ("busy_s", "steal_s", "own_s", "quota_stopped_s", "waited_s", "thermal_stops")
 _NEIGHBOURS = 16
 """Nearest turns of like work that a turn is compared with."""
+_FARTHEST = 32
+"""Turns of an arm before and after a turn, among which its neighbours are looked for."""
 _FEWEST_NEIGHBOURS = 4
 """Below these the pace of a turn is not judged."""
 _SPREADS = 4.0
@@ -307,7 +309,7 @@ def _compare(series: Sequence[_Reading], place: int) -> float:
 def _nearest(series: Sequence[_Reading], place: int) -> list[_Reading]:
     """Return the nearest readings of like work, before and after a place."""
     found: list[_Reading] = []
-    for distance in range(1, len(series)):
+    for distance in range(1, min(len(series), _FARTHEST + 1)):
         both = (other for other in (place - distance, place + distance) if 0 <= other < len(series))
         found += (series[other] for other in both if series[place].is_like(series[other]))
         if len(found) >= _NEIGHBOURS:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import isinf
+from math import inf, isinf
 
 from draftwise.core import (
     Band,
@@ -127,54 +127,82 @@ def find_rollbacks(
     baseline: str,
     thresholds: Thresholds,
 ) -> Iterator[Rollback]:
-    """Yield the rules of every adopted workload and candidate: the first one that holds undoes the adoption.
+    """Yield the rules of every adopted cell: the first one that holds undoes the adoption.
 
     Tokens per step: the cost of a step depends on batch and k, hardly on what is accepted, so speed-up moves with
-    tokens per step, and is gone where they have fallen by as much. Of several loads the heaviest counts: there a step
-    costs most.
+    tokens per step, and is gone where they have fallen by as much. Each load has its own limit, as a step of a larger
+    batch costs more, and each temperature its own loads, as less is accepted at higher ones.
 
     Args:
-        adopted: comparisons that are acted on, any number per workload and candidate.
+        adopted: comparisons that are acted on, any number per workload, candidate and temperature.
         bands: where each setting ends.
-        latencies: for what the baseline reached.
+        latencies: for what the baseline and the candidates reached.
     """
-    groups: dict[tuple[str, str], list[Comparison]] = {}
+    groups: dict[tuple[str, str, float], list[Comparison]] = {}
     for each in adopted:
-        groups.setdefault((each.workload, each.candidate), []).append(each)
+        groups.setdefault((each.workload, each.candidate, each.condition.temperature), []).append(each)
+    rows = {(row.workload, row.condition, row.arm): row for row in latencies}
     for group in groups.values():
-        heaviest = max(group, key=lambda each: (each.condition.place or ("", 0.0))[1])
-        place = (heaviest.workload, heaviest.condition.label, baseline)
-        row = next((row for row in latencies if (row.workload, row.condition, row.arm) == place), None)
-        yield from _watch_speed(heaviest, row, several=len(group) > 1)
-        yield from _watch_load(heaviest, bands)
-        yield from _watch_first_token(heaviest, row, thresholds)
+        cells = sorted(group, key=lambda each: (each.condition.place or ("", 0.0))[1])
+        for each in cells:
+            loads = _find_stretch(each, cells, bands)
+            place = (each.workload, each.condition.label)
+            plain, candidate = (rows.get((*place, arm)) for arm in (baseline, each.candidate))
+            yield from _watch_speed(each, plain, loads)
+            if thresholds.slo_ttft_s is None:
+                yield from _watch_first_token(each, plain, candidate, loads, thresholds)
+        yield from _watch_load(cells[-1], bands)
+        if thresholds.slo_ttft_s is not None:
+            yield _watch_promise(cells[-1], thresholds.slo_ttft_s)
 
 
-def _watch_speed(heaviest: Comparison, baseline: Latencies | None, *, several: bool) -> Iterator[Rollback]:
-    measured = heaviest.counters.tokens_per_step
+def _find_stretch(cell: Comparison, cells: Sequence[Comparison], bands: Sequence[Band]) -> tuple[float, float] | None:
+    """Return the loads (above, up_to] that a cell speaks for: down to the next lighter one that was adopted.
+
+    The heaviest one of a band speaks up to the band's end. None for a load outside of any sweep, which speaks for all.
+    """
+    if cell.condition.place is None:
+        return None
+    axis, load = cell.condition.place
+    place = (cell.workload, cell.candidate, cell.condition.temperature, axis)
+    mine = (band for band in bands if (band.workload, band.setting, band.temperature, band.axis) == place)
+    band = next((band for band in mine if band.above < load <= band.up_to), None)
+    if band is None:
+        return None
+    others = [each.condition.place[1] for each in cells if each.condition.place is not None]
+    lighter = [other for other in others if band.above < other < load]
+    heavier = any(load < other <= band.up_to for other in others)
+    return max([band.above, *lighter]), load if heavier else band.up_to
+
+
+def _watch_speed(cell: Comparison, baseline: Latencies | None, loads: tuple[float, float] | None) -> Iterator[Rollback]:
+    measured = cell.counters.tokens_per_step
     if measured is not None:
         yield Rollback(
-            workload=heaviest.workload,
-            arm=heaviest.candidate,
+            workload=cell.workload,
+            arm=cell.candidate,
             metric=TOKENS_PER_STEP.name,
             relation=Relation.BELOW,
-            value=measured / heaviest.deciding.value,
+            value=measured / cell.deciding.value,
             for_s=_FOR_S,
             basis=RollbackBasis.BREAK_EVEN,
+            condition=cell.condition,
+            loads=loads,
             measured=measured,
-            condition=heaviest.condition if several else None,
         )
-    elif baseline is not None and baseline.throughput is not None:
+    elif baseline is not None and baseline.throughput is not None and cell.condition.concurrency is not None:
         yield Rollback(
-            workload=heaviest.workload,
-            arm=heaviest.candidate,
+            workload=cell.workload,
+            arm=cell.candidate,
             metric=OUTPUT_TOKENS_PER_S.name,
             relation=Relation.BELOW,
             value=baseline.throughput,
             for_s=_FOR_S,
             basis=RollbackBasis.BASELINE,
+            condition=cell.condition,
+            # A server with fewer requests puts out less, whatever it runs.
+            loads=(cell.condition.concurrency - 1, inf),
             measured=baseline.throughput,
-            condition=heaviest.condition if several else None,
         )
 
 
@@ -190,25 +218,48 @@ def _watch_load(heaviest: Comparison, bands: Sequence[Band]) -> Iterator[Rollbac
             value=ends[-1].up_to,
             for_s=_FOR_S,
             basis=RollbackBasis.BAND_END,
+            condition=heaviest.condition,
         )
 
 
-def _watch_first_token(heaviest: Comparison, baseline: Latencies | None, thresholds: Thresholds) -> Iterator[Rollback]:
-    measured = None
-    if thresholds.slo_ttft_s is not None:
-        value, basis = thresholds.slo_ttft_s, RollbackBasis.PROMISE
-    elif baseline is not None and baseline.percentiles_ms["ttft"]:
-        measured = baseline.percentiles_ms["ttft"][QUANTILES.index(99)] / 1e3
-        value, basis = (1 + thresholds.ttft_damage) * measured, RollbackBasis.BASELINE
-    else:
-        return
-    yield Rollback(
+def _watch_promise(heaviest: Comparison, promised_s: float) -> Rollback:
+    return Rollback(
         workload=heaviest.workload,
         arm=heaviest.candidate,
         metric=TTFT_P99_S.name,
         relation=Relation.ABOVE,
-        value=value,
+        value=promised_s,
         for_s=_FOR_S,
-        basis=basis,
-        measured=measured,
+        basis=RollbackBasis.PROMISE,
+        condition=heaviest.condition,
     )
+
+
+def _watch_first_token(
+    cell: Comparison,
+    baseline: Latencies | None,
+    candidate: Latencies | None,
+    loads: tuple[float, float] | None,
+    thresholds: Thresholds,
+) -> Iterator[Rollback]:
+    """Yield the rule on first tokens that are late by the baseline's, and later than those that were adopted."""
+    measured, reached = _read_first_token(baseline), _read_first_token(candidate)
+    if measured is not None:
+        yield Rollback(
+            workload=cell.workload,
+            arm=cell.candidate,
+            metric=TTFT_P99_S.name,
+            relation=Relation.ABOVE,
+            value=max((1 + thresholds.ttft_damage) * measured, (1 + thresholds.tail_damage) * (reached or 0.0)),
+            for_s=_FOR_S,
+            basis=RollbackBasis.BASELINE,
+            condition=cell.condition,
+            loads=loads,
+            measured=measured,
+        )
+
+
+def _read_first_token(row: Latencies | None) -> float | None:
+    """Return the P99 of the time to the first token in seconds."""
+    times = () if row is None else row.percentiles_ms["ttft"]
+    return times[QUANTILES.index(99)] / 1e3 if times else None

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
 from draftwise.core import (
+    Comparison,
     Hardware,
     Run,
     RunContext,
@@ -16,6 +17,7 @@ from draftwise.core import (
     TargetModel,
     UnmeasuredCell,
 )
+from draftwise.decide.validity.window.server import UNPROVEN
 from draftwise.runs.asked_once import count_needed
 from draftwise.runs.schedule import list_planned
 
@@ -33,34 +35,44 @@ class Reach:
     """What evidence must carry (requirement E4) and the run lacks."""
 
 
-def find_reach(run: Run) -> Reach:
+def find_reach(run: Run, comparisons: Sequence[Comparison]) -> Reach:
     """Return for what a run can decide."""
     return Reach(
-        scope=_find_scope(run),
+        scope=_find_scope(run, comparisons),
         unmeasured=tuple(_find_unmeasured(run)),
         missing_context=find_missing(run.plan, run.context),
     )
 
 
-def _find_scope(run: Run) -> Scope:
+def _find_scope(run: Run, comparisons: Sequence[Comparison]) -> Scope:
     """Return what was measured; outside of it a decision is a guess."""
     measured = {turn.condition for turn in run.turns}
-    model = run.context.model
     return Scope(
         workloads={each.name: len(each.prompts) for each in run.plan.workloads},
         repeats={each.name: each.num_repeats for each in run.plan.workloads if each.num_repeats},
         conditions=tuple(each for each in run.conditions if each.label in measured),
-        model=model.name or "",
-        dtype=model.dtype or "",
-        hardware=_find_hardware(run.context.hardware),
+        model=run.context.model_name or "",
+        dtype=run.context.model.dtype or "",
+        hardware=_find_hardware(run.context),
         servers=tuple(dict.fromkeys(_list_versions(run))),
+        unproven=tuple(dict.fromkeys(each.candidate for each in comparisons if _is_unproven(each))),
     )
 
 
-def _find_hardware(hardware: Hardware) -> tuple[str, ...]:
+def _is_unproven(comparison: Comparison) -> bool:
+    """Return whether no counter proves the candidate's speculation."""
+    return any(finding.code == UNPROVEN for finding in comparison.findings)
+
+
+def _find_hardware(context: RunContext) -> tuple[str, ...]:
+    """Return what all servers run on as the operator told it, else as each tells it, else as it was seen here."""
+    hardware = context.hardware
     if hardware.told:
         return (hardware.told,)
-    return tuple(map(str, hardware.gpus)) or ((hardware.cpu,) if hardware.cpu else ())
+    of_servers = tuple(dict.fromkeys(each.hardware for each in context.servers.values() if each.hardware))
+    if of_servers or hardware.gpus or not hardware.cpu:
+        return of_servers or tuple(map(str, hardware.gpus))
+    return (f"{hardware.cores} cores of {hardware.cpu}" if hardware.cores else hardware.cpu,)
 
 
 def _list_versions(run: Run) -> Iterator[str]:
@@ -106,10 +118,11 @@ def find_missing(plan: RunPlan, context: RunContext) -> tuple[str, ...]:
     """Return which of the context that evidence must carry (requirement E4) a run lacks."""
     hardware, model = context.hardware, context.model
     servers = [context.server(arm.name) for arm in plan.arms]
+    of_servers = all(server.hardware for server in servers)
     required = {
-        "hardware": hardware != Hardware(),
-        "GPU and its driver": not _need_gpu(servers) or hardware.gpus or hardware.told,
-        "model": model.name,
+        "hardware": hardware != Hardware() or of_servers,
+        "GPU and its driver": not _need_gpu(servers) or hardware.gpus or hardware.told or of_servers,
+        "model": context.model_name,
         "precision": _precision(model, servers),
         "runtime version": all(server.release for server in servers),
         "request parameters": plan.repeats and plan.conditions,

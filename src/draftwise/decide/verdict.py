@@ -50,18 +50,18 @@ def judge_cell(
         findings: all that bear on it: on itself, on what it pools, and on the whole run.
         own: those that it shows.
     """
+    if doubt := _find_doubt(found, findings, thresholds):
+        return replace(found.comparison, verdict=Verdict.INCONCLUSIVE, reason=doubt, findings=tuple(own))
     estimates = found.estimates
     deciding, done = estimates.ratios.deciding, estimates.done
     conclusion = settle(deciding, estimates.analyses, done, margin=thresholds.margin, family=found.family)
-    doubt = _find_doubt(found, findings, thresholds)
     verdict, reason = judge(
         found.comparison,
         findings,
         thresholds,
-        doubt=doubt,
         promise=found.promise,
         repetitions_needed=found.outlook.repetitions,
-        losers="" if doubt else name_losers(estimates.cell, estimates.ratios.speedup),
+        losers=name_losers(estimates.cell, estimates.ratios.speedup),
     )
     is_final = verdict is not Verdict.INCONCLUSIVE or conclusion is Conclusion.EQUAL
     return replace(
@@ -78,7 +78,6 @@ def judge(
     findings: Sequence[Finding],
     thresholds: Thresholds,
     *,
-    doubt: str = "",
     promise: Interval | None = None,
     repetitions_needed: int | None = None,
     losers: str = "",
@@ -89,18 +88,17 @@ def judge(
     the run are counted. Reject: the whole interval lies below 1, the estimate below 1 - margin, and p is 1 % at most.
     An adoption is blocked by an error that a validity check found, a rejection by one that makes the two arms no
     baseline and candidate; an adoption becomes mixed when the slowest requests or the first tokens suffer. Nothing is
-    concluded from a few prompts, nor from what was measured on a disturbed machine.
+    concluded from a few prompts.
 
     Args:
         comparison: its numbers; its verdict is not looked at.
         findings: on it and on the whole run.
-        doubt: why its numbers may be wrong either way; empty where nothing speaks for that.
         promise: change of the share of requests within the SLO, sure enough for all comparisons of the run together.
         repetitions_needed: repetitions of the same prompts that would settle it; None where no number of them would.
         losers: which prompts lose, in words; empty where nothing tells them apart.
     """
-    if doubt := doubt or _find_few(comparison):
-        return Verdict.INCONCLUSIVE, doubt
+    if few := _find_few(comparison):
+        return Verdict.INCONCLUSIVE, few
     verdict, reason = _weigh(comparison, findings, thresholds, promise, repetitions_needed, losers)
     return verdict, f"{reason} ({comparison.num_prompts} prompts)"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from draftwise.core import ClosedLoop, Condition, Load, OpenLoop, Run, Settled
+from draftwise.core import ClosedLoop, Comparison, Condition, Load, OpenLoop, Run, Settled
 from draftwise.decide.bands import gather_load_points
 from draftwise.decide.comparison.cell import ALL
 from draftwise.decide.comparison.comparisons import estimate_cells
@@ -13,8 +13,9 @@ from draftwise.decide.disturbance import set_aside_disturbed
 from draftwise.decide.thresholds import get_thresholds
 from draftwise.statistics import next_load
 
-__all__ = ["FIRST_ANALYSIS", "find_settled", "next_conditions"]
+__all__ = ["FIRST_ANALYSIS", "describe_lead", "find_settled", "next_conditions"]
 
+_MOST_NAMED = 6
 FIRST_ANALYSIS = 2
 """Repetitions before the first interim analysis: one says nothing about the drift between repetitions."""
 
@@ -27,6 +28,21 @@ def find_settled(run: Run, conditions: Sequence[Condition], repeat: int) -> Iter
         workload, label, candidate = each.key
         if each.settled and workload != ALL and label in labels and each.key not in known:
             yield Settled(workload=workload, condition=label, candidate=candidate, passes=repeat)
+
+
+def describe_lead(run: Run) -> str:
+    """Return in a sentence which candidate leads under each load on each workload, and what that is worth so far."""
+    best: dict[tuple[str, str], Comparison] = {}
+    for each in gather_evidence(run).comparisons:
+        place = (each.workload, each.condition.label)
+        if each.workload != ALL and (place not in best or each.deciding.value > best[place].deciding.value):
+            best[place] = each
+    parts = [
+        f"{workload} {label}: {each.candidate} {each.deciding.value:.2f}x ({each.deciding.span}), {each.verdict}"
+        for (workload, label), each in best.items()
+    ]
+    more = f"; and {len(parts) - _MOST_NAMED} more" if len(parts) > _MOST_NAMED else ""
+    return f"So far: {'; '.join(parts[:_MOST_NAMED]) or 'nothing that counts yet'}{more}."
 
 
 def next_conditions(run: Run) -> dict[Condition, set[tuple[str, str]]]:

@@ -13,6 +13,7 @@ from draftwise.backends.url import check_url
 from draftwise.backends.vllm_command import check_arguments, find_version, split_command
 from draftwise.core import Arm, InvalidSetup, Setup, Severity
 from draftwise.facts.vllm import get_release
+from draftwise.measure.access import with_access
 from draftwise.measure.spec import DEFAULT_CANDIDATES, Candidate, MeasurementSpec
 from draftwise.setups.read import read_setups, read_words
 from draftwise.version import __version__
@@ -51,10 +52,11 @@ def _running_arms(spec: MeasurementSpec) -> tuple[Arm, ...]:
     urls = [spec.url or "", *spec.candidate_urls]
     for name, url in zip(names, urls, strict=True):
         check_url(url, where="--url" if name == BASELINE else "--candidate-url")
-    return tuple(
+    arms = [
         Arm(name=name, setup=_told_setup(name, spec.notes), url=url).with_spec(config)
         for name, config, url in zip(names, configs, urls, strict=True)
-    )
+    ]
+    return with_access(arms, spec.headers, spec.metrics_urls)
 
 
 def _told_setup(arm: str, notes: Mapping[str, str]) -> Setup:

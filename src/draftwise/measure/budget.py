@@ -14,6 +14,8 @@ _PILOT = 0.08
 _SETTLE = 0.04
 """Share of the whole for which a machine that is still busy is waited for; at most `_LONGEST_SETTLE_S`."""
 _LONGEST_SETTLE_S = 30.0
+_FIRST_WORD = 0.3
+"""Share of the whole after which a first result is shown."""
 _RESERVE = 0.08
 """Share of the whole that is kept for what follows the last turn; at most `_LARGEST_RESERVE_S`."""
 _LARGEST_RESERVE_S = 20.0
@@ -45,6 +47,11 @@ class Budget:
     def cut_at(self) -> float | None:
         """When whatever is under way is given up; None without an end."""
         return self.began + self.seconds - self._reserve_s / 2 if self.is_bounded else None
+
+    @property
+    def first_word(self) -> float:
+        """When the first result is due, be it from a part of the first repetition."""
+        return self.began + _FIRST_WORD * self.seconds
 
     def warm_up_end(self, now: float) -> float:
         """Return until when servers may be warmed up from now on."""

@@ -16,12 +16,14 @@ from pathlib import Path
 
 from draftwise.backends import Backend
 from draftwise.backends.gpus import ask_driver
+from draftwise.backends.listener import is_served_here
 from draftwise.checkpoints.headers import read_headers
 from draftwise.core import (
     Arm,
     Hardware,
     InvalidSetup,
     LaunchOptions,
+    Run,
     RunContext,
     ServerRecord,
     Setup,
@@ -30,9 +32,11 @@ from draftwise.core import (
 )
 from draftwise.version import __version__
 
-__all__ = ["build_context", "describe_hardware", "describe_server"]
+__all__ = ["add_notes", "build_context", "describe_hardware", "describe_server", "runs_here"]
 
 _NOTES = ("hardware", "precision", "model")
+_OF_ARMS = ("hardware", "command")
+"""Notes on a single arm: `hardware.ARM`."""
 
 
 def build_context(
@@ -44,7 +48,7 @@ def build_context(
         InvalidSetup: a note has an unknown name, or the target is not a checkpoint.
     """
     _check_notes(notes, [arm.name for arm in arms])
-    here = all(arm.is_here for arm in arms)
+    here = all(map(runs_here, arms))
     embedded = any(arm.url is None and arm.setup.engine == "draftwise" for arm in arms)
     hardware = describe_hardware() if here and "hardware" not in notes else Hardware(told=notes.get("hardware"))
     return RunContext(
@@ -56,6 +60,37 @@ def build_context(
         notes=dict(notes),
         launch=launch,
     )
+
+
+def runs_here(arm: Arm) -> bool:
+    """Return whether an arm's server is known to run on this machine: draftwise starts it, or it can be seen here."""
+    return arm.url is None or is_served_here(arm.url)
+
+
+def add_notes(run: Run, notes: Mapping[str, str]) -> RunContext:
+    """Return the context of a finished run with what its operator tells afterwards.
+
+    Raises:
+        InvalidSetup: a note has an unknown name.
+    """
+    context = run.context
+    _check_notes(notes, [arm.name for arm in run.plan.arms])
+    told = {**context.notes, **notes}
+    model = replace(
+        context.model,
+        name=notes.get("model") or context.model.name,
+        dtype=notes.get("precision") or context.model.dtype,
+    )
+    servers = {
+        arm.name: replace(
+            context.server(arm.name),
+            command=notes.get(f"command.{arm.name}") or context.server(arm.name).command,
+            hardware=notes.get(f"hardware.{arm.name}") or context.server(arm.name).hardware,
+        )
+        for arm in run.plan.arms
+    }
+    hardware = Hardware(told=notes["hardware"]) if "hardware" in notes else context.hardware
+    return replace(context, hardware=hardware, model=model, servers=servers, notes=told)
 
 
 def describe_hardware() -> Hardware:
@@ -131,8 +166,12 @@ def _count_parameters(target: Path) -> int | None:
     return None
 
 
-async def describe_server(backend: Backend) -> ServerRecord:
-    """Return how a started server was started, what it says about itself, and how that start went."""
+async def describe_server(backend: Backend, notes: Mapping[str, str]) -> ServerRecord:
+    """Return how a started server was started, what it says about itself, and how that start went.
+
+    Args:
+        notes: the operator's, of which those on its hardware go before what it says.
+    """
     info = await backend.describe()
     return ServerRecord(
         command=backend.command,
@@ -141,11 +180,13 @@ async def describe_server(backend: Backend) -> ServerRecord:
         max_model_len=info.max_model_len,
         version=dict(info.version),
         started=dict(info.started),
+        hardware=notes.get(f"hardware.{backend.name}") or info.hardware,
+        metric_names=info.metric_names,
     )
 
 
 def _check_notes(notes: Mapping[str, str], arms: Sequence[str]) -> None:
-    known = [*_NOTES, *(f"command.{arm}" for arm in arms)]
+    known = [*_NOTES, *(f"{note}.{arm}" for note in _OF_ARMS for arm in arms)]
     for name in notes:
         if name not in known:
             near = get_close_matches(name, known, 1)

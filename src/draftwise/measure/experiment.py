@@ -92,7 +92,7 @@ class Experiment:
         self._measured = {(w.arm, w.workload, w.condition, w.repeat, w.block, w.attempt) for w in run.turns}
         self.num_answers = sum(answer.measured for answer in run.answers)
         # What draftwise starts itself begins without memories; a server that somebody else runs still has them.
-        running = {arm.name for arm in self.plan.arms if arm.url is not None} & self.plan.remembering.keys()
+        running = {arm.name for arm in self.plan.arms if arm.url is not None} & set(self.plan.asked_once)
         self._asked = {each for each in self.directory.read_asked() if each[0] in running}
         self._asked |= {(each.arm, each.workload, each.prompt_id) for each in run.answers if each.arm in running}
 
@@ -117,7 +117,7 @@ class Experiment:
 
         Noted before the first request: a run that is killed in a turn has shown that turn's prompts all the same.
         """
-        if turn.arm not in self.plan.remembering:
+        if turn.arm not in self.plan.asked_once:
             return True
         ids = [prompt.id for prompt in (*turn.prompts, *(turn.background or ()))]
         asked = {(turn.arm, turn.workload, each) for each in ids}

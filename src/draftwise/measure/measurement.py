@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 
 from draftwise.backends.vllm_command import find_version, split_command
 from draftwise.core import Arm, InvalidSetup, LaunchOptions, RunContext, RunPlan
-from draftwise.measure.context import build_context
+from draftwise.measure.access import Header, check_headers
+from draftwise.measure.context import build_context, runs_here
 from draftwise.measure.device_state import DeviceWatch
 from draftwise.measure.experiment import Progress
 from draftwise.measure.planning import make_plan
@@ -30,12 +31,12 @@ class Measurement:
     context: RunContext
     directory: RunDirectory
     is_resumed: bool = False
-    api_key: str | None = field(default=None, repr=False)
+    headers: tuple[Header, ...] = ()
     processes: int | None = None
     budget_s: float | None = None
-    """Time for all of it, from `made_s` to the report; None for as long as it takes."""
-    made_s: float = field(default_factory=time.monotonic)
-    """When it was made, on the monotonic clock."""
+    """Time for all of it, from `began_s` to the report; None for as long as it takes."""
+    began_s: float = field(default_factory=time.monotonic)
+    """When its planning began, on the monotonic clock."""
 
     def open(
         self,
@@ -58,7 +59,7 @@ class Measurement:
         """
         arms = self.plan.arms
         try:
-            backends = build_backends(arms, self.context, self.directory, api_key=self.api_key, on_wait=on_wait)
+            backends = build_backends(arms, self.context, self.directory, headers=self.headers, on_wait=on_wait)
             for finding in judge_backends(backends):
                 tell(f"{finding.severity}: {finding}")
         except InvalidSetup:
@@ -70,13 +71,13 @@ class Measurement:
             directory=self.directory,
             context=self.context,
             progress=progress,
-            read_device=DeviceWatch(gpus=all(arm.is_here for arm in arms)).read,
+            read_device=DeviceWatch(gpus=all(map(runs_here, arms))).read,
             announce=announce,
             processes=self.processes,
             resume=self.is_resumed,
             tell=tell,
             budget_s=self.budget_s,
-            spent_s=time.monotonic() - self.made_s,
+            spent_s=time.monotonic() - self.began_s,
         )
 
 
@@ -86,15 +87,17 @@ def prepare(spec: MeasurementSpec, tell: Callable[[str], None]) -> Measurement:
     Raises:
         InvalidSetup: the options contradict each other, or name what is not there or cannot be measured.
     """
+    began = time.monotonic()
     plan = make_plan(spec, tell)
     context = build_context(plan.arms, notes=spec.notes, thresholds=spec.thresholds, launch=spec.launch)
     return Measurement(
         plan=plan,
         context=context,
         directory=RunDirectory.claim(spec.out or Path("runs", datetime.now().strftime("%Y%m%d-%H%M%S"))),
-        api_key=spec.api_key,
+        headers=spec.headers,
         processes=spec.processes,
         budget_s=_find_budget(spec),
+        began_s=began,
     )
 
 
@@ -106,23 +109,24 @@ def _find_budget(spec: MeasurementSpec) -> float | None:
 
 
 def resume(
-    path: Path, *, api_key: str | None = None, processes: int | None = None, minutes: float | None = None
+    path: Path, *, headers: Sequence[Header] = (), processes: int | None = None, minutes: float | None = None
 ) -> Measurement:
     """Return the rest of a run that was begun.
 
     Raises:
-        InvalidSetup: the directory holds no run.
+        InvalidSetup: the directory holds no run, or its requests had headers that are not given again.
     """
     directory = RunDirectory(path)
     run = directory.read()
     before = run.context
+    check_headers(headers, run.plan.arms)
     arms = tuple(_at_present(arm, before.launch) for arm in run.plan.arms)
     return Measurement(
         plan=replace(run.plan, arms=arms),
         context=build_context(arms, notes=before.notes, thresholds=before.thresholds, launch=before.launch),
         directory=directory,
         is_resumed=True,
-        api_key=api_key,
+        headers=tuple(headers),
         processes=processes,
         budget_s=None if minutes is None else 60 * minutes,
     )

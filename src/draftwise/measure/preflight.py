@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 
 from draftwise.core import Arm, Counters, Finding, InvalidSetup, RunPlan, Severity
 from draftwise.decide.validity.finding import error, warning
 from draftwise.decide.validity.servers import find_same_servers
 from draftwise.decide.validity.window.server import ON_PURPOSE
+from draftwise.facts.server_metrics import counts_drafts
 
 __all__ = ["check_addresses", "check_drafting"]
 
@@ -22,13 +23,17 @@ def check_addresses(arms: Sequence[Arm]) -> None:
         raise InvalidSetup(found)
 
 
-def check_drafting(plan: RunPlan, counters: Mapping[str, Counters]) -> list[Finding]:
+def check_drafting(plan: RunPlan, counters: Mapping[str, Counters], engines: Mapping[str, str | None]) -> list[Finding]:
     """Return what weakens the run, going by the growth of the counters in the warm-up.
+
+    Args:
+        engines: whose names each server's /metrics uses: not all of them count drafts.
 
     Raises:
         InvalidSetup: the baseline drafted, or a candidate that was asked to did not.
     """
-    found = [*_check_baseline(plan, counters), *_check_candidates(plan, counters)]
+    counting = {arm for arm, engine in engines.items() if engine is not None and counts_drafts(engine)}
+    found = [*_check_baseline(plan, counters), *_check_candidates(plan, counters, counting)]
     if errors := [finding for finding in found if finding.severity is Severity.ERROR]:
         raise InvalidSetup(errors)
     return found
@@ -47,13 +52,16 @@ def _check_baseline(plan: RunPlan, counters: Mapping[str, Counters]) -> Iterator
         yield error("plain-speculates", text, "Serve the baseline without a speculative config.", where=baseline.name)
 
 
-def _check_candidates(plan: RunPlan, counters: Mapping[str, Counters]) -> Iterator[Finding]:
+def _check_candidates(plan: RunPlan, counters: Mapping[str, Counters], counting: Container[str]) -> Iterator[Finding]:
     baseline, *candidates = plan.arms
     for arm in candidates:
         grown = counters[arm.name]
-        if not grown.generation_tokens:
-            text = "its /metrics has no counters: nothing will show that it speculates."
-            yield warning("counters-missing", text, "Name the page that has them.", where=arm.name)
+        if grown.generation_tokens == 0:
+            text = "its counters stood still while it answered the warm-up: they are another server's."
+            yield error("counters-of-another-server", text, "Name the page of its own: --metrics-url.", where=arm.name)
+        elif grown.generation_tokens is None or arm.name not in counting:
+            text = "its /metrics has no counters of drafts: only its stream can show that it speculates."
+            yield warning("counters-missing", text, "Name the page that has them: --metrics-url.", where=arm.name)
         elif _is_silent(grown) and not counters[baseline.name].spec.num_draft_tokens:
             asked = arm.spec is not None and not any(option in arm.spec.options for option in ON_PURPOSE)
             text = (

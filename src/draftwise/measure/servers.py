@@ -10,6 +10,7 @@ from functools import partial
 from draftwise.backends import Backend, EmbeddedBackend, UrlBackend, VllmBackend
 from draftwise.backends.gpus import Placement, find_gpus, place_arms
 from draftwise.core import Arm, Finding, InvalidSetup, RunContext, Setup, Severity
+from draftwise.measure.access import Header, find_headers
 from draftwise.measure.arms import is_covered
 from draftwise.runs import RunDirectory
 
@@ -24,17 +25,27 @@ def build_backends(
     context: RunContext,
     directory: RunDirectory,
     *,
-    api_key: str | None = None,
+    headers: Sequence[Header] = (),
     on_wait: Callable[[str], None] | None = None,
 ) -> list[Backend]:
     """Return the server of every arm, not started yet.
+
+    Args:
+        headers: of the requests to servers that run already.
 
     Raises:
         InvalidSetup: a server takes more GPUs than there are, or its command is none.
     """
     if arms[0].url is not None:
         return [
-            UrlBackend(arm.name, arm.url or "", api_key=api_key, command=context.notes.get(f"command.{arm.name}"))
+            UrlBackend(
+                arm.name,
+                arm.url or "",
+                headers=find_headers(headers, arm.name),
+                metrics_url=arm.metrics_url,
+                metrics_headers=find_headers(headers, arm.name, of_metrics=True),
+                command=context.notes.get(f"command.{arm.name}"),
+            )
             for arm in arms
         ]
     reports = {arm.name: partial(_report, on_wait, arm.name) for arm in arms}

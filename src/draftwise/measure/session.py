@@ -120,7 +120,8 @@ class Session:
         """Warm all servers up, see to it that they are what they should be, and look at a few of their outputs."""
         clock, wait = asyncio.get_running_loop().time, self.progress.wait
         warm = await warm_up(clients, self.plan, ends_at=budget.warm_up_end(clock()), wait=wait)
-        for finding in check_drafting(self.plan, warm.counters):
+        engines = {each.name: (await each.describe()).metric_names for each in self.backends}
+        for finding in check_drafting(self.plan, warm.counters, engines):
             self.tell(f"{finding.severity}: {finding}")
         for arm, label in warm.unsteady.items():
             self.tell(
@@ -154,7 +155,8 @@ class Session:
             left_s = budget.turns_end - asyncio.get_running_loop().time()
             self.plan, omissions = fit_plan(self.plan, forecast, left_s)
         names = [arm.name for arm in self.plan.arms]
-        servers = {each.name: await describe_server(each) for each in self.backends if each.name in names}
+        backends = [each for each in self.backends if each.name in names]
+        servers = {each.name: await describe_server(each, self.context.notes) for each in backends}
         context = replace(self.context, servers=servers)
         if self.resume:
             before = self.directory.read()

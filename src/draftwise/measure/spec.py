@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from draftwise.core import Condition, InvalidSetup, LaunchOptions, SpecConfig
+from draftwise.measure.access import Header
 from draftwise.workloads import BUNDLED
 
 __all__ = ["DEFAULT_CANDIDATES", "DEFAULT_MINUTES", "ENGINES", "Candidate", "MeasurementSpec"]
@@ -71,8 +72,10 @@ class MeasurementSpec:
     url: str | None = None
     """Of the baseline."""
     candidate_urls: tuple[str, ...] = ()
-    api_key: str | None = field(default=None, repr=False)
-    """Of the servers that run already."""
+    metrics_urls: tuple[str, ...] = ()
+    """Pages of their counters where those are not at /metrics: one for each server in this order, or `ARM=URL`."""
+    headers: tuple[Header, ...] = ()
+    """Of the requests to servers that run already."""
     candidates: tuple[Candidate, ...] = ()
     """`DEFAULT_CANDIDATES` where a target has none."""
     draft_lengths: tuple[int, ...] = ()
@@ -94,7 +97,7 @@ class MeasurementSpec:
     processes: int | None = None
     """Of the load generator; None for as many as the load needs."""
     notes: Mapping[str, str] = field(default_factory=dict)
-    """What cannot be seen from here: `hardware`, `precision`, `model`, `command.ARM`."""
+    """What cannot be seen from here: `hardware` (or `hardware.ARM`), `precision`, `model`, `command.ARM`."""
     thresholds: Mapping[str, float] = field(default_factory=dict)
     """Other than the default ones, by their names in `decide.thresholds`."""
     out: Path | None = None
@@ -102,16 +105,25 @@ class MeasurementSpec:
 
     def find_conflict(self) -> str | None:
         """Return what is wrong with the options taken together; None where nothing is."""
+        if self.target is not None and self.target.startswith(("http://", "https://")):
+            return f"{self.target} is a server: give it as --url, and the one that speculates as --candidate-url."
         if (self.target is None) == (self.url is None):
             return "Give either TARGET or --url with --candidate-url."
         if self.engine not in ENGINES:
             return f"The engine is one of {', '.join(ENGINES)}, not {self.engine!r}."
         if self.target is not None:
-            return "--candidate-url goes with --url; with TARGET, give --candidate." if self.candidate_urls else None
+            return self._find_conflict_with_target()
         if not self.candidate_urls:
             return "--url needs at least one --candidate-url to compare with."
         if len(self.candidates) not in (0, len(self.candidate_urls)):
             return "Give one --candidate per --candidate-url, in the same order, or none."
         if self.draft_lengths:
             return "--k is for servers that draftwise starts; those at --candidate-url have theirs."
+        return None
+
+    def _find_conflict_with_target(self) -> str | None:
+        if self.candidate_urls:
+            return "--candidate-url goes with --url; with TARGET, give --candidate."
+        if self.metrics_urls or self.headers:
+            return "--metrics-url, --header and --api-key-env are for servers that run already: they go with --url."
         return None

@@ -9,7 +9,7 @@ from itertools import chain, product
 from math import ceil
 
 from draftwise.core import Condition, Omission, RunPlan, Settled
-from draftwise.measure.adaptive import FIRST_ANALYSIS, find_settled, next_conditions
+from draftwise.measure.adaptive import FIRST_ANALYSIS, describe_lead, find_settled, next_conditions
 from draftwise.measure.budget import Budget
 from draftwise.measure.experiment import Experiment
 from draftwise.measure.forecast import Forecast
@@ -33,7 +33,7 @@ class Sweep:
     Args:
         forecast: how long turns take; learns from those that are measured.
         budget: in which everything has to end.
-        tell: called with what is left out for lack of time.
+        tell: called with what is left out for lack of time, and with the result so far.
     """
 
     experiment: Experiment
@@ -45,6 +45,8 @@ class Sweep:
     """Candidates that were left out for lack of time."""
     _last: int = field(default=0, init=False)
     """Repetition up to which the time allowed for everything when that was looked at last."""
+    _has_told: bool = field(default=False, init=False)
+    """Whether any result was shown."""
     _is_over: bool = field(default=False, init=False)
 
     async def run(self) -> None:
@@ -99,6 +101,8 @@ class Sweep:
             if self._is_over:
                 return
             self.experiment.cold.clear()
+            if ahead[repeat] and repeat < self._plan.repeats:
+                self._tell_lead()
             if ahead[repeat] and self._plan.adaptive and FIRST_ANALYSIS <= repeat < self._plan.repeats:
                 for cell in find_settled(self._directory.read(), conditions, repeat):
                     self._directory.add_settled(cell)
@@ -141,6 +145,13 @@ class Sweep:
                 self._leave_out(Omission(what=what, reason=reason))
                 return
             await self._take(block)
+            if not self._has_told and asyncio.get_running_loop().time() > self.budget.first_word:
+                self._tell_lead()
+
+    def _tell_lead(self) -> None:
+        """Say what the result is so far."""
+        self._has_told = True
+        self.tell(describe_lead(self._directory.read()))
 
     async def _take(self, block: Sequence[Turn]) -> None:
         """Measure a paired block, and learn how long its turns take."""

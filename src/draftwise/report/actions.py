@@ -40,13 +40,19 @@ def list_actions(decision: Decision, run: Run) -> list[Action]:
     for recommendation in decision.recommendations:
         for setting, workload, where in _list_places(recommendation, decision.baseline):
             found.setdefault(setting, {}).setdefault(where, []).append(name_workload(workload))
-    specs = {arm.name: arm.spec for arm in run.plan.arms}
-    settings = [
-        Action(setting=name, places=_join_places(places), text=f"{_FLAG} '{spec.to_json()}'")
+    settings = (
+        Action(setting=name, places=_join_places(places), text=_write_config(name, run))
         for name, places in found.items()
-        if (spec := specs.get(name)) is not None
-    ]
+    )
     return [*settings, *_list_schedules(decision)]
+
+
+def _write_config(candidate: str, run: Run) -> str:
+    """Return a candidate's flag, else the command of its server, else what would make it known."""
+    spec = next((arm.spec for arm in run.plan.arms if arm.name == candidate), None)
+    if spec is not None:
+        return f"{_FLAG} '{spec.to_json()}'"
+    return run.context.server(candidate).command or f"# not known: measure with --candidate '{candidate}={{...}}'"
 
 
 def _list_places(recommendation: Recommendation, baseline: str) -> Iterator[tuple[str, str, str]]:

@@ -3,13 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from math import isinf
 
-from draftwise.core import ClosedLoop, Condition, Decision, OpenLoop, Rollback, RollbackBasis, Scope, UnmeasuredCell
+from draftwise.core import (
+    ClosedLoop,
+    Condition,
+    Decision,
+    OpenLoop,
+    Rollback,
+    RollbackBasis,
+    Scope,
+    SingleSetting,
+    UnmeasuredCell,
+)
 from draftwise.decide.validity.finding import join_names
 from draftwise.facts.signals import LOAD_SIGNALS, TOKENS_PER_STEP, TTFT_P99_S
-from draftwise.report.units import LOAD_UNITS, format_load
+from draftwise.report.tables import name_workload
+from draftwise.report.units import LOAD_UNITS, count_load, format_load
 
-__all__ = ["describe_missing", "describe_rollback", "describe_scope", "describe_unmeasured"]
+__all__ = [
+    "describe_missing",
+    "describe_rollback",
+    "describe_rule",
+    "describe_scope",
+    "describe_single_settings",
+    "describe_unmeasured",
+]
 
 _AXES = {signal.name: axis for axis, signal in LOAD_SIGNALS.items()}
 
@@ -25,12 +44,12 @@ _FLAGS = {
 
 
 def describe_missing(decision: Decision) -> str:
-    """Return why a run is no evidence and what to type for the next one; empty where it is evidence."""
+    """Return why a run is no evidence and what to type to supply it; empty where it is evidence."""
     missing = decision.missing_context
     if not missing:
         return ""
     flags = [_FLAGS[name] for name in missing if name in _FLAGS]
-    way_out = f" Give the next one {join_names(flags, most=len(flags))}." if flags else ""
+    way_out = f" Add it with `draftwise report RUN` and {join_names(flags, most=len(flags))}." if flags else ""
     return (
         f"NOT EVIDENCE: the run does not carry its {join_names(missing, most=len(missing))}, without which nobody can "
         f"repeat or judge it.{way_out}"
@@ -38,31 +57,65 @@ def describe_missing(decision: Decision) -> str:
 
 
 def describe_rollback(decision: Decision) -> list[str]:
-    """Return a sentence per workload and candidate: any of its signs is enough to roll back."""
-    groups: dict[tuple[str, str], list[str]] = {}
+    """Return a sentence per workload, candidate and temperature: any of its signs is enough to roll back."""
+    warm = any(rule.condition.temperature for rule in decision.rollback)
+    groups: dict[tuple[str, str, float], dict[tuple[str, RollbackBasis], list[Rollback]]] = {}
     for rule in decision.rollback:
-        groups.setdefault((rule.workload, rule.arm), []).append(_describe_rule(rule))
+        signs = groups.setdefault((rule.workload, rule.arm, rule.condition.temperature), {})
+        signs.setdefault((rule.metric, rule.basis), []).append(rule)
     return [
-        f"{arm} on {workload}: roll back when {', or when '.join(signs)}." for (workload, arm), signs in groups.items()
+        f"{arm} on {name_workload(workload)}{f' at temperature {temperature:g}' if warm else ''}: "
+        f"roll back when for an hour {', or '.join(map(_describe_sign, signs.values()))}."
+        for (workload, arm, temperature), signs in groups.items()
     ]
 
 
-def _describe_rule(rule: Rollback) -> str:
-    if rule.basis is RollbackBasis.BAND_END:
-        axis = _AXES[rule.metric]
-        return f"there are more than {format_load(rule.value, axis)} {LOAD_UNITS[axis]} for an hour"
+def describe_rule(rule: Rollback) -> str:
+    """Return one rule as a sentence."""
+    warm = f" at temperature {rule.condition.temperature:g}" if rule.condition.temperature else ""
+    where = f"{name_workload(rule.workload)}{warm}"
+    return f"Roll back {rule.arm} on {where} when for an hour {_describe_sign([rule])}."
+
+
+def _describe_sign(rules: Sequence[Rollback]) -> str:
+    """Return one reading with its limit under each load, lightest first, and what the run measured."""
+    first = rules[0]
+    if first.basis is RollbackBasis.BAND_END:
+        return f"there are more than {count_load(first.value, _AXES[first.metric])}"
+    if first.basis is RollbackBasis.PROMISE:
+        return f"P99 of the time to the first token stays over the promised {1e3 * first.value:g} ms"
+    unit = LOAD_UNITS[first.condition.place[0]] if first.condition.place is not None else ""
+    stretches = [_describe_stretch(rule, alone=len(rules) == 1) for rule in rules]
+    limits = " and ".join(f"{_describe_limit(rule)}{where}" for rule, where in zip(rules, stretches, strict=True))
+    limits += f" {unit}" if stretches[-1] else ""
+    if first.metric == TTFT_P99_S.name:
+        return f"P99 of the time to the first token stays over {limits} (the baseline's: {_measured(rules, 1e3)} ms)"
+    if first.metric == TOKENS_PER_STEP.name:
+        return f"tokens per step stay under {limits}, where the gain is gone (measured here: {_measured(rules)})"
+    return f"output tokens per second stay under the baseline's {limits}"
+
+
+def _measured(rules: Sequence[Rollback], scale: float = 1.0) -> str:
+    """Return what the run measured, from the lightest load to the heaviest."""
+    values = [f"{scale * rule.measured:.3g}" for rule in rules if rule.measured is not None]
+    return " to ".join(dict.fromkeys((values[0], values[-1])))
+
+
+def _describe_limit(rule: Rollback) -> str:
     if rule.metric == TTFT_P99_S.name:
-        text = "P99 of the time to the first token stays over"
-        if rule.measured is None:
-            return f"{text} the promised {1e3 * rule.value:g} ms"
-        return f"{text} {1e3 * rule.value:.3g} ms ({rule.value / rule.measured:g}x the baseline's)"
-    if rule.metric == TOKENS_PER_STEP.name and rule.measured is not None:
-        at = "" if rule.condition is None else f" at {rule.condition.label}"
-        return (
-            f"tokens per step stay under {rule.value:.2f} for an hour, where the gain is gone{at} "
-            f"(measured here: {rule.measured:.2f})"
-        )
-    return f"output tokens per second fall to the baseline's ({rule.value:.0f} here)"
+        return f"{1e3 * rule.value:.3g} ms"
+    return f"{rule.value:.2f}" if rule.metric == TOKENS_PER_STEP.name else f"{rule.value:.0f}"
+
+
+def _describe_stretch(rule: Rollback, *, alone: bool) -> str:
+    """Return under which loads a rule holds, empty where under all; beside others it begins where the last one ends."""
+    place = rule.condition.place
+    if rule.loads is None or place is None:
+        return ""
+    above, up_to = rule.loads
+    upper = "" if isinf(up_to) else f"up to {format_load(up_to, place[0])}"
+    lower = f"above {format_load(above, place[0])}" if above and (alone or not upper) else ""
+    return f" {' and '.join(filter(None, (lower, upper)))}" if lower or upper else ""
 
 
 def describe_scope(scope: Scope) -> list[str]:
@@ -72,8 +125,9 @@ def describe_scope(scope: Scope) -> list[str]:
         "load": _describe_loads(scope.conditions),
         "temperature": ", ".join(f"{value:g}" for value in scope.temperatures),
         "model": ", ".join(filter(None, (scope.model, scope.dtype))),
-        "hardware": "; ".join(scope.hardware),
+        "hardware": "; ".join(scope.hardware) or "unknown",
         "server": ", ".join(scope.servers),
+        "speculation": f"not proven by counters for {', '.join(scope.unproven)}" if scope.unproven else "",
     }
     return [f"{name}: {text}" for name, text in lines.items() if text]
 
@@ -94,6 +148,24 @@ def _describe_loads(conditions: Sequence[Condition]) -> str:
         kind = "arrivals at " if any(isinstance(each.load, OpenLoop) for each in conditions) else ""
         parts.append(kind + ", ".join(others))
     return "; ".join(parts)
+
+
+def describe_single_settings(decision: Decision) -> list[str]:
+    """Return, per sweep with several bands, the one setting for all its loads, with what it loses where it does."""
+    warm = len({each.temperature for each in decision.single_settings}) > 1
+    return [
+        f"One setting for all loads of {name_workload(each.workload)}"
+        f"{f' at temperature {each.temperature:g}' if warm else ''}: "
+        f"{'plain decoding' if each.setting == decision.baseline else each.setting}, "
+        f"{', '.join(_describe_gain(load, each) for load in each.gains)} ({LOAD_UNITS[each.axis]})."
+        for each in decision.single_settings
+    ]
+
+
+def _describe_gain(load: float, single: SingleSetting) -> str:
+    gain, best = single.gains[load]
+    lost = f" ({1 - gain / best:.0%} less than with the bands)" if gain < best else ""
+    return f"{gain:.2f}x at {format_load(load, single.axis)}{lost}"
 
 
 def describe_unmeasured(decision: Decision) -> list[str]:

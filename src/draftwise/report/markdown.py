@@ -8,7 +8,13 @@ from draftwise.core import Comparison, Finding
 from draftwise.decide.comparison.latency import QUANTILES
 from draftwise.decide.conclusions import Conclusions
 from draftwise.report.actions import list_actions
-from draftwise.report.conditions import describe_missing, describe_rollback, describe_scope, describe_unmeasured
+from draftwise.report.conditions import (
+    describe_missing,
+    describe_rollback,
+    describe_scope,
+    describe_single_settings,
+    describe_unmeasured,
+)
 from draftwise.report.sentences import describe_decision
 from draftwise.report.tables import (
     Grid,
@@ -75,6 +81,8 @@ def _parts(found: Conclusions, room: int) -> Iterator[str]:
     yield from (
         f"{escape(each.heading)}:\n\n```\n{each.text}\n```" for each in list_actions(decision, found.run)[:room]
     )
+    if decision.single_settings:
+        yield _list(describe_single_settings(decision), room)
     if decision.rollback:
         yield _list(describe_rollback(decision), room)
     if unmeasured := describe_unmeasured(decision):

@@ -1,4 +1,4 @@
-"""Writes report.html and summary.json from the raw readings in a run directory, and from nothing else."""
+"""Writes report.html, summary.json and rollback.rules.yml from the raw readings in a run directory alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,13 @@ from draftwise.core import Decision
 from draftwise.decide.conclusions import Conclusions, conclude_run
 from draftwise.facts.signals import TOKENS_PER_STEP
 from draftwise.report.actions import describe_way_back, list_actions
-from draftwise.report.conditions import describe_missing, describe_rollback, describe_scope, describe_unmeasured
+from draftwise.report.conditions import (
+    describe_missing,
+    describe_rollback,
+    describe_scope,
+    describe_single_settings,
+    describe_unmeasured,
+)
 from draftwise.report.page_tables import (
     Table,
     tabulate_acceptances,
@@ -27,6 +33,7 @@ from draftwise.report.page_tables import (
     tabulate_verdicts,
 )
 from draftwise.report.plots import VERDICT_COLOURS, draw_plots
+from draftwise.report.promql import write_alerts
 from draftwise.report.sentences import list_clauses
 from draftwise.report.summary import summarise
 from draftwise.report.tables import (
@@ -39,8 +46,10 @@ from draftwise.report.tables import (
 from draftwise.runs import RunDirectory
 from draftwise.statistics import CONFIDENCE
 
-__all__ = ["render_page", "write_conclusions", "write_report"]
+__all__ = ["ALERTS", "render_page", "write_conclusions", "write_report"]
 
+ALERTS = "rollback.rules.yml"
+"""Prometheus takes rule files by their path, often `*.rules.yml`."""
 _FOLDED = 16
 """Rows from which a table is folded away: a summary stands before it."""
 _LONGEST = 280
@@ -48,7 +57,7 @@ _LONGEST = 280
 
 
 def write_report(directory: RunDirectory) -> tuple[Decision, dict[str, Any]]:
-    """Write both files and return the decision and the summary.
+    """Write page, summary and alerts, and return the decision and the summary.
 
     Raises:
         InvalidSetup: the directory is not a run.
@@ -58,10 +67,11 @@ def write_report(directory: RunDirectory) -> tuple[Decision, dict[str, Any]]:
 
 
 def write_conclusions(directory: RunDirectory, found: Conclusions) -> tuple[Decision, dict[str, Any]]:
-    """Write both files of a run whose conclusions are there already."""
+    """Write all files of a run whose conclusions are there already."""
     summary = summarise(found)
     directory.write("summary.json", json.dumps(summary, indent=2) + "\n")
     directory.write("report.html", render_page(found))
+    directory.write(ALERTS, write_alerts(found.decision.rollback))
     return found.decision, summary
 
 
@@ -75,7 +85,7 @@ def render_page(found: Conclusions) -> str:
         .render(
             run=run,
             plan=run.plan,
-            title=run.context.model.name or "unknown model",
+            title=decision.scope.model or "unknown model",
             started=run.context.started,
             headline=headline,
             clauses=clauses,
@@ -84,6 +94,8 @@ def render_page(found: Conclusions) -> str:
             actions=list_actions(decision, run),
             rollback=describe_rollback(decision),
             way_back=describe_way_back(decision, run),
+            alerts=write_alerts(decision.rollback),
+            single_settings=describe_single_settings(decision),
             scope=describe_scope(decision.scope),
             thresholds=found.thresholds,
             bands=list_band_rows(decision.bands),

@@ -10,7 +10,7 @@ from draftwise.decide.comparison.acceptance import ACCEPTANCE_QUANTILES, Accepta
 from draftwise.decide.comparison.latency import QUANTILES, Latencies
 from draftwise.decide.validity import TextQuality
 from draftwise.report.tables import Grid, list_crossover_rows, name_workload
-from draftwise.report.units import format_change, format_number, format_points
+from draftwise.report.units import LATE_FIRST_TOKEN, format_change, format_number, format_points
 from draftwise.statistics import CONFIDENCE
 
 __all__ = [
@@ -28,8 +28,6 @@ __all__ = [
     "tabulate_verdicts",
 ]
 
-TTFT_LOSS = 1.10
-"""Ratio of the time to the first token from which it is marked."""
 _TIMES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": "e2e"}
 _SHOWN = (50, 99)
 """Percentiles with a column; summary.json has the others."""
@@ -91,7 +89,7 @@ def tabulate_verdicts(comparisons: Sequence[Comparison]) -> Table:
                 _ratio(each.deciding),
                 Cell(text=format_number(each.counters.tokens_per_step)),
                 Cell(text=format_change(each.ttft), kind="warning" if _delays_first_token(each) else ""),
-                Cell(text=format_change(each.tpot), small=f"P99 {format_change(each.tail)}"),
+                Cell(text=format_change(each.tpot), small=f"P99\u00a0{format_change(each.tail)}"),
                 Cell(text="-" if each.equal_outputs is None else "{}/{}".format(*each.equal_outputs)),
                 Cell(text=_explain(each), kind="text"),
             ),
@@ -99,7 +97,7 @@ def tabulate_verdicts(comparisons: Sequence[Comparison]) -> Table:
         for each in comparisons
     )
     columns = ("candidate", "verdict", "speed-up", "tokens per step", "TTFT", "TPOT", "outputs equal", "reason")
-    return Table(caption="Verdicts", columns=columns, rows=tuple(rows))
+    return Table(caption="Every comparison", columns=columns, rows=tuple(rows))
 
 
 def _group(each: Comparison, *, several: bool) -> str:
@@ -110,7 +108,7 @@ def _group(each: Comparison, *, several: bool) -> str:
 
 
 def _delays_first_token(each: Comparison) -> bool:
-    return each.ttft is not None and each.ttft.value >= TTFT_LOSS
+    return each.ttft is not None and each.ttft.value >= LATE_FIRST_TOKEN
 
 
 def _explain(each: Comparison) -> str:

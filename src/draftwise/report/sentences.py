@@ -8,16 +8,22 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from draftwise.core import Band, Comparison, Crossover, Decision, Recommendation, Scope, Verdict
+from draftwise.core import Band, Comparison, Condition, Crossover, Decision, Recommendation, Scope, Verdict
 from draftwise.decide.comparison.cell import ALL
 from draftwise.decide.validity.finding import join_names
-from draftwise.report.units import LOAD_UNITS, count_load, describe_load, format_load, format_ratio, format_stretch
+from draftwise.report.units import (
+    LATE_FIRST_TOKEN,
+    LOAD_UNITS,
+    count_load,
+    describe_load,
+    format_load,
+    format_ratio,
+    format_stretch,
+)
 
 __all__ = ["describe_decision", "describe_setting", "list_clauses"]
 
 _SPLIT = "no single setting pays for all of it, so split the traffic"
-_LATE = 1.10
-"""Ratio of the time to the first token from which a gain is told with it."""
 _MEMORY = re.compile(r", \d+ MiB\b.*")
 """What the driver tells of a GPU behind its name."""
 
@@ -37,7 +43,14 @@ def list_clauses(decision: Decision) -> list[str]:
     else:
         clauses = [_describe_no_gain(decision)]
     first = f"{where}, {clauses[0]}" if where else clauses[0]
-    return [f"{first[0].upper()}{first[1:]}", *clauses[1:]]
+    return [f"{first[0].upper()}{first[1:]}", *clauses[1:], *_doubt(decision)]
+
+
+def _doubt(decision: Decision) -> Iterator[str]:
+    """Yield the clause that names adopted candidates whose speculation no counter proves."""
+    adopted = {each.candidate for recommendation in decision.recommendations for each in recommendation.adopted}
+    if names := [name for name in decision.scope.unproven if name in adopted]:
+        yield f"speculation is not proven for {join_names(names)}, as no counters of its server can be read"
 
 
 def _describe_place(scope: Scope) -> str:
@@ -55,12 +68,19 @@ def _recommend(recommendation: Recommendation, decision: Decision) -> Iterator[s
     condition = recommendation.comparisons[0].condition
     several = len({each.condition.temperature for each in decision.comparisons}) > 1
     parts = [
-        *([] if sweep else [f"with {describe_load(condition)}"]),
+        *([] if sweep else [_name_load(condition)]),
         *([f"at temperature {condition.temperature:g}"] if several or condition.temperature else []),
     ]
     place = " ".join(parts)
     yield f"{place}, {clauses[0]}" if place else clauses[0]
     yield from clauses[1:]
+
+
+def _name_load(condition: Condition) -> str:
+    """Return a load with its preposition."""
+    if condition.concurrency == 1:
+        return describe_load(condition)
+    return f"{'under' if condition.place is None else 'at'} {describe_load(condition)}"
 
 
 def _describe_condition(recommendation: Recommendation) -> list[str]:
@@ -89,7 +109,7 @@ def _tell_gain(each: Comparison) -> str:
 def _tell_delay(comparisons: Iterable[Comparison]) -> Iterator[str]:
     """Yield by how much first tokens come later, where that is much."""
     worst = max((each.ttft.value for each in comparisons if each.ttft is not None), default=0.0)
-    if worst >= _LATE:
+    if worst >= LATE_FIRST_TOKEN:
         yield f"first token {worst - 1:.0%} later"
 
 
@@ -133,7 +153,7 @@ class _Stretches:
     def _describe_band(self, band: Band, after: str | None) -> str:
         end = self._tell_end(band, after)
         if band.setting == self.baseline:
-            return f"plain{end}" if band.above else f"leave {self.workload} plain{end}"
+            return f"{'plain' if band.above else f'leave {self.workload} plain'}{end.removeprefix(',')}"
         answers = f" answers {self.workload}" if not band.above else ""
         return f"{band.setting}{answers} {self._tell_gains(band)}{end}"
 

@@ -7,12 +7,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from draftwise.core import Comparison, Counters, Decision, Finding, Interval, Rollback, Scope, UnmeasuredCell
+from draftwise.core import (
+    Comparison,
+    Counters,
+    Decision,
+    Finding,
+    Interval,
+    Rollback,
+    Scope,
+    SingleSetting,
+    UnmeasuredCell,
+)
 from draftwise.decide.comparison.acceptance import ACCEPTANCE_QUANTILES, DEFINITION, Acceptance
 from draftwise.decide.comparison.latency import QUANTILES, Latencies
 from draftwise.decide.conclusions import Conclusions
 from draftwise.facts.signals import TOKENS_PER_STEP
 from draftwise.report.conditions import describe_rollback, describe_scope, describe_unmeasured
+from draftwise.report.promql import write_expression
 from draftwise.report.sentences import describe_decision
 
 __all__ = ["replace_non_finite", "summarise"]
@@ -25,8 +36,9 @@ def summarise(found: Conclusions) -> dict[str, Any]:
     baseline, with its 95 % interval. Times are in the unit that the name ends in.
 
     - `decision`, `rollback`, `scope`, `unmeasured`, `missing_context`: in words; `rollback_rules`, `scope_values` and
-      `unmeasured_cells`: the same as values (a rule's `metric` is a name of `draftwise.facts.signals`). `evidence`:
-      whether all context that the numbers depend on is there.
+      `unmeasured_cells`: the same as values (a rule's `metric` is a name of `draftwise.facts.signals`, `loads` the
+      stretch (above, up to] that it is for, and `promql` its condition over vLLM's metrics). `evidence`: whether all
+      context that the numbers depend on is there.
     - `comparisons`: one per workload (`all`: pooled), `condition` and candidate. `verdict` and `reason`; `decided_by`
       names the ratio that decided, which is `deciding`. `passes`: the repetitions that count. `speedup`, `total`,
       `ttft`, `tpot`, `throughput`: ratios. `percentiles`: ratios by `ttft`, `tpot`, `itl`, `e2e`, then `p50` to `p99`.
@@ -34,7 +46,8 @@ def summarise(found: Conclusions) -> dict[str, Any]:
       `adjusted_p` (Holm over the run), `detectable`, `prompts_needed`; `settled`: more repetitions would not change
       it; acceptance from the server's counters.
     - `crossovers`: where a candidate stops paying; `bands`: what to run at which load (`above`, `up_to`);
-      `schedules`: the same as the engine's own schedule by batch size, with `remarks`.
+      `single_settings`: the best one for all loads, with its `gain` and that of the bands at each;
+      `schedules`: the bands as the engine's own schedule by batch size, with `remarks`.
     - `latencies`: of every arm, in milliseconds; `acceptance`: tokens per step of single requests, as quantiles and
       histogram, by temperature; `conversions`: from acceptance length to realised speed-up; `text_quality`;
       `findings` of the run as a whole.
@@ -54,6 +67,7 @@ def summarise(found: Conclusions) -> dict[str, Any]:
         "comparisons": [_comparison(each) for each in decision.comparisons],
         "crossovers": [asdict(each) for each in decision.crossovers],
         "bands": [asdict(each) for each in decision.bands],
+        "single_settings": [_single_setting(each) for each in decision.single_settings],
         "schedules": _schedules(decision),
         "latencies": [_latencies(row) for row in found.latencies],
         "acceptance": [_distribution(each) for each in found.acceptances],
@@ -153,9 +167,18 @@ def _schedules(decision: Decision) -> list[dict[str, Any]]:
     ]
 
 
+def _single_setting(each: SingleSetting) -> dict[str, Any]:
+    gains = [{"load": load, "gain": gain, "of_bands": best} for load, (gain, best) in each.gains.items()]
+    return {**asdict(each), "gains": gains}
+
+
 def _rollback(rule: Rollback) -> dict[str, Any]:
-    condition = None if rule.condition is None else rule.condition.label
-    return {**asdict(rule), "condition": condition}
+    return {
+        **asdict(rule),
+        "condition": rule.condition.label,
+        "temperature": rule.condition.temperature,
+        "promql": write_expression(rule),
+    }
 
 
 def _scope(scope: Scope) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import math
 from draftwise.core import Condition, Interval
 
 __all__ = [
+    "LATE_FIRST_TOKEN",
     "LOAD_UNITS",
     "count_load",
     "describe_load",
@@ -20,6 +21,8 @@ __all__ = [
 
 LOAD_UNITS = {"concurrency": "concurrent requests", "rate": "requests per second"}
 """By axis of load."""
+LATE_FIRST_TOKEN = 1.10
+"""Ratio of the time to the first token from which it is told with every gain."""
 
 
 def format_load(load: float, axis: str) -> str:
@@ -58,7 +61,7 @@ def format_number(value: float | None) -> str:
 def format_change(ratio: Interval | float | None) -> str:
     """Return a ratio of times as a signed percentage, a dash for None."""
     value = ratio.value if isinstance(ratio, Interval) else ratio
-    return "-" if value is None else f"{value - 1:+.0%}"
+    return "-" if value is None else f"{round(value - 1, 2) + 0.0:+.0%}"
 
 
 def format_points(change: Interval) -> str:

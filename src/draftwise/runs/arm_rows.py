@@ -18,6 +18,8 @@ def arm_to_row(arm: Arm) -> dict[str, Any]:
     return {
         "name": arm.name,
         "url": arm.url,
+        "metrics_url": arm.metrics_url,
+        "header_names": list(arm.header_names),
         "spec": None if setup.spec is None else setup.spec.to_dict(),
         "setup": {
             "target": setup.target,
@@ -46,7 +48,13 @@ def row_to_arm(row: Mapping[str, Any], context: Mapping[str, Any]) -> Arm:
         setup = Setup(**{**given, "extra_args": tuple(given["extra_args"])})
     else:
         setup = _setup_of_earlier_run(row["name"], context)
-    return Arm(name=row["name"], setup=replace(setup, spec=spec), url=row["url"])
+    return Arm(
+        name=row["name"],
+        setup=replace(setup, spec=spec),
+        url=row["url"],
+        metrics_url=row.get("metrics_url"),
+        header_names=tuple(row.get("header_names") or ()),
+    )
 
 
 def _setup_of_earlier_run(arm: str, context: Mapping[str, Any]) -> Setup:

@@ -31,7 +31,7 @@ def count_needed(workload: Workload, condition: Condition, turn_s: float) -> int
 
 def count_repetitions(run: Run, workload: Workload, condition: Condition, candidate: str) -> int:
     """Return in how many repetitions a cell takes part that is not stopped early."""
-    if candidate not in run.plan.remembering:
+    if candidate not in run.plan.asked_once:
         return run.plan.repeats
     shares = share_out(run.plan, workload, run.added, run.settled)
     return sum(label == condition.label for label, _ in shares)
@@ -73,7 +73,7 @@ def _ids_of_earlier(plan: RunPlan, workload: Workload) -> set[str]:
 def _last_repetition(plan: RunPlan, workload: Workload, condition: Condition, settled: Sequence[Settled]) -> int:
     """Return the last repetition in which some arm that could remember answers takes part."""
     passes = {each.key: each.passes for each in settled}
-    return max(passes.get((workload.name, condition.label, arm), plan.repeats) for arm in plan.remembering)
+    return max(passes.get((workload.name, condition.label, arm), plan.repeats) for arm in plan.asked_once)
 
 
 def _deal(

@@ -89,6 +89,7 @@ def to_plan(manifest: Mapping[str, Any], read_workload: Callable[[Mapping[str, A
         workloads=tuple(map(read_workload, manifest["workloads"])),
         conditions=tuple(Condition.from_dict(row) for row in manifest["conditions"]),
         remembering=_read_remembering(manifest, arms),
+        asks_once="remembering" in manifest,
         **{name: manifest[name] for name in _SETTINGS},
     )
 

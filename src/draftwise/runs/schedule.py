@@ -110,7 +110,7 @@ def _find_parts(
     """
     ended = {each.key for each in settled if each.passes < repeat}
     left = [arm.name for arm in plan.arms[1:] if (workload.name, condition.label, arm.name) not in ended]
-    forgetting = [name for name in left if name not in plan.remembering]
+    forgetting = [name for name in left if name not in plan.asked_once]
     new: dict[int, Block] = {}
     if len(forgetting) < len(left):
         dealt = share_out(plan, workload, added, settled).get((condition.label, repeat), ())
@@ -119,7 +119,7 @@ def _find_parts(
         once = new.pop(block.number, None) is not None
         yield block, left if once else forgetting, once
     for block in new.values():
-        yield block, [name for name in left if name in plan.remembering], True
+        yield block, [name for name in left if name in plan.asked_once], True
 
 
 def list_planned(run: Run) -> dict[tuple[str, str, str], dict[int, set[int]]]:

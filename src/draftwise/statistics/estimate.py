@@ -101,8 +101,10 @@ def to_ratio(log: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outlook:
-    """What a measurement could have found, and what it would take to settle what it left open (power 80 %)."""
+    """What a measurement found, could have found, and would need to settle what it left open (power 80 %)."""
 
+    p_value: float
+    """Two-sided, of no difference."""
     detectable: float
     """Smallest true speed-up that would be called faster than 1 + margin; infinite where there is no spread to see."""
     prompts: int | None
@@ -127,17 +129,18 @@ def shows_equivalence(differences: Sequence[float], margin: float, alpha: float)
 def find_outlook(
     estimate: Estimate, repetitions: int, *, margin: float = 0.0, alpha: float = 1 - CONFIDENCE
 ) -> Outlook:
-    """Return what so many repetitions could have found and what would settle it, going by the spread seen.
+    """Return what so many repetitions found, could have found, and what would settle it, going by the spread seen.
 
     The numbers that would settle it take the estimate for the truth. They are None where it lies so close to a limit
     that a thousand times as many would not, and where nothing varies: everything is settled then.
     """
     spread = estimate.spread
     if math.isinf(spread.variance):
-        return Outlook(detectable=math.inf, prompts=None, repetitions=None)
+        return Outlook(p_value=1.0, detectable=math.inf, prompts=None, repetitions=None)
     reach = upper_student_quantile(alpha / 2, spread.degrees) + student_quantile(POWER, spread.degrees)
     needed = partial(_count_needed, estimate, margin, alpha)
     return Outlook(
+        p_value=estimate.p_value(),
         detectable=to_ratio(math.log1p(margin) + reach * spread.error),
         prompts=needed(_with_prompts, spread.num_prompts),
         repetitions=needed(_with_repetitions, repetitions),

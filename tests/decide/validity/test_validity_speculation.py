@@ -6,9 +6,20 @@ from typing import Any
 
 import pytest
 from tests.support.made_runs import with_context
-from tests.support.validity import ENDING, QUICKER, bend_turns, closed, codes, findings, graded, opened, run_of
+from tests.support.validity import (
+    ENDING,
+    QUICKER,
+    bend_answers,
+    bend_turns,
+    closed,
+    codes,
+    findings,
+    graded,
+    opened,
+    run_of,
+)
 
-from draftwise.core import Condition, Run, Severity, SpecConfig, TurnRecord
+from draftwise.core import Condition, Counters, Run, Severity, SpecConfig, SpecStats, Timing, TurnRecord
 from draftwise.decide.conclusions import conclude_run
 
 SWEEP = (closed(1), closed(2), closed(4))
@@ -63,10 +74,73 @@ def test_a_server_that_never_drafts_and_says_why(tmp_path: Path) -> None:
     assert graded(run)["config-not-as-asked"] is Severity.ERROR
 
 
-def test_a_server_without_counters_proves_nothing(good: Run) -> None:
-    silent = bend_turns(good, lambda w: replace(w, counters=type(w.counters)()) if w.arm != "plain" else w)
-    assert graded(silent) == {"not-speculating": Severity.ERROR}
-    assert "its /metrics has no counters" in findings(silent)["not-speculating"].message
+def hidden(run: Run, *arms: str) -> Run:
+    """Return the run as if a gateway hid the counters of some arms."""
+    return bend_turns(run, lambda w: replace(w, counters=Counters()) if w.arm in arms else w)
+
+
+def in_events(run: Run, arm: str, size: int) -> Run:
+    """Return the run as if an arm's stream had brought so many tokens an event."""
+
+    def merge(timing: Timing) -> Timing:
+        times = [time for time, count in timing.chunks for _ in range(count)]
+        parts = [times[start : start + size] for start in range(0, len(times), size)]
+        return replace(timing, chunks=tuple((part[0], len(part)) for part in parts))
+
+    return bend_answers(run, lambda each: replace(each, timing=merge(each.timing)) if each.arm == arm else each)
+
+
+def verdicts(run: Run) -> set[str]:
+    return {each.verdict for each in conclude_run(run).decision.comparisons}
+
+
+def test_a_stream_that_looks_like_speculation_is_no_proof_and_no_obstacle(good: Run) -> None:
+    run = hidden(good, "candidate 1")
+    assert graded(run) == {"speculation-unproven": Severity.WARNING}
+    assert "adopt" in verdicts(run)
+    assert conclude_run(run).decision.scope.unproven == ("candidate 1",)
+    assert graded(hidden(good, "plain", "candidate 1")) == {"speculation-unproven": Severity.WARNING}
+
+
+def test_a_stream_of_single_tokens_without_counters_blocks(good: Run) -> None:
+    run = in_events(hidden(good, "candidate 1"), "candidate 1", 1)
+    assert graded(run)["not-speculating"] is Severity.ERROR
+    assert "holds no more text than one of the baseline's" in findings(run)["not-speculating"].message
+    assert verdicts(run) == {"blocked"}
+
+
+def test_a_gain_beyond_what_the_stream_explains_is_another_model(good: Run) -> None:
+    """Without counters, too: a smaller model behind the candidate's URL is faster than its drafts are long."""
+    mixed = in_events(hidden(good, "candidate 1"), "plain", 2)
+    assert graded(mixed)["unexplained-speedup"] is Severity.ERROR
+    assert verdicts(mixed) == {"blocked"}
+
+
+def test_without_counters_outputs_must_show_the_model(tmp_path: Path) -> None:
+    run = hidden(run_of(tmp_path / "run", conditions=(closed(1, 0.8),)), "candidate 1")
+    assert graded(run)["not-speculating"] is Severity.ERROR
+    assert "nothing shows that it serves the baseline's model" in findings(run)["not-speculating"].message
+
+
+def test_an_engine_that_does_not_count_drafts_is_judged_by_its_stream(good: Run) -> None:
+    servers = good.context.to_dict()["servers"]
+    servers["candidate 1"]["metric_names"] = "SGLang"
+    undrafted = bend_turns(good, lambda w: replace(w, counters=replace(w.counters, spec=SpecStats())))
+    assert graded(with_context(undrafted, servers=servers)) == {"speculation-unproven": Severity.WARNING}
+    assert graded(undrafted)["not-speculating"] is Severity.ERROR
+
+
+def test_counters_that_stand_still_are_those_of_another_server(good: Run) -> None:
+    still = Counters(generation_tokens=0)
+    run = bend_turns(good, lambda w: replace(w, counters=still) if w.arm != "plain" else w)
+    assert graded(run)["counters-of-another-server"] is Severity.ERROR
+    assert graded(run)["not-speculating"] is Severity.ERROR
+
+
+def test_arms_on_different_hardware_are_not_compared(good: Run) -> None:
+    servers = good.context.to_dict()["servers"]
+    servers["plain"]["hardware"], servers["candidate 1"]["hardware"] = "1x H200", "1x H100"
+    assert graded(with_context(good, servers=servers))["arms-differ"] is Severity.ERROR
 
 
 @pytest.mark.parametrize(

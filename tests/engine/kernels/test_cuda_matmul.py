@@ -11,6 +11,7 @@ import torch.nn.functional as F
 pytest.importorskip("triton")
 
 from draftwise.engine.kernels.cuda import matmul as products
+from draftwise.engine.kernels.cuda.launch import interpreted
 from draftwise.engine.kernels.cuda.matmul_configs import Config, Device, choose
 from draftwise.engine.kernels.cuda.matmul_fp8 import quantise_rows
 from draftwise.engine.models.linear import CudaLinear, quantise
@@ -26,7 +27,7 @@ CUTS = [
     Config(outputs=8, columns=64, fold=8, stages=4),
 ]
 CONFIGS = [
-    *CUTS,
+    *(CUTS if not interpreted() else ()),  # only a Hopper GPU starts early; elsewhere they are the following ones
     *(dataclasses.replace(config, early=False) for config in CUTS),
     *(dataclasses.replace(config, early=False, copies=False) for config in CUTS),
     Config(outputs=16, columns=32, fold=2, stages=2, copies=False, early=False),

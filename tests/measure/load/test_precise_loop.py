@@ -20,7 +20,7 @@ def test_timers_fire_in_order_and_not_early() -> None:
         loop, fired = asyncio.get_running_loop(), list[int]()
         began = loop.time()
         for milliseconds in (3, 1, 2):
-            loop.call_later(milliseconds / 1000, fired.append, milliseconds)
+            loop.call_at(began + milliseconds / 1000, fired.append, milliseconds)
         await asyncio.sleep(0.0042)
         assert loop.time() - began >= 0.0042
         return fired
@@ -48,12 +48,19 @@ def test_sockets_threads_and_processes_wake_it() -> None:
 def test_it_waits_as_long_as_asked_to_the_microsecond(monkeypatch: pytest.MonkeyPatch) -> None:
     """epoll_wait would be asked for whole milliseconds; however late we are, what is left of the time is not such."""
     asked: list[float] = []
-    real = __import__("select").select
+    sleeping: list[asyncio.Task[None]] = []
 
     def spy(reads, writes, errors, timeout: float):
+        """Note what is asked for, and wait no longer."""
         asked.append(timeout)
-        return real(reads, writes, errors, timeout)
+        sleeping[0].cancel()
+        return [], [], []
+
+    async def wait() -> None:
+        sleeping.append(asyncio.create_task(asyncio.sleep(1000.0003)))
+        with pytest.raises(asyncio.CancelledError):
+            await sleeping[0]
 
     monkeypatch.setattr("draftwise.measure.load.loop.select.select", spy)
-    run(asyncio.sleep(0.2503))
-    assert any(0 < timeout <= 0.2503 and 1e3 * timeout % 1 > 1e-6 for timeout in asked)
+    run(wait())
+    assert any(0 < timeout <= 1000.0003 and 1e3 * timeout % 1 > 1e-6 for timeout in asked)

@@ -1,5 +1,6 @@
 """Requests that keep the load up: under names of their own, of staggered lengths, and of no use to what is measured."""
 
+from dataclasses import replace
 from itertools import islice
 
 import pytest
@@ -30,6 +31,14 @@ def test_ramp_up_takes_what_is_measured_last_and_background_what_was_first() -> 
     requests = list(islice(background_requests(TURN, 2), 5))
     assert [request.prompt.id for request in requests] == ["p1", "p0", "p0", "p1", "p2"]
     assert [request.prompt.max_tokens for request in requests[2:]] == [10, 10, 10]
+
+
+def test_prompts_of_their_own_are_sent_once_and_no_more() -> None:
+    turn = replace(TURN, prompts=PROMPTS[:2], copies=(), background=PROMPTS[2:])
+    requests = list(background_requests(turn, 2))
+    assert [request.prompt.id for request in requests] == ["p2", "p3", "p4"]
+    assert [request.prompt.max_tokens for request in requests] == [5, 10, 10]
+    assert [request.copy for request in requests] == [0, 0, 0]
 
 
 def test_processes_share_everything_and_nothing_twice() -> None:

@@ -243,7 +243,7 @@ def _compare(run: Run, estimates: Estimates, thresholds: Thresholds) -> Unjudged
         percentiles=_estimate_percentiles(ratios, confidence),
         goodput=goodput,
         goodput_change=change,
-        p_value=estimates.analyses.adjust(ratios.deciding.p_value(), estimates.done),
+        p_value=estimates.analyses.adjust(outlook.p_value, estimates.done),
         detectable=outlook.detectable if math.isfinite(outlook.detectable) else None,
         prompts_needed=outlook.prompts,
     )

@@ -15,9 +15,9 @@ from draftwise.decide.thresholds import Thresholds
 from draftwise.decide.validity.finding import error, info, warning
 from draftwise.decide.validity.load import check_load, check_requests
 from draftwise.decide.validity.outputs import TextQuality, check_outputs, check_texts
-from draftwise.decide.validity.servers import check_servers, find_resolved_config
+from draftwise.decide.validity.servers import check_servers, gather_drafting_evidence
 from draftwise.decide.validity.window.machine import check_machine
-from draftwise.decide.validity.window.server import check_counters, serves_more_hits
+from draftwise.decide.validity.window.server import check_counters
 from draftwise.statistics import FEWEST_PROMPTS
 from draftwise.workloads import check_workloads
 
@@ -60,12 +60,9 @@ def check_validity(run: Run, found: Sequence[Unjudged], thresholds: Thresholds) 
 def _check_comparison(run: Run, found: Unjudged, thresholds: Thresholds) -> list[Finding]:
     """Return what is wrong with one comparison."""
     comparison, cell = found.comparison, found.estimates.cell
-    baseline, candidate = cell.counters[cell.baseline], cell.counters[cell.candidate]
-    elsewhere = _sum_counters(turn for turn in run.turns if turn.arm == cell.candidate)
-    resolved = find_resolved_config(run, cell.candidate)
-    speedup, ttft = comparison.speedup, comparison.ttft
+    evidence = gather_drafting_evidence(run, cell)
     return [
-        *check_counters(baseline, candidate, elsewhere, resolved, speedup, ttft, cell.condition, thresholds),
+        *check_counters(evidence, comparison.speedup, comparison.ttft, cell.condition, thresholds),
         *_memory(run, found.estimates, thresholds),
         *check_requests(run, cell, thresholds),
         *_prompts(run, cell),
@@ -116,7 +113,8 @@ def _warm_prefixes(cells: Sequence[Cell], thresholds: Thresholds) -> Iterator[Fi
             _sum_counters(turn for turn in mine if (turn.repeat in cell.repetitions[:1]) is is_first)
             for is_first in (True, False)
         )
-        if serves_more_hits(first, later, thresholds):
+        before, after = first.prefix_hit_rate, later.prefix_hit_rate
+        if before is not None and after is not None and after > before + thresholds.prefix_hit_loss:
             text = "later repetitions find their prompts in the prefix cache, in all arms alike: TTFT there is a "
             yield info("prefix-cache-warm", f"{text}cached one.")
             return

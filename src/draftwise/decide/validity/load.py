@@ -315,9 +315,9 @@ def _sends_late(strain: _Strain, thresholds: Thresholds) -> Iterator[Finding]:
 def _takes_cores(run: Run, strain: _Strain, thresholds: Thresholds) -> Iterator[Finding]:
     cores = run.context.hardware.cores
     if (
-        all(arm.is_here for arm in run.plan.arms)
-        and isinstance(cores, int)
+        isinstance(cores, int)
         and strain.cores >= thresholds.client_share * cores
+        and all(arm.is_here for arm in run.plan.arms)
     ):
         text = f"the load generator used {strain.cores:.2f} of the {cores} cores that it shares with {strain.arm}."
         yield warning("client-beside-server", text, "Measure from another machine.")

@@ -8,14 +8,15 @@ from functools import reduce
 from itertools import pairwise, product
 from operator import add
 from typing import Any
-from urllib.parse import urlsplit
 
-from draftwise.core import Arm, Counters, Finding, Run, ServerRecord, SpecConfig
+from draftwise.core import Answer, Arm, Counters, Finding, Run, ServerRecord, SpecConfig
+from draftwise.decide.comparison.cell import Cell, has_synthetic_acceptance
 from draftwise.decide.thresholds import Thresholds
 from draftwise.decide.validity.finding import error, info, join_names, warning
-from draftwise.decide.validity.window.server import LoadCounters, check_server
+from draftwise.decide.validity.window.server import DraftingEvidence, LoadCounters, check_server
+from draftwise.facts.server_metrics import counts_drafts
 
-__all__ = ["check_servers", "find_resolved_config", "find_same_servers"]
+__all__ = ["check_servers", "find_resolved_config", "find_same_servers", "gather_drafting_evidence"]
 
 
 _AFTERWARDS = 16
@@ -55,30 +56,39 @@ def check_servers(run: Run, thresholds: Thresholds) -> list[Finding]:
 
 
 def find_same_servers(arms: Sequence[Arm]) -> Iterator[Finding]:
-    """Yield arms that have one address."""
-    by_url: dict[tuple[str | None, int | None, str], list[str]] = {}
+    """Yield arms that have one address, and no header by which a gateway tells them apart.
+
+    That the values of such headers differ is made sure of before a run: they are not written down.
+    """
+    by_address: dict[tuple[str, int | None, str], list[str]] = {}
     for arm in arms:
-        if arm.url is not None:
-            parts = urlsplit(arm.url)
-            host = "127.0.0.1" if parts.hostname == "localhost" else parts.hostname
-            by_url.setdefault((host, parts.port, parts.path.rstrip("/").removesuffix("/v1")), []).append(arm.name)
-    for names in by_url.values():
+        if arm.address is not None and not arm.routing_headers:
+            by_address.setdefault(arm.address, []).append(arm.name)
+    for names in by_address.values():
         if len(names) > 1:
             text = (
                 f"{join_names(names)} are one server: nothing differs between them, and each warms the other's caches."
             )
-            yield error("same-server", text, "Give every arm the URL of a server of its own.")
+            fix = "Give every arm the URL of a server of its own, or the header that a gateway routes by (--header)."
+            yield error("same-server", text, fix)
 
 
 def _foreign_tokens(run: Run, thresholds: Thresholds) -> Iterator[Finding]:
-    """Servers that generated much more than this run received, where that is known: no failures, exact counts."""
+    """Counters that grew by much more, or less, than this run received, where that is known: exact, no failures."""
     for arm in run.plan.arms:
         answers = [answer for answer in run.answers if answer.arm == arm.name]
         if any((each.error is not None and each.measured) or not each.counts_exact for each in answers):
             continue
         received = sum(answer.timing.num_tokens for answer in answers)
         withdrawn = sum(not answer.measured and answer.finish_reason is None for answer in answers)
-        generated = sum(turn.counters.generation_tokens or 0 for turn in run.turns if turn.arm == arm.name)
+        counts = [turn.counters.generation_tokens for turn in run.turns if turn.arm == arm.name]
+        generated = sum(count or 0 for count in counts)
+        if None not in counts and generated < received * (1 - thresholds.foreign_tokens):
+            text = (
+                f"{arm.name} answered with {received} tokens and its counters grew by {generated}: they are not, or "
+                "not all, those of the server that answered."
+            )
+            yield error("counters-of-another-server", text, "Name the page of the counters of just that server.")
         if generated > received * (1 + thresholds.foreign_tokens) + withdrawn * _AFTERWARDS:
             text = f"{arm.name} generated {generated} tokens and this run received {received}: others use the server."
             yield error("other-traffic", text, "Measure on servers that nothing else talks to.")
@@ -104,6 +114,9 @@ def _identity(name: str, baseline: ServerRecord, candidate: ServerRecord) -> Ite
                 "alone."
             )
             yield error("arms-differ", text, "Serve both alike but for --speculative-config.", where=name)
+    if baseline.hardware and candidate.hardware and baseline.hardware != candidate.hardware:
+        text = f"it runs on {candidate.hardware}, the baseline on {baseline.hardware}: machines are compared as well."
+        yield error("arms-differ", text, "Serve both on the same hardware.", where=name)
     if baseline.model and candidate.model and baseline.model != candidate.model:
         text = (
             f"it serves {candidate.model!r}, the baseline {baseline.model!r}: under another name it may be another "
@@ -217,3 +230,35 @@ def _group_by_sweep(run: Run, arm: str) -> list[list[LoadCounters]]:
             row = LoadCounters(label=condition.label, load=load, counters=counters)
             groups.setdefault((workload.name, condition.temperature, axis), []).append(row)
     return list(groups.values())
+
+
+def gather_drafting_evidence(run: Run, cell: Cell) -> DraftingEvidence:
+    """Return the evidence on the two arms of a cell."""
+    arm = cell.candidate
+    counters = [turn.counters for turn in run.turns if turn.arm == arm]
+    seen, usual = (_measure_events(cell.requests[each]) for each in (arm, cell.baseline))
+    measured = {turn.condition for turn in run.turns if turn.arm == arm}
+    greedy = any(each.temperature == 0 and each.label in measured for each in run.conditions)
+    return DraftingEvidence(
+        baseline=cell.counters[cell.baseline],
+        candidate=cell.counters[arm],
+        elsewhere=reduce(add, counters, Counters(generation_tokens=0)),
+        resolved=find_resolved_config(run, arm),
+        is_counted=_is_counted(run, arm, counters),
+        text_per_event=seen / usual if usual else None,
+        outputs_compared=greedy and not has_synthetic_acceptance(run, arm),
+    )
+
+
+def _is_counted(run: Run, arm: str, counters: Sequence[Counters]) -> bool:
+    """Return whether an arm's drafts would be counted; a server that was read once is held to what it counts."""
+    engine = run.context.server(arm).metric_names
+    readable = any(each.generation_tokens is not None for each in counters)
+    return readable and (engine is None or counts_drafts(engine))
+
+
+def _measure_events(answers: Sequence[Answer]) -> float:
+    """Return the mean characters of an event that brought tokens, 0 without any."""
+    whole = [answer for answer in answers if answer.error is None]
+    events = sum(len(answer.timing.chunks) for answer in whole)
+    return sum(len(answer.text) for answer in whole) / events if events else 0.0

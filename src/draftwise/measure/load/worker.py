@@ -58,7 +58,7 @@ class RemoteServer(UrlBackend):
     @classmethod
     def of(cls, backend: UrlBackend) -> RemoteServer:
         """Return it for a started backend."""
-        return cls(backend.name, backend.url, api_key=backend.api_key)
+        return cls(backend.name, backend.url, headers=backend.headers)
 
     def complaint(self) -> str:
         """Leave that to the parent."""

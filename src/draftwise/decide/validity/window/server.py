@@ -10,7 +10,18 @@ from draftwise.core import Condition, Counters, Finding, Interval, ServerLoad, S
 from draftwise.decide.thresholds import Thresholds
 from draftwise.decide.validity.finding import error, info, warning
 
-__all__ = ["ON_PURPOSE", "LoadCounters", "check_counters", "check_server", "serves_more_hits"]
+__all__ = [
+    "ON_PURPOSE",
+    "UNPROVEN",
+    "DraftingEvidence",
+    "LoadCounters",
+    "check_counters",
+    "check_server",
+]
+
+UNPROVEN = "speculation-unproven"
+"""Code of the finding that no counter proves a candidate's speculation."""
+_NAME_COUNTERS = "Name the page of its counters: --metrics-url ARM=http://HOST:PORT/metrics."
 ON_PURPOSE = ("num_speculative_tokens_per_batch_size", "enable_adaptive_verification")
 """Options with which an engine drafts less under load because it was asked to."""
 
@@ -108,11 +119,40 @@ def _find_ends(sweep: Sequence[LoadCounters]) -> Iterator[tuple[float, LoadCount
         yield (*known[0], *min(known[1:], key=lambda each: each[0]))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftingEvidence:
+    """What shows whether the servers of a comparison drafted."""
+
+    baseline: Counters
+    candidate: Counters
+    elsewhere: Counters
+    """The candidate's, under all loads together."""
+    resolved: Mapping[str, Any] | None
+    """The candidate's speculative config as its server says it took it; None where it does not say."""
+    is_counted: bool = True
+    """Whether the candidate's /metrics would show its drafts: it could be read, and its engine counts them."""
+    text_per_event: float | None = None
+    """Text in an event of the candidate's stream over that in one of the baseline's; None without any. An engine sends
+    what a decoding step brought as one event, so that the events of a server that drafts hold more."""
+    outputs_compared: bool = True
+    """Whether outputs of both servers at temperature 0 were compared: they tell another model."""
+
+    @property
+    def is_swapped(self) -> bool:
+        """Whether the baseline drafted and the candidate answered without a single draft."""
+        silent = self.candidate.generation_tokens and not self.elsewhere.spec.num_drafts
+        return bool(self.baseline.spec.num_drafts and self.is_counted and silent)
+
+    @property
+    def tokens_per_step(self) -> float | None:
+        """Of the candidate, as counted, or as its stream shows where nothing counts; None without a draft."""
+        if self.is_counted:
+            return self.candidate.tokens_per_step if self.candidate.spec.num_drafts else None
+        return self.text_per_event
+
+
 def check_counters(
-    baseline: Counters,
-    candidate: Counters,
-    elsewhere: Counters,
-    resolved: Mapping[str, Any] | None,
+    evidence: DraftingEvidence,
     speedup: Interval,
     ttft: Interval | None,
     condition: Condition,
@@ -121,61 +161,64 @@ def check_counters(
     """Return what speaks against speculation, and nothing else, having made the difference between two servers.
 
     Args:
-        elsewhere: the candidate's counters under all loads together.
-        resolved: its speculative config as its server says it took it; None where it does not say.
         speedup: ratio of the tokens per second.
         ttft: ratio of the times to the first token.
     """
+    alone = condition.concurrency == 1
     return [
-        *_speculation(baseline, candidate, elsewhere, resolved, speedup, condition, thresholds),
-        *_prefix_cache(baseline, candidate, ttft, thresholds, alone=condition.concurrency == 1),
+        *_speculation(evidence, speedup, condition, thresholds),
+        *_prefix_cache(evidence.baseline, evidence.candidate, ttft, thresholds, alone=alone),
     ]
 
 
 def _speculation(
-    baseline: Counters,
-    candidate: Counters,
-    elsewhere: Counters,
-    resolved: Mapping[str, Any] | None,
-    speedup: Interval,
-    condition: Condition,
-    thresholds: Thresholds,
+    evidence: DraftingEvidence, speedup: Interval, condition: Condition, thresholds: Thresholds
 ) -> Iterator[Finding]:
     """Whether drafts made the difference."""
     faster = speedup.low > 1 + thresholds.margin
-    if baseline.spec.num_drafts and candidate.generation_tokens and not elsewhere.spec.num_drafts:
-        text = f"the baseline's server speculates ({baseline.spec.num_drafts} drafts) and the candidate's does not"
-        yield error("swapped-servers", f"{text}: the URLs are swapped.", "Swap --url and --candidate-url.")
+    if evidence.is_swapped:
+        text = "the baseline's server speculates and the candidate's does not: the URLs are swapped."
+        yield error("swapped-servers", text, "Swap --url and --candidate-url.")
         return
-    if not candidate.spec.num_drafts:
-        yield _find_no_drafts(candidate, elsewhere, resolved, condition, faster=faster)
-    if baseline.spec.num_drafts:
-        text = f"the baseline's server drafted {baseline.spec.num_draft_tokens} tokens."
-        yield error("plain-speculates", text)
-    most = candidate.tokens_per_step
+    if not evidence.is_counted:
+        yield _judge_stream(evidence, thresholds)
+    elif not evidence.candidate.spec.num_drafts:
+        yield _find_no_drafts(evidence, condition, faster=faster)
+    if drafted := evidence.baseline.spec.num_draft_tokens:
+        yield error("plain-speculates", f"the baseline's server drafted {drafted} tokens.")
+    most = evidence.tokens_per_step
     # With arrivals that do not wait, a server just below its limit can be any number of times slower.
     closed = condition.concurrency is not None
-    limit = (most or 0.0) * (1 + thresholds.margin)
-    if closed and candidate.spec.num_drafts and most and speedup.low > 1 and speedup.value > limit:
+    if closed and most and speedup.low > 1 and speedup.value > most * (1 + thresholds.margin):
         text = f"{speedup.value:.2f}x is more than its {most:.2f} tokens per step can give."
         yield error("unexplained-speedup", text, "Something else differs between the servers, or the machine is busy.")
 
 
-def _find_no_drafts(
-    candidate: Counters,
-    elsewhere: Counters,
-    resolved: Mapping[str, Any] | None,
-    condition: Condition,
-    *,
-    faster: bool,
-) -> Finding:
+def _judge_stream(evidence: DraftingEvidence, thresholds: Thresholds) -> Finding:
+    """Judge a candidate whose counters cannot be read: another model and exchanged URLs must not pass."""
+    text, seen = "there is no proof that it speculated: its counters cannot be read", evidence.text_per_event
+    if evidence.resolved is not None and not evidence.resolved:
+        return error("not-speculating", f"{text}, and the server says that its speculative config is empty.")
+    if seen is None or seen <= 1 + thresholds.margin:
+        why = "and an event of its stream holds no more text than one of the baseline's"
+        return error("not-speculating", f"{text}, {why}.", _NAME_COUNTERS)
+    if not evidence.outputs_compared:
+        why = "and without outputs at temperature 0 nothing shows that it serves the baseline's model"
+        return error("not-speculating", f"{text}, {why}.", f"Measure temperature 0, too. {_NAME_COUNTERS}")
+    why = f"an event of its stream holds {seen:.2f}x the text of one of the baseline's, as with speculation"
+    return warning(UNPROVEN, f"{text}; {why}.", _NAME_COUNTERS)
+
+
+def _find_no_drafts(evidence: DraftingEvidence, condition: Condition, *, faster: bool) -> Finding:
     """Tell a server that never speculates from one that stops under this load."""
+    candidate, elsewhere, resolved = evidence.candidate, evidence.elsewhere, evidence.resolved
     if elsewhere.spec.num_drafts and candidate.generation_tokens:
         text = f"it drafted nothing at {condition.label}, and {elsewhere.spec.num_drafts} times under other loads."
         kind = error if faster else info
         return kind("not-speculating-under-load", text, "A schedule by batch size can ask for that; see the findings.")
     if not candidate.generation_tokens:
-        return error("not-speculating", "there is no proof that it speculated: its /metrics has no counters.")
+        text = "there is no proof that it speculated: its counters stood still while it answered"
+        return error("not-speculating", f"{text}, so they are another server's.", _NAME_COUNTERS)
     text = f"there is no proof that it speculated: /metrics counted no draft in {candidate.generation_tokens} tokens"
     if resolved is not None:
         text += f" and the server says that its speculative config is {resolved or 'empty'}"
@@ -214,9 +257,3 @@ def _why_late(*, alone: bool, lost_hits: bool) -> str:
         "Under load the usual cause is that each step verifies k + 1 tokens a sequence, so that a new prompt waits "
         "longer for its part of the step: try a smaller k there, or a larger max_num_batched_tokens."
     )
-
-
-def serves_more_hits(before: Counters, after: Counters, thresholds: Thresholds) -> bool:
-    """Return whether a prefix cache serves clearly more of the prompt tokens in a later window than in an earlier."""
-    old, new = before.prefix_hit_rate, after.prefix_hit_rate
-    return old is not None and new is not None and new > old + thresholds.prefix_hit_loss

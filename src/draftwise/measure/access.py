@@ -1,0 +1,150 @@
+"""How requests reach servers that run already: headers, keys and pages of counters, for all servers or one of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from urllib.parse import urlsplit
+
+from draftwise.backends.url import check_url
+from draftwise.core import Arm, InvalidSetup
+
+__all__ = ["Header", "check_headers", "find_headers", "with_access"]
+
+_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+"""Name of a header (RFC 9110, section 5.1)."""
+_OURS = frozenset({"content-length", "content-type", "transfer-encoding", "connection", "accept-encoding"})
+_NAMED_URL = re.compile(r"(.+?)=(https?://.*)")
+_OF_METRICS = ".metrics"
+"""After an arm's name: for its page of counters only."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """A header of the requests to servers that run already; its value is kept in memory only."""
+
+    name: str
+    value: str = field(repr=False)
+    arm: str | None = None
+    """Whose server gets it (`ARM`), or whose page of counters (`ARM.metrics`); None for all servers."""
+
+    @classmethod
+    def parse(cls, text: str) -> Header:
+        """Return the header of `NAME: VALUE` or `ARM=NAME: VALUE`.
+
+        Raises:
+            InvalidSetup: it is none, or one that the client sets itself.
+        """
+        head, colon, value = text.partition(":")
+        arm, _, name = head.rpartition("=")
+        name, value = name.strip(), value.strip()
+        if not (colon and _TOKEN.fullmatch(name) and value.isprintable() and value.isascii()):
+            # What was given is not shown: it may be a secret.
+            raise _bad_header("a header is no NAME: VALUE in ASCII.", "Example: --header 'X-Team: ${TEAM_KEY}'.")
+        if name.lower() in _OURS:
+            raise _bad_header(f"{name} is what the load generator sets itself.", "Leave it out.")
+        return cls(name=name, value=value, arm=arm.strip() or None)
+
+    @classmethod
+    def of_key(cls, key: str, arm: str | None = None) -> Header:
+        """Return the header that carries an API key."""
+        return cls(name="Authorization", value=f"Bearer {key}", arm=arm)
+
+
+def find_headers(headers: Iterable[Header], arm: str, *, of_metrics: bool = False) -> dict[str, str]:
+    """Return what is sent to an arm's server: its own headers before those of all; or to its page of counters only."""
+    owner = f"{arm}{_OF_METRICS}" if of_metrics else arm
+    mine = [each for each in headers if each.arm == owner or (each.arm is None and not of_metrics)]
+    by_name = {each.name.lower(): each for each in sorted(mine, key=lambda each: each.arm is not None)}
+    return {each.name: each.value for each in by_name.values()}
+
+
+def check_headers(headers: Sequence[Header], arms: Sequence[Arm]) -> None:
+    """Refuse headers for arms that there are not, a run that goes on without its headers, and arms that are one server.
+
+    Raises:
+        InvalidSetup: one of these.
+    """
+    _check_names("--header", (each.arm.removesuffix(_OF_METRICS) for each in headers if each.arm), arms)
+    for arm in arms:
+        if lost := set(arm.header_names) - set(_list_names(headers, arm.name)):
+            raise InvalidSetup.because(
+                "headers-missing",
+                f"requests to {arm.name} had the headers {', '.join(sorted(lost))} when the run began.",
+                where="--header",
+                fix="Give them again (--header, --api-key-env): their values are not kept.",
+            )
+    _check_distinct(headers, arms)
+
+
+def with_access(arms: Sequence[Arm], headers: Sequence[Header], metrics_urls: Sequence[str]) -> tuple[Arm, ...]:
+    """Return the arms with their pages of counters and the names of their headers.
+
+    Args:
+        metrics_urls: as `--metrics-url` takes them: one for each arm in its order, or `ARM=URL`.
+
+    Raises:
+        InvalidSetup: an arm is unknown, a URL is none, there are fewer than arms, or two arms are one server.
+    """
+    pages = _read_pages(metrics_urls, arms)
+    reached = tuple(
+        replace(arm, metrics_url=pages.get(arm.name), header_names=tuple(_list_names(headers, arm.name)))
+        for arm in arms
+    )
+    check_headers(headers, reached)
+    return reached
+
+
+def _list_names(headers: Sequence[Header], arm: str) -> list[str]:
+    return sorted({*find_headers(headers, arm), *find_headers(headers, arm, of_metrics=True)})
+
+
+def _read_pages(texts: Sequence[str], arms: Sequence[Arm]) -> dict[str, str]:
+    found = [(text, _NAMED_URL.fullmatch(text)) for text in texts]
+    named = {each[1].strip(): each[2] for _, each in found if each is not None}
+    in_order = [text for text, each in found if each is None]
+    _check_names("--metrics-url", named, arms)
+    if in_order and (named or len(in_order) != len(arms)):
+        raise InvalidSetup.because(
+            "options-conflict",
+            f"{len(in_order)} pages of counters are given in order, and there are {len(arms)} servers.",
+            where="--metrics-url",
+            fix=f"Give one for each of {', '.join(arm.name for arm in arms)}, in this order, or {arms[-1].name}=URL.",
+        )
+    pages = named or dict(zip((arm.name for arm in arms), in_order, strict=False))
+    return {name: _complete(url) for name, url in pages.items()}
+
+
+def _complete(url: str) -> str:
+    """Return the URL of a page of counters; one without a path is that of the server."""
+    check_url(url, where="--metrics-url")
+    return url if urlsplit(url).path.strip("/") else f"{url.rstrip('/')}/metrics"
+
+
+def _check_names(option: str, names: Iterable[str], arms: Sequence[Arm]) -> None:
+    known = [arm.name for arm in arms]
+    for name in names:
+        if name not in known:
+            raise InvalidSetup.because(
+                "unknown-arm", f"there is no arm {name!r}.", where=option, fix=f"There are: {', '.join(known)}."
+            )
+
+
+def _check_distinct(headers: Sequence[Header], arms: Sequence[Arm]) -> None:
+    """Refuse arms at one address whose headers are the same: what else is at one address is seen without values."""
+    seen: dict[object, str] = {}
+    for arm in arms:
+        sent = find_headers(headers, arm.name)
+        place = (arm.address, tuple((name, sent.get(name)) for name in arm.routing_headers))
+        if arm.routing_headers and (other := seen.setdefault(place, arm.name)) != arm.name:
+            raise InvalidSetup.because(
+                "same-server",
+                f"{other} and {arm.name} are one server ({arm.url}): their headers are the same.",
+                where="--header",
+                fix=f"Give each the header that the gateway routes by: --header '{arm.name}=Host: NAME'.",
+            )
+
+
+def _bad_header(text: str, fix: str) -> InvalidSetup:
+    return InvalidSetup.because("not-a-header", text, where="--header", fix=fix)

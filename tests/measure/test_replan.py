@@ -1,0 +1,180 @@
+"""What goes first when the time is short, and what never does."""
+
+from dataclasses import replace
+
+import pytest
+from tests.support.made_runs import Truth, arm, closed, gains, make_run, workload
+from tests.support.measuring import make_plan, make_workload
+
+from draftwise.core import Arm, Condition, Counters, Prompt, RunPlan, SpecStats
+from draftwise.measure.adaptive import describe_lead
+from draftwise.measure.forecast import Forecast, expect_seconds, fit_plan
+from draftwise.measure.pilot import Pilot, make_forecast, spare_prompts
+from draftwise.measure.replan import fit_repetition, interleave, leave_out, rank_candidates
+from draftwise.measure.warm_up import WarmUp
+from draftwise.runs.schedule import Turn, plan_turns
+
+SECOND = 0.025
+"""Of an output token, so that a prompt of 40 takes one second."""
+
+
+def plan_of(num_prompts: int = 10, candidates: int = 1, repeats: int = 4, **settings) -> RunPlan:
+    prompts = tuple(Prompt(id=f"p{i}", text="x", max_tokens=40) for i in range(num_prompts))
+    workloads = (replace(make_workload(num_prompts=1), prompts=prompts),)
+    return make_plan(candidates, **{"workloads": workloads, "repeats": repeats, "remembering": {}, **settings})
+
+
+def forecast_of(plan: RunPlan) -> Forecast:
+    pace = {(each.name, condition.label): SECOND for each in plan.arms for condition in plan.conditions}
+    return Forecast(pace=pace, shares={})
+
+
+def ahead_of(plan: RunPlan, first: int = 1) -> dict[int, list[Turn]]:
+    return {n: list(plan_turns(plan, plan.conditions, n)) for n in range(first, plan.repeats + 1)}
+
+
+def test_with_time_enough_nothing_is_left_out() -> None:
+    plan = plan_of()
+    fitted = fit_repetition(ahead_of(plan), forecast_of(plan), 80.0, [])
+    assert (len(fitted.blocks), fitted.last, fitted.omissions) == (10, 4, ())
+
+
+def test_later_repetitions_go_first() -> None:
+    plan = plan_of()
+    fitted = fit_repetition(ahead_of(plan), forecast_of(plan), 65.0, [("candidate 1", "slow")])
+    assert (len(fitted.blocks), fitted.last, fitted.omissions, fitted.without) == (10, 3, (), frozenset())
+
+
+def test_prompts_go_before_candidates() -> None:
+    plan = plan_of(candidates=2)
+    fitted = fit_repetition(ahead_of(plan), forecast_of(plan), 40.0, [("candidate 2", "slow")])
+    assert (len(fitted.blocks), fitted.last, fitted.without) == (6, 2, frozenset())
+    assert [each.what for each in fitted.omissions] == ["33% of the prompts of repetition 1"]
+
+
+def test_below_half_of_the_prompts_the_least_promising_candidate_goes() -> None:
+    plan = plan_of(candidates=2)
+    fitted = fit_repetition(ahead_of(plan), forecast_of(plan), 24.0, [("candidate 2", "it is slow")])
+    assert fitted.without == {"candidate 2"}
+    assert len(fitted.blocks) == 6
+    assert fitted.omissions[0].reason == "it is slow, and the time is short"
+    assert all({turn.arm for turn in block} == {"plain", "candidate 1"} for block in fitted.blocks)
+
+
+def test_from_the_third_repetition_on_a_whole_one_fits_or_none_is_begun() -> None:
+    plan = plan_of()
+    fitted = fit_repetition(ahead_of(plan, first=3), forecast_of(plan), 15.0, [])
+    assert (fitted.blocks, fitted.last) == ((), 2)
+    assert [each.what for each in fitted.omissions] == ["repetitions 3 to 4"]
+    assert fitted.omissions[0].reason == "a repetition takes 20 s, and 15 s are left"
+
+
+def test_blocks_of_all_loads_and_workloads_are_mixed_evenly() -> None:
+    workloads = (make_workload("a", 12), make_workload("b", 6))
+    plan = make_plan(conditions=closed(1, 2), workloads=workloads, remembering={"candidate 1": "it could"})
+    blocks = interleave(plan_turns(plan, plan.conditions, 1))
+    assert sorted(turn.number for block in blocks for turn in block) == list(range(2 * len(blocks)))
+    half = blocks[: len(blocks) // 2]
+    for name in ("a", "b"):
+        whole = sum(block[0].workload == name for block in blocks)
+        assert abs(sum(block[0].workload == name for block in half) - whole / 2) <= 1
+
+
+def test_without_its_candidates_a_block_is_not_measured() -> None:
+    plan = plan_of(candidates=2)
+    turns = list(plan_turns(plan, plan.conditions, 1))
+    assert {turn.arm for turn in leave_out(turns, {"candidate 1"})} == {"plain", "candidate 2"}
+    assert leave_out(turns, {"candidate 1", "candidate 2"}) == []
+
+
+def test_candidates_that_cannot_become_the_choice_are_ranked_with_the_evidence() -> None:
+    arms = [Arm(name="plain"), arm(3), replace(arm(5), name="slow"), replace(arm(7), name="middling")]
+    truths = {"plain": Truth(), "ngram k=3": gains(1.5), "slow": gains(0.8), "middling": gains(1.2)}
+    ranked = rank_candidates(make_run(truths, arms=arms))
+    assert [name for name, _ in ranked] == ["slow", "middling"]
+    assert "on code at c=1 lies below ngram k=3's" in ranked[0][1]
+
+
+def test_a_candidate_that_may_win_somewhere_stays() -> None:
+    arms = [Arm(name="plain"), arm(3), replace(arm(5), name="other")]
+    here = gains(1.5)
+
+    def step_s(prompt_id: str, condition: Condition) -> float:
+        return here.step_s(prompt_id, condition) * (0.5 if prompt_id.startswith("prose") else 1.6)
+
+    truths = {"plain": Truth(), "ngram k=3": here, "other": replace(here, step_s=step_s)}
+    run = make_run(truths, arms=arms, workloads=[workload(), workload("prose")])
+    assert rank_candidates(run) == []
+
+
+def test_the_least_plan_leaves_out_repetitions_then_loads_then_candidates() -> None:
+    plan = plan_of(num_prompts=30, candidates=3, conditions=closed(1, 4, 16, 32))
+    forecast = forecast_of(plan)
+    whole = expect_seconds(plan, forecast)
+    assert fit_plan(plan, forecast, whole) == (plan, [])
+    fitted, omissions = fit_plan(plan, forecast, 60.0)
+    assert [each.what for each in omissions] == [
+        "repetitions 3 to 4",
+        "the load c=16",
+        "the load c=4",
+        "the load c=32",
+    ]
+    assert expect_seconds(fitted, forecast) <= 60.0
+    assert [each.label for each in fitted.conditions] == ["c=1"]
+    assert len(fitted.workloads[0].prompts) >= 6
+    tiny, omissions = fit_plan(plan, forecast, 13.0)
+    assert [each.what for each in omissions][-2:] == ["candidate candidate 3", "candidate candidate 2"]
+    assert [each.name for each in tiny.arms] == ["plain", "candidate 1"]
+
+
+def test_a_forecast_follows_the_machine() -> None:
+    plan = plan_of()
+    forecast = forecast_of(plan)
+    turns = list(plan_turns(plan, plan.conditions, 1))
+    assert forecast.expect(turns[0]) == pytest.approx(1.0)
+    for turn in turns[:6]:
+        forecast.learn(turn, 4.0)
+    assert forecast.expect(turns[10]) == pytest.approx(4.0)
+    for turn in turns[6:20]:
+        forecast.learn(turn, 1.0)
+    assert forecast.expect(turns[0]) == pytest.approx(1.0, rel=0.3)
+
+
+def test_answers_that_were_looked_at_tell_how_fast_a_text_is_drafted() -> None:
+    """The warm-up, where every draft stands, makes 4 tokens a step; this text makes 2: half as fast."""
+    counters = Counters(
+        generation_tokens=400, spec=SpecStats(num_drafts=100, num_draft_tokens=300, num_accepted_tokens=300)
+    )
+    warm = WarmUp(
+        pace={("candidate 1", "c=1"): 0.01, ("candidate 1", "c=4"): 0.003},
+        counters={"candidate 1": counters},
+        unsteady={},
+    )
+    grown = Counters(
+        generation_tokens=200, spec=SpecStats(num_drafts=100, num_draft_tokens=300, num_accepted_tokens=100)
+    )
+    pilot = Pilot(tokens=200, allowed=400, seconds=5.0, first_s=0.2, counters=grown)
+    plan = plan_of(conditions=closed(1, 4))
+    forecast = make_forecast(plan, warm, {("candidate 1", "code"): pilot}, 0.5)
+    assert forecast.shares == {"code": 0.5}
+    assert forecast.texts == {
+        ("candidate 1", "code", "c=1"): pytest.approx(0.025),
+        ("candidate 1", "code", "c=4"): pytest.approx(0.006 + 0.001),
+    }
+    assert forecast.overhead_s == 0.5
+
+
+def test_prompts_are_spared_for_servers_that_could_remember_them() -> None:
+    plan = plan_of(num_prompts=30)
+    assert spare_prompts(plan) == (plan, {})
+    short = replace(plan_of(num_prompts=10), remembering={"candidate 1": "it could"})
+    assert spare_prompts(short) == (short, {})
+    left, spared = spare_prompts(replace(plan, remembering={"candidate 1": "it could"}))
+    assert [prompt.id for prompt in spared["code"]] == ["p28", "p29"]
+    assert len(left.workloads[0].prompts) == 28
+
+
+def test_the_result_so_far_names_the_leader_of_every_workload() -> None:
+    run = make_run({"plain": Truth(), "ngram k=3": gains(1.5)})
+    assert describe_lead(run).startswith("So far: code c=1: ngram k=3 1.4")
+    assert describe_lead(run).endswith("), adopt.")

@@ -1,0 +1,92 @@
+"""The decision as a sentence for a colleague, and what to type after it."""
+
+from dataclasses import replace
+
+import pytest
+from tests.support.made_comparisons import adopted, around, compared, decision_on, rejected
+from tests.support.made_runs import gains, make_run
+
+from draftwise.core import Arm, Band, Scope, Verdict
+from draftwise.decide.comparison.cell import ALL
+from draftwise.report.actions import describe_way_back, list_actions
+from draftwise.report.sentences import describe_decision, list_clauses
+
+
+def bands(*stretches: tuple[float, float, str], workload: str = "code") -> list[Band]:
+    return [
+        Band(workload=workload, temperature=0.0, axis="concurrency", above=above, up_to=up_to, setting=setting)
+        for above, up_to, setting in stretches
+    ]
+
+
+@pytest.mark.parametrize(
+    ("hardware", "place"),
+    [
+        (("NVIDIA H200, 143771 MiB, 570.1",), "On NVIDIA H200 with org/model, "),
+        (2 * ("NVIDIA H200, 143771 MiB, 570.1",), "On 2x NVIDIA H200 with org/model, "),
+        (("8x H100, TP 4",), "On 8x H100, TP 4 with org/model, "),
+        ((), "With org/model, "),
+    ],
+)
+def test_it_begins_with_what_it_was_measured_on(hardware: tuple[str, ...], place: str) -> None:
+    scope = Scope(workloads={}, conditions=(), hardware=hardware, model="org/model")
+    assert describe_decision(decision_on([compared(verdict=Verdict.ADOPT)], scope=scope)).startswith(place)
+
+
+def test_a_gain_stands_with_its_interval_its_prompts_and_its_price() -> None:
+    late = compared(around(1.48, 0.05), verdict=Verdict.ADOPT, num_prompts=64, ttft=around(1.18))
+    slower = compared(around(0.9), workload="rewrite", verdict=Verdict.REJECT)
+    assert describe_decision(decision_on([late, slower, replace(slower, workload=ALL)])) == (
+        "One request at a time, ngram k=3 answers code 1.48x as fast (1.41-1.55, 64 prompts, first token 18% "
+        "later); leave rewrite plain; no single setting pays for all of it, so split the traffic."
+    )
+
+
+def test_a_sweep_is_told_from_the_lightest_load_to_where_it_stops_paying() -> None:
+    decision = decision_on(
+        [adopted(1, 2.12), adopted(16, 1.05), rejected(32)], bands((0, 19, "ngram k=3"), (19, float("inf"), "plain"))
+    )
+    assert describe_decision(decision) == (
+        "Ngram k=3 answers code 2.12x as fast (2.08-2.16) at 1 and 1.05x (1.03-1.07) at 16 concurrent requests (20 "
+        "prompts), up to 19, then plain."
+    )
+
+
+def test_a_candidate_that_pays_under_load_only_leaves_the_light_ones_plain() -> None:
+    decision = decision_on([rejected(1), adopted(16)], bands((0, 8, "plain"), (8, float("inf"), "ngram k=3")))
+    assert describe_decision(decision) == (
+        "Leave code plain up to 8, then ngram k=3 1.50x as fast (1.47-1.53) at 16 concurrent requests (20 prompts)."
+    )
+
+
+def test_every_workload_is_a_clause() -> None:
+    inf = float("inf")
+    comparisons = [adopted(1), adopted(8), rejected(1, workload="prose"), rejected(8, workload="prose")]
+    decision = decision_on(comparisons, [*bands((0, inf, "ngram k=3")), *bands((0, inf, "plain"), workload="prose")])
+    assert [each[:22] for each in list_clauses(decision)] == ["Ngram k=3 answers code", "leave prose plain at e"]
+
+
+RUN = make_run({"ngram k=3": gains(1.5)}, repeats=1)
+
+
+def test_a_config_is_given_once_with_all_that_it_is_for() -> None:
+    stretches = (0, 19, "ngram k=3"), (19, float("inf"), "plain")
+    decision = decision_on(
+        [adopted(1), rejected(32), adopted(1, workload="prose"), rejected(32, workload="prose")],
+        [*bands(*stretches), *bands(*stretches, workload="prose")],
+    )
+    (action,) = list_actions(decision, RUN)
+    assert action.heading == "ngram k=3, for code and prose at temperature 0, up to 19 concurrent requests"
+    assert action.text == """--speculative-config '{"method": "ngram", "num_speculative_tokens": 3}'"""
+    assert describe_way_back(decision, RUN) == "serve fake"
+
+
+def test_a_server_whose_config_is_not_known_is_named_by_its_command_or_asked_for() -> None:
+    plan = replace(RUN.plan, arms=(Arm(name="plain"), Arm(name="ngram k=3")))
+    decision = decision_on([compared(verdict=Verdict.ADOPT)])
+    (known,) = list_actions(decision, replace(RUN, plan=plan))
+    assert known.text == "serve fake"
+    bare = replace(RUN, plan=plan, context=replace(RUN.context, servers={}))
+    (unknown,) = list_actions(decision, bare)
+    assert unknown.text == "# not known: measure with --candidate 'ngram k=3={...}'"
+    assert describe_way_back(decision, bare) == "# the same command without --speculative-config"

@@ -1,0 +1,27 @@
+"""Which combinations of parameters a test runs: enough of them, or every one where that is asked for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from itertools import combinations, product
+from typing import Any
+
+EVERY_CASE = os.environ.get("DRAFTWISE_TEST_DEVICE", "cpu") != "cpu" or "DRAFTWISE_EVERY_CASE" in os.environ
+"""A GPU runs each combination in no time, and compiles different code for it; an interpreter takes long."""
+
+
+def covering(*axes: Sequence[Any], together: int = 2) -> list[tuple[Any, ...]]:
+    """Return few combinations of values, one of each axis, in which any values of `together` axes meet.
+
+    With two together it is what is known as pairwise testing. With EVERY_CASE they are all combinations.
+    """
+    every = list(product(*(range(len(axis)) for axis in axes)))
+    chosen = every
+    if not EVERY_CASE:
+        parts = {case: set(combinations(enumerate(case), together)) for case in every}
+        missing, chosen = set[Any]().union(*parts.values()), []
+        while missing:
+            chosen.append(max(every, key=lambda case: len(parts[case] & missing)))
+            missing -= parts[chosen[-1]]
+    return [tuple(axis[i] for axis, i in zip(axes, case, strict=True)) for case in sorted(chosen)]
