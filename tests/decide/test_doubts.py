@@ -96,7 +96,7 @@ def test_a_candidate_without_counters_is_not_swapped(good: Run) -> None:
     silent = bend_turns(
         good, lambda turn: replace(turn, counters=drafts if turn.arm == "plain" else Counters(generation_tokens=None))
     )
-    assert {"plain-speculates", "not-speculating"} <= codes(silent)
+    assert "plain-speculates" in codes(silent)
     assert "swapped-servers" not in codes(silent)
 
 
