@@ -82,13 +82,12 @@ def judge(
     repetitions_needed: int | None = None,
     losers: str = "",
 ) -> tuple[Verdict, str]:
-    """Return the verdict on one candidate on one workload under one condition, with a reason that counts its prompts.
+    """Return the verdict that numbers call for which nothing makes doubtful, with a reason that counts the prompts.
 
     Adopt: the whole interval of the deciding ratio lies above 1 + margin, and p is 5 % at most when all comparisons of
     the run are counted. Reject: the whole interval lies below 1, the estimate below 1 - margin, and p is 1 % at most.
     An adoption is blocked by an error that a validity check found, a rejection by one that makes the two arms no
-    baseline and candidate; an adoption becomes mixed when the slowest requests or the first tokens suffer. Nothing is
-    concluded from a few prompts.
+    baseline and candidate; an adoption becomes mixed when the slowest requests or the first tokens suffer.
 
     Args:
         comparison: its numbers; its verdict is not looked at.
@@ -97,23 +96,14 @@ def judge(
         repetitions_needed: repetitions of the same prompts that would settle it; None where no number of them would.
         losers: which prompts lose, in words; empty where nothing tells them apart.
     """
-    if few := _find_few(comparison):
-        return Verdict.INCONCLUSIVE, few
     verdict, reason = _weigh(comparison, findings, thresholds, promise, repetitions_needed, losers)
     return verdict, f"{reason} ({comparison.num_prompts} prompts)"
 
 
-def _find_few(comparison: Comparison) -> str:
-    """Return that a comparison rests on too few prompts, empty where it does not: they may be unlike all others."""
-    if comparison.num_prompts >= FEWEST_PROMPTS:
-        return ""
-    return f"rests on {comparison.num_prompts} prompts; at least {FEWEST_PROMPTS} are needed"
-
-
 def _find_doubt(found: Unjudged, findings: Sequence[Finding], thresholds: Thresholds) -> str:
     """Return why the numbers of a comparison may be wrong either way; empty where nothing speaks for that."""
-    if few := _find_few(found.comparison):
-        return few
+    if (count := found.comparison.num_prompts) < FEWEST_PROMPTS:
+        return f"rests on {count} prompts; at least {FEWEST_PROMPTS} are needed"
     lost, cell = found.lost, found.estimates.cell
     if lost is not None and lost.of - lost.count < thresholds.blocks_left * lost.of:
         return (
