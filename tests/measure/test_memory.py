@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.measuring import CONTEXT, PLAIN, Silent, make_plan, make_workload
+from tests.support.measuring import PLAIN, Silent, make_plan, make_session, make_workload
 
 from draftwise.backends import FakeBackend, FakeScript, virtual_time
 from draftwise.core import BackendError, ClosedLoop, Comparison, Condition, Run, RunPlan, SpecConfig, Verdict
 from draftwise.decide.conclusions import conclude_run
 from draftwise.facts.remembering import find_remembering
 from draftwise.measure.planning import explain_sharing
-from draftwise.measure.session import Session
 from draftwise.runs import RunDirectory
 
 SUFFIX = SpecConfig(method="suffix")
@@ -38,24 +37,19 @@ class Servers:
     """Fakes that outlive a session, as servers at a URL do."""
 
     def __init__(self, *scripts: FakeScript) -> None:
+        self.scripts = scripts
         self.backends = [FakeBackend(name, each) for name, each in zip(("plain", "candidate 1"), scripts, strict=True)]
 
     def measure(self, path: Path, plan: RunPlan, *, resume: bool = False, progress: Any = None) -> Run:
-        session = Session(
-            plan=plan,
-            backends=self.backends,
-            directory=RunDirectory(path) if resume else RunDirectory.claim(path),
-            context=CONTEXT,
-            progress=progress or Silent(),
-            announce=lambda plan, pace, seconds: None,
-            resume=resume,
-        )
+        session = make_session(path, plan, self.scripts, resume=resume, progress=progress or Silent())
+        session.backends = self.backends
         virtual_time.run(session.run())
         return RunDirectory(path).read()
 
     def count_asked(self, arm: int) -> Counter[str]:
         """Return how often each prompt of a workload was asked of a server."""
-        return Counter({prompt: times for prompt, times in self.backends[arm].engine._seen.items() if "code" in prompt})
+        seen = self.backends[arm].engine._seen
+        return Counter({prompt: times for prompt, times in seen.items() if prompt.startswith('"code ')})
 
 
 def compare(path: Path, plan: RunPlan, candidate: FakeScript) -> Comparison:
@@ -119,7 +113,7 @@ class StopAfter(Silent):
 
 def test_a_server_that_goes_on_is_not_asked_again_what_it_was_asked_when_a_run_was_cut_off(tmp_path: Path) -> None:
     plan = plan_for(SUFFIX, workloads=LONG, concurrency=4)
-    plan = replace(plan, arms=tuple(replace(arm, url="http://127.0.0.1:8000") for arm in plan.arms))
+    plan = replace(plan, arms=tuple(replace(arm, url=f"http://127.0.0.1:{n}") for n, arm in enumerate(plan.arms, 8000)))
     servers = Servers(PLAIN, replace(EVEN, accepted=(1,)))
     for number in range(4):
         with pytest.raises(BackendError, match="cut off"):

@@ -39,6 +39,7 @@ def go_on(directory: RunDirectory, run: Run, version: str = "0.26.0", context: R
         context=context or run.context,
         progress=Silent(),
         announce=lambda plan, pace, seconds: None,
+        tell=lambda text: None,
         resume=True,
     )
     virtual_time.run(session.run())

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 __all__ = ["Budget"]
 
 _WARM_UP = 0.15
-"""Share of the whole that warm-ups may take."""
+"""Share of the whole that warm-ups may take; at most `_LONGEST_WARM_UP_S`."""
+_LONGEST_WARM_UP_S = 300.0
 _PILOT = 0.08
-"""Share of the whole in which outputs are looked at before anything is measured."""
+"""Share of the whole in which outputs are looked at before anything is measured; at most `_LONGEST_PILOT_S`."""
+_LONGEST_PILOT_S = 60.0
 _SETTLE = 0.04
 """Share of the whole for which a machine that is still busy is waited for; at most `_LONGEST_SETTLE_S`."""
 _LONGEST_SETTLE_S = 30.0
@@ -55,11 +57,11 @@ class Budget:
 
     def warm_up_end(self, now: float, share: float = 1.0) -> float:
         """Return until when servers, a share of all, may be warmed up from now on."""
-        return now + _WARM_UP * self.seconds * share
+        return now + min(_WARM_UP * self.seconds, _LONGEST_WARM_UP_S) * share
 
     def pilot_end(self, now: float, share: float = 1.0) -> float:
         """Return until when outputs of servers, a share of all, may be looked at from now on."""
-        return now + _PILOT * self.seconds * share
+        return now + min(_PILOT * self.seconds, _LONGEST_PILOT_S) * share
 
     def settle_end(self, now: float) -> float:
         """Return until when a busy machine is waited for from now on."""

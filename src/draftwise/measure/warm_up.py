@@ -21,7 +21,7 @@ _OPEN_STREAMS = 4
 """Streams with which a server is warmed up for loads that do not say how many there will be."""
 _FEWEST_ROUNDS = 3
 """The first makes a server compile and cache what it needs; the pace of the others tells whether it is done."""
-_MOST_ROUNDS = 40
+_MOST_ROUNDS = 20
 _STEADY = 1.15
 """Ratio of the pace of two rounds, up to which they are alike."""
 _NOISY_ROUNDS = 3

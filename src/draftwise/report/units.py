@@ -10,6 +10,7 @@ __all__ = [
     "LATE_FIRST_TOKEN",
     "LOAD_UNITS",
     "count_load",
+    "count_prompts",
     "describe_load",
     "format_change",
     "format_load",
@@ -41,6 +42,11 @@ def count_load(load: float, axis: str) -> str:
     """Return a load with its unit: `1 concurrent request`, `2.5 requests per second`."""
     unit = LOAD_UNITS[axis]
     return f"{format_load(load, axis)} {unit.replace('requests', 'request') if load == 1 else unit}"
+
+
+def count_prompts(number: int) -> str:
+    """Return e.g. `64 prompts`."""
+    return f"{number} prompt{'' if number == 1 else 's'}"
 
 
 def format_stretch(low: float, high: float, axis: str) -> str:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from draftwise.core import Condition, Prompt, RunPlan, Settled, Workload
+from draftwise.core import Condition, Prompt, Run, RunPlan, Settled, Workload
 from draftwise.runs.asked_once import share_out
 from draftwise.runs.blocks import Block, blocks, split_once
 
-__all__ = ["Turn", "arm_order", "join_stretches", "plan_turns"]
+__all__ = ["Turn", "arm_order", "join_stretches", "list_planned", "plan_turns"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,3 +129,13 @@ def _find_parts(
         yield block, left if once else forgetting, once
     for block in new.values():
         yield block, [name for name in left if name in plan.asked_once], True
+
+
+def list_planned(run: Run) -> dict[tuple[str, str, str], dict[int, set[int]]]:
+    """Return, by arm, workload and condition, the numbers of the blocks of each repetition in which it takes part."""
+    planned: dict[tuple[str, str, str], dict[int, set[int]]] = {}
+    for repeat in range(1, run.plan.repeats + 1):
+        for turn in plan_turns(run.plan, run.conditions, repeat, added=run.added, settled=run.settled):
+            cell = planned.setdefault((turn.arm, turn.workload, turn.condition.label), {})
+            cell.setdefault(repeat, set()).add(turn.block)
+    return planned

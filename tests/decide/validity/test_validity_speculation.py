@@ -62,21 +62,19 @@ def test_a_sweep_with_steady_drafting_is_clean(good: Run) -> None:
     assert codes(good) == set()
 
 
-def undrafted(run: Run) -> Run:
-    """Return the run as if the candidate had never drafted."""
-    return bend_turns(
-        run, lambda w: w if w.arm == "plain" else replace(w, counters=replace(w.counters, spec=SpecStats()))
-    )
+def counting(run: Run, arm: str, spec: SpecStats) -> Run:
+    """Return the run with these drafts in each turn of an arm; measuring itself refuses what never changes."""
+    return bend_turns(run, lambda w: replace(w, counters=replace(w.counters, spec=spec)) if w.arm == arm else w)
 
 
 def test_a_server_that_never_drafts(good: Run) -> None:
-    run = undrafted(good)
+    run = counting(good, "candidate 1", SpecStats())
     assert graded(run)["not-speculating"] is Severity.ERROR
     assert "/metrics counted no draft in " in findings(run)["not-speculating"].message
 
 
 def test_a_server_that_never_drafts_and_says_why(good: Run) -> None:
-    run = with_resolved(undrafted(good), None)
+    run = with_resolved(counting(good, "candidate 1", SpecStats()), None)
     assert findings(run)["not-speculating"].message.endswith("says that its speculative config is empty.")
     assert graded(run)["config-not-as-asked"] is Severity.ERROR
 
@@ -132,8 +130,9 @@ def test_without_counters_outputs_must_show_the_model(tmp_path: Path) -> None:
 def test_an_engine_that_does_not_count_drafts_is_judged_by_its_stream(good: Run) -> None:
     servers = good.context.to_dict()["servers"]
     servers["candidate 1"]["metric_names"] = "SGLang"
-    assert graded(with_context(undrafted(good), servers=servers)) == {"speculation-unproven": Severity.WARNING}
-    assert graded(undrafted(good))["not-speculating"] is Severity.ERROR
+    undrafted = bend_turns(good, lambda w: replace(w, counters=replace(w.counters, spec=SpecStats())))
+    assert graded(with_context(undrafted, servers=servers)) == {"speculation-unproven": Severity.WARNING}
+    assert graded(undrafted)["not-speculating"] is Severity.ERROR
 
 
 def test_counters_that_stand_still_are_those_of_another_server(good: Run) -> None:
@@ -246,8 +245,7 @@ def test_a_queue_can_gain_more_than_its_server(tmp_path: Path) -> None:
 
 
 def test_a_plain_server_that_speculates(good: Run) -> None:
-    drafts = SpecStats(num_drafts=5, num_draft_tokens=5, num_accepted_tokens=3, accepted_per_pos=(3,))
-    run = bend_turns(good, lambda w: replace(w, counters=replace(w.counters, spec=drafts)) if w.arm == "plain" else w)
+    run = counting(good, "plain", SpecStats(num_drafts=3, num_draft_tokens=3, num_accepted_tokens=1))
     assert graded(run)["plain-speculates"] is Severity.ERROR
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import product, takewhile
@@ -104,7 +104,12 @@ class Cell:
 
     def keep_repetitions(self, repetitions: Sequence[int]) -> Cell:
         """Return the cell as if both arms had measured these repetitions only."""
-        turns = [turn for turn in self.turns if turn.repeat in repetitions]
+        return self.keep_blocks(lambda turn: turn.repeat in repetitions)
+
+    def keep_blocks(self, is_wanted: Callable[[TurnRecord], bool]) -> Cell:
+        """Return the cell as if both arms had measured those paired blocks only in which the candidate's turn is so."""
+        wanted = {_block_key(turn) for turn in self.turns if turn.arm == self.candidate and is_wanted(turn)}
+        turns = [turn for turn in self.turns if _block_key(turn) in wanted]
         names, arms = (self.workload, self.workloads), (self.baseline, self.candidate)
         comparable = self.differences is not None
         return _make_cell(

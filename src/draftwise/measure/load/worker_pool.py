@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from multiprocessing.connection import Connection
 
 from draftwise.backends import Backend, OneAtATime, UrlBackend
 from draftwise.core import Answer, BackendError, ClientHealth, Replay
+from draftwise.machine.cores import count_cores
 from draftwise.measure.load.arrivals import replay_times
 from draftwise.measure.load.client import Client
 from draftwise.measure.load.traffic import Share
@@ -37,7 +37,7 @@ def count_processes(streams: int) -> int:
 
     A chunk costs a process 12 us of CPU, so a thousand streams of 50 tokens/s take 60 % of a core.
     """
-    return max(1, min(-(-streams // _STREAMS_EACH), (os.cpu_count() or 2) - 1))
+    return max(1, min(-(-streams // _STREAMS_EACH), count_cores() - 1))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
