@@ -94,7 +94,7 @@ def render_page(found: Conclusions) -> str:
             actions=list_actions(decision, run),
             rollback=describe_rollback(decision),
             most_rules=_MOST_RULES,
-        way_back=describe_way_back(decision, run),
+            way_back=describe_way_back(decision, run),
             alerts=write_alerts(decision.rollback),
             single_settings=describe_single_settings(decision),
             scope=describe_scope(decision.scope),
