@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -15,13 +16,13 @@ HERE = Path(__file__).parent
 ENGINE_PARTS = (
     *("bundle", "engine", "interop", "lookup", "serve", "train"),
     *("backends/test_embedded.py", "benchmarks/test_h200_measure_vllm.py", "benchmarks/test_h200_versus_vllm.py"),
-    "benchmarks/test_http_overhead.py",
+    *("benchmarks/test_busy_core.py", "benchmarks/test_http_overhead.py"),
     *("checkpoints/test_one_code.py", "cli/test_serve.py", "cli/test_train.py"),
 )
 """Folders and files that need draftwise[engine] or the libraries that it is checked against, in every test."""
 LIGHT_FOLDERS = (
-    *("backends", "benchmarks", "catalogue", "checkpoints", "cli", "core", "decide", "facts", "measure", "plan"),
-    *("report", "runs", "setups", "static", "statistics", "workloads"),
+    *("backends", "benchmarks", "catalogue", "checkpoints", "cli", "core", "decide", "facts", "machine", "measure"),
+    *("plan", "report", "runs", "setups", "static", "statistics", "workloads"),
 )
 """Folders of tests of what `pip install draftwise` brings; those that need more among them are marked `engine`."""
 ENGINE_PACKAGES = ("torch", "numba", "safetensors", "tokenizers", "transformers")
@@ -34,6 +35,7 @@ settings.load_profile("draftwise")
 # Torch reads it when it is imported, and processes that tests start inherit it. Models of tests are too small for more
 # threads than one to pay; on a busy machine they wait for one another many times longer than they compute.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("DRAFTWISE_CACHE_DIR", str(Path(tempfile.gettempdir()) / "draftwise-tests"))
 if os.environ.get("DRAFTWISE_TEST_DEVICE", "cpu") == "cpu":  # transformers imports triton too: this must come first
     os.environ.setdefault("TRITON_INTERPRET", "1")
 

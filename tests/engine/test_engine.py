@@ -2,6 +2,8 @@
 
 import os
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from draftwise.engine.outputs import RequestOutput
 from draftwise.engine.proposers.base import Confirmed
 from draftwise.engine.proposers.extract_hidden_states import hidden_states_path
 from draftwise.engine.sampling.draft import Draft
+from draftwise.engine.step.threads import StepThreads
 
 DEVICE = os.environ.get("DRAFTWISE_TEST_DEVICE", "cpu")
 
@@ -396,3 +399,31 @@ def test_impossible_requests_are_explained(tiny_target: Path) -> None:
             llm.generate({"prompt_token_ids": prompt}, SamplingParams())
     with pytest.raises(InvalidSetup, match="no prompts"):
         llm.generate([])
+
+
+class ChangingThreads(StepThreads):
+    """Another number of threads in every step; keeps how many rows of prompts each had."""
+
+    def __init__(self) -> None:
+        self.prompt_rows: list[int] = []
+
+    @contextmanager
+    def computing(self, *, prompt_rows: int) -> Iterator[None]:
+        self.prompt_rows.append(prompt_rows)
+        before = torch.get_num_threads()
+        torch.set_num_threads(1 + len(self.prompt_rows) % 3)
+        yield
+        torch.set_num_threads(before)
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="threads of the CPU")
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_words_do_not_depend_on_the_number_of_threads(dtype: str, tiny_target: Path) -> None:
+    llm = make_llm(tiny_target, self_draft(tiny_target), dtype=dtype, enable_prefix_caching=False)
+    params = SamplingParams(temperature=0, max_tokens=32)
+    expected = tokens_of(llm.generate(PROMPTS, params))
+    llm.engine.runner.threads = changing = ChangingThreads()
+    assert tokens_of(llm.generate(PROMPTS, params)) == expected
+    lengths = [len(llm.get_tokenizer().encode(prompt)) for prompt in PROMPTS]
+    assert sum(changing.prompt_rows) == sum(lengths)
+    assert changing.prompt_rows.count(0) > 5

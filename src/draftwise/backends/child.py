@@ -18,6 +18,7 @@ import httpx
 from draftwise.backends import child_reaper
 from draftwise.backends.url import UrlBackend
 from draftwise.core import BackendError
+from draftwise.machine.cores import count_cores
 
 __all__ = ["ChildBackend", "LogTail"]
 
@@ -145,7 +146,7 @@ class ChildBackend(UrlBackend):
 
         Where they do not, it had better not be stopped: a GPU worker's watchdog (NCCL's) wants to see it move.
         """
-        return len(self._spinning) * _CORES_FOR_EACH > len(os.sched_getaffinity(0))
+        return len(self._spinning) * _CORES_FOR_EACH > count_cores()
 
     async def _launch(self) -> None:
         """Start the process and return when it is healthy; `start` cleans up when this raises."""

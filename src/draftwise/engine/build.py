@@ -23,6 +23,7 @@ from draftwise.engine.step.confirm import make_confirmations
 from draftwise.engine.step.runner import Runner
 from draftwise.engine.step.scheduler import PrefixUse, Scheduler
 from draftwise.engine.step.table import SequenceTable
+from draftwise.engine.step.threads import make_threads
 from draftwise.engine.text.tokenizer import Tokenizer, load_tokenizer
 
 __all__ = ["Parts", "build"]
@@ -73,6 +74,9 @@ def build(config: EngineConfig, spec: SpecConfig | None, *, startup: Startup, la
             load_format=config.load_format,
             quantization=config.quantization,
         )
+    if model.device.type == "cpu":  # a GPU's kernels depend on what the steps are
+        with startup.phase("compile kernels"):
+            model.compile()
     config = _resolve(config, model)
     proposer: Proposer = PlainDecoding()
     if resolved is not None:
@@ -172,6 +176,7 @@ class _Site:
             end_ids=end_ids,
             uniform=self.lag > 0,
             capture_sizes=capture.sizes,
+            threads=make_threads(model.device),
         )
 
     def make_scheduler(self, *, num_pages: int) -> Scheduler:

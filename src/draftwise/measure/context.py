@@ -30,6 +30,7 @@ from draftwise.core import (
     Software,
     TargetModel,
 )
+from draftwise.machine.cores import count_cores
 from draftwise.version import __version__
 
 __all__ = ["add_notes", "build_context", "describe_hardware", "describe_server", "runs_here"]
@@ -95,9 +96,8 @@ def add_notes(run: Run, notes: Mapping[str, str]) -> RunContext:
 
 def describe_hardware() -> Hardware:
     """Return processor, usable cores, memory and GPUs of this machine."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     gpus = tuple(ask_driver("name,memory.total,driver_version"))
-    return Hardware(cpu=_cpu_name(), cores=cores, memory_gib=_memory_gib(), gpus=gpus)
+    return Hardware(cpu=_cpu_name(), cores=count_cores(), memory_gib=_memory_gib(), gpus=gpus)
 
 
 def _cpu_name() -> str:

@@ -14,6 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from draftwise.machine.cores import find_control_groups
+
 __all__ = ["DeviceReader", "DeviceWatch", "read_cpu_state", "read_device_state", "read_gpu_states"]
 
 DeviceReader = Callable[[], Awaitable[Mapping[str, Any]]]
@@ -151,24 +153,13 @@ def _processes(proc: Path) -> Iterator[tuple[int, tuple[int, int]]]:
 def _quota(root: Path) -> dict[str, float]:
     """Return how long CPU limits held this process's control groups, all levels together (cgroup v2 or v1)."""
     stopped = None
-    for folder in _control_groups(root):
+    for folder in find_control_groups(root):
         fields = dict(line.split() for line in _read(folder / "cpu.stat").splitlines() if len(line.split()) == 2)
         if "throttled_usec" in fields:
             stopped = (stopped or 0.0) + int(fields["throttled_usec"]) / 1e6
         elif "throttled_time" in fields:
             stopped = (stopped or 0.0) + int(fields["throttled_time"]) / 1e9
     return {} if stopped is None else {"quota_stopped_s": stopped}
-
-
-def _control_groups(root: Path) -> Iterator[Path]:
-    """Yield the folders of the groups that limit this process's CPU, its own and all above."""
-    for line in _read(root / "proc/self/cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        mount = root / "sys/fs/cgroup" / controllers
-        for folder in (Path(path), *Path(path).parents):
-            yield mount / folder.relative_to("/")
 
 
 def _sum(root: Path, pattern: str) -> int | None:

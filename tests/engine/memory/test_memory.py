@@ -12,6 +12,7 @@ from draftwise.core import InvalidSetup, ModelShape
 from draftwise.engine.config import EngineConfig
 from draftwise.engine.memory import budget as memory
 from draftwise.engine.memory.budget import DeviceMemory, activation_bytes, graph_budget, num_pages
+from draftwise.engine.memory.kv import PagedKV
 from draftwise.engine.step.capture import plan_capture
 
 GIB = 2**30
@@ -158,3 +159,20 @@ def test_the_bound_grows_with_what_it_bounds():
     small = activation_bytes(SHAPE, **base)
     assert activation_bytes(SHAPE, **base | {"rows": 4096}) > small
     assert activation_bytes(SHAPE, **base | {"logits_rows": 10**6}) > 10**6 * SHAPE.vocab_size * 10
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="this system does not tell of memory")
+def test_a_page_takes_memory_when_something_is_stored_there():
+    def resident_kib() -> int:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
+
+    before = resident_kib()
+    kv = PagedKV(
+        SHAPE, num_pages=2**30 // (16 * SHAPE.kv_bytes_per_token(4)), block_size=16, dtype=torch.float32, device="cpu"
+    )
+    kv.store(0, torch.tensor([5]), torch.ones(1, 2, SHAPE.num_kv_heads, SHAPE.head_dim))
+    assert kv.num_bytes > 2**29
+    assert resident_kib() - before < 2**17
+    assert kv.layers[0].flatten(0, 1)[5].eq(1).all()
+    assert not kv.layers[0][1].any()

@@ -15,12 +15,12 @@ def dtype(request):
     return request.param
 
 
-@pytest.mark.parametrize("pack", [False, True])
+@pytest.mark.parametrize("copy", [False, True])
 @pytest.mark.parametrize("with_bias", [False, True])
-def test_product(pack, with_bias, dtype):
+def test_product(copy, with_bias, dtype):
     x, weight, bias = torch.randn(3, 48).to(dtype), torch.randn(24, 48).to(dtype), torch.randn(24).to(dtype)
     bias = bias if with_bias else None
-    torch.testing.assert_close(make_linear(weight, bias, pack=pack)(x), F.linear(x, weight, bias))
+    torch.testing.assert_close(make_linear(weight, bias, copy=copy)(x), F.linear(x, weight, bias))
 
 
 def test_quantise(dtype):
@@ -45,3 +45,23 @@ def test_fp8_computes_with_the_rounded_weights(with_bias, dtype):
     actual = make_linear(weight, bias, quantization="fp8")(x)
     torch.testing.assert_close(actual, expected)
     assert not torch.equal(actual, make_linear(weight, bias)(x))
+
+
+@pytest.fixture
+def threads():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("num_rows", [1, 9, 32, 128])
+@pytest.mark.parametrize("shape", [(768, 512), (3072, 512), (512, 1536), (4096, 512)])
+def test_a_row_has_the_same_bits_on_any_number_of_threads(shape, num_rows, dtype):
+    """So that a step may take fewer while other processes hold cores."""
+    product, x = make_linear(torch.randn(shape).to(dtype)), torch.randn(num_rows, shape[1]).to(dtype)
+    results = []
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        results.append(product(x))
+    assert all(torch.equal(results[0], other) for other in results[1:])

@@ -181,5 +181,5 @@ def _is_alive(pid: int) -> bool:
     ("streams", "cores", "expected"), [(1, 8, 1), (1024, 8, 1), (1025, 8, 2), (9000, 4, 3), (9000, 1, 1)]
 )
 def test_how_many_processes(streams: int, cores: int, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    monkeypatch.setattr("draftwise.measure.load.worker_pool.count_cores", lambda: cores)
     assert count_processes(streams) == expected

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from draftwise.engine.kernels.cpu_code import CODE, ROWS, compile_kernel
 from draftwise.engine.kernels.openmp import Team
 from draftwise.engine.kernels.reference import Kernels, RotaryTable, Rotations
 from draftwise.engine.memory.kv import PagedKV
+from draftwise.machine.cache import one_at_a_time
 
 __all__ = ["CpuKernels"]
 
@@ -21,10 +23,18 @@ _WIDE = 8192
 """Values from which a kernel is worth several threads."""
 
 
+class _Code(NamedTuple):
+    add_norm: Callable[..., None]
+    silu_mul: Callable[..., None]
+    rotate_store: Callable[..., None]
+
+
 @functools.cache
-def _compiled(dtype: torch.dtype) -> tuple[Callable[..., None], ...]:
+def _compile(dtype: torch.dtype) -> _Code:
+    """Compile the kernels of a type, or take them from numba's cache, which one process fills for all."""
     team = Team()
-    return tuple(team.kernel(compile_kernel(code)) for code in CODE[str(dtype).removeprefix("torch.")])
+    with one_at_a_time("cpu-kernels"):
+        return _Code(*(team.kernel(compile_kernel(code)) for code in CODE[str(dtype).removeprefix("torch.")]))
 
 
 class CpuKernels(Kernels):
@@ -33,8 +43,15 @@ class CpuKernels(Kernels):
     def __init__(self, shape: ModelShape, rope: RotaryTable, eps: float, dtype: torch.dtype) -> None:
         super().__init__(shape, rope, eps, dtype)
         self.rotation_dtype = torch.float32
-        self._add_norm, self._silu_mul, self._rotate_store = _compiled(dtype)
-        self._eps_bits = int(np.float32(eps).view(np.uint32))
+        self._dtype, self._eps_bits = dtype, int(np.float32(eps).view(np.uint32))
+
+    @functools.cached_property
+    def _code(self) -> _Code:
+        return _compile(self._dtype)
+
+    def compile(self) -> None:
+        """See `Kernels`."""
+        _compile(self._dtype)
 
     def add_norm(
         self, x_NH: Tensor, delta_NH: Tensor | None, weight_H: Tensor, total_NH: Tensor | None = None
@@ -42,7 +59,7 @@ class CpuKernels(Kernels):
         rows, width = x_NH.shape
         x_NH = x_NH.contiguous()
         out_NH, sum_NH = torch.empty_like(x_NH), x_NH if delta_NH is None else torch.empty_like(x_NH)
-        self._add_norm(
+        self._code.add_norm(
             rows * width >= _WIDE,
             x_NH.data_ptr(),
             0 if delta_NH is None else delta_NH.data_ptr(),
@@ -60,7 +77,7 @@ class CpuKernels(Kernels):
     def silu_mul(self, gate_up_N2I: Tensor) -> Tensor:
         rows, width = gate_up_N2I.shape[0], gate_up_N2I.shape[1] // 2
         out_NI = gate_up_N2I.new_empty(rows, width)
-        self._silu_mul(rows * width >= _WIDE, gate_up_N2I.data_ptr(), out_NI.data_ptr(), rows, width)
+        self._code.silu_mul(rows * width >= _WIDE, gate_up_N2I.data_ptr(), out_NI.data_ptr(), rows, width)
         return out_NI
 
     def rotate_and_store(
@@ -78,7 +95,7 @@ class CpuKernels(Kernels):
         heads, qkv_NSD = num_heads - 2 * self.shape.num_kv_heads, qkv_NSD.contiguous()
         q_norm, k_norm = (0, 0) if norms is None else (norms[0].data_ptr(), norms[1].data_ptr())
         scratch = torch.empty(rows // ROWS + 1, (heads + self.shape.num_kv_heads) * size)
-        self._rotate_store(
+        self._code.rotate_store(
             qkv_NSD.numel() >= _WIDE,
             qkv_NSD.data_ptr(),
             rotations[0].data_ptr(),

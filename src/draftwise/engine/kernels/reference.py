@@ -45,6 +45,9 @@ class Kernels:
         self.shape, self.rope, self.eps = shape, rope, eps
         self.rotation_dtype = dtype
 
+    def compile(self) -> None:
+        """Compile what the first call would compile otherwise."""
+
     def embed(
         self, tokens_N: Tensor, embedding_VH: Tensor, weight_H: Tensor, total_NH: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:

@@ -6,6 +6,9 @@ dimension.
 
 from __future__ import annotations
 
+import math
+import mmap
+
 import torch
 from torch import Tensor
 
@@ -36,8 +39,7 @@ class PagedKV:
         self.num_pages, self.block_size = num_pages, block_size
         self.num_bytes = (num_pages + 1) * block_size * shape.kv_bytes_per_token(dtype.itemsize)
         size = (num_pages + 1, block_size, 2, shape.num_kv_heads, shape.head_dim)
-        # Zeros, because pages are gathered whole: what a masked position holds must at least be finite.
-        self.layers = [torch.zeros(size, dtype=dtype, device=device) for _ in range(shape.num_layers)]
+        self.layers = [_zeros(size, dtype, torch.device(device)) for _ in range(shape.num_layers)]
 
     def store(self, layer: int, slots_N: Tensor, kv_N2GD: Tensor) -> None:
         """Store keys and values of N tokens at their slots (page * block_size + offset)."""
@@ -64,3 +66,14 @@ class PagedKV:
             tokens = tokens.view(pages.dtype).to(dtype)
         keys_BGTD, values_BGTD = tokens.permute(2, 0, 3, 1, 4).unbind(0)
         return keys_BGTD, values_BGTD
+
+
+def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return zeros, because pages are gathered whole: what a masked position holds must at least be finite.
+
+    On a CPU the memory is taken only when something is stored there: most pools are never full.
+    """
+    if device.type != "cpu":
+        return torch.zeros(size, dtype=dtype, device=device)
+    memory = mmap.mmap(-1, math.prod(size) * dtype.itemsize, access=mmap.ACCESS_COPY)
+    return torch.frombuffer(memory, dtype=dtype).view(size)

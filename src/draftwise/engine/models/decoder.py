@@ -101,6 +101,10 @@ class CausalLM:
         """Where it runs."""
         return self.weights.embedding_VH.device
 
+    def compile(self) -> None:
+        """Compile the kernels that its first step would compile otherwise, and those of drafters beside it."""
+        self._kernels.compile()
+
     def forward(
         self,
         tokens_N: Tensor,

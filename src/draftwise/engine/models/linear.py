@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["CudaLinear", "Linear", "make_linear", "quantise"]
+__all__ = ["CudaLinear", "Linear", "PackedLinear", "can_pack", "make_linear", "pack", "quantise"]
 
 Linear = Callable[[Tensor], Tensor]
 """[R, in] -> [R, out]."""
@@ -21,18 +21,18 @@ _LARGEST = torch.finfo(torch.float8_e4m3fn).max
 
 
 def make_linear(
-    weight_OK: Tensor, bias_O: Tensor | None = None, *, pack: bool = True, quantization: str | None = None
+    weight_OK: Tensor, bias_O: Tensor | None = None, *, copy: bool = True, quantization: str | None = None
 ) -> Linear:
     """Return x -> x @ weight.T + bias.
 
     On the CPU the weight is copied once into oneDNN's blocked layout, where a row's result has the same bits for
     any number of rows in float32, and for up to 32 in bfloat16; torch's plain product, which copies bfloat16 weights
-    in every call, takes half as long again. `pack=False` prevents the copy.
+    in every call, takes half as long again. `copy=False` prevents it.
 
     Args:
         weight_OK: in the model's type.
         bias_O: the same type.
-        pack: whether the weight may be copied.
+        copy: whether the weight may be copied.
         quantization: `fp8`: the weights are rounded to float8_e4m3fn, with a scale for each output; a device without
             such products computes with the rounded weights in the model's type.
     """
@@ -44,11 +44,41 @@ def make_linear(
             weight_OK, scale_O = (weight_OK.to(torch.float32) * scale_O.unsqueeze(1)).to(dtype), None
     if weight_OK.is_cuda:
         return CudaLinear(weight_OK, bias_O, scale_O)
-    if not pack or not _can_pack(weight_OK):
+    if not copy or not can_pack(weight_OK.device, weight_OK.dtype):
         return lambda x: F.linear(x, weight_OK, bias_O)
-    packed = torch.ops.mkldnn._reorder_linear_weight(weight_OK, None)
-    product = torch.ops.mkldnn._linear_pointwise.default
-    return lambda x: product(x, packed, bias_O, "none", [], "")
+    return PackedLinear(pack(weight_OK), bias_O)
+
+
+class PackedLinear:
+    """A product on the CPU with weights in oneDNN's layout.
+
+    Args:
+        packed: from `pack`.
+        bias_O: the same type.
+        memory: what holds the packed weights, if they do not do so themselves.
+    """
+
+    def __init__(self, packed: Tensor, bias_O: Tensor | None = None, memory: Tensor | None = None) -> None:
+        self._packed, self._bias_O, self._memory = packed, bias_O, memory
+        self._product = torch.ops.mkldnn._linear_pointwise.default
+
+    def __call__(self, x_RK: Tensor) -> Tensor:
+        """Return x @ weight.T + bias, [R, out]."""
+        return self._product(x_RK, self._packed, self._bias_O, "none", [], "")
+
+
+def pack(weight_OK: Tensor) -> Tensor:
+    """Return a copy in oneDNN's blocked layout, opaque to other operations; it does not depend on the threads."""
+    return torch.ops.mkldnn._reorder_linear_weight(weight_OK, None)
+
+
+def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
+    """Return whether such a layout is there, and faster."""
+    if device.type != "cpu" or not torch.backends.mkldnn.is_available():
+        return False
+    if dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return dtype == torch.float32
 
 
 def quantise(weight_OK: Tensor) -> tuple[Tensor, Tensor]:
@@ -87,11 +117,3 @@ class CudaLinear:
 
 def _multiplies_fp8(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
-
-
-def _can_pack(weight_OK: Tensor) -> bool:
-    if weight_OK.device.type != "cpu" or not torch.backends.mkldnn.is_available():
-        return False
-    if weight_OK.dtype == torch.bfloat16:
-        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    return weight_OK.dtype == torch.float32

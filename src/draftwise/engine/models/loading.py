@@ -16,6 +16,7 @@ from draftwise.engine.models.checkpoint import Checkpoint
 from draftwise.engine.models.decoder import CausalLM, Layer, Weights
 from draftwise.engine.models.families import Family, get_family
 from draftwise.engine.models.linear import Linear, make_linear
+from draftwise.engine.models.packed import PackedFile, open_packed
 from draftwise.engine.models.rope import Rope
 
 __all__ = ["WeightReader", "load_model"]
@@ -61,11 +62,13 @@ def load_model(
     rope = Rope.from_hf_config(config, shape, where=where)
     limit = min(rope.context_limit, _window(config, family) or rope.context_limit)
     shape = dataclasses.replace(shape, max_position_embeddings=limit)
-    reader = WeightReader(
-        checkpoint, shape, family, _resolve_dtype(dtype, config), _resolve_device(device), quantization=quantization
-    )
-    weights = _read_weights(reader, shape)
-    checkpoint.check_complete()
+    kind, place = _resolve_dtype(dtype, config), _resolve_device(device)
+    as_stored = checkpoint.files and quantization is None
+    files = [*checkpoint.files.values(), checkpoint.path / "config.json"] if as_stored else []
+    with open_packed(files, kind, place) as packed:
+        reader = WeightReader(checkpoint, shape, family, kind, place, quantization=quantization, packed=packed)
+        weights = _read_weights(reader, shape)
+        checkpoint.check_complete()
     rope = dataclasses.replace(rope, frequencies_D=rope.frequencies_D.to(reader.device))
     return CausalLM(config, shape, rope, weights)
 
@@ -120,11 +123,11 @@ def _resolve_device(device: str | torch.device) -> torch.device:
 
 
 def _read_weights(reader: WeightReader, shape: ModelShape) -> Weights:
-    embedding_VH = reader.fused(["model.embed_tokens.weight"], [shape.vocab_size], shape.hidden_size)
+    embedding_VH = reader.table("model.embed_tokens.weight", shape.vocab_size, shape.hidden_size)
     layers = tuple(reader.layer(f"model.layers.{i}.") for i in range(shape.num_layers))
     norm = reader.vector("model.norm.weight", shape.hidden_size)
     if shape.tie_word_embeddings:
-        head = make_linear(embedding_VH, pack=embedding_VH.nbytes <= _MOST_DUPLICATED)
+        head = reader.tied_head(embedding_VH)
     else:
         head = reader.linear("", ["lm_head"], [shape.vocab_size], shape.hidden_size)
     return Weights(embedding_VH=embedding_VH, layers=layers, norm=norm, head=head)
@@ -145,8 +148,9 @@ class WeightReader:
         device: torch.device,
         *,
         quantization: str | None = None,
+        packed: PackedFile | None = None,
     ) -> None:
-        self._checkpoint, self._shape = checkpoint, shape
+        self._checkpoint, self._shape, self._packed = checkpoint, shape, packed
         self._quantization = quantization
         self.dtype, self.device = dtype, device
         follows_config = family.qkv_bias is None
@@ -194,9 +198,24 @@ class WeightReader:
         quantization: str | None = None,
     ) -> Linear:
         """Return one product with the matrices [size, num_in] of these names below each other."""
-        weight = self.fused([f"{prefix}{name}.weight" for name in names], sizes, num_in)
+        weights = [f"{prefix}{name}.weight" for name in names]
         biases = self.fused([f"{prefix}{name}.bias" for name in names], sizes) if bias else None
-        return make_linear(weight, biases, quantization=quantization)
+        if self._packed is not None:
+            return self._packed.linear(" ".join(weights), lambda: self.fused(weights, sizes, num_in), biases)
+        return make_linear(self.fused(weights, sizes, num_in), biases, quantization=quantization)
+
+    def table(self, name: str, rows: int, width: int) -> Tensor:
+        """Return the matrix `name` [rows, width] as it is, which nobody writes to."""
+        if self._packed is None:
+            return self.fused([name], [rows], width)
+        return self._packed.table(name, (rows, width), self.dtype, lambda: self.fused([name], [rows], width))
+
+    def tied_head(self, embedding_VH: Tensor) -> Linear:
+        """Return the product with the embedding, of which a large one is not held a second time."""
+        copy = embedding_VH.nbytes <= _MOST_DUPLICATED
+        if self._packed is not None and copy:
+            return self._packed.linear("tied head", lambda: embedding_VH, None)
+        return make_linear(embedding_VH, copy=copy)
 
     def vector(self, name: str, size: int) -> Tensor:
         """Return the tensor `name` [size]."""

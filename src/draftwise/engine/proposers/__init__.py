@@ -14,6 +14,7 @@ from draftwise.engine.models import CausalLM, load_model
 from draftwise.engine.proposers.base import Confirmed, Proposer
 from draftwise.engine.sampling.draft import Draft
 from draftwise.engine.spec import ResolvedSpec
+from draftwise.machine.cache import one_at_a_time
 
 if TYPE_CHECKING:
     from draftwise.engine.models.drafter import Drafter
@@ -46,15 +47,16 @@ def _lookup(spec: ResolvedSpec, config: EngineConfig) -> dict:
 
 
 def _suffix(spec: ResolvedSpec, _config: EngineConfig, _target: CausalLM) -> Proposer:
-    from draftwise.engine.proposers.suffix import SuffixProposer
-    from draftwise.lookup.suffix import SuffixCache  # numba is slow to import
+    with one_at_a_time("suffix-kernels"):  # importing them compiles them, once for all processes
+        from draftwise.engine.proposers.suffix import SuffixProposer
+        from draftwise.lookup.suffix import SuffixCache
 
-    cache = SuffixCache(
-        max_tree_depth=spec.suffix_decoding_max_tree_depth,
-        max_cached_requests=spec.suffix_decoding_max_cached_requests,
-        max_spec_factor=spec.suffix_decoding_max_spec_factor,
-        min_token_prob=spec.suffix_decoding_min_token_prob,
-    )
+        cache = SuffixCache(
+            max_tree_depth=spec.suffix_decoding_max_tree_depth,
+            max_cached_requests=spec.suffix_decoding_max_cached_requests,
+            max_spec_factor=spec.suffix_decoding_max_spec_factor,
+            min_token_prob=spec.suffix_decoding_min_token_prob,
+        )
     return SuffixProposer(cache)
 
 

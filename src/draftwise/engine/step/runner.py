@@ -31,6 +31,7 @@ from draftwise.engine.step.launched import Launched, pack
 from draftwise.engine.step.scheduler import Chunk, Schedule
 from draftwise.engine.step.sequence import Sequence
 from draftwise.engine.step.table import SequenceTable, View
+from draftwise.engine.step.threads import StepThreads
 
 __all__ = ["Runner"]
 
@@ -71,6 +72,7 @@ class Runner:
         end_ids: end-of-sequence tokens.
         uniform: whether steps have uniform rows, whose lengths only the device knows (see `Spans`).
         capture_sizes: numbers of sequences that steps are padded to, and captured for on a GPU; empty: neither.
+        threads: how many compute a step; None: always as many as torch has.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class Runner:
         end_ids: frozenset[int],
         uniform: bool,
         capture_sizes: tuple[int, ...] = (),
+        threads: StepThreads | None = None,
     ) -> None:
         self.model, self.kv, self.table, self.confirmations = model, kv, table, confirmations
         self.graphs = Graphs(enabled=bool(capture_sizes) and model.device.type == "cuda")
@@ -91,6 +94,7 @@ class Runner:
         self._end_ids = end_ids
         self._uniform = uniform
         self._capture_sizes = capture_sizes
+        self.threads = threads or StepThreads()
         self._kept: Tensor | None = None
         """Logits of captured steps that the host has a part in: one place for all graphs."""
         self._slots: dict[int, _Slots] = {}
@@ -98,6 +102,10 @@ class Runner:
     @torch.inference_mode()
     def run(self, schedule: Schedule) -> tuple[Launched, ...]:
         """Launch a step: first what the scheduler decided enters the table, then prompts, then decoding."""
+        with self.threads.computing(prompt_rows=sum(chunk.length for chunk in schedule.chunks)):
+            return self._launch(schedule)
+
+    def _launch(self, schedule: Schedule) -> tuple[Launched, ...]:
         self.confirmations.notify()
         if schedule.released_slots:
             self.table.release(schedule.released_slots)

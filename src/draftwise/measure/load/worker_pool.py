@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 import subprocess
 import sys
@@ -13,8 +12,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 
-from draftwise.backends import UrlBackend
+from draftwise.backends import Backend, OneAtATime, UrlBackend
 from draftwise.core import Answer, BackendError, ClientHealth, Replay
+from draftwise.machine.cores import count_cores
 from draftwise.measure.load.arrivals import replay_times
 from draftwise.measure.load.client import Client
 from draftwise.measure.load.traffic import Share
@@ -37,7 +37,7 @@ def count_processes(streams: int) -> int:
 
     A chunk costs a process 12 us of CPU, so a thousand streams of 50 tokens/s take 60 % of a core.
     """
-    return max(1, min(-(-streams // _STREAMS_EACH), (os.cpu_count() or 2) - 1))
+    return max(1, min(-(-streams // _STREAMS_EACH), count_cores() - 1))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,9 +65,10 @@ class WorkerPool:
     """
 
     def __init__(self, client: Client, processes: int) -> None:
-        assert isinstance(client.backend, UrlBackend)
-        self._backend = client.backend
-        self._client = replace(client, backend=RemoteServer.of(client.backend))
+        server = client.backend.server if isinstance(client.backend, OneAtATime) else client.backend
+        assert isinstance(server, UrlBackend)
+        self._backend: Backend = client.backend
+        self._client = replace(client, backend=RemoteServer.of(server))
         self._processes = processes
         self._workers: list[_WorkerProcess] = []
         self._busy: set[_WorkerProcess] = set()

@@ -1,0 +1,229 @@
+"""How many threads compute a step: as many as there are cores, and fewer while other processes hold some of them.
+
+The threads of a step wait for each other dozens of times. One that has no core is missed each time for a slice of the
+scheduler, which is milliseconds, longer than a whole step of a small model: with one of two cores taken, two threads
+decode at a tenth of their speed, and one thread at more than half. So they decode with one less while that lasts.
+
+Long prompts always get all threads: a row has the same bits on any number of threads, but in bfloat16 not where a
+product has hundreds of rows, and the same prompt should have the same answer whatever else the machine does.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from draftwise.machine.cores import count_cores
+
+__all__ = ["Cores", "GovernedThreads", "Governor", "LinuxCores", "StepThreads", "make_threads"]
+
+_WINDOW_S = 0.05
+"""How long waiting adds up before it counts: many slices of the scheduler (about 3 ms)."""
+_WAITS = 0.1
+"""Share of a window from which on a thread counts as waiting for a core. The server's own process, and a client on the
+same machine, take less."""
+_LOST = 0.4
+"""Cores' worth of waiting from which on there are too many threads. One that shares its core with a busy process waits
+half the time."""
+_ROOM = 0.65
+"""Idle cores from which on there is room for one more thread."""
+_SOON_S = 1.0
+"""A thread that is given up again within this time was tried in vain."""
+_MOST_ROWS = 128
+"""Rows of prompts up to which a row's bits do not depend on the number of threads (oneDNN 3.12: 200)."""
+
+
+class Cores(Protocol):
+    """What the operating system says of this process and its cores: seconds since some time before."""
+
+    def waits(self) -> Mapping[str, float]:
+        """Return for each thread of this process how long it could have run but had no core."""
+
+    def idle_s(self) -> float:
+        """Return how long the cores that this process may use had nothing to do, all added up."""
+
+    def cpu_s(self) -> float:
+        """Return the CPU time of this process."""
+
+
+class Governor:
+    """Decides how many threads fit on the cores that other processes leave.
+
+    Args:
+        most: threads on a quiet machine.
+        cores: the readings.
+        clock: seconds.
+
+    Attributes:
+        threads: the decision, 1 to `most`.
+    """
+
+    def __init__(self, most: int, cores: Cores, clock: Callable[[], float] = time.monotonic) -> None:
+        self.most = self.threads = most
+        self._cores, self._clock = cores, clock
+        self._window = self._pause = _Window(clock(), cores)
+        """Since when waiting, and idle cores, are counted."""
+        self._for_room = _Patience(0.1, 4.0)
+        self._without_room = _Patience(0.5, 8.0)  # what keeps the cores busy may be of lower priority and give way
+        self._tried = self._for_room
+        """What the last additional thread had waited for."""
+        self._raised_s = self._reduced_s = -math.inf
+
+    def update(self) -> int:
+        """Take a look, if a window has passed since the last one, and return the decision."""
+        now = self._clock()
+        if self.threads > 1 and now - self._window.begun_s >= _WINDOW_S:
+            window, self._window = self._window, _Window(now, self._cores)
+            lost = window.lost_cores(self._window)
+            if lost > _LOST:
+                self._reduce(by=max(1, round(lost)))
+        if self.threads < self.most and now - self._pause.begun_s >= self._for_room.seconds:
+            pause, self._pause = self._pause, _Window(now, self._cores)
+            if pause.free_cores(self._pause, self.threads) > _ROOM:
+                self._raise(self._for_room)
+            elif now - self._reduced_s >= self._without_room.seconds:
+                self._raise(self._without_room)
+        return self.threads
+
+    def _reduce(self, *, by: int) -> None:
+        self.threads = max(1, self.threads - by)
+        self._pause, self._reduced_s = self._window, self._window.begun_s
+        if self._reduced_s - self._raised_s < _SOON_S:
+            self._tried.lengthen()
+        else:
+            self._for_room.reset()
+            self._without_room.reset()
+
+    def _raise(self, after: _Patience) -> None:
+        self.threads += 1
+        self._window, self._raised_s, self._tried = self._pause, self._pause.begun_s, after
+
+
+class _Patience:
+    """How long to wait before one more thread is tried: twice as long after each that was tried in vain."""
+
+    def __init__(self, shortest_s: float, longest_s: float) -> None:
+        self.seconds, self._shortest_s, self._longest_s = shortest_s, shortest_s, longest_s
+
+    def lengthen(self) -> None:
+        self.seconds = min(2 * self.seconds, self._longest_s)
+
+    def reset(self) -> None:
+        self.seconds = self._shortest_s
+
+
+class _Window:
+    """Readings at the beginning of a stretch of time; the next ones end it."""
+
+    def __init__(self, begun_s: float, cores: Cores) -> None:
+        self.begun_s = begun_s
+        self._waits, self._idle_s, self._cpu_s = cores.waits(), cores.idle_s(), cores.cpu_s()
+
+    def lost_cores(self, end: _Window) -> float:
+        """Return how many threads waited for a core, on average, leaving out those that hardly did."""
+        shares = (wait / (end.begun_s - self.begun_s) for wait in self._grown_waits(end))
+        return sum(share for share in shares if share > _WAITS)
+
+    def free_cores(self, end: _Window, threads: int) -> float:
+        """Return how many cores were idle, on average, beside those of as many threads, which may have had a rest."""
+        passed_s = end.begun_s - self.begun_s
+        rested_s = threads * passed_s - (end._cpu_s - self._cpu_s) - sum(self._grown_waits(end))
+        return (end._idle_s - self._idle_s - max(rested_s, 0)) / passed_s
+
+    def _grown_waits(self, end: _Window) -> Iterator[float]:
+        return (wait - self._waits[thread] for thread, wait in end._waits.items() if thread in self._waits)
+
+
+class LinuxCores:
+    """Readings from /proc; opening it costs microseconds, so files stay open.
+
+    Raises:
+        OSError: this system does not tell.
+    """
+
+    def __init__(self) -> None:
+        self._threads: dict[str, int] = {}
+        self._stat = os.open("/proc/stat", os.O_RDONLY | os.O_CLOEXEC)
+        self._names = frozenset(f"cpu{core}".encode() for core in os.sched_getaffinity(0))
+        Path("/proc/self/schedstat").read_bytes()
+
+    def __del__(self) -> None:
+        for file in (self._stat, *self._threads.values()):
+            os.close(file)
+
+    def waits(self) -> dict[str, float]:
+        """See `Cores`: the second number of /proc/self/task/*/schedstat, in nanoseconds (sched-stats.rst)."""
+        names = set(os.listdir("/proc/self/task"))
+        for ended in self._threads.keys() - names:
+            os.close(self._threads.pop(ended))
+        waits = {}
+        for name in names:
+            with suppress(OSError):  # the thread has ended in between
+                if name not in self._threads:
+                    self._threads[name] = os.open(f"/proc/self/task/{name}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+                waits[name] = int(os.pread(self._threads[name], 128, 0).split()[1]) / 1e9
+        return waits
+
+    def idle_s(self) -> float:
+        """See `Cores`: idle and iowait of /proc/stat, in clock ticks (proc(5))."""
+        rows = (line.split() for line in os.pread(self._stat, 2**20, 0).splitlines() if line.startswith(b"cpu"))
+        ticks = sum(int(row[4]) + int(row[5]) for row in rows if row[0] in self._names)
+        return ticks / os.sysconf("SC_CLK_TCK")
+
+    def cpu_s(self) -> float:
+        """See `Cores`."""
+        return time.process_time()
+
+
+class StepThreads:
+    """As many threads as torch has, whatever happens."""
+
+    def computing(self, *, prompt_rows: int) -> AbstractContextManager[None]:  # noqa: ARG002  (of the subclass)
+        """Return the block in which a step with so many rows of prompts is computed."""
+        return nullcontext()
+
+
+class GovernedThreads(StepThreads):
+    """As many threads as the governor says; after the block as many as before."""
+
+    def __init__(self, governor: Governor) -> None:
+        self._governor = governor
+
+    def computing(self, *, prompt_rows: int) -> AbstractContextManager[None]:
+        """See `StepThreads`."""
+        threads = self._governor.update()
+        return nullcontext() if threads == self._governor.most or prompt_rows > _MOST_ROWS else _limited(threads)
+
+
+@contextmanager
+def _limited(threads: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(min(threads, before))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def make_threads(device: torch.device) -> StepThreads:
+    """Give torch the threads that this process has cores for, and return what governs them.
+
+    An operator's OMP_NUM_THREADS stands. Where the system does not tell who waits for a core, nothing is governed.
+    """
+    if device.type != "cpu":
+        return StepThreads()
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(min(torch.get_num_threads(), count_cores()))
+    if torch.get_num_threads() == 1:
+        return StepThreads()
+    try:
+        return GovernedThreads(Governor(torch.get_num_threads(), LinuxCores()))
+    except (OSError, AttributeError):
+        return StepThreads()

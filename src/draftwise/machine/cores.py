@@ -1,0 +1,54 @@
+"""How many cores this process really has, and which control groups limit them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+__all__ = ["count_cores", "find_control_groups"]
+
+_ROOT = Path("/")
+
+
+def count_cores(root: Path = _ROOT) -> int:
+    """Return the whole cores that this process can keep busy, at least 1.
+
+    The least of three: cores of the machine, those that the scheduler may use for this process (`taskset`, cpusets),
+    and the CPU time that its control groups grant (`docker run --cpus 1.5`, a pod's CPU limit), rounded down: threads
+    that wait for each other by spinning use up a quota in the middle of a period, and then all of them are stopped.
+
+    Args:
+        root: where the Linux to look at is mounted.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min([cores, *(int(quota) for quota in _quotas(root))]))
+
+
+def find_control_groups(root: Path = _ROOT) -> Iterator[Path]:
+    """Yield the folders of the groups that limit this process's CPU, its own and all above (cgroup v2 or v1)."""
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        mount = root / "sys/fs/cgroup" / controllers
+        for folder in (Path(path), *Path(path).parents):
+            yield mount / folder.relative_to("/")
+
+
+def _quotas(root: Path) -> Iterator[float]:
+    """Yield the cores' worth of CPU time that each control group grants, where it sets a limit."""
+    for folder in find_control_groups(root):
+        limits = _read(folder / "cpu.max").split() or [
+            _read(folder / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")
+        ]
+        if len(limits) == 2 and all(limit.isdigit() for limit in limits):  # v2 writes "max", v1 -1 for none
+            yield int(limits[0]) / int(limits[1])
+
+
+def _read(file: Path) -> str:
+    """Return a file's text, nothing where there is none."""
+    try:
+        return file.read_text(errors="replace")
+    except OSError:
+        return ""
