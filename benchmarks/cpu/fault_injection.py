@@ -16,7 +16,6 @@ import json
 import math
 import os
 import platform
-import random
 import re
 import sys
 import time
@@ -99,7 +98,7 @@ def run_trial(trial: Trial) -> Outcome:
         try:
             found = measure(world, Path(folder) / "run")
         except (BackendError, InvalidSetup) as error:
-            return Outcome(trial=trial, about=world.about, verdicts=(), reasons=(str(error),))
+            return Outcome(trial=trial, about=world.about, verdicts=(), reasons=(type(error).__name__,))
     return Outcome(
         trial=trial,
         about=world.about,
@@ -129,9 +128,7 @@ def list_trials(nulls: int, effects: int, first: int) -> list[Trial]:
         *(NULLS[number % len(NULLS)] for number in range(nulls)),
         *(list(EFFECTS)[number % len(EFFECTS)] for number in range(effects)),
     ]
-    return [
-        Trial(kind=kind, seed=first + number, truth=truth) for kind in KINDS for number, truth in enumerate(truths)
-    ]
+    return [Trial(kind=kind, seed=first + number, truth=truth) for kind in KINDS for number, truth in enumerate(truths)]
 
 
 def wilson(count: int, total: int, quantile: float = 1.96) -> list[float]:
@@ -168,11 +165,11 @@ def count_verdicts(outcomes: Iterable[Outcome]) -> dict[str, int]:
 
 
 def count_reasons(outcomes: Iterable[Outcome]) -> dict[str, int]:
-    """Return the most frequent reasons for no verdict, with their numbers left out."""
+    """Return the most frequent reasons why a load was inconclusive, with their numbers left out."""
     given = (
-        re.sub(r"\d+(\.\d+)?( s\b)?", "N", reason).partition(";")[0]
+        re.sub(r"\d+(\.\d+)?", "N", reason).partition(";")[0]
         for each in outcomes
-        for verdict, reason in zip(each.verdicts or ("inconclusive",), each.reasons, strict=True)
+        for verdict, reason in zip(each.verdicts, each.reasons, strict=False)
         if verdict == Verdict.INCONCLUSIVE
     )
     return dict(Counter(given).most_common(8))
@@ -203,6 +200,7 @@ def main() -> None:
     with ProcessPoolExecutor(given.processes) as pool:
         for outcome in pool.map(run_trial, trials, chunksize=4):
             outcomes.append(outcome)
+            print(f"{len(outcomes)} of {len(trials)}", file=sys.stderr, end="\r")
             if outcome.is_false:
                 print("false:", json.dumps(describe(outcome)), flush=True)
     result = {

@@ -179,7 +179,7 @@ def _compile_late(world: World) -> None:
     rng, arm = world.rng, _either(world)
     if rng.random() < 0.6:
         first = rng.randint(2, 30)
-        arm["cold"] = ((first, first + rng.randint(3, 60), rng.uniform(5, 16)),)
+        arm["cold"] = ((first, first + _part_of_requests(world), rng.uniform(5, 16)),)
     else:
         arm["cold_sizes"] = rng.uniform(5, 16)
 
@@ -229,8 +229,7 @@ def _vary_prompts(world: World) -> None:
 def _start_later(world: World) -> None:
     rng, arm = world.rng, _either(world)
     arm["start_s"] = rng.uniform(60, 300)
-    up = arm["start_s"]
-    arm["spells"] = ((up, up + rng.uniform(10, 120), rng.uniform(1.3, 6)),)
+    arm["cold"] = (*arm.get("cold", ()), (1, _part_of_requests(world), rng.uniform(1.3, 6)))
 
 
 def _disturb_one(world: World) -> None:
@@ -266,10 +265,15 @@ def _either(world: World) -> dict[str, Any]:
     return world.rng.choice((world.plain, world.candidate))
 
 
+def _part_of_requests(world: World) -> int:
+    """Return a number of requests: up to two fifths of those that one load is planned to have."""
+    return round(world.rng.uniform(0.05, 0.4) * world.num_prompts * world.repeats)
+
+
 def _windows(
     rng: random.Random, *, seconds: tuple[float, float] = (2, 60), factor: tuple[float, float]
 ) -> Iterator[Spell]:
-    """Yield spells that come and go, each of them slow by its own factor; together a tenth to six tenths of the time."""
+    """Yield spells that come and go, each slow by a factor of its own: together a tenth to six tenths of the time."""
     share, at = rng.uniform(0.1, 0.6), 0.0
     while at < HORIZON_S:
         length = _log_uniform(rng, *seconds)

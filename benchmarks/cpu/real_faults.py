@@ -104,7 +104,7 @@ class Run:
 
 
 def _draw_busy(rng: random.Random, seconds: float) -> Iterator[tuple[float, float]]:
-    """Yield spells of 2 to 60 s for a tenth to six tenths of the time; every other run is busy from its first second."""
+    """Yield spells of 2 to 60 s, a tenth to six tenths of the time; half of the runs are busy from their first second."""
     share = rng.uniform(0.1, 0.6)
     at = 0.0 if rng.random() < 0.5 else rng.uniform(0, 20)
     while at < seconds:
@@ -169,7 +169,9 @@ def find_truths(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], tupl
     for row in rows:
         if not row["busy"] and "ratio" in row:
             measured.setdefault((row["candidate"], row["workload"]), []).append(row["ratio"])
-    return {key: (fmean(low for low, _, _ in each), fmean(high for _, _, high in each)) for key, each in measured.items()}
+    return {
+        key: (fmean(low for low, _, _ in each), fmean(high for _, _, high in each)) for key, each in measured.items()
+    }
 
 
 def judge(row: Mapping[str, Any], truths: Mapping[tuple[str, str], tuple[float, float]]) -> str:

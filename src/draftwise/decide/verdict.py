@@ -113,7 +113,23 @@ def _find_doubt(found: Unjudged, findings: Sequence[Finding], thresholds: Thresh
     doubts = (
         each for each in findings if each.code in UNSETTLING and each.where in ("", cell.baseline, cell.candidate)
     )
-    return next((f"{each.message.rstrip('.')} ({each.code})" for each in doubts), "")
+    if doubt := next((f"{each.message.rstrip('.')} ({each.code})" for each in doubts), ""):
+        return doubt
+    return _find_contradiction(found, thresholds.margin)
+
+
+def _find_contradiction(found: Unjudged, margin: float) -> str:
+    """Return how the ratio changed while it was measured, empty unless a stretch of the run contradicts the whole."""
+    side = conclude(found.comparison.deciding, margin)
+    if side not in (Conclusion.FASTER, Conclusion.SLOWER) or (change := found.estimates.ratios.change) is None:
+        return ""
+    agrees = change.lowest > 1 + margin if side is Conclusion.FASTER else change.highest < 1 - margin
+    if agrees:
+        return ""
+    return (
+        f"the speed-up changed in the course of the run, from {change.lowest:.2f}x in one stretch of it to "
+        f"{change.highest:.2f}x in another: one of the two servers was slower for a while; measure again"
+    )
 
 
 def _weigh(

@@ -23,11 +23,13 @@ from draftwise.decide.thresholds import Thresholds
 from draftwise.runs.asked_once import count_repetitions
 from draftwise.statistics import (
     Array,
+    Change,
     Design,
     Estimate,
     InterimAnalyses,
     Outlook,
     adjust_family,
+    find_change,
     find_outlook,
     goodput_change,
     percentile_ratios,
@@ -56,6 +58,15 @@ class Ratios:
     """Output tokens per second of the server; None with one request in flight."""
     deciding: Estimate
     """The one that `Comparison.decided_by` names."""
+
+    @property
+    def change(self) -> Change | None:
+        """How the speed-up changed in the course of the run; None where it stayed the same."""
+        ordered = sorted(self.paired, key=lambda each: each.candidate.turn)
+        candidate_N, baseline_N = _read(ordered, lambda timing: timing.tokens_per_s)
+        design = Design.of([(each.unit, each.block) for each in ordered])
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return find_change(np.log(candidate_N) - np.log(baseline_N), design)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
