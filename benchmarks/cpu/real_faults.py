@@ -104,7 +104,7 @@ class Run:
 
 
 def _draw_busy(rng: random.Random, seconds: float) -> Iterator[tuple[float, float]]:
-    """Yield spells of 2 to 60 s, a tenth to six tenths of the time; half of the runs are busy from their first second."""
+    """Yield spells of 2 to 60 s, a tenth to six tenths of the time; half of the runs are busy from the start."""
     share = rng.uniform(0.1, 0.6)
     at = 0.0 if rng.random() < 0.5 else rng.uniform(0, 20)
     while at < seconds:

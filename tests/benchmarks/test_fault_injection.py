@@ -6,14 +6,17 @@ import pytest
 from fault_injection import NULLS, QUIET, Outcome, Trial, run_trial, summarise, wilson
 from injected_faults import KINDS, make_world
 
-SEEDS = (1, 2)
-
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_is_adopted_or_rejected_where_nothing_is_gained(kind: str) -> None:
-    for seed in SEEDS:
-        outcome = run_trial(Trial(kind=kind, seed=seed, truth=NULLS[seed % len(NULLS)]))
-        assert not outcome.is_false, outcome
+    outcome = run_trial(Trial(kind=kind, seed=2, truth=NULLS[0]))
+    assert outcome.verdicts, outcome
+    assert not outcome.is_false, outcome
+
+
+def test_a_server_that_compiles_for_a_third_of_the_run_is_not_rejected() -> None:
+    outcome = run_trial(Trial(kind="late-compiling", seed=109, truth=1.0))
+    assert "the speed-up changed in the course of the run" in outcome.reasons[0]
 
 
 @pytest.mark.parametrize("truth", [1.2, 0.8])
