@@ -41,26 +41,33 @@ def find_change(logs_N: Array, design: Design) -> Change | None:
         design: of these requests, its blocks numbered in the order of time.
     """
     kept_N = np.isfinite(logs_N)
-    logs_B = _mean_of_blocks(logs_N[kept_N], design.only(kept_N)) if kept_N.any() else np.empty(0)
+    if not kept_N.any():
+        return None
+    logs_B, spent = _mean_of_blocks(logs_N[kept_N], design.only(kept_N))
     count = min(_MOST_STRETCHES, len(logs_B) // _FEWEST_BLOCKS)
     if count < 2:
         return None
     parts = np.array_split(logs_B, count)
     means_S = np.array([part.mean() for part in parts])
     sizes_S = np.array([len(part) for part in parts])
+    degrees = max(1.0, len(logs_B) - count - spent)
     between = float(sizes_S @ (means_S - logs_B.mean()) ** 2) / (count - 1)
-    within = sum(float(((part - part.mean()) ** 2).sum()) for part in parts) / (len(logs_B) - count)
-    if not between or (within and fisher_tail(between / within, count - 1, len(logs_B) - count) > 1 - CONFIDENCE):
+    within = sum(float(((part - part.mean()) ** 2).sum()) for part in parts) / degrees
+    if not between or (within and fisher_tail(between / within, count - 1, degrees) > 1 - CONFIDENCE):
         return None
     return Change(lowest=to_ratio(float(means_S.min())), highest=to_ratio(float(means_S.max())))
 
 
-def _mean_of_blocks(logs_N: Array, design: Design) -> Array:
-    """Return [B] the mean of each block, as if all prompts gained the same where they can be told from blocks."""
-    num_P = np.bincount(design.prompt_N)
-    if design.num_prompts > 1 and num_P.min() > 1:
+def _mean_of_blocks(logs_N: Array, design: Design) -> tuple[Array, float]:
+    """Return [B] the means of blocks as if all prompts gained the same, and the degrees of freedom that this takes.
+
+    As they are, and none, where prompts came once.
+    """
+    spent = 0.0
+    if np.bincount(design.prompt_N).min() > 1:
         logs_N = logs_N - _mean(logs_N, design.prompt_N)[design.prompt_N] + logs_N.mean()
-    return _mean(logs_N, design.block_N)
+        spent = (design.num_prompts - 1) * design.num_blocks / len(logs_N)
+    return _mean(logs_N, design.block_N), spent
 
 
 def _mean(values_N: Array, group_N: Integers) -> Array:
