@@ -102,12 +102,12 @@ def run_trial(trial: Trial) -> Outcome:
         try:
             found = measure(world, Path(folder) / "run")
         except (BackendError, InvalidSetup) as error:
-            return Outcome(trial=trial, about=world.about, verdicts=(), reasons=(type(error).__name__,))
+            return Outcome(trial=trial, about=world.about, verdicts=(), reasons=(str(error),))
     return Outcome(
         trial=trial,
         about=world.about,
         verdicts=tuple(str(each.verdict) for each in found),
-        reasons=tuple(each.reason for each in found),
+        reasons=tuple(each.reason for each in found) or ("no comparison could be made",),
         is_covered=world.is_covered,
     )
 
@@ -158,11 +158,13 @@ def summarise(outcomes: Sequence[Outcome]) -> dict[str, Any]:
         "false_share_95": wilson(len(false), len(nulls)),
         "false_where_trouble_covered_all": sum(each.is_covered for each in false),
         "null_runs_without_a_result": sum(not each.verdicts and each.trial.truth in NULLS for each in outcomes),
+        "without_a_result_because": count_reasons(each for each in outcomes if not each.verdicts),
         "verdicts_of_nulls": count_verdicts(nulls),
-        "inconclusive_because": count_reasons(nulls),
+        "neither_because": count_reasons(nulls),
         "effect_runs": len(effects),
         "effects_found": sum(each.is_found for each in effects),
         "effects_found_share_95": wilson(sum(each.is_found for each in effects), len(effects)),
+        "effects_not_found_because": count_reasons(each for each in effects if not each.is_found),
         "effects_with_a_false_verdict": sum(each.is_false for each in effects),
     }
 
@@ -173,12 +175,12 @@ def count_verdicts(outcomes: Iterable[Outcome]) -> dict[str, int]:
 
 
 def count_reasons(outcomes: Iterable[Outcome]) -> dict[str, int]:
-    """Return the most frequent reasons why a load was inconclusive, with their numbers left out."""
+    """Return the most frequent reasons for which loads were not adopted or rejected, without their numbers."""
     given = (
         re.sub(r"\d+(\.\d+)?", "N", reason).partition(";")[0]
         for each in outcomes
-        for verdict, reason in zip(each.verdicts, each.reasons, strict=False)
-        if verdict == Verdict.INCONCLUSIVE
+        for verdict, reason in zip(each.verdicts or (Verdict.INCONCLUSIVE,), each.reasons, strict=True)
+        if verdict not in (Verdict.ADOPT, Verdict.REJECT)
     )
     return dict(Counter(given).most_common(8))
 
