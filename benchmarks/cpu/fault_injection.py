@@ -123,7 +123,11 @@ def measure(world: World, path: Path) -> Sequence[Comparison]:
         path, world.plan, world.scripts, read_device=world.read_device, budget_s=world.budget_s, processes=1
     )
     world.watch([backend.engine for backend in session.backends])
-    virtual_time.run(session.run())
+    try:
+        virtual_time.run(session.run())
+    except BackendError:
+        if not (path / "manifest.json").exists():
+            raise
     return conclude_run(RunDirectory(path).read()).decision.comparisons
 
 

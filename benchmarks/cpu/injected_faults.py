@@ -225,7 +225,7 @@ def _remember(world: World) -> None:
         world.spec = SpecConfig(method="suffix", num_speculative_tokens=4) if what == "suffix" else None
         world.num_prompts = rng.choice((6, 16, 36, 80, 160))
     else:
-        caching = {"prefix_caching": True, "prefill_s": rng.uniform(0.002, 0.02)}
+        caching = {"prefix_caching": True, "prefill_s": rng.uniform(0.0005, 0.004)}
         ignores_salts = {"refuses": ("cache_salt",)} if rng.random() < 0.5 else {}
         caches_on = world.candidate if what == "drafter" else _either(world)
         for arm in (world.plain, world.candidate):

@@ -35,6 +35,8 @@ UNSETTLING = ("warm-up-short", "noisy-machine")
 """Warnings that make numbers wrong either way, of which pairing and repetition do not take care."""
 VOIDING = ("swapped-servers", "plain-speculates", "same-server", "arms-differ", "client-saturated", "other-traffic")
 """Errors with which two arms are not the baseline and the candidate that they are said to be."""
+_FASTER_AT_TIMES = 2
+"""Turns of an arm alone that show that it can be far faster: one may be luck."""
 _BLIND = 2.0
 """Detectable gain from which the spread itself is not known: two repetitions under load say nothing of the third."""
 _MOST_REPETITIONS = 20
@@ -119,12 +121,18 @@ def _find_doubt(found: Unjudged, findings: Sequence[Finding], thresholds: Thresh
 
 
 def _find_contradiction(found: Unjudged, margin: float) -> str:
-    """Return how the ratio changed while it was measured, empty unless a stretch of the run contradicts the whole."""
-    side = conclude(found.comparison.deciding, margin)
-    if side not in (Conclusion.FASTER, Conclusion.SLOWER) or (change := found.estimates.ratios.change) is None:
+    """Return what in a run contradicts the ratio of the whole, empty where nothing does.
+
+    One of two servers that is slow for a good part of a run makes a ratio that is exact and wrong.
+    """
+    side, cell = conclude(found.comparison.deciding, margin), found.estimates.cell
+    if side not in (Conclusion.FASTER, Conclusion.SLOWER):
         return ""
-    agrees = change.lowest > 1 + margin if side is Conclusion.FASTER else change.highest < 1 - margin
-    if agrees:
+    loser = cell.baseline if side is Conclusion.FASTER else cell.candidate
+    if (count := found.faster.get(loser, 0)) >= _FASTER_AT_TIMES:
+        return f"in {count} turns {loser} alone was far faster than in those that count: it may have been slow in them"
+    change = found.estimates.ratios.change
+    if change is None or (change.lowest > 1 + margin if side is Conclusion.FASTER else change.highest < 1 - margin):
         return ""
     return (
         f"the speed-up changed in the course of the run, from {change.lowest:.2f}x in one stretch of it to "

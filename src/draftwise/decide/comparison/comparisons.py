@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from statistics import median
 
 import numpy as np
@@ -113,6 +114,8 @@ class Unjudged:
     """Of the ratio that decides."""
     lost: Lost | None = None
     """None where every paired block counts."""
+    faster: Mapping[str, int] = field(default_factory=dict)
+    """Attempts that were set aside in which one of the two arms alone was far faster than usual, by that arm."""
     promise: Interval | None = None
     """Change of the share of requests within the SLO, sure enough for all comparisons of the run together."""
     family: int = 1
@@ -258,8 +261,8 @@ def _compare(run: Run, estimates: Estimates, thresholds: Thresholds) -> Unjudged
         detectable=outlook.detectable if math.isfinite(outlook.detectable) else None,
         prompts_needed=outlook.prompts,
     )
-    lost = _find_lost(run, estimates.whole)
-    return Unjudged(comparison=comparison, estimates=estimates, outlook=outlook, lost=lost)
+    lost, faster = _find_lost(run, estimates.whole), _count_faster(run, estimates.whole)
+    return Unjudged(comparison=comparison, estimates=estimates, outlook=outlook, lost=lost, faster=faster)
 
 
 def _find_lost(run: Run, cell: Cell) -> Lost | None:
@@ -273,6 +276,15 @@ def _find_lost(run: Run, cell: Cell) -> Lost | None:
     reasons = {(each.workload, each.repeat, each.block): each.reason for each in reversed(run.disturbances)}
     known = [reasons[block] for block in sorted(lost) if block in reasons]
     return Lost(count=len(lost), of=len(lost | left), reason=known[0]) if known else None
+
+
+def _count_faster(run: Run, cell: Cell) -> Counter[str]:
+    mine = (
+        {cell.baseline, cell.candidate}.intersection(each.faster)
+        for each in run.disturbances
+        if each.condition == cell.condition.label and each.workload in cell.workloads
+    )
+    return Counter(arm for arms in mine if len(arms) == 1 for arm in arms)
 
 
 def _find_interval(estimate: Estimate | None, confidence: float) -> Interval | None:
