@@ -8,25 +8,32 @@ from draftwise.core import Answer, Divergence
 from draftwise.decide.comparison.cell import OutputDifference
 from draftwise.measure.load.client import Client
 
-__all__ = ["examine"]
+__all__ = ["View", "ask", "conclude"]
+
+View = dict[str, float] | None
+"""Log-probabilities of the most likely tokens; None where a server does not say."""
 
 _BEST = 5
 """Most likely tokens that servers are asked for: as many as OpenAI's completions allow."""
 
 
-async def examine(difference: OutputDifference, baseline: Client, candidate: Client) -> Divergence:
-    """Return both servers' log-probabilities at the position where two answers diverge.
+async def ask(difference: OutputDifference, client: Client) -> View:
+    """Return a server's view of the position where two answers diverge.
 
-    Each computes the next token after the prompt and all shared output in one prefill, so that neither result depends
+    It computes the next token after the prompt and all shared output in one prefill, so that the result does not depend
     on how the position was reached.
     """
+    prompt, position = difference.baseline.prompt_token_ids, difference.position
+    if not prompt or position is None:
+        return None
+    await client.backend.wake()
+    return await client.next_best([*prompt, *difference.baseline.token_ids[:position]], _BEST)
+
+
+def conclude(difference: OutputDifference, views: Sequence[View]) -> Divergence:
+    """Return what both servers' views say of a difference."""
     answers, position = (difference.baseline, difference.candidate), difference.position
     tokens = [None if position is None else _token_at(answer, position) for answer in answers]
-    prompt = difference.baseline.prompt_token_ids
-    views: list[dict[str, float] | None] = [None, None]
-    if prompt and position is not None:
-        shared = [*prompt, *difference.baseline.token_ids[:position]]
-        views = [await client.next_best(shared, _BEST) for client in (baseline, candidate)]
     known = [view for view in views if view is not None]
     return Divergence(
         workload=difference.unit[0],

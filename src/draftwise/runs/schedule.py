@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from draftwise.core import Condition, Prompt, Run, RunPlan, Settled, Workload
 from draftwise.runs.asked_once import share_out
 from draftwise.runs.blocks import Block, blocks, split_once
 
-__all__ = ["Turn", "arm_order", "list_planned", "plan_turns"]
+__all__ = ["Turn", "arm_order", "join_stretches", "list_planned", "plan_turns"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +50,15 @@ def arm_order(arms: Sequence[str], block: int, repeat: int) -> list[str]:
     start = (block + repeat) % len(arms)
     order = [*arms[start:], *arms[:start]]
     return order[::-1] if block // len(arms) % 2 else order
+
+
+def join_stretches(turns: Iterable[Turn], arms: Sequence[str]) -> list[Turn]:
+    """Return the turns of one repetition arm by arm, forwards and backwards in turn (A B, B A ...): each arm once."""
+
+    def place(turn: Turn) -> int:
+        return arms.index(turn.arm) if turn.repeat % 2 else -arms.index(turn.arm)
+
+    return sorted(turns, key=place)
 
 
 def plan_turns(

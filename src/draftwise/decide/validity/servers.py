@@ -48,7 +48,7 @@ _NOTHING = Counters(generation_tokens=0)
 def check_servers(run: Run, thresholds: Thresholds) -> list[Finding]:
     """Return servers that others use, and what differs between arms, or from what was asked for, but must not."""
     return [
-        *find_same_servers(run.plan.arms),
+        *(() if run.plan.one_at_a_time else find_same_servers(run.plan.arms)),
         *_foreign_tokens(run, thresholds),
         *_differences(run),
         *(each for arm in run.plan.arms for each in _check_arm(run, arm, thresholds)),
