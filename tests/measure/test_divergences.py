@@ -9,14 +9,18 @@ from tests.support.made_runs import gains, make_run
 from draftwise.core import Divergence, Run, Severity
 from draftwise.decide.comparison.cell import make_cells
 from draftwise.decide.conclusions import conclude_run
-from draftwise.measure.divergences import examine
+from draftwise.measure.divergences import ask, conclude
 
 
 class Server:
     """Answers with the log-probabilities that it is given, the likeliest first."""
 
     def __init__(self, **views: float) -> None:
+        self.backend = self
         self.view = {f"token_id:{name.removeprefix('t')}": value for name, value in views.items()}
+
+    async def wake(self) -> None:
+        """Nothing sleeps here."""
 
     async def next_best(self, token_ids: list[int], count: int) -> dict[str, float]:
         return dict(list(self.view.items())[:count])
@@ -36,7 +40,7 @@ def parting(run: Run) -> Run:
 def view_of(baseline: Server, candidate: Server) -> tuple[Run, Divergence]:
     run = parting(make_run({"ngram k=3": gains(1.5)}))
     (difference,) = make_cells(run)[0].differences or ()
-    return run, asyncio.run(examine(difference, baseline, candidate))
+    return run, conclude(difference, [asyncio.run(ask(difference, each)) for each in (baseline, candidate)])
 
 
 def test_of_three_tokens_that_are_all_but_equal_any_two_are_a_tie() -> None:

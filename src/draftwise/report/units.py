@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from draftwise.core import Condition, Interval
+from draftwise.decide.thresholds import Thresholds
 
 __all__ = [
     "LATE_FIRST_TOKEN",
@@ -22,7 +23,7 @@ __all__ = [
 
 LOAD_UNITS = {"concurrency": "concurrent requests", "rate": "requests per second"}
 """By axis of load."""
-LATE_FIRST_TOKEN = 1.10
+LATE_FIRST_TOKEN = 1 + Thresholds().ttft_loss
 """Ratio of the time to the first token from which it is told with every gain."""
 
 
