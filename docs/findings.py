@@ -7,6 +7,7 @@ from pathlib import Path
 
 from draftwise.core import Stage
 from draftwise.decide.thresholds import Thresholds
+from draftwise.decide.verdict import UNSETTLING, VOIDING
 from draftwise.facts.advice import all_advice
 from draftwise.facts.findings import FindingFact, all_findings, read_finding_rooms
 from draftwise.facts.rules import Rule, all_rules
@@ -31,9 +32,11 @@ decides.
 
 In a measurement an error also acts on the verdict. `draftwise decide` adopts no candidate on the strength of a
 comparison (one workload, one load level, one candidate) that has an error, however large the speed-up: the verdict is
-*blocked*, with the code as its reason. An error about the whole run blocks every adoption. A rejection or an
-inconclusive verdict stays as it is. Warnings and notes stand beside the verdict in the terminal, the report and
-`summary.json`, and do not change it. Thresholds are shown with their defaults; those of a run are kept in its manifest.
+*blocked*, with the code as its reason. An error about the whole run blocks every adoption. A rejection is blocked by
+errors with which the arms are not what they are said to be ({voiding}).
+Two warnings make a verdict *inconclusive*, as the numbers may be wrong either way: {unsettling}.
+Other warnings and notes stand beside the verdict in the terminal, the report and `summary.json`, and do not change it.
+Thresholds are shown with their defaults; those of a run are kept in its manifest.
 
 This page is written by `python docs/findings.py`.
 """
@@ -62,7 +65,13 @@ def render() -> str:
     sections = dict(_sections())
     count = len(all_findings()) + len(all_rules()) + len(all_advice())
     contents = "".join(f"- [{title}](#{title.lower().replace(':', '').replace(' ', '-')})\n" for title in sections)
-    return "\n".join((HEAD.format(count=count), contents, *sections.values()))
+    return "\n".join(
+        (HEAD.format(count=count, voiding=_quote(VOIDING), unsettling=_quote(UNSETTLING)), contents, *sections.values())
+    )
+
+
+def _quote(codes: Iterable[str]) -> str:
+    return ", ".join(f"`{code}`" for code in codes)
 
 
 def _sections() -> Iterator[tuple[str, str]]:

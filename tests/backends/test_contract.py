@@ -162,7 +162,7 @@ def test_it_answers_and_counts_what_it_answered(bench: Bench) -> None:
 
 def test_its_two_likeliest_tokens_can_be_asked_for(bench: Bench) -> None:
     async def body() -> None:
-        view = await bench.client.next_two([1, 2, 3])
+        view = await bench.client.next_best([1, 2, 3], 2)
         assert view is not None
         assert len(view) == 2
         assert all(value <= 0 for value in view.values())

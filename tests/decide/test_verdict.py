@@ -134,21 +134,16 @@ def test_what_is_no_signature(half: Interval, slowest: Interval) -> None:
     assert find_signature(compared(percentiles={"tpot": {50: half, 99: slowest}}), LIMITS) == ""
 
 
-@pytest.mark.parametrize(
-    ("num_prompts", "verdict"), [(3, Verdict.INCONCLUSIVE), (5, Verdict.INCONCLUSIVE), (6, Verdict.ADOPT)]
-)
-def test_an_adoption_takes_a_few_prompts(num_prompts: int, verdict: Verdict) -> None:
-    found, reason = judge(compared(FASTER, num_prompts=num_prompts), [], LIMITS)
-    assert found is verdict
-    assert (f"{num_prompts} prompts say little about others" in reason) == (num_prompts < 6)
-
-
-@pytest.mark.parametrize("speedup", [FASTER, SLOWER])
-def test_what_the_number_of_comparisons_explains_is_no_verdict(speedup: Interval) -> None:
+@pytest.mark.parametrize(("speedup", "enough"), [(FASTER, 0.04), (SLOWER, 0.009)])
+def test_what_the_number_of_comparisons_explains_is_no_verdict(speedup: Interval, enough: float) -> None:
     found, reason = judge(compared(speedup, adjusted_p=0.2), [], LIMITS)
     assert found is Verdict.INCONCLUSIVE
     assert "p is 0.2" in reason
-    assert verdict_of(compared(speedup, adjusted_p=0.04)) is not Verdict.INCONCLUSIVE
+    assert verdict_of(compared(speedup, adjusted_p=enough)) is not Verdict.INCONCLUSIVE
+
+
+def test_a_loss_must_be_surer_than_a_gain_as_no_margin_keeps_chance_away() -> None:
+    assert verdict_of(compared(SLOWER, adjusted_p=0.04)) is Verdict.INCONCLUSIVE
 
 
 def test_an_inconclusive_verdict_states_its_power() -> None:

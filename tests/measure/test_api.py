@@ -13,6 +13,7 @@ from draftwise.core import InvalidSetup, SpecConfig, Verdict
 from draftwise.measure import Candidate, MeasurementSpec, decide
 from draftwise.measure.access import Header
 
+pytestmark = pytest.mark.usefixtures("undisturbed")
 SCRIPTS = (FakeScript(step_s=0.004), FakeScript(step_s=0.006, k=3, accepted=(3,)))
 
 
@@ -23,10 +24,10 @@ def urls() -> Iterator[list[str]]:
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
     for backend in backends:
-        asyncio.run_coroutine_threadsafe(backend.start(), loop).result(10)
+        asyncio.run_coroutine_threadsafe(backend.start(), loop).result(300)
     yield [backend.url for backend in backends]
     for backend in backends:
-        asyncio.run_coroutine_threadsafe(backend.stop(), loop).result(10)
+        asyncio.run_coroutine_threadsafe(backend.stop(), loop).result(300)
     loop.call_soon_threadsafe(loop.stop)
     thread.join()
     loop.close()

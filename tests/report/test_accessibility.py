@@ -136,7 +136,7 @@ UNKNOWN = Interval(value=0.9, low=0.0, high=float("inf"))
 @pytest.mark.parametrize(
     ("given", "span"),
     [
-        (UNKNOWN, "not known"),
+        (UNKNOWN, "interval not known"),
         (interval(0.001, 0.9, 2.0), "2.00 or less"),
         (interval(0.8, 0.9, 400.0), "0.80 or more"),
         (around(1.0), "0.98-1.02"),
@@ -150,7 +150,7 @@ def test_no_table_has_an_interval_of_nothing() -> None:
     share = Interval(value=0.0, low=-1.0, high=1.0)
     each = compared(percentiles={"ttft": {50: around(1.0), 99: UNKNOWN}}, goodput=(1.0, 1.0), goodput_change=share)
     (row,) = tabulate_percentiles([each], with_goodput=True).rows
-    assert (row.cells[1].text, row.cells[1].small) == ("0.90x", "not known")
+    assert (row.cells[1].text, row.cells[1].small) == ("0.90x", "interval not known")
     assert (row.cells[-1].text, row.cells[-1].small) == ("100% → 100%", "not known")
 
 

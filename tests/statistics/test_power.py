@@ -77,4 +77,6 @@ def test_passes_help_where_turns_differ_and_not_where_prompts_do() -> None:
 
 def test_nothing_is_promised_where_nothing_was_repeated() -> None:
     alone = estimate(1.1, math.inf)
-    assert find_outlook(alone, 5, margin=MARGIN) == Outlook(detectable=math.inf, prompts=None, repetitions=None)
+    assert find_outlook(alone, 5, margin=MARGIN) == Outlook(
+        p_value=1.0, detectable=math.inf, prompts=None, repetitions=None
+    )

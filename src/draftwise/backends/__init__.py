@@ -4,6 +4,8 @@ from draftwise.backends.base import Backend, BrokenStream, Exchange, Piece, Serv
 from draftwise.backends.embedded import EmbeddedBackend
 from draftwise.backends.fake import FakeBackend, FakeScript
 from draftwise.backends.gpus import Placement, find_gpus, place_arms
+from draftwise.backends.line_up import LineUp, OneAtATime
+from draftwise.backends.switch import SwitchCommand
 from draftwise.backends.url import UrlBackend
 from draftwise.backends.vllm import VllmBackend
 
@@ -14,9 +16,12 @@ __all__ = [
     "Exchange",
     "FakeBackend",
     "FakeScript",
+    "LineUp",
+    "OneAtATime",
     "Piece",
     "Placement",
     "ServerInfo",
+    "SwitchCommand",
     "UrlBackend",
     "VllmBackend",
     "find_gpus",

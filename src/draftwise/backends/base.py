@@ -61,10 +61,12 @@ class Backend(Protocol):
     """
 
     name: str
-    url: str
-    """Valid once started."""
     command: str | None
     """The shell command that serves the same, None when unknown."""
+
+    @property
+    def url(self) -> str:
+        """Valid once started."""
 
     async def start(self) -> None:
         """Return when the server is healthy."""

@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from draftwise.core import Counters, ServerLoad, SpecStats
 from draftwise.facts.server_metrics import CACHE_CONFIG, get_server, read_server_metrics
 
-__all__ = ["find_engine", "has_spec_counters", "parse_cache_tokens", "parse_counters", "parse_gauges"]
+__all__ = ["find_engine", "has_spec_counters", "parse_cache_tokens", "parse_counters", "parse_gauges", "parse_start"]
 
 _POSITION = re.compile(r'\bposition="(\d+)"')
+_START = re.compile(r"^process_start_time_seconds(?:\{[^}]*\})? (\S+)", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 _RANK = re.compile(r'\b(?:tp|pp)_rank="(?!0")')
 """A copy of what rank 0 reports (SGLang, when all its schedulers export)."""
@@ -33,6 +34,12 @@ def parse_counters(text: str) -> Counters:
         prefix_queries=_whole(totals.get("prefix_queries")),
         prefix_hits=_whole(totals.get("prefix_hits")),
     )
+
+
+def parse_start(text: str) -> float | None:
+    """Return when the process started, in seconds since the epoch (a default of Prometheus' client libraries)."""
+    found = _START.search(text)
+    return None if found is None else _number([found[1]])
 
 
 def parse_gauges(text: str) -> ServerLoad:

@@ -10,7 +10,13 @@ from urllib.parse import urlsplit
 import httpx
 
 from draftwise.backends.base import BrokenStream, Exchange, Piece, ServerInfo
-from draftwise.backends.exposition import find_engine, parse_counters, parse_gauges
+from draftwise.backends.exposition import (
+    find_engine,
+    has_spec_counters,
+    parse_counters,
+    parse_gauges,
+    parse_start,
+)
 from draftwise.backends.wire import Wire
 from draftwise.core import BackendError, Counters, InvalidSetup, ServerLoad
 
@@ -73,6 +79,7 @@ class UrlBackend:
 
     async def start(self) -> None:
         """Return when the server has answered /v1/models, and its page of counters where one is named."""
+        await self.stop()
         self._open()
         await self.describe()
 
@@ -84,6 +91,7 @@ class UrlBackend:
         if self._wire is not None:
             self._wire.close()
             self._wire = None
+        self._had_metrics = False
 
     async def stream(self, path: str, body: bytes, received: list[Piece] | None = None) -> Exchange:
         """POST a JSON body and return the answer with the arrival of each of its pieces.
@@ -106,6 +114,15 @@ class UrlBackend:
     async def gauges(self) -> ServerLoad:
         """Return how loaded the server is by its /metrics; all None where there never were any."""
         return parse_gauges(await self._scrape())
+
+    async def find_life(self) -> tuple[float | None, int | None]:
+        """Return when its process started (seconds since the epoch) and its generated tokens since, by its /metrics."""
+        text = await self._scrape()
+        return parse_start(text), parse_counters(text).generation_tokens
+
+    async def has_draft_counters(self) -> bool:
+        """Return whether its /metrics counts drafts: vLLM's does exactly when it was started to speculate."""
+        return has_spec_counters(await self._scrape())
 
     async def rest(self) -> None:
         """Do nothing: somebody else runs the server."""

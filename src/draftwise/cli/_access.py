@@ -23,6 +23,9 @@ _OPTIONS = (
                  "or by arm (the baseline is `plain`)."),
     click.option("--header", "headers", multiple=True, metavar="[ARM=]'NAME: VALUE'",
                  help="Sent to the URLs; ${VARIABLE} is replaced. ARM.metrics= is for its --metrics-url elsewhere."),
+    click.option("--switch", metavar="'COMMAND {arm}'",
+                 help="One server at --url: the command that replaces it by another arm's, run without a shell."),
+    click.option("--leave", metavar="ARM", help="Which --switch leaves up in the end  [default: plain]"),
     click.option("--api-key-env", "key_variables", multiple=True, metavar="[ARM=]NAME",
                  help="Variable that holds the key of the URLs, or of one."),
 )  # fmt: skip

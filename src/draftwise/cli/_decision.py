@@ -23,6 +23,7 @@ from draftwise.report.conditions import (
     describe_single_settings,
     describe_unmeasured,
 )
+from draftwise.report.promql import ALERTS
 from draftwise.report.sentences import describe_decision
 from draftwise.report.tables import Repeated, group_findings, sort_comparisons
 from draftwise.report.units import format_change, format_number
@@ -160,6 +161,7 @@ def show_decision(console: Console, decision: Decision, run: Run) -> None:
         tell(f"  {rule}")
     if rules:
         tell(f"  To go back: {describe_way_back(decision, run)}")
+        tell(f"  As alerts for Prometheus: {ALERTS}, beside the report", style="dim")
     for line in describe_unmeasured(decision):
         tell(f"Not measured: {line}", style="yellow")
 

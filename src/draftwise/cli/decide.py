@@ -62,6 +62,8 @@ _INTERRUPTED = 130
 @click.option("--vllm", default="vllm", show_default=True, metavar="COMMAND",
               help="What starts vLLM: a path, `python -m vllm...`, `docker run ...`.")  # fmt: skip
 @click.option("--gpus", metavar="ID[,ID...]", help="GPUs for vLLM's servers  [default: all]")
+@click.option("--one-at-a-time", is_flag=True,
+              help="Start and stop the servers in turn (A B, B A ...), for one GPU.")  # fmt: skip
 @click.option("--serve-args", default="", metavar="ARGS", help="For the engine's `serve`, e.g. '--dtype float32'.")
 @click.option("--processes", type=click.IntRange(1), metavar="N",
               help="Of the load generator  [default: as many as the load needs]")  # fmt: skip
@@ -171,7 +173,10 @@ def _read_spec(given: Mapping[str, Any]) -> MeasurementSpec:
         target=given["target"],
         engine=given["engine"],
         launch=LaunchOptions(
-            vllm=given["vllm"], gpus=None if gpus is None else tuple(each for each in gpus.split(",") if each)
+            vllm=given["vllm"],
+            gpus=None if gpus is None else tuple(each for each in gpus.split(",") if each),
+            switch=given["switch"],
+            leave=given["leave"],
         ),
         serve_args=_split_arguments(given["serve_args"]),
         url=given["url"],
@@ -190,6 +195,7 @@ def _read_spec(given: Mapping[str, Any]) -> MeasurementSpec:
         seed=given["seed"],
         turn_s=given["turn_seconds"],
         adaptive=given["adaptive"],
+        one_at_a_time=given["one_at_a_time"],
         processes=given["processes"],
         notes=read_notes(given["notes"]),
         thresholds=_read_thresholds(given),

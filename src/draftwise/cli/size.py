@@ -26,6 +26,8 @@ _COLORS = {
     "outside": "red", "reserve": "dim",
 }  # fmt: skip
 _SEVERITY = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.INFO: "dim"}
+_WIDTH = 110
+"""Columns if the output is not a terminal."""
 
 
 @click.command(short_help="Memory of target, drafter and KV cache on a GPU.")
@@ -71,7 +73,7 @@ def size(
     if as_json:
         click.echo(json.dumps(to_dict(sizing, lengths), indent=2))
     else:
-        _show(open_console(stderr=False), sizing, lengths)
+        _show(open_console(stderr=False, width=_WIDTH), sizing, lengths)
     if plot is not None:
         from draftwise.report.memory_plot import draw
 

@@ -27,13 +27,13 @@ class Interval:
 
     @property
     def span(self) -> str:
-        """Both ends, e.g. `1.81-2.03`, `1.20 or more`; `not known` where the readings bound neither."""
+        """Both ends, e.g. `1.81-2.03`, `1.20 or more`; `interval not known` where the readings bound neither."""
         bounded_below, bounded_above = self.low > 1 / _UNKNOWN, self.high < _UNKNOWN
         if bounded_below and bounded_above:
             return f"{self.low:.2f}-{self.high:.2f}"
         if bounded_below:
             return f"{self.low:.2f} or more"
-        return f"{self.high:.2f} or less" if bounded_above else "not known"
+        return f"{self.high:.2f} or less" if bounded_above else "interval not known"
 
 
 class Verdict(StrEnum):

@@ -107,6 +107,10 @@ class LaunchOptions:
     """Command that starts vLLM, up to `serve`."""
     gpus: tuple[str, ...] | None = None
     """GPUs for vLLM's servers, as CUDA_VISIBLE_DEVICES names them; None for all that there are."""
+    switch: str | None = None
+    """Command that replaces one running server by another arm's, `{arm}` in it; None where draftwise starts them."""
+    leave: str | None = None
+    """Arm whose server is up after the run; None for the baseline's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +159,12 @@ class RunContext:
             servers={name: ServerRecord(**server) for name, server in (row.get("servers") or {}).items()},
             thresholds=row.get("thresholds", {}),
             notes=dict(options.get("notes") or {}),
-            launch=LaunchOptions(vllm=options.get("vllm", "vllm"), gpus=_freeze(options.get("gpus"))),
+            launch=LaunchOptions(
+                vllm=options.get("vllm", "vllm"),
+                gpus=_freeze(options.get("gpus")),
+                switch=options.get("switch"),
+                leave=options.get("leave"),
+            ),
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -100,6 +100,9 @@ class RunPlan:
     """How long a turn of a steady open loop lasts."""
     adaptive: bool = False
     """Whether settled cells are stopped early, and the crossover of a sweep over load is bisected."""
+    one_at_a_time: bool = False
+    """Whether one server is up at a time: each arm answers a whole repetition, in the order A B, B A, A B ... of the
+    repetitions, so that drift cancels over two of them."""
     asks_once: bool = True
     """Whether candidates that could remember answers are asked no prompt twice; not so in earlier runs."""
 
@@ -270,10 +273,11 @@ class Divergence:
     candidate_token: int | None
     """None where that output had ended."""
     gap: float | None
-    """Smaller of the two servers' log-probability gaps between their best and second-best token (nats)."""
+    """How far (nats) the less likely of the two tokens is behind the best one, on the server where that is least; of
+    servers that give no token ids, how far their second-best token is."""
     condition: str = "c=1"
     among_best: bool | None = None
-    """Whether both tokens are among the two best of both servers; None where they give no token ids."""
+    """Whether both tokens are among the best of both servers; None where they give no token ids."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,9 +17,9 @@ from draftwise.core import (
     TargetModel,
     UnmeasuredCell,
 )
-from draftwise.decide.validity.window.server import is_unproven
+from draftwise.decide.validity.window.server import UNPROVEN
 from draftwise.runs.asked_once import count_needed
-from draftwise.runs.schedule import plan_turns
+from draftwise.runs.schedule import list_planned
 
 __all__ = ["Reach", "find_missing", "find_reach"]
 
@@ -55,8 +55,13 @@ def _find_scope(run: Run, comparisons: Sequence[Comparison]) -> Scope:
         dtype=run.context.model.dtype or "",
         hardware=_find_hardware(run.context),
         servers=tuple(dict.fromkeys(_list_versions(run))),
-        unproven=tuple(dict.fromkeys(each.candidate for each in comparisons if is_unproven(each.findings))),
+        unproven=tuple(dict.fromkeys(each.candidate for each in comparisons if _is_unproven(each))),
     )
+
+
+def _is_unproven(comparison: Comparison) -> bool:
+    """Return whether no counter proves the candidate's speculation."""
+    return any(finding.code == UNPROVEN for finding in comparison.findings)
 
 
 def _find_hardware(context: RunContext) -> tuple[str, ...]:
@@ -86,7 +91,7 @@ def _find_unmeasured(run: Run) -> Iterator[UnmeasuredCell]:
     baseline, *candidates = (arm.name for arm in run.plan.arms)
     stopped = {each.key for each in run.settled}
     done = {(turn.arm, turn.workload, turn.condition, turn.repeat, turn.block) for turn in run.turns}
-    planned = _count_planned(run)
+    planned = list_planned(run)
     for workload, condition, candidate in product(run.plan.workloads, run.conditions, candidates):
         place = (workload.name, condition.label)
         wanted = planned.get((candidate, *place), {})
@@ -107,16 +112,6 @@ def _find_unmeasured(run: Run) -> Iterator[UnmeasuredCell]:
                 blocks_each=max(map(len, wanted.values()), default=0),
                 needed=count_needed(workload, condition, run.plan.turn_s) if never else None,
             )
-
-
-def _count_planned(run: Run) -> dict[tuple[str, str, str], dict[int, set[int]]]:
-    """Return, by arm, workload and condition, the numbers of the blocks of each repetition in which it takes part."""
-    planned: dict[tuple[str, str, str], dict[int, set[int]]] = {}
-    for repeat in range(1, run.plan.repeats + 1):
-        for turn in plan_turns(run.plan, run.conditions, repeat, added=run.added, settled=run.settled):
-            cell = planned.setdefault((turn.arm, turn.workload, turn.condition.label), {})
-            cell.setdefault(repeat, set()).add(turn.block)
-    return planned
 
 
 def find_missing(plan: RunPlan, context: RunContext) -> tuple[str, ...]:

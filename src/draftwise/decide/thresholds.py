@@ -19,6 +19,8 @@ class Thresholds:
     two identical server processes differ by 1-2 % for their whole life (memory layout, placement)."""
     tail_damage: float = 0.10
     """Time per token of the slowest prompts this much worse makes a gain a mixed one."""
+    ttft_loss: float = 0.10
+    """First tokens this much later, by the estimate, are worth saying."""
     ttft_damage: float = 0.20
     """First tokens this much later, at the lower end of the interval, make a gain a mixed one."""
     prefix_hit_loss: float = 0.05
@@ -26,7 +28,11 @@ class Thresholds:
     loop_share: float = 0.05
     """Share of outputs ending in a loop from which lookup methods look better than on real text."""
     memory: float = 0.05
-    """Growth of tokens per step after the first repetition from which a cross-request cache is taken to be at work."""
+    """Growth of tokens per step after the first repetition from which a cross-request cache is taken to be at work. A
+    server that could have one is taken to have it until growth is shown to be smaller than this, in tokens per step
+    and in speed."""
+    memory_alpha: float = 0.05
+    """Error that is allowed in showing it (two one-sided tests)."""
     warmed: float = 0.10
     """The same growth, from which an adoption is blocked if every measured answer was to a prompt answered before."""
     client_share: float = 0.20
@@ -67,6 +73,8 @@ class Thresholds:
     """Change of a decoding step's time, or of the clock, beside the turns around it from which a turn is disturbed."""
     turn_first: float = 1.0
     """The same of the time to the first token, which varies more."""
+    blocks_left: float = 0.5
+    """Share of the paired blocks that disturbances must leave of a comparison for a verdict."""
     power_capped: float = 0.05
     """Share of the time at the power limit that is worth saying."""
     clock_fall: float = 0.10
@@ -88,10 +96,6 @@ class Thresholds:
     def has_slo(self) -> bool:
         """Whether the operator has promised any latency."""
         return (self.slo_ttft_s, self.slo_tpot_s, self.slo_e2e_s) != (None, None, None)
-
-    def tie_gap_of(self, dtype: str | None) -> float:
-        """Return the gap for a precision; unknown precisions count as bfloat16."""
-        return self.tie_gap.get(dtype or "", self.tie_gap["bfloat16"])
 
 
 def get_thresholds(run: Run) -> Thresholds:

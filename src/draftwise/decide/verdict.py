@@ -24,10 +24,17 @@ from draftwise.decide.comparison.comparisons import Unjudged
 from draftwise.decide.thresholds import Thresholds
 from draftwise.statistics import CONFIDENCE, FEWEST_PROMPTS, Conclusion, conclude, settle
 
-__all__ = ["find_signature", "judge", "judge_cell"]
+__all__ = ["UNSETTLING", "VOIDING", "find_signature", "judge", "judge_cell"]
 
 
 _PROMISE = "share of the requests within the SLO"
+_CHANCES = {Conclusion.FASTER: 1 - CONFIDENCE, Conclusion.SLOWER: 0.01}
+"""p-value, corrected for all comparisons of the run, above which a difference may be chance. A gain must also clear the
+margin, which chance does in 1 % of runs on identical servers; a loss need not, so that its p-value must be as small."""
+UNSETTLING = ("warm-up-short", "noisy-machine")
+"""Warnings that make numbers wrong either way, of which pairing and repetition do not take care."""
+VOIDING = ("swapped-servers", "plain-speculates", "same-server", "arms-differ", "client-saturated", "other-traffic")
+"""Errors with which two arms are not the baseline and the candidate that they are said to be."""
 _BLIND = 2.0
 """Detectable gain from which the spread itself is not known: two repetitions under load say nothing of the third."""
 _MOST_REPETITIONS = 20
@@ -43,6 +50,8 @@ def judge_cell(
         findings: all that bear on it: on itself, on what it pools, and on the whole run.
         own: those that it shows.
     """
+    if doubt := _find_doubt(found, findings, thresholds):
+        return replace(found.comparison, verdict=Verdict.INCONCLUSIVE, reason=doubt, findings=tuple(own))
     estimates = found.estimates
     deciding, done = estimates.ratios.deciding, estimates.done
     conclusion = settle(deciding, estimates.analyses, done, margin=thresholds.margin, family=found.family)
@@ -73,12 +82,12 @@ def judge(
     repetitions_needed: int | None = None,
     losers: str = "",
 ) -> tuple[Verdict, str]:
-    """Return the verdict on one candidate on one workload under one condition.
+    """Return the verdict that numbers call for which nothing makes doubtful, with a reason that counts the prompts.
 
-    Adopt: the whole interval of the deciding ratio lies above 1 + margin, and p stays below 5 % when all comparisons
-    of the run are counted. Reject: the whole interval lies below 1 and the estimate below 1 - margin. An adoption
-    needs a few prompts at least, is blocked by an error that a validity check found, and becomes mixed when the slowest
-    requests or the first tokens suffer.
+    Adopt: the whole interval of the deciding ratio lies above 1 + margin, and p is 5 % at most when all comparisons of
+    the run are counted. Reject: the whole interval lies below 1, the estimate below 1 - margin, and p is 1 % at most.
+    An adoption is blocked by an error that a validity check found, a rejection by one that makes the two arms no
+    baseline and candidate; an adoption becomes mixed when the slowest requests or the first tokens suffer.
 
     Args:
         comparison: its numbers; its verdict is not looked at.
@@ -87,6 +96,35 @@ def judge(
         repetitions_needed: repetitions of the same prompts that would settle it; None where no number of them would.
         losers: which prompts lose, in words; empty where nothing tells them apart.
     """
+    verdict, reason = _weigh(comparison, findings, thresholds, promise, repetitions_needed, losers)
+    return verdict, f"{reason} ({comparison.num_prompts} prompts)"
+
+
+def _find_doubt(found: Unjudged, findings: Sequence[Finding], thresholds: Thresholds) -> str:
+    """Return why the numbers of a comparison may be wrong either way; empty where nothing speaks for that."""
+    if (count := found.comparison.num_prompts) < FEWEST_PROMPTS:
+        return f"rests on {count} prompts; at least {FEWEST_PROMPTS} are needed"
+    lost, cell = found.lost, found.estimates.cell
+    if lost is not None and lost.of - lost.count < thresholds.blocks_left * lost.of:
+        return (
+            f"{lost.count} of {lost.of} paired blocks were disturbed and count for nothing ({lost.reason}): "
+            f"{thresholds.blocks_left:.0%} of them must be left"
+        )
+    doubts = (
+        each for each in findings if each.code in UNSETTLING and each.where in ("", cell.baseline, cell.candidate)
+    )
+    return next((f"{each.message.rstrip('.')} ({each.code})" for each in doubts), "")
+
+
+def _weigh(
+    comparison: Comparison,
+    findings: Sequence[Finding],
+    thresholds: Thresholds,
+    promise: Interval | None,
+    repetitions_needed: int | None,
+    losers: str,
+) -> tuple[Verdict, str]:
+    """Return the verdict on numbers that are right."""
     sides = dict(_sides(comparison, promise, thresholds))
     which = f" ({losers})" if losers else ""
     better, worse = (
@@ -96,10 +134,10 @@ def judge(
     if better and worse:
         return Verdict.MIXED, f"{better} better, {worse} worse{which}"
     name, side = next(iter(sides.items()))
-    if name != _PROMISE and side in (Conclusion.FASTER, Conclusion.SLOWER) and (doubt := _chance(comparison)):
+    if name != _PROMISE and side is not None and (doubt := _chance(comparison, side)):
         return Verdict.INCONCLUSIVE, doubt
     if side is Conclusion.SLOWER:
-        return Verdict.REJECT, _reject(name, thresholds)
+        return _judge_loss(name, findings, thresholds)
     if side is Conclusion.FASTER and not _contradicted(comparison):
         return _judge_gain(comparison, name, findings, thresholds, which)
     if signature := find_signature(comparison, thresholds):
@@ -144,10 +182,14 @@ def _inverse(ratio: Interval) -> Interval:
     )
 
 
-def _reject(name: str, thresholds: Thresholds) -> str:
+def _judge_loss(name: str, findings: Sequence[Finding], thresholds: Thresholds) -> tuple[Verdict, str]:
+    loss = "fewer requests within the SLO" if name == _PROMISE else "slower"
+    if voids := [finding for finding in findings if finding.severity is Severity.ERROR and finding.code in VOIDING]:
+        return Verdict.BLOCKED, f"{loss}, but not to be trusted: {voids[0].code} (see the findings)"
     if name == _PROMISE:
-        return "fewer requests within the SLO, with the whole interval below no change"
-    return f"slower, with the whole interval below 1 and the estimate beyond {thresholds.margin:.0%}"
+        return Verdict.REJECT, f"{loss}, with the whole interval below no change"
+    bounds = f"the whole interval below 1 and the estimate beyond {thresholds.margin:.0%}"
+    return Verdict.REJECT, f"{loss}, with {bounds}"
 
 
 def _contradicted(comparison: Comparison) -> bool:
@@ -156,9 +198,9 @@ def _contradicted(comparison: Comparison) -> bool:
     return under_load and comparison.tpot is not None and comparison.tpot.value >= 1
 
 
-def _chance(comparison: Comparison) -> str:
-    """Return why a difference may be chance after all, empty where it is significant."""
-    if comparison.adjusted_p is None or comparison.adjusted_p <= 1 - CONFIDENCE:
+def _chance(comparison: Comparison, side: Conclusion) -> str:
+    """Return why a difference may be chance after all, empty where it is significant, or none is claimed."""
+    if comparison.adjusted_p is None or comparison.adjusted_p <= _CHANCES.get(side, 1.0):
         return ""
     return (
         f"alone it would count, but with all comparisons of the run taken together p is {comparison.adjusted_p:.2g}; "
@@ -173,11 +215,6 @@ def _judge_gain(
     blocks = [finding for finding in findings if finding.severity is Severity.ERROR]
     if blocks:
         return Verdict.BLOCKED, f"{gain}, but not to be trusted: {blocks[0].code} (see the findings)"
-    if comparison.num_prompts < FEWEST_PROMPTS:
-        return Verdict.INCONCLUSIVE, (
-            f"{gain}, but {comparison.num_prompts} prompts say little about others; "
-            f"an adoption takes {FEWEST_PROMPTS} or more"
-        )
     if damage := find_signature(comparison, thresholds) or _damage(comparison, thresholds):
         return Verdict.MIXED, f"{gain} on the whole, but {damage}{which}"
     bound = "no change" if name == _PROMISE else f"{1 + thresholds.margin:.2f}"

@@ -49,14 +49,17 @@ def _running_arms(spec: MeasurementSpec) -> tuple[Arm, ...]:
     """Return the arms of servers that run already; of their setups is known what the operator tells."""
     candidates = spec.candidates or (Candidate(),) * len(spec.candidate_urls)
     names, configs = [BASELINE, *_name_all(candidates)], [None, *(each.spec for each in candidates)]
-    urls = [spec.url or "", *spec.candidate_urls]
+    urls = [spec.url or "", *(spec.candidate_urls or [spec.url or ""] * len(candidates))]
     for name, url in zip(names, urls, strict=True):
         check_url(url, where="--url" if name == BASELINE else "--candidate-url")
     arms = [
         Arm(name=name, setup=_told_setup(name, spec.notes), url=url).with_spec(config)
         for name, config, url in zip(names, configs, urls, strict=True)
     ]
-    return with_access(arms, spec.headers, spec.metrics_urls)
+    pages = spec.metrics_urls
+    if spec.launch.switch is not None and len(pages) == 1:
+        pages *= len(arms)  # the one server's
+    return with_access(arms, spec.headers, pages)
 
 
 def _told_setup(arm: str, notes: Mapping[str, str]) -> Setup:

@@ -55,13 +55,13 @@ class Budget:
         """When the first result is due, be it from a part of the first repetition."""
         return self.began + _FIRST_WORD * self.seconds
 
-    def warm_up_end(self, now: float) -> float:
-        """Return until when servers may be warmed up from now on."""
-        return now + min(_WARM_UP * self.seconds, _LONGEST_WARM_UP_S)
+    def warm_up_end(self, now: float, share: float = 1.0) -> float:
+        """Return until when servers, a share of all, may be warmed up from now on."""
+        return now + min(_WARM_UP * self.seconds, _LONGEST_WARM_UP_S) * share
 
-    def pilot_end(self, now: float) -> float:
-        """Return until when outputs may be looked at from now on."""
-        return now + min(_PILOT * self.seconds, _LONGEST_PILOT_S)
+    def pilot_end(self, now: float, share: float = 1.0) -> float:
+        """Return until when outputs of servers, a share of all, may be looked at from now on."""
+        return now + min(_PILOT * self.seconds, _LONGEST_PILOT_S) * share
 
     def settle_end(self, now: float) -> float:
         """Return until when a busy machine is waited for from now on."""

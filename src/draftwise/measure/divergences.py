@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from draftwise.core import Answer, Divergence
 from draftwise.decide.comparison.cell import OutputDifference
 from draftwise.measure.load.client import Client
 
-__all__ = ["examine"]
+__all__ = ["View", "ask", "conclude"]
+
+View = dict[str, float] | None
+"""Log-probabilities of the most likely tokens; None where a server does not say."""
+
+_BEST = 5
+"""Most likely tokens that servers are asked for: as many as OpenAI's completions allow."""
 
 
-async def examine(difference: OutputDifference, baseline: Client, candidate: Client) -> Divergence:
-    """Return both servers' log-probabilities at the position where two answers diverge.
+async def ask(difference: OutputDifference, client: Client) -> View:
+    """Return a server's view of the position where two answers diverge.
 
-    Each computes the next token after the prompt and all shared output in one prefill, so that neither result depends
+    It computes the next token after the prompt and all shared output in one prefill, so that the result does not depend
     on how the position was reached.
     """
+    prompt, position = difference.baseline.prompt_token_ids, difference.position
+    if not prompt or position is None:
+        return None
+    await client.backend.wake()
+    return await client.next_best([*prompt, *difference.baseline.token_ids[:position]], _BEST)
+
+
+def conclude(difference: OutputDifference, views: Sequence[View]) -> Divergence:
+    """Return what both servers' views say of a difference."""
     answers, position = (difference.baseline, difference.candidate), difference.position
     tokens = [None if position is None else _token_at(answer, position) for answer in answers]
-    prompt = difference.baseline.prompt_token_ids
-    views: list[dict[str, float] | None] = [None, None]
-    if prompt and position is not None:
-        shared = [*prompt, *difference.baseline.token_ids[:position]]
-        views = [await client.next_two(shared) for client in (baseline, candidate)]
     known = [view for view in views if view is not None]
     return Divergence(
         workload=difference.unit[0],
@@ -32,7 +42,7 @@ async def examine(difference: OutputDifference, baseline: Client, candidate: Cli
         position=position or 0,
         plain_token=tokens[0],
         candidate_token=tokens[1],
-        gap=min((gap for view in known if (gap := _gap(view)) is not None), default=None),
+        gap=min((gap for view in known if (gap := _find_gap(tokens, view)) is not None), default=None),
         condition=difference.baseline.condition,
         among_best=_among_best(tokens, known),
     )
@@ -42,15 +52,27 @@ def _token_at(answer: Answer, position: int) -> int | None:
     return answer.token_ids[position] if position < len(answer.token_ids) else None
 
 
-def _gap(view: dict[str, float]) -> float | None:
-    """Return how far the best token is ahead; None where two tokens of equal text came back as one."""
+def _find_gap(tokens: Sequence[int | None], view: Mapping[str, float]) -> float | None:
+    """Return how far the less likely of two tokens is behind the best one, at least; None where that cannot be told.
+
+    Any number of tokens can be all but equally likely, and each server may take another one of them. A token that is
+    not among the best is behind the last of them. Where a view does not name its tokens by id, the second-best one
+    stands for the two; None where only one came back, as two tokens of equal text do.
+    """
     best = sorted(view.values(), reverse=True)
+    if _names_ids(view) and None not in tokens:
+        known = [view[name] for token in tokens if (name := f"token_id:{token}") in view]
+        return best[0] - min(known) if len(known) == len(tokens) else best[0] - best[-1]
     return best[0] - best[1] if len(best) > 1 else None
 
 
-def _among_best(tokens: Sequence[int | None], views: Sequence[dict[str, float]]) -> bool | None:
+def _among_best(tokens: Sequence[int | None], views: Sequence[Mapping[str, float]]) -> bool | None:
     """Return whether the tokens are among all views' best, where views name tokens by id (`token_id:17`)."""
-    if not views or None in tokens or not all(key.startswith("token_id:") for view in views for key in view):
+    if not views or None in tokens or not all(map(_names_ids, views)):
         return None
     wanted = {f"token_id:{token}" for token in tokens}
     return all(wanted <= view.keys() for view in views)
+
+
+def _names_ids(view: Mapping[str, float]) -> bool:
+    return all(name.startswith("token_id:") for name in view)

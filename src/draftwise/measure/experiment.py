@@ -85,7 +85,7 @@ class Experiment:
     _measured: set[tuple[str, str, str, int, int, int]] = field(default_factory=set, init=False)
     _asked: set[tuple[str, str, str]] = field(default_factory=set, init=False)
     """Arm, workload and id of the prompts that a server that could remember them has been asked."""
-    _pools: dict[tuple[str, int], WorkerPool] = field(default_factory=dict, init=False)
+    _pools: dict[tuple[str, int, str], WorkerPool] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         run = self.directory.read()
@@ -172,7 +172,7 @@ class Experiment:
         count = self.processes or count_processes(turn.condition.concurrency or 1)
         if count == 1:
             return await drive(client, turn, seed=self.plan.seed, on_answer=keep)
-        pool = self._pools.setdefault((turn.arm, count), WorkerPool(client, count))
+        pool = self._pools.setdefault((turn.arm, count, client.backend.url), WorkerPool(client, count))
         return await pool.drive(turn, seed=self.plan.seed, on_answer=keep)
 
     def close(self) -> None:

@@ -33,6 +33,7 @@ class Forecast:
             where they are known better than from the warm-up.
         turn_s: of the plan.
         overhead_s: of every turn, beside its requests.
+        switch_s: until another server is up and warm, where one is up at a time; 0 where all are.
     """
 
     pace: Pace
@@ -40,14 +41,18 @@ class Forecast:
     texts: Mapping[tuple[str, str, str], float] = field(default_factory=dict)
     turn_s: float = 20.0
     overhead_s: float = 0.0
+    switch_s: float = 0.0
     _seen: dict[tuple[str, str, str], tuple[float, float]] = field(default_factory=dict, init=False)
     """Seconds taken and expected, by arm, workload and label of the condition; the last turns count most."""
     _all: tuple[float, float] = field(default=(0.0, 0.0), init=False)
     """The same of all turns."""
 
     def sum(self, turns: Iterable[Turn]) -> float:
-        """Return the seconds that turns take, one after the other."""
-        return sum(map(self.expect, turns))
+        """Return the seconds that turns take, one after the other, with the servers' replacements between them."""
+        turns = list(turns)
+        stretches = {(turn.repeat, turn.arm) for turn in turns}
+        starts = len(stretches) - len({repeat for repeat, _ in stretches})
+        return sum(map(self.expect, turns)) + self.switch_s * starts
 
     def expect(self, turn: Turn) -> float:
         """Return the seconds that a turn takes."""

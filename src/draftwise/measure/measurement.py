@@ -15,7 +15,7 @@ from draftwise.measure.context import build_context, runs_here
 from draftwise.measure.device_state import DeviceWatch
 from draftwise.measure.experiment import Progress
 from draftwise.measure.planning import make_plan
-from draftwise.measure.servers import build_backends, judge_backends
+from draftwise.measure.servers import build_backends, judge_backends, line_up
 from draftwise.measure.session import Announce, Session
 from draftwise.measure.spec import DEFAULT_MINUTES, MeasurementSpec
 from draftwise.runs import RunDirectory
@@ -59,9 +59,14 @@ class Measurement:
         """
         arms = self.plan.arms
         try:
-            backends = build_backends(arms, self.context, self.directory, headers=self.headers, on_wait=on_wait)
+            single, joined = self.plan.one_at_a_time, None
+            backends = build_backends(
+                arms, self.context, self.directory, headers=self.headers, on_wait=on_wait, one_at_a_time=single
+            )
             for finding in judge_backends(backends):
                 tell(f"{finding.severity}: {finding}")
+            if single:
+                backends, joined = line_up(backends, arms, self.context.launch)
         except InvalidSetup:
             self.directory.leave()
             raise
@@ -76,6 +81,7 @@ class Measurement:
             processes=self.processes,
             resume=self.is_resumed,
             tell=tell,
+            line_up=joined,
             budget_s=self.budget_s,
             spent_s=time.monotonic() - self.began_s,
         )

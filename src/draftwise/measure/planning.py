@@ -42,6 +42,7 @@ def make_plan(spec: MeasurementSpec, tell: Callable[[str], None]) -> RunPlan:
         seed=spec.seed,
         turn_s=spec.turn_s,
         adaptive=spec.adaptive,
+        one_at_a_time=spec.one_at_a_time or spec.launch.switch is not None,
     )
     for finding in _check_prompts(plan):
         tell(f"{finding.severity}: {finding}")

@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
-from draftwise.backends import Backend, EmbeddedBackend, UrlBackend, VllmBackend
+from draftwise.backends import Backend, EmbeddedBackend, LineUp, OneAtATime, SwitchCommand, UrlBackend, VllmBackend
 from draftwise.backends.gpus import Placement, find_gpus, place_arms
-from draftwise.core import Arm, Finding, InvalidSetup, RunContext, Setup, Severity
+from draftwise.core import Arm, Finding, InvalidSetup, LaunchOptions, RunContext, Setup, Severity
 from draftwise.measure.access import Header, find_headers
 from draftwise.measure.arms import is_covered
 from draftwise.runs import RunDirectory
 
-__all__ = ["build_backends", "judge_backends"]
+__all__ = ["build_backends", "judge_backends", "line_up"]
 
 _CACHE_SIZES = frozenset({"kv_cache_memory_bytes", "num_gpu_blocks_override"})
 """Arguments with which vLLM does not look at the GPU's free memory to size its KV cache."""
@@ -27,11 +27,13 @@ def build_backends(
     *,
     headers: Sequence[Header] = (),
     on_wait: Callable[[str], None] | None = None,
+    one_at_a_time: bool = False,
 ) -> list[Backend]:
     """Return the server of every arm, not started yet.
 
     Args:
         headers: of the requests to servers that run already.
+        one_at_a_time: whether each has all the GPUs, as the others are down then.
 
     Raises:
         InvalidSetup: a server takes more GPUs than there are, or its command is none.
@@ -54,7 +56,7 @@ def build_backends(
             EmbeddedBackend(arm.name, arm.setup, log=directory.log_of(arm.name), on_wait=reports[arm.name])
             for arm in arms
         ]
-    placements = _place(arms, context)
+    placements = _place(arms, context) if not one_at_a_time else _place(arms[:1], context) * len(arms)
     in_turn = asyncio.Lock() if _must_start_in_turn(arms[0].setup, placements) else None
     return [
         VllmBackend(
@@ -70,9 +72,27 @@ def build_backends(
     ]
 
 
-def _place(arms: Sequence[Arm], context: RunContext) -> Sequence[Placement | None]:
+def line_up(backends: Sequence[Backend], arms: Sequence[Arm], launch: LaunchOptions) -> tuple[list[Backend], LineUp]:
+    """Return the servers as backends of which one is up at a time, and their line-up.
+
+    Raises:
+        InvalidSetup: the command that replaces one by another is none.
+    """
+    replacing = None
+    if launch.switch is not None:
+        stay = launch.leave or arms[0].name
+        if stay not in [arm.name for arm in arms]:
+            text = f"there is no arm {stay!r}."
+            fix = f"There are: {', '.join(arm.name for arm in arms)}."
+            raise InvalidSetup.because("unknown-arm", text, where="--leave", fix=fix)
+        replacing = SwitchCommand(command=launch.switch, baseline=arms[0].name, stay=stay)
+    joined = LineUp(replacing)
+    return [OneAtATime(each, joined) for each in backends if isinstance(each, UrlBackend)], joined
+
+
+def _place(arms: Sequence[Arm], context: RunContext) -> list[Placement | None]:
     gpus = find_gpus() if context.launch.gpus is None else context.launch.gpus
-    return place_arms(len(arms), gpus, arms[0].setup.args) if gpus else [None] * len(arms)
+    return list(place_arms(len(arms), gpus, arms[0].setup.args)) if gpus else [None] * len(arms)
 
 
 def _report(on_wait: Callable[[str], None] | None, arm: str, line: str) -> None:

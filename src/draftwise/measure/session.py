@@ -7,20 +7,21 @@ import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 from typing import Any
 
-from draftwise.backends import Backend
+from draftwise.backends import Backend, LineUp
 from draftwise.core import BackendError, InvalidSetup, Omission, Prompt, RunContext, RunPlan
 from draftwise.decide.comparison.cell import ALL, make_cells
 from draftwise.decide.disturbance import set_aside_disturbed
 from draftwise.measure.budget import Budget
 from draftwise.measure.context import describe_server
 from draftwise.measure.device_state import DeviceReader
-from draftwise.measure.divergences import examine
+from draftwise.measure.divergences import View, ask, conclude
 from draftwise.measure.experiment import Experiment, Progress, no_device
 from draftwise.measure.forecast import Forecast, Pace, fit_plan
 from draftwise.measure.load.client import Client
-from draftwise.measure.pilot import look_at_outputs, make_forecast, spare_prompts
+from draftwise.measure.pilot import Pilot, look_at_outputs, make_forecast, spare_prompts
 from draftwise.measure.preflight import check_addresses, check_drafting
 from draftwise.measure.sweep import Sweep
 from draftwise.measure.warm_up import WarmUp, greet_all, presume_warm_prefixes, settle, warm_up
@@ -50,6 +51,7 @@ class Session:
         spent_s: time that had passed before.
         announce: called with what is going to be measured, and how long that takes.
         tell: called with what was noticed or left out, one sentence each.
+        line_up: of the backends, where one is up at a time; None where all are.
     """
 
     plan: RunPlan
@@ -59,6 +61,7 @@ class Session:
     progress: Progress
     announce: Announce
     tell: Callable[[str], None]
+    line_up: LineUp | None = None
     read_device: DeviceReader = no_device
     processes: int | None = None
     resume: bool = False
@@ -89,13 +92,9 @@ class Session:
             await asyncio.gather(*(backend.stop() for backend in self.backends), return_exceptions=True)
 
     async def _measure(self, budget: Budget) -> None:
-        check_addresses(self.plan.arms)
-        self.progress.wait("starting the servers")
-        await _together([backend.start() for backend in self.backends])
-        clients = await greet_all(self.backends, self.plan, salt=secrets.token_hex(4))
-        if not self.resume:
-            self.plan = presume_warm_prefixes(self.plan, clients)
-        warm, forecast = await self._warm_up(clients, budget)
+        if self.line_up is None:
+            check_addresses(self.plan.arms)
+        clients, warm, forecast = await self._prepare(budget)
         await self._begin(forecast, budget)
         self.directory.reserve()
         experiment = Experiment(
@@ -107,19 +106,76 @@ class Session:
             processes=self.processes,
             cold=set(warm.unsteady),
         )
+        if self.line_up is not None:
+            self._keep_warm(self.line_up, clients, budget)
         sweep = Sweep(experiment=experiment, forecast=forecast, budget=budget, tell=self.tell)
         self.announce(self.plan, warm.pace, sweep.expect_seconds())
         try:
             await sweep.run()
         finally:
             experiment.close()
-        await asyncio.gather(*(backend.wake() for backend in self.backends))
         await self._examine_differences(clients, budget)
 
-    async def _warm_up(self, clients: Mapping[str, Client], budget: Budget) -> tuple[WarmUp, Forecast]:
-        """Warm all servers up, see to it that they are what they should be, and look at a few of their outputs."""
+    async def _prepare(self, budget: Budget) -> tuple[dict[str, Client], WarmUp, Forecast]:
+        """Start and warm up all servers, or one after the other, see to it that they are what they should be, and look
+        at a few of their outputs."""
+        clock, wait, salt = asyncio.get_running_loop().time, self.progress.wait, secrets.token_hex(4)
+        groups = [self.backends] if self.line_up is None else [[backend] for backend in self.backends]
+        clients: dict[str, Client] = {}
+        warm, pilots = WarmUp(pace={}, counters={}, unsteady={}), dict[tuple[str, str], Pilot]()
+        spared: Mapping[str, tuple[Prompt, ...]] | None = None
+        for group in groups:
+            wait("starting the servers")
+            await _together([backend.start() for backend in group])
+            new = await greet_all(group, self.plan, salt=salt)
+            clients |= new
+            if not self.resume:
+                self.plan = presume_warm_prefixes(self.plan, clients)
+            share = len(group) / len(self.backends)
+            found = await warm_up(new, self.plan, ends_at=budget.warm_up_end(clock(), share), wait=wait)
+            warm = WarmUp(
+                pace={**warm.pace, **found.pace},
+                counters={**warm.counters, **found.counters},
+                unsteady={**warm.unsteady, **found.unsteady},
+            )
+            if spared is None:
+                spared = self._spare(budget)
+            pilot_end = budget.pilot_end(clock(), share)
+            pilots |= await look_at_outputs(new, self.plan, spared, ends_at=pilot_end, wait=wait)
+        await self._check_warm_up(warm, budget)
+        forecast = make_forecast(self.plan, warm, pilots, await self._time_readings())
+        if self.line_up is not None:
+            forecast.switch_s = median(self.line_up.seconds)
+            self._say_cost(forecast.switch_s)
+        return clients, warm, forecast
+
+    def _spare(self, budget: Budget) -> Mapping[str, tuple[Prompt, ...]]:
+        """Return prompts that are in no turn, for a look at outputs."""
+        if not budget.is_bounded or self.resume:
+            return {}
+        self.plan, spared = spare_prompts(self.plan)
+        return spared
+
+    def _say_cost(self, switch_s: float) -> None:
+        """Say what it costs that one server is up at a time."""
+        starts = self.plan.repeats * (len(self.plan.arms) - 1)
+        self.tell(
+            f"One server at a time: {starts} starts in {self.plan.repeats} repetitions, about {switch_s:.0f} s each, "
+            f"take {starts * switch_s / 60:.1f} min; fewer repetitions are measured where the time is short."
+        )
+
+    def _keep_warm(self, line_up: LineUp, clients: Mapping[str, Client], budget: Budget) -> None:
+        """See to it that a server that comes up again is warm before it is measured."""
+
+        async def warm(arm: str) -> None:
+            ends_at = budget.warm_up_end(asyncio.get_running_loop().time(), 1 / len(self.backends))
+            await warm_up({arm: clients[arm]}, self.plan, ends_at=ends_at, wait=self.progress.wait)
+
+        line_up.warm = warm
+
+    async def _check_warm_up(self, warm: WarmUp, budget: Budget) -> None:
+        """See to it that servers are what they should be, and at rest."""
         clock, wait = asyncio.get_running_loop().time, self.progress.wait
-        warm = await warm_up(clients, self.plan, ends_at=budget.warm_up_end(clock()), wait=wait)
         engines = {each.name: (await each.describe()).metric_names for each in self.backends}
         for finding in check_drafting(self.plan, warm.counters, engines):
             self.tell(f"{finding.severity}: {finding}")
@@ -129,16 +185,10 @@ class Session:
             )
         if (unrest := await settle(self.read_device, ends_at=budget.settle_end(clock()), wait=wait)) is not None:
             self.tell(f"The machine did not come to rest: {unrest}.")
-        spared: Mapping[str, tuple[Prompt, ...]] = {}
-        if budget.is_bounded and not self.resume:
-            self.plan, spared = spare_prompts(self.plan)
-        pilots = await look_at_outputs(clients, self.plan, spared, ends_at=budget.pilot_end(clock()), wait=wait)
-        overhead_s = await self._time_readings()
-        return warm, make_forecast(self.plan, warm, pilots, overhead_s)
 
     async def _time_readings(self) -> float:
         """Return the seconds that each turn takes beside its requests."""
-        clock, backend = asyncio.get_running_loop().time, self.backends[0]
+        clock, backend = asyncio.get_running_loop().time, self.backends[-1]
         began = clock()
         await backend.wake()
         for _ in range(2):
@@ -173,13 +223,22 @@ class Session:
         clock, ends_at = asyncio.get_running_loop().time, budget.cut_at or math.inf
         run = set_aside_disturbed(self.directory.read())
         known = {(each.candidate, each.condition, each.workload, each.prompt_id) for each in run.divergences}
-        for cell in make_cells(run):
-            if cell.workload != ALL and cell.differences is not None:
-                for difference in cell.differences[:_MOST_EXAMINED]:
-                    is_known = (cell.candidate, cell.condition.label, *difference.unit) in known
-                    if not is_known and clock() < ends_at:
-                        view = await examine(difference, clients[cell.baseline], clients[cell.candidate])
-                        self.directory.add_divergence(view)
+        wanted = [
+            difference
+            for cell in make_cells(run)
+            if cell.workload != ALL and cell.differences is not None
+            for difference in cell.differences[:_MOST_EXAMINED]
+            if (cell.candidate, cell.condition.label, *difference.unit) not in known
+        ]
+        views: dict[int, list[View]] = {}
+        # Arm by arm: where one server is up at a time, each comes up once.
+        for arm in dict.fromkeys(answer.arm for each in wanted for answer in (each.baseline, each.candidate)):
+            for number, each in enumerate(wanted):
+                if arm in (each.baseline.arm, each.candidate.arm) and clock() < ends_at:
+                    views.setdefault(number, []).append(await ask(each, clients[arm]))
+        for number, each in enumerate(wanted):
+            if len(views.get(number, ())) > 1:
+                self.directory.add_divergence(conclude(each, views[number]))
 
 
 async def _together(starting: Sequence[Any]) -> None:

@@ -94,6 +94,8 @@ class MeasurementSpec:
     seed: int = 0
     turn_s: float = 20.0
     adaptive: bool = True
+    one_at_a_time: bool = False
+    """One server is up at a time: those that draftwise starts, or, with `launch.switch`, the one at `url`."""
     processes: int | None = None
     """Of the load generator; None for as many as the load needs."""
     notes: Mapping[str, str] = field(default_factory=dict)
@@ -113,17 +115,36 @@ class MeasurementSpec:
             return f"The engine is one of {', '.join(ENGINES)}, not {self.engine!r}."
         if self.target is not None:
             return self._find_conflict_with_target()
+        return self._find_conflict_of_arms() or self._find_conflict_of_lengths()
+
+    def _find_conflict_of_arms(self) -> str | None:
+        if self.launch.switch is not None:
+            return self._find_conflict_with_switch()
+        if self.one_at_a_time:
+            return "--one-at-a-time is for servers that draftwise starts; for one that runs already, give --switch."
         if not self.candidate_urls:
             return "--url needs at least one --candidate-url to compare with."
         if len(self.candidates) not in (0, len(self.candidate_urls)):
             return "Give one --candidate per --candidate-url, in the same order, or none."
+        return None
+
+    def _find_conflict_of_lengths(self) -> str | None:
         if self.draft_lengths:
             return "--k is for servers that draftwise starts; those at --candidate-url have theirs."
+        return None
+
+    def _find_conflict_with_switch(self) -> str | None:
+        if self.candidate_urls:
+            return "With --switch all arms answer at --url, one after another: leave out --candidate-url."
+        if not self.candidates or any(each.name is None or each.spec is None for each in self.candidates):
+            return "With --switch, name the arms that its command knows: --candidate NAME=JSON for each."
         return None
 
     def _find_conflict_with_target(self) -> str | None:
         if self.candidate_urls:
             return "--candidate-url goes with --url; with TARGET, give --candidate."
+        if self.launch.switch is not None:
+            return "--switch is for a server that runs already: it goes with --url. For TARGET, give --one-at-a-time."
         if self.metrics_urls or self.headers:
             return "--metrics-url, --header and --api-key-env are for servers that run already: they go with --url."
         return None

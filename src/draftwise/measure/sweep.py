@@ -16,7 +16,7 @@ from draftwise.measure.forecast import Forecast
 from draftwise.measure.replan import fit_repetition, leave_out, rank_candidates
 from draftwise.measure.retakes import find_lost, plan_retakes
 from draftwise.runs import RunDirectory
-from draftwise.runs.schedule import Turn, plan_turns
+from draftwise.runs.schedule import Turn, join_stretches, plan_turns
 
 __all__ = ["Sweep"]
 
@@ -136,6 +136,8 @@ class Sweep:
     async def _measure(self, blocks: Sequence[Sequence[Turn]], doing: str) -> None:
         """Measure paired blocks, numbered in their order, until the time does not allow for another one."""
         self.experiment.progress.wait(doing)
+        if self._plan.one_at_a_time and blocks:
+            blocks = [join_stretches(chain(*blocks), [arm.name for arm in self._plan.arms])]
         for place, block in enumerate(blocks):
             expected = self.forecast.sum(block)
             if expected > self._left_s():
@@ -157,6 +159,7 @@ class Sweep:
         """Measure a paired block, and learn how long its turns take."""
         clock = asyncio.get_running_loop().time
         for turn in block:
+            await self.experiment.clients[turn.arm].backend.wake()
             began = clock()
             if await self.experiment.take(replace(turn, number=self._number)):
                 self.forecast.learn(turn, clock() - began)
@@ -164,6 +167,8 @@ class Sweep:
 
     async def _retake(self, conditions: Sequence[Condition], repeat: int) -> None:
         """Take disturbed blocks again, of this repetition and of those before it: so many at most, each a few times."""
+        if self._plan.one_at_a_time:
+            return  # a few blocks are not worth the restarts
         labels = [condition.label for condition in conditions]
         turns = [turn for number in range(1, repeat + 1) for turn in self._plan_repetition(conditions, number)]
         allowed = ceil(_RETAKEN * len({turn.block_key for turn in turns if turn.repeat == repeat}))

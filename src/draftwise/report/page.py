@@ -33,7 +33,7 @@ from draftwise.report.page_tables import (
     tabulate_verdicts,
 )
 from draftwise.report.plots import VERDICT_COLOURS, draw_plots
-from draftwise.report.promql import write_alerts
+from draftwise.report.promql import ALERTS, write_alerts
 from draftwise.report.sentences import list_clauses
 from draftwise.report.summary import summarise
 from draftwise.report.tables import (
@@ -46,12 +46,12 @@ from draftwise.report.tables import (
 from draftwise.runs import RunDirectory
 from draftwise.statistics import CONFIDENCE
 
-__all__ = ["ALERTS", "render_page", "write_conclusions", "write_report"]
+__all__ = ["render_page", "write_conclusions", "write_report"]
 
-ALERTS = "rollback.rules.yml"
-"""Prometheus takes rule files by their path, often `*.rules.yml`."""
 _FOLDED = 16
 """Rows from which a table is folded away: a summary stands before it."""
+_MOST_RULES = 12
+"""Rollback rules that stand open; a sweep over many workloads and temperatures has more."""
 _LONGEST = 280
 """Characters of a sentence up to which it reads well as one."""
 
@@ -93,6 +93,7 @@ def render_page(found: Conclusions) -> str:
             unmeasured=describe_unmeasured(decision),
             actions=list_actions(decision, run),
             rollback=describe_rollback(decision),
+            most_rules=_MOST_RULES,
             way_back=describe_way_back(decision, run),
             alerts=write_alerts(decision.rollback),
             single_settings=describe_single_settings(decision),

@@ -10,7 +10,7 @@ from draftwise.decide.comparison.acceptance import ACCEPTANCE_QUANTILES, Accepta
 from draftwise.decide.comparison.latency import QUANTILES, Latencies
 from draftwise.decide.validity import TextQuality
 from draftwise.report.tables import Grid, list_crossover_rows, name_workload
-from draftwise.report.units import LATE_FIRST_TOKEN, format_change, format_number, format_points
+from draftwise.report.units import LATE_FIRST_TOKEN, count_prompts, format_change, format_number, format_points
 from draftwise.statistics import CONFIDENCE
 
 __all__ = [
@@ -103,7 +103,7 @@ def tabulate_verdicts(comparisons: Sequence[Comparison]) -> Table:
 def _group(each: Comparison, *, several: bool) -> str:
     passes = len(each.repetitions)
     parts = [name_workload(each.workload), *([each.condition.label] if several else [])]
-    parts += [f"{each.num_prompts} prompts", f"{passes} {'repetition' if passes == 1 else 'repetitions'}"]
+    parts += [count_prompts(each.num_prompts), f"{passes} {'repetition' if passes == 1 else 'repetitions'}"]
     return " · ".join(parts)
 
 

@@ -12,7 +12,10 @@ from draftwise.core import Rollback
 from draftwise.facts.signals import LOAD_SIGNALS, get_signal
 from draftwise.report.conditions import describe_rule
 
-__all__ = ["write_alerts", "write_expression"]
+__all__ = ["ALERTS", "write_alerts", "write_expression"]
+
+ALERTS = "rollback.rules.yml"
+"""The file in a run directory; Prometheus takes rule files by their path, often `*.rules.yml`."""
 
 _PREAMBLE = """\
 # Alerts for Prometheus, by draftwise: each says when an adoption is to be undone.

@@ -15,6 +15,7 @@ from draftwise.report.units import (
     LATE_FIRST_TOKEN,
     LOAD_UNITS,
     count_load,
+    count_prompts,
     describe_load,
     format_load,
     format_ratio,
@@ -102,7 +103,7 @@ def _describe_condition(recommendation: Recommendation) -> list[str]:
 
 def _tell_gain(each: Comparison) -> str:
     """Return a gain with what it rests on: `1.48x as fast (1.41-1.55, 64 prompts)`."""
-    rests = [each.deciding.span, f"{each.num_prompts} prompts", *_tell_delay([each])]
+    rests = [each.deciding.span, count_prompts(each.num_prompts), *_tell_delay([each])]
     return f"{each.deciding.value:.2f}x as fast ({', '.join(rests)})"
 
 
@@ -164,7 +165,7 @@ class _Stretches:
         gains = [f"{first.deciding.value:.2f}x as fast ({first.deciding.span})"]
         if last is not first:
             gains.append(f"at {lightest:g} and {last.deciding.value:.2f}x ({last.deciding.span})")
-        rests = [f"{first.num_prompts} prompts", *_tell_delay(each for _, each in found)]
+        rests = [count_prompts(first.num_prompts), *_tell_delay(each for _, each in found)]
         return f"{' '.join(gains)} at {count_load(heaviest, band.axis)} ({', '.join(rests)})"
 
     def _find_points(self, band: Band) -> Iterator[tuple[float, Comparison]]:
@@ -222,7 +223,7 @@ def _describe_no_gain(decision: Decision) -> str:
     return (
         f"leave {_join(names)} plain{' at every load measured' if several else ''}: no candidate earned an "
         f"adoption, the fastest was {best.candidate} on {where} with {format_ratio(best.deciding)} on "
-        f"{best.num_prompts} prompts ({best.verdict}: {best.reason})"
+        f"{count_prompts(best.num_prompts)} ({best.verdict}: {best.reason})"
     )
 
 

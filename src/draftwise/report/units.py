@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 
 from draftwise.core import Condition, Interval
+from draftwise.decide.thresholds import Thresholds
 
 __all__ = [
     "LATE_FIRST_TOKEN",
     "LOAD_UNITS",
     "count_load",
+    "count_prompts",
     "describe_load",
     "format_change",
     "format_load",
@@ -21,7 +23,7 @@ __all__ = [
 
 LOAD_UNITS = {"concurrency": "concurrent requests", "rate": "requests per second"}
 """By axis of load."""
-LATE_FIRST_TOKEN = 1.10
+LATE_FIRST_TOKEN = 1 + Thresholds().ttft_loss
 """Ratio of the time to the first token from which it is told with every gain."""
 
 
@@ -41,6 +43,11 @@ def count_load(load: float, axis: str) -> str:
     """Return a load with its unit: `1 concurrent request`, `2.5 requests per second`."""
     unit = LOAD_UNITS[axis]
     return f"{format_load(load, axis)} {unit.replace('requests', 'request') if load == 1 else unit}"
+
+
+def count_prompts(number: int) -> str:
+    """Return e.g. `64 prompts`."""
+    return f"{number} prompt{'' if number == 1 else 's'}"
 
 
 def format_stretch(low: float, high: float, axis: str) -> str:

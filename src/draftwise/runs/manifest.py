@@ -35,6 +35,7 @@ def make_manifest(plan: RunPlan, context: RunContext) -> dict[str, Any]:
         ],
         "conditions": [condition.to_dict() for condition in plan.conditions],
         **{name: getattr(plan, name) for name in _SETTINGS},
+        "one_at_a_time": plan.one_at_a_time,
         "remembering": dict(plan.remembering),
         "context": context.to_dict(),
     }
@@ -89,6 +90,7 @@ def to_plan(manifest: Mapping[str, Any], read_workload: Callable[[Mapping[str, A
         workloads=tuple(map(read_workload, manifest["workloads"])),
         conditions=tuple(Condition.from_dict(row) for row in manifest["conditions"]),
         remembering=_read_remembering(manifest, arms),
+        one_at_a_time=bool(manifest.get("one_at_a_time")),
         asks_once="remembering" in manifest,
         **{name: manifest[name] for name in _SETTINGS},
     )

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from draftwise.core import Condition, Prompt, RunPlan, Settled, Workload
+from draftwise.core import Condition, Prompt, Run, RunPlan, Settled, Workload
 from draftwise.runs.asked_once import share_out
 from draftwise.runs.blocks import Block, blocks, split_once
 
-__all__ = ["Turn", "arm_order", "plan_turns"]
+__all__ = ["Turn", "arm_order", "join_stretches", "list_planned", "plan_turns"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +50,15 @@ def arm_order(arms: Sequence[str], block: int, repeat: int) -> list[str]:
     start = (block + repeat) % len(arms)
     order = [*arms[start:], *arms[:start]]
     return order[::-1] if block // len(arms) % 2 else order
+
+
+def join_stretches(turns: Iterable[Turn], arms: Sequence[str]) -> list[Turn]:
+    """Return the turns of one repetition arm by arm, forwards and backwards in turn (A B, B A ...): each arm once."""
+
+    def place(turn: Turn) -> int:
+        return arms.index(turn.arm) if turn.repeat % 2 else -arms.index(turn.arm)
+
+    return sorted(turns, key=place)
 
 
 def plan_turns(
@@ -120,3 +129,13 @@ def _find_parts(
         yield block, left if once else forgetting, once
     for block in new.values():
         yield block, [name for name in left if name in plan.asked_once], True
+
+
+def list_planned(run: Run) -> dict[tuple[str, str, str], dict[int, set[int]]]:
+    """Return, by arm, workload and condition, the numbers of the blocks of each repetition in which it takes part."""
+    planned: dict[tuple[str, str, str], dict[int, set[int]]] = {}
+    for repeat in range(1, run.plan.repeats + 1):
+        for turn in plan_turns(run.plan, run.conditions, repeat, added=run.added, settled=run.settled):
+            cell = planned.setdefault((turn.arm, turn.workload, turn.condition.label), {})
+            cell.setdefault(repeat, set()).add(turn.block)
+    return planned

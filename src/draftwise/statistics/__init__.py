@@ -8,6 +8,7 @@ from draftwise.statistics.estimate import (
     Outlook,
     Spread,
     find_outlook,
+    shows_equivalence,
     student_quantile,
 )
 from draftwise.statistics.percentiles import PERCENTILES, percentile_ratios
@@ -47,6 +48,7 @@ __all__ = [
     "prompt_ratio",
     "server_ratio",
     "settle",
+    "shows_equivalence",
     "student_quantile",
     "total_ratio",
 ]

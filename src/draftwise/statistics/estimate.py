@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from statistics import NormalDist
+from statistics import NormalDist, fmean, stdev
 
 from draftwise.core import Interval
 
@@ -18,6 +18,7 @@ __all__ = [
     "Spread",
     "find_outlook",
     "normal_quantile",
+    "shows_equivalence",
     "student_quantile",
     "student_tail",
     "to_ratio",
@@ -100,8 +101,10 @@ def to_ratio(log: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outlook:
-    """What a measurement could have found, and what it would take to settle what it left open (power 80 %)."""
+    """What a measurement found, could have found, and would need to settle what it left open (power 80 %)."""
 
+    p_value: float
+    """Two-sided, of no difference."""
     detectable: float
     """Smallest true speed-up that would be called faster than 1 + margin; infinite where there is no spread to see."""
     prompts: int | None
@@ -111,20 +114,33 @@ class Outlook:
     no prompt."""
 
 
+def shows_equivalence(differences: Sequence[float], margin: float, alpha: float) -> bool:
+    """Return whether the mean of paired differences is shown to lie within the margin around 0.
+
+    Two one-sided t tests (Schuirmann, Journal of Pharmacokinetics and Biopharmaceutics 1987): a few differences, or
+    widely spread ones, show nothing.
+    """
+    if len(differences) < 2:
+        return False
+    error = stdev(differences) / math.sqrt(len(differences))
+    return abs(fmean(differences)) + student_quantile(1 - alpha, len(differences) - 1) * error < margin
+
+
 def find_outlook(
     estimate: Estimate, repetitions: int, *, margin: float = 0.0, alpha: float = 1 - CONFIDENCE
 ) -> Outlook:
-    """Return what so many repetitions could have found and what would settle it, going by the spread seen.
+    """Return what so many repetitions found, could have found, and what would settle it, going by the spread seen.
 
     The numbers that would settle it take the estimate for the truth. They are None where it lies so close to a limit
     that a thousand times as many would not, and where nothing varies: everything is settled then.
     """
     spread = estimate.spread
     if math.isinf(spread.variance):
-        return Outlook(detectable=math.inf, prompts=None, repetitions=None)
+        return Outlook(p_value=1.0, detectable=math.inf, prompts=None, repetitions=None)
     reach = upper_student_quantile(alpha / 2, spread.degrees) + student_quantile(POWER, spread.degrees)
     needed = partial(_count_needed, estimate, margin, alpha)
     return Outlook(
+        p_value=estimate.p_value(),
         detectable=to_ratio(math.log1p(margin) + reach * spread.error),
         prompts=needed(_with_prompts, spread.num_prompts),
         repetitions=needed(_with_repetitions, repetitions),

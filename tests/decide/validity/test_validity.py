@@ -92,7 +92,7 @@ def patchy_run(run: Run, seed: int) -> Run:
 def test_readings_that_are_missing_or_absurd_break_no_check(good: Run, seed: int) -> None:
     """The numbers are those of the good run: absurd answers have none."""
     run, estimates = patchy_run(good, seed), gather_evidence(good).estimates[0]
-    outlook = Outlook(detectable=1.1, prompts=None, repetitions=None)
+    outlook = Outlook(p_value=0.01, detectable=1.1, prompts=None, repetitions=None)
     numbers = [
         Unjudged(
             comparison=compared(interval(1.4, 1.5, 1.6)),

@@ -73,7 +73,10 @@ def test_a_machine_that_serves_its_own_run(good: Run) -> None:
 )
 def test_what_disturbs_is_a_warning(good: Run, code: str, state: Callable[[int], Device], number: str) -> None:
     run = with_device(good, lambda n, _: state(n))
-    assert graded(run) == {code: Severity.WARNING}
+    found = graded(run)
+    # What takes much of a single turn also sets its paired block aside.
+    found.pop("disturbed-blocks", None)
+    assert found == {code: Severity.WARNING}
     assert number in findings(run)[code].message
 
 

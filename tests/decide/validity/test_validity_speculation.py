@@ -62,14 +62,19 @@ def test_a_sweep_with_steady_drafting_is_clean(good: Run) -> None:
     assert codes(good) == set()
 
 
-def test_a_server_that_never_drafts(tmp_path: Path) -> None:
-    run = run_of(tmp_path / "run", replace(ENDING, step_s=0.002), repeats=1)
+def counting(run: Run, arm: str, spec: SpecStats) -> Run:
+    """Return the run with these drafts in each turn of an arm; measuring itself refuses what never changes."""
+    return bend_turns(run, lambda w: replace(w, counters=replace(w.counters, spec=spec)) if w.arm == arm else w)
+
+
+def test_a_server_that_never_drafts(good: Run) -> None:
+    run = counting(good, "candidate 1", SpecStats())
     assert graded(run)["not-speculating"] is Severity.ERROR
     assert "/metrics counted no draft in " in findings(run)["not-speculating"].message
 
 
-def test_a_server_that_never_drafts_and_says_why(tmp_path: Path) -> None:
-    run = with_resolved(run_of(tmp_path / "run", ENDING, repeats=1), None)
+def test_a_server_that_never_drafts_and_says_why(good: Run) -> None:
+    run = with_resolved(counting(good, "candidate 1", SpecStats()), None)
     assert findings(run)["not-speculating"].message.endswith("says that its speculative config is empty.")
     assert graded(run)["config-not-as-asked"] is Severity.ERROR
 
@@ -239,8 +244,8 @@ def test_a_queue_can_gain_more_than_its_server(tmp_path: Path) -> None:
     assert "unexplained-speedup" not in codes(run)
 
 
-def test_a_plain_server_that_speculates(tmp_path: Path) -> None:
-    run = run_of(tmp_path / "run", plain=replace(ENDING, k=1, accepted=(1,), step_s=0.009), repeats=1)
+def test_a_plain_server_that_speculates(good: Run) -> None:
+    run = counting(good, "plain", SpecStats(num_drafts=3, num_draft_tokens=3, num_accepted_tokens=1))
     assert graded(run)["plain-speculates"] is Severity.ERROR
 
 

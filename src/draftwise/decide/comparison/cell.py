@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import product, takewhile
@@ -40,7 +40,8 @@ class PairedRequest:
 
     unit: Unit
     block: tuple[str, int, int]
-    """Workload, repetition and number of the paired block in which it was sent."""
+    """Workload, repetition and number of the paired block in which it was sent; where one server is up at a time, a
+    whole repetition is one block of all workloads: whatever the machine does between two starts is common to it."""
     baseline: Answer
     candidate: Answer
 
@@ -95,16 +96,31 @@ class Cell:
     """Prompts of which both arms answered one and the same attempt, in the order of the run."""
     counters: Mapping[str, Counters]
     """What each arm's counters grew by."""
+    is_one_at_a_time: bool
+    """Whether one server was up at a time."""
     differences: Sequence[OutputDifference] | None
     """The prompts whose output is not the baseline's; None where outputs cannot be compared one by one: above
     temperature 0, and where acceptance is synthetic."""
 
     def keep_repetitions(self, repetitions: Sequence[int]) -> Cell:
         """Return the cell as if both arms had measured these repetitions only."""
-        turns = [turn for turn in self.turns if turn.repeat in repetitions]
+        return self.keep_blocks(lambda turn: turn.repeat in repetitions)
+
+    def keep_blocks(self, is_wanted: Callable[[TurnRecord], bool]) -> Cell:
+        """Return the cell as if both arms had measured those paired blocks only in which the candidate's turn is so."""
+        wanted = {_block_key(turn) for turn in self.turns if turn.arm == self.candidate and is_wanted(turn)}
+        turns = [turn for turn in self.turns if _block_key(turn) in wanted]
         names, arms = (self.workload, self.workloads), (self.baseline, self.candidate)
         comparable = self.differences is not None
-        return _make_cell(names, self.condition, arms, turns, self.answers_by_turn, comparable=comparable)
+        return _make_cell(
+            names,
+            self.condition,
+            arms,
+            turns,
+            self.answers_by_turn,
+            comparable=comparable,
+            one_at_a_time=self.is_one_at_a_time,
+        )
 
     def pair_turns(self) -> list[tuple[TurnRecord, TurnRecord]]:
         """Return the candidate's and the baseline's turn of each paired block, in the order of the run."""
@@ -130,7 +146,17 @@ def make_cells(run: Run) -> list[Cell]:
         common = set.intersection(*({turn.repeat for turn in part} for part in parts))
         paired = sorted((turn for part in parts for turn in part if turn.repeat in common), key=lambda turn: turn.turn)
         comparable = condition.temperature == 0 and not has_synthetic_acceptance(run, candidate)
-        cells.append(_make_cell(group, condition, arms, paired, answers, comparable=comparable))
+        cells.append(
+            _make_cell(
+                group,
+                condition,
+                arms,
+                paired,
+                answers,
+                comparable=comparable,
+                one_at_a_time=run.plan.one_at_a_time,
+            )
+        )
     return [cell for cell in cells if cell.units]
 
 
@@ -142,6 +168,7 @@ def _make_cell(
     answers: Mapping[int, Sequence[Answer]],
     *,
     comparable: bool,
+    one_at_a_time: bool,
 ) -> Cell:
     by_turn = {turn.turn: answers.get(turn.turn, ()) for turn in turns}
     baseline, candidate = (_list_requests(turns, by_turn, arm) for arm in arms)
@@ -163,7 +190,8 @@ def _make_cell(
         answers_by_turn=by_turn,
         repetitions=tuple(sorted({turn.repeat for turn in turns if turn.arm == arms[1]})),
         requests={arm: list(side.values()) for arm, side in zip(arms, (baseline, candidate), strict=True)},
-        paired=_pair_requests(baseline, candidate),
+        paired=_pair_requests(baseline, candidate, one_at_a_time=one_at_a_time),
+        is_one_at_a_time=one_at_a_time,
         outputs=outputs,
         units=units,
         counters={arm: reduce(add, (t.counters for t in turns if t.arm == arm), nothing) for arm in arms},
@@ -211,9 +239,12 @@ def _list_requests(turns: Sequence[TurnRecord], answers: Mapping[int, Sequence[A
     }
 
 
-def _pair_requests(baseline: Requests, candidate: Requests) -> list[PairedRequest]:
+def _pair_requests(baseline: Requests, candidate: Requests, *, one_at_a_time: bool) -> list[PairedRequest]:
+    def block(unit: Unit, attempt: Attempt) -> tuple[str, int, int]:
+        return ("", attempt[0], 0) if one_at_a_time else (unit[0], *attempt[:2])
+
     return [
-        PairedRequest(unit=unit, block=(unit[0], *attempt[:2]), baseline=baseline[unit, attempt], candidate=answer)
+        PairedRequest(unit=unit, block=block(unit, attempt), baseline=baseline[unit, attempt], candidate=answer)
         for (unit, attempt), answer in candidate.items()
         if (unit, attempt) in baseline
     ]

@@ -9,8 +9,7 @@ from statistics import median
 
 import numpy as np
 
-from draftwise.core import Answer, ClosedLoop, Comparison, Interval, Run, Timing, Verdict
-from draftwise.decide.comparison.cache_effect import has_cache_effect
+from draftwise.core import Answer, ClosedLoop, Comparison, Interval, Run, Timing, TurnRecord, Verdict
 from draftwise.decide.comparison.cell import (
     ALL,
     Cell,
@@ -19,6 +18,7 @@ from draftwise.decide.comparison.cell import (
     make_cells,
 )
 from draftwise.decide.comparison.latency import LATENCIES, keeps_promise, measure_output
+from draftwise.decide.comparison.memory import Recall, divide_cell
 from draftwise.decide.thresholds import Thresholds
 from draftwise.runs.asked_once import count_repetitions
 from draftwise.statistics import (
@@ -36,7 +36,7 @@ from draftwise.statistics import (
     total_ratio,
 )
 
-__all__ = ["Estimates", "Ratios", "Unjudged", "compare_cells", "estimate_cells", "estimate_ratios"]
+__all__ = ["Estimates", "Lost", "Ratios", "Unjudged", "compare_cells", "estimate_cells", "estimate_ratios"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,17 +64,32 @@ class Estimates:
 
     whole: Cell
     cell: Cell
-    """What the numbers rest on: of a server with a cross-request cache, the first repetition alone."""
+    """What the numbers rest on: of a server that may remember answers, those to prompts that are new to it."""
     repeated: Cell | None
-    """Then, the later repetitions."""
+    """Then, what is left out of both arms."""
+    recall: Recall
+    """What is known of the candidate's use of earlier answers."""
+    is_new: bool
+    """Whether nothing that the numbers rest on can come from it."""
     ratios: Ratios
     warm_speedup: float | None
-    """Of the later repetitions."""
+    """Of what is left out, where prompts were seen to gain from coming back."""
     analyses: InterimAnalyses
     done: int
     """Repetitions that were measured."""
     level: float
     """Two-sided p-value below which the current analysis is significant."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lost:
+    """Paired blocks of a comparison that count for nothing, because something disturbed every attempt at them."""
+
+    count: int
+    of: int
+    """With those that count."""
+    reason: str
+    """What disturbed the first of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +100,8 @@ class Unjudged:
     estimates: Estimates
     outlook: Outlook
     """Of the ratio that decides."""
+    lost: Lost | None = None
+    """None where every paired block counts."""
     promise: Interval | None = None
     """Change of the share of requests within the SLO, sure enough for all comparisons of the run together."""
     family: int = 1
@@ -93,7 +110,8 @@ class Unjudged:
 
 def compare_cells(run: Run, thresholds: Thresholds) -> list[Unjudged]:
     """Return the numbers of every comparison of a run, pooled rows last."""
-    return _correct_for_number([_compare(each, thresholds) for each in estimate_cells(run, thresholds)], thresholds)
+    found = [_compare(run, each, thresholds) for each in estimate_cells(run, thresholds)]
+    return _correct_for_number(found, thresholds)
 
 
 def estimate_cells(run: Run, thresholds: Thresholds) -> tuple[Estimates, ...]:
@@ -102,7 +120,9 @@ def estimate_cells(run: Run, thresholds: Thresholds) -> tuple[Estimates, ...]:
 
 
 def _estimate(run: Run, whole: Cell, thresholds: Thresholds) -> Estimates:
-    cell, repeated = _split_repetitions(whole, thresholds)
+    memory = divide_cell(run, whole, thresholds)
+    cell, repeated = memory.cell, memory.repeated
+    is_helped = memory.recall is Recall.SHOWN and repeated is not None and repeated.units
     done = len(cell.repetitions)
     if run.plan.adaptive and repeated is None:
         analyses = InterimAnalyses.planned(max(done, _count_repetitions(run, cell)))
@@ -112,8 +132,10 @@ def _estimate(run: Run, whole: Cell, thresholds: Thresholds) -> Estimates:
         whole=whole,
         cell=cell,
         repeated=repeated,
+        recall=memory.recall,
+        is_new=memory.is_new,
         ratios=estimate_ratios(cell),
-        warm_speedup=estimate_ratios(repeated).speedup.value if repeated is not None and repeated.units else None,
+        warm_speedup=estimate_ratios(repeated).speedup.value if repeated is not None and is_helped else None,
         analyses=analyses,
         done=done,
         level=analyses.level(done),
@@ -124,18 +146,6 @@ def _count_repetitions(run: Run, cell: Cell) -> int:
     """Return how many repetitions were planned of all of a cell's workloads."""
     members = (each for each in run.plan.workloads if each.name in cell.workloads)
     return min(count_repetitions(run, each, cell.condition, cell.candidate) for each in members)
-
-
-def _split_repetitions(cell: Cell, thresholds: Thresholds) -> tuple[Cell, Cell | None]:
-    """Return the part of a cell that its numbers rest on, and the rest where the candidate gains from repetition.
-
-    Both arms lose their later repetitions then: the first one is slower for all, as servers and caches are cold.
-    """
-    if not has_cache_effect(cell, thresholds):
-        return cell, None
-    first, *later = cell.repetitions
-    new = cell.keep_repetitions([first])
-    return (new, cell.keep_repetitions(later)) if new.units else (cell, None)
 
 
 def estimate_ratios(cell: Cell) -> Ratios:
@@ -203,7 +213,7 @@ def _estimate_throughput(cell: Cell, speedup: Estimate, total: Estimate) -> Esti
     return replace(server, spread=spread, log_by_prompt=speedup.log_by_prompt)
 
 
-def _compare(estimates: Estimates, thresholds: Thresholds) -> Unjudged:
+def _compare(run: Run, estimates: Estimates, thresholds: Thresholds) -> Unjudged:
     """Return the numbers of a comparison.
 
     All intervals hold at whichever interim analysis the run stopped; p-values are corrected for these analyses.
@@ -233,11 +243,25 @@ def _compare(estimates: Estimates, thresholds: Thresholds) -> Unjudged:
         percentiles=_estimate_percentiles(ratios, confidence),
         goodput=goodput,
         goodput_change=change,
-        p_value=estimates.analyses.adjust(ratios.deciding.p_value(), estimates.done),
+        p_value=estimates.analyses.adjust(outlook.p_value, estimates.done),
         detectable=outlook.detectable if math.isfinite(outlook.detectable) else None,
         prompts_needed=outlook.prompts,
     )
-    return Unjudged(comparison=comparison, estimates=estimates, outlook=outlook)
+    lost = _find_lost(run, estimates.whole)
+    return Unjudged(comparison=comparison, estimates=estimates, outlook=outlook, lost=lost)
+
+
+def _find_lost(run: Run, cell: Cell) -> Lost | None:
+    def list_blocks(turns: Iterable[TurnRecord]) -> set[tuple[str, int, int]]:
+        place = (cell.candidate, cell.condition.label)
+        mine = (turn for turn in turns if (turn.arm, turn.condition) == place and turn.workload in cell.workloads)
+        return {(turn.workload, turn.repeat, turn.block) for turn in mine}
+
+    left = list_blocks(run.turns)
+    lost = list_blocks(run.set_aside) - left
+    reasons = {(each.workload, each.repeat, each.block): each.reason for each in reversed(run.disturbances)}
+    known = [reasons[block] for block in sorted(lost) if block in reasons]
+    return Lost(count=len(lost), of=len(lost | left), reason=known[0]) if known else None
 
 
 def _find_interval(estimate: Estimate | None, confidence: float) -> Interval | None:

@@ -8,21 +8,20 @@ from functools import reduce
 from operator import add
 
 from draftwise.core import Answer, Counters, Finding, Run, Severity, TurnRecord
-from draftwise.decide.comparison.cache_effect import list_answers, measure_growth, shows_gain, split_by_first
 from draftwise.decide.comparison.cell import Cell, has_synthetic_acceptance
 from draftwise.decide.comparison.comparisons import Estimates, Unjudged
+from draftwise.decide.comparison.memory import Recall, list_answers, measure_growth, shows_gain, split_by_first
 from draftwise.decide.thresholds import Thresholds
-from draftwise.decide.validity.drafting import gather_drafting_evidence
 from draftwise.decide.validity.finding import error, info, warning
 from draftwise.decide.validity.load import check_load, check_requests
-from draftwise.decide.validity.outputs import TextQuality, assess_text, check_outputs, check_texts
-from draftwise.decide.validity.servers import check_servers
+from draftwise.decide.validity.outputs import TextQuality, check_outputs, check_texts
+from draftwise.decide.validity.servers import check_servers, gather_drafting_evidence
 from draftwise.decide.validity.window.machine import check_machine
-from draftwise.decide.validity.window.server import check_counters, serves_more_hits
+from draftwise.decide.validity.window.server import check_counters
 from draftwise.statistics import FEWEST_PROMPTS
 from draftwise.workloads import check_workloads
 
-__all__ = ["Checked", "check_comparison", "check_run", "check_validity"]
+__all__ = ["Checked", "check_validity"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,41 +39,31 @@ class Checked:
 def check_validity(run: Run, found: Sequence[Unjudged], thresholds: Thresholds) -> Checked:
     """Return what is wrong with a run and with each of its comparisons."""
     of_baseline = _list_baseline_answers(run)
-    quality = assess_text(run, of_baseline)
-    cells = [each.estimates.whole for each in found]
+    quality, of_texts = check_texts(run, of_baseline, thresholds)
+    of_run = [
+        *check_servers(run, thresholds),
+        *check_load(run, of_baseline, thresholds),
+        *check_machine((*run.turns, *run.set_aside), thresholds, is_ours=all(arm.url is None for arm in run.plan.arms)),
+        *_disturbed(run),
+        *_repeated_prompts(run),
+        *of_texts,
+        *_estimated_counts(run),
+        *_warm_prefixes([each.estimates.whole for each in found], thresholds),
+    ]
     return Checked(
-        of_run=tuple(check_run(run, of_baseline, cells, quality, thresholds)),
-        of_cells=tuple(tuple(check_comparison(run, each, thresholds)) for each in found),
+        of_run=tuple(of_run),
+        of_cells=tuple(tuple(_check_comparison(run, each, thresholds)) for each in found),
         quality=tuple(quality),
     )
 
 
-def check_run(
-    run: Run,
-    of_baseline: Sequence[Answer],
-    cells: Sequence[Cell],
-    quality: Sequence[TextQuality],
-    thresholds: Thresholds,
-) -> list[Finding]:
-    """Return what is wrong with a run as a whole."""
-    return [
-        *check_servers(run, thresholds),
-        *check_load(run, of_baseline, thresholds),
-        *check_machine((*run.turns, *run.set_aside), thresholds, is_ours=all(arm.url is None for arm in run.plan.arms)),
-        *_repeated_prompts(run),
-        *check_texts(run, of_baseline, quality, thresholds),
-        *_estimated_counts(run),
-        *_warm_prefixes(cells, thresholds),
-    ]
-
-
-def check_comparison(run: Run, found: Unjudged, thresholds: Thresholds) -> list[Finding]:
+def _check_comparison(run: Run, found: Unjudged, thresholds: Thresholds) -> list[Finding]:
     """Return what is wrong with one comparison."""
     comparison, cell = found.comparison, found.estimates.cell
     evidence = gather_drafting_evidence(run, cell)
     return [
         *check_counters(evidence, comparison.speedup, comparison.ttft, cell.condition, thresholds),
-        *_warmed(run, cell, thresholds),
+        *_memory(run, found.estimates, thresholds),
         *check_requests(run, cell, thresholds),
         *_prompts(run, cell),
         *check_outputs(run, found, thresholds),
@@ -103,6 +92,19 @@ def _estimated_counts(run: Run) -> Iterator[Finding]:
         yield warning("token-counts-estimated", text)
 
 
+def _disturbed(run: Run) -> Iterator[Finding]:
+    """Paired blocks of which no attempt counts, on any arm."""
+    counting = {(turn.workload, turn.condition, turn.repeat, turn.block) for turn in run.turns}
+    taken = {(turn.workload, turn.condition, turn.repeat, turn.block) for turn in run.set_aside} | counting
+    if lost := [each for each in run.disturbances if each.key[:4] not in counting]:
+        first, count = lost[0], len({each.key[:4] for each in lost})
+        text = (
+            f"{count} of {len(taken)} paired blocks were disturbed and count for nothing, on all arms alike; the first "
+            f"({first.workload}, {first.condition}) because {first.reason}"
+        )
+        yield info("disturbed-blocks", f"{text}.", "Stop what else runs there and measure again.")
+
+
 def _warm_prefixes(cells: Sequence[Cell], thresholds: Thresholds) -> Iterator[Finding]:
     """Where the baseline's prefix cache serves later repetitions with the prompts of the first one."""
     for cell in cells:
@@ -111,7 +113,8 @@ def _warm_prefixes(cells: Sequence[Cell], thresholds: Thresholds) -> Iterator[Fi
             _sum_counters(turn for turn in mine if (turn.repeat in cell.repetitions[:1]) is is_first)
             for is_first in (True, False)
         )
-        if serves_more_hits(first, later, thresholds):
+        before, after = first.prefix_hit_rate, later.prefix_hit_rate
+        if before is not None and after is not None and after > before + thresholds.prefix_hit_loss:
             text = "later repetitions find their prompts in the prefix cache, in all arms alike: TTFT there is a "
             yield info("prefix-cache-warm", f"{text}cached one.")
             return
@@ -133,12 +136,13 @@ def _prompts(run: Run, cell: Cell) -> Iterator[Finding]:
             yield replace(found, where="")
 
 
-def _warmed(run: Run, cell: Cell, thresholds: Thresholds) -> Iterator[Finding]:
-    """Yield where every measured answer may have been helped by an earlier answer to the same prompt.
-
-    That is so where the candidate answered it under another load before, or earlier in the same turn. No repetition
-    is left then that shows it without its cross-request cache, and the comparison says nothing about new prompts.
-    """
+def _memory(run: Run, estimates: Estimates, thresholds: Thresholds) -> Iterator[Finding]:
+    """Where measured answers may have been helped by earlier answers to the same prompts."""
+    cell = estimates.cell
+    if estimates.recall is Recall.PRESUMED:
+        yield from _presumed(run, estimates)
+    if estimates.is_new and estimates.recall is not Recall.NONE:
+        return
     mine, earlier = list_answers(cell), _list_earlier(run, cell)
     if earlier:
         begin = min(answer.turn for answer in mine)
@@ -160,6 +164,18 @@ def _warmed(run: Run, cell: Cell, thresholds: Thresholds) -> Iterator[Finding]:
         yield error("warmed-within-a-turn", text, "Give the workload more prompts.")
 
 
+def _presumed(run: Run, estimates: Estimates) -> Iterator[Finding]:
+    """What is left of a candidate that could remember, and was not shown to gain nothing from it."""
+    why = f"it could remember answers ({run.plan.remembering[estimates.cell.candidate]}), and that prompts gain "
+    why += "nothing by coming back has not been shown"
+    if not estimates.is_new:
+        text = f"{why}: every paired block asks it something that it had been asked before."
+        yield error("memory-not-excluded", text, "Give the workload more prompts, so that none has to come back.")
+    elif estimates.repeated is not None:
+        text = f"{why}: its numbers rest on the paired blocks in which every prompt is new to it."
+        yield info("first-answers-only", text, "Give the workload more prompts to have more of them.")
+
+
 def _list_earlier(run: Run, cell: Cell) -> list[Answer]:
     """Return what the candidate had answered of these workloads, at this temperature, under loads before this one."""
     begin = min((turn.turn for turn in cell.turns if turn.arm == cell.candidate), default=0)
@@ -176,7 +192,7 @@ def _list_earlier(run: Run, cell: Cell) -> list[Answer]:
 
 def _left_out(estimates: Estimates) -> Iterator[Finding]:
     """Yield that the later repetitions were left out, where they were."""
-    if estimates.repeated is None:
+    if estimates.repeated is None or estimates.recall is not Recall.SHOWN:
         return
     new, old = (each.counters[each.candidate].tokens_per_step or 0 for each in (estimates.cell, estimates.repeated))
     warm = (

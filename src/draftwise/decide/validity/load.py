@@ -158,7 +158,7 @@ def _short_warm_up(run: Run, arm: str, thresholds: Thresholds) -> Iterator[Findi
             f"the first {quarter} turns of {arm} took {first:.2f}x the time that the same prompts took later, the rest "
             f"of the first repetition {rest:.2f}x"
         )
-        yield warning("warm-up-short", f"{text}: it was not warm yet.", "Discard more requests (--warmup).")
+        yield warning("warm-up-short", f"{text}: it was not warm yet.", "Discard more requests (--warmup).", where=arm)
 
 
 def _compare_first_repetition(run: Run, arm: str) -> list[float]:
@@ -315,9 +315,9 @@ def _sends_late(strain: _Strain, thresholds: Thresholds) -> Iterator[Finding]:
 def _takes_cores(run: Run, strain: _Strain, thresholds: Thresholds) -> Iterator[Finding]:
     cores = run.context.hardware.cores
     if (
-        all(arm.is_here for arm in run.plan.arms)
-        and isinstance(cores, int)
+        isinstance(cores, int)
         and strain.cores >= thresholds.client_share * cores
+        and all(arm.is_here for arm in run.plan.arms)
     ):
         text = f"the load generator used {strain.cores:.2f} of the {cores} cores that it shares with {strain.arm}."
         yield warning("client-beside-server", text, "Measure from another machine.")

@@ -14,7 +14,7 @@ from draftwise.decide.comparison.comparisons import Unjudged
 from draftwise.decide.thresholds import Thresholds
 from draftwise.decide.validity.finding import error, info, warning
 
-__all__ = ["Loop", "TextQuality", "assess_text", "check_outputs", "check_texts", "distinct_ngram_ratio", "find_loop"]
+__all__ = ["Loop", "TextQuality", "check_outputs", "check_texts", "distinct_ngram_ratio", "find_loop"]
 
 
 _FEWEST_TIES = 10
@@ -39,12 +39,13 @@ class TextQuality:
 
 
 def check_texts(
-    run: Run, of_baseline: Sequence[Answer], assessed: Iterable[TextQuality], thresholds: Thresholds
-) -> list[Finding]:
-    """Return what makes the baseline's outputs unlike those of real traffic, or unlike themselves."""
-    return [
+    run: Run, of_baseline: Sequence[Answer], thresholds: Thresholds
+) -> tuple[list[TextQuality], list[Finding]]:
+    """Return what the baseline's outputs are like, and where they are unlike real traffic, or unlike themselves."""
+    quality = _assess_text(run, of_baseline)
+    return quality, [
         *_find_cut(run, of_baseline, thresholds),
-        *_find_loops(assessed, thresholds),
+        *_find_loops(quality, thresholds),
         *(each for condition in run.conditions for each in _find_unstable(of_baseline, condition)),
     ]
 
@@ -62,14 +63,14 @@ def check_outputs(run: Run, found: Unjudged, thresholds: Thresholds) -> Iterator
             for each in run.divergences
             if (each.candidate, each.condition) == (cell.candidate, cell.condition.label)
         }
-        yield from _judge(cell, cell.differences, views, thresholds.tie_gap_of(_find_dtype(run)))
+        yield from _judge(cell, cell.differences, views, _find_tie_gap(run, thresholds))
     elif cell.condition.temperature > 0 and not has_synthetic_acceptance(run, cell.candidate):
         yield from _check_lengths(cell)
 
 
-def _find_dtype(run: Run) -> str | None:
-    dtype = run.context.model.dtype
-    return dtype if isinstance(dtype, str) else None
+def _find_tie_gap(run: Run, thresholds: Thresholds) -> float:
+    """Return the gap for the precision of the run; unknown precisions count as bfloat16."""
+    return thresholds.tie_gap.get(str(run.context.model.dtype), thresholds.tie_gap["bfloat16"])
 
 
 def _judge(
@@ -93,8 +94,8 @@ def _judge(
     if ties:
         gap = max((views[each.unit].gap or 0.0 for each in ties if each.unit in views), default=0.0)
         text = (
-            f"{len(ties)} outputs differ from the baseline's from a position on where both servers hold the two best "
-            f"tokens for all but equally likely (at most {gap:.2g} nats apart; {tie_gap:g} is within rounding)."
+            f"{len(ties)} outputs differ from the baseline's from a position on where both servers hold the two "
+            f"tokens for all but as likely as the best (at most {gap:.2g} nats behind; {tie_gap:g} is within rounding)."
         )
         yield info("numeric-ties", text)
 
@@ -135,7 +136,7 @@ def _describe(cell: Cell, real: Sequence[OutputDifference], views: Mapping[Unit,
     first = real[0]
     where = "" if first.position is None else f" at output token {first.position}"
     view = views.get(first.unit)
-    gap = "not examined" if view is None or view.gap is None else f"the best two tokens are {view.gap:.2g} nats apart"
+    gap = "not examined" if view is None or view.gap is None else f"the two tokens are {view.gap:.2g} nats apart"
     return error(
         "outputs-differ",
         f"{len(real)} of {len(cell.units)} outputs differ from the baseline's at temperature 0; first "
@@ -186,7 +187,7 @@ def _find_unstable(of_baseline: Sequence[Answer], condition: Condition) -> Itera
             yield info("plain-unstable", f"{text}: {why}.", where=condition.label)
 
 
-def assess_text(run: Run, of_baseline: Sequence[Answer]) -> list[TextQuality]:
+def _assess_text(run: Run, of_baseline: Sequence[Answer]) -> list[TextQuality]:
     """Return the text quality of the baseline's first answers, workload by workload."""
     rows = []
     for workload in run.plan.workloads:

@@ -9,12 +9,14 @@ from itertools import pairwise, product
 from operator import add
 from typing import Any
 
-from draftwise.core import Arm, Counters, Finding, Run, ServerRecord, SpecConfig
+from draftwise.core import Answer, Arm, Counters, Finding, Run, ServerRecord, SpecConfig
+from draftwise.decide.comparison.cell import Cell, has_synthetic_acceptance
 from draftwise.decide.thresholds import Thresholds
 from draftwise.decide.validity.finding import error, info, join_names, warning
-from draftwise.decide.validity.window.server import LoadCounters, check_server
+from draftwise.decide.validity.window.server import DraftingEvidence, LoadCounters, check_server
+from draftwise.facts.server_metrics import counts_drafts
 
-__all__ = ["check_servers", "find_resolved_config", "find_same_servers"]
+__all__ = ["check_servers", "find_resolved_config", "find_same_servers", "gather_drafting_evidence"]
 
 
 _AFTERWARDS = 16
@@ -46,7 +48,7 @@ _NOTHING = Counters(generation_tokens=0)
 def check_servers(run: Run, thresholds: Thresholds) -> list[Finding]:
     """Return servers that others use, and what differs between arms, or from what was asked for, but must not."""
     return [
-        *find_same_servers(run.plan.arms),
+        *(() if run.plan.one_at_a_time else find_same_servers(run.plan.arms)),
         *_foreign_tokens(run, thresholds),
         *_differences(run),
         *(each for arm in run.plan.arms for each in _check_arm(run, arm, thresholds)),
@@ -120,7 +122,8 @@ def _identity(name: str, baseline: ServerRecord, candidate: ServerRecord) -> Ite
             f"it serves {candidate.model!r}, the baseline {baseline.model!r}: under another name it may be another "
             "model."
         )
-        yield warning("arms-differ", text, "Make sure that both serve the same checkpoint.", where=name)
+        fix = "Serve the same checkpoint on both, under one name (--served-model-name)."
+        yield error("arms-differ", text, fix, where=name)
     lengths = (baseline.max_model_len, candidate.max_model_len)
     if None not in lengths and lengths[0] != lengths[1]:
         text = f"its max_model_len is {lengths[1]}, the baseline's {lengths[0]}."
@@ -227,3 +230,35 @@ def _group_by_sweep(run: Run, arm: str) -> list[list[LoadCounters]]:
             row = LoadCounters(label=condition.label, load=load, counters=counters)
             groups.setdefault((workload.name, condition.temperature, axis), []).append(row)
     return list(groups.values())
+
+
+def gather_drafting_evidence(run: Run, cell: Cell) -> DraftingEvidence:
+    """Return the evidence on the two arms of a cell."""
+    arm = cell.candidate
+    counters = [turn.counters for turn in run.turns if turn.arm == arm]
+    seen, usual = (_measure_events(cell.requests[each]) for each in (arm, cell.baseline))
+    measured = {turn.condition for turn in run.turns if turn.arm == arm}
+    greedy = any(each.temperature == 0 and each.label in measured for each in run.conditions)
+    return DraftingEvidence(
+        baseline=cell.counters[cell.baseline],
+        candidate=cell.counters[arm],
+        elsewhere=reduce(add, counters, Counters(generation_tokens=0)),
+        resolved=find_resolved_config(run, arm),
+        is_counted=_is_counted(run, arm, counters),
+        text_per_event=seen / usual if usual else None,
+        outputs_compared=greedy and not has_synthetic_acceptance(run, arm),
+    )
+
+
+def _is_counted(run: Run, arm: str, counters: Sequence[Counters]) -> bool:
+    """Return whether an arm's drafts would be counted; a server that was read once is held to what it counts."""
+    engine = run.context.server(arm).metric_names
+    readable = any(each.generation_tokens is not None for each in counters)
+    return readable and (engine is None or counts_drafts(engine))
+
+
+def _measure_events(answers: Sequence[Answer]) -> float:
+    """Return the mean characters of an event that brought tokens, 0 without any."""
+    whole = [answer for answer in answers if answer.error is None]
+    events = sum(len(answer.timing.chunks) for answer in whole)
+    return sum(len(answer.text) for answer in whole) / events if events else 0.0

@@ -163,13 +163,13 @@ class Client:
         except BrokenStream as error:
             raise BackendError(f"At prompt {request.prompt.id!r}: {error}") from None
 
-    async def next_two(self, token_ids: list[int]) -> dict[str, float] | None:
-        """Return the two most likely next tokens with their log-probabilities, None where the server cannot say."""
-        body = {"model": self.model, "prompt": token_ids, "max_tokens": 1, "temperature": 0, "logprobs": 2}
+    async def next_best(self, token_ids: list[int], count: int) -> dict[str, float] | None:
+        """Return the most likely next tokens with their log-probabilities, None where the server cannot say."""
+        body = {"model": self.model, "prompt": token_ids, "max_tokens": 1, "temperature": 0, "logprobs": count}
         for extra in ({"return_tokens_as_token_ids": True}, {}):
             exchange = await self.backend.stream("/v1/completions", json.dumps(body | extra).encode())
             if exchange.status == _OK:
-                return _best_two(b"".join(piece for _, piece in exchange.received))
+                return _read_best(b"".join(piece for _, piece in exchange.received))
         return None
 
 
@@ -181,7 +181,7 @@ def _lengthen(prompt: Prompt) -> Prompt:
     return replace(prompt, messages=({**only, "content": _LONG * only["content"]},))
 
 
-def _best_two(answer: bytes) -> dict[str, float] | None:
+def _read_best(answer: bytes) -> dict[str, float] | None:
     try:
         best: dict[str, float] = json.loads(answer)["choices"][0]["logprobs"]["top_logprobs"][0]
     except (ValueError, LookupError, TypeError):  # a server that took the fields but does not know them

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 
-from draftwise.backends import UrlBackend
+from draftwise.backends import Backend, OneAtATime, UrlBackend
 from draftwise.core import Answer, BackendError, ClientHealth, Replay
 from draftwise.machine.cores import count_cores
 from draftwise.measure.load.arrivals import replay_times
@@ -65,9 +65,10 @@ class WorkerPool:
     """
 
     def __init__(self, client: Client, processes: int) -> None:
-        assert isinstance(client.backend, UrlBackend)
-        self._backend = client.backend
-        self._client = replace(client, backend=RemoteServer.of(client.backend))
+        server = client.backend.server if isinstance(client.backend, OneAtATime) else client.backend
+        assert isinstance(server, UrlBackend)
+        self._backend: Backend = client.backend
+        self._client = replace(client, backend=RemoteServer.of(server))
         self._processes = processes
         self._workers: list[_WorkerProcess] = []
         self._busy: set[_WorkerProcess] = set()

@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from draftwise.core import Finding, TurnRecord
-from draftwise.decide.machine import LONGEST_GAP_S, MachineUse, measure_use
+from draftwise.decide.disturbance import LONGEST_GAP_S, MachineUse, measure_use
 from draftwise.decide.thresholds import Thresholds
 from draftwise.decide.validity.finding import info, join_names, warning
 

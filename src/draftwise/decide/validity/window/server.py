@@ -12,15 +12,15 @@ from draftwise.decide.validity.finding import error, info, warning
 
 __all__ = [
     "ON_PURPOSE",
+    "UNPROVEN",
     "DraftingEvidence",
     "LoadCounters",
     "check_counters",
     "check_server",
-    "is_unproven",
-    "serves_more_hits",
 ]
 
-_UNPROVEN = "speculation-unproven"
+UNPROVEN = "speculation-unproven"
+"""Code of the finding that no counter proves a candidate's speculation."""
 _NAME_COUNTERS = "Name the page of its counters: --metrics-url ARM=http://HOST:PORT/metrics."
 ON_PURPOSE = ("num_speculative_tokens_per_batch_size", "enable_adaptive_verification")
 """Options with which an engine drafts less under load because it was asked to."""
@@ -138,6 +138,12 @@ class DraftingEvidence:
     """Whether outputs of both servers at temperature 0 were compared: they tell another model."""
 
     @property
+    def is_swapped(self) -> bool:
+        """Whether the baseline drafted and the candidate answered without a single draft."""
+        silent = self.candidate.generation_tokens and not self.elsewhere.spec.num_drafts
+        return bool(self.baseline.spec.num_drafts and self.is_counted and silent)
+
+    @property
     def tokens_per_step(self) -> float | None:
         """Of the candidate, as counted, or as its stream shows where nothing counts; None without a draft."""
         if self.is_counted:
@@ -165,16 +171,15 @@ def check_counters(
     ]
 
 
-def is_unproven(findings: Iterable[Finding]) -> bool:
-    """Return whether findings on a comparison say that no counter proves its candidate's speculation."""
-    return any(finding.code == _UNPROVEN for finding in findings)
-
-
 def _speculation(
     evidence: DraftingEvidence, speedup: Interval, condition: Condition, thresholds: Thresholds
 ) -> Iterator[Finding]:
     """Whether drafts made the difference."""
     faster = speedup.low > 1 + thresholds.margin
+    if evidence.is_swapped:
+        text = "the baseline's server speculates and the candidate's does not: the URLs are swapped."
+        yield error("swapped-servers", text, "Swap --url and --candidate-url.")
+        return
     if not evidence.is_counted:
         yield _judge_stream(evidence, thresholds)
     elif not evidence.candidate.spec.num_drafts:
@@ -201,7 +206,7 @@ def _judge_stream(evidence: DraftingEvidence, thresholds: Thresholds) -> Finding
         why = "and without outputs at temperature 0 nothing shows that it serves the baseline's model"
         return error("not-speculating", f"{text}, {why}.", f"Measure temperature 0, too. {_NAME_COUNTERS}")
     why = f"an event of its stream holds {seen:.2f}x the text of one of the baseline's, as with speculation"
-    return warning(_UNPROVEN, f"{text}; {why}.", _NAME_COUNTERS)
+    return warning(UNPROVEN, f"{text}; {why}.", _NAME_COUNTERS)
 
 
 def _find_no_drafts(evidence: DraftingEvidence, condition: Condition, *, faster: bool) -> Finding:
@@ -235,7 +240,7 @@ def _prefix_cache(
     if -lost > thresholds.prefix_hit_loss:
         fix = "Speculation cannot find more: its server has seen these prompts before. Restart both servers."
         yield error("prefix-hits-gained", f"the prefix cache {rates}: the prompts were warm on one side.", fix)
-    if ttft is not None and ttft.low > 1 + thresholds.ttft_damage:
+    if ttft is not None and ttft.value >= 1 + thresholds.ttft_loss:
         text = f"the first token comes {ttft.value:.2f}x as late as the baseline's ({ttft.low:.2f}-{ttft.high:.2f})"
         yield warning("ttft-damaged", f"{text}.", _why_late(alone=alone, lost_hits=lost > thresholds.prefix_hit_loss))
 
@@ -252,9 +257,3 @@ def _why_late(*, alone: bool, lost_hits: bool) -> str:
         "Under load the usual cause is that each step verifies k + 1 tokens a sequence, so that a new prompt waits "
         "longer for its part of the step: try a smaller k there, or a larger max_num_batched_tokens."
     )
-
-
-def serves_more_hits(before: Counters, after: Counters, thresholds: Thresholds) -> bool:
-    """Return whether a prefix cache serves clearly more of the prompt tokens in a later window than in an earlier."""
-    old, new = before.prefix_hit_rate, after.prefix_hit_rate
-    return old is not None and new is not None and new > old + thresholds.prefix_hit_loss

@@ -1,0 +1,179 @@
+"""One server at a time: whichever is asked is brought up first, and the one that was up goes down for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+import httpx
+
+from draftwise.backends.base import Exchange, Piece, ServerInfo
+from draftwise.backends.url import UrlBackend
+from draftwise.core import BackendError, Counters, ServerLoad
+
+__all__ = ["LineUp", "OneAtATime", "Replace"]
+
+
+class Replace(Protocol):
+    """How one server takes another one's place."""
+
+    async def bring_up(self, backend: UrlBackend, before: UrlBackend | None) -> None:
+        """Return when a server answers in the place of another one, or as the first.
+
+        Raises:
+            BackendError: it does not; says what is up then, as far as that is known.
+        """
+
+    async def leave(self, last: UrlBackend | None) -> None:
+        """Take down what is up, or bring back what is to stay up."""
+
+
+class StartAndStop:
+    """For servers that draftwise starts."""
+
+    async def bring_up(self, backend: UrlBackend, before: UrlBackend | None) -> None:
+        """Stop one, then start the other: both may need the same GPU."""
+        if before is not None:
+            await before.stop()
+        await backend.start()
+
+    async def leave(self, last: UrlBackend | None) -> None:
+        """Stop the last one."""
+        if last is not None:
+            await last.stop()
+
+
+class LineUp:
+    """The servers of a run of which one is up.
+
+    Args:
+        replace: how one takes another one's place; None for servers that draftwise starts.
+
+    Attributes:
+        warm: called with the name of a server that has come up again, before it is asked anything.
+        seconds: of each time that one took another one's place, its warm-up included.
+    """
+
+    def __init__(self, replace: Replace | None = None) -> None:
+        self._replace = StartAndStop() if replace is None else replace
+        self._up: UrlBackend | None = None
+        self._known: set[str] = set()
+        self._lock = asyncio.Lock()
+        self.warm: Callable[[str], Awaitable[None]] | None = None
+        self.seconds: list[float] = []
+
+    def is_up(self, backend: UrlBackend) -> bool:
+        """Return whether a server is the one that is up."""
+        return self._up is backend
+
+    async def bring_up(self, backend: UrlBackend) -> None:
+        """Return when a server is up, and warm if it was up before."""
+        if self.is_up(backend):
+            return
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        async with self._lock:
+            if self.is_up(backend):
+                return
+            before, self._up = self._up, None
+            await self._replace.bring_up(backend, before)
+            self._up = backend
+        if backend.name in self._known and self.warm is not None:
+            await self.warm(backend.name)
+        self._known.add(backend.name)
+        self.seconds.append(clock() - began)
+
+    async def leave(self) -> None:
+        """End the run's use of the servers; harmless when called again."""
+        async with self._lock:
+            last, self._up = self._up, None
+            if self._known:
+                self._known.clear()
+                await self._replace.leave(last)
+
+
+class OneAtATime:
+    """A server of a line-up as a backend.
+
+    Args:
+        server: that is asked.
+        line_up: which it is part of.
+    """
+
+    def __init__(self, server: UrlBackend, line_up: LineUp) -> None:
+        self.server = server
+        self.name = server.name
+        self.command = server.command
+        self._line_up = line_up
+        self._info: ServerInfo | None = None
+
+    @property
+    def url(self) -> str:
+        """Valid while it is up."""
+        return self.server.url
+
+    @property
+    def client(self) -> httpx.AsyncClient:
+        """An HTTP client whose base is the server, open while it is up."""
+        return self.server.client
+
+    def now(self) -> float:
+        """Return seconds on the clock that this server's answers are timed with."""
+        return self.server.now()
+
+    def complaint(self) -> str:
+        """Return what to look at when the connection broke."""
+        return self.server.complaint()
+
+    async def start(self) -> None:
+        """Bring it up, and keep what it says about itself."""
+        await self.describe()
+
+    async def stop(self) -> None:
+        """End the run's use of all servers of the line-up."""
+        await self._line_up.leave()
+
+    async def describe(self) -> ServerInfo:
+        """Return what the server said when it was up first."""
+        if self._info is None:
+            await self.wake()
+            self._info = await self.server.describe()
+        return self._info
+
+    async def stream(self, path: str, body: bytes, received: list[Piece] | None = None) -> Exchange:
+        """POST a JSON body and return the answer with the arrival of each of its pieces.
+
+        Raises:
+            BrokenStream: the connection could not be made or broke.
+        """
+        await self.wake()
+        return await self.server.stream(path, body, received)
+
+    async def counters(self) -> Counters:
+        """Return the counters of its /metrics: from zero whenever it has come up."""
+        await self.wake()
+        return await self.server.counters()
+
+    async def gauges(self) -> ServerLoad:
+        """Return how loaded the server is."""
+        await self.wake()
+        return await self.server.gauges()
+
+    async def rest(self) -> None:
+        """Take as little of the machine as possible, if it is up."""
+        if self._line_up.is_up(self.server):
+            await self.server.rest()
+
+    async def wake(self) -> None:
+        """Bring it up, and end its rest."""
+        await self._line_up.bring_up(self.server)
+        await self.server.wake()
+
+
+def no_proof(name: str, command: str, seconds: float, seen: str) -> BackendError:
+    """Return the error of a switch that nothing shows to have taken place."""
+    return BackendError(
+        f"{name}: `{command}` ended well, and after {seconds:.0f} s nothing shows that the server was replaced by it: "
+        f"{seen}. Which one is up is not known; what was measured is kept."
+    )

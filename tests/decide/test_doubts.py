@@ -1,0 +1,134 @@
+"""What was measured on a disturbed machine, on cold servers, or at swapped addresses carries no verdict."""
+
+from dataclasses import replace
+
+import pytest
+from tests.support.made_comparisons import SLOWER, compared
+from tests.support.made_runs import gains, make_run
+from tests.support.validity import bend_turns, codes, findings, run_of
+
+from draftwise.core import Comparison, Counters, Disturbance, Finding, Run, Severity, Verdict
+from draftwise.decide.conclusions import conclude_run
+from draftwise.decide.thresholds import Thresholds
+from draftwise.decide.verdict import UNSETTLING, VOIDING, judge
+
+CANDIDATE = "ngram k=3"
+REASON = "other processes used 1.00 of this machine's 2 cores"
+
+
+def lose(run: Run, share: float) -> Run:
+    """Return the run without that share of its paired blocks: something disturbed them."""
+    keys = sorted({(turn.repeat, turn.block) for turn in run.turns})
+    lost = set(keys[: round(share * len(keys))])
+    gone = [turn for turn in run.turns if (turn.repeat, turn.block) in lost]
+    numbers = {turn.turn for turn in gone}
+    disturbed = (
+        Disturbance(workload="code", condition="c=1", repeat=repeat, block=block, attempt=0, arm="plain", reason=REASON)
+        for repeat, block in sorted(lost)
+    )
+    return replace(
+        run,
+        turns=tuple(turn for turn in run.turns if turn.turn not in numbers),
+        answers=tuple(answer for answer in run.answers if answer.turn not in numbers),
+        set_aside=tuple(gone),
+        disturbances=tuple(disturbed),
+    )
+
+
+def only(run: Run) -> Comparison:
+    (found,) = conclude_run(run).decision.comparisons
+    return found
+
+
+@pytest.mark.parametrize(("share", "verdict"), [(0.25, Verdict.ADOPT), (0.75, Verdict.INCONCLUSIVE)])
+def test_half_of_the_blocks_must_be_left(share: float, verdict: Verdict) -> None:
+    run = lose(make_run({CANDIDATE: gains(1.5)}, repeats=4), share)
+    assert only(run).verdict is verdict
+    (told,) = (each for each in conclude_run(run).decision.findings if each.code == "disturbed-blocks")
+    assert told.severity is Severity.INFO
+    assert REASON in told.message
+
+
+def test_the_reason_counts_the_blocks_and_says_what_disturbed_them() -> None:
+    run = lose(make_run({CANDIDATE: gains(1.5)}, repeats=4), 0.75)
+    reason = only(run).reason
+    assert reason.startswith("36 of 48 paired blocks were disturbed and count for nothing")
+    assert REASON in reason
+
+
+def cold(run: Run, arm: str) -> Run:
+    """Return the run with the first turns of an arm half as fast again."""
+
+    def change(answer):
+        if answer.arm != arm or answer.repeat > 1 or answer.turn > 5:
+            return answer
+        sent = answer.timing.sent
+        chunks = tuple((sent + 1.2 * (time - sent), count) for time, count in answer.timing.chunks)
+        return replace(answer, timing=replace(answer.timing, chunks=chunks, finished=chunks[-1][0]))
+
+    return replace(run, answers=tuple(map(change, run.answers)))
+
+
+def test_a_cold_server_makes_its_own_verdicts_inconclusive() -> None:
+    run = cold(make_run({CANDIDATE: gains(1.5)}, repeats=4), CANDIDATE)
+    assert "warm-up-short" in {each.code for each in conclude_run(run).decision.findings}
+    found = only(run)
+    assert found.verdict is Verdict.INCONCLUSIVE
+    assert "it was not warm yet (warm-up-short)" in found.reason
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return run_of(tmp_path_factory.mktemp("runs") / "good")
+
+
+def test_swapped_addresses_are_called_that(good: Run) -> None:
+    """The counters of the two servers change places."""
+    drafts = {turn.arm: turn.counters for turn in good.turns}
+    other = {"plain": drafts["candidate 1"], "candidate 1": drafts["plain"]}
+    swapped = bend_turns(good, lambda turn: replace(turn, counters=other[turn.arm]))
+    assert "the URLs are swapped" in findings(swapped)["swapped-servers"].message
+    assert not {"plain-speculates", "not-speculating"} & codes(swapped)
+
+
+def test_a_candidate_without_counters_is_not_swapped(good: Run) -> None:
+    drafts = next(turn.counters for turn in good.turns if turn.arm == "candidate 1")
+    silent = bend_turns(
+        good, lambda turn: replace(turn, counters=drafts if turn.arm == "plain" else Counters(generation_tokens=None))
+    )
+    assert "plain-speculates" in codes(silent)
+    assert "swapped-servers" not in codes(silent)
+
+
+@pytest.mark.parametrize("code", VOIDING)
+def test_arms_that_are_not_what_they_are_said_to_be_reject_nothing(code: str) -> None:
+    finding = Finding(code=code, severity=Severity.ERROR, message="an error.")
+    verdict, reason = judge(compared(SLOWER), [finding], Thresholds())
+    assert verdict is Verdict.BLOCKED
+    assert code in reason
+
+
+def test_what_unsettles_is_a_warning_by_itself(good: Run) -> None:
+    assert not codes(good) & {*UNSETTLING, *VOIDING}
+
+
+def test_another_model_at_the_candidate_is_an_error(good: Run) -> None:
+    servers = {
+        arm: replace(good.context.server(arm), model=model)
+        for arm, model in (("plain", "org/model-a"), ("candidate 1", "org/model-b"))
+    }
+    run = replace(good, context=replace(good.context, servers=servers))
+    found = findings(run)["arms-differ"]
+    assert found.severity is Severity.ERROR
+    assert "org/model-b" in found.message
+    assert only(run).verdict is Verdict.BLOCKED
+
+
+def test_first_tokens_a_tenth_later_are_worth_saying() -> None:
+    late = make_run({CANDIDATE: replace(gains(1.5), ttft_s=lambda prompt, load: 0.05 * 1.12, noise=0.12)})
+    comparison = only(late)
+    assert comparison.ttft is not None
+    assert comparison.ttft.low < 1.10 < comparison.ttft.value
+    (found,) = (each for each in comparison.findings if each.code == "ttft-damaged")
+    assert found.severity is Severity.WARNING
+    assert comparison.verdict is Verdict.ADOPT

@@ -1,0 +1,189 @@
+"""One server is up at a time: stretches in the order A B, B A, repetitions as blocks, and the proof of a switch."""
+
+import asyncio
+import sys
+from itertools import groupby
+from pathlib import Path
+
+import pytest
+from tests.support.measuring import FASTER, PLAIN, make_plan, make_session
+
+from draftwise.backends import FakeBackend, LineUp, OneAtATime, SwitchCommand, UrlBackend, virtual_time
+from draftwise.backends import switch as switching
+from draftwise.backends.base import ServerInfo
+from draftwise.core import BackendError, InvalidSetup, LaunchOptions, RunPlan, Verdict
+from draftwise.decide.comparison.cell import make_cells
+from draftwise.decide.conclusions import conclude_run
+from draftwise.measure.session import Session
+from draftwise.measure.spec import Candidate, MeasurementSpec
+from draftwise.runs import RunDirectory
+
+
+class Watched(FakeBackend):
+    """A fake that notes when it goes up and down, and fails to come up when it is told to."""
+
+    def __init__(self, name: str, script, log: list[str], fails_at: int | None = None) -> None:
+        super().__init__(name, script)
+        self._log, self._fails_at = log, fails_at
+
+    async def start(self) -> None:
+        if self._fails_at == len(self._log):
+            raise BackendError(f"{self.name}: the GPU is gone.")
+        self._log.append(f"+{self.name}")
+        await super().start()
+
+    async def stop(self) -> None:
+        if self._client is not None:
+            self._log.append(f"-{self.name}")
+        await super().stop()
+
+
+def make_one_at_a_time(
+    path: Path, plan: RunPlan, log: list[str], *, fails_at: int | None = None, **settings
+) -> Session:
+    session = make_session(path, plan, (PLAIN, FASTER), **settings)
+    line_up = LineUp()
+    servers = [Watched(arm.name, script, log, fails_at) for arm, script in zip(plan.arms, (PLAIN, FASTER), strict=True)]
+    session.backends = [OneAtATime(each, line_up) for each in servers]
+    session.line_up = line_up
+    return session
+
+
+def test_servers_take_turns_forwards_and_backwards_and_never_meet(tmp_path: Path) -> None:
+    told: list[str] = []
+    log: list[str] = []
+    plan = make_plan(one_at_a_time=True, repeats=4, adaptive=False)
+    virtual_time.run(make_one_at_a_time(tmp_path / "run", plan, log, tell=told.append).run())
+    up: set[str] = set()
+    for each in log:
+        (up.add if each[0] == "+" else up.remove)(each[1:])
+        assert len(up) <= 1
+    assert not up
+    run = RunDirectory(tmp_path / "run").read()
+    order = [arm for arm, _ in groupby(sorted(run.turns, key=lambda each: each.turn), key=lambda each: each.arm)]
+    assert order == ["plain", "candidate 1", "plain", "candidate 1", "plain"]
+    # Two to get to know them, one for each stretch that begins with another server.
+    assert sum(each[0] == "+" for each in log) <= 2 + len(order)
+    assert any(each.startswith("One server at a time: 4 starts in 4 repetitions") for each in told)
+
+
+def test_a_repetition_is_one_block_and_the_difference_is_found(tmp_path: Path) -> None:
+    plan = make_plan(one_at_a_time=True, repeats=4, adaptive=False)
+    virtual_time.run(make_one_at_a_time(tmp_path / "run", plan, []).run())
+    run = RunDirectory(tmp_path / "run").read()
+    assert run.plan.one_at_a_time
+    (cell,) = make_cells(run)
+    assert {each.block for each in cell.paired} == {("", repeat, 0) for repeat in (1, 2, 3, 4)}
+    (comparison,) = conclude_run(run).decision.comparisons
+    assert comparison.verdict is Verdict.ADOPT
+
+
+def test_what_was_measured_stays_when_a_server_does_not_come_up_and_the_run_goes_on(tmp_path: Path) -> None:
+    plan = make_plan(one_at_a_time=True, repeats=3, adaptive=False)
+    path = tmp_path / "run"
+    with pytest.raises(BackendError, match="the GPU is gone"):
+        virtual_time.run(make_one_at_a_time(path, plan, [], fails_at=8).run())
+    before = len(RunDirectory(path).read().turns)
+    assert 0 < before < 3 * 2 * 8
+    virtual_time.run(make_one_at_a_time(path, plan, [], resume=True).run())
+    assert len(RunDirectory(path).read().turns) == 3 * 2 * 8
+
+
+class Cluster(UrlBackend):
+    """The one server of a cluster, which serves what a file says."""
+
+    def __init__(self, name: str, state: Path) -> None:
+        super().__init__(name, "http://127.0.0.1:1")
+        self._state = state
+
+    async def start(self) -> None:
+        self._read()
+
+    async def describe(self) -> ServerInfo:
+        return ServerInfo(model="m", metric_names="vLLM")
+
+    async def find_life(self) -> tuple[float | None, int | None]:
+        return float(self._read()[1]), 5
+
+    async def has_draft_counters(self) -> bool:
+        return self._read()[0] != "plain"
+
+    def _read(self) -> list[str]:
+        return self._state.read_text().split()
+
+
+REPLACE = "import sys, pathlib; p = pathlib.Path(sys.argv[1]); n = int(p.read_text().split()[1]) + 1; "
+REPLACE += "p.write_text(f'{sys.argv[2]} {n}')"
+
+
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(switching, "_POLL_S", 0.01)
+    path = tmp_path / "state"
+    path.write_text("plain 1")
+    return path
+
+
+def make_switch(script: str, state: Path, **settings) -> SwitchCommand:
+    command = f'{sys.executable} -c "{script}" {state} {{arm}}'
+    return SwitchCommand(command=command, baseline="plain", stay="plain", **settings)
+
+
+def test_a_switch_is_proven_and_the_baseline_is_brought_back(state: Path) -> None:
+    plain, fast = Cluster("plain", state), Cluster("fast", state)
+
+    async def run() -> str:
+        line_up = LineUp(make_switch(REPLACE, state))
+        await line_up.bring_up(plain)
+        await line_up.bring_up(fast)
+        up = state.read_text().split()[0]
+        await line_up.leave()
+        return up
+
+    assert asyncio.run(run()) == "fast"
+    assert state.read_text().split()[0] == "plain"
+
+
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        ("pass", "its /metrics has no counters of drafts"),
+        (REPLACE.replace("+ 1", "+ 0"), "its process and its counters are those of before"),
+    ],
+)
+def test_a_switch_that_nothing_shows_is_an_error(script: str, told: str, state: Path) -> None:
+    async def run() -> None:
+        switch = make_switch(script, state, patience_s=0.3)
+        await switch.bring_up(Cluster("fast", state), Cluster("plain", state))
+
+    with pytest.raises(BackendError, match=told):
+        asyncio.run(run())
+
+
+def test_a_switch_that_fails_says_what_was_up(state: Path) -> None:
+    async def run() -> None:
+        switch = make_switch("import sys; sys.exit('no such patch')", state)
+        await switch.bring_up(Cluster("fast", state), Cluster("plain", state))
+
+    with pytest.raises(BackendError, match=r"(?s)no such patch.*The server that was up last is plain's"):
+        asyncio.run(run())
+
+
+@pytest.mark.parametrize("command", ["kubectl patch", "kubectl 'patch {arm}"])
+def test_a_command_must_say_where_the_arm_goes(command: str) -> None:
+    with pytest.raises(InvalidSetup, match="--switch"):
+        SwitchCommand(command=command, baseline="plain", stay="plain")
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"url": "http://h", "one_at_a_time": True}, "give --switch"),
+        ({"target": "m", "switch": "x {arm}"}, "give --one-at-a-time"),
+        ({"url": "http://h", "switch": "x {arm}", "candidate_urls": ("http://i",)}, "leave out --candidate-url"),
+        ({"url": "http://h", "switch": "x {arm}", "candidates": (Candidate(),)}, "--candidate NAME=JSON"),
+    ],
+)
+def test_options_that_do_not_go_together_say_so(given: dict, told: str) -> None:
+    launch = LaunchOptions(switch=given.pop("switch", None))
+    assert told in (MeasurementSpec(launch=launch, **given).find_conflict() or "")
