@@ -11,7 +11,7 @@ ROW = {
     "model": {"name": "m", "dtype": "auto", "licence": "mit"},
     "thresholds": {"margin": 0.1},
     "notes": {"hardware": "8 x H200"},
-    "launch": {"vllm": "vllm", "gpus": ["0", "1"]},
+    "launch": {"vllm": "vllm", "gpus": ["0", "1"], "switch": "x {arm}", "leave": "plain"},
     "servers": {"plain": {"command": "c", "url": "u", "model": "m", "max_model_len": None,
                           "version": {"version": "1"}, "started": {"seconds": {"loading": 2.0}},
                           "hardware": "1 x H200", "metric_names": "vLLM"}},

@@ -4,13 +4,14 @@ from dataclasses import replace
 
 import pytest
 from tests.support.made_comparisons import SLOWER, compared
-from tests.support.made_runs import gains, make_run
+from tests.support.made_runs import CONTEXT, gains, make_run
 from tests.support.validity import bend_turns, codes, findings, run_of
 
 from draftwise.core import Comparison, Counters, Disturbance, Finding, Run, Severity, Verdict
+from draftwise.decide.comparison.comparisons import compare_cells
 from draftwise.decide.conclusions import conclude_run
 from draftwise.decide.thresholds import Thresholds
-from draftwise.decide.verdict import UNSETTLING, VOIDING, judge
+from draftwise.decide.verdict import UNSETTLING, VOIDING, judge, judge_cell
 
 CANDIDATE = "ngram k=3"
 REASON = "other processes used 1.00 of this machine's 2 cores"
@@ -69,12 +70,24 @@ def cold(run: Run, arm: str) -> Run:
     return replace(run, answers=tuple(map(change, run.answers)))
 
 
-def test_a_cold_server_makes_its_own_verdicts_inconclusive() -> None:
-    run = cold(make_run({CANDIDATE: gains(1.5)}, repeats=4), CANDIDATE)
-    assert "warm-up-short" in {each.code for each in conclude_run(run).decision.findings}
-    found = only(run)
-    assert found.verdict is Verdict.INCONCLUSIVE
-    assert "it was not warm yet (warm-up-short)" in found.reason
+@pytest.mark.parametrize(
+    ("cold_far", "code", "verdict"),
+    [(0.5, "warm-up-short", Verdict.ADOPT), (0.1, "server-cold", Verdict.INCONCLUSIVE)],
+)
+def test_a_cold_server_decides_nothing(cold_far: float, code: str, verdict: Verdict) -> None:
+    limits = {**CONTEXT, "thresholds": {"cold_far": cold_far}}
+    run = cold(make_run({CANDIDATE: gains(1.5)}, repeats=4, context=limits), CANDIDATE)
+    assert {each.code for each in conclude_run(run).decision.findings} - {"outputs-cut"} == {code}
+    assert only(run).verdict is verdict
+    assert (code in only(run).reason) == (verdict is Verdict.INCONCLUSIVE)
+
+
+@pytest.mark.parametrize(("where", "verdict"), [("another", Verdict.ADOPT), (CANDIDATE, Verdict.INCONCLUSIVE)])
+def test_a_doubt_about_one_candidate_is_none_about_the_others(where: str, verdict: Verdict) -> None:
+    run, limits = make_run({CANDIDATE: gains(1.5)}), Thresholds()
+    (found,) = compare_cells(run, limits)
+    doubt = Finding(code=UNSETTLING[0], severity=Severity.WARNING, message="it was cold.", where=where)
+    assert judge_cell(found, [doubt], [], limits).verdict is verdict
 
 
 @pytest.fixture(scope="module")

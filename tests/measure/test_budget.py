@@ -89,7 +89,7 @@ def test_on_a_quiet_machine_the_estimate_is_right_and_nothing_is_left_out(tmp_pa
     timed.run()
     ((began, seconds),) = timed.announced
     assert timed.ended_s - began == pytest.approx(seconds, rel=0.15)
-    assert 0.75 * BUDGET_S < timed.ended_s < BUDGET_S
+    assert 0.7 * BUDGET_S < timed.ended_s < BUDGET_S
     assert all(line.startswith("So far: ") for line in timed.told)
 
 
@@ -143,7 +143,7 @@ def test_a_sweep_that_cannot_fit_says_what_goes_before_it_measures(tmp_path: Pat
     assert timed.ended_s < 1.1 * BUDGET_S
     assert {each.label for each in run.conditions} < {each.label for each in conditions}
     assert run.plan.repeats == 2
-    said = [line for line in timed.told if line.startswith("Left out: repetitions 3 to 5: the least plan takes")]
+    said = [line for line in timed.told if line.startswith("Left out: repetitions 3 to 5: 6 prompts of each")]
     assert len(said) == 1
     assert "Give more --minutes, or ask for less." in said[0]
 
@@ -160,7 +160,7 @@ def test_whatever_ends_a_repetition_all_loads_have_had_the_same_share(tmp_path: 
 
 def test_candidates_that_cannot_win_go_when_the_time_is_short(tmp_path: Path) -> None:
     slower = replace(FASTER, step_s=0.0125, jitter=0.05)
-    spells = ((30.0, FOREVER, 5.0),)
+    spells = ((24.0, FOREVER, 5.0),)
     scripts = [replace(each, spells=spells) for each in (NOISY, CANDIDATE, slower)]
     plan = plan_of(candidates=2, repeats=2)
     timed = Timed(tmp_path / "run", plan, *scripts)
@@ -231,7 +231,7 @@ def test_a_server_that_compiles_late_is_warm_before_anything_is_measured(tmp_pat
 
 
 def test_the_first_turns_of_a_server_that_never_gets_steady_count_as_disturbed(tmp_path: Path) -> None:
-    factors = [8.0 * 0.8**place for place in range(10)]
+    factors = [40.0 * 0.75**place for place in range(10)]
     melting = tuple((0.9 * place, 0.9 * (place + 1), factor) for place, factor in enumerate(factors))
     timed = Timed(tmp_path / "run", plan_of(8, repeats=3), NOISY, replace(CANDIDATE, spells=melting), budget_s=20.0)
     run = timed.run()

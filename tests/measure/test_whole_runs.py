@@ -77,7 +77,7 @@ def test_outputs_that_differ_block_an_adoption(tmp_path: Path) -> None:
     found = compare_one(tmp_path / "run", replace(FASTER, differs_at=5, gap=2.0))
     assert (found.verdict, found.equal_outputs) == (Verdict.BLOCKED, (0, 8))
     (finding,) = found.findings
-    assert "at output token 5 (the best two tokens are 1 nats apart)" in finding.message
+    assert "at output token 5 (the two tokens are 1 nats apart)" in finding.message
 
 
 def test_a_numeric_tie_does_not(tmp_path: Path) -> None:

@@ -102,3 +102,22 @@ def test_defaults_that_cannot_be_used(tmp_path, content):
     (tmp_path / "generation_config.json").write_text(content)
     with pytest.raises(InvalidSetup, match="cannot be used"):
         Defaults.from_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_at_the_moment_of_readiness_is_not_lost(checkpoint, number):
+    raised = f"lambda line: (print(line, flush=True), __import__('os').kill(__import__('os').getpid(), {int(number)}))"
+    script = SCRIPT.replace("lambda line: print(line, flush=True)", raised)
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, str(checkpoint)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    )
+    try:
+        _, complaints = process.communicate(timeout=120)
+        assert process.returncode == 0, complaints
+        assert "Traceback" not in complaints
+    finally:
+        process.kill()

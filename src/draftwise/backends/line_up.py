@@ -52,7 +52,6 @@ class LineUp:
 
     Attributes:
         warm: called with the name of a server that has come up again, before it is asked anything.
-        seconds: of each time that one took another one's place, its warm-up included.
     """
 
     def __init__(self, replace: Replace | None = None) -> None:
@@ -61,7 +60,6 @@ class LineUp:
         self._known: set[str] = set()
         self._lock = asyncio.Lock()
         self.warm: Callable[[str], Awaitable[None]] | None = None
-        self.seconds: list[float] = []
 
     def is_up(self, backend: UrlBackend) -> bool:
         """Return whether a server is the one that is up."""
@@ -71,8 +69,6 @@ class LineUp:
         """Return when a server is up, and warm if it was up before."""
         if self.is_up(backend):
             return
-        clock = asyncio.get_running_loop().time
-        began = clock()
         async with self._lock:
             if self.is_up(backend):
                 return
@@ -82,7 +78,6 @@ class LineUp:
         if backend.name in self._known and self.warm is not None:
             await self.warm(backend.name)
         self._known.add(backend.name)
-        self.seconds.append(clock() - began)
 
     async def leave(self) -> None:
         """End the run's use of the servers; harmless when called again."""

@@ -303,7 +303,7 @@ class Omission:
     """Something that was not measured because the time was needed for the rest."""
 
     what: str
-    """Of the plan: `repetitions 4 to 5`, `the load c=4`, `candidate eagle k=3`."""
+    """Of the plan: `repetitions 4 to 5`, `loads c=4, c=16`, `candidate eagle k=3`."""
     reason: str
     """A clause with its evidence: `they would take 210 s and 95 s are left`."""
 

@@ -61,6 +61,9 @@ class Thresholds:
     from which the queue is taken to grow for ever: a backlog that grows evenly gains two thirds."""
     cold_start: float = 0.15
     """Slowness of the first turns beside the rest of the first repetition from which warm-up was too short."""
+    cold_far: float = 0.5
+    """The same slowness, from which nothing can be told: a quarter of the turns that are half as fast again move the
+    ratio of a single repetition by 10 %."""
     held_up: float = 0.01
     """Share of the time for which quotas, hypervisors or heat may hold processes up."""
     other_processes: float = 0.10

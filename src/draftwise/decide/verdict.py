@@ -31,7 +31,7 @@ _PROMISE = "share of the requests within the SLO"
 _CHANCES = {Conclusion.FASTER: 1 - CONFIDENCE, Conclusion.SLOWER: 0.01}
 """p-value, corrected for all comparisons of the run, above which a difference may be chance. A gain must also clear the
 margin, which chance does in 1 % of runs on identical servers; a loss need not, so that its p-value must be as small."""
-UNSETTLING = ("warm-up-short", "noisy-machine")
+UNSETTLING = ("server-cold", "noisy-machine")
 """Warnings that make numbers wrong either way, of which pairing and repetition do not take care."""
 VOIDING = ("swapped-servers", "plain-speculates", "same-server", "arms-differ", "client-saturated", "other-traffic")
 """Errors with which two arms are not the baseline and the candidate that they are said to be."""

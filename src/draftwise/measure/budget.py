@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 __all__ = ["Budget"]
 
-_WARM_UP = 0.15
+_WARM_UP = 0.2
 """Share of the whole that warm-ups may take; at most `_LONGEST_WARM_UP_S`."""
 _LONGEST_WARM_UP_S = 300.0
 _PILOT = 0.08
@@ -18,9 +18,11 @@ _SETTLE = 0.04
 _LONGEST_SETTLE_S = 30.0
 _FIRST_WORD = 0.3
 """Share of the whole after which a first result is shown."""
-_RESERVE = 0.08
-"""Share of the whole that is kept for what follows the last turn; at most `_LARGEST_RESERVE_S`."""
-_LARGEST_RESERVE_S = 20.0
+_RESERVE = 0.04
+"""Share of the whole that is kept for what follows the last turn; at least `_LEAST_RESERVE_S`, but no more than
+`_MOST_RESERVED` of it."""
+_LEAST_RESERVE_S = 15.0
+_MOST_RESERVED = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +45,7 @@ class Budget:
     @property
     def turns_end(self) -> float:
         """No turn is begun that would not end by then: after it come divergences, the servers' end and the report."""
-        return self.began + self.seconds - self._reserve_s
+        return self.began + self.seconds - self._reserve_s if self.is_bounded else math.inf
 
     @property
     def cut_at(self) -> float | None:
@@ -69,4 +71,4 @@ class Budget:
 
     @property
     def _reserve_s(self) -> float:
-        return min(_RESERVE * self.seconds, _LARGEST_RESERVE_S)
+        return min(max(_RESERVE * self.seconds, _LEAST_RESERVE_S), _MOST_RESERVED * self.seconds)

@@ -118,18 +118,20 @@ def fit_plan(plan: RunPlan, forecast: Forecast, seconds: float) -> tuple[RunPlan
     then the last candidates, of which nothing is known yet. If even the rest does not fit it is returned: the time
     ends it.
     """
-    few = _cut(plan, forecast, seconds, FEWEST_PROMPTS)
-    needed = expect_seconds(few, forecast)
-    reason = f"the least plan takes {needed / 60:.1f} min and {seconds / 60:.1f} min are left"
+    fitted = _cut(plan, forecast, seconds, FEWEST_PROMPTS)
+    reason = _say_needed(fitted, forecast, seconds)
     found: list[Omission] = []
-    fitted = few
     while expect_seconds(fitted, forecast) > seconds and fitted.repeats > _FEWEST_REPEATS:
         fitted = replace(fitted, repeats=fitted.repeats - 1)
     if fitted.repeats < plan.repeats:
         found.append(Omission(what=name_repetitions(fitted.repeats + 1, plan.repeats), reason=reason))
+    reason, dropped = _say_needed(fitted, forecast, seconds), set[str]()
     while expect_seconds(fitted, forecast) > seconds and len(fitted.conditions) > 1:
-        fitted, dropped = _without_condition(fitted)
-        found.append(Omission(what=f"the load {dropped.label}", reason=reason))
+        fitted, condition = _without_condition(fitted)
+        dropped.add(condition.label)
+    if dropped:
+        names = [condition.label for condition in plan.conditions if condition.label in dropped]
+        found.append(Omission(what=f"{'load' if len(names) == 1 else 'loads'} {', '.join(names)}", reason=reason))
     if expect_seconds(fitted, forecast) > seconds:
         fitted = _cut(fitted, forecast, seconds, _LEAST_PROMPTS)
     while expect_seconds(fitted, forecast) > seconds and len(fitted.arms) > 2:
@@ -137,6 +139,12 @@ def fit_plan(plan: RunPlan, forecast: Forecast, seconds: float) -> tuple[RunPlan
         fitted = _without_last_arm(fitted)
     fewest = max(len(workload.prompts) for workload in fitted.workloads)
     return _cut(replace(fitted, workloads=plan.workloads), forecast, seconds, fewest), found
+
+
+def _say_needed(plan: RunPlan, forecast: Forecast, seconds: float) -> str:
+    count, needed = max(len(workload.prompts) for workload in plan.workloads), expect_seconds(plan, forecast)
+    what = f"{count} prompts of each workload in {plan.repeats} repetitions"
+    return f"{what} would take {needed / 60:.1f} min, and {seconds / 60:.1f} min are left"
 
 
 def name_repetitions(first: int, last: int) -> str:

@@ -68,7 +68,8 @@ def _check_candidates(plan: RunPlan, counters: Mapping[str, Counters], counting:
                 f"its server counted no draft in {grown.generation_tokens} tokens of the warm-up, which repeats itself."
             )
             fix = "Look at its start-up log for the speculative config that it took."
-            yield (error if asked else warning)("not-speculating", text, fix, where=arm.name)
+            kind = error if asked else warning
+            yield kind("not-speculating", text, fix, where=arm.name)
 
 
 def _is_silent(grown: Counters) -> bool:

@@ -124,7 +124,9 @@ class Session:
         clients: dict[str, Client] = {}
         warm, pilots = WarmUp(pace={}, counters={}, unsteady={}), dict[tuple[str, str], Pilot]()
         spared: Mapping[str, tuple[Prompt, ...]] | None = None
+        starts: list[float] = []
         for group in groups:
+            began = clock()
             wait("starting the servers")
             await _together([backend.start() for backend in group])
             new = await greet_all(group, self.plan, salt=salt)
@@ -133,6 +135,7 @@ class Session:
                 self.plan = presume_warm_prefixes(self.plan, clients)
             share = len(group) / len(self.backends)
             found = await warm_up(new, self.plan, ends_at=budget.warm_up_end(clock(), share), wait=wait)
+            starts.append(clock() - began)
             warm = WarmUp(
                 pace={**warm.pace, **found.pace},
                 counters={**warm.counters, **found.counters},
@@ -145,7 +148,7 @@ class Session:
         await self._check_warm_up(warm, budget)
         forecast = make_forecast(self.plan, warm, pilots, await self._time_readings())
         if self.line_up is not None:
-            forecast.switch_s = median(self.line_up.seconds)
+            forecast.switch_s = median(starts)
             self._say_cost(forecast.switch_s)
         return clients, warm, forecast
 

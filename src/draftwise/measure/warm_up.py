@@ -16,11 +16,11 @@ from draftwise.runs.schedule import Turn
 
 __all__ = ["WarmUp", "greet_all", "presume_warm_prefixes", "settle", "warm_up"]
 
-_WARMUP_TOKENS = 64
+_WARMUP_TOKENS = 32
 _OPEN_STREAMS = 4
 """Streams with which a server is warmed up for loads that do not say how many there will be."""
-_FEWEST_ROUNDS = 3
-"""The first makes a server compile and cache what it needs; the pace of the others tells whether it is done."""
+_FEWEST_ROUNDS = 2
+"""The first makes a server compile and cache what it needs; a second that is no faster tells that it is done."""
 _MOST_ROUNDS = 20
 _STEADY = 1.15
 """Ratio of the pace of two rounds, up to which they are alike."""
@@ -94,7 +94,7 @@ async def warm_up(
             if not number or clock() < ends_at:
                 wait(f"warming up {name} at {condition.label}")
                 rounds[name, condition].append(await _take_round(clients[name], condition, plan, number))
-        pending = [key for key in pending if not _is_steady(rounds[key], max(_FEWEST_ROUNDS, plan.warmup))]
+        pending = [key for key in pending if not _is_steady(rounds[key], _count_rounds(key[1], plan))]
         if not pending or clock() >= ends_at:
             break
     counters = {name: await client.backend.counters() - before[name] for name, client in clients.items()}
@@ -103,6 +103,11 @@ async def warm_up(
         counters=counters,
         unsteady={name: condition.label for name, condition in reversed(pending)},
     )
+
+
+def _count_rounds(condition: Condition, plan: RunPlan) -> int:
+    """Return the fewest rounds under a load: those that were asked for are of one request each."""
+    return max(_FEWEST_ROUNDS, plan.warmup if condition.concurrency == 1 else 0)
 
 
 def _is_steady(rounds: Sequence[float], fewest: int) -> bool:

@@ -93,9 +93,9 @@ def serve(
         server = uvicorn.Server(
             uvicorn.Config(app, log_level="critical", access_log=False, timeout_graceful_shutdown=_SHUTDOWN_S)
         )
-        # uvicorn raises the signal that ended it again, after the shutdown that it requested.
+        # Before uvicorn takes the signals over, and when it raises the one that ended it again, after its shutdown.
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: None)
+            signal.signal(number, lambda *_: setattr(server, "should_exit", True))
         for finding in worker.about.findings:
             logger.warning("%s", finding)
         _listen(listener, options)

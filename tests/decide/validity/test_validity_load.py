@@ -171,18 +171,19 @@ def test_many_failed_requests_leave_a_selection(good: Run) -> None:
     assert blocked == {"c=4"}
 
 
-def test_a_cold_start(good: Run) -> None:
-    """The first requests take half as long again, then it is warm."""
+@pytest.mark.parametrize(("factor", "code"), [(1.4, "warm-up-short"), (1.6, "server-cold")])
+def test_a_cold_start(good: Run, factor: float, code: str) -> None:
+    """The first requests take so much longer, then it is warm."""
     first = {window.turn for window in sorted(good.turns, key=lambda window: window.turn)[:6]}
 
     def slow(answer: Answer) -> Answer:
-        factor = 1.5 if answer.turn in first else 1.0
+        times = factor if answer.turn in first else 1.0
         timing = answer.timing
-        return replace(answer, timing=replace(timing, finished=timing.sent + factor * (timing.finished - timing.sent)))
+        return replace(answer, timing=replace(timing, finished=timing.sent + times * (timing.finished - timing.sent)))
 
     run = bend_answers(good, slow)
-    assert graded(run) == {"warm-up-short": Severity.WARNING}
-    assert "took 1.50x the time" in findings(run)["warm-up-short"].message
+    assert graded(run) == {code: Severity.WARNING}
+    assert f"took {factor:.2f}x the time" in findings(run)[code].message
 
 
 def test_a_drift_is_no_cold_start(tmp_path: Path) -> None:

@@ -153,12 +153,15 @@ def _short_warm_up(run: Run, arm: str, thresholds: Thresholds) -> Iterator[Findi
     if len(slowness) < _FEWEST_TURNS:
         return
     first, rest = median(slowness[:quarter]), median(slowness[quarter:])
-    if first > rest * (1 + thresholds.cold_start):
-        text = (
-            f"the first {quarter} turns of {arm} took {first:.2f}x the time that the same prompts took later, the rest "
-            f"of the first repetition {rest:.2f}x"
-        )
-        yield warning("warm-up-short", f"{text}: it was not warm yet.", "Discard more requests (--warmup).", where=arm)
+    text = (
+        f"the first {quarter} turns of {arm} took {first:.2f}x the time that the same prompts took later, the rest "
+        f"of the first repetition {rest:.2f}x"
+    )
+    fix = "Discard more requests (--warmup)."
+    if first > rest * (1 + thresholds.cold_far):
+        yield warning("server-cold", f"{text}: it was still starting.", fix, where=arm)
+    elif first > rest * (1 + thresholds.cold_start):
+        yield warning("warm-up-short", f"{text}: it was not warm yet.", fix, where=arm)
 
 
 def _compare_first_repetition(run: Run, arm: str) -> list[float]:
