@@ -171,3 +171,18 @@ def test_a_server_that_was_slow_for_a_third_of_the_run_settles_nothing(truth: fl
 def test_a_gain_that_grows_and_is_one_all_along_is_adopted() -> None:
     run = slow_stretch(make_run({CANDIDATE: gains(1.5)}, repeats=6), "plain", (4, 5, 6), 1.15)
     assert only(run).verdict is Verdict.ADOPT
+
+
+@pytest.mark.parametrize(("faster", "verdict"), [("plain", Verdict.INCONCLUSIVE), (CANDIDATE, Verdict.ADOPT)])
+def test_a_baseline_that_can_be_far_faster_is_not_beaten(faster: str, verdict: Verdict) -> None:
+    run = lose(make_run({CANDIDATE: gains(1.5)}, repeats=4), 0.1)
+    run = replace(run, disturbances=tuple(replace(each, faster=(faster,)) for each in run.disturbances))
+    found = only(run)
+    assert found.verdict is verdict
+    assert ("alone was far faster than in those that count" in found.reason) == (faster == "plain")
+
+
+def test_what_made_both_arms_faster_contradicts_nothing() -> None:
+    run = lose(make_run({CANDIDATE: gains(1.5)}, repeats=4), 0.1)
+    both = tuple(replace(each, faster=("plain", CANDIDATE)) for each in run.disturbances)
+    assert only(replace(run, disturbances=both)).verdict is Verdict.ADOPT
