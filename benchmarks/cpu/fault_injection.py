@@ -45,7 +45,7 @@ from draftwise.runs import RunDirectory
 NULLS = (1.0, 0.99, 1.01)
 EFFECTS = {1.2: Verdict.ADOPT, 0.8: Verdict.REJECT}
 QUIET = "quiet"
-FINAL_SEEDS = 1_000_000
+FINAL_SEEDS = 2_000_000
 """From here on are the seeds of the final figures; the program was developed on smaller ones."""
 
 
@@ -197,8 +197,8 @@ def describe(outcome: Outcome) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--nulls", type=int, default=60, help="runs of each kind without an effect")
-    parser.add_argument("--effects", type=int, default=40, help="runs of each kind with one")
+    parser.add_argument("--nulls", type=int, default=46, help="runs of each kind without an effect")
+    parser.add_argument("--effects", type=int, default=12, help="runs of each kind with one")
     parser.add_argument("--first-seed", type=int, default=FINAL_SEEDS)
     parser.add_argument("--kinds", nargs="*", choices=KINDS, default=list(KINDS))
     parser.add_argument("--processes", type=int, default=1)

@@ -6,7 +6,6 @@ import pytest
 from fault_injection import QUIET, Outcome, Trial, run_trial, summarise, wilson
 from injected_faults import KINDS, make_world
 
-
 SHORT = {
     "quiet": 27,
     "busy-core": 28,

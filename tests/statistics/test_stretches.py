@@ -39,6 +39,14 @@ def test_prompts_that_gain_differently_are_no_change() -> None:
     assert find_change(logs_N, design_of()) is None
 
 
+def test_prompts_that_were_only_asked_when_it_was_slow_do_not_hide_the_change() -> None:
+    design, logs_N = design_of(2), noise_of(3, 2 * PROMPTS)
+    logs_N[8:] += np.log(0.2)
+    change = find_change(logs_N, design)
+    assert change is not None
+    assert change.highest == pytest.approx(1.0, rel=0.1)
+
+
 def test_too_few_blocks_tell_nothing() -> None:
     design = Design.of([(prompt, prompt) for prompt in range(5)])
     assert find_change(np.array([0.0, 0.0, 1.0, 1.0, 1.0]), design) is None

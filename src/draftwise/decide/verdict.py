@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from math import ceil
 
 from draftwise.core import ClosedLoop, Comparison, Finding, Interval, Severity, Verdict
 from draftwise.decide.comparison.acceptance import name_losers
@@ -36,7 +37,9 @@ UNSETTLING = ("server-cold", "noisy-machine")
 VOIDING = ("swapped-servers", "plain-speculates", "same-server", "arms-differ", "client-saturated", "other-traffic")
 """Errors with which two arms are not the baseline and the candidate that they are said to be."""
 _FASTER_AT_TIMES = 2
-"""Turns of an arm alone that show that it can be far faster: one may be luck."""
+"""Turns of an arm alone that show that it can be far faster: one may be luck, ..."""
+_FASTER_SHARE = 0.05
+"""... unless it is one of few: this share of the paired blocks is as good."""
 _BLIND = 2.0
 """Detectable gain from which the spread itself is not known: two repetitions under load say nothing of the third."""
 _MOST_REPETITIONS = 20
@@ -129,7 +132,8 @@ def _find_contradiction(found: Unjudged, margin: float) -> str:
     if side not in (Conclusion.FASTER, Conclusion.SLOWER):
         return ""
     loser = cell.baseline if side is Conclusion.FASTER else cell.candidate
-    if (count := found.faster.get(loser, 0)) >= _FASTER_AT_TIMES:
+    blocks, count = found.estimates.ratios.design.num_blocks, found.faster.get(loser, 0)
+    if count >= min(_FASTER_AT_TIMES, ceil(_FASTER_SHARE * blocks)):
         return f"in {count} turns {loser} alone was far faster than in those that count: it may have been slow in them"
     change = found.estimates.ratios.change
     if change is None or (change.lowest > 1 + margin if side is Conclusion.FASTER else change.highest < 1 - margin):
