@@ -134,7 +134,8 @@ def _find_contradiction(found: Unjudged, margin: float) -> str:
     loser = cell.baseline if side is Conclusion.FASTER else cell.candidate
     blocks, count = found.estimates.ratios.design.num_blocks, found.faster.get(loser, 0)
     if count >= min(_FASTER_AT_TIMES, ceil(_FASTER_SHARE * blocks)):
-        return f"{loser} alone was far faster in {count} of the turns set aside than in those that count: was it slow there?"
+        text = f"{loser} alone was far faster in {count} of the turns set aside than in those that count"
+        return f"{text}: was it slow there?"
     change = found.estimates.ratios.change
     if change is None or (change.lowest > 1 + margin if side is Conclusion.FASTER else change.highest < 1 - margin):
         return ""
