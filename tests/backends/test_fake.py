@@ -309,3 +309,40 @@ def test_answers_that_are_not_streamed_come_whole() -> None:
     ((time, data),) = exchange.received
     assert time == 1.0
     assert len(json.loads(data)["choices"][0]["text"].split()) == json.loads(data)["usage"]["completion_tokens"] == 3
+
+
+def test_what_is_compiled_takes_longer_by_number_and_by_size_of_the_batch() -> None:
+    def paces(script: FakeScript, gap_s: float) -> list[float]:
+        served = ask_many(script, *(body(str(i), tokens=3) for i in range(3)), gap_s=gap_s)[1].engine.served
+        return [each.chunks[-1][0] - each.chunks[0][0] for each in served]
+
+    assert paces(replace(PLAIN, cold=((2, 2, 3.0),)), 100) == [0.5, 1.5, 0.5]
+    assert paces(replace(PLAIN, cold_sizes=4.0), 100) == [2.0, 0.5, 0.5]
+    assert paces(replace(PLAIN, cold_sizes=4.0), 0) == [2.0, 2.0, 2.0]
+
+
+def test_a_prompt_is_as_slow_whenever_it_is_asked() -> None:
+    script = replace(PLAIN, prompt_spread=0.5)
+    served = ask_many(script, body("one"), body("one"), body("two"), gap_s=100)[1].engine.served
+    first, again, other = (each.chunks[-1][0] - each.chunks[0][0] for each in served)
+    assert first == pytest.approx(again)
+    assert first != pytest.approx(other)
+
+
+def test_some_requests_are_slow_by_a_factor_of_one_or_more() -> None:
+    script = replace(PLAIN, slow_requests=(0.25, 2.0))
+    served = ask_many(script, *(body(str(i), tokens=2) for i in range(400)), gap_s=1000)[1].engine.served
+    factors = [(each.chunks[1][0] - each.chunks[0][0]) / PLAIN.step_s for each in served]
+    assert min(factors) == pytest.approx(1.0)
+    assert sum(factor > 1.001 for factor in factors) / len(factors) == pytest.approx(0.25, abs=0.09)
+
+
+def test_a_late_server_answers_from_its_start_on() -> None:
+    backend = FakeBackend("late", replace(PLAIN, start_s=90.0, spells=((0.0, 1.0, 2.0),)))
+
+    async def start_and_ask() -> float:
+        await backend.start()
+        await backend.stream("/v1/completions", body(tokens=1))
+        return backend.engine.served[0].chunks[0][0]
+
+    assert virtual_time.run(start_and_ask()) == pytest.approx(90.0 + 2 * PLAIN.first_token_s)

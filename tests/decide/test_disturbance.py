@@ -70,7 +70,9 @@ def test_a_slow_turn_sets_its_block_aside_on_both_arms() -> None:
 
 def test_a_turn_that_is_faster_than_its_neighbours_is_as_far_from_them() -> None:
     run = slow(make_run(ARMS), 0.5, lambda each: (each.arm, each.repeat, each.prompt_id) == ("ngram k=3", 1, "code-7"))
-    assert [each.key for each in find_disturbances(run)] == [("code", "c=1", 1, 7, 0)]
+    (found,) = find_disturbances(run)
+    assert found.key == ("code", "c=1", 1, 7, 0)
+    assert found.faster == ("ngram k=3",)
 
 
 def test_a_long_disturbance_is_found_though_most_neighbours_have_it() -> None:

@@ -145,3 +145,44 @@ def test_first_tokens_a_tenth_later_are_worth_saying() -> None:
     (found,) = (each for each in comparison.findings if each.code == "ttft-damaged")
     assert found.severity is Severity.WARNING
     assert comparison.verdict is Verdict.ADOPT
+
+
+def slow_stretch(run: Run, arm: str, repetitions: tuple[int, ...], factor: float) -> Run:
+    """Return the run with every answer of an arm in some repetitions so many times as slow."""
+
+    def change(answer):
+        if answer.arm != arm or answer.repeat not in repetitions:
+            return answer
+        sent = answer.timing.sent
+        chunks = tuple((sent + factor * (time - sent), count) for time, count in answer.timing.chunks)
+        return replace(answer, timing=replace(answer.timing, chunks=chunks, finished=chunks[-1][0]))
+
+    return replace(run, answers=tuple(map(change, run.answers)))
+
+
+@pytest.mark.parametrize("truth", [1.0, 1.3])
+def test_a_server_that_was_slow_for_a_third_of_the_run_settles_nothing(truth: float) -> None:
+    run = slow_stretch(make_run({CANDIDATE: gains(truth)}, repeats=6), CANDIDATE, (3, 4), 8.0)
+    found = only(run)
+    assert found.verdict is Verdict.INCONCLUSIVE
+    assert found.reason.startswith("the speed-up changed in the course of the run")
+
+
+def test_a_gain_that_grows_and_is_one_all_along_is_adopted() -> None:
+    run = slow_stretch(make_run({CANDIDATE: gains(1.5)}, repeats=6), "plain", (4, 5, 6), 1.15)
+    assert only(run).verdict is Verdict.ADOPT
+
+
+@pytest.mark.parametrize(("faster", "verdict"), [("plain", Verdict.INCONCLUSIVE), (CANDIDATE, Verdict.ADOPT)])
+def test_a_baseline_that_can_be_far_faster_is_not_beaten(faster: str, verdict: Verdict) -> None:
+    run = lose(make_run({CANDIDATE: gains(1.5)}, repeats=4), 0.1)
+    run = replace(run, disturbances=tuple(replace(each, faster=(faster,)) for each in run.disturbances))
+    found = only(run)
+    assert found.verdict is verdict
+    assert ("plain alone was far faster in" in found.reason) == (faster == "plain")
+
+
+def test_what_made_both_arms_faster_contradicts_nothing() -> None:
+    run = lose(make_run({CANDIDATE: gains(1.5)}, repeats=4), 0.1)
+    both = tuple(replace(each, faster=("plain", CANDIDATE)) for each in run.disturbances)
+    assert only(replace(run, disturbances=both)).verdict is Verdict.ADOPT

@@ -253,6 +253,8 @@ class Disturbance:
     """That was being measured."""
     reason: str
     """What disturbed it, as a clause: `other processes used 0.93 of this machine's 2 cores`."""
+    faster: tuple[str, ...] = ()
+    """Arms that were far faster in it than around it: it may be the turns around it that something slowed down."""
 
     @property
     def key(self) -> tuple[str, str, int, int, int]:

@@ -88,21 +88,22 @@ def find_disturbances(run: Run) -> Iterator[Disturbance]:
     Args:
         run: as it is on disk, with every attempt.
     """
-    reasons = _find_reasons(run, get_thresholds(run))
-    told: set[AttemptKey] = set()
+    noted = _note_all(run, get_thresholds(run))
+    disturbed: dict[AttemptKey, list[TurnRecord]] = {}
     for turn in sorted(run.turns, key=lambda each: each.turn):
-        key = attempt_key(turn)
-        if turn.turn in reasons and key not in told:
-            told.add(key)
-            yield Disturbance(
-                workload=turn.workload,
-                condition=turn.condition,
-                repeat=turn.repeat,
-                block=turn.block,
-                attempt=turn.attempt,
-                arm=turn.arm,
-                reason=reasons[turn.turn],
-            )
+        if turn.turn in noted:
+            disturbed.setdefault(attempt_key(turn), []).append(turn)
+    for first, *others in disturbed.values():
+        yield Disturbance(
+            workload=first.workload,
+            condition=first.condition,
+            repeat=first.repeat,
+            block=first.block,
+            attempt=first.attempt,
+            arm=first.arm,
+            reason=noted[first.turn].reason,
+            faster=tuple(turn.arm for turn in (first, *others) if noted[turn.turn].is_faster),
+        )
 
 
 def _find_counting(turns: Iterable[TurnRecord], disturbed: set[AttemptKey]) -> set[AttemptKey]:
@@ -118,17 +119,27 @@ def _find_counting(turns: Iterable[TurnRecord], disturbed: set[AttemptKey]) -> s
     return set(best.values())
 
 
-def _find_reasons(run: Run, thresholds: Thresholds) -> dict[int, str]:
+@dataclass(frozen=True, slots=True)
+class _Note:
+    """What is wrong with a turn."""
+
+    reason: str
+    is_faster: bool = False
+    """Whether its pace was far faster than usual, and nothing else is known."""
+
+
+def _note_all(run: Run, thresholds: Thresholds) -> dict[int, _Note]:
     """Return by number what disturbed a turn; the machine's own word comes before what the pace shows."""
     is_ours = all(arm.url is None for arm in run.plan.arms)
-    reasons = {turn.turn: _COLD for turn in run.turns if not turn.is_warm}
+    notes = {turn.turn: _Note(_COLD) for turn in run.turns if not turn.is_warm}
     for series, least, clause in _list_series(run, thresholds):
         for reading, ratio in _find_far(series, math.log(1 + least)):
-            reasons[reading.turn.turn] = clause.format(ratio)
+            # A clock is read beside the prompts, and is none the faster for a smaller number.
+            notes[reading.turn.turn] = _Note(clause.format(ratio), is_faster=ratio < 1 and bool(reading.prompts))
     for use in measure_use(run.turns):
         if (reason := _find_taken(use, thresholds, is_ours=is_ours)) is not None:
-            reasons[use.turn.turn] = reason
-    return reasons
+            notes[use.turn.turn] = _Note(reason)
+    return notes
 
 
 def _find_taken(use: MachineUse, thresholds: Thresholds, *, is_ours: bool) -> str | None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from math import ceil
 
 from draftwise.core import ClosedLoop, Comparison, Finding, Interval, Severity, Verdict
 from draftwise.decide.comparison.acceptance import name_losers
@@ -35,6 +36,10 @@ UNSETTLING = ("server-cold", "noisy-machine")
 """Warnings that make numbers wrong either way, of which pairing and repetition do not take care."""
 VOIDING = ("swapped-servers", "plain-speculates", "same-server", "arms-differ", "client-saturated", "other-traffic")
 """Errors with which two arms are not the baseline and the candidate that they are said to be."""
+_FASTER_AT_TIMES = 2
+"""Turns of an arm alone that show that it can be far faster: one may be luck, ..."""
+_FASTER_SHARE = 0.05
+"""... unless it is one of few: this share of the paired blocks is as good."""
 _BLIND = 2.0
 """Detectable gain from which the spread itself is not known: two repetitions under load say nothing of the third."""
 _MOST_REPETITIONS = 20
@@ -113,7 +118,31 @@ def _find_doubt(found: Unjudged, findings: Sequence[Finding], thresholds: Thresh
     doubts = (
         each for each in findings if each.code in UNSETTLING and each.where in ("", cell.baseline, cell.candidate)
     )
-    return next((f"{each.message.rstrip('.')} ({each.code})" for each in doubts), "")
+    if doubt := next((f"{each.message.rstrip('.')} ({each.code})" for each in doubts), ""):
+        return doubt
+    return _find_contradiction(found, thresholds.margin)
+
+
+def _find_contradiction(found: Unjudged, margin: float) -> str:
+    """Return what in a run contradicts the ratio of the whole, empty where nothing does.
+
+    One of two servers that is slow for a good part of a run makes a ratio that is exact and wrong.
+    """
+    side, cell = conclude(found.comparison.deciding, margin), found.estimates.cell
+    if side not in (Conclusion.FASTER, Conclusion.SLOWER):
+        return ""
+    loser = cell.baseline if side is Conclusion.FASTER else cell.candidate
+    blocks, count = found.estimates.ratios.design.num_blocks, found.faster.get(loser, 0)
+    if count >= min(_FASTER_AT_TIMES, ceil(_FASTER_SHARE * blocks)):
+        text = f"{loser} alone was far faster in {count} of the turns set aside than in those that count"
+        return f"{text}: was it slow there?"
+    change = found.estimates.ratios.change
+    if change is None or (change.lowest > 1 + margin if side is Conclusion.FASTER else change.highest < 1 - margin):
+        return ""
+    return (
+        f"the speed-up changed in the course of the run, from {change.lowest:.2f}x in one stretch of it to "
+        f"{change.highest:.2f}x in another: one of the two servers was slower for a while; measure again"
+    )
 
 
 def _weigh(

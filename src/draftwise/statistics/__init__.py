@@ -22,6 +22,7 @@ from draftwise.statistics.ratios import (
     total_ratio,
 )
 from draftwise.statistics.sequential import Conclusion, InterimAnalyses, adjust_family, conclude, settle
+from draftwise.statistics.stretches import Change, find_change
 
 __all__ = [
     "CONFIDENCE",
@@ -29,6 +30,7 @@ __all__ = [
     "PERCENTILES",
     "POWER",
     "Array",
+    "Change",
     "Conclusion",
     "Crossing",
     "Design",
@@ -39,6 +41,7 @@ __all__ = [
     "Spread",
     "adjust_family",
     "conclude",
+    "find_change",
     "find_crossing",
     "find_outlook",
     "find_spread",

@@ -17,6 +17,7 @@ __all__ = [
     "Outlook",
     "Spread",
     "find_outlook",
+    "fisher_tail",
     "normal_quantile",
     "shows_equivalence",
     "student_quantile",
@@ -211,6 +212,11 @@ def student_tail(t: float, degrees: float) -> float:
     if degrees > _MANY:
         return upper_normal_tail(t)
     return 0.5 * _incomplete_beta(degrees / (degrees + t * t), degrees / 2, 0.5)
+
+
+def fisher_tail(f: float, numerator: float, denominator: float) -> float:
+    """Return P(F > f) of Fisher's F with these degrees of freedom."""
+    return _incomplete_beta(denominator / (denominator + numerator * f), denominator / 2, numerator / 2)
 
 
 @cache

@@ -69,6 +69,7 @@ class FakeBackend(UrlBackend):
             self.url = self._server.url
             self._open()
         else:
+            await asyncio.sleep(self.engine.script.start_s)
             self.engine.start()
             self._open(httpx.MockTransport(self._answer))
         await self.describe()

@@ -34,6 +34,8 @@ class Batch:
         self._running: dict[Stream, None] = {}  # a set whose order is that of starting
         self._heap: list[tuple[float, int, Stream]] = []
         self._held_tokens = 0
+        self._sizes: set[int] = set()
+        """Of the batch so far."""
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -96,6 +98,9 @@ class Batch:
         length = len(stream.answer.prompt)
         stream.served.started = stream.due = self._loop.time()
         self._running[stream] = None
+        if len(self._running) not in self._sizes:
+            self._sizes.add(len(self._running))
+            stream.slowness *= self._script.cold_sizes
         self._held_tokens += length
         self._metrics.prompt_tokens += length
         self._metrics.prefix_hits += stream.hits

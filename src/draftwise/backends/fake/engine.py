@@ -142,10 +142,21 @@ class FakeEngine:
             hits=self._look_up(str(body.get("cache_salt", "")), answer.prompt),
             accept=make_acceptance(script, temperature, chance, known=asked > 0 and script.keeps(answer.checksum)),
             chance=chance,
-            slowness=math.exp(chance.gauss(0, script.jitter)),
+            slowness=math.exp(chance.gauss(0, script.jitter)) * self._find_slowness(answer, chance),
             steps=[0] * (script.k + 1),
             fails_at=answer.num_tokens // 2 if number in script.fails else None,
         )
+
+    def _find_slowness(self, answer: FakeAnswer, chance: random.Random) -> float:
+        """Return how slow a request is because of its prompt, its number, and luck of the worst kind."""
+        script = self.script
+        slowness = script.find_cold(self._num_requests)
+        if script.prompt_spread:
+            slowness *= math.exp(random.Random(hash((script.seed, answer.checksum))).gauss(0, script.prompt_spread))
+        share, index = script.slow_requests
+        if share and chance.random() < share:
+            slowness *= chance.paretovariate(index)
+        return slowness
 
     def _look_up(self, salt: str, prompt: bytes) -> int:
         """Return how many tokens of a prompt the prefix cache holds, and keep its blocks.

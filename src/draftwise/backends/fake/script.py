@@ -49,10 +49,18 @@ class FakeScript:
     """Standard deviation of the logarithm of a request's slowness."""
     step_jitter: float = 0.0
     """The same for each step on its own."""
+    prompt_spread: float = 0.0
+    """The same for each prompt: as slow whenever it is asked."""
+    slow_requests: tuple[float, float] = (0.0, 1.0)
+    """(share, index): so many requests take longer, by a factor drawn from the Pareto distribution of this index."""
     drift_per_s: float = 0.0
     """Relative growth of every latency per second since the start."""
     spells: tuple[tuple[float, float, float], ...] = ()
     """(begin, end, factor) since the start: while so, every latency is so many times as long."""
+    cold: tuple[tuple[int, int, float], ...] = ()
+    """(first, last, factor): generation requests of these numbers (from 1) take so many times as long."""
+    cold_sizes: float = 1.0
+    """How many times as long the first request at each size of the batch takes: something is compiled for that size."""
     stalls: tuple[tuple[float, float], ...] = ()
     """(begin, end) since the start, in order: what would be sent within is sent at the end."""
     seed: int = 0
@@ -84,6 +92,8 @@ class FakeScript:
     """Request fields that get a 400."""
     fails: tuple[int, ...] = ()
     """Numbers (from 1) of generation requests that end in an error after half of their tokens."""
+    start_s: float = 0.0
+    """From being started to answering (in memory); "since the start" begins after it."""
     dies_after: int | None = None
     """Generation requests taken before the server and all its connections go, with whatever is in flight."""
     dies_at_s: float | None = None
@@ -122,6 +132,10 @@ class FakeScript:
         """Return the factor on latencies so long after the start."""
         spell = math.prod(factor for begin, end, factor in self.spells if begin <= since_start < end)
         return (1 + self.drift_per_s * since_start) * spell
+
+    def find_cold(self, number: int) -> float:
+        """Return the factor on latencies of a request, going by its number."""
+        return math.prod(factor for first, last, factor in self.cold if first <= number <= last)
 
     def after_stalls(self, since_start: float) -> float:
         """Return when something due at a time really happens."""

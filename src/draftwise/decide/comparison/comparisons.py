@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from statistics import median
 
 import numpy as np
@@ -23,11 +24,13 @@ from draftwise.decide.thresholds import Thresholds
 from draftwise.runs.asked_once import count_repetitions
 from draftwise.statistics import (
     Array,
+    Change,
     Design,
     Estimate,
     InterimAnalyses,
     Outlook,
     adjust_family,
+    find_change,
     find_outlook,
     goodput_change,
     percentile_ratios,
@@ -56,6 +59,15 @@ class Ratios:
     """Output tokens per second of the server; None with one request in flight."""
     deciding: Estimate
     """The one that `Comparison.decided_by` names."""
+
+    @property
+    def change(self) -> Change | None:
+        """How the speed-up changed in the course of the run; None where it stayed the same."""
+        ordered = sorted(self.paired, key=lambda each: each.candidate.turn)
+        candidate_N, baseline_N = _read(ordered, lambda timing: timing.tokens_per_s)
+        design = Design.of([(each.unit, each.block) for each in ordered])
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return find_change(np.log(candidate_N) - np.log(baseline_N), design)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +114,8 @@ class Unjudged:
     """Of the ratio that decides."""
     lost: Lost | None = None
     """None where every paired block counts."""
+    faster: Mapping[str, int] = field(default_factory=dict)
+    """Attempts that were set aside in which one of the two arms alone was far faster than usual, by that arm."""
     promise: Interval | None = None
     """Change of the share of requests within the SLO, sure enough for all comparisons of the run together."""
     family: int = 1
@@ -247,8 +261,8 @@ def _compare(run: Run, estimates: Estimates, thresholds: Thresholds) -> Unjudged
         detectable=outlook.detectable if math.isfinite(outlook.detectable) else None,
         prompts_needed=outlook.prompts,
     )
-    lost = _find_lost(run, estimates.whole)
-    return Unjudged(comparison=comparison, estimates=estimates, outlook=outlook, lost=lost)
+    lost, faster = _find_lost(run, estimates.whole), _count_faster(run, estimates.whole)
+    return Unjudged(comparison=comparison, estimates=estimates, outlook=outlook, lost=lost, faster=faster)
 
 
 def _find_lost(run: Run, cell: Cell) -> Lost | None:
@@ -262,6 +276,15 @@ def _find_lost(run: Run, cell: Cell) -> Lost | None:
     reasons = {(each.workload, each.repeat, each.block): each.reason for each in reversed(run.disturbances)}
     known = [reasons[block] for block in sorted(lost) if block in reasons]
     return Lost(count=len(lost), of=len(lost | left), reason=known[0]) if known else None
+
+
+def _count_faster(run: Run, cell: Cell) -> Counter[str]:
+    mine = (
+        {cell.baseline, cell.candidate}.intersection(each.faster)
+        for each in run.disturbances
+        if each.condition == cell.condition.label and each.workload in cell.workloads
+    )
+    return Counter(arm for arms in mine if len(arms) == 1 for arm in arms)
 
 
 def _find_interval(estimate: Estimate | None, confidence: float) -> Interval | None:
