@@ -34,10 +34,10 @@ READING_S = {"quiet": 1.0, "busy": 1.0, "coming and going": 4.0}
 """How long a reading takes at least: two whole periods of what comes and goes."""
 ARMS = ("all threads", "governed")
 BUSY = """
-import sys, time
-period = float(sys.argv[1])
-while True:
-    end = time.monotonic() + (period or 60)
+import os, sys, time
+period, parent = float(sys.argv[1]), os.getppid()
+while os.getppid() == parent:
+    end = time.monotonic() + (period or 1)
     while time.monotonic() < end: pass
     time.sleep(period)
 """

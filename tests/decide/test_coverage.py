@@ -28,12 +28,23 @@ def test_passes_that_were_cut_off_are_counted() -> None:
 
     run = make_run({CANDIDATE: gains(1.5)}, conditions=closed(1, 4), repeats=5, keep=keep)
     assert unmeasured(run) == [
-        "ngram k=3, code, c=1: 2 of 5 repetitions and 5 of the 12 paired blocks of another",
+        "ngram k=3, code, c=1: 2 of 5 repetitions and 5 of the 36 paired blocks of the others",
         "ngram k=3, code, c=4: 2 of 5 repetitions",
     ]
     single, loaded = conclude_run(run).decision.unmeasured
     assert (single.repetitions, single.planned, single.odd_blocks, single.blocks_each) == (2, 5, 5, 12)
     assert (loaded.condition.label, loaded.odd_blocks) == ("c=4", 0)
+
+
+def test_blocks_that_were_disturbed_were_measured() -> None:
+    """They count for no number, which is said beside the numbers, and nobody has to measure what is missing."""
+    run = make_run({CANDIDATE: gains(1.5)}, conditions=closed(1))
+    lost = [turn for turn in run.turns if turn.block % 3 == 0]
+    aside = replace(run, turns=tuple(turn for turn in run.turns if turn not in lost), set_aside=tuple(lost))
+    assert unmeasured(replace(aside, set_aside=())) == [
+        "ngram k=3, code, c=1: 0 of 3 repetitions and 24 of the 36 paired blocks of the others"
+    ]
+    assert unmeasured(aside) == []
 
 
 def test_a_turn_counts_when_both_arms_finished_it() -> None:

@@ -12,6 +12,7 @@ from draftwise.decide.comparison.comparisons import compare_cells
 from draftwise.decide.conclusions import conclude_run
 from draftwise.decide.thresholds import Thresholds
 from draftwise.decide.verdict import UNSETTLING, VOIDING, judge, judge_cell
+from draftwise.report.sentences import describe_decision
 
 CANDIDATE = "ngram k=3"
 REASON = "other processes used 1.00 of this machine's 2 cores"
@@ -48,6 +49,13 @@ def test_half_of_the_blocks_must_be_left(share: float, verdict: Verdict) -> None
     (told,) = (each for each in conclude_run(run).decision.findings if each.code == "disturbed-blocks")
     assert told.severity is Severity.INFO
     assert REASON in told.message
+
+
+def test_a_run_of_which_nothing_counts_says_so() -> None:
+    decision = conclude_run(lose(make_run({CANDIDATE: gains(1.5)}, repeats=4), 1.0)).decision
+    assert decision.comparisons == ()
+    assert describe_decision(decision) == "Every paired block was disturbed, so there is nothing to decide."
+    assert [each.severity for each in decision.findings if each.code == "disturbed-blocks"] == [Severity.WARNING]
 
 
 def test_the_reason_counts_the_blocks_and_says_what_disturbed_them() -> None:

@@ -122,6 +122,17 @@ def test_the_least_plan_leaves_out_repetitions_then_loads_then_candidates() -> N
     assert [each.name for each in tiny.arms] == ["plain", "candidate 1"]
 
 
+def test_repetitions_go_before_prompts_become_few() -> None:
+    """Other prompts tell more than the same ones again."""
+    plan = plan_of(num_prompts=30, candidates=1, conditions=closed(1))
+    forecast = forecast_of(plan)
+    for share, prompts in ((0.3, 12), (0.15, 6)):
+        fitted, omissions = fit_plan(plan, forecast, share * expect_seconds(plan, forecast))
+        assert fitted.repeats == 2
+        assert len(fitted.workloads[0].prompts) >= prompts
+        assert [each.what for each in omissions] == ["repetitions 3 to 4"]
+
+
 def test_a_forecast_follows_the_machine() -> None:
     plan = plan_of()
     forecast = forecast_of(plan)

@@ -42,6 +42,18 @@ def test_a_gain_stands_with_its_interval_its_prompts_and_its_price() -> None:
     )
 
 
+def test_a_workload_on_which_a_candidate_looks_faster_is_not_called_plain_for_good() -> None:
+    """Three prompts decide nothing; that is no reason to say that speculation does not pay there."""
+    won = compared(around(1.48, 0.05), verdict=Verdict.ADOPT)
+    few = [compared(around(3.9, 0.2), workload=name, num_prompts=3) for name in ("rewrite", "prose")]
+    flat = compared(around(1.0, 0.1), workload="chat")
+    assert describe_decision(decision_on([won, *few, flat])) == (
+        "One request at a time, ngram k=3 answers code 1.48x as fast (1.41-1.55, 20 prompts); leave chat plain; "
+        "rewrite and prose are not decided yet and stay plain; no single setting pays for all of it, so split the "
+        "traffic."
+    )
+
+
 def test_a_sweep_is_told_from_the_lightest_load_to_where_it_stops_paying() -> None:
     decision = decision_on(
         [adopted(1, 2.12), adopted(16, 1.05), rejected(32)], bands((0, 19, "ngram k=3"), (19, float("inf"), "plain"))

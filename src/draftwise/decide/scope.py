@@ -85,12 +85,12 @@ def _list_versions(run: Run) -> Iterator[str]:
 def _find_unmeasured(run: Run) -> Iterator[UnmeasuredCell]:
     """Yield the cells with fewer repetitions than were planned, and those for which a workload has too few prompts.
 
-    A block counts when the candidate and the baseline both finished it. Cells that an adaptive run stopped early had
-    all the repetitions that they needed.
+    A block counts when the candidate and the baseline both finished it, be it disturbed: those are lost, and said
+    where the numbers are. Cells that an adaptive run stopped early had all the repetitions that they needed.
     """
     baseline, *candidates = (arm.name for arm in run.plan.arms)
     stopped = {each.key for each in run.settled}
-    done = {(turn.arm, turn.workload, turn.condition, turn.repeat, turn.block) for turn in run.turns}
+    done = {(turn.arm, turn.workload, turn.condition, turn.repeat, turn.block) for turn in (*run.turns, *run.set_aside)}
     planned = list_planned(run)
     for workload, condition, candidate in product(run.plan.workloads, run.conditions, candidates):
         place = (workload.name, condition.label)

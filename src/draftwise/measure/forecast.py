@@ -15,6 +15,8 @@ _KEPT = 0.7
 """Weight of earlier turns when another one has been measured: a machine may change its speed for good."""
 _FEWEST_REPEATS = 2
 """Repetitions, below which drift between them cannot be told from a difference."""
+_ENOUGH_PROMPTS = 12
+"""Of a workload, below which repetitions go first: other prompts tell more than the same ones again."""
 _LEAST_PROMPTS = 3
 """Of a workload, below which candidates go first."""
 
@@ -113,16 +115,17 @@ def expect_seconds(plan: RunPlan, forecast: Forecast) -> float:
 def fit_plan(plan: RunPlan, forecast: Forecast, seconds: float) -> tuple[RunPlan, list[Omission]]:
     """Return what of a plan fits in the time, and what is left out for it.
 
-    First every workload is cut to fewer prompts, but not under a few: that is a choice of the run, no omission. Then
-    repetitions go, then loads, those in the middle before the ends (between which a crossover can still be searched),
-    then the last candidates, of which nothing is known yet. If even the rest does not fit it is returned: the time
-    ends it.
+    First every workload is cut to fewer prompts, as long as these are enough: that is a choice of the run, no
+    omission. Then repetitions go, then prompts down to the fewest that decide anything, then loads, those in the middle
+    before the ends (between which a crossover can still be searched), then the last candidates, of which nothing is
+    known yet. If even the rest does not fit it is returned: the time ends it.
     """
-    fitted = _cut(plan, forecast, seconds, FEWEST_PROMPTS)
+    fitted = _cut(plan, forecast, seconds, _ENOUGH_PROMPTS)
     reason = _say_needed(fitted, forecast, seconds)
     found: list[Omission] = []
     while expect_seconds(fitted, forecast) > seconds and fitted.repeats > _FEWEST_REPEATS:
         fitted = replace(fitted, repeats=fitted.repeats - 1)
+    fitted = _cut(fitted, forecast, seconds, FEWEST_PROMPTS)
     if fitted.repeats < plan.repeats:
         found.append(Omission(what=name_repetitions(fitted.repeats + 1, plan.repeats), reason=reason))
     reason, dropped = _say_needed(fitted, forecast, seconds), set[str]()

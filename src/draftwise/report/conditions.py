@@ -178,7 +178,8 @@ def _describe_cell(cell: UnmeasuredCell) -> str:
     place = f"{cell.candidate}, {cell.workload}, {cell.condition.label}"
     if cell.needed is not None:
         return f"{place}: it could remember answers, so that it needs {cell.needed} prompts that no other load asks it"
-    odd = f" and {cell.odd_blocks} of the {cell.blocks_each} paired blocks of another" if cell.odd_blocks else ""
+    others = cell.blocks_each * (cell.planned - cell.repetitions)
+    odd = f" and {cell.odd_blocks} of the {others} paired blocks of the others" if cell.odd_blocks else ""
     return f"{place}: {cell.repetitions} of {cell.planned} repetitions{odd}"
 
 

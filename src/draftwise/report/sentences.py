@@ -37,7 +37,9 @@ def describe_decision(decision: Decision) -> str:
 def list_clauses(decision: Decision) -> list[str]:
     """Return the clauses of the sentence, without the full stop."""
     if not decision.comparisons:
-        return ["Nothing was measured on both sides yet, so there is nothing to decide"]
+        disturbed = any(finding.code == "disturbed-blocks" for finding in decision.findings)
+        nothing = "Every paired block was disturbed" if disturbed else "Nothing was measured on both sides yet"
+        return [f"{nothing}, so there is nothing to decide"]
     where = _describe_place(decision.scope)
     if any(each.verdict is Verdict.ADOPT for each in decision.comparisons):
         clauses = [clause for each in decision.recommendations for clause in _recommend(each, decision)]
@@ -92,13 +94,24 @@ def _describe_condition(recommendation: Recommendation) -> list[str]:
         if name in won:
             by_candidate.setdefault(won[name].candidate, []).append(f"{name} {_tell_gain(won[name])}")
     parts = [f"{candidate} answers {_join(gains)}" for candidate, gains in by_candidate.items()]
-    if lost := [name for name in names if name not in won]:
+    open_ones = {each.workload for each in recommendation.comparisons if _is_open(each)}
+    if lost := [name for name in names if name not in won and name not in open_ones]:
         parts.append(f"leave {_join(lost)} plain")
+    if undecided := [name for name in names if name not in won and name in open_ones]:
+        single = len(undecided) == 1
+        parts.append(
+            f"{_join(undecided)} {'is not decided yet and stays' if single else 'are not decided yet and stay'} plain"
+        )
     if len(names) > 1:
         best = won.get(ALL)
         whole = "" if best is None else f"one setting for all of it: {best.candidate}, {format_ratio(best.deciding)}"
         parts.append(whole or _SPLIT)
     return parts
+
+
+def _is_open(each: Comparison) -> bool:
+    """Return whether a candidate looks faster, and something but its speed keeps that from being a verdict."""
+    return each.verdict is Verdict.INCONCLUSIVE and each.deciding.low > 1
 
 
 def _tell_gain(each: Comparison) -> str:

@@ -102,7 +102,8 @@ def _disturbed(run: Run) -> Iterator[Finding]:
             f"{count} of {len(taken)} paired blocks were disturbed and count for nothing, on all arms alike; the first "
             f"({first.workload}, {first.condition}) because {first.reason}"
         )
-        yield info("disturbed-blocks", f"{text}.", "Stop what else runs there and measure again.")
+        tell = info if counting else warning
+        yield tell("disturbed-blocks", f"{text}.", "Stop what else runs there and measure again.")
 
 
 def _warm_prefixes(cells: Sequence[Cell], thresholds: Thresholds) -> Iterator[Finding]:
