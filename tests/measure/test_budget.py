@@ -113,8 +113,9 @@ def test_a_machine_that_gets_slower_ends_in_time_all_the_same(tmp_path: Path, be
 def test_servers_that_start_late_take_their_time_from_the_measurement(tmp_path: Path) -> None:
     quick, late = Timed(tmp_path / "quick", plan_of(), NOISY, CANDIDATE), None
     late = Timed(tmp_path / "late", plan_of(), NOISY, CANDIDATE, delay_s=30.0)
-    prompts = [len(each.run().plan.workloads[0].prompts) for each in (quick, late)]
-    assert prompts[1] < 0.7 * prompts[0]
+    plans = [each.run().plan for each in (quick, late)]
+    requests = [plan.repeats * len(plan.workloads[0].prompts) for plan in plans]
+    assert requests[1] < 0.7 * requests[0]
     assert late.ended_s < 1.1 * BUDGET_S
 
 
@@ -143,7 +144,7 @@ def test_a_sweep_that_cannot_fit_says_what_goes_before_it_measures(tmp_path: Pat
     assert timed.ended_s < 1.1 * BUDGET_S
     assert {each.label for each in run.conditions} < {each.label for each in conditions}
     assert run.plan.repeats == 2
-    said = [line for line in timed.told if line.startswith("Left out: repetitions 3 to 5: 6 prompts of each")]
+    said = [line for line in timed.told if line.startswith("Left out: repetitions 3 to 5: 12 prompts of each")]
     assert len(said) == 1
     assert "Give more --minutes, or ask for less." in said[0]
 
