@@ -17,7 +17,7 @@ from tests.support.measuring import (
 from tests.support.validity import bend_turns, run_of
 
 from draftwise.backends import FakeScript, virtual_time
-from draftwise.core import Comparison, InvalidSetup, SpecStats, Verdict
+from draftwise.core import Comparison, InvalidSetup, SpecConfig, SpecStats, Verdict
 from draftwise.decide.conclusions import conclude_run
 from draftwise.report.conditions import describe_rollback
 from draftwise.report.sentences import describe_decision
@@ -92,17 +92,26 @@ def test_above_temperature_zero_outputs_are_not_compared(tmp_path: Path) -> None
     assert (found.verdict, found.equal_outputs) == (Verdict.ADOPT, None)
 
 
-def refusal(path: Path, candidate: FakeScript, *, plain: FakeScript = PLAIN) -> list[str]:
+def refusal(path: Path, candidate: FakeScript, *, plain: FakeScript = PLAIN, method: str = "ngram") -> list[str]:
     """Return the codes of what ends a run before its first measured request."""
-    session = make_session(path, make_plan(), (plain, candidate))
+    plan = make_plan()
+    drafting = plan.arms[0].with_spec(SpecConfig(method=method, num_speculative_tokens=3))
+    plan = replace(plan, arms=(plan.arms[0], replace(drafting, name="candidate 1")))
+    session = make_session(path, plan, (plain, candidate))
     with pytest.raises(InvalidSetup) as refused:
         virtual_time.run(session.run())
     assert not (path / "manifest.json").exists()
     return [finding.code for finding in refused.value.findings]
 
 
-def test_a_candidate_that_never_drafts_ends_the_run_in_the_warm_up(tmp_path: Path) -> None:
-    assert refusal(tmp_path / "run", FakeScript(step_s=0.002)) == ["not-speculating"]
+def test_a_drafter_that_never_drafts_ends_the_run_in_the_warm_up(tmp_path: Path) -> None:
+    assert refusal(tmp_path / "run", FakeScript(step_s=0.002), method="eagle3") == ["not-speculating"]
+
+
+def test_a_lookup_that_found_nothing_in_the_warm_up_is_measured(tmp_path: Path) -> None:
+    """Text that does not repeat gives it nothing to draft: that says nothing against its server yet."""
+    found = compare_one(tmp_path / "run", FakeScript(step_s=0.002))
+    assert (found.verdict, codes(found)) == (Verdict.BLOCKED, ["not-speculating"])
 
 
 def test_a_gain_without_a_draft_is_not_speculation(tmp_path: Path) -> None:

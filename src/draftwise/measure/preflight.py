@@ -8,6 +8,7 @@ from draftwise.core import Arm, Counters, Finding, InvalidSetup, RunPlan, Severi
 from draftwise.decide.validity.finding import error, warning
 from draftwise.decide.validity.servers import find_same_servers
 from draftwise.decide.validity.window.server import ON_PURPOSE
+from draftwise.facts.methods import find_method
 from draftwise.facts.server_metrics import counts_drafts
 
 __all__ = ["check_addresses", "check_drafting"]
@@ -30,7 +31,7 @@ def check_drafting(plan: RunPlan, counters: Mapping[str, Counters], engines: Map
         engines: whose names each server's /metrics uses: not all of them count drafts.
 
     Raises:
-        InvalidSetup: the baseline drafted, or a candidate that was asked to did not.
+        InvalidSetup: the baseline drafted, or a candidate that drafts at every step did not.
     """
     counting = {arm for arm, engine in engines.items() if engine is not None and counts_drafts(engine)}
     found = [*_check_baseline(plan, counters), *_check_candidates(plan, counters, counting)]
@@ -63,13 +64,18 @@ def _check_candidates(plan: RunPlan, counters: Mapping[str, Counters], counting:
             text = "its /metrics has no counters of drafts: only its stream can show that it speculates."
             yield warning("counters-missing", text, "Name the page that has them: --metrics-url.", where=arm.name)
         elif _is_silent(grown) and not counters[baseline.name].spec.num_draft_tokens:
-            asked = arm.spec is not None and not any(option in arm.spec.options for option in ON_PURPOSE)
-            text = (
-                f"its server counted no draft in {grown.generation_tokens} tokens of the warm-up, which repeats itself."
-            )
+            text = f"its server counted no draft in {grown.generation_tokens} tokens of the warm-up."
             fix = "Look at its start-up log for the speculative config that it took."
-            kind = error if asked else warning
+            kind = error if _always_drafts(arm) else warning
             yield kind("not-speculating", text, fix, where=arm.name)
+
+
+def _always_drafts(arm: Arm) -> bool:
+    """Return whether an arm must have drafted: lookup does so only where text repeats, which a warm-up may not do."""
+    method = None if arm.spec is None else find_method(arm.spec.method)
+    if arm.spec is None or method is None or method.drafts_from in ("none", "text"):
+        return False
+    return not any(option in arm.spec.options for option in ON_PURPOSE)
 
 
 def _is_silent(grown: Counters) -> bool:
