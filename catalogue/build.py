@@ -13,8 +13,7 @@ from packaging.version import Version
 from draftwise.extract.speculative import Facts
 from draftwise.extract.topics import TOPICS
 from draftwise.extract.tree import Tree
-from draftwise.facts.spans import encode
-from draftwise.facts.vllm import Row
+from draftwise.facts.spans import Row, encode
 
 __all__ = ["DATA", "build", "differences", "find_wheels", "known_releases", "write"]
 

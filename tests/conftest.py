@@ -36,6 +36,7 @@ settings.load_profile("draftwise")
 # threads than one to pay; on a busy machine they wait for one another many times longer than they compute.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("DRAFTWISE_CACHE_DIR", str(Path(tempfile.gettempdir()) / "draftwise-tests"))
+os.environ["DRAFTWISE_DATA_DIR"] = str(Path(tempfile.gettempdir()) / "draftwise-tests" / "no-data")
 if os.environ.get("DRAFTWISE_TEST_DEVICE", "cpu") == "cpu":  # transformers imports triton too: this must come first
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
