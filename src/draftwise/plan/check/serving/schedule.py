@@ -1,4 +1,4 @@
-"""What becomes of a schedule of draft lengths by batch size: the faults that stop the engine, and what it really does."""
+"""A schedule of draft lengths by batch size: the faults that stop the engine, and what it really does."""
 
 from __future__ import annotations
 
@@ -76,7 +76,6 @@ def _find_surprises(context: Context, resolved: Resolved, schedule: Sequence[Ent
                 "tokens, as the range before.",
                 where=SCHEDULE,
             )
-
 
     yield from context.rules.ruling(
         "schedule-counts-prefills",
