@@ -252,6 +252,17 @@ LATER = [
      EAGLE.but(args={"structured_outputs_config": {"backend": "lm-format-enforcer"}}),
      "0.10.2", NEWEST),
     ("logits-processors-refused", EAGLE.but(args={"logits_processors": ["package.Processor"]}), "0.11.1", NEWEST),
+    # beside other features
+    ("lora-with-drafts", EAGLE.but(args={"enable_lora": True}), "0.11.1", NEWEST),
+    ("structured-outputs-with-drafts",
+     EAGLE.but(args={"structured_outputs_config": {"backend": "xgrammar"}}), "0.9.2", NEWEST),
+    ("logprobs-with-drafts", EAGLE.but(args={"max_logprobs": 5}), "0.14.0", NEWEST),
+    ("kv-transfer-with-drafts", EAGLE.but(args={"kv_transfer_config": '{"kv_role": "kv_both"}'}), "0.17.0", NEWEST),
+    ("kv-transfer-before-drafts", EAGLE.but(args={"kv_transfer_config": '{"kv_role": "kv_both"}'}),
+     "0.9.2", "0.16.0"),
+    ("prefix-caching-with-drafts", EAGLE.but(args={"enable_prefix_caching": True}), "0.9.2", NEWEST),
+    ("chunked-prefill-with-drafts", EAGLE.but(args={"enable_chunked_prefill": True}), "0.9.2", NEWEST),
+    ("async-waits-for-acceptance", EAGLE.but(resolved={"async_scheduling": True}), "0.11.1", "0.18.1"),
     # graphs and schedules
     ("graph-holes", EAGLE.but(k=4, resolved={"num_speculative_tokens": 4, **V2}, args={"max_num_seqs": 64}),
      "0.25.0", "0.28.0"),
