@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import click
 
@@ -13,7 +15,8 @@ from draftwise.cli._findings import Judged, quiet_line, report_to_dict, show_rep
 from draftwise.cli._setups import Sources, find_sources, nearest_option, open_release, setup_command, tell_skipped
 from draftwise.core import Severity
 from draftwise.facts.vllm import releases
-from draftwise.plan.check import judge
+from draftwise.plan.check import Report, judge
+from draftwise.setups.read import Reading
 
 __all__ = ["check"]
 
@@ -29,6 +32,8 @@ _LEVELS = {"error": (Severity.ERROR,), "warning": (Severity.ERROR, Severity.WARN
 @click.option("--json", "as_json", is_flag=True, help="Same as --format json.")
 @click.option("--quiet", "-q", is_flag=True, help="One line a server.")
 @click.option("--verbose", "-v", is_flag=True, help="Name the files that start no server.")
+@click.option("--installed", "packages", metavar="PACKAGE,...",
+              help="Optional packages that the server has: arctic-inference  [default: not known]")  # fmt: skip
 @click.option("--fail-on", type=click.Choice(list(_LEVELS)), default="error", show_default=True,
               help="Least severity that makes the exit code 1.")  # fmt: skip
 def check(
@@ -43,6 +48,7 @@ def check(
     as_json: bool,
     quiet: bool,
     verbose: bool,
+    packages: str | None,
     fail_on: str,
 ) -> None:
     """Say what vLLM makes of a setup: accepted, rejected, silently changed, or failing later, with a fix for each.
@@ -64,9 +70,10 @@ def check(
     """
     named = find_sources(sources, spec, engine_flags, target=target, skip=skip)
     wanted = [str(release) for release in releases()] if "all" in versions else versions
+    installed = None if packages is None else _read_packages(packages)
     for version in wanted:
         open_release(version, nearest=nearest)
-    judged = _judge(named, wanted, nearest=nearest, verbose=verbose)
+    judged = _judge(named, wanted, partial(judge, installed=installed, nearest=nearest), verbose=verbose)
     if quiet:
         click.echo("\n".join(quiet_line(each) for each in judged))
     else:
@@ -75,11 +82,18 @@ def check(
         sys.exit(1)
 
 
-def _judge(sources: Sources, versions: Sequence[str], *, nearest: bool, verbose: bool) -> list[Judged]:
+def _read_packages(given: str) -> frozenset[str]:
+    """Return names of packages as the index writes them."""
+    return frozenset(re.sub(r"[-_.]+", "-", name.strip()).lower() for name in given.split(",") if name.strip())
+
+
+def _judge(
+    sources: Sources, versions: Sequence[str], judge: Callable[[Reading], Report], *, verbose: bool
+) -> list[Judged]:
     judged: list[Judged] = []
     for number, version in enumerate(versions or (None,)):
         found = sources.read(version)
-        judged += (Judged(where=each.where, report=judge(each, nearest=nearest)) for each in found.readings)
+        judged += (Judged(where=each.where, report=judge(each)) for each in found.readings)
         if number == 0:
             judged += (Judged(where=name, report=report) for name, report in found.unread)
             tell_skipped(found, verbose=verbose)

@@ -25,19 +25,20 @@ if TYPE_CHECKING:
 __all__ = ["Context", "Report", "Resolved", "check", "check_context", "check_many", "get_context", "judge"]
 
 
-def check(setup: Setup, *, nearest: bool = False) -> Report:
+def check(setup: Setup, *, installed: frozenset[str] | None = None, nearest: bool = False) -> Report:
     """Return what the setup's vLLM release makes of it.
 
     A target or drafter that is neither a directory here nor in the table of known models is judged by its name alone.
 
     Args:
         setup: what the operator wrote.
+        installed: optional Python packages that the server has, by their names on the index; None: not known.
         nearest: judges by the nearest known release where the setup's own is not known; the report says so.
 
     Raises:
         InvalidSetup: the release is not known.
     """
-    return check_context(get_context(setup, nearest=nearest))
+    return check_context(get_context(setup, installed=installed, nearest=nearest))
 
 
 def check_context(context: Context) -> Report:
@@ -57,13 +58,13 @@ def check_context(context: Context) -> Report:
     )
 
 
-def judge(reading: Reading, *, nearest: bool = False) -> Report:
+def judge(reading: Reading, *, installed: frozenset[str] | None = None, nearest: bool = False) -> Report:
     """Return the report on a setup as it was read: what the reading found, then what the release makes of it.
 
     A release that is not known is a finding here, so that it hides no other setup of the same text.
     """
     try:
-        report = check(reading.setup, nearest=nearest)
+        report = check(reading.setup, installed=installed, nearest=nearest)
     except InvalidSetup as error:
         version = reading.setup.engine_version
         report = Report(version=version, setup=reading.setup, findings=error.findings, resolved=None, is_judged=False)
