@@ -61,7 +61,7 @@ def test_a_run_of_which_nothing_counts_says_so() -> None:
 def test_the_reason_counts_the_blocks_and_says_what_disturbed_them() -> None:
     run = lose(make_run({CANDIDATE: gains(1.5)}, repeats=4), 0.75)
     reason = only(run).reason
-    assert reason.startswith("36 of 48 paired blocks were disturbed and count for nothing")
+    assert reason.startswith("36 of 48 pairs of turns were disturbed and count for nothing")
     assert REASON in reason
 
 
@@ -184,7 +184,7 @@ def test_a_gain_that_grows_and_is_one_all_along_is_adopted() -> None:
 @pytest.mark.parametrize(("faster", "verdict"), [("plain", Verdict.INCONCLUSIVE), (CANDIDATE, Verdict.ADOPT)])
 def test_a_baseline_that_can_be_far_faster_is_not_beaten(faster: str, verdict: Verdict) -> None:
     run = lose(make_run({CANDIDATE: gains(1.5)}, repeats=4), 0.1)
-    run = replace(run, disturbances=tuple(replace(each, faster=(faster,)) for each in run.disturbances))
+    run = replace(run, disturbances=tuple(replace(each, arm=faster, is_faster=True) for each in run.disturbances))
     found = only(run)
     assert found.verdict is verdict
     assert ("plain alone was far faster in" in found.reason) == (faster == "plain")
@@ -192,5 +192,5 @@ def test_a_baseline_that_can_be_far_faster_is_not_beaten(faster: str, verdict: V
 
 def test_what_made_both_arms_faster_contradicts_nothing() -> None:
     run = lose(make_run({CANDIDATE: gains(1.5)}, repeats=4), 0.1)
-    both = tuple(replace(each, faster=("plain", CANDIDATE)) for each in run.disturbances)
+    both = tuple(replace(each, arm=arm, is_faster=True) for each in run.disturbances for arm in ("plain", CANDIDATE))
     assert only(replace(run, disturbances=both)).verdict is Verdict.ADOPT

@@ -77,7 +77,7 @@ class Thresholds:
     turn_first: float = 1.0
     """The same of the time to the first token, which varies more."""
     blocks_left: float = 0.5
-    """Share of the paired blocks that disturbances must leave of a comparison for a verdict."""
+    """Share of the pairs of turns that disturbances must leave of a comparison for a verdict."""
     power_capped: float = 0.05
     """Share of the time at the power limit that is worth saying."""
     clock_fall: float = 0.10

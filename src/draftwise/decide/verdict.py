@@ -112,7 +112,7 @@ def _find_doubt(found: Unjudged, findings: Sequence[Finding], thresholds: Thresh
     lost, cell = found.lost, found.estimates.cell
     if lost is not None and lost.of - lost.count < thresholds.blocks_left * lost.of:
         return (
-            f"{lost.count} of {lost.of} paired blocks were disturbed and count for nothing ({lost.reason}): "
+            f"{lost.count} of {lost.of} pairs of turns were disturbed and count for nothing ({lost.reason}): "
             f"{thresholds.blocks_left:.0%} of them must be left"
         )
     doubts = (
