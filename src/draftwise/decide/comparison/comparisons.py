@@ -270,8 +270,7 @@ def _find_lost(run: Run, cell: Cell) -> Lost | None:
     lost = [
         each
         for each in find_lost_pairs(run)
-        if (each.candidate, each.block[1]) == (cell.candidate, cell.condition.label)
-        and each.block[0] in cell.workloads
+        if (each.candidate, each.block[1]) == (cell.candidate, cell.condition.label) and each.block[0] in cell.workloads
     ]
     if not lost:
         return None
