@@ -88,7 +88,7 @@ def test_a_slow_turn_of_the_baseline_costs_all_candidates_the_block() -> None:
     run = slow(three_arms(), 2.0, lambda each: (each.arm, each.repeat, each.prompt_id) == ("plain", 2, "code-5"))
     counted = set_aside_disturbed(run)
     assert {turn.block_key for turn in counted.set_aside} == {("code", "c=1", 2, 5)}
-    assert [each.candidate for each in find_lost_pairs(counted)] == ["ngram k=3", "ngram k=5"]
+    assert {each.candidate for each in find_lost_pairs(counted)} == {"ngram k=3", "ngram k=5"}
 
 
 def test_each_candidate_is_compared_with_the_baseline_of_its_own_attempt() -> None:
