@@ -49,6 +49,8 @@ CANDIDATES = {
 """Matches of 20 tokens are rare in prose and code; a suffix tree knows no more than the prompt when none comes back."""
 WORKLOADS = ("prose", "code")
 PAIRS = tuple(product(CANDIDATES, WORKLOADS))
+MAX_TOKENS = 64
+"""Of an answer: in a minute on a busy core there is time for some prompts only."""
 QUIET_MINUTES = 3.0
 MINUTES = (0.75, 1.0, 1.25)
 LONGEST = 2.0
@@ -92,7 +94,7 @@ class Run:
         return [
             *(sys.executable, "-m", "draftwise", "decide", str(TARGET)),
             *("--candidate", f"{self.candidate}={json.dumps(CANDIDATES[self.candidate])}"),
-            *("--workload", self.workload, "--concurrency", "1"),
+            *("--workload", self.workload, "--concurrency", "1", "--max-tokens", str(MAX_TOKENS)),
             *("--minutes", f"{self.minutes:g}", "--seed", str(self.number), *prompts),
         ]
 
