@@ -94,7 +94,8 @@ def fit_repetition(
             break
         without.add(candidate)
         turns = leave_out(turns, without)
-        omissions.append(Omission(what=f"candidate {candidate}", reason=f"{evidence}, and the time is short"))
+        reason = f"{evidence}, and the time is short"
+        omissions.append(Omission(what=f"candidate {candidate}", reason=reason, candidate=candidate))
     blocks = interleave(turns)
     if (part := share()) < 1:
         blocks = blocks[: max(1, int(part * len(blocks)))]
