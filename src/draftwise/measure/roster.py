@@ -74,7 +74,7 @@ class Roster:
 
         Args:
             group: some of the backends.
-            ends_at: on the clock of the event loop: from then on candidates are not waited for if others can be measured.
+            ends_at: on the clock of the event loop: from then on candidates are not waited for where others are up.
 
         Raises:
             BackendError, InvalidSetup: as `attempt`.

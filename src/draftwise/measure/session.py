@@ -6,7 +6,7 @@ import asyncio
 import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
@@ -68,6 +68,8 @@ class Session:
     resume: bool = False
     budget_s: float | None = None
     spent_s: float = 0.0
+    _returned: set[str] = field(default_factory=set, init=False)
+    """Candidates that the run was measured without before it was continued."""
 
     async def run(self) -> None:
         """Measure.
@@ -118,7 +120,12 @@ class Session:
         if self.line_up is not None:
             self._keep_warm(self.line_up, roster, budget)
         sweep = Sweep(
-            experiment=experiment, forecast=forecast, budget=budget, tell=self.tell, without=set(roster.left_out)
+            experiment=experiment,
+            forecast=forecast,
+            budget=budget,
+            tell=self.tell,
+            without=set(roster.left_out),
+            returned=self._returned,
         )
         self.announce(self._list_present(roster), warm.pace, sweep.expect_seconds())
         try:
@@ -225,18 +232,24 @@ class Session:
         servers = {each.name: await describe_server(each, self.context.notes) for each in planned}
         context = replace(self.context, servers=servers)
         if self.resume:
-            before = self.directory.read()
-            _check_same(_identify(before.plan, before.context), _identify(self.plan, context))
-            if new := servers.keys() - before.context.servers.keys():
-                known = {**before.context.servers, **{name: servers[name] for name in new}}
-                self.directory.begin(before.plan, replace(before.context, servers=known))
-            self.directory.strike_omissions()
+            self._go_on(context)
         else:
             self.directory.begin(self.plan, context)
         for omission in omissions:
             self.tell(f"Left out: {omission.what}: {omission.reason}. Give more --minutes, or ask for less.")
         for omission in (*roster.omissions, *omissions):
             self.directory.add_omission(omission)
+
+    def _go_on(self, context: RunContext) -> None:
+        """Go on with the run in the directory: what was left out there is going to be measured."""
+        before = self.directory.read()
+        _check_same(_identify(before.plan, before.context), _identify(self.plan, context))
+        servers = {**context.servers, **before.context.servers}
+        if servers.keys() > before.context.servers.keys():
+            self.directory.begin(before.plan, replace(before.context, servers=servers))
+        left_out = {each.candidate for each in before.omissions if each.candidate is not None}
+        self._returned = left_out & context.servers.keys()
+        self.directory.strike_omissions()
 
     async def _examine_differences(self, clients: Mapping[str, Client], budget: Budget) -> None:
         """Ask both servers about outputs that differ, as many as the time allows."""

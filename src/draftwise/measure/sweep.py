@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, product
 from math import ceil
@@ -13,7 +13,7 @@ from draftwise.measure.adaptive import FIRST_ANALYSIS, describe_lead, find_settl
 from draftwise.measure.budget import Budget
 from draftwise.measure.experiment import Experiment
 from draftwise.measure.forecast import Forecast
-from draftwise.measure.replan import fit_repetition, leave_out, rank_candidates
+from draftwise.measure.replan import fit_repetition, leave_out, list_missing, rank_candidates
 from draftwise.measure.retakes import find_lost, plan_retakes
 from draftwise.runs import RunDirectory
 from draftwise.runs.schedule import Turn, join_stretches, plan_turns
@@ -35,6 +35,7 @@ class Sweep:
         budget: in which everything has to end.
         tell: called with what is left out for lack of time, and with the result so far.
         without: candidates that are left out; those that the time is too short for are added.
+        returned: candidates that the run was measured without before it was continued.
     """
 
     experiment: Experiment
@@ -42,6 +43,7 @@ class Sweep:
     budget: Budget
     tell: Callable[[str], None]
     without: set[str] = field(default_factory=set)
+    returned: Collection[str] = ()
     _number: int = field(default=0, init=False)
     _last: int = field(default=0, init=False)
     """Repetition up to which the time allowed for everything when that was looked at last."""
@@ -114,7 +116,9 @@ class Sweep:
         return leave_out(turns, self.without)
 
     def _missing(self, conditions: Sequence[Condition], repeat: int) -> list[Turn]:
-        return [turn for turn in self._plan_repetition(conditions, repeat) if not self.experiment.has(turn)]
+        planned = self._plan_repetition(conditions, repeat)
+        askable = [turn for turn in planned if self.experiment.has(turn) or self.experiment.may_ask(turn)]
+        return list_missing(askable, self._directory.read(), returned=self.returned)
 
     def _fit(self, ahead: Mapping[int, Sequence[Turn]]) -> Sequence[Sequence[Turn]]:
         """Return the blocks to measure now; what does not fit is left out and said."""
