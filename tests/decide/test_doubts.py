@@ -156,6 +156,18 @@ def test_first_tokens_a_tenth_later_are_worth_saying() -> None:
     assert comparison.verdict is Verdict.ADOPT
 
 
+def test_a_loss_of_first_tokens_that_may_be_none_is_a_note_with_what_would_tell() -> None:
+    late = make_run({CANDIDATE: replace(gains(1.5), ttft_s=lambda prompt, load: 0.05 * 1.15, noise=0.7)})
+    comparison = only(late)
+    assert comparison.ttft is not None
+    assert comparison.ttft.low < 1
+    assert comparison.ttft.value > 1.10
+    (found,) = (each for each in comparison.findings if each.code == "ttft-damaged")
+    assert found.severity is Severity.INFO
+    assert "may come later" in found.message
+    assert re.search(r"About \d+ times as many prompts would tell", found.fix)
+
+
 def slow_stretch(run: Run, arm: str, repetitions: tuple[int, ...], factor: float) -> Run:
     """Return the run with every answer of an arm in some repetitions so many times as slow."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import urlsplit
@@ -110,6 +110,11 @@ class RunPlan:
     def asked_once(self) -> tuple[str, ...]:
         """The candidates that are asked no prompt twice."""
         return tuple(self.remembering) if self.asks_once else ()
+
+    def keep_arms(self, names: Container[str]) -> RunPlan:
+        """Return the plan with some of its arms only."""
+        remembering = {name: reason for name, reason in self.remembering.items() if name in names}
+        return replace(self, arms=tuple(arm for arm in self.arms if arm.name in names), remembering=remembering)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -310,12 +315,18 @@ class Settled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Omission:
-    """Something that was not measured because the time was needed for the rest."""
+    """Something that was not measured because the time was needed for the rest, or because a server failed."""
 
     what: str
     """Of the plan: `repetitions 4 to 5`, `loads c=4, c=16`, `candidate eagle k=3`."""
     reason: str
     """A clause with its evidence: `they would take 210 s and 95 s are left`."""
+    candidate: str | None = None
+    """That is left out as a whole; None for what is a part of all candidates."""
+    error: str = ""
+    """What the candidate's server, or its log, said, where that failed before anything was measured."""
+    is_final: bool = False
+    """Whether it was taken out of the plan: no continuation of the run measures it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -332,7 +343,7 @@ class Run:
     settled: tuple[Settled, ...] = ()
     """Cells that were stopped early, their verdict being settled."""
     omissions: tuple[Omission, ...] = ()
-    """What was left out for lack of time, in the order in which that was decided."""
+    """What is left out still, in the order in which that was decided."""
     num_unfinished: int = 0
     """Answers on disk of turns that were cut off; no number includes them, as such a turn's load was incomplete."""
     disturbances: tuple[Disturbance, ...] = ()

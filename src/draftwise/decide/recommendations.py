@@ -151,7 +151,7 @@ def find_rollbacks(
             yield from _watch_speed(each, plain, loads)
             if thresholds.slo_ttft_s is None:
                 yield from _watch_first_token(each, plain, candidate, loads, thresholds)
-        yield from _watch_load(cells[-1], bands)
+        yield from _watch_load(cells[-1], bands, baseline)
         if thresholds.slo_ttft_s is not None:
             yield _watch_promise(cells[-1], thresholds.slo_ttft_s)
 
@@ -206,10 +206,12 @@ def _watch_speed(cell: Comparison, baseline: Latencies | None, loads: tuple[floa
         )
 
 
-def _watch_load(heaviest: Comparison, bands: Sequence[Band]) -> Iterator[Rollback]:
-    place = (heaviest.workload, heaviest.candidate, heaviest.condition.temperature)
-    ends = [band for band in bands if (band.workload, band.setting, band.temperature) == place]
+def _watch_load(heaviest: Comparison, bands: Sequence[Band], baseline: str) -> Iterator[Rollback]:
+    """Yield the rule on the load at which a candidate's last band ends, with the setting of the band that follows."""
+    mine = [band for band in bands if _place(band) == (heaviest.workload, heaviest.condition.temperature)]
+    ends = [band for band in mine if band.setting == heaviest.candidate]
     if ends and not isinf(ends[-1].up_to):
+        after = next(band.setting for band in mine if (band.axis, band.above) == (ends[-1].axis, ends[-1].up_to))
         yield Rollback(
             workload=heaviest.workload,
             arm=heaviest.candidate,
@@ -219,7 +221,12 @@ def _watch_load(heaviest: Comparison, bands: Sequence[Band]) -> Iterator[Rollbac
             for_s=_FOR_S,
             basis=RollbackBasis.BAND_END,
             condition=heaviest.condition,
+            switch_to=None if after == baseline else after,
         )
+
+
+def _place(band: Band) -> tuple[str, float]:
+    return band.workload, band.temperature
 
 
 def _watch_promise(heaviest: Comparison, promised_s: float) -> Rollback:

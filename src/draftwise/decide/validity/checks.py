@@ -52,9 +52,12 @@ def check_validity(run: Run, found: Sequence[Unjudged], thresholds: Thresholds) 
         *_estimated_counts(run),
         *_warm_prefixes([each.estimates.whole for each in found], thresholds),
     ]
+    of_cells = [_check_comparison(run, each, thresholds) for each in found]
     return Checked(
         of_run=tuple(of_run),
-        of_cells=tuple(tuple(_check_comparison(run, each, thresholds)) for each in found),
+        of_cells=tuple(
+            (*own, *_wrong_when_greedy(each, found, of_cells)) for each, own in zip(found, of_cells, strict=True)
+        ),
         quality=tuple(quality),
     )
 
@@ -71,6 +74,24 @@ def _check_comparison(run: Run, found: Unjudged, thresholds: Thresholds) -> list
         *check_outputs(run, found, thresholds),
         *_left_out(found.estimates),
     ]
+
+
+def _wrong_when_greedy(
+    of: Unjudged, found: Sequence[Unjudged], findings: Sequence[Sequence[Finding]]
+) -> Iterator[Finding]:
+    """Yield that a candidate's outputs at temperature 0 are wrong: above it outputs cannot be compared one by one."""
+    if of.comparison.condition.temperature == 0:
+        return
+    for each, own in zip(found, findings, strict=True):
+        other = each.comparison
+        if other.candidate == of.comparison.candidate and any(_tells_wrong_outputs(finding) for finding in own):
+            text = f"at temperature 0 ({other.workload}, {other.condition.label}) its outputs are not the baseline's: "
+            yield error("outputs-differ", f"{text}it is another model, or broken, at every temperature.")
+            return
+
+
+def _tells_wrong_outputs(finding: Finding) -> bool:
+    return finding.code == "outputs-differ" and finding.severity is Severity.ERROR
 
 
 def _list_baseline_answers(run: Run) -> list[Answer]:
