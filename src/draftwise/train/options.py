@@ -9,7 +9,7 @@ from typing import Any
 
 from draftwise.core import InvalidSetup
 
-__all__ = ["Option", "resolve_options"]
+__all__ = ["Option", "learn_from", "resolve_options"]
 
 _WORDS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
@@ -52,6 +52,16 @@ class Option:
             return type(self.default)(value)
         except (TypeError, ValueError):
             raise ValueError(f"must be of type {type(self.default).__name__}") from None
+
+
+def learn_from(text: str) -> Option:
+    """Return the option on what heads learn that the papers taught with the text alone; `text` says how theirs do."""
+    return Option(
+        name="learn_from",
+        default="distribution",
+        choices=("distribution", "tokens"),
+        help=f"What is learnt: the target's distribution, or {text}.",
+    )
 
 
 def resolve_options(declared: Iterable[Option], given: Mapping[str, Any], *, method: str) -> dict[str, Any]:

@@ -6,7 +6,6 @@ The folders are vLLM's own stages, in its order: `cli` (flags and JSON), `model`
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -21,7 +20,7 @@ from draftwise.plan.check.steps import collect
 if TYPE_CHECKING:
     from draftwise.setups.read import Reading
 
-__all__ = ["Context", "Report", "Resolved", "check", "check_context", "check_many", "get_context", "judge"]
+__all__ = ["Context", "Report", "Resolved", "check", "check_context", "get_context", "judge"]
 
 
 def check(setup: Setup) -> Report:
@@ -55,8 +54,3 @@ def judge(reading: Reading) -> Report:
     """Return the report on a setup as it was read: what the reading found, then what the release makes of it."""
     report = check(reading.setup)
     return replace(report, findings=(*reading.findings, *report.findings))
-
-
-def check_many(setups: Iterable[Setup]) -> Sequence[Report]:
-    """Return a report for each setup, in order."""
-    return [check(setup) for setup in setups]

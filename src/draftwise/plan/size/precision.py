@@ -36,11 +36,6 @@ class Precision:
             total += 4 * -(-rows // self.block) * -(-cols // self.block)
         return total
 
-    @property
-    def bytes_per_weight(self) -> float:
-        """Bytes of a weight in a large matrix, scales included."""
-        return self.matrix_bytes(1 << 14, 1 << 14) / (1 << 28)
-
 
 BF16 = Precision(name="bf16", bits=16)
 PRECISIONS: Mapping[str, Precision] = {
