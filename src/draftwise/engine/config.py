@@ -50,7 +50,7 @@ class EngineConfig:
         num_gpu_blocks_override: pages of the pool, whatever the memory says (vLLM's name, on any device).
         block_size: tokens a page.
         kv_cache_dtype: `auto` (the model's) or `fp8` (`fp8_e4m3`: the same), one byte an element.
-        quantization: None (weights as they are) or `fp8` (quantised while loading, one scale an output channel).
+        quantization: None (weights as they are) or `fp8` (quantized while loading, one scale an output channel).
         load_format: `auto` (the checkpoint's weights) or `dummy` (random ones: for measurements of speed).
         skip_tokenizer_init: load no tokenizer; prompts are then token ids and no text is made.
         enforce_eager: capture no CUDA graphs.

@@ -47,7 +47,7 @@ class HeadCheckpoint:
         reader: of its weights.
 
     Raises:
-        InvalidSetup: the config is incomplete, of another architecture or quantised, or its vocabulary is not as
+        InvalidSetup: the config is incomplete, of another architecture or quantized, or its vocabulary is not as
             large as the target's.
     """
 
@@ -57,7 +57,7 @@ class HeadCheckpoint:
         self._files.config = self.config = to_plain(self._files.config, where=self.where)
         shape = ModelShape.from_hf_config(self.config, where=self.where)
         family = self._family(families)
-        self._refuse_quantised()
+        self._refuse_quantized()
         _refuse(find_vocabulary_fault(shape.vocab_size, target.shape.vocab_size, where=self.where))
         reach = max(shape.max_position_embeddings, target.shape.max_position_embeddings)
         shape = dataclasses.replace(shape, max_position_embeddings=reach)
@@ -170,11 +170,11 @@ class HeadCheckpoint:
             fix=f"Use a head of one of {', '.join(families)}.",
         )
 
-    def _refuse_quantised(self) -> None:
+    def _refuse_quantized(self) -> None:
         if self.config.get("quantization_config"):
             raise InvalidSetup.because(
-                "quantised",
-                "quantised heads are not supported.",
+                "quantized",
+                "quantized heads are not supported.",
                 where=self.where,
                 fix="Use the bfloat16 checkpoint of the head.",
             )

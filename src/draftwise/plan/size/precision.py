@@ -112,7 +112,7 @@ def precision_of(config: Mapping[str, Any]) -> Precision:
 
 
 def spared_roles(config: Mapping[str, Any]) -> frozenset[str]:
-    """Return the roles of parts (`parts.Part.role`) that a checkpoint's quantisation leaves in 16 bit everywhere."""
+    """Return the roles of parts (`parts.Part.role`) that a checkpoint's quantization leaves in 16 bit everywhere."""
     given = config.get("quantization_config")
     if not isinstance(given, Mapping):
         return frozenset()
