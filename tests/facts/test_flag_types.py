@@ -7,7 +7,7 @@ from draftwise.facts.flag_types import read_human_int
 
 @pytest.mark.parametrize(
     ("text", "number"),
-    [("8192", 8192), (" 8k ", 8000), ("8K", 8192), ("1.5k", 1500), ("2.3k", 2299), ("16G", 16 * 2**30), ("-1", -1)],
+    [("8192", 8192), (" 8k ", 8000), ("8K", 8192), ("1.5k", 1500), ("32.3k", 32299), ("16G", 16 * 2**30), ("-1", -1)],
 )
 def test_units_are_decimal_in_lower_and_binary_in_upper_case(text: str, number: int) -> None:
     assert read_human_int(text) == number

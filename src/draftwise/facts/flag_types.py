@@ -49,6 +49,6 @@ def read_human_int(text: str) -> int:
     if unit.isupper():
         return int(number) * _UNITS[unit]
     try:
-        return int(float(number) * _UNITS[unit])  # in floating point as vLLM has it: 2.3k is 2,299
+        return int(float(number) * _UNITS[unit])  # in floating point, as in vLLM: 32.3k is 32,299
     except OverflowError:
         raise ValueError(text) from None
