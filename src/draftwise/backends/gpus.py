@@ -65,7 +65,7 @@ def place_arms(num_arms: int, gpus: Sequence[str], args: Mapping[str, Any]) -> t
     if not groups:
         raise InvalidSetup.because(
             "too-few-gpus",
-            f"a server with these arguments takes {size} GPUs, and {len(gpus)} may be used.",
+            f"A server with these arguments takes {size} GPUs, and {len(gpus)} may be used.",
             where="--gpus",
             fix="Lower --tensor-parallel-size (or pipeline, data), or run where there are more.",
         )

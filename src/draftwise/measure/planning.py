@@ -60,7 +60,7 @@ def _load_all(spec: MeasurementSpec) -> tuple[Workload, ...]:
     )
     names = [workload.name for workload in workloads]
     if len(set(names)) < len(names):
-        raise InvalidSetup.because("duplicate-workload", f"names repeat: {', '.join(names)}.", where="--workload")
+        raise InvalidSetup.because("duplicate-workload", f"Names repeat: {', '.join(names)}.", where="--workload")
     return workloads
 
 

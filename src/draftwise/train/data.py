@@ -90,7 +90,7 @@ def split(samples: list[Sample], share: float, *, most_tokens: int) -> tuple[lis
     if not learnt:
         raise InvalidSetup.because(
             "too-little-data",
-            f"there are {len(samples)} samples and none is left to learn from.",
+            f"There are {len(samples)} samples and none is left to learn from.",
             where="data",
             fix="Give more data, or a smaller --heldout.",
         )

@@ -54,7 +54,7 @@ def load_model(
     if config.get("quantization_config"):
         raise InvalidSetup.because(
             "quantized",
-            "quantized checkpoints are not supported.",
+            "Quantized checkpoints are not supported.",
             where=where,
             fix="Use the bfloat16 checkpoint of the model.",
         )
@@ -110,7 +110,7 @@ def _resolve_device(device: str | torch.device) -> torch.device:
         )
     if resolved.type == "cuda" and not torch.cuda.is_available():
         raise InvalidSetup.because(
-            "no-cuda", "this machine or this build of torch has no CUDA.", where="device", fix="Use cpu."
+            "no-cuda", "This machine or this build of torch has no CUDA.", where="device", fix="Use cpu."
         )
     if resolved.type == "cuda" and find_spec("triton") is None:
         raise InvalidSetup.because(

@@ -67,7 +67,7 @@ class ExtractHiddenStatesProposer(Proposer):
         if not taps:
             raise InvalidSetup.because(
                 "no-layers",
-                "names no hidden state to write.",
+                "eagle_aux_hidden_state_layer_ids names no hidden state to write.",
                 where="eagle_aux_hidden_state_layer_ids",
                 fix="Give layer ids: i is what enters layer i, 0 the embedding.",
             )
@@ -132,7 +132,7 @@ def _make_folder(folder: str | Path) -> Path:
     except OSError as error:
         raise InvalidSetup.because(
             "folder-not-writable",
-            f"cannot be written to: {error.strerror or error}.",
+            f"{path} cannot be written to: {error.strerror or error}.",
             where=str(path),
             fix="Give a folder that this user may write to.",
         ) from None
