@@ -8,13 +8,10 @@ from difflib import get_close_matches
 from itertools import pairwise
 from typing import Any
 
+from draftwise.checkpoints.aux_layers import AUX_KEY
 from draftwise.core import Finding, InvalidSetup, Severity, SpecConfig
 from draftwise.engine.sampling.acceptance import Acceptance, Standard, Synthetic, Typical
-from draftwise.engine.spec_keys import (
-    LAYER_IDS_KEY,
-    accepts,
-    describe,
-)
+from draftwise.engine.spec_keys import accepts, describe
 from draftwise.facts.methods import Method, find_method, find_placeholder, get_method, methods_where
 from draftwise.facts.spec_keys import find_name_traps, keys_where, read_spec_keys
 
@@ -60,7 +57,7 @@ class ResolvedSpec:
     def layer_ids(self) -> tuple[int, ...]:
         """Which hidden states to extract."""
         config = self.draft_model_config or {}
-        return tuple(config.get("hf_config", {}).get(LAYER_IDS_KEY, ()))
+        return tuple(config.get("hf_config", {}).get(AUX_KEY, ()))
 
     def k_for(self, num_running: int) -> int:
         """Return how many tokens to draft a sequence while `num_running` sequences run; 0 switches drafting off."""

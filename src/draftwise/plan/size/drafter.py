@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from draftwise.checkpoints.aux_layers import find_aux_layers
 from draftwise.core import ModelShape
 from draftwise.facts.methods import Method, find_method, get_method
 from draftwise.plan.size.decoder import attention_parts, decoder_parts, mlp_parts, norm
@@ -90,10 +91,8 @@ def _describe_eagle3(target: Config, config: Config | None, _k: int) -> Drafter:
     like = config or {**_head_of(target), "draft_vocab_size": min(32000, target["vocab_size"])}
     shape = read_shape(like)
     layers, width = tuple(range(shape.num_layers)), shape.hidden_size
-    ids = like.get("eagle_aux_hidden_state_layer_ids") or (like.get("eagle_config") or {}).get(
-        "eagle_aux_hidden_state_layer_ids"
-    )
-    taps = len(ids) if isinstance(ids, list) and ids else 3
+    stated = find_aux_layers(like)
+    taps = len(stated.ids) if stated else 3  # the paper's
     vocab = like.get("draft_vocab_size") or shape.vocab_size
     parts = (
         _fc(width, taps * (like.get("target_hidden_size") or target["hidden_size"])),
