@@ -90,11 +90,12 @@ def _check_shares(plan: RunPlan) -> Iterator[Finding]:
         if short := [each for each in plan.conditions if each.label not in carried]:
             needed = ", ".join(f"{each.label} would need {count_needed(workload, each, plan.turn_s)}" for each in short)
             at = [each.label for each in plan.conditions if each.label in carried]
+            measured = f"measured at {join_names(at)}" if at else "not measured"
             yield Finding(
                 code="too-few-to-ask-once",
                 severity=Severity.WARNING,
                 message=f"{len(workload.prompts)} prompts are too few for {join_names(plan.remembering)}, asked each "
-                f"of them once: {f'measured at {join_names(at)}' if at else 'not measured'}; {needed} prompts of its own.",
+                f"of them once: {measured}; {needed} prompts of its own.",
                 where=workload.name,
                 fix="Give more prompts, fewer loads, or a config that remembers nothing.",
             )
