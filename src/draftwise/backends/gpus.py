@@ -30,7 +30,7 @@ class Placement:
     gpus: tuple[str, ...]
     """As CUDA_VISIBLE_DEVICES names them."""
     sharing: int = 1
-    """Servers on these GPUs, this one included. They rest while another is measured, but hold their memory."""
+    """Servers on these GPUs, this one included. They are idle while another is measured, but hold their memory."""
     utilization: float | None = None
     """Of each GPU's memory; None where the operator's or vLLM's own holds."""
 
