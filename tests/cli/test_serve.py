@@ -37,9 +37,9 @@ def test_help_does_not_import_torch():
         (["serve", "m", "--host", "0.0.0.0"], 1, "Add --allow-remote (and --api-key) to allow this"),
         (["serve", "m", "--api-key", ""], 1, "error: --api-key is empty."),
         (["serve", "m", "--kv-cache-dtype", "fp16"], 2, "'fp16' is not one of"),
-        (["serve", "m", "--gpu-memory-utilization", "90"], 1, "gpu_memory_utilization: must be more than 0 and at mo"),
+        (["serve", "m", "--gpu-memory-utilization", "90"], 1, "gpu_memory_utilization must be more than 0 and at mo"),
         (["serve", "m", "--cudagraph-capture-sizes", "1,x"], 2, "give numbers, such as 1,2,4,8."),
-        (["serve", "m", "--cudagraph-capture-sizes", "0"], 1, "cudagraph_capture_sizes: must be a list of positive"),
+        (["serve", "m", "--cudagraph-capture-sizes", "0"], 1, "cudagraph_capture_sizes must be a list of positive"),
     ],
 )
 def test_mistakes_are_sentences_with_an_exit_code(arguments, code, words):

@@ -81,11 +81,11 @@ def resolve_options(declared: Iterable[Option], given: Mapping[str, Any], *, met
         if name not in options:
             near = get_close_matches(name, options, 1)
             fix = f"Did you mean {near[0]}?" if near else f"It has {', '.join(options) or 'none'}."
-            raise InvalidSetup.because("unknown-option", f"{method} has no such option.", where=name, fix=fix)
+            raise InvalidSetup.because("unknown-option", f"{method} has no option {name!r}.", where=name, fix=fix)
         try:
             values[name] = options[name].read(value)
         except ValueError as error:
             raise InvalidSetup.because(
-                "bad-option", f"{value!r} {error}.", where=name, fix=options[name].help
+                "bad-option", f"{name} {error}, got {value!r}.", where=name, fix=options[name].help
             ) from None
     return values
