@@ -116,7 +116,8 @@ def get_thresholds(run: Run) -> Thresholds:
     given = run.context.thresholds
     known = {each.name for each in fields(Thresholds)}
     if not (isinstance(given, Mapping) and given.keys() <= known and all(map(_is_number, given.values()))):
-        raise InvalidSetup.because("damaged-run", f"holds no thresholds: {given!r}.", where="manifest.json")
+        where = "manifest.json"
+        raise InvalidSetup.because("damaged-run", f"{where} holds no thresholds: {given!r}.", where=where)
     return Thresholds(**given)
 
 
