@@ -35,6 +35,8 @@ def show_report(console: Console, report: Report, *, where: str = "") -> None:
 
 
 def _verdict(report: Report) -> tuple[str, str]:
+    if report.accepted is None:
+        return "cannot be judged", "bold red"
     if not report.accepted:
         return "rejected", "bold red"
     effects = {finding.effect for finding in report.findings if isinstance(finding, Ruling)}

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from draftwise.core import Effect, Finding, Ruling, Setup
+from draftwise.facts.vllm import get_release
 from draftwise.plan.check.cli import get_context
 from draftwise.plan.check.context import Context
 from draftwise.plan.check.engine import configure
@@ -52,8 +53,15 @@ def check_context(context: Context) -> Report:
 
 
 def judge(reading: Reading) -> Report:
-    """Return the report on a setup as it was read: what the reading found, then what the release makes of it."""
-    report = check(reading.setup)
+    """Return the report on a setup as it was read: what the reading found, then what the release makes of it.
+
+    Of a setup that is not known in whole, only what the reading found is said.
+    """
+    if reading.unknown:
+        release = get_release(reading.setup.engine_version or "newest")
+        report = Report(version=str(release), setup=reading.setup, findings=(), resolved=None, is_judged=False)
+    else:
+        report = check(reading.setup)
     return replace(report, findings=(*reading.findings, *report.findings))
 
 

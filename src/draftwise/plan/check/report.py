@@ -49,8 +49,13 @@ class Report:
     findings: tuple[Finding, ...]
     resolved: Resolved | None
     """None where the config is rejected, or there is no speculation."""
+    is_judged: bool = True
+    """False where nobody can say what the server does: its text leaves something open."""
 
     @property
-    def accepted(self) -> bool:
-        """Whether the server's configuration objects would be made; start-up may still fail."""
-        return not any(isinstance(f, Ruling) and f.effect is Effect.REJECTED for f in self.findings)
+    def accepted(self) -> bool | None:
+        """Whether the server's configuration objects would be made; start-up may still fail. None: nobody can say."""
+        effects = {finding.effect for finding in self.findings if isinstance(finding, Ruling)}
+        if not self.is_judged or Effect.UNKNOWN in effects:
+            return None
+        return Effect.REJECTED not in effects

@@ -9,13 +9,18 @@ from pathlib import Path
 from draftwise.core import Device, Finding, InvalidSetup, Setup, SpecConfig
 from draftwise.facts.rules import get_rule
 from draftwise.facts.vllm import Release, get_release, releases
-from draftwise.setups.read.arguments.command_line import Arguments, read_arguments
+from draftwise.setups.read.arguments.command_line import Arguments, explain_unknown, read_arguments
+from draftwise.setups.read.shell.environment import describe_unknown
 from draftwise.setups.read.shell.launch import Launch, find_launch
 from draftwise.setups.read.shell.words import Word, check_length
 
 __all__ = ["Reading", "choose_release", "no_server", "read_launch", "read_words"]
 
 _HIDDEN = frozenset({"VLLM_API_KEY"})
+_DECIDING = frozenset(
+    {"VLLM_ALLOW_LONG_MAX_MODEL_LEN", "VLLM_ATTENTION_BACKEND", "VLLM_USE_V1", "VLLM_USE_V2_MODEL_RUNNER"}
+)
+"""Variables that a release's judgement depends on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +31,8 @@ class Reading:
     where: str
     """File with line, document and container; empty for a command line."""
     findings: tuple[Finding, ...] = ()
+    unknown: tuple[str, ...] = ()
+    """Parts of the setup that the text does not tell, e.g. `tensor_parallel_size`: nobody can say what it does."""
 
 
 def read_words(words: Sequence[str], *, engine_version: str | None = None) -> Reading:
@@ -57,6 +64,7 @@ def read_launch(launch: Launch, *, engine_version: str | None = None, folder: Pa
     release, findings = choose_release(version)
     findings = [*launch.findings, *findings, *_about_version(launch, engine_version)]
     found = read_arguments(launch.words, release, launch.entry, folder=None if launch.image else folder)
+    unknown = dict(_find_unknown(launch, version))
     setup = Setup(
         target=_get_target(found.model, launch.mounts),
         engine="vllm",
@@ -64,11 +72,13 @@ def read_launch(launch: Launch, *, engine_version: str | None = None, folder: Pa
         device=_get_device(launch),
         spec=None if found.spec is None else SpecConfig.keep(found.spec),
         args=found.args,
-        env={name: value for name, value in launch.env.items() if name.startswith("VLLM_") and name not in _HIDDEN},
+        env={name: launch.env.values[name] for name in launch.env.values if _is_shown(name)},
         extra_args=tuple(found.unread),
     )
-    findings += [*found.findings, *_about_gpus(launch, found), *_about_templates(launch)]
-    return Reading(setup=setup, where=launch.where, findings=tuple(findings))
+    findings += [*unknown.values(), *found.findings, *_about_gpus(launch, found), *_about_templates(launch)]
+    return Reading(
+        setup=setup, where=launch.where, findings=tuple(findings), unknown=(*unknown, *dict.fromkeys(found.unknown))
+    )
 
 
 def no_server(name: str) -> InvalidSetup:
@@ -94,7 +104,7 @@ def _about_version(launch: Launch, engine_version: str | None) -> Iterator[Findi
         yield get_rule("other-version-asked").ruling(
             f"The source says vLLM {launch.version}; it is judged for {engine_version} as asked.", where=launch.where
         )
-    elif launch.image and not launch.version and not engine_version:
+    elif launch.image and not launch.version and not engine_version and not launch.image_unknown:
         yield get_rule("version-unknown").ruling(
             f"{launch.image} does not say which vLLM is in it; it is judged for {releases()[-1]}.",
             where=launch.where,
@@ -102,9 +112,25 @@ def _about_version(launch: Launch, engine_version: str | None) -> Iterator[Findi
         )
 
 
+def _is_shown(variable: str) -> bool:
+    return variable.startswith("VLLM_") and variable not in _HIDDEN
+
+
+def _find_unknown(launch: Launch, version: str) -> Iterator[tuple[str, Finding]]:
+    """Yield what is unknown beside the arguments: the release, and variables that decide what the server does."""
+    if launch.image_unknown and not version:
+        what = f"The vLLM release in {launch.image}"
+        yield "engine_version", explain_unknown(what, launch.image_unknown, where=launch.where)
+    for name in _DECIDING & launch.env.unknown.keys():
+        described = (describe_unknown(name, launch.env.unknown[name]),)
+        yield name, explain_unknown("The server", described, where=launch.where)
+
+
 def _about_gpus(launch: Launch, found: Arguments) -> Iterator[Finding]:
     sizes = [found.args.get(name, 1) for name in ("tensor_parallel_size", "pipeline_parallel_size")]
     if launch.num_gpus is None or not all(isinstance(size, int) for size in sizes) or "nnodes" in found.args:
+        return
+    if {"tensor_parallel_size", "pipeline_parallel_size"} & set(found.unknown):
         return
     ranks = sizes[0] * sizes[1]
     if ranks > launch.num_gpus > 0 and found.args.get("distributed_executor_backend") != "ray":

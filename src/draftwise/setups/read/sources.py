@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from draftwise.core import Finding, InvalidSetup
-from draftwise.setups.read.arguments.config_file import get_flags, read_text
+from draftwise.setups.read.arguments.config_file import get_flags
+from draftwise.setups.read.files import read_text
 from draftwise.setups.read.json_setup import read_json_setup, read_keywords
 from draftwise.setups.read.manifests.compose import find_services, is_compose
 from draftwise.setups.read.manifests.kubernetes import find_objects, is_manifest
@@ -17,6 +18,7 @@ from draftwise.setups.read.manifests.stack import find_model_specs, is_stack
 from draftwise.setups.read.manifests.systemd import find_units, is_unit
 from draftwise.setups.read.manifests.yaml_text import Document, get_text, read_yaml
 from draftwise.setups.read.reading import Reading, choose_release, no_server, read_launch
+from draftwise.setups.read.shell.environment import Environment
 from draftwise.setups.read.shell.launch import MAX_LAUNCHES, Launch, find_launches
 from draftwise.setups.read.shell.place import in_file
 from draftwise.setups.read.shell.words import MAX_CHARS, Script
@@ -30,13 +32,16 @@ _MAX_LINES = 10_000
 _MANIFEST_IN_JSON = re.compile(r'"(?:apiVersion|services)"\s*:')
 
 
-def read_setups(source: str | Path, *, engine_version: str | None = None) -> tuple[Reading, ...]:
+def read_setups(
+    source: str | Path, *, engine_version: str | None = None, given: Mapping[str, str] | None = None
+) -> tuple[Reading, ...]:
     """Return every vLLM server that a source starts, as a setup with what its reading found.
 
     Args:
         source: a file, or the text itself: a command line or a shell script, a compose file, Kubernetes or KServe
             manifests, a systemd unit, the YAML of `vllm serve --config`, JSON, or a file of JSON lines (.jsonl).
         engine_version: judges every server for this release, whatever the source says.
+        given: values of variables that the source takes from elsewhere.
 
     Raises:
         InvalidSetup: the source cannot be read, or starts no vLLM server.
@@ -49,7 +54,7 @@ def read_setups(source: str | Path, *, engine_version: str | None = None) -> tup
         raise InvalidSetup.because("too-long", f"The text is longer than {MAX_CHARS:,} characters.", where=name)
     one_line = "\n" not in text.strip()
     try:
-        readings = _read(text, name, engine_version, folder)
+        readings = _read(text, name, _Around(engine_version, folder, given or {}))
     except InvalidSetup as error:
         raise InvalidSetup(_place(finding, name, one_line=one_line) for finding in error.findings) from None
     except RecursionError:
@@ -83,18 +88,28 @@ def _place(finding: Finding, name: str, *, one_line: bool) -> Finding:
     return replace(finding, where=in_file(finding.where, name, one_line=one_line))
 
 
-def _read(text: str, name: str, engine_version: str | None, folder: Path) -> list[Reading]:
+@dataclass(frozen=True, slots=True)
+class _Around:
+    """What is known beside the text."""
+
+    engine_version: str | None
+    folder: Path
+    given: Mapping[str, str]
+
+
+def _read(text: str, name: str, around: _Around) -> list[Reading]:
     suffix = Path(name).suffix.lower()
     bare = text.lstrip("\ufeff \t\r\n")
     if suffix == ".jsonl":
-        return list(_read_lines(text, engine_version))
+        return list(_read_lines(text, around.engine_version))
     if (suffix == ".json" or bare.startswith("{")) and not _MANIFEST_IN_JSON.search(text):
-        return [read_json_setup(text, name=name, engine_version=engine_version)]
+        return [read_json_setup(text, name=name, engine_version=around.engine_version)]
     if is_unit(text):
-        return _read_launches(find_units(text), engine_version, folder)
+        return _read_launches(find_units(text, around.given), around)
     if suffix in (".yaml", ".yml", ".json") or bare.startswith("{") or _YAML.match(text):
-        return _read_documents(read_yaml(text, name=name), engine_version, folder)
-    return _read_launches(_bare_flags(bare) if bare.startswith("-") else find_launches(text), engine_version, folder)
+        return _read_documents(read_yaml(text, name=name), around)
+    env = Environment(values=around.given)
+    return _read_launches(_bare_flags(bare, env) if bare.startswith("-") else find_launches(text, env=env), around)
 
 
 def _read_lines(text: str, engine_version: str | None) -> Iterator[Reading]:
@@ -108,34 +123,35 @@ def _read_lines(text: str, engine_version: str | None) -> Iterator[Reading]:
         yield read_json_setup(line, name=f"line {number}", engine_version=engine_version)
 
 
-def _bare_flags(text: str) -> Iterator[Launch]:
+def _bare_flags(text: str, env: Environment) -> Iterator[Launch]:
     """Yield the server whose arguments are given without a program."""
-    words = tuple(token for token in Script(text).tokens() if token is not None)
+    words = tuple(token for token in Script(text, env=env).tokens() if token is not None)
     by_flag = any(word.text.partition("=")[0] == "--model" for word in words)
     yield Launch(words=words, entry="api_server" if by_flag else "serve")
 
 
-def _read_launches(launches: Iterator[Launch], engine_version: str | None, folder: Path) -> list[Reading]:
+def _read_launches(launches: Iterator[Launch], around: _Around) -> list[Reading]:
     readings: list[Reading] = []
     for launch in launches:
         if len(readings) == MAX_LAUNCHES:
             raise InvalidSetup.because("too-many-servers", f"The text starts more than {MAX_LAUNCHES} servers.")
-        readings.append(read_launch(launch, engine_version=engine_version, folder=folder))
+        readings.append(read_launch(launch, engine_version=around.engine_version, folder=around.folder))
     return readings
 
 
-def _read_documents(documents: Sequence[Document], engine_version: str | None, folder: Path) -> list[Reading]:
+def _read_documents(documents: Sequence[Document], around: _Around) -> list[Reading]:
     manifests = [document for document in documents if is_manifest(document)]
-    readings = _read_launches(find_objects(manifests), engine_version, folder)
+    readings = _read_launches(find_objects(manifests, around.given), around)
     for document in documents:
         if document in manifests or not isinstance(document.value, Mapping):
             continue
         if is_compose(document):
-            readings += _read_launches(find_services(document), engine_version, folder)
+            readings += _read_launches(find_services(document, around.folder, around.given), around)
         elif is_stack(document):
-            readings += _read_launches(find_model_specs(document), engine_version, folder)
+            readings += _read_launches(find_model_specs(document), around)
         else:
-            readings += _read_keywords(document, engine_version) or _read_config_file(document, engine_version)
+            version = around.engine_version
+            readings += _read_keywords(document, version) or _read_config_file(document, version)
     if readings:
         about_text = tuple(finding for document in documents for finding in document.findings)
         readings[0] = replace(readings[0], findings=about_text + readings[0].findings)
