@@ -61,7 +61,7 @@ def judge(reading: Reading) -> Report:
         release = get_release(reading.setup.engine_version or "newest")
         report = Report(version=str(release), setup=reading.setup, findings=(), resolved=None, is_judged=False)
     else:
-        report = check(reading.setup)
+        report = check_context(get_context(reading.setup, origins=reading.origins))
     return replace(report, findings=(*reading.findings, *report.findings))
 
 

@@ -58,6 +58,8 @@ class Context:
     """What was found while flags and models were read."""
     platform: Literal["cuda", "cpu"] = "cuda"
     env: Mapping[str, str] = field(default_factory=dict)
+    origins: Mapping[str, str] = field(default_factory=dict)
+    """Directories of the server that hold a model of the hub: path -> the model's name."""
     installed: frozenset[str] = ALL_PACKAGES
     """Optional Python packages that the server has; nobody can see another machine's, so all are assumed."""
 

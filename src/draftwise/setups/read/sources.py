@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from draftwise.core import Finding, InvalidSetup
+from draftwise.facts.rules import get_rule
 from draftwise.setups.read.arguments.config_file import get_flags
 from draftwise.setups.read.files import read_text
 from draftwise.setups.read.json_setup import read_json_setup, read_keywords
@@ -28,6 +29,7 @@ __all__ = ["read_setups"]
 _YAML = re.compile(r"(?:[ \t\r]*(?:#[^\n]*)?\n)*(?:---|[\w.-]+:(?:\s|$))")
 """How YAML begins, after blank lines and comments."""
 _FILE_NAME = re.compile(r"[^\s{\[-][^\s]*\.(?:ya?ml|json|service|sh|txt)")
+_DOS_SCRIPT = re.compile(r"#![^\n]*\r\n")
 _MAX_LINES = 10_000
 _MANIFEST_IN_JSON = re.compile(r'"(?:apiVersion|services)"\s*:')
 
@@ -109,7 +111,20 @@ def _read(text: str, name: str, around: _Around) -> list[Reading]:
     if suffix in (".yaml", ".yml", ".json") or bare.startswith("{") or _YAML.match(text):
         return _read_documents(read_yaml(text, name=name), around)
     env = Environment(values=around.given)
-    return _read_launches(_bare_flags(bare, env) if bare.startswith("-") else find_launches(text, env=env), around)
+    if bare.startswith("-"):
+        return _read_launches(_bare_flags(bare, env), around)
+    readings = _read_launches(find_launches(text, env=env), around)
+    return [replace(reading, findings=(*_about_line_ends(text), *reading.findings)) for reading in readings]
+
+
+def _about_line_ends(script: str) -> Iterator[Finding]:
+    if _DOS_SCRIPT.match(script):
+        yield get_rule("script-with-carriage-returns").ruling(
+            "The lines of the script end in carriage return and line feed: its interpreter is not found, or each"
+            " command gets the carriage return as part of its last word.",
+            where="line 1",
+            fix="Convert it with dos2unix, and keep it so with a line '*.sh text eol=lf' in .gitattributes.",
+        )
 
 
 def _read_lines(text: str, engine_version: str | None) -> Iterator[Reading]:

@@ -168,10 +168,31 @@ def _move_model(words: Sequence[Word], release: Release, found: Arguments, *, st
         code, message = "serve-model-flag-deprecated", "works, with a warning."
     if strict:
         found.report(code, message, word, fix="Write vllm serve MODEL.")
+    if code == "serve-model-flag-deprecated":
+        _report_lost_models(words, index, found)
     if not joined and index + 1 >= len(words):
         return words
     model = replace(word, text=value) if joined else words[index + 1]
     return [model, *words[:index], *words[index + (1 if joined else 2) :]]
+
+
+def _report_lost_models(words: Sequence[Word], first: int, found: Arguments) -> None:
+    """Report every --model after the first one, which alone counts."""
+    values = [
+        (word, word.text.partition("=")[2] or (words[index + 1].text if index + 1 < len(words) else ""))
+        for index, word in enumerate(words)
+        if index >= first and word.text.partition("=")[0] == "--model"
+    ]
+    (given, served), *lost = values
+    by = f" ({given.place})" if given.place else ""
+    for word, model in lost:
+        found.report(
+            "second-model-not-served",
+            f"--model {model} is not served: the first --model counts{by}, {served}.",
+            word,
+            fix="Give one --model; to replace that of a runtime, give command and args of your own.",
+            becomes=served,
+        )
 
 
 def _check_served_name(words: Sequence[Word], release: Release, found: Arguments) -> None:

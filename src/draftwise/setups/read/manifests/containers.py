@@ -14,7 +14,7 @@ from draftwise.setups.read.shell.environment import Environment
 from draftwise.setups.read.shell.launch import Launch, run_image
 from draftwise.setups.read.shell.words import Word
 
-__all__ = ["get_container_words", "get_gpu_product", "read_container"]
+__all__ = ["get_container_words", "get_gpu_product", "get_volumes", "read_container"]
 
 _PRODUCT = "nvidia.com/gpu.product"
 
@@ -45,6 +45,7 @@ def read_container(
         launch,
         num_gpus=get_gpus(container) or launch.num_gpus,
         gpu=get_gpu_product(pod or {}),
+        volumes=get_volumes(container),
         where=f"line {document.line(path)} {get_text(path)}",
         findings=(*found, *launch.findings),
     )
@@ -64,6 +65,13 @@ def get_container_words(
     """
     words = get_words(document, path, container.get(str(path[-1])), found)
     return tuple(KUBERNETES.fill_in(word, env) for word in words)
+
+
+def get_volumes(container: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the directories at which a container has volumes mounted."""
+    mounts = container.get("volumeMounts")
+    paths = (get_mapping(mount).get("mountPath") for mount in (mounts if isinstance(mounts, list) else ()))
+    return tuple(path for path in paths if isinstance(path, str))
 
 
 def get_gpu_product(pod: Mapping[str, Any]) -> str:

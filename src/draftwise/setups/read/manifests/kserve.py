@@ -6,8 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from draftwise.core import Finding
 from draftwise.facts.rules import get_rule
-from draftwise.setups.read.manifests.containers import get_container_words, get_gpu_product, read_container
+from draftwise.setups.read.manifests.containers import (
+    get_container_words,
+    get_gpu_product,
+    get_volumes,
+    read_container,
+)
 from draftwise.setups.read.manifests.parts import Found, get_gpus, get_mapping
 from draftwise.setups.read.manifests.variables import Stores
 from draftwise.setups.read.manifests.yaml_text import Document, Path, get_text
@@ -83,8 +89,14 @@ def _read_predictor(
     model = predictor.get("model")
     if isinstance(model, Mapping):
         launch = _read_model(document, (*path, "model"), model, runtimes, stores)
+        misplaced = tuple(_find_misplaced(document, (*path, "model"), model))
         if launch is not None:
-            yield replace(launch, mounts=mounts, gpu=get_gpu_product(predictor))
+            yield replace(
+                launch,
+                mounts=_mounts(model) | mounts,
+                gpu=get_gpu_product(predictor),
+                findings=(*misplaced, *launch.findings),
+            )
     containers = predictor.get("containers")
     for index, container in enumerate(containers if isinstance(containers, list) else ()):
         if isinstance(container, Mapping):
@@ -93,10 +105,22 @@ def _read_predictor(
                 yield replace(launch, mounts=mounts | _mounts({}, env=launch.env.values))
 
 
+def _find_misplaced(document: Document, path: Path, model: Mapping[str, Any]) -> Iterator[Finding]:
+    """Yield what stands inside `model` and belongs beside it."""
+    if "storageUris" in model:
+        here = (*path, "storageUris")
+        yield get_rule("storage-uris-in-model").ruling(
+            "storageUris is no field of the model: the API server drops it, and nothing is mounted.",
+            where=f"line {document.line(here)} {get_text(here)}",
+            fix="Put it beside model, into the predictor.",
+        )
+
+
 def _mounts(predictor: Mapping[str, Any], env: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return which directory KServe fills from which URI."""
     mounts: dict[str, str] = {}
-    uri = get_mapping(predictor, "model").get("storageUri") or (env or {}).get("STORAGE_URI")
+    model = get_mapping(predictor, "model")
+    uri = model.get("storageUri") or (env or {}).get("STORAGE_URI") or ("" if "storage" in model else None)
     if isinstance(uri, str):
         mounts[_MODELS] = uri
     entries = predictor.get("storageUris")
@@ -132,9 +156,17 @@ def _read_model(
     return replace(
         launch,
         num_gpus=get_gpus(model) or (None if runtime is None else get_gpus(runtime.container)),
+        volumes=_get_model_volumes(model, runtime),
         where=where,
         findings=(*found, *launch.findings),
     )
+
+
+def _get_model_volumes(model: Mapping[str, Any], runtime: _Runtime | None) -> tuple[str, ...] | None:
+    """Return where the model's container has volumes; None for a runtime that is named and not in the file."""
+    if runtime is None and model.get("runtime"):
+        return None
+    return (*get_volumes(model), *(() if runtime is None else get_volumes(runtime.container)))
 
 
 def _built_in(model: Mapping[str, Any], where: str, found: Found) -> tuple[str, tuple[Word, ...]]:

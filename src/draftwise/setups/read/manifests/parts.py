@@ -9,12 +9,14 @@ from typing import Any
 from draftwise.core import Finding
 from draftwise.facts.rules import get_rule
 from draftwise.setups.read.manifests.yaml_text import Document, Path, get_text
-from draftwise.setups.read.shell.words import Word, check_length
+from draftwise.setups.read.shell.words import Word, check_length, split_words
 
 __all__ = ["Found", "get_gpus", "get_mapping", "get_words", "walk"]
 
 Found = list[Finding]
 
+_KINDS: Mapping[type, str] = {dict: "a mapping", list: "a list", type(None): "nothing"}
+_NO_TEXT = "a number or a truth value"
 _GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu", "gpu.intel.com/i915", "gpu.intel.com/xe")
 
 
@@ -26,7 +28,7 @@ def get_mapping(value: Any, *keys: str) -> Mapping[str, Any]:
 
 
 def get_words(document: Document, path: Path, value: Any, found: Found) -> tuple[Word, ...]:
-    """Return a list of arguments as words; what is no text is reported and read as it was meant.
+    """Return a list of arguments as words; what is no list, or no text in it, is reported and read as it was meant.
 
     Args:
         document: the document that the list is in.
@@ -35,7 +37,7 @@ def get_words(document: Document, path: Path, value: Any, found: Found) -> tuple
         found: takes what is wrong.
     """
     if not isinstance(value, list):
-        return ()
+        return () if value is None else _read_no_list(document, path, value, found)
     words: list[Word] = []
     for index, item in enumerate(value):
         here = (*path, index)
@@ -51,6 +53,20 @@ def get_words(document: Document, path: Path, value: Any, found: Found) -> tuple
     return tuple(words)
 
 
+def _read_no_list(document: Document, path: Path, value: Any, found: Found) -> tuple[Word, ...]:
+    """Return what was meant by arguments that are no list, and report them."""
+    line, place = document.line(path), get_text(path)
+    kind = "one text" if isinstance(value, str) else _KINDS.get(type(value), _NO_TEXT)
+    found.append(
+        get_rule("arguments-not-a-list").ruling(
+            f"{path[-1]} is {kind}; it must be a list of texts, or the manifest is refused.",
+            where=f"line {line} {place}",
+            fix="Make each argument an item of a list.",
+        )
+    )
+    return split_words(value, line=line, place=place) if isinstance(value, str) else ()
+
+
 def _as_meant(key: str, value: Any) -> Iterator[str]:
     yield key
     if value is not None:
@@ -58,7 +74,7 @@ def _as_meant(key: str, value: Any) -> Iterator[str]:
 
 
 def _not_text(item: Any, line: int, place: str) -> Finding:
-    kind = {dict: "a mapping", list: "a list", type(None): "nothing"}.get(type(item), "a number or a truth value")
+    kind = _KINDS.get(type(item), _NO_TEXT)
     return get_rule("argument-not-text").ruling(
         f"The argument is {kind} for YAML; arguments must be text, or the manifest is refused.",
         where=f"line {line} {place}",

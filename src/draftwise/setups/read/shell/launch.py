@@ -80,6 +80,8 @@ class Launch:
     """File, document and container; empty for a bare command line."""
     mounts: Mapping[str, str] = field(default_factory=dict)
     """Directories in the container that a URI fills: path -> URI."""
+    volumes: tuple[str, ...] | None = None
+    """Directories in the container that come from outside of its image; None where that is not known."""
     findings: tuple[Finding, ...] = ()
 
 
