@@ -5,14 +5,14 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from catalogue.spans import encode
 from hypothesis import given
 from hypothesis import strategies as st
 from packaging.version import Version
 
 from draftwise.core import InvalidSetup
 from draftwise.facts.quantization import needs_checkpoint, reads_weights_of
-from draftwise.facts.vllm import Release, decode, get_release, history, releases, topics
+from draftwise.facts.spans import decode, encode
+from draftwise.facts.vllm import Release, get_release, history, releases, topics
 
 VALUES = st.one_of(st.booleans(), st.integers(0, 2), st.sampled_from(["x", 1.0, None]), st.lists(st.integers(0, 1)))
 TABLES = st.lists(

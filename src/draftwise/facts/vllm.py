@@ -1,13 +1,13 @@
 """What each vLLM release accepts, registers and defaults to: tables generated from its wheels, looked up by release.
 
-The data lies in `data/vllm/<topic>.json`, written by `python -m catalogue build` and never by hand. A topic is read
-when it is first asked for.
+The data lies in `data/vllm/<topic>.json`, written by `python -m catalogue build` and never by hand, and for releases
+that the user added in `draftwise.facts.added`. A topic is read when it is first asked for.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
@@ -17,8 +17,10 @@ from typing import Any
 from packaging.version import InvalidVersion, Version
 
 from draftwise.core import InvalidSetup
+from draftwise.facts.added import AddedRelease, read_added, read_table
+from draftwise.facts.spans import Row, decode, encode
 
-__all__ = ["Release", "Row", "Span", "decode", "get_release", "history", "releases", "topics"]
+__all__ = ["Release", "Span", "forget_added", "get_release", "history", "releases", "topics"]
 
 _DATA = files("draftwise.facts").joinpath("data/vllm")
 _RELEASES = "releases.json"
@@ -38,18 +40,6 @@ class Span:
     """Release, file and symbol where the value was first read."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """A span as stored in a data file, with releases as text."""
-
-    key: str
-    value: Any
-    since: str
-    until: str | None
-    source: str
-    """File and symbol in the release named by `since`."""
-
-
 @dataclass(frozen=True, slots=True)
 class Release:
     """A vLLM release of which the catalogue holds the tables."""
@@ -59,6 +49,8 @@ class Release:
     """Date of the wheel's newest file, e.g. `2026-04-18`."""
     exact: bool = field(default=True, compare=False)
     """False if another version was requested, of which this is the nearest known release at or below."""
+    added: AddedRelease | None = field(default=None, compare=False)
+    """What is known of how the user added it; None for a release that is shipped."""
 
     def __str__(self) -> str:
         return str(self.version)
@@ -68,6 +60,7 @@ class Release:
 
         Raises:
             KeyError: there is no such topic; `topics()` names them.
+            MissingFacts: the topic could not be read when the user added the release.
         """
         return _values(topic, str(self.version))
 
@@ -117,10 +110,24 @@ def _parse(text: str) -> tuple[Version, bool]:
 
 
 @cache
-def releases() -> tuple[Release, ...]:
-    """Return every release that is covered, oldest first."""
-    rows = json.loads(_DATA.joinpath(_RELEASES).read_text(encoding="utf-8"))
-    return tuple(Release(Version(row["version"]), row["built"]) for row in rows)
+def releases(topic: str | None = None) -> tuple[Release, ...]:
+    """Return every release that is covered, oldest first: those that are shipped and those that the user added.
+
+    Args:
+        topic: leaves out the added releases from whose sources this topic could not be read.
+    """
+    if topic is not None:
+        return tuple(each for each in releases() if each.added is None or not each.added.why_missing(topic))
+    shipped = [Release(Version(row["version"]), row["built"]) for row in _read(_RELEASES)]
+    known = {str(release) for release in shipped}
+    added = [Release(Version(each.version), each.built, added=each) for each in read_added()]
+    return tuple(sorted([*shipped, *(each for each in added if str(each) not in known)], key=lambda each: each.version))
+
+
+def forget_added() -> None:
+    """Forget what was read of added releases, after one was added or removed."""
+    for function in (releases, _rows, _table, _values):
+        function.cache_clear()
 
 
 @cache
@@ -130,8 +137,13 @@ def topics() -> tuple[str, ...]:
     return tuple(sorted(name.removesuffix(".json") for name in names if name.endswith(".json") and name != _RELEASES))
 
 
-def history(topic: str, key: str) -> tuple[Span, ...]:
+def history(topic: str, key: str, *, shipped: bool = False) -> tuple[Span, ...]:
     """Return the values of a key over all releases, oldest first; empty for a key that no release has.
+
+    Args:
+        topic: name of the table.
+        key: of its rows.
+        shipped: leaves out the releases that the user added.
 
     Raises:
         KeyError: there is no such topic.
@@ -143,7 +155,7 @@ def history(topic: str, key: str) -> tuple[Span, ...]:
             value=row.value,
             source=_cite(row),
         )
-        for row in _rows(topic)
+        for row in (_shipped_rows if shipped else _rows)(topic)
         if row.key == key
     )
 
@@ -154,14 +166,30 @@ def _cite(row: Row) -> str:
 
 @cache
 def _rows(topic: str) -> tuple[Row, ...]:
+    """Return the rows of a topic over all releases; the shipped ones as they are where the user added none."""
+    covered = releases(topic)
+    if all(release.added is None for release in covered):
+        return _shipped_rows(topic)
+    names = [str(release) for release in covered]
+    tables = [{key: (row.value, row.source) for key, row in _table(topic, name).items()} for name in names]
+    return tuple(encode(names, tables))
+
+
+@cache
+def _shipped_rows(topic: str) -> tuple[Row, ...]:
     if topic not in topics():
         raise KeyError(topic)
-    return tuple(Row(**row) for row in json.loads(_DATA.joinpath(f"{topic}.json").read_text(encoding="utf-8")))
+    return tuple(Row(**row) for row in _read(f"{topic}.json"))
 
 
 @cache
 def _table(topic: str, release: str) -> Mapping[str, Row]:
-    return decode([str(each) for each in releases()], _rows(topic), release)
+    covered = {str(each): each.added for each in releases()}
+    if (added := covered[release]) is None:
+        return decode([name for name, each in covered.items() if each is None], _shipped_rows(topic), release)
+    if topic not in topics():
+        raise KeyError(topic)
+    return read_table(added, topic)
 
 
 @cache
@@ -169,8 +197,5 @@ def _values(topic: str, release: str) -> Mapping[str, Any]:
     return MappingProxyType({key: row.value for key, row in _table(topic, release).items()})
 
 
-def decode(releases: Sequence[str], rows: Iterable[Row], release: str) -> dict[str, Row]:
-    """Return the row of each key that holds in one release: the inverse of what `python -m catalogue build` encodes."""
-    order = {name: index for index, name in enumerate(releases)}
-    at, last = order[release], len(releases) - 1
-    return {row.key: row for row in rows if order[row.since] <= at <= (last if row.until is None else order[row.until])}
+def _read(name: str) -> Any:
+    return json.loads(_DATA.joinpath(name).read_text(encoding="utf-8"))

@@ -94,7 +94,7 @@ def _words(text: str) -> set[str]:
 
 def _names() -> Iterable[str]:
     names: set[str] = {*all_findings(), *all_rules(), *all_advice(), *(metric.name for metric in METRICS)}
-    for release in releases():
-        for topic in ("methods", "spec_fields"):
+    for topic in ("methods", "spec_fields"):
+        for release in releases(topic):
             names |= release.table(topic).keys()
-    return names | {flag.lstrip("-") for flag in releases()[-1].table("flags")}
+    return names | {flag.lstrip("-") for flag in releases("flags")[-1].table("flags")}

@@ -17,7 +17,7 @@ from draftwise.facts.methods import methods_where
 from draftwise.facts.old_flags import read_old_flags
 from draftwise.facts.rules import Rulebook
 from draftwise.facts.vllm import Release, get_release, history
-from draftwise.plan.check.context import ALL_PACKAGES, SPEC_FLAGS, Context
+from draftwise.plan.check.context import SPEC_FLAGS, Context
 from draftwise.plan.check.model.reading import Config, find_faults, find_incomplete
 from draftwise.plan.check.steps import Step, collect
 
@@ -46,13 +46,16 @@ Served = tuple[str | None, Config | None]
 
 
 def get_context(
-    setup: Setup, *, installed: frozenset[str] = ALL_PACKAGES, origins: Mapping[str, str] = MappingProxyType({})
+    setup: Setup,
+    *,
+    installed: frozenset[str] | None = None,
+    origins: Mapping[str, str] = MappingProxyType({}),
 ) -> Context:
     """Look up what a setup names.
 
     Args:
         setup: what the operator wrote.
-        installed: optional Python packages that the server has.
+        installed: optional Python packages that the server has; None: they are not known here.
         origins: directories of the server that hold a model of the hub: path -> the model's name.
 
     Raises:
