@@ -10,10 +10,10 @@ from pathlib import Path
 from draftwise.core import Finding, InvalidSetup
 from draftwise.facts.rules import Rulebook, get_rule
 from draftwise.facts.vllm import Release
-from draftwise.setups.read.files import read_text
 from draftwise.setups.read.manifests.yaml_text import Document, read_yaml
 from draftwise.setups.read.shell.place import get_place
 from draftwise.setups.read.shell.words import Word
+from draftwise.setups.read.text_file import read_text
 
 __all__ = ["get_flags", "put_in_config_file"]
 

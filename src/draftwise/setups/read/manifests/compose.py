@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path as FilePath
 from typing import Any
 
-from draftwise.setups.read.files import read_text
 from draftwise.setups.read.manifests.parts import Found, get_mapping, get_words
 from draftwise.setups.read.manifests.references import COMPOSE, read_env_file
 from draftwise.setups.read.manifests.yaml_text import Document, Path, get_text
 from draftwise.setups.read.shell.environment import NOTHING_SET, Environment
 from draftwise.setups.read.shell.launch import Launch, run_image
 from draftwise.setups.read.shell.words import Word
+from draftwise.setups.read.text_file import read_text
 
 __all__ = ["find_services", "is_compose"]
 

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from draftwise.setups.read.files import read_text
 from draftwise.setups.read.manifests.references import SYSTEMD, read_env_file
 from draftwise.setups.read.shell.environment import NOTHING_SET, Environment, describe_unknown
 from draftwise.setups.read.shell.launch import Launch, find_launch
 from draftwise.setups.read.shell.words import Word, split_words
+from draftwise.setups.read.text_file import read_text
 
 __all__ = ["find_units", "get_settings", "is_unit", "read_environment", "read_words"]
 
