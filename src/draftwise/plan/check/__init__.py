@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from draftwise.core import Effect, Finding, InvalidSetup, Ruling, Setup
-from draftwise.facts.vllm import find_remarks
+from draftwise.facts.vllm import find_remarks, get_release
 from draftwise.plan.check.cli import get_context
 from draftwise.plan.check.context import Context
 from draftwise.plan.check.engine import configure
@@ -60,11 +60,18 @@ def check_context(context: Context) -> Report:
 def judge(reading: Reading, *, installed: frozenset[str] | None = None, nearest: bool = False) -> Report:
     """Return the report on a setup as it was read: what the reading found, then what the release makes of it.
 
-    A release that is not known is a finding here, so that it hides no other setup of the same text.
+    Of a setup that is not known in whole, only what the reading found is said. A release that is not known is a finding
+    here, so that it hides no other setup of the same text.
     """
+    setup = reading.setup
     try:
-        report = check(reading.setup, installed=installed, nearest=nearest)
+        if reading.unknown:
+            release = get_release(setup.engine_version or "newest", nearest=nearest)
+            report = Report(version=str(release), setup=setup, findings=(), resolved=None, is_judged=False)
+        else:
+            context = get_context(setup, installed=installed, nearest=nearest, origins=reading.origins)
+            report = check_context(context)
     except InvalidSetup as error:
-        version = reading.setup.engine_version
-        report = Report(version=version, setup=reading.setup, findings=error.findings, resolved=None, is_judged=False)
+        version = setup.engine_version
+        report = Report(version=version, setup=setup, findings=error.findings, resolved=None, is_judged=False)
     return replace(report, findings=(*reading.findings, *report.findings))
