@@ -15,7 +15,7 @@ from draftwise.cli._setups import read_sources
 from draftwise.core import Setup
 from draftwise.facts.advice import read_traffic_kinds
 from draftwise.facts.gpus import get_gpu
-from draftwise.plan.pick import STRUCTURED_OUTPUT, Requirements, Weight, describe_traffic
+from draftwise.plan.pick import STRUCTURED_OUTPUT, Requirements, describe_traffic
 from draftwise.plan.pick import pick as choose
 
 __all__ = ["pick"]
@@ -64,7 +64,7 @@ def pick(target: str, engine_flags: Sequence[str], why: bool, as_json: bool, **a
         click.echo(json.dumps(advice_to_dict(advice), indent=1))
     else:
         show_advice(open_console(stderr=False), advice, why=why)
-    if any(lever.weight is Weight.ENDS for lever in advice.levers) or not advice.ranked:
+    if advice.is_against or not advice.ranked:
         sys.exit(1)
 
 
