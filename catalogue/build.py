@@ -10,11 +10,10 @@ from typing import Any
 
 from packaging.version import Version
 
-from catalogue.extract.speculative import Facts
-from catalogue.extract.topics import TOPICS
-from catalogue.extract.tree import Tree
-from catalogue.spans import encode
-from draftwise.facts.vllm import Row
+from draftwise.extract.speculative import Facts
+from draftwise.extract.topics import TOPICS
+from draftwise.extract.tree import Tree
+from draftwise.facts.spans import Row, encode
 
 __all__ = ["DATA", "build", "differences", "find_wheels", "known_releases", "write"]
 

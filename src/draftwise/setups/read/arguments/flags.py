@@ -319,7 +319,7 @@ def _use_long_names(words: Sequence[Word], release: Release) -> tuple[list[Word]
 def _long_names() -> Mapping[str, str]:
     return {
         alias: name
-        for release in releases()
+        for release in releases("flags")
         for name, row in release.table("flags").items()
         for alias in row["aliases"]
     }
@@ -333,7 +333,7 @@ def _spellings_by_release() -> Mapping[str, frozenset[str]]:
             for name, row in release.table("flags").items()
             for spelling in _spellings(name, row, paired=Rulebook(release.version).holds("paired-switches"))
         )
-        for release in releases()
+        for release in releases("flags")
     }
 
 
@@ -342,7 +342,7 @@ def _releases_with(flag: str) -> str:
     names = [name for name, flags in _spellings_by_release().items() if flag in flags]
     if not names:
         return ""
-    every = [str(release) for release in releases()]
+    every = [str(release) for release in releases("flags")]
     runs: list[list[str]] = []
     for name in names:
         if runs and every.index(runs[-1][-1]) + 1 == every.index(name):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ast
 
-from catalogue.extract.speculative import Facts
-from catalogue.extract.tree import NotFound, Tree
-from catalogue.extract.values import literal
+from draftwise.extract.speculative import Facts
+from draftwise.extract.tree import NotFound, Tree
+from draftwise.extract.values import literal
 
 __all__ = ["kv_cache_dtypes", "listed", "moe_backends"]
 

@@ -7,7 +7,7 @@ import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from catalogue.extract.tree import Module, NotFound
+from draftwise.extract.tree import Module, NotFound
 
 __all__ = [
     "UNKNOWN", "attribute_of", "bases_of", "default_of", "evaluate", "literal", "members", "method_of", "strings",

@@ -1,4 +1,4 @@
-"""A way to write small wheels."""
+"""Small releases of vLLM, written for a test."""
 
 from __future__ import annotations
 

@@ -6,10 +6,10 @@ import ast
 from collections.abc import Iterator
 from typing import Any
 
-from catalogue.extract.fields import Field, fields_of
-from catalogue.extract.speculative import ARGUMENTS, Facts
-from catalogue.extract.tree import Module, NotFound, Tree
-from catalogue.extract.values import UNKNOWN, bases_of, evaluate, literal, written
+from draftwise.extract.fields import Field, fields_of
+from draftwise.extract.speculative import ARGUMENTS, Facts
+from draftwise.extract.tree import Module, NotFound, Tree
+from draftwise.extract.values import UNKNOWN, bases_of, evaluate, literal, written
 
 __all__ = ["engine_defaults", "flags"]
 

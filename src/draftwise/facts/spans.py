@@ -1,17 +1,29 @@
-"""Values that hold in ranges of releases: encodes a table of each release as the rows of a data file."""
+"""Values that hold in ranges of releases: one table for each release, to rows and back."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from draftwise.facts.vllm import Row
-
-__all__ = ["Table", "encode"]
+__all__ = ["Row", "Table", "decode", "encode"]
 
 Table = Mapping[str, tuple[Any, str]]
 """Table of one release: key -> (JSON value, source)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A value over a range of releases, as stored in a data file."""
+
+    key: str
+    value: Any
+    since: str
+    until: str | None
+    """Last release that has it, included; None while the newest one does."""
+    source: str
+    """File and symbol in the release named by `since`."""
 
 
 def encode(releases: Sequence[str], tables: Sequence[Table]) -> list[Row]:
@@ -25,6 +37,13 @@ def encode(releases: Sequence[str], tables: Sequence[Table]) -> list[Row]:
         tables: in the same order.
     """
     return [row for key in sorted({key for table in tables for key in table}) for row in _runs(key, releases, tables)]
+
+
+def decode(releases: Sequence[str], rows: Iterable[Row], release: str) -> dict[str, Row]:
+    """Return the row of each key that holds in one release: the inverse of `encode`."""
+    order = {name: index for index, name in enumerate(releases)}
+    at, last = order[release], len(releases) - 1
+    return {row.key: row for row in rows if order[row.since] <= at <= (last if row.until is None else order[row.until])}
 
 
 def _runs(key: str, releases: Sequence[str], tables: Sequence[Table]) -> Iterator[Row]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ast
 
-from catalogue.extract.choices import listed
-from catalogue.extract.speculative import Facts
-from catalogue.extract.tree import Module, NotFound, Tree
-from catalogue.extract.values import UNKNOWN, evaluate, method_of
+from draftwise.extract.choices import listed
+from draftwise.extract.speculative import Facts
+from draftwise.extract.tree import Module, NotFound, Tree
+from draftwise.extract.values import UNKNOWN, evaluate, method_of
 
 __all__ = ["quantization_methods"]
 

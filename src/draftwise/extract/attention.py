@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ast
 
-from catalogue.extract.speculative import Facts
-from catalogue.extract.tree import Module, NotFound, Tree
-from catalogue.extract.values import UNKNOWN, attribute_of, evaluate, members, method_of
+from draftwise.extract.speculative import Facts
+from draftwise.extract.tree import Module, NotFound, Tree
+from draftwise.extract.values import UNKNOWN, attribute_of, evaluate, members, method_of
 
 __all__ = ["attention_backends", "noncausal_backends"]
 

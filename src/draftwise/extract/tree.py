@@ -108,7 +108,7 @@ class Module:
 
 
 class Tree:
-    """The sources of one release."""
+    """The sources of one release: `vllm/` under a root, beside which other packages may lie."""
 
     def __init__(self, root: Path, version: str) -> None:
         self.root, self.version = root, version
@@ -118,7 +118,7 @@ class Tree:
         """Return the first of these files that the release has, or None."""
         for path in paths:
             if path not in self._modules:
-                if not (self.root / path).is_file():
+                if not (path.startswith("vllm/") and (self.root / path).is_file()):
                     continue
                 self._modules[path] = Module(self, path)
             return self._modules[path]

@@ -5,11 +5,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from catalogue.extract import engine, models, mtp, quantization, serving, speculative
-from catalogue.extract.fields import fields_of, type_text
-from catalogue.extract.flags import _added
-from catalogue.extract.tree import NotFound, Tree
-from catalogue.extract.values import UNKNOWN, evaluate, literal, written
+
+from draftwise.extract import engine, models, mtp, quantization, serving, speculative
+from draftwise.extract.fields import fields_of, type_text
+from draftwise.extract.flags import _added
+from draftwise.extract.tree import NotFound, Tree
+from draftwise.extract.values import UNKNOWN, evaluate, literal, written
 
 Wheel = Callable[..., Path]
 

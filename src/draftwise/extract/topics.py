@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from catalogue.extract import attention, choices, engine, flags, models, mtp, quantization, serving, speculative
-from catalogue.extract.speculative import Facts
-from catalogue.extract.tree import Tree
+from draftwise.extract import attention, choices, engine, flags, models, mtp, probes, quantization, serving, speculative
+from draftwise.extract.speculative import Facts
+from draftwise.extract.tree import Tree
 
 __all__ = ["TOPICS"]
 
@@ -36,5 +36,6 @@ TOPICS: Mapping[str, Callable[[Tree], Facts]] = {
         serving.metrics,
         serving.sampling_params,
         serving.env,
+        probes.probes,
     )
 }
