@@ -6,10 +6,11 @@ The folders are vLLM's own stages, in its order: `cli` (flags and JSON), `model`
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from draftwise.core import Effect, Finding, InvalidSetup, Ruling, Setup
+from draftwise.core import Effect, Finding, InvalidSetup, Ruling, Setup, Stage
 from draftwise.facts.vllm import find_remarks, get_release
 from draftwise.plan.check.cli import get_context
 from draftwise.plan.check.context import Context
@@ -44,8 +45,10 @@ def check_context(context: Context) -> Report:
     """Return what the release makes of a setup that was looked up before."""
     found, (context, resolved) = collect(configure(context))
     findings: list[Finding] = [*find_remarks(context.release), *context.rulings, *found]
-    if any(isinstance(each, Ruling) and each.effect is Effect.REJECTED for each in findings):
+    rejected = {each.stage for each in findings if isinstance(each, Ruling) and each.effect is Effect.REJECTED}
+    if rejected:
         resolved = None
+        findings = [each for each in findings if not _never_comes(each, rejected)]
     elif resolved is not None:
         findings += find_serving(context, resolved)
     return Report(
@@ -55,6 +58,12 @@ def check_context(context: Context) -> Report:
         findings=tuple(findings),
         resolved=resolved,
     )
+
+
+def _never_comes(finding: Finding, rejected: Set[Stage]) -> bool:
+    """Say whether a finding is about what an engine config changes that is not made: a config before it is refused."""
+    changes = isinstance(finding, Ruling) and finding.stage is Stage.ENGINE and finding.effect is Effect.CHANGED
+    return changes and not rejected.isdisjoint({Stage.CLI, Stage.CONFIG})
 
 
 def judge(reading: Reading, *, installed: frozenset[str] | None = None, nearest: bool = False) -> Report:
