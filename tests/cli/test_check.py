@@ -47,6 +47,23 @@ def test_engine_flags_behind_the_dashes_take_part():
     assert answer["args"]["tensor_parallel_size"] == 2
 
 
+SUFFIX = '{"method": "suffix"}'
+
+
+@pytest.mark.parametrize(
+    ("flags", "accepted", "code"),
+    [
+        ([], True, "suffix-package"),
+        (["--installed", "torch, Arctic_Inference"], True, None),
+        (["--installed", ""], False, "suffix-needs-arctic"),
+    ],
+)
+def test_a_package_that_suffix_needs_is_spoken_of_until_it_is_known_to_be_there(flags, accepted, code):
+    answer = judged(LLAMA, "-sc", SUFFIX, "--vllm", "0.33.0", *flags)[0]
+    found = {finding["code"] for finding in answer["findings"]} & {"suffix-package", "suffix-needs-arctic"}
+    assert (answer["accepted"], found) == (accepted, {code} - {None})
+
+
 def test_a_config_may_lie_in_a_file(tmp_path):
     (tmp_path / "spec.json").write_text(NGRAM)
     answer = judged(LLAMA, "-sc", str(tmp_path / "spec.json"), "--vllm", "0.32.0")[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Sequence
 
@@ -27,6 +28,8 @@ _LEVELS = {"error": (Severity.ERROR,), "warning": (Severity.ERROR, Severity.WARN
               help="Release to judge by; repeatable; or `all`  [default: the file's, else the newest]")  # fmt: skip
 @click.option("--format", "shape", type=click.Choice(["table", "json", "sarif"]), default="table", show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Same as --format json.")
+@click.option("--installed", "packages", metavar="PACKAGE,...",
+              help="Optional packages that the server has: arctic-inference  [default: not known]")  # fmt: skip
 @click.option("--fail-on", type=click.Choice(list(_LEVELS)), default="error", show_default=True,
               help="Least severity that makes the exit code 1.")  # fmt: skip
 def check(
@@ -37,6 +40,7 @@ def check(
     versions: Sequence[str],
     shape: str,
     as_json: bool,
+    packages: str | None,
     fail_on: str,
 ) -> None:
     """Say what vLLM makes of a setup: accepted, rejected, silently changed, or failing later, with a fix for each.
@@ -52,14 +56,20 @@ def check(
       draftwise check 'vllm serve Qwen/Qwen3-8B --speculative-config {...}'
     """
     wanted = [str(release) for release in releases()] if "all" in versions else versions
+    installed = None if packages is None else _read_packages(packages)
     judged = [
-        (reading, judge(reading))
+        (reading, judge(reading, installed=installed))
         for version in wanted or (None,)
         for reading in read_sources(source, spec, engine_flags, version=version, target=target)
     ]
     _show(judged, "json" if as_json else shape)
     if any(finding.severity in _LEVELS[fail_on] for _, report in judged for finding in report.findings):
         sys.exit(1)
+
+
+def _read_packages(given: str) -> frozenset[str]:
+    """Return names of packages as the index writes them."""
+    return frozenset(re.sub(r"[-_.]+", "-", name.strip()).lower() for name in given.split(",") if name.strip())
 
 
 def _show(judged: Sequence[tuple[Reading, Report]], shape: str) -> None:

@@ -53,7 +53,6 @@ CASES: dict[str, dict[str, Any]] = {
     "unequal-vocabularies": {"target": "Qwen/Qwen2.5-7B-Instruct", "version": "0.32.0"},
     "publisher-note": {"target": QWEN},
     "unmeasured": {},
-    "suffix-package": {},
     "compare-prefix-cache": {},
     "not-in-release": {"version": "0.19.1"},
     "not-acceleration": {},

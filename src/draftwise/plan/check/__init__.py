@@ -24,15 +24,19 @@ if TYPE_CHECKING:
 __all__ = ["Context", "Report", "Resolved", "check", "check_context", "check_many", "get_context", "judge"]
 
 
-def check(setup: Setup) -> Report:
+def check(setup: Setup, *, installed: frozenset[str] | None = None) -> Report:
     """Return what the setup's vLLM release makes of it.
 
     A target or drafter that is neither a directory here nor in the table of known models is judged by its name alone.
 
+    Args:
+        setup: what the operator wrote.
+        installed: optional Python packages that the server has, by their names on the index; None: not known.
+
     Raises:
         InvalidSetup: the version is unknown, or names nothing that is covered.
     """
-    return check_context(get_context(setup))
+    return check_context(get_context(setup, installed=installed))
 
 
 def check_context(context: Context) -> Report:
@@ -51,9 +55,9 @@ def check_context(context: Context) -> Report:
     )
 
 
-def judge(reading: Reading) -> Report:
+def judge(reading: Reading, *, installed: frozenset[str] | None = None) -> Report:
     """Return the report on a setup as it was read: what the reading found, then what the release makes of it."""
-    report = check(reading.setup)
+    report = check(reading.setup, installed=installed)
     return replace(report, findings=(*reading.findings, *report.findings))
 
 

@@ -16,7 +16,7 @@ from draftwise.facts.methods import methods_where
 from draftwise.facts.old_flags import read_old_flags
 from draftwise.facts.rules import Rulebook
 from draftwise.facts.vllm import Release, get_release, history
-from draftwise.plan.check.context import ALL_PACKAGES, SPEC_FLAGS, Context
+from draftwise.plan.check.context import SPEC_FLAGS, Context
 from draftwise.plan.check.model.reading import Config, find_faults, find_incomplete
 from draftwise.plan.check.steps import Step, collect
 
@@ -44,12 +44,12 @@ Served = tuple[str | None, Config | None]
 """Name of the model that is served in the checkpoint's stead (None: no other), and the speculative JSON."""
 
 
-def get_context(setup: Setup, *, installed: frozenset[str] = ALL_PACKAGES) -> Context:
+def get_context(setup: Setup, *, installed: frozenset[str] | None = None) -> Context:
     """Look up what a setup names.
 
     Args:
         setup: what the operator wrote.
-        installed: optional Python packages that the server has.
+        installed: optional Python packages that the server has; None: they are not known here.
 
     Raises:
         InvalidSetup: the version is unknown.
