@@ -17,7 +17,7 @@ from draftwise.facts.added import AddedRelease, write_release
 from draftwise.facts.vllm import forget_added, releases
 from draftwise.version import __version__
 
-__all__ = ["add_release", "read_tables"]
+__all__ = ["add_release", "read_tables", "refuse_known"]
 
 Topics = Mapping[str, Callable[[Tree], Facts]]
 
@@ -32,7 +32,7 @@ def add_release(sources: Sources, topics: Topics = TOPICS) -> AddedRelease:
         StorageError: the user's folder cannot be written.
     """
     version = Version(sources.version.public)
-    _check(version)
+    refuse_known(version)
     tables, missing = read_tables(sources.root, str(version), topics)
     if not tables:
         raise InvalidSetup.because(
@@ -70,7 +70,8 @@ def read_tables(root: Path, version: str, topics: Topics = TOPICS) -> tuple[dict
     return tables, missing
 
 
-def _check(version: Version) -> None:
+def refuse_known(version: Version) -> None:
+    """Raise InvalidSetup for a release that is shipped with draftwise, or older than all that are."""
     shipped = [release.version for release in releases() if release.added is None]
     if version in shipped:
         raise InvalidSetup.because(

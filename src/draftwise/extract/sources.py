@@ -1,4 +1,4 @@
-"""Where the sources of a release come from: a wheel, a folder, an installed vLLM, or the package index that pip uses."""
+"""Where the sources of a release come from: a wheel, a folder, an installed vLLM, or the index that pip uses."""
 
 from __future__ import annotations
 

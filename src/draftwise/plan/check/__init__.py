@@ -11,6 +11,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from draftwise.core import Effect, Finding, Ruling, Setup
+from draftwise.facts.rules import find_doubts, of_release
+from draftwise.facts.vllm import get_release
 from draftwise.plan.check.cli import get_context
 from draftwise.plan.check.context import Context
 from draftwise.plan.check.engine import configure
@@ -42,11 +44,11 @@ def check(setup: Setup, *, installed: frozenset[str] | None = None) -> Report:
 def check_context(context: Context) -> Report:
     """Return what the release makes of a setup that was looked up before."""
     found, (context, resolved) = collect(configure(context))
-    findings: list[Finding] = [*context.rulings, *found]
+    findings = _told(context, [*find_doubts(context.release), *context.rulings, *found])
     if any(isinstance(each, Ruling) and each.effect is Effect.REJECTED for each in findings):
         resolved = None
     elif resolved is not None:
-        findings += find_serving(context, resolved)
+        findings += _told(context, find_serving(context, resolved))
     return Report(
         version=str(context.release),
         setup=context.setup,
@@ -55,10 +57,15 @@ def check_context(context: Context) -> Report:
     )
 
 
+def _told(context: Context, findings: Iterable[Finding]) -> list[Finding]:
+    return [of_release(each, context.release) for each in findings]
+
+
 def judge(reading: Reading, *, installed: frozenset[str] | None = None) -> Report:
     """Return the report on a setup as it was read: what the reading found, then what the release makes of it."""
     report = check(reading.setup, installed=installed)
-    return replace(report, findings=(*reading.findings, *report.findings))
+    release = get_release(report.version)
+    return replace(report, findings=(*(of_release(each, release) for each in reading.findings), *report.findings))
 
 
 def check_many(setups: Iterable[Setup]) -> Sequence[Report]:
