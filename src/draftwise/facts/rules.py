@@ -174,7 +174,6 @@ def of_release(finding: Finding, release: Release) -> Finding:
     return replace(
         cited,
         effect=Effect.UNKNOWN,
-        severity=Severity.INFO if finding.severity is Severity.INFO else Severity.WARNING,
         message=f"It is not known whether this still holds in vLLM {release}: {finding.message}",
         exception="",
         becomes="",
