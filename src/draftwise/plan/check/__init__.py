@@ -81,6 +81,6 @@ def judge(reading: Reading, *, installed: frozenset[str] | None = None, nearest:
         release = get_release(version or "newest", nearest=nearest)
         report = check(reading.setup, installed=installed, nearest=nearest)
     except InvalidSetup as error:
-        report = Report(version=version, setup=reading.setup, findings=error.findings, resolved=None, is_judged=False)
-        return replace(report, findings=(*reading.findings, *report.findings))
+        findings = (*reading.findings, *error.findings)
+        return Report(version=version, setup=reading.setup, findings=findings, resolved=None, is_judged=False)
     return replace(report, findings=(*(of_release(each, release) for each in reading.findings), *report.findings))
