@@ -37,7 +37,7 @@ def add_release(sources: Sources, topics: Topics = TOPICS) -> AddedRelease:
     if not tables:
         raise InvalidSetup.because(
             "facts-no-sources",
-            f"Nothing of vLLM {version} can be read from {sources.read_from}: {next(iter(missing.values()))}",
+            f"Nothing of vLLM {version} can be read from {sources.read_from}: {next(iter(missing.values()), '')}",
             fix="Give a wheel of vLLM, or a newer draftwise.",
         )
     release = AddedRelease(
