@@ -52,12 +52,12 @@ def readd(version: str, what: Sequence[str]) -> dict[str, Any]:
         copy = Path(folder) / "draftwise"
         shutil.copytree(_PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
         take_out(copy / DATA.relative_to(_PACKAGE), version)
-        run = _Copy(Path(folder))
+        run = _Copy(Path(folder), data=Path(folder) / "data")
         without = run("-c", _DUMP)
         start = time.monotonic()
         added = run("-m", "draftwise", "facts", "add", *what, "--json")
         seconds = time.monotonic() - start
-        again, shipped = run("-c", _DUMP), json.loads(_run(["-c", _DUMP], {}))
+        again, shipped = run("-c", _DUMP), _Copy(_PACKAGE.parent, data=Path(folder) / "none")("-c", _DUMP)
     return {
         "command": f"python -m catalogue.readd {version}",
         "date": datetime.now(UTC).date().isoformat(),
@@ -94,20 +94,15 @@ def count_differing(rows: Mapping[str, Sequence[Any]], others: Mapping[str, Sequ
 
 
 class _Copy:
-    """Runs Python with the copy of draftwise, and a user's folder of its own."""
+    """Runs Python with the draftwise of a folder, and a user's folder of its own; returns the JSON that it prints."""
 
-    def __init__(self, folder: Path) -> None:
-        self._variables = {"PYTHONPATH": str(folder), "DRAFTWISE_DATA_DIR": str(folder / "data")}
+    def __init__(self, folder: Path, *, data: Path) -> None:
+        self._variables = {**os.environ, "PYTHONPATH": str(folder), "DRAFTWISE_DATA_DIR": str(data)}
 
     def __call__(self, *arguments: str) -> Any:
-        return json.loads(_run(arguments, self._variables))
-
-
-def _run(arguments: Sequence[str], variables: Mapping[str, str]) -> str:
-    command = [sys.executable, *arguments]
-    return subprocess.run(
-        command, env={**os.environ, **variables}, check=True, stdout=subprocess.PIPE, text=True
-    ).stdout
+        command = [sys.executable, *arguments]
+        done = subprocess.run(command, env=self._variables, check=True, stdout=subprocess.PIPE, text=True)
+        return json.loads(done.stdout)
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ def add_release(sources: Sources, topics: Topics = TOPICS) -> AddedRelease:
     version = Version(sources.version.public)
     refuse_known(version)
     tables, missing = read_tables(sources.root, str(version), topics)
-    if not tables:
+    if not any(tables.values()):
         raise InvalidSetup.because(
             "facts-no-sources",
             f"Nothing of vLLM {version} can be read from {sources.read_from}: {next(iter(missing.values()), '')}",
