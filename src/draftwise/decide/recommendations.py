@@ -151,7 +151,7 @@ def find_rollbacks(
             yield from _watch_speed(each, plain, loads)
             if thresholds.slo_ttft_s is None:
                 yield from _watch_first_token(each, plain, candidate, loads, thresholds)
-        yield from _watch_load(cells[-1], bands)
+        yield from _watch_load(cells[-1], bands, baseline)
         if thresholds.slo_ttft_s is not None:
             yield _make_rule(cells[-1], TTFT_P99_S, (Relation.ABOVE, thresholds.slo_ttft_s), RollbackBasis.PROMISE)
 
@@ -192,12 +192,19 @@ def _watch_speed(cell: Comparison, baseline: Latencies | None, loads: tuple[floa
         )
 
 
-def _watch_load(heaviest: Comparison, bands: Sequence[Band]) -> Iterator[Rollback]:
-    place = (heaviest.workload, heaviest.candidate, heaviest.condition.temperature)
-    ends = [band for band in bands if (band.workload, band.setting, band.temperature) == place]
+def _watch_load(heaviest: Comparison, bands: Sequence[Band], baseline: str) -> Iterator[Rollback]:
+    """Yield the rule on the load at which a candidate's last band ends, with the setting of the band that follows."""
+    mine = [band for band in bands if _place(band) == (heaviest.workload, heaviest.condition.temperature)]
+    ends = [band for band in mine if band.setting == heaviest.candidate]
     if ends and not isinf(ends[-1].up_to):
-        limit = Relation.ABOVE, ends[-1].up_to
-        yield _make_rule(heaviest, LOAD_SIGNALS[ends[-1].axis], limit, RollbackBasis.BAND_END)
+        after = next(band.setting for band in mine if (band.axis, band.above) == (ends[-1].axis, ends[-1].up_to))
+        limit, switch_to = (Relation.ABOVE, ends[-1].up_to), None if after == baseline else after
+        signal = LOAD_SIGNALS[ends[-1].axis]
+        yield _make_rule(heaviest, signal, limit, RollbackBasis.BAND_END, switch_to=switch_to)
+
+
+def _place(band: Band) -> tuple[str, float]:
+    return band.workload, band.temperature
 
 
 def _watch_first_token(
@@ -223,6 +230,7 @@ def _make_rule(
     *,
     loads: tuple[float, float] | None = None,
     measured: float | None = None,
+    switch_to: str | None = None,
 ) -> Rollback:
     """Return the rule that what was adopted for a cell goes when a signal stays beyond a limit."""
     relation, value = limit
@@ -237,6 +245,7 @@ def _make_rule(
         condition=cell.condition,
         loads=loads,
         measured=measured,
+        switch_to=switch_to,
     )
 
 

@@ -121,8 +121,9 @@ def _tell_gain(each: Comparison) -> str:
 
 
 def _tell_delay(comparisons: Iterable[Comparison]) -> Iterator[str]:
-    """Yield by how much first tokens come later, where that is much."""
-    worst = max((each.ttft.value for each in comparisons if each.ttft is not None), default=0.0)
+    """Yield by how much first tokens come later, where that is much and shown."""
+    shown = (each.ttft.value for each in comparisons if each.ttft is not None and each.ttft.low > 1)
+    worst = max(shown, default=0.0)
     if worst >= LATE_FIRST_TOKEN:
         yield f"first token {worst - 1:.0%} later"
 

@@ -32,17 +32,18 @@ Served = tuple[str | None, Config | None]
 """Name of the model that is served in the checkpoint's stead (None: no other), and the speculative JSON."""
 
 
-def get_context(setup: Setup, *, installed: frozenset[str] | None = None) -> Context:
+def get_context(setup: Setup, *, installed: frozenset[str] | None = None, nearest: bool = False) -> Context:
     """Look up what a setup names.
 
     Args:
         setup: what the operator wrote.
         installed: optional Python packages that the server has; None: they are not known here.
+        nearest: takes the nearest known release for one that is not known.
 
     Raises:
         InvalidSetup: the version is unknown.
     """
-    release = get_release(setup.engine_version or "newest")
+    release = get_release(setup.engine_version or "newest", nearest=nearest)
     rules = Rulebook(release.version)
     faults: list[Finding] = []
     model = _find_model(setup.target, faults)
