@@ -6,14 +6,14 @@ The folders are vLLM's own stages, in its order: `cli` (flags and JSON), `model`
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from draftwise.core import Effect, Finding, InvalidSetup, Ruling, Setup
+from draftwise.core import Effect, Finding, InvalidSetup, Ruling, Setup, Stage
 from draftwise.facts.vllm import find_remarks
 from draftwise.plan.check.cli import get_context
-from draftwise.plan.check.context import Context
+from draftwise.plan.check.context import SPEC, Context
 from draftwise.plan.check.engine import configure
 from draftwise.plan.check.report import Report, Resolved
 from draftwise.plan.check.serving import find_serving
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from draftwise.setups.read import Reading
 
 __all__ = ["Context", "Report", "Resolved", "check", "check_context", "check_many", "get_context", "judge"]
+
+_AFTER_SPEC = (Stage.ENGINE, Stage.START_UP, Stage.REQUEST)
 
 
 def check(setup: Setup, *, installed: frozenset[str] | None = None, nearest: bool = False) -> Report:
@@ -46,7 +48,7 @@ def check_context(context: Context) -> Report:
     found, (context, resolved) = collect(configure(context))
     findings: list[Finding] = [*find_remarks(context.release), *context.rulings, *found]
     if any(isinstance(each, Ruling) and each.effect is Effect.REJECTED for each in findings):
-        resolved = None
+        resolved, findings = None, [*_reached(findings)]
     elif resolved is not None:
         findings += find_serving(context, resolved)
     return Report(
@@ -56,6 +58,20 @@ def check_context(context: Context) -> Report:
         findings=tuple(findings),
         resolved=resolved,
     )
+
+
+def _reached(findings: Sequence[Finding]) -> Iterator[Finding]:
+    """Yield what holds of a setup that is rejected, all refusals included.
+
+    Where there is no speculative config, nothing changes or shows on account of it.
+    """
+    no_spec = any(
+        isinstance(each, Ruling) and each.effect is Effect.REJECTED and each.stage is Stage.CONFIG for each in findings
+    )
+    for each in findings:
+        silent = isinstance(each, Ruling) and each.effect not in (Effect.REJECTED, Effect.FAILS_LATER)
+        if not (no_spec and silent and each.where == SPEC and each.stage in _AFTER_SPEC):
+            yield each
 
 
 def judge(reading: Reading, *, installed: frozenset[str] | None = None, nearest: bool = False) -> Report:

@@ -135,13 +135,16 @@ def _refuse(context: Context, spec: Spec, asks_draft_model: bool) -> Step[Spec]:
     message = f"The drafter {spec.model!r} {said}: its config.json is of type {kind!r}."
     fix = "Use a release from 0.15.0 on."
     yield from context.rules.ruling("draft-model-not-supported", message, where="model", fix=fix)
-    yield from context.rules.ruling("drafter-fits-no-method", message, where="model", fix=_suggest_method(spec))
+    fix = _suggest_method(spec, is_target=spec.model == context.setup.target)
+    yield from context.rules.ruling("drafter-fits-no-method", message, where="model", fix=fix)
     return replace(spec.undecided("method", "draft"), method=None, draft=None)
 
 
-def _suggest_method(spec: Spec) -> str:
+def _suggest_method(spec: Spec, *, is_target: bool) -> str:
     if (head := _find_head(spec)) is not None:
         return f'Write "method": "{head}".'
+    if is_target:
+        return "The target has no modules of its own to draft with: name a drafter as `model`, or use another method."
     return 'Write "method": "draft_model" for a plain language model, or use a checkpoint of the method you want.'
 
 
