@@ -1,6 +1,7 @@
 """The decision in words: which setting for which traffic up to which load, its scope, and when to undo it."""
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -14,7 +15,8 @@ from draftwise.decide.conclusions import conclude_run, gather_evidence
 from draftwise.decide.recommendations import find_rollbacks
 from draftwise.decide.thresholds import Thresholds
 from draftwise.facts.signals import get_signal
-from draftwise.report.conditions import describe_rollback, describe_scope, describe_unmeasured
+from draftwise.report.conditions import describe_rollback, describe_rule, describe_scope, describe_unmeasured
+from draftwise.report.promql import write_alerts
 from draftwise.report.sentences import describe_decision
 from draftwise.report.summary import summarise
 
@@ -68,7 +70,15 @@ def test_different_settings_for_different_loads() -> None:
     assert ", then ngram k=3 1." in describe_decision(decision)
     schedule = decision.schedules[0].spec.to_dict()["num_speculative_tokens_per_batch_size"]
     assert [row[2] for row in schedule] == [5, 3]
-    assert len(describe_rollback(decision)) == 2
+    light, heavy = sorted(describe_rollback(decision), reverse=True)
+    assert re.search(r"; switch to ngram k=3 when for an hour there are more than \d+ concurrent requests\.$", light)
+    assert "roll back when for an hour tokens per step stay under" in light
+    assert "switch" not in heavy
+    (change,) = (rule for rule in decision.rollback if rule.switch_to is not None)
+    assert describe_rule(change).startswith(
+        "Switch from ngram k=5 to ngram k=3 on code when for an hour there are more"
+    )
+    assert "alert: SpeculationSwitch" in write_alerts([change])
 
 
 def test_a_candidate_that_pays_nowhere_leaves_everything_as_it_is() -> None:

@@ -6,7 +6,7 @@ The folders are vLLM's own stages, in its order: `cli` (flags and JSON), `model`
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -22,7 +22,7 @@ from draftwise.plan.check.steps import collect
 if TYPE_CHECKING:
     from draftwise.setups.read import Reading
 
-__all__ = ["Context", "Report", "Resolved", "check", "check_context", "check_many", "get_context", "judge"]
+__all__ = ["Context", "Report", "Resolved", "check", "check_context", "get_context", "judge"]
 
 _AFTER_SPEC = (Stage.ENGINE, Stage.START_UP, Stage.REQUEST)
 
@@ -85,8 +85,3 @@ def judge(reading: Reading, *, installed: frozenset[str] | None = None, nearest:
         version = reading.setup.engine_version
         report = Report(version=version, setup=reading.setup, findings=error.findings, resolved=None, is_judged=False)
     return replace(report, findings=(*reading.findings, *report.findings))
-
-
-def check_many(setups: Iterable[Setup]) -> Sequence[Report]:
-    """Return a report for each setup, in order."""
-    return [check(setup) for setup in setups]

@@ -97,7 +97,7 @@ def _stands_in(context: Context, method: str | None) -> bool:
 def _find_sizes(context: Context) -> Iterator[Ruling]:
     """Yield the refusal of sizes below 1, and of more GPUs than a node has."""
     length = context.given.get("max_model_len")
-    as_fits = -1 if context.rules.holds("length-auto") else 0
+    as_fits = -1 if context.rules.holds("max-model-len-auto") else 0
     if isinstance(length, int) and (length == 0 or length < as_fits):
         yield from context.rules.ruling(
             "target-length-not-positive",
