@@ -12,9 +12,22 @@ from draftwise.decide.comparison.cell import ALL
 from draftwise.decide.conclusions import gather_evidence
 from draftwise.measure.forecast import Forecast, name_repetitions
 from draftwise.runs.schedule import Turn
+from draftwise.statistics import FEWEST_PROMPTS
 
-__all__ = ["Fitted", "fit_repetition", "interleave", "leave_out", "list_missing", "rank_candidates"]
+__all__ = [
+    "Fitted",
+    "Place",
+    "find_promising",
+    "fit_repetition",
+    "interleave",
+    "leave_out",
+    "list_missing",
+    "put_first",
+    "rank_candidates",
+]
 
+Place = tuple[str, str]
+"""Workload and label of the condition."""
 _FEWEST_REPEATS = 2
 """Repetitions that are measured of something, if only of a part."""
 _LEAST_SHARE = 0.5
@@ -44,6 +57,27 @@ def interleave(turns: Iterable[Turn]) -> list[list[Turn]]:
         groups.setdefault((first.workload, first.condition, arms), []).append(block)
     placed = [((place + 0.5) / len(group), block) for group in groups.values() for place, block in enumerate(group)]
     return [block for _, block in sorted(placed, key=lambda each: each[0])]
+
+
+def find_promising(blocks: Iterable[Sequence[Turn]], forecast: Forecast, baseline: str) -> Place | None:
+    """Return where a candidate is expected to gain most, going by what was seen before the first turn."""
+    gains: dict[Place, float] = {}
+    for block in blocks:
+        seconds = {turn.arm: forecast.expect(turn) for turn in block}
+        plain_s = seconds.pop(baseline, 0.0)
+        if fastest_s := min(seconds.values(), default=0.0):
+            gains[block[0].place] = max(gains.get(block[0].place, 0.0), plain_s / fastest_s)
+    return max(gains, key=lambda each: gains[each], default=None)
+
+
+def put_first(blocks: Sequence[Sequence[Turn]], place: Place) -> list[Sequence[Turn]]:
+    """Return the blocks with those of a place first, as many as a verdict needs: it can be told early."""
+    first: list[Sequence[Turn]] = []
+    others: list[Sequence[Turn]] = []
+    for block in blocks:
+        is_needed = sum(len(each[0].prompts) for each in first) < FEWEST_PROMPTS
+        (first if is_needed and block[0].place == place else others).append(block)
+    return [*first, *others]
 
 
 def leave_out(turns: Iterable[Turn], candidates: Collection[str]) -> list[Turn]:

@@ -36,6 +36,11 @@ class Turn:
         return (self.arm, self.workload, self.condition.label, self.repeat, self.block, self.attempt)
 
     @property
+    def place(self) -> tuple[str, str]:
+        """Workload and label of the condition."""
+        return self.workload, self.condition.label
+
+    @property
     def block_key(self) -> tuple[str, str, int, int]:
         """Workload, label of the condition, repetition and block: what it shares with the turns it is paired with."""
         return self.workload, self.condition.label, self.repeat, self.block
