@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 from tests.support.made_comparisons import SLOWER, compared
-from tests.support.made_runs import CONTEXT, gains, make_run
+from tests.support.made_runs import CONTEXT, Truth, closed, gains, make_run
 from tests.support.validity import bend_turns, codes, findings, run_of
 
 from draftwise.core import Comparison, Counters, Disturbance, Finding, Run, Severity, Verdict
@@ -62,7 +62,7 @@ def test_a_run_of_which_nothing_counts_says_so() -> None:
 def test_the_reason_counts_the_blocks_and_says_what_disturbed_them() -> None:
     run = lose(make_run({CANDIDATE: gains(1.5)}, repeats=4), 0.75)
     reason = only(run).reason
-    assert reason.startswith("36 of 48 paired blocks were disturbed and count for nothing")
+    assert reason.startswith("36 of 48 pairs of turns were disturbed and count for nothing")
     assert REASON in reason
 
 
@@ -197,7 +197,7 @@ def test_a_gain_that_grows_and_is_one_all_along_is_adopted() -> None:
 @pytest.mark.parametrize(("faster", "verdict"), [("plain", Verdict.INCONCLUSIVE), (CANDIDATE, Verdict.ADOPT)])
 def test_a_baseline_that_can_be_far_faster_is_not_beaten(faster: str, verdict: Verdict) -> None:
     run = lose(make_run({CANDIDATE: gains(1.5)}, repeats=4), 0.1)
-    run = replace(run, disturbances=tuple(replace(each, faster=(faster,)) for each in run.disturbances))
+    run = replace(run, disturbances=tuple(replace(each, arm=faster, is_faster=True) for each in run.disturbances))
     found = only(run)
     assert found.verdict is verdict
     assert ("plain alone was far faster in" in found.reason) == (faster == "plain")
@@ -205,5 +205,44 @@ def test_a_baseline_that_can_be_far_faster_is_not_beaten(faster: str, verdict: V
 
 def test_what_made_both_arms_faster_contradicts_nothing() -> None:
     run = lose(make_run({CANDIDATE: gains(1.5)}, repeats=4), 0.1)
-    both = tuple(replace(each, faster=("plain", CANDIDATE)) for each in run.disturbances)
+    both = tuple(replace(each, arm=arm, is_faster=True) for each in run.disturbances for arm in ("plain", CANDIDATE))
     assert only(replace(run, disturbances=both)).verdict is Verdict.ADOPT
+
+
+def slow_server(factor: float, *, first: float | None = None, accepted: int = 0, k: int = 3) -> Truth:
+    """A server that takes so many times as long for a decoding step, and by default for the first token."""
+    return Truth(
+        step_s=lambda prompt_id, condition: 0.010 * factor,
+        ttft_s=lambda prompt_id, condition: 0.050 * (factor if first is None else first),
+        accepted=lambda prompt_id: accepted,
+        k=k,
+    )
+
+
+@pytest.mark.parametrize(
+    ("truths", "loser"),
+    [
+        ({CANDIDATE: slow_server(2.5)}, CANDIDATE),
+        ({"plain": slow_server(2.5, k=0), CANDIDATE: slow_server(1.0, accepted=1)}, "plain"),
+    ],
+)
+def test_a_server_that_is_slow_in_all_it_does_is_not_judged_by_it(truths: dict[str, Truth], loser: str) -> None:
+    found = only(make_run(truths, repeats=4))
+    assert found.verdict is Verdict.INCONCLUSIVE
+    assert re.match(rf"the server of {loser} takes 2\.[56]x as long as the other one for a decoding step", found.reason)
+
+
+def test_steps_that_verify_much_and_do_not_pay_are_rejected() -> None:
+    """The first token comes as late as in the demo, where drafters compute the prompt as well."""
+    assert only(make_run({CANDIDATE: slow_server(2.5, first=1.25)}, repeats=4)).verdict is Verdict.REJECT
+
+
+def test_slowness_in_everything_that_lasts_is_the_servers_own() -> None:
+    run = make_run({CANDIDATE: slow_server(2.5)}, repeats=4)
+    lasting = bend_turns(run, lambda turn: replace(turn, wall_s=10.0))
+    assert only(lasting).verdict is Verdict.REJECT
+
+
+def test_under_load_the_first_token_waits_for_the_steps_of_others() -> None:
+    run = make_run({CANDIDATE: slow_server(2.5)}, repeats=4, conditions=closed(4))
+    assert only(run).verdict is Verdict.REJECT

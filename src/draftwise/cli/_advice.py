@@ -42,12 +42,11 @@ def show_advice(console: Console, advice: Advice, *, why: bool) -> None:
 
 
 def _head(advice: Advice) -> str:
-    """Return one line with the requirements, and the release if it is not the requested version."""
+    """Return one line with the requirements."""
     requirements, traffic = advice.requirements, advice.requirements.traffic
-    known = requirements.version in (advice.version, f"v{advice.version}", "newest", "latest")
     return "  ".join(
         (
-            f"vLLM {advice.version}" + ("" if known else f" (requested: {requirements.version})"),
+            f"vLLM {advice.version}",
             _short(requirements.target),
             f"{requirements.gpus} x {requirements.gpu.name}",
             traffic.kind or f"overlap {traffic.overlap}",

@@ -17,7 +17,15 @@ from draftwise.core.decision import (
     SingleSetting,
     UnmeasuredCell,
 )
-from draftwise.core.finding import BackendError, DraftwiseError, Finding, InvalidSetup, Severity, StorageError
+from draftwise.core.finding import (
+    BackendError,
+    DraftwiseError,
+    Finding,
+    InvalidSetup,
+    Severity,
+    StorageError,
+    UnreadableSource,
+)
 from draftwise.core.load import Arrivals, ClosedLoop, Condition, Load, OpenLoop, Phase, Replay
 from draftwise.core.ruling import Effect, Ruling, Stage
 from draftwise.core.run import (
@@ -97,6 +105,7 @@ __all__ = [
     "Timing",
     "TurnRecord",
     "UnmeasuredCell",
+    "UnreadableSource",
     "Verdict",
     "Workload",
 ]

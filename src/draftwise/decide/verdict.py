@@ -112,7 +112,7 @@ def _find_doubt(found: Unjudged, findings: Sequence[Finding], thresholds: Thresh
     lost, cell = found.lost, found.estimates.cell
     if lost is not None and lost.of - lost.count < thresholds.blocks_left * lost.of:
         return (
-            f"{lost.count} of {lost.of} paired blocks were disturbed and count for nothing ({lost.reason}): "
+            f"{lost.count} of {lost.of} pairs of turns were disturbed and count for nothing ({lost.reason}): "
             f"{thresholds.blocks_left:.0%} of them must be left"
         )
     doubts = (
@@ -120,15 +120,16 @@ def _find_doubt(found: Unjudged, findings: Sequence[Finding], thresholds: Thresh
     )
     if doubt := next((f"{each.message.rstrip('.')} ({each.code})" for each in doubts), ""):
         return doubt
-    return _find_contradiction(found, thresholds.margin)
+    return _find_contradiction(found, thresholds)
 
 
-def _find_contradiction(found: Unjudged, margin: float) -> str:
+def _find_contradiction(found: Unjudged, thresholds: Thresholds) -> str:
     """Return what in a run contradicts the ratio of the whole, empty where nothing does.
 
     One of two servers that is slow for a good part of a run makes a ratio that is exact and wrong.
     """
-    side, cell = conclude(found.comparison.deciding, margin), found.estimates.cell
+    margin, cell = thresholds.margin, found.estimates.cell
+    side = conclude(found.comparison.deciding, margin)
     if side not in (Conclusion.FASTER, Conclusion.SLOWER):
         return ""
     loser = cell.baseline if side is Conclusion.FASTER else cell.candidate
@@ -136,12 +137,38 @@ def _find_contradiction(found: Unjudged, margin: float) -> str:
     if count >= min(_FASTER_AT_TIMES, ceil(_FASTER_SHARE * blocks)):
         text = f"{loser} alone was far faster in {count} of the turns set aside than in those that count"
         return f"{text}: was it slow there?"
+    if doubt := _find_slow_server(found, loser, thresholds):
+        return doubt
     change = found.estimates.ratios.change
     if change is None or (change.lowest > 1 + margin if side is Conclusion.FASTER else change.highest < 1 - margin):
         return ""
     return (
         f"the speed-up changed in the course of the run, from {change.lowest:.2f}x in one stretch of it to "
         f"{change.highest:.2f}x in another: one of the two servers was slower for a while; measure again"
+    )
+
+
+def _find_slow_server(found: Unjudged, loser: str, thresholds: Thresholds) -> str:
+    """Return that the slower arm's server is slow in what drafting has no part in, empty where it is not.
+
+    A server that is slow for as long as it is looked at, since its start, is steady, and slow beside no turn of its
+    own. With a single stream its first token tells: speculation changes the time of a step, and hardly that one.
+    """
+    comparison, cell = found.comparison, found.estimates.cell
+    seconds = sum(turn.wall_s for turn in cell.turns if turn.arm == loser)
+    is_single = cell.condition.concurrency == 1
+    if not is_single or comparison.ttft is None or comparison.tpot is None or seconds >= thresholds.slow_server_s:
+        return ""
+    ours, theirs = (cell.counters[arm].tokens_per_step or 1.0 for arm in (cell.candidate, cell.baseline))
+    first, step = comparison.ttft, _scale(comparison.tpot, ours / theirs)
+    if loser == cell.baseline:
+        first, step = _inverse(first), _inverse(step)
+    if min(first.low, step.low) <= 1 + thresholds.slow_server:
+        return ""
+    return (
+        f"the server of {loser} takes {step.value:.1f}x as long as the other one for a decoding step and "
+        f"{first.value:.1f}x to the first token, in which drafting has no part: is it slow itself? See to it, or "
+        f"measure it for {thresholds.slow_server_s / 60:.0f} minutes instead of {seconds / 60:.1f}"
     )
 
 
@@ -201,6 +228,10 @@ def _sides(
     yield from [main, *kept] if closed else [*kept, main]
     if closed and comparison.throughput is not None and comparison.tpot is not None:
         yield "time per token of a request", conclude(_inverse(comparison.tpot), margin)
+
+
+def _scale(ratio: Interval, by: float) -> Interval:
+    return Interval(value=ratio.value * by, low=ratio.low * by, high=ratio.high * by)
 
 
 def _inverse(ratio: Interval) -> Interval:

@@ -57,7 +57,7 @@ def keys_where(*, embedded: Embedded) -> Mapping[str, SpecKey]:
 
 
 def find_name_traps() -> Iterator[str]:
-    """Yield the words in a drafter's name that make the newest vLLM shipped take it for a head, whatever its `method`."""
+    """Yield words in a drafter's name that make the newest vLLM shipped take it for a head, whatever its `method`."""
     newest = next(release for release in reversed(releases()) if release.added is None)
     inference = newest.table("method_inference")
     return (rule["name"] for method in inference["order"] for rule in inference[method] if "name" in rule)

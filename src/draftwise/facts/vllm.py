@@ -7,7 +7,7 @@ that the user added in `draftwise.facts.added`. A topic is read when it is first
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
@@ -16,11 +16,11 @@ from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
-from draftwise.core import InvalidSetup
+from draftwise.core import Finding, InvalidSetup, Severity
 from draftwise.facts.added import AddedRelease, read_added, read_table
 from draftwise.facts.spans import Row, decode, encode
 
-__all__ = ["Release", "Span", "forget_added", "get_release", "history", "releases", "topics"]
+__all__ = ["Release", "Span", "find_remarks", "forget_added", "get_release", "history", "releases", "topics"]
 
 _DATA = files("draftwise.facts").joinpath("data/vllm")
 _RELEASES = "releases.json"
@@ -47,8 +47,10 @@ class Release:
     version: Version
     built: str = field(compare=False)
     """Date of the wheel's newest file, e.g. `2026-04-18`."""
-    exact: bool = field(default=True, compare=False)
-    """False if another version was requested, of which this is the nearest known release at or below."""
+    asked: str = field(default="", compare=False)
+    """The version that was requested, where it is not this one by name."""
+    is_same: bool = field(default=True, compare=False)
+    """Whether what was requested is this release or another build of it; False where it is only the nearest known."""
     added: AddedRelease | None = field(default=None, compare=False)
     """What is known of how the user added it; None for a release that is shipped."""
 
@@ -69,36 +71,64 @@ class Release:
         return _cite(_table(topic, str(self.version))[key])
 
 
-def get_release(text: str) -> Release:
+def get_release(text: str, *, nearest: bool = False) -> Release:
     """Return a release by the version that a user writes, an image tag or `newest`.
 
-    A version that is not itself a known release (a candidate, a local build, one newer than the catalogue) gives the
-    nearest known release at or below it, with `exact` false.
+    Going by PEP 440, a local label (`0.26.0+cpu`, the rest of an image's tag) and a post-release (`0.26.0.post1`) are
+    builds of the same release. A candidate or a development version is another one, which nobody has looked into.
+
+    Args:
+        text: what the user wrote.
+        nearest: takes the nearest known release for one that is not known; `find_remarks` then says so.
 
     Raises:
-        InvalidSetup: the text is no version, or it is older than the oldest release covered.
+        InvalidSetup: the text is no version, or (unless `nearest`) that release is not known.
     """
     if text.strip().lower() in _NEWEST:
         return releases()[-1]
-    oldest = releases()[0]
-    asked, whole = _parse(text)
-    known = next((release for release in reversed(releases()) if release.version <= asked), None)
-    if known is None:
-        raise InvalidSetup.because(
-            "unknown-release",
-            f"vLLM {asked} is older than {oldest}, the oldest release that is covered.",
+    asked = _parse(text)
+    known = {release.version: release for release in releases()}
+    same = known.get(Version(asked.public)) or (None if asked.is_prerelease else known.get(Version(asked.base_version)))
+    if same is not None:
+        return same if same.version == asked else replace(same, asked=text.strip().removeprefix("v"))
+    closest = _find_nearest(asked)
+    if nearest:
+        return replace(closest, asked=str(asked), is_same=False)
+    raise _unknown(asked, closest)
+
+
+def find_remarks(release: Release) -> Iterator[Finding]:
+    """Yield what a user must know of the release that stands for the version that was requested."""
+    if release.asked and release.is_same:
+        message = f"vLLM {release.asked} is a build of {release} and is judged as that release."
+        yield Finding(code="release-build", severity=Severity.INFO, message=message, where="engine_version")
+    elif release.asked:
+        yield Finding(
+            code="release-nearest",
+            severity=Severity.WARNING,
+            message=f"vLLM {release.asked} is not known here and is judged as {release}, the nearest release that is.",
             where="engine_version",
-            fix=f"Give a release from {oldest} to {releases()[-1]}.",
+            fix=f"Add it with `draftwise facts add vllm=={release.asked}`.",
         )
-    return known if whole and known.version == asked else replace(known, exact=False)
 
 
-def _parse(text: str) -> tuple[Version, bool]:
-    """Return the version in a text, and whether it is the whole text: an image tag (`v0.20.0-cu130`) goes on."""
-    bare = text.strip()
-    for part in (bare, bare.partition("-")[0]):
+def _unknown(asked: Version, closest: Release) -> InvalidSetup:
+    known = releases()
+    if asked < known[0].version:
+        message = f"vLLM {asked} is older than {known[0]}, the oldest release that is known."
+        fix = f"Give a release from {known[0]} to {known[-1]}."
+    else:
+        message = f"vLLM {asked} is not known here. The releases known are {', '.join(map(str, known))}."
+        fix = f"Add it with `draftwise facts add vllm=={asked}`, or give --nearest to have it judged as {closest}."
+    return InvalidSetup.because("unknown-release", message, where="engine_version", fix=fix)
+
+
+def _parse(text: str) -> Version:
+    """Return the version in a text; the rest of an image's tag (`v0.20.0-cu130`) becomes its local label."""
+    bare, _, rest = text.strip().partition("-")
+    for spelled in (text.strip(), f"{bare}+{rest}", bare):
         try:
-            return Version(part), part == bare
+            return Version(spelled)
         except InvalidVersion:
             continue
     raise InvalidSetup.because(
@@ -107,6 +137,14 @@ def _parse(text: str) -> tuple[Version, bool]:
         where="engine_version",
         fix=f"Write it as {releases()[-1]}, or newest.",
     )
+
+
+def _find_nearest(asked: Version) -> Release:
+    """Return the release that a candidate leads to, else the newest one before a version, else the oldest."""
+    led_to = Version(asked.base_version) if asked.pre is not None and not asked.is_devrelease else asked
+    same = next((release for release in releases() if release.version == led_to), None)
+    before = next((release for release in reversed(releases()) if release.version <= asked), None)
+    return same or before or releases()[0]
 
 
 @cache

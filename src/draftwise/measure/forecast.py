@@ -52,8 +52,8 @@ class Forecast:
     def sum(self, turns: Iterable[Turn]) -> float:
         """Return the seconds that turns take, one after the other, with the servers' replacements between them."""
         turns = list(turns)
-        stretches = {(turn.repeat, turn.arm) for turn in turns}
-        starts = len(stretches) - len({repeat for repeat, _ in stretches})
+        stretches = {(turn.stretch, turn.arm) for turn in turns}
+        starts = len(stretches) - len({stretch for stretch, _ in stretches})
         return sum(map(self.expect, turns)) + self.switch_s * starts
 
     def expect(self, turn: Turn) -> float:

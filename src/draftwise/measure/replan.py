@@ -103,8 +103,7 @@ def list_missing(turns: Iterable[Turn], run: Run, *, returned: Collection[str] =
     baseline, last = run.plan.arms[0].name, max(run.turns, key=lambda each: each.turn, default=None)
     attempts: dict[tuple[str, str, int, int], dict[int, set[str]]] = {}
     for turn in run.turns:
-        key = (turn.workload, turn.condition, turn.repeat, turn.block)
-        attempts.setdefault(key, {}).setdefault(turn.attempt, set()).add(turn.arm)
+        attempts.setdefault(turn.block_key, {}).setdefault(turn.attempt, set()).add(turn.arm)
     missing: list[Turn] = []
     for block in _list_blocks(turns):
         known = attempts.get(block[0].block_key, {})
@@ -122,7 +121,7 @@ def _is_under_way(turn: Turn, last: TurnRecord | None, plan: RunPlan) -> bool:
     """Return whether a turn is of the block, or of the repetition of one server after the other, that was cut off."""
     if last is None or plan.one_at_a_time:
         return last is not None and turn.repeat == last.repeat
-    return turn.block_key == (last.workload, last.condition, last.repeat, last.block)
+    return turn.block_key == last.block_key
 
 
 def _list_blocks(turns: Iterable[Turn]) -> Iterator[list[Turn]]:

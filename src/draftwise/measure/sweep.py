@@ -40,7 +40,7 @@ _MOST_ROUNDS = 6
 _LOOK_AGAIN = 1.25
 """Times the prompts of the last look for a first verdict, for the next one: a look takes time of the run."""
 _RETAKEN = 0.25
-"""Share of a repetition's blocks that are taken again at most, each time."""
+"""Share of a repetition's turns that are taken again at most, each time."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -123,7 +123,7 @@ class Sweep:
             blocks = self._fit(ahead)
             if self._leading is None and not self._plan.one_at_a_time:
                 blocks = self._lead(blocks)
-            await self._measure(blocks, f"measuring repetition {repeat}")
+            await self._measure(blocks, repeat, f"measuring repetition {repeat}")
             await self._retake(conditions, repeat)
             if self._is_over:
                 return
@@ -162,12 +162,12 @@ class Sweep:
         self._report_progress(chain(*fitted.blocks, later))
         return fitted.blocks
 
-    async def _measure(self, blocks: Sequence[Sequence[Turn]], doing: str) -> None:
+    async def _measure(self, blocks: Sequence[Sequence[Turn]], number: int, doing: str) -> None:
         """Measure paired blocks, numbered in their order, until the time does not allow for another one."""
         self.experiment.progress.wait(doing)
         if self._plan.one_at_a_time and blocks:
             # The server that was warmed up last is up still: it begins.
-            blocks = [join_stretches(chain(*blocks), [arm.name for arm in reversed(self._plan.arms)])]
+            blocks = [join_stretches(chain(*blocks), [arm.name for arm in reversed(self._plan.arms)], number)]
         for place, block in enumerate(blocks):
             expected = self.forecast.sum(block)
             if expected > self._left_s():
@@ -217,21 +217,26 @@ class Sweep:
             self._number += 1
 
     async def _retake(self, conditions: Sequence[Condition], repeat: int) -> None:
-        """Take disturbed blocks again, of this repetition and of those before it: so many at most, each a few times."""
-        if self._plan.one_at_a_time:
-            return  # a few blocks are not worth the restarts
+        """Take disturbed turns again, of this repetition and of those before it: so many at most, each a few times.
+
+        Where one server is up at a time, once after the last repetition: that takes one more start of each arm.
+        """
+        is_once = self._plan.one_at_a_time
+        if is_once and repeat < self._plan.repeats:
+            return
         labels = [condition.label for condition in conditions]
         turns = [turn for number in range(1, repeat + 1) for turn in self._plan_repetition(conditions, number)]
-        allowed = ceil(_RETAKEN * len({turn.block_key for turn in turns if turn.repeat == repeat}))
+        allowed = ceil(_RETAKEN * sum(turn.repeat == repeat for turn in turns))
         while allowed > 0 and not self._is_over:
-            lost = list(find_lost(self._directory.read(), labels))[:allowed]
-            planned = plan_retakes(lost, turns)
-            blocks = [[turn for turn in block if not self.experiment.has(turn)] for block in planned]
-            if not any(blocks):
+            blocks = plan_retakes(find_lost(self._directory.read(), labels), turns, most=allowed)
+            while is_once and blocks and self.forecast.sum(chain(*blocks)) > self._left_s():
+                blocks.pop()
+            if not blocks:
                 return
             self._report_progress(chain(*blocks))
-            await self._measure(blocks, f"retaking {sum(map(len, blocks))} disturbed turns of repetition {repeat}")
-            allowed -= len(blocks)
+            count = sum(map(len, blocks))
+            await self._measure(blocks, repeat + 1, f"retaking {count} disturbed turns up to repetition {repeat}")
+            allowed = 0 if is_once else allowed - count
 
     def _leave_out(self, omission: Omission) -> None:
         """Record and say what is not measured for lack of time."""

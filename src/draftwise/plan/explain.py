@@ -49,7 +49,7 @@ def explain(name: str) -> tuple[Explanation, ...]:
         near = get_close_matches(name.strip().lstrip("-"), sorted(_names()), n=3, cutoff=0.5)
         raise InvalidSetup.because(
             "unknown-name",
-            f"the name {name!r} is unknown.",
+            f"The name {name!r} is unknown.",
             fix=f"Did you mean {' or '.join(near)}?" if near else "Give a finding's code, a key, a method or a flag.",
         )
     return found

@@ -49,9 +49,9 @@ def describe_missing(decision: Decision) -> str:
     if not missing:
         return ""
     flags = [_FLAGS[name] for name in missing if name in _FLAGS]
-    way_out = f" Add it with `draftwise report RUN` and {join_names(flags, most=len(flags))}." if flags else ""
+    way_out = f" Add it with `draftwise report RUN` and {join_names(flags)}." if flags else ""
     return (
-        f"NOT EVIDENCE: the run does not carry its {join_names(missing, most=len(missing))}, without which nobody can "
+        f"NOT EVIDENCE: the run does not carry its {join_names(missing)}, without which nobody can "
         f"repeat or judge it.{way_out}"
     )
 

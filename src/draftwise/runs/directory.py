@@ -77,7 +77,7 @@ class RunDirectory:
         if path.exists() and (not path.is_dir() or any(each.name != _SERVER_LOGS for each in path.iterdir())):
             raise InvalidSetup.because(
                 "run-exists",
-                "is there already.",
+                f"{path} is there already.",
                 where=str(path),
                 fix=f"Choose another --out, or continue it with --resume {path}.",
             )
@@ -88,7 +88,10 @@ class RunDirectory:
         except OSError as error:
             # Said now, not after the servers have taken minutes to start.
             raise InvalidSetup.because(
-                "unwritable-run", f"cannot be written ({error.strerror}).", where=str(path), fix="Choose another --out."
+                "unwritable-run",
+                f"{path} cannot be written ({error.strerror}).",
+                where=str(path),
+                fix="Choose another --out.",
             ) from None
         return cls(path)
 
@@ -250,7 +253,7 @@ class RunDirectory:
         if workload.sha256 != row["sha256"]:
             raise InvalidSetup.because(
                 "workload-changed",
-                "is not what was measured (its hash differs from the manifest).",
+                f"{path} is not what was measured: its hash differs from the one in {_MANIFEST}.",
                 where=str(path),
                 fix="Restore the file or start a new run.",
             )
@@ -295,6 +298,6 @@ class RunDirectory:
 
     def _cannot_write(self, error: OSError) -> StorageError:
         return StorageError(
-            f"{self.path}: cannot be written ({error.strerror}). Everything measured before is kept: "
+            f"{self.path} cannot be written ({error.strerror}). Everything measured before is kept: "
             f"make room, then go on with: draftwise decide --resume {self.path}"
         )

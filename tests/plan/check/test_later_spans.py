@@ -28,6 +28,9 @@ FORCE_V1 = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
 FORCE_V2 = {"VLLM_USE_V2_MODEL_RUNNER": "1"}
 
 
+PIECEWISE = {"compilation_config": '{"cudagraph_mode": "PIECEWISE"}'}
+
+
 def schedule(*entries: list[int]) -> dict:
     return {"num_speculative_tokens_per_batch_size": list(entries)}
 
@@ -269,7 +272,10 @@ LATER = [
     ("lookups-run-piecewise", NGRAM, "0.11.0", NEWEST),
     ("lookups-run-piecewise", SUFFIX, "0.11.0", NEWEST),
     ("schedule-counts-prefills", EAGLE.but(spec=schedule([1, 4, 3])), "0.24.0", NEWEST),
-    ("schedule-drafts-in-full", EAGLE.but(spec=schedule([1, 4, 3], [5, 8, 1]), resolved=V2), "0.25.0", "0.31.0"),
+    ("schedule-breaks-capture", EAGLE.but(spec=schedule([1, 4, 3], [5, 8, 1]), resolved=V2), "0.25.0", "0.31.0"),
+    ("schedule-drafts-in-full",
+     EAGLE.but(spec=schedule([1, 4, 3], [5, 8, 1]), resolved=V2, args=PIECEWISE), "0.25.0", "0.31.0"),
+    ("schedule-drafts-in-full", DFLASH.but(spec=schedule([1, 4, 3], [5, 8, 1]), resolved=V2), "0.25.0", "0.31.0"),
     ("schedule-off-still-drafts", EAGLE.but(spec=schedule([1, 4, 3], [5, 8, 0]), resolved=V2), "0.32.0", NEWEST),
     ("schedule-off-still-drafts", DFLASH.but(spec=schedule([1, 4, 3], [5, 8, 0]), resolved=V2), "0.32.0", NEWEST),
     ("schedule-unpads-admissions",

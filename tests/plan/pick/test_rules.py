@@ -72,7 +72,7 @@ WITH_FILES = {
     "does-not-match",
     "locked-in",
     "changed-by-release",
-    "quantised-target",
+    "quantized-target",
 }
 """Rules that need a directory: below."""
 
@@ -155,7 +155,7 @@ def base_of_the_target(folder: Path) -> Advice:
     return advise(write(folder / "Llama-3.1-8B-Instruct", copy_of(LLAMA)))
 
 
-def quantised(folder: Path) -> Advice:
+def quantized(folder: Path) -> Advice:
     settings = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
     return advise(write(folder / "Llama-3.1-8B-Instruct", copy_of(LLAMA) | {"quantization_config": settings}))
 
@@ -170,7 +170,7 @@ _SHAPE = {
 @pytest.mark.parametrize(
     ("code", "made"),
     [
-        ("quantised-target", quantised),
+        ("quantized-target", quantized),
         ("given-drafter", medusa),
         ("locked-in", medusa),
         ("does-not-match", head_without_weights),

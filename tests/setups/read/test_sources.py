@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 
 from draftwise.core import InvalidSetup, Severity
+from draftwise.plan.check import judge
 from draftwise.setups.read import Reading, read_setups
 
 SPEC = {"method": "ngram", "num_speculative_tokens": 5}
@@ -51,9 +52,17 @@ class TestText:
         (reading,) = read_setups(source, engine_version="0.22.0")
         assert (reading.setup.engine_version, codes(reading)) == ("0.22.0", ["other-version-asked"])
 
-    def test_an_unknown_release_is_a_finding(self):
-        (reading,) = read_setups("docker run vllm/vllm-openai:v0.6.0 --model m")
-        assert codes(reading) == ["unknown-release"]
+    @pytest.mark.parametrize(
+        ("version", "nearest"), [("0.6.0", "0.9.2"), ("0.34.0", "0.33.0"), ("0.33.1rc0", "0.33.0")]
+    )
+    def test_an_unknown_release_is_kept_and_its_words_read_by_the_nearest(self, version, nearest):
+        (reading,) = read_setups(f"docker run vllm/vllm-openai:v{version} --model m")
+        assert (reading.setup.engine_version, codes(reading)) == (version, [])
+        assert judge(reading).accepted is None
+        assert [finding.code for finding in judge(reading).findings] == ["unknown-release"]
+        report = judge(reading, nearest=True)
+        assert (report.accepted, report.version, report.asked) == (True, nearest, version)
+        assert "release-nearest" in {finding.code for finding in report.findings}
 
     @pytest.mark.parametrize(
         ("source", "code"),
@@ -68,7 +77,7 @@ class TestText:
             ("services: [", "not-yaml"),
             ("{", "not-json"),
             ("[1]", "no-server"),
-            ("no/such/file.yaml", "unreadable-file"),
+            ("no/such/file.yaml", "no-such-file"),
         ],
     )
     def test_what_cannot_be_read_says_why(self, source, code):

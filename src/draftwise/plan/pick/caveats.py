@@ -66,4 +66,4 @@ def _about_target(case: Case, proposal: Proposal) -> Iterator[Finding]:
         yield get_advice("moe-verification").finding(f"{case.target.name} is a mixture of experts.")
     as_published = case.target.origin == "table" and not case.requirements.args.get("quantization")
     if case.precision.bits == 4 and proposal.work is not None and not as_published:
-        yield get_advice("quantised-target").finding(f"The target runs in {case.precision.name}.")
+        yield get_advice("quantized-target").finding(f"The target runs in {case.precision.name}.")

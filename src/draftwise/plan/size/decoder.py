@@ -73,14 +73,14 @@ def decoder_parts(config: Config, shape: ModelShape) -> tuple[Part, ...]:
     """
     hidden, vocab = shape.hidden_size, shape.vocab_size
     parts = [
-        Part(name="embed_tokens", role="embedding", rows=vocab, cols=hidden, split=Split.VOCABULARY, quantised=False),
+        Part(name="embed_tokens", role="embedding", rows=vocab, cols=hidden, split=Split.VOCABULARY, quantized=False),
         *_layer_parts(config, shape),
         norm("norm", hidden, last=True),
     ]
     if not shape.tie_word_embeddings:
         parts.append(
             Part(
-                name="lm_head", role="head", rows=vocab, cols=hidden, split=Split.VOCABULARY, quantised=False, last=True
+                name="lm_head", role="head", rows=vocab, cols=hidden, split=Split.VOCABULARY, quantized=False, last=True
             )
         )
     return tuple(parts)
@@ -88,7 +88,7 @@ def decoder_parts(config: Config, shape: ModelShape) -> tuple[Part, ...]:
 
 def norm(name: str, width: int, layers: tuple[int, ...] = (), *, last: bool = False) -> Part:
     """Return a norm's weights."""
-    return Part(name=name, role="norm", rows=width, layers=layers, split=Split.COPIED, quantised=False, last=last)
+    return Part(name=name, role="norm", rows=width, layers=layers, split=Split.COPIED, quantized=False, last=last)
 
 
 def _layer_parts(config: Config, shape: ModelShape) -> Iterator[Part]:
@@ -162,7 +162,7 @@ def _latent_parts(config: Config, shape: ModelShape, layers: tuple[int, ...]) ->
         dim = config["index_head_dim"]
         yield copied(name="indexer.wq_b", rows=indexer * dim, cols=width)
         yield copied(name="indexer.wk", rows=dim, cols=hidden)
-        yield copied(name="indexer.weights_proj", rows=indexer, cols=hidden, quantised=False)
+        yield copied(name="indexer.weights_proj", rows=indexer, cols=hidden, quantized=False)
 
 
 def _linear_attention_parts(config: Config, shape: ModelShape, layers: tuple[int, ...]) -> Iterator[Part]:
@@ -175,7 +175,7 @@ def _linear_attention_parts(config: Config, shape: ModelShape, layers: tuple[int
     yield part(name="in_proj_qkvz", rows=2 * keys + 2 * values, cols=hidden)
     yield part(name="in_proj_ba", rows=2 * value_heads, cols=hidden)
     kernel = config.get("linear_conv_kernel_dim") or 4
-    yield part(name="conv1d", rows=2 * keys + values, cols=kernel, quantised=False)
+    yield part(name="conv1d", rows=2 * keys + values, cols=kernel, quantized=False)
     yield part(name="A_log, dt_bias", rows=2 * value_heads)
     yield norm("linear_attn.norm", head, layers)
     yield part(name="out_proj", rows=values, cols=hidden)
@@ -197,7 +197,7 @@ def mlp_parts(config: Config, shape: ModelShape, layers: tuple[int, ...]) -> Ite
     part = partial(Part, role="experts", layers=sparse)
     yield part(name="experts", rows=3 * inner, cols=hidden, copies=count)
     yield Part(
-        name="router", role="router", rows=count, cols=hidden, layers=sparse, split=Split.COPIED, quantised=False
+        name="router", role="router", rows=count, cols=hidden, layers=sparse, split=Split.COPIED, quantized=False
     )
     if config.get("scoring_func") == "sigmoid" or config.get("model_type") in _CORRECTED:
         yield Part(
@@ -209,7 +209,7 @@ def mlp_parts(config: Config, shape: ModelShape, layers: tuple[int, ...]) -> Ite
     if shared := _shared_width(config, inner):
         yield part(name="shared_expert", rows=3 * shared, cols=hidden)
         if config.get("shared_expert_intermediate_size"):
-            yield part(name="shared_expert_gate", rows=1, cols=hidden, split=Split.COPIED, quantised=False)
+            yield part(name="shared_expert_gate", rows=1, cols=hidden, split=Split.COPIED, quantized=False)
 
 
 def num_experts(config: Config) -> int:

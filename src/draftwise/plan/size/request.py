@@ -40,7 +40,7 @@ class Request:
     shape: ModelShape
     precision: Precision
     spared: frozenset[str] = frozenset()
-    """Roles that the checkpoint's quantisation leaves in 16 bit."""
+    """Roles that the checkpoint's quantization leaves in 16 bit."""
     directory: Path | None = None
     """Where the target's weights lie, None where only its shape is known."""
     vision: Mapping[str, Any] | None = None

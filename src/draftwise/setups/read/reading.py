@@ -13,7 +13,7 @@ from draftwise.setups.read.arguments.command_line import Arguments, read_argumen
 from draftwise.setups.read.shell.launch import Launch, find_launch
 from draftwise.setups.read.shell.words import Word, check_length
 
-__all__ = ["Reading", "choose_release", "no_server", "read_launch", "read_words"]
+__all__ = ["NoServer", "Reading", "choose_release", "no_server", "read_launch", "read_words"]
 
 _HIDDEN = frozenset({"VLLM_API_KEY"})
 
@@ -54,8 +54,8 @@ def read_launch(launch: Launch, *, engine_version: str | None = None, folder: Pa
         folder: where a `--config` file is looked for; None for a server in a container.
     """
     version = engine_version or launch.version
-    release, findings = choose_release(version)
-    findings = [*launch.findings, *findings, *_about_version(launch, engine_version)]
+    release = choose_release(version)
+    findings = [*launch.findings, *_about_version(launch, engine_version)]
     found = read_arguments(launch.words, release, launch.entry, folder=None if launch.image else folder)
     setup = Setup(
         target=_get_target(found.model, launch.mounts),
@@ -71,9 +71,13 @@ def read_launch(launch: Launch, *, engine_version: str | None = None, folder: Pa
     return Reading(setup=setup, where=launch.where, findings=tuple(findings))
 
 
+class NoServer(InvalidSetup):
+    """The text was read, and starts no vLLM server."""
+
+
 def no_server(name: str) -> InvalidSetup:
     """Return the error of a text in which no vLLM server is found; `name` is that of its file."""
-    return InvalidSetup.because(
+    return NoServer.because(
         "no-server",
         "The text starts no vLLM server.",
         where=name,
@@ -81,12 +85,12 @@ def no_server(name: str) -> InvalidSetup:
     )
 
 
-def choose_release(version: str | None) -> tuple[Release, list[Finding]]:
-    """Return the release whose flags apply, and the errors where there is no such release."""
+def choose_release(version: str | None) -> Release:
+    """Return the release whose flags apply, the nearest where it is not known: whoever judges the setup says so."""
     try:
-        return get_release(version or "newest"), []
-    except InvalidSetup as error:
-        return releases()[0], list(error.findings)
+        return get_release(version or "newest", nearest=True)
+    except InvalidSetup:
+        return releases()[-1]
 
 
 def _about_version(launch: Launch, engine_version: str | None) -> Iterator[Finding]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from draftwise.checkpoints.model_config import ModelConfig, find_model_config
 from draftwise.core import Finding, InvalidSetup, Ruling, Setup, Stage
+from draftwise.facts.flag_types import HUMAN_READABLE, read_human_int
 from draftwise.facts.methods import methods_where
 from draftwise.facts.old_flags import read_old_flags
 from draftwise.facts.rules import Rulebook
@@ -22,21 +23,8 @@ from draftwise.plan.check.steps import Step, collect
 
 __all__ = ["get_context"]
 
-_HUMAN = frozenset(
-    {
-        "max_model_len",
-        "max_num_batched_tokens",
-        "max_num_scheduled_tokens",
-        "kv_cache_memory_bytes",
-        "safetensors_prefetch_block_size",
-        "max_num_queued_tokens",
-    }
-)
-"""Flags that take numbers with a unit, such as 32k."""
 _FREE = frozenset({"quantization"})
 """Flags whose declared choices the parser does not enforce: the config does."""
-_UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-_WITH_UNIT = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT])")
 _PARALLEL = ("peagle",)
 """Speculators types whose heads draft in parallel."""
 _HUB_NAME = re.compile(r"(?!.*(--|\.\.))[A-Za-z0-9_][\w.-]*(/[A-Za-z0-9_][\w.-]*)?")
@@ -44,17 +32,18 @@ Served = tuple[str | None, Config | None]
 """Name of the model that is served in the checkpoint's stead (None: no other), and the speculative JSON."""
 
 
-def get_context(setup: Setup, *, installed: frozenset[str] | None = None) -> Context:
+def get_context(setup: Setup, *, installed: frozenset[str] | None = None, nearest: bool = False) -> Context:
     """Look up what a setup names.
 
     Args:
         setup: what the operator wrote.
         installed: optional Python packages that the server has; None: they are not known here.
+        nearest: takes the nearest known release for one that is not known.
 
     Raises:
         InvalidSetup: the version is unknown.
     """
-    release = get_release(setup.engine_version or "newest")
+    release = get_release(setup.engine_version or "newest", nearest=nearest)
     rules = Rulebook(release.version)
     faults: list[Finding] = []
     model = _find_model(setup.target, faults)
@@ -121,7 +110,7 @@ def _read_flags(rules: Rulebook, release: Release, args: Mapping[str, Any]) -> S
             yield from _find_unknown_flag(rules, release, name, by_field)
         elif value is not None:
             try:
-                read[name] = _read_flag(name, row, value, takes_auto=rules.holds("length-auto"))
+                read[name] = _read_flag(name, row, value, takes_auto=rules.holds("max-model-len-auto"))
             except ValueError as fault:
                 yield from rules.ruling(
                     "flag-value",
@@ -167,7 +156,7 @@ def _read_flag(name: str, row: Mapping[str, Any], value: Any, *, takes_auto: boo
     if declared == "int":
         if takes_auto and name == "max_model_len" and str(value).strip().lower() == "auto":
             return -1
-        return _read_int(value, human=name in _HUMAN)
+        return _read_int(value, human=name in HUMAN_READABLE)
     if declared == "float":
         return _read_float(value)
     choices = row.get("choices")
@@ -179,15 +168,10 @@ def _read_flag(name: str, row: Mapping[str, Any], value: Any, *, takes_auto: boo
 
 
 def _read_int(value: Any, *, human: bool) -> int:
-    text = str(value).strip()
     if isinstance(value, bool):
         raise ValueError("needs a number.")
-    match = _WITH_UNIT.fullmatch(text) if human else None
     try:
-        if match is None:
-            return int(text)
-        number, unit = match.groups()
-        return int(float(number) * _UNITS[unit]) if unit.islower() else int(number) * _UNITS[unit]
+        return read_human_int(str(value)) if human else int(str(value).strip())
     except ValueError:
         raise ValueError(f"needs an integer, got {value!r}.") from None
 

@@ -36,7 +36,8 @@ def find_schedule(context: Context, resolved: Resolved) -> Iterator[Ruling]:
             fix="Leave the schedule out.",
         )
     if resolved.runner == "V2":
-        yield from _find_costs(context, resolved, schedule, k)
+        yield from list(_find_broken_capture(context, resolved, schedule, k)) or _find_full_drafts(context, resolved, k)
+        yield from _find_costs(context, resolved, schedule)
 
 
 def _find_fault(schedule: Sequence[Entry]) -> str:
@@ -85,8 +86,22 @@ def _find_surprises(context: Context, resolved: Resolved, schedule: Sequence[Ent
     )
 
 
-def _find_costs(context: Context, resolved: Resolved, schedule: Sequence[Entry], k: int) -> Iterator[Ruling]:
-    """Yield what Model Runner V2 goes on paying for where the schedule asks for fewer than k tokens."""
+def _find_broken_capture(context: Context, resolved: Resolved, schedule: Sequence[Entry], k: int) -> Iterator[Ruling]:
+    """Yield whether the graphs of a drafter that makes one pass a token cannot be captured."""
+    if resolved.facts.network != "chain" or context.lacks_full_graphs or context.runs_eagerly:
+        return
+    fewer = next(list(entry) for entry in schedule if entry[2] < k)
+    yield from context.rules.ruling(
+        "schedule-breaks-capture",
+        f"The entry {fewer} drafts fewer tokens than num_speculative_tokens {k}: this release then fails to capture "
+        f"the CUDA graphs of {resolved.method}'s drafter, and the server does not start.",
+        where=SCHEDULE,
+        fix="Use 0.32.0 or newer, or leave the schedule out and write the best fixed num_speculative_tokens.",
+    )
+
+
+def _find_full_drafts(context: Context, resolved: Resolved, k: int) -> Iterator[Ruling]:
+    """Yield whether Model Runner V2 drafts k tokens where the schedule asks for fewer."""
     if resolved.facts.drafts_from != "text":
         yield from context.rules.ruling(
             "schedule-drafts-in-full",
@@ -96,6 +111,10 @@ def _find_costs(context: Context, resolved: Resolved, schedule: Sequence[Entry],
             fix="Use 0.32.0 or newer, or write the best fixed num_speculative_tokens: measure both.",
             becomes=f"{k} draft tokens in every batch",
         )
+
+
+def _find_costs(context: Context, resolved: Resolved, schedule: Sequence[Entry]) -> Iterator[Ruling]:
+    """Yield what else Model Runner V2 goes on paying for."""
     if any(entry[2] == 0 for entry in schedule):
         yield from context.rules.ruling(
             "schedule-off-still-drafts",

@@ -129,7 +129,7 @@ def _find_cache_type(context: Context, resolved: Resolved) -> Iterator[Ruling]:
 
 
 def _find_experts(context: Context) -> Iterator[Ruling]:
-    """Judge an expert backend chosen for a quantised target, which a drafter with plain experts inherits."""
+    """Judge an expert backend chosen for a quantized target, which a drafter with plain experts inherits."""
     target, drafter = context.target, context.drafter
     if target is None or drafter is None:
         return
@@ -140,7 +140,7 @@ def _find_experts(context: Context) -> Iterator[Ruling]:
         return
     yield from context.rules.ruling(
         "moe-backend-inherited",
-        f"--moe-backend {backend} was chosen for the quantised target; the drafter's experts are not quantised and "
+        f"--moe-backend {backend} was chosen for the quantized target; the drafter's experts are not quantized and "
         "inherit it, and not every backend has kernels for both.",
         where="moe_backend",
         fix='Add "moe_backend": "auto" or "triton" to the speculative config.',
