@@ -83,8 +83,12 @@ def _reached(findings: Sequence[Finding]) -> Iterator[Finding]:
         isinstance(each, Ruling) and each.effect is Effect.REJECTED and each.stage is Stage.CONFIG for each in findings
     )
     for each in findings:
-        silent = isinstance(each, Ruling) and each.effect not in (Effect.REJECTED, Effect.FAILS_LATER)
-        if not (no_spec and silent and each.where == SPEC and each.stage in _AFTER_SPEC):
+        is_silent = isinstance(each, Ruling) and (
+            each.effect not in (Effect.REJECTED, Effect.FAILS_LATER)
+            and each.where == SPEC
+            and each.stage in _AFTER_SPEC
+        )
+        if not (no_spec and is_silent):
             yield each
 
 
