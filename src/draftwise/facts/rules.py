@@ -50,6 +50,8 @@ class Rule:
     methods: tuple[str, ...] = ()
     """Methods that it is about; empty for a rule that does not depend on the method."""
     probe: Probe | None = None
+    stands_for: str = ""
+    """A key of the table `config_checks` that the rule tells better, e.g. with the defaults of a GPU."""
 
     def holds(self, version: Version | None) -> bool:
         """Say whether the rule holds in a release; None stands for the newest one known."""
@@ -150,5 +152,6 @@ def _read(row: Mapping[str, Any]) -> Rule:
         source=row["source"],
         exception=row.get("exception", ""),
         methods=tuple(row.get("methods", ())),
+        stands_for=row.get("stands_for", ""),
         probe=None if probe is None else Probe(**{**probe, "files": tuple(probe["files"])}),
     )
