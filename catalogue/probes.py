@@ -10,7 +10,9 @@ from pathlib import Path
 from packaging.version import Version
 
 from catalogue.build import find_wheels
-from draftwise.facts.rules import Probe, Rule, all_rules
+from draftwise.extract.probes import find_rule
+from draftwise.extract.tree import Tree
+from draftwise.facts.rules import Rule, all_rules
 
 __all__ = ["Verdict", "judge", "report"]
 
@@ -37,25 +39,19 @@ def judge(rule: Rule, folder: Path, releases: Sequence[str]) -> Verdict:
     """Compare a rule's spans with what its probe finds in each release under a folder."""
     assert rule.probe is not None
     try:
-        pattern = re.compile(rule.probe.pattern, re.DOTALL | re.MULTILINE)
+        re.compile(rule.probe.pattern)
     except re.error as problem:
         return Verdict(rule.code, error=f"the pattern is no regular expression: {problem}")
-    if not any((folder / name / path).is_file() for name in releases for path in rule.probe.files):
+    trees = {name: Tree(folder / name, name) for name in releases}
+    if not any(tree.find(*rule.probe.files) for tree in trees.values()):
         return Verdict(rule.code, error=f"no release has {' or '.join(rule.probe.files)}")
-    seen = {name: _sees(rule.probe, pattern, folder / name) for name in releases}
+    seen = {name: find_rule(rule.probe, tree) is not None for name, tree in trees.items()}
     said = {name: rule.holds(Version(name)) for name in releases}
     return Verdict(
         rule.code,
         missing=tuple(name for name in releases if said[name] and not seen[name]),
         surplus=tuple(name for name in releases if seen[name] and not said[name]),
     )
-
-
-def _sees(probe: Probe, pattern: re.Pattern[str], root: Path) -> bool:
-    """Say whether a release shows the rule; in one that has none of the files nothing is found."""
-    path = next((root / path for path in probe.files if (root / path).is_file()), None)
-    found = path is not None and pattern.search(path.read_text(encoding="utf-8")) is not None
-    return found != probe.absent
 
 
 def report(folder: Path, rules: Mapping[str, Rule] | None = None) -> int:

@@ -2,17 +2,14 @@
 
     python -m catalogue.wheels FOLDER [VERSION ...]      (default: every release from 0.9.2 on)
 
-A wheel is a zip file: its directory lies at the end, and the package index answers range requests, so a release costs
-some tens of megabytes instead of hundreds. FOLDER/VERSION then holds the sources, the METADATA and `wheel.json`.
+FOLDER/VERSION then holds the sources, the METADATA and `wheel.json`.
 """
 
 from __future__ import annotations
 
-import io
 import json
 import shutil
 import sys
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,11 +18,12 @@ import httpx
 from packaging.utils import parse_wheel_filename
 from packaging.version import Version
 
+from draftwise.extract.wheel import RemoteFile, unpack_sources
+
 __all__ = ["OLDEST", "Wheel", "fetch", "releases"]
 
 OLDEST = Version("0.9.2")
 _INDEX = "https://pypi.org/simple/vllm/"
-_READ_AHEAD = 4 << 20
 
 
 class Wheel:
@@ -38,41 +36,6 @@ class Wheel:
         _, version, build, _ = parse_wheel_filename(self.filename)
         self.version: Version = version
         self.build = build
-
-
-class _RemoteFile(io.RawIOBase):
-    """A file behind a URL, read by ranges; a window of it is kept, since zip members are read front to back."""
-
-    def __init__(self, client: httpx.Client, url: str) -> None:
-        self._client, self._url, self._at = client, url, 0
-        self._start, self._window = 0, b""
-        answer = client.head(url)
-        answer.raise_for_status()
-        self.size = int(answer.headers["content-length"])
-
-    def seekable(self) -> bool:
-        return True
-
-    def readable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self.size}[whence] + offset
-        return self._at
-
-    def read(self, count: int = -1) -> bytes:
-        count = self.size - self._at if count < 0 else min(count, self.size - self._at)
-        first = self._at - self._start
-        if not 0 <= first <= first + count <= len(self._window):
-            last = min(self.size, self._at + max(count, _READ_AHEAD)) - 1
-            answer = self._client.get(self._url, headers={"Range": f"bytes={self._at}-{last}"})
-            answer.raise_for_status()
-            self._start, self._window, first = self._at, answer.content, 0
-        self._at += count
-        return self._window[first : first + count]
 
 
 def releases(client: httpx.Client) -> Iterator[Wheel]:
@@ -121,23 +84,12 @@ def fetch(client: httpx.Client, wheel: Wheel, folder: Path) -> Path:
         return out
     partial = out.with_suffix(out.suffix + ".part")
     shutil.rmtree(partial, ignore_errors=True)
-    with zipfile.ZipFile(_RemoteFile(client, wheel.url)) as archive:
-        members = [m for m in archive.infolist() if _wanted(m.filename)]
-        newest = max(m.date_time for m in members)
-        for member in sorted(members, key=lambda m: m.header_offset):
-            archive.extract(member, partial)
-    about = {"version": str(wheel.version), "filename": wheel.filename, "sha256": wheel.sha256,
-             "built": "{:04}-{:02}-{:02}".format(*newest[:3])}  # fmt: skip
+    built = unpack_sources(RemoteFile(client, wheel.url), partial)
+    about = {"version": str(wheel.version), "filename": wheel.filename, "sha256": wheel.sha256, "built": built}
     (partial / "wheel.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
     shutil.rmtree(out, ignore_errors=True)
     partial.rename(out)
     return out
-
-
-def _wanted(name: str) -> bool:
-    if name.endswith("/METADATA"):
-        return True
-    return name.startswith("vllm/") and (name.endswith(".py") or (name.endswith(".json") and "/configs/" not in name))
 
 
 def main(arguments: list[str]) -> None:

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 
 import draftwise
 
-pytest_plugins = ["tests.support.machine", "tests.support.tiny_models"]
+pytest_plugins = ["tests.support.machine", "tests.support.releases", "tests.support.tiny_models"]
 
 HERE = Path(__file__).parent
 ENGINE_PARTS = (
@@ -21,8 +21,8 @@ ENGINE_PARTS = (
 )
 """Folders and files that need draftwise[engine] or the libraries that it is checked against, in every test."""
 LIGHT_FOLDERS = (
-    *("backends", "benchmarks", "catalogue", "checkpoints", "cli", "core", "decide", "facts", "machine", "measure"),
-    *("plan", "report", "runs", "setups", "static", "statistics", "workloads"),
+    *("backends", "benchmarks", "catalogue", "checkpoints", "cli", "core", "decide", "extract", "facts"),
+    *("machine", "measure", "plan", "report", "runs", "setups", "static", "statistics", "workloads"),
 )
 """Folders of tests of what `pip install draftwise` brings; those that need more among them are marked `engine`."""
 ENGINE_PACKAGES = ("torch", "numba", "safetensors", "tokenizers", "transformers")
@@ -36,6 +36,7 @@ settings.load_profile("draftwise")
 # threads than one to pay; on a busy machine they wait for one another many times longer than they compute.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("DRAFTWISE_CACHE_DIR", str(Path(tempfile.gettempdir()) / "draftwise-tests"))
+os.environ["DRAFTWISE_DATA_DIR"] = str(Path(tempfile.gettempdir()) / "draftwise-tests" / "no-data")
 if os.environ.get("DRAFTWISE_TEST_DEVICE", "cpu") == "cpu":  # transformers imports triton too: this must come first
     os.environ.setdefault("TRITON_INTERPRET", "1")
 

@@ -1,6 +1,7 @@
 """Whole simulated runs on disturbed machines whose truth is known: how often is the verdict false, or not found?
 
     python benchmarks/cpu/fault_injection.py --out benchmarks/cpu/results/fault_injection.json
+    python benchmarks/cpu/fault_injection.py --rows ROWS --kinds drift     # a part of it; ROWS is gone on with
     python benchmarks/cpu/fault_injection.py --trial busy-core/17/1.00     # one run again, with its findings
 
 Servers are fakes on virtual time; session, warm-up, sweep, statistics and verdict are the program's. A candidate that
@@ -20,11 +21,11 @@ import os
 import platform
 import re
 import sys
-import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
+from datetime import date
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -37,14 +38,18 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.support.measuring import make_session
 
+from draftwise import __version__
 from draftwise.backends import virtual_time
 from draftwise.core import BackendError, Comparison, InvalidSetup, Verdict
 from draftwise.decide.conclusions import conclude_run
+from draftwise.report.reasons import describe_reason
 from draftwise.runs import RunDirectory
+from draftwise.runs.row_files import RowFile
 
 NULLS = (1.0, 0.99, 1.01)
 EFFECTS = {1.2: Verdict.ADOPT, 0.8: Verdict.REJECT}
 QUIET = "quiet"
+_RUNS_PER_PROCESS = 25
 FINAL_SEEDS = 2_000_000
 """From here on are the seeds of the final figures; the program was developed on smaller ones."""
 
@@ -107,7 +112,7 @@ def run_trial(trial: Trial) -> Outcome:
         trial=trial,
         about=world.about,
         verdicts=tuple(str(each.verdict) for each in found),
-        reasons=tuple(each.reason for each in found) or ("no comparison could be made",),
+        reasons=tuple(describe_reason(each.reason) for each in found) or ("no comparison could be made",),
         is_covered=world.is_covered,
     )
 
@@ -195,6 +200,30 @@ def describe(outcome: Outcome) -> dict[str, Any]:
     return {"trial": outcome.trial.name, **{name: row[name] for name in ("about", "verdicts", "reasons", "is_covered")}}
 
 
+def parse(row: Mapping[str, Any]) -> Outcome:
+    """Return the run that `describe` recorded."""
+    told = {"verdicts": tuple(row["verdicts"]), "reasons": tuple(row["reasons"])}
+    return Outcome(trial=Trial.parse(row["trial"]), about=row["about"], is_covered=row["is_covered"], **told)
+
+
+def run_all(trials: Sequence[Trial], rows: Path | None, processes: int) -> list[Outcome]:
+    """Return the outcomes of all trials, appending each to `rows`; those that are there already are not run again."""
+    known = [] if rows is None else list(RowFile(rows, parse).read())
+    done = {each.trial: each for each in known}
+    left = [trial for trial in trials if trial not in done]
+    # Each run leaves memory behind that no other one uses.
+    with ProcessPoolExecutor(processes, max_tasks_per_child=_RUNS_PER_PROCESS) as pool:
+        for number, outcome in enumerate(pool.map(run_trial, left), 1):
+            done[outcome.trial] = outcome
+            print(f"{number} of {len(left)}", file=sys.stderr, end="\r")
+            if outcome.is_false:
+                print("false:", json.dumps(describe(outcome)), flush=True)
+            if rows is not None:
+                with rows.open("a") as file:
+                    file.write(json.dumps(describe(outcome)) + "\n")
+    return [done[trial] for trial in trials]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nulls", type=int, default=46, help="runs of each kind without an effect")
@@ -202,28 +231,23 @@ def main() -> None:
     parser.add_argument("--first-seed", type=int, default=FINAL_SEEDS)
     parser.add_argument("--kinds", nargs="*", choices=KINDS, default=list(KINDS))
     parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--rows", type=Path, help="keep each run here, and go on with those that are")
     parser.add_argument("--trial", help="run this one alone, and print it")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     if given.trial:
         print(json.dumps(describe(run_trial(Trial.parse(given.trial))), indent=1))
         return
-    began = time.monotonic()
     trials = [each for each in list_trials(given.nulls, given.effects, given.first_seed) if each.kind in given.kinds]
-    outcomes = []
-    with ProcessPoolExecutor(given.processes) as pool:
-        for outcome in pool.map(run_trial, trials, chunksize=4):
-            outcomes.append(outcome)
-            print(f"{len(outcomes)} of {len(trials)}", file=sys.stderr, end="\r")
-            if outcome.is_false:
-                print("false:", json.dumps(describe(outcome)), flush=True)
+    outcomes = run_all(trials, given.rows, given.processes)
     result = {
         "what": "simulated runs on disturbed machines; margin 3 %; false: adopted or rejected against the truth, under "
         "any load of the run; found: a true effect of 20 % under any load, and nothing false",
         "command": f"python benchmarks/cpu/fault_injection.py --nulls {given.nulls} --effects {given.effects} "
         f"--first-seed {given.first_seed}",
         "machine": {"cpu": cpu_name(), "system": f"{platform.system()} {platform.machine()}"},
-        "minutes": round((time.monotonic() - began) / 60, 1),
+        "date": str(date.today()),
+        "draftwise": __version__,
         "disturbed": summarise([each for each in outcomes if each.trial.kind != QUIET]),
         "kinds": {kind: summarise([each for each in outcomes if each.trial.kind == kind]) for kind in given.kinds},
         "false_verdicts": [describe(each) for each in outcomes if each.is_false],

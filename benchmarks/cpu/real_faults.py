@@ -1,13 +1,14 @@
 """`draftwise decide` on the bundled model, with candidates that gain nothing, while something takes a core at random.
 
-    python benchmarks/cpu/real_faults.py --quiet --runs 6      # on a machine that does nothing else: the truth
-    python benchmarks/cpu/real_faults.py --runs 40             # disturbed; 1 to 2 minutes each
+    python benchmarks/cpu/real_faults.py --quiet --runs 4      # on a machine that does nothing else: the truth
+    python benchmarks/cpu/real_faults.py --runs 40             # disturbed; about a minute each
     python benchmarks/cpu/real_faults.py --runs 0              # the figures so far
 
 Every run appends a row to `--rows` when it has ended, and is drawn from its number: an invocation that was cut off is
-gone on with by the next one. The truth is what the quiet runs, ten minutes each, say of a candidate and a workload.
-To adopt is false where their interval ends below 1 + margin, to reject where it begins above 1 - margin; verdicts on
-what no quiet run has measured are counted apart. The simulated counterpart is `fault_injection.py`.
+gone on with by the next one. The truth is what the quiet runs, three minutes each, say of a candidate and a workload.
+To adopt is false where their interval ends below 1 + margin, to reject where it begins above 1 - margin, and right
+where all of it lies on the other side; where it lies on both, or no quiet run has measured that, nobody knows. The
+simulated counterpart is `fault_injection.py`.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import date
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
@@ -35,9 +37,10 @@ from fault_injection import wilson
 from suffix_vs_arctic import cpu_name
 
 from draftwise import __version__
+from draftwise.runs.row_files import RowFile, cut_unfinished, write_whole
 
-TARGET = "bundle/target"
-ROWS = Path(__file__).parent / "results" / "real_faults.jsonl"
+TARGET = Path(__file__).parents[2] / "bundle" / "target"
+RESULTS = Path(__file__).parent / "results"
 MARGIN = 0.03
 CANDIDATES = {
     "lookup of 20": {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 20, "prompt_lookup_max": 24},
@@ -45,8 +48,15 @@ CANDIDATES = {
 }
 """Matches of 20 tokens are rare in prose and code; a suffix tree knows no more than the prompt when none comes back."""
 WORKLOADS = ("prose", "code")
-QUIET_MINUTES = 10.0
-LONGEST_S = 900.0
+PAIRS = tuple(product(CANDIDATES, WORKLOADS))
+MAX_TOKENS = 64
+"""Of an answer: in a minute on a busy core there is time for some prompts only."""
+QUIET_MINUTES = 3.0
+MINUTES = (0.75, 1.0, 1.25)
+LONGEST = 2.0
+"""Of the minutes that a run is given: one that takes longer is ended."""
+ENDING_S = 30.0
+"""In which it takes its servers down then."""
 BUSY = "while True: pass"
 
 
@@ -57,7 +67,6 @@ class Run:
     number: int
     candidate: str
     workload: str
-    concurrency: int
     minutes: float
     prompts: int | None
     busy: tuple[tuple[float, float], ...]
@@ -65,30 +74,17 @@ class Run:
 
     @classmethod
     def draw(cls, number: int, *, quiet: bool) -> Run:
-        """Return the run of a number: quiet ones go through candidates and workloads in turn."""
+        """Return the run of a number; runs go through candidates and workloads in turn."""
         rng = random.Random(number)
-        names = list(CANDIDATES)
-        both = [(candidate, workload) for candidate in names for workload in WORKLOADS]
-        candidate, workload = both[number % len(both)]
-        if quiet:
-            return cls(
-                number=number,
-                candidate=candidate,
-                workload=workload,
-                concurrency=1,
-                minutes=QUIET_MINUTES,
-                prompts=None,
-                busy=(),
-            )
-        minutes = rng.choice((1.0, 1.5, 2.0))
+        candidate, workload = PAIRS[number % len(PAIRS)]
+        minutes = QUIET_MINUTES if quiet else rng.choice(MINUTES)
         return cls(
             number=number,
             candidate=candidate,
             workload=workload,
-            concurrency=rng.choice((1, 1, 4)),
             minutes=minutes,
-            prompts=rng.choice((4, 8, 12, None)),
-            busy=tuple(_draw_busy(rng, 60 * minutes * 1.5)),
+            prompts=None if quiet else rng.choice((8, 12, None)),
+            busy=() if quiet else tuple(_draw_busy(rng, 60 * minutes * LONGEST)),
         )
 
     @property
@@ -96,9 +92,9 @@ class Run:
         """The command, but for its directory."""
         prompts = [] if self.prompts is None else ["--prompts", str(self.prompts)]
         return [
-            *(sys.executable, "-m", "draftwise", "decide", TARGET),
+            *(sys.executable, "-m", "draftwise", "decide", str(TARGET)),
             *("--candidate", f"{self.candidate}={json.dumps(CANDIDATES[self.candidate])}"),
-            *("--workload", self.workload, "--concurrency", str(self.concurrency)),
+            *("--workload", self.workload, "--concurrency", "1", "--max-tokens", str(MAX_TOKENS)),
             *("--minutes", f"{self.minutes:g}", "--seed", str(self.number), *prompts),
         ]
 
@@ -117,24 +113,31 @@ def take(run: Run) -> dict[str, Any]:
     """Return the row of a run."""
     began, load = time.monotonic(), os.getloadavg()[0]
     with TemporaryDirectory() as folder, keep_busy(run.busy):
-        path = Path(folder) / "run"
-        ended = subprocess.run(
-            [*run.words, "--out", str(path), "--json"],
-            capture_output=True,
-            text=True,
-            timeout=LONGEST_S,
-            check=False,
-        )
+        code, printed, said = _execute([*run.words, "--out", str(Path(folder) / "run"), "--json"], 60 * run.minutes)
     row = asdict(run) | {"date": str(date.today()), "draftwise": __version__, "cpu": cpu_name(), "load_before": load}
-    row |= {"exit_code": ended.returncode, "seconds": round(time.monotonic() - began, 1)}
-    return row | _read_result(ended.stdout, ended.stderr)
+    row |= {"exit_code": code, "seconds": round(time.monotonic() - began, 1)}
+    return row | _read_result(printed, said)
+
+
+def _execute(words: Sequence[str], seconds: float) -> tuple[int, str, str]:
+    """Return exit code, output and errors of a command, which is ended when it takes far too long."""
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        for patience_s, end in ((LONGEST * seconds, process.terminate), (ENDING_S, process.kill)):
+            try:
+                printed, said = process.communicate(timeout=patience_s)
+                break
+            except subprocess.TimeoutExpired:
+                end()
+        else:
+            printed, said = process.communicate()
+    return process.returncode, printed, said
 
 
 def _read_result(text: str, said: str) -> dict[str, Any]:
     try:
         (found,) = json.loads(text)["comparisons"]
     except (ValueError, KeyError):
-        return {"verdict": "no result", "reason": said[-300:]}
+        return {"verdict": "no result", "reason": " ".join(said.split())[-300:]}
     deciding = found["throughput"] or found["speedup"]
     return {name: found[name] for name in ("verdict", "reason", "num_prompts")} | {
         "ratio": [deciding["low"], deciding["value"], deciding["high"]]
@@ -175,15 +178,18 @@ def find_truths(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], tupl
 
 
 def judge(row: Mapping[str, Any], truths: Mapping[tuple[str, str], tuple[float, float]]) -> str:
-    """Return whether the verdict of a disturbed run is `false`, `not false` or `not known`."""
+    """Return whether a verdict is `false`, `right` or `not known` to be either; `none` where there is none."""
     if row["verdict"] not in ("adopt", "reject"):
-        return "not false"
+        return "none"
     truth = truths.get((row["candidate"], row["workload"]))
     if truth is None:
         return "not known"
     low, high = truth
-    is_false = high < 1 + MARGIN if row["verdict"] == "adopt" else low > 1 - MARGIN
-    return "false" if is_false else "not false"
+    if row["verdict"] == "adopt":
+        is_false, is_right = high < 1 + MARGIN, low >= 1 + MARGIN
+    else:
+        is_false, is_right = low > 1 - MARGIN, high <= 1 - MARGIN
+    return "false" if is_false else "right" if is_right else "not known"
 
 
 def summarise(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -192,13 +198,16 @@ def summarise(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     disturbed = [row for row in rows if row["busy"]]
     judged = Counter(judge(row, truths) for row in disturbed)
     return {
-        "what": "draftwise decide on the bundled model while another process takes a core at random",
+        "what": "draftwise decide on the bundled model, one request at a time, while another process takes a core at "
+        "random; margin 3 %; false: adopted or rejected against what quiet runs say",
+        "machines": sorted({f"{row['cpu']}, {row['date']}, draftwise {row['draftwise']}" for row in rows}),
         "truths": {f"{candidate} on {workload}": ends for (candidate, workload), ends in sorted(truths.items())},
         "quiet_runs": len(rows) - len(disturbed),
         "disturbed_runs": len(disturbed),
         "verdicts": dict(Counter(row["verdict"] for row in disturbed).most_common()),
         "false": judged["false"],
         "false_share_95": wilson(judged["false"], len(disturbed)),
+        "right": judged["right"],
         "truth_not_known": judged["not known"],
         "longest_over_minutes": max((row["seconds"] / (60 * row["minutes"]) for row in disturbed), default=None),
     }
@@ -207,15 +216,18 @@ def summarise(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=40, help="so many more")
-    parser.add_argument("--quiet", action="store_true", help="undisturbed and long: what is true")
-    parser.add_argument("--rows", type=Path, default=ROWS)
+    parser.add_argument("--quiet", action="store_true", help="undisturbed and longer: what is true")
+    parser.add_argument("--rows", type=Path, default=RESULTS / "real_faults.jsonl")
+    parser.add_argument("--out", type=Path, default=RESULTS / "real_faults.json", help="the figures")
     given = parser.parse_args()
-    rows = [json.loads(line) for line in given.rows.read_text().splitlines()] if given.rows.exists() else []
+    rows = list(RowFile(given.rows, dict).read())
+    cut_unfinished(given.rows)
     for _ in range(given.runs):
         number = sum(given.quiet != bool(row["busy"]) for row in rows)
         rows.append(take(Run.draw(number, quiet=given.quiet)))
         with given.rows.open("a") as file:
             file.write(json.dumps(rows[-1]) + "\n")
+        write_whole(given.out, json.dumps(summarise(rows), indent=1) + "\n")
         print(json.dumps({name: rows[-1][name] for name in ("number", "candidate", "verdict", "reason")}), flush=True)
     print(json.dumps(summarise(rows), indent=1))
 

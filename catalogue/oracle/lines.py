@@ -146,7 +146,7 @@ def _draw_flag(rng: Random, name: str, row: Mapping[str, Any], release: Release)
     config = str(row["type"]).removesuffix(" | None")
     if row["kind"] == "json" and rng.random() < 0.4 and (keys := _keys_of(release, config)):
         return _draw_dotted(rng, name, keys) if rng.random() < 0.4 else [name, _draw_json(rng, keys)]
-    values = _draw_values(rng, row, release)
+    values = _draw_values(rng, row)
     if flag == "-O":
         return [flag + values[0]]
     if len(values) == 1 and rng.random() < 0.3:
@@ -159,12 +159,12 @@ def _misspell(rng: Random, name: str) -> str:
     return rng.choice([name[:at] + name[at + 1 :], name[:at], name[:at] + name[at] + name[at:], name.upper()])
 
 
-def _draw_values(rng: Random, row: Mapping[str, Any], release: Release) -> list[str]:
+def _draw_values(rng: Random, row: Mapping[str, Any]) -> list[str]:
     count = rng.choice([1, 1, 2]) if row["kind"] == "list" else 1
-    return [_draw_value(rng, row, release) for _ in range(count)]
+    return [_draw_value(rng, row) for _ in range(count)]
 
 
-def _draw_value(rng: Random, row: Mapping[str, Any], release: Release) -> str:
+def _draw_value(rng: Random, row: Mapping[str, Any]) -> str:
     listed = [str(each) for each in row.get("choices") or row.get("suggestions") or ()]
     by_field = BY_FIELD.get(row["field"])
     if by_field and (not listed or rng.random() < 0.7):

@@ -34,7 +34,7 @@ VISION = ("torchvision", "torchvision.transforms", "torchvision.transforms.v2", 
 
 HUMMING = ("humming", "humming.config", "humming.dtypes", "humming.layer", "humming.schema", "humming.utils",
            "humming.utils.weight")  # fmt: skip
-"""Kernel package that some releases import beside every quantisation method."""
+"""Kernel package that some releases import beside every quantization method."""
 
 QUESTIONS = {
     "cutlass_scaled_mm_supports_fp8": "(int capability) -> bool",

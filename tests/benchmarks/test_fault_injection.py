@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
-from fault_injection import QUIET, Outcome, Trial, run_trial, summarise, wilson
+from fault_injection import QUIET, Outcome, Trial, describe, run_all, run_trial, summarise, wilson
 from injected_faults import KINDS, make_world
 
 SHORT = {
@@ -50,6 +53,13 @@ def test_a_verdict_is_false_where_the_truth_is_another() -> None:
     assert not outcome_of(1.2, "adopt", "reject").is_found
     assert not outcome_of(0.8, "inconclusive", "mixed").is_false
     assert outcome_of(0.8, "inconclusive", "reject").is_found
+
+
+def test_runs_that_are_recorded_are_not_run_again(tmp_path: Path) -> None:
+    known = [outcome_of(1.0, "inconclusive"), outcome_of(1.2, "adopt", "adopt")]
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps(describe(each)) + "\n" for each in known))
+    assert run_all([each.trial for each in reversed(known)], rows, 1) == known[::-1]
 
 
 def test_figures_count_runs_not_loads() -> None:

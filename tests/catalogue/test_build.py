@@ -5,10 +5,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from catalogue.extract.speculative import Facts
-from catalogue.extract.tree import NotFound, Tree
 
 from catalogue import __main__, build
+from draftwise.extract.speculative import Facts
+from draftwise.extract.tree import NotFound, Tree
 
 Wheel = Callable[..., Path]
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from catalogue.extract.models import _ASIDE
 
+from draftwise.extract.models import _ASIDE
 from draftwise.facts.vllm import Release, get_release
 
 PYTHON = os.environ.get("DRAFTWISE_VLLM_PYTHON")

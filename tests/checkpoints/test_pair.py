@@ -353,6 +353,9 @@ class TestAdvice:
         assert look(BUNDLE / "eagle", target, least=Severity.INFO) == {"target-four-bits"}
         eight = copy_changed(TARGET, tmp_path / "eight", config=say(quantization_config={"quant_method": "fp8"}))
         assert look(BUNDLE / "draft_model", eight, least=Severity.INFO) == {"drafter-unquantized"}
+        coarse = copy_changed(BUNDLE / "draft_model", tmp_path / "coarse", config=say(quantization_config=four))
+        assert "drafter-coarser-than-target" in look(coarse, eight, least=Severity.INFO)
+        assert "drafter-coarser-than-target" not in look(coarse, target, least=Severity.INFO)
 
     def test_a_draft_model_for_parallel_drafting(self, tmp_path: Path) -> None:
         folder = copy_changed(BUNDLE / "draft_model", tmp_path / "pard", config=say(pard_token=7))

@@ -47,6 +47,39 @@ def test_engine_flags_behind_the_dashes_take_part():
     assert answer["args"]["tensor_parallel_size"] == 2
 
 
+def test_a_target_without_modules_is_not_advised_to_draft_with_itself():
+    (finding,) = [
+        each
+        for each in judged("Qwen/Qwen3-8B", "-sc", '{"method": "mtp", "num_speculative_tokens": 1}')[0]["findings"]
+        if each["severity"] == "error"
+    ]
+    assert finding["message"] == "The target has no modules for mtp: its config.json is of type 'qwen3'."
+    assert "draft_model" not in finding["fix"]
+
+
+def test_a_refused_config_says_nothing_of_what_the_engine_would_have_changed():
+    answer = judged(LLAMA, "-sc", '{"num_speculative_tokens": 5}', "--vllm", "0.19.1")[0]
+    assert [each["code"] for each in answer["findings"]] == ["model-missing"]
+    assert "`method` or `model` must be given" in answer["findings"][0]["message"]
+
+
+SUFFIX = '{"method": "suffix"}'
+
+
+@pytest.mark.parametrize(
+    ("flags", "accepted", "code"),
+    [
+        ([], True, "suffix-package"),
+        (["--installed", "torch, Arctic_Inference"], True, None),
+        (["--installed", ""], False, "suffix-needs-arctic"),
+    ],
+)
+def test_a_package_that_suffix_needs_is_spoken_of_until_it_is_known_to_be_there(flags, accepted, code):
+    answer = judged(LLAMA, "-sc", SUFFIX, "--vllm", "0.33.0", *flags)[0]
+    found = {finding["code"] for finding in answer["findings"]} & {"suffix-package", "suffix-needs-arctic"}
+    assert (answer["accepted"], found) == (accepted, {code} - {None})
+
+
 def test_a_config_may_lie_in_a_file(tmp_path):
     (tmp_path / "spec.json").write_text(NGRAM)
     answer = judged(LLAMA, "-sc", str(tmp_path / "spec.json"), "--vllm", "0.32.0")[0]

@@ -25,6 +25,15 @@ def test_the_table_shows_both_sides_of_a_drafter() -> None:
         assert text in result.output
 
 
+@pytest.mark.parametrize(
+    ("name", "gigabytes"), [("fp8", 8.5), ("int8", 8.5), ("int4", 5.6), ("awq", 5.6), ("mxfp4", 5.7), ("nvfp4", 5.9)]
+)
+def test_the_precisions_that_help_offers_are_sized(name: str, gigabytes: float) -> None:
+    result = run(LLAMA, "--gpu", "H100", "--quantization", name, "--json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.output)["with_drafter"]["target"] == pytest.approx(gigabytes * 1e9, rel=0.1)
+
+
 def test_json_is_in_bytes() -> None:
     arguments = (LLAMA, "--gpu", "L40S", "--vllm", "0.33.0", "--max-model-len", "8192", "--context", "3000", "--json")
     shown = json.loads(run(*arguments).output)

@@ -60,4 +60,4 @@ def test_mistakes_are_named():
     assert "nowhere: The path is not a directory" in nowhere.output
     both = runner.invoke(main, ["train", "medusa", "--target", "n", "--data", "x", "--out", "y", "--steps", "0"])
     assert both.exit_code == 1
-    assert "--steps: must be at least 1, got 0." in both.output
+    assert "--steps must be at least 1, got 0." in both.output

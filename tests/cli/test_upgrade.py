@@ -1,5 +1,6 @@
 import json
 
+import pytest
 from click.testing import CliRunner
 
 from draftwise.cli import main
@@ -67,3 +68,44 @@ def test_the_release_that_a_file_names_is_no_news(tmp_path):
     answer = json.loads(CliRunner().invoke(main, arguments, catch_exceptions=False).stdout)[0]
     assert answer["after"]["vllm"] == "0.33.0"
     assert "other-version-asked" not in {finding["code"] for finding in answer["other"]}
+
+
+NGRAM = '{"method": "ngram", "num_speculative_tokens": 3}'
+
+
+def test_a_roll_back_is_compared_like_an_upgrade():
+    code, answer = compared('{"method": "ngram", "num_speculative_tokens": 3}', "0.33.0", "0.32.0")
+    assert code == 0
+    assert {(choice["kind"], choice["name"]) for choice in answer["possible"]} >= {("method", "medusa")}
+    assert ("rejection_sample_method", "fly") in {(choice["kind"], choice["name"]) for choice in answer["removed"]}
+    code, answer = compared('{"method": "dflash", "model": "x/y", "num_speculative_tokens": 2}', "0.20.0", "0.19.1")
+    assert (code, [finding["code"] for finding in answer["breaks"]]) == (1, ["unknown-method"])
+
+
+@pytest.mark.parametrize(("before", "after"), [("0.33.0", "0.9.2"), ("0.26.0", "0.12.0"), ("0.24.0", "0.23.0")])
+def test_every_roll_back_has_an_answer(before, after):
+    code, _ = compared(NGRAM, before, after)
+    assert code in (0, 1)
+
+
+def test_a_setup_that_starts_on_neither_release_is_no_success():
+    spec = '{"method": "ngram", "num_speculative_tokens": 3, "disable_by_batch_size": 8}'
+    code, answer = compared(spec, "0.18.0", "0.33.0")
+    assert (code, answer["starts_on_neither"], answer["breaks"]) == (1, True, [])
+    assert [finding["code"] for finding in answer["still"]] == ["unknown-key"]
+    text = CliRunner().invoke(main, ["upgrade", LLAMA, "-sc", spec, "--from", "0.18.0", "--to", "newest"]).stdout
+    assert "The setup starts on neither of the two." in text
+    assert "Fails on both" in text
+
+
+def test_one_reason_may_take_the_place_of_another():
+    spec = '{"method": "medusa", "model": "x/y", "num_speculative_tokens": 2, "disable_by_batch_size": 8}'
+    code, answer = compared(spec, "0.18.0", "0.33.0")
+    assert (code, answer["starts_on_neither"]) == (1, True)
+    assert [finding["code"] for finding in answer["breaks"]] == ["unknown-method"]
+
+
+def test_a_release_that_is_not_known_is_compared_only_on_request():
+    arguments = ["upgrade", LLAMA, "-sc", NGRAM, "--from", "0.33.0", "--to", "0.34.0"]
+    assert CliRunner().invoke(main, arguments).exit_code == 1
+    assert "0.33.0 -> 0.34.0, judged as 0.33.0" in CliRunner().invoke(main, [*arguments, "--nearest"]).stdout

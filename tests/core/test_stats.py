@@ -3,12 +3,13 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.spec_stats import stats_of
 
 from draftwise.core import SpecStats
 
 drafts = st.integers(0, 6).flatmap(lambda d: st.tuples(st.just(d), st.integers(0, d)))
 stats = st.lists(drafts, max_size=8).map(
-    lambda counts: sum((SpecStats.of_draft(drafted=d, accepted=a) for d, a in counts), SpecStats())
+    lambda counts: sum((stats_of(drafted=d, accepted=a) for d, a in counts), SpecStats())
 )
 
 
@@ -35,7 +36,7 @@ def test_totals_agree_with_positions(s: SpecStats) -> None:
 
 
 def test_rates_by_definition() -> None:
-    s = SpecStats.of_draft(drafted=3, accepted=2) + SpecStats.of_draft(drafted=1, accepted=0)
+    s = stats_of(drafted=3, accepted=2) + stats_of(drafted=1, accepted=0)
     assert s.acceptance_length == 2.0
     assert s.acceptance_rate == 0.5
     assert s.rate_per_pos == (0.5, 0.5, 0.0)
@@ -51,4 +52,4 @@ def test_no_data_is_none_not_zero() -> None:
 
 def test_more_accepted_than_drafted_is_refused() -> None:
     with pytest.raises(ValueError, match=r"0\.\.2"):
-        SpecStats.of_draft(drafted=2, accepted=3)
+        stats_of(drafted=2, accepted=3)

@@ -1,6 +1,7 @@
 """The decision in words: which setting for which traffic up to which load, its scope, and when to undo it."""
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -14,7 +15,9 @@ from draftwise.decide.conclusions import conclude_run, gather_evidence
 from draftwise.decide.recommendations import find_rollbacks
 from draftwise.decide.thresholds import Thresholds
 from draftwise.facts.signals import get_signal
-from draftwise.report.conditions import describe_rollback, describe_scope, describe_unmeasured
+from draftwise.report.conditions import describe_rollback, describe_rule, describe_scope, describe_unmeasured
+from draftwise.report.promql import write_alerts
+from draftwise.report.reasons import describe_reason
 from draftwise.report.sentences import describe_decision
 from draftwise.report.summary import summarise
 
@@ -68,7 +71,15 @@ def test_different_settings_for_different_loads() -> None:
     assert ", then ngram k=3 1." in describe_decision(decision)
     schedule = decision.schedules[0].spec.to_dict()["num_speculative_tokens_per_batch_size"]
     assert [row[2] for row in schedule] == [5, 3]
-    assert len(describe_rollback(decision)) == 2
+    light, heavy = sorted(describe_rollback(decision), reverse=True)
+    assert re.search(r"; switch to ngram k=3 when for an hour there are more than \d+ concurrent requests\.$", light)
+    assert "roll back when for an hour tokens per step stay under" in light
+    assert "switch" not in heavy
+    (change,) = (rule for rule in decision.rollback if rule.switch_to is not None)
+    assert describe_rule(change).startswith(
+        "Switch from ngram k=5 to ngram k=3 on code when for an hour there are more"
+    )
+    assert "alert: SpeculationSwitch" in write_alerts([change])
 
 
 def test_a_candidate_that_pays_nowhere_leaves_everything_as_it_is() -> None:
@@ -98,10 +109,9 @@ def test_workloads_that_gain_are_named_beside_those_that_do_not() -> None:
     assert verdicts["code"].verdict is Verdict.ADOPT
     assert verdicts["prose"].verdict is Verdict.REJECT
     assert verdicts["all"].verdict is Verdict.MIXED
-    assert (
-        "P50 of the time per token" in verdicts["all"].reason or "P99 of the time per token" in verdicts["all"].reason
-    )
-    assert "(prose 0.8" in verdicts["all"].reason
+    words = describe_reason(verdicts["all"].reason)
+    assert "P50 of the time per token" in words or "P99 of the time per token" in words
+    assert "(prose 0.8" in words
     assert "leave prose plain" in describe_decision(decision)
     assert "no single setting pays for all of it" in describe_decision(decision)
 
@@ -120,8 +130,8 @@ def test_within_one_workload_the_losing_prompts_are_named_by_what_they_have_in_c
         make_run({"ngram k=3": truth}, workloads=[workload(num_prompts=40, tokens=61)])
     ).decision.comparisons
     assert found.verdict is Verdict.MIXED
-    assert "10 prompts with under" in found.reason
-    assert "tokens per step 0.8" in found.reason
+    assert "10 prompts with under" in describe_reason(found.reason)
+    assert "tokens per step 0.8" in describe_reason(found.reason)
 
 
 def test_what_blocks_a_part_blocks_the_whole() -> None:
@@ -134,7 +144,7 @@ def test_what_blocks_a_part_blocks_the_whole() -> None:
     run = make_run({"plain": PLAIN, "ngram k=3": truth}, workloads=[workload("code", 10), workload("prose", 30)])
     verdicts = {each.workload: each for each in conclude_run(run).decision.comparisons}
     assert verdicts["prose"].verdict is Verdict.ADOPT
-    assert "unexplained-speedup" in verdicts["code"].reason
+    assert "unexplained-speedup" in describe_reason(verdicts["code"].reason)
     assert verdicts["all"].verdict is Verdict.BLOCKED
     assert verdicts["all"].findings == ()
 

@@ -1,17 +1,18 @@
 """Disturbed paired blocks count on no arm, and what looks like a disturbance and is none counts."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.support.made_runs import Truth, gains, make_run, workload
+from tests.support.made_runs import Truth, arm, gains, make_run, workload
 
-from draftwise.core import Answer, Run, Timing, TurnRecord
+from draftwise.core import Answer, Arm, Run, Timing, TurnRecord
+from draftwise.decide.comparison.cell import make_cells
 from draftwise.decide.conclusions import conclude_run
-from draftwise.decide.disturbance import attempt_key, find_disturbances, set_aside_disturbed
+from draftwise.decide.disturbance import find_disturbances, find_lost_pairs, set_aside_disturbed
 
 ARMS = {"plain": Truth(), "ngram k=3": gains(1.3)}
 QUIET = {"busy_s": 1.0, "own_s": 1.0, "steal_s": 0.0, "quota_stopped_s": 0.0, "waited_s": 0.0}
@@ -56,7 +57,7 @@ def test_a_slow_turn_sets_its_block_aside_on_both_arms() -> None:
     run = make_run(ARMS)
     slowed = slow(run, 2.0, lambda each: (each.arm, each.repeat, each.prompt_id) == ("plain", 2, "code-5"))
     (found,) = find_disturbances(slowed)
-    assert found.key == ("code", "c=1", 2, 5, 0)
+    assert found.attempt_key == ("code", "c=1", 2, 5, 0)
     assert found.arm == "plain"
     assert re.fullmatch(
         r"the time of a decoding step was (1\.[89]|2\.[01])\dx that of the turns around it", found.reason
@@ -68,11 +69,51 @@ def test_a_slow_turn_sets_its_block_aside_on_both_arms() -> None:
     assert conclude_run(slowed).run == counted
 
 
+def three_arms() -> Run:
+    arms = [Arm(name="plain"), arm(3), arm(5)]
+    return make_run({**ARMS, "ngram k=5": gains(1.2)}, arms=arms)
+
+
+def test_a_slow_turn_of_a_candidate_costs_no_other_candidate_anything() -> None:
+    run = slow(three_arms(), 2.0, lambda each: (each.arm, each.repeat, each.prompt_id) == ("ngram k=5", 2, "code-5"))
+    counted = set_aside_disturbed(run)
+    assert {place(turn) for turn in counted.set_aside} == {("ngram k=5", 2, 5)}
+    (lost,) = find_lost_pairs(counted)
+    assert (lost.block, lost.candidate, lost.attempts) == (("code", "c=1", 2, 5), "ngram k=5", 1)
+    (told,) = (each for each in conclude_run(run).decision.findings if each.code == "disturbed-blocks")
+    assert ": ngram k=5 1 of 36; the first (code, c=1) because the time of a decoding step was" in told.message
+
+
+def test_a_slow_turn_of_the_baseline_costs_all_candidates_the_block() -> None:
+    run = slow(three_arms(), 2.0, lambda each: (each.arm, each.repeat, each.prompt_id) == ("plain", 2, "code-5"))
+    counted = set_aside_disturbed(run)
+    assert {turn.block_key for turn in counted.set_aside} == {("code", "c=1", 2, 5)}
+    assert {each.candidate for each in find_lost_pairs(counted)} == {"ngram k=3", "ngram k=5"}
+
+
+def test_each_candidate_is_compared_with_the_baseline_of_its_own_attempt() -> None:
+    run = slow(three_arms(), 2.0, lambda each: (each.arm, each.repeat, each.prompt_id) == ("ngram k=5", 1, "code-5"))
+    again = take_again(run, {5}, arms=("plain", "ngram k=5"))
+    counted = set_aside_disturbed(again)
+    mine = [turn for turn in counted.turns if (turn.repeat, turn.block) == (1, 5)]
+    assert {(turn.arm, turn.attempt) for turn in mine} == {
+        ("plain", 0),
+        ("ngram k=3", 0),
+        ("plain", 1),
+        ("ngram k=5", 1),
+    }
+    for cell in make_cells(counted):
+        attempts = {turn.arm: turn.attempt for turn in cell.turns if (turn.repeat, turn.block) == (1, 5)}
+        assert attempts == dict.fromkeys(("plain", cell.candidate), int(cell.candidate == "ngram k=5"))
+        assert len(cell.paired) == 36
+        assert {each.baseline.turn for each in cell.paired} <= {turn.turn for turn in cell.turns}
+
+
 def test_a_turn_that_is_faster_than_its_neighbours_is_as_far_from_them() -> None:
     run = slow(make_run(ARMS), 0.5, lambda each: (each.arm, each.repeat, each.prompt_id) == ("ngram k=3", 1, "code-7"))
     (found,) = find_disturbances(run)
-    assert found.key == ("code", "c=1", 1, 7, 0)
-    assert found.faster == ("ngram k=3",)
+    assert found.attempt_key == ("code", "c=1", 1, 7, 0)
+    assert (found.arm, found.is_faster) == ("ngram k=3", True)
 
 
 def test_a_long_disturbance_is_found_though_most_neighbours_have_it() -> None:
@@ -114,7 +155,7 @@ def test_a_prompt_for_which_nothing_is_drafted_is_compared_with_nothing_else() -
 
 def test_a_machine_that_slows_down_for_good_loses_only_the_blocks_of_the_change() -> None:
     run = slow(make_run(ARMS, workloads=[workload(num_prompts=20)], repeats=4), 4.0, lambda each: each.repeat > 2)
-    assert len(list(find_disturbances(run))) <= 8
+    assert len({each.attempt_key for each in find_disturbances(run)}) <= 8
 
 
 def test_the_pace_of_a_drafting_server_without_counters_is_not_judged() -> None:
@@ -144,7 +185,7 @@ def test_what_the_machine_says(used: Mapping[str, float], cores: int, words: str
         return used if place(turn) == ("ngram k=3", 2, 4) else {}
 
     found = list(find_disturbances(with_machine(make_run(ARMS), in_one, cores)))
-    assert [each.key for each in found] == ([("code", "c=1", 2, 4, 0)] if words else [])
+    assert [each.attempt_key for each in found] == ([("code", "c=1", 2, 4, 0)] if words else [])
     assert all(words in each.reason for each in found if words)
 
 
@@ -162,11 +203,12 @@ def without(row: Mapping[str, Any], name: str) -> dict[str, Any]:
     return {key: value for key, value in row.items() if key != name}
 
 
-def take_again(run: Run, blocks: set[int], attempt: int = 1) -> Run:
+def take_again(run: Run, blocks: set[int], attempt: int = 1, arms: Sequence[str] = tuple(ARMS)) -> Run:
     """Return the run with another attempt at some blocks of the first repetition, as fast as the second repetition."""
+    again = [each for each in run.turns if each.repeat == 2 and each.block in blocks and not each.attempt]
     number = 1 + max(turn.turn for turn in run.turns)
     turns, answers = list(run.turns), list(run.answers)
-    for turn in [each for each in run.turns if each.repeat == 2 and each.block in blocks and not each.attempt]:
+    for turn in (each for each in again if each.arm in arms):
         turns.append(replace(turn, turn=number, repeat=1, attempt=attempt))
         answers += [replace(each, turn=number, repeat=1) for each in run.answers if each.turn == turn.turn]
         number += 1
@@ -177,7 +219,7 @@ def test_the_last_undisturbed_attempt_stands_for_a_block() -> None:
     run = slow(make_run(ARMS), 2.0, lambda each: (each.arm, each.repeat, each.prompt_id) == ("plain", 1, "code-5"))
     counted = set_aside_disturbed(take_again(run, {5}))
     assert {turn.attempt for turn in counted.turns if (turn.repeat, turn.block) == (1, 5)} == {1}
-    assert {attempt_key(turn) for turn in counted.set_aside} == {("code", "c=1", 1, 5, 0)}
+    assert {turn.attempt_key for turn in counted.set_aside} == {("code", "c=1", 1, 5, 0)}
     assert len(counted.turns) == 2 * 12 * 3
 
 

@@ -1,10 +1,11 @@
 """What was measured on a disturbed machine, on cold servers, or at swapped addresses carries no verdict."""
 
+import re
 from dataclasses import replace
 
 import pytest
 from tests.support.made_comparisons import SLOWER, compared
-from tests.support.made_runs import CONTEXT, gains, make_run
+from tests.support.made_runs import CONTEXT, Truth, closed, gains, make_run
 from tests.support.validity import bend_turns, codes, findings, run_of
 
 from draftwise.core import Comparison, Counters, Disturbance, Finding, Run, Severity, Verdict
@@ -12,6 +13,7 @@ from draftwise.decide.comparison.comparisons import compare_cells
 from draftwise.decide.conclusions import conclude_run
 from draftwise.decide.thresholds import Thresholds
 from draftwise.decide.verdict import UNSETTLING, VOIDING, judge, judge_cell
+from draftwise.report.reasons import describe_reason
 from draftwise.report.sentences import describe_decision
 
 CANDIDATE = "ngram k=3"
@@ -60,8 +62,8 @@ def test_a_run_of_which_nothing_counts_says_so() -> None:
 
 def test_the_reason_counts_the_blocks_and_says_what_disturbed_them() -> None:
     run = lose(make_run({CANDIDATE: gains(1.5)}, repeats=4), 0.75)
-    reason = only(run).reason
-    assert reason.startswith("36 of 48 paired blocks were disturbed and count for nothing")
+    reason = describe_reason(only(run).reason)
+    assert reason.startswith("36 of 48 pairs of turns were disturbed and count for nothing")
     assert REASON in reason
 
 
@@ -87,7 +89,7 @@ def test_a_cold_server_decides_nothing(cold_far: float, code: str, verdict: Verd
     run = cold(make_run({CANDIDATE: gains(1.5)}, repeats=4, context=limits), CANDIDATE)
     assert {each.code for each in conclude_run(run).decision.findings} - {"outputs-cut"} == {code}
     assert only(run).verdict is verdict
-    assert (code in only(run).reason) == (verdict is Verdict.INCONCLUSIVE)
+    assert (code in describe_reason(only(run).reason)) == (verdict is Verdict.INCONCLUSIVE)
 
 
 @pytest.mark.parametrize(("where", "verdict"), [("another", Verdict.ADOPT), (CANDIDATE, Verdict.INCONCLUSIVE)])
@@ -126,7 +128,7 @@ def test_arms_that_are_not_what_they_are_said_to_be_reject_nothing(code: str) ->
     finding = Finding(code=code, severity=Severity.ERROR, message="an error.")
     verdict, reason = judge(compared(SLOWER), [finding], Thresholds())
     assert verdict is Verdict.BLOCKED
-    assert code in reason
+    assert code in describe_reason(reason)
 
 
 def test_what_unsettles_is_a_warning_by_itself(good: Run) -> None:
@@ -155,6 +157,18 @@ def test_first_tokens_a_tenth_later_are_worth_saying() -> None:
     assert comparison.verdict is Verdict.ADOPT
 
 
+def test_a_loss_of_first_tokens_that_may_be_none_is_a_note_with_what_would_tell() -> None:
+    late = make_run({CANDIDATE: replace(gains(1.5), ttft_s=lambda prompt, load: 0.05 * 1.15, noise=0.7)})
+    comparison = only(late)
+    assert comparison.ttft is not None
+    assert comparison.ttft.low < 1
+    assert comparison.ttft.value > 1.10
+    (found,) = (each for each in comparison.findings if each.code == "ttft-damaged")
+    assert found.severity is Severity.INFO
+    assert "may come later" in found.message
+    assert re.search(r"About \d+ times as many prompts would tell", found.fix)
+
+
 def slow_stretch(run: Run, arm: str, repetitions: tuple[int, ...], factor: float) -> Run:
     """Return the run with every answer of an arm in some repetitions so many times as slow."""
 
@@ -173,7 +187,7 @@ def test_a_server_that_was_slow_for_a_third_of_the_run_settles_nothing(truth: fl
     run = slow_stretch(make_run({CANDIDATE: gains(truth)}, repeats=6), CANDIDATE, (3, 4), 8.0)
     found = only(run)
     assert found.verdict is Verdict.INCONCLUSIVE
-    assert found.reason.startswith("the speed-up changed in the course of the run")
+    assert describe_reason(found.reason).startswith("the speed-up changed in the course of the run")
 
 
 def test_a_gain_that_grows_and_is_one_all_along_is_adopted() -> None:
@@ -184,13 +198,53 @@ def test_a_gain_that_grows_and_is_one_all_along_is_adopted() -> None:
 @pytest.mark.parametrize(("faster", "verdict"), [("plain", Verdict.INCONCLUSIVE), (CANDIDATE, Verdict.ADOPT)])
 def test_a_baseline_that_can_be_far_faster_is_not_beaten(faster: str, verdict: Verdict) -> None:
     run = lose(make_run({CANDIDATE: gains(1.5)}, repeats=4), 0.1)
-    run = replace(run, disturbances=tuple(replace(each, faster=(faster,)) for each in run.disturbances))
+    run = replace(run, disturbances=tuple(replace(each, arm=faster, is_faster=True) for each in run.disturbances))
     found = only(run)
     assert found.verdict is verdict
-    assert ("plain alone was far faster in" in found.reason) == (faster == "plain")
+    assert ("plain alone was far faster in" in describe_reason(found.reason)) == (faster == "plain")
 
 
 def test_what_made_both_arms_faster_contradicts_nothing() -> None:
     run = lose(make_run({CANDIDATE: gains(1.5)}, repeats=4), 0.1)
-    both = tuple(replace(each, faster=("plain", CANDIDATE)) for each in run.disturbances)
+    both = tuple(replace(each, arm=arm, is_faster=True) for each in run.disturbances for arm in ("plain", CANDIDATE))
     assert only(replace(run, disturbances=both)).verdict is Verdict.ADOPT
+
+
+def slow_server(factor: float, *, first: float | None = None, accepted: int = 0, k: int = 3) -> Truth:
+    """A server that takes so many times as long for a decoding step, and by default for the first token."""
+    return Truth(
+        step_s=lambda prompt_id, condition: 0.010 * factor,
+        ttft_s=lambda prompt_id, condition: 0.050 * (factor if first is None else first),
+        accepted=lambda prompt_id: accepted,
+        k=k,
+    )
+
+
+@pytest.mark.parametrize(
+    ("truths", "loser"),
+    [
+        ({CANDIDATE: slow_server(2.5)}, CANDIDATE),
+        ({"plain": slow_server(2.5, k=0), CANDIDATE: slow_server(1.0, accepted=1)}, "plain"),
+    ],
+)
+def test_a_server_that_is_slow_in_all_it_does_is_not_judged_by_it(truths: dict[str, Truth], loser: str) -> None:
+    found = only(make_run(truths, repeats=4))
+    assert found.verdict is Verdict.INCONCLUSIVE
+    words = describe_reason(found.reason)
+    assert re.match(rf"the server of {loser} takes 2\.[56]x as long as the other one for a decoding step", words)
+
+
+def test_steps_that_verify_much_and_do_not_pay_are_rejected() -> None:
+    """The first token comes as late as in the demo, where drafters compute the prompt as well."""
+    assert only(make_run({CANDIDATE: slow_server(2.5, first=1.25)}, repeats=4)).verdict is Verdict.REJECT
+
+
+def test_slowness_in_everything_that_lasts_is_the_servers_own() -> None:
+    run = make_run({CANDIDATE: slow_server(2.5)}, repeats=4)
+    lasting = bend_turns(run, lambda turn: replace(turn, wall_s=10.0))
+    assert only(lasting).verdict is Verdict.REJECT
+
+
+def test_under_load_the_first_token_waits_for_the_steps_of_others() -> None:
+    run = make_run({CANDIDATE: slow_server(2.5)}, repeats=4, conditions=closed(4))
+    assert only(run).verdict is Verdict.REJECT

@@ -384,7 +384,7 @@ def test_a_prompt_that_is_computed_twice_has_its_logprobs_once(tiny_target: Path
         ({"max_model_len": 4096}, "256 positions"),
         ({"kv_cache_memory_bytes": 1000}, "less than one sequence"),
         ({"max_nun_seqs": 4}, "Did you mean max_num_seqs"),
-        ({"max_num_seqs": 0}, "must be positive"),
+        ({"max_num_seqs": 0}, "max_num_seqs must be positive"),
     ],
 )
 def test_impossible_settings_are_explained(settings: dict[str, Any], words: str, tiny_target: Path) -> None:
@@ -394,7 +394,7 @@ def test_impossible_settings_are_explained(settings: dict[str, Any], words: str,
 
 def test_impossible_requests_are_explained(tiny_target: Path) -> None:
     llm = make_llm(tiny_target)
-    for prompt, words in [([], "no tokens|no prompts"), ([9999], "token ids must lie"), ([65] * 256, "has 256 tokens")]:
+    for prompt, words in [([], "no tokens|no prompts"), ([9999], "Token ids must lie"), ([65] * 256, "has 256 tokens")]:
         with pytest.raises(InvalidSetup, match=words):
             llm.generate({"prompt_token_ids": prompt}, SamplingParams())
     with pytest.raises(InvalidSetup, match="no prompts"):

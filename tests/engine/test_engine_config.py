@@ -9,17 +9,20 @@ from draftwise.engine.config import EngineConfig
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"gpu_memory_utilisation": 0.9}, "gpu_memory_utilisation: is not an engine setting. Did you mean gpu_memory_"),
+        ({"gpu_memory_utilisation": 0.9}, "gpu_memory_utilisation is not an engine setting. Did you mean gpu_memory_"),
         ({"gpu_memory_utilization": 90}, "more than 0 and at most 1, got 90"),
         ({"gpu_memory_utilization": 0}, "more than 0 and at most 1, got 0"),
         ({"gpu_memory_utilization": True}, "more than 0 and at most 1, got True"),
-        ({"kv_cache_dtype": "fp8_e4m2"}, "'fp8_e4m2' is none of its values. Did you mean fp8_e4m3?"),
-        ({"quantization": "awq"}, "'awq' is none of its values. Known: fp8."),
+        (
+            {"kv_cache_dtype": "fp8_e4m2"},
+            "kv_cache_dtype is 'fp8_e4m2', which is none of its values. Did you mean fp8_e4m3?",
+        ),
+        ({"quantization": "awq"}, "quantization is 'awq', which is none of its values. Known: fp8."),
         ({"load_format": "dumy"}, "Did you mean dummy?"),
         ({"device": "metal"}, "Known: auto, cpu, cuda."),
         ({"cudagraph_capture_sizes": [4, 0]}, "positive integers"),
         ({"cudagraph_capture_sizes": []}, "positive integers"),
-        ({"block_size": 0}, "must be positive, got 0"),
+        ({"block_size": 0}, "block_size must be positive, got 0"),
     ],
 )
 def test_a_bad_setting_is_named_with_a_way_out(settings, words):
@@ -42,5 +45,5 @@ def test_capture_sizes_are_ascending_and_none_stands_for_the_default():
 
 
 def test_sizes_for_graphs_that_are_switched_off_are_refused() -> None:
-    with pytest.raises(InvalidSetup, match="cudagraph_capture_sizes: says for which batches"):
+    with pytest.raises(InvalidSetup, match="cudagraph_capture_sizes says for which batches"):
         EngineConfig.from_settings(enforce_eager=True, cudagraph_capture_sizes=[1, 2])

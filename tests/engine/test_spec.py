@@ -152,7 +152,7 @@ def test_faults(given: dict[str, Any], expected: list[tuple[str, str]]) -> None:
     ],
 )
 def test_the_nearest_key_is_suggested(wrong: str, right: str) -> None:
-    with pytest.raises(InvalidSetup, match=rf"{wrong}: is not a key.*Did you mean {right}\?"):
+    with pytest.raises(InvalidSetup, match=rf"{wrong} is not a key.*Did you mean {right}\?"):
         resolve(**NGRAM, **{wrong: 1})
 
 

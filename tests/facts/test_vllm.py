@@ -5,14 +5,14 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from catalogue.spans import encode
 from hypothesis import given
 from hypothesis import strategies as st
 from packaging.version import Version
 
 from draftwise.core import InvalidSetup
 from draftwise.facts.quantization import needs_checkpoint, reads_weights_of
-from draftwise.facts.vllm import Release, decode, get_release, history, releases, topics
+from draftwise.facts.spans import decode, encode
+from draftwise.facts.vllm import Release, find_remarks, get_release, history, releases, topics
 
 VALUES = st.one_of(st.booleans(), st.integers(0, 2), st.sampled_from(["x", 1.0, None]), st.lists(st.integers(0, 1)))
 TABLES = st.lists(
@@ -63,25 +63,56 @@ def test_repeating_the_newest_release_changes_nothing(tables: list[Any]) -> None
 
 
 @pytest.mark.parametrize(
-    ("text", "version", "exact"),
+    ("text", "version", "asked"),
     [
-        ("0.19.1", "0.19.1", True),
-        ("v0.20.2", "0.20.2", True),
-        ("0.19", "0.19.0", True),
-        ("newest", "0.33.0", True),
-        ("latest", "0.33.0", True),
-        ("0.19.1+cu128", "0.19.1", False),
-        ("0.20.1rc1", "0.20.0", False),
-        ("0.20.0.dev3+g1234", "0.19.1", False),
-        ("v0.20.0-cu130", "0.20.0", False),
-        ("99.0", "0.33.0", False),
+        ("0.19.1", "0.19.1", ""),
+        ("v0.20.2", "0.20.2", ""),
+        ("0.19", "0.19.0", ""),
+        ("newest", "0.33.0", ""),
+        ("latest", "0.33.0", ""),
+        ("0.19.1+cu128", "0.19.1", "0.19.1+cu128"),
+        ("0.26.0+cpu", "0.26.0", "0.26.0+cpu"),
+        ("0.26.0.post1", "0.26.0", "0.26.0.post1"),
+        ("v0.20.0-cu130", "0.20.0", "0.20.0-cu130"),
+        ("0.10.1.1", "0.10.1.1", ""),
     ],
 )
-def test_releases_are_found_by_what_users_write(text: str, version: str, exact: bool) -> None:
-    if text in ("newest", "latest", "99.0"):
+def test_releases_are_found_by_what_users_write(text: str, version: str, asked: str) -> None:
+    if text in ("newest", "latest"):
         version = str(releases()[-1])
     release = get_release(text)
-    assert (str(release), release.exact) == (version, exact)
+    assert (str(release), release.asked, release.is_same) == (version, asked, True)
+    assert [remark.code for remark in find_remarks(release)] == ["release-build"] * bool(asked)
+
+
+@pytest.mark.parametrize(
+    ("text", "nearest"),
+    [
+        ("0.34.0", "0.33.0"),
+        ("99", "0.33.0"),
+        ("0.19.2", "0.19.1"),
+        ("0.20.1rc1", "0.20.1"),
+        ("v0.33.1rc0", "0.33.0"),
+        ("0.20.0.dev3+g1234", "0.19.1"),
+        ("0.26.0.post1.dev2", "0.26.0"),
+        ("0.20.0a1", "0.20.0"),
+        ("0.19.1.2", "0.19.1"),
+        ("v0.33.1rc0-cu130", "0.33.0"),
+        ("0.5.0", "0.9.2"),
+    ],
+)
+def test_a_release_that_is_not_known_is_never_taken_for_another_unasked(text: str, nearest: str) -> None:
+    with pytest.raises(InvalidSetup) as caught:
+        get_release(text)
+    (finding,) = caught.value.findings
+    assert finding.code == "unknown-release"
+    assert str(releases()[-1]) in str(finding)
+    release = get_release(text, nearest=True)
+    assert (str(release), release.is_same) == (nearest, False)
+    (remark,) = find_remarks(release)
+    assert (remark.code, remark.severity) == ("release-nearest", "warning")
+    assert release.asked in remark.message
+    assert nearest in remark.message
 
 
 @pytest.mark.parametrize("text", ["", "abc", "nightly", "0.8.5", "0.9.1", "-1"])

@@ -110,11 +110,13 @@ def test_a_config_that_its_release_rejects_stops_with_the_findings_of_check(tmp_
         judge_backends(backends_of(vllm_spec(candidates=(wrong,)), tmp_path))
 
 
-def test_of_a_release_that_is_not_covered_nothing_is_judged(tmp_path: Path) -> None:
+def test_a_release_that_is_not_known_is_said_and_ends_no_measurement(tmp_path: Path) -> None:
     wrong = Candidate(spec=SpecConfig(method="ngram", num_speculative_tokens=3, options={"no_such_key": 1}))
     unknown = LaunchOptions(vllm=f"{sys.executable} x/vllm:v0.99.0")
     spec = spec_of(engine="vllm", launch=unknown, candidates=(wrong,))
-    assert judge_backends(backends_of(spec, tmp_path)) == []
+    (finding,) = judge_backends(backends_of(spec, tmp_path))
+    assert (finding.code, finding.severity) == ("setup-unjudged", Severity.WARNING)
+    assert "0.99.0" in finding.message
 
 
 def test_a_server_that_runs_already_is_neither_placed_nor_judged(tmp_path: Path) -> None:

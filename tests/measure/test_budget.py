@@ -186,6 +186,23 @@ def test_disturbed_turns_are_taken_again_on_all_arms(tmp_path: Path) -> None:
     assert any(line.startswith("retaking ") for line in timed.progress.waited)
 
 
+def test_a_disturbed_turn_of_a_candidate_is_taken_again_beside_the_baseline_alone(tmp_path: Path) -> None:
+    trouble = replace(CANDIDATE, seed=3, cold=tuple((number, number, 3.0) for number in range(20, 50, 5)))
+    timed = Timed(tmp_path / "run", plan_of(30, candidates=2, repeats=2), NOISY, CANDIDATE, trouble, budget_s=None)
+    run = timed.run()
+    again: dict[tuple[object, ...], list[str]] = {}
+    for turn in sorted((turn for turn in run.turns if turn.attempt), key=lambda each: each.turn):
+        again.setdefault(turn.attempt_key, []).append(turn.arm)
+    assert {tuple(arms) for arms in again.values()} == {("plain", "candidate 2"), ("candidate 2", "plain")}
+    assert len(again) == 6
+    counted = conclude_run(run)
+    assert Counter(turn.arm for turn in counted.run.turns if turn.arm != "plain") == {
+        "candidate 1": 60,
+        "candidate 2": 60,
+    }
+    assert not [each for each in counted.decision.findings if each.code == "disturbed-blocks"]
+
+
 def test_an_arm_that_could_remember_is_not_asked_again(tmp_path: Path) -> None:
     spells = ((8.0, 10.0, 3.0),)
     scripts = [replace(each, spells=spells) for each in (NOISY, CANDIDATE)]

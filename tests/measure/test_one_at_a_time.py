@@ -2,18 +2,21 @@
 
 import asyncio
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 
 import pytest
-from tests.support.measuring import FASTER, PLAIN, make_plan, make_session
+from tests.support.measuring import FASTER, PLAIN, make_plan, make_session, make_workload
 
-from draftwise.backends import FakeBackend, LineUp, OneAtATime, SwitchCommand, UrlBackend, virtual_time
+from draftwise.backends import FakeBackend, FakeScript, LineUp, OneAtATime, SwitchCommand, UrlBackend, virtual_time
 from draftwise.backends import switch as switching
 from draftwise.backends.base import ServerInfo
 from draftwise.core import BackendError, InvalidSetup, LaunchOptions, RunPlan, Verdict
 from draftwise.decide.comparison.cell import make_cells
 from draftwise.decide.conclusions import conclude_run
+from draftwise.decide.disturbance import set_aside_disturbed
 from draftwise.measure.session import Session
 from draftwise.measure.spec import Candidate, MeasurementSpec
 from draftwise.runs import RunDirectory
@@ -39,11 +42,17 @@ class Watched(FakeBackend):
 
 
 def make_one_at_a_time(
-    path: Path, plan: RunPlan, log: list[str], *, fails_at: int | None = None, **settings
+    path: Path,
+    plan: RunPlan,
+    log: list[str],
+    *,
+    fails_at: int | None = None,
+    scripts: Sequence[FakeScript] = (PLAIN, FASTER),
+    **settings,
 ) -> Session:
-    session = make_session(path, plan, (PLAIN, FASTER), **settings)
+    session = make_session(path, plan, scripts, **settings)
     line_up = LineUp()
-    servers = [Watched(arm.name, script, log, fails_at) for arm, script in zip(plan.arms, (PLAIN, FASTER), strict=True)]
+    servers = [Watched(arm.name, script, log, fails_at) for arm, script in zip(plan.arms, scripts, strict=True)]
     session.backends = [OneAtATime(each, line_up) for each in servers]
     session.line_up = line_up
     return session
@@ -76,6 +85,22 @@ def test_a_repetition_is_one_block_and_the_difference_is_found(tmp_path: Path) -
     assert {each.block for each in cell.paired} == {("", repeat, 0) for repeat in (1, 2, 3, 4)}
     (comparison,) = conclude_run(run).decision.comparisons
     assert comparison.verdict is Verdict.ADOPT
+
+
+def test_disturbed_turns_are_taken_again_after_the_last_repetition_by_arms_that_start_once_more(tmp_path: Path) -> None:
+    log: list[str] = []
+    plan = make_plan(one_at_a_time=True, repeats=3, adaptive=False, workloads=(make_workload(num_prompts=16),))
+    scripts = (PLAIN, replace(FASTER, cold=((60, 62, 3.0),)))
+    virtual_time.run(make_one_at_a_time(tmp_path / "run", plan, log, scripts=scripts).run())
+    run = RunDirectory(tmp_path / "run").read()
+    ordered = sorted(run.turns, key=lambda each: each.turn)
+    again = [turn for turn in ordered if turn.attempt]
+    assert again == ordered[-len(again) :]
+    # The last repetition ended with the candidate, which is up.
+    assert [arm for arm, _ in groupby(again, key=lambda each: each.arm)] == ["candidate 1", "plain"]
+    (cell,) = make_cells(set_aside_disturbed(run))
+    assert {each.block for each in cell.paired} == {("", 1, 0), ("", 2, 0), ("", 3, 0), ("", 0, 1)}
+    assert len(cell.paired) == 3 * 16
 
 
 def test_what_was_measured_stays_when_a_server_does_not_come_up_and_the_run_goes_on(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def test_resuming_on_another_version_of_a_server_is_refused(measured: Path) -> N
 def test_a_changed_workload_is_refused(measured: Path) -> None:
     path = measured / "workload-code.jsonl"
     path.write_text(path.read_text().replace("code 3", "code 4"))
-    with pytest.raises(InvalidSetup, match="not what was measured"):
+    with pytest.raises(InvalidSetup, match=f"{path} is not what was measured"):
         RunDirectory(measured).read()
 
 
@@ -103,8 +103,11 @@ def test_a_folder_with_nothing_but_server_logs_is(tmp_path: Path) -> None:
 def test_what_is_no_run_is_said_to_be_none(tmp_path: Path, manifest: str | None) -> None:
     if manifest is not None:
         (tmp_path / "manifest.json").write_text(manifest)
-    with pytest.raises(InvalidSetup, match="is not a run directory"):
+    reason = "it has no manifest.json." if manifest is None else "its manifest.json cannot be understood."
+    with pytest.raises(InvalidSetup) as caught:
         RunDirectory(tmp_path).read()
+    fix = "Name the folder that `draftwise decide` wrote."
+    assert str(caught.value) == f"{tmp_path} is not a run directory: {reason} {fix}"
 
 
 def test_another_format_is_not_guessed_at(measured: Path) -> None:

@@ -75,7 +75,7 @@ def test_chat_with_seed_is_repeatable_and_its_choices_differ(server):
 def test_too_long_prompts_are_refused_with_the_numbers(server):
     with pytest.raises(openai.BadRequestError, match=r"201 tokens.* 200"):
         server.client.completions.create(model="m", prompt=[65] * 201)
-    with pytest.raises(openai.BadRequestError, match="token ids must lie in"):
+    with pytest.raises(openai.BadRequestError, match="Token ids must lie in"):
         server.client.completions.create(model="m", prompt=[10**6])
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from tests.support.fake_engine import FakeEngine
 from tests.support.serving import serving
+from tests.support.spec_stats import stats_of
 
 from draftwise.core import SpecStats
 from draftwise.engine.outputs import Delta, EngineStats
@@ -53,7 +54,7 @@ def test_without_speculation_there_are_no_speculative_counters():
 
 
 def test_speculative_counters_follow_the_engine_and_the_positions_never_reached_are_zero():
-    spec = SpecStats.of_draft(drafted=2, accepted=1) + SpecStats.of_draft(drafted=1, accepted=1)
+    spec = stats_of(drafted=2, accepted=1) + stats_of(drafted=1, accepted=1)
     text = make_metrics(stats=snapshot(spec=spec, num_waiting=4, kv_cache_usage=0.5)).render().decode()
     labels = 'engine="0",model_name="tiny"'
     assert value(text, f"vllm:spec_decode_num_drafts_total{{{labels}}}") == 2
@@ -111,7 +112,7 @@ def test_a_served_request_shows_in_the_histograms(checkpoint):
 
 def test_log_lines_are_vllms():
     log = StatsLog(snapshot(), k=3, device="CPU", now=0.0)
-    spec = SpecStats.of_draft(drafted=3, accepted=2) + SpecStats.of_draft(drafted=3, accepted=0)
+    spec = stats_of(drafted=3, accepted=2) + stats_of(drafted=3, accepted=0)
     busy = snapshot(
         num_running=2,
         num_waiting=1,

@@ -29,7 +29,7 @@ def test_free_port_and_port_in_use():
         listener.listen()
         port = listener.getsockname()[1]
         assert port > 0
-        with pytest.raises(InvalidSetup, match=f"port {port} of 127.0.0.1 is in use"):
+        with pytest.raises(InvalidSetup, match=f"Port {port} of 127.0.0.1 is in use"):
             bind(ServerOptions(port=port))
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.support import planted_imports
@@ -19,6 +20,7 @@ LAYERED = "The operator's loop is layered, and no folder stands outside it"
 NO_TORCH = "What needs no torch cannot reach it, not even by a detour"
 VERBS = "A verb of the command line knows no other"
 ACYCLIC = "Siblings do not depend on each other in a circle"
+DECIDING = "A decision is made in one pass: numbers, validity checks, verdicts, decision"
 PLANNING = "Planning is layered: verbs, sizing, checking"
 CHECKING = "Checking goes through vLLM's own stages"
 MEASURING = "Measuring is layered: a session sweeps, a sweep takes turns, a turn is load"
@@ -42,6 +44,8 @@ PLANTS = [
     (VERBS, "cli/check.py", "from draftwise.cli.size import size"),
     (ACYCLIC, "facts/stored.py", "from draftwise.facts.rules import get_rule"),
     (ACYCLIC, "serve/errors.py", "from draftwise.serve import app"),
+    (DECIDING, "decide/comparison/cell.py", "from draftwise.decide import validity"),
+    (DECIDING, "decide/verdict.py", "from draftwise.decide import scope"),
     (PLANNING, "plan/check/__init__.py", "from draftwise.plan import size"),
     (PLANNING, "plan/sarif.py", "from draftwise.plan import upgrade"),
     (CHECKING, "plan/check/spec/drafter.py", "from draftwise.plan.check import engine"),
@@ -69,9 +73,17 @@ def test_every_contract_holds(broken: list[list[str]]) -> None:
     assert broken[0] == []
 
 
-def test_the_contract_on_verbs_names_them_all() -> None:
+def read_contracts() -> dict[str, dict[str, Any]]:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    contract = next(each for each in settings["tool"]["importlinter"]["contracts"] if each["name"] == VERBS)
+    return {each["name"]: each for each in settings["tool"]["importlinter"]["contracts"]}
+
+
+def test_no_contract_goes_without_a_plant() -> None:
+    assert {contract for contract, _, _ in PLANTS} == read_contracts().keys()
+
+
+def test_the_contract_on_verbs_names_them_all() -> None:
+    contract = read_contracts()[VERBS]
     verbs = {path.stem for path in (ROOT / "src" / "draftwise" / "cli").glob("[a-z]*.py")}
     assert {name.rpartition(".")[2] for name in contract["modules"]} == verbs
 

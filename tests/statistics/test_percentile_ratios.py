@@ -92,3 +92,15 @@ def test_equal_readings_are_certain() -> None:
 def test_one_prompt_says_nothing_about_others() -> None:
     interval = percentile_ratios([[1.0, 2.0]], [[1.0, 2.0]], Design.of([("a", 1)]))[50]
     assert (interval.low, interval.value, interval.high) == (0.0, 1.0, math.inf)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("num_prompts", [1, 2, 3, 6])
+@pytest.mark.parametrize("passes", [1, 3])
+def test_few_prompts_that_agree_leave_the_extremes_unbounded(num_prompts: int, passes: int) -> None:
+    """As all of them lie on one side of an extreme percentile, how sure that is cannot be seen."""
+    requests = [(prompt, (block, prompt)) for block in range(passes) for prompt in range(num_prompts)]
+    same_N = single(np.ones(len(requests)))
+    found = percentile_ratios(same_N, same_N, Design.of(requests))
+    assert all(each.value == 1 and each.low <= 1 <= each.high for each in found.values())
+    assert (found[99].low, found[99].high) == (0, math.inf)

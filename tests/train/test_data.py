@@ -143,6 +143,6 @@ def test_batches_hold_the_samples_and_learn_only_answers():
         assert int(batch.learnt_BT.sum()) == rows.num_learnt
         assert int(batch.valid_BT.sum()) == rows.num_tokens
         for b, i in enumerate(rows.samples_B.tolist()):
-            sample = corpus.get_sample(i) if i >= 0 else Sample(np.zeros(0, np.int32), 0)
+            sample = samples[i] if i >= 0 else Sample(np.zeros(0, np.int32), 0)
             assert batch.tokens_BT[b][batch.valid_BT[b]].tolist() == sample.tokens.tolist()
             assert batch.learnt_BT[b].nonzero().flatten().tolist() == list(range(sample.num_prompt, len(sample.tokens)))

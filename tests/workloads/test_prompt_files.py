@@ -36,23 +36,29 @@ def test_a_file_gives_its_prompts_in_order_with_defaults(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "own.jsonl: holds no prompt. Each line:"),
-        ("{", "own.jsonl:1: not valid JSON"),
-        ("[1]", "own.jsonl:1: is not a JSON object."),
-        ("{}", "own.jsonl:1: needs either a prompt or messages."),
+        ("", "own.jsonl holds no prompt. Each line:"),
+        ("{", "own.jsonl:1 is not valid JSON"),
+        ("[1]", "own.jsonl:1 is not a JSON object."),
+        ("{}", "own.jsonl:1 needs either a prompt or messages."),
         ("{}", "Accepted: a request body"),
-        ('{"prompt": ""}', "its prompt must be a text that is not empty."),
+        ('{"prompt": ""}', "own.jsonl:1 has a prompt that is empty or no text."),
         ('{"prompt": [1, 2]}', "it holds token ids, which no other model shares"),
         ('{"prompt": "a", "messages": [{"role": "user", "content": "b"}]}', "needs either a prompt or messages."),
-        ('{"messages": ["hi"]}', "its messages must be a list of"),
-        ('{"messages": [{"role": "assistant", "content": "hi"}]}', "not all of them the assistant's."),
-        ('{"prompt": "a", "max_tokens": 0}', "max_tokens must be a positive whole number, got 0."),
-        ('{"prompt": "a", "max_completion_tokens": true}', "max_completion_tokens must be a positive whole number"),
-        ('{"prompt": "a", "max_token": 5}', "unknown key 'max_token'; did you mean 'max_tokens'?"),
-        ('{"prompt": "a", "arrival_s": -1}', "arrival_s must be seconds from the recording's begin, got -1."),
-        ('{"id": "a", "prompt": "x"}\n{"id": "a", "prompt": "y"}', "the id 'a' is there more than once."),
-        ('[{"prompt": "a"}, {"prompt": ', "own.jsonl:1: not valid JSON"),
-        ('[\n{"prompt": "a"},\n\n{"prompt": 5}]', "own.jsonl:4: its prompt must be a text"),
+        ('{"messages": ["hi"]}', "own.jsonl:1 has messages that are no list of"),
+        ('{"messages": [{"role": "assistant", "content": "hi"}]}', "or are all the assistant's."),
+        ('{"prompt": "a", "max_tokens": 0}', "own.jsonl:1 has 0 as max_tokens, which must be a positive whole number."),
+        (
+            '{"prompt": "a", "max_completion_tokens": true}',
+            "has True as max_completion_tokens, which must be a",
+        ),
+        ('{"prompt": "a", "max_token": 5}', "own.jsonl:1 has the unknown key 'max_token'; did you mean 'max_tokens'?"),
+        (
+            '{"prompt": "a", "arrival_s": -1}',
+            "own.jsonl:1 has -1 as arrival_s, which must be seconds from the",
+        ),
+        ('{"id": "a", "prompt": "x"}\n{"id": "a", "prompt": "y"}', "own.jsonl has the id 'a' more than once."),
+        ('[{"prompt": "a"}, {"prompt": ', "own.jsonl:1 is not valid JSON"),
+        ('[\n{"prompt": "a"},\n\n{"prompt": 5}]', "own.jsonl:4 has a prompt that is empty or no text"),
     ],
 )
 def test_a_wrong_file_is_explained(tmp_path: Path, text: str, words: str) -> None:
@@ -71,13 +77,13 @@ def test_many_faults_are_counted_rather_than_listed(tmp_path: Path) -> None:
     with pytest.raises(InvalidSetup) as caught:
         load_workload(write(tmp_path, "{}\n" * 500))
     assert len(caught.value.findings) == 31
-    assert caught.value.findings[-1].message == "and 470 more faults like these."
+    assert caught.value.findings[-1].message == "own.jsonl has 470 more faults like these."
 
 
 def test_bytes_that_are_no_utf8_are_a_fault_of_their_line(tmp_path: Path) -> None:
     path = tmp_path / "own.jsonl"
     path.write_bytes(b'{"prompt": "a"}\n{"prompt": "\xff"}\n')
-    with pytest.raises(InvalidSetup, match=r"own\.jsonl:2: not UTF-8"):
+    with pytest.raises(InvalidSetup, match=r"own\.jsonl:2 is not UTF-8"):
         load_workload(str(path))
 
 
@@ -86,7 +92,7 @@ def test_bytes_that_are_no_utf8_are_a_fault_of_their_line(tmp_path: Path) -> Non
     [
         ("proze", "Did you mean prose?"),
         ("/no/x.jsonl", "Bundled: code, prose"),
-        ("log:/no/x.jsonl", "'/no/x.jsonl' is neither"),
+        ("log:/no/x.jsonl", "--workload names '/no/x.jsonl', which is neither"),
     ],
 )
 def test_an_unknown_workload_is_answered_with_a_suggestion(name: str, words: str) -> None:
@@ -108,7 +114,7 @@ def test_packed_files_and_byte_order_marks_are_read(tmp_path: Path) -> None:
     workload = load_workload(str(path))
     assert (workload.name, [prompt.text for prompt in workload.prompts]) == ("own", ["a"])
     path.write_bytes(b"no gzip")
-    with pytest.raises(InvalidSetup, match="cannot be read"):
+    with pytest.raises(InvalidSetup, match=r"own\.jsonl\.gz cannot be read"):
         load_workload(str(path))
 
 

@@ -40,7 +40,7 @@ def test_lengths_follow_the_distribution_that_was_written(text: str, mean: float
 
 @pytest.mark.parametrize("text", ["", "0", "-5", "90-30", "normal:5", "lognormal:5:0.5", "1e3", "5+-", "0+-4"])
 def test_what_is_no_length_is_refused_with_the_forms_there_are(text: str) -> None:
-    with pytest.raises(ValueError, match="write one of 512"):
+    with pytest.raises(ValueError, match=r"must be a length in tokens, one of 512 \(fixed\)"):
         parse_length(text)
 
 
@@ -187,17 +187,17 @@ def test_answers_can_be_given_a_length() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("synthetic:promt=5", "'promt' is no option of a synthetic workload. Did you mean prompt?"),
-        ("code#turns=all", "'turns' is no option of a bundled workload."),
-        ("code#n=0", "n=0: must be a positive whole number, got '0'."),
-        ("code#n=3,sample=4", "n and sample exclude each other."),
-        ("code#prompt=9", "must be a range of tokens such as 0-1000"),
+        ("synthetic:promt=5", "which is no option of a synthetic workload. Did you mean prompt?"),
+        ("code#turns=all", "--workload has 'turns', which is no option of a bundled workload."),
+        ("code#n=0", "--workload's n must be a positive whole number, got '0'."),
+        ("code#n=3,sample=4", "code#n=3,sample=4 has both n and sample, which exclude each other."),
+        ("code#prompt=9", "--workload's prompt must be a range of tokens such as 0-1000"),
         ("code#split=9/5", "must be rising edges in tokens such as 512/2048"),
         ("code#prefix=x4", "must be TOKENS or TOKENSxGROUPS"),
         ("code#form=talk", "must be chat, completion, got 'talk'."),
         ("code#force=maybe", "must be yes or no"),
         ("code#name=a/b", "must be of letters"),
-        ("code#output=logged", "'logged' is no length"),
+        ("code#output=logged", "--workload's output must be a length in tokens, one of 512 (fixed)"),
     ],
 )
 def test_a_wrong_option_is_explained(text: str, words: str) -> None:

@@ -108,12 +108,12 @@ def test_options_cut_a_trace_before_its_texts_are_made(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (AZURE + "soon,1,1\n", "trace.csv:4: TIMESTAMP is no time: 'soon'."),
-        (AZURE + "2023-11-16 18:17:05,many,1\n", "ContextTokens must be a whole number of tokens, got 'many'."),
-        (AZURE + "2023-11-16 18:17:05,1\n", "has no GeneratedTokens. A row of this trace has TIMESTAMP"),
-        (AZURE + "2023-11-16 18:17:05,-1,1\n", "ContextTokens must be a whole number"),
-        ("a,b\n1,2\n", "is no trace. Columns of the traces that are known: Azure"),
-        ("TIMESTAMP,ContextTokens,GeneratedTokens\n", "is no trace."),
+        (AZURE + "soon,1,1\n", "trace.csv:4 has 'soon' as TIMESTAMP, which is no time."),
+        (AZURE + "2023-11-16 18:17:05,many,1\n", "trace.csv:4 has 'many' as ContextTokens, which must be a whole"),
+        (AZURE + "2023-11-16 18:17:05,1\n", "trace.csv:4 has no GeneratedTokens. A row of this trace has TIMESTAMP"),
+        (AZURE + "2023-11-16 18:17:05,-1,1\n", "has '-1' as ContextTokens, which must be a whole number"),
+        ("a,b\n1,2\n", "trace.csv:2 is no row of a known trace. Columns of the traces that are known: Azure"),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\n", "trace.csv is no row of a known trace."),
     ],
 )
 def test_a_wrong_trace_is_explained(tmp_path: Path, text: str, words: str) -> None:

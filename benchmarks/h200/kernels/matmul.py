@@ -42,7 +42,7 @@ from matmul_ways import (
 from torch import Tensor
 
 from draftwise.engine.kernels.cuda.matmul_configs import MOST_ROWS
-from draftwise.engine.models.linear import CudaLinear, quantise
+from draftwise.engine.models.linear import CudaLinear, quantize
 
 L2_BYTES = 60_000_000
 ROWS = (1, 8, 32, 4, 16, 64, 2, 6)
@@ -134,10 +134,10 @@ def best_of(rows: list[dict[str, Any]], product: Product, num_rows: int, count: 
 
 
 def time_fp8(bench: Bench) -> list[dict[str, Any]]:
-    """Time one-byte weights: few rows in our kernels, many in the library's product of quantised rows."""
+    """Time one-byte weights: few rows in our kernels, many in the library's product of quantized rows."""
     results = []
     for product, num_rows in itertools.product(LLAMA_8B, (1, 8, 64, 512)):
-        linears = [CudaLinear(rounded, None, scale) for rounded, scale in map(quantise, bench.weights(product))]
+        linears = [CudaLinear(rounded, None, scale) for rounded, scale in map(quantize, bench.weights(product))]
         x_RK = torch.randn(num_rows, product.num_in, device="cuda").bfloat16()
         exact = x_RK.double() @ (linears[0].weight.double() * linears[0].scale.double().unsqueeze(1)).T
         if product.gated:

@@ -30,7 +30,7 @@ class Placement:
     gpus: tuple[str, ...]
     """As CUDA_VISIBLE_DEVICES names them."""
     sharing: int = 1
-    """Servers on these GPUs, this one included. They rest while another is measured, but hold their memory."""
+    """Servers on these GPUs, this one included. They are idle while another is measured, but hold their memory."""
     utilization: float | None = None
     """Of each GPU's memory; None where the operator's or vLLM's own holds."""
 
@@ -65,7 +65,7 @@ def place_arms(num_arms: int, gpus: Sequence[str], args: Mapping[str, Any]) -> t
     if not groups:
         raise InvalidSetup.because(
             "too-few-gpus",
-            f"a server with these arguments takes {size} GPUs, and {len(gpus)} may be used.",
+            f"A server with these arguments takes {size} GPUs, and {len(gpus)} may be used.",
             where="--gpus",
             fix="Lower --tensor-parallel-size (or pipeline, data), or run where there are more.",
         )

@@ -167,7 +167,7 @@ class VllmBackend(ChildBackend):
             report = judge(read_words(write_words(self.setup), engine_version=version or None))
         except InvalidSetup:
             return []
-        return [finding for finding in report.findings if finding.severity is Severity.ERROR]
+        return [each for each in report.findings if each.severity is Severity.ERROR] if report.is_judged else []
 
 
 def _listens(port: int) -> bool:

@@ -100,7 +100,7 @@ def check_arguments(words: Iterable[str]) -> None:
     for flag in given:
         if flag in _DECIDED:
             raise InvalidSetup.because(
-                "not-yours-to-give", f"cannot be given: {_DECIDED[flag]}.", where=flag, fix="Leave it out."
+                "not-yours-to-give", f"{flag} cannot be given: {_DECIDED[flag]}.", where=flag, fix="Leave it out."
             )
 
 

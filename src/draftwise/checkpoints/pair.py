@@ -221,6 +221,13 @@ def _find_precision(rules: Rulebook, pair: Pair) -> Iterator[Ruling]:
             where=str(pair.target.directory),
             fix="Measure acceptance on this checkpoint, not on the unquantized one.",
         )
+    if mine is not None and theirs is not None and (mine.bits or 8) <= 4 < (theirs.bits or 0):
+        yield from rules.ruling(
+            "drafter-coarser-than-target",
+            f"The drafter is quantized to fewer bits ({mine}) than the target ({theirs}).",
+            where=str(pair.drafter.directory),
+            fix="Measure its acceptance before you rely on it, or use a drafter of 8 bits or more.",
+        )
     if theirs is not None and mine is None and not pair.drafter.drafter.is_head:
         yield from rules.ruling(
             "drafter-unquantized",

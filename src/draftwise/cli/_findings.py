@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from collections import Counter
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -13,7 +14,16 @@ from rich.text import Text
 from draftwise.core import Effect, Finding, Ruling, Severity
 from draftwise.plan.check import Report, Resolved
 
-__all__ = ["finding_to_dict", "render_findings", "report_to_dict", "resolved_text", "show_report"]
+__all__ = [
+    "Judged",
+    "finding_to_dict",
+    "quiet_line",
+    "render_findings",
+    "report_to_dict",
+    "resolved_text",
+    "show_report",
+    "show_reports",
+]
 
 _MARKS: Mapping[Severity, tuple[str, str]] = {
     Severity.ERROR: ("✗", "bold red"),
@@ -22,19 +32,57 @@ _MARKS: Mapping[Severity, tuple[str, str]] = {
 }
 
 
-def show_report(console: Console, report: Report, *, where: str = "") -> None:
-    """Print one setup's judgement for one release."""
-    head = Text(f"vLLM {report.version}  ", "bold")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """A report, and where its setup was read."""
+
+    where: str
+    report: Report
+
+
+def show_reports(console: Console, judged: Sequence[Judged]) -> None:
+    """Print judgements, and behind them once what is to be noted of several setups alike."""
+    counts = Counter(finding for each in judged for finding in set(_notes(each.report.findings)))
+    shared = {note for note, count in counts.items() if count > 1}
+    for each in judged:
+        show_report(console, each.report, where=each.where, leave_out=shared)
+    for note in sorted(shared, key=lambda note: note.code):
+        console.print(Text(f"Of {counts[note]} of {len(judged)} setups", "bold"))
+        console.print(render_findings([note]))
+
+
+def _notes(findings: Iterable[Finding]) -> Iterator[Finding]:
+    """Yield the findings that only inform, without their place."""
+    return (replace(finding, where="") for finding in findings if finding.severity is Severity.INFO)
+
+
+def show_report(console: Console, report: Report, *, where: str = "", leave_out: Container[Finding] = ()) -> None:
+    """Print one setup's judgement for one release, without the notes to leave out."""
+    head = Text(f"{report.release}  ".lstrip(), "bold")
     head.append(*_verdict(report))
-    if where:
-        head.append(f"  {where}", "dim")
+    for part in (report.setup.target, where):
+        head.append(f"  {part}" if part else "", "dim")
     console.print(head)
     if report.resolved is not None and report.accepted:
         console.print(Padding(Text(resolved_text(report.resolved), "dim"), (0, 0, 0, 2), expand=False))
-    console.print(render_findings(report.findings))
+    console.print(render_findings(each for each in report.findings if replace(each, where="") not in leave_out))
+
+
+def quiet_line(judged: Judged) -> str:
+    """Return a judgement as one line: place, release, verdict, and the codes of the gravest findings."""
+    report = judged.report
+    for severity in (Severity.ERROR, Severity.WARNING):
+        codes = dict.fromkeys(finding.code for finding in report.findings if finding.severity is severity)
+        if codes:
+            break
+    place = " ".join(part for part in (judged.where, report.setup.target) if part) or "setup"
+    verdict = _verdict(report)[0] + (f" ({', '.join(codes)})" if codes else "")
+    return ": ".join(part for part in (place, report.release, verdict) if part)
 
 
 def _verdict(report: Report) -> tuple[str, str]:
+    if report.accepted is None:
+        return "cannot be judged", "bold red"
     if not report.accepted:
         return "rejected", "bold red"
     effects = {finding.effect for finding in report.findings if isinstance(finding, Ruling)}
@@ -92,6 +140,7 @@ def report_to_dict(report: Report, *, where: str = "") -> dict[str, Any]:
     resolved = None if report.resolved is None else asdict(report.resolved)
     return {
         "vllm": report.version,
+        "asked": report.asked or report.version,
         "where": where,
         "target": report.setup.target,
         "speculative_config": None if report.setup.spec is None else report.setup.spec.to_dict(),

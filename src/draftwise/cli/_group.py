@@ -11,11 +11,11 @@ import click
 
 from draftwise import __version__
 from draftwise.cli._streams import settle_streams
-from draftwise.core import BackendError, InvalidSetup, StorageError
+from draftwise.core import BackendError, InvalidSetup, StorageError, UnreadableSource
 
 __all__ = ["VerbGroup"]
 
-_EXIT_FINDINGS, _EXIT_BACKEND, _EXIT_INTERRUPTED = 1, 3, 130
+_EXIT_FINDINGS, _EXIT_USAGE, _EXIT_BACKEND, _EXIT_INTERRUPTED = 1, 2, 3, 130
 
 
 class VerbGroup(click.Group):
@@ -54,7 +54,7 @@ class VerbGroup(click.Group):
         except InvalidSetup as error:
             for finding in error.findings:
                 click.echo(f"{finding.severity}: {finding}", err=True)
-            sys.exit(_EXIT_FINDINGS)
+            sys.exit(_EXIT_USAGE if isinstance(error, UnreadableSource) else _EXIT_FINDINGS)
         except (BackendError, StorageError) as error:
             click.echo(f"error: {error}", err=True)
             sys.exit(_EXIT_BACKEND)

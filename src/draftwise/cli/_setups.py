@@ -2,84 +2,286 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import click
 
-from draftwise.core import InvalidSetup, SpecConfig
-from draftwise.setups.read import Reading, read_setups, read_words
+from draftwise.core import Finding, InvalidSetup, Setup, Severity, SpecConfig, UnreadableSource
+from draftwise.facts.rules import get_rule
+from draftwise.facts.vllm import Release, get_release
+from draftwise.plan.check import Report
+from draftwise.setups.read import (
+    NoServer,
+    Reading,
+    SourceText,
+    find_texts,
+    is_file,
+    is_folder,
+    is_pattern,
+    looks_like_path,
+    read_setups,
+    read_stdin,
+    read_words,
+)
 from draftwise.setups.read.arguments.json_text import read_json
+from draftwise.setups.read.text_file import read_text
 
-__all__ = ["read_sources", "setup_arguments"]
+__all__ = [
+    "Found",
+    "Sources",
+    "find_sources",
+    "nearest_option",
+    "open_release",
+    "setup_command",
+    "tell_remarks",
+    "tell_skipped",
+]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
-_LONGEST_PATH = 1000
+_STDIN = "-"
 _OF_MODELS = frozenset({"architectures", "hidden_size", "text_config"})
 """Keys of a config.json that no setup has."""
+_MODEL_FILES = ("config.json", "params.json", "*.safetensors", "*.gguf")
+"""By which a folder is a checkpoint's."""
+_SPEC = "--speculative-config"
 
 
-def setup_arguments(function: _F) -> _F:
-    """Add SOURCE, --target, --speculative-config and the engine flags behind `--` to a verb."""
-    function = click.argument("engine_flags", nargs=-1, metavar="[-- ENGINE FLAGS]")(function)
-    function = click.option(
-        "--speculative-config", "-sc", "spec", metavar="JSON|FILE", help="As vLLM takes it, or a file that holds it."
+class _SetupCommand(click.Command):
+    """A command whose words after `--` are flags of `vllm serve`; they reach it as `engine_flags`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Cut the words off, and parse those before them."""
+        cut = args.index("--") if "--" in args else len(args)
+        rest = super().parse_args(ctx, args[:cut])
+        ctx.params["engine_flags"] = tuple(args[cut + 1 :])
+        return rest
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        """Return the words of the usage line."""
+        return [*super().collect_usage_pieces(ctx), "[-- ENGINE FLAGS]"]
+
+
+def setup_command(*, short_help: str) -> Callable[[Callable[..., Any]], click.Command]:
+    """Return what makes a verb of a function: it takes `sources`, `target`, `spec`, `given`, `skip`, `engine_flags`."""
+
+    def make(function: Callable[..., Any]) -> click.Command:
+        function = click.option(
+            "--skip-other-files", "skip", is_flag=True,
+            help="Pass over files that start no vLLM server, as hooks hand over all that changed.",
+        )(function)  # fmt: skip
+        function = click.option(
+            "--env-file", "given", multiple=True, type=click.Path(exists=True, dir_okay=False, path_type=Path),
+            callback=_read_env_files,
+            help="NAME=value lines: variables that SOURCE takes from elsewhere, in compose those of .env.",
+        )(function)  # fmt: skip
+        function = click.option(
+            _SPEC, "-sc", "spec", metavar="JSON|FILE", help="As vLLM takes it, or a file that holds it."
+        )(function)
+        function = click.option(
+            "--target", metavar="MODEL", help="What the target in SOURCE stands for, e.g. where it is a mount."
+        )(function)
+        function = click.argument("sources", nargs=-1, metavar="[SOURCE]...")(function)
+        return click.command(cls=_SetupCommand, short_help=short_help)(function)
+
+    return make
+
+
+def _read_env_files(_context: click.Context, _option: click.Parameter, paths: Sequence[Path]) -> Mapping[str, str]:
+    """Return the variables of files; of several that set one, the last counts."""
+    from draftwise.setups.read.manifests.references import read_env_file  # most calls have no such file
+
+    return {name: value for path in paths for name, value in read_env_file(read_text(path)).items()}
+
+
+def nearest_option(function: _F) -> _F:
+    """Add --nearest to a verb."""
+    return click.option(
+        "--nearest", is_flag=True, help="Judge a release that is not known by the nearest that is, and say so."
     )(function)
-    function = click.option(
-        "--target", metavar="MODEL", help="What the target in SOURCE stands for, e.g. where it is a mount."
-    )(function)
-    return click.argument("source", required=False)(function)
 
 
-def read_sources(
-    source: str | None,
+def open_release(version: str, *, nearest: bool) -> Release:
+    """Return the release that an option names.
+
+    Raises:
+        InvalidSetup: it is not known, and the nearest was not asked for.
+    """
+    try:
+        return get_release(version, nearest=nearest)
+    except InvalidSetup as error:
+        raise InvalidSetup(replace(finding, where="--vllm") for finding in error.findings) from None
+
+
+def tell_remarks(remarks: Iterable[Finding]) -> None:
+    """Say on stderr what must be known of the release that stands for the version that was asked for."""
+    for remark in remarks:
+        click.echo(f"{remark.severity}: {remark}", err=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What the sources of a verb hold, read for one release."""
+
+    readings: tuple[Reading, ...]
+    unread: tuple[tuple[str, Report], ...]
+    """Files that may start a server and cannot be read, by name."""
+    skipped: tuple[str, ...]
+    """Files, of a folder or of many, that start none."""
+    may_be_empty: bool = False
+    """Whether it is right that no file starts a server."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sources:
+    """What the arguments of a verb name: models, and texts, which are fetched once however often they are judged."""
+
+    models: tuple[str, ...]
+    texts: tuple[SourceText, ...]
+    engine_flags: tuple[str, ...]
+    given: Mapping[str, str]
+    """Values of variables that texts take from elsewhere."""
+    changes: Mapping[str, Any]
+    """Fields of every setup that options replace."""
+    about_options: tuple[Finding, ...]
+    """What the reading of these options found."""
+    may_be_empty: bool
+    """Whether it is right that no source starts a server."""
+
+    def read(self, version: str | None) -> Found:
+        """Return the setups.
+
+        Args:
+            version: judges them by this release, whatever the sources say.
+        """
+        readings = [
+            read_words(["vllm", "serve", model, *self.engine_flags], engine_version=version) for model in self.models
+        ]
+        unread: list[tuple[str, Report]] = []
+        skipped: list[str] = []
+        for text in self.texts:
+            try:
+                readings += read_setups(text, engine_version=version, given=self.given)
+            except InvalidSetup as error:
+                if text.is_chosen or (text.may_start_vllm and not isinstance(error, NoServer)):
+                    unread.append((text.name, _report_unread(text, error.findings)))
+                else:
+                    skipped.append(text.name)
+        return Found(
+            readings=tuple(map(self._change, readings)),
+            unread=tuple(unread),
+            skipped=tuple(skipped),
+            may_be_empty=self.may_be_empty,
+        )
+
+    def _change(self, reading: Reading) -> Reading:
+        setup = replace(reading.setup, **self.changes)
+        return replace(reading, setup=setup, findings=(*self.about_options, *reading.findings))
+
+
+def find_sources(
+    sources: Sequence[str],
     spec: str | None,
     engine_flags: Sequence[str],
     *,
-    version: str | None,
     target: str | None = None,
-) -> tuple[Reading, ...]:
-    """Return the setups that the arguments describe.
+    given: Mapping[str, str] = MappingProxyType({}),
+    skip: bool = False,
+) -> Sources:
+    """Return what the arguments name.
 
     Args:
-        source: a model (directory, well-known id, config.json text), a file, or a whole command line.
-        spec: a speculative config that replaces the one in `source`.
-        engine_flags: flags of `vllm serve`, as they would stand on its command line.
-        version: release whose flags are meant, where `source` names none.
-        target: a model that replaces the one in `source`.
+        sources: each a model (directory, well-known id, config.json text), a file, a folder, a pattern of file names,
+            `-` for standard input, or a whole command line.
+        spec: a speculative config that replaces those in `sources`.
+        engine_flags: flags of `vllm serve`, as they would stand on its command line, for the one model.
+        target: a model that replaces those in `sources`.
+        given: values of variables that `sources` take from elsewhere.
+        skip: whether a file may start no server.
 
     Raises:
-        InvalidSetup: something cannot be read.
+        UsageError: there is no source, or engine flags have no one model to go with.
+        UnreadableSource: a source is not there or cannot be opened.
+        InvalidSetup: the speculative config is none.
     """
-    if source is None:
+    if not sources:
         raise click.UsageError("Give a model, a file (compose, Kubernetes, JSON) or a `vllm serve ...` command line.")
-    if engine_flags or _is_model(source):
-        readings: Sequence[Reading] = [read_words(["vllm", "serve", source, *engine_flags], engine_version=version)]
-    else:
-        readings = read_setups(source, engine_version=version)
+    models = [source for source in sources if source != _STDIN and _is_model(source)]
+    texts = [text for source in sources if source not in models for text in _open(source)]
+    if engine_flags and (texts or len(models) > 1):
+        raise click.UsageError("Engine flags behind -- go with one model, and with nothing else as SOURCE.")
     changes: dict[str, Any] = {} if target is None else {"target": target}
+    about_options: tuple[Finding, ...] = ()
     if spec is not None:
-        changes["spec"] = SpecConfig.keep(_json_object(spec))
-    return tuple(replace(reading, setup=replace(reading.setup, **changes)) for reading in readings)
+        value, about_options = _read_spec(spec)
+        changes["spec"] = SpecConfig.keep(value)
+    return Sources(
+        models=tuple(models),
+        texts=tuple(replace(text, is_chosen=text.is_chosen and not skip) for text in texts),
+        engine_flags=tuple(engine_flags),
+        given=given,
+        changes=changes,
+        about_options=about_options,
+        may_be_empty=skip,
+    )
+
+
+def tell_skipped(found: Found, *, verbose: bool) -> None:
+    """Say on stderr how many files start no server, or which.
+
+    Raises:
+        UnreadableSource: none of a folder's files starts one, so that nothing would be judged.
+    """
+    if found.skipped and not (found.readings or found.unread or found.may_be_empty):
+        raise UnreadableSource.because(
+            "nothing-to-read",
+            f"None of the {len(found.skipped)} files starts a vLLM server.",
+            fix="Name the file that does, or add --skip-other-files where that is right.",
+        )
+    if verbose:
+        for name in found.skipped:
+            click.echo(f"{name} starts no vLLM server.", err=True)
+    elif found.skipped:
+        click.echo(f"{len(found.skipped)} files start no vLLM server (--verbose names them).", err=True)
+
+
+def _open(source: str) -> Iterator[SourceText]:
+    if source == _STDIN:
+        yield read_stdin()
+    else:
+        yield from find_texts(source)
 
 
 def _is_model(source: str) -> bool:
     """Whether a source is a model (name, directory, config.json), and not a file, a command line or JSON to be read."""
-    is_file = len(source) < _LONGEST_PATH and Path(source).is_file()
-    if source.lstrip().startswith("{") or (is_file and source.endswith(".json")):
-        found = read_json(Path(source).read_text(encoding="utf-8", errors="replace") if is_file else source)
+    if source.lstrip().startswith("{") or (is_file(source) and source.endswith(".json")):
+        text = Path(source).read_text(encoding="utf-8", errors="replace") if is_file(source) else source
+        found = read_json(text)
         return isinstance(found.value, dict) and not _OF_MODELS.isdisjoint(found.value)
-    return not (is_file or any(c.isspace() for c in source))
+    if is_folder(source):
+        return any(next(Path(source).glob(name), None) is not None for name in _MODEL_FILES)
+    if is_file(source) and source.endswith(".gguf"):
+        return True
+    return not (is_file(source) or is_pattern(source) or looks_like_path(source) or any(map(str.isspace, source)))
 
 
-def _json_object(given: str) -> dict[str, Any]:
-    where, text = "--speculative-config", given
+def _report_unread(text: SourceText, findings: Sequence[Finding]) -> Report:
+    """Return the report of a text that nobody can judge; one of many is a warning, as it may be no server's at all."""
+    if not text.is_chosen:
+        findings = [replace(finding, severity=Severity.WARNING) for finding in findings]
+    return Report(version="", setup=Setup(engine=""), findings=tuple(findings), resolved=None, is_judged=False)
+
+
+def _read_spec(given: str) -> tuple[dict[str, Any], tuple[Finding, ...]]:
+    """Return the speculative config of the option, and what is to be said of its JSON."""
+    where, text = _SPEC, given
     if not given.lstrip().startswith("{"):
         path = Path(given.removeprefix("@"))
         if not path.is_file():
-            raise InvalidSetup.because(
+            raise UnreadableSource.because(
                 "not-json", f"{given!r} is neither a JSON object nor a file.", where=where,
                 fix="""Example: '{"method": "ngram", "num_speculative_tokens": 5}'.""",
             )  # fmt: skip
@@ -90,4 +292,7 @@ def _json_object(given: str) -> dict[str, Any]:
     if not isinstance(found.value, dict):
         kind = type(found.value).__name__
         raise InvalidSetup.because("not-an-object", f"{where} must be a JSON object, got {kind}.", where=where)
-    return found.value
+    twice = get_rule("flag-json-duplicate")
+    return found.value, tuple(
+        twice.ruling(f"{key[:60]} is written twice; only the last one counts.", where=where) for key in found.duplicates
+    )

@@ -36,7 +36,7 @@ def export(drafter: Path, out: Path, target: Path, layout: str, k: int | None) -
     except ImportError as error:
         raise InvalidSetup.because(
             "engine-not-installed",
-            f"exporting needs {error.name}, which is not installed.",
+            f"Exporting needs {error.name}, which is not installed.",
             fix="Run: pip install 'draftwise[engine]'.",
         ) from None
     made = export_drafter(drafter, out, target=target, layout=layout, k=k)

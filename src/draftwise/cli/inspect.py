@@ -16,8 +16,9 @@ from draftwise.checkpoints.inspect import Inspection, inspect_checkpoint
 from draftwise.checkpoints.pair import Pair, inspect_pair
 from draftwise.cli._console import open_console
 from draftwise.cli._findings import finding_to_dict, render_findings
+from draftwise.cli._setups import nearest_option, open_release, tell_remarks
 from draftwise.core import Finding, Severity
-from draftwise.facts.vllm import get_release
+from draftwise.facts.vllm import find_remarks
 
 __all__ = ["inspect"]
 
@@ -26,8 +27,9 @@ __all__ = ["inspect"]
 @click.argument("checkpoint", type=click.Path(path_type=Path))
 @click.option("--target", type=click.Path(path_type=Path), metavar="DIR", help="Checkpoint of the target.")
 @click.option("--vllm", "version", metavar="VERSION", help="Release whose rules apply  [default: the newest]")
+@nearest_option
 @click.option("--json", "as_json", is_flag=True, help="Write JSON instead of tables.")
-def inspect(checkpoint: Path, target: Path | None, version: str | None, as_json: bool) -> None:
+def inspect(checkpoint: Path, target: Path | None, version: str | None, nearest: bool, as_json: bool) -> None:
     """Show what CHECKPOINT contains: a target, or a drafter with its method and format.
 
     With --target, also check whether the two fit: token ids, hidden sizes, layer ids, vocabulary maps, missing and
@@ -39,7 +41,11 @@ def inspect(checkpoint: Path, target: Path | None, version: str | None, as_json:
       draftwise inspect models/eagle3-llama-8b --target models/Llama-3.1-8B-Instruct
       draftwise inspect models/DeepSeek-V3 --json
     """
-    release = None if version is None else get_release(version).version
+    release = None
+    if version is not None:
+        known = open_release(version, nearest=nearest)
+        tell_remarks(find_remarks(known))
+        release = known.version
     if target is None:
         one = inspect_checkpoint(checkpoint, version=release)
         _show((one,), None, one.findings, as_json=as_json)

@@ -11,12 +11,14 @@ import click
 
 from draftwise.cli._advice import advice_to_dict, show_advice
 from draftwise.cli._console import open_console
-from draftwise.cli._setups import read_sources
-from draftwise.core import Setup
+from draftwise.cli._findings import finding_to_dict
+from draftwise.cli._setups import nearest_option, open_release, tell_remarks
 from draftwise.facts.advice import read_traffic_kinds
 from draftwise.facts.gpus import get_gpu
-from draftwise.plan.pick import STRUCTURED_OUTPUT, Requirements, Weight, describe_traffic
+from draftwise.facts.vllm import find_remarks
+from draftwise.plan.pick import STRUCTURED_OUTPUT, Requirements, describe_traffic
 from draftwise.plan.pick import pick as choose
+from draftwise.setups.read import read_words
 
 __all__ = ["pick"]
 
@@ -27,6 +29,7 @@ __all__ = ["pick"]
 @click.option("--gpu", required=True, metavar="NAME", help="H200, H100, A100, L40S, B200, MI300X ...")
 @click.option("--gpus", type=click.IntRange(1), default=1, show_default=True, help="GPUs of the deployment.")
 @click.option("--vllm", "version", default="newest", show_default=True, metavar="VERSION", help="Release to run.")
+@nearest_option
 @click.option("--workload", "kind", type=click.Choice(list(read_traffic_kinds())), help="Kind of requests.")
 @click.option("--overlap", type=click.Choice(["none", "some", "high"]),
               help="How much of the output repeats the prompt  [default: the workload's]")  # fmt: skip
@@ -46,7 +49,9 @@ __all__ = ["pick"]
 @click.option("--air-gapped", is_flag=True, help="The server cannot fetch models.")
 @click.option("--why", is_flag=True, help="Show every rule behind the answer, and its source.")
 @click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
-def pick(target: str, engine_flags: Sequence[str], why: bool, as_json: bool, **asked: Any) -> None:
+def pick(
+    target: str, engine_flags: Sequence[str], version: str, nearest: bool, why: bool, as_json: bool, **asked: Any
+) -> None:
     """Recommend drafting methods for TARGET: ranked, checked against the release, sized, and with reasons.
 
     TARGET is a directory with config.json, a well-known model id, or the JSON itself. Engine flags of the deployment
@@ -59,12 +64,16 @@ def pick(target: str, engine_flags: Sequence[str], why: bool, as_json: bool, **a
       draftwise pick ./my-model --gpu A100 --gpus 2 --vllm 0.19.1 --workload agentic --drafter ./my-eagle3 \\
           -- --max-model-len 16384
     """
-    advice = choose(_read_requirements(target, engine_flags, asked))
+    release = open_release(version, nearest=nearest)
+    remarks = tuple(find_remarks(release))
+    advice = choose(_read_requirements(target, engine_flags, asked | {"version": str(release)}))
     if as_json:
-        click.echo(json.dumps(advice_to_dict(advice), indent=1))
+        about_release = {"asked": release.asked or str(release), "remarks": [finding_to_dict(each) for each in remarks]}
+        click.echo(json.dumps(advice_to_dict(advice) | about_release, indent=1))
     else:
+        tell_remarks(remarks)
         show_advice(open_console(stderr=False), advice, why=why)
-    if any(lever.weight is Weight.ENDS for lever in advice.levers) or not advice.ranked:
+    if advice.is_against or not advice.ranked:
         sys.exit(1)
 
 
@@ -95,5 +104,4 @@ def _read_requirements(target: str, engine_flags: Sequence[str], asked: Mapping[
 def _args(target: str, engine_flags: Sequence[str], version: str) -> Mapping[str, Any]:
     if not engine_flags:
         return {}
-    setup: Setup = read_sources(target, None, engine_flags, version=version)[0].setup
-    return setup.args
+    return read_words(["vllm", "serve", target, *engine_flags], engine_version=version).setup.args

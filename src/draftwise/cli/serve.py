@@ -29,7 +29,7 @@ def _read_sizes(_: click.Context, __: click.Parameter, words: tuple[str, ...]) -
 
 _LOADING = (
     click.option("--dtype", type=click.Choice(DTYPES), help="Of weights and KV."),
-    click.option("--quantization", "-q", type=click.Choice(QUANTIZATIONS), help="Quantise the weights while loading."),
+    click.option("--quantization", "-q", type=click.Choice(QUANTIZATIONS), help="Quantize the weights while loading."),
     click.option("--load-format", type=click.Choice(LOAD_FORMATS), help="dummy: random weights, to measure speed."),
     click.option("--skip-tokenizer-init", is_flag=True, default=None, help="Token ids only: no tokenizer, no text."),
     click.option("--device", type=click.Choice(DEVICES)),

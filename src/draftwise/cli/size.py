@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from draftwise.checkpoints.model_config import find_model_config
 from draftwise.cli._console import open_console, show_table
+from draftwise.cli._setups import nearest_option, open_release
 from draftwise.core import Finding, Setup, Severity, SpecConfig
+from draftwise.facts.quantization import needs_checkpoint
+from draftwise.facts.vllm import Release, find_remarks
 from draftwise.plan.size import Sizing
 from draftwise.plan.size import size as measure_setup
 from draftwise.plan.size.view import Item, contexts_of, items, to_dict
@@ -40,7 +45,10 @@ _WIDTH = 110
 @click.option("--tp", "--tensor-parallel-size", "tp", type=click.IntRange(1), default=1, show_default=True)
 @click.option("--pp", "--pipeline-parallel-size", "pp", type=click.IntRange(1), default=1, show_default=True)
 @click.option(
-    "--quantization", metavar="NAME", help="Of the target's weights: fp8, int8, int4, mxfp4 ...  [default: as stored]"
+    "--quantization",
+    metavar="NAME",
+    help="Of the target's weights: a method of vLLM that quantizes while it loads (fp8 ...), or what a quantized copy "
+    "of the target has: int8, int4, awq, gptq, mxfp4, nvfp4 ...  [default: as stored]",
 )
 @click.option("--kv-cache-dtype", metavar="NAME", help="auto or fp8.")
 @click.option("--block-size", type=click.IntRange(1), metavar="N", help="Tokens of a KV block.")
@@ -52,13 +60,14 @@ _WIDTH = 110
 @click.option("--context", "contexts", type=click.IntRange(1), multiple=True, metavar="N",
               help="Length at which to count sequences; can be repeated.")  # fmt: skip
 @click.option("--vllm", "version", default="newest", show_default=True, metavar="VERSION")
+@nearest_option
 @click.option("--compiled/--cold", "warm", default=False, help="Whether vLLM's compile cache exists already.")
 @click.option("--json", "as_json", is_flag=True, help="Everything in bytes, as JSON.")
 @click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE.svg",
               help="Draw memory and concurrency, with and without the drafter.")  # fmt: skip
 def size(
-    target: str, gpu: str, version: str, contexts: tuple[int, ...], warm: bool, as_json: bool, plot: Path | None,
-    **given: Any,
+    target: str, gpu: str, version: str, nearest: bool, contexts: tuple[int, ...], warm: bool, as_json: bool,
+    plot: Path | None, **given: Any,
 ) -> None:  # fmt: skip
     """Show the memory that TARGET takes on each GPU.
 
@@ -66,12 +75,16 @@ def size(
     headers if the directory has them, else from the shape. The rest becomes KV cache, whose capacity is shown with and
     without the drafter. The exit code is 1 if the setup does not fit, or if vLLM would reject it.
     """
-    spec = _read_spec(given)
-    setup = Setup(target=target, engine="vllm", engine_version=version, spec=spec, args=_read_flags(given))
-    sizing = measure_setup(setup, gpu=gpu, cold_start=not warm)
+    spec, release = _read_spec(given), open_release(version, nearest=nearest)
+    stored = _read_stored(target, release, given["quantization"])
+    if stored is not None:
+        given = {**given, "quantization": None}
+    setup = Setup(target=target, engine="vllm", engine_version=str(release), spec=spec, args=_read_flags(given))
+    sizing = measure_setup(setup, gpu=gpu, cold_start=not warm, stored=stored)
+    sizing = replace(sizing, findings=(*find_remarks(release), *sizing.findings))
     lengths = contexts_of(sizing, contexts)
     if as_json:
-        click.echo(json.dumps(to_dict(sizing, lengths), indent=2))
+        click.echo(json.dumps(to_dict(sizing, lengths) | {"asked": release.asked or str(release)}, indent=2))
     else:
         _show(open_console(stderr=False, width=_WIDTH), sizing, lengths)
     if plot is not None:
@@ -94,6 +107,15 @@ def _read_spec(given: dict[str, Any]) -> SpecConfig | None:
     named = {"method": method, "model": drafter, "num_speculative_tokens": k}
     known = {key: value for key, value in named.items() if value is not None}
     return SpecConfig.keep({"num_speculative_tokens": 3, **known}) if known else None
+
+
+def _read_stored(target: str, release: Release, name: str | None) -> str | None:
+    """Return the precision of a quantized copy of the target; None where it is quantized already, or while it loads."""
+    found = find_model_config(target)
+    if name is None or found is None or found.config.get("quantization_config"):
+        return None
+    by_vllm = name in release.table("quantization_methods")
+    return name if not by_vllm or needs_checkpoint(name) else None
 
 
 def _read_flags(given: dict[str, Any]) -> dict[str, Any]:

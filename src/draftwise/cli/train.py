@@ -113,7 +113,7 @@ def _command(method: str) -> click.Command:
     except ModuleNotFoundError as error:
         raise InvalidSetup.because(
             "train-not-installed",
-            f"training needs {error.name}, which is not installed.",
+            f"Training needs {error.name}, which is not installed.",
             fix="Run: pip install 'draftwise[train]'.",
         ) from None
     own = [option.name for option in options]

@@ -17,8 +17,17 @@ from draftwise.core.decision import (
     SingleSetting,
     UnmeasuredCell,
 )
-from draftwise.core.finding import BackendError, DraftwiseError, Finding, InvalidSetup, Severity, StorageError
+from draftwise.core.finding import (
+    BackendError,
+    DraftwiseError,
+    Finding,
+    InvalidSetup,
+    Severity,
+    StorageError,
+    UnreadableSource,
+)
 from draftwise.core.load import Arrivals, ClosedLoop, Condition, Load, OpenLoop, Phase, Replay
+from draftwise.core.reason import Reason, ReasonCode
 from draftwise.core.ruling import Effect, Ruling, Stage
 from draftwise.core.run import (
     Answer,
@@ -71,6 +80,8 @@ __all__ = [
     "OpenLoop",
     "Phase",
     "Prompt",
+    "Reason",
+    "ReasonCode",
     "Recommendation",
     "Relation",
     "Replay",
@@ -97,6 +108,7 @@ __all__ = [
     "Timing",
     "TurnRecord",
     "UnmeasuredCell",
+    "UnreadableSource",
     "Verdict",
     "Workload",
 ]

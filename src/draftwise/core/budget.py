@@ -117,7 +117,7 @@ class Budget:
     @property
     def fits(self) -> bool:
         """Whether one sequence of `max_model_len` tokens has room: vLLM refuses to start otherwise."""
-        return self.kv_bytes > 0 and self.max_concurrency >= 1
+        return self.starts(self.max_model_len)
 
     @property
     def outside(self) -> int:
@@ -134,10 +134,18 @@ class Budget:
         """Return how many sequences of so many tokens can decode at once, `max_num_seqs` aside."""
         return self.num_blocks // self.kv.blocks_per_sequence(context, 1 + self.num_speculative_tokens)
 
+    def starts(self, context: int) -> bool:
+        """Return whether vLLM starts with this `max_model_len`: one such sequence has room while it is computed."""
+        return self.kv_bytes > 0 and self.kv.blocks_per_sequence(context, self.in_flight) <= self.num_blocks
+
     def longest_context(self, sequences: int = 1) -> int:
-        """Return the longest context at which so many sequences can decode at once; 0 where none fits."""
-        low, high = 0, self.num_blocks * max(group.block_size for group in self.kv.groups)
+        """Return the longest `max_model_len`, up to the present one, at which so many such sequences decode at once.
+
+        The server starts with it too; 0 where there is none.
+        """
+        low, high = 0, self.max_model_len
         while low < high:
             middle = (low + high + 1) // 2
-            low, high = (middle, high) if self.sequences(middle) >= sequences else (low, middle - 1)
+            fits = self.starts(middle) and self.sequences(middle) >= sequences
+            low, high = (middle, high) if fits else (low, middle - 1)
         return low

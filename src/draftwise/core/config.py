@@ -55,14 +55,14 @@ class SpecConfig:
             except json.JSONDecodeError as error:
                 raise InvalidSetup.because(
                     "not-json",
-                    f"not valid JSON ({error.msg} at character {error.pos + 1}).",
+                    f"The speculative config is not valid JSON ({error.msg} at character {error.pos + 1}).",
                     where=where,
                     fix="""Example: '{"method": "ngram", "num_speculative_tokens": 5}'.""",
                 ) from None
         if not isinstance(given, Mapping):
             raise InvalidSetup.because(
                 "not-an-object",
-                f"must be a JSON object, got {type(given).__name__}.",
+                f"The speculative config must be a JSON object, got {type(given).__name__}.",
                 where=where,
                 fix="""Example: '{"method": "ngram", "num_speculative_tokens": 5}'.""",
             )

@@ -130,6 +130,8 @@ class Rollback:
     """The stretch of load (above, up to] that the rule is for, on the axis of its condition; None for every load."""
     measured: float | None = None
     """What the run measured: of the candidate where the value is its break-even, else of the baseline."""
+    switch_to: str | None = None
+    """The other candidate that is set from this load on; None where the way is back to the baseline."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

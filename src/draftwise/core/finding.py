@@ -2,6 +2,7 @@
 
 DraftwiseError
 ├── InvalidSetup    the user's mistake: carries every Finding at once
+│   └── UnreadableSource    the command names a file that is not there or cannot be read
 ├── BackendError    a server or process that did not do what it should
 └── StorageError    what was measured cannot be written
 """
@@ -13,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["BackendError", "DraftwiseError", "Finding", "InvalidSetup", "Severity", "StorageError"]
+__all__ = ["BackendError", "DraftwiseError", "Finding", "InvalidSetup", "Severity", "StorageError", "UnreadableSource"]
 
 
 class Severity(StrEnum):
@@ -68,6 +69,10 @@ class InvalidSetup(DraftwiseError, ValueError):  # noqa: N818  (a noun the archi
     def because(cls, code: str, message: str, *, where: str = "", fix: str = "") -> InvalidSetup:
         """Return the error for a single fault."""
         return cls(Finding(code=code, severity=Severity.ERROR, message=message, where=where, fix=fix))
+
+
+class UnreadableSource(InvalidSetup):
+    """What the command names is not there or cannot be read, so that nothing was judged."""
 
 
 class BackendError(DraftwiseError, RuntimeError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import urlsplit
@@ -110,6 +110,11 @@ class RunPlan:
     def asked_once(self) -> tuple[str, ...]:
         """The candidates that are asked no prompt twice."""
         return tuple(self.remembering) if self.asks_once else ()
+
+    def keep_arms(self, names: Container[str]) -> RunPlan:
+        """Return the plan with some of its arms only."""
+        remembering = {name: reason for name, reason in self.remembering.items() if name in names}
+        return replace(self, arms=tuple(arm for arm in self.arms if arm.name in names), remembering=remembering)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,7 +233,7 @@ class TurnRecord:
     block: int = 0
     """Which part of the workload: turns of one repetition, block, condition and attempt are a paired block."""
     attempt: int = 0
-    """How often the block had been taken before, because the machine was disturbed."""
+    """How often turns of the block had been taken before, because something disturbed them."""
     is_warm: bool = True
     """False while the pace of the arm's server had not become steady in the warm-up."""
     began_s: float = 0.0
@@ -239,10 +244,20 @@ class TurnRecord:
     device: Mapping[str, Any] = field(default_factory=dict)
     """Clocks, temperatures and throttle reasons of GPUs and CPUs after the turn, where they can be read."""
 
+    @property
+    def block_key(self) -> tuple[str, str, int, int]:
+        """Workload, condition, repetition and block: what it has in common with the turns it was planned beside."""
+        return self.workload, self.condition, self.repeat, self.block
+
+    @property
+    def attempt_key(self) -> tuple[str, str, int, int, int]:
+        """The same and the attempt: what it has in common with the turns that it is compared with."""
+        return (*self.block_key, self.attempt)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disturbance:
-    """An attempt at a paired block that counts for nothing, on no arm, because something disturbed one of its turns."""
+    """A turn that something disturbed: it counts for nothing, nor does what it would have been compared with."""
 
     workload: str
     condition: str
@@ -250,14 +265,14 @@ class Disturbance:
     block: int
     attempt: int
     arm: str
-    """That was being measured."""
+    """Whose turn it was."""
     reason: str
     """What disturbed it, as a clause: `other processes used 0.93 of this machine's 2 cores`."""
-    faster: tuple[str, ...] = ()
-    """Arms that were far faster in it than around it: it may be the turns around it that something slowed down."""
+    is_faster: bool = False
+    """Whether it was far faster than the turns around it: it may be these that something slowed down."""
 
     @property
-    def key(self) -> tuple[str, str, int, int, int]:
+    def attempt_key(self) -> tuple[str, str, int, int, int]:
         """Workload, condition, repetition, block and attempt."""
         return self.workload, self.condition, self.repeat, self.block, self.attempt
 
@@ -300,12 +315,18 @@ class Settled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Omission:
-    """Something that was not measured because the time was needed for the rest."""
+    """Something that was not measured because the time was needed for the rest, or because a server failed."""
 
     what: str
     """Of the plan: `repetitions 4 to 5`, `loads c=4, c=16`, `candidate eagle k=3`."""
     reason: str
     """A clause with its evidence: `they would take 210 s and 95 s are left`."""
+    candidate: str | None = None
+    """That is left out as a whole; None for what is a part of all candidates."""
+    error: str = ""
+    """What the candidate's server, or its log, said, where that failed before anything was measured."""
+    is_final: bool = False
+    """Whether it was taken out of the plan: no continuation of the run measures it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -322,13 +343,13 @@ class Run:
     settled: tuple[Settled, ...] = ()
     """Cells that were stopped early, their verdict being settled."""
     omissions: tuple[Omission, ...] = ()
-    """What was left out for lack of time, in the order in which that was decided."""
+    """What is left out still, in the order in which that was decided."""
     num_unfinished: int = 0
     """Answers on disk of turns that were cut off; no number includes them, as such a turn's load was incomplete."""
     disturbances: tuple[Disturbance, ...] = ()
-    """Attempts that count for nothing (found by `draftwise.decide.disturbance`)."""
+    """The disturbed ones of all turns (found by `draftwise.decide.disturbance`)."""
     set_aside: tuple[TurnRecord, ...] = ()
-    """Turns that were once in `turns` and do not count: of disturbed attempts, and of those that others stand for."""
+    """Turns that were once in `turns` and do not count: disturbed, or without an undisturbed one to compare with."""
 
     @property
     def conditions(self) -> tuple[Condition, ...]:

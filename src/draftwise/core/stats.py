@@ -24,21 +24,6 @@ class SpecStats:
     accepted_per_pos: tuple[int, ...] = ()
     drafted_per_pos: tuple[int, ...] = ()
 
-    @classmethod
-    def of_draft(cls, *, drafted: int, accepted: int) -> SpecStats:
-        """Return the counts of one draft of `drafted` tokens of which the first `accepted` stood."""
-        if not 0 <= accepted <= drafted:
-            raise ValueError(f"accepted must lie in 0..{drafted}, got {accepted}")
-        if drafted == 0:
-            return cls()
-        return cls(
-            num_drafts=1,
-            num_draft_tokens=drafted,
-            num_accepted_tokens=accepted,
-            accepted_per_pos=(1,) * accepted + (0,) * (drafted - accepted),
-            drafted_per_pos=(1,) * drafted,
-        )
-
     def __add__(self, other: SpecStats) -> SpecStats:
         return self._combine(other, 1)
 

@@ -115,7 +115,7 @@ def _decide(evidence: Evidence, latencies: Sequence[Latencies]) -> Decision:
         baseline=baseline,
         comparisons=comparisons,
         recommendations=advice.recommendations,
-        findings=evidence.findings,
+        findings=(*evidence.findings, *reach.failures),
         missing_context=reach.missing_context,
         scope=reach.scope,
         rollback=advice.rollback,

@@ -1,8 +1,9 @@
-"""Which paired blocks something disturbed, so that their readings count for nothing; measuring takes them again.
+"""Which turns something disturbed, so that their readings count for nothing; measuring takes them again.
 
-A block is judged as a whole: one disturbed turn sets the readings of all arms aside, and nothing that is looked at
-depends on which arm was faster. A turn is disturbed when the machine says so (CPU time taken by the hypervisor, a
-quota or other processes, a clock that fell) or when its pace is far from that of the turns around it.
+What counts are pairs: a candidate's turn and the baseline's at the same attempt at the same block. A disturbed turn of
+a candidate costs it that pair, one of the baseline costs all candidates theirs, and nothing that is looked at depends
+on which arm was faster. A turn is disturbed when the machine says so (CPU time taken by the hypervisor, a quota or
+other processes, a clock that fell) or when its pace is far from that of the turns around it.
 
 The pace is seconds per decoding step, which hardly depends on the text. It does depend on how many tokens a step
 verifies and on the length of the context, so that turns are compared with turns of like work; and prompts that are as
@@ -14,9 +15,9 @@ under arrivals that do not wait: a burst is part of that load.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from statistics import fmean, median
 
 from draftwise.core import Answer, Disturbance, Run, TurnRecord
@@ -24,16 +25,13 @@ from draftwise.decide.thresholds import Thresholds, get_thresholds
 
 __all__ = [
     "LONGEST_GAP_S",
-    "AttemptKey",
+    "LostPair",
     "MachineUse",
-    "attempt_key",
     "find_disturbances",
+    "find_lost_pairs",
     "measure_use",
     "set_aside_disturbed",
 ]
-
-AttemptKey = tuple[str, str, int, int, int]
-"""Workload, condition, repetition, block and attempt: the turns of all arms with one key are a paired block."""
 
 LONGEST_GAP_S = 60.0
 """Between the end of one turn and the begin of the next; more is another session."""
@@ -57,22 +55,16 @@ _TICKS_S = 0.05
 """CPU time that clock ticks of 10 ms can tell from none."""
 
 
-def attempt_key(turn: TurnRecord) -> AttemptKey:
-    """Return the paired block that a turn is part of, and which attempt at it."""
-    return turn.workload, turn.condition, turn.repeat, turn.block, turn.attempt
-
-
 def set_aside_disturbed(run: Run) -> Run:
-    """Return the run with the turns and answers that count: of every paired block the last undisturbed attempt.
+    """Return the run with the turns and answers that count: of every block and candidate the last undisturbed pair.
 
-    Blocks without one lose all their readings, and `Run.disturbances` says why. A run that has been through this
-    comes back as it is.
+    Candidates without one lose the block, and `Run.disturbances` says why; so do turns that were never compared, as the
+    run ended before. A run that has been through this comes back as it is.
     """
     if run.disturbances or run.set_aside:
         return run
     disturbances = tuple(find_disturbances(run))
-    counting = _find_counting(run.turns, {each.key for each in disturbances})
-    kept = {turn.turn for turn in run.turns if attempt_key(turn) in counting}
+    kept = _find_counting(run, {(each.attempt_key, each.arm) for each in disturbances})
     return replace(
         run,
         turns=tuple(turn for turn in run.turns if turn.turn in kept),
@@ -83,40 +75,68 @@ def set_aside_disturbed(run: Run) -> Run:
 
 
 def find_disturbances(run: Run) -> Iterator[Disturbance]:
-    """Yield the disturbed attempts at paired blocks, each once, with what was noticed first, in the order of the run.
+    """Yield the disturbed turns in the order of the run.
 
     Args:
         run: as it is on disk, with every attempt.
     """
     noted = _note_all(run, get_thresholds(run))
-    disturbed: dict[AttemptKey, list[TurnRecord]] = {}
     for turn in sorted(run.turns, key=lambda each: each.turn):
-        if turn.turn in noted:
-            disturbed.setdefault(attempt_key(turn), []).append(turn)
-    for first, *others in disturbed.values():
-        yield Disturbance(
-            workload=first.workload,
-            condition=first.condition,
-            repeat=first.repeat,
-            block=first.block,
-            attempt=first.attempt,
-            arm=first.arm,
-            reason=noted[first.turn].reason,
-            faster=tuple(turn.arm for turn in (first, *others) if noted[turn.turn].is_faster),
-        )
+        if (note := noted.get(turn.turn)) is not None:
+            yield Disturbance(
+                workload=turn.workload,
+                condition=turn.condition,
+                repeat=turn.repeat,
+                block=turn.block,
+                attempt=turn.attempt,
+                arm=turn.arm,
+                reason=note.reason,
+                is_faster=note.is_faster,
+            )
 
 
-def _find_counting(turns: Iterable[TurnRecord], disturbed: set[AttemptKey]) -> set[AttemptKey]:
-    """Return, of every block, the undisturbed attempt that most arms finished; of several the last."""
-    arms: dict[AttemptKey, int] = {}
-    for turn in turns:
-        key = attempt_key(turn)
-        if key not in disturbed:
-            arms[key] = arms.get(key, 0) + 1
-    best: dict[tuple[str, str, int, int], AttemptKey] = {}
-    for key in sorted(arms, key=lambda each: (arms[each], each[-1])):
-        best[key[:-1]] = key
-    return set(best.values())
+def _find_counting(run: Run, disturbed: Container[tuple[object, str]]) -> set[int]:
+    """Return the turns of the last undisturbed pair of every block and candidate."""
+    undisturbed = [turn for turn in run.turns if (turn.attempt_key, turn.arm) not in disturbed]
+    name = run.plan.arms[0].name
+    baseline = {turn.attempt_key: turn.turn for turn in undisturbed if turn.arm == name}
+    last: dict[tuple[object, str], tuple[int, int]] = {}
+    for turn in sorted(undisturbed, key=lambda each: each.attempt):
+        if turn.arm != name and (partner := baseline.get(turn.attempt_key)) is not None:
+            last[turn.block_key, turn.arm] = (turn.turn, partner)
+    return set(chain.from_iterable(last.values()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LostPair:
+    """A block that a candidate lost: something disturbed every pair of its turns and the baseline's there."""
+
+    block: tuple[str, str, int, int]
+    """Workload, condition, repetition and block."""
+    candidate: str
+    attempts: int
+    reason: str
+    """What disturbed the first of them."""
+
+
+def find_lost_pairs(counted: Run) -> list[LostPair]:
+    """Return what disturbances cost the candidates, in the order of the run.
+
+    Args:
+        counted: from `set_aside_disturbed`.
+    """
+    baseline, told = counted.plan.arms[0].name, {(each.attempt_key, each.arm): each for each in counted.disturbances}
+    left = {(turn.block_key, turn.arm) for turn in counted.turns}
+    found: dict[tuple[tuple[str, str, int, int], str], list[Disturbance]] = {}
+    for turn in sorted(counted.set_aside, key=lambda each: each.turn):
+        place = (turn.block_key, turn.arm)
+        why = told.get((turn.attempt_key, turn.arm)) or told.get((turn.attempt_key, baseline))
+        if turn.arm != baseline and place not in left and why is not None:
+            found.setdefault(place, []).append(why)
+    return [
+        LostPair(block=block, candidate=candidate, attempts=len(disturbances), reason=disturbances[0].reason)
+        for (block, candidate), disturbances in found.items()
+    ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from draftwise.core import (
 from draftwise.decide.bands import Sweeps
 from draftwise.decide.comparison.latency import QUANTILES, Latencies
 from draftwise.decide.thresholds import Thresholds
-from draftwise.facts.signals import LOAD_SIGNALS, OUTPUT_TOKENS_PER_S, TOKENS_PER_STEP, TTFT_P99_S
+from draftwise.facts.signals import LOAD_SIGNALS, OUTPUT_TOKENS_PER_S, TOKENS_PER_STEP, TTFT_P99_S, Signal
 
 __all__ = ["Advice", "advise", "find_rollbacks", "recommend"]
 
@@ -151,9 +151,9 @@ def find_rollbacks(
             yield from _watch_speed(each, plain, loads)
             if thresholds.slo_ttft_s is None:
                 yield from _watch_first_token(each, plain, candidate, loads, thresholds)
-        yield from _watch_load(cells[-1], bands)
+        yield from _watch_load(cells[-1], bands, baseline)
         if thresholds.slo_ttft_s is not None:
-            yield _watch_promise(cells[-1], thresholds.slo_ttft_s)
+            yield _make_rule(cells[-1], TTFT_P99_S, (Relation.ABOVE, thresholds.slo_ttft_s), RollbackBasis.PROMISE)
 
 
 def _find_stretch(cell: Comparison, cells: Sequence[Comparison], bands: Sequence[Band]) -> tuple[float, float] | None:
@@ -178,61 +178,33 @@ def _find_stretch(cell: Comparison, cells: Sequence[Comparison], bands: Sequence
 def _watch_speed(cell: Comparison, baseline: Latencies | None, loads: tuple[float, float] | None) -> Iterator[Rollback]:
     measured = cell.counters.tokens_per_step
     if measured is not None:
-        yield Rollback(
-            workload=cell.workload,
-            arm=cell.candidate,
-            metric=TOKENS_PER_STEP.name,
-            relation=Relation.BELOW,
-            value=measured / cell.deciding.value,
-            for_s=_FOR_S,
-            basis=RollbackBasis.BREAK_EVEN,
-            condition=cell.condition,
-            loads=loads,
-            measured=measured,
-        )
+        limit = Relation.BELOW, measured / cell.deciding.value
+        yield _make_rule(cell, TOKENS_PER_STEP, limit, RollbackBasis.BREAK_EVEN, loads=loads, measured=measured)
     elif baseline is not None and baseline.throughput is not None and cell.condition.concurrency is not None:
-        yield Rollback(
-            workload=cell.workload,
-            arm=cell.candidate,
-            metric=OUTPUT_TOKENS_PER_S.name,
-            relation=Relation.BELOW,
-            value=baseline.throughput,
-            for_s=_FOR_S,
-            basis=RollbackBasis.BASELINE,
-            condition=cell.condition,
+        yield _make_rule(
+            cell,
+            OUTPUT_TOKENS_PER_S,
+            (Relation.BELOW, baseline.throughput),
+            RollbackBasis.BASELINE,
             # A server with fewer requests puts out less, whatever it runs.
             loads=(cell.condition.concurrency - 1, inf),
             measured=baseline.throughput,
         )
 
 
-def _watch_load(heaviest: Comparison, bands: Sequence[Band]) -> Iterator[Rollback]:
-    place = (heaviest.workload, heaviest.candidate, heaviest.condition.temperature)
-    ends = [band for band in bands if (band.workload, band.setting, band.temperature) == place]
+def _watch_load(heaviest: Comparison, bands: Sequence[Band], baseline: str) -> Iterator[Rollback]:
+    """Yield the rule on the load at which a candidate's last band ends, with the setting of the band that follows."""
+    mine = [band for band in bands if _place(band) == (heaviest.workload, heaviest.condition.temperature)]
+    ends = [band for band in mine if band.setting == heaviest.candidate]
     if ends and not isinf(ends[-1].up_to):
-        yield Rollback(
-            workload=heaviest.workload,
-            arm=heaviest.candidate,
-            metric=LOAD_SIGNALS[ends[-1].axis].name,
-            relation=Relation.ABOVE,
-            value=ends[-1].up_to,
-            for_s=_FOR_S,
-            basis=RollbackBasis.BAND_END,
-            condition=heaviest.condition,
-        )
+        after = next(band.setting for band in mine if (band.axis, band.above) == (ends[-1].axis, ends[-1].up_to))
+        limit, switch_to = (Relation.ABOVE, ends[-1].up_to), None if after == baseline else after
+        signal = LOAD_SIGNALS[ends[-1].axis]
+        yield _make_rule(heaviest, signal, limit, RollbackBasis.BAND_END, switch_to=switch_to)
 
 
-def _watch_promise(heaviest: Comparison, promised_s: float) -> Rollback:
-    return Rollback(
-        workload=heaviest.workload,
-        arm=heaviest.candidate,
-        metric=TTFT_P99_S.name,
-        relation=Relation.ABOVE,
-        value=promised_s,
-        for_s=_FOR_S,
-        basis=RollbackBasis.PROMISE,
-        condition=heaviest.condition,
-    )
+def _place(band: Band) -> tuple[str, float]:
+    return band.workload, band.temperature
 
 
 def _watch_first_token(
@@ -245,18 +217,36 @@ def _watch_first_token(
     """Yield the rule on first tokens that are late by the baseline's, and later than those that were adopted."""
     measured, reached = _read_first_token(baseline), _read_first_token(candidate)
     if measured is not None:
-        yield Rollback(
-            workload=cell.workload,
-            arm=cell.candidate,
-            metric=TTFT_P99_S.name,
-            relation=Relation.ABOVE,
-            value=max((1 + thresholds.ttft_damage) * measured, (1 + thresholds.tail_damage) * (reached or 0.0)),
-            for_s=_FOR_S,
-            basis=RollbackBasis.BASELINE,
-            condition=cell.condition,
-            loads=loads,
-            measured=measured,
-        )
+        late = max((1 + thresholds.ttft_damage) * measured, (1 + thresholds.tail_damage) * (reached or 0.0))
+        limit = Relation.ABOVE, late
+        yield _make_rule(cell, TTFT_P99_S, limit, RollbackBasis.BASELINE, loads=loads, measured=measured)
+
+
+def _make_rule(
+    cell: Comparison,
+    signal: Signal,
+    limit: tuple[Relation, float],
+    basis: RollbackBasis,
+    *,
+    loads: tuple[float, float] | None = None,
+    measured: float | None = None,
+    switch_to: str | None = None,
+) -> Rollback:
+    """Return the rule that what was adopted for a cell goes when a signal stays beyond a limit."""
+    relation, value = limit
+    return Rollback(
+        workload=cell.workload,
+        arm=cell.candidate,
+        metric=signal.name,
+        relation=relation,
+        value=value,
+        for_s=_FOR_S,
+        basis=basis,
+        condition=cell.condition,
+        loads=loads,
+        measured=measured,
+        switch_to=switch_to,
+    )
 
 
 def _read_first_token(row: Latencies | None) -> float | None:

@@ -8,6 +8,7 @@ from itertools import product
 
 from draftwise.core import (
     Comparison,
+    Finding,
     Hardware,
     Run,
     RunContext,
@@ -17,6 +18,7 @@ from draftwise.core import (
     TargetModel,
     UnmeasuredCell,
 )
+from draftwise.decide.validity.finding import error
 from draftwise.decide.validity.window.server import UNPROVEN
 from draftwise.runs.asked_once import count_needed
 from draftwise.runs.schedule import list_planned
@@ -33,6 +35,8 @@ class Reach:
     """What was planned and not measured."""
     missing_context: tuple[str, ...]
     """What evidence must carry (requirement E4) and the run lacks."""
+    failures: tuple[Finding, ...]
+    """The candidates that the run went on without, each with what its server said."""
 
 
 def find_reach(run: Run, comparisons: Sequence[Comparison]) -> Reach:
@@ -40,8 +44,22 @@ def find_reach(run: Run, comparisons: Sequence[Comparison]) -> Reach:
     return Reach(
         scope=_find_scope(run, comparisons),
         unmeasured=tuple(_find_unmeasured(run)),
-        missing_context=find_missing(run.plan, run.context),
+        missing_context=find_missing(_without_failed(run), run.context),
+        failures=tuple(_describe_failures(run)),
     )
+
+
+def _without_failed(run: Run) -> RunPlan:
+    """Return the plan without the candidates whose servers failed before anything was measured."""
+    failed = {each.candidate for each in run.omissions if each.error}
+    return run.plan.keep_arms([arm.name for arm in run.plan.arms if arm.name not in failed])
+
+
+def _describe_failures(run: Run) -> Iterator[Finding]:
+    for each in run.omissions:
+        if each.candidate is not None and each.error:
+            text = f"{each.candidate} was not measured, as its server failed: {each.error}"
+            yield error("server-failed", text, "Mend it, then go on with --resume: it is tried again.", each.candidate)
 
 
 def _find_scope(run: Run, comparisons: Sequence[Comparison]) -> Scope:
@@ -88,7 +106,7 @@ def _find_unmeasured(run: Run) -> Iterator[UnmeasuredCell]:
     A block counts when the candidate and the baseline both finished it, be it disturbed: those are lost, and said
     where the numbers are. Cells that an adaptive run stopped early had all the repetitions that they needed.
     """
-    baseline, *candidates = (arm.name for arm in run.plan.arms)
+    baseline, *candidates = (arm.name for arm in _without_failed(run).arms)
     stopped = {each.key for each in run.settled}
     done = {(turn.arm, turn.workload, turn.condition, turn.repeat, turn.block) for turn in (*run.turns, *run.set_aside)}
     planned = list_planned(run)

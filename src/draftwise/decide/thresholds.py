@@ -77,7 +77,13 @@ class Thresholds:
     turn_first: float = 1.0
     """The same of the time to the first token, which varies more."""
     blocks_left: float = 0.5
-    """Share of the paired blocks that disturbances must leave of a comparison for a verdict."""
+    """Share of the pairs of turns that disturbances must leave of a comparison for a verdict."""
+    slow_server: float = 0.5
+    """Slowness of one arm's single stream, both to the first token and in a decoding step, from which its server is
+    taken to be slow, and not its drafting: over all eleven methods (`benchmarks/cpu/results/decide_demo.json`) the
+    first token came 0.87 to 1.22 times as late as the baseline's."""
+    slow_server_s: float = 300.0
+    """Seconds of its turns after which such slowness is taken to be there to stay."""
     power_capped: float = 0.05
     """Share of the time at the power limit that is worth saying."""
     clock_fall: float = 0.10
@@ -110,7 +116,8 @@ def get_thresholds(run: Run) -> Thresholds:
     given = run.context.thresholds
     known = {each.name for each in fields(Thresholds)}
     if not (isinstance(given, Mapping) and given.keys() <= known and all(map(_is_number, given.values()))):
-        raise InvalidSetup.because("damaged-run", f"holds no thresholds: {given!r}.", where="manifest.json")
+        where = "manifest.json"
+        raise InvalidSetup.because("damaged-run", f"{where} holds no thresholds: {given!r}.", where=where)
     return Thresholds(**given)
 
 

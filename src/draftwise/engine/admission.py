@@ -33,16 +33,16 @@ class Admission:
         """Yield what makes a request impossible."""
         ids, limit = request.prompt_token_ids, self._longest
         if request.request_id in ids_in_use:
-            yield _error("request-id-in-use", f"request id {request.request_id!r} is in use.", "Choose another one.")
+            yield _error("request-id-in-use", f"Request id {request.request_id!r} is in use.", "Choose another one.")
         if not ids:
-            yield _error("empty-prompt", "the prompt has no tokens.", "Give at least one token.")
+            yield _error("empty-prompt", "The prompt has no tokens.", "Give at least one token.")
         elif min(ids) < 0 or max(ids) >= self._vocab_size:
-            message = f"token ids must lie in 0..{self._vocab_size - 1}."
+            message = f"Token ids must lie in 0..{self._vocab_size - 1}."
             yield _error("unknown-token", message, "Use this model's tokenizer.")
         if len(ids) >= limit:
             yield _error(
                 "prompt-too-long",
-                f"the prompt has {len(ids)} tokens, but prompt and output together may have {limit}.",
+                f"The prompt has {len(ids)} tokens, but prompt and output together may have {limit}.",
                 "Shorten the prompt, or raise max_model_len if the model allows it.",
             )
         yield from check_params(request.params, self._vocab_size)

@@ -50,7 +50,7 @@ class EngineConfig:
         num_gpu_blocks_override: pages of the pool, whatever the memory says (vLLM's name, on any device).
         block_size: tokens a page.
         kv_cache_dtype: `auto` (the model's) or `fp8` (`fp8_e4m3`: the same), one byte an element.
-        quantization: None (weights as they are) or `fp8` (quantised while loading, one scale an output channel).
+        quantization: None (weights as they are) or `fp8` (quantized while loading, one scale an output channel).
         load_format: `auto` (the checkpoint's weights) or `dummy` (random ones: for measurements of speed).
         skip_tokenizer_init: load no tokenizer; prompts are then token ids and no text is made.
         enforce_eager: capture no CUDA graphs.
@@ -116,14 +116,15 @@ def _check_values(settings: Mapping[str, Any]) -> Iterator[Finding]:
         elif name in _COUNTS and value < 1:
             yield _error("not-positive", name, f"must be positive, got {value}.", "Leave it out for its default.")
         elif name in _CHOICES and value not in _CHOICES[name]:
-            yield _error("unknown-choice", name, f"{value!r} is none of its values.", _nearest(value, _CHOICES[name]))
+            predicate = f"is {value!r}, which is none of its values."
+            yield _error("unknown-choice", name, predicate, _nearest(value, _CHOICES[name]))
         elif name in _RULES:
             allows, what = _RULES[name]
             if not allows(value):
                 yield _error("bad-value", name, f"must be {what}, got {value!r}.")
     if settings.get("enforce_eager") is True and settings.get("cudagraph_capture_sizes") is not None:
-        message = "says for which batches graphs are captured, and enforce_eager that there are none."
-        yield _error("conflicting-settings", "cudagraph_capture_sizes", message, "Leave one of them out.")
+        predicate = "says for which batches graphs are captured, and enforce_eager that there are none."
+        yield _error("conflicting-settings", "cudagraph_capture_sizes", predicate, "Leave one of them out.")
 
 
 _TYPES = {"int": (int,), "bool": (bool,), "str": (str,)}
@@ -151,5 +152,6 @@ def _nearest(name: Any, known: list[str] | tuple[str, ...]) -> str:
     return f"Did you mean {near[0]}?" if near else f"Known: {', '.join(known)}."
 
 
-def _error(code: str, where: str, message: str, fix: str = "") -> Finding:
-    return Finding(code=code, severity=Severity.ERROR, where=where, message=message, fix=fix)
+def _error(code: str, name: str, predicate: str, fix: str = "") -> Finding:
+    """Return the finding that a setting, the sentence's subject, has a fault."""
+    return Finding(code=code, severity=Severity.ERROR, where=name, message=f"{name} {predicate}", fix=fix)

@@ -96,7 +96,7 @@ class LLM:
         """
         given = _as_prompts(prompts)
         if not given:
-            raise InvalidSetup.because("no-prompts", "there are no prompts.", where="prompts", fix="Give at least one.")
+            raise InvalidSetup.because("no-prompts", "There are no prompts.", where="prompts", fix="Give at least one.")
         params = _one_for_each(sampling_params or SamplingParams(), len(given))
         outputs = [self._submit(prompt, each) for prompt, each in zip(given, params, strict=True)]
         self._run({output.request_id: output for output in outputs}, show_progress=use_tqdm)
@@ -166,7 +166,7 @@ class LLM:
         if "prompt" in prompt:
             return prompt["prompt"], self.engine.tokenizer.encode(prompt["prompt"])
         raise InvalidSetup.because(
-            "bad-prompt", "a prompt mapping needs the key prompt or prompt_token_ids.", where="prompts"
+            "bad-prompt", "A prompt mapping needs the key prompt or prompt_token_ids.", where="prompts"
         )
 
     def _run(self, outputs: dict[str, RequestOutput], *, show_progress: bool) -> None:

@@ -30,7 +30,7 @@ def one_gpu_settings(model: str, spec: SpecConfig | None, settings: Mapping[str,
                 code="more-than-one-gpu",
                 severity=Severity.ERROR,
                 where=name,
-                message=f"is {size}, but draftwise runs a model on one GPU; more than one is vLLM's job.",
+                message=f"{name} is {size}, but draftwise runs a model on one GPU; more than one is vLLM's job.",
                 fix=f"Run: {command}",
             )
             for name, size in several.items()

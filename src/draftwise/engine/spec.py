@@ -8,13 +8,10 @@ from difflib import get_close_matches
 from itertools import pairwise
 from typing import Any
 
+from draftwise.checkpoints.aux_layers import AUX_KEY
 from draftwise.core import Finding, InvalidSetup, Severity, SpecConfig
 from draftwise.engine.sampling.acceptance import Acceptance, Standard, Synthetic, Typical
-from draftwise.engine.spec_keys import (
-    LAYER_IDS_KEY,
-    accepts,
-    describe,
-)
+from draftwise.engine.spec_keys import accepts, describe
 from draftwise.facts.methods import Method, find_method, find_placeholder, get_method, methods_where
 from draftwise.facts.spec_keys import find_name_traps, keys_where, read_spec_keys
 
@@ -60,7 +57,7 @@ class ResolvedSpec:
     def layer_ids(self) -> tuple[int, ...]:
         """Which hidden states to extract."""
         config = self.draft_model_config or {}
-        return tuple(config.get("hf_config", {}).get(LAYER_IDS_KEY, ()))
+        return tuple(config.get("hf_config", {}).get(AUX_KEY, ()))
 
     def k_for(self, num_running: int) -> int:
         """Return how many tokens to draft a sequence while `num_running` sequences run; 0 switches drafting off."""
@@ -103,12 +100,16 @@ def _where(key: str) -> str:
     return f"speculative_config.{key}"
 
 
-def _error(key: str, code: str, message: str, fix: str) -> Finding:
-    return Finding(code=code, severity=Severity.ERROR, where=_where(key), message=message, fix=fix)
+def _error(key: str, code: str, predicate: str, fix: str) -> Finding:
+    """Return the finding that a key, the sentence's subject, has a fault."""
+    where = _where(key)
+    return Finding(code=code, severity=Severity.ERROR, where=where, message=f"{where} {predicate}", fix=fix)
 
 
-def _warning(key: str, code: str, message: str, fix: str = "") -> Finding:
-    return Finding(code=code, severity=Severity.WARNING, where=_where(key), message=message, fix=fix)
+def _warning(key: str, code: str, predicate: str, fix: str = "") -> Finding:
+    """Return the finding that a key, the sentence's subject, has an effect that nobody may expect."""
+    where = _where(key)
+    return Finding(code=code, severity=Severity.WARNING, where=where, message=f"{where} {predicate}", fix=fix)
 
 
 def _check_keys(given: Mapping[str, Any]) -> Iterator[Finding]:
@@ -117,8 +118,8 @@ def _check_keys(given: Mapping[str, Any]) -> Iterator[Finding]:
     for name, value in given.items():
         if name in acting:
             if not accepts(acting[name], value):
-                message = f"must be {describe(acting[name])}, got {value!r}."
-                yield _error(name, "wrong-value", message, f"Meaning: {acting[name].meaning}")
+                predicate = f"must be {describe(acting[name])}, got {value!r}."
+                yield _error(name, "wrong-value", predicate, f"Meaning: {acting[name].meaning}")
         elif name in idle:
             if value is not False:
                 yield _warning(name, "no-effect", f"has no effect here: {idle[name].reason}.", "vLLM reads it.")
@@ -153,12 +154,12 @@ def _check_method(settings: Mapping[str, Any], given: Mapping[str, Any]) -> Iter
         if "method" not in given and "model" not in given:
             yield _error("method", "missing-method", "is missing.", f"Choose one of {choices}.")
     elif name in methods_where():
-        message = f"{name} is not implemented in this version of the embedded engine."
-        yield _error("method", "method-not-here", message, f"vLLM runs it; here, choose one of {choices}.")
+        predicate = f"is {name}, which this version of the embedded engine does not have."
+        yield _error("method", "method-not-here", predicate, f"vLLM runs it; here, choose one of {choices}.")
     else:
         near = get_close_matches(name, list(methods_where()), n=1)
         fix = f"Did you mean {near[0]}?" if near else f"Choose one of {choices}."
-        yield _error("method", "unknown-method", f"there is no method {name!r}.", fix)
+        yield _error("method", "unknown-method", f"is {name!r}, which is no method.", fix)
 
 
 def _check_keys_of_method(settings: Mapping[str, Any], given: Mapping[str, Any]) -> Iterator[Finding]:
@@ -166,13 +167,13 @@ def _check_keys_of_method(settings: Mapping[str, Any], given: Mapping[str, Any])
     name, model = settings["method"], settings["model"]
     method = get_method(name)
     if method.needs_drafter and "model" not in given:
-        yield _error("model", "missing-model", f"{name} needs a drafter.", "Give the directory of its checkpoint.")
+        yield _error("model", "missing-model", f"is missing, and {name} needs it.", "Give a drafter's directory.")
     if method.required_key is not None and settings[method.required_key] is None:
         meaning = read_spec_keys()[method.required_key].meaning
-        yield _error(method.required_key, "missing-key", f"{name} needs it.", f"Meaning: {meaning}")
+        yield _error(method.required_key, "missing-key", f"is missing, and {name} needs it.", f"Meaning: {meaning}")
     if method.drafts_from == "own_model" and any(trap in str(model).lower() for trap in find_name_traps()):
-        message = f"vLLM would take {model} for a head of another method, because of its name."
-        yield _warning("model", "name-trap", message, "Rename the directory before serving it with vLLM.")
+        predicate = f"is {model}, which vLLM would take for a head of another method because of its name."
+        yield _warning("model", "name-trap", predicate, "Rename the directory before serving it with vLLM.")
     if not (model is None or method.has_weights or model == name or find_placeholder(model)):
         yield _warning("model", "no-effect", f"has no effect with method {name}.", "Leave it out.")
     others = frozenset[str]().union(*map(_acting_keys, methods_where(embedded=True).values())) - _acting_keys(method)
@@ -187,8 +188,8 @@ def _check_lookup(settings: dict[str, Any]) -> Iterator[Finding]:
     settings["prompt_lookup_min"] = low = low or high or 5
     settings["prompt_lookup_max"] = high = high or low
     if low > high:
-        message = f"{low} is more than prompt_lookup_max = {high}."
-        yield _error("prompt_lookup_min", "crossed-bounds", message, "Lower one or raise the other.")
+        predicate = f"is {low}, more than prompt_lookup_max = {high}."
+        yield _error("prompt_lookup_min", "crossed-bounds", predicate, "Lower one or raise the other.")
 
 
 def _resolve_k(settings: Mapping[str, Any]) -> int | None:
@@ -208,14 +209,21 @@ def _check_schedule(settings: dict[str, Any]) -> Iterator[Finding]:
         entry = f"[{first}, {last}, {scheduled}]"
         if not 1 <= first <= last:
             yield _error(
-                key, "bad-range", f"{entry} is not a range of batch sizes.", "Use [first, last, k], first <= last."
+                key,
+                "bad-range",
+                f"has {entry}, which is no range of batch sizes.",
+                "Use [first, last, k], first <= last.",
             )
         elif first <= before:
-            yield _error(key, "overlapping-ranges", f"{entry} overlaps the range before it.", "Make ranges disjoint.")
+            yield _error(
+                key, "overlapping-ranges", f"has {entry}, which overlaps the range before it.", "Make ranges disjoint."
+            )
         if scheduled < 0:
-            yield _error(key, "bad-range", f"{entry} asks for a negative k.", "Use 0 to switch drafting off.")
+            yield _error(
+                key, "bad-range", f"has {entry}, which asks for a negative k.", "Use 0 to switch drafting off."
+            )
         elif k is not None and scheduled > k:
-            yield _warning(key, "clamped-k", f"{entry} is held to num_speculative_tokens = {k}.", "Raise that, too.")
+            yield _warning(key, "clamped-k", f"has {entry}, held to num_speculative_tokens = {k}.", "Raise that, too.")
         before = max(before, last)
     if schedule and schedule[0][0] > 1:
         yield _error(key, "uncovered-range", "does not say what to do at batch size 1.", "Start the first range at 1.")
@@ -226,22 +234,23 @@ def _check_acceptance(settings: dict[str, Any], given: Mapping[str, Any]) -> Ite
     synthetic = settings["rejection_sample_method"] == "synthetic"
     typical = settings["acceptance_method"] == "typical_acceptance_sampler"
     if synthetic and typical:
-        message = "typical_acceptance_sampler and rejection_sample_method synthetic exclude each other."
-        yield _error("acceptance_method", "conflicting-keys", message, "Choose one.")
+        predicate = "is typical_acceptance_sampler, which rejection_sample_method synthetic excludes."
+        yield _error("acceptance_method", "conflicting-keys", predicate, "Choose one.")
     if typical:
-        yield _warning("acceptance_method", "lossy", "typical acceptance changes the output's distribution.")
+        predicate = "is typical_acceptance_sampler, which changes the output's distribution."
+        yield _warning("acceptance_method", "lossy", predicate)
     for key in ("posterior_threshold", "posterior_alpha"):
         if key in given and not typical:
             yield _warning(key, "no-effect", "acts only with acceptance_method typical_acceptance_sampler.")
     if synthetic:
-        yield _warning("rejection_sample_method", "lossy", "synthetic acceptance is for cost only: text means nothing.")
+        yield _warning("rejection_sample_method", "lossy", "is synthetic, which is for cost only: text means nothing.")
         yield from _check_synthetic(settings, given)
         return
     for key in ("synthetic_acceptance_rates", "synthetic_acceptance_length"):
         if key in given:
-            message = "is only for rejection_sample_method synthetic."
+            predicate = "is only for rejection_sample_method synthetic."
             yield _error(
-                key, "conflicting-keys", message, 'Add "rejection_sample_method": "synthetic", or leave it out.'
+                key, "conflicting-keys", predicate, 'Add "rejection_sample_method": "synthetic", or leave it out.'
             )
 
 
@@ -250,7 +259,7 @@ def _check_synthetic(settings: dict[str, Any], given: Mapping[str, Any]) -> Iter
     rates_key, length_key = "synthetic_acceptance_rates", "synthetic_acceptance_length"
     if (rates_key in given) == (length_key in given):
         fix = f"Give exactly one of {rates_key} and {length_key}."
-        yield _error("rejection_sample_method", "synthetic-rates", "synthetic needs to know its odds.", fix)
+        yield _error("rejection_sample_method", "synthetic-rates", "is synthetic, which needs to know its odds.", fix)
         return
     k, rates, length = settings["num_speculative_tokens"], settings[rates_key], settings[length_key]
     if k is None:
@@ -258,7 +267,7 @@ def _check_synthetic(settings: dict[str, Any], given: Mapping[str, Any]) -> Iter
     if length is not None:
         if length > k + 1:
             fix = f"Stay within 1..{k + 1}."
-            yield _error(length_key, "synthetic-rates", f"{length} is more than k + 1 tokens.", fix)
+            yield _error(length_key, "synthetic-rates", f"is {length}, more than k + 1 tokens.", fix)
         settings[rates_key] = tuple(min(max(length - 1 - i, 0.0), 1.0) for i in range(k))
     if rates is not None:
         if len(rates) != k:

@@ -8,11 +8,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from draftwise.checkpoints.aux_layers import AUX_KEY
 from draftwise.facts.spec_keys import SpecKey
 
-__all__ = ["LAYER_IDS_KEY", "accepts", "describe"]
-
-LAYER_IDS_KEY = "eagle_aux_hidden_state_layer_ids"
+__all__ = ["accepts", "describe"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +68,7 @@ def _is_range(value: Any) -> bool:
 def _is_layer_choice(value: Any) -> bool:
     """Whether a draft_model_config says which layers' states to extract, and nothing else."""
     config = value.get("hf_config") if isinstance(value, dict) else None
-    ids = config.get(LAYER_IDS_KEY) if isinstance(config, dict) else None
+    ids = config.get(AUX_KEY) if isinstance(config, dict) else None
     return isinstance(ids, list | tuple) and len(ids) > 0 and all(_is_int(i) and i >= 0 for i in ids)
 
 
@@ -79,7 +78,7 @@ _KINDS: Mapping[str, _Kind] = {
     "bool": _Kind("true or false", lambda value: isinstance(value, bool)),
     "str": _Kind("a string", lambda value: isinstance(value, str) and value != ""),
     "tuple[int, int, int]": _Kind("[integer, integer, integer]", _is_range),
-    "layer ids": _Kind(f'{{"hf_config": {{"{LAYER_IDS_KEY}": [layer, ...]}}}}', _is_layer_choice),
+    "layer ids": _Kind(f'{{"hf_config": {{"{AUX_KEY}": [layer, ...]}}}}', _is_layer_choice),
 }
 
 _BOUNDS: Mapping[str, tuple[str, Callable[[Any, float], bool]]] = {

@@ -57,14 +57,15 @@ def keys_where(*, embedded: Embedded) -> Mapping[str, SpecKey]:
 
 
 def find_name_traps() -> Iterator[str]:
-    """Yield the words that, in a drafter's name, make the newest vLLM take it for a head, whatever `method` is."""
-    inference = releases()[-1].table("method_inference")
+    """Yield words in a drafter's name that make the newest vLLM shipped take it for a head, whatever its `method`."""
+    newest = next(release for release in reversed(releases()) if release.added is None)
+    inference = newest.table("method_inference")
     return (rule["name"] for method in inference["order"] for rule in inference[method] if "name" in rule)
 
 
 def _read(row: Mapping[str, Any]) -> SpecKey:
     """Return the key of a row, narrowed to the values that vLLM's code or the embedded engine accepts (`takes`)."""
-    field = history("spec_fields", row["name"])[-1]
+    field = history("spec_fields", row["name"], shipped=True)[-1]
     taken = {**field.value, **row.get("takes", {})}
     return SpecKey(
         name=row["name"],

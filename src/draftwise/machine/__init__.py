@@ -1,1 +1,1 @@
-"""What the machine grants this process: cores, and a folder for what is made once and used by all processes."""
+"""What the machine grants this process: cores, and folders for what processes share and for what a user adds."""

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["count_cores", "find_control_groups"]
+__all__ = ["count_cores", "find_control_groups", "read_system_file"]
 
 _ROOT = Path("/")
 
@@ -27,7 +27,7 @@ def count_cores(root: Path = _ROOT) -> int:
 
 def find_control_groups(root: Path = _ROOT) -> Iterator[Path]:
     """Yield the folders of the groups that limit this process's CPU, its own and all above (cgroup v2 or v1)."""
-    for line in _read(root / "proc/self/cgroup").splitlines():
+    for line in read_system_file(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and "cpu" not in controllers.split(","):
             continue
@@ -39,15 +39,15 @@ def find_control_groups(root: Path = _ROOT) -> Iterator[Path]:
 def _quotas(root: Path) -> Iterator[float]:
     """Yield the cores' worth of CPU time that each control group grants, where it sets a limit."""
     for folder in find_control_groups(root):
-        limits = _read(folder / "cpu.max").split() or [
-            _read(folder / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")
+        limits = read_system_file(folder / "cpu.max").split() or [
+            read_system_file(folder / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")
         ]
         if len(limits) == 2 and all(limit.isdigit() for limit in limits):  # v2 writes "max", v1 -1 for none
             yield int(limits[0]) / int(limits[1])
 
 
-def _read(file: Path) -> str:
-    """Return a file's text, nothing where there is none."""
+def read_system_file(file: Path) -> str:
+    """Return the text of a file of the kernel, nothing where it is absent or its process has gone."""
     try:
         return file.read_text(errors="replace")
     except OSError:

@@ -71,7 +71,7 @@ def check_headers(headers: Sequence[Header], arms: Sequence[Arm]) -> None:
         if lost := set(arm.header_names) - set(_list_names(headers, arm.name)):
             raise InvalidSetup.because(
                 "headers-missing",
-                f"requests to {arm.name} had the headers {', '.join(sorted(lost))} when the run began.",
+                f"Requests to {arm.name} had the headers {', '.join(sorted(lost))} when the run began.",
                 where="--header",
                 fix="Give them again (--header, --api-key-env): their values are not kept.",
             )
@@ -127,7 +127,7 @@ def _check_names(option: str, names: Iterable[str], arms: Sequence[Arm]) -> None
     for name in names:
         if name not in known:
             raise InvalidSetup.because(
-                "unknown-arm", f"there is no arm {name!r}.", where=option, fix=f"There are: {', '.join(known)}."
+                "unknown-arm", f"There is no arm {name!r}.", where=option, fix=f"There are: {', '.join(known)}."
             )
 
 

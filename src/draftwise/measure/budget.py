@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 __all__ = ["Budget"]
 
+_START = 0.4
+"""Share of the whole after which candidates that are not up yet are left out, where others can be measured."""
 _WARM_UP = 0.2
 """Share of the whole that warm-ups may take; at most `_LONGEST_WARM_UP_S`."""
 _LONGEST_WARM_UP_S = 300.0
@@ -56,6 +58,10 @@ class Budget:
     def first_word(self) -> float:
         """When the first result is due, be it from a part of the first repetition."""
         return self.began + _FIRST_WORD * self.seconds
+
+    def start_end(self, now: float, share: float = 1.0) -> float:
+        """Return until when the servers of candidates, a share of all, are waited for from now on."""
+        return now + _START * self.seconds * share
 
     def warm_up_end(self, now: float, share: float = 1.0) -> float:
         """Return until when servers, a share of all, may be warmed up from now on."""

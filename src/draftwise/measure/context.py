@@ -137,14 +137,14 @@ def _describe_target(setup: Setup) -> TargetModel:
     if not (path / "config.json").is_file():
         raise InvalidSetup.because(
             "not-a-checkpoint",
-            "is not the directory of a Hugging Face checkpoint (no config.json).",
+            f"{path} is not the directory of a Hugging Face checkpoint: it has no config.json.",
             where=str(path),
             fix="Give the folder that holds config.json, *.safetensors and tokenizer.json.",
         )
     try:
         return _read_checkpoint(path)
     except (OSError, ValueError, KeyError) as error:
-        raise InvalidSetup.because("broken-checkpoint", f"cannot be read ({error}).", where=str(path)) from None
+        raise InvalidSetup.because("broken-checkpoint", f"{path} cannot be read ({error}).", where=str(path)) from None
 
 
 def _read_checkpoint(target: Path) -> TargetModel:
@@ -192,7 +192,7 @@ def _check_notes(notes: Mapping[str, str], arms: Sequence[str]) -> None:
             near = get_close_matches(name, known, 1)
             raise InvalidSetup.because(
                 "unknown-context",
-                f"there is no context {name!r}.",
+                f"There is no context {name!r}.",
                 where="--context",
                 fix=f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(known)}.",
             )

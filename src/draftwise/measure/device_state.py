@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from draftwise.machine.cores import find_control_groups
+from draftwise.machine.cores import find_control_groups, read_system_file
 
 __all__ = ["DeviceReader", "DeviceWatch", "read_cpu_state", "read_device_state", "read_gpu_states"]
 
@@ -109,7 +109,7 @@ def read_cpu_state(root: Path = _ROOT) -> dict[str, Any]:
 
 def _times(stat: Path) -> dict[str, float]:
     """Return busy and stolen seconds (proc(5): user nice system idle iowait irq softirq steal guest guest_nice)."""
-    ticks = [int(each) for each in _read(stat).partition("\n")[0].split()[1:]]
+    ticks = [int(each) for each in read_system_file(stat).partition("\n")[0].split()[1:]]
     if len(ticks) < 8:
         return {}
     user, nice, system, _, _, irq, softirq, steal = ticks[:8]
@@ -119,7 +119,7 @@ def _times(stat: Path) -> dict[str, float]:
 
 def _waited_seconds(pressure: Path) -> float | None:
     """Return for how long some process has waited (`some avg10=0.00 avg60=0.00 avg300=0.00 total=MICROSECONDS`)."""
-    found = re.search(r"^some .*total=(\d+)", _read(pressure), re.MULTILINE)
+    found = re.search(r"^some .*total=(\d+)", read_system_file(pressure), re.MULTILINE)
     return int(found[1]) / 1e6 if found else None
 
 
@@ -145,7 +145,7 @@ def _processes(proc: Path) -> Iterator[tuple[int, tuple[int, int]]]:
         for entry in entries:
             if entry.name.isdigit():
                 # The name in brackets may hold spaces and brackets itself.
-                fields = _read(proc / entry.name / "stat").rpartition(")")[2].split()
+                fields = read_system_file(proc / entry.name / "stat").rpartition(")")[2].split()
                 if len(fields) > 14:
                     yield int(entry.name), (int(fields[1]), sum(map(int, fields[11:15])))
 
@@ -154,7 +154,9 @@ def _quota(root: Path) -> dict[str, float]:
     """Return how long CPU limits held this process's control groups, all levels together (cgroup v2 or v1)."""
     stopped = None
     for folder in find_control_groups(root):
-        fields = dict(line.split() for line in _read(folder / "cpu.stat").splitlines() if len(line.split()) == 2)
+        fields = dict(
+            line.split() for line in read_system_file(folder / "cpu.stat").splitlines() if len(line.split()) == 2
+        )
         if "throttled_usec" in fields:
             stopped = (stopped or 0.0) + int(fields["throttled_usec"]) / 1e6
         elif "throttled_time" in fields:
@@ -163,21 +165,13 @@ def _quota(root: Path) -> dict[str, float]:
 
 
 def _sum(root: Path, pattern: str) -> int | None:
-    counts = [int(text) for file in root.glob(pattern) if (text := _read(file).strip()).isdigit()]
+    counts = [int(text) for file in root.glob(pattern) if (text := read_system_file(file).strip()).isdigit()]
     return sum(counts) if counts else None
 
 
 def _fastest_mhz(root: Path) -> float | None:
     files = root.glob("sys/devices/system/cpu/cpu[0-9]*/cpufreq/scaling_cur_freq")
-    return max((int(text) / 1e3 for file in files if (text := _read(file).strip()).isdigit()), default=None)
-
-
-def _read(file: Path) -> str:
-    """Return a file's text, nothing where it is absent or its process has gone."""
-    try:
-        return file.read_text(errors="replace")
-    except OSError:
-        return ""
+    return max((int(text) / 1e3 for file in files if (text := read_system_file(file).strip()).isdigit()), default=None)
 
 
 def read_gpu_states() -> list[dict[str, Any]]:

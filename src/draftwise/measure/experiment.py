@@ -107,25 +107,23 @@ class Experiment:
             BackendError: a server broke; what was measured is on disk.
             StorageError: the disk is full; what was measured is on disk.
         """
-        if self.has(turn) or not self._may_ask(turn):
+        if self.has(turn) or not self.may_ask(turn):
             return False
+        # Noted before the first request: a run that is killed in a turn has shown that turn's prompts all the same.
+        if asked := self._list_once(turn):
+            self._asked |= asked
+            self.directory.add_asked(turn.arm, turn.workload, sorted(each for _, _, each in asked))
         await self._take(turn)
         return True
 
-    def _may_ask(self, turn: Turn) -> bool:
-        """Return whether nothing in a turn is asked again of a server that could remember it; note what it asks.
+    def may_ask(self, turn: Turn) -> bool:
+        """Return whether nothing in a turn is asked again of a server that could remember it."""
+        return self._list_once(turn).isdisjoint(self._asked)
 
-        Noted before the first request: a run that is killed in a turn has shown that turn's prompts all the same.
-        """
-        if turn.arm not in self.plan.asked_once:
-            return True
-        ids = [prompt.id for prompt in (*turn.prompts, *(turn.background or ()))]
-        asked = {(turn.arm, turn.workload, each) for each in ids}
-        if asked & self._asked:
-            return False
-        self._asked |= asked
-        self.directory.add_asked(turn.arm, turn.workload, ids)
-        return True
+    def _list_once(self, turn: Turn) -> set[tuple[str, str, str]]:
+        """Return what is asked in a turn of a server that could remember it, as arm, workload and id of each prompt."""
+        prompts = (*turn.prompts, *(turn.background or ())) if turn.arm in self.plan.asked_once else ()
+        return {(turn.arm, turn.workload, prompt.id) for prompt in prompts}
 
     async def _take(self, turn: Turn) -> None:
         client = self.clients[turn.arm]

@@ -52,8 +52,8 @@ class Forecast:
     def sum(self, turns: Iterable[Turn]) -> float:
         """Return the seconds that turns take, one after the other, with the servers' replacements between them."""
         turns = list(turns)
-        stretches = {(turn.repeat, turn.arm) for turn in turns}
-        starts = len(stretches) - len({repeat for repeat, _ in stretches})
+        stretches = {(turn.stretch, turn.arm) for turn in turns}
+        starts = len(stretches) - len({stretch for stretch, _ in stretches})
         return sum(map(self.expect, turns)) + self.switch_s * starts
 
     def expect(self, turn: Turn) -> float:
@@ -127,18 +127,21 @@ def fit_plan(plan: RunPlan, forecast: Forecast, seconds: float) -> tuple[RunPlan
         fitted = replace(fitted, repeats=fitted.repeats - 1)
     fitted = _cut(fitted, forecast, seconds, FEWEST_PROMPTS)
     if fitted.repeats < plan.repeats:
-        found.append(Omission(what=name_repetitions(fitted.repeats + 1, plan.repeats), reason=reason))
+        what = name_repetitions(fitted.repeats + 1, plan.repeats)
+        found.append(Omission(what=what, reason=reason, is_final=True))
     reason, dropped = _say_needed(fitted, forecast, seconds), set[str]()
     while expect_seconds(fitted, forecast) > seconds and len(fitted.conditions) > 1:
         fitted, condition = _without_condition(fitted)
         dropped.add(condition.label)
     if dropped:
         names = [condition.label for condition in plan.conditions if condition.label in dropped]
-        found.append(Omission(what=f"{'load' if len(names) == 1 else 'loads'} {', '.join(names)}", reason=reason))
+        what = f"{'load' if len(names) == 1 else 'loads'} {', '.join(names)}"
+        found.append(Omission(what=what, reason=reason, is_final=True))
     if expect_seconds(fitted, forecast) > seconds:
         fitted = _cut(fitted, forecast, seconds, _LEAST_PROMPTS)
     while expect_seconds(fitted, forecast) > seconds and len(fitted.arms) > 2:
-        found.append(Omission(what=f"candidate {fitted.arms[-1].name}", reason=reason))
+        name = fitted.arms[-1].name
+        found.append(Omission(what=f"candidate {name}", reason=reason, candidate=name, is_final=True))
         fitted = _without_last_arm(fitted)
     fewest = max(len(workload.prompts) for workload in fitted.workloads)
     return _cut(replace(fitted, workloads=plan.workloads), forecast, seconds, fewest), found
@@ -178,6 +181,4 @@ def _without_condition(plan: RunPlan) -> tuple[RunPlan, Condition]:
 
 
 def _without_last_arm(plan: RunPlan) -> RunPlan:
-    *arms, last = plan.arms
-    remembering = {name: reason for name, reason in plan.remembering.items() if name != last.name}
-    return replace(plan, arms=tuple(arms), remembering=remembering)
+    return plan.keep_arms([arm.name for arm in plan.arms[:-1]])

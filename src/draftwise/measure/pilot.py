@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 
+from draftwise.backends import Backend
 from draftwise.core import Answer, Condition, Counters, Prompt, RunPlan, Workload
 from draftwise.measure.forecast import Forecast
 from draftwise.measure.load.client import Client
+from draftwise.measure.roster import Roster
 from draftwise.measure.warm_up import WarmUp
 from draftwise.runs.schedule import Turn
 
@@ -55,7 +57,8 @@ def spare_prompts(plan: RunPlan) -> tuple[RunPlan, dict[str, tuple[Prompt, ...]]
 
 
 async def look_at_outputs(
-    clients: Mapping[str, Client],
+    roster: Roster,
+    group: Sequence[Backend],
     plan: RunPlan,
     spared: Mapping[str, tuple[Prompt, ...]],
     *,
@@ -68,7 +71,8 @@ async def look_at_outputs(
     each, so that no prefix cache holds a prompt before its turn.
 
     Args:
-        clients: by arm.
+        roster: of the session; servers that fail leave it.
+        group: those to ask.
         plan: of the run.
         spared: prompts that are in no turn, by workload.
         ends_at: on the clock of the event loop: after it no one is asked.
@@ -76,13 +80,14 @@ async def look_at_outputs(
     """
     clock = asyncio.get_running_loop().time
     found: dict[tuple[str, str], Pilot] = {}
-    for number, arm, workload in product(range(_LOOKED_AT), clients, plan.workloads):
+    for number, backend, workload in product(range(_LOOKED_AT), group, plan.workloads):
+        arm, client = backend.name, roster.clients.get(backend.name)
         prompts = spared.get(workload.name) or ([] if arm in plan.remembering else list(_disguise_all(workload)))
-        if number < len(prompts) and clock() < ends_at:
+        if client is not None and number < len(prompts) and clock() < ends_at:
             wait(f"looking at {arm}'s answers to {workload.name}")
             pilot = found.setdefault((arm, workload.name), Pilot())
-            await _ask(clients[arm], workload, prompts[number], plan.seed, pilot)
-    return found
+            await roster.attempt(backend, _ask(client, workload, prompts[number], plan.seed, pilot))
+    return {place: pilot for place, pilot in found.items() if place[0] in roster.clients}
 
 
 async def _ask(client: Client, workload: Workload, prompt: Prompt, seed: int, pilot: Pilot) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from draftwise.core import Finding, InvalidSetup, Replay, RunPlan, Severity, Workload
+from draftwise.decide.validity.finding import join_names
 from draftwise.facts.remembering import find_remembering
 from draftwise.measure.arms import make_arms
 from draftwise.measure.spec import DEFAULT_CANDIDATES, MeasurementSpec
@@ -60,7 +61,7 @@ def _load_all(spec: MeasurementSpec) -> tuple[Workload, ...]:
     )
     names = [workload.name for workload in workloads]
     if len(set(names)) < len(names):
-        raise InvalidSetup.because("duplicate-workload", f"names repeat: {', '.join(names)}.", where="--workload")
+        raise InvalidSetup.because("duplicate-workload", f"Names repeat: {', '.join(names)}.", where="--workload")
     return workloads
 
 
@@ -89,19 +90,15 @@ def _check_shares(plan: RunPlan) -> Iterator[Finding]:
         if short := [each for each in plan.conditions if each.label not in carried]:
             needed = ", ".join(f"{each.label} would need {count_needed(workload, each, plan.turn_s)}" for each in short)
             at = [each.label for each in plan.conditions if each.label in carried]
+            measured = f"measured at {join_names(at)}" if at else "not measured"
             yield Finding(
                 code="too-few-to-ask-once",
                 severity=Severity.WARNING,
-                message=f"{len(workload.prompts)} prompts are too few for {_join(plan.remembering)}, asked each of "
-                f"them once: {f'measured at {_join(at)}' if at else 'not measured'}; {needed} prompts of its own.",
+                message=f"{len(workload.prompts)} prompts are too few for {join_names(plan.remembering)}, asked each "
+                f"of them once: {measured}; {needed} prompts of its own.",
                 where=workload.name,
                 fix="Give more prompts, fewer loads, or a config that remembers nothing.",
             )
-
-
-def _join(names: Iterable[str]) -> str:
-    *others, last = names
-    return f"{', '.join(others)} and {last}" if others else last
 
 
 def _profile(workloads: tuple[Workload, ...], target: str | None) -> Iterator[str]:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import groupby
+from dataclasses import dataclass, replace
+from itertools import chain, groupby
 from math import log
 
-from draftwise.core import Omission, Run
+from draftwise.core import Omission, Run, RunPlan, TurnRecord
 from draftwise.decide.comparison.cell import ALL
 from draftwise.decide.conclusions import gather_evidence
 from draftwise.measure.forecast import Forecast, name_repetitions
 from draftwise.runs.schedule import Turn
 
-__all__ = ["Fitted", "fit_repetition", "interleave", "leave_out", "rank_candidates"]
+__all__ = ["Fitted", "fit_repetition", "interleave", "leave_out", "list_missing", "rank_candidates"]
 
 _FEWEST_REPEATS = 2
 """Repetitions that are measured of something, if only of a part."""
@@ -55,6 +55,42 @@ def leave_out(turns: Iterable[Turn], candidates: Collection[str]) -> list[Turn]:
     return kept
 
 
+def list_missing(turns: Iterable[Turn], run: Run, *, returned: Collection[str] = ()) -> list[Turn]:
+    """Return what is missing of the turns of a repetition.
+
+    What a candidate answers now is not paired with what the baseline answered long ago: where the run went on without
+    the candidate, both answer the block, as another attempt.
+
+    Args:
+        turns: as planned, block by block.
+        run: what is measured.
+        returned: candidates that it was measured without before it was continued.
+    """
+    baseline, last = run.plan.arms[0].name, max(run.turns, key=lambda each: each.turn, default=None)
+    attempts: dict[tuple[str, str, int, int], dict[int, set[str]]] = {}
+    for turn in run.turns:
+        key = (turn.workload, turn.condition, turn.repeat, turn.block)
+        attempts.setdefault(key, {}).setdefault(turn.attempt, set()).add(turn.arm)
+    missing: list[Turn] = []
+    for block in _list_blocks(turns):
+        known = attempts.get(block[0].block_key, {})
+        paired = set(chain.from_iterable(arms for arms in known.values() if baseline in arms))
+        if lost := {turn.arm for turn in block} - paired:
+            attempt = max(known, default=0)
+            if known and not (_is_under_way(block[0], last, run.plan) and lost.isdisjoint(returned)):
+                attempt += 1
+            wanted = (lost | {baseline}) - known.get(attempt, set())
+            missing += [replace(turn, attempt=attempt) for turn in block if turn.arm in wanted]
+    return missing
+
+
+def _is_under_way(turn: Turn, last: TurnRecord | None, plan: RunPlan) -> bool:
+    """Return whether a turn is of the block, or of the repetition of one server after the other, that was cut off."""
+    if last is None or plan.one_at_a_time:
+        return last is not None and turn.repeat == last.repeat
+    return turn.block_key == (last.workload, last.condition, last.repeat, last.block)
+
+
 def _list_blocks(turns: Iterable[Turn]) -> Iterator[list[Turn]]:
     yield from (list(block) for _, block in groupby(turns, key=lambda each: each.block_key))
 
@@ -94,7 +130,8 @@ def fit_repetition(
             break
         without.add(candidate)
         turns = leave_out(turns, without)
-        omissions.append(Omission(what=f"candidate {candidate}", reason=f"{evidence}, and the time is short"))
+        reason = f"{evidence}, and the time is short"
+        omissions.append(Omission(what=f"candidate {candidate}", reason=reason, candidate=candidate))
     blocks = interleave(turns)
     if (part := share()) < 1:
         blocks = blocks[: max(1, int(part * len(blocks)))]

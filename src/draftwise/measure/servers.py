@@ -111,7 +111,7 @@ def _must_start_in_turn(setup: Setup, placements: Sequence[Placement | None]) ->
 def judge_backends(backends: Sequence[Backend]) -> list[Finding]:
     """Return what `check` warns of in the setups that are about to start, each finding once.
 
-    Only vLLM's are judged, and only releases that the catalogue holds; the embedded server judges its own.
+    Only vLLM's are judged; the embedded server judges its own. A release that is not known ends no measurement.
 
     Raises:
         InvalidSetup: a release would refuse one of them, or fail with it.
@@ -128,5 +128,18 @@ def _judge_all(backends: Sequence[Backend]) -> Iterator[tuple[str, Finding]]:
     from draftwise.plan.check import check  # takes longer to import than all else here
 
     for backend in backends:
-        if isinstance(backend, VllmBackend) and is_covered(backend.setup.engine_version):
+        if not isinstance(backend, VllmBackend) or not backend.setup.engine_version:
+            continue
+        if is_covered(backend.setup.engine_version):
             yield from ((backend.name, finding) for finding in check(backend.setup).findings)
+        else:
+            yield backend.name, _unjudged(backend.setup.engine_version)
+
+
+def _unjudged(version: str) -> Finding:
+    return Finding(
+        code="setup-unjudged",
+        severity=Severity.WARNING,
+        message=f"vLLM {version} is not known here, so that nothing was looked for in this setup before its start.",
+        fix=f"Add it with `draftwise facts add vllm=={version}`.",
+    )

@@ -6,7 +6,7 @@ import asyncio
 import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
@@ -23,8 +23,9 @@ from draftwise.measure.forecast import Forecast, Pace, fit_plan
 from draftwise.measure.load.client import Client
 from draftwise.measure.pilot import Pilot, look_at_outputs, make_forecast, spare_prompts
 from draftwise.measure.preflight import check_addresses, check_drafting
+from draftwise.measure.roster import Roster
 from draftwise.measure.sweep import Sweep
-from draftwise.measure.warm_up import WarmUp, greet_all, presume_warm_prefixes, settle, warm_up
+from draftwise.measure.warm_up import WarmUp, make_greeting, presume_warm_prefixes, settle, warm_up
 from draftwise.runs import RunDirectory
 
 __all__ = ["Announce", "Session"]
@@ -67,6 +68,8 @@ class Session:
     resume: bool = False
     budget_s: float | None = None
     spent_s: float = 0.0
+    _returned: set[str] = field(default_factory=set, init=False)
+    """Candidates that the run was measured without before it was continued."""
 
     async def run(self) -> None:
         """Measure.
@@ -94,63 +97,76 @@ class Session:
     async def _measure(self, budget: Budget) -> None:
         if self.line_up is None:
             check_addresses(self.plan.arms)
-        clients, warm, forecast = await self._prepare(budget)
-        await self._begin(forecast, budget)
+        roster = Roster(
+            backends=self.backends,
+            tell=self.tell,
+            # Where a command replaces servers, nobody knows which one is up once it has failed.
+            may_leave_out=self.line_up is None or self.plan.arms[0].url is None,
+            is_one_at_a_time=self.line_up is not None,
+        )
+        warm, forecast = await self._prepare(roster, budget)
+        roster.may_leave_out = False
+        await self._begin(roster, forecast, budget)
         self.directory.reserve()
         experiment = Experiment(
             plan=self.plan,
             directory=self.directory,
-            clients={arm.name: clients[arm.name] for arm in self.plan.arms},
+            clients=roster.clients,
             progress=self.progress,
             read_device=self.read_device,
             processes=self.processes,
             cold=set(warm.unsteady),
         )
         if self.line_up is not None:
-            self._keep_warm(self.line_up, clients, budget)
-        sweep = Sweep(experiment=experiment, forecast=forecast, budget=budget, tell=self.tell)
-        self.announce(self.plan, warm.pace, sweep.expect_seconds())
+            self._keep_warm(self.line_up, roster, budget)
+        sweep = Sweep(
+            experiment=experiment,
+            forecast=forecast,
+            budget=budget,
+            tell=self.tell,
+            without=set(roster.left_out),
+            returned=self._returned,
+        )
+        self.announce(self._list_present(roster), warm.pace, sweep.expect_seconds())
         try:
             await sweep.run()
         finally:
             experiment.close()
-        await self._examine_differences(clients, budget)
+        await self._examine_differences(roster.clients, budget)
 
-    async def _prepare(self, budget: Budget) -> tuple[dict[str, Client], WarmUp, Forecast]:
+    def _list_present(self, roster: Roster) -> RunPlan:
+        """Return the plan without the candidates whose servers failed."""
+        return self.plan.keep_arms([backend.name for backend in roster.present])
+
+    async def _prepare(self, roster: Roster, budget: Budget) -> tuple[WarmUp, Forecast]:
         """Start and warm up all servers, or one after the other, see to it that they are what they should be, and look
         at a few of their outputs."""
-        clock, wait, salt = asyncio.get_running_loop().time, self.progress.wait, secrets.token_hex(4)
+        clock, wait, greeting = asyncio.get_running_loop().time, self.progress.wait, make_greeting(self.plan)
         groups = [self.backends] if self.line_up is None else [[backend] for backend in self.backends]
-        clients: dict[str, Client] = {}
+        salt = secrets.token_hex(4)
         warm, pilots = WarmUp(pace={}, counters={}, unsteady={}), dict[tuple[str, str], Pilot]()
         spared: Mapping[str, tuple[Prompt, ...]] | None = None
         starts: list[float] = []
         for group in groups:
-            began = clock()
+            began, share = clock(), len(group) / len(self.backends)
             wait("starting the servers")
-            await _together([backend.start() for backend in group])
-            new = await greet_all(group, self.plan, salt=salt)
-            clients |= new
+            await roster.start(group, ends_at=budget.start_end(began, share))
+            await roster.greet(group, greeting, salt=salt)
             if not self.resume:
-                self.plan = presume_warm_prefixes(self.plan, clients)
-            share = len(group) / len(self.backends)
-            found = await warm_up(new, self.plan, ends_at=budget.warm_up_end(clock(), share), wait=wait)
+                self.plan = presume_warm_prefixes(self.plan, roster.clients)
+            warm_up_end = budget.warm_up_end(clock(), share)
+            warm = warm.join(await warm_up(roster, group, self.plan, ends_at=warm_up_end, wait=wait))
             starts.append(clock() - began)
-            warm = WarmUp(
-                pace={**warm.pace, **found.pace},
-                counters={**warm.counters, **found.counters},
-                unsteady={**warm.unsteady, **found.unsteady},
-            )
             if spared is None:
                 spared = self._spare(budget)
             pilot_end = budget.pilot_end(clock(), share)
-            pilots |= await look_at_outputs(new, self.plan, spared, ends_at=pilot_end, wait=wait)
-        await self._check_warm_up(warm, budget)
-        forecast = make_forecast(self.plan, warm, pilots, await self._time_readings())
+            pilots |= await look_at_outputs(roster, group, self.plan, spared, ends_at=pilot_end, wait=wait)
+        await self._check_warm_up(roster, warm, budget)
+        forecast = make_forecast(self._list_present(roster), warm, pilots, await self._time_readings(roster))
         if self.line_up is not None:
             forecast.switch_s = median(starts)
             self._say_cost(forecast.switch_s)
-        return clients, warm, forecast
+        return warm, forecast
 
     def _spare(self, budget: Budget) -> Mapping[str, tuple[Prompt, ...]]:
         """Return prompts that are in no turn, for a look at outputs."""
@@ -167,20 +183,21 @@ class Session:
             f"take {starts * switch_s / 60:.1f} min; fewer repetitions are measured where the time is short."
         )
 
-    def _keep_warm(self, line_up: LineUp, clients: Mapping[str, Client], budget: Budget) -> None:
+    def _keep_warm(self, line_up: LineUp, roster: Roster, budget: Budget) -> None:
         """See to it that a server that comes up again is warm before it is measured."""
 
         async def warm(arm: str) -> None:
             ends_at = budget.warm_up_end(asyncio.get_running_loop().time(), 1 / len(self.backends))
-            await warm_up({arm: clients[arm]}, self.plan, ends_at=ends_at, wait=self.progress.wait)
+            group = [roster.clients[arm].backend]
+            await warm_up(roster, group, self.plan, ends_at=ends_at, wait=self.progress.wait)
 
         line_up.warm = warm
 
-    async def _check_warm_up(self, warm: WarmUp, budget: Budget) -> None:
+    async def _check_warm_up(self, roster: Roster, warm: WarmUp, budget: Budget) -> None:
         """See to it that servers are what they should be, and at rest."""
         clock, wait = asyncio.get_running_loop().time, self.progress.wait
-        engines = {each.name: (await each.describe()).metric_names for each in self.backends}
-        for finding in check_drafting(self.plan, warm.counters, engines):
+        engines = {each.name: (await each.describe()).metric_names for each in roster.present}
+        for finding in check_drafting(self._list_present(roster), warm.counters, engines):
             self.tell(f"{finding.severity}: {finding}")
         for arm, label in warm.unsteady.items():
             self.tell(
@@ -189,9 +206,9 @@ class Session:
         if (unrest := await settle(self.read_device, ends_at=budget.settle_end(clock()), wait=wait)) is not None:
             self.tell(f"The machine did not come to rest: {unrest}.")
 
-    async def _time_readings(self) -> float:
+    async def _time_readings(self, roster: Roster) -> float:
         """Return the seconds that each turn takes beside its requests."""
-        clock, backend = asyncio.get_running_loop().time, self.backends[-1]
+        clock, backend = asyncio.get_running_loop().time, roster.present[-1]
         began = clock()
         await backend.wake()
         for _ in range(2):
@@ -201,24 +218,38 @@ class Session:
         await self.read_device()
         return clock() - began
 
-    async def _begin(self, forecast: Forecast, budget: Budget) -> None:
+    async def _begin(self, roster: Roster, forecast: Forecast, budget: Budget) -> None:
         """Settle what is measured, and write it down."""
         omissions: list[Omission] = []
         if budget.is_bounded and not self.resume:
             left_s = budget.turns_end - asyncio.get_running_loop().time()
-            self.plan, omissions = fit_plan(self.plan, forecast, left_s)
-        names = [arm.name for arm in self.plan.arms]
-        backends = [each for each in self.backends if each.name in names]
-        servers = {each.name: await describe_server(each, self.context.notes) for each in backends}
+            fitted, omissions = fit_plan(self._list_present(roster), forecast, left_s)
+            # Whose server failed stays in the plan: it is tried again when the run is continued.
+            kept = {*(arm.name for arm in fitted.arms), *roster.left_out}
+            whole = replace(fitted, arms=self.plan.arms, remembering=self.plan.remembering)
+            self.plan = whole.keep_arms(kept)
+        planned = [each for each in roster.present if each.name in {arm.name for arm in self.plan.arms}]
+        servers = {each.name: await describe_server(each, self.context.notes) for each in planned}
         context = replace(self.context, servers=servers)
         if self.resume:
-            before = self.directory.read()
-            _check_same(_identify(before.plan, before.context), _identify(self.plan, context))
+            self._go_on(context)
         else:
             self.directory.begin(self.plan, context)
         for omission in omissions:
-            self.directory.add_omission(omission)
             self.tell(f"Left out: {omission.what}: {omission.reason}. Give more --minutes, or ask for less.")
+        for omission in (*roster.omissions, *omissions):
+            self.directory.add_omission(omission)
+
+    def _go_on(self, context: RunContext) -> None:
+        """Go on with the run in the directory: what was left out there is going to be measured."""
+        before = self.directory.read()
+        _check_same(_identify(before.plan, before.context), _identify(self.plan, context))
+        servers = {**context.servers, **before.context.servers}
+        if servers.keys() > before.context.servers.keys():
+            self.directory.begin(before.plan, replace(before.context, servers=servers))
+        left_out = {each.candidate for each in before.omissions if each.candidate is not None}
+        self._returned = left_out & context.servers.keys()
+        self.directory.strike_omissions()
 
     async def _examine_differences(self, clients: Mapping[str, Client], budget: Budget) -> None:
         """Ask both servers about outputs that differ, as many as the time allows."""
@@ -229,7 +260,9 @@ class Session:
         wanted = [
             difference
             for cell in make_cells(run)
-            if cell.workload != ALL and cell.differences is not None
+            if cell.workload != ALL
+            and cell.differences is not None
+            and {cell.baseline, cell.candidate} <= clients.keys()
             for difference in cell.differences[:_MOST_EXAMINED]
             if (cell.candidate, cell.condition.label, *difference.unit) not in known
         ]
@@ -244,19 +277,12 @@ class Session:
                 self.directory.add_divergence(conclude(each, views[number]))
 
 
-async def _together(starting: Sequence[Any]) -> None:
-    """Await all; when one fails, cancel the others and raise its error."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            for each in starting:
-                group.create_task(each)
-    except BaseExceptionGroup as failures:
-        raise failures.exceptions[0] from None
-
-
 def _check_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Refuse to mix timings of two machines, versions, servers or setups in one run."""
     for part, value in now.items():
+        if part == "servers":
+            # One that is up for the first time is new, and one that is not up now is not measured.
+            value = {**before[part], **{arm: each for arm, each in value.items() if arm in before[part]}}
         if before[part] != value:
             raise InvalidSetup.because(
                 "other-context",

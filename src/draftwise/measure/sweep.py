@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, product
 from math import ceil
@@ -13,7 +13,7 @@ from draftwise.measure.adaptive import FIRST_ANALYSIS, describe_lead, find_settl
 from draftwise.measure.budget import Budget
 from draftwise.measure.experiment import Experiment
 from draftwise.measure.forecast import Forecast
-from draftwise.measure.replan import fit_repetition, leave_out, rank_candidates
+from draftwise.measure.replan import fit_repetition, leave_out, list_missing, rank_candidates
 from draftwise.measure.retakes import find_lost, plan_retakes
 from draftwise.runs import RunDirectory
 from draftwise.runs.schedule import Turn, join_stretches, plan_turns
@@ -23,7 +23,7 @@ __all__ = ["Sweep"]
 _MOST_ROUNDS = 6
 """Searches for loads to add; each halves what is not known of a crossover, until only noise is left."""
 _RETAKEN = 0.25
-"""Share of a repetition's blocks that are taken again at most, each time."""
+"""Share of a repetition's turns that are taken again at most, each time."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -34,15 +34,17 @@ class Sweep:
         forecast: how long turns take; learns from those that are measured.
         budget: in which everything has to end.
         tell: called with what is left out for lack of time, and with the result so far.
+        without: candidates that are left out; those that the time is too short for are added.
+        returned: candidates that the run was measured without before it was continued.
     """
 
     experiment: Experiment
     forecast: Forecast
     budget: Budget
     tell: Callable[[str], None]
+    without: set[str] = field(default_factory=set)
+    returned: Collection[str] = ()
     _number: int = field(default=0, init=False)
-    _without: set[str] = field(default_factory=set, init=False)
-    """Candidates that were left out for lack of time."""
     _last: int = field(default=0, init=False)
     """Repetition up to which the time allowed for everything when that was looked at last."""
     _has_told: bool = field(default=False, init=False)
@@ -86,7 +88,7 @@ class Sweep:
         for condition, near in found.items():
             self._directory.add_condition(condition)
             for workload, arm in product(self._plan.workloads, self._plan.arms[1:]):
-                if (workload.name, arm.name) not in near:
+                if (workload.name, arm.name) not in near and arm.name not in self.without:
                     self._directory.add_settled(
                         Settled(workload=workload.name, condition=condition.label, candidate=arm.name, passes=0)
                     )
@@ -96,7 +98,7 @@ class Sweep:
         for repeat in range(1, self._plan.repeats + 1):
             ahead = {number: self._missing(conditions, number) for number in range(repeat, self._plan.repeats + 1)}
             blocks = self._fit(ahead)
-            await self._measure(blocks, f"measuring repetition {repeat}")
+            await self._measure(blocks, repeat, f"measuring repetition {repeat}")
             await self._retake(conditions, repeat)
             if self._is_over:
                 return
@@ -111,10 +113,12 @@ class Sweep:
         """Return the turns of a repetition, without the candidates that were left out."""
         run = self._directory.read()
         turns = plan_turns(self._plan, conditions, repeat, added=run.added, settled=run.settled)
-        return leave_out(turns, self._without)
+        return leave_out(turns, self.without)
 
     def _missing(self, conditions: Sequence[Condition], repeat: int) -> list[Turn]:
-        return [turn for turn in self._plan_repetition(conditions, repeat) if not self.experiment.has(turn)]
+        planned = self._plan_repetition(conditions, repeat)
+        askable = [turn for turn in planned if self.experiment.has(turn) or self.experiment.may_ask(turn)]
+        return list_missing(askable, self._directory.read(), returned=self.returned)
 
     def _fit(self, ahead: Mapping[int, Sequence[Turn]]) -> Sequence[Sequence[Turn]]:
         """Return the blocks to measure now; what does not fit is left out and said."""
@@ -124,7 +128,7 @@ class Sweep:
         fitted = fit_repetition(ahead, self.forecast, self._left_s(), ranking)
         for omission in fitted.omissions:
             self._leave_out(omission)
-        self._without |= fitted.without
+        self.without |= fitted.without
         self._is_over = fitted.last < min(ahead)
         if fitted.last not in (self._last, max(ahead)) and not self._is_over:
             self.tell(f"As it looks, there is time for {fitted.last} of {self._plan.repeats} repetitions.")
@@ -133,11 +137,11 @@ class Sweep:
         self._report_progress(chain(*fitted.blocks, later))
         return fitted.blocks
 
-    async def _measure(self, blocks: Sequence[Sequence[Turn]], doing: str) -> None:
+    async def _measure(self, blocks: Sequence[Sequence[Turn]], number: int, doing: str) -> None:
         """Measure paired blocks, numbered in their order, until the time does not allow for another one."""
         self.experiment.progress.wait(doing)
         if self._plan.one_at_a_time and blocks:
-            blocks = [join_stretches(chain(*blocks), [arm.name for arm in self._plan.arms])]
+            blocks = [join_stretches(chain(*blocks), [arm.name for arm in self._plan.arms], number)]
         for place, block in enumerate(blocks):
             expected = self.forecast.sum(block)
             if expected > self._left_s():
@@ -166,21 +170,26 @@ class Sweep:
             self._number += 1
 
     async def _retake(self, conditions: Sequence[Condition], repeat: int) -> None:
-        """Take disturbed blocks again, of this repetition and of those before it: so many at most, each a few times."""
-        if self._plan.one_at_a_time:
-            return  # a few blocks are not worth the restarts
+        """Take disturbed turns again, of this repetition and of those before it: so many at most, each a few times.
+
+        Where one server is up at a time, once after the last repetition: that takes one more start of each arm.
+        """
+        is_once = self._plan.one_at_a_time
+        if is_once and repeat < self._plan.repeats:
+            return
         labels = [condition.label for condition in conditions]
         turns = [turn for number in range(1, repeat + 1) for turn in self._plan_repetition(conditions, number)]
-        allowed = ceil(_RETAKEN * len({turn.block_key for turn in turns if turn.repeat == repeat}))
+        allowed = ceil(_RETAKEN * sum(turn.repeat == repeat for turn in turns))
         while allowed > 0 and not self._is_over:
-            lost = list(find_lost(self._directory.read(), labels))[:allowed]
-            planned = plan_retakes(lost, turns)
-            blocks = [[turn for turn in block if not self.experiment.has(turn)] for block in planned]
-            if not any(blocks):
+            blocks = plan_retakes(find_lost(self._directory.read(), labels), turns, most=allowed)
+            while is_once and blocks and self.forecast.sum(chain(*blocks)) > self._left_s():
+                blocks.pop()
+            if not blocks:
                 return
             self._report_progress(chain(*blocks))
-            await self._measure(blocks, f"retaking {sum(map(len, blocks))} disturbed turns of repetition {repeat}")
-            allowed -= len(blocks)
+            count = sum(map(len, blocks))
+            await self._measure(blocks, repeat + 1, f"retaking {count} disturbed turns up to repetition {repeat}")
+            allowed = 0 if is_once else allowed - count
 
     def _leave_out(self, omission: Omission) -> None:
         """Record and say what is not measured for lack of time."""

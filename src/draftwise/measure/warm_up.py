@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
@@ -12,9 +12,10 @@ from draftwise.core import Answer, BackendError, Condition, Counters, Prompt, Ru
 from draftwise.measure.device_state import DeviceReader
 from draftwise.measure.forecast import Pace
 from draftwise.measure.load.client import Client
+from draftwise.measure.roster import Roster
 from draftwise.runs.schedule import Turn
 
-__all__ = ["WarmUp", "greet_all", "presume_warm_prefixes", "settle", "warm_up"]
+__all__ = ["WarmUp", "make_greeting", "presume_warm_prefixes", "settle", "warm_up"]
 
 _WARMUP_TOKENS = 32
 _OPEN_STREAMS = 4
@@ -45,15 +46,18 @@ class WarmUp:
     unsteady: Mapping[str, str]
     """The first load under which the pace of a server had not become steady, by arm."""
 
+    def join(self, other: WarmUp) -> WarmUp:
+        """Return what the warm-ups of these servers and of others showed."""
+        return WarmUp(
+            pace={**self.pace, **other.pace},
+            counters={**self.counters, **other.counters},
+            unsteady={**self.unsteady, **other.unsteady},
+        )
 
-async def greet_all(backends: Sequence[Backend], plan: RunPlan, *, salt: str) -> dict[str, Client]:
-    """Return a client per arm.
 
-    Raises:
-        BackendError: a server refuses the simplest request.
-    """
-    hello = _warmup_prompt(0, 2, _is_chat(plan))
-    return {backend.name: await Client.greet(backend, hello, salt=salt) for backend in backends}
+def make_greeting(plan: RunPlan) -> Prompt:
+    """Return the simplest request, of the kind that the workloads are made of."""
+    return _warmup_prompt(0, 2, _is_chat(plan))
 
 
 def presume_warm_prefixes(plan: RunPlan, clients: Mapping[str, Client]) -> RunPlan:
@@ -69,40 +73,56 @@ def presume_warm_prefixes(plan: RunPlan, clients: Mapping[str, Client]) -> RunPl
 
 
 async def warm_up(
-    clients: Mapping[str, Client], plan: RunPlan, *, ends_at: float, wait: Callable[[str], None]
+    roster: Roster, group: Sequence[Backend], plan: RunPlan, *, ends_at: float, wait: Callable[[str], None]
 ) -> WarmUp:
-    """Warm every server up under every load, in turns, until the pace of all of them is steady.
+    """Warm servers up under every load, in turns, until the pace of all of them is steady.
 
     The warm-up texts occur in no workload, so that they leave nothing useful in a cache; they repeat themselves, so
     that lookup finds something to draft. Every server is idle while another one answers, as it will be later.
 
     Args:
-        clients: by arm.
+        roster: of the session; servers that fail leave it.
+        group: those to warm up.
         plan: of the run.
         ends_at: on the clock of the event loop: after it no round begins but the first of each server and load.
         wait: called with what is under way.
 
     Raises:
-        BackendError: a server does not answer.
+        BackendError: a server does not answer that the session cannot do without.
     """
     clock = asyncio.get_running_loop().time
-    before = {name: await client.backend.counters() for name, client in clients.items()}
-    rounds = {(name, condition): list[float]() for name in clients for condition in plan.conditions}
+    before = await _read_counters(roster, group)
+    rounds = {(name, condition): list[float]() for name in before for condition in plan.conditions}
     pending = list(rounds)
     for number in range(_MOST_ROUNDS):
         for name, condition in pending:
-            if not number or clock() < ends_at:
+            if (client := roster.clients.get(name)) is not None and (not number or clock() < ends_at):
                 wait(f"warming up {name} at {condition.label}")
-                rounds[name, condition].append(await _take_round(clients[name], condition, plan, number))
-        pending = [key for key in pending if not _is_steady(rounds[key], _count_rounds(key[1], plan))]
+                pace = await roster.attempt(client.backend, _take_round(client, condition, plan, number))
+                rounds[name, condition] += [] if pace is None else [pace]
+        pending = [
+            (name, condition)
+            for name, condition in pending
+            if name in roster.clients and not _is_steady(rounds[name, condition], _count_rounds(condition, plan))
+        ]
         if not pending or clock() >= ends_at:
             break
-    counters = {name: await client.backend.counters() - before[name] for name, client in clients.items()}
+    grown = {name: after - before[name] for name, after in (await _read_counters(roster, group)).items()}
+    taken = {key: paces for key, paces in rounds.items() if key[0] in grown}
     return WarmUp(
-        pace={(name, condition.label): median(taken[-2:]) for (name, condition), taken in rounds.items()},
-        counters=counters,
-        unsteady={name: condition.label for name, condition in reversed(pending)},
+        pace={(name, condition.label): median(paces[-2:]) for (name, condition), paces in taken.items()},
+        counters=grown,
+        unsteady={name: condition.label for name, condition in reversed(pending) if name in grown},
     )
+
+
+async def _read_counters(roster: Roster, group: Iterable[Backend]) -> dict[str, Counters]:
+    """Return the counters of those of some servers that answer."""
+    found = {}
+    for each in group:
+        if each.name in roster.clients and (counters := await roster.attempt(each, each.counters())) is not None:
+            found[each.name] = counters
+    return found
 
 
 def _count_rounds(condition: Condition, plan: RunPlan) -> int:

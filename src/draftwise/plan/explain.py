@@ -49,7 +49,7 @@ def explain(name: str) -> tuple[Explanation, ...]:
         near = get_close_matches(name.strip().lstrip("-"), sorted(_names()), n=3, cutoff=0.5)
         raise InvalidSetup.because(
             "unknown-name",
-            f"the name {name!r} is unknown.",
+            f"The name {name!r} is unknown.",
             fix=f"Did you mean {' or '.join(near)}?" if near else "Give a finding's code, a key, a method or a flag.",
         )
     return found
@@ -94,7 +94,7 @@ def _words(text: str) -> set[str]:
 
 def _names() -> Iterable[str]:
     names: set[str] = {*all_findings(), *all_rules(), *all_advice(), *(metric.name for metric in METRICS)}
-    for release in releases():
-        for topic in ("methods", "spec_fields"):
+    for topic in ("methods", "spec_fields"):
+        for release in releases(topic):
             names |= release.table(topic).keys()
-    return names | {flag.lstrip("-") for flag in releases()[-1].table("flags")}
+    return names | {flag.lstrip("-") for flag in releases("flags")[-1].table("flags")}

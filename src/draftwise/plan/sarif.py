@@ -12,12 +12,17 @@ from draftwise.core import Finding, Ruling, Severity
 from draftwise.facts.rules import all_rules
 from draftwise.plan.check.report import Report
 
-__all__ = ["SCHEMA", "to_sarif"]
+__all__ = ["SCHEMA", "locate", "to_sarif"]
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 
 _LEVELS: Mapping[Severity, str] = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "note"}
-_FILE_AND_LINE = re.compile(r"(?P<file>.+?\.\w+):(?P<line>\d+)(?: (?P<rest>.*))?", re.DOTALL)
+_IN_FILE = re.compile(
+    r"(?P<file>.+?(?:\.\w+(?=:\d)|\.(?:ya?ml|jsonl?|service|sh|bash|env|txt|conf|container|py|toml)|(?:Docker|Container)file))"
+    r"(?::(?P<line>\d+))?(?: (?P<rest>.*))?",
+    re.DOTALL,
+)
+"""A place in a file: any name with a line, or a name with the suffix of a file that is read."""
 
 
 def to_sarif(reports: Sequence[Report], *, places: Sequence[str] = ()) -> dict[str, Any]:
@@ -72,22 +77,33 @@ def _result(finding: Finding, report: Report, place: str, index: int) -> dict[st
         "ruleId": finding.code,
         "ruleIndex": index,
         "level": _LEVELS[finding.severity],
-        "message": {"text": _sentence(str(finding))},
+        "message": {"text": (f"{report.release}: " if report.asked else "") + _sentence(str(finding))},
         "locations": [_location(finding.where or place, place)],
         "properties": dict(_properties(finding, report)),
     }
 
 
+def locate(where: str, place: str) -> tuple[str, int, str]:
+    """Return file, line and the place inside of what a finding is about; an empty file or 0 where that is not known.
+
+    Args:
+        where: the finding's own place.
+        place: where its setup was read.
+    """
+    found = _IN_FILE.fullmatch(where) or _IN_FILE.fullmatch(place)
+    if found is None:
+        return "", 0, where
+    inside = found["rest"] or "" if found.string == where else where
+    return found["file"], max(1, int(found["line"])) if found["line"] else 0, inside
+
+
 def _location(where: str, place: str) -> dict[str, Any]:
     """Return a location: the file where a line of one is known, and the place inside the configuration."""
-    found = _FILE_AND_LINE.fullmatch(where) or _FILE_AND_LINE.fullmatch(place)
+    file, line, inside = locate(where, place)
     location: dict[str, Any] = {}
-    if found is not None:
-        location["physicalLocation"] = {
-            "artifactLocation": {"uri": _uri(found["file"])},
-            "region": {"startLine": max(1, int(found["line"]))},
-        }
-    inside = found["rest"] if found is not None and found.string == where else where
+    if file:
+        region = {"region": {"startLine": line}} if line else {}
+        location["physicalLocation"] = {"artifactLocation": {"uri": _uri(file)}, **region}
     if inside:
         location["logicalLocations"] = [{"fullyQualifiedName": inside}]
     return location
@@ -101,6 +117,8 @@ def _uri(path: str) -> str:
 
 def _properties(finding: Finding, report: Report) -> Iterator[tuple[str, str]]:
     yield "engineVersion", report.version
+    if report.asked:
+        yield "askedVersion", report.asked
     if finding.fix:
         yield "fix", finding.fix
     if finding.source:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from draftwise.core import Effect, Finding, Ruling, Setup
+from draftwise.core import Effect, Finding, Ruling, Setup, Stage
 from draftwise.facts.vllm import Release, Span, get_release, history
 from draftwise.plan.check import Report, judge
 from draftwise.setups.read import Reading
@@ -61,6 +61,10 @@ class Upgrade:
     after: Report
     breaks: tuple[Ruling, ...]
     """What the new release rejects or fails on, but the old one does not."""
+    still: tuple[Ruling, ...]
+    """What both reject or fail on."""
+    unknown: tuple[Ruling, ...]
+    """What nobody can judge for the new release, as the text does not tell a value."""
     other: tuple[Finding, ...]
     """New findings that do not stop the server: ignored, changed, deprecated, for information."""
     gone: tuple[Finding, ...]
@@ -72,18 +76,29 @@ class Upgrade:
     removed: tuple[Choice, ...]
     """Methods, keys and choices that only the old release has."""
 
+    @property
+    def is_downgrade(self) -> bool:
+        """Whether the release to move to is the older one."""
+        return get_release(self.after.version).version < get_release(self.before.version).version
 
-def compare_releases(before: Reading, after: Reading) -> Upgrade:
+    @property
+    def starts_on_neither(self) -> bool:
+        """Whether both releases refuse to start with the setup, for whatever reasons."""
+        return not _starts(self.before) and not _starts(self.after)
+
+
+def compare_releases(before: Reading, after: Reading, *, nearest: bool = False) -> Upgrade:
     """Compare how two releases treat the same setup.
 
     Args:
         before: the setup as read for the current release.
         after: the setup as read for the release to move to, since flags change, too; an older one is a downgrade.
+        nearest: judges by the nearest known release where one is not known.
 
     Raises:
         InvalidSetup: a release is not known.
     """
-    left, right = (_drop_version_remark(judge(reading)) for reading in (before, after))
+    left, right = (_drop_version_remark(judge(reading, nearest=nearest)) for reading in (before, after))
     old, new = get_release(left.version), get_release(right.version)
     appeared = _missing(right.findings, left.findings)
     breaks = tuple(f for f in appeared if isinstance(f, Ruling) and f.effect in _HARD)
@@ -91,6 +106,8 @@ def compare_releases(before: Reading, after: Reading) -> Upgrade:
         before=left,
         after=right,
         breaks=breaks,
+        still=tuple(f for f in right.findings if isinstance(f, Ruling) and f.effect in _HARD and f not in appeared),
+        unknown=tuple(f for f in right.findings if isinstance(f, Ruling) and f.effect is Effect.UNKNOWN),
         other=tuple(f for f in appeared if f not in breaks),
         gone=tuple(_missing(left.findings, right.findings)) if right.accepted else (),
         changes=(*_resolved_changes(left, right), *_default_changes(after.setup, old, new)),
@@ -102,6 +119,16 @@ def compare_releases(before: Reading, after: Reading) -> Upgrade:
 def _drop_version_remark(report: Report) -> Report:
     """Return a report without the remark that the requested release is not the one in the source."""
     return replace(report, findings=tuple(each for each in report.findings if each.code != "other-version-asked"))
+
+
+def _starts(report: Report) -> bool:
+    """Say whether a server would come up, as far as the findings tell."""
+    stops = (
+        each.effect is Effect.REJECTED or (each.effect is Effect.FAILS_LATER and each.stage is Stage.START_UP)
+        for each in report.findings
+        if isinstance(each, Ruling)
+    )
+    return not any(stops)
 
 
 def _missing(findings: tuple[Finding, ...], others: tuple[Finding, ...]) -> list[Finding]:

@@ -72,7 +72,7 @@ def _tell_temperature(temperature: float) -> str:
 
 
 def _join_places(workloads: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
-    return tuple(f"{join_names(names, most=len(names))} {where}" for where, names in workloads.items())
+    return tuple(f"{join_names(names)} {where}" for where, names in workloads.items())
 
 
 def _list_schedules(decision: Decision) -> Iterator[Action]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import isinf
 
 from draftwise.core import (
@@ -49,9 +49,9 @@ def describe_missing(decision: Decision) -> str:
     if not missing:
         return ""
     flags = [_FLAGS[name] for name in missing if name in _FLAGS]
-    way_out = f" Add it with `draftwise report RUN` and {join_names(flags, most=len(flags))}." if flags else ""
+    way_out = f" Add it with `draftwise report RUN` and {join_names(flags)}." if flags else ""
     return (
-        f"NOT EVIDENCE: the run does not carry its {join_names(missing, most=len(missing))}, without which nobody can "
+        f"NOT EVIDENCE: the run does not carry its {join_names(missing)}, without which nobody can "
         f"repeat or judge it.{way_out}"
     )
 
@@ -65,16 +65,26 @@ def describe_rollback(decision: Decision) -> list[str]:
         signs.setdefault((rule.metric, rule.basis), []).append(rule)
     return [
         f"{arm} on {name_workload(workload)}{f' at temperature {temperature:g}' if warm else ''}: "
-        f"roll back when for an hour {', or '.join(map(_describe_sign, signs.values()))}."
+        f"{'; '.join(_describe_ways(signs.values()))}."
         for (workload, arm, temperature), signs in groups.items()
     ]
+
+
+def _describe_ways(signs: Iterable[Sequence[Rollback]]) -> Iterator[str]:
+    """Yield what to do upon which signs: to go back to the baseline, or on to another candidate."""
+    ways: dict[str | None, list[str]] = {}
+    for rules in signs:
+        ways.setdefault(rules[0].switch_to, []).append(_describe_sign(rules))
+    for other, told in ways.items():
+        yield f"{'roll back' if other is None else f'switch to {other}'} when for an hour {', or '.join(told)}"
 
 
 def describe_rule(rule: Rollback) -> str:
     """Return one rule as a sentence."""
     warm = f" at temperature {rule.condition.temperature:g}" if rule.condition.temperature else ""
     where = f"{name_workload(rule.workload)}{warm}"
-    return f"Roll back {rule.arm} on {where} when for an hour {_describe_sign([rule])}."
+    step = f"Roll back {rule.arm}" if rule.switch_to is None else f"Switch from {rule.arm} to {rule.switch_to}"
+    return f"{step} on {where} when for an hour {_describe_sign([rule])}."
 
 
 def _describe_sign(rules: Sequence[Rollback]) -> str:

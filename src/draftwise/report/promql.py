@@ -18,7 +18,7 @@ ALERTS = "rollback.rules.yml"
 """The file in a run directory; Prometheus takes rule files by their path, often `*.rules.yml`."""
 
 _PREAMBLE = """\
-# Alerts for Prometheus, by draftwise: each says when an adoption is to be undone.
+# Alerts for Prometheus, by draftwise: each says when an adoption is to be undone, or replaced by another one.
 # They are for the servers that speculate and the traffic that they name. Metrics know neither temperature nor workload:
 # where servers or traffic differ, narrow the metrics by labels of your own, e.g. {deployment="chat"}.
 """
@@ -42,7 +42,7 @@ def _bound_load(rule: Rollback) -> list[str]:
 
 
 def write_alerts(rules: Sequence[Rollback]) -> str:
-    """Return a file of alerting rules, one for each rollback rule."""
+    """Return a file of alerting rules, one for each rule."""
     group = {"name": "draftwise-rollback", "rules": list(map(_write_alert, rules))}
     text: str = yaml.safe_dump({"groups": [group]}, sort_keys=False, width=10_000, allow_unicode=True)
     return _PREAMBLE + text
@@ -50,7 +50,7 @@ def write_alerts(rules: Sequence[Rollback]) -> str:
 
 def _write_alert(rule: Rollback) -> dict[str, Any]:
     return {
-        "alert": "SpeculationRollback",
+        "alert": "SpeculationRollback" if rule.switch_to is None else "SpeculationSwitch",
         "expr": write_expression(rule),
         "for": _write_duration(rule.for_s),
         "labels": {
@@ -60,6 +60,7 @@ def _write_alert(rule: Rollback) -> dict[str, Any]:
             "temperature": f"{rule.condition.temperature:g}",
             "signal": rule.metric,
             "load": rule.condition.load.label,
+            **({} if rule.switch_to is None else {"switch_to": rule.switch_to}),
         },
         "annotations": {"summary": describe_rule(rule)},
     }

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from draftwise.core import Band, Comparison, Condition, Crossover, Decision, Recommendation, Scope, Verdict
 from draftwise.decide.comparison.cell import ALL
 from draftwise.decide.validity.finding import join_names
+from draftwise.report.reasons import describe_reason
 from draftwise.report.units import (
     LATE_FIRST_TOKEN,
     LOAD_UNITS,
@@ -53,13 +54,15 @@ def _doubt(decision: Decision) -> Iterator[str]:
     """Yield the clause that names adopted candidates whose speculation no counter proves."""
     adopted = {each.candidate for recommendation in decision.recommendations for each in recommendation.adopted}
     if names := [name for name in decision.scope.unproven if name in adopted]:
-        yield f"speculation is not proven for {join_names(names)}, as no counters of its server can be read"
+        yield f"speculation is not proven for {join_names(names, most=4)}, as no counters of its server can be read"
 
 
 def _describe_place(scope: Scope) -> str:
     """Return the machine and the model; what is not known is left out."""
     machines = Counter(_MEMORY.sub("", each) for each in scope.hardware)
-    machine = join_names([name if count == 1 else f"{count}x {name}" for name, count in machines.items()] or [""])
+    machine = join_names(
+        [name if count == 1 else f"{count}x {name}" for name, count in machines.items()] or [""], most=4
+    )
     parts = [f"on {machine}" if machine else "", f"with {scope.model}" if scope.model else ""]
     return " ".join(filter(None, parts))
 
@@ -93,15 +96,13 @@ def _describe_condition(recommendation: Recommendation) -> list[str]:
     for name in names:
         if name in won:
             by_candidate.setdefault(won[name].candidate, []).append(f"{name} {_tell_gain(won[name])}")
-    parts = [f"{candidate} answers {_join(gains)}" for candidate, gains in by_candidate.items()]
+    parts = [f"{candidate} answers {join_names(gains)}" for candidate, gains in by_candidate.items()]
     open_ones = {each.workload for each in recommendation.comparisons if _is_open(each)}
     if lost := [name for name in names if name not in won and name not in open_ones]:
-        parts.append(f"leave {_join(lost)} plain")
+        parts.append(f"leave {join_names(lost)} plain")
     if undecided := [name for name in names if name not in won and name in open_ones]:
-        single = len(undecided) == 1
-        parts.append(
-            f"{_join(undecided)} {'is not decided yet and stays' if single else 'are not decided yet and stay'} plain"
-        )
+        stay = "is not decided yet and stays" if len(undecided) == 1 else "are not decided yet and stay"
+        parts.append(f"{join_names(undecided)} {stay} plain")
     if len(names) > 1:
         best = won.get(ALL)
         whole = "" if best is None else f"one setting for all of it: {best.candidate}, {format_ratio(best.deciding)}"
@@ -121,8 +122,9 @@ def _tell_gain(each: Comparison) -> str:
 
 
 def _tell_delay(comparisons: Iterable[Comparison]) -> Iterator[str]:
-    """Yield by how much first tokens come later, where that is much."""
-    worst = max((each.ttft.value for each in comparisons if each.ttft is not None), default=0.0)
+    """Yield by how much first tokens come later, where that is much and shown."""
+    shown = (each.ttft.value for each in comparisons if each.ttft is not None and each.ttft.low > 1)
+    worst = max(shown, default=0.0)
     if worst >= LATE_FIRST_TOKEN:
         yield f"first token {worst - 1:.0%} later"
 
@@ -134,7 +136,7 @@ def _describe_sweep(recommendation: Recommendation, baseline: str) -> list[str]:
     }
     clauses = [each.describe() for name, each in told.items() if name != ALL and each.pays]
     if lost := [name for name, each in told.items() if name != ALL and not each.pays]:
-        clauses.append(f"leave {_join(lost)} plain at every load measured")
+        clauses.append(f"leave {join_names(lost)} plain at every load measured")
     if ALL in told and clauses:
         whole = told[ALL]
         clauses += [f"all of it together: {whole.describe_shortly()}" if whole.pays else _SPLIT]
@@ -234,11 +236,7 @@ def _describe_no_gain(decision: Decision) -> str:
     best = max(single, key=lambda each: each.deciding.value)
     where = f"{best.workload} at {best.condition.label}" if several else best.workload
     return (
-        f"leave {_join(names)} plain{' at every load measured' if several else ''}: no candidate earned an "
+        f"leave {join_names(names)} plain{' at every load measured' if several else ''}: no candidate earned an "
         f"adoption, the fastest was {best.candidate} on {where} with {format_ratio(best.deciding)} on "
-        f"{count_prompts(best.num_prompts)} ({best.verdict}: {best.reason})"
+        f"{count_prompts(best.num_prompts)} ({best.verdict}: {describe_reason(best.reason)})"
     )
-
-
-def _join(names: Sequence[str]) -> str:
-    return join_names(names, most=len(names))

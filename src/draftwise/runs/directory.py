@@ -4,7 +4,7 @@
 request, `turns.jsonl` one line per finished turn, `settled.jsonl` the cells that needed no more passes,
 `conditions.jsonl` the loads that were added while a crossover was searched, `divergences.jsonl` what two servers report
 where their outputs diverge, `asked.jsonl` the prompts that a server that could remember them is about to be asked,
-`omissions.jsonl` what was left out for lack of time.
+`omissions.jsonl` what was left out, struck out by a line when the run is continued.
 
 A request is written when it ends; its turn counts once the line in `turns.jsonl` is on disk. `ballast` reserves disk
 space that is freed when the disk is full, so that what is in flight then can still be written.
@@ -49,6 +49,7 @@ _MANIFEST = "manifest.json"
 _REQUESTS, _TURNS, _DIVERGENCES = "requests.jsonl", "turns.jsonl", "divergences.jsonl"
 _CONDITIONS, _SETTLED, _ASKED = "conditions.jsonl", "settled.jsonl", "asked.jsonl"
 _OMISSIONS = "omissions.jsonl"
+_STRUCK = {"struck": True}
 _RESERVED = "ballast"
 _RESERVED_BYTES = 8 << 20
 """Space for the answers that a thousand streams still bring while the disk is full."""
@@ -76,7 +77,7 @@ class RunDirectory:
         if path.exists() and (not path.is_dir() or any(each.name != _SERVER_LOGS for each in path.iterdir())):
             raise InvalidSetup.because(
                 "run-exists",
-                "is there already.",
+                f"{path} is there already.",
                 where=str(path),
                 fix=f"Choose another --out, or continue it with --resume {path}.",
             )
@@ -87,7 +88,10 @@ class RunDirectory:
         except OSError as error:
             # Said now, not after the servers have taken minutes to start.
             raise InvalidSetup.because(
-                "unwritable-run", f"cannot be written ({error.strerror}).", where=str(path), fix="Choose another --out."
+                "unwritable-run",
+                f"{path} cannot be written ({error.strerror}).",
+                where=str(path),
+                fix="Choose another --out.",
             ) from None
         return cls(path)
 
@@ -153,8 +157,18 @@ class RunDirectory:
         self._append(_SETTLED, asdict(cell))
 
     def add_omission(self, omission: Omission) -> None:
-        """Append what is left out for lack of time."""
+        """Append what is left out."""
         self._append(_OMISSIONS, asdict(omission))
+
+    def strike_omissions(self) -> None:
+        """Append that what was left out so far is going to be measured, as far as the plan still has it."""
+        self._append(_OMISSIONS, _STRUCK)
+
+    def read_omissions(self) -> tuple[Omission, ...]:
+        """Return what is left out still."""
+        rows = RowFile(self.path / _OMISSIONS, lambda row: None if row == _STRUCK else Omission(**row)).read()
+        struck = max((place for place, each in enumerate(rows) if each is None), default=-1)
+        return tuple(each for place, each in enumerate(rows) if each and (place > struck or each.is_final))
 
     def add_divergence(self, divergence: Divergence) -> None:
         """Append two servers' log-probabilities where their outputs diverge."""
@@ -204,7 +218,7 @@ class RunDirectory:
             divergences=tuple(RowFile(self.path / _DIVERGENCES, lambda row: Divergence(**row)).read()),
             added=tuple(RowFile(self.path / _CONDITIONS, Condition.from_dict).read()),
             settled=self.read_settled(),
-            omissions=tuple(RowFile(self.path / _OMISSIONS, lambda row: Omission(**row)).read()),
+            omissions=self.read_omissions(),
             num_unfinished=len(answers) - len(finished),
         )
         self._check_names(run)
@@ -239,7 +253,7 @@ class RunDirectory:
         if workload.sha256 != row["sha256"]:
             raise InvalidSetup.because(
                 "workload-changed",
-                "is not what was measured (its hash differs from the manifest).",
+                f"{path} is not what was measured: its hash differs from the one in {_MANIFEST}.",
                 where=str(path),
                 fix="Restore the file or start a new run.",
             )
@@ -284,6 +298,6 @@ class RunDirectory:
 
     def _cannot_write(self, error: OSError) -> StorageError:
         return StorageError(
-            f"{self.path}: cannot be written ({error.strerror}). Everything measured before is kept: "
+            f"{self.path} cannot be written ({error.strerror}). Everything measured before is kept: "
             f"make room, then go on with: draftwise decide --resume {self.path}"
         )

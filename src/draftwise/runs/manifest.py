@@ -53,14 +53,15 @@ def read_manifest(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError):
         raise InvalidSetup.because(
             "not-a-run",
-            f"is not a run directory (no readable {path.name}).",
+            f"{path.parent} is not a run directory: "
+            + (f"its {path.name} cannot be understood." if path.is_file() else f"it has no {path.name}."),
             where=str(path.parent),
-            fix="Give the folder that `draftwise decide --out` wrote.",
+            fix="Name the folder that `draftwise decide` wrote.",
         ) from None
     if not known:
         raise InvalidSetup.because(
             "run-format",
-            f"has format {manifest['format']}, this version reads {_FORMAT}.",
+            f"{path} has format {manifest['format']}, and this version of draftwise reads format {_FORMAT}.",
             where=str(path),
             fix="Use the draftwise that wrote it.",
         )

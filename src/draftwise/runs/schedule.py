@@ -26,7 +26,7 @@ class Turn:
     copies: tuple[int, ...] = ()
     """Beside each prompt, empty for none: how often it came before in this turn."""
     attempt: int = 0
-    """How often its block was taken before, because the machine was disturbed."""
+    """How often turns of its block were taken before, because something disturbed them."""
     background: tuple[Prompt, ...] | None = None
     """Prompts that only keep the load up, each of them asked once; None: those of `prompts`, again and again."""
 
@@ -34,6 +34,11 @@ class Turn:
     def key(self) -> tuple[str, str, str, int, int, int]:
         """What makes it the same turn in another session."""
         return (self.arm, self.workload, self.condition.label, self.repeat, self.block, self.attempt)
+
+    @property
+    def stretch(self) -> tuple[int, int]:
+        """Repetition and attempt: with one server up at a time, each arm takes the turns of one without a restart."""
+        return 0 if self.attempt else self.repeat, self.attempt
 
     @property
     def block_key(self) -> tuple[str, str, int, int]:
@@ -52,13 +57,14 @@ def arm_order(arms: Sequence[str], block: int, repeat: int) -> list[str]:
     return order[::-1] if block // len(arms) % 2 else order
 
 
-def join_stretches(turns: Iterable[Turn], arms: Sequence[str]) -> list[Turn]:
-    """Return the turns of one repetition arm by arm, forwards and backwards in turn (A B, B A ...): each arm once."""
+def join_stretches(turns: Iterable[Turn], arms: Sequence[str], number: int) -> list[Turn]:
+    """Return turns arm by arm, forwards and backwards in turn (A B, B A ...): each arm once.
 
-    def place(turn: Turn) -> int:
-        return arms.index(turn.arm) if turn.repeat % 2 else -arms.index(turn.arm)
-
-    return sorted(turns, key=place)
+    Args:
+        number: of the repetition, from 1; what is taken again after the last one counts as another.
+    """
+    order = {arm: place if number % 2 else -place for place, arm in enumerate(arms)}
+    return sorted(turns, key=lambda turn: order[turn.arm])
 
 
 def plan_turns(

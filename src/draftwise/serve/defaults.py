@@ -42,6 +42,6 @@ class Defaults:
             SamplingParams(**sampling)
         except (ValueError, TypeError, AttributeError) as error:
             raise InvalidSetup.because(
-                "bad-generation-config", f"cannot be used: {error}", where=str(path), fix="Correct or remove it."
+                "bad-generation-config", f"{path} cannot be used: {error}", where=str(path), fix="Correct or remove it."
             ) from None
         return cls(sampling=sampling, max_tokens=config.get("max_new_tokens"))

@@ -56,7 +56,7 @@ def make_missing_error(error: ModuleNotFoundError) -> InvalidSetup:
     """Return the error of an installation without the engine."""
     return InvalidSetup.because(
         "engine-not-installed",
-        f"the engine needs {error.name}, which is not installed.",
+        f"The engine needs {error.name}, which is not installed.",
         fix="Run: pip install 'draftwise[engine]'.",
     )
 

@@ -80,7 +80,8 @@ def serve(
         BackendError: the engine cannot be built for another reason.
     """
     if options.api_key == "":
-        raise InvalidSetup.because("empty-api-key", "is empty.", where="--api-key", fix="Leave it out, or give a key.")
+        fix = "Leave it out, or give a key."
+        raise InvalidSetup.because("empty-api-key", "--api-key is empty.", where="--api-key", fix=fix)
     listener = bind(options)  # first, so that an address in use is reported before the model is loaded
     defaults = Defaults.from_checkpoint(config.model) if Path(config.model).is_dir() else Defaults()
     name = options.served_model_name or config.model
@@ -156,12 +157,12 @@ def _bind_error(error: OSError, options: ServerOptions) -> InvalidSetup:
     if error.errno == errno.EADDRINUSE:
         return InvalidSetup.because(
             "port-in-use",
-            f"port {options.port} of {options.host} is in use.",
+            f"Port {options.port} of {options.host} is in use.",
             where="--port",
             fix="Stop what uses it, choose another port, or give --port 0 to get a free one.",
         )
     return InvalidSetup.because(
-        "cannot-bind", f"cannot listen on {options.host}:{options.port} ({error.strerror}).", where="--host"
+        "cannot-bind", f"The server cannot listen on {options.host}:{options.port} ({error.strerror}).", where="--host"
     )
 
 

@@ -54,8 +54,10 @@ def _ratio(candidate: _Samples, baseline: _Samples, design: Design, share: float
     if any(math.isinf(each.variance) for each in spreads):
         return Interval(value=to_ratio(log), low=0.0, high=math.inf)
     beyond = min(share, 1 - share)
-    if all(share * (1 - share) * beyond >= _ENOUGH * each.variance for each in spreads):
-        slopes = [_slope(arm, share, each.error) for arm, each in zip(arms, spreads, strict=True)]
+    slopes = [_slope(arm, share, each.error) for arm, each in zip(arms, spreads, strict=True)]
+    is_enough = all(share * (1 - share) * beyond >= _ENOUGH * each.variance for each in spreads)
+    # Few prompts may agree on a share so well that its error is nothing, and yet all lie on one side of it.
+    if is_enough and all(map(math.isfinite, slopes)):
         moved_N = slopes[1] * influences[1] - slopes[0] * influences[0]
         return Estimate(log=log, spread=find_spread(moved_N, design)).interval(confidence)
     together = find_spread(influences[0] - influences[1], design)
@@ -64,11 +66,14 @@ def _ratio(candidate: _Samples, baseline: _Samples, design: Design, share: float
 
 
 def _slope(arm: _Samples, share: float, error: float) -> float:
-    """Return by how much the logarithm of a percentile grows with the share, seen over one standard error."""
-    if error == 0:
-        return 0.0
+    """Return by how much the logarithm of a percentile grows with the share, seen over one standard error.
+
+    Infinite where that reaches beyond the extreme readings.
+    """
     low, high = arm.logs_at(np.array([share - error, share + error]))
-    return float(high - low) / (2 * error)
+    if math.isinf(low) or math.isinf(high):
+        return math.inf
+    return float(high - low) / (2 * error) if error else 0.0
 
 
 def _draw(

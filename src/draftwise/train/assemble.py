@@ -59,7 +59,7 @@ def check_expressible(config: Mapping[str, Any], *, where: str) -> None:
     if reasons:
         raise InvalidSetup.because(
             "not-expressible",
-            f"the target cannot be written as vLLM's MiMo architecture, which MTP modules need: {'; '.join(reasons)}.",
+            f"The target cannot be written as vLLM's MiMo architecture, which MTP modules need: {'; '.join(reasons)}.",
             where=where,
             fix="Train another method: eagle3 works with every target.",
         )

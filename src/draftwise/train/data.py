@@ -71,11 +71,6 @@ class Corpus:
         learnt_N = places_N >= np.repeat(self.starts_S, self.lengths)
         return np.bincount(self.tokens_N[learnt_N], minlength=vocab_size)
 
-    def get_sample(self, index: int) -> Sample:
-        """Return one sample."""
-        first, last = self.offsets_S[index : index + 2]
-        return Sample(self.tokens_N[first:last], int(self.starts_S[index]))
-
 
 def split(samples: list[Sample], share: float, *, most_tokens: int) -> tuple[list[Sample], list[Sample]]:
     """Return the samples to learn and those held out: about `share` of them, at least one.
@@ -95,7 +90,7 @@ def split(samples: list[Sample], share: float, *, most_tokens: int) -> tuple[lis
     if not learnt:
         raise InvalidSetup.because(
             "too-little-data",
-            f"there are {len(samples)} samples and none is left to learn from.",
+            f"There are {len(samples)} samples and none is left to learn from.",
             where="data",
             fix="Give more data, or a smaller --heldout.",
         )

@@ -24,7 +24,7 @@ from draftwise.train.blueprint import Blueprint
 from draftwise.train.checkpoint import save_drafter
 from draftwise.train.layers import DecoderLayer, Norm, Rotations, make_linear, to_compute_dtype
 from draftwise.train.method import DrafterTraining
-from draftwise.train.options import Option
+from draftwise.train.options import Option, learn_from
 from draftwise.train.taps import check_taps, choose_mask_token, even_taps
 from draftwise.train.target import Target
 from draftwise.train.vocabulary_loss import Answers, compute_vocabulary_loss
@@ -107,12 +107,7 @@ class DFlashTraining(DrafterTraining):
             name="decay", default=4.0, least=0.01, help="Masks after which the weight is 1/e; 4 for 7 masks, 7 for 15."
         ),
         Option(name="mask_token_id", default=-1, least=-1, help="Token of the masks; -1: the padding token."),
-        Option(
-            name="learn_from",
-            default="distribution",
-            choices=("distribution", "tokens"),
-            help="What is learnt: the target's distribution, or the text as in the paper.",
-        ),
+        learn_from("the text as in the paper"),
     )
 
     network: _Network

@@ -212,7 +212,7 @@ def _mask_id(target: Target, options: Mapping[str, Any]) -> int:
     if chosen is None or not 0 <= chosen < target.vocab_size:
         raise InvalidSetup.because(
             "no-mask-token",
-            f"the target's config.json names no padding token to use as the mask (got {chosen}).",
+            f"The target's config.json names no padding token to use as the mask (got {chosen}).",
             where="--mask-token-id",
             fix=f"Name a token below {target.vocab_size} that no text contains.",
         )
@@ -229,7 +229,7 @@ def _make(target: Target, options: Mapping[str, Any]) -> Any:
     if hidden % heads or heads % kv_heads or (hidden // heads) % 2:
         raise InvalidSetup.because(
             "bad-sizes",
-            f"a hidden size of {hidden}, {heads} attention heads and {kv_heads} key-value heads do not fit.",
+            f"A hidden size of {hidden}, {heads} attention heads and {kv_heads} key-value heads do not fit.",
             where="--hidden-size",
             fix="Each must be a multiple of the next, with an even number of values for a head.",
         )
@@ -254,7 +254,7 @@ def _load(path: str, target: Target) -> Any:
     if loaded.vocab_size != target.vocab_size:
         raise InvalidSetup.because(
             "other-vocabulary",
-            f"has {loaded.vocab_size} tokens, but the target has {target.vocab_size}.",
+            f"{path} has {loaded.vocab_size} tokens, but the target has {target.vocab_size}.",
             where=path,
             fix="Start from a model of the target's family, or train a new one (leave out --init).",
         )

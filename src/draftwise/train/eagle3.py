@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from draftwise.checkpoints.aux_layers import AUX_KEY
 from draftwise.train.batch import Batch, States
 from draftwise.train.blueprint import Blueprint
 from draftwise.train.chain import ChainNetwork, ChainTraining
@@ -159,7 +160,7 @@ class Eagle3Training(ChainTraining):
             "draft_vocab_size": len(target_ids_U),
             "target_hidden_size": self._target.hidden_size,
             "norm_before_residual": self.network.norm_before_residual,
-            "eagle_aux_hidden_state_layer_ids": list(self.taps),
+            AUX_KEY: list(self.taps),
             "num_aux_hidden_states": len(self.taps),
         }
         if self._mask_token_id is not None:

@@ -82,7 +82,7 @@ def _find_method(config: Mapping[str, Any], names: Collection[str], where: str) 
         return method
     raise InvalidSetup.because(
         "unsupported-architecture",
-        f"architecture {', '.join(config.get('architectures') or []) or 'unknown'} cannot be exported as a drafter.",
+        f"Architecture {', '.join(config.get('architectures') or []) or 'unknown'} cannot be exported as a drafter.",
         where=where,
         fix="A draft model needs no export; other drafters must be of a method that `draftwise train` has.",
     )

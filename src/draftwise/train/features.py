@@ -109,7 +109,7 @@ def _check_room(folder: Path, needed: int, reporter: Reporter) -> None:
     if needed > free:
         raise InvalidSetup.because(
             "disk-full",
-            f"the hidden states of all tokens take {needed / 1e9:.1f} GB, but only {free / 1e9:.1f} GB are free.",
+            f"The hidden states of all tokens take {needed / 1e9:.1f} GB, but only {free / 1e9:.1f} GB are free.",
             where=str(folder),
             fix="Use --hidden-states online, less data, or --cache on a larger disk.",
         )

@@ -116,7 +116,7 @@ class TrainingRun:
         except torch.cuda.OutOfMemoryError as error:
             raise InvalidSetup.because(
                 "out-of-memory",
-                f"a batch of {settings.batch_tokens} tokens does not fit into memory: {str(error).splitlines()[0]}",
+                f"A batch of {settings.batch_tokens} tokens does not fit into memory: {str(error).splitlines()[0]}",
                 where="--batch-tokens",
                 fix="Halve --batch-tokens and double --accumulate.",
             ) from None
@@ -206,7 +206,7 @@ class TrainingRun:
         if not math.isfinite(loss):
             raise InvalidSetup.because(
                 "diverged",
-                f"the loss is {loss} at step {step}.",
+                f"The loss is {loss} at step {step}.",
                 where="--lr",
                 fix=f"Use less than {settings.lr:g}, or a longer --warmup; the last checkpoint is from before.",
             )

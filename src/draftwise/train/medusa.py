@@ -18,7 +18,7 @@ from draftwise.train.batch import Batch, DraftLoss, States
 from draftwise.train.checkpoint import save_drafter
 from draftwise.train.labels import learn_labels
 from draftwise.train.method import DrafterTraining
-from draftwise.train.options import Option
+from draftwise.train.options import Option, learn_from
 from draftwise.train.target import Target
 
 __all__ = ["MedusaTraining"]
@@ -75,12 +75,7 @@ class MedusaTraining(DrafterTraining):
         Option(
             name="discount", default=0.8, least=0, help="Weight of a draft token, relative to the last one (paper)."
         ),
-        Option(
-            name="learn_from",
-            default="distribution",
-            choices=("distribution", "tokens"),
-            help="What is learnt: the target's distribution, or the text's own next token as in the paper.",
-        ),
+        learn_from("the text's own next token as in the paper"),
     )
 
     def __init__(self, target: Target, options: Mapping[str, Any]) -> None:

@@ -20,7 +20,7 @@ from draftwise.train.checkpoint import save_drafter
 from draftwise.train.labels import learn_labels
 from draftwise.train.layers import make_linear
 from draftwise.train.method import DrafterTraining
-from draftwise.train.options import Option
+from draftwise.train.options import Option, learn_from
 from draftwise.train.target import Target
 
 __all__ = ["MlpSpeculatorTraining"]
@@ -78,12 +78,7 @@ class MlpSpeculatorTraining(DrafterTraining):
         Option(name="tie_weights", default=False, help="One set of weights for all stages."),
         Option(name="scale_input", default=False, help="Norm the target's state first."),
         Option(name="discount", default=1.0, least=0, help="Weight of a draft token, relative to the one before."),
-        Option(
-            name="learn_from",
-            default="distribution",
-            choices=("distribution", "tokens"),
-            help="What is learnt: the target's distribution, or the text's own next token as in the paper.",
-        ),
+        learn_from("the text's own next token as in the paper"),
     )
 
     def __init__(self, target: Target, options: Mapping[str, Any]) -> None:

@@ -22,7 +22,7 @@ from draftwise.train.chain import ChainNetwork, ChainTraining
 from draftwise.train.checkpoint import save_drafter
 from draftwise.train.labels import answer_as_text
 from draftwise.train.layers import DecoderLayer, Norm, make_linear
-from draftwise.train.options import Option
+from draftwise.train.options import Option, learn_from
 from draftwise.train.target import Target
 from draftwise.train.vocabulary_loss import Answers
 
@@ -69,12 +69,7 @@ class MtpTraining(ChainTraining):
     OPTIONS: ClassVar[tuple[Option, ...]] = (
         Option(name="num_speculative_tokens", default=3, least=1, help="Draft tokens that are learnt; papers: 1."),
         Option(name="discount", default=0.8, least=0, help="Weight of a token's loss, relative to the one before."),
-        Option(
-            name="learn_from",
-            default="distribution",
-            choices=("distribution", "tokens"),
-            help="What is learnt: the target's distribution, or the text as in the papers.",
-        ),
+        learn_from("the text as in the papers"),
     )
 
     def __init__(self, target: Target, options: Mapping[str, Any]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from draftwise.core import InvalidSetup
 
-__all__ = ["Option", "resolve_options"]
+__all__ = ["Option", "learn_from", "resolve_options"]
 
 _WORDS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
@@ -54,6 +54,16 @@ class Option:
             raise ValueError(f"must be of type {type(self.default).__name__}") from None
 
 
+def learn_from(text: str) -> Option:
+    """Return the option on what heads learn that the papers taught with the text alone; `text` says how theirs do."""
+    return Option(
+        name="learn_from",
+        default="distribution",
+        choices=("distribution", "tokens"),
+        help=f"What is learnt: the target's distribution, or {text}.",
+    )
+
+
 def resolve_options(declared: Iterable[Option], given: Mapping[str, Any], *, method: str) -> dict[str, Any]:
     """Return a value for every declared option.
 
@@ -71,11 +81,11 @@ def resolve_options(declared: Iterable[Option], given: Mapping[str, Any], *, met
         if name not in options:
             near = get_close_matches(name, options, 1)
             fix = f"Did you mean {near[0]}?" if near else f"It has {', '.join(options) or 'none'}."
-            raise InvalidSetup.because("unknown-option", f"{method} has no such option.", where=name, fix=fix)
+            raise InvalidSetup.because("unknown-option", f"{method} has no option {name!r}.", where=name, fix=fix)
         try:
             values[name] = options[name].read(value)
         except ValueError as error:
             raise InvalidSetup.because(
-                "bad-option", f"{value!r} {error}.", where=name, fix=options[name].help
+                "bad-option", f"{name} {error}, got {value!r}.", where=name, fix=options[name].help
             ) from None
     return values

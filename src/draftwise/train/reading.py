@@ -48,7 +48,7 @@ def read_samples(
         if kind not in (".txt", ".jsonl"):
             raise InvalidSetup.because(
                 "unknown-data",
-                "is of an unknown kind.",
+                f"{path} is of an unknown kind.",
                 where=str(path),
                 fix="Give .txt, .jsonl, .txt.gz or .jsonl.gz.",
             )
@@ -60,7 +60,7 @@ def read_samples(
                 else:
                     yield from _read_lines(file, path, tokenizer, max_length, window)
         except (OSError, EOFError, UnicodeDecodeError) as error:
-            raise InvalidSetup.because("unreadable-data", f"cannot be read: {error}.", where=str(path)) from None
+            raise InvalidSetup.because("unreadable-data", f"{path} cannot be read: {error}.", where=str(path)) from None
 
 
 def _encode_pieces(lines: Iterable[str], tokenizer: Tokenizer) -> Iterator[list[int]]:
@@ -96,7 +96,8 @@ def _read_lines(file: IO[bytes], path: Path, tokenizer: Tokenizer, max_length: i
             else:
                 yield from _read_entry(entry, tokenizer, max_length, where)
         except (TypeError, KeyError, OverflowError) as error:
-            raise InvalidSetup.because("bad-entry", f"holds a value of the wrong type: {error}.", where=where) from None
+            text = f"{where} holds a value of the wrong type: {error}."
+            raise InvalidSetup.because("bad-entry", text, where=where) from None
 
 
 def _read_entry(entry: dict[str, Any], tokenizer: Tokenizer, max_length: int, where: str) -> Iterator[Sample]:
@@ -111,7 +112,7 @@ def _read_entry(entry: dict[str, Any], tokenizer: Tokenizer, max_length: int, wh
     else:
         raise InvalidSetup.because(
             "bad-entry",
-            f"has none of text, prompt, messages and token_ids; its keys are {', '.join(entry) or 'none'}.",
+            f"{where} has none of text, prompt, messages and token_ids; its keys are {', '.join(entry) or 'none'}.",
             where=where,
             fix="Give one of them in each line.",
         )

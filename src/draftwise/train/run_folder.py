@@ -39,13 +39,13 @@ class RunFolder:
         if (self.out / "model.safetensors").exists() or (self.out / "config.json").exists():
             raise InvalidSetup.because(
                 "already-there",
-                "already holds a checkpoint.",
+                f"{self.out} already holds a checkpoint.",
                 where=str(self.out),
                 fix="Choose another --out, or remove it.",
             )
         if self.out.exists() and not self.out.is_dir():
             raise InvalidSetup.because(
-                "no-folder", "is not a folder.", where=str(self.out), fix="Choose another --out."
+                "no-folder", f"{self.out} is not a folder.", where=str(self.out), fix="Choose another --out."
             )
 
     def open(self, settings: Mapping[str, Any]) -> None:
@@ -65,7 +65,7 @@ class RunFolder:
                 shown = "; ".join(f"{key} was {before.get(key)!r}, is {settings.get(key)!r}" for key in differing)
                 raise InvalidSetup.because(
                     "other-settings",
-                    f"holds an unfinished run with other settings: {shown}.",
+                    f"{self.out} holds an unfinished run with other settings: {shown}.",
                     where=str(self.out),
                     fix="Give the same settings to resume it, or another --out.",
                 )

@@ -118,10 +118,11 @@ class TrainSettings:
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
         if device == "cuda" and not torch.cuda.is_available():
-            raise InvalidSetup(_error("device", "this machine or this build of torch has no CUDA.", "Use cpu."))
+            raise InvalidSetup(_error("device", "is cuda, which this machine or torch does not have.", "Use cpu."))
         has_muon = hasattr(torch.optim, "Muon")
         if self.optimizer == "muon" and not has_muon:
-            raise InvalidSetup(_error("optimizer", "this torch has no Muon.", "Use adamw, or torch 2.9 or newer."))
+            fix = "Use adamw, or torch 2.9 or newer."
+            raise InvalidSetup(_error("optimizer", "is muon, which this torch does not have.", fix))
         return dataclasses.replace(
             self,
             device=device,
@@ -145,6 +146,7 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _error(name: str, message: str, fix: str = "") -> Finding:
+def _error(name: str, predicate: str, fix: str = "") -> Finding:
+    """Return the finding that a setting's flag, the sentence's subject, has a fault."""
     flag = "--" + name.replace("_", "-")
-    return Finding(code="bad-setting", severity=Severity.ERROR, where=flag, message=message, fix=fix)
+    return Finding(code="bad-setting", severity=Severity.ERROR, where=flag, message=f"{flag} {predicate}", fix=fix)

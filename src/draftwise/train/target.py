@@ -127,7 +127,7 @@ def _import_model_class() -> Any:
     except ImportError:
         raise InvalidSetup.because(
             "train-not-installed",
-            "training needs transformers, which is not installed.",
+            "Training needs transformers, which is not installed.",
             fix="Run: pip install 'draftwise[train]'.",
         ) from None
     logging.disable_progress_bar()  # the run shows its own

@@ -39,8 +39,8 @@ def _check(workload: Workload, *, measures_acceptance: bool, needs_arrivals: boo
         yield Finding(
             code="random-tokens",
             severity=Severity.ERROR,
-            message="prompts of random tokens say nothing about acceptance: what follows noise is noise or a loop, "
-            "which no drafter meets in real traffic.",
+            message=f"The prompts of {workload.name} are random tokens and say nothing about acceptance: what follows "
+            "noise is noise or a loop, which no drafter meets in real traffic.",
             where=workload.name,
             fix="Use real prompts (--workload code, or a file of your own) or synthetic:source=code; random tokens "
             "serve for load, with acceptance drawn by the engine (rejection_sample_method synthetic).",
@@ -50,7 +50,7 @@ def _check(workload: Workload, *, measures_acceptance: bool, needs_arrivals: boo
         yield Finding(
             code="no-arrivals",
             severity=Severity.ERROR,
-            message="holds no recorded arrival times to replay.",
+            message=f"{workload.name} holds no recorded arrival times to replay.",
             where=workload.name,
             fix="Give a log or a trace with a time in every row, or a rate (--rate) instead of a replay.",
         )
@@ -59,8 +59,8 @@ def _check(workload: Workload, *, measures_acceptance: bool, needs_arrivals: boo
         yield Finding(
             code="repeated-prompts",
             severity=Severity.WARNING,
-            message=f"{repeated} of {len(workload.prompts)} prompts repeat earlier ones: what a server remembers "
-            "(prefix cache, suffix drafts) makes them faster than first sendings are.",
+            message=f"{repeated} of {len(workload.prompts)} prompts of {workload.name} repeat earlier ones: what a "
+            "server remembers (prefix cache, suffix drafts) makes them faster than at the first time.",
             where=workload.name,
             fix="Fine if your traffic repeats itself as much; else leave the repetitions out.",
         )

@@ -34,11 +34,12 @@ class Faults:
             InvalidSetup: with every fault; past the first thirty, with their number.
         """
         if self._more:
+            where = self._findings[-1].where.rpartition(":")[0]
             more = Finding(
                 code="more-faults",
                 severity=Severity.ERROR,
-                message=f"and {self._more} more faults like these.",
-                where=self._findings[-1].where.rpartition(":")[0],
+                message=f"{where} has {self._more} more faults like these.",
+                where=where,
             )
             self._findings.append(more)
         if self._findings:

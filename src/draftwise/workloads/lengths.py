@@ -97,12 +97,17 @@ def _read_tokenizer(path: Path) -> ExactTokens:
     except ImportError:
         raise InvalidSetup.because(
             "no-tokenizers",
-            "counting tokens needs the package `tokenizers`.",
+            f"Counting tokens with {file} needs the package `tokenizers`.",
             where=str(file),
             fix="pip install tokenizers, or leave the tokenizer out: lengths are then estimated from characters.",
         ) from None
     except Exception as error:  # the package raises bare Exceptions for every fault of a file
-        raise InvalidSetup.because("bad-tokenizer", f"cannot be read ({error}).", where=str(file)) from None
+        raise InvalidSetup.because(
+            "bad-tokenizer",
+            f"{file} cannot be read as a tokenizer ({error}).",
+            where=str(file),
+            fix="Name a tokenizer.json, or the folder that holds one.",
+        ) from None
     return ExactTokens(tokenizer, file.name)
 
 
@@ -126,14 +131,14 @@ def parse_length(text: str) -> Length:
     """Return the distribution that a text names; no draw is below 1.
 
     Raises:
-        ValueError: it names none; the message says what can be written.
+        ValueError: it names none; the message, what can be written, wants the option's name before it.
     """
     long = next((form.sub(name, text) for form, name in _SHORT if form.fullmatch(text)), text)
     if found := _LONG.fullmatch(long):
         draw = _drawer(found[2] or "fixed", float(found[3] or found[1]), float(found[4] or 0))
         if draw is not None:
             return Length(text, draw)
-    raise ValueError(f"{text!r} is no length; write one of {LENGTH_FORMS}.")
+    raise ValueError(f"must be a length in tokens, one of {LENGTH_FORMS}, got {text!r}.")
 
 
 def _drawer(name: str, a: float, b: float) -> Callable[[random.Random], int] | None:

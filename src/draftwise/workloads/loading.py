@@ -110,7 +110,7 @@ def _draw_lengths(prompt: Length, spec: WorkloadSpec) -> list[int]:
         if CHARS_PER_TOKEN * total > MAX_CHARS:
             raise InvalidSetup.because(
                 "too-much-text",
-                f"asks for more than {MAX_CHARS // 10**6} MB of text.",
+                f"{spec.text} asks for more than {MAX_CHARS // 10**6} MB of text.",
                 where=spec.text,
                 fix="Lower n or prompt: a run goes over a workload again and again where it needs more requests.",
             )
@@ -134,7 +134,7 @@ def _read(
     notes += _counts(passed_over)
     if not prompts and not faults:
         reasons = ", ".join(_counts(passed_over))
-        text = f"holds no prompt ({reasons})." if reasons else "holds no prompt."
+        text = f"{file.name} holds no prompt" + (f" ({reasons})." if reasons else ".")
         faults.add("empty-workload", text, file.name, "" if spec.kind is Kind.TRACE else _EXAMPLE)
     faults.raise_any()
     return spec, prompts
@@ -183,7 +183,7 @@ def _find_file(spec: WorkloadSpec) -> Traversable:
         )
         raise InvalidSetup.because(
             "unknown-workload",
-            f"{spec.target!r} is neither a bundled workload nor a file.",
+            f"--workload names {spec.target!r}, which is neither a bundled workload nor a file.",
             where="--workload",
             fix=f"Did you mean {near[0]}?" if near else known,
         )
@@ -220,7 +220,12 @@ def _only(spec: WorkloadSpec, prompts: tuple[Prompt, ...], tokens: Tokens, notes
     low, high = spec.bucket or (0, None)
     words = f"prompts of {low} tokens or more" if high is None else f"prompts of {low} to {high - 1} tokens"
     if not prompts:
-        raise InvalidSetup.because("empty-bucket", f"holds no {words} ({tokens.note}).", where=spec.text)
+        raise InvalidSetup.because(
+            "empty-bucket",
+            f"{spec.text} holds no {words} ({tokens.note}).",
+            where=spec.text,
+            fix="Widen the range of lengths.",
+        )
     notes.append(f"{words}, {tokens.note}")
     return prompts
 

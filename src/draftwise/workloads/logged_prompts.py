@@ -76,7 +76,7 @@ class LogReader:
         ids = Counter(draft.prompt.id for draft in drafts if draft.bare)
         if twice := [each for each, count in ids.items() if count > 1]:
             others = f" (and {len(twice) - 1} others)." if twice[1:] else "."
-            text = f"the id {twice[0]!r} is there more than once" + others
+            text = f"{file} has the id {twice[0]!r} more than once" + others
             self._faults.add("duplicate-id", text, file, "Give every prompt an id of its own.")
 
     def _drafts(self, row: Row) -> Iterator[_Draft]:
@@ -86,7 +86,8 @@ class LogReader:
             return
         if faults := list(_find_faults(row.value, logged)):
             for fault in faults:
-                self._faults.add("bad-prompt", fault, row.where, _EXAMPLE if logged else f"{_EXAMPLE} {SHAPES}")
+                fix = _EXAMPLE if logged else f"{_EXAMPLE} {SHAPES}"
+                self._faults.add("bad-prompt", f"{row.where} {fault}", row.where, fix)
             return
         assert logged is not None
         for place, (content, said) in enumerate(self._contents(logged)):
@@ -136,6 +137,7 @@ def _messages_of(body: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...] | Non
 
 
 def _find_faults(value: Any, logged: Logged | None) -> Iterator[str]:
+    """Yield what is wrong with a row, as a predicate whose subject is the row's place."""
     if not isinstance(value, Mapping):
         yield "is not a JSON object."
         return
@@ -144,13 +146,13 @@ def _find_faults(value: Any, logged: Logged | None) -> Iterator[str]:
     if sum(each is not None for each in (prompt, messages, given)) != 1:
         yield "needs either a prompt or messages."
     elif prompt is not None and not _is_text(prompt):
-        yield f"its prompt must be a text that is not empty{_what_is(prompt)}."
+        yield f"has a prompt that is empty or no text{_what_is(prompt)}."
     elif prompt is None and not _is_chat(_messages_of(body)):
-        yield """its messages must be a list of {"role": ..., "content": ...}, not all of them the assistant's."""
+        yield """has messages that are no list of {"role": ..., "content": ...}, or are all the assistant's."""
     for key in _LIMITS:
         limit = body.get(key)
         if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
-            yield f"{key} must be a positive whole number, got {limit!r}."
+            yield f"has {limit!r} as {key}, which must be a positive whole number."
     if logged is None or logged.bare:
         yield from _find_slips(value)
 
@@ -158,12 +160,12 @@ def _find_faults(value: Any, logged: Logged | None) -> Iterator[str]:
 def _find_slips(row: Mapping[str, Any]) -> Iterator[str]:
     time = row.get("arrival_s")
     if time is not None and (isinstance(time, bool) or not isinstance(time, int | float) or not 0 <= time < 1e11):
-        yield f"arrival_s must be seconds from the recording's begin, got {time!r}."
+        yield f"has {time!r} as arrival_s, which must be seconds from the beginning of the recording."
     for key in row:
         # Operators' logs carry keys of their own; only a slip of the pen is an error.
         near = get_close_matches(key, _KEYS, 1, cutoff=0.8) if key not in _KEYS else []
         if near and near[0] not in row:
-            yield f"unknown key {key!r}; did you mean {near[0]!r}?"
+            yield f"has the unknown key {key!r}; did you mean {near[0]!r}?"
 
 
 def _is_text(prompt: Any) -> bool:

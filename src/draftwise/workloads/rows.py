@@ -64,7 +64,7 @@ def read_rows(
         with open_plain(file) as stream:
             return _keep(_rows_of(stream, file.name, faults), most, seed, in_order)
     except (OSError, EOFError, csv.Error) as error:
-        raise InvalidSetup.because("unreadable", f"cannot be read ({error}).", where=str(file)) from None
+        raise InvalidSetup.because("unreadable", f"{file} cannot be read ({error}).", where=str(file)) from None
 
 
 @contextmanager
@@ -90,7 +90,7 @@ def read_objects(stream: IO[bytes], name: str) -> Iterator[tuple[str, dict[str, 
         faults.raise_any()
         assert row is not None
         if not isinstance(row.value, dict):
-            raise InvalidSetup.because("not-an-object", "must be a JSON object.", where=row.where)
+            raise InvalidSetup.because("not-an-object", f"{row.where} is no JSON object.", where=row.where)
         yield row.where, row.value
 
 
@@ -146,11 +146,11 @@ def _parse_line(line: bytes, where: str, faults: Faults) -> Row | None:
     try:
         return Row(where=where, value=json.loads(line.decode("utf-8-sig")))
     except UnicodeDecodeError as error:
-        faults.add("not-utf8", f"not UTF-8 ({error.reason}).", where, "Save the file as UTF-8.")
+        faults.add("not-utf8", f"{where} is not UTF-8 ({error.reason}).", where, "Save the file as UTF-8.")
     except json.JSONDecodeError as error:
-        faults.add("not-json", f"not valid JSON ({error.msg}).", where, _JSON_FIX)
+        faults.add("not-json", f"{where} is not valid JSON ({error.msg}).", where, _JSON_FIX)
     except RecursionError:
-        faults.add("not-json", "nested too deeply.", where, _JSON_FIX)
+        faults.add("not-json", f"{where} is nested too deeply.", where, _JSON_FIX)
     return None
 
 
@@ -177,7 +177,8 @@ def _array_rows(reader: codecs.StreamReader, name: str, faults: Faults) -> Itera
             if more := reader.read(size):
                 text, begin, size = text[begin:] + more, 0, min(2 * size, 64 * _CHUNK)
                 continue
-            faults.add("not-json", f"not valid JSON ({error.msg}).", f"{name}:{line}", _JSON_FIX)
+            where = f"{name}:{line}"
+            faults.add("not-json", f"{where} is not valid JSON ({error.msg}).", where, _JSON_FIX)
             return
         number += 1
         yield _parsed(number, f"{name}:{line}", value)

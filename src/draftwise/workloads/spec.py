@@ -173,7 +173,8 @@ def check_options(kind: Kind, options: Sequence[str], faults: Faults) -> None:
         if key not in known:
             near = get_close_matches(key, known, 1)
             fix = f"Did you mean {near[0]}?" if near else f"Options here: {', '.join(known)}."
-            faults.add("unknown-option", f"{key!r} is no option of a {kind} workload.", "--workload", fix)
+            text = f"--workload has {key!r}, which is no option of a {kind} workload."
+            faults.add("unknown-option", text, "--workload", fix)
 
 
 def parse_spec(text: str, faults: Faults) -> WorkloadSpec:
@@ -186,7 +187,7 @@ def parse_spec(text: str, faults: Faults) -> WorkloadSpec:
         if key in _READ:
             _read_option(kind, key, value, values, faults)
     if {"n", "sample"} <= values.keys():
-        faults.add("option-conflict", "n and sample exclude each other.", text)
+        faults.add("option-conflict", f"{text} has both n and sample, which exclude each other.", text, "Keep one.")
     return WorkloadSpec(text=text, kind=kind, target=target, **values)
 
 
@@ -199,7 +200,7 @@ def _read_option(kind: Kind, key: str, value: str, values: dict[str, Any], fault
         else:
             values[key] = _READ[key](value)
     except ValueError as error:
-        faults.add("bad-option", str(error), f"--workload {key}={value}")
+        faults.add("bad-option", f"--workload's {key} {error}", "--workload")
 
 
 def _find_kind(text: str) -> tuple[Kind, str]:

@@ -118,10 +118,10 @@ def _paragraphs(path: Path) -> list[str]:
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidSetup.because(
             "unknown-source",
-            f"is neither {', '.join(SOURCES)} nor a readable text file ({error}).",
+            f"source={path} is neither {', '.join(SOURCES)} nor a readable text file ({error}).",
             where=f"source={path}",
         ) from None
     units = sorted({part.strip("\n") for part in re.split(r"\n\s*\n", text) if part.strip()})
     if not units:
-        raise InvalidSetup.because("empty-source", "holds no text.", where=f"source={path}")
+        raise InvalidSetup.because("empty-source", f"source={path} holds no text.", where=f"source={path}")
     return units

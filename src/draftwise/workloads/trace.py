@@ -109,7 +109,8 @@ class TraceReader:
         """Return at most `most` prompts, in order of arrival, each to be answered to its recorded length."""
         kind = find_format(rows[0].value) if rows else None
         if kind is None:
-            self._faults.add("not-a-trace", "is no trace.", rows[0].where if rows else file, _columns_text())
+            where = rows[0].where if rows else file
+            self._faults.add("not-a-trace", f"{where} is no row of a known trace.", where, _columns_text())
             return ()
         self.notes.append(kind.name)
         requests = [each for row in rows if (each := self._parse(row, kind)) is not None and self._is_wanted(each)]
@@ -131,14 +132,15 @@ class TraceReader:
         faults: list[str] = []
         time = to_seconds(self._value(value, kind.time, faults), kind.per_s)
         if time is None and not faults:
-            faults.append(f"{kind.time[0]} is no time: {value.get(kind.time[0])!r}.")
+            faults.append(f"has {value.get(kind.time[0])!r} as {kind.time[0]}, which is no time.")
         lengths = [_whole(self._value(value, names, faults), names[0], faults) for names in (kind.prompt, kind.output)]
         blocks = value.get("hash_ids") or ()
         if not isinstance(blocks, list | tuple) or not all(isinstance(each, int) for each in blocks):
-            faults.append("hash_ids must be a list of whole numbers.")
+            faults.append("has hash_ids that are no list of whole numbers.")
         if faults or time is None:
+            fix = f"A row of this trace has {', '.join(_names(kind))}."
             for fault in faults:
-                self._faults.add("bad-row", fault, row.where, f"A row of this trace has {', '.join(_names(kind))}.")
+                self._faults.add("bad-row", f"{row.where} {fault}", row.where, fix)
             return None
         return _Request(row.where, time, lengths[0], lengths[1], tuple(blocks))
 
@@ -188,7 +190,7 @@ def _whole(value: Any, name: str, faults: list[str]) -> int:
         if number != int(number) or not 0 <= number < 1e9:
             raise ValueError
     except (TypeError, ValueError, OverflowError):
-        faults.append(f"{name} must be a whole number of tokens, got {value!r}.")
+        faults.append(f"has {value!r} as {name}, which must be a whole number of tokens.")
         return 0
     return int(number)
 

@@ -5,9 +5,20 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.support.validity import ENDING, QUICKER, bend_answers, closed, codes, findings, graded, make_workload, run_of
+from tests.support.validity import (
+    ENDING,
+    QUICKER,
+    bend_answers,
+    bend_turns,
+    closed,
+    codes,
+    findings,
+    graded,
+    make_workload,
+    run_of,
+)
 
-from draftwise.core import Answer, Run, Severity
+from draftwise.core import Answer, Counters, Run, Severity, Verdict
 from draftwise.decide.conclusions import conclude_run
 
 LOAD = (closed(2),)
@@ -93,6 +104,22 @@ def test_a_stable_plain_server_excuses_nothing(loaded: Run) -> None:
 def test_differences_of_which_the_servers_are_sure_are_real_whatever_plain_does(tmp_path: Path) -> None:
     run = run_of(tmp_path / "run", replace(QUICKER, differs_at=5, gap=2.0), plain=replace(ENDING, gap=2.0))
     assert graded(wavering(run, "plain", range(8)))["outputs-differ"] is Severity.ERROR
+
+
+def test_wrong_outputs_at_temperature_zero_block_the_candidate_at_every_temperature(tmp_path: Path) -> None:
+    """Above 0 outputs are not compared: without counters nothing else tells another model there."""
+    wrong = replace(QUICKER, differs_at=5, gap=2.0)
+    conditions = (closed(1), closed(1, temperature=0.8))
+    run = run_of(tmp_path / "run", wrong, plain=replace(ENDING, gap=2.0), conditions=conditions, repeats=2)
+    servers = {name: replace(server, metric_names=None) for name, server in run.context.servers.items()}
+    silent = bend_turns(run, lambda turn: replace(turn, counters=Counters()))
+    silent = replace(silent, context=replace(run.context, servers=servers))
+    for each in (run, silent):
+        verdicts = {c.condition.temperature: c.verdict for c in conclude_run(each).decision.comparisons}
+        assert verdicts == {0.0: Verdict.BLOCKED, 0.8: Verdict.BLOCKED}
+    warm = conclude_run(run).decision.comparisons[1]
+    (told,) = (each for each in warm.findings if each.code == "outputs-differ")
+    assert "at temperature 0 (code, c=1)" in told.message
 
 
 def test_ties_speak_for_the_ones_that_were_not_examined(tmp_path: Path) -> None:

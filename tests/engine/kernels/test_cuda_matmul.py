@@ -13,8 +13,8 @@ pytest.importorskip("triton")
 from draftwise.engine.kernels.cuda import matmul as products
 from draftwise.engine.kernels.cuda.launch import interpreted
 from draftwise.engine.kernels.cuda.matmul_configs import Config, Device, choose
-from draftwise.engine.kernels.cuda.matmul_fp8 import quantise_rows
-from draftwise.engine.models.linear import CudaLinear, quantise
+from draftwise.engine.kernels.cuda.matmul_fp8 import quantize_rows
+from draftwise.engine.models.linear import CudaLinear, quantize
 
 NUM_IN = 512
 H200 = Device(num_sms=132, shared_bytes=232_448, hopper=True)
@@ -109,7 +109,7 @@ def test_other_shapes_go_to_the_library(num_rows, num_in, device, dtype):
 def test_one_byte_weights(num_rows, gated, device, dtype):
     """With few rows only the weights are rounded; with many the activations are too, where the GPU multiplies them."""
     x, weight = random(num_rows, NUM_IN, device=device, dtype=dtype), random(96, NUM_IN, device=device, dtype=dtype)
-    weight_fp8, scale = quantise(weight * NUM_IN**-0.5)
+    weight_fp8, scale = quantize(weight * NUM_IN**-0.5)
     linear = CudaLinear(weight_fp8, None, scale)
     exact = F.linear(x.double(), weight_fp8.double() * scale.double().unsqueeze(1))
     if gated:
@@ -119,13 +119,13 @@ def test_one_byte_weights(num_rows, gated, device, dtype):
     assert (actual - exact).norm() / exact.norm() < (6e-3 if num_rows <= 64 else 8e-2)
 
 
-def test_quantise_rows(device, dtype):
+def test_quantize_rows(device, dtype):
     x = random(5, 200, device=device, dtype=dtype)
     x[2] = 0
-    quantised, scale = quantise_rows(x)
-    expected, expected_scale = quantise(x)
+    quantized, scale = quantize_rows(x)
+    expected, expected_scale = quantize(x)
     torch.testing.assert_close(scale, expected_scale)
-    share = (quantised.float() == expected.float()).float().mean()
+    share = (quantized.float() == expected.float()).float().mean()
     assert share > (0.9 if device.type == "cpu" else 0.99)  # the interpreter loses the carry of some roundings
 
 

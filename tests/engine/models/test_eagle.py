@@ -119,7 +119,7 @@ def test_unknown_tensors_are_named(name, target, tmp_path):
         ({"hidden_size": 64}, "hidden-size-differs"),
         ({"vocab_size": 97}, "head-vocabulary-differs"),
         ({"architectures": ["EagleMiniCPMForCausalLM"]}, "unsupported-architecture"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "quantised"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantized"),
         ({"intermediate_size": 40}, "tensor-shapes"),
     ],
 )

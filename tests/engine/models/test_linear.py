@@ -1,4 +1,4 @@
-"""Products with weights on the CPU, as they are and quantised."""
+"""Products with weights on the CPU, as they are and quantized."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from draftwise.engine.models.linear import make_linear, quantise
+from draftwise.engine.models.linear import make_linear, quantize
 
 
 @pytest.fixture(params=[torch.bfloat16, torch.float32], ids=str)
@@ -23,11 +23,11 @@ def test_product(copy, with_bias, dtype):
     torch.testing.assert_close(make_linear(weight, bias, copy=copy)(x), F.linear(x, weight, bias))
 
 
-def test_quantise(dtype):
+def test_quantize(dtype):
     """Each weight is within half a step of what it was; the largest of an output is kept, and zeros stay zeros."""
     weight = torch.randn(24, 48).to(dtype) * torch.logspace(-3, 3, 24).unsqueeze(1).to(dtype)
     weight[5] = 0
-    rounded, scale = quantise(weight)
+    rounded, scale = quantize(weight)
     assert (rounded.dtype, scale.dtype) == (torch.float8_e4m3fn, torch.float32)
     assert (rounded.float().abs().amax(dim=1)[torch.arange(24) != 5] == 448).all()
     assert not rounded[5].float().any()
@@ -40,7 +40,7 @@ def test_quantise(dtype):
 def test_fp8_computes_with_the_rounded_weights(with_bias, dtype):
     x, weight, bias = torch.randn(3, 48).to(dtype), torch.randn(24, 48).to(dtype), torch.randn(24).to(dtype)
     bias = bias if with_bias else None
-    rounded, scale = quantise(weight)
+    rounded, scale = quantize(weight)
     expected = F.linear(x, (rounded.float() * scale.unsqueeze(1)).to(dtype), bias)
     actual = make_linear(weight, bias, quantization="fp8")(x)
     torch.testing.assert_close(actual, expected)

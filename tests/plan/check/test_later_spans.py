@@ -28,6 +28,9 @@ FORCE_V1 = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
 FORCE_V2 = {"VLLM_USE_V2_MODEL_RUNNER": "1"}
 
 
+PIECEWISE = {"compilation_config": '{"cudagraph_mode": "PIECEWISE"}'}
+
+
 def schedule(*entries: list[int]) -> dict:
     return {"num_speculative_tokens_per_batch_size": list(entries)}
 
@@ -125,7 +128,8 @@ ENGINE = [
     ("fast-prefill-rejects-drafter", EAGLE.but(args={"kv_sharing_fast_prefill": True}), "0.11.1", NEWEST),
     ("fast-prefill-not-written-for-drafter", EAGLE.but(args={"kv_sharing_fast_prefill": True}), "0.10.2", "0.11.0"),
     ("draft-model-limits-length", DRAFT.but(resolved={"draft_max_model_len": 2048, **V2}), NEWEST, NEWEST),
-    ("draft-model-stops-early", DRAFT.but(resolved={"draft_max_model_len": 2048}), "0.15.0", NEWEST),
+    ("context-gate", DRAFT.but(resolved={"draft_max_model_len": 2048}), "0.11.0", NEWEST),
+    ("context-gate", EAGLE.but(resolved={"draft_max_model_len": 2048}), "0.11.0", NEWEST),
 ]  # fmt: skip
 
 LATER = [
@@ -251,6 +255,35 @@ LATER = [
      EAGLE.but(args={"structured_outputs_config": {"backend": "lm-format-enforcer"}}),
      "0.10.2", NEWEST),
     ("logits-processors-refused", EAGLE.but(args={"logits_processors": ["package.Processor"]}), "0.11.1", NEWEST),
+    # beside other features
+    ("lora-with-drafts", EAGLE.but(args={"enable_lora": True}), "0.11.1", NEWEST),
+    ("structured-outputs-with-drafts",
+     EAGLE.but(args={"structured_outputs_config": {"backend": "xgrammar"}}), "0.9.2", NEWEST),
+    ("logprobs-with-drafts", EAGLE.but(args={"max_logprobs": 5}), "0.14.0", NEWEST),
+    ("kv-transfer-with-drafts", EAGLE.but(args={"kv_transfer_config": '{"kv_role": "kv_both"}'}), "0.17.0", NEWEST),
+    ("kv-transfer-before-drafts", EAGLE.but(args={"kv_transfer_config": '{"kv_role": "kv_both"}'}),
+     "0.9.2", "0.16.0"),
+    ("prefix-caching-with-drafts", EAGLE.but(args={"enable_prefix_caching": True}), "0.9.2", NEWEST),
+    ("chunked-prefill-with-drafts", EAGLE.but(args={"enable_chunked_prefill": True}), "0.9.2", NEWEST),
+    ("async-waits-for-acceptance", EAGLE.but(resolved={"async_scheduling": True}), "0.11.1", "0.18.1"),
+    # graphs and schedules
+    ("graph-holes", EAGLE.but(k=4, resolved={"num_speculative_tokens": 4, **V2}, args={"max_num_seqs": 64}),
+     "0.25.0", "0.28.0"),
+    ("lookups-run-piecewise", NGRAM, "0.11.0", NEWEST),
+    ("lookups-run-piecewise", SUFFIX, "0.11.0", NEWEST),
+    ("schedule-counts-prefills", EAGLE.but(spec=schedule([1, 4, 3])), "0.24.0", NEWEST),
+    ("schedule-breaks-capture", EAGLE.but(spec=schedule([1, 4, 3], [5, 8, 1]), resolved=V2), "0.25.0", "0.31.0"),
+    ("schedule-drafts-in-full",
+     EAGLE.but(spec=schedule([1, 4, 3], [5, 8, 1]), resolved=V2, args=PIECEWISE), "0.25.0", "0.31.0"),
+    ("schedule-drafts-in-full", DFLASH.but(spec=schedule([1, 4, 3], [5, 8, 1]), resolved=V2), "0.25.0", "0.31.0"),
+    ("schedule-off-still-drafts", EAGLE.but(spec=schedule([1, 4, 3], [5, 8, 0]), resolved=V2), "0.32.0", NEWEST),
+    ("schedule-off-still-drafts", DFLASH.but(spec=schedule([1, 4, 3], [5, 8, 0]), resolved=V2), "0.32.0", NEWEST),
+    ("schedule-unpads-admissions",
+     EAGLE.but(spec=schedule([1, 4, 3], [5, 8, 1]), resolved=V2, args={"kv_transfer_config": '{"kv_role": "kv_both"}'}),
+     "0.25.0", NEWEST),
+    ("iteration-details-are-waits",
+     EAGLE.but(resolved={"async_scheduling": True}, args={"enable_logging_iteration_details": True}),
+     "0.14.0", NEWEST),
 ]  # fmt: skip
 
 

@@ -24,6 +24,7 @@ CASES: dict[str, dict[str, Any]] = {
     "no-headroom": {"gpu": "A30", "concurrency": 8, "peak_concurrency": 256},
     "plain-refused": {"target": "XiaomiMiMo/MiMo-7B-RL"},
     "temperature-high": {"temperature": 0.8},
+    "sample-drafts": {"temperature": 0.8},
     "temperature-mixed": {"mixed_temperatures": True},
     "sampling-parameter-rejected": {"parameters": frozenset({"min_p"})},
     "sampling-parameter-ignored": {"parameters": frozenset({"logit_bias"}), "version": "0.12.0"},
@@ -53,7 +54,6 @@ CASES: dict[str, dict[str, Any]] = {
     "unequal-vocabularies": {"target": "Qwen/Qwen2.5-7B-Instruct", "version": "0.32.0"},
     "publisher-note": {"target": QWEN},
     "unmeasured": {},
-    "suffix-package": {},
     "compare-prefix-cache": {},
     "not-in-release": {"version": "0.19.1"},
     "not-acceleration": {},
@@ -73,7 +73,7 @@ WITH_FILES = {
     "does-not-match",
     "locked-in",
     "changed-by-release",
-    "quantised-target",
+    "quantized-target",
 }
 """Rules that need a directory: below."""
 
@@ -104,8 +104,8 @@ def test_ordinary_requirements_raise_no_reason_against_speculation() -> None:
         ({"output_tokens": 1}, Weight.ENDS),
         ({"slo_ttft_s": 0.2}, Weight.OFF),
         ({"slo_ttft_s": 0.2, "slo_tpot_s": 0.02}, None),
-        ({"temperature": 0.8}, Weight.DOUBT),
-        ({"temperature": 0.7}, None),
+        ({"temperature": 1.0}, None),
+        ({"mixed_temperatures": True}, Weight.DOUBT),
         ({"parameters": frozenset({"min_p"})}, Weight.OFF),
         ({"parameters": frozenset({"min_p"}), "version": "0.12.0"}, Weight.DOUBT),
         ({"parameters": frozenset({"stop"})}, None),
@@ -156,7 +156,7 @@ def base_of_the_target(folder: Path) -> Advice:
     return advise(write(folder / "Llama-3.1-8B-Instruct", copy_of(LLAMA)))
 
 
-def quantised(folder: Path) -> Advice:
+def quantized(folder: Path) -> Advice:
     settings = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
     return advise(write(folder / "Llama-3.1-8B-Instruct", copy_of(LLAMA) | {"quantization_config": settings}))
 
@@ -171,7 +171,7 @@ _SHAPE = {
 @pytest.mark.parametrize(
     ("code", "made"),
     [
-        ("quantised-target", quantised),
+        ("quantized-target", quantized),
         ("given-drafter", medusa),
         ("locked-in", medusa),
         ("does-not-match", head_without_weights),

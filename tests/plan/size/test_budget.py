@@ -15,8 +15,8 @@ from draftwise.core.budget import Budget, KVCache, KVGroup
 from draftwise.facts.gpus import get_gpu, read_gpus
 from draftwise.facts.memory import get_batch_defaults
 from draftwise.facts.vllm import get_release
+from draftwise.plan.check.engine.graphs import capture_sizes
 from draftwise.plan.size import Sizing, size
-from draftwise.plan.size.graphs import capture_sizes
 from draftwise.plan.size.kv import CachedLayer, lay_out
 from draftwise.plan.size.view import contexts_of, items, to_dict
 
@@ -74,9 +74,10 @@ def test_longer_sequences_never_hold_fewer_blocks(
 def test_the_longest_context_is_the_longest(groups: list[KVGroup], blocks: int, sequences: int) -> None:
     budget = budget_of(KVCache(groups=tuple(groups), bytes_per_block=64, bytes_per_token=4), blocks * 64)
     longest = budget.longest_context(sequences)
-    assert longest == 0 or budget.sequences(longest) >= sequences
-    if all(group.window is None for group in groups):
-        assert budget.sequences(longest + 1) < sequences
+    assert longest == 0 or (budget.starts(longest) and budget.sequences(longest) >= sequences)
+    assert longest <= budget.max_model_len
+    if longest < budget.max_model_len:
+        assert not budget.starts(longest + 1) or budget.sequences(longest + 1) < sequences
 
 
 @given(kv_bytes=st.integers(0, 10**12), counted=st.booleans(), graphs=st.integers(0, 100), part=st.integers(0, 100))
@@ -236,6 +237,16 @@ def test_a_context_that_is_too_long_names_the_one_that_fits() -> None:
     (error,) = [finding for finding in sizing.findings if finding.code == "does-not-fit"]
     length = int(error.fix.split("--max-model-len ")[1].split()[0])
     assert sized(gpu="L4", max_model_len=length).budget.fits
+
+
+def test_a_model_with_sliding_windows_starts_with_the_context_that_is_advised() -> None:
+    model = "google/gemma-3-27b-it"
+    sizing = sized(model, gpu="H100", version="0.33.0")
+    (error,) = [finding for finding in sizing.findings if finding.code == "does-not-fit"]
+    length = int(error.fix.split("--max-model-len ")[1].split()[0])
+    assert 65536 < length < sizing.budget.max_model_len
+    assert sized(model, gpu="H100", version="0.33.0", max_model_len=length).budget.fits
+    assert not sized(model, gpu="H100", version="0.33.0", max_model_len=length + 16384).budget.fits
 
 
 def test_a_large_drafter_is_warned_of() -> None:

@@ -124,7 +124,7 @@ def _match(before: Results, after: Results) -> list[tuple[ArmResults, ArmResults
         names = [", ".join(sorted(" · ".join(cell.key) for cell in side.cells)[:6]) for side in (before, after)]
         raise InvalidSetup.because(
             "nothing-in-common",
-            f"has no workload, load and arm in common with {before.source} ({names[1]} / {names[0]}).",
+            f"{after.source} has no workload, load and arm in common with {before.source} ({names[1]} / {names[0]}).",
             where=after.source,
             fix="Measure the same workload under the same load.",
         )

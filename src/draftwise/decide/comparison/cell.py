@@ -26,10 +26,8 @@ ALL = "all"
 
 Unit = tuple[str, str]
 """Workload and prompt id."""
-Attempt = tuple[int, int, int]
-"""Repetition, block and copy: which of the requests that send a prompt."""
-BlockKey = tuple[str, str, int, int]
-"""Workload, condition, repetition and block: turns of two arms with one key are a paired block."""
+Attempt = tuple[int, int, int, int]
+"""Repetition, block, attempt and copy: which of the requests that send a prompt."""
 Requests = Mapping[tuple[Unit, Attempt], Answer]
 """What an arm was sent, in the order of the run."""
 
@@ -41,7 +39,8 @@ class PairedRequest:
     unit: Unit
     block: tuple[str, int, int]
     """Workload, repetition and number of the paired block in which it was sent; where one server is up at a time, a
-    whole repetition is one block of all workloads: whatever the machine does between two starts is common to it."""
+    whole repetition is one block of all workloads, and so is what is taken again after the last one: whatever the
+    machine does between two starts is common to it."""
     baseline: Answer
     candidate: Answer
 
@@ -108,8 +107,8 @@ class Cell:
 
     def keep_blocks(self, is_wanted: Callable[[TurnRecord], bool]) -> Cell:
         """Return the cell as if both arms had measured those paired blocks only in which the candidate's turn is so."""
-        wanted = {_block_key(turn) for turn in self.turns if turn.arm == self.candidate and is_wanted(turn)}
-        turns = [turn for turn in self.turns if _block_key(turn) in wanted]
+        wanted = {turn.attempt_key for turn in self.turns if turn.arm == self.candidate and is_wanted(turn)}
+        turns = [turn for turn in self.turns if turn.attempt_key in wanted]
         names, arms = (self.workload, self.workloads), (self.baseline, self.candidate)
         comparable = self.differences is not None
         return _make_cell(
@@ -124,8 +123,8 @@ class Cell:
 
     def pair_turns(self) -> list[tuple[TurnRecord, TurnRecord]]:
         """Return the candidate's and the baseline's turn of each paired block, in the order of the run."""
-        baseline = {_block_key(turn): turn for turn in self.turns if turn.arm == self.baseline}
-        return [(turn, baseline[_block_key(turn)]) for turn in self.turns if turn.arm == self.candidate]
+        baseline = {turn.attempt_key: turn for turn in self.turns if turn.arm == self.baseline}
+        return [(turn, baseline[turn.attempt_key]) for turn in self.turns if turn.arm == self.candidate]
 
 
 def make_cells(run: Run) -> list[Cell]:
@@ -199,18 +198,13 @@ def _make_cell(
     )
 
 
-def _block_key(turn: TurnRecord) -> BlockKey:
-    """Return what a turn has in common with its partner on the other arm."""
-    return (turn.workload, turn.condition, turn.repeat, turn.block)
-
-
 def _pair(
     turns: Mapping[tuple[str, str, str], Sequence[TurnRecord]], arms: tuple[str, str], workload: str, condition: str
 ) -> list[TurnRecord]:
-    """Return the turns of one workload under one condition whose block both arms finished."""
+    """Return the turns of one workload under one condition that have a partner on the other arm."""
     sides = [turns.get((arm, workload, condition), ()) for arm in arms]
-    baseline, candidate = ({_block_key(turn) for turn in side} for side in sides)
-    return [turn for side in sides for turn in side if _block_key(turn) in baseline & candidate]
+    baseline, candidate = ({turn.attempt_key for turn in side} for side in sides)
+    return [turn for side in sides for turn in side if turn.attempt_key in baseline & candidate]
 
 
 def _group_by_place(run: Run) -> dict[tuple[str, str, str], list[TurnRecord]]:
@@ -231,7 +225,7 @@ def _group_by_turn(run: Run) -> dict[int, list[Answer]]:
 def _list_requests(turns: Sequence[TurnRecord], answers: Mapping[int, Sequence[Answer]], arm: str) -> Requests:
     """Return the measured requests of an arm, failed ones too."""
     return {
-        ((turn.workload, answer.prompt_id), (turn.repeat, turn.block, answer.copy)): answer
+        ((turn.workload, answer.prompt_id), (turn.repeat, turn.block, turn.attempt, answer.copy)): answer
         for turn in turns
         if turn.arm == arm
         for answer in answers[turn.turn]
@@ -241,7 +235,10 @@ def _list_requests(turns: Sequence[TurnRecord], answers: Mapping[int, Sequence[A
 
 def _pair_requests(baseline: Requests, candidate: Requests, *, one_at_a_time: bool) -> list[PairedRequest]:
     def block(unit: Unit, attempt: Attempt) -> tuple[str, int, int]:
-        return ("", attempt[0], 0) if one_at_a_time else (unit[0], *attempt[:2])
+        repeat, number, again, _ = attempt
+        if one_at_a_time:
+            return ("", 0 if again else repeat, again)
+        return (unit[0], repeat, number)
 
     return [
         PairedRequest(unit=unit, block=block(unit, attempt), baseline=baseline[unit, attempt], candidate=answer)

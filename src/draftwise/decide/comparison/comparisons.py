@@ -10,7 +10,7 @@ from statistics import median
 
 import numpy as np
 
-from draftwise.core import Answer, ClosedLoop, Comparison, Interval, Run, Timing, TurnRecord, Verdict
+from draftwise.core import Answer, ClosedLoop, Comparison, Interval, Run, Timing, Verdict
 from draftwise.decide.comparison.cell import (
     ALL,
     Cell,
@@ -20,6 +20,7 @@ from draftwise.decide.comparison.cell import (
 )
 from draftwise.decide.comparison.latency import LATENCIES, keeps_promise, measure_output
 from draftwise.decide.comparison.memory import Recall, divide_cell
+from draftwise.decide.disturbance import find_lost_pairs
 from draftwise.decide.thresholds import Thresholds
 from draftwise.runs.asked_once import count_repetitions
 from draftwise.statistics import (
@@ -95,7 +96,7 @@ class Estimates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lost:
-    """Paired blocks of a comparison that count for nothing, because something disturbed every attempt at them."""
+    """Pairs of turns of a comparison that count for nothing, because something disturbed every attempt at them."""
 
     count: int
     of: int
@@ -113,9 +114,9 @@ class Unjudged:
     outlook: Outlook
     """Of the ratio that decides."""
     lost: Lost | None = None
-    """None where every paired block counts."""
+    """None where every pair counts."""
     faster: Mapping[str, int] = field(default_factory=dict)
-    """Attempts that were set aside in which one of the two arms alone was far faster than usual, by that arm."""
+    """Pairs that were set aside in which one of the two arms alone was far faster than usual, by that arm."""
     promise: Interval | None = None
     """Change of the share of requests within the SLO, sure enough for all comparisons of the run together."""
     family: int = 1
@@ -252,7 +253,7 @@ def _compare(run: Run, estimates: Estimates, thresholds: Thresholds) -> Unjudged
         equal_outputs=None if differences is None else (num_units - len(differences), num_units),
         warm_speedup=estimates.warm_speedup,
         verdict=Verdict.INCONCLUSIVE,
-        reason="",
+        reason=None,
         throughput=_find_interval(ratios.throughput, confidence),
         percentiles=_estimate_percentiles(ratios, confidence),
         goodput=goodput,
@@ -266,25 +267,26 @@ def _compare(run: Run, estimates: Estimates, thresholds: Thresholds) -> Unjudged
 
 
 def _find_lost(run: Run, cell: Cell) -> Lost | None:
-    def list_blocks(turns: Iterable[TurnRecord]) -> set[tuple[str, int, int]]:
-        place = (cell.candidate, cell.condition.label)
-        mine = (turn for turn in turns if (turn.arm, turn.condition) == place and turn.workload in cell.workloads)
-        return {(turn.workload, turn.repeat, turn.block) for turn in mine}
-
-    left = list_blocks(run.turns)
-    lost = list_blocks(run.set_aside) - left
-    reasons = {(each.workload, each.repeat, each.block): each.reason for each in reversed(run.disturbances)}
-    known = [reasons[block] for block in sorted(lost) if block in reasons]
-    return Lost(count=len(lost), of=len(lost | left), reason=known[0]) if known else None
+    lost = [
+        each
+        for each in find_lost_pairs(run)
+        if (each.candidate, each.block[1]) == (cell.candidate, cell.condition.label) and each.block[0] in cell.workloads
+    ]
+    if not lost:
+        return None
+    place = (cell.candidate, cell.condition.label)
+    mine = (turn for turn in run.turns if (turn.arm, turn.condition) == place and turn.workload in cell.workloads)
+    left = {turn.block_key for turn in mine}
+    return Lost(count=len(lost), of=len(lost) + len(left), reason=lost[0].reason)
 
 
 def _count_faster(run: Run, cell: Cell) -> Counter[str]:
-    mine = (
-        {cell.baseline, cell.candidate}.intersection(each.faster)
-        for each in run.disturbances
-        if each.condition == cell.condition.label and each.workload in cell.workloads
-    )
-    return Counter(arm for arms in mine if len(arms) == 1 for arm in arms)
+    arms: dict[tuple[object, ...], set[str]] = {}
+    for each in run.disturbances:
+        is_mine = each.condition == cell.condition.label and each.workload in cell.workloads
+        if is_mine and each.is_faster and each.arm in (cell.baseline, cell.candidate):
+            arms.setdefault(each.attempt_key, set()).add(each.arm)
+    return Counter(arm for each in arms.values() if len(each) == 1 for arm in each)
 
 
 def _find_interval(estimate: Estimate | None, confidence: float) -> Interval | None:

@@ -133,7 +133,7 @@ def make_unreadable(source: str, why: str) -> InvalidSetup:
     """Return the error for a file that none of the formats fits."""
     return InvalidSetup.because(
         "not-results",
-        f"is not a result that draftwise reads: {why}.",
+        f"{source} is not a result that draftwise reads: {why}.",
         where=source,
         fix="Give a run directory, the JSON of `vllm bench serve --save-result`, a guidellm report (JSON or YAML), or "
         "profile_export.jsonl / profile_export_aiperf.json of aiperf.",

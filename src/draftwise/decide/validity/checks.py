@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -11,6 +12,7 @@ from draftwise.core import Answer, Counters, Finding, Run, Severity, TurnRecord
 from draftwise.decide.comparison.cell import Cell, has_synthetic_acceptance
 from draftwise.decide.comparison.comparisons import Estimates, Unjudged
 from draftwise.decide.comparison.memory import Recall, list_answers, measure_growth, shows_gain, split_by_first
+from draftwise.decide.disturbance import find_lost_pairs
 from draftwise.decide.thresholds import Thresholds
 from draftwise.decide.validity.finding import error, info, warning
 from draftwise.decide.validity.load import check_load, check_requests
@@ -50,9 +52,12 @@ def check_validity(run: Run, found: Sequence[Unjudged], thresholds: Thresholds) 
         *_estimated_counts(run),
         *_warm_prefixes([each.estimates.whole for each in found], thresholds),
     ]
+    of_cells = [_check_comparison(run, each, thresholds) for each in found]
     return Checked(
         of_run=tuple(of_run),
-        of_cells=tuple(tuple(_check_comparison(run, each, thresholds)) for each in found),
+        of_cells=tuple(
+            (*own, *_wrong_when_greedy(each, found, of_cells)) for each, own in zip(found, of_cells, strict=True)
+        ),
         quality=tuple(quality),
     )
 
@@ -69,6 +74,24 @@ def _check_comparison(run: Run, found: Unjudged, thresholds: Thresholds) -> list
         *check_outputs(run, found, thresholds),
         *_left_out(found.estimates),
     ]
+
+
+def _wrong_when_greedy(
+    of: Unjudged, found: Sequence[Unjudged], findings: Sequence[Sequence[Finding]]
+) -> Iterator[Finding]:
+    """Yield that a candidate's outputs at temperature 0 are wrong: above it outputs cannot be compared one by one."""
+    if of.comparison.condition.temperature == 0:
+        return
+    for each, own in zip(found, findings, strict=True):
+        other = each.comparison
+        if other.candidate == of.comparison.candidate and any(_tells_wrong_outputs(finding) for finding in own):
+            text = f"at temperature 0 ({other.workload}, {other.condition.label}) its outputs are not the baseline's: "
+            yield error("outputs-differ", f"{text}it is another model, or broken, at every temperature.")
+            return
+
+
+def _tells_wrong_outputs(finding: Finding) -> bool:
+    return finding.code == "outputs-differ" and finding.severity is Severity.ERROR
 
 
 def _list_baseline_answers(run: Run) -> list[Answer]:
@@ -93,17 +116,18 @@ def _estimated_counts(run: Run) -> Iterator[Finding]:
 
 
 def _disturbed(run: Run) -> Iterator[Finding]:
-    """Paired blocks of which no attempt counts, on any arm."""
-    counting = {(turn.workload, turn.condition, turn.repeat, turn.block) for turn in run.turns}
-    taken = {(turn.workload, turn.condition, turn.repeat, turn.block) for turn in run.set_aside} | counting
-    if lost := [each for each in run.disturbances if each.key[:4] not in counting]:
-        first, count = lost[0], len({each.key[:4] for each in lost})
-        text = (
-            f"{count} of {len(taken)} paired blocks were disturbed and count for nothing, on all arms alike; the first "
-            f"({first.workload}, {first.condition}) because {first.reason}"
-        )
-        tell = info if counting else warning
-        yield tell("disturbed-blocks", f"{text}.", "Stop what else runs there and measure again.")
+    """Yield how many pairs of turns each candidate lost to disturbances."""
+    if not (lost := find_lost_pairs(run)):
+        return
+    counts = Counter(each.candidate for each in lost)
+    left = Counter(arm for arm, _ in {(turn.arm, turn.block_key) for turn in run.turns})
+    each_of = [f"{name} {count} of {count + left[name]}" for name, count in counts.most_common()]
+    text = (
+        "pairs of a candidate's turn and the baseline's were disturbed each time that they were taken, and count for "
+        f"nothing: {', '.join(each_of)}; the first ({lost[0].block[0]}, {lost[0].block[1]}) because {lost[0].reason}"
+    )
+    tell = info if run.turns else warning
+    yield tell("disturbed-blocks", f"{text}.", "Stop what else runs there and measure again.")
 
 
 def _warm_prefixes(cells: Sequence[Cell], thresholds: Thresholds) -> Iterator[Finding]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from draftwise.core import Finding, Severity
 
@@ -24,7 +24,9 @@ def info(code: str, message: str, fix: str = "", where: str = "") -> Finding:
     return Finding(code=code, severity=Severity.INFO, message=message, fix=fix, where=where)
 
 
-def join_names(names: Sequence[str], most: int = 4) -> str:
-    """Return names as a sentence has them, e.g. `a, b and c`, of a long list the first few."""
-    shown = list(names) if len(names) <= most else [*names[: most - 1], f"{len(names) - most + 1} more"]
+def join_names(names: Iterable[str], *, most: int | None = None) -> str:
+    """Return names as a sentence has them, e.g. `a, b and c`; of more than `most` the first ones and a count."""
+    shown = list(names)
+    if most is not None and len(shown) > most:
+        shown = [*shown[: most - 1], f"{len(shown) - most + 1} more"]
     return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"

@@ -66,9 +66,8 @@ def find_same_servers(arms: Sequence[Arm]) -> Iterator[Finding]:
             by_address.setdefault(arm.address, []).append(arm.name)
     for names in by_address.values():
         if len(names) > 1:
-            text = (
-                f"{join_names(names)} are one server: nothing differs between them, and each warms the other's caches."
-            )
+            shared = join_names(names, most=4)
+            text = f"{shared} are one server: nothing differs between them, and each warms the other's caches."
             fix = "Give every arm the URL of a server of its own, or the header that a gateway routes by (--header)."
             yield error("same-server", text, fix)
 
@@ -140,7 +139,7 @@ def _commands(name: str, baseline: str | None, candidate: str | None) -> Iterato
         if ours.get(key) != theirs.get(key) and not key.startswith(_OWN)
     ]
     if other:
-        text = f"it was served otherwise than the baseline, beside the speculative config: {join_names(other)}."
+        text = f"it was served otherwise than the baseline, beside the speculative config: {join_names(other, most=4)}."
         yield warning("commands-differ", text, "Serve both alike but for --speculative-config.", where=name)
 
 

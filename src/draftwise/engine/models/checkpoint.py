@@ -61,7 +61,7 @@ class Checkpoint:
                 "tensor-shapes",
                 f"Tensor {name} has shape {stored}, config.json asks for {shape}.",
                 where=str(file),
-                fix="config.json and the weights belong to different models, or the weights are quantised.",
+                fix="config.json and the weights belong to different models, or the weights are quantized.",
             )
         try:
             # Opened anew each time: pages of a mapped file count as memory until it is closed.

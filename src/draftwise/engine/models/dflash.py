@@ -191,7 +191,7 @@ def _check_supported(config: Mapping[str, Any], *, max_model_len: int, where: st
     if slides and (window is None or window < max_model_len):
         raise InvalidSetup.because(
             "unsupported-sliding-window",
-            f"layers look back {window} tokens only; contexts here may grow to {max_model_len}.",
+            f"Layers look back {window} tokens only; contexts here may grow to {max_model_len}.",
             where=where,
             fix=f"Set max_model_len to {window} or less." if window else "Write the window into sliding_window.",
         )

@@ -46,7 +46,7 @@ def get_family(config: Mapping[str, Any], *, where: str) -> Family:
             return family
     raise InvalidSetup.because(
         "unsupported-architecture",
-        f"architecture {', '.join(named) or config.get('model_type')!r} is not supported.",
+        f"Architecture {', '.join(named) or config.get('model_type')!r} is not supported.",
         where=where,
         fix=f"Use one of {', '.join(family.architecture for family in FAMILIES.values())}.",
     )

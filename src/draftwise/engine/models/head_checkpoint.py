@@ -47,7 +47,7 @@ class HeadCheckpoint:
         reader: of its weights.
 
     Raises:
-        InvalidSetup: the config is incomplete, of another architecture or quantised, or its vocabulary is not as
+        InvalidSetup: the config is incomplete, of another architecture or quantized, or its vocabulary is not as
             large as the target's.
     """
 
@@ -57,7 +57,7 @@ class HeadCheckpoint:
         self._files.config = self.config = to_plain(self._files.config, where=self.where)
         shape = ModelShape.from_hf_config(self.config, where=self.where)
         family = self._family(families)
-        self._refuse_quantised()
+        self._refuse_quantized()
         _refuse(find_vocabulary_fault(shape.vocab_size, target.shape.vocab_size, where=self.where))
         reach = max(shape.max_position_embeddings, target.shape.max_position_embeddings)
         shape = dataclasses.replace(shape, max_position_embeddings=reach)
@@ -127,7 +127,7 @@ class HeadCheckpoint:
             shown = ", ".join(unknown[:8]) + (" ..." if len(unknown) > 8 else "")
             raise InvalidSetup.because(
                 "tensors-unknown",
-                f"holds {len(unknown)} tensors that config.json gives no place: {shown}",
+                f"{self._files.path} holds {len(unknown)} tensors that config.json gives no place: {shown}.",
                 where=str(self._files.path),
                 fix="Rename or remove them, or correct config.json: weights that are not used are a head not used.",
             )
@@ -152,7 +152,7 @@ class HeadCheckpoint:
         if ids_U.min() < 0 or ids_U.max() >= self.shape.vocab_size or len(ids_U.unique()) < num_named:
             raise InvalidSetup.because(
                 "wrong-d2t",
-                "its tensor d2t names a token outside the target's vocabulary, or one twice.",
+                "The tensor d2t names a token outside the target's vocabulary, or one twice.",
                 where=self.where,
                 fix="d2t must hold, for each token d of the draft vocabulary, the target's id of it minus d.",
             )
@@ -165,16 +165,16 @@ class HeadCheckpoint:
                 return family
         raise InvalidSetup.because(
             "unsupported-architecture",
-            f"architecture {', '.join(map(str, named))} is not supported for this method.",
+            f"The architecture {', '.join(map(str, named))} is not supported for this method.",
             where=self.where,
             fix=f"Use a head of one of {', '.join(families)}.",
         )
 
-    def _refuse_quantised(self) -> None:
+    def _refuse_quantized(self) -> None:
         if self.config.get("quantization_config"):
             raise InvalidSetup.because(
-                "quantised",
-                "quantised heads are not supported.",
+                "quantized",
+                "Quantized heads are not supported.",
                 where=self.where,
                 fix="Use the bfloat16 checkpoint of the head.",
             )

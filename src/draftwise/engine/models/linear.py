@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["CudaLinear", "Linear", "PackedLinear", "can_pack", "make_linear", "pack", "quantise"]
+__all__ = ["CudaLinear", "Linear", "PackedLinear", "can_pack", "make_linear", "pack", "quantize"]
 
 Linear = Callable[[Tensor], Tensor]
 """[R, in] -> [R, out]."""
@@ -39,7 +39,7 @@ def make_linear(
     scale_O = None
     if quantization == "fp8":
         dtype = weight_OK.dtype
-        weight_OK, scale_O = quantise(weight_OK)
+        weight_OK, scale_O = quantize(weight_OK)
         if not _multiplies_fp8(weight_OK.device) or dtype.itemsize != 2:
             weight_OK, scale_O = (weight_OK.to(torch.float32) * scale_O.unsqueeze(1)).to(dtype), None
     if weight_OK.is_cuda:
@@ -81,7 +81,7 @@ def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
     return dtype == torch.float32
 
 
-def quantise(weight_OK: Tensor) -> tuple[Tensor, Tensor]:
+def quantize(weight_OK: Tensor) -> tuple[Tensor, Tensor]:
     """Return the weights as float8_e4m3fn and the float32 scale of each output, its largest absolute weight / 448."""
     largest_O = weight_OK.abs().amax(dim=1).to(torch.float32)
     scale_O = torch.where(largest_O > 0, largest_O / _LARGEST, 1.0)

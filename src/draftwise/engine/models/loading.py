@@ -42,7 +42,7 @@ def load_model(
         dtype: `auto` is the checkpoint's own; else bfloat16, float16, float32 or float64.
         device: `auto` is CUDA when there is one, else the CPU.
         load_format: `auto` reads the weights, `dummy` makes random ones.
-        quantization: `fp8` quantises the matrices of the layers while loading, one scale an output channel.
+        quantization: `fp8` quantizes the matrices of the layers while loading, one scale an output channel.
 
     Raises:
         InvalidSetup: the checkpoint is no dense Llama, Mistral, Qwen2 or Qwen3, is incomplete, or the
@@ -53,8 +53,8 @@ def load_model(
     family = get_family(config, where=where)
     if config.get("quantization_config"):
         raise InvalidSetup.because(
-            "quantised",
-            "quantised checkpoints are not supported.",
+            "quantized",
+            "Quantized checkpoints are not supported.",
             where=where,
             fix="Use the bfloat16 checkpoint of the model.",
         )
@@ -110,7 +110,7 @@ def _resolve_device(device: str | torch.device) -> torch.device:
         )
     if resolved.type == "cuda" and not torch.cuda.is_available():
         raise InvalidSetup.because(
-            "no-cuda", "this machine or this build of torch has no CUDA.", where="device", fix="Use cpu."
+            "no-cuda", "This machine or this build of torch has no CUDA.", where="device", fix="Use cpu."
         )
     if resolved.type == "cuda" and find_spec("triton") is None:
         raise InvalidSetup.because(

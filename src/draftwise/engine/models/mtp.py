@@ -126,14 +126,14 @@ def _count(checkpoint: HeadCheckpoint) -> int:
     if any(name.endswith(".eh_proj.weight") for name in checkpoint):
         raise InvalidSetup.because(
             "unsupported-mtp",
-            "its MTP modules are laid out as DeepSeek's and GLM's, which are not supported.",
+            "The MTP modules are laid out as DeepSeek's and GLM's, which are not supported.",
             where=checkpoint.where,
             fix="Use a MiMo target, or another method: eagle3 works with every target.",
         )
     absent = f"no tensors {_PREFIX}*" if n_predict else "no num_nextn_predict_layers"
     raise InvalidSetup.because(
         "no-mtp",
-        f"the checkpoint has no MTP modules: there are {absent}.",
+        f"The checkpoint has no MTP modules: there are {absent}.",
         where=checkpoint.where,
         fix="Train them with `draftwise train mtp`, or use another method.",
     )

@@ -42,7 +42,7 @@ class Rope:
         kind = params.get("rope_type") or params.get("type") or "default"
         partial = params.get("partial_rotary_factor", config.get("partial_rotary_factor")) or 1.0
         if kind not in _SCALINGS or partial != 1.0:
-            what = f"partial_rotary_factor {partial}" if kind in _SCALINGS else f"rope scaling {kind!r}"
+            what = f"partial_rotary_factor {partial}" if kind in _SCALINGS else f"Rope scaling {kind!r}"
             raise InvalidSetup.because(
                 "unsupported-rope",
                 f"{what} is not supported.",
@@ -55,7 +55,7 @@ class Rope:
             frequencies_D, scale, limit = _SCALINGS[kind](plain_D, params, shape)
         except KeyError as error:
             raise InvalidSetup.because(
-                "rope-incomplete", f"rope scaling {kind!r} lacks {error.args[0]!r}.", where=where
+                "rope-incomplete", f"Rope scaling {kind!r} lacks {error.args[0]!r}.", where=where
             ) from None
         return cls(frequencies_D=frequencies_D, attention_scale=scale, context_limit=limit)
 

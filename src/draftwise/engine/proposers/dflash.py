@@ -67,7 +67,7 @@ class DFlashProposer(PagedProposer):
         if k is not None and block_size is not None and k >= block_size:
             raise InvalidSetup.because(
                 "block-too-long",
-                f"a block of {block_size} tokens has no room for {k} draft tokens beside the last token. They look at "
+                f"A block of {block_size} tokens has no room for {k} draft tokens beside the last token. They look at "
                 "each other, so those that the drafter was not trained to make would spoil the others.",
                 where=str(Path(path) / "config.json"),
                 fix=f"Set num_speculative_tokens to {block_size - 1} or less.",

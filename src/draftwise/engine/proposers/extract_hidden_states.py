@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from draftwise.checkpoints.aux_layers import AUX_KEY
 from draftwise.core import InvalidSetup
 from draftwise.engine.models.checkpoint import write_tensors
 from draftwise.engine.proposers.base import Confirmed, Proposer
@@ -67,8 +68,8 @@ class ExtractHiddenStatesProposer(Proposer):
         if not taps:
             raise InvalidSetup.because(
                 "no-layers",
-                "names no hidden state to write.",
-                where="eagle_aux_hidden_state_layer_ids",
+                f"{AUX_KEY} names no hidden state to write.",
+                where=AUX_KEY,
                 fix="Give layer ids: i is what enters layer i, 0 the embedding.",
             )
         self.taps = tuple(sorted(set(taps)))
@@ -132,7 +133,7 @@ def _make_folder(folder: str | Path) -> Path:
     except OSError as error:
         raise InvalidSetup.because(
             "folder-not-writable",
-            f"cannot be written to: {error.strerror or error}.",
+            f"{path} cannot be written to: {error.strerror or error}.",
             where=str(path),
             fix="Give a folder that this user may write to.",
         ) from None

@@ -158,7 +158,7 @@ def _read_token_map(checkpoint: Checkpoint, target: CausalLM, prefix: str) -> Te
     if token_map_U.min() < 0 or token_map_U.max() >= vocab_size:
         raise InvalidSetup.because(
             "unknown-token",
-            f"token_map names token {int(token_map_U.max())}, the target's vocabulary has 0..{vocab_size - 1}.",
+            f"token_map names token {int(token_map_U.max())}, and the target's vocabulary has 0..{vocab_size - 1}.",
             where=str(checkpoint.path),
             fix="Use a drafter that was trained for this very target.",
         )
@@ -185,7 +185,7 @@ def _check_nothing_lost(checkpoint: Checkpoint, names: _Names, num_heads: int) -
     if lost:
         raise InvalidSetup.because(
             "tensors-unread",
-            f"holds {len(lost)} tensors that config.json does not ask for: {', '.join(lost[:4])}",
+            f"{checkpoint.path} holds {len(lost)} tensors that config.json does not ask for: {', '.join(lost[:4])}.",
             where=str(checkpoint.path),
             fix='Write the number of layers ("num_hidden_layers") and "medusa_fc_bias": true for biases there.',
         )

@@ -106,7 +106,7 @@ def pick_count(num_drafted: int, k: int | None, *, where: str) -> int:
     if k is not None and k > num_drafted:
         raise InvalidSetup.because(
             "too-many-draft-tokens",
-            f"the drafter makes at most {num_drafted} tokens, num_speculative_tokens is {k}.",
+            f"The drafter makes at most {num_drafted} tokens, num_speculative_tokens is {k}.",
             where=where,
             fix=f"Set num_speculative_tokens to {num_drafted} or less, or train a drafter with more heads.",
         )

@@ -45,7 +45,7 @@ class ChatTemplate:
             self._template = environment.from_string(source)
         except jinja2.TemplateError as error:
             raise InvalidSetup.because(
-                "bad-chat-template", f"the chat template is not valid Jinja: {error}.", where="chat_template"
+                "bad-chat-template", f"The chat template is not valid Jinja: {error}.", where="chat_template"
             ) from None
 
     def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
@@ -59,7 +59,7 @@ class ChatTemplate:
         except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
             raise InvalidSetup.because(
                 "chat-template-refused",
-                f"the model's chat template refuses these messages: {error}",
+                f"The model's chat template refuses these messages: {error}",
                 where="messages",
             ) from None
 

@@ -42,7 +42,7 @@ class IncrementalDetokenizer:
         if stop_strings and not tokenizer.makes_text:
             raise InvalidSetup.because(
                 "no-tokenizer-loaded",
-                "text is not made without a tokenizer (skip_tokenizer_init), so no string can stop it.",
+                "Text is not made without a tokenizer (skip_tokenizer_init), so no string can stop it.",
                 where="stop",
                 fix="Use stop_token_ids, or load the tokenizer.",
             )

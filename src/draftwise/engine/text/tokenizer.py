@@ -66,7 +66,7 @@ class Tokenizer:
         if not path.is_file():
             raise InvalidSetup.because(
                 "no-tokenizer",
-                "has no tokenizer.json.",
+                f"{directory} has no tokenizer.json.",
                 where=str(directory),
                 fix="Give the directory of a Hugging Face checkpoint with a fast tokenizer "
                 "(AutoTokenizer.from_pretrained(...).save_pretrained(...) writes one).",
@@ -75,7 +75,7 @@ class Tokenizer:
             backend = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises bare Exception
             raise InvalidSetup.because(
-                "bad-tokenizer", f"cannot be read: {error}.", where=str(path), fix="Download or export it again."
+                "bad-tokenizer", f"{path} cannot be read: {error}.", where=str(path), fix="Download or export it again."
             ) from None
         settings = _read_json(directory / "tokenizer_config.json")
         named = {name: _content(settings[name]) for name in _NAMED_TOKENS if settings.get(name)}
@@ -125,7 +125,7 @@ class Tokenizer:
         if self.chat_template is None:
             raise InvalidSetup.because(
                 "no-chat-template",
-                "this model has no chat template.",
+                "The model has no chat template.",
                 where="messages",
                 fix="Use /v1/completions, or add a chat_template.jinja to the checkpoint.",
             )
@@ -172,7 +172,7 @@ def load_tokenizer(directory: str | Path, *, skip: bool) -> Tokenizer:
 def _no_tokenizer(where: str) -> InvalidSetup:
     return InvalidSetup.because(
         "no-tokenizer-loaded",
-        "text cannot be read without a tokenizer (skip_tokenizer_init).",
+        "Text cannot be read without a tokenizer (skip_tokenizer_init).",
         where=where,
         fix="Give prompts as token ids, or load the tokenizer.",
     )
@@ -228,6 +228,6 @@ def _read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise InvalidSetup.because(
-            "not-json", f"is not valid JSON: {error}.", where=str(path), fix="Download or export it again."
+            "not-json", f"{path} is not valid JSON: {error}.", where=str(path), fix="Download or export it again."
         ) from None
     return value if isinstance(value, dict) else {}

@@ -12,7 +12,7 @@ from draftwise.core import Finding, Ruling, Setup
 from draftwise.facts.rules import Rulebook
 from draftwise.facts.vllm import Release
 
-__all__ = ["ALL_PACKAGES", "SPEC", "SPEC_FLAGS", "Context", "Platform"]
+__all__ = ["SPEC", "SPEC_FLAGS", "Context", "Platform"]
 
 Platform = Literal["cuda", "cpu"]
 SPEC = "--speculative-config"
@@ -22,8 +22,6 @@ SPEC_FLAGS: Mapping[str, str] = {
     "spec_tokens": "num_speculative_tokens",
 }
 """Engine flags that stand for a key of the speculative JSON."""
-ALL_PACKAGES = frozenset({"arctic_inference"})
-"""Optional Python packages that some methods need."""
 _OFF: tuple[Any, ...] = (None, False, "", [], {}, "false", "False")
 
 
@@ -59,8 +57,10 @@ class Context:
     """What was found while flags and models were read."""
     platform: Platform = "cuda"
     env: Mapping[str, str] = field(default_factory=dict)
-    installed: frozenset[str] = ALL_PACKAGES
-    """Optional Python packages that the server has; nobody can see another machine's, so all are assumed."""
+    origins: Mapping[str, str] = field(default_factory=dict)
+    """Directories of the server that hold a model of the hub: path -> the model's name."""
+    installed: frozenset[str] | None = None
+    """Optional Python packages that the server has, by their names on the index; None: they are not known here."""
 
     def is_on(self, flag: str) -> bool:
         """Say whether a flag is given and neither false nor empty; the defaults of these flags are all off."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from draftwise.core import Effect, Finding, Ruling, Setup
+from draftwise.core import Effect, Finding, Ruling, Setup, Severity
 from draftwise.facts.methods import Method, get_method
 
 __all__ = ["Report", "Resolved"]
@@ -45,12 +45,32 @@ class Report:
     """One setup judged for one release."""
 
     version: str
+    """The release by whose rules it was judged."""
+    asked: str = ""
+    """The version that was meant, where it is not known and `version` is only the nearest; else empty."""
     setup: Setup
     findings: tuple[Finding, ...]
     resolved: Resolved | None
     """None where the config is rejected, or there is no speculation."""
+    is_judged: bool = True
+    """False where nobody can say what the server does: its release, or a table of it, is not known, or its text leaves
+    something open."""
 
     @property
-    def accepted(self) -> bool:
-        """Whether the server's configuration objects would be made; start-up may still fail."""
-        return not any(isinstance(f, Ruling) and f.effect is Effect.REJECTED for f in self.findings)
+    def release(self) -> str:
+        """By which release it was judged and which was meant, in words; empty for a setup that was never read."""
+        if not self.version:
+            return ""
+        return f"vLLM {self.asked}, judged as {self.version}" if self.asked else f"vLLM {self.version}"
+
+    @property
+    def accepted(self) -> bool | None:
+        """Whether the server's configuration objects would be made; start-up may still fail. None: nobody can say."""
+        if not self.is_judged:
+            return None
+        effects = {
+            each.effect for each in self.findings if isinstance(each, Ruling) and each.severity is Severity.ERROR
+        }
+        if Effect.REJECTED in effects:
+            return False
+        return None if Effect.UNKNOWN in effects else True

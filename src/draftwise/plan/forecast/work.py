@@ -91,7 +91,7 @@ def find_drafter_work(
 def _shared_head(target: Config) -> Part:
     """Return the target's lm_head, which heads without one of their own read."""
     rows, cols = target["vocab_size"], target["hidden_size"]
-    return Part(name="lm_head", role="head", rows=rows, cols=cols, split=Split.VOCABULARY, quantised=False)
+    return Part(name="lm_head", role="head", rows=rows, cols=cols, split=Split.VOCABULARY, quantized=False)
 
 
 def _add_up(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from draftwise.core import Finding, Severity
+from draftwise.core import Finding
 from draftwise.facts.advice import get_advice, get_guide_rank
 from draftwise.facts.methods import get_method
 from draftwise.plan.pick.case import Case
@@ -52,13 +52,6 @@ def propose_suffix(case: Case, method: str) -> Proposal | Refusal:
         spec={"method": method},
         place=get_guide_rank(method if case.requirements.traffic.repetitive else "ngram"),
         why_lengths=get_advice("k-of-suffix").finding("The trees decide how many tokens to draft, up to this number."),
-        caveats=(
-            get_advice("suffix-package").finding(
-                "The server needs arctic-inference.",
-                severity=Severity.WARNING,
-                fix="Install arctic-inference==0.1.1 in vLLM's environment.",
-            ),
-        ),
         bound=_longest_suffix(case),
     )
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from draftwise.checkpoints.aux_layers import find_aux_layers
 from draftwise.core import ModelShape
 from draftwise.facts.methods import Method, find_method, get_method
 from draftwise.plan.size.decoder import attention_parts, decoder_parts, mlp_parts, norm
@@ -90,10 +91,8 @@ def _describe_eagle3(target: Config, config: Config | None, _k: int) -> Drafter:
     like = config or {**_head_of(target), "draft_vocab_size": min(32000, target["vocab_size"])}
     shape = read_shape(like)
     layers, width = tuple(range(shape.num_layers)), shape.hidden_size
-    ids = like.get("eagle_aux_hidden_state_layer_ids") or (like.get("eagle_config") or {}).get(
-        "eagle_aux_hidden_state_layer_ids"
-    )
-    taps = len(ids) if isinstance(ids, list) and ids else 3
+    stated = find_aux_layers(like)
+    taps = len(stated.ids) if stated else 3  # the paper's
     vocab = like.get("draft_vocab_size") or shape.vocab_size
     parts = (
         _fc(width, taps * (like.get("target_hidden_size") or target["hidden_size"])),
@@ -133,8 +132,8 @@ def _describe_dspark(target: Config, config: Config | None, k: int) -> Drafter:
     like = config or {}
     rank, vocab = like.get("markov_rank") or 256, like.get("draft_vocab_size") or target["vocab_size"]
     tables = (
-        Part(name="markov_w1", role="head", rows=target["vocab_size"], cols=rank, split=Split.COPIED, quantised=False),
-        Part(name="markov_w2", role="head", rows=vocab, cols=rank, split=Split.COPIED, quantised=False),
+        Part(name="markov_w1", role="head", rows=target["vocab_size"], cols=rank, split=Split.COPIED, quantized=False),
+        Part(name="markov_w2", role="head", rows=vocab, cols=rank, split=Split.COPIED, quantized=False),
     )
     return replace(base, method="dspark", parts=(*base.parts, *tables))
 
@@ -147,7 +146,7 @@ def _describe_medusa(target: Config, config: Config | None, k: int) -> Drafter:
     layers = like.get("medusa_num_layers") or like.get("num_hidden_layers") or 1
     vocab = like.get("truncated_vocab_size") or like.get("vocab_size") or target["vocab_size"]
     blocks = Part(
-        name="blocks", role="mlp", rows=width, cols=width, copies=heads * layers, split=Split.COPIED, quantised=False
+        name="blocks", role="mlp", rows=width, cols=width, copies=heads * layers, split=Split.COPIED, quantized=False
     )
     copies = 1 if like.get("original_lm_head") else heads
     return Drafter(
@@ -167,9 +166,9 @@ def _describe_mlp_speculator(target: Config, config: Config | None, k: int) -> D
     inner, heads = like.get("inner_dim") or width, like.get("n_predict") or k
     copies = 1 if like.get("tie_weights") else heads
     table = Part(
-        name="emb", role="embedding", rows=vocab, cols=inner, copies=copies, split=Split.VOCABULARY, quantised=False
+        name="emb", role="embedding", rows=vocab, cols=inner, copies=copies, split=Split.VOCABULARY, quantized=False
     )
-    projections = [Part(name="proj.0", role="mlp", rows=inner, cols=width, split=Split.COPIED, quantised=False)]
+    projections = [Part(name="proj.0", role="mlp", rows=inner, cols=width, split=Split.COPIED, quantized=False)]
     if heads > 1:
         later = 1 if like.get("tie_weights") else heads - 1
         projections.append(replace(projections[0], name="proj", cols=inner, copies=later))
@@ -234,14 +233,14 @@ def _head_of(target: Config) -> dict[str, Any]:
 
 
 def _fc(width: int, inputs: int) -> Part:
-    return Part(name="fc", role="fc", rows=width, cols=inputs, split=Split.COPIED, quantised=False)
+    return Part(name="fc", role="fc", rows=width, cols=inputs, split=Split.COPIED, quantized=False)
 
 
 def _own_head(vocab: int, width: int) -> tuple[Part]:
-    return (Part(name="lm_head", role="head", rows=vocab, cols=width, split=Split.VOCABULARY, quantised=False),)
+    return (Part(name="lm_head", role="head", rows=vocab, cols=width, split=Split.VOCABULARY, quantized=False),)
 
 
 def _vocabulary_map(draft: int, target: int) -> Iterator[Part]:
     """Yield `d2t`, one 8-byte id for each token of the draft vocabulary."""
     if draft != target:
-        yield Part(name="d2t", role="other", rows=draft, split=Split.COPIED, quantised=False, stored_bits=64)
+        yield Part(name="d2t", role="other", rows=draft, split=Split.COPIED, quantized=False, stored_bits=64)

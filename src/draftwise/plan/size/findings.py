@@ -95,7 +95,7 @@ def _find_shares(budget: Budget, plain: Budget) -> Iterator[Finding]:
             f"The drafter's weights take {share:.0%} of the GPU, more than {_DRAFTER_SHARE:.0%}: the KV cache holds "
             f"{budget.kv_tokens:,} tokens with it and {plain.kv_tokens:,} without.",
             where="drafter",
-            fix="Use a head (EAGLE-3, MTP, DFlash), a smaller or a quantised drafter.",
+            fix="Use a head (EAGLE-3, MTP, DFlash), a smaller or a quantized drafter.",
         )
     if (share := budget.target / budget.device) > _TARGET_SHARE:
         yield _finding(
@@ -104,7 +104,7 @@ def _find_shares(budget: Budget, plain: Budget) -> Iterator[Finding]:
             f"The target's weights alone take {share:.0%} of the GPU, more than {_TARGET_SHARE:.0%}: little is left to "
             "draft and to cache with.",
             where="target",
-            fix="Use more GPUs, quantised weights, or a method without weights (ngram, suffix).",
+            fix="Use more GPUs, quantized weights, or a method without weights (ngram, suffix).",
         )
 
 

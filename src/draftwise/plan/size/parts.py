@@ -43,8 +43,8 @@ class Part:
     split: Split = Split.SHARDED
     heads: int = 1
     """Key-value heads of a part that is split by them."""
-    quantised: bool = True
-    """Whether a weight-only quantisation reaches it: embeddings, heads, norms and routers stay in 16 bit."""
+    quantized: bool = True
+    """Whether a weight-only quantization reaches it: embeddings, heads, norms and routers stay in 16 bit."""
     last: bool = False
     """Whether it stands behind the last layer (with pipeline parallelism: on the last GPU)."""
     stored_bits: int = 0
@@ -96,7 +96,7 @@ def num_bytes(
 
     Args:
         parts: of the whole model.
-        precision: of the parts that a quantisation reaches; the others stay in 16 bit.
+        precision: of the parts that a quantization reaches; the others stay in 16 bit.
         tensor_parallel_size: GPUs that share every layer.
         stage: of pipeline parallelism; None for all layers.
     """
@@ -123,4 +123,4 @@ def _on_one_gpu(part: Part, size: int) -> Part:
 def _bytes_of(part: Part, precision: Precision) -> float:
     if part.stored_bits:
         return part.rows * part.cols * part.stored_bits / 8
-    return (precision if part.quantised and part.cols > 1 else BF16).matrix_bytes(part.rows, part.cols)
+    return (precision if part.quantized and part.cols > 1 else BF16).matrix_bytes(part.rows, part.cols)

@@ -36,11 +36,6 @@ class Precision:
             total += 4 * -(-rows // self.block) * -(-cols // self.block)
         return total
 
-    @property
-    def bytes_per_weight(self) -> float:
-        """Bytes of a weight in a large matrix, scales included."""
-        return self.matrix_bytes(1 << 14, 1 << 14) / (1 << 28)
-
 
 BF16 = Precision(name="bf16", bits=16)
 PRECISIONS: Mapping[str, Precision] = {
@@ -117,7 +112,7 @@ def precision_of(config: Mapping[str, Any]) -> Precision:
 
 
 def spared_roles(config: Mapping[str, Any]) -> frozenset[str]:
-    """Return the roles of parts (`parts.Part.role`) that a checkpoint's quantisation leaves in 16 bit everywhere."""
+    """Return the roles of parts (`parts.Part.role`) that a checkpoint's quantization leaves in 16 bit everywhere."""
     given = config.get("quantization_config")
     if not isinstance(given, Mapping):
         return frozenset()

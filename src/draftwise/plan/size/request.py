@@ -40,7 +40,7 @@ class Request:
     shape: ModelShape
     precision: Precision
     spared: frozenset[str] = frozenset()
-    """Roles that the checkpoint's quantisation leaves in 16 bit."""
+    """Roles that the checkpoint's quantization leaves in 16 bit."""
     directory: Path | None = None
     """Where the target's weights lie, None where only its shape is known."""
     vision: Mapping[str, Any] | None = None
@@ -73,8 +73,16 @@ class Request:
         return Rulebook(self.release.version)
 
 
-def read_request(setup: Setup, *, gpu: Gpu | str | None = None, cold_start: bool = True) -> Request:
+def read_request(
+    setup: Setup, *, gpu: Gpu | str | None = None, cold_start: bool = True, stored: str | None = None
+) -> Request:
     """Resolve a setup as its vLLM release would.
+
+    Args:
+        setup: target, speculation, flags and vLLM version.
+        gpu: on which it runs; by default the setup's device.
+        cold_start: whether vLLM compiles the model first.
+        stored: precision of a quantized copy of the target that is served instead; None for the target as it is.
 
     Raises:
         InvalidSetup: the target is not found, version or GPU are unknown, or vLLM cannot read a flag.
@@ -90,7 +98,7 @@ def read_request(setup: Setup, *, gpu: Gpu | str | None = None, cold_start: bool
     drafter = NO_DRAFTER if spec is None else _describe_drafter(context, spec, config)
     sizes = get_batch_defaults(found, context.release)
     length = _count(context, "max_model_len", shape.max_position_embeddings)
-    quantization = context.given.get("quantization")
+    quantization = stored or context.given.get("quantization")
     return Request(
         release=context.release,
         gpu=found,

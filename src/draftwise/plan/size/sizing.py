@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from draftwise.core import Finding, Setup
 from draftwise.core.budget import Budget
 from draftwise.facts.gpus import Gpu
+from draftwise.facts.rules import of_release
 from draftwise.plan.check.context import SPEC_FLAGS
 from draftwise.plan.size.budget import measure
 from draftwise.plan.size.findings import find_faults
@@ -27,24 +28,25 @@ class Sizing:
     findings: tuple[Finding, ...]
 
 
-def size(setup: Setup, *, gpu: Gpu | str | None = None, cold_start: bool = True) -> Sizing:
+def size(setup: Setup, *, gpu: Gpu | str | None = None, cold_start: bool = True, stored: str | None = None) -> Sizing:
     """Return what a setup takes of each GPU.
 
     Args:
         setup: target, speculation, flags and vLLM version.
         gpu: on which it runs; by default the setup's device.
         cold_start: whether vLLM compiles the model first, as it does in a fresh container.
+        stored: precision of a quantized copy of the target that is served instead; None for the target as it is.
 
     Raises:
         InvalidSetup: target, version, GPU or a number cannot be read.
     """
-    request = read_request(setup, gpu=gpu, cold_start=cold_start)
+    request = read_request(setup, gpu=gpu, cold_start=cold_start, stored=stored)
     budget = measure(request)
     plain = budget
     if request.drafter is not NO_DRAFTER:
         alone = _without_speculation(setup, request)
-        plain = measure(read_request(alone, gpu=request.gpu, cold_start=cold_start))
-    findings = tuple(find_faults(request, budget, plain))
+        plain = measure(read_request(alone, gpu=request.gpu, cold_start=cold_start, stored=stored))
+    findings = tuple(of_release(each, request.release) for each in find_faults(request, budget, plain))
     return Sizing(request=request, budget=budget, plain=plain, findings=findings)
 
 

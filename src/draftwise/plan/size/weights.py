@@ -24,7 +24,7 @@ def target_bytes(request: Request, stage: Stage) -> int:
         stored = stored_bytes(headers, request.shape, tensor_parallel_size=request.tensor_parallel_size, stage=stage)
         return stored + rotary
     parts = [
-        replace(part, quantised=part.quantised and part.role not in request.spared)
+        replace(part, quantized=part.quantized and part.role not in request.spared)
         for part in decoder_parts(request.config, request.shape)
     ]
     parts += _vision_parts(request.vision, request.shape.hidden_size)
@@ -59,6 +59,6 @@ def _vision_parts(vision: Mapping[str, Any] | None, hidden: int) -> tuple[Part, 
     inner = get_int(vision, "intermediate_size") or 4 * width
     numbers = (layers * (4 * width * width + 2 * width * inner), width * hidden)
     return (
-        Part(name="vision layers", role="other", rows=numbers[0] // width, cols=width, quantised=False),
-        Part(name="projector", role="other", rows=numbers[1] // width, cols=width, quantised=False),
+        Part(name="vision layers", role="other", rows=numbers[0] // width, cols=width, quantized=False),
+        Part(name="projector", role="other", rows=numbers[1] // width, cols=width, quantized=False),
     )

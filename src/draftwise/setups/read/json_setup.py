@@ -43,7 +43,7 @@ def read_keywords(given: Mapping[str, Any], *, where: str, engine_version: str |
     """Return the setup that a mapping of one of the forms of `read_json_setup` describes."""
     value = dict(given)
     version = engine_version or str(value.pop("engine_version", None) or value.pop("version", None) or "")
-    release, findings = choose_release(version)
+    release, findings = choose_release(version), list[Finding]()
     if not {_SPEC, "target", "args"} & set(value):
         value = {_SPEC: value}
     target = next((str(value[key]) for key in _TARGET if isinstance(value.get(key), str) and value[key]), "")

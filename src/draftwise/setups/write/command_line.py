@@ -54,9 +54,10 @@ def _name_target(setup: Setup) -> str:
 
 
 def _flag_rows(setup: Setup) -> Mapping[str, Mapping[str, Any]]:
-    """Return the flags of the release that serves it, the newest one's where that is not known."""
+    """Return the flags of the release that serves it, the nearest one's where that is not known."""
     try:
-        release = get_release(setup.engine_version if setup.engine == "vllm" and setup.engine_version else "newest")
+        version = setup.engine_version if setup.engine == "vllm" and setup.engine_version else "newest"
+        release = get_release(version, nearest=True)
     except InvalidSetup:
         release = releases()[-1]
     return release.table("flags")

@@ -176,7 +176,7 @@ def _heat(readings: Sequence[_Reading], growths: Sequence[_GpuGrowth], threshold
     if (share := _limited_share(growths, worst)) > thresholds.held_up:
         yield warning("gpu-throttled", f"a GPU ran below its clock for {share:.1%} of the time ({worst}).", _COOL)
     elif hot:
-        names = join_names(sorted(set().union(*(each.reasons for each in hot)) & set(_FOR_HEAT)))
+        names = join_names(sorted(set().union(*(each.reasons for each in hot)) & set(_FOR_HEAT)), most=4)
         text = f"a GPU ran below its clock at {len(hot)} of {len(readings)} readings ({names})."
         yield warning("gpu-throttled", text, _COOL)
 

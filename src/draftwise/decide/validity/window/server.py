@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil, isfinite, log
 from typing import Any
 
 from draftwise.core import Condition, Counters, Finding, Interval, ServerLoad, SpecConfig, TurnRecord
@@ -241,8 +242,20 @@ def _prefix_cache(
         fix = "Speculation cannot find more: its server has seen these prompts before. Restart both servers."
         yield error("prefix-hits-gained", f"the prefix cache {rates}: the prompts were warm on one side.", fix)
     if ttft is not None and ttft.value >= 1 + thresholds.ttft_loss:
-        text = f"the first token comes {ttft.value:.2f}x as late as the baseline's ({ttft.low:.2f}-{ttft.high:.2f})"
-        yield warning("ttft-damaged", f"{text}.", _why_late(alone=alone, lost_hits=lost > thresholds.prefix_hit_loss))
+        yield _judge_first_token(ttft, _why_late(alone=alone, lost_hits=lost > thresholds.prefix_hit_loss))
+
+
+def _judge_first_token(ttft: Interval, why: str) -> Finding:
+    """Tell first tokens that come late from those that only may: their interval holds that they do not."""
+    times = f"{ttft.value:.2f}x as late as the baseline's ({ttft.low:.2f}-{ttft.high:.2f})"
+    if ttft.low > 1:
+        return warning("ttft-damaged", f"the first token comes {times}.", why)
+    text = f"the first token may come later: it came {times}, which does not exclude that nothing is lost."
+    if not (ttft.low > 0 and isfinite(ttft.high)):
+        return info("ttft-damaged", text, "More prompts would tell.")
+    # An interval shrinks with the square root of the number of prompts.
+    more = ceil((log(ttft.high / ttft.low) / 2 / log(ttft.value)) ** 2)
+    return info("ttft-damaged", text, f"About {max(2, more)} times as many prompts would tell.")
 
 
 def _why_late(*, alone: bool, lost_hits: bool) -> str:

@@ -1,4 +1,4 @@
-"""Products of many rows with one-byte weights: the activations are quantised too, each row by its own largest value.
+"""Products of many rows with one-byte weights: the activations are quantized too, each row by its own largest value.
 
 Shape letters: R rows, K columns of a weight, O outputs.
 """
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from draftwise.engine.kernels.cuda.launch import interpreted, launch_next, pdl, wait
 
-__all__ = ["LARGEST", "linear_fp8", "quantise_rows"]
+__all__ = ["LARGEST", "linear_fp8", "quantize_rows"]
 
 LARGEST = 448.0
 """The largest value of float8_e4m3fn."""
@@ -28,9 +28,9 @@ def linear_fp8(x_RK: Tensor, weight_OK: Tensor, scale_O: Tensor, bias_O: Tensor 
     if not _can_multiply(x_RK) or num_in % 16 or num_out % 16:
         weight_OK = (weight_OK.to(torch.float32) * scale_O.unsqueeze(1)).to(x_RK.dtype)
         return F.linear(x_RK, weight_OK, bias_O)
-    quantised_RK, scale_R = quantise_rows(x_RK)
+    quantized_RK, scale_R = quantize_rows(x_RK)
     return torch._scaled_mm(
-        quantised_RK,
+        quantized_RK,
         weight_OK.t(),
         scale_a=scale_R.unsqueeze(1),
         scale_b=scale_O.unsqueeze(0),
@@ -45,16 +45,16 @@ def _can_multiply(x_RK: Tensor) -> bool:
     return x_RK.is_cuda and x_RK.dtype == torch.bfloat16 and torch.cuda.get_device_capability(x_RK.device) >= (9, 0)
 
 
-def quantise_rows(x_RK: Tensor) -> tuple[Tensor, Tensor]:
+def quantize_rows(x_RK: Tensor) -> tuple[Tensor, Tensor]:
     """Return x as float8_e4m3fn and the float32 scale of each row, its largest absolute value / 448."""
     num_rows, width = x_RK.shape
-    quantised_RK = torch.empty(num_rows, width, dtype=torch.float8_e4m3fn, device=x_RK.device)
+    quantized_RK = torch.empty(num_rows, width, dtype=torch.float8_e4m3fn, device=x_RK.device)
     scale_R = torch.empty(num_rows, dtype=torch.float32, device=x_RK.device)
     block = triton.next_power_of_2(width)
-    _quantise_kernel[(num_rows,)](
+    _quantize_kernel[(num_rows,)](
         x_RK,
         x_RK.stride(0),
-        quantised_RK,
+        quantized_RK,
         scale_R,
         width,
         BLOCK_K=block,
@@ -63,11 +63,11 @@ def quantise_rows(x_RK: Tensor) -> tuple[Tensor, Tensor]:
         num_warps=1 if interpreted() else min(16, max(1, block // 512)),
         launch_pdl=pdl(),
     )
-    return quantised_RK, scale_R
+    return quantized_RK, scale_R
 
 
 @triton.jit
-def _quantise_kernel(
+def _quantize_kernel(
     x_ptr, x_stride, y_ptr, scale_ptr, width, BLOCK_K: tl.constexpr, LARGEST: tl.constexpr, PDL: tl.constexpr
 ):
     launch_next(PDL)

@@ -8,36 +8,25 @@ from dataclasses import replace
 from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from draftwise.checkpoints.model_config import ModelConfig, find_model_config
 from draftwise.core import Finding, InvalidSetup, Ruling, Setup, Stage
+from draftwise.facts.flag_types import HUMAN_READABLE, read_human_int
 from draftwise.facts.methods import methods_where
 from draftwise.facts.old_flags import read_old_flags
 from draftwise.facts.rules import Rulebook
 from draftwise.facts.vllm import Release, get_release, history
 from draftwise.plan.check.cli.configs import Server, find_refused
-from draftwise.plan.check.context import ALL_PACKAGES, SPEC_FLAGS, Context, Platform
+from draftwise.plan.check.context import SPEC_FLAGS, Context, Platform
 from draftwise.plan.check.model.reading import Config, find_faults, find_incomplete
 from draftwise.plan.check.steps import Step, collect
 
 __all__ = ["get_context"]
 
-_HUMAN = frozenset(
-    {
-        "max_model_len",
-        "max_num_batched_tokens",
-        "max_num_scheduled_tokens",
-        "kv_cache_memory_bytes",
-        "safetensors_prefetch_block_size",
-        "max_num_queued_tokens",
-    }
-)
-"""Flags that take numbers with a unit, such as 32k."""
 _FREE = frozenset({"quantization"})
 """Flags whose declared choices the parser does not enforce: the config does."""
-_UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-_WITH_UNIT = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT])")
 _PARALLEL = ("peagle",)
 """Speculators types whose heads draft in parallel."""
 _HUB_NAME = re.compile(r"(?!.*(--|\.\.))[A-Za-z0-9_][\w.-]*(/[A-Za-z0-9_][\w.-]*)?")
@@ -45,17 +34,25 @@ Served = tuple[str | None, Config | None]
 """Name of the model that is served in the checkpoint's stead (None: no other), and the speculative JSON."""
 
 
-def get_context(setup: Setup, *, installed: frozenset[str] = ALL_PACKAGES) -> Context:
+def get_context(
+    setup: Setup,
+    *,
+    installed: frozenset[str] | None = None,
+    nearest: bool = False,
+    origins: Mapping[str, str] = MappingProxyType({}),
+) -> Context:
     """Look up what a setup names.
 
     Args:
         setup: what the operator wrote.
-        installed: optional Python packages that the server has.
+        installed: optional Python packages that the server has; None: they are not known here.
+        nearest: takes the nearest known release for one that is not known.
+        origins: directories of the server that hold a model of the hub: path -> the model's name.
 
     Raises:
         InvalidSetup: the version is unknown.
     """
-    release = get_release(setup.engine_version or "newest")
+    release = get_release(setup.engine_version or "newest", nearest=nearest)
     rules = Rulebook(release.version)
     faults: list[Finding] = []
     model = _find_model(setup.target, faults)
@@ -68,7 +65,7 @@ def get_context(setup: Setup, *, installed: frozenset[str] = ALL_PACKAGES) -> Co
     doubled = tuple(flag for flag, key in SPEC_FLAGS.items() if flag in given and key in (spec or {}))
     spec = _join_flags(spec, given)
     target = model if verifier is None else _find_model(verifier, faults)
-    drafter = _find_drafter(spec, faults)
+    drafter = _find_drafter(spec, origins, faults)
     return Context(
         setup=setup,
         release=release,
@@ -86,6 +83,7 @@ def get_context(setup: Setup, *, installed: frozenset[str] = ALL_PACKAGES) -> Co
         rulings=(*about_flags, *about_configs, *about_served),
         platform=platform,
         env=setup.env,
+        origins=origins,
         installed=installed,
     )
 
@@ -96,9 +94,14 @@ def _join_flags(spec: Mapping[str, Any] | None, given: Mapping[str, Any]) -> Map
     return {**(spec or {}), **by_flag} if by_flag else spec
 
 
-def _find_drafter(spec: Mapping[str, Any] | None, faults: list[Finding]) -> ModelConfig | None:
+def _find_drafter(
+    spec: Mapping[str, Any] | None, origins: Mapping[str, str], faults: list[Finding]
+) -> ModelConfig | None:
     name = None if spec is None else spec.get("model")
-    return _find_model(name, faults) if isinstance(name, str) and name else None
+    if not isinstance(name, str) or not name:
+        return None
+    found = _find_model(origins.get(name, name), faults)
+    return None if found is None else replace(found, name=name)
 
 
 def _find_model(name: str, faults: list[Finding]) -> ModelConfig | None:
@@ -125,7 +128,7 @@ def _read_flags(rules: Rulebook, release: Release, args: Mapping[str, Any]) -> S
             yield from _find_unknown_flag(rules, release, name, by_field)
         elif value is not None:
             try:
-                read[name] = _read_flag(name, row, value, takes_auto=rules.holds("length-auto"))
+                read[name] = _read_flag(name, row, value, takes_auto=rules.holds("max-model-len-auto"))
             except ValueError as fault:
                 yield from rules.ruling(
                     "flag-value",
@@ -171,7 +174,7 @@ def _read_flag(name: str, row: Mapping[str, Any], value: Any, *, takes_auto: boo
     if declared == "int":
         if takes_auto and name == "max_model_len" and str(value).strip().lower() == "auto":
             return -1
-        return _read_int(value, human=name in _HUMAN)
+        return _read_int(value, human=name in HUMAN_READABLE)
     if declared == "float":
         return _read_float(value)
     choices = row.get("choices")
@@ -183,15 +186,10 @@ def _read_flag(name: str, row: Mapping[str, Any], value: Any, *, takes_auto: boo
 
 
 def _read_int(value: Any, *, human: bool) -> int:
-    text = str(value).strip()
     if isinstance(value, bool):
         raise ValueError("needs a number.")
-    match = _WITH_UNIT.fullmatch(text) if human else None
     try:
-        if match is None:
-            return int(text)
-        number, unit = match.groups()
-        return int(float(number) * _UNITS[unit]) if unit.islower() else int(number) * _UNITS[unit]
+        return read_human_int(str(value)) if human else int(str(value).strip())
     except ValueError:
         raise ValueError(f"needs an integer, got {value!r}.") from None
 

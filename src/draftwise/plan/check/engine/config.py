@@ -240,7 +240,7 @@ def _find_adaptive_graphs(context: Context) -> Iterator[Ruling]:
 def _find_conflicts(context: Context, resolved: Resolved) -> Iterator[Ruling]:
     """Yield what the engine's config refuses or lowers beside this drafter."""
     yield from _find_fast_prefill(context, resolved)
-    yield from _find_shorter_model(context, resolved)
+    yield from _find_shorter_drafter(context, resolved)
 
 
 def _find_fast_prefill(context: Context, resolved: Resolved) -> Iterator[Ruling]:
@@ -257,13 +257,13 @@ def _find_fast_prefill(context: Context, resolved: Resolved) -> Iterator[Ruling]
         )
 
 
-def _find_shorter_model(context: Context, resolved: Resolved) -> Iterator[Ruling]:
-    """Yield whether a short draft model lowers what the server accepts."""
+def _find_shorter_drafter(context: Context, resolved: Resolved) -> Iterator[Ruling]:
+    """Yield what a drafter with a shorter context than the server's does to long requests, and to those beside them."""
     draft, target = resolved.draft_max_model_len, context.size("max_model_len") or _find_length(context)
-    if resolved.facts.drafts_from != "own_model" or draft is None or target is None or draft >= target:
+    if draft is None or target is None or draft >= target:
         return
-    lengths = f"The draft model takes {draft} tokens and the target {target}:"
-    if resolved.runner == "V2":
+    lengths = f"The drafter takes {draft} tokens and the server {target}:"
+    if resolved.runner == "V2" and resolved.facts.drafts_from == "own_model":
         yield from context.rules.ruling(
             "draft-model-limits-length",
             f"{lengths} the server refuses requests beyond {draft}.",
@@ -272,8 +272,14 @@ def _find_shorter_model(context: Context, resolved: Resolved) -> Iterator[Ruling
             becomes=f"max_model_len {draft}",
         )
     if resolved.runner == "V1":
-        message = f"{lengths} beyond {draft} nothing is drafted."
-        yield from context.rules.ruling("draft-model-stops-early", message, where="model")
+        yield from context.rules.ruling(
+            "context-gate",
+            f"{lengths} while one running request is longer than {draft} tokens less k, nothing is drafted for any "
+            "request of its batch.",
+            where="model",
+            fix=f"Give --max-model-len {draft} where that is enough, send longer requests to a server without "
+            "speculation, or use a drafter with the target's context length.",
+        )
 
 
 def _find_length(context: Context) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 from draftwise.core import Ruling, Stage
@@ -48,7 +49,7 @@ def read_target(context: Context) -> Step[Model | None]:
 def _find_unread(context: Context) -> Iterator[Ruling]:
     name = context.setup.target
     for fault in context.faults:
-        if fault.where == name:
+        if name and fault.where in (name, str(Path(name)), str(Path(name, "config.json"))):
             yield from context.rules.ruling("target-config-unreadable", fault.message, where="target", fix=fault.fix)
             return
     yield from context.rules.ruling(
@@ -96,7 +97,7 @@ def _stands_in(context: Context, method: str | None) -> bool:
 def _find_sizes(context: Context) -> Iterator[Ruling]:
     """Yield the refusal of sizes below 1, and of more GPUs than a node has."""
     length = context.given.get("max_model_len")
-    as_fits = -1 if context.rules.holds("length-auto") else 0
+    as_fits = -1 if context.rules.holds("max-model-len-auto") else 0
     if isinstance(length, int) and (length == 0 or length < as_fits):
         yield from context.rules.ruling(
             "target-length-not-positive",

@@ -8,8 +8,8 @@ from typing import Any
 
 from draftwise.core import Ruling
 from draftwise.plan.check.context import SPEC, Context
-from draftwise.plan.check.engine.budget import Limits, find_gpu, get_limits
 from draftwise.plan.check.report import Resolved
+from draftwise.plan.check.serving.graphs import find_graphs
 
 __all__ = ["find_requests"]
 
@@ -25,7 +25,6 @@ _FATES: Mapping[str, tuple[str, str]] = {
     "requests-parameters-ignored": ("ignored", "A request may set these, and they do nothing while speculating"),
 }
 """Rule -> what the release's table calls the parameters that it is about, and what is said of them."""
-_CLIFF = "Measured on an H200, 8B model, EAGLE-3, k=3: 18.6 ms a step at 512 tokens (captured), 33.2 ms at 768."
 _SHORT_LOOKUP = 2
 """Shortest lookup for which users reported broken tool calls; 8 cured them."""
 
@@ -33,72 +32,13 @@ _SHORT_LOOKUP = 2
 def find_requests(context: Context, resolved: Resolved) -> Sequence[Ruling]:
     """Return what requests meet: batches of them, then what every request gets, then what some ask for."""
     return [
-        *_find_graphs(context, resolved),
+        *find_graphs(context, resolved),
         *_find_traps(context, resolved),
         *_find_defaults(context),
         *_find_parameters(context),
         *_find_structured(context),
         *_find_processors(context, resolved),
     ]
-
-
-def _find_graphs(context: Context, resolved: Resolved) -> Iterator[Ruling]:
-    """Yield whether full batches of speculating requests run without a captured graph."""
-    k = resolved.num_speculative_tokens
-    scheduled = context.keys.get("num_speculative_tokens_per_batch_size")
-    if k is None or scheduled or context.platform == "cpu" or context.runs_eagerly:
-        return
-    limits = get_limits(context)
-    seqs, largest = limits.requests, _find_largest(context, k, limits)
-    if largest is None:
-        return
-    step = k + 1
-    covered = largest // step
-    if seqs is None:
-        message = (
-            f"CUDA graphs reach {largest} tokens a step: with more than {covered} requests decoding at once "
-            f"({step} tokens each) a step runs without one. {_CLIFF}"
-        )
-        fix = _advise_sizes(context, None, covered)
-        yield from context.rules.ruling("cudagraph-reach", message, where="--max-num-seqs", fix=fix)
-    elif seqs > covered:
-        message = (
-            f"max_num_seqs {seqs} * (k + 1) {step} = {seqs * step} tokens a step, and graphs reach {largest}: with "
-            f"more than {covered} requests decoding at once a step runs without one. {_CLIFF}"
-        )
-        fix = _advise_sizes(context, seqs * step, covered)
-        yield from context.rules.ruling("cudagraph-cliff", message, where="--max-num-seqs", fix=fix)
-
-
-def _find_largest(context: Context, k: int, limits: Limits) -> int | None:
-    """Return the largest captured size in tokens; None where it cannot be known here."""
-    compilation = context.json_object("compilation_config")
-    sizes = (
-        context.given.get("cudagraph_capture_sizes")
-        or context.given.get("cuda_graph_sizes")
-        or compilation.get("cudagraph_capture_sizes")
-    )
-    if isinstance(sizes, list):
-        numbers = [size for size in sizes if isinstance(size, int)]
-        return max(numbers, default=None)
-    largest = context.size("max_cudagraph_capture_size") or compilation.get("max_cudagraph_capture_size")
-    if isinstance(largest, int):
-        return largest
-    facts, gpu = context.release.table("cudagraph_sizes"), find_gpu(context)
-    blackwell = gpu is not None and gpu.architecture == "blackwell"
-    cap = int(facts.get("cap_blackwell", facts["cap"]) if blackwell else facts["cap"])
-    most = min(cap, limits.tokens or cap)
-    if limits.requests is None or facts["factor"] is None:
-        return most
-    step = k + 1 if facts["counts_draft_tokens"] else 1
-    return min(int(facts["factor"]) * limits.requests * step, most)
-
-
-def _advise_sizes(context: Context, tokens: int | None, covered: int) -> str:
-    flags = context.release.table("flags")
-    flag = next(name for name in ("--max-cudagraph-capture-size", "--cuda-graph-sizes") if name in flags)
-    amount = f"{flag} {tokens}" if tokens else f"{flag} with the tokens of your largest batch"
-    return f"Raise {amount}, lower k as the batch grows, or keep to {covered} requests."
 
 
 def _find_traps(context: Context, resolved: Resolved) -> Iterator[Ruling]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
 
 from draftwise.core import Ruling
 from draftwise.plan.check.context import Context
-from draftwise.plan.check.engine.budget import SCHEDULE, Entry, read_schedule
 from draftwise.plan.check.model.model_config import has_interface
 from draftwise.plan.check.report import Resolved
+from draftwise.plan.check.serving.schedule import find_schedule
 
 __all__ = ["find_settings"]
 
@@ -35,10 +34,11 @@ def find_settings(context: Context, resolved: Resolved) -> Sequence[Ruling]:
     """Return settings that have no effect for this method, runner and release, another one, or one that fails later."""
     return [
         *_find_backends(context, resolved),
-        *_find_schedule_faults(context, resolved),
+        *find_schedule(context, resolved),
         *_find_sampling(context, resolved),
         *_find_overlaps(context, resolved),
         *_find_idle_keys(context, resolved),
+        *_find_logging(context, resolved),
     ]
 
 
@@ -129,7 +129,7 @@ def _find_cache_type(context: Context, resolved: Resolved) -> Iterator[Ruling]:
 
 
 def _find_experts(context: Context) -> Iterator[Ruling]:
-    """Judge an expert backend chosen for a quantised target, which a drafter with plain experts inherits."""
+    """Judge an expert backend chosen for a quantized target, which a drafter with plain experts inherits."""
     target, drafter = context.target, context.drafter
     if target is None or drafter is None:
         return
@@ -140,73 +140,11 @@ def _find_experts(context: Context) -> Iterator[Ruling]:
         return
     yield from context.rules.ruling(
         "moe-backend-inherited",
-        f"--moe-backend {backend} was chosen for the quantised target; the drafter's experts are not quantised and "
+        f"--moe-backend {backend} was chosen for the quantized target; the drafter's experts are not quantized and "
         "inherit it, and not every backend has kernels for both.",
         where="moe_backend",
         fix='Add "moe_backend": "auto" or "triton" to the speculative config.',
     )
-
-
-def _find_schedule_faults(context: Context, resolved: Resolved) -> Iterator[Ruling]:
-    """Yield what is wrong with a schedule: the scheduler looks at it when it is made, after the config was accepted."""
-    schedule = read_schedule(context)
-    if not schedule or resolved.fields.get(SCHEDULE, schedule) is None:
-        return
-    fault = _find_schedule_fault(schedule)
-    if fault:
-        fix = "Write it as [[1, 16, 4], [17, 64, 2], [65, 256, 0]]: first and last batch size, and the tokens to draft."
-        yield from context.rules.ruling("schedule-invalid", fault, where=SCHEDULE, fix=fix)
-        return
-    yield from _find_schedule_surprises(context, resolved, sorted(schedule))
-    k = resolved.num_speculative_tokens
-    varies = k is not None and any(entry[2] < k for entry in schedule)
-    if varies and resolved.runner == "V1" and resolved.facts.v1_draft_length == "fixed":
-        yield from context.rules.ruling(
-            "schedule-breaks-drafter",
-            f"{resolved.method} on Model Runner V1 drafts {k} tokens and no other number: the first batch for which "
-            "the schedule says otherwise stops the engine.",
-            where=SCHEDULE,
-            fix="Leave the schedule out.",
-        )
-
-
-def _find_schedule_fault(schedule: Sequence[Entry]) -> str:
-    """Return what is wrong with the ranges, as a sentence; empty where nothing is."""
-    for first, last, k in schedule:
-        entry = f"The entry [{first}, {last}, {k}]"
-        if first <= 0 or last <= 0:
-            return f"{entry} names batch size {min(first, last)}; they start at 1."
-        if first > last:
-            return f"{entry} has a first batch size that is larger than the last."
-        if k < 0:
-            return f"{entry} has a draft length below 0."
-    ordered = sorted(schedule, key=lambda entry: entry[0])
-    for before, after in pairwise(ordered):
-        if after[0] <= before[1]:
-            return f"The entries {list(before)} and {list(after)} overlap."
-    first = ordered[0][0]
-    return "" if first == 1 else f"The schedule starts at batch size {first}; the first range must start at 1."
-
-
-def _find_schedule_surprises(context: Context, resolved: Resolved, schedule: Sequence[Entry]) -> Iterator[Ruling]:
-    k = resolved.num_speculative_tokens
-    above = [list(entry) for entry in schedule if k is not None and entry[2] > k]
-    if above:
-        yield from context.rules.ruling(
-            "schedule-clamped",
-            f"The entry {above[0]} asks for more than num_speculative_tokens {k}, the most that is drafted.",
-            where=SCHEDULE,
-            fix="Raise num_speculative_tokens to the schedule's largest value.",
-            becomes=f"{k} tokens",
-        )
-    for before, after in pairwise(schedule):
-        if after[0] > before[1] + 1:
-            yield from context.rules.ruling(
-                "schedule-gap",
-                f"The schedule does not name batch sizes {before[1] + 1} to {after[0] - 1}: they draft {before[2]} "
-                "tokens, as the range before.",
-                where=SCHEDULE,
-            )
 
 
 def _find_sampling(context: Context, resolved: Resolved) -> Iterator[Ruling]:
@@ -360,3 +298,15 @@ def _find_ignored_on_v2(context: Context, resolved: Resolved) -> Iterator[Ruling
                 fix="Set VLLM_USE_V2_MODEL_RUNNER=0 if you need it.",
                 method=resolved.method,
             )
+
+
+def _find_logging(context: Context, resolved: Resolved) -> Iterator[Ruling]:
+    """Yield how to read the log of steps, which is where step times and acceptance cost can be taken from."""
+    if context.is_on("enable_logging_iteration_details") and resolved.async_scheduling:
+        yield from context.rules.ruling(
+            "iteration-details-are-waits",
+            "With asynchronous scheduling the elapsed time of a logged iteration is how long the engine waited for its "
+            "result, not how long the step took.",
+            where="--enable-logging-iteration-details",
+            fix="Take the time of a step from the distance between the stamps of consecutive iterations.",
+        )

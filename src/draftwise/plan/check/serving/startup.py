@@ -10,6 +10,7 @@ from draftwise.core import Finding, Ruling
 from draftwise.plan.check.context import SPEC, Context
 from draftwise.plan.check.model.model_config import has_interface
 from draftwise.plan.check.report import Resolved
+from draftwise.plan.check.serving.combined import find_combined
 from draftwise.plan.check.serving.requests import find_requests
 from draftwise.plan.check.serving.settings import find_settings
 
@@ -26,13 +27,13 @@ def find_serving(context: Context, resolved: Resolved) -> Sequence[Finding]:
     weights = _find_weights(context, resolved)
     if context.runs_on_v0:
         return [*weights]
-    return [
+    found = [
         *_find_cpu(context, resolved),
         *_find_drafters(context, resolved),
         *find_settings(context, resolved),
         *find_requests(context, resolved),
-        *weights,
     ]
+    return [*found, *find_combined(context, resolved, found), *weights]
 
 
 def _find_cpu(context: Context, resolved: Resolved) -> Iterator[Ruling]:

@@ -16,6 +16,7 @@ __all__ = ["resolve_model_free"]
 
 _DEFAULT_LOOKUP = 5
 _HIDDEN_STATES_CLASS = "ExtractHiddenStatesModel"
+_SUFFIX_PACKAGE = "arctic-inference"
 _SUFFIX_RANGES: Mapping[str, tuple[float, float | None]] = {
     "suffix_decoding_max_tree_depth": (1, None),
     "suffix_decoding_max_cached_requests": (0, None),
@@ -74,14 +75,22 @@ def _find_lookup_faults(context: Context, low: int, high: int) -> Iterator[Rulin
         )
 
 
-def _resolve_suffix(context: Context, spec: Spec) -> Step[Spec]:
-    if "arctic_inference" not in context.installed:
+def _find_suffix_package(context: Context) -> Iterator[Ruling]:
+    """Yield that the package is missing, or that it cannot be seen from here whether it is."""
+    code = "suffix-package" if context.installed is None else "suffix-needs-arctic"
+    if _SUFFIX_PACKAGE not in (context.installed or ()):
+        unseen = ", which vLLM does not install" if context.installed is None else ", and it is not there"
         yield from context.rules.ruling(
-            "suffix-needs-arctic",
-            "The method suffix needs the package arctic-inference in the server's environment.",
+            code,
+            f"The method suffix needs the package {_SUFFIX_PACKAGE} in the server's environment{unseen}: without it "
+            "the server ends with an ImportError.",
             where="method",
-            fix="pip install arctic-inference==0.1.1",
+            fix=f"Run pip install {_SUFFIX_PACKAGE}==0.1.1 there.",
         )
+
+
+def _resolve_suffix(context: Context, spec: Spec) -> Step[Spec]:
+    yield from _find_suffix_package(context)
     depth = spec.get("suffix_decoding_max_tree_depth")
     if spec.tokens is None and spec.known("num_speculative_tokens", "suffix_decoding_max_tree_depth"):
         spec = replace(spec, tokens=depth)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from draftwise.core import Ruling
+from draftwise.facts.flag_types import read_human_int
 from draftwise.facts.methods import find_placeholder
 from draftwise.facts.old_flags import OldFlag, read_old_flags
 from draftwise.facts.rules import Rulebook, get_rule
@@ -16,10 +16,8 @@ from draftwise.facts.vllm import Release
 from draftwise.setups.read.shell.place import get_place
 from draftwise.setups.read.shell.words import Word
 
-__all__ = ["Spelled", "human_readable_int", "spell"]
+__all__ = ["Spelled", "spell"]
 
-_SUFFIXED = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT])")
-_FACTORS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _DASHES = "\u2013\u2014\u2010\u2011\u2212"
 _MAX_DOTS = 16
 
@@ -108,8 +106,10 @@ class _Speller:
                     self._report(word, "flag-needs-value", f"{flag} has no value after it.")
                     break
                 value = following.text
+                word = replace(word, unknown=(*word.unknown, *following.unknown))
             name, *keys = flag.removesuffix("+").split(".")
-            self.first.setdefault(name, word)
+            first = self.first.setdefault(name, word)
+            self.first[name] = replace(first, unknown=tuple(dict.fromkeys((*first.unknown, *word.unknown))))
             made = json.loads(json.dumps(value.split(","))) if flag.endswith("+") else self._value(value)
             for twice in _merge(values.setdefault(name, {}), _nest(keys, made)):
                 self._report(word, "flag-given-twice", f"{name}.{twice} is given twice; only the last one counts.")
@@ -125,7 +125,7 @@ class _Speller:
             pass
         try:
             if Rulebook(self.release.version).holds("dotted-number-suffix"):
-                return human_readable_int(text)
+                return read_human_int(text)
         except ValueError:
             pass
         return text
@@ -223,12 +223,3 @@ def _explain_old(taken: Sequence[tuple[OldFlag, Word, str]], spec: dict[str, Any
         where=get_place(taken[0][1]),
         fix=f"Write --speculative-config '{json.dumps(spec)}' instead.{notes}",
     )
-
-
-def human_readable_int(text: str) -> int:
-    """Return the integer that vLLM reads: 1k is 1,000 and 1K is 1,024; ValueError for anything else."""
-    text = text.strip()
-    if found := _SUFFIXED.fullmatch(text):
-        number, factor = found[1], _FACTORS[found[2]]
-        return int(float(number) * factor) if found[2].islower() else int(number) * factor
-    return int(text)

@@ -7,12 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from draftwise.core import Finding, Ruling
-from draftwise.facts.flag_types import takes_none, takes_text
+from draftwise.facts.flag_types import HUMAN_READABLE, read_human_int, takes_none, takes_text
 from draftwise.facts.rules import Rulebook, get_rule
 from draftwise.facts.vllm import Release
 from draftwise.setups.read.arguments.flags import Given
 from draftwise.setups.read.arguments.json_text import read_json
-from draftwise.setups.read.arguments.spelling import human_readable_int
 from draftwise.setups.read.shell.place import get_place
 
 __all__ = ["Refused", "get_value"]
@@ -21,17 +20,6 @@ _MAX_LISTED = 12
 _HIDDEN = "(not shown)"
 """Stands for what must not travel into reports."""
 _SECRETS = frozenset({"api_key", "hf_token"})
-_SUFFIXED = frozenset(
-    [
-        "max_model_len",
-        "max_num_batched_tokens",
-        "max_num_scheduled_tokens",
-        "kv_cache_memory_bytes",
-        "safetensors_prefetch_block_size",
-        "max_num_queued_tokens",
-    ]
-)
-"""Numbers that may be written as 8k or 16G."""
 _CONFIG = re.compile(r"\w+Config(Args)?( \| None)?")
 """Types whose JSON is read as a config: null is refused there, and must not pass for a flag that is not given."""
 _BRACED = re.compile(r"\s*\{.*\}\s*", re.DOTALL)
@@ -85,13 +73,13 @@ def _convert(given: Given, text: str, release: Release) -> Any:
 
 
 def _read_int(given: Given, text: str, release: Release) -> int:
-    if given.field not in _SUFFIXED:
+    if given.field not in HUMAN_READABLE:
         return int(text)
     if given.field == "max_model_len" and text.strip().lower() == "auto":
         if Rulebook(release.version).holds("max-model-len-auto"):
             return -1
         raise ValueError(text)
-    return human_readable_int(text)
+    return read_human_int(text)
 
 
 def _choose(given: Given, text: str, choices: Any) -> Any:

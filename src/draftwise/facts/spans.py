@@ -1,0 +1,66 @@
+"""Values that hold in ranges of releases: one table for each release, to rows and back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Row", "Table", "decode", "encode"]
+
+Table = Mapping[str, tuple[Any, str]]
+"""Table of one release: key -> (JSON value, source)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A value over a range of releases, as stored in a data file."""
+
+    key: str
+    value: Any
+    since: str
+    until: str | None
+    """Last release that has it, included; None while the newest one does."""
+    source: str
+    """File and symbol in the release named by `since`."""
+
+
+def encode(releases: Sequence[str], tables: Sequence[Table]) -> list[Row]:
+    """Return the rows, sorted by key and then by release, that are equivalent to one table for each release.
+
+    A row ends where the value changes or the key is gone; a source that moves while the value stays makes no new row,
+    so that a release changes only what it really changes.
+
+    Args:
+        releases: oldest first.
+        tables: in the same order.
+    """
+    return [row for key in sorted({key for table in tables for key in table}) for row in _runs(key, releases, tables)]
+
+
+def decode(releases: Sequence[str], rows: Iterable[Row], release: str) -> dict[str, Row]:
+    """Return the row of each key that holds in one release: the inverse of `encode`."""
+    order = {name: index for index, name in enumerate(releases)}
+    at, last = order[release], len(releases) - 1
+    return {row.key: row for row in rows if order[row.since] <= at <= (last if row.until is None else order[row.until])}
+
+
+def _runs(key: str, releases: Sequence[str], tables: Sequence[Table]) -> Iterator[Row]:
+    start: int | None = None
+    for index in range(len(releases) + 1):
+        ended = index == len(releases)
+        if start is not None and (ended or not _same(tables[start].get(key), tables[index].get(key))):
+            value, source = tables[start][key]
+            until = None if ended else releases[index - 1]
+            yield Row(key=key, value=value, since=releases[start], until=until, source=source)
+            start = None
+        if start is None and not ended and key in tables[index]:
+            start = index
+
+
+def _same(left: tuple[Any, str] | None, right: tuple[Any, str] | None) -> bool:
+    """Compare values as they are written: JSON distinguishes 1, 1.0 and true, Python's == does not."""
+    if left is None or right is None:
+        return left is right
+    return json.dumps(left[0], sort_keys=True) == json.dumps(right[0], sort_keys=True)

@@ -1,0 +1,146 @@
+"""The servers that a session goes on with: the baseline's has to come up, a candidate's that fails is left out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from math import isfinite
+from typing import TypeVar
+
+from draftwise.backends import Backend
+from draftwise.core import BackendError, InvalidSetup, Omission, Prompt
+from draftwise.measure.load.client import Client
+
+__all__ = ["Roster"]
+
+T = TypeVar("T")
+Failure = BackendError | InvalidSetup
+
+
+@dataclass(slots=True, kw_only=True)
+class Roster:
+    """The servers of a session before anything is measured.
+
+    Args:
+        backends: the baseline's first.
+        tell: called with every candidate that is left out.
+        may_leave_out: whether the session goes on without a candidate whose server fails.
+        is_one_at_a_time: whether they are a line-up, which takes down what fails by itself.
+    """
+
+    backends: Sequence[Backend]
+    tell: Callable[[str], None]
+    may_leave_out: bool = True
+    is_one_at_a_time: bool = False
+    clients: dict[str, Client] = field(default_factory=dict, init=False)
+    """Of the servers that answer, by arm."""
+    _failures: dict[str, Failure] = field(default_factory=dict, init=False)
+
+    @property
+    def left_out(self) -> frozenset[str]:
+        """The candidates that the session goes on without."""
+        return frozenset(self._failures)
+
+    @property
+    def present(self) -> list[Backend]:
+        """The servers that have not failed."""
+        return [each for each in self.backends if each.name not in self._failures]
+
+    @property
+    def omissions(self) -> list[Omission]:
+        """What is not measured because a server failed."""
+        reason = "its server failed before anything was measured"
+        return [
+            Omission(what=f"candidate {name}", reason=reason, candidate=name, error=str(error))
+            for name, error in self._failures.items()
+        ]
+
+    async def attempt(self, backend: Backend, work: Awaitable[T]) -> T | None:
+        """Return what a server's work gives, None where it fails and the session goes on without the server.
+
+        Raises:
+            BackendError, InvalidSetup: the baseline failed, or the last candidate, or none may be left out.
+        """
+        try:
+            return await work
+        except (BackendError, InvalidSetup) as error:
+            await self._leave_out(backend, error)
+            return None
+
+    async def start(self, group: Sequence[Backend], *, ends_at: float) -> None:
+        """Start servers together; return when each is up, or left out.
+
+        Args:
+            group: some of the backends.
+            ends_at: on the clock of the event loop: from then on candidates are not waited for where others are up.
+
+        Raises:
+            BackendError, InvalidSetup: as `attempt`.
+        """
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        starting = {asyncio.create_task(self.attempt(each, each.start())): each for each in group}
+        try:
+            while starting:
+                left_s = ends_at - clock()
+                timeout = left_s if isfinite(left_s) and left_s > 0 else None
+                done, _ = await asyncio.wait(starting, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    del starting[task]
+                    task.result()
+                if clock() >= ends_at and self._can_do_without(starting.values()):
+                    late = list(starting.values())
+                    await _cancel(starting)
+                    starting.clear()
+                    for each in late:
+                        text = f"{each.name}: the server was not up after {clock() - began:.0f} s. {each.complaint()}"
+                        await self._leave_out(each, BackendError(f"{text}\nGive more --minutes if it needs longer."))
+        finally:
+            await _cancel(starting)
+
+    async def greet(self, group: Iterable[Backend], hello: Prompt, *, salt: str) -> None:
+        """Ask each server that is up the simplest question.
+
+        Raises:
+            BackendError: as `attempt`.
+        """
+        for each in group:
+            if each.name not in self._failures:
+                client = await self.attempt(each, Client.greet(each, hello, salt=salt))
+                if client is not None:
+                    self.clients[each.name] = client
+
+    def _can_do_without(self, late: Iterable[Backend]) -> bool:
+        names = {each.name for each in late}
+        baseline, *candidates = self.backends
+        return baseline.name not in names and any(each.name not in names | self.left_out for each in candidates)
+
+    async def _leave_out(self, backend: Backend, error: Failure) -> None:
+        baseline, *candidates = self.backends
+        if backend.name == baseline.name or not self.may_leave_out:
+            raise error
+        self._failures[backend.name] = error
+        self.clients.pop(backend.name, None)
+        if len(self._failures) == len(candidates):
+            raise _join(list(self._failures.values()))
+        if not self.is_one_at_a_time:
+            await backend.stop()
+        self.tell(f"Left out: candidate {backend.name}: its server failed, and the others are measured. {error}")
+
+
+async def _cancel(tasks: Iterable[asyncio.Task[None]]) -> None:
+    for task in (tasks := list(tasks)):
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _join(failures: Sequence[Failure]) -> Failure:
+    """Return one error for those of all candidates."""
+    if len(failures) == 1:
+        return failures[0]
+    refused = [each for each in failures if isinstance(each, InvalidSetup)]
+    if len(refused) == len(failures):
+        return InvalidSetup(chain.from_iterable(each.findings for each in refused))
+    return BackendError("\n".join(("No candidate's server could be used.", *map(str, failures))))

@@ -1,0 +1,110 @@
+"""Which batches of speculating requests run without a full CUDA graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from draftwise.core import Ruling
+from draftwise.plan.check.context import SPEC, Context
+from draftwise.plan.check.engine.budget import SCHEDULE, Limits, find_gpu, get_limits
+from draftwise.plan.check.engine.graphs import capture_sizes, find_holes
+from draftwise.plan.check.report import Resolved
+
+__all__ = ["find_graphs"]
+
+_CLIFF = "Measured on an H200, 8B model, EAGLE-3, k=3: 18.6 ms a step at 512 tokens (captured), 33.2 ms at 768."
+_FEW = 8
+"""Batch sizes that a message names."""
+
+
+def find_graphs(context: Context, resolved: Resolved) -> Iterator[Ruling]:
+    """Yield which batches of speculating requests have no graph: those that are too large, of odd size, or mixed."""
+    if context.platform == "cpu" or context.runs_eagerly:
+        return
+    k = resolved.num_speculative_tokens
+    if k is not None and not context.keys.get(SCHEDULE):
+        limits = get_limits(context)
+        sizes = _list_sizes(context, k, limits)
+        if sizes:
+            yield from _find_end(context, k, limits.requests, sizes[-1])
+            yield from _find_holes(context, resolved, k, limits, sizes)
+    yield from _find_mixed(context, resolved)
+
+
+def _list_sizes(context: Context, k: int, limits: Limits) -> tuple[int, ...]:
+    """Return the captured sizes in tokens, in order; empty where they cannot be known here."""
+    compilation = context.json_object("compilation_config")
+    given = (
+        context.given.get("cudagraph_capture_sizes")
+        or context.given.get("cuda_graph_sizes")
+        or compilation.get("cudagraph_capture_sizes")
+    )
+    if isinstance(given, list):
+        return tuple(sorted(size for size in given if isinstance(size, int)))
+    largest = context.size("max_cudagraph_capture_size") or compilation.get("max_cudagraph_capture_size")
+    return capture_sizes(
+        context.release,
+        find_gpu(context),
+        max_num_seqs=limits.requests,
+        max_num_batched_tokens=limits.tokens,
+        num_speculative_tokens=k,
+        largest=largest if isinstance(largest, int) else None,
+    )
+
+
+def _find_end(context: Context, k: int, seqs: int | None, largest: int) -> Iterator[Ruling]:
+    """Yield how many requests the largest graph takes."""
+    step = k + 1
+    covered = largest // step
+    if seqs is None:
+        message = (
+            f"CUDA graphs reach {largest} tokens a step: with more than {covered} requests decoding at once "
+            f"({step} tokens each) a step runs without one. {_CLIFF}"
+        )
+        fix = _advise_sizes(context, None, covered)
+        yield from context.rules.ruling("cudagraph-reach", message, where="--max-num-seqs", fix=fix)
+    elif seqs > covered:
+        message = (
+            f"max_num_seqs {seqs} * (k + 1) {step} = {seqs * step} tokens a step, and graphs reach {largest}: with "
+            f"more than {covered} requests decoding at once a step runs without one. {_CLIFF}"
+        )
+        fix = _advise_sizes(context, seqs * step, covered)
+        yield from context.rules.ruling("cudagraph-cliff", message, where="--max-num-seqs", fix=fix)
+
+
+def _advise_sizes(context: Context, tokens: int | None, covered: int) -> str:
+    flags = context.release.table("flags")
+    flag = next(name for name in ("--max-cudagraph-capture-size", "--cuda-graph-sizes") if name in flags)
+    amount = f"{flag} {tokens}" if tokens else f"{flag} with the tokens of your largest batch"
+    return f"Raise {amount}, lower k as the batch grows, or keep to {covered} requests."
+
+
+def _find_holes(
+    context: Context, resolved: Resolved, k: int, limits: Limits, sizes: tuple[int, ...]
+) -> Iterator[Ruling]:
+    """Yield the batch sizes between graphs that Model Runner V2 finds no full graph for."""
+    if resolved.runner != "V2" or context.lacks_full_graphs or context.keys.get("enable_adaptive_verification"):
+        return
+    reach = limits.requests or sizes[-1] // (k + 1)
+    holes = find_holes(sizes, max_num_seqs=reach, num_speculative_tokens=k)
+    if holes:
+        named = ", ".join(map(str, holes[:_FEW])) + (" ..." if len(holes) > _FEW else "")
+        yield from context.rules.ruling(
+            "graph-holes",
+            f"With num_speculative_tokens {k}, {len(holes)} of {min(reach, sizes[-1] // (k + 1))} batch sizes find no "
+            f"full CUDA graph and run piecewise: {named} requests.",
+            where="num_speculative_tokens",
+            fix="Write 1, 3 or 7, whose steps fit the captured sizes, or use 0.29.0 or newer.",
+        )
+
+
+def _find_mixed(context: Context, resolved: Resolved) -> Iterator[Ruling]:
+    """Yield that drafts of different lengths in one batch keep it off the full graphs of Model Runner V1."""
+    if resolved.runner == "V1" and not context.lacks_full_graphs:
+        yield from context.rules.ruling(
+            "lookups-run-piecewise",
+            f"{resolved.method} drafts as many tokens as it finds, so requests of a batch verify different numbers: "
+            "such steps run on piecewise CUDA graphs instead of full ones.",
+            where=SPEC,
+            method=resolved.method,
+        )

@@ -1,0 +1,134 @@
+"""A schedule of draft lengths by batch size: the faults that stop the engine, and what it really does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+from draftwise.core import Ruling
+from draftwise.plan.check.context import Context
+from draftwise.plan.check.engine.budget import SCHEDULE, Entry, read_schedule
+from draftwise.plan.check.report import Resolved
+
+__all__ = ["find_schedule"]
+
+
+def find_schedule(context: Context, resolved: Resolved) -> Iterator[Ruling]:
+    """Yield what is wrong with a schedule, which is looked at after the config was accepted, or else what it does."""
+    schedule = read_schedule(context)
+    if not schedule or resolved.fields.get(SCHEDULE, schedule) is None:
+        return
+    fault = _find_fault(schedule)
+    if fault:
+        fix = "Write it as [[1, 16, 4], [17, 64, 2], [65, 256, 0]]: first and last batch size, and the tokens to draft."
+        yield from context.rules.ruling("schedule-invalid", fault, where=SCHEDULE, fix=fix)
+        return
+    yield from _find_surprises(context, resolved, sorted(schedule))
+    k = resolved.num_speculative_tokens
+    if k is None or all(entry[2] >= k for entry in schedule):
+        return
+    if resolved.runner == "V1" and resolved.facts.v1_draft_length == "fixed":
+        yield from context.rules.ruling(
+            "schedule-breaks-drafter",
+            f"{resolved.method} on Model Runner V1 drafts {k} tokens and no other number: the first batch for which "
+            "the schedule says otherwise stops the engine.",
+            where=SCHEDULE,
+            fix="Leave the schedule out.",
+        )
+    if resolved.runner == "V2":
+        yield from list(_find_broken_capture(context, resolved, schedule, k)) or _find_full_drafts(context, resolved, k)
+        yield from _find_costs(context, resolved, schedule)
+
+
+def _find_fault(schedule: Sequence[Entry]) -> str:
+    """Return what is wrong with the ranges, as a sentence; empty where nothing is."""
+    for first, last, k in schedule:
+        entry = f"The entry [{first}, {last}, {k}]"
+        if first <= 0 or last <= 0:
+            return f"{entry} names batch size {min(first, last)}; they start at 1."
+        if first > last:
+            return f"{entry} has a first batch size that is larger than the last."
+        if k < 0:
+            return f"{entry} has a draft length below 0."
+    ordered = sorted(schedule, key=lambda entry: entry[0])
+    for before, after in pairwise(ordered):
+        if after[0] <= before[1]:
+            return f"The entries {list(before)} and {list(after)} overlap."
+    first = ordered[0][0]
+    return "" if first == 1 else f"The schedule starts at batch size {first}; the first range must start at 1."
+
+
+def _find_surprises(context: Context, resolved: Resolved, schedule: Sequence[Entry]) -> Iterator[Ruling]:
+    k = resolved.num_speculative_tokens
+    above = [list(entry) for entry in schedule if k is not None and entry[2] > k]
+    if above:
+        yield from context.rules.ruling(
+            "schedule-clamped",
+            f"The entry {above[0]} asks for more than num_speculative_tokens {k}, the most that is drafted.",
+            where=SCHEDULE,
+            fix="Raise num_speculative_tokens to the schedule's largest value.",
+            becomes=f"{k} tokens",
+        )
+    for before, after in pairwise(schedule):
+        if after[0] > before[1] + 1:
+            yield from context.rules.ruling(
+                "schedule-gap",
+                f"The schedule does not name batch sizes {before[1] + 1} to {after[0] - 1}: they draft {before[2]} "
+                "tokens, as the range before.",
+                where=SCHEDULE,
+            )
+
+    yield from context.rules.ruling(
+        "schedule-counts-prefills",
+        "The schedule looks the batch size up in the requests of a step, those whose prompts are computed included, "
+        "and the length that it finds is verified in the step after.",
+        where=SCHEDULE,
+    )
+
+
+def _find_broken_capture(context: Context, resolved: Resolved, schedule: Sequence[Entry], k: int) -> Iterator[Ruling]:
+    """Yield whether the graphs of a drafter that makes one pass a token cannot be captured."""
+    if resolved.facts.network != "chain" or context.lacks_full_graphs or context.runs_eagerly:
+        return
+    fewer = next(list(entry) for entry in schedule if entry[2] < k)
+    yield from context.rules.ruling(
+        "schedule-breaks-capture",
+        f"The entry {fewer} drafts fewer tokens than num_speculative_tokens {k}: this release then fails to capture "
+        f"the CUDA graphs of {resolved.method}'s drafter, and the server does not start.",
+        where=SCHEDULE,
+        fix="Use 0.32.0 or newer, or leave the schedule out and write the best fixed num_speculative_tokens.",
+    )
+
+
+def _find_full_drafts(context: Context, resolved: Resolved, k: int) -> Iterator[Ruling]:
+    """Yield whether Model Runner V2 drafts k tokens where the schedule asks for fewer."""
+    if resolved.facts.drafts_from != "text":
+        yield from context.rules.ruling(
+            "schedule-drafts-in-full",
+            f"In this release {resolved.method} drafts {k} tokens whatever the schedule says, and only fewer of them "
+            "are verified: a larger num_speculative_tokens makes every batch slower.",
+            where=SCHEDULE,
+            fix="Use 0.32.0 or newer, or write the best fixed num_speculative_tokens: measure both.",
+            becomes=f"{k} draft tokens in every batch",
+        )
+
+
+def _find_costs(context: Context, resolved: Resolved, schedule: Sequence[Entry]) -> Iterator[Ruling]:
+    """Yield what else Model Runner V2 goes on paying for."""
+    if any(entry[2] == 0 for entry in schedule):
+        yield from context.rules.ruling(
+            "schedule-off-still-drafts",
+            f"A range with 0 tokens is no plain decoding: {resolved.method} still makes its first pass over the whole "
+            "batch in every step, to stay in step with the target.",
+            where=SCHEDULE,
+            fix="Measure that range beside a server without speculation, or write 1.",
+            method=resolved.method,
+        )
+    if context.is_on("kv_transfer_config"):
+        yield from context.rules.ruling(
+            "schedule-unpads-admissions",
+            "Requests that arrive with their prompt's keys and values are not padded to k + 1 tokens beside a "
+            "schedule: each such admission takes its step off the full CUDA graphs.",
+            where=SCHEDULE,
+            fix="Compare with a fixed num_speculative_tokens.",
+        )
