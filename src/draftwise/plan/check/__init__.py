@@ -6,7 +6,7 @@ The folders are vLLM's own stages, in its order: `cli` (flags and JSON), `model`
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ from draftwise.facts.added import MissingFacts
 from draftwise.facts.rules import find_doubts, of_release
 from draftwise.facts.vllm import find_remarks, get_release
 from draftwise.plan.check.cli import get_context
-from draftwise.plan.check.context import Context
+from draftwise.plan.check.context import SPEC, Context
 from draftwise.plan.check.engine import configure
 from draftwise.plan.check.report import Report, Resolved
 from draftwise.plan.check.serving import find_serving
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from draftwise.setups.read import Reading
 
 __all__ = ["Context", "Report", "Resolved", "check", "check_context", "get_context", "judge"]
+
+_AFTER_SPEC = (Stage.ENGINE, Stage.START_UP, Stage.REQUEST)
 
 
 def check(setup: Setup, *, installed: frozenset[str] | None = None, nearest: bool = False) -> Report:
@@ -55,10 +57,8 @@ def check_context(context: Context) -> Report:
     try:
         context, resolved = run(configure(context), findings.append)
         findings = [of_release(each, release) for each in findings]
-        rejected = {each.stage for each in findings if isinstance(each, Ruling) and each.effect is Effect.REJECTED}
-        if rejected:
-            resolved = None
-            findings = [each for each in findings if not _never_comes(each, rejected)]
+        if any(isinstance(each, Ruling) and each.effect is Effect.REJECTED for each in findings):
+            resolved, findings = None, [*_reached(findings)]
         elif resolved is not None:
             findings += find_serving(context, resolved)
     except MissingFacts as gap:
@@ -74,10 +74,18 @@ def check_context(context: Context) -> Report:
     )
 
 
-def _never_comes(finding: Finding, rejected: Set[Stage]) -> bool:
-    """Say whether a finding is about what an engine config changes that is not made: a config before it is refused."""
-    changes = isinstance(finding, Ruling) and finding.stage is Stage.ENGINE and finding.effect is Effect.CHANGED
-    return changes and not rejected.isdisjoint({Stage.CLI, Stage.CONFIG})
+def _reached(findings: Sequence[Finding]) -> Iterator[Finding]:
+    """Yield what holds of a setup that is rejected, all refusals included.
+
+    Where there is no speculative config, nothing changes or shows on account of it.
+    """
+    no_spec = any(
+        isinstance(each, Ruling) and each.effect is Effect.REJECTED and each.stage is Stage.CONFIG for each in findings
+    )
+    for each in findings:
+        silent = isinstance(each, Ruling) and each.effect not in (Effect.REJECTED, Effect.FAILS_LATER)
+        if not (no_spec and silent and each.where == SPEC and each.stage in _AFTER_SPEC):
+            yield each
 
 
 def judge(reading: Reading, *, installed: frozenset[str] | None = None, nearest: bool = False) -> Report:

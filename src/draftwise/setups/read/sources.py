@@ -12,7 +12,6 @@ from draftwise.core import Finding, InvalidSetup, Setup, UnreadableSource
 from draftwise.facts.rules import get_rule
 from draftwise.facts.vllm import history
 from draftwise.setups.read.arguments.config_file import get_flags
-from draftwise.setups.read.files import SourceText, find_texts
 from draftwise.setups.read.json_setup import read_json_setup, read_keywords
 from draftwise.setups.read.manifests.compose import find_services, is_compose
 from draftwise.setups.read.manifests.kubernetes import find_objects, is_manifest
@@ -25,6 +24,7 @@ from draftwise.setups.read.shell.environment import Environment
 from draftwise.setups.read.shell.launch import MAX_LAUNCHES, Launch, find_launches
 from draftwise.setups.read.shell.place import in_file
 from draftwise.setups.read.shell.words import MAX_CHARS, Script
+from draftwise.setups.read.texts import SourceText, find_texts
 
 __all__ = ["read_setups"]
 
