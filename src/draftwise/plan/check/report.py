@@ -53,7 +53,7 @@ class Report:
     resolved: Resolved | None
     """None where the config is rejected, or there is no speculation."""
     is_judged: bool = True
-    """False where nobody can say what the server does: its release is not known."""
+    """False where nobody can say what the server does: its release is not known, or its text leaves something open."""
 
     @property
     def release(self) -> str:
@@ -65,6 +65,7 @@ class Report:
     @property
     def accepted(self) -> bool | None:
         """Whether the server's configuration objects would be made; start-up may still fail. None: nobody can say."""
-        if not self.is_judged:
+        effects = {finding.effect for finding in self.findings if isinstance(finding, Ruling)}
+        if not self.is_judged or Effect.UNKNOWN in effects:
             return None
-        return not any(isinstance(f, Ruling) and f.effect is Effect.REJECTED for f in self.findings)
+        return Effect.REJECTED not in effects
