@@ -42,6 +42,7 @@ from draftwise import __version__
 from draftwise.backends import virtual_time
 from draftwise.core import BackendError, Comparison, InvalidSetup, Verdict
 from draftwise.decide.conclusions import conclude_run
+from draftwise.report.reasons import describe_reason
 from draftwise.runs import RunDirectory
 from draftwise.runs.row_files import RowFile
 
@@ -111,7 +112,7 @@ def run_trial(trial: Trial) -> Outcome:
         trial=trial,
         about=world.about,
         verdicts=tuple(str(each.verdict) for each in found),
-        reasons=tuple(each.reason for each in found) or ("no comparison could be made",),
+        reasons=tuple(describe_reason(each.reason) for each in found) or ("no comparison could be made",),
         is_covered=world.is_covered,
     )
 

@@ -47,6 +47,22 @@ def test_engine_flags_behind_the_dashes_take_part():
     assert answer["args"]["tensor_parallel_size"] == 2
 
 
+def test_a_target_without_modules_is_not_advised_to_draft_with_itself():
+    (finding,) = [
+        each
+        for each in judged("Qwen/Qwen3-8B", "-sc", '{"method": "mtp", "num_speculative_tokens": 1}')[0]["findings"]
+        if each["severity"] == "error"
+    ]
+    assert finding["message"] == "The target has no modules for mtp: its config.json is of type 'qwen3'."
+    assert "draft_model" not in finding["fix"]
+
+
+def test_a_refused_config_says_nothing_of_what_the_engine_would_have_changed():
+    answer = judged(LLAMA, "-sc", '{"num_speculative_tokens": 5}', "--vllm", "0.19.1")[0]
+    assert [each["code"] for each in answer["findings"]] == ["model-missing"]
+    assert "`method` or `model` must be given" in answer["findings"][0]["message"]
+
+
 SUFFIX = '{"method": "suffix"}'
 
 

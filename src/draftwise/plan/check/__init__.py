@@ -6,10 +6,11 @@ The folders are vLLM's own stages, in its order: `cli` (flags and JSON), `model`
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from draftwise.core import Effect, Finding, InvalidSetup, Ruling, Setup
+from draftwise.core import Effect, Finding, InvalidSetup, Ruling, Setup, Stage
 from draftwise.facts.added import MissingFacts
 from draftwise.facts.rules import find_doubts, of_release
 from draftwise.facts.vllm import find_remarks, get_release
@@ -54,8 +55,10 @@ def check_context(context: Context) -> Report:
     try:
         context, resolved = run(configure(context), findings.append)
         findings = [of_release(each, release) for each in findings]
-        if any(isinstance(each, Ruling) and each.effect is Effect.REJECTED for each in findings):
+        rejected = {each.stage for each in findings if isinstance(each, Ruling) and each.effect is Effect.REJECTED}
+        if rejected:
             resolved = None
+            findings = [each for each in findings if not _never_comes(each, rejected)]
         elif resolved is not None:
             findings += find_serving(context, resolved)
     except MissingFacts as gap:
@@ -71,16 +74,27 @@ def check_context(context: Context) -> Report:
     )
 
 
+def _never_comes(finding: Finding, rejected: Set[Stage]) -> bool:
+    """Say whether a finding is about what an engine config changes that is not made: a config before it is refused."""
+    changes = isinstance(finding, Ruling) and finding.stage is Stage.ENGINE and finding.effect is Effect.CHANGED
+    return changes and not rejected.isdisjoint({Stage.CLI, Stage.CONFIG})
+
+
 def judge(reading: Reading, *, installed: frozenset[str] | None = None, nearest: bool = False) -> Report:
     """Return the report on a setup as it was read: what the reading found, then what the release makes of it.
 
-    A release that is not known is a finding here, so that it hides no other setup of the same text.
+    Of a setup that is not known in whole, only what the reading found is said. A release that is not known is a finding
+    here, so that it hides no other setup of the same text.
     """
-    version = reading.setup.engine_version
+    setup = reading.setup
     try:
-        release = get_release(version or "newest", nearest=nearest)
-        report = check(reading.setup, installed=installed, nearest=nearest)
+        release = get_release(setup.engine_version or "newest", nearest=nearest)
+        if reading.unknown:
+            report = Report(version=str(release), setup=setup, findings=(), resolved=None, is_judged=False)
+        else:
+            context = get_context(setup, installed=installed, nearest=nearest, origins=reading.origins)
+            report = check_context(context)
     except InvalidSetup as error:
         findings = (*reading.findings, *error.findings)
-        return Report(version=version, setup=reading.setup, findings=findings, resolved=None, is_judged=False)
+        return Report(version=setup.engine_version, setup=setup, findings=findings, resolved=None, is_judged=False)
     return replace(report, findings=(*(of_release(each, release) for each in reading.findings), *report.findings))

@@ -53,7 +53,8 @@ class Report:
     resolved: Resolved | None
     """None where the config is rejected, or there is no speculation."""
     is_judged: bool = True
-    """False where nobody can say what the server does: its release, or a table of it, is not known."""
+    """False where nobody can say what the server does: its release, or a table of it, is not known, or its text leaves
+    something open."""
 
     @property
     def release(self) -> str:
