@@ -13,7 +13,7 @@ from typing import Any
 
 from draftwise.facts.stored import read_data
 
-__all__ = ["NativeModules", "PublishedDrafter", "find_native", "find_published_drafters"]
+__all__ = ["NativeModules", "PublishedDrafter", "find_native", "find_published_drafter", "find_published_drafters"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +52,11 @@ def find_published_drafters(names: Iterable[str]) -> tuple[PublishedDrafter, ...
     """Return the drafters of a target that is known under any of these names, in upper or lower case."""
     wanted = {name.lower() for name in names}
     return tuple(row for row in _drafters() if any(target.lower() in wanted for target in row.targets))
+
+
+def find_published_drafter(model: str) -> PublishedDrafter | None:
+    """Return the row of a drafter by its own name on the hub, in upper or lower case; None for one without a row."""
+    return next((row for row in _drafters() if row.model.lower() == model.lower()), None)
 
 
 def find_native(model_type: str) -> NativeModules | None:

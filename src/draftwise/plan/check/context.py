@@ -56,6 +56,8 @@ class Context:
     """What was found while flags and models were read."""
     platform: Literal["cuda", "cpu"] = "cuda"
     env: Mapping[str, str] = field(default_factory=dict)
+    origins: Mapping[str, str] = field(default_factory=dict)
+    """Directories of the server that hold a model of the hub: path -> the model's name."""
     installed: frozenset[str] | None = None
     """Optional Python packages that the server has, by their names on the index; None: they are not known here."""
 

@@ -44,7 +44,8 @@ def _given_head(case: Case, method: str, given: GivenDrafter) -> Proposal:
     return Proposal(
         method=method,
         spec={"method": method, "model": given.name, **parallel},
-        place=get_guide_rank(method) - 0.5,
+        place=get_guide_rank(method),
+        at_hand=True,
         lengths=_lengths(method, most),
         work=_work(case, method, most, given.drafter.config),
         args=_backend(case, method),

@@ -31,8 +31,10 @@ class Proposal:
     method: str
     spec: Mapping[str, Any]
     """Without `num_speculative_tokens`."""
-    place: float
+    place: int
     """Position in the guides' order of methods, for this target and traffic: the smallest is tried first."""
+    at_hand: bool = False
+    """Whether the operator gave its drafter."""
     lengths: tuple[int, ...]
     """Values of k that its drafter allows."""
     why_lengths: Finding | None = None
@@ -62,7 +64,7 @@ def refuse_no_drafter(case: Case, method: str) -> Refusal:
     return refuse(
         method,
         "no-drafter-known",
-        f"No {method} drafter for {case.target.name} was given or is known to be published.",
+        f"No drafter of this kind for {case.target.name} was given or is known to be published.",
         fix=f"Give one with --drafter.{train}",
     )
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from draftwise.core import Finding, InvalidSetup, Setup, UnreadableSource
+from draftwise.facts.rules import get_rule
 from draftwise.facts.vllm import history
 from draftwise.setups.read.arguments.config_file import get_flags
-from draftwise.setups.read.files import SourceText, find_texts
 from draftwise.setups.read.json_setup import read_json_setup, read_keywords
 from draftwise.setups.read.manifests.compose import find_services, is_compose
 from draftwise.setups.read.manifests.kubernetes import find_objects, is_manifest
@@ -19,20 +20,28 @@ from draftwise.setups.read.manifests.stack import find_model_specs, is_stack
 from draftwise.setups.read.manifests.systemd import find_units, is_unit
 from draftwise.setups.read.manifests.yaml_text import Document, get_text, read_yaml
 from draftwise.setups.read.reading import NoServer, Reading, choose_release, no_server, read_launch
+from draftwise.setups.read.shell.environment import Environment
 from draftwise.setups.read.shell.launch import MAX_LAUNCHES, Launch, find_launches
 from draftwise.setups.read.shell.place import in_file
 from draftwise.setups.read.shell.words import MAX_CHARS, Script
+from draftwise.setups.read.texts import SourceText, find_texts
 
 __all__ = ["read_setups"]
 
 _YAML = re.compile(r"(?:[ \t\r]*(?:#[^\n]*)?\n)*(?:---|[\w.-]+:(?:\s|$))")
 """How YAML begins, after blank lines and comments."""
+_DOS_SCRIPT = re.compile(r"#![^\n]*\r\n")
 _MAX_LINES = 10_000
 _TEMPLATE = "{{"
 _MANIFEST_IN_JSON = re.compile(r'"(?:apiVersion|services)"\s*:')
 
 
-def read_setups(source: str | Path | SourceText, *, engine_version: str | None = None) -> tuple[Reading, ...]:
+def read_setups(
+    source: str | Path | SourceText,
+    *,
+    engine_version: str | None = None,
+    given: Mapping[str, str] = MappingProxyType({}),
+) -> tuple[Reading, ...]:
     """Return every vLLM server that a source starts, as a setup with what its reading found.
 
     Args:
@@ -40,6 +49,7 @@ def read_setups(source: str | Path | SourceText, *, engine_version: str | None =
             compose file, Kubernetes or KServe manifests, a systemd unit, the YAML of `vllm serve --config`, JSON, or a
             file of JSON lines (.jsonl).
         engine_version: judges every server for this release, whatever the source says.
+        given: values of variables that the source takes from elsewhere.
 
     Raises:
         UnreadableSource: there is no such file, or it cannot be opened.
@@ -47,11 +57,11 @@ def read_setups(source: str | Path | SourceText, *, engine_version: str | None =
     """
     texts = [source] if isinstance(source, SourceText) else list(find_texts(source))
     if len(texts) == 1:
-        return _read_text(texts[0], engine_version)
+        return _read_text(texts[0], _Asked(engine_version, given))
     readings: list[Reading] = []
     for text in texts:
         try:
-            readings += _read_text(text, engine_version)
+            readings += _read_text(text, _Asked(engine_version, given))
         except NoServer:
             continue
     if not readings:
@@ -59,7 +69,15 @@ def read_setups(source: str | Path | SourceText, *, engine_version: str | None =
     return tuple(readings)
 
 
-def _read_text(source: SourceText, engine_version: str | None) -> tuple[Reading, ...]:
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What the operator says beside the sources."""
+
+    engine_version: str | None
+    given: Mapping[str, str]
+
+
+def _read_text(source: SourceText, asked: _Asked) -> tuple[Reading, ...]:
     text, name = source.text, source.name
     if source.faults:
         raise UnreadableSource(source.faults)
@@ -67,7 +85,7 @@ def _read_text(source: SourceText, engine_version: str | None) -> tuple[Reading,
         raise InvalidSetup.because("too-long", f"The text is longer than {MAX_CHARS:,} characters.", where=name)
     one_line = "\n" not in text.strip()
     try:
-        readings = _read(source, engine_version)
+        readings = _read(source, asked)
     except InvalidSetup as error:
         raise InvalidSetup(_place(finding, name, one_line=one_line) for finding in error.findings) from None
     except RecursionError:
@@ -88,8 +106,8 @@ def _place(finding: Finding, name: str, *, one_line: bool) -> Finding:
     return replace(finding, where=in_file(finding.where, name, one_line=one_line))
 
 
-def _read(source: SourceText, engine_version: str | None) -> list[Reading]:
-    text, name, folder = source.text, source.name, source.folder
+def _read(source: SourceText, asked: _Asked) -> list[Reading]:
+    text, name, engine_version = source.text, source.name, asked.engine_version
     suffix = Path(name).suffix.lower()
     bare = text.lstrip("\ufeff \t\r\n")
     if suffix == ".jsonl":
@@ -99,10 +117,24 @@ def _read(source: SourceText, engine_version: str | None) -> list[Reading]:
         reading = read_json_setup(text, name=name, engine_version=engine_version)
         return [reading] if source.is_chosen or _is_evident(reading.setup) else []
     if is_unit(text):
-        return _read_launches(find_units(text), engine_version, folder)
+        return _read_launches(find_units(text, asked.given), engine_version, source.folder)
     if suffix in (".yaml", ".yml", ".json") or bare.startswith("{") or _YAML.match(text):
-        return _read_documents(read_yaml(text, name=name), engine_version, source)
-    return _read_launches(_bare_flags(bare) if bare.startswith("-") else find_launches(text), engine_version, folder)
+        return _read_documents(read_yaml(text, name=name), asked, source)
+    env = Environment(values=asked.given)
+    if bare.startswith("-"):
+        return _read_launches(_bare_flags(bare, env), engine_version, source.folder)
+    readings = _read_launches(find_launches(text, env=env), engine_version, source.folder)
+    return [replace(reading, findings=(*_about_line_ends(text), *reading.findings)) for reading in readings]
+
+
+def _about_line_ends(script: str) -> Iterator[Finding]:
+    if _DOS_SCRIPT.match(script):
+        yield get_rule("script-with-carriage-returns").ruling(
+            "The lines of the script end in carriage return and line feed: its interpreter is not found, or each"
+            " command gets the carriage return as part of its last word.",
+            where="line 1",
+            fix="Convert it with dos2unix, and keep it so with a line '*.sh text eol=lf' in .gitattributes.",
+        )
 
 
 def _read_lines(text: str, engine_version: str | None) -> Iterator[Reading]:
@@ -116,9 +148,9 @@ def _read_lines(text: str, engine_version: str | None) -> Iterator[Reading]:
         yield read_json_setup(line, name=f"line {number}", engine_version=engine_version)
 
 
-def _bare_flags(text: str) -> Iterator[Launch]:
+def _bare_flags(text: str, env: Environment) -> Iterator[Launch]:
     """Yield the server whose arguments are given without a program."""
-    words = tuple(token for token in Script(text).tokens() if token is not None)
+    words = tuple(token for token in Script(text, env=env).tokens() if token is not None)
     by_flag = any(word.text.partition("=")[0] == "--model" for word in words)
     yield Launch(words=words, entry="api_server" if by_flag else "serve")
 
@@ -140,15 +172,15 @@ def _is_evident(setup: Setup) -> bool:
     return bool(setup.target) and (spec is not None or bool(setup.args))
 
 
-def _read_documents(documents: Sequence[Document], engine_version: str | None, source: SourceText) -> list[Reading]:
-    folder = source.folder
+def _read_documents(documents: Sequence[Document], asked: _Asked, source: SourceText) -> list[Reading]:
+    folder, engine_version = source.folder, asked.engine_version
     manifests = [document for document in documents if is_manifest(document)]
-    readings = _read_launches(find_objects(manifests), engine_version, folder)
+    readings = _read_launches(find_objects(manifests, asked.given), engine_version, folder)
     for document in documents:
         if document in manifests or not isinstance(document.value, Mapping):
             continue
         if is_compose(document):
-            readings += _read_launches(find_services(document), engine_version, folder)
+            readings += _read_launches(find_services(document, folder, asked.given), engine_version, folder)
         elif is_stack(document):
             readings += _read_launches(find_model_specs(document), engine_version, folder)
         else:

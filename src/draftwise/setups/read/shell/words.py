@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from draftwise.core import InvalidSetup
+from draftwise.setups.read.shell.environment import NOTHING_SET, Environment, describe_unknown
 
 __all__ = ["MAX_CHARS", "Command", "Mistake", "Script", "Word", "check_length", "split_words"]
 
@@ -22,8 +23,10 @@ _UNQUOTED_JSON = re.compile(r"""\{\s*["'\u201c\u201d\u2018\u2019]?\w+["'\u201c\u
 _JSON_IN_DOUBLE_QUOTES = re.compile(r'"\{\s*"\w')
 _JSON_PIECE = re.compile(r'"(?:[^"\\]|\\.)*"|[{}]')
 _PLACEHOLDER = re.compile(r"<[A-Za-z][\w ./-]*>")
-_VARIABLE = re.compile(r"\$(?:(\w+|[@*#?])|\{(\w+)(?:\[[@*]\])?(?::?-([^{}]*))?\})")
-_SUBSTITUTION = re.compile(r"\$\([^()]*\)|`[^`]*`")
+_VARIABLE = re.compile(r"\$(?:(\w+|[@*#?])|\{(\w+)(?:\[[@*]\])?(?::?[-=]([^{}]*)|:?\?[^{}]*)?\})")
+_COMPUTED = re.compile(r"\$\((?:[^()]|\([^()]*\))*\)|`[^`]*`|\$\{[^{}]*\}")
+_NOT_SET = "not set in this text"
+_ARGUMENT = re.compile(r"[\d@*#]")
 _ARRAY = re.compile(r"([A-Za-z_]\w*)(\+?)=\(")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _HERE_DOCUMENT = re.compile(r"<<-?\s*(['\"]?)(\w+)\1")
@@ -45,6 +48,8 @@ class Word:
     """Path in a YAML document, e.g. `services.vllm.command[3]`."""
     mistake: Mistake = ""
     """What a shell would have made something else of; `text` is what was meant."""
+    unknown: tuple[str, ...] = ()
+    """What it depends on and the text does not tell, each with where it would come from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +57,6 @@ class Command:
     """One simple command of a script."""
 
     words: tuple[Word, ...]
-    unresolved: tuple[str, ...] = ()
-    """Variables and substitutions whose value the text does not tell; they stay in the words as written."""
     lost_continuations: tuple[int, ...] = ()
     """Lines that end in a backslash and a space: for a shell the command ends there, and it is read on all the same."""
 
@@ -89,14 +92,19 @@ class Script:
     """Number of its first line."""
     shell: bool = True
     """False for a text that no shell reads."""
+    env: Environment = NOTHING_SET
+    """What the shell finds in its environment."""
     variables: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """What has been assigned so far: one text, or the items of an array."""
+    unknown: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """What is not known of the values that have been assigned."""
     pos: int = 0
     start: int = 0
     """Where the word that is being read began."""
     parts: list[str] | None = None
     """What has been read of it; None between words."""
-    unresolved: dict[str, None] = field(default_factory=dict)
+    missing: dict[str, None] = field(default_factory=dict)
+    """What is not known of it."""
     lost: list[int] = field(default_factory=list)
     here_documents: list[str] = field(default_factory=list)
     chars: int = 0
@@ -106,6 +114,7 @@ class Script:
 
     def __post_init__(self) -> None:
         self.text = self.text.replace("\r\n", "\n")
+        self.variables = {name: (value,) for name, value in self.env.values.items()} | self.variables
         self._grow(len(self.text))
 
     def commands(self) -> Iterator[Command]:
@@ -129,15 +138,19 @@ class Script:
         rest = words[1:] if words[0].text in _DECLARING else words
         found = [_ASSIGNMENT.fullmatch(word.text) for word in rest]
         if all(found):
-            for match in found:
+            for match, word in zip(found, rest, strict=True):
                 if match is not None:
                     before = "".join(self.variables.get(match[1], ())) if match[2] else ""
                     self.variables[match[1]] = (before + match[3],)
                     self._grow(len(before))
+                    self._assign_unknown(match, word.unknown)
         else:
-            yield Command(tuple(words), tuple(self.unresolved), tuple(self.lost))
-        self.unresolved.clear()
+            yield Command(tuple(words), tuple(self.lost))
         self.lost.clear()
+
+    def _assign_unknown(self, assigned: re.Match[str], unknown: tuple[str, ...]) -> None:
+        before = self.unknown.get(assigned[1], ()) if assigned[2] else ()
+        self.unknown[assigned[1]] = (*before, *unknown)
 
     def tokens(self, closing: str = "") -> Iterator[Word | None]:
         """Yield words, and None where a command ends; stop after `closing`."""
@@ -178,8 +191,7 @@ class Script:
         elif char == "\\":
             self._read_escape()
         elif self.shell and char in "$`":
-            values = [part for value in self._expand() for part in (value.split() or ("",))]
-            yield from self._add_words(values)
+            yield from self._add_words(self._expand(split=True))
         else:
             plain = _PLAIN.match(self.text, self.pos)
             self._add(plain[0] if plain else char)
@@ -215,26 +227,42 @@ class Script:
             self._add(following or "\\")
         self.pos += 2
 
-    def _expand(self) -> tuple[str, ...]:
-        """Read a variable or a command substitution, and return the words that it stands for."""
-        found = _VARIABLE.match(self.text, self.pos) or _SUBSTITUTION.match(self.text, self.pos)
+    def _expand(self, *, split: bool = False) -> tuple[str, ...]:
+        """Read a variable or a command substitution, and return the words that it stands for.
+
+        Args:
+            split: whether its value is split at spaces, as outside of quotes.
+        """
+        found = _VARIABLE.match(self.text, self.pos) or _COMPUTED.match(self.text, self.pos)
         if found is None:
             self.pos += 1
             return (self.text[self.pos - 1],)
         self.pos = found.end()
-        name, default = (found[1] or found[2], found[3]) if found.re is _VARIABLE else (found[0], None)
-        values = self.variables.get(name, None if default is None else (default,))
+        if found.re is _COMPUTED:
+            self.missing[describe_unknown(found[0], "computed by the shell")] = None
+            return (found[0],)
+        name = found[1] or found[2]
+        values = self.variables.get(name)
+        origin = self.env.origin(name)
+        if values is None and found[3] is not None and not origin:
+            values = (found[3],)
         if values is None:
-            self.unresolved[found[0]] = None
+            origin = origin or ("an argument of the script" if _ARGUMENT.match(name) else _NOT_SET)
+            self.missing[describe_unknown(name, origin)] = None
             values = (found[0],)
+        else:
+            self.missing |= dict.fromkeys(self.unknown.get(name, ()))
+            values = tuple(part for value in values for part in value.split()) if split else values
         self._grow(sum(map(len, values)))
         return values
 
-    def _add_words(self, values: list[str] | tuple[str, ...]) -> Iterator[Word]:
+    def _add_words(self, values: tuple[str, ...]) -> Iterator[Word]:
         """Add the first value to the word, and begin a new word with each further one."""
+        missing = dict(self.missing)
         for index, value in enumerate(values):
             if index:
                 yield from self._close()
+                self.missing |= missing
             self._add(value)
 
     def _add(self, text: str) -> None:
@@ -244,15 +272,21 @@ class Script:
 
     def _close(self) -> Iterator[Word]:
         if self.parts is not None:
-            yield Word("".join(self.parts), self._line_of(self.start))
+            yield Word("".join(self.parts), self._line_of(self.start), unknown=self._take_missing())
             self.parts = None
+
+    def _take_missing(self) -> tuple[str, ...]:
+        unknown = tuple(self.missing)
+        self.missing.clear()
+        return unknown
 
     def _read_array(self, found: re.Match[str]) -> None:
         before = self.variables.get(found[1], ()) if found[2] else ()
         self.pos = found.end()
-        items = tuple(token.text for token in self.tokens(closing=")") if token is not None)
+        items = [token for token in self.tokens(closing=")") if token is not None]
         self._grow(sum(map(len, before)))
-        self.variables[found[1]] = before + items
+        self.variables[found[1]] = (*before, *(item.text for item in items))
+        self._assign_unknown(found, tuple(name for item in items for name in item.unknown))
 
     def _read_json_with_mistake(self) -> Word | None:
         """Read JSON that a shell would take apart, as it was meant."""
@@ -270,7 +304,8 @@ class Script:
         before = "".join(self.parts or ())
         self.pos = end if mistake == "unquoted-json" else end + 1
         self.parts = None
-        return Word(before + self.text[begin:end], self._line_of(self.start), mistake=mistake)
+        text = before + self.text[begin:end]
+        return Word(text, self._line_of(self.start), mistake=mistake, unknown=self._take_missing())
 
     def _end_of_json(self, begin: int) -> int | None:
         if self.unbalanced >= _MAX_UNBALANCED:

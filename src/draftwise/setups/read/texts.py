@@ -11,7 +11,7 @@ from glob import iglob
 from pathlib import Path
 
 from draftwise.core import Finding, InvalidSetup, UnreadableSource
-from draftwise.setups.read.arguments.config_file import read_text
+from draftwise.setups.read.text_file import read_text
 
 __all__ = ["SourceText", "find_texts", "is_file", "is_folder", "is_pattern", "looks_like_path", "read_stdin"]
 
