@@ -31,6 +31,7 @@ Place = tuple[str, str]
 _FEWEST_REPEATS = 2
 """Repetitions that are measured of something, if only of a part."""
 _SPARE_PROMPTS = 2
+"""Beyond those that an early verdict needs: what a disturbance may cost."""
 _LEAST_SHARE = 0.5
 """Of the prompts, below which the least promising candidates go first."""
 
@@ -72,7 +73,7 @@ def find_promising(blocks: Iterable[Sequence[Turn]], forecast: Forecast, baselin
 
 
 def put_first(blocks: Sequence[Sequence[Turn]], place: Place) -> list[Sequence[Turn]]:
-    """Return the blocks with those of a place first, as many as an early verdict needs, and what a disturbance may cost."""
+    """Return the blocks with those of a place first, as many as an early verdict needs."""
     first: list[Sequence[Turn]] = []
     others: list[Sequence[Turn]] = []
     for block in blocks:
