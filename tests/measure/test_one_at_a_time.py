@@ -96,8 +96,8 @@ def test_disturbed_turns_are_taken_again_after_the_last_repetition_by_arms_that_
     ordered = sorted(run.turns, key=lambda each: each.turn)
     again = [turn for turn in ordered if turn.attempt]
     assert again == ordered[-len(again) :]
-    # The last repetition ended with the candidate, which is up.
-    assert [arm for arm, _ in groupby(again, key=lambda each: each.arm)] == ["candidate 1", "plain"]
+    # The last repetition ended with the baseline, which is up.
+    assert [arm for arm, _ in groupby(again, key=lambda each: each.arm)] == ["plain", "candidate 1"]
     (cell,) = make_cells(set_aside_disturbed(run))
     assert {each.block for each in cell.paired} == {("", 1, 0), ("", 2, 0), ("", 3, 0), ("", 0, 1)}
     assert len(cell.paired) == 3 * 16

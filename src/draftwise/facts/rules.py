@@ -56,6 +56,8 @@ class Rule:
     methods: tuple[str, ...] = ()
     """Methods that it is about; empty for a rule that does not depend on the method."""
     probe: Probe | None = None
+    stands_for: str = ""
+    """A key of the table `config_checks` that the rule tells better, e.g. with the defaults of a GPU."""
     rests_on: Literal["source", "tables", "input"] = "source"
     """What decides, beside a probe, whether it holds in a release: vLLM's source, which somebody has to read; tables
     generated from it; or only what was given (files, texts, rules of other programs), whatever the release."""
@@ -140,7 +142,7 @@ class Doubts:
 
 def get_doubts(release: Release) -> Doubts:
     """Return the rules of which it is not known whether they hold in a release."""
-    return Doubts() if release.added is None else _find_doubts(release)
+    return Doubts() if release.added is None else _find_doubts(release.version, frozenset(_seen(release)))
 
 
 def find_doubts(release: Release) -> Iterator[Finding]:
@@ -153,7 +155,7 @@ def find_doubts(release: Release) -> Iterator[Finding]:
         code="facts-added",
         severity=Severity.WARNING if doubts.changed else Severity.INFO,
         message=f"vLLM {release} was added here from its sources. Of the rules that are written by hand, "
-        f"{len(release.table(_PROBES)) if release in releases(_PROBES) else 0} are seen in them, "
+        f"{len(_seen(release))} are seen in them, "
         f"{len(doubts.unproved)} cannot be proved by a pattern and {len(doubts.changed)} are not as before.{told} "
         "What rests on the latter two is called unknown.",
         where="engine_version",
@@ -185,21 +187,25 @@ def _cite(rule: Rule, release: Release) -> str:
     read_in = _CITED.match(rule.source)
     if read_in and read_in.group(1) == str(release):
         return rule.source
-    seen = release.table(_PROBES).get(rule.code) if rule.probe and release in releases(_PROBES) else None
+    seen = _seen(release).get(rule.code) if rule.probe else None
     if seen is not None:
         return f"vLLM {release}, {seen}"
     return f"read in {rule.source}" if read_in else rule.source
 
 
+def _seen(release: Release) -> Mapping[str, str]:
+    """Return where each rule with a probe is seen in a release; nothing where that could not be read."""
+    return release.table(_PROBES) if release in releases(_PROBES) else {}
+
+
 @cache
-def _find_doubts(release: Release) -> Doubts:
-    seen = release.table(_PROBES) if release in releases(_PROBES) else {}
+def _find_doubts(version: Version, seen: frozenset[str]) -> Doubts:
     changed, unproved = set(), set()
     for rule in all_rules().values():
         if rule.probe is None:
-            if rule.rests_on == "source" and rule.holds(release.version):
+            if rule.rests_on == "source" and rule.holds(version):
                 unproved.add(rule.code)
-        elif (rule.code in seen) is not rule.holds(release.version):
+        elif (rule.code in seen) is not rule.holds(version):
             changed.add(rule.code)
     return Doubts(changed=frozenset(changed), unproved=frozenset(unproved))
 
@@ -235,6 +241,7 @@ def _read(row: Mapping[str, Any]) -> Rule:
         source=row["source"],
         exception=row.get("exception", ""),
         methods=tuple(row.get("methods", ())),
+        stands_for=row.get("stands_for", ""),
         rests_on=row.get("rests_on", "source"),
         probe=None if probe is None else Probe(**{**probe, "files": tuple(probe["files"])}),
     )

@@ -151,7 +151,7 @@ class Session:
         for group in groups:
             began, share = clock(), len(group) / len(self.backends)
             wait("starting the servers")
-            await roster.start(group, ends_at=budget.start_end(began, share))
+            await roster.start(group, ends_at=budget.start_end(began))
             budget.start_s = clock() - began
             await roster.greet(group, greeting, salt=salt)
             if not self.resume:
