@@ -16,6 +16,7 @@ _VERBS = {
     "inspect": "draftwise.cli.inspect",
     "pick": "draftwise.cli.pick",
     "report": "draftwise.cli.report",
+    "schema": "draftwise.cli.schema",
     "serve": "draftwise.cli.serve",
     "size": "draftwise.cli.size",
     "train": "draftwise.cli.train",

@@ -238,14 +238,15 @@ def tell_skipped(found: Found, *, verbose: bool) -> None:
     if found.skipped and not (found.readings or found.unread or found.may_be_empty):
         raise UnreadableSource.because(
             "nothing-to-read",
-            f"None of the {len(found.skipped)} files starts a vLLM server.",
+            f"No file starts a vLLM server, of {len(found.skipped)} that were looked at.",
             fix="Name the file that does, or add --skip-other-files where that is right.",
         )
     if verbose:
         for name in found.skipped:
             click.echo(f"{name} starts no vLLM server.", err=True)
     elif found.skipped:
-        click.echo(f"{len(found.skipped)} files start no vLLM server (--verbose names them).", err=True)
+        number = "1 file starts" if len(found.skipped) == 1 else f"{len(found.skipped)} files start"
+        click.echo(f"{number} no vLLM server (--verbose names them).", err=True)
 
 
 def _open(source: str) -> Iterator[SourceText]:

@@ -6,14 +6,14 @@ The folders are vLLM's own stages, in its order: `cli` (flags and JSON), `model`
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Iterable, Set
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from draftwise.core import Effect, Finding, InvalidSetup, Ruling, Setup, Stage
 from draftwise.facts.added import MissingFacts
 from draftwise.facts.rules import find_doubts, of_release
-from draftwise.facts.vllm import find_remarks, get_release
+from draftwise.facts.vllm import Release, find_remarks, get_release
 from draftwise.plan.check.cli import get_context
 from draftwise.plan.check.context import Context
 from draftwise.plan.check.engine import configure
@@ -64,10 +64,16 @@ def check_context(context: Context) -> Report:
     except MissingFacts as gap:
         findings += gap.findings
         is_judged = False
+    return _report(release, context.setup, findings, resolved, is_judged=is_judged)
+
+
+def _report(
+    release: Release, setup: Setup, findings: Iterable[Finding], resolved: Resolved | None, *, is_judged: bool
+) -> Report:
     return Report(
         version=str(release),
         asked="" if release.is_same else release.asked,
-        setup=context.setup,
+        setup=setup,
         findings=tuple(of_release(each, release) for each in findings),
         resolved=resolved,
         is_judged=is_judged,
@@ -90,7 +96,7 @@ def judge(reading: Reading, *, installed: frozenset[str] | None = None, nearest:
     try:
         release = get_release(setup.engine_version or "newest", nearest=nearest)
         if reading.unknown:
-            report = Report(version=str(release), setup=setup, findings=(), resolved=None, is_judged=False)
+            report = _report(release, setup, find_remarks(release), None, is_judged=False)
         else:
             context = get_context(setup, installed=installed, nearest=nearest, origins=reading.origins)
             report = check_context(context)

@@ -204,7 +204,9 @@ class _Record(argparse.Action):
 def _parser(release: Release) -> _Parser:
     parser = _Parser(add_help=False, exit_on_error=False, argument_default=argparse.SUPPRESS)
     parser.add_argument("model_tag", nargs="?", action=_Record, row={})
-    parser.add_argument("--help", "-h", nargs=0, action=_Record, row={"field": "help", "kind": "switch"})
+    parser.add_argument(
+        "--help", "-h", nargs=0, action=_Record, row={"field": "help", "kind": "switch", "aliases": ["-h"]}
+    )
     paired = Rulebook(release.version).holds("paired-switches")
     taken: set[str] = set()
     for name, row in release.table("flags").items():
