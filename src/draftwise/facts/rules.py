@@ -19,6 +19,9 @@ from draftwise.facts.stored import read_folder
 
 __all__ = ["Probe", "Rule", "Rulebook", "all_rules", "get_rule"]
 
+_version = cache(Version)
+"""Parsed once: a judgement asks some hundred rules, which begin and end at the same few releases."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
@@ -56,7 +59,7 @@ class Rule:
         if version is None:
             return self.spans[-1][1] is None
         return any(
-            Version(first) <= version and (last is None or version <= Version(last)) for first, last in self.spans
+            _version(first) <= version and (last is None or version <= _version(last)) for first, last in self.spans
         )
 
     def ruling(self, message: str, *, where: str = "", fix: str = "", becomes: str = "") -> Ruling:

@@ -7,24 +7,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from draftwise.core import Finding, InvalidSetup, Setup, UnreadableSource
 from draftwise.facts.rules import get_rule
 from draftwise.facts.vllm import history
 from draftwise.setups.read.arguments.config_file import get_flags
 from draftwise.setups.read.json_setup import read_json_setup, read_keywords
-from draftwise.setups.read.manifests.compose import find_services, is_compose
-from draftwise.setups.read.manifests.kubernetes import find_objects, is_manifest
-from draftwise.setups.read.manifests.parts import get_mapping, walk
-from draftwise.setups.read.manifests.stack import find_model_specs, is_stack
-from draftwise.setups.read.manifests.systemd import find_units, is_unit
-from draftwise.setups.read.manifests.yaml_text import Document, get_text, read_yaml
 from draftwise.setups.read.reading import NoServer, Reading, choose_release, no_server, read_launch
 from draftwise.setups.read.shell.environment import Environment
 from draftwise.setups.read.shell.launch import MAX_LAUNCHES, Launch, find_launches
 from draftwise.setups.read.shell.place import in_file
 from draftwise.setups.read.shell.words import MAX_CHARS, Script
 from draftwise.setups.read.texts import SourceText, find_texts
+
+# What reads YAML and manifests is imported where a text needs it: most calls give a model, JSON or a command line.
+if TYPE_CHECKING:
+    from draftwise.setups.read.manifests.yaml_text import Document
 
 __all__ = ["read_setups"]
 
@@ -116,9 +115,13 @@ def _read(source: SourceText, asked: _Asked) -> list[Reading]:
     if is_json and not _MANIFEST_IN_JSON.search(text):
         reading = read_json_setup(text, name=name, engine_version=engine_version)
         return [reading] if source.is_chosen or _is_evident(reading.setup) else []
+    from draftwise.setups.read.manifests.systemd import find_units, is_unit
+
     if is_unit(text):
         return _read_launches(find_units(text, asked.given), engine_version, source.folder)
     if suffix in (".yaml", ".yml", ".json") or bare.startswith("{") or _YAML.match(text):
+        from draftwise.setups.read.manifests.yaml_text import read_yaml
+
         return _read_documents(read_yaml(text, name=name), asked, source)
     env = Environment(values=asked.given)
     if bare.startswith("-"):
@@ -173,6 +176,10 @@ def _is_evident(setup: Setup) -> bool:
 
 
 def _read_documents(documents: Sequence[Document], asked: _Asked, source: SourceText) -> list[Reading]:
+    from draftwise.setups.read.manifests.compose import find_services, is_compose
+    from draftwise.setups.read.manifests.kubernetes import find_objects, is_manifest
+    from draftwise.setups.read.manifests.stack import find_model_specs, is_stack
+
     folder, engine_version = source.folder, asked.engine_version
     manifests = [document for document in documents if is_manifest(document)]
     readings = _read_launches(find_objects(manifests, asked.given), engine_version, folder)
@@ -195,6 +202,9 @@ def _read_documents(documents: Sequence[Document], asked: _Asked, source: Source
 
 def _read_keywords(document: Document, engine_version: str | None) -> list[Reading]:
     """Read the `engine_kwargs` of Ray Serve."""
+    from draftwise.setups.read.manifests.parts import get_mapping, walk
+    from draftwise.setups.read.manifests.yaml_text import get_text
+
     readings = []
     for path, mapping in walk(document.value):
         if not isinstance(mapping.get("engine_kwargs"), Mapping):
