@@ -12,6 +12,7 @@ _VERBS = {
     "decide": "draftwise.cli.decide",
     "explain": "draftwise.cli.explain",
     "export": "draftwise.cli.export",
+    "facts": "draftwise.cli.facts",
     "inspect": "draftwise.cli.inspect",
     "pick": "draftwise.cli.pick",
     "report": "draftwise.cli.report",

@@ -22,7 +22,7 @@ class Effect(StrEnum):
     INEFFECTIVE = "ineffective"
     """Accepted and ignored."""
     UNKNOWN = "unknown"
-    """It depends on a value that the text does not tell."""
+    """It depends on what is not known here: a value that the text does not tell, or a release that nobody has read."""
     DEPRECATED = "deprecated"
     NOTE = "note"
     """Works as written, and something is worth knowing."""

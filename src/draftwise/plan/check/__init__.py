@@ -6,18 +6,20 @@ The folders are vLLM's own stages, in its order: `cli` (flags and JSON), `model`
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Iterable, Set
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from draftwise.core import Effect, Finding, InvalidSetup, Ruling, Setup, Stage
+from draftwise.facts.added import MissingFacts
+from draftwise.facts.rules import find_doubts, of_release
 from draftwise.facts.vllm import Release, find_remarks, get_release
 from draftwise.plan.check.cli import get_context
 from draftwise.plan.check.context import Context
 from draftwise.plan.check.engine import configure
 from draftwise.plan.check.report import Report, Resolved
 from draftwise.plan.check.serving import find_serving
-from draftwise.plan.check.steps import collect
+from draftwise.plan.check.steps import run
 
 if TYPE_CHECKING:
     from draftwise.setups.read import Reading
@@ -42,31 +44,37 @@ def check(setup: Setup, *, installed: frozenset[str] | None = None, nearest: boo
 
 
 def check_context(context: Context) -> Report:
-    """Return what the release makes of a setup that was looked up before."""
-    found, (context, resolved) = collect(configure(context))
-    findings: list[Finding] = [*find_remarks(context.release), *context.rulings, *found]
-    rejected = {each.stage for each in findings if isinstance(each, Ruling) and each.effect is Effect.REJECTED}
-    if rejected:
-        resolved = None
-        findings = [each for each in findings if not _never_comes(each, rejected)]
-    elif resolved is not None:
-        findings += find_serving(context, resolved)
-    return _report(context.release, context.setup, tuple(findings), resolved)
+    """Return what the release makes of a setup that was looked up before.
+
+    Where a table of the release is missing, what was found until then stays, and the rest is not judged.
+    """
+    release = context.release
+    findings: list[Finding] = [*find_remarks(release), *find_doubts(release), *context.rulings]
+    resolved: Resolved | None = None
+    is_judged = True
+    try:
+        context, resolved = run(configure(context), findings.append)
+        findings = [of_release(each, release) for each in findings]
+        rejected = {each.stage for each in findings if isinstance(each, Ruling) and each.effect is Effect.REJECTED}
+        if rejected:
+            resolved = None
+            findings = [each for each in findings if not _never_comes(each, rejected)]
+        elif resolved is not None:
+            findings += find_serving(context, resolved)
+    except MissingFacts as gap:
+        findings += gap.findings
+        is_judged = False
+    return _report(release, context.setup, findings, resolved, is_judged=is_judged)
 
 
 def _report(
-    release: Release,
-    setup: Setup,
-    findings: tuple[Finding, ...],
-    resolved: Resolved | None,
-    *,
-    is_judged: bool = True,
+    release: Release, setup: Setup, findings: Iterable[Finding], resolved: Resolved | None, *, is_judged: bool
 ) -> Report:
     return Report(
         version=str(release),
         asked="" if release.is_same else release.asked,
         setup=setup,
-        findings=findings,
+        findings=tuple(of_release(each, release) for each in findings),
         resolved=resolved,
         is_judged=is_judged,
     )
@@ -86,13 +94,13 @@ def judge(reading: Reading, *, installed: frozenset[str] | None = None, nearest:
     """
     setup = reading.setup
     try:
+        release = get_release(setup.engine_version or "newest", nearest=nearest)
         if reading.unknown:
-            release = get_release(setup.engine_version or "newest", nearest=nearest)
-            report = _report(release, setup, tuple(find_remarks(release)), None, is_judged=False)
+            report = _report(release, setup, find_remarks(release), None, is_judged=False)
         else:
             context = get_context(setup, installed=installed, nearest=nearest, origins=reading.origins)
             report = check_context(context)
     except InvalidSetup as error:
-        version = setup.engine_version
-        report = Report(version=version, setup=setup, findings=error.findings, resolved=None, is_judged=False)
-    return replace(report, findings=(*reading.findings, *report.findings))
+        findings = (*reading.findings, *error.findings)
+        return Report(version=setup.engine_version, setup=setup, findings=findings, resolved=None, is_judged=False)
+    return replace(report, findings=(*(of_release(each, release) for each in reading.findings), *report.findings))

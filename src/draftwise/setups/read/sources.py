@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from draftwise.core import Finding, InvalidSetup, Setup, UnreadableSource
 from draftwise.facts.rules import get_rule
 from draftwise.facts.vllm import history
 from draftwise.setups.read.arguments.config_file import get_flags
-from draftwise.setups.read.json_setup import read_json_setup, read_keywords
+from draftwise.setups.read.json_setup import read_json_setup, read_ray_config
 from draftwise.setups.read.reading import NoServer, Reading, choose_release, no_server, read_launch
 from draftwise.setups.read.shell.environment import Environment
 from draftwise.setups.read.shell.launch import MAX_LAUNCHES, Launch, find_launches
@@ -30,6 +30,15 @@ __all__ = ["read_setups"]
 _YAML = re.compile(r"(?:[ \t\r]*(?:#[^\n]*)?\n)*(?:---|[\w.-]+:(?:\s|$))")
 """How YAML begins, after blank lines and comments."""
 _DOS_SCRIPT = re.compile(r"#![^\n]*\r\n")
+_PYTHON = re.compile(r"^\s*(?:from (?:vllm|ray)[\w.]* import|import (?:vllm|ray)\b)", re.MULTILINE)
+_QUADLET = re.compile(r"^\[Container\]\s*$", re.MULTILINE)
+_DOCKERFILE = re.compile(
+    r"(?:[ \t]*(?:#[^\n]*|ARG[ \t][^\n]*)?\r?\n)*[ \t]*FROM[ \t]+[^\s=]+[ \t]*(?:AS[ \t]|\r?\n)", re.I
+)
+"""How a Dockerfile begins: FROM, after comments and ARG."""
+_MAX_SCRIPTS = 2
+_HOLDING = frozenset({"Application", "ApplicationSet", "HelmRelease", "RayService"})
+"""Kinds of objects that hold other documents."""
 _MAX_LINES = 10_000
 _TEMPLATE = "{{"
 _MANIFEST_IN_JSON = re.compile(r'"(?:apiVersion|services)"\s*:')
@@ -74,6 +83,10 @@ class _Asked:
 
     engine_version: str | None
     given: Mapping[str, str]
+    left: Mapping[str, str] = field(default_factory=dict)
+    """References in the text whose values are not known -> how findings name them."""
+    depth: int = 0
+    """How many scripts stand around the text."""
 
 
 def _read_text(source: SourceText, asked: _Asked) -> tuple[Reading, ...]:
@@ -115,19 +128,56 @@ def _read(source: SourceText, asked: _Asked) -> list[Reading]:
     if is_json and not _MANIFEST_IN_JSON.search(text):
         reading = read_json_setup(text, name=name, engine_version=engine_version)
         return [reading] if source.is_chosen or _is_evident(reading.setup) else []
+    if suffix == ".py" or (not suffix and _PYTHON.search(text)):
+        from draftwise.setups.read.python_code import is_python, read_engines
+
+        if suffix or is_python(text):
+            return list(read_engines(text, name=name, given=asked.given, engine_version=engine_version))
+    if _QUADLET.search(text):
+        from draftwise.setups.read.manifests.quadlet import find_containers
+
+        return _read_launches(find_containers(text, asked.given), asked, source.folder)
     from draftwise.setups.read.manifests.systemd import find_units, is_unit
 
     if is_unit(text):
-        return _read_launches(find_units(text, asked.given), engine_version, source.folder)
+        return _read_launches(find_units(text, asked.given), asked, source.folder)
     if suffix in (".yaml", ".yml", ".json") or bare.startswith("{") or _YAML.match(text):
         from draftwise.setups.read.manifests.yaml_text import read_yaml
 
         return _read_documents(read_yaml(text, name=name), asked, source)
+    return _read_commands(source, asked)
+
+
+def _read_commands(source: SourceText, asked: _Asked) -> list[Reading]:
+    """Read a Dockerfile, flags without a program, a command line or a script."""
+    text = source.text
+    bare = text.lstrip("\ufeff \t\r\n")
+    if _DOCKERFILE.match(text):
+        from draftwise.setups.read.dockerfile import find_image
+
+        return _read_launches(find_image(text, asked.given), asked, source.folder)
     env = Environment(values=asked.given)
     if bare.startswith("-"):
-        return _read_launches(_bare_flags(bare, env), engine_version, source.folder)
-    readings = _read_launches(find_launches(text, env=env), engine_version, source.folder)
+        return _read_launches(_bare_flags(bare, env), asked, source.folder)
+    readings = _read_launches(find_launches(text, env=env), asked, source.folder)
+    readings += _read_here_documents(source, asked, env)
     return [replace(reading, findings=(*_about_line_ends(text), *reading.findings)) for reading in readings]
+
+
+def _read_here_documents(source: SourceText, asked: _Asked, env: Environment) -> Iterator[Reading]:
+    """Yield the servers of texts that a script hands to its commands: manifests, units, other scripts."""
+    if "<<" not in source.text or asked.depth == _MAX_SCRIPTS:
+        return
+    script = Script(source.text, env=env)
+    for _ in script.commands():
+        pass
+    for document in script.texts[:MAX_LAUNCHES]:
+        text = "\n" * (document.line - 1) + document.text  # its lines are those of the script
+        inner = SourceText(text=text, folder=source.folder, is_chosen=False)
+        try:
+            yield from _read(inner, replace(asked, left={**asked.left, **document.unknown}, depth=asked.depth + 1))
+        except InvalidSetup:
+            continue  # most are no servers, but anything
 
 
 def _about_line_ends(script: str) -> Iterator[Finding]:
@@ -158,12 +208,12 @@ def _bare_flags(text: str, env: Environment) -> Iterator[Launch]:
     yield Launch(words=words, entry="api_server" if by_flag else "serve")
 
 
-def _read_launches(launches: Iterator[Launch], engine_version: str | None, folder: Path) -> list[Reading]:
+def _read_launches(launches: Iterator[Launch], asked: _Asked, folder: Path) -> list[Reading]:
     readings: list[Reading] = []
     for launch in launches:
         if len(readings) == MAX_LAUNCHES:
             raise InvalidSetup.because("too-many-servers", f"The text starts more than {MAX_LAUNCHES} servers.")
-        readings.append(read_launch(launch, engine_version=engine_version, folder=folder))
+        readings.append(read_launch(launch, engine_version=asked.engine_version, folder=folder, left=asked.left))
     return readings
 
 
@@ -182,16 +232,23 @@ def _read_documents(documents: Sequence[Document], asked: _Asked, source: Source
 
     folder, engine_version = source.folder, asked.engine_version
     manifests = [document for document in documents if is_manifest(document)]
-    readings = _read_launches(find_objects(manifests, asked.given), engine_version, folder)
+    documents = [*documents, *_find_embedded(manifests)]
+    readings = _read_launches(find_objects(manifests, asked.given), asked, folder)
     for document in documents:
         if document in manifests or not isinstance(document.value, Mapping):
             continue
         if is_compose(document):
-            readings += _read_launches(find_services(document, folder, asked.given), engine_version, folder)
+            readings += _read_launches(find_services(document, folder, asked.given), asked, folder)
         elif is_stack(document):
-            readings += _read_launches(find_model_specs(document), engine_version, folder)
+            readings += _read_launches(find_model_specs(document), asked, folder)
+        elif _is_modelservice(document.value):
+            from draftwise.setups.read.manifests.modelservice import find_pods
+            from draftwise.setups.read.manifests.variables import read_stores
+
+            stores = read_stores(manifests, asked.given)
+            readings += _read_launches(find_pods(document, stores), asked, folder)
         else:
-            readings += _read_keywords(document, engine_version) or _read_config_file(
+            readings += _read_ray(document, engine_version) or _read_config_file(
                 document, engine_version, surely=not source.is_chosen
             )
     if readings:
@@ -200,20 +257,34 @@ def _read_documents(documents: Sequence[Document], asked: _Asked, source: Source
     return readings
 
 
-def _read_keywords(document: Document, engine_version: str | None) -> list[Reading]:
-    """Read the `engine_kwargs` of Ray Serve."""
-    from draftwise.setups.read.manifests.parts import get_mapping, walk
+def _is_modelservice(value: Mapping[str, Any]) -> bool:
+    """Say whether values are those of llm-d's modelservice chart."""
+    from draftwise.setups.read.manifests.parts import get_mapping
+
+    return bool(get_mapping(value, "modelArtifacts")) and ("decode" in value or "prefill" in value)
+
+
+def _find_embedded(manifests: Sequence[Document]) -> Sequence[Document]:
+    """Return the documents inside of objects that hold some."""
+    from draftwise.setups.read.manifests.parts import get_mapping
+
+    if not any(get_mapping(each.value).get("kind") in _HOLDING for each in manifests):
+        return ()
+    from draftwise.setups.read.manifests.embedded import find_embedded
+
+    return tuple(find_embedded(manifests))
+
+
+def _read_ray(document: Document, engine_version: str | None) -> list[Reading]:
+    """Read every `LLMConfig` of Ray Serve."""
+    from draftwise.setups.read.manifests.parts import walk
     from draftwise.setups.read.manifests.yaml_text import get_text
 
     readings = []
     for path, mapping in walk(document.value):
-        if not isinstance(mapping.get("engine_kwargs"), Mapping):
-            continue
-        model = get_mapping(mapping, "model_loading_config")
-        source = model.get("model_source") if isinstance(model.get("model_source"), str) else model.get("model_id")
-        value = {"model": source, "speculative_config": None, **mapping["engine_kwargs"]}
-        where = f"line {document.line((*path, 'engine_kwargs'))} {get_text((*path, 'engine_kwargs'))}"
-        readings.append(read_keywords(value, where=where, engine_version=engine_version))
+        if isinstance(mapping.get("engine_kwargs"), Mapping):
+            where = f"line {document.line((*path, 'engine_kwargs'))} {get_text((*path, 'engine_kwargs'))}"
+            readings.append(read_ray_config(mapping, where=where, engine_version=engine_version))
     return readings
 
 

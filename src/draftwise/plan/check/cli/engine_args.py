@@ -18,7 +18,8 @@ from draftwise.facts.methods import methods_where
 from draftwise.facts.old_flags import read_old_flags
 from draftwise.facts.rules import Rulebook
 from draftwise.facts.vllm import Release, get_release, history
-from draftwise.plan.check.context import SPEC_FLAGS, Context
+from draftwise.plan.check.cli.configs import Server, find_refused
+from draftwise.plan.check.context import SPEC_FLAGS, Context, Platform
 from draftwise.plan.check.model.reading import Config, find_faults, find_incomplete
 from draftwise.plan.check.steps import Step, collect
 
@@ -56,6 +57,9 @@ def get_context(
     faults: list[Finding] = []
     model = _find_model(setup.target, faults)
     about_flags, given = collect(_read_flags(rules, release, setup.args))
+    platform: Platform = "cpu" if setup.device is not None and setup.device.kind == "cpu" else "cuda"
+    server = Server(given=given, platform=platform, env=setup.env)
+    about_configs = tuple(find_refused(rules, release, server))
     written = None if setup.spec is None else setup.spec.to_dict()
     about_served, (verifier, spec) = collect(_read_served(rules, release, setup.target, model, written))
     doubled = tuple(flag for flag, key in SPEC_FLAGS.items() if flag in given and key in (spec or {}))
@@ -76,8 +80,8 @@ def get_context(
         faults=tuple(faults),
         verifier=verifier,
         doubled=doubled,
-        rulings=(*about_flags, *about_served),
-        platform="cpu" if setup.device is not None and setup.device.kind == "cpu" else "cuda",
+        rulings=(*about_flags, *about_configs, *about_served),
+        platform=platform,
         env=setup.env,
         origins=origins,
         installed=installed,

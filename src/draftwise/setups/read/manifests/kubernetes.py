@@ -42,6 +42,8 @@ def _find(document: Document, documents: Sequence[Document], runtimes: Runtimes,
             yield from find_predictors(document, runtimes, stores)
         case "LLMInferenceService":
             yield from find_llm_services(document, stores)
+        case "Application" | "ApplicationSet" | "HelmRelease":
+            return  # values of a chart, which are no pods yet
         case "ServingRuntime" | "ClusterServingRuntime" if _is_used(document, documents):
             return  # read with the services that use it
         case _:

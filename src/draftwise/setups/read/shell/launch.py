@@ -13,7 +13,7 @@ from draftwise.setups.read.shell.environment import NOTHING_SET, Environment
 from draftwise.setups.read.shell.images import has_own_entry, image_version, is_vllm_image
 from draftwise.setups.read.shell.words import Command, Script, Word
 
-__all__ = ["MAX_LAUNCHES", "Entry", "Launch", "find_launch", "find_launches", "run_image"]
+__all__ = ["MAX_LAUNCHES", "Entry", "Launch", "find_installed", "find_launch", "find_launches", "run_image"]
 
 MAX_LAUNCHES = 200
 """Most servers that are read out of one source."""
@@ -100,8 +100,7 @@ def find_launches(text: str, *, line: int = 1, env: Environment = NOTHING_SET) -
     version, count = "", 0
     for command in script.commands():
         texts = [word.text for word in command.words]
-        if "install" in texts:
-            version = next((found[1] for each in texts if (found := _PINNED.fullmatch(each))), version)
+        version = find_installed(texts) or version
         launch = find_launch(command.words, env=env)
         if launch is None:
             continue
@@ -114,6 +113,13 @@ def find_launches(text: str, *, line: int = 1, env: Environment = NOTHING_SET) -
             version=launch.version or version,
             findings=(*launch.findings, *_slips(command)),
         )
+
+
+def find_installed(texts: Sequence[str]) -> str:
+    """Return the vLLM release that `pip install vllm==RELEASE` installs; empty for none."""
+    if "install" not in texts:
+        return ""
+    return next((found[1] for each in texts if (found := _PINNED.fullmatch(each.strip("\"'")))), "")
 
 
 def _set_before(script: Script) -> Environment:
