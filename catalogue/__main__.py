@@ -1,4 +1,4 @@
-"""`python -m catalogue build` takes in new vLLM releases; `python -m catalogue probe` looks for rotten rules."""
+"""`python -m catalogue build` takes in new vLLM releases; `probe` looks for rotten rules and where each is seen."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from catalogue.build import DATA, build, differences, find_wheels, known_releases, write
+from catalogue.build import DATA, build, differences, find_wheels, known_releases, write, write_topic
 
 _WHEELS = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "draftwise/vllm-wheels"
 
@@ -17,7 +17,10 @@ def main(arguments: list[str]) -> int:
     """Run a command; 1 when a probe disagrees with its rule."""
     parser = argparse.ArgumentParser(prog="python -m catalogue", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    for name, text in (("build", "read the wheels and write the data files"), ("probe", "check every rule's probe")):
+    for name, text in (
+        ("build", "read the wheels and write the data files"),
+        ("probe", "check every rule's probe, and write the topic `probes`"),
+    ):
         command = commands.add_parser(name, help=text)
         command.add_argument(
             "--wheels", type=Path, default=_WHEELS, help="folder of unpacked wheels (default: %(default)s)"
@@ -56,8 +59,12 @@ def _missing(wheels: Sequence[Mapping[str, str]]) -> list[str]:
 
 def _probe(folder: Path) -> int:
     from catalogue.probes import report
+    from draftwise.extract.probes import probes
 
-    return report(folder)
+    rotten = report(folder)
+    if not _missing(find_wheels(folder)):
+        write_topic(DATA, probes.__name__, build(folder, {probes.__name__: probes})[probes.__name__])
+    return rotten
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from draftwise.extract.topics import TOPICS
 from draftwise.extract.tree import Tree
 from draftwise.facts.spans import Row, encode
 
-__all__ = ["DATA", "build", "differences", "find_wheels", "known_releases", "write"]
+__all__ = ["DATA", "build", "differences", "find_wheels", "known_releases", "write", "write_topic"]
 
 DATA = Path(__file__).parents[1] / "src/draftwise/facts/data/vllm"
 _RELEASES = "releases.json"
@@ -55,8 +55,13 @@ def write(folder: Path, rows: Mapping[str, Sequence[Row]], wheels: Sequence[Mapp
     for stale in set(folder.glob("*.json")) - {folder / f"{topic}.json" for topic in rows} - {folder / _RELEASES}:
         stale.unlink()
     for topic, topic_rows in rows.items():
-        (folder / f"{topic}.json").write_text(_lines(map(asdict, topic_rows)), encoding="utf-8")
+        write_topic(folder, topic, topic_rows)
     (folder / _RELEASES).write_text(_lines(wheels), encoding="utf-8")
+
+
+def write_topic(folder: Path, topic: str, rows: Sequence[Row]) -> None:
+    """Write the file of one topic."""
+    (folder / f"{topic}.json").write_text(_lines(map(asdict, rows)), encoding="utf-8")
 
 
 def _lines(entries: Iterable[Mapping[str, Any]]) -> str:

@@ -23,9 +23,9 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from datetime import date
+from multiprocessing import Pool
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -42,6 +42,7 @@ from draftwise import __version__
 from draftwise.backends import virtual_time
 from draftwise.core import BackendError, Comparison, InvalidSetup, Verdict
 from draftwise.decide.conclusions import conclude_run
+from draftwise.report.reasons import describe_reason
 from draftwise.runs import RunDirectory
 from draftwise.runs.row_files import RowFile
 
@@ -111,7 +112,7 @@ def run_trial(trial: Trial) -> Outcome:
         trial=trial,
         about=world.about,
         verdicts=tuple(str(each.verdict) for each in found),
-        reasons=tuple(each.reason for each in found) or ("no comparison could be made",),
+        reasons=tuple(describe_reason(each.reason) for each in found) or ("no comparison could be made",),
         is_covered=world.is_covered,
     )
 
@@ -211,8 +212,8 @@ def run_all(trials: Sequence[Trial], rows: Path | None, processes: int) -> list[
     done = {each.trial: each for each in known}
     left = [trial for trial in trials if trial not in done]
     # Each run leaves memory behind that no other one uses.
-    with ProcessPoolExecutor(processes, max_tasks_per_child=_RUNS_PER_PROCESS) as pool:
-        for number, outcome in enumerate(pool.map(run_trial, left), 1):
+    with Pool(processes, maxtasksperchild=_RUNS_PER_PROCESS) as pool:
+        for number, outcome in enumerate(pool.imap(run_trial, left), 1):
             done[outcome.trial] = outcome
             print(f"{number} of {len(left)}", file=sys.stderr, end="\r")
             if outcome.is_false:

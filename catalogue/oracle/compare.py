@@ -13,12 +13,13 @@ import re
 import traceback
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from draftwise.core import Device, Effect, InvalidSetup, Ruling, Setup, SpecConfig
-from draftwise.plan.check import check
+from draftwise.plan.check import check, judge
+from draftwise.setups.read import Reading, read_words
 
 __all__ = [
     "DEVICES",
@@ -63,6 +64,10 @@ _NOT_DECIDABLE = (
         "rope_scaling should have a 'rope_type' key",
         "the oracle's transformers rewrites rope_scaling for later releases",
     ),
+    ("has no attribute 'get_vocab'", "a reasoning parser wants the tokenizer, which the oracle does without"),
+    ("tokenizer must be passed to the ReasoningParser", "a reasoning parser wants the tokenizer"),
+    ("cumem allocator is not supported", "a kernel is asked for that the oracle does not have"),
+    ("'function' object has no attribute", "Triton kernels are imported, which the oracle does not have"),
 )
 
 
@@ -112,13 +117,10 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 def predict(case: Mapping[str, Any], version: str, platform: str) -> Prediction:
     """Return what `check` makes of a case; call where the model directories lie."""
-    spec = case["spec"]
-    setup = Setup(
-        target=case["target"], engine="vllm", engine_version=version, device=DEVICES[platform],
-        spec=None if spec is None else SpecConfig.keep(spec), args=case["flags"], env=case["env"],
-    )  # fmt: skip
     try:
-        report = check(setup)
+        report = (
+            judge(_read_line(case, version, platform)) if "line" in case else check(_setup(case, version, platform))
+        )
     except InvalidSetup as error:
         return Prediction(accepted=False, codes=tuple(finding.code for finding in error.findings))
     except Exception as error:
@@ -137,6 +139,20 @@ def predict(case: Mapping[str, Any], version: str, platform: str) -> Prediction:
     resolved = {name: _plain(getattr(report.resolved, name)) for name in VALUES}
     fields = {f"fields.{name}": _plain(value) for name, value in report.resolved.fields.items()}
     return Prediction(accepted=True, resolved=resolved | fields)
+
+
+def _setup(case: Mapping[str, Any], version: str, platform: str) -> Setup:
+    spec = case["spec"]
+    return Setup(
+        target=case["target"], engine="vllm", engine_version=version, device=DEVICES[platform],
+        spec=None if spec is None else SpecConfig.keep(spec), args=case["flags"], env=case["env"],
+    )  # fmt: skip
+
+
+def _read_line(case: Mapping[str, Any], version: str, platform: str) -> Reading:
+    """Return a whole command line as `draftwise check` reads it, on the oracle's device."""
+    reading = read_words(["vllm", "serve", *case["line"]], engine_version=version)
+    return replace(reading, setup=replace(reading.setup, device=DEVICES[platform], env=case["env"]))
 
 
 def _plain(value: Any) -> Any:

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import copy
+import importlib
 import json
 import logging
 import os
@@ -41,6 +43,13 @@ STAGES = {
 }
 """Frame of vLLM on the way to an exception -> the stage that it belongs to; the innermost of them counts."""
 
+
+FRONTENDS = (
+    "vllm.entrypoints.common.cli_args",
+    "vllm.entrypoints.launchers.cli_args",
+    "vllm.entrypoints.openai.cli_args",
+)
+"""Where the releases keep the parser of `vllm serve`, newest place first."""
 
 NOT_READY = 3
 """Status of a process that could not even prepare vLLM."""
@@ -128,6 +137,7 @@ class Oracle:
         self.context = UsageContext.OPENAI_API_SERVER
         self.parser = AsyncEngineArgs.add_cli_args(parser_class()(prog="vllm serve"))
         self.parser.error = refuse_command_line
+        self.command = Command()
         self.warnings = Warnings(logging.WARNING)
         logging.getLogger("vllm").addHandler(self.warnings)
 
@@ -137,13 +147,44 @@ class Oracle:
         self.warnings.lines.clear()
         with environment(case.get("env") or {}):
             try:
-                given = self.engine_args.from_cli_args(self.parser.parse_args(arguments(case)))
+                given = self.engine_args.from_cli_args(self.parse(case))
                 config = given.create_engine_config(usage_context=self.context)
             except (Exception, SystemExit) as error:
                 outcome = {"accepted": False} | explain(error)
             else:
                 outcome = {"accepted": True, "resolved": resolve(config)}
         return outcome | {"warnings": list(dict.fromkeys(self.warnings.lines))}
+
+    def parse(self, case: Mapping[str, Any]) -> argparse.Namespace:
+        """Return a case's arguments: of a whole line as `vllm serve` gets them, of its parts as the engine does."""
+        return self.command.parse(case["line"]) if "line" in case else self.parser.parse_args(arguments(case))
+
+
+class Command:
+    """`vllm serve` up to the point where it would make the engine's arguments."""
+
+    def __init__(self) -> None:
+        self._parser: Any = None
+        self._validate: Any = None
+
+    def parse(self, line: list[str]) -> argparse.Namespace:
+        if self._parser is None:
+            self._prepare()
+        given = self._parser.parse_args(["serve", *line])
+        given = argparse.Namespace(**copy.deepcopy(vars(given)))  # vLLM changes configs that are the parser's defaults
+        self._validate(given)
+        if given.model_tag is not None:
+            given.model = given.model_tag
+        return given
+
+    def _prepare(self) -> None:
+        """Build the parser when the first line comes: cases about speculation do without the server's imports."""
+        front = next(module for name in FRONTENDS if (module := importable(name)) is not None)
+        cls = parser_class()
+        cls.error = lambda _, message: refuse_command_line(message)
+        self._parser = cls(prog="vllm")
+        front.make_arg_parser(self._parser.add_subparsers(dest="subparser").add_parser("serve"))
+        self._validate = front.validate_parsed_serve_args
 
 
 class Warnings(logging.Handler):
@@ -186,7 +227,17 @@ def environment(variables: Mapping[str, str]) -> Iterator[None]:
         os.environ.update(before)
 
 
-def parser_class() -> type:
+def importable(name: str) -> Any:
+    """Return a module, or None where the release has none of that name."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if not name.startswith(error.name or ""):
+            raise
+        return None
+
+
+def parser_class() -> Any:
     try:
         from vllm.utils.argparse_utils import FlexibleArgumentParser
     except ImportError:

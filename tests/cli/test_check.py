@@ -47,6 +47,22 @@ def test_engine_flags_behind_the_dashes_take_part():
     assert answer["args"]["tensor_parallel_size"] == 2
 
 
+def test_a_target_without_modules_is_not_advised_to_draft_with_itself():
+    (finding,) = [
+        each
+        for each in judged("Qwen/Qwen3-8B", "-sc", '{"method": "mtp", "num_speculative_tokens": 1}')[0]["findings"]
+        if each["severity"] == "error"
+    ]
+    assert finding["message"] == "The target has no modules for mtp: its config.json is of type 'qwen3'."
+    assert "draft_model" not in finding["fix"]
+
+
+def test_a_refused_config_says_nothing_of_what_the_engine_would_have_changed():
+    answer = judged(LLAMA, "-sc", '{"num_speculative_tokens": 5}', "--vllm", "0.19.1")[0]
+    assert [each["code"] for each in answer["findings"]] == ["model-missing"]
+    assert "`method` or `model` must be given" in answer["findings"][0]["message"]
+
+
 SUFFIX = '{"method": "suffix"}'
 
 
@@ -183,3 +199,38 @@ def test_an_import_that_a_check_does_not_need_is_noticed():
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "numpy" in done.stderr
+
+
+def test_help_in_a_command_starts_nothing():
+    for flag in ("--help", "-h"):
+        answer = judged(f"vllm serve {LLAMA} {flag}")[0]
+        assert not answer["accepted"]
+        assert any("starts nothing" in finding["message"] for finding in answer["findings"])
+
+
+def test_a_refused_speculative_config_changes_nothing_later():
+    answer = judged(LLAMA, "-sc", '{"num_speculative_tokens": 5}', "--vllm", "0.19.1")[0]
+    assert [finding["code"] for finding in answer["findings"]] == ["model-missing"]
+    accepted = judged(
+        LLAMA, "-sc", '{"num_speculative_tokens": 5, "model": "meta-llama/Llama-3.2-1B"}', "--vllm", "0.19.1"
+    )
+    assert "async-switched-off" in {finding["code"] for finding in accepted[0]["findings"]}
+
+
+def test_a_target_without_modules_of_its_own_is_not_told_to_draft_for_itself():
+    answer = judged("Qwen/Qwen3-8B", "-sc", '{"method": "mtp", "num_speculative_tokens": 1}', "--vllm", "0.33.0")[0]
+    (fix,) = [finding["fix"] for finding in answer["findings"] if finding["code"] == "drafter-fits-no-method"]
+    assert "draft_model" not in fix
+
+
+def test_what_several_setups_have_to_know_is_told_once(tmp_path):
+    row = json.dumps({"target": LLAMA, "speculative_config": json.loads(NGRAM)})
+    (tmp_path / "many.jsonl").write_text(f"{row}\n" * 20)
+    text = run("check", str(tmp_path / "many.jsonl"), "--vllm", "0.32.0").stdout
+    alone = run("check", LLAMA, "-sc", NGRAM, "--vllm", "0.32.0").stdout
+    notes = [line for line in alone.splitlines() if line.startswith("  · ")]
+    assert notes
+    for note in notes:
+        assert text.count(note.split("  ")[1]) == 1
+    assert text.count(LLAMA) == text.count("vLLM 0.32.0  accepted") == 20
+    assert "Of 20 of 20 setups" in text

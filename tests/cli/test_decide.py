@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from click.testing import CliRunner, Result
 
 from draftwise.backends import FakeBackend, FakeScript
 from draftwise.cli import main
+from draftwise.core import InvalidSetup
+from draftwise.measure import measurement
 
 SCRIPTS = {
     "plain": FakeScript(first_token_s=0.004, step_s=0.004),
@@ -121,6 +124,34 @@ def test_a_faster_and_a_slower_server_are_told_apart(urls, prompts, tmp_path) ->
     assert json.loads(again.stdout) == json.loads(before)
     assert (Path(out) / "summary.json").read_bytes() == before
     assert "adopt" in again.stderr
+
+
+def test_a_candidate_that_does_not_answer_is_left_out_with_its_finding(urls, prompts, tmp_path) -> None:
+    out = tmp_path / "run"
+    arms = ["--url", urls["plain"], "--candidate-url", "http://127.0.0.1:9", "--candidate-url", urls["faster"]]
+    result = run("decide", *arms, *CONTEXT, "--workload", prompts, "--repeats", "2", "--out", str(out))
+    assert result.exit_code == 1, result.output
+    assert re.search(r"^own +candidate 2 +adopt ", result.stdout, re.MULTILINE)
+    told = re.search(r"^error candidate 1 was not measured, .*127\.0\.0\.1:9", result.stdout, re.MULTILINE)
+    assert told, result.stdout
+    assert "Left out: candidate candidate 1: its server failed" in result.stderr
+    summary = json.loads((out / "summary.json").read_text())
+    (found,) = [each for each in summary["findings"] if each["severity"] == "error"]
+    assert found["code"] == "server-failed"
+    assert "server-failed" in (out / "report.html").read_text()
+
+
+def test_the_minutes_count_from_the_command_on(monkeypatch) -> None:
+    seen: list[float] = []
+
+    def prepare(spec, tell, *, began_s: float) -> None:
+        seen.append(began_s)
+        raise InvalidSetup.because("nothing", "enough seen.")
+
+    monkeypatch.setattr(measurement, "prepare", prepare)
+    before = time.monotonic()
+    run("decide", "some/model")
+    assert before <= seen[0] <= time.monotonic()
 
 
 def test_without_context_the_first_line_says_not_evidence(urls, prompts, tmp_path) -> None:

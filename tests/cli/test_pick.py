@@ -67,6 +67,25 @@ def test_why_shows_the_rules_with_their_sources() -> None:
     assert "Published results:" in output
 
 
+def test_the_table_shows_the_speedup_and_what_it_rests_on() -> None:
+    output = run("deepseek-ai/DeepSeek-V3", "--gpu", "H200", "--gpus", "8", "--workload", "code").output
+    assert "speed-up" in output
+    assert "Speed-up of decoding = tokens per step / break-even." in output
+    assert " loses " in output
+
+
+def test_a_reason_that_several_methods_share_is_said_once() -> None:
+    output = run("google/gemma-3-27b-it", "--gpu", "H200", "--workload", "chat").output
+    assert output.count("is known to be published") == 1
+    assert "dflash, draft_model, dspark" in output
+
+
+def test_nothing_is_offered_to_paste_where_speculation_should_stay_off() -> None:
+    result = run(*QWEN, "--workload", "chat", "--uses", "min_p")
+    assert result.exit_code == 1
+    assert "To paste:" not in result.output
+
+
 def test_the_verdict_comes_first_when_speculation_is_the_wrong_lever() -> None:
     result = run(*QWEN, "--workload", "extraction", "--output-tokens", "1")
     assert result.exit_code == 1

@@ -5,30 +5,16 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from tests.support.made_runs import CONTEXT, Truth, gains, make_run
+from tests.support.made_runs import CONTEXT, Truth, gains, make_run, save_run
 
 from draftwise.cli import main
-from draftwise.core import Run
-from draftwise.runs import RunDirectory
 
 SAMPLES = Path(__file__).parents[1] / "decide" / "interchange" / "samples"
 
 
-def save(path: Path, run: Run) -> Path:
-    directory = RunDirectory.claim(path)
-    directory.begin(run.plan, run.context)
-    for window in run.turns:
-        for answer in run.answers:
-            if answer.turn == window.turn:
-                directory.add_answer(answer)
-        directory.finish_turn(window)
-    directory.close()
-    return path
-
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save(tmp_path_factory.mktemp("runs") / "before", make_run({"ngram k=3": gains(1.5)}))
+    return save_run(tmp_path_factory.mktemp("runs") / "before", make_run({"ngram k=3": gains(1.5)}))
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +22,7 @@ def upgraded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same with another version, on which speculation no longer pays."""
     servers = {name: each | {"version": {"version": "fake-2"}} for name, each in CONTEXT["servers"].items()}
     slower = make_run({"ngram k=3": gains(0.7)}, seed=1, context=CONTEXT | {"servers": servers})
-    return save(tmp_path_factory.mktemp("runs") / "after", slower)
+    return save_run(tmp_path_factory.mktemp("runs") / "after", slower)
 
 
 @pytest.fixture(autouse=True)
@@ -127,7 +113,7 @@ def test_a_faster_machine_is_not_like_for_like_unless_asked(run: Path, tmp_path:
         {"ngram k=3": gains(3.0), "plain": Truth(step_s=lambda prompt, condition: 0.005)},
         context=CONTEXT | {"hardware": {"cpu": "another"}},
     )
-    path = save(tmp_path / "other", other)
+    path = save_run(tmp_path / "other", other)
     assert "NOT LIKE FOR LIKE: the two also differ in hardware" in call("compare", run, path).stdout
     assert "If this was, too: --changed hardware." in call("compare", run, path).stdout
     assert call("compare", run, path, "--changed", "hardware").exit_code == 0

@@ -70,7 +70,7 @@ def test_the_newest_vllm_is_asked_about_that_command():
     result = CliRunner().invoke(main, ["serve", "m", "--pipeline-parallel-size", "2", "-sc", config])
     assert result.exit_code == 1
     assert result.stderr.count("error: ") == 2, result.stderr
-    assert "pipeline_parallel_size: is 2" in result.stderr
+    assert "pipeline_parallel_size is 2" in result.stderr
 
 
 def test_a_port_in_use_shows_before_the_model_is_loaded():

@@ -180,7 +180,7 @@ def test_an_image_of_an_unknown_release_hides_no_other_service(tmp_path: Path) -
     ]
     assert result.exit_code == 1
     quiet = run("check", str(tmp_path / "compose.yaml"), "--quiet")
-    assert quiet.stdout.splitlines()[1].endswith("vLLM 0.34.0: not judged (unknown-release)")
+    assert quiet.stdout.splitlines()[1].endswith("vLLM 0.34.0: cannot be judged (unknown-release)")
     near = run("check", str(tmp_path / "compose.yaml"), "--quiet", "--nearest")
     assert near.stdout.splitlines()[1].endswith("vLLM 0.34.0, judged as 0.33.0: accepted (release-nearest)")
     assert near.exit_code == 0
@@ -190,3 +190,21 @@ def test_a_key_that_is_given_twice_is_said() -> None:
     twice = '{"method": "ngram", "num_speculative_tokens": 3, "method": "suffix"}'
     (answer,) = judged(LLAMA, "-sc", twice, "--vllm", "0.33.0")
     assert "flag-json-duplicate" in {finding["code"] for finding in answer["findings"]}
+
+
+def test_what_a_text_does_not_tell_is_given_by_a_file(tmp_path):
+    compose, values = tmp_path / "compose.yaml", tmp_path / "production.env"
+    compose.write_text(COMPOSE.format("${TAG}") + "      - --tensor-parallel-size=$TP\n")
+    values.write_text("TAG=v0.20.0\nTP=2\n")
+    result = run("check", str(compose))
+    assert (result.exit_code, result.stdout.splitlines()[0].startswith("vLLM 0.33.0  cannot be judged")) == (1, True)
+    (row,) = judged(str(compose))
+    assert row["accepted"] is None
+    given = ("--env-file", str(values))
+    (row,) = judged(str(compose), *given)
+    assert (row["accepted"], row["vllm"], row["args"]) == (True, "0.20.0", {"tensor_parallel_size": 2})
+    releases = ("--from", "0.20.0", "--to", "0.33.0")
+    result = run("upgrade", str(compose), *releases)
+    assert (result.exit_code, "Breaks: nothing\n" in result.stdout) == (1, False)
+    assert run("upgrade", str(compose), *releases, *given).exit_code == 0
+    assert run("check", str(compose), "--env-file", "no-such-file").exit_code == 2

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 from click.testing import CliRunner
+from jsonschema import Draft7Validator
 
 from draftwise.cli import main
 
@@ -44,6 +45,7 @@ def test_a_run_is_stopped_gone_on_with_and_its_drafter_drafts(tiny_target, tmp_p
     assert rest.returncode == 0, rest.stderr
     assert "resuming at step" in rest.stderr
     result = json.loads(rest.stdout)
+    Draft7Validator(json.loads(CliRunner().invoke(main, ["schema", "train"]).stdout)).validate(result)
     assert result["speculative_config"] == {"method": "medusa", "model": str(out), "num_speculative_tokens": 2}
     assert result["acceptance"][0] > 0.5
     assert json.loads((out / "draftwise.json").read_text())["training"]["method"] == "medusa"

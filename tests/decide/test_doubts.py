@@ -13,6 +13,7 @@ from draftwise.decide.comparison.comparisons import compare_cells
 from draftwise.decide.conclusions import conclude_run
 from draftwise.decide.thresholds import Thresholds
 from draftwise.decide.verdict import UNSETTLING, VOIDING, judge, judge_cell
+from draftwise.report.reasons import describe_reason
 from draftwise.report.sentences import describe_decision
 
 CANDIDATE = "ngram k=3"
@@ -61,7 +62,7 @@ def test_a_run_of_which_nothing_counts_says_so() -> None:
 
 def test_the_reason_counts_the_blocks_and_says_what_disturbed_them() -> None:
     run = lose(make_run({CANDIDATE: gains(1.5)}, repeats=4), 0.75)
-    reason = only(run).reason
+    reason = describe_reason(only(run).reason)
     assert reason.startswith("36 of 48 pairs of turns were disturbed and count for nothing")
     assert REASON in reason
 
@@ -88,7 +89,7 @@ def test_a_cold_server_decides_nothing(cold_far: float, code: str, verdict: Verd
     run = cold(make_run({CANDIDATE: gains(1.5)}, repeats=4, context=limits), CANDIDATE)
     assert {each.code for each in conclude_run(run).decision.findings} - {"outputs-cut"} == {code}
     assert only(run).verdict is verdict
-    assert (code in only(run).reason) == (verdict is Verdict.INCONCLUSIVE)
+    assert (code in describe_reason(only(run).reason)) == (verdict is Verdict.INCONCLUSIVE)
 
 
 @pytest.mark.parametrize(("where", "verdict"), [("another", Verdict.ADOPT), (CANDIDATE, Verdict.INCONCLUSIVE)])
@@ -127,7 +128,7 @@ def test_arms_that_are_not_what_they_are_said_to_be_reject_nothing(code: str) ->
     finding = Finding(code=code, severity=Severity.ERROR, message="an error.")
     verdict, reason = judge(compared(SLOWER), [finding], Thresholds())
     assert verdict is Verdict.BLOCKED
-    assert code in reason
+    assert code in describe_reason(reason)
 
 
 def test_what_unsettles_is_a_warning_by_itself(good: Run) -> None:
@@ -186,7 +187,7 @@ def test_a_server_that_was_slow_for_a_third_of_the_run_settles_nothing(truth: fl
     run = slow_stretch(make_run({CANDIDATE: gains(truth)}, repeats=6), CANDIDATE, (3, 4), 8.0)
     found = only(run)
     assert found.verdict is Verdict.INCONCLUSIVE
-    assert found.reason.startswith("the speed-up changed in the course of the run")
+    assert describe_reason(found.reason).startswith("the speed-up changed in the course of the run")
 
 
 def test_a_gain_that_grows_and_is_one_all_along_is_adopted() -> None:
@@ -200,7 +201,7 @@ def test_a_baseline_that_can_be_far_faster_is_not_beaten(faster: str, verdict: V
     run = replace(run, disturbances=tuple(replace(each, arm=faster, is_faster=True) for each in run.disturbances))
     found = only(run)
     assert found.verdict is verdict
-    assert ("plain alone was far faster in" in found.reason) == (faster == "plain")
+    assert ("plain alone was far faster in" in describe_reason(found.reason)) == (faster == "plain")
 
 
 def test_what_made_both_arms_faster_contradicts_nothing() -> None:
@@ -229,7 +230,8 @@ def slow_server(factor: float, *, first: float | None = None, accepted: int = 0,
 def test_a_server_that_is_slow_in_all_it_does_is_not_judged_by_it(truths: dict[str, Truth], loser: str) -> None:
     found = only(make_run(truths, repeats=4))
     assert found.verdict is Verdict.INCONCLUSIVE
-    assert re.match(rf"the server of {loser} takes 2\.[56]x as long as the other one for a decoding step", found.reason)
+    words = describe_reason(found.reason)
+    assert re.match(rf"the server of {loser} takes 2\.[56]x as long as the other one for a decoding step", words)
 
 
 def test_steps_that_verify_much_and_do_not_pay_are_rejected() -> None:

@@ -10,6 +10,7 @@ from draftwise.decide.comparison.comparisons import estimate_ratios
 from draftwise.decide.conclusions import gather_evidence
 from draftwise.decide.thresholds import Thresholds
 from draftwise.decide.verdict import find_signature, judge
+from draftwise.report.reasons import describe_reason
 
 LIMITS = Thresholds()
 
@@ -34,7 +35,7 @@ def verdict_of(comparison: Comparison, *findings: Finding, **others) -> Verdict:
 def test_the_interval_decides(speedup: Interval, condition: Condition, verdict: Verdict, words: str) -> None:
     found, reason = judge(compared(speedup, condition), [], LIMITS)
     assert found is verdict
-    assert words in reason
+    assert words in describe_reason(reason)
 
 
 def test_which_ratio_decides_depends_on_who_waits_for_whom() -> None:
@@ -58,7 +59,7 @@ def test_which_ratio_decides_depends_on_who_waits_for_whom() -> None:
 def test_under_load_server_and_requests_must_agree(throughput, tpot, verdict, words) -> None:
     found, reason = judge(compared(SAME, LOADED, throughput=throughput, tpot=tpot), [], LIMITS)
     assert found is verdict
-    assert words in reason
+    assert words in describe_reason(reason)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +76,7 @@ def test_under_load_server_and_requests_must_agree(throughput, tpot, verdict, wo
 def test_where_arrivals_do_not_wait_the_promise_comes_first(speedup, promise, verdict) -> None:
     found, reason = judge(compared(speedup, ARRIVING), [], LIMITS, promise=promise)
     assert found is verdict
-    assert ("within the SLO" in reason) == (promise.value != 0)
+    assert ("within the SLO" in describe_reason(reason)) == (promise.value != 0)
 
 
 def test_a_broken_promise_makes_a_gain_under_load_mixed() -> None:
@@ -116,9 +117,11 @@ SIGNATURE = {"tpot": {50: around(0.7), 99: around(1.3)}}
 def test_half_faster_and_the_slowest_slower_is_named_a_mixed_workload(speedup: Interval, verdict: Verdict) -> None:
     comparison = compared(speedup, percentiles=SIGNATURE)
     found, reason = judge(comparison, [], LIMITS, losers="4 prompts with under 1.5 tokens per step 0.80x")
-    assert "P50 of the time per token is 0.70x the baseline's, P99 1.30x" in find_signature(comparison, LIMITS)
+    assert "P50 of the time per token is 0.70x the baseline's, P99 1.30x" in describe_reason(
+        find_signature(comparison, LIMITS)
+    )
     assert found is verdict
-    assert ("4 prompts with under 1.5" in reason) == (verdict is Verdict.MIXED)
+    assert ("4 prompts with under 1.5" in describe_reason(reason)) == (verdict is Verdict.MIXED)
 
 
 @pytest.mark.parametrize(
@@ -131,14 +134,14 @@ def test_half_faster_and_the_slowest_slower_is_named_a_mixed_workload(speedup: I
     ids=["not told apart", "hardly slower", "hardly faster"],
 )
 def test_what_is_no_signature(half: Interval, slowest: Interval) -> None:
-    assert find_signature(compared(percentiles={"tpot": {50: half, 99: slowest}}), LIMITS) == ""
+    assert find_signature(compared(percentiles={"tpot": {50: half, 99: slowest}}), LIMITS) is None
 
 
 @pytest.mark.parametrize(("speedup", "enough"), [(FASTER, 0.04), (SLOWER, 0.009)])
 def test_what_the_number_of_comparisons_explains_is_no_verdict(speedup: Interval, enough: float) -> None:
     found, reason = judge(compared(speedup, adjusted_p=0.2), [], LIMITS)
     assert found is Verdict.INCONCLUSIVE
-    assert "p is 0.2" in reason
+    assert "p is 0.2" in describe_reason(reason)
     assert verdict_of(compared(speedup, adjusted_p=enough)) is not Verdict.INCONCLUSIVE
 
 
@@ -151,13 +154,17 @@ def test_an_inconclusive_verdict_states_its_power() -> None:
     reason = judge(compared(wide, detectable=1.2, prompts_needed=70), [], LIMITS, repetitions_needed=9)[1]
     assert (
         "a gain of 1.20x would have been found 8 times in 10; about 50 more prompts or 9 repetitions instead of 3"
-        in reason
+        in describe_reason(reason)
     )
-    assert "repetitions instead" not in judge(compared(wide, detectable=1.2, prompts_needed=70), [], LIMITS)[1]
-    assert "only 79.0x or more; measure more repetitions" in judge(compared(wide, detectable=79.0), [], LIMITS)[1]
-    assert "hardly help" in judge(compared(wide, detectable=1.2), [], LIMITS)[1]
-    assert "more prompts or repetitions would narrow it" in judge(compared(wide), [], LIMITS)[1]
-    assert "more prompts would narrow it" in judge(compared(wide, warm_speedup=2.0), [], LIMITS)[1]
+    assert "repetitions instead" not in in_words(compared(wide, detectable=1.2, prompts_needed=70))
+    assert "only 79.0x or more; measure more repetitions" in in_words(compared(wide, detectable=79.0))
+    assert "hardly help" in in_words(compared(wide, detectable=1.2))
+    assert "more prompts or repetitions would narrow it" in in_words(compared(wide))
+    assert "more prompts would narrow it" in in_words(compared(wide, warm_speedup=2.0))
+
+
+def in_words(comparison: Comparison) -> str:
+    return describe_reason(judge(comparison, [], LIMITS)[1])
 
 
 def verdicts(effect: float, num_prompts: int, *, streams: int = 1, count: int = 40) -> list[Verdict]:

@@ -6,9 +6,11 @@ from draftwise.facts.advice import (
     all_advice,
     find_prior,
     find_published_results,
+    find_seen_acceptance,
     get_advice,
     get_guide_rank,
     read_step_costs,
+    read_temperature_effect,
     read_traffic_kinds,
 )
 from draftwise.facts.methods import methods_where
@@ -58,3 +60,18 @@ def test_kinds_of_traffic_agree_with_themselves() -> None:
         assert name == kind.name
         assert 0 <= kind.place <= 1
         assert kind.overlap == "high" or not kind.repetitive
+
+
+def test_what_was_seen_names_its_traffic_and_source() -> None:
+    kinds = read_traffic_kinds()
+    for method in METHODS:
+        for row in find_seen_acceptance(method):
+            assert row.traffic in kinds
+            assert 1 < row.length <= row.k + 1
+            assert row.source
+
+
+def test_sampling_lowers_acceptance_and_sampled_drafts_less() -> None:
+    effect = read_temperature_effect()
+    assert effect.factor(0.0) == effect.factor(0.0, sampled=True) == 1
+    assert effect.factor(1.0) < effect.factor(1.0, sampled=True) < 1

@@ -38,6 +38,23 @@ def linear_attention(c: Mapping[str, Any]) -> int:
     return c["hidden_size"] * (2 * key + 3 * value + 2 * c["linear_num_value_heads"]) + 4 * (2 * key + value)
 
 
+def mamba(c: Mapping[str, Any]) -> int:
+    """Projections and convolution of one Mamba-2 layer, in Nemotron's keys or in Granite's."""
+    heads = c.get("mamba_num_heads") or c["mamba_n_heads"]
+    inner = heads * (c.get("mamba_head_dim") or c["mamba_d_head"])
+    states = (c.get("n_groups") or c["mamba_n_groups"]) * (c.get("ssm_state_size") or c["mamba_d_state"])
+    return c["hidden_size"] * (3 * inner + 2 * states + heads) + 4 * (inner + 2 * states)
+
+
+def count_nemotron(c: Mapping[str, Any]) -> int:
+    """Layers that are Mamba, attention, feed-forward or experts alone; two matrices a feed-forward network."""
+    width = {"M": mamba(c), "*": attention(c), "-": 2 * c["hidden_size"] * c["intermediate_size"]}
+    if "n_routed_experts" in c:
+        experts_width = c["n_routed_experts"] * c["moe_intermediate_size"] + c["moe_shared_expert_intermediate_size"]
+        width["E"] = 2 * c["hidden_size"] * experts_width
+    return 2 * c["vocab_size"] * c["hidden_size"] + sum(width[letter] for letter in c["hybrid_override_pattern"])
+
+
 def experts(c: Mapping[str, Any]) -> int:
     """Experts of one mixture layer, with router and shared ones."""
     hidden = c["hidden_size"]
@@ -50,8 +67,10 @@ def experts(c: Mapping[str, Any]) -> int:
 
 
 def is_sparse(c: Mapping[str, Any], layer: int) -> bool:
-    if not any(key in c for key in ("num_local_experts", "num_experts", "n_routed_experts")):
+    if not any(c.get(key) for key in ("num_local_experts", "num_experts", "n_routed_experts")):
         return False
+    if pattern := c.get("hybrid_override_pattern"):
+        return bool(pattern[layer] == "E")
     return layer >= c.get("first_k_dense_replace", 0) and (layer + 1) % c.get("interleave_moe_layer_step", 1) == 0
 
 
@@ -65,8 +84,10 @@ def count(model: KnownModel) -> int:
     if model.config["model_type"] == "gpt2":
         hidden = c["n_embd"]
         return (c["vocab_size"] + c["n_positions"]) * hidden + c["n_layer"] * 12 * hidden * hidden
+    if "hybrid_override_pattern" in c:
+        return count_nemotron(c)
     every = c.get("full_attention_interval", 1)
-    kinds = c.get("layer_types") if "linear_num_key_heads" in c else None
+    kinds = c.get("layer_types") if "linear_num_key_heads" in c or "mamba_n_heads" in c else None
     whole = (
         c["vocab_size"]
         * c["hidden_size"]
@@ -74,7 +95,7 @@ def count(model: KnownModel) -> int:
     )
     for layer in range(c["num_hidden_layers"]):
         linear = kinds[layer] == "linear_attention" if kinds else "linear_num_key_heads" in c and (layer + 1) % every
-        whole += linear_attention(c) if linear else attention(c)
+        whole += linear_attention(c) if linear else mamba(c) if kinds and kinds[layer] == "mamba" else attention(c)
         dense = c.get("intermediate_size_mlp") or c.get("intermediate_size", 0)
         whole += experts(c) if is_sparse(c, layer) else 3 * c["hidden_size"] * dense
     return whole + vision(model.config.get("vision_config", {}))

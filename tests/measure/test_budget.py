@@ -11,6 +11,7 @@ from tests.support.measuring import FASTER, PLAIN, Silent, make_plan, make_sessi
 from draftwise.backends import FakeScript, virtual_time
 from draftwise.core import Arm, BackendError, ClosedLoop, Condition, InvalidSetup, Run, RunPlan
 from draftwise.decide.conclusions import conclude_run
+from draftwise.measure.budget import Budget
 from draftwise.measure.preflight import check_addresses
 from draftwise.report.conditions import describe_unmeasured
 from draftwise.runs import RunDirectory
@@ -27,7 +28,9 @@ def at(*concurrencies: int, temperatures: tuple[float, ...] = (0.0,)) -> tuple[C
 class Timed:
     """A session in virtual time: what it said, and when it ended."""
 
-    def __init__(self, path: Path, plan: RunPlan, *scripts: FakeScript, delay_s: float = 0.0, **settings) -> None:
+    def __init__(
+        self, path: Path, plan: RunPlan, *scripts: FakeScript, delay_s: float = 0.0, end_s: float = 0.0, **settings
+    ) -> None:
         self.told: list[str] = []
         self.announced: list[tuple[float, float]] = []
         self.progress = Silent()
@@ -46,7 +49,7 @@ class Timed:
                 **settings,
             },
         )
-        self._delay_s = delay_s
+        self._delay_s, self._end_s = delay_s, end_s
         self.ended_s = 0.0
 
     def run(self) -> Run:
@@ -55,18 +58,20 @@ class Timed:
 
     async def _run(self) -> None:
         for backend in self.session.backends:
-            backend.start = self._delayed(backend.start)
+            backend.start = _delayed(backend.start, self._delay_s)
+            backend.stop = _delayed(backend.stop, self._end_s)
         try:
             await self.session.run()
         finally:
             self.ended_s = asyncio.get_running_loop().time()
 
-    def _delayed(self, start):
-        async def start_late() -> None:
-            await asyncio.sleep(self._delay_s)
-            await start()
 
-        return start_late
+def _delayed(work, seconds: float):
+    async def work_late() -> None:
+        await asyncio.sleep(seconds)
+        await work()
+
+    return work_late
 
 
 def plan_of(num_prompts: int = 400, *, candidates: int = 1, **settings) -> RunPlan:
@@ -90,7 +95,7 @@ def test_on_a_quiet_machine_the_estimate_is_right_and_nothing_is_left_out(tmp_pa
     ((began, seconds),) = timed.announced
     assert timed.ended_s - began == pytest.approx(seconds, rel=0.15)
     assert 0.7 * BUDGET_S < timed.ended_s < BUDGET_S
-    assert all(line.startswith("So far: ") for line in timed.told)
+    assert all(line.startswith(("So far: ", "First verdict: ")) for line in timed.told)
 
 
 @pytest.mark.parametrize("begin_s", [0.0, 12.0, 30.0])
@@ -134,6 +139,29 @@ def test_a_turn_that_hangs_is_cut_and_what_was_measured_counts(tmp_path: Path) -
     run = RunDirectory(timed.path).read()
     assert len(run.turns) > 20
     assert conclude_run(run).decision.comparisons
+
+
+def test_servers_that_take_long_to_end_are_ended_earlier(tmp_path: Path) -> None:
+    """They took 50 s to start: what slows down the one slows down the other. (Stalls count from a server's start.)"""
+    hanging = replace(CANDIDATE, stalls=((35.0, FOREVER),))
+    plan = plan_of(adaptive=False)
+    timed = Timed(tmp_path / "run", plan, NOISY, hanging, delay_s=50.0, end_s=12.0, budget_s=120.0)
+    with pytest.raises(BackendError, match="still under way"):
+        timed.run()
+    assert timed.ended_s < 120.0
+
+
+def test_what_passed_before_the_servers_start_is_part_of_the_minutes(tmp_path: Path) -> None:
+    timed = Timed(tmp_path / "run", plan_of(adaptive=False), NOISY, CANDIDATE, spent_s=20.0)
+    timed.run()
+    assert 15.0 < timed.ended_s < BUDGET_S - 20.0
+
+
+def test_a_slow_look_at_the_verdicts_leaves_more_time_for_the_report() -> None:
+    budget = Budget(seconds=600.0)
+    before = budget.turns_end
+    budget.look_s = 10.0
+    assert budget.turns_end == before - (30.0 - 12.0)
 
 
 def test_a_sweep_that_cannot_fit_says_what_goes_before_it_measures(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from draftwise.core import ClosedLoop, Comparison, Condition, Decision, OpenLoop
 from draftwise.decide.comparison.acceptance import pool_acceptance
 from draftwise.decide.conclusions import conclude_run, gather_evidence
 from draftwise.report.conditions import describe_unmeasured
+from draftwise.report.reasons import describe_reason
 from draftwise.report.sentences import describe_decision
 from draftwise.runs import RunDirectory
 
@@ -115,8 +116,8 @@ def test_in_a_mixed_workload_the_losing_prompts_are_named(tmp_path: Path) -> Non
     found: Comparison
     (found,) = run(tmp_path / "run", plain, slow_start, workloads=(chat(),)).comparisons
     assert found.verdict is Verdict.MIXED
-    assert "the first token comes 3.0" in found.reason
-    assert "(5 prompts with under 63.5 output tokens 0.5" in found.reason
+    assert "the first token comes 3.0" in describe_reason(found.reason)
+    assert "(5 prompts with under 63.5 output tokens 0.5" in describe_reason(found.reason)
 
 
 def test_what_was_cut_off_is_not_used_and_said(tmp_path: Path) -> None:

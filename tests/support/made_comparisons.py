@@ -53,7 +53,7 @@ def compared(speedup: Interval = FASTER, condition: Condition = ALONE, **others:
         "equal_outputs": None,
         "warm_speedup": None,
         "verdict": Verdict.INCONCLUSIVE,
-        "reason": "",
+        "reason": None,
         "throughput": speedup if loaded else None,
     }
     return Comparison(speedup=speedup, condition=condition, **{**given, **others})

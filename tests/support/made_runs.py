@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from draftwise.core import (
     TurnRecord,
     Workload,
 )
+from draftwise.runs import RunDirectory
 from draftwise.runs.schedule import Turn, plan_turns
 
 CONTEXT: dict[str, Any] = {
@@ -114,6 +116,19 @@ def make_run(
                 turns.append(_record(turn, mine, truths.get(turn.arm, Truth())))
     found = RunContext.from_dict(context or CONTEXT)
     return Run(plan=plan, context=found, answers=tuple(answers), turns=tuple(turns))
+
+
+def save_run(path: Path, run: Run) -> Path:
+    """Write a run as a run directory, and return that."""
+    directory = RunDirectory.claim(path)
+    directory.begin(run.plan, run.context)
+    for window in run.turns:
+        for answer in run.answers:
+            if answer.turn == window.turn:
+                directory.add_answer(answer)
+        directory.finish_turn(window)
+    directory.close()
+    return path
 
 
 def with_context(run: Run, **parts: Any) -> Run:

@@ -107,6 +107,19 @@ def test_command_joins_mtp_modules_and_says_how_to_serve(target, tiny_target, tm
     assert "already exists" in again.output
 
 
+@pytest.mark.parametrize(("name", "options"), [("medusa", {"num_heads": 2}), ("mlp_speculator", {"n_predict": 2})])
+def test_heads_are_exported_with_as_many_draft_tokens_as_there_are(name, options, target, tiny_target, tmp_path):
+    plain = exported(build(name, target, **options), tmp_path / "plain")
+    arguments = ["export", str(plain), "--target", str(tiny_target), "--out"]
+    result = CliRunner().invoke(main, [*arguments, str(tmp_path / "out")])
+    assert result.exit_code == 0, result.output
+    assert '"num_speculative_tokens": 2' in result.output
+    refused = CliRunner().invoke(main, [*arguments, str(tmp_path / "more"), "--num-speculative-tokens", "3"])
+    assert refused.exit_code == 1
+    assert str(plain) in refused.output
+    assert ".more-" not in refused.output
+
+
 def test_incomplete_drafter_leaves_nothing_behind(target, tiny_target, tmp_path):
     plain = exported(build("eagle", target), tmp_path / "plain")
     tensors = tensors_of(plain)

@@ -53,6 +53,9 @@ class EmbeddedBackend(ChildBackend):
         self.url = found[0]
         await self._wait_for_health()
 
+    async def rest(self) -> None:
+        """Do nothing: its engine waits without using a core."""
+
     def _explain(self, status: int) -> Exception:
         faults = [line.removeprefix("error: ") for line in self._tail.lines if line.startswith("error: ")]
         if status == _INVALID and faults:

@@ -35,7 +35,9 @@ def show_advice(console: Console, advice: Advice, *, why: bool) -> None:
     if advice.ranked:
         console.print()
         show_table(console, _table(advice))
-        _show_first(console, advice)
+        console.print(Text(_basis(advice), style="dim"), soft_wrap=True)
+        if not advice.is_against:
+            _show_first(console, advice)
     _show_refusals(console, advice)
     if why:
         _show_rules(console, advice)
@@ -75,7 +77,7 @@ def _table(advice: Advice) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("", "method", "drafter"):
         table.add_column(name, overflow="fold", no_wrap=name != "drafter")
-    for name in ("k", "tokens per step\nexpected (prior)", "break-\neven", "sequences\nthat fit"):
+    for name in ("k", "speed-up\n(range)", "tokens per step\n(range)", "break-\neven", "sequences\nthat fit"):
         table.add_column(name, justify="right", no_wrap=True)
     for place, each in enumerate(advice.ranked, 1):
         style = "" if each.pays else "dim"
@@ -87,14 +89,31 @@ def _row(advice: Advice, candidate: Candidate) -> tuple[str, ...]:
     spec, expected = candidate.setup.spec, candidate.estimate
     drafter = (spec.model if spec is not None else None) or "-"
     k = str(spec.num_speculative_tokens) if spec is not None and spec.num_speculative_tokens else "-"
-    likely = needed = "-"
+    gain = likely = needed = "-"
     if expected is not None:
-        low, high = expected.length_prior
-        likely = f"{expected.expected_length:.2f} ({low:.1f}-{high:.1f})"
+        likely = _with_range(expected.expected_length, expected.length_range)
         needed = "-" if expected.break_even is None else f"{expected.break_even:.2f}"
+    if expected is not None and expected.gain is not None and expected.gain_range is not None:
+        gain = _with_range(expected.gain, expected.gain_range) + ("" if candidate.pays else " loses")
     traffic, sizing = advice.requirements.traffic, candidate.sizing
     room = "-" if sizing is None else str(sizing.budget.sequences(traffic.prompt_tokens + traffic.output_tokens))
-    return drafter, k, likely, needed, room
+    return drafter, k, gain, likely, needed, room
+
+
+def _with_range(value: float, ends: tuple[float, float]) -> str:
+    """Return a number with its range; alone where one measurement is all that is known."""
+    low, high = (f"{end:.1f}" for end in ends)
+    return f"{value:.2f}" if low == high else f"{value:.2f} ({low}-{high})"
+
+
+def _basis(advice: Advice) -> str:
+    """Return what the speed-ups in the table rest on."""
+    if advice.ranked[0].estimate is None or advice.ranked[0].estimate.gain is None:
+        return "No speed-up is estimated: the target's shape or the GPU's speed is not known. The guides' order stands."
+    return (
+        "Speed-up of decoding = tokens per step / break-even. Tokens per step are published or prior, not yours; "
+        "break-even is computed from the GPU's data sheet and launch costs measured on an H200."
+    )
 
 
 def _show_first(console: Console, advice: Advice) -> None:
@@ -119,8 +138,11 @@ def _show_first(console: Console, advice: Advice) -> None:
 def _show_refusals(console: Console, advice: Advice) -> None:
     console.print()
     console.print(Text("Not recommended:", style="dim"))
+    methods: dict[str, list[str]] = {}
     for refusal in advice.refused:
-        console.print(Text.assemble(f"  {refusal.method}  ", (str(refusal.reasons[0]), "dim")), soft_wrap=True)
+        methods.setdefault(str(refusal.reasons[0]), []).append(refusal.method)
+    for reason, names in methods.items():
+        console.print(Text.assemble(f"  {', '.join(names)}  ", (reason, "dim")), soft_wrap=True)
 
 
 def _show_rules(console: Console, advice: Advice) -> None:
@@ -184,15 +206,18 @@ def _candidate_to_dict(advice: Advice, candidate: Candidate) -> dict[str, Any]:
         else {
             "k": expected.k,
             "sequences": expected.sequences,
-            "acceptance_prior": [expected.prior.low, expected.prior.high],
-            "acceptance_expected": expected.acceptance,
+            "speedup": expected.gain,
+            "speedup_range": None if expected.gain_range is None else list(expected.gain_range),
+            "acceptance_prior": [expected.expectation.low, expected.expectation.high],
+            "acceptance_expected": expected.expectation.expected,
             "acceptance_needed": expected.needed_acceptance,
-            "length_prior": list(expected.length_prior),
+            "temperature_factor": expected.expectation.factor,
+            "length_prior": list(expected.length_range),
             "length_expected": expected.expected_length,
             "length_break_even": expected.break_even,
             "tpot_ms": None if expected.tpot_s is None else 1e3 * expected.tpot_s,
             "plain_tpot_ms": None if expected.baseline_s is None else 1e3 * expected.baseline_s,
-            "source": expected.prior.source,
+            "source": expected.expectation.source,
         },
         "memory": None
         if budget is None

@@ -82,7 +82,7 @@ def quiet_line(judged: Judged) -> str:
 
 def _verdict(report: Report) -> tuple[str, str]:
     if report.accepted is None:
-        return "not judged", "bold red"
+        return "cannot be judged", "bold red"
     if not report.accepted:
         return "rejected", "bold red"
     effects = {finding.effect for finding in report.findings if isinstance(finding, Ruling)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,8 +14,10 @@ from draftwise import __version__
 from draftwise.cli._streams import settle_streams
 from draftwise.core import BackendError, InvalidSetup, StorageError, UnreadableSource
 
-__all__ = ["VerbGroup"]
+__all__ = ["BEGAN", "VerbGroup"]
 
+BEGAN = "draftwise.began_s"
+"""In a context's `meta`: when the command began, before its verb's file was imported, on the monotonic clock."""
 _EXIT_FINDINGS, _EXIT_USAGE, _EXIT_BACKEND, _EXIT_INTERRUPTED = 1, 2, 3, 130
 
 
@@ -49,6 +52,7 @@ class VerbGroup(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the verb; a mistake of the user or a failed server becomes a message, never a traceback."""
+        ctx.meta[BEGAN] = time.monotonic()
         try:
             return super().invoke(ctx)
         except InvalidSetup as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import click
@@ -27,6 +28,7 @@ from draftwise.setups.read import (
     read_words,
 )
 from draftwise.setups.read.arguments.json_text import read_json
+from draftwise.setups.read.text_file import read_text
 
 __all__ = [
     "Found",
@@ -64,12 +66,17 @@ class _SetupCommand(click.Command):
 
 
 def setup_command(*, short_help: str) -> Callable[[Callable[..., Any]], click.Command]:
-    """Return what makes a verb of a function: it takes `sources`, `target`, `spec`, `skip` and `engine_flags`."""
+    """Return what makes a verb of a function: it takes `sources`, `target`, `spec`, `given`, `skip`, `engine_flags`."""
 
     def make(function: Callable[..., Any]) -> click.Command:
         function = click.option(
             "--skip-other-files", "skip", is_flag=True,
             help="Pass over files that start no vLLM server, as hooks hand over all that changed.",
+        )(function)  # fmt: skip
+        function = click.option(
+            "--env-file", "given", multiple=True, type=click.Path(exists=True, dir_okay=False, path_type=Path),
+            callback=_read_env_files,
+            help="NAME=value lines: variables that SOURCE takes from elsewhere, in compose those of .env.",
         )(function)  # fmt: skip
         function = click.option(
             _SPEC, "-sc", "spec", metavar="JSON|FILE", help="As vLLM takes it, or a file that holds it."
@@ -81,6 +88,13 @@ def setup_command(*, short_help: str) -> Callable[[Callable[..., Any]], click.Co
         return click.command(cls=_SetupCommand, short_help=short_help)(function)
 
     return make
+
+
+def _read_env_files(_context: click.Context, _option: click.Parameter, paths: Sequence[Path]) -> Mapping[str, str]:
+    """Return the variables of files; of several that set one, the last counts."""
+    from draftwise.setups.read.manifests.references import read_env_file  # most calls have no such file
+
+    return {name: value for path in paths for name, value in read_env_file(read_text(path)).items()}
 
 
 def nearest_option(function: _F) -> _F:
@@ -128,6 +142,8 @@ class Sources:
     models: tuple[str, ...]
     texts: tuple[SourceText, ...]
     engine_flags: tuple[str, ...]
+    given: Mapping[str, str]
+    """Values of variables that texts take from elsewhere."""
     changes: Mapping[str, Any]
     """Fields of every setup that options replace."""
     about_options: tuple[Finding, ...]
@@ -148,7 +164,7 @@ class Sources:
         skipped: list[str] = []
         for text in self.texts:
             try:
-                readings += read_setups(text, engine_version=version)
+                readings += read_setups(text, engine_version=version, given=self.given)
             except InvalidSetup as error:
                 if text.is_chosen or (text.may_start_vllm and not isinstance(error, NoServer)):
                     unread.append((text.name, _report_unread(text, error.findings)))
@@ -172,6 +188,7 @@ def find_sources(
     engine_flags: Sequence[str],
     *,
     target: str | None = None,
+    given: Mapping[str, str] = MappingProxyType({}),
     skip: bool = False,
 ) -> Sources:
     """Return what the arguments name.
@@ -182,6 +199,7 @@ def find_sources(
         spec: a speculative config that replaces those in `sources`.
         engine_flags: flags of `vllm serve`, as they would stand on its command line, for the one model.
         target: a model that replaces those in `sources`.
+        given: values of variables that `sources` take from elsewhere.
         skip: whether a file may start no server.
 
     Raises:
@@ -204,6 +222,7 @@ def find_sources(
         models=tuple(models),
         texts=tuple(replace(text, is_chosen=text.is_chosen and not skip) for text in texts),
         engine_flags=tuple(engine_flags),
+        given=given,
         changes=changes,
         about_options=about_options,
         may_be_empty=skip,
@@ -219,14 +238,15 @@ def tell_skipped(found: Found, *, verbose: bool) -> None:
     if found.skipped and not (found.readings or found.unread or found.may_be_empty):
         raise UnreadableSource.because(
             "nothing-to-read",
-            f"None of the {len(found.skipped)} files starts a vLLM server.",
+            f"No file starts a vLLM server, of {len(found.skipped)} that were looked at.",
             fix="Name the file that does, or add --skip-other-files where that is right.",
         )
     if verbose:
         for name in found.skipped:
             click.echo(f"{name} starts no vLLM server.", err=True)
     elif found.skipped:
-        click.echo(f"{len(found.skipped)} files start no vLLM server (--verbose names them).", err=True)
+        number = "1 file starts" if len(found.skipped) == 1 else f"{len(found.skipped)} files start"
+        click.echo(f"{number} no vLLM server (--verbose names them).", err=True)
 
 
 def _open(source: str) -> Iterator[SourceText]:

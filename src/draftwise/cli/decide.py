@@ -18,6 +18,7 @@ from draftwise.cli._access import access_options, read_headers
 from draftwise.cli._console import open_console
 from draftwise.cli._context import context_option, read_notes
 from draftwise.cli._decision import ConsoleProgress, estimate, show_decision
+from draftwise.cli._group import BEGAN
 from draftwise.cli._loads import Finite, conditions, load_options
 from draftwise.core import BackendError, InvalidSetup, LaunchOptions, RunPlan, StorageError
 from draftwise.decide.conclusions import conclude_run
@@ -83,13 +84,18 @@ def decide(ctx: click.Context, /, resume: Path | None, as_json: bool, **given: A
     tell = partial(console.print, soft_wrap=True, markup=False, highlight=False)
     if resume is not None:
         _refuse_others(ctx)
-        headers, processes = read_headers(given), given["processes"]
-        measurement = measure.resume(resume, headers=headers, processes=processes, minutes=given["minutes"])
+        measurement = measure.resume(
+            resume,
+            headers=read_headers(given),
+            processes=given["processes"],
+            minutes=given["minutes"],
+            began_s=ctx.meta.get(BEGAN),
+        )
     else:
         spec = _read_spec(given)
         if conflict := spec.find_conflict():
             raise click.UsageError(conflict)
-        measurement = measure.prepare(spec, tell)
+        measurement = measure.prepare(spec, tell, began_s=ctx.meta.get(BEGAN))
     with ConsoleProgress(console) as progress:
 
         def announce(final: RunPlan, pace: Pace, seconds: float) -> None:

@@ -16,7 +16,7 @@ from draftwise.cli._setups import nearest_option, open_release, tell_remarks
 from draftwise.facts.advice import read_traffic_kinds
 from draftwise.facts.gpus import get_gpu
 from draftwise.facts.vllm import find_remarks
-from draftwise.plan.pick import STRUCTURED_OUTPUT, Requirements, Weight, describe_traffic
+from draftwise.plan.pick import STRUCTURED_OUTPUT, Requirements, describe_traffic
 from draftwise.plan.pick import pick as choose
 from draftwise.setups.read import read_words
 
@@ -73,7 +73,7 @@ def pick(
     else:
         tell_remarks(remarks)
         show_advice(open_console(stderr=False), advice, why=why)
-    if any(lever.weight is Weight.ENDS for lever in advice.levers) or not advice.ranked:
+    if advice.is_against or not advice.ranked:
         sys.exit(1)
 
 

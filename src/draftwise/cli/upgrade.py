@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -37,6 +37,7 @@ def upgrade(
     sources: Sequence[str],
     target: str | None,
     spec: str | None,
+    given: Mapping[str, str],
     engine_flags: Sequence[str],
     skip: bool,
     before: str,
@@ -47,12 +48,12 @@ def upgrade(
 ) -> None:
     """Judge the same setup on two vLLM releases and say what differs.
 
-    SOURCE and everything else are given as to `draftwise check`. The exit code is 1 if something breaks, or if the
-    setup starts on neither release.
+    SOURCE and everything else are given as to `draftwise check`. The exit code is 1 if something breaks or
+    cannot be judged, or if the setup starts on neither release.
     """
     for version in (before, after):
         open_release(version, nearest=nearest)
-    named = find_sources(sources, spec, engine_flags, target=target, skip=skip)
+    named = find_sources(sources, spec, engine_flags, target=target, given=given, skip=skip)
     old, new = (named.read(version) for version in (before, after))
     tell_skipped(new, verbose=verbose)
     compared = [(left.where, compare_releases(left, right, nearest=nearest)) for left, right in _pair(old, new)]
@@ -66,7 +67,7 @@ def upgrade(
     for finding in unread:
         click.echo(f"{finding.severity}: {finding}", err=True)
     is_unknown = any(finding.severity is Severity.ERROR for finding in unread)
-    if is_unknown or any(each.breaks or each.starts_on_neither for _, each in compared):
+    if is_unknown or any(each.breaks or each.unknown or each.starts_on_neither for _, each in compared):
         sys.exit(1)
 
 
@@ -91,7 +92,9 @@ def _show(console: Console, where: str, upgrade: Upgrade) -> None:
     console.print(head.append("".join(f"  {part}" for part in (upgrade.after.setup.target, where) if part), "not bold"))
     if upgrade.starts_on_neither:
         console.print(Text("The setup starts on neither of the two.", "bold red"))
-    _section(console, "Breaks", "bold red", upgrade.breaks, empty="nothing" if not upgrade.still else "nothing more")
+    _section(console, "Cannot be judged", "bold red", upgrade.unknown)
+    is_all = not upgrade.still and not upgrade.unknown
+    _section(console, "Breaks", "bold red", upgrade.breaks, empty="nothing" if is_all else "nothing more")
     _section(console, "Fails on both", "bold red", upgrade.still)
     _changes(console, upgrade.changes)
     _section(console, "New to know", "bold yellow", upgrade.other)
@@ -153,6 +156,9 @@ def _to_dict(where: str, upgrade: Upgrade) -> dict[str, Any]:
         "before": report_to_dict(upgrade.before),
         "after": report_to_dict(upgrade.after),
         "starts_on_neither": upgrade.starts_on_neither,
-        **{name: [finding_to_dict(f) for f in getattr(upgrade, name)] for name in ("breaks", "still", "other", "gone")},
+        **{
+            name: [finding_to_dict(f) for f in getattr(upgrade, name)]
+            for name in ("breaks", "still", "unknown", "other", "gone")
+        },
         **{name: [asdict(c) for c in getattr(upgrade, name)] for name in ("changes", "possible", "removed")},
     }

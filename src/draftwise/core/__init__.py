@@ -27,6 +27,7 @@ from draftwise.core.finding import (
     UnreadableSource,
 )
 from draftwise.core.load import Arrivals, ClosedLoop, Condition, Load, OpenLoop, Phase, Replay
+from draftwise.core.reason import Reason, ReasonCode
 from draftwise.core.ruling import Effect, Ruling, Stage
 from draftwise.core.run import (
     Answer,
@@ -79,6 +80,8 @@ __all__ = [
     "OpenLoop",
     "Phase",
     "Prompt",
+    "Reason",
+    "ReasonCode",
     "Recommendation",
     "Relation",
     "Replay",

@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from draftwise.core.finding import Finding
 from draftwise.core.load import ClosedLoop, Condition
+from draftwise.core.reason import Reason
 from draftwise.core.run import Counters
 
 __all__ = ["Comparison", "DecidingMeasure", "Interval", "Verdict"]
@@ -85,7 +86,8 @@ class Comparison:
     warm_speedup: float | None
     """Speed-up of the later repetitions alone, given when the server drafts better for prompts it has answered."""
     verdict: Verdict
-    reason: str
+    reason: Reason | None
+    """None as long as nothing was judged."""
     findings: tuple[Finding, ...] = ()
     settled: bool = False
     """Whether more repetitions would not change the verdict, going by the sequential rule of `draftwise.statistics`."""

@@ -21,6 +21,8 @@ class Effect(StrEnum):
     """Something else runs than was written, without an error."""
     INEFFECTIVE = "ineffective"
     """Accepted and ignored."""
+    UNKNOWN = "unknown"
+    """It depends on what is not known here: a value that the text does not tell, or a release that nobody has read."""
     DEPRECATED = "deprecated"
     NOTE = "note"
     """Works as written, and something is worth knowing."""

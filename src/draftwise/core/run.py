@@ -101,7 +101,7 @@ class RunPlan:
     adaptive: bool = False
     """Whether settled cells are stopped early, and the crossover of a sweep over load is bisected."""
     one_at_a_time: bool = False
-    """Whether one server is up at a time: each arm answers a whole repetition, in the order A B, B A, A B ... of the
+    """Whether one server is up at a time: each arm answers a whole repetition, in the order B A, A B, B A ... of the
     repetitions, so that drift cancels over two of them."""
     asks_once: bool = True
     """Whether candidates that could remember answers are asked no prompt twice; not so in earlier runs."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from draftwise.core.finding import InvalidSetup
 
-__all__ = ["KVLayer", "ModelShape"]
+__all__ = ["KVLayer", "ModelShape", "read_layer_kinds"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,8 @@ class ModelShape:
     windows: tuple[int | None, ...] = ()
     """Sliding window of each layer, None for a layer that sees all; empty where every layer does."""
     stateful_layers: frozenset[int] = frozenset()
-    """Layers that keep a state of fixed size per sequence instead of keys and values (linear attention, Mamba)."""
+    """Layers that keep a state of fixed size per sequence instead of keys and values (linear attention, Mamba), or
+    nothing (feed-forward layers of their own)."""
 
     @classmethod
     def from_hf_config(cls, config: Mapping[str, Any], *, where: str = "config.json") -> ModelShape:
@@ -67,7 +68,7 @@ class ModelShape:
                 fix="Give the directory of a Hugging Face checkpoint of a decoder-only language model.",
             )
         heads = config["num_attention_heads"]
-        kinds = _layer_kinds(config)
+        kinds = read_layer_kinds(config)
         window = config.get("sliding_window")
         latent = config.get("kv_lora_rank") or 0
         return cls(
@@ -123,9 +124,16 @@ _OPT_IN = ("qwen", "mimo")
 """Families whose `sliding_window` counts only with `use_sliding_window`."""
 
 
-def _layer_kinds(config: Mapping[str, Any]) -> tuple[str, ...]:
+_PATTERN = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
+"""Letters of Nemotron-H's `hybrid_override_pattern`: each layer is one of them alone."""
+
+
+def read_layer_kinds(config: Mapping[str, Any]) -> tuple[str, ...]:
     """Return each layer's kind by its name in `layer_types`; empty where all layers see all tokens."""
     count, model_type = config["num_hidden_layers"], str(config.get("model_type") or "")
+    pattern = config.get("hybrid_override_pattern")
+    if isinstance(pattern, str) and len(pattern) == count and set(pattern) <= set(_PATTERN):
+        return tuple(_PATTERN[letter] for letter in pattern)
     if isinstance(given := config.get("layer_types"), list | tuple) and len(given) >= count:
         return tuple(str(kind) for kind in given[:count])
     if model_type in _FOURTH_FULL:

@@ -1,4 +1,4 @@
-"""From ratios to a verdict, with the reason in words.
+"""From ratios to a verdict, with its reason.
 
 Which ratio decides depends on who waits for whom (`Comparison.decided_by`):
 
@@ -18,8 +18,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import ceil
+from typing import Any
 
-from draftwise.core import ClosedLoop, Comparison, Finding, Interval, Severity, Verdict
+from draftwise.core import ClosedLoop, Comparison, Finding, Interval, Reason, ReasonCode, Severity, Verdict
 from draftwise.decide.comparison.acceptance import name_losers
 from draftwise.decide.comparison.comparisons import Unjudged
 from draftwise.decide.thresholds import Thresholds
@@ -40,8 +41,6 @@ _FASTER_AT_TIMES = 2
 """Turns of an arm alone that show that it can be far faster: one may be luck, ..."""
 _FASTER_SHARE = 0.05
 """... unless it is one of few: this share of the paired blocks is as good."""
-_BLIND = 2.0
-"""Detectable gain from which the spread itself is not known: two repetitions under load say nothing of the third."""
 _MOST_REPETITIONS = 20
 """More repetitions than these over the same prompts are no advice."""
 
@@ -86,7 +85,7 @@ def judge(
     promise: Interval | None = None,
     repetitions_needed: int | None = None,
     losers: str = "",
-) -> tuple[Verdict, str]:
+) -> tuple[Verdict, Reason]:
     """Return the verdict that numbers call for which nothing makes doubtful, with a reason that counts the prompts.
 
     Adopt: the whole interval of the deciding ratio lies above 1 + margin, and p is 5 % at most when all comparisons of
@@ -102,54 +101,46 @@ def judge(
         losers: which prompts lose, in words; empty where nothing tells them apart.
     """
     verdict, reason = _weigh(comparison, findings, thresholds, promise, repetitions_needed, losers)
-    return verdict, f"{reason} ({comparison.num_prompts} prompts)"
+    return verdict, replace(reason, num_prompts=comparison.num_prompts)
 
 
-def _find_doubt(found: Unjudged, findings: Sequence[Finding], thresholds: Thresholds) -> str:
-    """Return why the numbers of a comparison may be wrong either way; empty where nothing speaks for that."""
+def _find_doubt(found: Unjudged, findings: Sequence[Finding], thresholds: Thresholds) -> Reason | None:
+    """Return why the numbers of a comparison may be wrong either way; None where nothing speaks for that."""
     if (count := found.comparison.num_prompts) < FEWEST_PROMPTS:
-        return f"rests on {count} prompts; at least {FEWEST_PROMPTS} are needed"
+        return _reason(ReasonCode.FEW_PROMPTS, count=count, fewest=FEWEST_PROMPTS)
     lost, cell = found.lost, found.estimates.cell
     if lost is not None and lost.of - lost.count < thresholds.blocks_left * lost.of:
-        return (
-            f"{lost.count} of {lost.of} pairs of turns were disturbed and count for nothing ({lost.reason}): "
-            f"{thresholds.blocks_left:.0%} of them must be left"
-        )
-    doubts = (
-        each for each in findings if each.code in UNSETTLING and each.where in ("", cell.baseline, cell.candidate)
-    )
-    if doubt := next((f"{each.message.rstrip('.')} ({each.code})" for each in doubts), ""):
-        return doubt
+        left = thresholds.blocks_left
+        return _reason(ReasonCode.DISTURBED, count=lost.count, of=lost.of, why=lost.reason, left=left)
+    for each in findings:
+        if each.code in UNSETTLING and each.where in ("", cell.baseline, cell.candidate):
+            return _reason(ReasonCode.UNSETTLED, message=each.message.rstrip("."), code=each.code)
     return _find_contradiction(found, thresholds)
 
 
-def _find_contradiction(found: Unjudged, thresholds: Thresholds) -> str:
-    """Return what in a run contradicts the ratio of the whole, empty where nothing does.
+def _find_contradiction(found: Unjudged, thresholds: Thresholds) -> Reason | None:
+    """Return what in a run contradicts the ratio of the whole, None where nothing does.
 
     One of two servers that is slow for a good part of a run makes a ratio that is exact and wrong.
     """
     margin, cell = thresholds.margin, found.estimates.cell
     side = conclude(found.comparison.deciding, margin)
     if side not in (Conclusion.FASTER, Conclusion.SLOWER):
-        return ""
+        return None
     loser = cell.baseline if side is Conclusion.FASTER else cell.candidate
     blocks, count = found.estimates.ratios.design.num_blocks, found.faster.get(loser, 0)
     if count >= min(_FASTER_AT_TIMES, ceil(_FASTER_SHARE * blocks)):
-        text = f"{loser} alone was far faster in {count} of the turns set aside than in those that count"
-        return f"{text}: was it slow there?"
+        return _reason(ReasonCode.FASTER_AT_TIMES, arm=loser, count=count)
     if doubt := _find_slow_server(found, loser, thresholds):
         return doubt
     change = found.estimates.ratios.change
     if change is None or (change.lowest > 1 + margin if side is Conclusion.FASTER else change.highest < 1 - margin):
-        return ""
-    return (
-        f"the speed-up changed in the course of the run, from {change.lowest:.2f}x in one stretch of it to "
-        f"{change.highest:.2f}x in another: one of the two servers was slower for a while; measure again"
-    )
+        return None
+    return _reason(ReasonCode.PACE_CHANGED, lowest=change.lowest, highest=change.highest)
 
 
-def _find_slow_server(found: Unjudged, loser: str, thresholds: Thresholds) -> str:
-    """Return that the slower arm's server is slow in what drafting has no part in, empty where it is not.
+def _find_slow_server(found: Unjudged, loser: str, thresholds: Thresholds) -> Reason | None:
+    """Return that the slower arm's server is slow in what drafting has no part in, None where it is not.
 
     A server that is slow for as long as it is looked at, since its start, is steady, and slow beside no turn of its
     own. With a single stream its first token tells: speculation changes the time of a step, and hardly that one.
@@ -158,17 +149,20 @@ def _find_slow_server(found: Unjudged, loser: str, thresholds: Thresholds) -> st
     seconds = sum(turn.wall_s for turn in cell.turns if turn.arm == loser)
     is_single = cell.condition.concurrency == 1
     if not is_single or comparison.ttft is None or comparison.tpot is None or seconds >= thresholds.slow_server_s:
-        return ""
+        return None
     ours, theirs = (cell.counters[arm].tokens_per_step or 1.0 for arm in (cell.candidate, cell.baseline))
     first, step = comparison.ttft, _scale(comparison.tpot, ours / theirs)
     if loser == cell.baseline:
         first, step = _inverse(first), _inverse(step)
     if min(first.low, step.low) <= 1 + thresholds.slow_server:
-        return ""
-    return (
-        f"the server of {loser} takes {step.value:.1f}x as long as the other one for a decoding step and "
-        f"{first.value:.1f}x to the first token, in which drafting has no part: is it slow itself? See to it, or "
-        f"measure it for {thresholds.slow_server_s / 60:.0f} minutes instead of {seconds / 60:.1f}"
+        return None
+    return _reason(
+        ReasonCode.SLOW_SERVER,
+        arm=loser,
+        step=step.value,
+        first=first.value,
+        seen_s=seconds,
+        wanted_s=thresholds.slow_server_s,
     )
 
 
@@ -179,40 +173,41 @@ def _weigh(
     promise: Interval | None,
     repetitions_needed: int | None,
     losers: str,
-) -> tuple[Verdict, str]:
+) -> tuple[Verdict, Reason]:
     """Return the verdict on numbers that are right."""
     sides = dict(_sides(comparison, promise, thresholds))
-    which = f" ({losers})" if losers else ""
     better, worse = (
-        " and ".join(name for name, side in sides.items() if side is wanted)
+        tuple(name for name, side in sides.items() if side is wanted)
         for wanted in (Conclusion.FASTER, Conclusion.SLOWER)
     )
     if better and worse:
-        return Verdict.MIXED, f"{better} better, {worse} worse{which}"
+        reason = _reason(ReasonCode.MEASURES_DISAGREE, better=better, worse=worse)
+        return Verdict.MIXED, replace(reason, losers=losers)
     name, side = next(iter(sides.items()))
     if name != _PROMISE and side is not None and (doubt := _chance(comparison, side)):
         return Verdict.INCONCLUSIVE, doubt
     if side is Conclusion.SLOWER:
-        return _judge_loss(name, findings, thresholds)
+        return _judge_loss(findings, thresholds, promise=name == _PROMISE)
     if side is Conclusion.FASTER and not _contradicted(comparison):
-        return _judge_gain(comparison, name, findings, thresholds, which)
+        verdict, reason = _judge_gain(comparison, findings, thresholds, promise=name == _PROMISE)
+        return verdict, replace(reason, losers=losers) if verdict is Verdict.MIXED else reason
     if signature := find_signature(comparison, thresholds):
-        return Verdict.MIXED, f"{signature}{which}"
+        return Verdict.MIXED, replace(signature, losers=losers)
     return Verdict.INCONCLUSIVE, _doubt(comparison, side, repetitions_needed, thresholds)
 
 
-def find_signature(comparison: Comparison, thresholds: Thresholds) -> str:
+def find_signature(comparison: Comparison, thresholds: Thresholds) -> Reason | None:
     """Return the signature of a mixed workload: half of the requests clearly faster, the slowest clearly slower.
 
-    Empty where there is none, or where what the slowest lose is less than `tail_damage`.
+    None where there is none, or where what the slowest lose is less than `tail_damage`.
     """
     for name, metric in (("time per token", "tpot"), ("end-to-end time", "e2e")):
         ratios = comparison.percentiles.get(metric, {})
         if 50 in ratios and 99 in ratios and ratios[50].high < 1 < ratios[99].low:
             half, slowest = ratios[50].value, ratios[99].value
             if half <= 1 - thresholds.margin and slowest > 1 + thresholds.tail_damage:
-                return f"a mixed workload: P50 of the {name} is {half:.2f}x the baseline's, P99 {slowest:.2f}x"
-    return ""
+                return _reason(ReasonCode.MIXED_WORKLOAD, of=name, half=half, slowest=slowest)
+    return None
 
 
 def _sides(
@@ -242,14 +237,10 @@ def _inverse(ratio: Interval) -> Interval:
     )
 
 
-def _judge_loss(name: str, findings: Sequence[Finding], thresholds: Thresholds) -> tuple[Verdict, str]:
-    loss = "fewer requests within the SLO" if name == _PROMISE else "slower"
+def _judge_loss(findings: Sequence[Finding], thresholds: Thresholds, *, promise: bool) -> tuple[Verdict, Reason]:
     if voids := [finding for finding in findings if finding.severity is Severity.ERROR and finding.code in VOIDING]:
-        return Verdict.BLOCKED, f"{loss}, but not to be trusted: {voids[0].code} (see the findings)"
-    if name == _PROMISE:
-        return Verdict.REJECT, f"{loss}, with the whole interval below no change"
-    bounds = f"the whole interval below 1 and the estimate beyond {thresholds.margin:.0%}"
-    return Verdict.REJECT, f"{loss}, with {bounds}"
+        return Verdict.BLOCKED, _reason(ReasonCode.NOT_TRUSTED, gains=False, promise=promise, code=voids[0].code)
+    return Verdict.REJECT, _reason(ReasonCode.LOSS, promise=promise, margin=thresholds.margin)
 
 
 def _contradicted(comparison: Comparison) -> bool:
@@ -258,67 +249,57 @@ def _contradicted(comparison: Comparison) -> bool:
     return under_load and comparison.tpot is not None and comparison.tpot.value >= 1
 
 
-def _chance(comparison: Comparison, side: Conclusion) -> str:
-    """Return why a difference may be chance after all, empty where it is significant, or none is claimed."""
+def _chance(comparison: Comparison, side: Conclusion) -> Reason | None:
+    """Return why a difference may be chance after all, None where it is significant, or none is claimed."""
     if comparison.adjusted_p is None or comparison.adjusted_p <= _CHANCES.get(side, 1.0):
-        return ""
-    return (
-        f"alone it would count, but with all comparisons of the run taken together p is {comparison.adjusted_p:.2g}; "
-        "more prompts would tell"
-    )
+        return None
+    return _reason(ReasonCode.MAY_BE_CHANCE, p=comparison.adjusted_p)
 
 
 def _judge_gain(
-    comparison: Comparison, name: str, findings: Sequence[Finding], thresholds: Thresholds, which: str
-) -> tuple[Verdict, str]:
-    gain = "more requests within the SLO" if name == _PROMISE else "faster"
+    comparison: Comparison, findings: Sequence[Finding], thresholds: Thresholds, *, promise: bool
+) -> tuple[Verdict, Reason]:
     blocks = [finding for finding in findings if finding.severity is Severity.ERROR]
     if blocks:
-        return Verdict.BLOCKED, f"{gain}, but not to be trusted: {blocks[0].code} (see the findings)"
+        return Verdict.BLOCKED, _reason(ReasonCode.NOT_TRUSTED, gains=True, promise=promise, code=blocks[0].code)
     if damage := find_signature(comparison, thresholds) or _damage(comparison, thresholds):
-        return Verdict.MIXED, f"{gain} on the whole, but {damage}{which}"
-    bound = "no change" if name == _PROMISE else f"{1 + thresholds.margin:.2f}"
-    return Verdict.ADOPT, f"{gain}, with the whole interval above {bound}"
+        return Verdict.MIXED, replace(_reason(ReasonCode.GAIN_WITH_DAMAGE, promise=promise), detail=damage)
+    return Verdict.ADOPT, _reason(ReasonCode.GAIN, promise=promise, margin=thresholds.margin)
 
 
-def _damage(comparison: Comparison, thresholds: Thresholds) -> str:
-    """Return what the slowest requests or the first tokens suffer, empty where they do not."""
+def _damage(comparison: Comparison, thresholds: Thresholds) -> Reason | None:
+    """Return what the slowest requests or the first tokens suffer, None where they do not."""
     tail, ttft = comparison.tail, comparison.ttft
     if tail is not None and tail > 1 + thresholds.tail_damage:
-        return f"P99 of the time per token is {tail:.2f}x the baseline's"
+        return _reason(ReasonCode.SLOW_TAIL, ratio=tail)
     if ttft is not None and ttft.low > 1 + thresholds.ttft_damage:
-        return f"the first token comes {ttft.value:.2f}x as late"
+        return _reason(ReasonCode.LATE_FIRST_TOKEN, ratio=ttft.value)
     late = comparison.percentiles.get("ttft", {}).get(99)
     if late is not None and late.low > 1 + thresholds.ttft_damage:
-        return f"P99 of the time to the first token is {late.value:.2f}x the baseline's"
-    return ""
+        return _reason(ReasonCode.LATE_FIRST_TOKENS_TAIL, ratio=late.value)
+    return None
 
 
 def _doubt(
     comparison: Comparison, side: Conclusion | None, repetitions_needed: int | None, thresholds: Thresholds
-) -> str:
+) -> Reason:
     if side is Conclusion.FASTER:
-        return "the server puts out more, but the time per token of a request does not fall with it"
+        return _reason(ReasonCode.ANSWERS_NOT_FASTER)
     if side is Conclusion.EQUAL:
-        return f"equal within {thresholds.margin:.0%}: no difference worth a change"
-    text = f"the interval does not clear {1 + thresholds.margin:.2f}"
-    if comparison.detectable is None:
+        return _reason(ReasonCode.EQUAL, margin=thresholds.margin)
+    done, prompts = len(comparison.repetitions), comparison.prompts_needed
+    repeat = repetitions_needed is not None and done < repetitions_needed <= _MOST_REPETITIONS
+    return _reason(
+        ReasonCode.OPEN,
+        margin=thresholds.margin,
+        detectable=comparison.detectable,
+        prompts=max(0, prompts - comparison.num_prompts) if prompts is not None else 0,
+        repetitions=repetitions_needed if repeat else None,
+        done=done,
         # Where a cross-request cache helps, only the first repetition counts.
-        return f"{text}; more prompts{'' if comparison.warm_speedup is not None else ' or repetitions'} would narrow it"
-    if comparison.detectable > _BLIND:
-        return (
-            f"{text}: so few turns would have shown only {comparison.detectable:.1f}x or more; measure more repetitions"
-        )
-    more = list(_remedies(comparison, repetitions_needed))
-    remedy = (
-        f"{' or '.join(more)} would settle it" if more else "it lies so close to a limit that more would hardly help"
+        can_repeat=comparison.warm_speedup is None,
     )
-    return f"{text}; a gain of {comparison.detectable:.2f}x would have been found 8 times in 10; {remedy}"
 
 
-def _remedies(comparison: Comparison, repetitions_needed: int | None) -> Iterator[str]:
-    prompts, done = comparison.prompts_needed, len(comparison.repetitions)
-    if prompts is not None and prompts > comparison.num_prompts:
-        yield f"about {prompts - comparison.num_prompts} more prompts"
-    if repetitions_needed is not None and done < repetitions_needed <= _MOST_REPETITIONS:
-        yield f"{repetitions_needed} repetitions instead of {done}"
+def _reason(code: ReasonCode, /, **values: Any) -> Reason:
+    return Reason(code=code, values=values)

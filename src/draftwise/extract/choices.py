@@ -1,4 +1,4 @@
-"""The closed lists that flags and keys choose from: KV-cache types, MoE backends."""
+"""The closed lists that flags and keys choose from: KV-cache types, MoE backends, reasoning parsers."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import ast
 
 from draftwise.extract.speculative import Facts
 from draftwise.extract.tree import NotFound, Tree
-from draftwise.extract.values import literal
+from draftwise.extract.values import evaluate, literal
 
-__all__ = ["kv_cache_dtypes", "listed", "moe_backends"]
+__all__ = ["kv_cache_dtypes", "listed", "moe_backends", "reasoning_parsers"]
 
 
 def kv_cache_dtypes(tree: Tree) -> Facts:
@@ -26,6 +26,16 @@ def moe_backends(tree: Tree) -> Facts:
         if "moe_backend" in tree.get("vllm/config/kernel.py").text:
             raise
         return {}
+
+
+def reasoning_parsers(tree: Tree) -> Facts:
+    """Every name of a reasoning parser that vLLM registers; empty in releases that have no table of them."""
+    module = tree.get("vllm/reasoning/__init__.py")
+    table = module.names.get("_REASONING_PARSERS_TO_REGISTER")
+    if not isinstance(table, ast.Dict):
+        return {}
+    names = [evaluate(module, key) for key in table.keys if key is not None]
+    return {str(name): (True, module.source("_REASONING_PARSERS_TO_REGISTER")) for name in names}
 
 
 def listed(tree: Tree, alias: str, *paths: str) -> Facts:

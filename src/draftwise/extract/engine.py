@@ -158,7 +158,7 @@ def _allowed(module: Module, test: ast.expr) -> list[str]:
 
 def _canonical(tree: Tree) -> set[str]:
     """Return the methods that are left once the names of MTP families have become `mtp`."""
-    return {name for name in methods(tree) if name == "mtp" or not name.endswith("_mtp")}
+    return {name for name in methods(tree) if not name.endswith("_mtp")}
 
 
 def runner_v2(tree: Tree) -> Facts:

@@ -148,7 +148,7 @@ def _named(module: Module, annotation: ast.expr) -> Iterator[Hint]:
 
 
 def _class(module: Module, node: ast.ClassDef) -> Hint:
-    bases = {ast.unparse(base).rpartition(".")[2] for base in node.bases}
+    bases = {ast.unparse(base).partition("[")[0].rpartition(".")[2] for base in node.bases}
     if any("Enum" in base for base in bases):
         return Hint("enum", tuple(members(node)))
     if {ast.unparse(mark).partition("(")[0] for mark in node.decorator_list} & {"config", "dataclass"}:

@@ -11,9 +11,9 @@ from draftwise.extract.speculative import ARGUMENTS, Facts
 from draftwise.extract.tree import Module, NotFound, Tree
 from draftwise.extract.values import UNKNOWN, bases_of, evaluate, literal, written
 
-__all__ = ["engine_defaults", "flags"]
+__all__ = ["FRONTEND", "engine_defaults", "flags"]
 
-_FRONTEND = (
+FRONTEND = (
     "vllm/entrypoints/common/cli_args.py",
     "vllm/entrypoints/launchers/cli_args.py",
     "vllm/entrypoints/openai/cli_args.py",
@@ -58,7 +58,7 @@ _Call = tuple[list[str], dict[str, Any]]
 
 
 def _parsers(tree: Tree) -> Iterator[tuple[Module, str, Iterator[_Call]]]:
-    engine, front = tree.get(ARGUMENTS), tree.get(*_FRONTEND)
+    engine, front = tree.get(ARGUMENTS), tree.get(*FRONTEND)
     for name in ("EngineArgs", "AsyncEngineArgs"):
         yield engine, f"{name}.add_cli_args", _added(engine, engine.get_function("add_cli_args", of=name))
     yield front, "make_arg_parser", _added(front, front.get_function("make_arg_parser"))
@@ -153,7 +153,10 @@ def _keyword(module: Module, name: str, node: ast.expr) -> dict[str, Any]:
 
 
 def _of_field(tree: Tree, field: Field) -> dict[str, Any]:
-    """Return what vLLM's `get_kwargs` makes of a config field: the same cases in the same order."""
+    """Return what vLLM's `get_kwargs` makes of a config field: the same cases in the same order.
+
+    The parser takes any text for an enumeration; the config refuses what is no member of it.
+    """
     row: dict[str, Any] = {"kind": "value", "type": field.type, "default": field.default}
     kinds = field.kinds
     if "dataclass" in kinds:
@@ -173,7 +176,7 @@ def _of_field(tree: Tree, field: Field) -> dict[str, Any]:
         return row
     if kinds & {"dict", "dict_class"}:
         return row | ({} if "str" in kinds else {"kind": "json"})
-    return row | ({"choices": field.choices} if "enum" in kinds and "str" not in kinds else {})
+    return row | ({"suggestions": field.choices} if "enum" in kinds and "str" not in kinds else {})
 
 
 _OPTIONAL_VALUE = "type_hints == {bool, str, type(None)}"
@@ -202,10 +205,23 @@ def _lineage(module: Module, node: ast.ClassDef) -> Iterator[tuple[Module, ast.C
 
 
 def _changes(module: Module, function: ast.FunctionDef) -> dict[str, dict[str, Any]]:
-    """Return, by field, what `kwargs["field"]["key"] = value` and its like change in the keywords of a flag."""
+    """Return, by field, what `kwargs["field"]["key"] = value` and its like change in the keywords of a flag.
+
+    The like are a local name for `kwargs["field"]`, additions to a list, removals from it.
+    """
     found: dict[str, dict[str, Any]] = {}
+    names: dict[str, str] = {}
     for node in ast.walk(function):
         match node:
+            case ast.Assign(
+                targets=[ast.Name(id=name)],
+                value=ast.Subscript(value=ast.Name(), slice=ast.Constant(value=str() as of)),
+            ):
+                names[name] = of
+            case ast.Assign(
+                targets=[ast.Subscript(value=ast.Name(id=name), slice=ast.Constant(value=str() as key))], value=value
+            ) if name in names:
+                found.setdefault(names[name], {}).update(_keyword(module, key, value))
             case ast.Assign(targets=[target], value=value) if place := _place(target):
                 name, key = place
                 change = {key: evaluate(module, value)} if key == "flags" else _keyword(module, key, value)

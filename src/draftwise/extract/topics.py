@@ -4,7 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from draftwise.extract import attention, choices, engine, flags, models, mtp, probes, quantization, serving, speculative
+from draftwise.extract import (
+    attention,
+    checks,
+    choices,
+    configs,
+    engine,
+    flags,
+    models,
+    mtp,
+    probes,
+    quantization,
+    serving,
+    speculative,
+)
 from draftwise.extract.speculative import Facts
 from draftwise.extract.tree import Tree
 
@@ -24,6 +37,11 @@ TOPICS: Mapping[str, Callable[[Tree], Facts]] = {
         models.config_model_types,
         flags.flags,
         flags.engine_defaults,
+        configs.config_fields,
+        checks.config_arguments,
+        checks.config_changes,
+        checks.config_checks,
+        checks.engine_checks,
         engine.batch_defaults,
         engine.cudagraph_sizes,
         engine.async_scheduling,
@@ -33,6 +51,7 @@ TOPICS: Mapping[str, Callable[[Tree], Facts]] = {
         quantization.quantization_methods,
         choices.kv_cache_dtypes,
         choices.moe_backends,
+        choices.reasoning_parsers,
         serving.metrics,
         serving.sampling_params,
         serving.env,

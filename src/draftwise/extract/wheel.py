@@ -10,7 +10,7 @@ import io
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import httpx
@@ -68,7 +68,7 @@ class RemoteFile(io.RawIOBase):
             return answer.read()
 
 
-def unpack_sources(wheel: IO[bytes] | Path, folder: Path, progress: Progress = lambda _done, _all: None) -> str:
+def unpack_sources(wheel: RemoteFile | Path, folder: Path, progress: Progress = lambda _done, _all: None) -> str:
     """Write the sources and METADATA of a wheel into a folder; return the date of the newest one.
 
     Raises:

@@ -19,14 +19,18 @@ __all__ = [
     "AdviceRule",
     "DraftingCost",
     "PublishedResult",
+    "SeenAcceptance",
     "StepCosts",
+    "TemperatureEffect",
     "TrafficKind",
     "all_advice",
     "find_prior",
     "find_published_results",
+    "find_seen_acceptance",
     "get_advice",
     "get_guide_rank",
     "read_step_costs",
+    "read_temperature_effect",
     "read_traffic_kinds",
 ]
 
@@ -58,6 +62,37 @@ class AcceptancePrior:
     high: float
     """Probability that a draft token is accepted, given that those before it were."""
     source: str
+    overlap: Overlap | None = None
+    """Traffic that it is about; None for every other."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeenAcceptance:
+    """Tokens per step that somebody measured, on traffic of a kind."""
+
+    methods: tuple[str, ...]
+    traffic: str
+    length: float
+    """Tokens per step, or per verified draft where the drafts of every step are."""
+    k: int
+    conditions: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TemperatureEffect:
+    """What sampling does to the acceptance of drafts."""
+
+    greedy: float
+    """Factor of the acceptance at temperature 1, for drafts that are the drafter's best tokens."""
+    probabilistic: float
+    """The same for drafts that are sampled, and accepted by the ratio of both probabilities."""
+    source: str
+
+    def factor(self, temperature: float, *, sampled: bool = False) -> float:
+        """Return the factor at a temperature: it falls slowly at first, as the best token keeps most of its mass."""
+        at_one = self.probabilistic if sampled else self.greedy
+        return float(at_one ** (temperature * temperature))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,10 +169,26 @@ def get_advice(code: str) -> AdviceRule:
     return all_advice()[code]
 
 
-def find_prior(method: str) -> AcceptancePrior | None:
-    """Return the acceptance to expect of a method; None for one that does not draft."""
-    row = next((row for row in _load()["priors"] if method in row["methods"]), None)
+def find_prior(method: str, overlap: Overlap | None = None) -> AcceptancePrior | None:
+    """Return the acceptance to expect of a method on such traffic; None for one that does not draft."""
+    rows = (row for row in _load()["priors"] if method in row["methods"])
+    row = next((row for row in rows if row.get("overlap") in (None, overlap)), None)
     return None if row is None else AcceptancePrior(**{**row, "methods": tuple(row["methods"])})
+
+
+def find_seen_acceptance(method: str) -> tuple[SeenAcceptance, ...]:
+    """Return what was measured of a method's acceptance."""
+    return tuple(
+        SeenAcceptance(**{**row, "methods": tuple(row["methods"])})
+        for row in _load()["seen_acceptance"]
+        if method in row["methods"]
+    )
+
+
+@cache
+def read_temperature_effect() -> TemperatureEffect:
+    """Return what sampling does to acceptance."""
+    return TemperatureEffect(**_load()["temperature"])
 
 
 def find_published_results(method: str) -> tuple[PublishedResult, ...]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from draftwise.facts.stored import read_data
 
-__all__ = ["NativeModules", "PublishedDrafter", "find_native", "find_published_drafters"]
+__all__ = ["NativeModules", "PublishedDrafter", "find_native", "find_published_drafter", "find_published_drafters"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +31,8 @@ class PublishedDrafter:
     """`plain`, or `speculators` for the format of the speculators library."""
     parallel_drafting: bool
     """Whether it drafts all tokens in one pass, for which vLLM needs `parallel_drafting`."""
+    trained_on: str | None
+    """The one kind of traffic that it was trained for; None for several, or where that is not said."""
     note: str
     source: str
     checked: str
@@ -54,6 +56,11 @@ def find_published_drafters(names: Iterable[str]) -> tuple[PublishedDrafter, ...
     return tuple(row for row in _drafters() if any(target.lower() in wanted for target in row.targets))
 
 
+def find_published_drafter(model: str) -> PublishedDrafter | None:
+    """Return the row of a drafter by its own name on the hub, in upper or lower case; None for one without a row."""
+    return next((row for row in _drafters() if row.model.lower() == model.lower()), None)
+
+
 def find_native(model_type: str) -> NativeModules | None:
     """Return the row of a family by its `model_type`; None for one without a row."""
     return next((row for row in _native() if model_type in row.model_types), None)
@@ -69,6 +76,7 @@ def _drafters() -> tuple[PublishedDrafter, ...]:
             num_speculative_tokens=row.get("num_speculative_tokens"),
             format=row.get("format", "plain"),
             parallel_drafting=row.get("parallel_drafting", False),
+            trained_on=row.get("trained_on"),
             note=row.get("note", ""),
             source=row["source"],
             checked=row["checked"],

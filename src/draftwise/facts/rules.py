@@ -3,21 +3,27 @@
 The rows lie in `data/rules/*.json`. What a rule *says* is data; deciding whether a configuration meets it is the work
 of `draftwise.plan`. A row's probe is a pattern that is found in the named sources exactly in the releases in which the
 rule holds; the maintainer's `python -m catalogue probe` goes through all wheels and reports every probe that rots.
+In a release that a user added nobody has looked: a rule that its sources do not prove is then unknown, not applied.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 from packaging.version import Version
 
-from draftwise.core import Effect, Ruling, Severity, Stage
+from draftwise.core import Effect, Finding, Ruling, Severity, Stage
 from draftwise.facts.stored import read_folder
+from draftwise.facts.vllm import Release, releases
 
-__all__ = ["Probe", "Rule", "Rulebook", "all_rules", "get_rule"]
+__all__ = ["Doubts", "Probe", "Rule", "Rulebook", "all_rules", "find_doubts", "get_doubts", "get_rule", "of_release"]
+
+_PROBES = "probes"
+_CITED = re.compile(r"vllm (\d[\d.]*\d)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +56,11 @@ class Rule:
     methods: tuple[str, ...] = ()
     """Methods that it is about; empty for a rule that does not depend on the method."""
     probe: Probe | None = None
+    stands_for: str = ""
+    """A key of the table `config_checks` that the rule tells better, e.g. with the defaults of a GPU."""
+    rests_on: Literal["source", "tables", "input"] = "source"
+    """What decides, beside a probe, whether it holds in a release: vLLM's source, which somebody has to read; tables
+    generated from it; or only what was given (files, texts, rules of other programs), whatever the release."""
 
     def holds(self, version: Version | None) -> bool:
         """Say whether the rule holds in a release; None stands for the newest one known."""
@@ -119,6 +130,86 @@ class Rulebook:
         return (get_rule(code).ruling(message, where=where, fix=fix, becomes=becomes),)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Doubts:
+    """The rules of which it is not known whether they hold in a release, by code; none in one that is shipped."""
+
+    changed: frozenset[str] = frozenset()
+    """The release's sources show another thing than in the releases before: the rule, or its probe, has ended."""
+    unproved: frozenset[str] = frozenset()
+    """They rest on vLLM's source and have no probe, so that only a reader could tell."""
+
+
+def get_doubts(release: Release) -> Doubts:
+    """Return the rules of which it is not known whether they hold in a release."""
+    return Doubts() if release.added is None else _find_doubts(release.version, frozenset(_seen(release)))
+
+
+def find_doubts(release: Release) -> Iterator[Finding]:
+    """Yield what must be known of a release that the user added: how far the rules that nobody has read it for go."""
+    if release.added is None:
+        return
+    doubts = get_doubts(release)
+    told = f" Other than before: {', '.join(sorted(doubts.changed))}." if doubts.changed else ""
+    yield Finding(
+        code="facts-added",
+        severity=Severity.WARNING if doubts.changed else Severity.INFO,
+        message=f"vLLM {release} was added here from its sources. Of the rules that are written by hand, "
+        f"{len(_seen(release))} are seen in them, "
+        f"{len(doubts.unproved)} cannot be proved by a pattern and {len(doubts.changed)} are not as before.{told} "
+        "What rests on the latter two is called unknown.",
+        where="engine_version",
+        fix="Update draftwise once it ships this release.",
+        source=release.added.read_from,
+    )
+
+
+def of_release(finding: Finding, release: Release) -> Finding:
+    """Return a finding as it is to be told of one release: with that release's source, and unknown where it is."""
+    rule = all_rules().get(finding.code)
+    if rule is None or not isinstance(finding, Ruling) or finding.effect is Effect.UNKNOWN:
+        return finding
+    doubts = get_doubts(release)
+    cited = replace(finding, source=_cite(rule, release)) if finding.source == rule.source else finding
+    if rule.code not in doubts.changed | doubts.unproved:
+        return cited
+    return replace(
+        cited,
+        effect=Effect.UNKNOWN,
+        message=f"It is not known whether this still holds in vLLM {release}: {finding.message}",
+        exception="",
+        becomes="",
+    )
+
+
+def _cite(rule: Rule, release: Release) -> str:
+    """Return where a rule is seen in a release, else where it was read."""
+    read_in = _CITED.match(rule.source)
+    if read_in and read_in.group(1) == str(release):
+        return rule.source
+    seen = _seen(release).get(rule.code) if rule.probe else None
+    if seen is not None:
+        return f"vLLM {release}, {seen}"
+    return f"read in {rule.source}" if read_in else rule.source
+
+
+def _seen(release: Release) -> Mapping[str, str]:
+    """Return where each rule with a probe is seen in a release; nothing where that could not be read."""
+    return release.table(_PROBES) if release in releases(_PROBES) else {}
+
+
+@cache
+def _find_doubts(version: Version, seen: frozenset[str]) -> Doubts:
+    changed, unproved = set(), set()
+    for rule in all_rules().values():
+        if rule.probe is None:
+            if rule.rests_on == "source" and rule.holds(version):
+                unproved.add(rule.code)
+        elif (rule.code in seen) is not rule.holds(version):
+            changed.add(rule.code)
+    return Doubts(changed=frozenset(changed), unproved=frozenset(unproved))
+
+
 def get_rule(code: str) -> Rule:
     """Return a rule by its code; KeyError for an unknown one."""
     return all_rules()[code]
@@ -150,5 +241,7 @@ def _read(row: Mapping[str, Any]) -> Rule:
         source=row["source"],
         exception=row.get("exception", ""),
         methods=tuple(row.get("methods", ())),
+        stands_for=row.get("stands_for", ""),
+        rests_on=row.get("rests_on", "source"),
         probe=None if probe is None else Probe(**{**probe, "files": tuple(probe["files"])}),
     )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
-from draftwise.core import ClosedLoop, Comparison, Condition, Load, OpenLoop, Run, Settled
+from draftwise.core import ClosedLoop, Comparison, Condition, Load, OpenLoop, Run, Settled, Verdict
 from draftwise.decide.bands import gather_load_points
 from draftwise.decide.comparison.cell import ALL
 from draftwise.decide.comparison.comparisons import estimate_cells
@@ -13,7 +14,7 @@ from draftwise.decide.disturbance import set_aside_disturbed
 from draftwise.decide.thresholds import get_thresholds
 from draftwise.statistics import next_load
 
-__all__ = ["FIRST_ANALYSIS", "describe_lead", "find_settled", "next_conditions"]
+__all__ = ["FIRST_ANALYSIS", "describe_first_verdict", "describe_lead", "find_settled", "next_conditions"]
 
 _MOST_NAMED = 6
 FIRST_ANALYSIS = 2
@@ -35,14 +36,35 @@ def describe_lead(run: Run) -> str:
     best: dict[tuple[str, str], Comparison] = {}
     for each in gather_evidence(run).comparisons:
         place = (each.workload, each.condition.label)
-        if each.workload != ALL and (place not in best or each.deciding.value > best[place].deciding.value):
+        if each.workload != ALL and (place not in best or _rank(each) > _rank(best[place])):
             best[place] = each
-    parts = [
-        f"{workload} {label}: {each.candidate} {each.deciding.value:.2f}x ({each.deciding.span}), {each.verdict}"
-        for (workload, label), each in best.items()
-    ]
+    parts = list(map(_describe, best.values()))
     more = f"; and {len(parts) - _MOST_NAMED} more" if len(parts) > _MOST_NAMED else ""
     return f"So far: {'; '.join(parts[:_MOST_NAMED]) or 'nothing that counts yet'}{more}."
+
+
+def describe_first_verdict(run: Run, place: tuple[str, str]) -> str | None:
+    """Return in a sentence which candidate is adopted already on a workload under a load; None where none is."""
+    workloads = tuple(each for each in run.plan.workloads if each.name == place[0])
+    here = replace(
+        run,
+        plan=replace(run.plan, workloads=workloads),
+        turns=tuple(each for each in run.turns if (each.workload, each.condition) == place),
+        answers=tuple(each for each in run.answers if (each.workload, each.condition) == place),
+    )
+    best = max(gather_evidence(here).comparisons, key=_rank, default=None)
+    if best is None or best.verdict is not Verdict.ADOPT:
+        return None
+    return f"First verdict: {_describe(best)} on {best.num_prompts} prompts. The rest of the time makes it surer."
+
+
+def _rank(comparison: Comparison) -> tuple[bool, float]:
+    return comparison.verdict is Verdict.ADOPT, comparison.deciding.value
+
+
+def _describe(each: Comparison) -> str:
+    place = f"{each.workload} {each.condition.label}"
+    return f"{place}: {each.candidate} {each.deciding.value:.2f}x ({each.deciding.span}), {each.verdict}"
 
 
 def next_conditions(run: Run) -> dict[Condition, set[tuple[str, str]]]:

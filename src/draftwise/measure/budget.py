@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 __all__ = ["Budget"]
 
@@ -12,7 +12,7 @@ _START = 0.4
 _WARM_UP = 0.2
 """Share of the whole that warm-ups may take; at most `_LONGEST_WARM_UP_S`."""
 _LONGEST_WARM_UP_S = 300.0
-_PILOT = 0.08
+_PILOT = 0.04
 """Share of the whole in which outputs are looked at before anything is measured; at most `_LONGEST_PILOT_S`."""
 _LONGEST_PILOT_S = 60.0
 _SETTLE = 0.04
@@ -25,19 +25,33 @@ _RESERVE = 0.04
 `_MOST_RESERVED` of it."""
 _LEAST_RESERVE_S = 15.0
 _MOST_RESERVED = 0.25
+_ENDING = 0.25
+"""Of the time in which servers started, for how long they take to end; at most `_LONGEST_ENDING_S`: what slows down the
+one slows down the other."""
+_LONGEST_ENDING_S = 15.0
+_REPORT = 3.0
+"""Times a look at the verdicts, for how long the report takes."""
+_MOST_ENDING = 0.2
+"""Share of the whole that is kept for the ending of servers and the report."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Budget:
-    """How long a run may take, from its start to its report.
+    """How long a run may take, from the command to its report.
 
     Args:
         seconds: infinite where nothing was promised.
         began: on the clock of the event loop.
+
+    Attributes:
+        start_s: how long the servers that are up took to start, once that is known.
+        look_s: how long a look at the verdicts takes, once that is known.
     """
 
     seconds: float = math.inf
     began: float = 0.0
+    start_s: float = field(default=0.0, init=False)
+    look_s: float = field(default=0.0, init=False)
 
     @property
     def is_bounded(self) -> bool:
@@ -47,21 +61,21 @@ class Budget:
     @property
     def turns_end(self) -> float:
         """No turn is begun that would not end by then: after it come divergences, the servers' end and the report."""
-        return self.began + self.seconds - self._reserve_s if self.is_bounded else math.inf
+        return self.began + self.seconds - self._reserve_s / 2 - self._ending_s if self.is_bounded else math.inf
 
     @property
     def cut_at(self) -> float | None:
         """When whatever is under way is given up; None without an end."""
-        return self.began + self.seconds - self._reserve_s / 2 if self.is_bounded else None
+        return self.began + self.seconds - self._ending_s if self.is_bounded else None
 
     @property
     def first_word(self) -> float:
         """When the first result is due, be it from a part of the first repetition."""
         return self.began + _FIRST_WORD * self.seconds
 
-    def start_end(self, now: float, share: float = 1.0) -> float:
-        """Return until when the servers of candidates, a share of all, are waited for from now on."""
-        return now + _START * self.seconds * share
+    def start_end(self, now: float) -> float:
+        """Return until when the servers of candidates are waited for from now on."""
+        return now + _START * self.seconds
 
     def warm_up_end(self, now: float, share: float = 1.0) -> float:
         """Return until when servers, a share of all, may be warmed up from now on."""
@@ -74,6 +88,12 @@ class Budget:
     def settle_end(self, now: float) -> float:
         """Return until when a busy machine is waited for from now on."""
         return now + min(_SETTLE * self.seconds, _LONGEST_SETTLE_S)
+
+    @property
+    def _ending_s(self) -> float:
+        """For the servers' end and the report: half of what is reserved, or more where it is known to take longer."""
+        expected_s = min(_ENDING * self.start_s, _LONGEST_ENDING_S) + _REPORT * self.look_s
+        return max(self._reserve_s / 2, min(expected_s, _MOST_ENDING * self.seconds))
 
     @property
     def _reserve_s(self) -> float:

@@ -36,7 +36,7 @@ class Measurement:
     budget_s: float | None = None
     """Time for all of it, from `began_s` to the report; None for as long as it takes."""
     began_s: float = field(default_factory=time.monotonic)
-    """When its planning began, on the monotonic clock."""
+    """When it was asked for, on the monotonic clock."""
 
     def open(
         self,
@@ -87,13 +87,18 @@ class Measurement:
         )
 
 
-def prepare(spec: MeasurementSpec, tell: Callable[[str], None]) -> Measurement:
+def prepare(spec: MeasurementSpec, tell: Callable[[str], None], *, began_s: float | None = None) -> Measurement:
     """Plan a new run and claim its directory.
+
+    Args:
+        spec: what to measure.
+        tell: called with what was chosen, and what weakens it.
+        began_s: when it was asked for, on the monotonic clock; None for now.
 
     Raises:
         InvalidSetup: the options contradict each other, or name what is not there or cannot be measured.
     """
-    began = time.monotonic()
+    began_s = time.monotonic() if began_s is None else began_s
     plan = make_plan(spec, tell)
     context = build_context(plan.arms, notes=spec.notes, thresholds=spec.thresholds, launch=spec.launch)
     return Measurement(
@@ -103,7 +108,7 @@ def prepare(spec: MeasurementSpec, tell: Callable[[str], None]) -> Measurement:
         headers=spec.headers,
         processes=spec.processes,
         budget_s=_find_budget(spec),
-        began_s=began,
+        began_s=began_s,
     )
 
 
@@ -115,13 +120,26 @@ def _find_budget(spec: MeasurementSpec) -> float | None:
 
 
 def resume(
-    path: Path, *, headers: Sequence[Header] = (), processes: int | None = None, minutes: float | None = None
+    path: Path,
+    *,
+    headers: Sequence[Header] = (),
+    processes: int | None = None,
+    minutes: float | None = None,
+    began_s: float | None = None,
 ) -> Measurement:
     """Return the rest of a run that was begun.
+
+    Args:
+        path: its directory.
+        headers: of the requests to servers that run already.
+        processes: of the load generator; None for as many as the load needs.
+        minutes: for all of the rest; None for as long as it takes.
+        began_s: when it was asked for, on the monotonic clock; None for now.
 
     Raises:
         InvalidSetup: the directory holds no run, or its requests had headers that are not given again.
     """
+    began_s = time.monotonic() if began_s is None else began_s
     directory = RunDirectory(path)
     run = directory.read()
     before = run.context
@@ -135,6 +153,7 @@ def resume(
         headers=tuple(headers),
         processes=processes,
         budget_s=None if minutes is None else 60 * minutes,
+        began_s=began_s,
     )
 
 

@@ -12,9 +12,22 @@ from draftwise.decide.comparison.cell import ALL
 from draftwise.decide.conclusions import gather_evidence
 from draftwise.measure.forecast import Forecast, name_repetitions
 from draftwise.runs.schedule import Turn
+from draftwise.statistics import FEWEST_PROMPTS
 
-__all__ = ["Fitted", "fit_repetition", "interleave", "leave_out", "list_missing", "rank_candidates"]
+__all__ = [
+    "Fitted",
+    "Place",
+    "find_promising",
+    "fit_repetition",
+    "interleave",
+    "leave_out",
+    "list_missing",
+    "put_first",
+    "rank_candidates",
+]
 
+Place = tuple[str, str]
+"""Workload and label of the condition."""
 _FEWEST_REPEATS = 2
 """Repetitions that are measured of something, if only of a part."""
 _LEAST_SHARE = 0.5
@@ -46,6 +59,27 @@ def interleave(turns: Iterable[Turn]) -> list[list[Turn]]:
     return [block for _, block in sorted(placed, key=lambda each: each[0])]
 
 
+def find_promising(blocks: Iterable[Sequence[Turn]], forecast: Forecast, baseline: str) -> Place | None:
+    """Return where a candidate is expected to gain most, going by what was seen before the first turn."""
+    gains: dict[Place, float] = {}
+    for block in blocks:
+        seconds = {turn.arm: forecast.expect(turn) for turn in block}
+        plain_s = seconds.pop(baseline, 0.0)
+        if fastest_s := min(seconds.values(), default=0.0):
+            gains[block[0].place] = max(gains.get(block[0].place, 0.0), plain_s / fastest_s)
+    return max(gains, key=lambda each: gains[each], default=None)
+
+
+def put_first(blocks: Sequence[Sequence[Turn]], place: Place) -> list[Sequence[Turn]]:
+    """Return the blocks with those of a place first, as many as a verdict needs: it can be told early."""
+    first: list[Sequence[Turn]] = []
+    others: list[Sequence[Turn]] = []
+    for block in blocks:
+        is_needed = sum(len(each[0].prompts) for each in first) < FEWEST_PROMPTS
+        (first if is_needed and block[0].place == place else others).append(block)
+    return [*first, *others]
+
+
 def leave_out(turns: Iterable[Turn], candidates: Collection[str]) -> list[Turn]:
     """Return the turns without candidates, and without what they would have been compared with."""
     kept = []
@@ -69,8 +103,7 @@ def list_missing(turns: Iterable[Turn], run: Run, *, returned: Collection[str] =
     baseline, last = run.plan.arms[0].name, max(run.turns, key=lambda each: each.turn, default=None)
     attempts: dict[tuple[str, str, int, int], dict[int, set[str]]] = {}
     for turn in run.turns:
-        key = (turn.workload, turn.condition, turn.repeat, turn.block)
-        attempts.setdefault(key, {}).setdefault(turn.attempt, set()).add(turn.arm)
+        attempts.setdefault(turn.block_key, {}).setdefault(turn.attempt, set()).add(turn.arm)
     missing: list[Turn] = []
     for block in _list_blocks(turns):
         known = attempts.get(block[0].block_key, {})
@@ -88,7 +121,7 @@ def _is_under_way(turn: Turn, last: TurnRecord | None, plan: RunPlan) -> bool:
     """Return whether a turn is of the block, or of the repetition of one server after the other, that was cut off."""
     if last is None or plan.one_at_a_time:
         return last is not None and turn.repeat == last.repeat
-    return turn.block_key == (last.workload, last.condition, last.repeat, last.block)
+    return turn.block_key == last.block_key
 
 
 def _list_blocks(turns: Iterable[Turn]) -> Iterator[list[Turn]]:

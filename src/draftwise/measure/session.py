@@ -49,7 +49,7 @@ class Session:
         processes: of the load generator; None for as many as the load needs.
         resume: whether the directory holds the plan's earlier turns.
         budget_s: time for all of it, the report included; None for as long as it takes.
-        spent_s: time that had passed before.
+        spent_s: time that had passed since the command was given.
         announce: called with what is going to be measured, and how long that takes.
         tell: called with what was noticed or left out, one sentence each.
         line_up: of the backends, where one is up at a time; None where all are.
@@ -82,7 +82,7 @@ class Session:
         budget = Budget(seconds=math.inf if self.budget_s is None else self.budget_s, began=began)
         try:
             async with asyncio.timeout_at(budget.cut_at) as cut:
-                await self._measure(budget)
+                await self._measure(budget, cut)
         except TimeoutError:
             if not cut.expired():
                 raise
@@ -94,7 +94,7 @@ class Session:
             self.directory.close()
             await asyncio.gather(*(backend.stop() for backend in self.backends), return_exceptions=True)
 
-    async def _measure(self, budget: Budget) -> None:
+    async def _measure(self, budget: Budget, cut: asyncio.Timeout) -> None:
         if self.line_up is None:
             check_addresses(self.plan.arms)
         roster = Roster(
@@ -105,6 +105,7 @@ class Session:
             is_one_at_a_time=self.line_up is not None,
         )
         warm, forecast = await self._prepare(roster, budget)
+        cut.reschedule(budget.cut_at)
         roster.may_leave_out = False
         await self._begin(roster, forecast, budget)
         self.directory.reserve()
@@ -150,7 +151,8 @@ class Session:
         for group in groups:
             began, share = clock(), len(group) / len(self.backends)
             wait("starting the servers")
-            await roster.start(group, ends_at=budget.start_end(began, share))
+            await roster.start(group, ends_at=budget.start_end(began))
+            budget.start_s = clock() - began
             await roster.greet(group, greeting, salt=salt)
             if not self.resume:
                 self.plan = presume_warm_prefixes(self.plan, roster.clients)

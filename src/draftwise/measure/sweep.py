@@ -9,19 +9,36 @@ from itertools import chain, product
 from math import ceil
 
 from draftwise.core import Condition, Omission, RunPlan, Settled
-from draftwise.measure.adaptive import FIRST_ANALYSIS, describe_lead, find_settled, next_conditions
+from draftwise.measure.adaptive import (
+    FIRST_ANALYSIS,
+    describe_first_verdict,
+    describe_lead,
+    find_settled,
+    next_conditions,
+)
 from draftwise.measure.budget import Budget
 from draftwise.measure.experiment import Experiment
 from draftwise.measure.forecast import Forecast
-from draftwise.measure.replan import fit_repetition, leave_out, list_missing, rank_candidates
+from draftwise.measure.replan import (
+    Place,
+    find_promising,
+    fit_repetition,
+    leave_out,
+    list_missing,
+    put_first,
+    rank_candidates,
+)
 from draftwise.measure.retakes import find_lost, plan_retakes
 from draftwise.runs import RunDirectory
 from draftwise.runs.schedule import Turn, join_stretches, plan_turns
+from draftwise.statistics import FEWEST_PROMPTS
 
 __all__ = ["Sweep"]
 
 _MOST_ROUNDS = 6
 """Searches for loads to add; each halves what is not known of a crossover, until only noise is left."""
+_LOOK_AGAIN = 1.25
+"""Times the prompts of the last look for a first verdict, for the next one: a look takes time of the run."""
 _RETAKEN = 0.25
 """Share of a repetition's turns that are taken again at most, each time."""
 
@@ -49,6 +66,12 @@ class Sweep:
     """Repetition up to which the time allowed for everything when that was looked at last."""
     _has_told: bool = field(default=False, init=False)
     """Whether any result was shown."""
+    _leading: Place | None = field(default=None, init=False)
+    """Where the first verdict is looked for."""
+    _num_led: int = field(default=0, init=False)
+    """Prompts that were measured there."""
+    _next_look: int = field(default=FEWEST_PROMPTS, init=False)
+    """So many of them are needed for the next look."""
     _is_over: bool = field(default=False, init=False)
 
     async def run(self) -> None:
@@ -98,6 +121,8 @@ class Sweep:
         for repeat in range(1, self._plan.repeats + 1):
             ahead = {number: self._missing(conditions, number) for number in range(repeat, self._plan.repeats + 1)}
             blocks = self._fit(ahead)
+            if self._leading is None and not self._plan.one_at_a_time:
+                blocks = self._lead(blocks)
             await self._measure(blocks, repeat, f"measuring repetition {repeat}")
             await self._retake(conditions, repeat)
             if self._is_over:
@@ -141,7 +166,8 @@ class Sweep:
         """Measure paired blocks, numbered in their order, until the time does not allow for another one."""
         self.experiment.progress.wait(doing)
         if self._plan.one_at_a_time and blocks:
-            blocks = [join_stretches(chain(*blocks), [arm.name for arm in self._plan.arms], number)]
+            # The server that was warmed up last is up still: it begins.
+            blocks = [join_stretches(chain(*blocks), [arm.name for arm in reversed(self._plan.arms)], number)]
         for place, block in enumerate(blocks):
             expected = self.forecast.sum(block)
             if expected > self._left_s():
@@ -151,13 +177,34 @@ class Sweep:
                 self._leave_out(Omission(what=what, reason=reason))
                 return
             await self._take(block)
+            self._look_at_lead(block)
             if not self._has_told and asyncio.get_running_loop().time() > self.budget.first_word:
                 self._tell_lead()
 
+    def _lead(self, blocks: Sequence[Sequence[Turn]]) -> Sequence[Sequence[Turn]]:
+        """Return the blocks with those first that are likely to bring the first verdict."""
+        self._leading = find_promising(blocks, self.forecast, self._plan.arms[0].name)
+        return blocks if self._leading is None else put_first(blocks, self._leading)
+
+    def _look_at_lead(self, block: Sequence[Turn]) -> None:
+        """Say the first verdict as soon as there is one."""
+        if self._has_told or not block or block[0].place != self._leading:
+            return
+        self._num_led += len(block[0].prompts)
+        if self._num_led >= self._next_look:
+            self._next_look = ceil(_LOOK_AGAIN * self._num_led)
+            verdict = describe_first_verdict(self._directory.read(), self._leading)
+            if verdict is not None:
+                self._has_told = True
+                self.tell(verdict)
+
     def _tell_lead(self) -> None:
         """Say what the result is so far."""
-        self._has_told = True
-        self.tell(describe_lead(self._directory.read()))
+        clock, self._has_told = asyncio.get_running_loop().time, True
+        began = clock()
+        lead = describe_lead(self._directory.read())
+        self.budget.look_s = clock() - began
+        self.tell(lead)
 
     async def _take(self, block: Sequence[Turn]) -> None:
         """Measure a paired block, and learn how long its turns take."""

@@ -63,6 +63,8 @@ class Upgrade:
     """What the new release rejects or fails on, but the old one does not."""
     still: tuple[Ruling, ...]
     """What both reject or fail on."""
+    unknown: tuple[Ruling, ...]
+    """What nobody can judge for the new release, as the text does not tell a value."""
     other: tuple[Finding, ...]
     """New findings that do not stop the server: ignored, changed, deprecated, for information."""
     gone: tuple[Finding, ...]
@@ -105,6 +107,7 @@ def compare_releases(before: Reading, after: Reading, *, nearest: bool = False) 
         after=right,
         breaks=breaks,
         still=tuple(f for f in right.findings if isinstance(f, Ruling) and f.effect in _HARD and f not in appeared),
+        unknown=tuple(f for f in right.findings if isinstance(f, Ruling) and f.effect is Effect.UNKNOWN),
         other=tuple(f for f in appeared if f not in breaks),
         gone=tuple(_missing(left.findings, right.findings)) if right.accepted else (),
         changes=(*_resolved_changes(left, right), *_default_changes(after.setup, old, new)),

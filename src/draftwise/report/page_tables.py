@@ -9,6 +9,7 @@ from draftwise.core import Comparison, Crossover, Interval
 from draftwise.decide.comparison.acceptance import ACCEPTANCE_QUANTILES, Acceptance, Conversion
 from draftwise.decide.comparison.latency import QUANTILES, Latencies
 from draftwise.decide.validity import TextQuality
+from draftwise.report.reasons import describe_reason
 from draftwise.report.tables import Grid, list_crossover_rows, name_workload
 from draftwise.report.units import LATE_FIRST_TOKEN, count_prompts, format_change, format_number, format_points
 from draftwise.statistics import CONFIDENCE
@@ -112,7 +113,7 @@ def _delays_first_token(each: Comparison) -> bool:
 
 
 def _explain(each: Comparison) -> str:
-    parts = [each.reason]
+    parts = [describe_reason(each.reason)]
     if each.adjusted_p is not None:
         parts.append(f"p = {each.adjusted_p:.3g}")
     if each.prompts_needed and each.verdict == "inconclusive":

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from draftwise.core import Band, Comparison, Condition, Crossover, Decision, Recommendation, Scope, Verdict
 from draftwise.decide.comparison.cell import ALL
 from draftwise.decide.validity.finding import join_names
+from draftwise.report.reasons import describe_reason
 from draftwise.report.units import (
     LATE_FIRST_TOKEN,
     LOAD_UNITS,
@@ -237,5 +238,5 @@ def _describe_no_gain(decision: Decision) -> str:
     return (
         f"leave {join_names(names)} plain{' at every load measured' if several else ''}: no candidate earned an "
         f"adoption, the fastest was {best.candidate} on {where} with {format_ratio(best.deciding)} on "
-        f"{count_prompts(best.num_prompts)} ({best.verdict}: {best.reason})"
+        f"{count_prompts(best.num_prompts)} ({best.verdict}: {describe_reason(best.reason)})"
     )

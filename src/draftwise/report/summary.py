@@ -24,6 +24,7 @@ from draftwise.decide.conclusions import Conclusions
 from draftwise.facts.signals import TOKENS_PER_STEP
 from draftwise.report.conditions import describe_rollback, describe_scope, describe_unmeasured
 from draftwise.report.promql import write_expression
+from draftwise.report.reasons import describe_reason
 from draftwise.report.sentences import describe_decision
 
 __all__ = ["replace_non_finite", "summarise"]
@@ -39,8 +40,9 @@ def summarise(found: Conclusions) -> dict[str, Any]:
       `unmeasured_cells`: the same as values (a rule's `metric` is a name of `draftwise.facts.signals`, `loads` the
       stretch (above, up to] that it is for, and `promql` its condition over vLLM's metrics). `evidence`: whether all
       context that the numbers depend on is there.
-    - `comparisons`: one per workload (`all`: pooled), `condition` and candidate. `verdict` and `reason`; `decided_by`
-      names the ratio that decided, which is `deciding`. `passes`: the repetitions that count. `speedup`, `total`,
+    - `comparisons`: one per workload (`all`: pooled), `condition` and candidate. `verdict`; `reason` in words, and
+      `reason_code`, which stays the same from version to version; `decided_by` names the ratio that decided, which is
+      `deciding`. `passes`: the repetitions that count. `speedup`, `total`,
       `ttft`, `tpot`, `throughput`: ratios. `percentiles`: ratios by `ttft`, `tpot`, `itl`, `e2e`, then `p50` to `p99`.
       `goodput`: shares of `plain` (the baseline) and `candidate` within the SLO, and their `change`. `p_value`,
       `adjusted_p` (Holm over the run), `detectable`, `prompts_needed`; `settled`: more repetitions would not change
@@ -102,7 +104,6 @@ _PLAIN_VALUES = (
     "tail",
     "share_slower",
     "warm_speedup",
-    "reason",
     "p_value",
     "adjusted_p",
     "detectable",
@@ -120,6 +121,8 @@ def _comparison(each: Comparison) -> dict[str, Any]:
         "condition": each.condition.label,
         **each.condition.to_dict(),
         "verdict": str(each.verdict),
+        "reason": describe_reason(each.reason),
+        "reason_code": None if each.reason is None else str(each.reason.code),
         "decided_by": str(each.decided_by),
         "deciding": _ratio(each.deciding),
         "percentiles": {

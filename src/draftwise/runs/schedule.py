@@ -36,6 +36,11 @@ class Turn:
         return (self.arm, self.workload, self.condition.label, self.repeat, self.block, self.attempt)
 
     @property
+    def place(self) -> tuple[str, str]:
+        """Workload and label of the condition."""
+        return self.workload, self.condition.label
+
+    @property
     def stretch(self) -> tuple[int, int]:
         """Repetition and attempt: with one server up at a time, each arm takes the turns of one without a restart."""
         return 0 if self.attempt else self.repeat, self.attempt

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from draftwise.train.checkpoint import load_back, new_folder, read_tensor, save_
 __all__ = ["FORMATS", "Exported", "export_drafter"]
 
 FORMATS = ("vllm", "speculators")
+_NUM_HEADS = ("num_heads", "medusa_num_heads", "n_predict")
+"""Keys of a config.json that hold how many heads a drafter has, where each drafts one token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +52,7 @@ def export_drafter(drafter: Path, out: Path, *, target: Path, layout: str, k: in
         out: a directory that does not exist; it is created once the result has been loaded successfully.
         target: checkpoint that it was trained for.
         layout: one of FORMATS.
-        k: draft tokens per step in a server; None: as many as the drafter was trained for, or 3.
+        k: draft tokens per step in a server; None: as many as the drafter has heads or was trained for, or 3.
 
     Raises:
         InvalidSetup: the drafter is incomplete, is for another target, has no such format, or `out` exists.
@@ -60,10 +63,10 @@ def export_drafter(drafter: Path, out: Path, *, target: Path, layout: str, k: in
     config = to_plain(checkpoint.config, where=where)
     method = _find_method(config, checkpoint.files, where)
     in_target = method.weights == "target"
-    spec: dict[str, Any] = {"method": method.name, "num_speculative_tokens": k or _trained_k(drafter, config)}
+    spec: dict[str, Any] = {"method": method.name, "num_speculative_tokens": k or _trained_k(drafter, config, method)}
     if method.parallel == "option" and find_mask_token(config) is not None:
         spec["parallel_drafting"] = True
-    with new_folder(out) as folder:
+    with new_folder(out) as folder, _named(folder, drafter):
         if in_target:
             _refuse_speculators(layout, where)
             join_mtp(target, drafter, folder)
@@ -74,6 +77,22 @@ def export_drafter(drafter: Path, out: Path, *, target: Path, layout: str, k: in
     if in_target:
         return Exported(out=str(out), model=str(out), speculative_config=spec)
     return Exported(out=str(out), model=str(target), speculative_config=spec | {"model": str(out)})
+
+
+@contextmanager
+def _named(draft: Path, drafter: Path) -> Iterator[None]:
+    """Say of the drafter what is found in the folder that is not in place yet: it is gone when that is read."""
+
+    def name(text: str) -> str:
+        return text.replace(str(draft), str(drafter))
+
+    try:
+        yield
+    except InvalidSetup as error:
+        raise InvalidSetup(
+            replace(each, message=name(each.message), where=name(each.where), fix=name(each.fix))
+            for each in error.findings
+        ) from None
 
 
 def _find_method(config: Mapping[str, Any], names: Collection[str], where: str) -> Method:
@@ -88,10 +107,12 @@ def _find_method(config: Mapping[str, Any], names: Collection[str], where: str) 
     )
 
 
-def _trained_k(drafter: Path, config: Mapping[str, Any]) -> int:
-    """Return the number of draft tokens that a drafter was trained for; 3 if it is not recorded."""
+def _trained_k(drafter: Path, config: Mapping[str, Any], method: Method) -> int:
+    """Return the number of draft tokens that a drafter was trained for, one for each head; 3 if it is not recorded."""
     if config.get("block_size"):
         return int(config["block_size"]) - 1
+    if method.network == "heads" and (heads := next(filter(None, map(config.get, _NUM_HEADS)), None)):
+        return int(heads)
     try:
         training = json.loads((drafter / IDENTITY_FILE).read_text(encoding="utf-8"))["training"]
         return int(training["num_speculative_tokens"])

@@ -42,10 +42,38 @@ def test_releases_before_the_common_name_take_their_own_name_for_mtp() -> None:
     assert candidate(advice, "mtp").setup.spec.method == "deepseek_mtp"  # type: ignore[union-attr]
 
 
-def test_repetitive_traffic_puts_suffix_before_models_and_lookup() -> None:
-    order = methods(advise("meta-llama/Llama-3.3-70B-Instruct", gpus=4, kind="agentic", version="0.19.1"))
-    assert order[:2] == ["eagle3", "suffix"]
-    assert order.index("suffix") < order.index("draft_model")
+@pytest.mark.parametrize("kind", ["chat", "code", "code-editing", "rag"])
+@pytest.mark.parametrize("target", [LLAMA, QWEN, "openai/gpt-oss-120b", "deepseek-ai/DeepSeek-V3"])
+@pytest.mark.parametrize(("load", "temperature"), [(1, 0.0), (64, 0.0), (8, 1.0)])
+def test_the_order_is_that_of_the_speedups_shown(target: str, kind: str, load: int, temperature: float) -> None:
+    advice = advise(target, gpus=8, kind=kind, concurrency=load, temperature=temperature)
+    shown = [each.estimate.gain for each in advice.ranked if each.estimate is not None and each.estimate.gain]
+    assert len(shown) == len(advice.ranked)
+    assert [round(gain, 2) for gain in shown] == sorted((round(gain, 2) for gain in shown), reverse=True)
+    assert [each.pays for each in advice.ranked] == [gain >= 1 for gain in shown]
+
+
+def test_temperature_is_judged_by_its_own_numbers() -> None:
+    cold, hot = (advise(QWEN, gpu="H200", kind="chat", temperature=each) for each in (0.0, 1.0))
+    assert not hot.levers
+    assert hot.sentence.startswith("Start with")
+    for method in methods(hot):
+        before, after = candidate(cold, method).estimate, candidate(hot, method).estimate
+        assert before is not None
+        assert after is not None
+        assert after.expected_length < before.expected_length
+    lever = next(each for each in candidate(hot, "eagle3").caveats if each.code == "sample-drafts")
+    assert "probabilistic" in lever.fix
+
+
+def test_sampled_drafts_are_named_where_the_release_and_the_method_have_them() -> None:
+    def names_them(method: str, version: str) -> bool:
+        found = candidate(advise(kind="code", temperature=1.0, version=version), method)
+        return any(each.code == "sample-drafts" for each in found.caveats)
+
+    assert names_them("eagle3", "0.22.0")
+    assert not names_them("eagle3", "0.20.2")
+    assert not names_them("ngram", "0.33.0")
 
 
 def test_chat_has_nothing_to_look_up() -> None:
@@ -62,7 +90,7 @@ def test_traffic_of_which_nothing_is_known_keeps_lookup_at_the_end() -> None:
 def test_where_measurement_contradicts_the_guides_the_answer_says_so() -> None:
     advice = advise(QWEN, kind="code-editing", concurrency=4)
     order = methods(advice)
-    assert order.index("ngram") < order.index("draft_model")
+    assert order.index("ngram") < order.index("eagle3") < order.index("draft_model")
     assert any(reason.code == "against-the-guide" for reason in candidate(advice, "ngram").reasons)
     assert not any(reason.code == "against-the-guide" for reason in candidate(advice, "draft_model").reasons)
 
@@ -83,9 +111,39 @@ def test_k_falls_with_load() -> None:
     assert drafted[-1] == 1
 
 
+@pytest.mark.parametrize("target", [LLAMA, "openai/gpt-oss-120b", "Qwen/Qwen3-30B-A3B"])
+@pytest.mark.parametrize("method", ["eagle3", "dflash"])
+def test_a_drafter_has_no_larger_k_at_a_higher_load_or_temperature(target: str, method: str) -> None:
+    def chosen(load: int, temperature: float) -> int:
+        found = candidate(advise(target, kind="code", concurrency=load, temperature=temperature), method).estimate
+        assert found is not None
+        return found.k
+
+    loads = [chosen(load, 0.0) for load in (1, 8, 32, 128)]
+    assert loads == sorted(loads, reverse=True)
+    heats = [chosen(8, temperature) for temperature in (0.0, 0.5, 1.0)]
+    assert heats == sorted(heats, reverse=True)
+
+
+@pytest.mark.parametrize("target", [LLAMA, QWEN, "openai/gpt-oss-120b", "Qwen/Qwen3-30B-A3B"])
+def test_a_schedule_never_drafts_more_for_a_larger_batch(target: str) -> None:
+    for each in advise(target, concurrency=8, peak_concurrency=256).ranked:
+        rows = (each.scheduled or {}).get("num_speculative_tokens_per_batch_size", [])
+        assert [k for *_, k in rows] == sorted((k for *_, k in rows), reverse=True)
+
+
+def test_no_schedule_is_proposed_that_the_release_does_not_follow() -> None:
+    head = candidate(advise(concurrency=8, peak_concurrency=256, version="0.28.0"), "eagle3")
+    assert head.report.resolved is not None
+    assert head.report.resolved.runner == "V2"
+    assert head.scheduled is None
+
+
 def test_load_that_changes_gets_a_schedule_where_the_release_has_one() -> None:
-    advices = (advise(concurrency=8, peak_concurrency=256, version=version) for version in ("0.33.0", "0.19.1"))
-    new, old = (candidate(advice, "eagle3") for advice in advices)
+    new, old = (
+        candidate(advise(kind="chat", concurrency=8, peak_concurrency=256, version=version), "eagle3")
+        for version in ("0.33.0", "0.19.1")
+    )
     assert old.scheduled is None
     assert new.scheduled is not None
     rows = new.scheduled["num_speculative_tokens_per_batch_size"]

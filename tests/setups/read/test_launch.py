@@ -36,7 +36,7 @@ def test_finds_none(text):
 def test_variables_come_from_everywhere():
     text = "export VLLM_A=1\nOTHER=2\nVLLM_B=2 docker run -e VLLM_C=3 --env=VLLM_D=4 vllm/vllm-openai --model m"
     (launch,) = find_launches(text)
-    assert {name: value for name, value in launch.env.items() if name.startswith("VLLM_")} == {
+    assert {name: value for name, value in launch.env.values.items() if name.startswith("VLLM_")} == {
         "VLLM_A": "1", "VLLM_B": "2", "VLLM_C": "3", "VLLM_D": "4",
     }  # fmt: skip
 

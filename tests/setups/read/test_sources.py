@@ -146,8 +146,8 @@ services:
         assert dict(first.setup.env) == {"VLLM_USE_V2_MODEL_RUNNER": "1"}
         assert (first.setup.device.count, codes(first)) == (2, ["fewer-gpus-than-ranks"])
         assert (second.setup.engine_version, dict(second.setup.env)) == ("0.19.1", {"VLLM_X": "1"})
-        assert codes(second) == ["unresolved-variable", "bad-flag-value"]
-        assert second.findings[1].where == f"{path}:13 services.text.command --port"
+        assert (codes(second), second.unknown) == (["unresolved-variable"], ())
+        assert second.findings[0].where == f"{path}:13 services.text.command --port"
         assert codes(third) == []
 
     def test_numbers_must_be_quoted(self):
@@ -216,7 +216,34 @@ spec:
 
     def test_a_template_that_stays_is_named(self):
         (reading,) = read_setups(self.DEPLOYMENT.replace("-tp=2", "--served-model-name={{.Name}}"))
-        assert codes(reading) == ["template-left"]
+        assert (codes(reading), reading.unknown) == (["template-left"], ())
+        (reading,) = read_setups(self.DEPLOYMENT.replace("-tp=2", "-tp={{ .Values.tp }}"))
+        assert (codes(reading), reading.unknown) == (["unresolved-variable"], ("tensor_parallel_size",))
+
+    @pytest.mark.parametrize(("args", "target"), [("--model m --seed 1", "m"), ("5", "Qwen/Qwen3-0.6B")])
+    def test_arguments_that_are_no_list(self, args, target):
+        (reading,) = read_setups(
+            f"apiVersion: v1\nkind: Pod\nspec:\n  containers:\n  - image: vllm/vllm-openai:v0.20.0\n    args: {args}"
+        )
+        assert (codes(reading)[0], reading.setup.target) == ("arguments-not-a-list", target)
+        assert reading.findings[0].where == "line 6 spec.containers[0].args"
+
+    @pytest.mark.parametrize(
+        ("mounts", "expected"),
+        [("", ["directory-not-mounted"] * 2), ("volumeMounts: [{name: v, mountPath: /m/}]", ["directory-not-mounted"])],
+    )
+    def test_directories_that_nothing_mounts(self, mounts, expected):
+        text = f"""apiVersion: v1
+kind: Pod
+spec:
+  containers:
+  - image: IMAGE
+    args: [/m/target, '-sc={{"model": "/drafts/d", "method": "eagle3", "num_speculative_tokens": 3}}']
+    {mounts}"""
+        (reading,) = read_setups(text.replace("IMAGE", "vllm/vllm-openai:v0.20.0"))
+        assert codes(reading) == expected
+        (reading,) = read_setups(text.replace("IMAGE", "our/vllm-openai:v0.20.0"))
+        assert codes(reading) == []
 
 
 class TestKServe:
@@ -280,6 +307,41 @@ spec:
       args: [--model=/mnt/models/target, '-sc={"model": "/mnt/models/draft", "num_speculative_tokens": 3}']
 """)
         assert (reading.setup.target, reading.setup.spec.model) == ("org/model", "/mnt/models/draft")
+        assert reading.origins == {"/mnt/models/target": "org/model"}
+
+    def test_a_drafter_is_known_by_the_uri_of_its_mount(self):
+        drafter = "RedHatAI/Qwen3-8B-speculator.eagle3"
+        (reading,) = read_setups(f"""
+apiVersion: serving.kserve.io/v1beta1
+kind: InferenceService
+metadata: {{name: chat}}
+spec:
+  predictor:
+    storageUris:
+    - {{uri: 'hf://Qwen/Qwen3-32B', mountPath: /mnt/models/target}}
+    - {{uri: 'hf://{drafter}', mountPath: /mnt/models/draft}}
+    containers:
+    - image: vllm/vllm-openai:v0.20.0
+      args: [/mnt/models/target, '-sc={{"method": "eagle", "model": "/mnt/models/draft", "num_speculative_tokens": 3}}']
+""")
+        found = {finding.code: finding.message for finding in judge(reading).findings}
+        assert f"{drafter}, eagle3 for Qwen/Qwen3-8B" in found["drafter-not-here"]
+        assert {"drafter-of-other-method", "drafter-of-other-target"} < set(found)
+
+    def test_storage_uris_in_the_model(self):
+        (reading,) = read_setups(
+            self.text().replace("storageUri: hf://org/model:main", "storageUris: [{uri: hf://a/b}]")
+        )
+        assert "storage-uris-in-model" in codes(reading)
+        assert (reading.setup.target, reading.findings[0].where) == (
+            "a/b", "line 10 spec.predictor.model.storageUris",
+        )  # fmt: skip
+
+    def test_the_runtimes_model_wins(self):
+        (reading,) = read_setups(self.text(args="[--model=/mnt/models/target]"))
+        assert reading.setup.target == "org/model"
+        lost = next(finding for finding in reading.findings if finding.code == "second-model-not-served")
+        assert (lost.becomes, lost.where) == ("/mnt/models", "line 11 spec.predictor.model.args[0] --model")
 
     def test_an_llm_service_hands_its_arguments_to_a_shell(self):
         text = """
@@ -351,3 +413,14 @@ def test_severities_come_with_the_rules():
     assert {finding.code: finding.severity for finding in reading.findings} == {
         "version-unknown": Severity.WARNING, "unknown-flag": Severity.ERROR,
     }  # fmt: skip
+
+
+def test_a_script_with_line_ends_of_windows(tmp_path):
+    script = b"#!/bin/bash\r\nvllm serve m \\\r\n  --seed 1\r\n"
+    path = tmp_path / "run.sh"
+    path.write_bytes(script)
+    for source in (path, script.decode()):
+        (reading,) = read_setups(source)
+        assert (codes(reading), dict(reading.setup.args)) == (["script-with-carriage-returns"], {"seed": 1})
+    path.write_bytes(script.replace(b"\r", b""))
+    assert codes(*read_setups(path)) == []

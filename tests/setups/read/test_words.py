@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftwise.core import InvalidSetup
+from draftwise.setups.read.shell.environment import Environment
 from draftwise.setups.read.shell.words import MAX_CHARS, Script, split_words
 
 PLAIN = st.text(st.characters(codec="ascii", exclude_categories=["Cc"]), min_size=1, max_size=12)
@@ -34,6 +35,7 @@ def test_reads_back_what_shlex_quotes(words):
         ("X=1 a $X", [["X=1", "a", "$X"]]),
         ("export X='b c' Y=d\na $X \"$X\" ${Y}e", [["a", "b", "c", "b c", "de"]]),
         ("A=(--x 'y z')\nA+=(w)\na \"${A[@]}\"", [["a", "--x", "y z", "w"]]),
+        ('E=\na $E "$E" b', [["a", "", "b"]]),
         ("a ${PORT:-8000} $HOST", [["a", "8000", "$HOST"]]),
         ("a <your model> b", [["a", "<your model>", "b"]]),
         ("a ''", [["a", ""]]),
@@ -49,9 +51,29 @@ def test_words_know_their_line():
     assert [word.line for word in command.words] == [1, 2, 3, 4]
 
 
-def test_unset_variables_are_noted():
-    (command,) = Script('a $HOST "$(nproc)" `date` ${X:-1}').commands()
-    assert command.unresolved == ("$HOST", "$(nproc)", "`date`")
+def test_words_name_what_is_not_known_of_them():
+    (command,) = Script('a $HOST "$(nproc)" `date` ${X:-1} $1 ${Y##*/} b').commands()
+    assert [word.unknown for word in command.words] == [
+        (), ("HOST (not set in this text)",),
+        ("$(nproc) (computed by the shell)",), ("`date` (computed by the shell)",),
+        (), ("1 (an argument of the script)",), ("${Y##*/} (computed by the shell)",), (),
+    ]  # fmt: skip
+
+
+def test_what_is_not_known_goes_along_with_variables():
+    (command,) = Script('X=a$HOST\nX+=b\nA=(c "$X")\nrun "${A[@]}" d').commands()
+    (unknown,) = {word.unknown for word in command.words[1:3]}
+    assert ([word.text for word in command.words], unknown) == (
+        ["run", "c", "a$HOSTb", "d"], ("HOST (not set in this text)",)
+    )  # fmt: skip
+    assert command.words[3].unknown == ()
+
+
+def test_a_shell_reads_its_environment():
+    env = Environment(values={"X": "a b"}, unknown={"Y": "a secret"})
+    (command,) = Script('run "$X" $X ${Y:-default}', env=env).commands()
+    assert [word.text for word in command.words] == ["run", "a b", "a", "b", "${Y:-default}"]
+    assert command.words[-1].unknown == ("Y (a secret)",)
 
 
 def test_a_space_after_the_backslash_is_noted():

@@ -253,7 +253,7 @@ def _compare(run: Run, estimates: Estimates, thresholds: Thresholds) -> Unjudged
         equal_outputs=None if differences is None else (num_units - len(differences), num_units),
         warm_speedup=estimates.warm_speedup,
         verdict=Verdict.INCONCLUSIVE,
-        reason="",
+        reason=None,
         throughput=_find_interval(ratios.throughput, confidence),
         percentiles=_estimate_percentiles(ratios, confidence),
         goodput=goodput,

@@ -73,7 +73,7 @@ class SamplingParams:
                 code="sampling-out-of-range",
                 severity=Severity.ERROR,
                 where=name,
-                message=f"{text}, got {getattr(self, name)!r}.",
+                message=f"{name} {text}, got {getattr(self, name)!r}.",
             )
             for name, holds, text in _RULES
             if not holds(self)

@@ -6,17 +6,20 @@ The folders are vLLM's own stages, in its order: `cli` (flags and JSON), `model`
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Set
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from draftwise.core import Effect, Finding, InvalidSetup, Ruling, Setup
-from draftwise.facts.vllm import find_remarks
+from draftwise.core import Effect, Finding, InvalidSetup, Ruling, Setup, Stage
+from draftwise.facts.added import MissingFacts
+from draftwise.facts.rules import find_doubts, of_release
+from draftwise.facts.vllm import Release, find_remarks, get_release
 from draftwise.plan.check.cli import get_context
 from draftwise.plan.check.context import Context
 from draftwise.plan.check.engine import configure
 from draftwise.plan.check.report import Report, Resolved
 from draftwise.plan.check.serving import find_serving
-from draftwise.plan.check.steps import collect
+from draftwise.plan.check.steps import run
 
 if TYPE_CHECKING:
     from draftwise.setups.read import Reading
@@ -41,30 +44,63 @@ def check(setup: Setup, *, installed: frozenset[str] | None = None, nearest: boo
 
 
 def check_context(context: Context) -> Report:
-    """Return what the release makes of a setup that was looked up before."""
-    found, (context, resolved) = collect(configure(context))
-    findings: list[Finding] = [*find_remarks(context.release), *context.rulings, *found]
-    if any(isinstance(each, Ruling) and each.effect is Effect.REJECTED for each in findings):
-        resolved = None
-    elif resolved is not None:
-        findings += find_serving(context, resolved)
+    """Return what the release makes of a setup that was looked up before.
+
+    Where a table of the release is missing, what was found until then stays, and the rest is not judged.
+    """
+    release = context.release
+    findings: list[Finding] = [*find_remarks(release), *find_doubts(release), *context.rulings]
+    resolved: Resolved | None = None
+    is_judged = True
+    try:
+        context, resolved = run(configure(context), findings.append)
+        findings = [of_release(each, release) for each in findings]
+        rejected = {each.stage for each in findings if isinstance(each, Ruling) and each.effect is Effect.REJECTED}
+        if rejected:
+            resolved = None
+            findings = [each for each in findings if not _never_comes(each, rejected)]
+        elif resolved is not None:
+            findings += find_serving(context, resolved)
+    except MissingFacts as gap:
+        findings += gap.findings
+        is_judged = False
+    return _report(release, context.setup, findings, resolved, is_judged=is_judged)
+
+
+def _report(
+    release: Release, setup: Setup, findings: Iterable[Finding], resolved: Resolved | None, *, is_judged: bool
+) -> Report:
     return Report(
-        version=str(context.release),
-        asked="" if context.release.is_same else context.release.asked,
-        setup=context.setup,
-        findings=tuple(findings),
+        version=str(release),
+        asked="" if release.is_same else release.asked,
+        setup=setup,
+        findings=tuple(of_release(each, release) for each in findings),
         resolved=resolved,
+        is_judged=is_judged,
     )
+
+
+def _never_comes(finding: Finding, rejected: Set[Stage]) -> bool:
+    """Say whether a finding is about what an engine config changes that is not made: a config before it is refused."""
+    changes = isinstance(finding, Ruling) and finding.stage is Stage.ENGINE and finding.effect is Effect.CHANGED
+    return changes and not rejected.isdisjoint({Stage.CLI, Stage.CONFIG})
 
 
 def judge(reading: Reading, *, installed: frozenset[str] | None = None, nearest: bool = False) -> Report:
     """Return the report on a setup as it was read: what the reading found, then what the release makes of it.
 
-    A release that is not known is a finding here, so that it hides no other setup of the same text.
+    Of a setup that is not known in whole, only what the reading found is said. A release that is not known is a finding
+    here, so that it hides no other setup of the same text.
     """
+    setup = reading.setup
     try:
-        report = check(reading.setup, installed=installed, nearest=nearest)
+        release = get_release(setup.engine_version or "newest", nearest=nearest)
+        if reading.unknown:
+            report = _report(release, setup, find_remarks(release), None, is_judged=False)
+        else:
+            context = get_context(setup, installed=installed, nearest=nearest, origins=reading.origins)
+            report = check_context(context)
     except InvalidSetup as error:
-        version = reading.setup.engine_version
-        report = Report(version=version, setup=reading.setup, findings=error.findings, resolved=None, is_judged=False)
-    return replace(report, findings=(*reading.findings, *report.findings))
+        findings = (*reading.findings, *error.findings)
+        return Report(version=setup.engine_version, setup=setup, findings=findings, resolved=None, is_judged=False)
+    return replace(report, findings=(*(of_release(each, release) for each in reading.findings), *report.findings))

@@ -12,8 +12,9 @@ from draftwise.core import Finding, Ruling, Setup
 from draftwise.facts.rules import Rulebook
 from draftwise.facts.vllm import Release
 
-__all__ = ["SPEC", "SPEC_FLAGS", "Context"]
+__all__ = ["SPEC", "SPEC_FLAGS", "Context", "Platform"]
 
+Platform = Literal["cuda", "cpu"]
 SPEC = "--speculative-config"
 SPEC_FLAGS: Mapping[str, str] = {
     "spec_method": "method",
@@ -54,8 +55,10 @@ class Context:
     """Flags of `SPEC_FLAGS` whose key the JSON holds too."""
     rulings: tuple[Ruling, ...] = ()
     """What was found while flags and models were read."""
-    platform: Literal["cuda", "cpu"] = "cuda"
+    platform: Platform = "cuda"
     env: Mapping[str, str] = field(default_factory=dict)
+    origins: Mapping[str, str] = field(default_factory=dict)
+    """Directories of the server that hold a model of the hub: path -> the model's name."""
     installed: frozenset[str] | None = None
     """Optional Python packages that the server has, by their names on the index; None: they are not known here."""
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from draftwise.core import Effect, Finding, Ruling, Setup
+from draftwise.core import Effect, Finding, Ruling, Setup, Severity
 from draftwise.facts.methods import Method, get_method
 
 __all__ = ["Report", "Resolved"]
@@ -53,7 +53,8 @@ class Report:
     resolved: Resolved | None
     """None where the config is rejected, or there is no speculation."""
     is_judged: bool = True
-    """False where nobody can say what the server does: its release is not known."""
+    """False where nobody can say what the server does: its release, or a table of it, is not known, or its text leaves
+    something open."""
 
     @property
     def release(self) -> str:
@@ -67,4 +68,9 @@ class Report:
         """Whether the server's configuration objects would be made; start-up may still fail. None: nobody can say."""
         if not self.is_judged:
             return None
-        return not any(isinstance(f, Ruling) and f.effect is Effect.REJECTED for f in self.findings)
+        effects = {
+            each.effect for each in self.findings if isinstance(each, Ruling) and each.severity is Severity.ERROR
+        }
+        if Effect.REJECTED in effects:
+            return False
+        return None if Effect.UNKNOWN in effects else True

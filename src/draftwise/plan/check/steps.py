@@ -8,12 +8,12 @@ plain iterators of rulings, named `find_*`.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import TypeVar
 
 from draftwise.core import Ruling
 
-__all__ = ["Step", "collect"]
+__all__ = ["Step", "collect", "run"]
 
 _T = TypeVar("_T")
 Step = Generator[Ruling, None, _T]
@@ -22,8 +22,15 @@ Step = Generator[Ruling, None, _T]
 def collect(step: Step[_T]) -> tuple[tuple[Ruling, ...], _T]:
     """Run a step to its end and return what it found, and what it returned."""
     found: list[Ruling] = []
+    value = run(step, found.append)
+    return tuple(found), value
+
+
+def run(step: Step[_T], tell: Callable[[Ruling], None]) -> _T:
+    """Run a step to its end, tell what it finds as it finds it, and return what it returns."""
     while True:
         try:
-            found.append(next(step))
+            tell(next(step))
         except StopIteration as end:
-            return tuple(found), end.value
+            value: _T = end.value
+            return value

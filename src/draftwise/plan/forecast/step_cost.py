@@ -10,7 +10,9 @@ from draftwise.facts.advice import read_step_costs
 from draftwise.facts.gpus import Gpu
 from draftwise.plan.forecast.work import Work
 
-__all__ = ["Batch", "Drafting", "Machine", "choose_best_k", "compute_acceptance_length"]
+__all__ = ["Batch", "Drafting", "Machine", "choose_best_k", "compute_acceptance_length", "find_acceptance"]
+
+_CLOSE_ENOUGH = 1e-4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +116,15 @@ def compute_acceptance_length(acceptance: float, k: int) -> float:
     """Return the tokens that a step emits if each draft token is accepted with this probability, once those before it
     were."""
     return sum(acceptance**place for place in range(k + 1))
+
+
+def find_acceptance(length: float, k: int) -> float:
+    """Return the probability at which a step emits so many tokens: 0 to 1, the end that is nearest where none does."""
+    low, high = 0.0, 1.0
+    while high - low > _CLOSE_ENOUGH:
+        middle = (low + high) / 2
+        low, high = (low, middle) if compute_acceptance_length(middle, k) >= length else (middle, high)
+    return high
 
 
 def choose_best_k(machine: Machine, batch: Batch, drafting: Drafting, acceptance: float, among: Iterable[int]) -> int:

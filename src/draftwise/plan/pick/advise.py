@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from draftwise.core import Severity
-from draftwise.facts.advice import get_advice, get_guide_rank
+from draftwise.facts.advice import get_advice
 from draftwise.plan.pick.case import Case, open_case
 from draftwise.plan.pick.judge import Candidate, judge
 from draftwise.plan.pick.levers import Lever, Weight, find_levers
@@ -29,6 +29,11 @@ class Advice:
     ranked: tuple[Candidate, ...]
     """Each is accepted by the release and fits into memory."""
     refused: tuple[Refusal, ...]
+
+    @property
+    def is_against(self) -> bool:
+        """Whether something speaks against speculation so strongly that no method is recommended."""
+        return any(lever.weight is not Weight.DOUBT for lever in self.levers)
 
     @property
     def sentence(self) -> str:
@@ -76,29 +81,24 @@ def pick(requirements: Requirements) -> Advice:
 
 
 def _order(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
-    """Return the candidates in the guides' order, corrected where measured costs contradict it.
+    """Return the candidates by estimated speed-up: drafters at hand first, what is not expected to pay last.
 
-    Candidates that are not expected to pay come last. Methods that the guides try together are ordered by estimated
-    gain, and so are small models and lookup, which the guides put one behind the other.
+    Where nothing can be estimated the guides' order stands.
     """
-    ordered = sorted(candidates, key=lambda each: (not each.pays, _tier(each), -_gain(each)))
+    ordered = sorted(candidates, key=lambda each: (not each.pays, not each.at_hand, -_gain(each), each.place))
     return tuple(_explain_place(each, ordered[place + 1 :]) for place, each in enumerate(ordered))
 
 
-def _tier(candidate: Candidate) -> float:
-    small, lookup = get_guide_rank("draft_model"), get_guide_rank("ngram")
-    return small if small <= candidate.place <= lookup else candidate.place
-
-
 def _gain(candidate: Candidate) -> float:
+    """Return the speed-up as it is shown: candidates that look equal are in the guides' order."""
     gain = None if candidate.estimate is None else candidate.estimate.gain
-    return 1.0 if gain is None else gain
+    return 1.0 if gain is None else round(gain, 2)
 
 
 def _explain_place(candidate: Candidate, after: Sequence[Candidate]) -> Candidate:
     """Add the reason why a candidate ranks before one that the guides try earlier."""
-    passed = [each for each in after if each.pays and each.place < candidate.place and _tier(each) == _tier(candidate)]
-    if not passed:
+    passed = [each for each in after if each.pays and each.place < candidate.place]
+    if not passed or not candidate.pays:
         return candidate
     reason = get_advice("against-the-guide").finding(
         f"It ranks before {passed[0].method}: estimated speed-ups are {_gain(candidate):.2f} and "

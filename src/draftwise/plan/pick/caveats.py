@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from draftwise.core import Finding, Severity
-from draftwise.facts.advice import get_advice, read_step_costs
+from draftwise.facts.advice import get_advice, read_step_costs, read_temperature_effect
+from draftwise.facts.methods import get_method
 from draftwise.plan.check import Report, Resolved
 from draftwise.plan.pick.case import Case
+from draftwise.plan.pick.expectation import expect
 from draftwise.plan.pick.proposal import Proposal
 from draftwise.plan.pick.requirements import STRUCTURED_OUTPUT
 
 __all__ = ["find_caveats"]
 
+_SAMPLING, _SAMPLED = "draft_sample_method", "probabilistic"
 _UNSEEN = "drafter-not-here"
 """Finding of `check`: the drafter's config could not be read."""
 _BEYOND_GRAPHS = "cudagraph-cliff"
@@ -26,6 +29,7 @@ def find_caveats(case: Case, proposal: Proposal, report: Report, k: int) -> Iter
     if (beyond := _find_beyond_graphs(case, proposal, k)) is not None:
         yield next((each for each in warnings if each.code == _BEYOND_GRAPHS), beyond)
     yield from _about_costs(case, proposal.method, report.resolved)
+    yield from _about_temperature(case, proposal)
     yield from _about_use(case)
     yield from _about_target(case, proposal)
 
@@ -51,6 +55,27 @@ def _about_costs(case: Case, method: str, resolved: Resolved | None) -> Iterator
         yield rule.finding(f"The cost of {method} was measured on model runner {cost.runner}, not {resolved.runner}.")
     if case.tensor_parallel_size > 1:
         yield get_advice("one-gpu-measured").finding(f"The target runs on {case.tensor_parallel_size} GPUs.")
+
+
+def _about_temperature(case: Case, proposal: Proposal) -> Iterator[Finding]:
+    """Yield what the traffic's temperature takes off, and the key that gives a part of it back."""
+    expectation, temperature = expect(case, proposal), case.requirements.traffic.temperature
+    if expectation is None or not temperature:
+        return
+    rule = get_advice("temperature-high")
+    high = temperature > rule.numbers["above"]
+    yield rule.finding(
+        f"At temperature {temperature:g} a draft token is taken to be accepted {expectation.factor:.2f} times as often "
+        "as at 0, which is in the numbers.",
+        severity=Severity.WARNING if high else Severity.INFO,
+    )
+    row = case.release.table("spec_fields").get(_SAMPLING, {})
+    if _SAMPLED in row.get("choices", ()) and _SAMPLING in get_method(proposal.method).keys:
+        factor = read_temperature_effect().factor(temperature, sampled=True)
+        yield get_advice("sample-drafts").finding(
+            f"Sampled drafts are accepted more often at this temperature: about {factor:.2f} times as often as at 0.",
+            fix=f'Measure "{_SAMPLING}": "{_SAMPLED}" beside this config.',
+        )
 
 
 def _about_use(case: Case) -> Iterator[Finding]:

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from draftwise.facts.advice import AcceptancePrior, find_prior
 from draftwise.plan.forecast.schedule import Range, join_ranges
-from draftwise.plan.forecast.step_cost import Drafting, choose_best_k, compute_acceptance_length
+from draftwise.plan.forecast.step_cost import Drafting, choose_best_k, compute_acceptance_length, find_acceptance
 from draftwise.plan.pick.case import Case
+from draftwise.plan.pick.expectation import Expectation, expect
 from draftwise.plan.pick.proposal import Proposal
 
 __all__ = ["Estimate", "choose_k", "choose_schedule", "estimate"]
 
-_CLOSE_ENOUGH = 1e-4
+_WORTH_A_CHANGE = 1.02
+"""Least gain of another k, and of a schedule over the best fixed k: below it two settings are not worth their risk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,9 +23,7 @@ class Estimate:
 
     k: int
     sequences: int
-    prior: AcceptancePrior
-    acceptance: float
-    """Expected probability that a draft token is accepted, given that those before it were: a point of the prior."""
+    expectation: Expectation
     break_even: float | None
     """Tokens per step and sequence at which drafting is as fast as the baseline; None if it cannot be estimated."""
     baseline_s: float | None
@@ -40,43 +39,45 @@ class Estimate:
     @property
     def expected_length(self) -> float:
         """Tokens per step at the expected acceptance."""
-        return compute_acceptance_length(self.acceptance, self.k)
+        return compute_acceptance_length(self.expectation.expected, self.k)
 
     @property
-    def length_prior(self) -> tuple[float, float]:
-        """Tokens per step at both ends of the prior."""
-        return compute_acceptance_length(self.prior.low, self.k), compute_acceptance_length(self.prior.high, self.k)
+    def length_range(self) -> tuple[float, float]:
+        """Tokens per step at both ends of what may be expected."""
+        low, high = self.expectation.low, self.expectation.high
+        return compute_acceptance_length(low, self.k), compute_acceptance_length(high, self.k)
 
     @property
     def needed_acceptance(self) -> float | None:
         """Acceptance that reaches break-even; None if none does, or if nothing is estimated."""
         if self.break_even is None or self.break_even > self.k + 1:
             return None
-        low, high = 0.0, 1.0
-        while high - low > _CLOSE_ENOUGH:
-            middle = (low + high) / 2
-            low, high = (
-                (low, middle) if compute_acceptance_length(middle, self.k) >= self.break_even else (middle, high)
-            )
-        return high
+        return find_acceptance(self.break_even, self.k)
 
     @property
     def gain(self) -> float | None:
         """Expected speed-up of decoding at this load; None if nothing is estimated."""
         return None if self.break_even is None else self.expected_length / self.break_even
 
+    @property
+    def gain_range(self) -> tuple[float, float] | None:
+        """The speed-up at both ends of what may be expected; None if nothing is estimated."""
+        if self.break_even is None:
+            return None
+        low, high = self.length_range
+        return low / self.break_even, high / self.break_even
 
-def estimate(case: Case, method: str, drafting: Drafting, k: int, sequences: int | None = None) -> Estimate | None:
-    """Return the estimate for a method; None for one without a prior."""
-    prior = find_prior(method)
-    if prior is None:
+
+def estimate(case: Case, proposal: Proposal, drafting: Drafting, k: int) -> Estimate | None:
+    """Return the estimate at the median load; None for a method without a prior."""
+    expectation = expect(case, proposal)
+    if expectation is None:
         return None
-    batch = case.batch(sequences)
+    batch = case.batch()
     return Estimate(
         k=k,
         sequences=batch.sequences,
-        prior=prior,
-        acceptance=_expect_acceptance(case, prior),
+        expectation=expectation,
         break_even=None if case.machine is None else case.machine.break_even(batch, drafting, k),
         baseline_s=None if case.machine is None else case.machine.baseline_s(batch),
     )
@@ -85,34 +86,56 @@ def estimate(case: Case, method: str, drafting: Drafting, k: int, sequences: int
 def choose_k(case: Case, proposal: Proposal, drafting: Drafting) -> int:
     """Return the k that emits most tokens per second at the median load; the smallest allowed if nothing is known.
 
-    It is chosen for the low end of the method's prior: a k that is too large costs more than one that is too small.
+    It is never larger than at a lower load: k falls with load and with temperature.
     """
-    prior = find_prior(proposal.method)
-    if case.machine is None or prior is None:
-        return min(proposal.lengths)
-    lengths = _within_graphs(case, proposal.lengths, case.requirements.traffic.concurrency)
-    return choose_best_k(case.machine, case.batch(), drafting, prior.low, lengths)
+    ranges = _choose_lengths(case, proposal, drafting, case.requirements.traffic.concurrency)
+    return ranges[-1][1] if ranges else min(proposal.lengths)
 
 
 def choose_schedule(case: Case, proposal: Proposal, drafting: Drafting) -> tuple[Range, ...]:
     """Return ranges (first batch size, last, k) with the k that emits most, 0 where the baseline is faster.
 
-    Batch sizes go up to the traffic's peak. Empty if one k is best for all of them, or if nothing can be estimated.
+    Batch sizes go up to the traffic's peak, and k never rises with them. Empty if one k is best for all of them, if
+    nothing can be estimated, or where the gain over one k is too small to be worth it.
     """
-    prior = find_prior(proposal.method)
-    if case.machine is None or prior is None:
+    chosen = _choose_lengths(case, proposal, drafting, case.requirements.traffic.peak_concurrency)
+    expectation = expect(case, proposal)
+    if not chosen or case.machine is None or expectation is None:
         return ()
-    machine, acceptance = case.machine, prior.low
+    machine, acceptance = case.machine, expectation.cautious
 
-    def best(sequences: int) -> int:
-        batch = case.batch(sequences)
-        k = choose_best_k(machine, batch, drafting, acceptance, _within_graphs(case, proposal.lengths, sequences))
-        return k if compute_acceptance_length(acceptance, k) > machine.break_even(batch, drafting, k) else 0
+    def gain(sequences: int, k: int) -> float:
+        """Return the speed-up; 1 without drafting, which is what K = 0 can reach at best."""
+        if k == 0:
+            return 1.0
+        return compute_acceptance_length(acceptance, k) / machine.break_even(case.batch(sequences), drafting, k)
 
-    peak = case.requirements.traffic.peak_concurrency
-    ends = sorted({min(peak, 2**power) for power in range(peak.bit_length() + 1)})
-    rows = join_ranges((end, best(end)) for end in ends)
-    return rows if len({k for _, _, k in rows}) > 1 else ()
+    ends: list[tuple[int, int]] = []
+    for sequences, best in chosen:
+        before = ends[-1][1] if ends else best
+        k = best if gain(sequences, best) > _WORTH_A_CHANGE * gain(sequences, before) else before
+        ends.append((sequences, k if before and gain(sequences, k) > 1 else 0))
+    fixed = max(sum(gain(sequences, k) for sequences, _ in ends) for _, k in chosen)
+    worth = sum(gain(sequences, k) for sequences, k in ends) > _WORTH_A_CHANGE * fixed
+    return join_ranges(ends) if worth and len({k for _, k in ends}) > 1 else ()
+
+
+def _choose_lengths(case: Case, proposal: Proposal, drafting: Drafting, most: int) -> list[tuple[int, int]]:
+    """Return the best k for 1, 2, 4 ... sequences up to a number, each at most the one before.
+
+    Empty if nothing can be estimated. In a mixture of experts more rows choose the same experts the more there are, so
+    that a larger k can look better at a higher load; that gain is not worth two settings.
+    """
+    expectation = expect(case, proposal)
+    if case.machine is None or expectation is None:
+        return []
+    chosen: list[tuple[int, int]] = []
+    for sequences in sorted({min(most, 2**power) for power in range(most.bit_length() + 1)}):
+        allowed = [k for k in proposal.lengths if not chosen or k <= chosen[-1][1]]
+        lengths = _within_graphs(case, allowed, sequences)
+        k = choose_best_k(case.machine, case.batch(sequences), drafting, expectation.cautious, lengths)
+        chosen.append((sequences, k))
+    return chosen
 
 
 def _within_graphs(case: Case, lengths: Sequence[int], sequences: int) -> Sequence[int]:
@@ -121,7 +144,3 @@ def _within_graphs(case: Case, lengths: Sequence[int], sequences: int) -> Sequen
     if not isinstance(reach, int):
         return lengths
     return [k for k in lengths if sequences * (k + 1) <= reach] or [min(lengths)]
-
-
-def _expect_acceptance(case: Case, prior: AcceptancePrior) -> float:
-    return prior.low + case.requirements.traffic.place * (prior.high - prior.low)

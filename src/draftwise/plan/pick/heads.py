@@ -44,7 +44,8 @@ def _given_head(case: Case, method: str, given: GivenDrafter) -> Proposal:
     return Proposal(
         method=method,
         spec={"method": method, "model": given.name, **parallel},
-        place=get_guide_rank(method) - 0.5,
+        place=get_guide_rank(method),
+        at_hand=True,
         lengths=_lengths(method, most),
         work=_work(case, method, most, given.drafter.config),
         args=_backend(case, method),
@@ -65,6 +66,7 @@ def _published_head(case: Case, method: str, rows: list[PublishedDrafter], *, ex
         work=_work(case, method, most, None),
         args=_backend(case, method),
         stand_in=_stand_in(case, method),
+        trained_on=row.trained_on,
         reasons=(cite(get_advice("published-head").finding(f"{row.model} was trained for this target."), row),),
         caveats=tuple(find_published_caveats(case, row, exact=exact)),
         alternatives=tuple(others),

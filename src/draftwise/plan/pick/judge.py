@@ -26,6 +26,8 @@ from draftwise.plan.size import Sizing
 
 __all__ = ["Candidate", "judge"]
 
+_LOST = (Effect.INEFFECTIVE, Effect.CHANGED)
+"""What a release does to a schedule that is then not worth proposing: it drops it, drafts in full, or loses graphs."""
 _FEW_SEQUENCES = 64
 """Least `max_num_seqs` to fall back to."""
 
@@ -43,8 +45,10 @@ class Candidate:
     estimate: Estimate | None
     scheduled: Mapping[str, Any] | None
     """The config with k by batch size, for varying load; None if one k is best, or the release has no such key."""
-    place: float
+    place: int
     """Position in the guides' order of methods: the smallest is tried first."""
+    at_hand: bool
+    """Whether the operator gave its drafter."""
     reasons: tuple[Finding, ...]
     caveats: tuple[Finding, ...]
     alternatives: tuple[PublishedDrafter, ...]
@@ -75,7 +79,7 @@ def judge(case: Case, proposal: Proposal, memory: Memory) -> Candidate | Refusal
         return refused
     if sizing is not None and (why := memory.describe_shortage(sizing)):
         return Refusal(method=proposal.method, reasons=(get_advice("does-not-fit").finding(why),))
-    expected = estimate(case, proposal.method, drafting, k)
+    expected = estimate(case, proposal, drafting, k)
     return Candidate(
         method=proposal.method,
         setup=setup,
@@ -84,6 +88,7 @@ def judge(case: Case, proposal: Proposal, memory: Memory) -> Candidate | Refusal
         estimate=expected,
         scheduled=_scheduled(case, proposal, drafting),
         place=proposal.place,
+        at_hand=proposal.at_hand,
         reasons=(*proposal.reasons, *_reasons(proposal, expected), *_promise(case, expected)),
         caveats=(
             *_below(expected),
@@ -171,8 +176,8 @@ def _scheduled(case: Case, proposal: Proposal, drafting: Drafting) -> Mapping[st
         return None
     spec = {**proposal.spec, **make_schedule_keys(rows)}
     report = check(case.setup(spec, **proposal.args))
-    idle = any(isinstance(each, Ruling) and each.effect is Effect.INEFFECTIVE for each in report.findings)
-    return None if idle or _refusal(case, proposal, report) else spec
+    lost = any(each.where == KEY and each.effect in _LOST for each in report.findings if isinstance(each, Ruling))
+    return None if lost or _refusal(case, proposal, report) else spec
 
 
 def _reasons(proposal: Proposal, expected: Estimate | None) -> Iterator[Finding]:
@@ -182,7 +187,8 @@ def _reasons(proposal: Proposal, expected: Estimate | None) -> Iterator[Finding]
         return
     yield get_advice("k-by-cost").finding(
         f"k={expected.k} at {expected.sequences} sequences: a step takes {expected.break_even:.2f} times as long as "
-        f"the baseline's, and emits {expected.length_prior[0]:.2f} tokens at the low end of the prior."
+        f"the baseline's, and emits {expected.expected_length:.2f} tokens. It is not larger than at a lower load or a "
+        "lower temperature."
     )
 
 

@@ -114,12 +114,7 @@ def _target(case: Case) -> Iterator[Lever]:
 
 
 def _temperature(case: Case) -> Iterator[Lever]:
-    rule, traffic = get_advice("temperature-high"), case.requirements.traffic
-    if traffic.temperature > rule.numbers["above"]:
-        yield _lever(
-            Weight.DOUBT, rule, f"The median temperature is {traffic.temperature:g}, above {rule.numbers['above']:g}."
-        )
-    if traffic.mixed_temperatures:
+    if case.requirements.traffic.mixed_temperatures:
         yield _lever(
             Weight.DOUBT,
             get_advice("temperature-mixed"),

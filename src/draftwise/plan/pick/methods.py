@@ -36,7 +36,7 @@ def _methods_of_release(case: Case) -> set[str]:
 
 
 def _not_in_release(case: Case, method: str) -> Refusal:
-    message = f"vLLM {case.release} does not have {method}."
+    message = f"vLLM {case.release} does not have the method."
     fix = get_advice("runs-embedded").explains if get_method(method).embedded else ""
     return refuse(method, "not-in-release", message, fix=fix)
 

@@ -31,8 +31,12 @@ class Proposal:
     method: str
     spec: Mapping[str, Any]
     """Without `num_speculative_tokens`."""
-    place: float
+    trained_on: str | None = None
+    """The one kind of traffic that its drafter was trained for."""
+    place: int
     """Position in the guides' order of methods, for this target and traffic: the smallest is tried first."""
+    at_hand: bool = False
+    """Whether the operator gave its drafter."""
     lengths: tuple[int, ...]
     """Values of k that its drafter allows."""
     why_lengths: Finding | None = None
@@ -62,7 +66,7 @@ def refuse_no_drafter(case: Case, method: str) -> Refusal:
     return refuse(
         method,
         "no-drafter-known",
-        f"No {method} drafter for {case.target.name} was given or is known to be published.",
+        f"No drafter of this kind for {case.target.name} was given or is known to be published.",
         fix=f"Give one with --drafter.{train}",
     )
 

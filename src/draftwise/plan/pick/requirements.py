@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from draftwise.core import InvalidSetup
-from draftwise.facts.advice import Overlap, TrafficKind, get_advice, read_traffic_kinds
+from draftwise.facts.advice import Overlap, TrafficKind, read_traffic_kinds
 from draftwise.facts.gpus import Gpu
 
 __all__ = ["STRUCTURED_OUTPUT", "Requirements", "Traffic", "describe_traffic"]
@@ -64,11 +64,10 @@ def describe_traffic(
     row = _get_kind(kind) if kind is not None else None
     place = row.place if row else _PLACE_BY_OVERLAP[overlap] if overlap else 0.0
     overlap = overlap or (row.overlap if row else "some")
-    hot = known.get("temperature", 0.0) > get_advice("temperature-high").numbers["above"]
     return Traffic(
         kind=kind,
         overlap=overlap,
-        place=0.0 if hot else place,
+        place=place,
         repetitive=row.repetitive if row else overlap == "high",
         peak_concurrency=max(peak_concurrency or 0, known.get("concurrency", 1)),
         **known,

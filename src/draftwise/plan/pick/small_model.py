@@ -37,7 +37,8 @@ def propose_draft_model(case: Case, method: str) -> Proposal | Refusal:
     return Proposal(
         method=method,
         spec={"method": method, "model": name, **vocabularies},
-        place=get_guide_rank(method) - (0.5 if given else 0),
+        place=get_guide_rank(method),
+        at_hand=given is not None,
         lengths=tuple(range(1, get_method(method).usual_k + 1)),
         work=work,
         reasons=(reason,),

@@ -7,18 +7,22 @@ from functools import partial
 from typing import Any
 
 from draftwise.core import ModelShape
+from draftwise.core.shape import read_layer_kinds
 from draftwise.plan.size.parts import Part, Split
 
 __all__ = ["attention_parts", "decoder_parts", "known_family", "mlp_parts", "norm", "num_experts"]
 
 Config = Mapping[str, Any]
 
-_QKV_BIAS = frozenset({"qwen2", "qwen2_moe", "mimo", "glm4_moe", "glm4"})
-"""Model types whose query, key and value projections alone have a bias (the last three: with `attention_bias`)."""
+_ALWAYS_BIASED = frozenset({"qwen2", "qwen2_moe", "qwen2_5_vl", "qwen2_5_vl_text"})
+_QKV_BIAS = _ALWAYS_BIASED | frozenset({"mimo", "glm4_moe", "glm4"})
+"""Model types whose query, key and value projections alone have a bias: always, or with `attention_bias`."""
 _HEAD_NORM = frozenset(
     {
         "qwen3",
         "qwen3_moe",
+        "qwen3_vl_text",
+        "qwen3_vl_moe_text",
         "qwen3_next",
         "qwen3_5_text",
         "qwen3_5_moe_text",
@@ -33,8 +37,12 @@ _WHOLE_NORM = frozenset({"olmo2", "minimax_m2"})
 _FOUR_NORMS = frozenset({"gemma2", "gemma3_text"})
 _GATED_QUERY = frozenset({"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"})
 """Model types whose query projection also makes a gate of the same width."""
-_CORRECTED = frozenset({"deepseek_v3", "deepseek_v32", "kimi_k2", "glm4_moe"})
+_CORRECTED = frozenset({"deepseek_v3", "deepseek_v32", "kimi_k2", "glm4_moe", "nemotron_h"})
 """Model types whose router has a correction for each expert."""
+_UNGATED = frozenset({"nemotron_h"})
+"""Model types whose feed-forward layers have two matrices instead of three."""
+_FEED_FORWARD = frozenset({"mlp", "moe"})
+"""Kinds of layers that are a feed-forward network alone; all layers of other models end with one."""
 _KNOWN = (
     _QKV_BIAS
     | _HEAD_NORM
@@ -54,6 +62,8 @@ _KNOWN = (
             "deepseek_v32",
             "kimi_k2",
             "llama4_text",
+            "nemotron_h",
+            "granitemoehybrid",
         }
     )
 )
@@ -93,13 +103,19 @@ def norm(name: str, width: int, layers: tuple[int, ...] = (), *, last: bool = Fa
 
 def _layer_parts(config: Config, shape: ModelShape) -> Iterator[Part]:
     every = tuple(range(shape.num_layers))
-    stateful = tuple(sorted(shape.stateful_layers))
     attending = tuple(layer for layer in every if layer not in shape.stateful_layers)
     yield from attention_parts(config, shape, attending)
-    if stateful:
-        yield from _linear_attention_parts(config, shape, stateful)
-    yield from mlp_parts(config, shape, every)
-    count = 4 if config.get("model_type") in _FOUR_NORMS else 2
+    kinds = read_layer_kinds(config)
+    alone = tuple(layer for layer in every if kinds and kinds[layer] in _FEED_FORWARD)
+    mamba = tuple(layer for layer in every if kinds and kinds[layer] == "mamba")
+    delta = tuple(layer for layer in every if layer in shape.stateful_layers and layer not in {*alone, *mamba})
+    if delta:
+        yield from _linear_attention_parts(config, shape, delta)
+    if mamba:
+        yield from _mamba_parts(config, shape, mamba)
+    yield from mlp_parts(config, shape, alone or every)
+    usual = 1 if alone else 2
+    count = 4 if config.get("model_type") in _FOUR_NORMS else usual
     for index in range(count):
         yield norm(f"layernorm.{index}", shape.hidden_size, every)
 
@@ -128,7 +144,7 @@ def attention_parts(
     yield part(name="q_proj", rows=gate * queries, cols=width)
     yield by_head(name="kv_proj", rows=2 * keys, cols=width)
     yield part(name="o_proj", rows=queries, cols=hidden)
-    bias = bool(config.get("attention_bias", kind in ("qwen2", "qwen2_moe")))
+    bias = bool(config.get("attention_bias", kind in _ALWAYS_BIASED))
     if bias:
         yield part(name="q_proj.bias", rows=gate * queries)
         yield by_head(name="kv_proj.bias", rows=2 * keys)
@@ -181,21 +197,38 @@ def _linear_attention_parts(config: Config, shape: ModelShape, layers: tuple[int
     yield part(name="out_proj", rows=values, cols=hidden)
 
 
+def _mamba_parts(config: Config, shape: ModelShape, layers: tuple[int, ...]) -> Iterator[Part]:
+    """Yield Mamba-2, as in Nemotron-H and in Granite 4.0, whose keys have other names."""
+
+    def size(nemotron: str, granite: str) -> int:
+        return int(config.get(nemotron) or config.get(granite) or 1)
+
+    heads = size("mamba_num_heads", "mamba_n_heads")
+    inner = heads * size("mamba_head_dim", "mamba_d_head")
+    states = size("n_groups", "mamba_n_groups") * size("ssm_state_size", "mamba_d_state")
+    part = partial(Part, role="state", layers=layers)
+    yield part(name="in_proj", rows=2 * inner + 2 * states + heads, cols=shape.hidden_size)
+    yield part(name="conv1d", rows=inner + 2 * states, cols=size("conv_kernel", "mamba_d_conv"), quantized=False)
+    yield part(name="A, D, dt_bias", rows=3 * heads, quantized=False)
+    yield norm("mamba.norm", inner, layers)
+    yield part(name="out_proj", rows=inner, cols=shape.hidden_size)
+
+
 def mlp_parts(config: Config, shape: ModelShape, layers: tuple[int, ...]) -> Iterator[Part]:
     """Yield the feed-forward matrices: dense layers, and those with a mixture of experts."""
-    hidden = shape.hidden_size
+    hidden, matrices = shape.hidden_size, 2 if config.get("model_type") in _UNGATED else 3
     sparse = tuple(layer for layer in layers if _is_sparse(config, layer))
     dense = tuple(layer for layer in layers if layer not in set(sparse))
     if dense:
         inner = config.get("intermediate_size_mlp") or shape.intermediate_size
-        yield Part(name="mlp", role="mlp", rows=3 * inner, cols=hidden, layers=dense)
+        yield Part(name="mlp", role="mlp", rows=matrices * inner, cols=hidden, layers=dense)
         if config.get("mlp_bias"):
             yield Part(name="mlp.bias", role="mlp", rows=2 * inner + hidden, layers=dense)
     if not sparse:
         return
     inner, count = config.get("moe_intermediate_size") or shape.intermediate_size, num_experts(config)
     part = partial(Part, role="experts", layers=sparse)
-    yield part(name="experts", rows=3 * inner, cols=hidden, copies=count)
+    yield part(name="experts", rows=matrices * inner, cols=hidden, copies=count)
     yield Part(
         name="router", role="router", rows=count, cols=hidden, layers=sparse, split=Split.COPIED, quantized=False
     )
@@ -207,7 +240,7 @@ def mlp_parts(config: Config, shape: ModelShape, layers: tuple[int, ...]) -> Ite
         yield part(name="experts.bias", rows=2 * inner + hidden, copies=count)
         yield Part(name="router.bias", role="router", rows=count, layers=sparse, split=Split.COPIED)
     if shared := _shared_width(config, inner):
-        yield part(name="shared_expert", rows=3 * shared, cols=hidden)
+        yield part(name="shared_expert", rows=matrices * shared, cols=hidden)
         if config.get("shared_expert_intermediate_size"):
             yield part(name="shared_expert_gate", rows=1, cols=hidden, split=Split.COPIED, quantized=False)
 
@@ -221,13 +254,17 @@ def num_experts(config: Config) -> int:
 def _shared_width(config: Config, inner: int) -> int:
     if config.get("model_type") == "llama4_text":
         return inner
-    return int(config.get("shared_expert_intermediate_size") or (config.get("n_shared_experts") or 0) * inner)
+    named = config.get("shared_expert_intermediate_size") or config.get("moe_shared_expert_intermediate_size")
+    return int(named or (config.get("n_shared_experts") or 0) * inner)
 
 
 def _is_sparse(config: Config, layer: int) -> bool:
     """Say whether a layer has experts: DeepSeek all but the first few, Llama 4 every n-th, Qwen by step and list."""
     if num_experts(config) == 0 or layer < (config.get("first_k_dense_replace") or 0):
         return False
+    kinds = read_layer_kinds(config) if config.get("hybrid_override_pattern") else ()
+    if kinds:
+        return kinds[layer] == "moe"
     if layer in (config.get("mlp_only_layers") or ()):
         return False
     steps = ("interleave_moe_layer_step", "decoder_sparse_step", "moe_layer_freq")

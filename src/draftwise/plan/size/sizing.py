@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from draftwise.core import Finding, Setup
 from draftwise.core.budget import Budget
 from draftwise.facts.gpus import Gpu
+from draftwise.facts.rules import of_release
 from draftwise.plan.check.context import SPEC_FLAGS
 from draftwise.plan.size.budget import measure
 from draftwise.plan.size.findings import find_faults
@@ -45,7 +46,7 @@ def size(setup: Setup, *, gpu: Gpu | str | None = None, cold_start: bool = True,
     if request.drafter is not NO_DRAFTER:
         alone = _without_speculation(setup, request)
         plain = measure(read_request(alone, gpu=request.gpu, cold_start=cold_start, stored=stored))
-    findings = tuple(find_faults(request, budget, plain))
+    findings = tuple(of_release(each, request.release) for each in find_faults(request, budget, plain))
     return Sizing(request=request, budget=budget, plain=plain, findings=findings)
 
 

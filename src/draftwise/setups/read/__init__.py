@@ -1,6 +1,8 @@
 """Reads what operators already have (command lines, compose files, manifests, units, JSON) into setups."""
 
-from draftwise.setups.read.files import (
+from draftwise.setups.read.reading import NoServer, Reading, read_words
+from draftwise.setups.read.sources import read_setups
+from draftwise.setups.read.texts import (
     SourceText,
     find_texts,
     is_file,
@@ -9,8 +11,6 @@ from draftwise.setups.read.files import (
     looks_like_path,
     read_stdin,
 )
-from draftwise.setups.read.reading import NoServer, Reading, read_words
-from draftwise.setups.read.sources import read_setups
 
 __all__ = [
     "NoServer",

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from draftwise.core import Device, Finding, InvalidSetup, Setup, SpecConfig
 from draftwise.facts.rules import get_rule
 from draftwise.facts.vllm import Release, get_release, releases
-from draftwise.setups.read.arguments.command_line import Arguments, read_arguments
+from draftwise.setups.read.arguments.command_line import Arguments, explain_unknown, read_arguments
+from draftwise.setups.read.shell.environment import describe_unknown
+from draftwise.setups.read.shell.images import holds_no_models
 from draftwise.setups.read.shell.launch import Launch, find_launch
+from draftwise.setups.read.shell.place import get_place
 from draftwise.setups.read.shell.words import Word, check_length
 
 __all__ = ["NoServer", "Reading", "choose_release", "no_server", "read_launch", "read_words"]
 
+_TEMPLATE = re.compile(r"\{\{.*?\}\}", re.DOTALL)
 _HIDDEN = frozenset({"VLLM_API_KEY"})
+_DECIDING = frozenset(
+    {"VLLM_ALLOW_LONG_MAX_MODEL_LEN", "VLLM_ATTENTION_BACKEND", "VLLM_USE_V1", "VLLM_USE_V2_MODEL_RUNNER"}
+)
+"""Variables that a release's judgement depends on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +36,10 @@ class Reading:
     where: str
     """File with line, document and container; empty for a command line."""
     findings: tuple[Finding, ...] = ()
+    unknown: tuple[str, ...] = ()
+    """Parts of the setup that the text does not tell, e.g. `tensor_parallel_size`: nobody can say what it does."""
+    origins: Mapping[str, str] = field(default_factory=dict)
+    """Directories of the server that hold a model of the Hugging Face hub: path -> the model's name."""
 
 
 def read_words(words: Sequence[str], *, engine_version: str | None = None) -> Reading:
@@ -45,18 +59,27 @@ def read_words(words: Sequence[str], *, engine_version: str | None = None) -> Re
     return read_launch(launch, engine_version=engine_version, folder=Path())
 
 
-def read_launch(launch: Launch, *, engine_version: str | None = None, folder: Path | None = None) -> Reading:
+def read_launch(
+    launch: Launch,
+    *,
+    engine_version: str | None = None,
+    folder: Path | None = None,
+    left: Mapping[str, str] = MappingProxyType({}),
+) -> Reading:
     """Return the setup of a server.
 
     Args:
         launch: the server.
         engine_version: judges it for this release, whatever the text says.
         folder: where a `--config` file is looked for; None for a server in a container.
+        left: references in the text whose values are not known -> how findings name them.
     """
     version = engine_version or launch.version
     release = choose_release(version)
     findings = [*launch.findings, *_about_version(launch, engine_version)]
-    found = read_arguments(launch.words, release, launch.entry, folder=None if launch.image else folder)
+    words = [_mark_open(word, left) for word in launch.words]
+    found = read_arguments(words, release, launch.entry, folder=None if launch.image else folder)
+    unknown = dict(_find_unknown(launch, version))
     setup = Setup(
         target=_get_target(found.model, launch.mounts),
         engine="vllm",
@@ -64,11 +87,17 @@ def read_launch(launch: Launch, *, engine_version: str | None = None, folder: Pa
         device=_get_device(launch),
         spec=None if found.spec is None else SpecConfig.keep(found.spec),
         args=found.args,
-        env={name: value for name, value in launch.env.items() if name.startswith("VLLM_") and name not in _HIDDEN},
+        env={name: launch.env.values[name] for name in launch.env.values if _is_shown(name)},
         extra_args=tuple(found.unread),
     )
-    findings += [*found.findings, *_about_gpus(launch, found), *_about_templates(launch)]
-    return Reading(setup=setup, where=launch.where, findings=tuple(findings))
+    findings += [*unknown.values(), *found.findings, *_about_gpus(launch, found), *_about_templates(words, found)]
+    return Reading(
+        setup=setup,
+        where=launch.where,
+        findings=(*findings, *_about_directories(launch, found)),
+        unknown=(*unknown, *dict.fromkeys(found.unknown)),
+        origins=dict(_find_origins(launch.mounts)),
+    )
 
 
 class NoServer(InvalidSetup):
@@ -98,7 +127,7 @@ def _about_version(launch: Launch, engine_version: str | None) -> Iterator[Findi
         yield get_rule("other-version-asked").ruling(
             f"The source says vLLM {launch.version}; it is judged for {engine_version} as asked.", where=launch.where
         )
-    elif launch.image and not launch.version and not engine_version:
+    elif launch.image and not launch.version and not engine_version and not launch.image_unknown:
         yield get_rule("version-unknown").ruling(
             f"{launch.image} does not say which vLLM is in it; it is judged for {releases()[-1]}.",
             where=launch.where,
@@ -106,9 +135,25 @@ def _about_version(launch: Launch, engine_version: str | None) -> Iterator[Findi
         )
 
 
+def _is_shown(variable: str) -> bool:
+    return variable.startswith("VLLM_") and variable not in _HIDDEN
+
+
+def _find_unknown(launch: Launch, version: str) -> Iterator[tuple[str, Finding]]:
+    """Yield what is unknown beside the arguments: the release, and variables that decide what the server does."""
+    if launch.image_unknown and not version:
+        what = f"The vLLM release in {launch.image}"
+        yield "engine_version", explain_unknown(what, launch.image_unknown, where=launch.where)
+    for name in _DECIDING & launch.env.unknown.keys():
+        described = (describe_unknown(name, launch.env.unknown[name]),)
+        yield name, explain_unknown("The server", described, where=launch.where)
+
+
 def _about_gpus(launch: Launch, found: Arguments) -> Iterator[Finding]:
     sizes = [found.args.get(name, 1) for name in ("tensor_parallel_size", "pipeline_parallel_size")]
     if launch.num_gpus is None or not all(isinstance(size, int) for size in sizes) or "nnodes" in found.args:
+        return
+    if {"tensor_parallel_size", "pipeline_parallel_size"} & set(found.unknown):
         return
     ranks = sizes[0] * sizes[1]
     if ranks > launch.num_gpus > 0 and found.args.get("distributed_executor_backend") != "ray":
@@ -119,19 +164,55 @@ def _about_gpus(launch: Launch, found: Arguments) -> Iterator[Finding]:
         )
 
 
-def _about_templates(launch: Launch) -> Iterator[Finding]:
-    left = next((word for word in launch.words if "{{" in word.text and "}}" in word.text), None)
-    if left is not None:
-        yield get_rule("template-left").ruling(
-            f"{left.text[:60]!r} is a template that is filled in later; it is read as it stands.",
-            where=" ".join(part for part in (f"line {left.line}" if left.line else "", left.place) if part),
-        )
+def _mark_open(word: Word, left: Mapping[str, str]) -> Word:
+    """Return a word that names what is filled in later: templates of helm and KServe, references that are left."""
+    names = [
+        *(
+            describe_unknown(template[:60], "a template that is filled in later")
+            for template in _TEMPLATE.findall(word.text)
+        ),
+        *(name for reference, name in left.items() if reference in word.text),
+    ]
+    return replace(word, unknown=(*word.unknown, *names)) if names else word
+
+
+def _about_templates(words: Iterable[Word], found: Arguments) -> Iterator[Finding]:
+    """Yield the first template in an argument that may be any text."""
+    judged = {finding.where for finding in found.findings}
+    places = ((_TEMPLATE.search(word.text), get_place(word)) for word in words)
+    for template, place in places:
+        if template is not None and place not in judged:
+            yield get_rule("template-left").ruling(
+                f"{template[0][:60]!r} is a template that is filled in later; it is read as it stands.", where=place
+            )
+            return
+
+
+def _about_directories(launch: Launch, found: Arguments) -> Iterator[Finding]:
+    """Yield the directories that are asked for and that neither a volume nor the image can hold."""
+    if launch.volumes is None or not holds_no_models(launch.image):
+        return
+    mounted = [path.rstrip("/") for path in (*launch.mounts, *launch.volumes)]
+    for role, path in (("target", found.model), ("drafter", (found.spec or {}).get("model"))):
+        inside = isinstance(path, str) and any(f"{path}/".startswith(f"{each}/") for each in mounted)
+        if isinstance(path, str) and path.startswith("/") and not inside:
+            there = f"mounted are {', '.join(mounted[:10])}" if mounted else "nothing is mounted"
+            yield get_rule("directory-not-mounted").ruling(
+                f"The {role} is to be in {path[:200]}, and {there}.",
+                where=launch.where,
+                fix="Mount it there, or give the directory that is mounted.",
+            )
+
+
+def _find_origins(mounts: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    for path, uri in mounts.items():
+        if uri.startswith("hf://"):
+            yield path, uri.removeprefix("hf://").partition(":")[0]
 
 
 def _get_target(model: str, mounts: Mapping[str, str]) -> str:
     """Return a model's name: the Hugging Face id where a mount says that the directory holds it."""
-    uri = mounts.get(model.rstrip("/"), "")
-    return uri.removeprefix("hf://").partition(":")[0] if uri.startswith("hf://") else model
+    return dict(_find_origins(mounts)).get(model.rstrip("/"), model)
 
 
 def _get_device(launch: Launch) -> Device | None:

@@ -4,35 +4,55 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from draftwise.core import Finding, InvalidSetup, Setup, UnreadableSource
+from draftwise.facts.rules import get_rule
 from draftwise.facts.vllm import history
 from draftwise.setups.read.arguments.config_file import get_flags
-from draftwise.setups.read.files import SourceText, find_texts
-from draftwise.setups.read.json_setup import read_json_setup, read_keywords
+from draftwise.setups.read.json_setup import read_json_setup, read_ray_config
 from draftwise.setups.read.manifests.compose import find_services, is_compose
 from draftwise.setups.read.manifests.kubernetes import find_objects, is_manifest
 from draftwise.setups.read.manifests.parts import get_mapping, walk
 from draftwise.setups.read.manifests.stack import find_model_specs, is_stack
 from draftwise.setups.read.manifests.systemd import find_units, is_unit
+from draftwise.setups.read.manifests.variables import read_stores
 from draftwise.setups.read.manifests.yaml_text import Document, get_text, read_yaml
 from draftwise.setups.read.reading import NoServer, Reading, choose_release, no_server, read_launch
+from draftwise.setups.read.shell.environment import Environment
 from draftwise.setups.read.shell.launch import MAX_LAUNCHES, Launch, find_launches
 from draftwise.setups.read.shell.place import in_file
 from draftwise.setups.read.shell.words import MAX_CHARS, Script
+from draftwise.setups.read.texts import SourceText, find_texts
 
 __all__ = ["read_setups"]
 
 _YAML = re.compile(r"(?:[ \t\r]*(?:#[^\n]*)?\n)*(?:---|[\w.-]+:(?:\s|$))")
 """How YAML begins, after blank lines and comments."""
+_DOS_SCRIPT = re.compile(r"#![^\n]*\r\n")
+_PYTHON = re.compile(r"^\s*(?:from (?:vllm|ray)[\w.]* import|import (?:vllm|ray)\b)", re.MULTILINE)
+_QUADLET = re.compile(r"^\[Container\]\s*$", re.MULTILINE)
+_DOCKERFILE = re.compile(
+    r"(?:[ \t]*(?:#[^\n]*|ARG[ \t][^\n]*)?\r?\n)*[ \t]*FROM[ \t]+[^\s=]+[ \t]*(?:AS[ \t]|\r?\n)", re.I
+)
+"""How a Dockerfile begins: FROM, after comments and ARG."""
+_MAX_SCRIPTS = 2
+_HOLDING = frozenset({"Application", "ApplicationSet", "HelmRelease", "RayService"})
+"""Kinds of objects that hold other documents."""
 _MAX_LINES = 10_000
 _TEMPLATE = "{{"
 _MANIFEST_IN_JSON = re.compile(r'"(?:apiVersion|services)"\s*:')
 
 
-def read_setups(source: str | Path | SourceText, *, engine_version: str | None = None) -> tuple[Reading, ...]:
+def read_setups(
+    source: str | Path | SourceText,
+    *,
+    engine_version: str | None = None,
+    given: Mapping[str, str] = MappingProxyType({}),
+) -> tuple[Reading, ...]:
     """Return every vLLM server that a source starts, as a setup with what its reading found.
 
     Args:
@@ -40,6 +60,7 @@ def read_setups(source: str | Path | SourceText, *, engine_version: str | None =
             compose file, Kubernetes or KServe manifests, a systemd unit, the YAML of `vllm serve --config`, JSON, or a
             file of JSON lines (.jsonl).
         engine_version: judges every server for this release, whatever the source says.
+        given: values of variables that the source takes from elsewhere.
 
     Raises:
         UnreadableSource: there is no such file, or it cannot be opened.
@@ -47,11 +68,11 @@ def read_setups(source: str | Path | SourceText, *, engine_version: str | None =
     """
     texts = [source] if isinstance(source, SourceText) else list(find_texts(source))
     if len(texts) == 1:
-        return _read_text(texts[0], engine_version)
+        return _read_text(texts[0], _Asked(engine_version, given))
     readings: list[Reading] = []
     for text in texts:
         try:
-            readings += _read_text(text, engine_version)
+            readings += _read_text(text, _Asked(engine_version, given))
         except NoServer:
             continue
     if not readings:
@@ -59,7 +80,19 @@ def read_setups(source: str | Path | SourceText, *, engine_version: str | None =
     return tuple(readings)
 
 
-def _read_text(source: SourceText, engine_version: str | None) -> tuple[Reading, ...]:
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What the operator says beside the sources."""
+
+    engine_version: str | None
+    given: Mapping[str, str]
+    left: Mapping[str, str] = field(default_factory=dict)
+    """References in the text whose values are not known -> how findings name them."""
+    depth: int = 0
+    """How many scripts stand around the text."""
+
+
+def _read_text(source: SourceText, asked: _Asked) -> tuple[Reading, ...]:
     text, name = source.text, source.name
     if source.faults:
         raise UnreadableSource(source.faults)
@@ -67,7 +100,7 @@ def _read_text(source: SourceText, engine_version: str | None) -> tuple[Reading,
         raise InvalidSetup.because("too-long", f"The text is longer than {MAX_CHARS:,} characters.", where=name)
     one_line = "\n" not in text.strip()
     try:
-        readings = _read(source, engine_version)
+        readings = _read(source, asked)
     except InvalidSetup as error:
         raise InvalidSetup(_place(finding, name, one_line=one_line) for finding in error.findings) from None
     except RecursionError:
@@ -88,8 +121,8 @@ def _place(finding: Finding, name: str, *, one_line: bool) -> Finding:
     return replace(finding, where=in_file(finding.where, name, one_line=one_line))
 
 
-def _read(source: SourceText, engine_version: str | None) -> list[Reading]:
-    text, name, folder = source.text, source.name, source.folder
+def _read(source: SourceText, asked: _Asked) -> list[Reading]:
+    text, name, engine_version = source.text, source.name, asked.engine_version
     suffix = Path(name).suffix.lower()
     bare = text.lstrip("\ufeff \t\r\n")
     if suffix == ".jsonl":
@@ -98,11 +131,62 @@ def _read(source: SourceText, engine_version: str | None) -> list[Reading]:
     if is_json and not _MANIFEST_IN_JSON.search(text):
         reading = read_json_setup(text, name=name, engine_version=engine_version)
         return [reading] if source.is_chosen or _is_evident(reading.setup) else []
+    if suffix == ".py" or (not suffix and _PYTHON.search(text)):
+        from draftwise.setups.read.python_code import is_python, read_engines
+
+        if suffix or is_python(text):
+            return list(read_engines(text, name=name, given=asked.given, engine_version=engine_version))
+    if _QUADLET.search(text):
+        from draftwise.setups.read.manifests.quadlet import find_containers
+
+        return _read_launches(find_containers(text, asked.given), asked, source.folder)
     if is_unit(text):
-        return _read_launches(find_units(text), engine_version, folder)
+        return _read_launches(find_units(text, asked.given), asked, source.folder)
     if suffix in (".yaml", ".yml", ".json") or bare.startswith("{") or _YAML.match(text):
-        return _read_documents(read_yaml(text, name=name), engine_version, source)
-    return _read_launches(_bare_flags(bare) if bare.startswith("-") else find_launches(text), engine_version, folder)
+        return _read_documents(read_yaml(text, name=name), asked, source)
+    return _read_commands(source, asked)
+
+
+def _read_commands(source: SourceText, asked: _Asked) -> list[Reading]:
+    """Read a Dockerfile, flags without a program, a command line or a script."""
+    text = source.text
+    bare = text.lstrip("\ufeff \t\r\n")
+    if _DOCKERFILE.match(text):
+        from draftwise.setups.read.dockerfile import find_image
+
+        return _read_launches(find_image(text, asked.given), asked, source.folder)
+    env = Environment(values=asked.given)
+    if bare.startswith("-"):
+        return _read_launches(_bare_flags(bare, env), asked, source.folder)
+    readings = _read_launches(find_launches(text, env=env), asked, source.folder)
+    readings += _read_here_documents(source, asked, env)
+    return [replace(reading, findings=(*_about_line_ends(text), *reading.findings)) for reading in readings]
+
+
+def _read_here_documents(source: SourceText, asked: _Asked, env: Environment) -> Iterator[Reading]:
+    """Yield the servers of texts that a script hands to its commands: manifests, units, other scripts."""
+    if "<<" not in source.text or asked.depth == _MAX_SCRIPTS:
+        return
+    script = Script(source.text, env=env)
+    for _ in script.commands():
+        pass
+    for document in script.texts[:MAX_LAUNCHES]:
+        text = "\n" * (document.line - 1) + document.text  # its lines are those of the script
+        inner = SourceText(text=text, folder=source.folder, is_chosen=False)
+        try:
+            yield from _read(inner, replace(asked, left={**asked.left, **document.unknown}, depth=asked.depth + 1))
+        except InvalidSetup:
+            continue  # most are no servers, but anything
+
+
+def _about_line_ends(script: str) -> Iterator[Finding]:
+    if _DOS_SCRIPT.match(script):
+        yield get_rule("script-with-carriage-returns").ruling(
+            "The lines of the script end in carriage return and line feed: its interpreter is not found, or each"
+            " command gets the carriage return as part of its last word.",
+            where="line 1",
+            fix="Convert it with dos2unix, and keep it so with a line '*.sh text eol=lf' in .gitattributes.",
+        )
 
 
 def _read_lines(text: str, engine_version: str | None) -> Iterator[Reading]:
@@ -116,19 +200,19 @@ def _read_lines(text: str, engine_version: str | None) -> Iterator[Reading]:
         yield read_json_setup(line, name=f"line {number}", engine_version=engine_version)
 
 
-def _bare_flags(text: str) -> Iterator[Launch]:
+def _bare_flags(text: str, env: Environment) -> Iterator[Launch]:
     """Yield the server whose arguments are given without a program."""
-    words = tuple(token for token in Script(text).tokens() if token is not None)
+    words = tuple(token for token in Script(text, env=env).tokens() if token is not None)
     by_flag = any(word.text.partition("=")[0] == "--model" for word in words)
     yield Launch(words=words, entry="api_server" if by_flag else "serve")
 
 
-def _read_launches(launches: Iterator[Launch], engine_version: str | None, folder: Path) -> list[Reading]:
+def _read_launches(launches: Iterator[Launch], asked: _Asked, folder: Path) -> list[Reading]:
     readings: list[Reading] = []
     for launch in launches:
         if len(readings) == MAX_LAUNCHES:
             raise InvalidSetup.because("too-many-servers", f"The text starts more than {MAX_LAUNCHES} servers.")
-        readings.append(read_launch(launch, engine_version=engine_version, folder=folder))
+        readings.append(read_launch(launch, engine_version=asked.engine_version, folder=folder, left=asked.left))
     return readings
 
 
@@ -140,19 +224,25 @@ def _is_evident(setup: Setup) -> bool:
     return bool(setup.target) and (spec is not None or bool(setup.args))
 
 
-def _read_documents(documents: Sequence[Document], engine_version: str | None, source: SourceText) -> list[Reading]:
-    folder = source.folder
+def _read_documents(documents: Sequence[Document], asked: _Asked, source: SourceText) -> list[Reading]:
+    folder, engine_version = source.folder, asked.engine_version
     manifests = [document for document in documents if is_manifest(document)]
-    readings = _read_launches(find_objects(manifests), engine_version, folder)
+    documents = [*documents, *_find_embedded(manifests)]
+    readings = _read_launches(find_objects(manifests, asked.given), asked, folder)
     for document in documents:
         if document in manifests or not isinstance(document.value, Mapping):
             continue
         if is_compose(document):
-            readings += _read_launches(find_services(document), engine_version, folder)
+            readings += _read_launches(find_services(document, folder, asked.given), asked, folder)
         elif is_stack(document):
-            readings += _read_launches(find_model_specs(document), engine_version, folder)
+            readings += _read_launches(find_model_specs(document), asked, folder)
+        elif _is_modelservice(document.value):
+            from draftwise.setups.read.manifests.modelservice import find_pods
+
+            stores = read_stores(manifests, asked.given)
+            readings += _read_launches(find_pods(document, stores), asked, folder)
         else:
-            readings += _read_keywords(document, engine_version) or _read_config_file(
+            readings += _read_ray(document, engine_version) or _read_config_file(
                 document, engine_version, surely=not source.is_chosen
             )
     if readings:
@@ -161,17 +251,27 @@ def _read_documents(documents: Sequence[Document], engine_version: str | None, s
     return readings
 
 
-def _read_keywords(document: Document, engine_version: str | None) -> list[Reading]:
-    """Read the `engine_kwargs` of Ray Serve."""
+def _is_modelservice(value: Mapping[str, Any]) -> bool:
+    """Say whether values are those of llm-d's modelservice chart."""
+    return bool(get_mapping(value, "modelArtifacts")) and ("decode" in value or "prefill" in value)
+
+
+def _find_embedded(manifests: Sequence[Document]) -> Sequence[Document]:
+    """Return the documents inside of objects that hold some."""
+    if not any(get_mapping(each.value).get("kind") in _HOLDING for each in manifests):
+        return ()
+    from draftwise.setups.read.manifests.embedded import find_embedded
+
+    return tuple(find_embedded(manifests))
+
+
+def _read_ray(document: Document, engine_version: str | None) -> list[Reading]:
+    """Read every `LLMConfig` of Ray Serve."""
     readings = []
     for path, mapping in walk(document.value):
-        if not isinstance(mapping.get("engine_kwargs"), Mapping):
-            continue
-        model = get_mapping(mapping, "model_loading_config")
-        source = model.get("model_source") if isinstance(model.get("model_source"), str) else model.get("model_id")
-        value = {"model": source, "speculative_config": None, **mapping["engine_kwargs"]}
-        where = f"line {document.line((*path, 'engine_kwargs'))} {get_text((*path, 'engine_kwargs'))}"
-        readings.append(read_keywords(value, where=where, engine_version=engine_version))
+        if isinstance(mapping.get("engine_kwargs"), Mapping):
+            where = f"line {document.line((*path, 'engine_kwargs'))} {get_text((*path, 'engine_kwargs'))}"
+            readings.append(read_ray_config(mapping, where=where, engine_version=engine_version))
     return readings
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from draftwise.checkpoints.model_config import ModelConfig, find_model_config
@@ -17,7 +18,8 @@ from draftwise.facts.methods import methods_where
 from draftwise.facts.old_flags import read_old_flags
 from draftwise.facts.rules import Rulebook
 from draftwise.facts.vllm import Release, get_release, history
-from draftwise.plan.check.context import SPEC_FLAGS, Context
+from draftwise.plan.check.cli.configs import Server, find_refused
+from draftwise.plan.check.context import SPEC_FLAGS, Context, Platform
 from draftwise.plan.check.model.reading import Config, find_faults, find_incomplete
 from draftwise.plan.check.steps import Step, collect
 
@@ -32,13 +34,20 @@ Served = tuple[str | None, Config | None]
 """Name of the model that is served in the checkpoint's stead (None: no other), and the speculative JSON."""
 
 
-def get_context(setup: Setup, *, installed: frozenset[str] | None = None, nearest: bool = False) -> Context:
+def get_context(
+    setup: Setup,
+    *,
+    installed: frozenset[str] | None = None,
+    nearest: bool = False,
+    origins: Mapping[str, str] = MappingProxyType({}),
+) -> Context:
     """Look up what a setup names.
 
     Args:
         setup: what the operator wrote.
         installed: optional Python packages that the server has; None: they are not known here.
         nearest: takes the nearest known release for one that is not known.
+        origins: directories of the server that hold a model of the hub: path -> the model's name.
 
     Raises:
         InvalidSetup: the version is unknown.
@@ -48,12 +57,15 @@ def get_context(setup: Setup, *, installed: frozenset[str] | None = None, neares
     faults: list[Finding] = []
     model = _find_model(setup.target, faults)
     about_flags, given = collect(_read_flags(rules, release, setup.args))
+    platform: Platform = "cpu" if setup.device is not None and setup.device.kind == "cpu" else "cuda"
+    server = Server(given=given, platform=platform, env=setup.env)
+    about_configs = tuple(find_refused(rules, release, server))
     written = None if setup.spec is None else setup.spec.to_dict()
     about_served, (verifier, spec) = collect(_read_served(rules, release, setup.target, model, written))
     doubled = tuple(flag for flag, key in SPEC_FLAGS.items() if flag in given and key in (spec or {}))
     spec = _join_flags(spec, given)
     target = model if verifier is None else _find_model(verifier, faults)
-    drafter = _find_drafter(spec, faults)
+    drafter = _find_drafter(spec, origins, faults)
     return Context(
         setup=setup,
         release=release,
@@ -68,9 +80,10 @@ def get_context(setup: Setup, *, installed: frozenset[str] | None = None, neares
         faults=tuple(faults),
         verifier=verifier,
         doubled=doubled,
-        rulings=(*about_flags, *about_served),
-        platform="cpu" if setup.device is not None and setup.device.kind == "cpu" else "cuda",
+        rulings=(*about_flags, *about_configs, *about_served),
+        platform=platform,
         env=setup.env,
+        origins=origins,
         installed=installed,
     )
 
@@ -81,9 +94,14 @@ def _join_flags(spec: Mapping[str, Any] | None, given: Mapping[str, Any]) -> Map
     return {**(spec or {}), **by_flag} if by_flag else spec
 
 
-def _find_drafter(spec: Mapping[str, Any] | None, faults: list[Finding]) -> ModelConfig | None:
+def _find_drafter(
+    spec: Mapping[str, Any] | None, origins: Mapping[str, str], faults: list[Finding]
+) -> ModelConfig | None:
     name = None if spec is None else spec.get("model")
-    return _find_model(name, faults) if isinstance(name, str) and name else None
+    if not isinstance(name, str) or not name:
+        return None
+    found = _find_model(origins.get(name, name), faults)
+    return None if found is None else replace(found, name=name)
 
 
 def _find_model(name: str, faults: list[Finding]) -> ModelConfig | None:

@@ -18,7 +18,7 @@ from draftwise.facts.vllm import Span, history
 from draftwise.plan.check.context import SPEC_FLAGS, Context
 from draftwise.plan.check.steps import Step
 
-__all__ = ["Fields", "Mismatch", "coerce", "read_fields"]
+__all__ = ["Fields", "Mismatch", "check_limits", "coerce", "read_fields"]
 
 _LIMITS: Mapping[str, tuple[str, Callable[[float, float], bool]]] = {
     "gt": ("greater than", operator.gt),
@@ -31,7 +31,7 @@ _INTEGER = re.compile(r"[+-]?[0-9]+(_[0-9]+)*(\.0+)?")
 _TRUE = frozenset({"1", "on", "t", "true", "y", "yes"})
 _FALSE = frozenset({"0", "off", "f", "false", "n", "no"})
 _INT_RANGE = 2**63
-_UNCHECKED = frozenset({"SkipValidation", "Any"})
+_UNCHECKED = frozenset({"SkipValidation", "Any", "object"})
 _OPTIONAL = "Optional"
 
 
@@ -111,16 +111,16 @@ def _read_value(context: Context, key: str, value: Any, row: Mapping[str, Any]) 
         return value
     if key == "attention_backend" and isinstance(value, str):
         value = None if value.lower() == "auto" else value.upper()
-    read = coerce(value, row["type"], row.get("choices"))
+    return check_limits(row, coerce(value, row["type"], row.get("choices")))
+
+
+def check_limits(row: Mapping[str, Any], value: Any) -> Any:
+    """Return a value that is within the limits of its field; _OutOfRange for another."""
     for name, (words, is_within) in _LIMITS.items():
         limit = row.get(name)
-        if limit is not None and isinstance(read, (int, float)) and not is_within(read, limit):
+        if limit is not None and isinstance(value, (int, float)) and not is_within(value, limit):
             raise _OutOfRange(f"{words} {limit}")
-    return read
-
-
-class _OutOfRange(ValueError):  # noqa: N818  (as Mismatch)
-    """The value is of the right type and beyond a limit, which the message says."""
+    return value
 
 
 def _find_out_of_range(context: Context, key: str, value: Any, limit: _OutOfRange) -> Iterator[Ruling]:
@@ -155,6 +155,10 @@ def _shorten(choices: Sequence[Any]) -> str:
 
 class Mismatch(ValueError):  # noqa: N818  (it is what coerce finds, not a failure of the program)
     """The value cannot be read as the type; the message says what would be."""
+
+
+class _OutOfRange(Mismatch):
+    """The value is of the right type and beyond a limit, which the message says."""
 
 
 def coerce(value: Any, declared: str, choices: Sequence[Any] | None = None) -> Any:
@@ -273,7 +277,7 @@ def _read_object(value: Any) -> Any:
 
 
 def _read_choice(value: Any, choices: Sequence[Any] | None) -> Any:
-    if choices is None or (isinstance(value, str) and value in choices):
+    if choices is None or any(value == choice and type(value) is type(choice) for choice in choices):
         return value
     raise Mismatch("one of " + ", ".join(map(str, choices)))
 
@@ -290,17 +294,26 @@ def _read_tuple(value: Any, arguments: Sequence[ast.expr], choices: Sequence[Any
     return tuple(_read_as(each, argument, choices) for each, argument in zip(value, arguments, strict=True))
 
 
+def _read_dict(value: Any, arguments: Sequence[ast.expr], choices: Sequence[Any] | None) -> dict[Any, Any]:
+    whole = _read_object(value)
+    return {_read_as(key, arguments[0], None): _read_as(each, arguments[1], choices) for key, each in whole.items()}
+
+
 _PLAIN: Mapping[str, Callable[[Any], Any]] = {
     "int": _read_int,
     "float": _read_float,
     "bool": _read_bool,
     "str": _read_str,
     "None": _read_none,
+    "dict": _read_object,
+    "Path": _read_str,
     "LoadConfig": _read_object,
 }
 
 
 _GENERIC: Mapping[str, Callable[[Any, Sequence[ast.expr], Sequence[Any] | None], Any]] = {
     "list": _read_list,
+    "set": _read_list,
     "tuple": _read_tuple,
+    "dict": _read_dict,
 }

@@ -115,7 +115,9 @@ def _find_sizes(context: Context) -> Iterator[Ruling]:
 def _find_size_below_one(context: Context, name: str, size: int) -> Iterator[Ruling]:
     message, fix = f"{name} is {size}; it must be 1 or more.", "Give 1 or more."
     yield from context.rules.ruling("parallel-size-not-positive", message, where=name, fix=fix)
-    # Old releases divide by the size without a check: with the drafter, where there is one.
+    # Old releases divide by the size without a check: with the drafter, where there is one. They run with other faults.
+    if size or name == "pipeline_parallel_size":
+        return
     method = context.keys.get("method")
     drafts = context.spec is not None and not context.rules.applies("suffix-without-draft-config", method)
     for ruling in context.rules.ruling("parallel-size-zero", message, where=name, fix=fix):

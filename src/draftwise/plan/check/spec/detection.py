@@ -132,16 +132,29 @@ def _refuse(context: Context, spec: Spec, asks_draft_model: bool) -> Step[Spec]:
     named = spec.method is not None
     said = f"cannot run as {spec.method}" if named else "fits no method that can be told without `method`"
     kind = "" if spec.draft is None else spec.draft.config.model_type
-    message = f"The drafter {spec.model!r} {said}: its config.json is of type {kind!r}."
+    own = _is_target(context, spec)
+    message = (
+        f"The target has no modules for {spec.method}: its config.json is of type {kind!r}."
+        if own and named
+        else f"The drafter {spec.model!r} {said}: its config.json is of type {kind!r}."
+    )
     fix = "Use a release from 0.15.0 on."
     yield from context.rules.ruling("draft-model-not-supported", message, where="model", fix=fix)
-    yield from context.rules.ruling("drafter-fits-no-method", message, where="model", fix=_suggest_method(spec))
+    where, fix = "method" if own and named else "model", _suggest_method(context, spec)
+    yield from context.rules.ruling("drafter-fits-no-method", message, where=where, fix=fix)
     return replace(spec.undecided("method", "draft"), method=None, draft=None)
 
 
-def _suggest_method(spec: Spec) -> str:
+def _is_target(context: Context, spec: Spec) -> bool:
+    """Say whether the target stands for its own drafter."""
+    return spec.model == (context.verifier or context.setup.target)
+
+
+def _suggest_method(context: Context, spec: Spec) -> str:
     if (head := _find_head(spec)) is not None:
         return f'Write "method": "{head}".'
+    if _is_target(context, spec):
+        return "Use a head that was trained for this target, a smaller model of its family, or ngram."
     return 'Write "method": "draft_model" for a plain language model, or use a checkpoint of the method you want.'
 
 

@@ -10,7 +10,9 @@ from itertools import islice
 from typing import Any
 
 from draftwise.core import Ruling
+from draftwise.facts.families import PublishedDrafter, find_published_drafter
 from draftwise.facts.methods import find_placeholder
+from draftwise.facts.models import find_model
 from draftwise.plan.check.context import Context
 from draftwise.plan.check.model.model_config import HfConfig, build_model
 from draftwise.plan.check.model.reading import read_hf_config
@@ -103,14 +105,42 @@ def _judge_unknown(context: Context, spec: Spec) -> Step[Spec]:
     yield from refusals
     if refusals:
         return spec.undecided("draft")
+    published = find_published_drafter(context.origins.get(spec.model or "", spec.model or ""))
+    known = (
+        "is neither a directory here nor in the table of known models; it is judged by its name alone"
+        if published is None
+        else f"is published as {published.model}, {published.method} for {', '.join(published.targets)}; its"
+        " config.json is not here"
+    )
     yield from context.rules.ruling(
         "drafter-not-here",
-        f"The drafter {spec.model!r} is neither a directory here nor in the table of known models; it is judged by its "
-        "name alone.",
+        f"The drafter {spec.model!r} {known}.",
         where="model",
         fix="Give a directory with its config.json to have the rest checked.",
     )
+    if published is not None:
+        yield from _find_other_use(context, published)
     return spec
+
+
+def _find_other_use(context: Context, published: PublishedDrafter) -> Iterator[Ruling]:
+    """Yield where a published drafter is used for what it was not made for."""
+    method, target = context.keys.get("method"), context.setup.target
+    if isinstance(method, str) and method != published.method:
+        yield from context.rules.ruling(
+            "drafter-of-other-method",
+            f"{published.model} is a drafter for {published.method}, and the method given is {method}.",
+            where="method",
+            fix=f'Write "method": "{published.method}". Source: {published.source}.',
+        )
+    known = find_model(target)
+    if known is not None and {name.lower() for name in known.names}.isdisjoint(map(str.lower, published.targets)):
+        yield from context.rules.ruling(
+            "drafter-of-other-target",
+            f"{published.model} was made for {', '.join(published.targets)}, and the target is {target}.",
+            where="model",
+            fix=f"Take a drafter of that target. Source: {published.source}.",
+        )
 
 
 def _find_unreadable(context: Context, spec: Spec) -> Iterator[Ruling]:

@@ -183,7 +183,7 @@ def _imply_model(context: Context, spec: Spec) -> Step[Spec]:
     if facts is not None and facts.weights == "none":
         return replace(spec, model=spec.method)
     if target_type or not context.rules.holds("target-implies-mtp"):
-        named = spec.method is not None
+        named = "method" in spec.fields.given
         yield from context.rules.ruling(
             "model-missing",
             f"The method {spec.method} needs `model`, the drafter." if named else "`method` or `model` must be given.",

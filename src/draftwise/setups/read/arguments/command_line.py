@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from draftwise.core import Finding, InvalidSetup
+from draftwise.core import Finding, InvalidSetup, Ruling
 from draftwise.facts.rules import Rulebook, get_rule
 from draftwise.facts.vllm import Release
 from draftwise.setups.read.arguments.config_file import put_in_config_file
@@ -20,7 +20,7 @@ from draftwise.setups.read.shell.launch import Entry
 from draftwise.setups.read.shell.place import get_place
 from draftwise.setups.read.shell.words import Word
 
-__all__ = ["Arguments", "read_arguments"]
+__all__ = ["Arguments", "explain_unknown", "read_arguments"]
 
 _SPEC_FLAGS: Mapping[str, str] = {
     "spec_method": "method",
@@ -28,6 +28,9 @@ _SPEC_FLAGS: Mapping[str, str] = {
     "spec_tokens": "num_speculative_tokens",
 }
 _MAX_WORDS = 4_000
+_MAX_NAMED = 10
+_ONLY_NAMES = frozenset({"served_model_name", "download_dir", "hf_token"})
+"""Engine arguments that take any text, and that nothing else depends on."""
 _PAIR = re.compile(r"(--?[A-Za-z][\w.-]*)[ \t]+(\S.*)", re.DOTALL)
 _NOT_ENGINE = frozenset({"model", "model_tag", "help", "config", "speculative_config", *_SPEC_FLAGS})
 
@@ -43,12 +46,33 @@ class Arguments:
     spec: dict[str, Any] | None = None
     unread: list[str] = field(default_factory=list)
     """Words that no flag takes, or that one refuses."""
+    unknown: list[str] = field(default_factory=list)
+    """Engine arguments whose values the text does not tell."""
     findings: list[Finding] = field(default_factory=list)
 
     def report(self, code: str, message: str, word: Word | None = None, *, fix: str = "", becomes: str = "") -> None:
         """Add a ruling about a word."""
         where = "" if word is None else get_place(word)
         self.findings.append(get_rule(code).ruling(message, where=where, fix=fix, becomes=becomes))
+
+    def report_unknown(self, what: str, word: Word, unknown: Sequence[str] = ()) -> None:
+        """Add the ruling that something cannot be judged."""
+        self.findings.append(explain_unknown(what, unknown or word.unknown, where=get_place(word)))
+
+
+def explain_unknown(what: str, unknown: Sequence[str], *, where: str) -> Ruling:
+    """Return the ruling that something depends on what the text does not tell.
+
+    Args:
+        what: subject of the sentence.
+        unknown: what it depends on, each with where it would come from.
+        where: its place.
+    """
+    return get_rule("unresolved-variable").ruling(
+        f"{what} cannot be judged: it depends on {', '.join(unknown[:_MAX_NAMED])}.",
+        where=where,
+        fix="Put the value in, or give a file of NAME=value lines with --env-file.",
+    )
 
 
 def read_arguments(words: Sequence[Word], release: Release, entry: Entry, *, folder: Path | None = None) -> Arguments:
@@ -74,6 +98,7 @@ def read_arguments(words: Sequence[Word], release: Release, entry: Entry, *, fol
     serves = entry == "serve" or (entry == "image" and not Rulebook(release.version).holds("image-runs-api-server"))
     if serves:
         words = _move_model(words, release, found, strict=entry == "serve")
+    words = _leave_out_config(words, found)
     if any(word.text.partition("=")[0] == "--config" for word in words):
         if folder is None:
             found.unread += _find_config_file(words)
@@ -85,9 +110,22 @@ def read_arguments(words: Sequence[Word], release: Release, entry: Entry, *, fol
     _collect(matched.flags, release, found)
     _check_repeats(matched.flags, spelled.dotted, found)
     found.findings += matched.about_unknown
+    for word in matched.open:
+        found.report_unknown("What stands here", word)
+        found.unknown.append("")
     _join_spec(matched.flags, spelled.spec, found)
     _choose_model(matched.model, release, found, serves=serves)
     return found
+
+
+def _leave_out_config(words: Sequence[Word], found: Arguments) -> Sequence[Word]:
+    """Return the words without a `--config FILE` whose file the text does not tell."""
+    index = next((i for i, word in enumerate(words[:-1]) if word.text == "--config" and words[i + 1].unknown), None)
+    if index is None:
+        return words
+    found.report_unknown("The file behind --config", words[index + 1])
+    found.unknown.append("config")
+    return [*words[:index], *words[index + 2 :]]
 
 
 def _find_config_file(words: Sequence[Word]) -> list[str]:
@@ -130,10 +168,31 @@ def _move_model(words: Sequence[Word], release: Release, found: Arguments, *, st
         code, message = "serve-model-flag-deprecated", "works, with a warning."
     if strict:
         found.report(code, message, word, fix="Write vllm serve MODEL.")
+    if code == "serve-model-flag-deprecated":
+        _report_lost_models(words, index, found)
     if not joined and index + 1 >= len(words):
         return words
-    model = Word(value, word.line, word.place) if joined else words[index + 1]
+    model = replace(word, text=value) if joined else words[index + 1]
     return [model, *words[:index], *words[index + (1 if joined else 2) :]]
+
+
+def _report_lost_models(words: Sequence[Word], first: int, found: Arguments) -> None:
+    """Report every --model after the first one, which alone counts."""
+    values = [
+        (word, word.text.partition("=")[2] or (words[index + 1].text if index + 1 < len(words) else ""))
+        for index, word in enumerate(words)
+        if index >= first and word.text.partition("=")[0] == "--model"
+    ]
+    (given, served), *lost = values
+    by = f" ({given.place})" if given.place else ""
+    for word, model in lost:
+        found.report(
+            "second-model-not-served",
+            f"--model {model} is not served: the first --model counts{by}, {served}.",
+            word,
+            fix="Give one --model; to replace that of a runtime, give command and args of your own.",
+            becomes=served,
+        )
 
 
 def _check_served_name(words: Sequence[Word], release: Release, found: Arguments) -> None:
@@ -145,6 +204,11 @@ def _check_served_name(words: Sequence[Word], release: Release, found: Arguments
 
 def _collect(flags: Iterable[Given], release: Release, found: Arguments) -> None:
     for given in flags:
+        if given.unknown and not _takes_any_text(given, release):
+            found.report_unknown(f"The value of {given.name}", given.word, given.unknown)
+            if given.field in release.table("engine_defaults") or given.field in _SPEC_FLAGS:
+                found.unknown.append(given.field)
+            continue
         try:
             value = get_value(given, release, found.findings)
         except Refused as refused:
@@ -156,6 +220,14 @@ def _collect(flags: Iterable[Given], release: Release, found: Arguments) -> None
         if given.field == "help":
             found.report("unknown-flag", "--help prints the flags and starts nothing.", given.word)
         found.args[given.field] = [*found.args.get(given.field, ()), *value] if given.appends else value
+
+
+def _takes_any_text(given: Given, release: Release) -> bool:
+    """Say whether the server starts in the same way whatever the text is that a flag is given."""
+    is_text = (
+        given.row["kind"] in ("value", "list") and "str" in str(given.row["type"]) and not given.row.get("choices")
+    )
+    return is_text and (given.field in _ONLY_NAMES or given.field not in release.table("engine_defaults"))
 
 
 def _check_repeats(flags: Iterable[Given], dotted: Mapping[str, Word], found: Arguments) -> None:
@@ -204,6 +276,11 @@ def _choose_model(positional: Word | None, release: Release, found: Arguments, *
     """Take the model from where the entry point takes it, or the default that the server falls back to."""
     by_flag = found.args.pop("model", None)
     found.args = {name: value for name, value in found.args.items() if name not in _NOT_ENGINE}
+    if positional is not None and positional.unknown:
+        found.report_unknown("The model", positional)
+        found.unknown.append("model")
+    if "model" in found.unknown:
+        return
     default = str(release.table("engine_defaults").get("model") or "")
     if serves or positional is None:
         chosen = positional.text if positional is not None else by_flag

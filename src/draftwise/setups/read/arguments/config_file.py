@@ -13,10 +13,9 @@ from draftwise.facts.vllm import Release
 from draftwise.setups.read.manifests.yaml_text import Document, read_yaml
 from draftwise.setups.read.shell.place import get_place
 from draftwise.setups.read.shell.words import Word
+from draftwise.setups.read.text_file import read_text
 
-__all__ = ["get_flags", "put_in_config_file", "read_text"]
-
-_MAX_BYTES = 1_000_000
+__all__ = ["get_flags", "put_in_config_file"]
 
 
 def put_in_config_file(
@@ -123,22 +122,3 @@ def _list(word: Word, items: list[object], release: Release, findings: list[Find
     if items:
         yield word
         yield from (replace(word, text=str(item)) for item in items)
-
-
-def read_text(path: Path) -> str:
-    """Return a file's text.
-
-    Raises:
-        InvalidSetup: it cannot be read, is not UTF-8, or is larger than a megabyte.
-    """
-    try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise InvalidSetup.because("too-long", f"{path} is larger than {_MAX_BYTES:,} bytes.", where=str(path))
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else "it is not UTF-8 text"
-        raise InvalidSetup.because("unreadable-file", f"{path} cannot be read ({reason}).", where=str(path)) from None
-    except ValueError as error:
-        raise InvalidSetup.because(
-            "unreadable-file", f"{str(path)!r} cannot be read ({error}).", where=repr(str(path))
-        ) from None

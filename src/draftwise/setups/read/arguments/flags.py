@@ -39,6 +39,8 @@ class Given:
     word: Word
     mistake: Mistake = ""
     """What a shell would have done to the value."""
+    unknown: tuple[str, ...] = ()
+    """What the value depends on and the text does not tell."""
 
     @property
     def field(self) -> str:
@@ -66,6 +68,8 @@ class Matched:
     """The positional argument."""
     unknown: tuple[Word, ...]
     """Words that no flag takes."""
+    open: tuple[Word, ...]
+    """Words that may be anything, or nothing, as the text does not tell their value."""
     about_unknown: tuple[Ruling, ...]
     """What is said of these."""
     refused: tuple[Word, ...]
@@ -98,8 +102,10 @@ def match_flags(words: Sequence[Word], release: Release) -> Matched:
     model = next((given.word for given in seen if not given.name), None)
     model, left = _choose_model(model, [_get_word(text) for text in unknown], rest, flags)
     findings += _abbreviated(flags, release)
+    unclear = tuple(word for word in left if word.unknown)
+    left = [word for word in left if not word.unknown]
     about_unknown = tuple(_explain_unknown(left, release))
-    return Matched(flags, model, tuple(left), about_unknown, tuple(dropped), (*renamed, *findings))
+    return Matched(flags, model, tuple(left), unclear, about_unknown, tuple(dropped), (*renamed, *findings))
 
 
 def _choose_model(
@@ -110,6 +116,9 @@ def _choose_model(
     argparse takes the value of an unknown flag for the model if it comes first; a later one, or --model, is meant.
     """
     before = next((words[index - 1] for index, word in enumerate(words) if index and word is model), None)
+    if model is not None and model.unknown:
+        other = next((word for word in unknown if not word.text.startswith("-") and not word.unknown), None)
+        return (model, unknown) if other is None else (other, [model, *(word for word in unknown if word is not other)])
     if model is None or not any(word is before for word in unknown) or (before is not None and "=" in before.text):
         return model, unknown
     later = next((word for word in unknown if not word.text.startswith("-")), None)
@@ -184,7 +193,10 @@ class _Record(argparse.Action):
         word = _get_word(option_string) if option_string else _get_word(listed[0])
         name = "" if option_string is None else self.dest
         mistake = next((each.mistake for each in map(_get_word, listed) if each.mistake), word.mistake)
-        given = Given(name, self.row, option_string or "", tuple(str(value) for value in listed), word, mistake)
+        unknown = tuple(dict.fromkeys(name for each in (word, *map(_get_word, listed)) for name in each.unknown))
+        given = Given(
+            name, self.row, option_string or "", tuple(str(value) for value in listed), word, mistake, unknown
+        )
         namespace.__dict__.setdefault("seen", []).append(given)
 
 
@@ -192,7 +204,9 @@ class _Record(argparse.Action):
 def _parser(release: Release) -> _Parser:
     parser = _Parser(add_help=False, exit_on_error=False, argument_default=argparse.SUPPRESS)
     parser.add_argument("model_tag", nargs="?", action=_Record, row={})
-    parser.add_argument("--help", "-h", nargs=0, action=_Record, row={"field": "help", "kind": "switch"})
+    parser.add_argument(
+        "--help", "-h", nargs=0, action=_Record, row={"field": "help", "kind": "switch", "aliases": ["-h"]}
+    )
     paired = Rulebook(release.version).holds("paired-switches")
     taken: set[str] = set()
     for name, row in release.table("flags").items():
@@ -288,7 +302,7 @@ def _explain_flag(word: Word, release: Release) -> Ruling:
         return get_rule("flag-of-other-release").ruling(
             f"vLLM {release} has no {flag}; {elsewhere}.", where=get_place(word, flag)
         )
-    names = sorted(_spellings_by_release()[str(release)])
+    names = sorted(_spellings_in(release))
     from difflib import get_close_matches  # read only when something is misspelled
 
     near = get_close_matches(flag[:80], names, n=1, cutoff=0.7)
@@ -326,23 +340,20 @@ def _long_names() -> Mapping[str, str]:
 
 
 @cache
-def _spellings_by_release() -> Mapping[str, frozenset[str]]:
-    return {
-        str(release): frozenset(
-            spelling
-            for name, row in release.table("flags").items()
-            for spelling in _spellings(name, row, paired=Rulebook(release.version).holds("paired-switches"))
-        )
-        for release in releases("flags")
-    }
+def _spellings_in(release: Release) -> frozenset[str]:
+    paired = Rulebook(release.version).holds("paired-switches")
+    return frozenset(
+        spelling for name, row in release.table("flags").items() for spelling in _spellings(name, row, paired=paired)
+    )
 
 
 def _releases_with(flag: str) -> str:
     """Say which releases have a flag, in runs: `0.9.2 to 0.11.2 have it`; empty for none."""
-    names = [name for name, flags in _spellings_by_release().items() if flag in flags]
+    known = releases("flags")
+    names = [str(release) for release in known if flag in _spellings_in(release)]
     if not names:
         return ""
-    every = [str(release) for release in releases("flags")]
+    every = [str(release) for release in known]
     runs: list[list[str]] = []
     for name in names:
         if runs and every.index(runs[-1][-1]) + 1 == every.index(name):

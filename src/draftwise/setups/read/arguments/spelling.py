@@ -106,8 +106,10 @@ class _Speller:
                     self._report(word, "flag-needs-value", f"{flag} has no value after it.")
                     break
                 value = following.text
+                word = replace(word, unknown=(*word.unknown, *following.unknown))
             name, *keys = flag.removesuffix("+").split(".")
-            self.first.setdefault(name, word)
+            first = self.first.setdefault(name, word)
+            self.first[name] = replace(first, unknown=tuple(dict.fromkeys((*first.unknown, *word.unknown))))
             made = json.loads(json.dumps(value.split(","))) if flag.endswith("+") else self._value(value)
             for twice in _merge(values.setdefault(name, {}), _nest(keys, made)):
                 self._report(word, "flag-given-twice", f"{name}.{twice} is given twice; only the last one counts.")

@@ -20,9 +20,9 @@ _MAX_LISTED = 12
 _HIDDEN = "(not shown)"
 """Stands for what must not travel into reports."""
 _SECRETS = frozenset({"api_key", "hf_token"})
+_CONFIG = re.compile(r"\w+Config(Args)?( \| None)?")
+"""Types whose JSON is read as a config: null is refused there, and must not pass for a flag that is not given."""
 _BRACED = re.compile(r"\s*\{.*\}\s*", re.DOTALL)
-_BY_NAME = re.compile(r"Enum\b|^OptimizationLevel$")
-"""Types that the parser takes as text; the engine's config refuses an unknown name later."""
 
 
 class Refused(Exception):  # noqa: N818  (argparse refuses a value)
@@ -61,7 +61,7 @@ def _convert(given: Given, text: str, release: Release) -> Any:
     if text in ("", "None") and takes_none(given.row):
         return None
     choices = given.row.get("choices")
-    if choices and not _BY_NAME.search(str(given.row["type"])):
+    if choices:
         return _choose(given, text, choices)
     try:
         if "int" in kinds and "lambda" not in kinds:
@@ -83,7 +83,7 @@ def _read_int(given: Given, text: str, release: Release) -> int:
 
 
 def _choose(given: Given, text: str, choices: Any) -> Any:
-    loose = text.lower().replace("-", "_") if given.field.endswith("_backend") else text
+    loose = text.lower().replace("-", "_") if ".lower()" in str(given.row["type"]) else text
     for choice in choices:
         if str(choice) in (text, loose):
             return choice
@@ -114,7 +114,7 @@ def _read_json(given: Given, findings: list[Finding]) -> Any:
         )
         for key in found.duplicates
     )
-    return found.value
+    return text if found.value is None and _CONFIG.fullmatch(str(given.row["type"])) else found.value
 
 
 _SHELL_MISTAKES: Mapping[str, str] = {

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path as FilePath
 from typing import Any
 
-from draftwise.core import Finding
-from draftwise.facts.rules import get_rule
-from draftwise.setups.read.manifests.parts import Found, get_env, get_mapping, get_words
+from draftwise.setups.read.manifests.parts import Found, get_mapping, get_words
+from draftwise.setups.read.manifests.references import COMPOSE, read_env_file
 from draftwise.setups.read.manifests.yaml_text import Document, Path, get_text
+from draftwise.setups.read.shell.environment import NOTHING_SET, Environment
 from draftwise.setups.read.shell.launch import Launch, run_image
-from draftwise.setups.read.shell.words import Word, split_words
+from draftwise.setups.read.shell.words import Word
+from draftwise.setups.read.text_file import read_text
 
 __all__ = ["find_services", "is_compose"]
 
-_VARIABLE = re.compile(r"\$(?:\$|(\w+)|\{(\w+)(?::?([-?+])([^{}]*))?\})")
+_CALLER = "set where docker compose runs, or in a file .env beside this one"
+_COMMANDS = ("entrypoint", "command")
 
 
 def is_compose(document: Document) -> bool:
@@ -24,63 +26,97 @@ def is_compose(document: Document) -> bool:
     return bool(get_mapping(document.value, "services")) and "apiVersion" not in document.value
 
 
-def find_services(document: Document) -> Iterator[Launch]:
-    """Yield the servers of a compose file."""
+def find_services(document: Document, folder: FilePath, given: Mapping[str, str]) -> Iterator[Launch]:
+    """Yield the servers of a compose file.
+
+    Args:
+        document: the file's content.
+        folder: where the file lies, and with it `.env` and the files of `env_file`.
+        given: variables that stand in for those of `.env`, as `docker compose --env-file` has it.
+
+    Raises:
+        InvalidSetup: a file of variables cannot be read, or a quote is never closed.
+    """
+    beside = folder / ".env"
+    values = given or (read_env_file(read_text(beside)) if beside.is_file() else {})
+    project = _Project(document, folder, Environment(values=values, elsewhere=_CALLER), given)
     for name, service in get_mapping(document.value, "services").items():
         if isinstance(service, Mapping):
-            launch = _read_service(document, ("services", name), service)
+            launch = project.read_service(("services", name), service)
             if launch is not None:
                 yield launch
 
 
-def _read_service(document: Document, path: Path, service: Mapping[str, Any]) -> Launch | None:
-    found: Found = []
-    unset: dict[str, None] = {}
-    words = {key: _words(document, (*path, key), service.get(key), found, unset) for key in ("entrypoint", "command")}
-    image = _fill_in(str(service.get("image") or ""), unset)
-    launch = run_image(image, words["entrypoint"], words["command"])
-    if launch is None:
-        return None
-    env = get_env(document, (*path, "environment"), service.get("environment"))
-    where = f"line {document.line(path)} {get_text(path)}"
-    if unset:
-        found.append(_unset(list(unset), where))
-    return replace(
-        launch,
-        env={name: _fill_in(value, unset) for name, value in env.items()} | dict(launch.env),
-        num_gpus=_count_gpus(service) or launch.num_gpus,
-        where=where,
-        findings=(*found, *launch.findings),
-    )
+@dataclass(frozen=True, slots=True)
+class _Project:
+    """A compose file with what it finds around it."""
+
+    document: Document
+    folder: FilePath
+    caller: Environment
+    """What `${NAME}` in the file refers to."""
+    given: Mapping[str, str]
+
+    def read_service(self, path: Path, service: Mapping[str, Any]) -> Launch | None:
+        """Return the server that a service starts, or None."""
+        found: Found = []
+        env = self._read_env(path, service)
+        entrypoint, command = (self._read_words((*path, key), service.get(key), found) for key in _COMMANDS)
+        image = COMPOSE.fill_in(Word(str(service.get("image") or "")), self.caller)
+        launch = run_image(image, entrypoint, command, env=env)
+        if launch is None:
+            return None
+        return replace(
+            launch,
+            num_gpus=_count_gpus(service) or launch.num_gpus,
+            where=f"line {self.document.line(path)} {get_text(path)}",
+            findings=(*found, *launch.findings),
+        )
+
+    def _read_words(self, path: Path, value: Any, found: Found) -> tuple[Word, ...]:
+        if isinstance(value, str):
+            return COMPOSE.split(Word(value, self.document.line(path), get_text(path)), self.caller)
+        return tuple(COMPOSE.fill_in(word, self.caller) for word in get_words(self.document, path, value, found))
+
+    def _read_env(self, path: Path, service: Mapping[str, Any]) -> Environment:
+        """Return the variables of a service: those of its files, and over them its own."""
+        env = NOTHING_SET
+        files = service.get("env_file")
+        for file in files if isinstance(files, list) else [files]:
+            name = file.get("path") if isinstance(file, Mapping) else file
+            if isinstance(name, str):
+                env |= self._read_file(name)
+        for name, text in _get_variables(self.document, (*path, "environment"), service.get("environment")):
+            env |= self._read_variable(name, text)
+        return env.given(self.given)
+
+    def _read_file(self, name: str) -> Environment:
+        file = self.folder / COMPOSE.fill_in(Word(name), self.caller).text
+        if not file.is_file():
+            return Environment(elsewhere=f"the env_file {name}, which is not there")
+        env = NOTHING_SET
+        for key, text in read_env_file(read_text(file)).items():
+            env |= self._read_variable(key, text)
+        return env
+
+    def _read_variable(self, name: str, text: str | None) -> Environment:
+        """Return a variable; one without a value is passed on from where docker compose runs."""
+        word = COMPOSE.fill_in(Word(f"${{{name}}}" if text is None else text), self.caller)
+        if word.unknown:
+            return Environment(unknown={name: ", ".join(word.unknown) if text else _CALLER})
+        return Environment(values={name: word.text})
 
 
-def _words(document: Document, path: Path, value: Any, found: Found, unset: dict[str, None]) -> tuple[Word, ...]:
-    if isinstance(value, str):
-        text = _fill_in(value, unset)
-        return split_words(text, line=document.line(path), place=get_text(path))
-    return tuple(replace(word, text=_fill_in(word.text, unset)) for word in get_words(document, path, value, found))
-
-
-def _fill_in(text: str, unset: dict[str, None]) -> str:
-    """Put defaults in for variables, as compose does; those without one stay and are noted."""
-
-    def value(match: re.Match[str]) -> str:
-        if match[0] == "$$":
-            return "$"
-        if match[3] == "-":
-            return str(match[4])
-        unset[match[1] or match[2]] = None
-        return match[0]
-
-    return _VARIABLE.sub(value, text)
-
-
-def _unset(names: list[str], where: str) -> Finding:
-    return get_rule("unresolved-variable").ruling(
-        f"{', '.join(names[:10])} comes from outside this file and is read as it stands.",
-        where=where,
-        fix="Give a default as ${NAME:-value}; write $$ for a dollar sign.",
-    )
+def _get_variables(document: Document, path: Path, value: Any) -> Iterator[tuple[str, str | None]]:
+    """Yield variables from `{A: b}` or `["A=b"]`; None for one without a value."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            text = document.texts.get((*path, key), inner)
+            yield key, text if isinstance(text, str) and inner is not None else None
+    else:
+        for item in value if isinstance(value, Sequence) and not isinstance(value, str) else ():
+            name, separator, text = str(item).partition("=")
+            yield name, text if separator else None
 
 
 def _count_gpus(service: Mapping[str, Any]) -> int | None:

@@ -6,10 +6,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from draftwise.core import Finding
 from draftwise.facts.rules import get_rule
-from draftwise.setups.read.manifests.containers import get_gpu_product, read_container
-from draftwise.setups.read.manifests.parts import Found, get_env, get_gpus, get_mapping, get_words
+from draftwise.setups.read.manifests.containers import (
+    get_container_words,
+    get_gpu_product,
+    get_volumes,
+    read_container,
+)
+from draftwise.setups.read.manifests.parts import Found, get_gpus, get_mapping
+from draftwise.setups.read.manifests.variables import Stores
 from draftwise.setups.read.manifests.yaml_text import Document, Path, get_text
+from draftwise.setups.read.shell.environment import NOTHING_SET, Environment
 from draftwise.setups.read.shell.images import image_version
 from draftwise.setups.read.shell.launch import Launch, run_image
 from draftwise.setups.read.shell.words import Script, Word
@@ -18,6 +26,7 @@ __all__ = ["Runtimes", "find_llm_services", "find_predictors", "get_runtimes"]
 
 _MODELS = "/mnt/models"
 _CONTAINER = "kserve-container"
+_ADDITIONAL = "VLLM_ADDITIONAL_ARGS"
 _BUILT_IN: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "vllm": ("vllm/vllm-openai", ("--port=8080", f"--model={_MODELS}")),
     "huggingface": ("kserve/huggingfaceserver", (f"--model_dir={_MODELS}",)),
@@ -59,7 +68,7 @@ def _main(containers: Sequence[Any]) -> int | None:
     return next(named, mappings[0] if mappings else None)
 
 
-def find_predictors(document: Document, runtimes: Runtimes) -> Iterator[Launch]:
+def find_predictors(document: Document, runtimes: Runtimes, stores: Stores) -> Iterator[Launch]:
     """Yield the servers of an InferenceService: its predictor and its canaries."""
     spec = get_mapping(document.value, "spec")
     canaries = spec.get("canary") if isinstance(spec.get("canary"), list) else []
@@ -70,30 +79,48 @@ def find_predictors(document: Document, runtimes: Runtimes) -> Iterator[Launch]:
     ]
     for path, predictor in predictors:
         if isinstance(predictor, Mapping):
-            yield from _read_predictor(document, path, predictor, runtimes)
+            yield from _read_predictor(document, path, predictor, runtimes, stores)
 
 
 def _read_predictor(
-    document: Document, path: Path, predictor: Mapping[str, Any], runtimes: Runtimes
+    document: Document, path: Path, predictor: Mapping[str, Any], runtimes: Runtimes, stores: Stores
 ) -> Iterator[Launch]:
     mounts = _mounts(predictor)
     model = predictor.get("model")
     if isinstance(model, Mapping):
-        launch = _read_model(document, (*path, "model"), model, runtimes)
+        launch = _read_model(document, (*path, "model"), model, runtimes, stores)
+        misplaced = tuple(_find_misplaced(document, (*path, "model"), model))
         if launch is not None:
-            yield replace(launch, mounts=mounts, gpu=get_gpu_product(predictor))
+            yield replace(
+                launch,
+                mounts=_mounts(model) | mounts,
+                gpu=get_gpu_product(predictor),
+                findings=(*misplaced, *launch.findings),
+            )
     containers = predictor.get("containers")
     for index, container in enumerate(containers if isinstance(containers, list) else ()):
         if isinstance(container, Mapping):
-            launch = read_container(document, (*path, "containers", index), container, predictor)
+            launch = read_container(document, (*path, "containers", index), container, stores, predictor)
             if launch is not None:
-                yield replace(launch, mounts=mounts | _mounts({}, env=launch.env))
+                yield replace(launch, mounts=mounts | _mounts({}, env=launch.env.values))
+
+
+def _find_misplaced(document: Document, path: Path, model: Mapping[str, Any]) -> Iterator[Finding]:
+    """Yield what stands inside `model` and belongs beside it."""
+    if "storageUris" in model:
+        here = (*path, "storageUris")
+        yield get_rule("storage-uris-in-model").ruling(
+            "storageUris is no field of the model: the API server drops it, and nothing is mounted.",
+            where=f"line {document.line(here)} {get_text(here)}",
+            fix="Put it beside model, into the predictor.",
+        )
 
 
 def _mounts(predictor: Mapping[str, Any], env: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return which directory KServe fills from which URI."""
     mounts: dict[str, str] = {}
-    uri = get_mapping(predictor, "model").get("storageUri") or (env or {}).get("STORAGE_URI")
+    model = get_mapping(predictor, "model")
+    uri = model.get("storageUri") or (env or {}).get("STORAGE_URI") or ("" if "storage" in model else None)
     if isinstance(uri, str):
         mounts[_MODELS] = uri
     entries = predictor.get("storageUris")
@@ -104,37 +131,45 @@ def _mounts(predictor: Mapping[str, Any], env: Mapping[str, str] | None = None) 
     return mounts
 
 
-def _read_model(document: Document, path: Path, model: Mapping[str, Any], runtimes: Runtimes) -> Launch | None:
+def _read_model(
+    document: Document, path: Path, model: Mapping[str, Any], runtimes: Runtimes, stores: Stores
+) -> Launch | None:
     found: Found = []
     where = f"line {document.line(path)} {get_text(path)}"
-    env = get_env(document, (*path, "env"), model.get("env"))
-    own = get_words(document, (*path, "args"), model.get("args"), found, env=env)
-    command = get_words(document, (*path, "command"), model.get("command"), found, env=env)
     runtime = runtimes.get(str(model.get("runtime")))
+    env = NOTHING_SET if runtime is None else stores.read_env(runtime.document, runtime.path, runtime.container)
+    env |= stores.read_env(document, path, model)
+    own, command = (get_container_words(document, (*path, key), model, env, found) for key in ("args", "command"))
     if runtime is None:
-        image, before, runtime_env = _built_in(model, where, found)
+        image, before = _built_in(model, where, found)
     else:
-        runtime_env = get_env(runtime.document, (*runtime.path, "env"), runtime.container.get("env"))
         image = str(runtime.container.get("image") or "")
         before, runtime_command = (
-            get_words(runtime.document, (*runtime.path, key), runtime.container.get(key), found, env=runtime_env | env)
+            get_container_words(runtime.document, (*runtime.path, key), runtime.container, env, found)
             for key in ("args", "command")
         )
         command = command or runtime_command
     image = _image(model, image)
-    launch = run_image(image, command, (*before, *own))
+    launch = run_image(Word(image), command, (*before, *own), env=env)
     if launch is None:
         return None
     return replace(
         launch,
-        env=runtime_env | env | dict(launch.env),
         num_gpus=get_gpus(model) or (None if runtime is None else get_gpus(runtime.container)),
+        volumes=_get_model_volumes(model, runtime),
         where=where,
         findings=(*found, *launch.findings),
     )
 
 
-def _built_in(model: Mapping[str, Any], where: str, found: Found) -> tuple[str, tuple[Word, ...], dict[str, str]]:
+def _get_model_volumes(model: Mapping[str, Any], runtime: _Runtime | None) -> tuple[str, ...] | None:
+    """Return where the model's container has volumes; None for a runtime that is named and not in the file."""
+    if runtime is None and model.get("runtime"):
+        return None
+    return (*get_volumes(model), *(() if runtime is None else get_volumes(runtime.container)))
+
+
+def _built_in(model: Mapping[str, Any], where: str, found: Found) -> tuple[str, tuple[Word, ...]]:
     """Return what KServe's own runtime for the model format brings along."""
     name = str(get_mapping(model, "modelFormat").get("name") or "").lower()
     image, args = _BUILT_IN.get(name, ("", ()))
@@ -147,7 +182,7 @@ def _built_in(model: Mapping[str, Any], where: str, found: Found) -> tuple[str, 
                 fix="Put the ServingRuntime into the same file, and set runtimeVersion to pin vLLM.",
             )
         )
-    return image, tuple(Word(text, place="runtime") for text in args), {}
+    return image, tuple(Word(text, place="runtime") for text in args)
 
 
 def _image(model: Mapping[str, Any], image: str) -> str:
@@ -161,7 +196,7 @@ def _image(model: Mapping[str, Any], image: str) -> str:
     return f"{head if separator and '/' not in tag else image}:{version}"
 
 
-def find_llm_services(document: Document) -> Iterator[Launch]:
+def find_llm_services(document: Document, stores: Stores) -> Iterator[Launch]:
     """Yield the servers of an LLMInferenceService.
 
     Its template hands all arguments to `eval`, so that a shell reads them once more.
@@ -175,19 +210,25 @@ def find_llm_services(document: Document) -> Iterator[Launch]:
         if index is None and keys != ("template",):
             continue
         container = containers[index] if isinstance(containers, list) and index is not None else {}
-        yield _read_llm_container(document, ("spec", *keys, "containers", index or 0), container, model, spec)
+        yield _read_llm_container(document, ("spec", *keys, "containers", index or 0), container, model, stores)
+
+
+def _evaluate(args: Sequence[Word], env: Environment, line: int, place: str) -> tuple[Word, ...]:
+    """Return what a shell makes of the additional arguments and the container's own."""
+    additional = f"${_ADDITIONAL}" if _ADDITIONAL in env.unknown else env.values.get(_ADDITIONAL, "")
+    text = " ".join([additional, *(word.text for word in args)])
+    script = Script(text, line=line, env=env)
+    return tuple(replace(token, place=place) for token in script.tokens() if token is not None)
 
 
 def _read_llm_container(
-    document: Document, path: Path, container: Mapping[str, Any], model: Word, spec: Mapping[str, Any]
+    document: Document, path: Path, container: Mapping[str, Any], model: Word, stores: Stores
 ) -> Launch:
     found: Found = []
-    env = get_env(document, (*path, "env"), container.get("env"))
-    args = get_words(document, (*path, "args"), container.get("args"), found, env=env)
-    text = " ".join([env.get("VLLM_ADDITIONAL_ARGS", ""), *(word.text for word in args)])
-    script = Script(text, line=document.line(path))
-    words = [replace(token, place=get_text(path)) for token in script.tokens() if token is not None]
-    size = get_mapping(spec, "parallelism").get("tensor")
+    env = stores.read_env(document, path, container)
+    args = get_container_words(document, (*path, "args"), container, env, found)
+    words = _evaluate(args, env, document.line(path), get_text(path))
+    size = get_mapping(document.value, "spec", "parallelism").get("tensor")
     parallel = (Word("--tensor-parallel-size"), Word(str(size))) if isinstance(size, int) else ()
     image = str(container.get("image") or "")
     return Launch(

@@ -1,23 +1,23 @@
-"""What compose files and Kubernetes manifests have in common: arguments, variables and GPUs as YAML values."""
+"""What compose files and Kubernetes manifests have in common: arguments and GPUs as YAML values."""
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from draftwise.core import Finding
 from draftwise.facts.rules import get_rule
 from draftwise.setups.read.manifests.yaml_text import Document, Path, get_text
-from draftwise.setups.read.shell.words import Word, check_length
+from draftwise.setups.read.shell.words import Word, check_length, split_words
 
-__all__ = ["Found", "get_env", "get_gpus", "get_mapping", "get_words", "walk"]
+__all__ = ["Found", "get_gpus", "get_mapping", "get_words", "walk"]
 
 Found = list[Finding]
 
+_KINDS: Mapping[type, str] = {dict: "a mapping", list: "a list", type(None): "nothing"}
+_NO_TEXT = "a number or a truth value"
 _GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu", "gpu.intel.com/i915", "gpu.intel.com/xe")
-_REFERENCE = re.compile(r"\$\(([A-Za-z_][\w.-]*)\)")
 
 
 def get_mapping(value: Any, *keys: str) -> Mapping[str, Any]:
@@ -27,27 +27,24 @@ def get_mapping(value: Any, *keys: str) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def get_words(
-    document: Document, path: Path, value: Any, found: Found, *, env: Mapping[str, str] | None = None
-) -> tuple[Word, ...]:
-    """Return a list of arguments as words; what is no text is reported and read as it was meant.
+def get_words(document: Document, path: Path, value: Any, found: Found) -> tuple[Word, ...]:
+    """Return a list of arguments as words; what is no list, or no text in it, is reported and read as it was meant.
 
     Args:
         document: the document that the list is in.
         path: of the list.
         value: the list.
         found: takes what is wrong.
-        env: values for `$(NAME)`, which Kubernetes puts in.
     """
     if not isinstance(value, list):
-        return ()
+        return () if value is None else _read_no_list(document, path, value, found)
     words: list[Word] = []
     for index, item in enumerate(value):
         here = (*path, index)
         place, line = get_text(here), document.line(here)
         if isinstance(item, str) or here in document.texts:
             text = item if isinstance(item, str) else document.texts[here]
-            words.append(Word(_fill_in(text, env or {}), line, place))
+            words.append(Word(text, line, place))
         elif isinstance(item, Mapping):
             words += (Word(text, line, place) for key, inner in item.items() for text in _as_meant(key, inner))
         if not isinstance(item, str):
@@ -56,10 +53,18 @@ def get_words(
     return tuple(words)
 
 
-def _fill_in(text: str, env: Mapping[str, str]) -> str:
-    names = _REFERENCE.findall(text)
-    check_length(env.get(name, "") for name in names)
-    return _REFERENCE.sub(lambda match: env.get(match[1], match[0]), text)
+def _read_no_list(document: Document, path: Path, value: Any, found: Found) -> tuple[Word, ...]:
+    """Return what was meant by arguments that are no list, and report them."""
+    line, place = document.line(path), get_text(path)
+    kind = "one text" if isinstance(value, str) else _KINDS.get(type(value), _NO_TEXT)
+    found.append(
+        get_rule("arguments-not-a-list").ruling(
+            f"{path[-1]} is {kind}; it must be a list of texts, or the manifest is refused.",
+            where=f"line {line} {place}",
+            fix="Make each argument an item of a list.",
+        )
+    )
+    return split_words(value, line=line, place=place) if isinstance(value, str) else ()
 
 
 def _as_meant(key: str, value: Any) -> Iterator[str]:
@@ -69,31 +74,12 @@ def _as_meant(key: str, value: Any) -> Iterator[str]:
 
 
 def _not_text(item: Any, line: int, place: str) -> Finding:
-    kind = {dict: "a mapping", list: "a list", type(None): "nothing"}.get(type(item), "a number or a truth value")
+    kind = _KINDS.get(type(item), _NO_TEXT)
     return get_rule("argument-not-text").ruling(
         f"The argument is {kind} for YAML; arguments must be text, or the manifest is refused.",
         where=f"line {line} {place}",
         fix="Put it in single quotes.",
     )
-
-
-def get_env(document: Document, path: Path, value: Any) -> dict[str, str]:
-    """Return variables from `{A: b}`, `["A=b"]` or `[{name: A, value: b}]`; those without a value are left out."""
-    items: Sequence[tuple[Any, Any]]
-    if isinstance(value, Mapping):
-        items = [(key, document.texts.get((*path, key), inner)) for key, inner in value.items()]
-    else:
-        items = [_variable(document, (*path, index), item) for index, item in enumerate(value or ())]
-    return {name: text for name, text in items if isinstance(name, str) and isinstance(text, str)}
-
-
-def _variable(document: Document, path: Path, item: Any) -> tuple[Any, Any]:
-    if isinstance(item, str):
-        name, separator, text = item.partition("=")
-        return name, text if separator else None
-    if isinstance(item, Mapping):
-        return item.get("name"), document.texts.get((*path, "value"), item.get("value"))
-    return None, None
 
 
 def get_gpus(container: Mapping[str, Any]) -> int | None:

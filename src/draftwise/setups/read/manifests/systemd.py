@@ -1,19 +1,24 @@
-"""systemd units: the server that ExecStart starts, with the variables of Environment."""
+"""systemd units: the server that ExecStart starts, with the variables of Environment and EnvironmentFile."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 
+from draftwise.setups.read.manifests.references import SYSTEMD, read_env_file
+from draftwise.setups.read.shell.environment import NOTHING_SET, Environment, describe_unknown
 from draftwise.setups.read.shell.launch import Launch, find_launch
-from draftwise.setups.read.shell.words import check_length, split_words
+from draftwise.setups.read.shell.words import Word, split_words
+from draftwise.setups.read.text_file import read_text
 
-__all__ = ["find_units", "is_unit"]
+__all__ = ["find_units", "get_settings", "is_unit", "read_environment", "read_words"]
 
 _SECTION = re.compile(r"^\[Service\]\s*$", re.MULTILINE)
 _SETTING = re.compile(r"([A-Za-z]+)\s*=\s*(.*)", re.DOTALL)
-_VARIABLE = re.compile(r"\$(?:\$|(\w+)|\{(\w+)\})")
+_WHOLE = re.compile(r"\$([A-Za-z_]\w*)")
+_SPECIFIER = re.compile(r"%(%|[A-Za-z])")
 
 
 def is_unit(text: str) -> bool:
@@ -21,35 +26,44 @@ def is_unit(text: str) -> bool:
     return _SECTION.search(text) is not None
 
 
-def find_units(text: str) -> Iterator[Launch]:
+def find_units(text: str, given: Mapping[str, str]) -> Iterator[Launch]:
     """Yield the servers of a unit file.
 
+    Args:
+        text: the unit.
+        given: values of variables that come from files which are not at hand.
+
     Raises:
-        InvalidSetup: a quote is never closed.
+        InvalidSetup: a quote is never closed, or a file of variables cannot be read.
     """
-    env: dict[str, str] = {}
-    for line, setting in _settings(text.replace("\r\n", "\n")):
-        match = _SETTING.fullmatch(setting)
-        if match is None:
-            continue
-        value = match[2].replace("%%", "%")
-        if match[1] == "Environment":
-            pairs = (word.text.partition("=") for word in split_words(value, line=line))
-            env |= {name: text for name, _, text in pairs if name}
-        elif match[1] == "ExecStart":
-            launch = find_launch(split_words(_fill_in(value.lstrip("-@:+!"), env), line=line))
+    settings = list(get_settings(text, "Service"))
+    env = read_environment(settings, given)
+    for line, name, value in settings:
+        if name == "ExecStart":
+            launch = find_launch(read_words(value.lstrip("-@:+!"), env, line), env=env)
             if launch is not None:
-                yield replace(launch, env=env | dict(launch.env), where=f"line {line} ExecStart")
+                yield replace(launch, env=env | launch.env, where=f"line {line} ExecStart")
 
 
-def _settings(text: str) -> Iterator[tuple[int, str]]:
+def get_settings(text: str, section: str) -> Iterator[tuple[int, str, str]]:
+    """Yield line, name and value of each setting of a section."""
+    inside = False
+    for line, setting in _join_lines(text.replace("\r\n", "\n")):
+        match = _SETTING.fullmatch(setting)
+        if setting.startswith("["):
+            inside = setting.strip() == f"[{section}]"
+        elif inside and match is not None:
+            yield line, match[1], match[2]
+
+
+def _join_lines(text: str) -> Iterator[tuple[int, str]]:
     """Yield settings with their first line; a backslash at the end goes on in the next line."""
     start, parts = 0, list[str]()
     for number, line in enumerate(text.split("\n"), start=1):
+        if line.lstrip().startswith(("#", ";")):
+            continue
         if not parts:
             start = number
-            if line.lstrip().startswith(("#", ";")):
-                continue
         if line.endswith("\\"):
             parts.append(line[:-1] + " ")
             continue
@@ -59,9 +73,56 @@ def _settings(text: str) -> Iterator[tuple[int, str]]:
         yield start, "".join(parts).strip()
 
 
-def _fill_in(text: str, env: dict[str, str]) -> str:
-    def value(match: re.Match[str]) -> str:
-        return "$" if match[0] == "$$" else env.get(match[1] or match[2], match[0])
+def read_environment(settings: list[tuple[int, str, str]], given: Mapping[str, str]) -> Environment:
+    """Return the variables of a unit: what its files set goes over what the unit itself sets.
 
-    check_length(env.get(each[0] or each[1], "") for each in _VARIABLE.findall(text))
-    return _VARIABLE.sub(value, text)
+    Args:
+        settings: line, name and value of each.
+        given: values of variables that come from files which are not at hand.
+    """
+    env, from_files = NOTHING_SET, NOTHING_SET
+    for line, name, value in settings:
+        if name == "Environment":
+            for word in split_words(value, line=line):
+                env |= _read_assignment(word)
+        elif name == "EnvironmentFile":
+            from_files |= _read_file(value)
+        elif name == "PassEnvironment":
+            env |= Environment(unknown=dict.fromkeys(value.split(), "passed on from the system manager"))
+    return (env | from_files).given(given)
+
+
+def _read_assignment(word: Word) -> Environment:
+    word = _fill_specifiers(word)
+    name, _, text = word.text.partition("=")
+    return Environment(unknown={name: ", ".join(word.unknown)}) if word.unknown else Environment(values={name: text})
+
+
+def _read_file(name: str) -> Environment:
+    """Return the variables of a file; a path that begins with `-` may be missing."""
+    path = Path(name.removeprefix("-"))
+    if path.is_absolute() and path.is_file():
+        return Environment(values=read_env_file(read_text(path)))
+    return Environment(elsewhere=f"the EnvironmentFile {path}, which is not here")
+
+
+def read_words(text: str, env: Environment, line: int) -> tuple[Word, ...]:
+    """Return the words of a command: `${NAME}` is part of a word, a word `$NAME` becomes as many as its value has."""
+    words: list[Word] = []
+    for word in map(_fill_specifiers, split_words(text, line=line)):
+        whole = _WHOLE.fullmatch(word.text)
+        value = "" if whole is None else env.values.get(whole[1], "")
+        if whole is None:
+            words.append(SYSTEMD.fill_in(word, env))
+        elif origin := env.origin(whole[1]):
+            words.append(replace(word, unknown=(*word.unknown, describe_unknown(whole[1], origin))))
+        else:
+            words += (replace(word, text=part) for part in value.split())
+    return tuple(words)
+
+
+def _fill_specifiers(word: Word) -> Word:
+    """Return a word in which `%%` is a percent sign; other specifiers are filled in by systemd."""
+    names = [found for found in _SPECIFIER.findall(word.text) if found != "%"]
+    text = _SPECIFIER.sub(lambda found: "%" if found[1] == "%" else found[0], word.text)
+    return replace(word, text=text, unknown=tuple(describe_unknown(f"%{name}", "a specifier") for name in names))

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["has_own_entry", "image_version", "is_vllm_image"]
+__all__ = ["has_own_entry", "holds_no_models", "image_version", "is_vllm_image"]
 
 _VLLM = re.compile(r"(?:^|/)[\w.-]*vllm[\w.-]*(?:/[\w.-]+)?$|(?:^|/)huggingfaceserver$")
 _RELEASE = re.compile(r"v?(0\.\d{1,3}(?:\.\d{1,3}){0,2}(?:\.?(?:rc|post|dev)\d+)?)(?![\d.])")
 _RELEASE_WITHIN = re.compile(r"vllm[_-]?v?(0\.\d{1,3}\.\d{1,3}(?:\.\d{1,3})?)")
 _OWN_NUMBERS = re.compile(r"(?:^|/)(?:lmcache/|huggingfaceserver$|[\w.-]*vllm-omni)")
 """Images whose tags count the releases of something else."""
+_AS_PUBLISHED = re.compile(r"(?:docker\.io/)?(?:vllm/vllm-openai[\w.-]*|kserve/huggingfaceserver)$")
 _OWN_ENTRY = re.compile(r"(?:^|/)vllm-(?:openai[\w.-]*|cpu-release-repo)$")
+
+
+def holds_no_models(image: str) -> bool:
+    """Say whether an image is one that vLLM or KServe publish; others may have models baked in."""
+    return _AS_PUBLISHED.match(_split(image)[0]) is not None
 
 
 def is_vllm_image(image: str) -> bool:

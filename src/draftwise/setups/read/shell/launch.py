@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from draftwise.core import Finding, InvalidSetup
 from draftwise.facts.rules import get_rule
+from draftwise.setups.read.shell.environment import NOTHING_SET, Environment
 from draftwise.setups.read.shell.images import has_own_entry, image_version, is_vllm_image
 from draftwise.setups.read.shell.words import Command, Script, Word
 
-__all__ = ["MAX_LAUNCHES", "Entry", "Launch", "find_launch", "find_launches", "run_image"]
+__all__ = ["MAX_LAUNCHES", "Entry", "Launch", "find_installed", "find_launch", "find_launches", "run_image"]
 
 MAX_LAUNCHES = 200
 """Most servers that are read out of one source."""
@@ -57,7 +58,6 @@ _SWITCHES_OF_RUN = frozenset(
 _SHORT_WITH_VALUE = re.compile(r"-[epvwulmhac].+")
 _DEVICES = re.compile(r"device=([\w,.:/=-]+)")
 _MAX_DEPTH = 4
-_MAX_NAMED = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,10 +67,12 @@ class Launch:
     words: tuple[Word, ...]
     """The server's own arguments."""
     entry: Entry
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Environment = NOTHING_SET
     version: str = ""
     """From an image tag or a pinned package; empty where the text does not tell."""
     image: str = ""
+    image_unknown: tuple[str, ...] = ()
+    """What the image's name depends on and the text does not tell."""
     num_gpus: int | None = None
     gpu: str = ""
     """Product name, where a node selector gives it."""
@@ -78,34 +80,69 @@ class Launch:
     """File, document and container; empty for a bare command line."""
     mounts: Mapping[str, str] = field(default_factory=dict)
     """Directories in the container that a URI fills: path -> URI."""
+    volumes: tuple[str, ...] | None = None
+    """Directories in the container that come from outside of its image; None where that is not known."""
     findings: tuple[Finding, ...] = ()
 
 
-def find_launches(text: str, *, line: int = 1) -> Iterator[Launch]:
+def find_launches(text: str, *, line: int = 1, env: Environment = NOTHING_SET) -> Iterator[Launch]:
     """Yield every vLLM server that a shell script or a command line starts.
+
+    Args:
+        text: the script.
+        line: number of its first line.
+        env: what the shell finds in its environment.
 
     Raises:
         InvalidSetup: the text cannot be read as shell words, or starts more than `MAX_LAUNCHES` servers.
     """
-    script = Script(text, line=line)
+    script = Script(text, line=line, env=env)
     version, count = "", 0
     for command in script.commands():
         texts = [word.text for word in command.words]
-        if "install" in texts:
-            version = next((found[1] for each in texts if (found := _PINNED.fullmatch(each))), version)
-        launch = find_launch(command.words)
+        version = find_installed(texts) or version
+        launch = find_launch(command.words, env=env)
         if launch is None:
             continue
         count += 1
         if count > MAX_LAUNCHES:
             raise InvalidSetup.because("too-many-servers", f"The text starts more than {MAX_LAUNCHES} servers.")
-        set_before = {name: "".join(value) for name, value in script.variables.items() if name.startswith("VLLM_")}
         yield replace(
             launch,
-            env=set_before | dict(launch.env),
+            env=_set_before(script) | launch.env,
             version=launch.version or version,
             findings=(*launch.findings, *_slips(command)),
         )
+
+
+def find_installed(texts: Sequence[str]) -> str:
+    """Return the vLLM release that `pip install vllm==RELEASE` installs; empty for none."""
+    if "install" not in texts:
+        return ""
+    return next((found[1] for each in texts if (found := _PINNED.fullmatch(each.strip("\"'")))), "")
+
+
+def _set_before(script: Script) -> Environment:
+    """Return what a script has set for vLLM up to here."""
+    words = (
+        Word(f"{name}={''.join(value)}", unknown=script.unknown.get(name, ()))
+        for name, value in script.variables.items()
+        if name.startswith("VLLM_")
+    )
+    return _get_assigned(words)
+
+
+def _get_assigned(words: Iterable[Word]) -> Environment:
+    """Return the variables that `NAME=value` words set."""
+    values: dict[str, str] = {}
+    unknown: dict[str, str] = {}
+    for word in words:
+        found = _ASSIGNMENT.fullmatch(word.text)
+        if found is not None and word.unknown:
+            unknown[found[1]] = ", ".join(word.unknown)
+        elif found is not None:
+            values[found[1]] = found[2]
+    return Environment(values=values, unknown=unknown)
 
 
 def _slips(command: Command) -> Iterator[Finding]:
@@ -115,17 +152,15 @@ def _slips(command: Command) -> Iterator[Finding]:
             where=f"line {line}",
             fix="Take away the space after the backslash.",
         )
-    used = [name for name in command.unresolved[:_MAX_NAMED] if any(name in word.text for word in command.words)]
-    if used:
-        yield get_rule("unresolved-variable").ruling(
-            f"{', '.join(used)} is not set in this text and is read as it stands.",
-            where=f"line {command.words[0].line}",
-            fix="Set it in the text, or put its value in.",
-        )
 
 
-def find_launch(words: Sequence[Word], *, depth: int = 0) -> Launch | None:
+def find_launch(words: Sequence[Word], *, env: Environment = NOTHING_SET, depth: int = 0) -> Launch | None:
     """Return the server that one command starts, or None where it starts none.
+
+    Args:
+        words: the command.
+        env: what it finds in its environment.
+        depth: how many shells and containers stand around it.
 
     Raises:
         InvalidSetup: a nested `sh -c` text cannot be read as shell words.
@@ -144,44 +179,50 @@ def find_launch(words: Sequence[Word], *, depth: int = 0) -> Launch | None:
             launch = Launch(words=tuple(words[index + 1 :]), entry="api_server")
         elif name in _CONTAINER_TOOLS and "run" in texts[index + 1 : index + 6]:
             launch = _run_container(words[texts.index("run", index) + 1 :], depth + 1) if depth < _MAX_DEPTH else None
-            return None if launch is None else _with_wrappers(launch, texts[:index])
+            return None if launch is None else _with_wrappers(launch, words[:index])
         elif name in _SHELLS and depth < _MAX_DEPTH:
-            launch = _in_shell(words[index + 1 : index + 6], depth + 1)
+            launch = _in_shell(words[index + 1 :], env | _get_assigned(words[:index]), depth + 1)
         if launch is not None:
-            return _with_wrappers(launch, texts[: index + 1])
+            return _with_wrappers(launch, words[: index + 1])
     return None
 
 
-def _with_wrappers(launch: Launch, before: Sequence[str]) -> Launch:
+def _with_wrappers(launch: Launch, before: Sequence[Word]) -> Launch:
     """Add what stands before the program: variables, and a version pinned by the tool that runs it."""
-    env = {found[1]: found[2] for text in before if (found := _ASSIGNMENT.fullmatch(text))}
-    version = next((found[1] for text in before if (found := _PINNED.fullmatch(text))), "")
-    devices = env.get("CUDA_VISIBLE_DEVICES", "")
+    env = _get_assigned(before)
+    version = next((found[1] for word in before if (found := _PINNED.fullmatch(word.text))), "")
+    devices = env.values.get("CUDA_VISIBLE_DEVICES", "")
     num_gpus = len(devices.split(",")) if devices else launch.num_gpus
-    return replace(launch, env=env | dict(launch.env), version=launch.version or version, num_gpus=num_gpus)
+    return replace(launch, env=env | launch.env, version=launch.version or version, num_gpus=num_gpus)
 
 
-def _in_shell(words: Sequence[Word], depth: int) -> Launch | None:
-    """Return the server that `bash -c TEXT` starts."""
+def _in_shell(words: Sequence[Word], env: Environment, depth: int) -> Launch | None:
+    """Return the server that `bash -c TEXT NAME ARGUMENTS` starts."""
     option = next(
         (index for index, word in enumerate(words[:4]) if word.text.startswith("-") and "c" in word.text), None
     )
     if option is None or option + 1 >= len(words):
         return None
     inner = words[option + 1]
-    script = Script(inner.text, line=inner.line or 1)
+    script = Script(inner.text, line=inner.line or 1, env=env, variables=_get_arguments(words[option + 2 :]))
     for command in script.commands():
         placed = [replace(word, place=inner.place) for word in command.words]
-        launch = find_launch(placed, depth=depth)
+        launch = find_launch(placed, env=env, depth=depth)
         if launch is not None:
-            env = {name: "".join(value) for name, value in script.variables.items() if name.startswith("VLLM_")}
-            return replace(launch, env=env | dict(launch.env), findings=(*launch.findings, *_slips(command)))
+            return replace(launch, env=_set_before(script) | launch.env, findings=(*launch.findings, *_slips(command)))
     return None
+
+
+def _get_arguments(words: Sequence[Word]) -> dict[str, tuple[str, ...]]:
+    """Return what `$0`, `$1` and `$@` stand for; the first word is the shell's own name."""
+    texts = tuple(word.text for word in words)
+    numbered = {str(index): (text,) for index, text in enumerate(texts)}
+    return numbered | dict.fromkeys("@*", texts[1:]) if texts else {}
 
 
 def _run_container(words: Sequence[Word], depth: int) -> Launch | None:
     """Return the server of `docker run OPTIONS IMAGE ARGUMENTS`."""
-    env: dict[str, str] = {}
+    env = NOTHING_SET
     entrypoint: list[Word] = []
     num_gpus: int | None = None
     index = 0
@@ -194,18 +235,27 @@ def _run_container(words: Sequence[Word], depth: int) -> Launch | None:
             index += 1
             word = words[index] if index < len(words) else word
         index += 1
-        if option in ("-e", "--env") and (found := _ASSIGNMENT.fullmatch(word.text)):
-            env[found[1]] = found[2]
+        if option in ("-e", "--env"):
+            env |= _get_passed(word)
+        elif option == "--env-file":
+            env |= Environment(elsewhere=f"{word.text}, which is not read")
         elif option == "--entrypoint":
             entrypoint = [word]
         elif option == "--gpus":
             num_gpus = _count_gpus(word.text)
     if index >= len(words):
         return None
-    launch = run_image(words[index].text, entrypoint, words[index + 1 :], depth=depth)
+    launch = run_image(words[index], entrypoint, words[index + 1 :], env=env, depth=depth)
     if launch is None:
         return None
-    return replace(launch, env=env | dict(launch.env), num_gpus=launch.num_gpus or num_gpus)
+    return replace(launch, num_gpus=launch.num_gpus or num_gpus)
+
+
+def _get_passed(word: Word) -> Environment:
+    """Return what `docker run --env NAME=value` sets, or passes on where there is no value."""
+    if "=" in word.text:
+        return _get_assigned([word])
+    return Environment(unknown={word.text: "passed on by the command that runs the container"})
 
 
 def _count_gpus(value: str) -> int | None:
@@ -215,25 +265,35 @@ def _count_gpus(value: str) -> int | None:
     return len(devices[1].split(",")) if devices else None
 
 
-def run_image(image: str, entrypoint: Sequence[Word], args: Sequence[Word], *, depth: int = 0) -> Launch | None:
+def run_image(
+    image: Word,
+    entrypoint: Sequence[Word],
+    args: Sequence[Word],
+    *,
+    env: Environment = NOTHING_SET,
+    depth: int = 0,
+) -> Launch | None:
     """Return the server that a container starts, or None where it starts none.
 
     Args:
         image: as written.
         entrypoint: what replaces the image's own; empty for none.
         args: what is given to the one or the other.
+        env: what the container finds in its environment.
         depth: how many shells and containers stand around it.
     """
-    launch = find_launch([*entrypoint, *args], depth=depth)
-    if launch is None and not entrypoint and is_vllm_image(image):
-        launch = Launch(words=tuple(args), entry="huggingfaceserver" if "huggingfaceserver" in image else "image")
+    launch = find_launch([*entrypoint, *args], env=env, depth=depth)
+    name = image.text
+    if launch is None and not entrypoint and is_vllm_image(name):
+        launch = Launch(words=tuple(args), entry="huggingfaceserver" if "huggingfaceserver" in name else "image")
         if args and args[0].text == "serve":
-            launch = replace(launch, words=tuple(args[1:]), entry="serve", findings=(_repeated(image, args[0]),))
-    elif launch is not None and not entrypoint and has_own_entry(image):
-        launch = replace(launch, findings=(*launch.findings, _repeated(image, args[0])))
+            launch = replace(launch, words=tuple(args[1:]), entry="serve", findings=(_repeated(name, args[0]),))
+    elif launch is not None and not entrypoint and has_own_entry(name):
+        launch = replace(launch, findings=(*launch.findings, _repeated(name, args[0])))
     if launch is None:
         return None
-    return replace(launch, image=image, version=launch.version or image_version(image))
+    version = launch.version or ("" if image.unknown else image_version(name))
+    return replace(launch, image=name, image_unknown=image.unknown, version=version, env=env | launch.env)
 
 
 def _repeated(image: str, word: Word) -> Finding:

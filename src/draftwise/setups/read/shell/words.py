@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from draftwise.core import InvalidSetup
+from draftwise.setups.read.shell.environment import NOTHING_SET, Environment, describe_unknown
 
-__all__ = ["MAX_CHARS", "Command", "Mistake", "Script", "Word", "check_length", "split_words"]
+__all__ = ["MAX_CHARS", "Command", "HereDocument", "Mistake", "Script", "Word", "check_length", "split_words"]
 
 MAX_CHARS = 1_000_000
 """Longest text that is read, before and after variables are put in."""
@@ -22,11 +23,16 @@ _UNQUOTED_JSON = re.compile(r"""\{\s*["'\u201c\u201d\u2018\u2019]?\w+["'\u201c\u
 _JSON_IN_DOUBLE_QUOTES = re.compile(r'"\{\s*"\w')
 _JSON_PIECE = re.compile(r'"(?:[^"\\]|\\.)*"|[{}]')
 _PLACEHOLDER = re.compile(r"<[A-Za-z][\w ./-]*>")
-_VARIABLE = re.compile(r"\$(?:(\w+|[@*#?])|\{(\w+)(?:\[[@*]\])?(?::?-([^{}]*))?\})")
-_SUBSTITUTION = re.compile(r"\$\([^()]*\)|`[^`]*`")
+_VARIABLE = re.compile(r"\$(?:(\w+|[@*#?])|\{(\w+)(?:\[[@*]\])?(?::?[-=]([^{}]*)|:?\?[^{}]*)?\})")
+_COMPUTED = re.compile(r"\$\((?:[^()]|\([^()]*\))*\)|`[^`]*`|\$\{[^{}]*\}")
+_NOT_SET = "not set in this text"
+_ARGUMENT = re.compile(r"[\d@*#]")
 _ARRAY = re.compile(r"([A-Za-z_]\w*)(\+?)=\(")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _HERE_DOCUMENT = re.compile(r"<<-?\s*(['\"]?)(\w+)\1")
+_IN_HERE_DOCUMENT = re.compile(
+    r"\\[$`\\]|\$(?P<name>[A-Za-z_]\w*)|\$\{(?P<braced>\w+)\}|\$\{[^{}]*\}|\$\([^()]*\)|`[^`]*`"
+)
 _REDIRECTION = re.compile(r"[<>&|]+-?[ \t]*[^\s;&|()<>]*")
 _LOST_CONTINUATION = re.compile(r"\\[ \t]+\n")
 _DECLARING = frozenset({"export", "declare", "local", "readonly"})
@@ -45,6 +51,20 @@ class Word:
     """Path in a YAML document, e.g. `services.vllm.command[3]`."""
     mistake: Mistake = ""
     """What a shell would have made something else of; `text` is what was meant."""
+    unknown: tuple[str, ...] = ()
+    """What it depends on and the text does not tell, each with where it would come from."""
+
+
+@dataclass(frozen=True, slots=True)
+class HereDocument:
+    """A text that a script hands to a command as its input, such as a manifest or another script."""
+
+    text: str
+    """With the variables that the script has set, where the shell puts them in."""
+    line: int
+    """Of the script, where it begins."""
+    unknown: Mapping[str, str]
+    """References in it whose values the script does not tell -> how findings name them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +72,6 @@ class Command:
     """One simple command of a script."""
 
     words: tuple[Word, ...]
-    unresolved: tuple[str, ...] = ()
-    """Variables and substitutions whose value the text does not tell; they stay in the words as written."""
     lost_continuations: tuple[int, ...] = ()
     """Lines that end in a backslash and a space: for a shell the command ends there, and it is read on all the same."""
 
@@ -89,16 +107,24 @@ class Script:
     """Number of its first line."""
     shell: bool = True
     """False for a text that no shell reads."""
+    env: Environment = NOTHING_SET
+    """What the shell finds in its environment."""
     variables: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """What has been assigned so far: one text, or the items of an array."""
+    unknown: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """What is not known of the values that have been assigned."""
     pos: int = 0
     start: int = 0
     """Where the word that is being read began."""
     parts: list[str] | None = None
     """What has been read of it; None between words."""
-    unresolved: dict[str, None] = field(default_factory=dict)
+    missing: dict[str, None] = field(default_factory=dict)
+    """What is not known of it."""
     lost: list[int] = field(default_factory=list)
-    here_documents: list[str] = field(default_factory=list)
+    here_documents: list[re.Match[str]] = field(default_factory=list)
+    """Those whose text begins after this line."""
+    texts: list[HereDocument] = field(default_factory=list)
+    """Those that have been read."""
     chars: int = 0
     counted: int = 0
     """Position up to which `line` has counted."""
@@ -106,6 +132,7 @@ class Script:
 
     def __post_init__(self) -> None:
         self.text = self.text.replace("\r\n", "\n")
+        self.variables = {name: (value,) for name, value in self.env.values.items()} | self.variables
         self._grow(len(self.text))
 
     def commands(self) -> Iterator[Command]:
@@ -129,15 +156,19 @@ class Script:
         rest = words[1:] if words[0].text in _DECLARING else words
         found = [_ASSIGNMENT.fullmatch(word.text) for word in rest]
         if all(found):
-            for match in found:
+            for match, word in zip(found, rest, strict=True):
                 if match is not None:
                     before = "".join(self.variables.get(match[1], ())) if match[2] else ""
                     self.variables[match[1]] = (before + match[3],)
                     self._grow(len(before))
+                    self._assign_unknown(match, word.unknown)
         else:
-            yield Command(tuple(words), tuple(self.unresolved), tuple(self.lost))
-        self.unresolved.clear()
+            yield Command(tuple(words), tuple(self.lost))
         self.lost.clear()
+
+    def _assign_unknown(self, assigned: re.Match[str], unknown: tuple[str, ...]) -> None:
+        before = self.unknown.get(assigned[1], ()) if assigned[2] else ()
+        self.unknown[assigned[1]] = (*before, *unknown)
 
     def tokens(self, closing: str = "") -> Iterator[Word | None]:
         """Yield words, and None where a command ends; stop after `closing`."""
@@ -157,7 +188,7 @@ class Script:
                 if closing and char == closing:
                     return
                 if char == "\n":
-                    self._skip_here_documents()
+                    self._read_here_documents()
                 if char == "\n" or not char.isspace():
                     yield None
             elif self.shell and char == "#" and self.parts is None:
@@ -178,8 +209,7 @@ class Script:
         elif char == "\\":
             self._read_escape()
         elif self.shell and char in "$`":
-            values = [part for value in self._expand() for part in (value.split() or ("",))]
-            yield from self._add_words(values)
+            yield from self._add_words(self._expand(split=True))
         else:
             plain = _PLAIN.match(self.text, self.pos)
             self._add(plain[0] if plain else char)
@@ -215,26 +245,42 @@ class Script:
             self._add(following or "\\")
         self.pos += 2
 
-    def _expand(self) -> tuple[str, ...]:
-        """Read a variable or a command substitution, and return the words that it stands for."""
-        found = _VARIABLE.match(self.text, self.pos) or _SUBSTITUTION.match(self.text, self.pos)
+    def _expand(self, *, split: bool = False) -> tuple[str, ...]:
+        """Read a variable or a command substitution, and return the words that it stands for.
+
+        Args:
+            split: whether its value is split at spaces, as outside of quotes.
+        """
+        found = _VARIABLE.match(self.text, self.pos) or _COMPUTED.match(self.text, self.pos)
         if found is None:
             self.pos += 1
             return (self.text[self.pos - 1],)
         self.pos = found.end()
-        name, default = (found[1] or found[2], found[3]) if found.re is _VARIABLE else (found[0], None)
-        values = self.variables.get(name, None if default is None else (default,))
+        if found.re is _COMPUTED:
+            self.missing[describe_unknown(found[0], "computed by the shell")] = None
+            return (found[0],)
+        name = found[1] or found[2]
+        values = self.variables.get(name)
+        origin = self.env.origin(name)
+        if values is None and found[3] is not None and not origin:
+            values = (found[3],)
         if values is None:
-            self.unresolved[found[0]] = None
+            origin = origin or ("an argument of the script" if _ARGUMENT.match(name) else _NOT_SET)
+            self.missing[describe_unknown(name, origin)] = None
             values = (found[0],)
+        else:
+            self.missing |= dict.fromkeys(self.unknown.get(name, ()))
+            values = tuple(part for value in values for part in value.split()) if split else values
         self._grow(sum(map(len, values)))
         return values
 
-    def _add_words(self, values: list[str] | tuple[str, ...]) -> Iterator[Word]:
+    def _add_words(self, values: tuple[str, ...]) -> Iterator[Word]:
         """Add the first value to the word, and begin a new word with each further one."""
+        missing = dict(self.missing)
         for index, value in enumerate(values):
             if index:
                 yield from self._close()
+                self.missing |= missing
             self._add(value)
 
     def _add(self, text: str) -> None:
@@ -244,15 +290,21 @@ class Script:
 
     def _close(self) -> Iterator[Word]:
         if self.parts is not None:
-            yield Word("".join(self.parts), self._line_of(self.start))
+            yield Word("".join(self.parts), self._line_of(self.start), unknown=self._take_missing())
             self.parts = None
+
+    def _take_missing(self) -> tuple[str, ...]:
+        unknown = tuple(self.missing)
+        self.missing.clear()
+        return unknown
 
     def _read_array(self, found: re.Match[str]) -> None:
         before = self.variables.get(found[1], ()) if found[2] else ()
         self.pos = found.end()
-        items = tuple(token.text for token in self.tokens(closing=")") if token is not None)
+        items = [token for token in self.tokens(closing=")") if token is not None]
         self._grow(sum(map(len, before)))
-        self.variables[found[1]] = before + items
+        self.variables[found[1]] = (*before, *(item.text for item in items))
+        self._assign_unknown(found, tuple(name for item in items for name in item.unknown))
 
     def _read_json_with_mistake(self) -> Word | None:
         """Read JSON that a shell would take apart, as it was meant."""
@@ -270,7 +322,8 @@ class Script:
         before = "".join(self.parts or ())
         self.pos = end if mistake == "unquoted-json" else end + 1
         self.parts = None
-        return Word(before + self.text[begin:end], self._line_of(self.start), mistake=mistake)
+        text = before + self.text[begin:end]
+        return Word(text, self._line_of(self.start), mistake=mistake, unknown=self._take_missing())
 
     def _end_of_json(self, begin: int) -> int | None:
         if self.unbalanced >= _MAX_UNBALANCED:
@@ -291,15 +344,34 @@ class Script:
         if self.parts is not None and "".join(self.parts).isdigit():
             self.parts = None
         if here := _HERE_DOCUMENT.match(self.text, self.pos):
-            self.here_documents.append(here[2])
+            self.here_documents.append(here)
         found = here or _REDIRECTION.match(self.text, self.pos)
         self.pos = found.end() if found else self.pos + 1
 
-    def _skip_here_documents(self) -> None:
-        for name in self.here_documents[:_MAX_HERE_DOCUMENTS]:
-            end = re.compile(rf"^\s*{re.escape(name)}$", re.MULTILINE).search(self.text, self.pos)
+    def _read_here_documents(self) -> None:
+        for opened in self.here_documents[:_MAX_HERE_DOCUMENTS]:
+            end = re.compile(rf"^\s*{re.escape(opened[2])}$", re.MULTILINE).search(self.text, self.pos)
+            body = self.text[self.pos : end.start() if end else len(self.text)]
+            self.texts.append(self._fill_in(body, self._line_of(self.pos), as_it_is=bool(opened[1])))
             self.pos = end.end() if end else len(self.text)
         self.here_documents.clear()
+
+    def _fill_in(self, body: str, line: int, *, as_it_is: bool) -> HereDocument:
+        """Return a here-document, with its variables put in unless its name stands in quotes."""
+        unknown: dict[str, str] = {}
+
+        def value(found: re.Match[str]) -> str:
+            if found[0].startswith("\\"):
+                return found[0][1:]
+            name = found["name"] or found["braced"] or found[0]
+            values = self.variables.get(name)
+            if values is not None and not self.unknown.get(name):
+                self._grow(sum(map(len, values)))
+                return " ".join(values)
+            unknown[found[0]] = describe_unknown(name, self.env.origin(name) or _NOT_SET)
+            return found[0]
+
+        return HereDocument(body if as_it_is else _IN_HERE_DOCUMENT.sub(value, body), line, unknown)
 
     def _find(self, wanted: str, otherwise: int | None = None) -> int:
         """Return where a character comes next; a quote that never comes is an error."""

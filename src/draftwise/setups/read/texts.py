@@ -11,14 +11,14 @@ from glob import iglob
 from pathlib import Path
 
 from draftwise.core import Finding, InvalidSetup, UnreadableSource
-from draftwise.setups.read.arguments.config_file import read_text
+from draftwise.setups.read.text_file import read_text
 
 __all__ = ["SourceText", "find_texts", "is_file", "is_folder", "is_pattern", "looks_like_path", "read_stdin"]
 
-_SUFFIXES = frozenset({".yaml", ".yml", ".json", ".service", ".sh", ".env"})
+_SUFFIXES = frozenset({".yaml", ".yml", ".json", ".service", ".container", ".sh", ".env"})
 """Of files that are looked at in a folder."""
 _OF_FILES = _SUFFIXES | {
-    ".bash", ".cfg", ".conf", ".container", ".gguf", ".ini", ".j2", ".jsonl", ".py", ".toml", ".tpl", ".txt",
+    ".bash", ".cfg", ".conf", ".gguf", ".ini", ".j2", ".jsonl", ".py", ".toml", ".tpl", ".txt",
 }  # fmt: skip
 """By which a name is a file's, and no model's."""
 _LONGEST_LOOK = 16_000_000

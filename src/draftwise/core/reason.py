@@ -1,0 +1,69 @@
+"""Why a comparison has its verdict, as a value; `report.reasons` says it in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+__all__ = ["Reason", "ReasonCode"]
+
+
+class ReasonCode(StrEnum):
+    """What a verdict rests on: stable names, for scripts."""
+
+    FEW_PROMPTS = "few-prompts"
+    """Too few prompts carry any verdict: `count` of `fewest`."""
+    DISTURBED = "disturbed"
+    """Too many pairs of turns were disturbed: `count` of `of`, the first because `why`; a share `left` must be left."""
+    UNSETTLED = "unsettled"
+    """A finding makes the numbers wrong either way: its `message` and `code`."""
+    FASTER_AT_TIMES = "faster-at-times"
+    """The losing `arm` was far faster in `count` of the turns set aside."""
+    SLOW_SERVER = "slow-server"
+    """The losing `arm` is slow in what drafting has no part in: `step` and `first` times as long, seen for `seen_s`
+    seconds of the `wanted_s` that would tell."""
+    PACE_CHANGED = "pace-changed"
+    """The speed-up changed in the course of the run, from `lowest` to `highest`."""
+    MEASURES_DISAGREE = "measures-disagree"
+    """Deciding measures disagree: those in `better` against those in `worse`."""
+    MAY_BE_CHANCE = "may-be-chance"
+    """Not significant among all comparisons of the run: `p`."""
+    NOT_TRUSTED = "not-trusted"
+    """A finding, `code`, blocks what was found: `gains` or not, in requests within the SLO (`promise`) or speed."""
+    GAIN = "gain"
+    """The whole interval lies above no change (`promise`) or 1 + `margin`."""
+    LOSS = "loss"
+    """The whole interval lies below no change (`promise`), or below 1 and the estimate beyond `margin`."""
+    GAIN_WITH_DAMAGE = "gain-with-damage"
+    """A gain on the whole (`promise`: in requests within the SLO) with the damage in `detail`."""
+    MIXED_WORKLOAD = "mixed-workload"
+    """Half of the requests are faster and the slowest slower: `half` and `slowest`, ratios of the time `of`."""
+    SLOW_TAIL = "slow-tail"
+    """P99 of the time per token is `ratio` times the baseline's."""
+    LATE_FIRST_TOKEN = "late-first-token"
+    """The first token comes `ratio` times as late."""
+    LATE_FIRST_TOKENS_TAIL = "late-first-tokens-tail"
+    """P99 of the time to the first token is `ratio` times the baseline's."""
+    ANSWERS_NOT_FASTER = "answers-not-faster"
+    """The server puts out more, and the time per token of a request does not fall with it."""
+    EQUAL = "equal"
+    """Equal within `margin`."""
+    OPEN = "open"
+    """The interval does not clear 1 + `margin`. `detectable`, where it is known: the gain that would have been found;
+    `prompts` more and `repetitions` instead of `done` would settle it; `can_repeat`: further repetitions count."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reason:
+    """Why a comparison has its verdict."""
+
+    code: ReasonCode
+    values: Mapping[str, Any] = field(default_factory=dict)
+    """What the code's own words name."""
+    losers: str = ""
+    """Which prompts lose, in words; empty where nothing tells them apart."""
+    detail: Reason | None = None
+    num_prompts: int | None = None
+    """Prompts that it rests on; None where the numbers are in doubt."""

@@ -1,0 +1,87 @@
+"""Reads one release into tables, and adds it to the facts of this machine's user."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+
+from packaging.version import Version
+
+from draftwise.core import InvalidSetup
+from draftwise.extract.sources import Sources
+from draftwise.extract.speculative import Facts
+from draftwise.extract.topics import TOPICS
+from draftwise.extract.tree import NotFound, Tree
+from draftwise.facts.added import AddedRelease, write_release
+from draftwise.facts.vllm import forget_added, releases
+from draftwise.version import __version__
+
+__all__ = ["add_release", "read_tables", "refuse_known"]
+
+Topics = Mapping[str, Callable[[Tree], Facts]]
+
+
+def add_release(sources: Sources, topics: Topics = TOPICS) -> AddedRelease:
+    """Read a release and store what it says; a release that was added before is replaced.
+
+    A topic that cannot be read is left out, and `AddedRelease.missing` says why: what rests on it is then not judged.
+
+    Raises:
+        InvalidSetup: the release is shipped with draftwise, is older than all of them, or nothing of it can be read.
+        StorageError: the user's folder cannot be written.
+    """
+    version = Version(sources.version.public)
+    refuse_known(version)
+    tables, missing = read_tables(sources.root, str(version), topics)
+    if not any(tables.values()):
+        raise InvalidSetup.because(
+            "facts-no-sources",
+            f"Nothing of vLLM {version} can be read from {sources.read_from}: {next(iter(missing.values()), '')}",
+            fix="Give a wheel of vLLM, or a newer draftwise.",
+        )
+    release = AddedRelease(
+        version=str(version),
+        built=sources.built,
+        read_from=sources.read_from,
+        sha256=sources.sha256,
+        added=datetime.now(UTC).date().isoformat(),
+        draftwise=__version__,
+        topics=sorted(tables),
+        missing=missing,
+    )
+    write_release(release, tables)
+    forget_added()
+    return release
+
+
+def read_tables(root: Path, version: str, topics: Topics = TOPICS) -> tuple[dict[str, Facts], dict[str, str]]:
+    """Return the table of each topic, and why each of the others cannot be read, as a sentence."""
+    tree = Tree(root, version)
+    tables: dict[str, Facts] = {}
+    missing: dict[str, str] = {}
+    for topic, extract in topics.items():
+        try:
+            tables[topic] = extract(tree)
+        except NotFound as error:
+            missing[topic] = f"{error}."
+        except Exception as error:  # code that nobody has seen: whatever it trips must not be taken for a fact
+            missing[topic] = f"Its sources are not understood ({type(error).__name__}: {error})."
+    return tables, missing
+
+
+def refuse_known(version: Version) -> None:
+    """Raise InvalidSetup for a release that is shipped with draftwise, or older than all that are."""
+    shipped = [release.version for release in releases() if release.added is None]
+    if version in shipped:
+        raise InvalidSetup.because(
+            "facts-shipped",
+            f"The facts about vLLM {version} are shipped with draftwise.",
+            fix="There is nothing to add: give the version to --vllm.",
+        )
+    if version < shipped[0]:
+        raise InvalidSetup.because(
+            "facts-too-old",
+            f"vLLM {version} is older than {shipped[0]}, the oldest release that draftwise knows the rules of.",
+            fix=f"Give a release from {shipped[0]} on.",
+        )

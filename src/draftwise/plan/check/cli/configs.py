@@ -1,0 +1,357 @@
+"""The configs that engine flags become: what their fields take, and which values they refuse together."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any
+
+from draftwise.core import Ruling
+from draftwise.facts.rules import Rulebook, all_rules
+from draftwise.facts.vllm import Release
+from draftwise.plan.check.cli.conditions import UNKNOWN, decide, names_in
+from draftwise.plan.check.cli.schema import Mismatch, check_limits, coerce
+
+__all__ = ["Server", "find_refused"]
+
+Values = dict[str, Any]
+_PLACE = re.compile(r"\{([^{}]*)\}")
+_ON_CUDA = ("is_cuda", "is_cuda_alike", "is_sleep_mode_available")
+_PLATFORMS = ("is_cuda", "is_cuda_alike", "is_cpu", "is_rocm", "is_xpu", "is_tpu", "is_sleep_mode_available")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    """What of a server its flags, its platform and its environment tell."""
+
+    given: Mapping[str, Any]
+    """Engine arguments that were given, as the parser hands them on."""
+    platform: str = "cuda"
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+def find_refused(rules: Rulebook, release: Release, server: Server) -> Iterator[Ruling]:
+    """Yield what the configs of a release refuse of a server's flags; what is not known refuses nothing."""
+    if server.given and rules.holds("config-value"):
+        yield from _Judge(rules, release, server).judge()
+
+
+class _Refused(ValueError):  # noqa: N818  (the config refuses a value)
+    """What a config says of a value: the field is the subject."""
+
+
+@dataclass(slots=True)
+class _Judge:
+    """Makes the configs as the server does: of the flags' JSON first, then of single flags."""
+
+    rules: Rulebook
+    release: Release
+    server: Server
+    names: Values = field(default_factory=dict)
+    """What conditions on engine arguments may ask for: arguments, configs, platform, environment."""
+    found: list[Ruling] = field(default_factory=list)
+    judged: set[str] = field(default_factory=set)
+    """Configs that were made, or left out."""
+
+    def judge(self) -> Sequence[Ruling]:
+        """Return every refusal."""
+        self.names = _known_of(self.release, self.server)
+        for name in self.server.given:
+            self._read_flag(name)
+        for condition, row in self.release.table("engine_checks").items():
+            if self._mentions(condition):
+                self._check("engine_checks", condition, condition, row, self.names, self._given_in(condition))
+        for config in _arguments_by_config(self.release):
+            self._make(config)
+        return self.found
+
+    def _mentions(self, expression: str) -> bool:
+        return not self.server.given.keys().isdisjoint(names_in(expression))
+
+    def _given_in(self, expression: str) -> list[str]:
+        return [name for name in self.server.given if name in names_in(expression)]
+
+    def _read_flag(self, name: str) -> None:
+        """Take the value of a flag; the JSON of a config is read as that config."""
+        value = self.server.given[name]
+        config = _config_of(self.release, name)
+        if config is None:
+            self.names[name] = UNKNOWN if _is_parsed_apart(self.release, name) else value
+            return
+        if isinstance(value, str):
+            try:
+                value = json.loads(value)
+            except ValueError:
+                value = UNKNOWN  # not JSON: the parser has said so
+        self.names[name] = UNKNOWN
+        if value is not UNKNOWN:
+            self.names[name] = self._read_config(config, value, name, "")
+
+    def _read_config(self, config: str, value: Any, flag: str, inside: str) -> Any:
+        """Return a config's values by field, before its own checks change them; UNKNOWN for a refused one."""
+        if not isinstance(value, Mapping):
+            self._refuse("flag-json-value", flag, f"{inside or _spell(flag)} must be an object, got {_show(value)}.")
+            return UNKNOWN
+        fields = _fields_of(self.release, config)
+        before = len(self.found)
+        values = _defaults(self.release, config)
+        for key, each in value.items():
+            place = f"{inside}.{key}" if inside else key
+            if key not in fields:
+                if self.rules.holds("unknown-key"):
+                    self._refuse("flag-json-value", flag, f"{place} is not a key of {_spell(flag)}.")
+                continue
+            values[key] = self._read_field(fields[key], each, flag, place)
+        for key, row in fields.items():
+            if row.get("required") and key not in value:
+                self._refuse("flag-json-value", flag, f"{_spell(flag)} needs the key {key}.")
+        if len(self.found) > before:
+            return UNKNOWN
+        self._check_config(config, values, given=set(value), flags=[flag], code="flag-json-refused")
+        return values
+
+    def _read_field(self, row: Mapping[str, Any], value: Any, flag: str, place: str) -> Any:
+        if "config" in row and value is not None and not row.get("opaque"):
+            return self._read_config(row["config"], value, flag, place) if _takes_only(row) else UNKNOWN
+        try:
+            return _read(row, value)
+        except _Refused as refused:
+            subject = f"{place} of {_spell(flag)}" if place else _spell(flag)
+            code = "flag-json-value" if place else "config-value"
+            self._refuse(code, flag, f"{subject} must be {refused}, got {_show(value)}.")
+            return UNKNOWN
+
+    def _make(self, config: str) -> None:
+        """Make a config of single flags, after those that stand in it."""
+        arguments = _arguments_by_config(self.release).get(config)
+        if arguments is None or config in self.judged:
+            return
+        self.judged.add(config)
+        for row in arguments.values():
+            for name in names_in(row["value"]) & _arguments_by_config(self.release).keys():
+                self._make(name)
+        if any(decide(row["when"], self.names) is not True for row in arguments.values()):
+            return
+        if "**" in arguments:
+            self._make_whole(config, arguments["**"])
+            return
+        values, given, flags = _defaults(self.release, config), set(), list[str]()
+        for key, row in arguments.items():
+            values[key] = decide(row["value"], self.names)
+            of_flags = self._given_in(row["value"])
+            if of_flags and values[key] is not UNKNOWN:
+                values[key] = self._take(config, key, values[key], of_flags[-1], assigned="assigned" in row)
+                given.add(key)
+                flags += of_flags
+        self._check_config(config, values, given=given, flags=flags, code="config-refused")
+        self.names[config] = {**values, **self._changed(config, values)}
+
+    def _make_whole(self, config: str, row: Mapping[str, Any]) -> None:
+        value, flags = decide(row["value"], self.names), self._given_in(row["value"])
+        if value is not UNKNOWN and flags:
+            self.names[config] = self._read_config(config, value, flags[-1], "")
+
+    def _take(self, config: str, key: str, value: Any, flag: str, *, assigned: bool) -> Any:
+        """Return what a field makes of a flag's value; a config that was made before is taken as it is."""
+        row = _fields_of(self.release, config).get(key)
+        if row is None or (assigned and "by_name" not in row) or (isinstance(value, Mapping) and "config" in row):
+            return value
+        return self._read_field(row, value, flag, "")
+
+    def _changed(self, config: str, values: Values) -> Values:
+        start = f"{config}."
+        changes = _by_config(self.release, "config_changes").get(config, {})
+        return {key.removeprefix(start): decide(text, self._within(values)) for key, text in changes.items()}
+
+    def _within(self, values: Values) -> Values:
+        """Return what a config's own checks may ask for: its fields, the platform and the environment."""
+        return {**_surroundings(self.names), **values}
+
+    def _check_config(self, config: str, values: Values, *, given: set[str], flags: list[str], code: str) -> None:
+        if not flags:
+            return
+        for key, row in _by_config(self.release, "config_checks").get(config, {}).items():
+            condition = key.removeprefix(f"{config}: ")
+            if key in _told_by_rules() or ("field" in row and row["field"] not in given):
+                continue
+            if "field" in row or given & names_in(condition):
+                self._check("config_checks", key, condition, row, self._within(values), flags, code=code)
+
+    def _check(
+        self,
+        topic: str,
+        key: str,
+        condition: str,
+        row: Mapping[str, Any],
+        names: Values,
+        flags: Sequence[str],
+        *,
+        code: str = "flags-refused",
+    ) -> None:
+        """Refuse where a condition holds: unknown is not enough."""
+        if decide(condition, names) not in (UNKNOWN, False) and bool(decide(condition, names)):
+            about = dict.fromkeys(_spell(flag) for flag in flags)
+            says = _fill(row["says"], names) or condition
+            self._refuse(code, flags[0], f"{', '.join(about)}: {says}", source=self.release.source(topic, key))
+
+    def _refuse(self, code: str, flag: str, message: str, *, source: str = "") -> None:
+        rulings = self.rules.ruling(code, message, where=_spell(flag))
+        self.found += [replace(ruling, source=source or ruling.source) for ruling in rulings]
+
+
+def _known_of(release: Release, server: Server) -> Values:
+    """Return what conditions may ask for besides the flags that were given."""
+    cuda, cpu = server.platform == "cuda", server.platform == "cpu"
+    platform = {f"current_platform.{name}()": cuda and name in _ON_CUDA for name in _PLATFORMS}
+    platform["current_platform.is_cpu()"] = cpu
+    front = {row["field"]: row["default"] for row in release.table("flags").values()}
+    engine = {**front, **release.table("engine_defaults")}
+    return {
+        **{name: _default(release, value) for name, value in engine.items()},
+        **platform,
+        "envs": {name: _variable(name, row, server.env) for name, row in release.table("env").items()},
+    }
+
+
+def _surroundings(names: Values) -> Values:
+    return {name: value for name, value in names.items() if name == "envs" or name.startswith("current_platform.")}
+
+
+def _variable(name: str, row: Mapping[str, Any], env: Mapping[str, str]) -> Any:
+    """Return an environment variable's value; one that is set is known only where its text can be read as its type."""
+    default = row.get("default")
+    if name not in env:
+        return UNKNOWN if isinstance(default, Mapping) else default
+    text = env[name].strip().lower()
+    if isinstance(default, bool) and text in ("0", "1", "true", "false"):
+        return text in ("1", "true")
+    return int(text) if isinstance(default, int) and not isinstance(default, bool) and text.isdigit() else UNKNOWN
+
+
+def _default(release: Release, value: Any) -> Any:
+    """Return a default from a table; an expression that makes a config gives that config's own defaults."""
+    if not isinstance(value, Mapping) or "expression" not in value:
+        return value
+    name = str(value["expression"]).removesuffix("()")
+    return _defaults(release, name) if name in _by_config(release, "config_fields") else UNKNOWN
+
+
+def _defaults(release: Release, config: str) -> Values:
+    fields = _fields_of(release, config)
+    return {key: _default(release, row.get("default")) for key, row in fields.items()}
+
+
+def _config_of(release: Release, flag: str) -> str | None:
+    """Return the config that the JSON of a flag is read as."""
+    row = _flags_by_field(release).get(flag)
+    kinds = [] if row is None or row["kind"] != "json" else str(row["type"]).split(" | ")
+    return next((kind for kind in kinds if kind in _by_config(release, "config_fields")), None)
+
+
+def _is_parsed_apart(release: Release, flag: str) -> bool:
+    """Say whether a function of the flag's own makes something else of its text."""
+    row = _flags_by_field(release).get(flag)
+    return row is not None and "lambda" in str(row["type"]) and "choices" not in row
+
+
+@cache
+def _flags_by_field(release: Release) -> Mapping[str, Mapping[str, Any]]:
+    return {row["field"]: row for row in release.table("flags").values()}
+
+
+@cache
+def _by_config(release: Release, topic: str) -> Mapping[str, Mapping[str, Any]]:
+    """Return a topic's rows by the config class that their keys begin with."""
+    found: dict[str, dict[str, Any]] = {}
+    for key, row in release.table(topic).items():
+        name = re.match(r"\w+", key)
+        if name:
+            found.setdefault(name[0], {})[key] = row
+    return found
+
+
+@cache
+def _fields_of(release: Release, config: str) -> Mapping[str, Any]:
+    rows = _by_config(release, "config_fields").get(config, {})
+    return {key.partition(".")[2]: row for key, row in rows.items()}
+
+
+@cache
+def _arguments_by_config(release: Release) -> Mapping[str, Mapping[str, Any]]:
+    rows = _by_config(release, "config_arguments")
+    return {name: {key.partition(".")[2]: row for key, row in each.items()} for name, each in rows.items()}
+
+
+@cache
+def _told_by_rules() -> frozenset[str]:
+    """Return the checks that a rule stands for which says more."""
+    return frozenset(rule.stands_for for rule in all_rules().values() if rule.stands_for)
+
+
+def _takes_only(row: Mapping[str, Any]) -> bool:
+    """Say whether a field takes nothing but its config, and null."""
+    return {part.strip() for part in str(row["type"]).split("|")} <= {row["config"], "None"}
+
+
+def _read(row: Mapping[str, Any], value: Any) -> Any:
+    """Return a value as a field holds it, UNKNOWN where a validator decides that is not known here.
+
+    Raises:
+        _Refused: the field does not take it.
+    """
+    if row.get("opaque") or (value is None and row.get("unset")):
+        return UNKNOWN if row.get("opaque") else None
+    if isinstance(value, str):
+        if "unset_as" in row and value.lower() == row["unset_as"]:
+            return None
+        value = value.lower().replace("-", "_") if row.get("lowered") else value
+    if "enum" in row:
+        return _read_member(row, value)
+    try:
+        read = coerce(value, row["type"], row.get("choices"))
+        return check_limits(row, read)
+    except Mismatch as mismatch:
+        raise _Refused(str(mismatch)) from None
+
+
+def _read_member(row: Mapping[str, Any], value: Any) -> Any:
+    """Return the name of an enumeration's member."""
+    members: Mapping[str, Any] = row["enum"]
+    kinds = {part.strip() for part in str(row["type"]).split("|")}
+    if (value is None and "None" in kinds) or (isinstance(value, str) and "str" in kinds):
+        return value
+    if row.get("by_name") and isinstance(value, str):
+        if value.upper() in members:
+            return value.upper()
+        raise _Refused("one of " + ", ".join(members))
+    for name, held in members.items():
+        if held is not None and (value == held or (isinstance(held, int) and str(value) == str(held))):
+            return name
+    if None in members.values() and not isinstance(value, str):
+        return UNKNOWN
+    raise _Refused("one of " + ", ".join(str(held) for held in members.values() if held is not None))
+
+
+def _fill(says: str, names: Mapping[str, Any]) -> str:
+    """Return what vLLM says, with the values that are known in their places."""
+
+    def show(place: re.Match[str]) -> str:
+        value = decide(place[1], names) if _is_expression(place[1]) else UNKNOWN
+        return "..." if value is UNKNOWN else str(value)
+
+    return _PLACE.sub(show, says)
+
+
+def _is_expression(text: str) -> bool:
+    return re.fullmatch(r"[\w.]+", text) is not None and not text[0].isdigit()
+
+
+def _show(value: Any) -> str:
+    return json.dumps(value, default=str)[:80]
+
+
+def _spell(flag: str) -> str:
+    return "--" + flag.replace("_", "-")

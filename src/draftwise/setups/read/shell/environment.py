@@ -1,0 +1,49 @@
+"""The variables of a server's process, as far as texts tell them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+__all__ = ["NOTHING_SET", "Environment", "describe_unknown"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """Variables by name: those with a value, and those that something sets which is not at hand."""
+
+    values: Mapping[str, str] = field(default_factory=dict)
+    unknown: Mapping[str, str] = field(default_factory=dict)
+    """Name -> where its value comes from, e.g. `key tp of ConfigMap llm, which is not in this text`."""
+    elsewhere: str = ""
+    """Where any other variable may come from; empty where every variable is known."""
+
+    def origin(self, name: str) -> str:
+        """Return where the value of a variable would come from; empty where it is known, or known not to be set."""
+        return "" if name in self.values else self.unknown.get(name, self.elsewhere)
+
+    def __or__(self, later: Environment) -> Environment:
+        """Return both together; where both set a variable, `later` wins."""
+        values = {name: value for name, value in self.values.items() if name not in later.unknown}
+        unknown = {name: origin for name, origin in self.unknown.items() if name not in later.values}
+        return Environment(
+            values={**values, **later.values},
+            unknown={**unknown, **later.unknown},
+            elsewhere=later.elsewhere or self.elsewhere,
+        )
+
+    def given(self, values: Mapping[str, str]) -> Environment:
+        """Return the environment with values for variables that are not known."""
+        named = {name: values[name] for name in self.unknown if name in values}
+        others = {name: value for name, value in values.items() if self.elsewhere and name not in self.unknown}
+        return Environment(values={**others, **self.values}, unknown=self.unknown, elsewhere=self.elsewhere) | (
+            Environment(values=named)
+        )
+
+
+NOTHING_SET = Environment()
+
+
+def describe_unknown(name: str, origin: str) -> str:
+    """Return how findings name a value that is not at hand."""
+    return f"{name} ({origin})"
