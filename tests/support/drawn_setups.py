@@ -48,7 +48,8 @@ def values(name: str, row: Mapping[str, Any]) -> st.SearchStrategy[Any]:
     if row["kind"] == "json":
         plain = TEXT.filter(lambda text: text != "None" and not re.fullmatch(r"\s*\{.*\}\s*", text))
         none = st.none() if takes_none(row) else st.nothing()
-        return none | (OBJECTS | plain if takes_text(row) else JSON)
+        # null for a config stays text, as it is refused there and must not pass for a flag that is not given.
+        return none | (OBJECTS | plain if takes_text(row) else JSON.filter(lambda value: value is not None))
     return st.lists(texts(row), min_size=1, max_size=3) if isinstance(row["default"], list) else texts(row)
 
 

@@ -19,7 +19,7 @@ from draftwise.setups.write import write_flags, write_shell, write_words
 
 RELEASES = ("0.9.2", "0.16.0", "0.26.0", "0.33.0")
 LAW = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
-UNSHRUNK = settings(LAW, max_examples=200, phases=[Phase.generate])
+UNSHRUNK = settings(LAW, max_examples=500, phases=[Phase.generate])
 
 
 def hold_words(release: str, how: settings = LAW) -> None:

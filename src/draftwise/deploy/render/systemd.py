@@ -22,13 +22,13 @@ def render(order: Order) -> str:
         f"# vLLM {order.setup.engine_version}; by draftwise",
         *(f"# {name}: {text}" for name, text in order.annotations.items()),
         "[Unit]",
-        f"Description={_escape(f'vLLM {order.setup.engine_version}: {order.name} ({order.pool})')}",
+        f"Description=vLLM {order.setup.engine_version}: {order.name} ({order.pool})",
         "After=network-online.target",
         "Wants=network-online.target",
         "",
         "[Service]",
         *(f"Environment={_quote(f'{name}={value}')}" for name, value in order.setup.env.items()),
-        "ExecStart=" + " \\\n  ".join([program, *map(_quote, list_args(order))]),
+        "ExecStart=" + " \\\n  ".join([program, *(_quote(word.replace("$", "$$")) for word in list_args(order))]),
         "Restart=on-failure",
         "RestartSec=10",
         f"TimeoutStartSec={order.startup_s}",
@@ -41,10 +41,6 @@ def render(order: Order) -> str:
 
 
 def _quote(word: str) -> str:
-    """Return a word that systemd reads as it is (systemd.service(5), systemd.syntax(7))."""
-    escaped = _escape(word).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    """Return a word that systemd reads as it is (systemd.syntax(7)); in commands `$` is doubled before."""
+    escaped = word.replace("%", "%%").replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return f'"{escaped}"'
-
-
-def _escape(text: str) -> str:
-    return text.replace("%", "%%").replace("$", "$$")
