@@ -46,12 +46,6 @@ def _join(order: Order) -> Iterator[str]:
 
 
 def dump_yaml(*documents: Any) -> str:
-    """Return YAML documents, every string on one line and nothing by reference."""
-    texts = (yaml.dump(each, Dumper=_Dumper, sort_keys=False, width=100_000, allow_unicode=True) for each in documents)
-    return "---\n".join(texts)
-
-
-class _Dumper(yaml.SafeDumper):
-    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002  (of PyYAML)
-        """Write a value again where it comes again: people edit these files."""
-        return True
+    """Return YAML documents, every string on one line and nothing by reference: people edit these files."""
+    copies = (json.loads(json.dumps(each)) for each in documents)
+    return "---\n".join(yaml.safe_dump(each, sort_keys=False, width=100_000, allow_unicode=True) for each in copies)
