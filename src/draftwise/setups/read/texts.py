@@ -17,7 +17,8 @@ from draftwise.setups.read.text_file import read_text
 __all__ = ["SourceKind", "SourceText", "find_kind", "find_texts", "read_stdin"]
 
 _SUFFIXES = frozenset({".yaml", ".yml", ".json", ".service", ".container", ".sh", ".env"})
-"""Of files that are looked at in a folder."""
+_NAMES = frozenset({"Dockerfile", "Containerfile"})
+"""Suffixes and names of files that are looked at in a folder."""
 _OF_FILES = _SUFFIXES | {
     ".bash", ".cfg", ".conf", ".gguf", ".ini", ".j2", ".jsonl", ".py", ".toml", ".tpl", ".txt",
 }  # fmt: skip
@@ -158,7 +159,7 @@ def _list_files(folder: Path) -> Iterator[Path]:
     for parent, folders, names in os.walk(folder, onerror=_refuse):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(names):
-            if Path(name).suffix.lower() in _SUFFIXES and not name.startswith("."):
+            if (Path(name).suffix.lower() in _SUFFIXES or name in _NAMES) and not name.startswith("."):
                 yield Path(parent, name)
 
 
