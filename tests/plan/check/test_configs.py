@@ -30,7 +30,7 @@ def refusals(model: str, line: str, version: str) -> list[Ruling]:
     "line",
     [
         "-O3", "-O=2", "-O 1", "--attention-backend flash_attn", "--compilation-config {\"mode\":3}", "-cc.mode=vllm_compile", "-cc.cudagraph_mode=full_and_piecewise",
-        "--compilation-config {}", "--gpu-memory-utilization 1", 
+        "--compilation-config {}", "--gpu-memory-utilization 1",
         "--kv-transfer-config {\"kv_connector\":\"NixlConnector\",\"kv_role\":\"kv_both\"}",
         "--structured-outputs-config.backend guidance --structured-outputs-config.disable_any_whitespace true",
         "--hf-overrides {\"rope_theta\":5000.0}", "--limit-mm-per-prompt {\"image\":2}", "--max-num-seqs 1",
