@@ -29,7 +29,8 @@ def refusals(model: str, line: str, version: str) -> list[Ruling]:
 @pytest.mark.parametrize(
     "line",
     [
-        "-O3", "-O=2", "-O 1", "--attention-backend flash_attn", "--compilation-config {\"mode\":3}", "-cc.mode=vllm_compile", "-cc.cudagraph_mode=full_and_piecewise",
+        "-O3", "-O=2", "-O 1",
+        "--attention-backend flash_attn", "--compilation-config {\"mode\":3}", "-cc.mode=vllm_compile", "-cc.cudagraph_mode=full_and_piecewise",
         "--compilation-config {}", "--gpu-memory-utilization 1",
         "--kv-transfer-config {\"kv_connector\":\"NixlConnector\",\"kv_role\":\"kv_both\"}",
         "--structured-outputs-config.backend guidance --structured-outputs-config.disable_any_whitespace true",

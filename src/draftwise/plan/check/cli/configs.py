@@ -111,7 +111,7 @@ class _Judge:
                 self._refuse("flag-json-value", flag, f"{_spell(flag)} needs the key {key}.")
         if len(self.found) > before:
             return UNKNOWN
-        self._check_config(config, values, dict.fromkeys(value, [flag]), code="flag-json-refused")
+        self._check_config(config, values, {key: [flag] for key in value}, code="flag-json-refused")
         return values
 
     def _read_field(self, row: Mapping[str, Any], value: Any, flag: str, place: str) -> Any:
