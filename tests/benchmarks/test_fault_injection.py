@@ -37,6 +37,13 @@ def test_a_server_that_compiles_for_much_of_the_run_is_not_rejected(seed: int) -
     assert run_trial(Trial(kind="late-compiling", seed=seed, truth=1.0)).verdicts == ("inconclusive",)
 
 
+def test_a_server_that_is_slow_for_all_that_is_measured_of_it_is_not_rejected() -> None:
+    """No turn, and no stretch of the run, is beside another one of its own that tells."""
+    outcome = run_trial(Trial(kind="late-start", seed=2_000_034, truth=0.99))
+    assert (outcome.is_covered, outcome.verdicts) == (True, ("inconclusive",))
+    assert outcome.reasons[0].startswith("the server of candidate takes 2.9x as long as the other one")
+
+
 @pytest.mark.parametrize("truth", [1.2, 0.8])
 def test_a_true_effect_is_found_on_a_quiet_machine(truth: float) -> None:
     assert run_trial(Trial(kind=QUIET, seed=3, truth=truth)).is_found

@@ -142,8 +142,8 @@ def test_a_turn_that_hangs_is_cut_and_what_was_measured_counts(tmp_path: Path) -
 
 
 def test_servers_that_take_long_to_end_are_ended_earlier(tmp_path: Path) -> None:
-    """They took 50 s to start: what slows down the one slows down the other."""
-    hanging = replace(CANDIDATE, stalls=((80.0, FOREVER),))
+    """They took 50 s to start: what slows down the one slows down the other. (Stalls count from a server's start.)"""
+    hanging = replace(CANDIDATE, stalls=((35.0, FOREVER),))
     plan = plan_of(adaptive=False)
     timed = Timed(tmp_path / "run", plan, NOISY, hanging, delay_s=50.0, end_s=12.0, budget_s=120.0)
     with pytest.raises(BackendError, match="still under way"):
@@ -154,7 +154,7 @@ def test_servers_that_take_long_to_end_are_ended_earlier(tmp_path: Path) -> None
 def test_what_passed_before_the_servers_start_is_part_of_the_minutes(tmp_path: Path) -> None:
     timed = Timed(tmp_path / "run", plan_of(adaptive=False), NOISY, CANDIDATE, spent_s=20.0)
     timed.run()
-    assert 25.0 < timed.ended_s < BUDGET_S - 20.0
+    assert 15.0 < timed.ended_s < BUDGET_S - 20.0
 
 
 def test_a_slow_look_at_the_verdicts_leaves_more_time_for_the_report() -> None:

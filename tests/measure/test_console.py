@@ -97,4 +97,4 @@ def test_a_run_that_waits_says_what_for(monkeypatch: pytest.MonkeyPatch) -> None
         task.cancel()
 
     asyncio.run(wait())
-    assert "nothing has been answered for 0 s: starting the servers" in text.getvalue()
+    assert "nothing has been measured for 0 s: starting the servers" in text.getvalue()

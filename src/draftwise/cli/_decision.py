@@ -41,7 +41,7 @@ _COLOURS = {
 _MOST_PLACES = 4
 """Where a finding applies, beyond the first place, before they are only counted."""
 _QUIET_S = 30
-"""Without an answer, after which a run says that it waits."""
+"""Without a measured answer, after which a run says that it waits."""
 _LONGEST_STATUS = 100
 _QUIET_STEPS = 10
 """Lines that a run writes where there is no terminal to draw a bar in."""
@@ -102,14 +102,14 @@ class ConsoleProgress:
             self._console.print(f"{self._done} of {self._total} requests: {what}")
 
     async def remind(self) -> None:
-        """Say what is waited for whenever nothing has been answered for a while; until cancelled."""
+        """Say what is waited for whenever nothing has been measured for a while; until cancelled."""
         while True:
             await asyncio.sleep(_QUIET_S / 6)
             quiet = time.monotonic() - self._heard
             if quiet >= _QUIET_S:
                 self._heard += quiet
                 self._console.print(
-                    f"nothing has been answered for {quiet:.0f} s: {self.doing}; Ctrl-C keeps what is measured",
+                    f"nothing has been measured for {quiet:.0f} s: {self.doing}; Ctrl-C keeps what is measured",
                     soft_wrap=True,
                 )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -110,7 +111,8 @@ def write_release(release: AddedRelease, tables: Mapping[str, Table]) -> None:
         beside.write_text("\n".join(lines) + "\n", encoding="utf-8")
         os.replace(beside, release.file)
     except OSError as error:
-        beside.unlink(missing_ok=True)
+        with suppress(OSError):
+            beside.unlink()
         raise StorageError(
             f"{release.file}: cannot be written ({error.strerror}). Make room, or set DRAFTWISE_DATA_DIR to a folder "
             "that can be written."
@@ -136,7 +138,7 @@ def _read_head(file: Path) -> AddedRelease:
         with file.open(encoding="utf-8") as lines:
             row: dict[str, Any] = json.loads(lines.readline())
         return AddedRelease(**{name: row[name] for name in row.keys() & AddedRelease.__slots__})
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         raise _damaged(file, error) from error
 
 

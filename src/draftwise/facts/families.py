@@ -31,6 +31,8 @@ class PublishedDrafter:
     """`plain`, or `speculators` for the format of the speculators library."""
     parallel_drafting: bool
     """Whether it drafts all tokens in one pass, for which vLLM needs `parallel_drafting`."""
+    trained_on: str | None
+    """The one kind of traffic that it was trained for; None for several, or where that is not said."""
     note: str
     source: str
     checked: str
@@ -74,6 +76,7 @@ def _drafters() -> tuple[PublishedDrafter, ...]:
             num_speculative_tokens=row.get("num_speculative_tokens"),
             format=row.get("format", "plain"),
             parallel_drafting=row.get("parallel_drafting", False),
+            trained_on=row.get("trained_on"),
             note=row.get("note", ""),
             source=row["source"],
             checked=row["checked"],

@@ -25,6 +25,9 @@ __all__ = ["Doubts", "Probe", "Rule", "Rulebook", "all_rules", "find_doubts", "g
 _PROBES = "probes"
 _CITED = re.compile(r"vllm (\d[\d.]*\d)", re.IGNORECASE)
 
+_version = cache(Version)
+"""Parsed once: a judgement asks some hundred rules, which begin and end at the same few releases."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
@@ -67,7 +70,7 @@ class Rule:
         if version is None:
             return self.spans[-1][1] is None
         return any(
-            Version(first) <= version and (last is None or version <= Version(last)) for first, last in self.spans
+            _version(first) <= version and (last is None or version <= _version(last)) for first, last in self.spans
         )
 
     def ruling(self, message: str, *, where: str = "", fix: str = "", becomes: str = "") -> Ruling:
@@ -142,7 +145,7 @@ class Doubts:
 
 def get_doubts(release: Release) -> Doubts:
     """Return the rules of which it is not known whether they hold in a release."""
-    return Doubts() if release.added is None else _find_doubts(release)
+    return Doubts() if release.added is None else _find_doubts(release.version, frozenset(_seen(release)))
 
 
 def find_doubts(release: Release) -> Iterator[Finding]:
@@ -155,7 +158,7 @@ def find_doubts(release: Release) -> Iterator[Finding]:
         code="facts-added",
         severity=Severity.WARNING if doubts.changed else Severity.INFO,
         message=f"vLLM {release} was added here from its sources. Of the rules that are written by hand, "
-        f"{len(release.table(_PROBES)) if release in releases(_PROBES) else 0} are seen in them, "
+        f"{len(_seen(release))} are seen in them, "
         f"{len(doubts.unproved)} cannot be proved by a pattern and {len(doubts.changed)} are not as before.{told} "
         "What rests on the latter two is called unknown.",
         where="engine_version",
@@ -187,21 +190,25 @@ def _cite(rule: Rule, release: Release) -> str:
     read_in = _CITED.match(rule.source)
     if read_in and read_in.group(1) == str(release):
         return rule.source
-    seen = release.table(_PROBES).get(rule.code) if rule.probe and release in releases(_PROBES) else None
+    seen = _seen(release).get(rule.code) if rule.probe else None
     if seen is not None:
         return f"vLLM {release}, {seen}"
     return f"read in {rule.source}" if read_in else rule.source
 
 
+def _seen(release: Release) -> Mapping[str, str]:
+    """Return where each rule with a probe is seen in a release; nothing where that could not be read."""
+    return release.table(_PROBES) if release in releases(_PROBES) else {}
+
+
 @cache
-def _find_doubts(release: Release) -> Doubts:
-    seen = release.table(_PROBES) if release in releases(_PROBES) else {}
+def _find_doubts(version: Version, seen: frozenset[str]) -> Doubts:
     changed, unproved = set(), set()
     for rule in all_rules().values():
         if rule.probe is None:
-            if rule.rests_on == "source" and rule.holds(release.version):
+            if rule.rests_on == "source" and rule.holds(version):
                 unproved.add(rule.code)
-        elif (rule.code in seen) is not rule.holds(release.version):
+        elif (rule.code in seen) is not rule.holds(version):
             changed.add(rule.code)
     return Doubts(changed=frozenset(changed), unproved=frozenset(unproved))
 

@@ -73,9 +73,9 @@ class Budget:
         """When the first result is due, be it from a part of the first repetition."""
         return self.began + _FIRST_WORD * self.seconds
 
-    def start_end(self, now: float, share: float = 1.0) -> float:
-        """Return until when the servers of candidates, a share of all, are waited for from now on."""
-        return now + _START * self.seconds * share
+    def start_end(self, now: float) -> float:
+        """Return until when the servers of candidates are waited for from now on."""
+        return now + _START * self.seconds
 
     def warm_up_end(self, now: float, share: float = 1.0) -> float:
         """Return until when servers, a share of all, may be warmed up from now on."""

@@ -179,18 +179,22 @@ def _describe_gain(load: float, single: SingleSetting) -> str:
 
 
 def describe_unmeasured(decision: Decision) -> list[str]:
-    """Return a line per omission and per cell with fewer repetitions than were planned, and one for unused answers."""
+    """Return a line per omission, per lack that cells share of the planned repetitions, and one for unused answers."""
     left_out = [f"{each.what}: {each.reason}" for each in decision.omissions]
-    return [*left_out, *map(_describe_cell, decision.unmeasured), *_describe_leftovers(decision)]
+    candidates: dict[tuple[str, str], list[str]] = {}
+    for cell in decision.unmeasured:
+        place = f"{cell.workload}, {cell.condition.label}"
+        candidates.setdefault((place, _describe_lack(cell)), []).append(cell.candidate)
+    cells = [f"{join_names(names)}, {place}: {lack}" for (place, lack), names in candidates.items()]
+    return [*left_out, *cells, *_describe_leftovers(decision)]
 
 
-def _describe_cell(cell: UnmeasuredCell) -> str:
-    place = f"{cell.candidate}, {cell.workload}, {cell.condition.label}"
+def _describe_lack(cell: UnmeasuredCell) -> str:
     if cell.needed is not None:
-        return f"{place}: it could remember answers, so that it needs {cell.needed} prompts that no other load asks it"
+        return f"it could remember answers, so that it needs {cell.needed} prompts that no other load asks it"
     others = cell.blocks_each * (cell.planned - cell.repetitions)
     odd = f" and {cell.odd_blocks} of the {others} paired blocks of the others" if cell.odd_blocks else ""
-    return f"{place}: {cell.repetitions} of {cell.planned} repetitions{odd}"
+    return f"{cell.repetitions} of {cell.planned} repetitions{odd}"
 
 
 def _describe_leftovers(decision: Decision) -> Iterator[str]:

@@ -30,7 +30,8 @@ def refusals(model: str, line: str, version: str) -> list[Ruling]:
     "line",
     [
         "-O3", "-O=2", "-O 1",
-        "--attention-backend flash_attn", "--compilation-config {\"mode\":3}", "-cc.mode=vllm_compile", "-cc.cudagraph_mode=full_and_piecewise",
+        "--attention-backend flash_attn", "--compilation-config {\"mode\":3}",
+        "-cc.mode=vllm_compile", "-cc.cudagraph_mode=full_and_piecewise",
         "--compilation-config {}", "--gpu-memory-utilization 1",
         "--kv-transfer-config {\"kv_connector\":\"NixlConnector\",\"kv_role\":\"kv_both\"}",
         "--structured-outputs-config.backend guidance --structured-outputs-config.disable_any_whitespace true",
@@ -84,6 +85,7 @@ def test_flags_that_are_refused_together_are_named(llama: str) -> None:
         ("0.22.0", "--kv-transfer-config {\"kv_role\":\"kv_both\"}", "kv-connector-unset"),
         ("0.20.0", "--reasoning-parser foo", "reasoning-parser-unknown"),
         ("0.20.0", "--enable-mamba-cache-stochastic-rounding", "mamba-rounding-needs-float16"),
+        ("0.28.0", "--return-sampling-mask", "sampling-mask-needs-processed"),
     ],
 )  # fmt: skip
 def test_rules_begin_with_a_release(llama: str, version: str, line: str, code: str) -> None:

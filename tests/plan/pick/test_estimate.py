@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.requirements import advise, candidate
+from tests.support.requirements import QWEN, advise, candidate
 
 from draftwise.facts.advice import find_prior, find_seen_acceptance, read_temperature_effect
 from draftwise.plan.forecast.step_cost import compute_acceptance_length, find_acceptance
@@ -52,12 +52,20 @@ def test_what_was_measured_on_such_traffic_is_expected(kind: str) -> None:
     assert found.cautious <= found.expected
 
 
-@pytest.mark.parametrize("kind", [None, "rag", "summarisation", "code-editing", "agentic", "extraction"])
+@pytest.mark.parametrize("kind", [None, "chat", "rag", "summarisation", "code-editing", "agentic", "extraction"])
 @pytest.mark.parametrize("method", ["dflash", "eagle3"])
 def test_nothing_is_expected_that_nobody_measured(method: str, kind: str | None) -> None:
     most = max(find_acceptance(row.length, row.k) for row in find_seen_acceptance(method))
     found = expected_of(method, kind=kind)
     assert found.expected <= found.high <= most
+
+
+def test_a_drafter_that_was_trained_for_one_kind_is_not_expected_to_do_better_on_another() -> None:
+    chat, code = (expected_of("dflash", kind=kind) for kind in ("chat", "code-editing"))
+    assert code.expected == chat.expected
+    elsewhere = candidate(advise(QWEN, kind="code-editing"), "dflash").estimate
+    assert elsewhere is not None
+    assert elsewhere.expectation.expected > code.expected
 
 
 def test_copied_answers_raise_what_is_expected_of_lookup() -> None:
@@ -73,6 +81,7 @@ def test_heat_lowers_what_is_expected(method: str) -> None:
     cold, warm, hot = (expected_of(method, kind="code", temperature=each) for each in (0.0, 0.5, 1.0))
     assert cold.factor == 1 > warm.factor > hot.factor == read_temperature_effect().greedy
     assert hot.expected == pytest.approx(hot.factor * cold.expected)
+    assert hot.cautious == pytest.approx(hot.factor * cold.cautious)
     assert hot.factor < read_temperature_effect().probabilistic
 
 

@@ -6,16 +6,16 @@ The folders are vLLM's own stages, in its order: `cli` (flags and JSON), `model`
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Set
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from draftwise.core import Effect, Finding, InvalidSetup, Ruling, Setup, Stage
 from draftwise.facts.added import MissingFacts
 from draftwise.facts.rules import find_doubts, of_release
-from draftwise.facts.vllm import find_remarks, get_release
+from draftwise.facts.vllm import Release, find_remarks, get_release
 from draftwise.plan.check.cli import get_context
-from draftwise.plan.check.context import SPEC, Context
+from draftwise.plan.check.context import Context
 from draftwise.plan.check.engine import configure
 from draftwise.plan.check.report import Report, Resolved
 from draftwise.plan.check.serving import find_serving
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from draftwise.setups.read import Reading
 
 __all__ = ["Context", "Report", "Resolved", "check", "check_context", "get_context", "judge"]
-
-_AFTER_SPEC = (Stage.ENGINE, Stage.START_UP, Stage.REQUEST)
 
 
 def check(setup: Setup, *, installed: frozenset[str] | None = None, nearest: bool = False) -> Report:
@@ -57,35 +55,35 @@ def check_context(context: Context) -> Report:
     try:
         context, resolved = run(configure(context), findings.append)
         findings = [of_release(each, release) for each in findings]
-        if any(isinstance(each, Ruling) and each.effect is Effect.REJECTED for each in findings):
-            resolved, findings = None, [*_reached(findings)]
+        rejected = {each.stage for each in findings if isinstance(each, Ruling) and each.effect is Effect.REJECTED}
+        if rejected:
+            resolved = None
+            findings = [each for each in findings if not _never_comes(each, rejected)]
         elif resolved is not None:
             findings += find_serving(context, resolved)
     except MissingFacts as gap:
         findings += gap.findings
         is_judged = False
+    return _report(release, context.setup, findings, resolved, is_judged=is_judged)
+
+
+def _report(
+    release: Release, setup: Setup, findings: Iterable[Finding], resolved: Resolved | None, *, is_judged: bool
+) -> Report:
     return Report(
         version=str(release),
         asked="" if release.is_same else release.asked,
-        setup=context.setup,
+        setup=setup,
         findings=tuple(of_release(each, release) for each in findings),
         resolved=resolved,
         is_judged=is_judged,
     )
 
 
-def _reached(findings: Sequence[Finding]) -> Iterator[Finding]:
-    """Yield what holds of a setup that is rejected, all refusals included.
-
-    Where there is no speculative config, nothing changes or shows on account of it.
-    """
-    no_spec = any(
-        isinstance(each, Ruling) and each.effect is Effect.REJECTED and each.stage is Stage.CONFIG for each in findings
-    )
-    for each in findings:
-        silent = isinstance(each, Ruling) and each.effect not in (Effect.REJECTED, Effect.FAILS_LATER)
-        if not (no_spec and silent and each.where == SPEC and each.stage in _AFTER_SPEC):
-            yield each
+def _never_comes(finding: Finding, rejected: Set[Stage]) -> bool:
+    """Say whether a finding is about what an engine config changes that is not made: a config before it is refused."""
+    changes = isinstance(finding, Ruling) and finding.stage is Stage.ENGINE and finding.effect is Effect.CHANGED
+    return changes and not rejected.isdisjoint({Stage.CLI, Stage.CONFIG})
 
 
 def judge(reading: Reading, *, installed: frozenset[str] | None = None, nearest: bool = False) -> Report:
@@ -98,7 +96,7 @@ def judge(reading: Reading, *, installed: frozenset[str] | None = None, nearest:
     try:
         release = get_release(setup.engine_version or "newest", nearest=nearest)
         if reading.unknown:
-            report = Report(version=str(release), setup=setup, findings=(), resolved=None, is_judged=False)
+            report = _report(release, setup, find_remarks(release), None, is_judged=False)
         else:
             context = get_context(setup, installed=installed, nearest=nearest, origins=reading.origins)
             report = check_context(context)

@@ -59,7 +59,7 @@ def _about_costs(case: Case, method: str, resolved: Resolved | None) -> Iterator
 
 def _about_temperature(case: Case, proposal: Proposal) -> Iterator[Finding]:
     """Yield what the traffic's temperature takes off, and the key that gives a part of it back."""
-    expectation, temperature = expect(case, proposal.method), case.requirements.traffic.temperature
+    expectation, temperature = expect(case, proposal), case.requirements.traffic.temperature
     if expectation is None or not temperature:
         return
     rule = get_advice("temperature-high")

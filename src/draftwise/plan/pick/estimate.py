@@ -68,12 +68,12 @@ class Estimate:
         return low / self.break_even, high / self.break_even
 
 
-def estimate(case: Case, method: str, drafting: Drafting, k: int, sequences: int | None = None) -> Estimate | None:
-    """Return the estimate for a method; None for one without a prior."""
-    expectation = expect(case, method)
+def estimate(case: Case, proposal: Proposal, drafting: Drafting, k: int) -> Estimate | None:
+    """Return the estimate at the median load; None for a method without a prior."""
+    expectation = expect(case, proposal)
     if expectation is None:
         return None
-    batch = case.batch(sequences)
+    batch = case.batch()
     return Estimate(
         k=k,
         sequences=batch.sequences,
@@ -99,7 +99,7 @@ def choose_schedule(case: Case, proposal: Proposal, drafting: Drafting) -> tuple
     nothing can be estimated, or where the gain over one k is too small to be worth it.
     """
     chosen = _choose_lengths(case, proposal, drafting, case.requirements.traffic.peak_concurrency)
-    expectation = expect(case, proposal.method)
+    expectation = expect(case, proposal)
     if not chosen or case.machine is None or expectation is None:
         return ()
     machine, acceptance = case.machine, expectation.cautious
@@ -126,7 +126,7 @@ def _choose_lengths(case: Case, proposal: Proposal, drafting: Drafting, most: in
     Empty if nothing can be estimated. In a mixture of experts more rows choose the same experts the more there are, so
     that a larger k can look better at a higher load; that gain is not worth two settings.
     """
-    expectation = expect(case, proposal.method)
+    expectation = expect(case, proposal)
     if case.machine is None or expectation is None:
         return []
     chosen: list[tuple[int, int]] = []

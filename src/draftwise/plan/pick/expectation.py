@@ -11,9 +11,11 @@ from draftwise.facts.advice import (
     find_prior,
     find_seen_acceptance,
     read_temperature_effect,
+    read_traffic_kinds,
 )
 from draftwise.plan.forecast.step_cost import find_acceptance
 from draftwise.plan.pick.case import Case
+from draftwise.plan.pick.proposal import Proposal
 
 __all__ = ["Expectation", "expect"]
 
@@ -32,19 +34,28 @@ class Expectation:
     source: str
 
 
-def expect(case: Case, method: str) -> Expectation | None:
-    """Return what to expect of a method at the traffic's temperature; None for one without a prior.
+def expect(case: Case, proposal: Proposal) -> Expectation | None:
+    """Return what to expect of a proposal at the traffic's temperature; None for a method without a prior.
 
-    Nothing is expected that is higher than what was measured: of this kind of traffic, else of any.
+    Nothing is expected that is higher than what was measured: of this kind of traffic, else of any. A drafter that was
+    trained for one kind is not expected to do better on another.
     """
     traffic = case.requirements.traffic
-    prior = find_prior(method, traffic.overlap)
+    prior = find_prior(proposal.method, traffic.overlap)
     if prior is None:
         return None
-    seen = find_seen_acceptance(method)
-    same = [row for row in seen if row.traffic == traffic.kind]
-    found = _of_measurements(prior, same) if same else _of_prior(prior, seen, traffic.place)
-    return _heat(found, read_temperature_effect().factor(traffic.temperature))
+    seen = find_seen_acceptance(proposal.method)
+    found = [_of_kind(prior, seen, traffic.kind, traffic.place)]
+    if proposal.trained_on is not None:
+        trained = read_traffic_kinds()[proposal.trained_on]
+        found.append(_of_kind(prior, seen, trained.name, trained.place))
+    least = min(found, key=lambda each: each.expected)
+    return _heat(least, read_temperature_effect().factor(traffic.temperature))
+
+
+def _of_kind(prior: AcceptancePrior, seen: tuple[SeenAcceptance, ...], kind: str | None, place: float) -> Expectation:
+    same = [row for row in seen if row.traffic == kind]
+    return _of_measurements(prior, same) if same else _of_prior(prior, seen, place)
 
 
 def _of_measurements(prior: AcceptancePrior, rows: list[SeenAcceptance]) -> Expectation:

@@ -66,6 +66,7 @@ def _published_head(case: Case, method: str, rows: list[PublishedDrafter], *, ex
         work=_work(case, method, most, None),
         args=_backend(case, method),
         stand_in=_stand_in(case, method),
+        trained_on=row.trained_on,
         reasons=(cite(get_advice("published-head").finding(f"{row.model} was trained for this target."), row),),
         caveats=tuple(find_published_caveats(case, row, exact=exact)),
         alternatives=tuple(others),

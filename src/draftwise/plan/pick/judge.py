@@ -79,7 +79,7 @@ def judge(case: Case, proposal: Proposal, memory: Memory) -> Candidate | Refusal
         return refused
     if sizing is not None and (why := memory.describe_shortage(sizing)):
         return Refusal(method=proposal.method, reasons=(get_advice("does-not-fit").finding(why),))
-    expected = estimate(case, proposal.method, drafting, k)
+    expected = estimate(case, proposal, drafting, k)
     return Candidate(
         method=proposal.method,
         setup=setup,

@@ -31,6 +31,8 @@ class Proposal:
     method: str
     spec: Mapping[str, Any]
     """Without `num_speculative_tokens`."""
+    trained_on: str | None = None
+    """The one kind of traffic that its drafter was trained for."""
     place: int
     """Position in the guides' order of methods, for this target and traffic: the smallest is tried first."""
     at_hand: bool = False

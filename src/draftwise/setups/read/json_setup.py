@@ -12,7 +12,7 @@ from draftwise.facts.vllm import Release
 from draftwise.setups.read.arguments.json_text import read_json
 from draftwise.setups.read.reading import Reading, choose_release
 
-__all__ = ["read_json_setup", "read_keywords"]
+__all__ = ["read_json_setup", "read_keywords", "read_ray_config"]
 
 _TARGET = ("target", "model", "model_tag")
 _SPEC = "speculative_config"
@@ -58,6 +58,15 @@ def read_keywords(given: Mapping[str, Any], *, where: str, engine_version: str |
         env=_get_env(value.get("env")),
     )
     return Reading(setup=setup, where=where, findings=tuple(findings))
+
+
+def read_ray_config(given: Mapping[str, Any], *, where: str, engine_version: str | None = None) -> Reading:
+    """Return the setup of one `LLMConfig` of Ray Serve: `model_loading_config` and `engine_kwargs`."""
+    loading, keywords = given.get("model_loading_config"), given.get("engine_kwargs")
+    names = loading if isinstance(loading, Mapping) else {}
+    model = names.get("model_source") if isinstance(names.get("model_source"), str) else names.get("model_id")
+    value = {"model": model, _SPEC: None, **(keywords if isinstance(keywords, Mapping) else {})}
+    return read_keywords(value, where=where, engine_version=engine_version)
 
 
 def _get_spec(given: Any, findings: list[Finding], name: str) -> SpecConfig | None:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from draftwise.core import Device, Finding, InvalidSetup, Setup, SpecConfig
 from draftwise.facts.rules import get_rule
@@ -58,18 +59,25 @@ def read_words(words: Sequence[str], *, engine_version: str | None = None) -> Re
     return read_launch(launch, engine_version=engine_version, folder=Path())
 
 
-def read_launch(launch: Launch, *, engine_version: str | None = None, folder: Path | None = None) -> Reading:
+def read_launch(
+    launch: Launch,
+    *,
+    engine_version: str | None = None,
+    folder: Path | None = None,
+    left: Mapping[str, str] = MappingProxyType({}),
+) -> Reading:
     """Return the setup of a server.
 
     Args:
         launch: the server.
         engine_version: judges it for this release, whatever the text says.
         folder: where a `--config` file is looked for; None for a server in a container.
+        left: references in the text whose values are not known -> how findings name them.
     """
     version = engine_version or launch.version
     release = choose_release(version)
     findings = [*launch.findings, *_about_version(launch, engine_version)]
-    words = [_mark_templates(word) for word in launch.words]
+    words = [_mark_open(word, left) for word in launch.words]
     found = read_arguments(words, release, launch.entry, folder=None if launch.image else folder)
     unknown = dict(_find_unknown(launch, version))
     setup = Setup(
@@ -156,13 +164,16 @@ def _about_gpus(launch: Launch, found: Arguments) -> Iterator[Finding]:
         )
 
 
-def _mark_templates(word: Word) -> Word:
-    """Return a word that names the templates in it, which helm or KServe fill in later."""
-    left = [
-        describe_unknown(template[:60], "a template that is filled in later")
-        for template in _TEMPLATE.findall(word.text)
+def _mark_open(word: Word, left: Mapping[str, str]) -> Word:
+    """Return a word that names what is filled in later: templates of helm and KServe, references that are left."""
+    names = [
+        *(
+            describe_unknown(template[:60], "a template that is filled in later")
+            for template in _TEMPLATE.findall(word.text)
+        ),
+        *(name for reference, name in left.items() if reference in word.text),
     ]
-    return replace(word, unknown=(*word.unknown, *left)) if left else word
+    return replace(word, unknown=(*word.unknown, *names)) if names else word
 
 
 def _about_templates(words: Iterable[Word], found: Arguments) -> Iterator[Finding]:

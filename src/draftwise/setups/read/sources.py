@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -12,12 +12,20 @@ from draftwise.core import Finding, InvalidSetup, Setup, UnreadableSource
 from draftwise.facts.rules import get_rule
 from draftwise.facts.vllm import history
 from draftwise.setups.read.arguments.config_file import get_flags
-from draftwise.setups.read.json_setup import read_json_setup, read_keywords
-from draftwise.setups.read.manifests.compose import find_services, is_compose
-from draftwise.setups.read.manifests.kubernetes import find_objects, is_manifest
-from draftwise.setups.read.manifests.parts import get_mapping, walk
-from draftwise.setups.read.manifests.stack import find_model_specs, is_stack
-from draftwise.setups.read.manifests.systemd import find_units, is_unit
+from draftwise.setups.read.json_setup import read_json_setup, read_ray_config
+from draftwise.setups.read.kinds import (
+    holds_documents,
+    is_compose,
+    is_dockerfile,
+    is_manifest,
+    is_modelservice,
+    is_quadlet,
+    is_stack,
+    is_unit,
+    is_yaml,
+    may_be_python,
+)
+from draftwise.setups.read.manifests.parts import walk
 from draftwise.setups.read.manifests.yaml_text import Document, get_text, read_yaml
 from draftwise.setups.read.reading import NoServer, Reading, choose_release, no_server, read_launch
 from draftwise.setups.read.shell.environment import Environment
@@ -28,9 +36,8 @@ from draftwise.setups.read.texts import SourceText, find_texts
 
 __all__ = ["read_setups"]
 
-_YAML = re.compile(r"(?:[ \t\r]*(?:#[^\n]*)?\n)*(?:---|[\w.-]+:(?:\s|$))")
-"""How YAML begins, after blank lines and comments."""
 _DOS_SCRIPT = re.compile(r"#![^\n]*\r\n")
+_MAX_SCRIPTS = 2
 _MAX_LINES = 10_000
 _TEMPLATE = "{{"
 _MANIFEST_IN_JSON = re.compile(r'"(?:apiVersion|services)"\s*:')
@@ -75,6 +82,10 @@ class _Asked:
 
     engine_version: str | None
     given: Mapping[str, str]
+    left: Mapping[str, str] = field(default_factory=dict)
+    """References in the text whose values are not known -> how findings name them."""
+    depth: int = 0
+    """How many scripts stand around the text."""
 
 
 def _read_text(source: SourceText, asked: _Asked) -> tuple[Reading, ...]:
@@ -116,15 +127,54 @@ def _read(source: SourceText, asked: _Asked) -> list[Reading]:
     if is_json and not _MANIFEST_IN_JSON.search(text):
         reading = read_json_setup(text, name=name, engine_version=engine_version)
         return [reading] if source.is_chosen or _is_evident(reading.setup) else []
+    if suffix == ".py" or (not suffix and may_be_python(text)):
+        from draftwise.setups.read.python_code import is_python, read_engines
+
+        if suffix or is_python(text):
+            return list(read_engines(text, name=name, given=asked.given, engine_version=engine_version))
+    if is_quadlet(text):
+        from draftwise.setups.read.manifests.quadlet import find_containers
+
+        return _read_launches(find_containers(text, asked.given), asked, source.folder)
     if is_unit(text):
-        return _read_launches(find_units(text, asked.given), engine_version, source.folder)
-    if suffix in (".yaml", ".yml", ".json") or bare.startswith("{") or _YAML.match(text):
+        from draftwise.setups.read.manifests.systemd import find_units
+
+        return _read_launches(find_units(text, asked.given), asked, source.folder)
+    if suffix in (".yaml", ".yml", ".json") or bare.startswith("{") or is_yaml(text):
         return _read_documents(read_yaml(text, name=name), asked, source)
+    return _read_commands(source, asked)
+
+
+def _read_commands(source: SourceText, asked: _Asked) -> list[Reading]:
+    """Read a Dockerfile, flags without a program, a command line or a script."""
+    text = source.text
+    bare = text.lstrip("\ufeff \t\r\n")
+    if is_dockerfile(text):
+        from draftwise.setups.read.dockerfile import find_image
+
+        return _read_launches(find_image(text, asked.given), asked, source.folder)
     env = Environment(values=asked.given)
     if bare.startswith("-"):
-        return _read_launches(_bare_flags(bare, env), engine_version, source.folder)
-    readings = _read_launches(find_launches(text, env=env), engine_version, source.folder)
+        return _read_launches(_bare_flags(bare, env), asked, source.folder)
+    readings = _read_launches(find_launches(text, env=env), asked, source.folder)
+    readings += _read_here_documents(source, asked, env)
     return [replace(reading, findings=(*_about_line_ends(text), *reading.findings)) for reading in readings]
+
+
+def _read_here_documents(source: SourceText, asked: _Asked, env: Environment) -> Iterator[Reading]:
+    """Yield the servers of texts that a script hands to its commands: manifests, units, other scripts."""
+    if "<<" not in source.text or asked.depth == _MAX_SCRIPTS:
+        return
+    script = Script(source.text, env=env)
+    for _ in script.commands():
+        pass
+    for document in script.texts[:MAX_LAUNCHES]:
+        text = "\n" * (document.line - 1) + document.text  # its lines are those of the script
+        inner = SourceText(text=text, folder=source.folder, is_chosen=False)
+        try:
+            yield from _read(inner, replace(asked, left={**asked.left, **document.unknown}, depth=asked.depth + 1))
+        except InvalidSetup:
+            continue  # most are no servers, but anything
 
 
 def _about_line_ends(script: str) -> Iterator[Finding]:
@@ -155,12 +205,12 @@ def _bare_flags(text: str, env: Environment) -> Iterator[Launch]:
     yield Launch(words=words, entry="api_server" if by_flag else "serve")
 
 
-def _read_launches(launches: Iterator[Launch], engine_version: str | None, folder: Path) -> list[Reading]:
+def _read_launches(launches: Iterator[Launch], asked: _Asked, folder: Path) -> list[Reading]:
     readings: list[Reading] = []
     for launch in launches:
         if len(readings) == MAX_LAUNCHES:
             raise InvalidSetup.because("too-many-servers", f"The text starts more than {MAX_LAUNCHES} servers.")
-        readings.append(read_launch(launch, engine_version=engine_version, folder=folder))
+        readings.append(read_launch(launch, engine_version=asked.engine_version, folder=folder, left=asked.left))
     return readings
 
 
@@ -173,19 +223,19 @@ def _is_evident(setup: Setup) -> bool:
 
 
 def _read_documents(documents: Sequence[Document], asked: _Asked, source: SourceText) -> list[Reading]:
-    folder, engine_version = source.folder, asked.engine_version
-    manifests = [document for document in documents if is_manifest(document)]
-    readings = _read_launches(find_objects(manifests, asked.given), engine_version, folder)
-    for document in documents:
+    manifests = [document for document in documents if is_manifest(document.value)]
+    inner = _find_embedded(manifests)
+    readings = _read_launches(_find_objects(manifests, asked), asked, source.folder)
+    for document in (*documents, *inner):
         if document in manifests or not isinstance(document.value, Mapping):
             continue
-        if is_compose(document):
-            readings += _read_launches(find_services(document, folder, asked.given), engine_version, folder)
-        elif is_stack(document):
-            readings += _read_launches(find_model_specs(document), engine_version, folder)
+        launches = _find_in_values(document, manifests, asked, source.folder)
+        if launches is not None:
+            readings += _read_launches(launches, asked, source.folder)
         else:
-            readings += _read_keywords(document, engine_version) or _read_config_file(
-                document, engine_version, surely=not source.is_chosen
+            version = asked.engine_version
+            readings += _read_ray(document, version) or _read_config_file(
+                document, version, surely=not source.is_chosen
             )
     if readings:
         about_text = tuple(finding for document in documents for finding in document.findings)
@@ -193,17 +243,50 @@ def _read_documents(documents: Sequence[Document], asked: _Asked, source: Source
     return readings
 
 
-def _read_keywords(document: Document, engine_version: str | None) -> list[Reading]:
-    """Read the `engine_kwargs` of Ray Serve."""
+def _find_objects(manifests: Sequence[Document], asked: _Asked) -> Iterator[Launch]:
+    """Yield the servers of Kubernetes objects."""
+    if manifests:
+        from draftwise.setups.read.manifests.kubernetes import find_objects
+
+        yield from find_objects(manifests, asked.given)
+
+
+def _find_in_values(
+    document: Document, manifests: Sequence[Document], asked: _Asked, folder: Path
+) -> Iterator[Launch] | None:
+    """Return the servers of a compose file or of a chart's values; None for another document."""
+    if is_compose(document.value):
+        from draftwise.setups.read.manifests.compose import find_services
+
+        return find_services(document, folder, asked.given)
+    if is_stack(document.value):
+        from draftwise.setups.read.manifests.stack import find_model_specs
+
+        return find_model_specs(document)
+    if is_modelservice(document.value):
+        from draftwise.setups.read.manifests.modelservice import find_pods
+        from draftwise.setups.read.manifests.variables import read_stores
+
+        return find_pods(document, read_stores(manifests, asked.given))
+    return None
+
+
+def _find_embedded(manifests: Sequence[Document]) -> Sequence[Document]:
+    """Return the documents inside of objects that hold some."""
+    if not any(holds_documents(each.value) for each in manifests):
+        return ()
+    from draftwise.setups.read.manifests.embedded import find_embedded
+
+    return tuple(find_embedded(manifests))
+
+
+def _read_ray(document: Document, engine_version: str | None) -> list[Reading]:
+    """Read every `LLMConfig` of Ray Serve."""
     readings = []
     for path, mapping in walk(document.value):
-        if not isinstance(mapping.get("engine_kwargs"), Mapping):
-            continue
-        model = get_mapping(mapping, "model_loading_config")
-        source = model.get("model_source") if isinstance(model.get("model_source"), str) else model.get("model_id")
-        value = {"model": source, "speculative_config": None, **mapping["engine_kwargs"]}
-        where = f"line {document.line((*path, 'engine_kwargs'))} {get_text((*path, 'engine_kwargs'))}"
-        readings.append(read_keywords(value, where=where, engine_version=engine_version))
+        if isinstance(mapping.get("engine_kwargs"), Mapping):
+            where = f"line {document.line((*path, 'engine_kwargs'))} {get_text((*path, 'engine_kwargs'))}"
+            readings.append(read_ray_config(mapping, where=where, engine_version=engine_version))
     return readings
 
 

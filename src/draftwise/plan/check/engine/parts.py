@@ -15,11 +15,12 @@ _DEEP_EP = ("deepep", "nixl")
 
 
 def find_unfit_parts(context: Context) -> Iterator[Ruling]:
-    """Yield what is refused of the executor, the KV connector, the reasoning parser, microbatches and Mamba's cache."""
+    """Yield what is refused of executor, KV connector, reasoning parser, sampling mask, microbatches and Mamba's cache."""
     yield from _find_executor(context)
     yield from _find_no_executor(context)
     yield from _find_connector(context)
     yield from _find_parser(context)
+    yield from _find_replay(context)
     if context.platform == "cuda":
         yield from _find_microbatches(context)
         yield from _find_rounding(context)
@@ -77,6 +78,17 @@ def _find_parser(context: Context) -> Iterator[Ruling]:
             f"vLLM {context.release} has no reasoning parser {name}.",
             where="reasoning_parser",
             fix="Use one that the release has, or give --reasoning-parser-plugin.",
+        )
+
+
+def _find_replay(context: Context) -> Iterator[Ruling]:
+    mode = context.flags.get("logprobs_mode")
+    if context.is_on("return_sampling_mask") and mode != "processed_logprobs":
+        yield from context.rules.ruling(
+            "sampling-mask-needs-processed",
+            f"--return-sampling-mask needs log-probabilities over the mask, and --logprobs-mode is {mode}.",
+            where="return_sampling_mask",
+            fix="Give --logprobs-mode processed_logprobs.",
         )
 
 

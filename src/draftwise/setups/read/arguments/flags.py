@@ -302,7 +302,7 @@ def _explain_flag(word: Word, release: Release) -> Ruling:
         return get_rule("flag-of-other-release").ruling(
             f"vLLM {release} has no {flag}; {elsewhere}.", where=get_place(word, flag)
         )
-    names = sorted(_spellings_by_release()[str(release)])
+    names = sorted(_spellings_in(release))
     from difflib import get_close_matches  # read only when something is misspelled
 
     near = get_close_matches(flag[:80], names, n=1, cutoff=0.7)
@@ -340,23 +340,20 @@ def _long_names() -> Mapping[str, str]:
 
 
 @cache
-def _spellings_by_release() -> Mapping[str, frozenset[str]]:
-    return {
-        str(release): frozenset(
-            spelling
-            for name, row in release.table("flags").items()
-            for spelling in _spellings(name, row, paired=Rulebook(release.version).holds("paired-switches"))
-        )
-        for release in releases("flags")
-    }
+def _spellings_in(release: Release) -> frozenset[str]:
+    paired = Rulebook(release.version).holds("paired-switches")
+    return frozenset(
+        spelling for name, row in release.table("flags").items() for spelling in _spellings(name, row, paired=paired)
+    )
 
 
 def _releases_with(flag: str) -> str:
     """Say which releases have a flag, in runs: `0.9.2 to 0.11.2 have it`; empty for none."""
-    names = [name for name, flags in _spellings_by_release().items() if flag in flags]
+    known = releases("flags")
+    names = [str(release) for release in known if flag in _spellings_in(release)]
     if not names:
         return ""
-    every = [str(release) for release in releases("flags")]
+    every = [str(release) for release in known]
     runs: list[list[str]] = []
     for name in names:
         if runs and every.index(runs[-1][-1]) + 1 == every.index(name):

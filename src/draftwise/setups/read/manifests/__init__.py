@@ -1,1 +1,1 @@
-"""Compose files, Kubernetes and KServe objects, chart values and systemd units, down to the servers that they start."""
+"""Compose files, Kubernetes and KServe objects, chart values and units, down to the servers that they start."""

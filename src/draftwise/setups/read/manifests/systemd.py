@@ -13,17 +13,11 @@ from draftwise.setups.read.shell.launch import Launch, find_launch
 from draftwise.setups.read.shell.words import Word, split_words
 from draftwise.setups.read.text_file import read_text
 
-__all__ = ["find_units", "get_settings", "is_unit", "read_environment", "read_words"]
+__all__ = ["find_units", "get_settings", "read_environment", "read_words"]
 
-_SECTION = re.compile(r"^\[Service\]\s*$", re.MULTILINE)
 _SETTING = re.compile(r"([A-Za-z]+)\s*=\s*(.*)", re.DOTALL)
 _WHOLE = re.compile(r"\$([A-Za-z_]\w*)")
 _SPECIFIER = re.compile(r"%(%|[A-Za-z])")
-
-
-def is_unit(text: str) -> bool:
-    """Say whether a text is a unit file of a service."""
-    return _SECTION.search(text) is not None
 
 
 def find_units(text: str, given: Mapping[str, str]) -> Iterator[Launch]:
@@ -36,7 +30,7 @@ def find_units(text: str, given: Mapping[str, str]) -> Iterator[Launch]:
     Raises:
         InvalidSetup: a quote is never closed, or a file of variables cannot be read.
     """
-    settings = list(get_settings(text))
+    settings = list(get_settings(text, "Service"))
     env = read_environment(settings, given)
     for line, name, value in settings:
         if name == "ExecStart":
@@ -45,11 +39,14 @@ def find_units(text: str, given: Mapping[str, str]) -> Iterator[Launch]:
                 yield replace(launch, env=env | launch.env, where=f"line {line} ExecStart")
 
 
-def get_settings(text: str) -> Iterator[tuple[int, str, str]]:
-    """Yield line, name and value of each setting."""
+def get_settings(text: str, section: str) -> Iterator[tuple[int, str, str]]:
+    """Yield line, name and value of each setting of a section."""
+    inside = False
     for line, setting in _join_lines(text.replace("\r\n", "\n")):
         match = _SETTING.fullmatch(setting)
-        if match is not None:
+        if setting.startswith("["):
+            inside = setting.strip() == f"[{section}]"
+        elif inside and match is not None:
             yield line, match[1], match[2]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import yaml
@@ -12,7 +12,7 @@ import yaml
 from draftwise.core import Finding, InvalidSetup
 from draftwise.facts.rules import get_rule
 
-__all__ = ["Document", "Path", "get_text", "read_yaml"]
+__all__ = ["Document", "Path", "cut_out", "get_text", "read_yaml"]
 
 Path = tuple[str | int, ...]
 """Keys and indices from the root of a document, e.g. `("services", "vllm", "command", 3)`."""
@@ -47,12 +47,24 @@ def get_text(path: Path) -> str:
     return "".join(parts).removeprefix(".")
 
 
-def read_yaml(text: str, *, name: str = "") -> tuple[Document, ...]:
+def cut_out(document: Document, path: Path) -> Document:
+    """Return what stands at a path as a document of its own; its places begin there, its lines stay."""
+    value = document.value
+    for key in path:
+        value = value[key]
+    size = len(path)
+    lines = {each[size:]: line for each, line in document.lines.items() if each[:size] == path}
+    texts = {each[size:]: text for each, text in document.texts.items() if each[:size] == path}
+    return Document(value=value, lines=lines, texts=texts)
+
+
+def read_yaml(text: str, *, name: str = "", line: int = 1) -> tuple[Document, ...]:
     """Return the documents of a YAML text.
 
     Args:
         text: the file's content.
         name: the file's name, for messages.
+        line: number of its first line.
 
     Raises:
         InvalidSetup: the text is not YAML, is a template that was never rendered, or goes beyond the bounds.
@@ -61,13 +73,20 @@ def read_yaml(text: str, *, name: str = "") -> tuple[Document, ...]:
         raise InvalidSetup.because("too-long", f"The text is longer than {_MAX_CHARS:,} characters.", where=name)
     try:
         _check_depth(text, name)
-        return tuple(_read(text, name))
+        return tuple(_move(document, line - 1) for document in _read(text, name))
     except InvalidSetup:
         raise
     except yaml.YAMLError as error:
         raise _explain(error, text, name) from None
     except (ValueError, RecursionError) as error:
         raise InvalidSetup.because("not-yaml", f"The text cannot be read as YAML ({error}).", where=name) from None
+
+
+def _move(document: Document, lines: int) -> Document:
+    """Return a document that begins so many lines further down."""
+    if not lines:
+        return document
+    return replace(document, lines={path: line + lines for path, line in document.lines.items()})
 
 
 def _check_depth(text: str, name: str) -> None:

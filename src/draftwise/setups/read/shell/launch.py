@@ -13,7 +13,7 @@ from draftwise.setups.read.shell.environment import NOTHING_SET, Environment
 from draftwise.setups.read.shell.images import has_own_entry, image_version, is_vllm_image
 from draftwise.setups.read.shell.words import Command, Script, Word
 
-__all__ = ["MAX_LAUNCHES", "Entry", "Launch", "find_launch", "find_launches", "run_image"]
+__all__ = ["MAX_LAUNCHES", "Entry", "Launch", "find_installed", "find_launch", "find_launches", "run_image"]
 
 MAX_LAUNCHES = 200
 """Most servers that are read out of one source."""
@@ -55,6 +55,7 @@ _SWITCHES_OF_RUN = frozenset(
         "-dt",
     ]
 )
+_ONLY_OF_VLLM = frozenset({"--speculative-config", "-sc", "--gpu-memory-utilization", "--tensor-parallel-size", "-tp"})
 _SHORT_WITH_VALUE = re.compile(r"-[epvwulmhac].+")
 _DEVICES = re.compile(r"device=([\w,.:/=-]+)")
 _MAX_DEPTH = 4
@@ -100,8 +101,7 @@ def find_launches(text: str, *, line: int = 1, env: Environment = NOTHING_SET) -
     version, count = "", 0
     for command in script.commands():
         texts = [word.text for word in command.words]
-        if "install" in texts:
-            version = next((found[1] for each in texts if (found := _PINNED.fullmatch(each))), version)
+        version = find_installed(texts) or version
         launch = find_launch(command.words, env=env)
         if launch is None:
             continue
@@ -114,6 +114,13 @@ def find_launches(text: str, *, line: int = 1, env: Environment = NOTHING_SET) -
             version=launch.version or version,
             findings=(*launch.findings, *_slips(command)),
         )
+
+
+def find_installed(texts: Sequence[str]) -> str:
+    """Return the vLLM release that `pip install vllm==RELEASE` installs; empty for none."""
+    if "install" not in texts:
+        return ""
+    return next((found[1] for each in texts if (found := _PINNED.fullmatch(each.strip("\"'")))), "")
 
 
 def _set_before(script: Script) -> Environment:
@@ -278,7 +285,7 @@ def run_image(
     """
     launch = find_launch([*entrypoint, *args], env=env, depth=depth)
     name = image.text
-    if launch is None and not entrypoint and is_vllm_image(name):
+    if launch is None and not entrypoint and (is_vllm_image(name) or (image.unknown and _is_for_vllm(args))):
         launch = Launch(words=tuple(args), entry="huggingfaceserver" if "huggingfaceserver" in name else "image")
         if args and args[0].text == "serve":
             launch = replace(launch, words=tuple(args[1:]), entry="serve", findings=(_repeated(name, args[0]),))
@@ -288,6 +295,12 @@ def run_image(
         return None
     version = launch.version or ("" if image.unknown else image_version(name))
     return replace(launch, image=name, image_unknown=image.unknown, version=version, env=env | launch.env)
+
+
+def _is_for_vllm(args: Sequence[Word]) -> bool:
+    """Say whether arguments can only be meant for vLLM, whatever the image is that takes them."""
+    flags = {word.text.partition("=")[0] for word in args}
+    return "--model" in flags and not flags.isdisjoint(_ONLY_OF_VLLM)
 
 
 def _repeated(image: str, word: Word) -> Finding:

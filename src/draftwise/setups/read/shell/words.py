@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from draftwise.core import InvalidSetup
 from draftwise.setups.read.shell.environment import NOTHING_SET, Environment, describe_unknown
 
-__all__ = ["MAX_CHARS", "Command", "Mistake", "Script", "Word", "check_length", "split_words"]
+__all__ = ["MAX_CHARS", "Command", "HereDocument", "Mistake", "Script", "Word", "check_length", "split_words"]
 
 MAX_CHARS = 1_000_000
 """Longest text that is read, before and after variables are put in."""
@@ -30,6 +30,9 @@ _ARGUMENT = re.compile(r"[\d@*#]")
 _ARRAY = re.compile(r"([A-Za-z_]\w*)(\+?)=\(")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _HERE_DOCUMENT = re.compile(r"<<-?\s*(['\"]?)(\w+)\1")
+_IN_HERE_DOCUMENT = re.compile(
+    r"\\[$`\\]|\$(?P<name>[A-Za-z_]\w*)|\$\{(?P<braced>\w+)\}|\$\{[^{}]*\}|\$\([^()]*\)|`[^`]*`"
+)
 _REDIRECTION = re.compile(r"[<>&|]+-?[ \t]*[^\s;&|()<>]*")
 _LOST_CONTINUATION = re.compile(r"\\[ \t]+\n")
 _DECLARING = frozenset({"export", "declare", "local", "readonly"})
@@ -50,6 +53,18 @@ class Word:
     """What a shell would have made something else of; `text` is what was meant."""
     unknown: tuple[str, ...] = ()
     """What it depends on and the text does not tell, each with where it would come from."""
+
+
+@dataclass(frozen=True, slots=True)
+class HereDocument:
+    """A text that a script hands to a command as its input, such as a manifest or another script."""
+
+    text: str
+    """With the variables that the script has set, where the shell puts them in."""
+    line: int
+    """Of the script, where it begins."""
+    unknown: Mapping[str, str]
+    """References in it whose values the script does not tell -> how findings name them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +121,10 @@ class Script:
     missing: dict[str, None] = field(default_factory=dict)
     """What is not known of it."""
     lost: list[int] = field(default_factory=list)
-    here_documents: list[str] = field(default_factory=list)
+    here_documents: list[re.Match[str]] = field(default_factory=list)
+    """Those whose text begins after this line."""
+    texts: list[HereDocument] = field(default_factory=list)
+    """Those that have been read."""
     chars: int = 0
     counted: int = 0
     """Position up to which `line` has counted."""
@@ -170,7 +188,7 @@ class Script:
                 if closing and char == closing:
                     return
                 if char == "\n":
-                    self._skip_here_documents()
+                    self._read_here_documents()
                 if char == "\n" or not char.isspace():
                     yield None
             elif self.shell and char == "#" and self.parts is None:
@@ -326,15 +344,34 @@ class Script:
         if self.parts is not None and "".join(self.parts).isdigit():
             self.parts = None
         if here := _HERE_DOCUMENT.match(self.text, self.pos):
-            self.here_documents.append(here[2])
+            self.here_documents.append(here)
         found = here or _REDIRECTION.match(self.text, self.pos)
         self.pos = found.end() if found else self.pos + 1
 
-    def _skip_here_documents(self) -> None:
-        for name in self.here_documents[:_MAX_HERE_DOCUMENTS]:
-            end = re.compile(rf"^\s*{re.escape(name)}$", re.MULTILINE).search(self.text, self.pos)
+    def _read_here_documents(self) -> None:
+        for opened in self.here_documents[:_MAX_HERE_DOCUMENTS]:
+            end = re.compile(rf"^\s*{re.escape(opened[2])}$", re.MULTILINE).search(self.text, self.pos)
+            body = self.text[self.pos : end.start() if end else len(self.text)]
+            self.texts.append(self._fill_in(body, self._line_of(self.pos), as_it_is=bool(opened[1])))
             self.pos = end.end() if end else len(self.text)
         self.here_documents.clear()
+
+    def _fill_in(self, body: str, line: int, *, as_it_is: bool) -> HereDocument:
+        """Return a here-document, with its variables put in unless its name stands in quotes."""
+        unknown: dict[str, str] = {}
+
+        def value(found: re.Match[str]) -> str:
+            if found[0].startswith("\\"):
+                return found[0][1:]
+            name = found["name"] or found["braced"] or found[0]
+            values = self.variables.get(name)
+            if values is not None and not self.unknown.get(name):
+                self._grow(sum(map(len, values)))
+                return " ".join(values)
+            unknown[found[0]] = describe_unknown(name, self.env.origin(name) or _NOT_SET)
+            return found[0]
+
+        return HereDocument(body if as_it_is else _IN_HERE_DOCUMENT.sub(value, body), line, unknown)
 
     def _find(self, wanted: str, otherwise: int | None = None) -> int:
         """Return where a character comes next; a quote that never comes is an error."""

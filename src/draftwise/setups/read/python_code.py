@@ -1,0 +1,233 @@
+"""Python files: the engines of `LLM(...)`, `EngineArgs(...)` and Ray's `LLMConfig(...)`, read without running them."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from draftwise.core import InvalidSetup
+from draftwise.setups.read.arguments.command_line import explain_unknown
+from draftwise.setups.read.json_setup import read_keywords, read_ray_config
+from draftwise.setups.read.reading import Reading
+from draftwise.setups.read.shell.environment import describe_unknown
+
+__all__ = ["is_python", "read_engines"]
+
+_ENGINES = frozenset({"LLM", "EngineArgs", "AsyncEngineArgs"})
+_RAY = "LLMConfig"
+_OF_RAY = ("model_loading_config", "engine_kwargs")
+_TARGETS = frozenset({"model", _OF_RAY[0]})
+_PACKAGES = ("vllm", "ray")
+_MAX_WORK = 4_000_000
+_NOT_ENGINE = "What stands here"
+
+
+def is_python(text: str) -> bool:
+    """Say whether a text is a program in Python."""
+    try:
+        ast.parse(text)
+    except (SyntaxError, ValueError):
+        return False
+    return True
+
+
+def read_engines(
+    text: str, *, name: str = "", given: Mapping[str, str], engine_version: str | None = None
+) -> Iterator[Reading]:
+    """Yield the engines that a Python file makes; literal values and names that are set once are known.
+
+    Args:
+        text: the file.
+        name: the file's name, for messages.
+        given: values of environment variables.
+        engine_version: judges every engine for this release.
+
+    Raises:
+        InvalidSetup: the text is not Python.
+    """
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError) as error:
+        line = getattr(error, "lineno", None) or 1
+        raise InvalidSetup.because(
+            "not-python", f"The text is not Python ({getattr(error, 'msg', error)}).", where=f"{name}:{line}"
+        ) from None
+    code = _Code(tree, given)
+    for call in code.calls:
+        where = f"line {call.lineno} {code.name_of(call)}"
+        known, unknown = code.read_keywords(call)
+        reading = (
+            read_ray_config(known, where=where, engine_version=engine_version)
+            if code.name_of(call) == _RAY
+            else read_keywords({"speculative_config": None, **known}, where=where, engine_version=engine_version)
+        )
+        findings = [
+            explain_unknown(f"{key} of {code.name_of(call)}" if key else _NOT_ENGINE, names, where=where)
+            for key, names in unknown.items()
+        ]
+        open_target = _TARGETS & unknown.keys()
+        left = tuple(each for each in reading.findings if not (each.code == "no-target" and open_target))
+        yield replace(reading, findings=(*findings, *left), unknown=tuple(unknown))
+
+
+@dataclass(frozen=True, slots=True)
+class _Unknown:
+    """Stands for a value that is computed."""
+
+    names: tuple[str, ...]
+
+
+class _Code:
+    """One module: its calls of engines, and the values of its names."""
+
+    def __init__(self, tree: ast.Module, given: Mapping[str, str]) -> None:
+        self.given = given
+        self.work = 0
+        """Values and characters that were looked at: names that refer to names could go on for ever."""
+        nodes = list(ast.walk(tree))
+        self.imported = dict(_find_imports(nodes))
+        self.values = dict(_find_constants(nodes))
+        self.calls = sorted(
+            (node for node in nodes if isinstance(node, ast.Call) and self.name_of(node)), key=lambda node: node.lineno
+        )
+
+    def name_of(self, call: ast.Call) -> str:
+        """Return which engine a call makes; empty for any other call."""
+        root, attribute = call.func, ""
+        while isinstance(root, ast.Attribute):
+            attribute, root = attribute or root.attr, root.value
+        if not isinstance(root, ast.Name) or root.id not in self.imported:
+            return ""
+        name = attribute or self.imported[root.id]
+        return name if name in _ENGINES or name == _RAY else ""
+
+    def read_keywords(self, call: ast.Call) -> tuple[dict[str, Any], dict[str, tuple[str, ...]]]:
+        """Return the keywords of a call that are known, and what those depend on that are not."""
+        values: dict[str, Any] = {"model": self.evaluate(call.args[0])} if call.args else {}
+        for keyword in call.keywords:
+            value = self.evaluate(keyword.value)
+            if keyword.arg is None and not isinstance(value, dict):
+                value = {"": value}
+            values |= value if keyword.arg is None else {keyword.arg: value}
+        if self.name_of(call) == _RAY:
+            values = {key: value for key, value in values.items() if key in _OF_RAY}
+        if isinstance(values.get("engine_kwargs"), dict):
+            values |= {f"engine_kwargs.{key}": value for key, value in values.pop("engine_kwargs").items()}
+        unknown = {key.rpartition(".")[2]: names for key, value in values.items() if (names := _names_in(value))}
+        known = {key: value for key, value in values.items() if not _names_in(value)}
+        engine = {key.partition(".")[2]: known.pop(key) for key in list(known) if key.startswith("engine_kwargs.")}
+        return (known | {"engine_kwargs": engine} if self.name_of(call) == _RAY else known), unknown
+
+    def evaluate(self, node: ast.expr) -> Any:
+        """Return the value of an expression, with an `_Unknown` for each part that is computed.
+
+        Raises:
+            InvalidSetup: names refer to names without end, or blow the value up.
+        """
+        self.work += 1
+        if self.work > _MAX_WORK:
+            raise InvalidSetup.because("too-long", "The values of the program are too long to be put together.")
+        match node:
+            case ast.Constant(value=value):
+                self.work += len(value) if isinstance(value, str) else 0
+                return value
+            case ast.List(elts=items) | ast.Tuple(elts=items):
+                return [self.evaluate(item) for item in items]
+            case ast.Dict(keys=keys, values=values):
+                return self._evaluate_dict(keys, values)
+            case ast.Name(id=name) if name in self.values:
+                return self.evaluate(self.values[name])
+            case ast.Call(func=ast.Name(id="dict"), args=[], keywords=keywords):
+                return self._evaluate_dict(
+                    [None if each.arg is None else ast.Constant(each.arg) for each in keywords],
+                    [each.value for each in keywords],
+                )
+        return self._evaluate_text(node)
+
+    def _evaluate_dict(self, keys: list[Any], values: list[ast.expr]) -> Any:
+        made: dict[Any, Any] = {}
+        for key, value in zip(keys, values, strict=True):
+            inner = self.evaluate(value)
+            name = None if key is None else self.evaluate(key)
+            if (key is None and not isinstance(inner, dict)) or isinstance(name, (_Unknown, list, dict)):
+                return _left_out(value if key is None else key)
+            made |= inner if key is None else {name: inner}
+        return made
+
+    def _evaluate_text(self, node: ast.expr) -> Any:
+        """Return the number or text that an operator, an f-string or `json.dumps` makes of known values."""
+        match node:
+            case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
+                return -number
+            case ast.JoinedStr(values=values):
+                parts = [self.evaluate(part.value if isinstance(part, ast.FormattedValue) else part) for part in values]
+                names = _names_in(parts)
+                return _Unknown(names) if names else "".join(map(str, parts))
+            case ast.Call(func=ast.Attribute(attr="dumps"), args=[argument]):
+                value = self.evaluate(argument)
+                names = _names_in(value)
+                return _Unknown(names) if names else json.dumps(value)
+        return self._read_variable(node)
+
+    def _read_variable(self, node: ast.expr) -> Any:
+        """Return what `os.environ` holds where that is told, else that it is not known."""
+        match node:
+            case ast.Call(
+                func=ast.Attribute(attr="getenv" | "get") as function, args=[ast.Constant(value=str(name)), *default]
+            ) if function.attr == "getenv" or ast.unparse(function.value) in ("os.environ", "environ"):
+                if name in self.given:
+                    return self.given[name]
+                return self.evaluate(default[0]) if default else _Unknown((_in_environment(name),))
+            case ast.Subscript(value=mapping, slice=ast.Constant(value=str(name))) if ast.unparse(mapping) in (
+                "os.environ",
+                "environ",
+            ):
+                return self.given.get(name, _Unknown((_in_environment(name),)))
+        return _left_out(node)
+
+
+def _in_environment(name: str) -> str:
+    return describe_unknown(name, "in the environment of the process")
+
+
+def _left_out(node: ast.expr) -> _Unknown:
+    return _Unknown((describe_unknown(ast.unparse(node)[:60], "computed by the program"),))
+
+
+def _names_in(value: Any) -> tuple[str, ...]:
+    """Return what a value depends on that is not known."""
+    if isinstance(value, _Unknown):
+        return value.names
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return tuple(name for item in items for name in _names_in(item))
+
+
+def _find_imports(nodes: list[ast.AST]) -> Iterator[tuple[str, str]]:
+    """Yield the names that stand for something of vLLM or Ray, and what they stand for."""
+    for node in nodes:
+        match node:
+            case ast.ImportFrom(module=str(module), names=names) if module.partition(".")[0] in _PACKAGES:
+                yield from ((each.asname or each.name, each.name) for each in names)
+            case ast.Import(names=names):
+                for each in names:
+                    if each.name.partition(".")[0] in _PACKAGES:
+                        yield (each.asname or each.name.partition(".")[0]), ""
+
+
+def _find_constants(nodes: list[ast.AST]) -> Iterator[tuple[str, ast.expr]]:
+    """Yield the names that are set once in the whole file, with what they are set to."""
+    bound = Counter(
+        node.id if isinstance(node, ast.Name) else node.arg
+        for node in nodes
+        if isinstance(node, ast.arg) or (isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load))
+    )
+    for node in nodes:
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name)], value=value) if bound[name] == 1:
+                yield name, value
+            case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value) if bound[name] == 1:
+                yield name, value

@@ -1,0 +1,271 @@
+"""One server in every format: each reader gives the same setup."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from draftwise.core import InvalidSetup
+from draftwise.setups.read import Reading, read_setups
+
+TARGET = "Qwen/Qwen3-8B"
+SPEC = {"method": "eagle3", "model": "heads/eagle3", "num_speculative_tokens": 3}
+TEXT = json.dumps(SPEC)
+ARGS = {"tensor_parallel_size": 2, "max_model_len": 4096, "enforce_eager": True}
+IMAGE = "vllm/vllm-openai:v0.20.0"
+FLAGS = ["--tensor-parallel-size", "2", "--max-model-len=4096", "--enforce-eager", "--speculative-config", TEXT]
+QUOTED = f"--tensor-parallel-size 2 --max-model-len=4096 --enforce-eager --speculative-config '{TEXT}'"
+ESCAPED = QUOTED.replace('"', '\\"').replace("'", '"')
+KEYWORDS = {"model": TARGET, **ARGS, "speculative_config": SPEC}
+ENGINE = {**ARGS, "speculative_config": SPEC}
+
+
+def to_yaml(value: Any, indent: int) -> str:
+    """Return JSON, which is YAML, as a block that far to the right."""
+    pad = " " * indent
+    return "\n".join(pad + line for line in json.dumps(value, indent=1).splitlines())
+
+
+LLM_CONFIG = {"model_loading_config": {"model_id": "q", "model_source": TARGET}, "engine_kwargs": ENGINE}
+SERVE_CONFIG = {"applications": [{"name": "llms", "args": {"llm_configs": [LLM_CONFIG]}}]}
+CONTAINER = {"name": "vllm", "image": IMAGE, "args": ["--model", TARGET, *FLAGS]}
+STACK = {
+    "servingEngineSpec": {
+        "modelSpec": [
+            {
+                "repository": "vllm/vllm-openai", "tag": "v0.20.0", "modelURL": TARGET,
+                "vllmConfig": {"extraArgs": FLAGS},
+            }
+        ]
+    }
+}  # fmt: skip
+MODELSERVICE = {
+    "modelArtifacts": {"name": TARGET, "uri": "hf://{{ .Values.modelArtifacts.name }}"},
+    "decode": {
+        "parallelism": {"tensor": 2},
+        "containers": [{"image": IMAGE, "modelCommand": "vllmServe", "args": FLAGS[2:]}],
+    },
+    "prefill": {"create": False, "containers": [{"image": IMAGE, "modelCommand": "vllmServe"}]},
+}
+
+
+def manifest(kind: str, spec: Any, version: str = "v1") -> str:
+    return json.dumps({"apiVersion": version, "kind": kind, "metadata": {"name": "x"}, "spec": spec}, indent=1)
+
+
+FORMATS = {
+    "command.sh": f"vllm serve {TARGET} \\\n  {QUOTED}\n",
+    "script.sh": f'#!/bin/bash\nM={TARGET}\nARGS=({QUOTED})\nexec vllm serve $M "${{ARGS[@]}}"\n',
+    "docker.sh": f"docker run --gpus all {IMAGE} --model {TARGET} {QUOTED}\n",
+    "quoted.sh": f"cat > start.sh <<'EOF'\n#!/bin/bash\nvllm serve {TARGET} {QUOTED}\nEOF\nbash start.sh\n",
+    "kubectl.sh": f"kubectl apply -f - <<EOF\n{manifest('Pod', {'containers': [CONTAINER]})}\nEOF\n",
+    "setup.json": json.dumps({"target": TARGET, "args": ARGS, "speculative_config": SPEC}),
+    "keywords.json": json.dumps(KEYWORDS),
+    "config.yaml": f"model: {TARGET}\ntensor-parallel-size: 2\nmax-model-len: 4096\nenforce-eager: true\n"
+    f"speculative-config: {TEXT}\n",
+    "compose.yaml": f"services:\n  a:\n    image: {IMAGE}\n    command: {json.dumps(CONTAINER['args'])}\n",
+    "text.compose.yaml": f"services:\n  a:\n    image: {IMAGE}\n    command: >-\n      --model {TARGET} {QUOTED}\n",
+    "pod.yaml": manifest("Pod", {"containers": [CONTAINER]}),
+    "shell.yaml": manifest(
+        "Pod",
+        {
+            "containers": [
+                {
+                    "image": IMAGE,
+                    "env": [{"name": "M", "value": TARGET}],
+                    "command": ["sh", "-c", f"exec vllm serve $M {QUOTED}"],
+                }
+            ]
+        },
+    ),
+    "lws.yaml": manifest(
+        "LeaderWorkerSet",
+        {"leaderWorkerTemplate": {"leaderTemplate": {"spec": {"containers": [CONTAINER]}}}},
+        "leaderworkerset.x-k8s.io/v1",
+    ),
+    "kserve.yaml": manifest(
+        "InferenceService",
+        {
+            "predictor": {
+                "model": {
+                    "modelFormat": {"name": "vLLM"},
+                    "image": IMAGE,
+                    "storageUri": f"hf://{TARGET}",
+                    "args": FLAGS,
+                }
+            }
+        },
+        "serving.kserve.io/v1beta1",
+    ),
+    "llmisvc.yaml": manifest(
+        "LLMInferenceService",
+        {
+            "model": {"uri": f"hf://{TARGET}"},
+            "template": {
+                "containers": [
+                    {"name": "main", "image": IMAGE, "env": [{"name": "VLLM_ADDITIONAL_ARGS", "value": QUOTED}]}
+                ]
+            },
+        },
+    ),
+    "ray.yaml": yaml.safe_dump(SERVE_CONFIG),
+    "rayservice.yaml": "apiVersion: ray.io/v1\nkind: RayService\nmetadata: {name: x}\nspec:\n  serveConfigV2: |\n"
+    + to_yaml(SERVE_CONFIG, 4)
+    + "\n  rayClusterConfig: {headGroupSpec: {template: {spec: {containers: [{image: rayproject/ray-llm:2.50.1}]}}}}\n",
+    "stack.yaml": yaml.safe_dump(STACK),
+    "modelservice.yaml": yaml.safe_dump(MODELSERVICE),
+    "argo.yaml": manifest("Application", {"source": {"helm": {"valuesObject": MODELSERVICE}}}, "argoproj.io/v1alpha1"),
+    "argo-text.yaml": "apiVersion: argoproj.io/v1alpha1\nkind: Application\nspec:\n  sources:\n  - chart: x\n"
+    "  - helm:\n      values: |\n" + to_yaml(STACK, 8) + "\n",
+    "flux.yaml": manifest("HelmRelease", {"values": STACK}, "helm.toolkit.fluxcd.io/v2"),
+    "vllm.service": f"[Unit]\nDescription=x\n[Service]\nEnvironment=M={TARGET}\n"
+    f"ExecStart=vllm serve ${{M}} {ESCAPED}\n",
+    "vllm.container": f"[Unit]\nDescription=x\n[Container]\nImage={IMAGE}\n"
+    f"Exec=--model {TARGET} {ESCAPED}\n[Install]\n",
+    "Dockerfile": f"# ours\nARG TAG=v0.20.0\nFROM vllm/vllm-openai:${{TAG}} AS base\nENV M={TARGET}\n"
+    f"FROM base\nENTRYPOINT {json.dumps(['vllm', 'serve', TARGET])}\nCMD {json.dumps(FLAGS)}\n",
+    "shell.Dockerfile": f"FROM {IMAGE}\nENV M={TARGET} N=1\n"
+    f"ENTRYPOINT exec vllm serve $M \\\n  # a comment\n  {QUOTED}\n",
+    "llm.py": f"from vllm import LLM, SamplingParams\nSPEC = {SPEC}\n"
+    f"llm = LLM({TARGET!r}, speculative_config=SPEC, **{ARGS})\n",
+    "args.py": f"import vllm, json\ndef main():\n    model = {TARGET!r}\n"
+    "    args = vllm.AsyncEngineArgs(model=f'{model}', tensor_parallel_size=2, max_model_len=4096,\n"
+    f"        enforce_eager=True, speculative_config=json.dumps(dict(**{SPEC})))\n",
+    "ray.py": "from ray.serve.llm import LLMConfig as C, build_openai_app\n"
+    f"c = C(model_loading_config=dict(model_id='q', model_source={TARGET!r}), engine_kwargs={ENGINE},\n"
+    " deployment_config=make())\n",
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_format_gives_the_same_setup(tmp_path: Path, name: str):
+    path = tmp_path / name
+    path.write_text(FORMATS[name], encoding="utf-8")
+    (reading,) = read_setups(path, engine_version="0.20.0")
+    setup = reading.setup
+    assert setup.spec is not None
+    args = {key: value for key, value in setup.args.items() if key not in ("served_model_name", "port")}
+    assert (setup.target, args, setup.spec.to_dict()) == (TARGET, ARGS, SPEC)
+    assert (reading.unknown, [f.message for f in reading.findings if f.severity != "info"]) == ((), [])
+    assert reading.where.startswith(str(path))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_lines_are_those_of_the_file(tmp_path: Path, name: str):
+    """The speculative config, or what holds it, stands in the line that is told, or at most a few below."""
+    path = tmp_path / name
+    path.write_text(FORMATS[name].replace('"num_speculative_tokens"', '"num_speculative_token"'), encoding="utf-8")
+    (reading,) = read_setups(path, engine_version="0.20.0")
+    told = reading.where.removeprefix(f"{path}").partition(" ")[0].removeprefix(":")
+    assert not told or 1 <= int(told) <= len(FORMATS[name].splitlines())
+
+
+class TestPython:
+    def one(self, text: str, **given: str) -> Reading:
+        (reading,) = read_setups(text, given=given)
+        return reading
+
+    @pytest.mark.parametrize(
+        ("code", "part", "names"),
+        [
+            ("LLM('m', tensor_parallel_size=count())", "count() (computed", ["tensor_parallel_size"]),
+            ("LLM(model=os.environ['M'])", "M (in the environment of the process)", ["model"]),
+            ("LLM('m', speculative_config={'method': 'ngram', 'x': k})", "k (", ["speculative_config"]),
+            ("LLM('m', **options)", "options (", [""]),
+            ("for n in (1, 2):\n    LLM('m', seed=n)", "n (", ["seed"]),
+        ],
+    )  # fmt: skip
+    def test_what_is_computed_is_not_known(self, code, part, names):
+        reading = self.one(f"import os\nfrom vllm import LLM\n{code}\n")
+        assert reading.unknown == tuple(names)
+        (finding,) = reading.findings
+        assert part in finding.message
+
+    def test_the_environment_can_be_given(self):
+        code = "import os\nfrom vllm import LLM\nLLM(model=os.environ['M'], revision=os.getenv('R', 'main'))\n"
+        reading = self.one(code, M="m")
+        assert (reading.setup.target, dict(reading.setup.args)) == ("m", {"revision": "main"})
+
+    def test_other_classes_of_that_name_are_not_meant(self):
+        with pytest.raises(InvalidSetup):
+            read_setups("import vllm\nfrom crewai import LLM\nLLM('m')\n")
+
+    @pytest.mark.parametrize("code", ["x = x\nLLM(x)", "a = [b, b]\nb = [a, a]\nLLM('m', seed=a)"])
+    def test_names_without_end(self, code):
+        with pytest.raises(InvalidSetup) as error:
+            read_setups(f"from vllm import LLM\n{code}\n")
+        assert error.value.findings[0].code in ("too-deep", "too-long")
+
+    def test_what_is_no_python(self, tmp_path):
+        (tmp_path / "a.py").write_text("from vllm import LLM\nLLM(", encoding="utf-8")
+        with pytest.raises(InvalidSetup) as error:
+            read_setups(tmp_path / "a.py")
+        assert (error.value.findings[0].code, error.value.findings[0].where) == ("not-python", f"{tmp_path}/a.py:2")
+
+
+class TestDockerfile:
+    def one(self, text: str, **given: str) -> Reading:
+        (reading,) = read_setups(text, given=given)
+        return reading
+
+    def test_an_image_that_names_no_command_starts_nothing(self):
+        with pytest.raises(InvalidSetup):
+            read_setups(f"FROM {IMAGE}\nRUN pip install x\n")
+
+    def test_the_last_stage_counts(self):
+        reading = self.one(
+            f'FROM {IMAGE} AS a\nCMD ["a"]\nFROM {IMAGE}\nRUN <<EOF\nCMD no\nEOF\nCMD ["b"]\nCMD ["c"]\n'
+        )
+        assert (reading.setup.target, reading.where) == ("c", "line 8 CMD")
+
+    def test_an_installed_release(self):
+        reading = self.one("FROM python:3.12\nRUN pip install 'vllm==0.19.1'\nCMD vllm serve m\n")
+        assert (reading.setup.engine_version, reading.setup.target) == ("0.19.1", "m")
+
+    def test_build_arguments(self):
+        text = 'ARG TAG\nFROM vllm/vllm-openai:${TAG}\nCMD ["m"]\n'
+        assert self.one(text).unknown == ("engine_version",)
+        assert self.one(text, TAG="v0.20.0").setup.engine_version == "0.20.0"
+
+    def test_single_quotes_are_for_a_shell(self):
+        reading = self.one(f"FROM {IMAGE}\nCMD ['m', '--seed', '1']\n")
+        assert [finding.code for finding in reading.findings] == ["exec-form-not-json"]
+        assert (reading.setup.target, reading.findings[0].where) == ("m", "line 2")
+
+
+def test_quadlet_variables_are_those_of_the_unit():
+    text = f"[Container]\nImage={IMAGE}\nEnvironment=VLLM_USE_V2_MODEL_RUNNER=1\nExec=m --seed ${{S}}\n"
+    (reading,) = read_setups(text)
+    assert (dict(reading.setup.env), reading.unknown) == ({"VLLM_USE_V2_MODEL_RUNNER": "1"}, ("seed",))
+    (reading,) = read_setups(text, given={"S": "1"})
+    assert dict(reading.setup.args) == {"seed": 1}
+
+
+def test_an_inner_document_keeps_the_lines_of_the_file():
+    text = FORMATS["argo-text.yaml"].replace('"--enforce-eager"', '"--no-such-flag"')
+    (reading,) = read_setups(text)
+    line = next(number for number, each in enumerate(text.splitlines(), start=1) if "--no-such-flag" in each)
+    assert [finding.where.split()[:2] for finding in reading.findings] == [["line", str(line)]]
+
+
+class TestHereDocuments:
+    POD = manifest("Pod", {"containers": [{"image": IMAGE, "args": ["$M", "-tp=${TP}"]}]})
+    POD = f"kubectl apply -f - <<EOF\n{POD}\nEOF\n"
+
+    def test_the_shell_puts_its_variables_in(self):
+        (reading,) = read_setups(f"M=m\n{self.POD}", given={"TP": "2"})
+        assert (reading.setup.target, reading.setup.args["tensor_parallel_size"]) == ("m", 2)
+
+    def test_what_it_does_not_know_stays_open(self):
+        (reading,) = read_setups(f"M=m\n{self.POD}")
+        assert (reading.setup.target, reading.unknown) == ("m", ("tensor_parallel_size",))
+
+    def test_nothing_is_put_in_where_the_name_is_quoted(self):
+        (reading,) = read_setups(f"M=m\n{self.POD}".replace("EOF", "'EOF'", 1))
+        assert reading.setup.target == "$M"
+
+    def test_other_texts_are_passed_over(self):
+        (reading,) = read_setups("cat <<EOF\n{a: [\nEOF\nvllm serve m\n")
+        assert (reading.setup.target, reading.where) == ("m", "")
