@@ -178,7 +178,7 @@ LIGHT = """
 import sys
 from draftwise.cli import main
 main(["check", {target!r}, "-sc", {spec!r}, "--vllm", "0.32.0"], standalone_mode=False)
-heavy = {{name.partition(".")[0] for name in sys.modules}} & {{"torch", "numpy", "httpx", "asyncio", "scipy"}}
+heavy = {{name.partition(".")[0] for name in sys.modules}} & {{"torch", "numpy", "httpx", "asyncio", "scipy", "yaml"}}
 sys.exit(f"imported: {{heavy}}" if heavy or "draftwise.measure" in sys.modules else 0)
 """
 

@@ -70,6 +70,7 @@ CASES: dict[str, list[tuple[object, ...]]] = {
     "size": [(LLAMA, "--gpu", "H100"), (LLAMA, "--gpu", "L40S", "--speculative-config", EAGLE3)],
     "pick": [(LLAMA, "--gpu", "H200", "--workload", "code"), (LLAMA, "--gpu", "H200", "--workload", "chat")],
     "inspect": [(BUNDLE / "target",), (BUNDLE / "eagle3", "--target", BUNDLE / "target")],
+    "facts": [()],
     "explain": [(name,) for name in ("eagle3", "unknown-key", "outputs-differ", "disable_by_batch_size")],
 }
 

@@ -106,6 +106,12 @@ def test_a_folder_is_searched_for_servers(deploy: Path) -> None:
     ]  # fmt: skip
 
 
+def test_a_dockerfile_of_a_folder_is_judged(tmp_path: Path) -> None:
+    (tmp_path / "Dockerfile").write_text('FROM vllm/vllm-openai:v0.32.0\nCMD ["--model", "gpt2"]\n')
+    (answer,) = judged(str(tmp_path))
+    assert (answer["vllm"], answer["target"]) == ("0.32.0", "gpt2")
+
+
 def test_a_pattern_takes_what_it_fits(deploy: Path) -> None:
     assert [each["where"] for each in judged(f"{deploy}/**/*.sh")] == [f"{deploy}/a/serve.sh"]
 

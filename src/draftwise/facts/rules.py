@@ -25,6 +25,9 @@ __all__ = ["Doubts", "Probe", "Rule", "Rulebook", "all_rules", "find_doubts", "g
 _PROBES = "probes"
 _CITED = re.compile(r"vllm (\d[\d.]*\d)", re.IGNORECASE)
 
+_version = cache(Version)
+"""Parsed once: a judgement asks some hundred rules, which begin and end at the same few releases."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
@@ -67,7 +70,7 @@ class Rule:
         if version is None:
             return self.spans[-1][1] is None
         return any(
-            Version(first) <= version and (last is None or version <= Version(last)) for first, last in self.spans
+            _version(first) <= version and (last is None or version <= _version(last)) for first, last in self.spans
         )
 
     def ruling(self, message: str, *, where: str = "", fix: str = "", becomes: str = "") -> Ruling:

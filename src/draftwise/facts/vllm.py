@@ -71,6 +71,7 @@ class Release:
         return _cite(_table(topic, str(self.version))[key])
 
 
+@cache
 def get_release(text: str, *, nearest: bool = False) -> Release:
     """Return a release by the version that a user writes, an image tag or `newest`.
 
@@ -164,7 +165,7 @@ def releases(topic: str | None = None) -> tuple[Release, ...]:
 
 def forget_added() -> None:
     """Forget what was read of added releases, after one was added or removed."""
-    for function in (releases, _rows, _table, _values):
+    for function in (get_release, releases, _rows, _table, _values):
         function.cache_clear()
 
 

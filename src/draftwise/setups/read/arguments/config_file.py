@@ -6,14 +6,17 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from draftwise.core import Finding, InvalidSetup
 from draftwise.facts.rules import Rulebook, get_rule
 from draftwise.facts.vllm import Release
-from draftwise.setups.read.manifests.yaml_text import Document, read_yaml
 from draftwise.setups.read.shell.place import get_place
 from draftwise.setups.read.shell.words import Word
 from draftwise.setups.read.text_file import read_text
+
+if TYPE_CHECKING:
+    from draftwise.setups.read.manifests.yaml_text import Document
 
 __all__ = ["get_flags", "put_in_config_file"]
 
@@ -63,6 +66,8 @@ def _read(word: Word, release: Release, findings: list[Finding], folder: Path | 
         )
         return []
     path = folder / word.text
+    from draftwise.setups.read.manifests.yaml_text import read_yaml  # most commands name no such file
+
     documents = read_yaml(read_text(path), name=str(path))
     if not documents or not isinstance(documents[0].value, dict):
         findings.append(get_rule("config-file-refused").ruling(f"{path} holds no flags by name.", where=str(path)))
