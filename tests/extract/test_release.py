@@ -67,6 +67,14 @@ def test_sources_of_which_nothing_can_be_read_are_refused(wheel: Wheel) -> None:
     assert releases()[-1].added is None
 
 
+@pytest.mark.usefixtures("user_data")
+def test_a_table_that_has_become_empty_is_not_believed(wheel: Wheel) -> None:
+    folder = wheel("99.1", {"vllm/words.py": "ngram"})
+    added = add_release(_sources(folder / "99.1", "99.1"), {"methods": _methods, "flags": lambda _tree: {}})
+    assert list(added.topics) == ["methods"]
+    assert added.missing["flags"].startswith("It is empty, although that of ")
+
+
 @pytest.mark.parametrize(("version", "code"), [("0.33.0", "facts-shipped"), ("0.8.5", "facts-too-old")])
 def test_releases_that_cannot_be_added(version: str, code: str) -> None:
     with pytest.raises(InvalidSetup) as caught:

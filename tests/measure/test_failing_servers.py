@@ -168,6 +168,19 @@ def test_servers_that_answer_one_at_a_time_do_without_one_as_well(tmp_path: Path
     assert len(stretches) == 1 + 4
 
 
+def test_where_a_command_replaces_servers_none_is_left_out(tmp_path: Path) -> None:
+    """Nobody knows which one is up once it has failed."""
+    plan = make_plan(2, one_at_a_time=True)
+    plan = replace(plan, arms=tuple(replace(arm, url="http://127.0.0.1:1") for arm in plan.arms))
+    session = make_session(tmp_path / "run", plan, SCRIPTS)
+    line_up = LineUp()
+    servers = [Failing(arm.name, script, None) for arm, script in zip(plan.arms, SCRIPTS, strict=True)]
+    servers[1] = Failing("candidate 1", FASTER, broken("candidate 1"))
+    session.backends, session.line_up = [OneAtATime(each, line_up) for each in servers], line_up
+    with pytest.raises(BackendError, match="candidate 1: the server ended"):
+        virtual_time.run(session.run())
+
+
 def test_what_was_left_out_for_lack_of_time_is_struck_when_it_is_measured(tmp_path: Path) -> None:
     path = tmp_path / "run"
     spells = ((12.0, FOREVER, 5.0),)

@@ -82,7 +82,10 @@ def test_a_repetition_is_one_block_and_the_difference_is_found(tmp_path: Path) -
     run = RunDirectory(tmp_path / "run").read()
     assert run.plan.one_at_a_time
     (cell,) = make_cells(run)
-    assert {each.block for each in cell.paired} == {("", repeat, 0) for repeat in (1, 2, 3, 4)}
+    assert {(each.block, each.candidate.repeat) for each in cell.paired} == {
+        (("", baseline, candidate), repeat)
+        for repeat, (candidate, baseline) in enumerate([(0, 1), (2, 1), (2, 3), (4, 3)], 1)
+    }
     (comparison,) = conclude_run(run).decision.comparisons
     assert comparison.verdict is Verdict.ADOPT
 
@@ -99,8 +102,10 @@ def test_disturbed_turns_are_taken_again_after_the_last_repetition_by_arms_that_
     # The last repetition ended with the baseline, which is up.
     assert [arm for arm, _ in groupby(again, key=lambda each: each.arm)] == ["plain", "candidate 1"]
     (cell,) = make_cells(set_aside_disturbed(run))
-    assert {each.block for each in cell.paired} == {("", 1, 0), ("", 2, 0), ("", 3, 0), ("", 0, 1)}
     assert len(cell.paired) == 3 * 16
+    blocks = {each.candidate.turn: each.block for each in cell.paired}
+    (block,) = {blocks[turn.turn] for turn in again if turn.arm == "candidate 1"}
+    assert len({*blocks.values()} - {block}) == 3
 
 
 def test_what_was_measured_stays_when_a_server_does_not_come_up_and_the_run_goes_on(tmp_path: Path) -> None:

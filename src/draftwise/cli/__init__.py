@@ -10,6 +10,7 @@ _VERBS = {
     "check": "draftwise.cli.check",
     "compare": "draftwise.cli.compare",
     "decide": "draftwise.cli.decide",
+    "deploy": "draftwise.cli.deploy",
     "explain": "draftwise.cli.explain",
     "export": "draftwise.cli.export",
     "facts": "draftwise.cli.facts",

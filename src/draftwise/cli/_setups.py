@@ -17,12 +17,10 @@ from draftwise.plan.check import Report
 from draftwise.setups.read import (
     NoServer,
     Reading,
+    SourceKind,
     SourceText,
+    find_kind,
     find_texts,
-    is_file,
-    is_folder,
-    is_pattern,
-    looks_like_path,
     read_setups,
     read_stdin,
     read_words,
@@ -263,15 +261,16 @@ def _open(source: str) -> Iterator[SourceText]:
 
 def _is_model(source: str) -> bool:
     """Whether a source is a model (name, directory, config.json), and not a file, a command line or JSON to be read."""
-    if source.lstrip().startswith("{") or (is_file(source) and source.endswith(".json")):
-        text = Path(source).read_text(encoding="utf-8", errors="replace") if is_file(source) else source
-        found = read_json(text)
-        return isinstance(found.value, dict) and not _OF_MODELS.isdisjoint(found.value)
-    if is_folder(source):
+    kind = find_kind(source)
+    if kind is SourceKind.FOLDER:
         return any(next(Path(source).glob(name), None) is not None for name in _MODEL_FILES)
-    if is_file(source) and source.endswith(".gguf"):
-        return True
-    return not (is_file(source) or is_pattern(source) or looks_like_path(source) or any(map(str.isspace, source)))
+    if source.lstrip().startswith("{") or (kind is SourceKind.FILE and source.endswith(".json")):
+        is_file = kind is SourceKind.FILE
+        found = read_json(Path(source).read_text(encoding="utf-8", errors="replace") if is_file else source)
+        return isinstance(found.value, dict) and not _OF_MODELS.isdisjoint(found.value)
+    if kind is SourceKind.FILE:
+        return source.endswith(".gguf")
+    return kind in (SourceKind.NAME, SourceKind.TEXT) and not any(map(str.isspace, source))
 
 
 def _report_unread(text: SourceText, findings: Sequence[Finding]) -> Report:

@@ -197,6 +197,8 @@ _FEATURES = {
 def _default_runner(module: Module) -> str:
     function = module.find_function("use_v2_model_runner", of="VllmConfig")
     if function is None:
+        if module.find_function(_FEATURES["unsupported"][0], of="VllmConfig"):
+            raise NotFound(f"vLLM {module.tree.version}: no function use_v2_model_runner in {module.path}")
         return "on request"
     return "by architecture" if _CHOOSER in ast.unparse(function) else "always"
 

@@ -14,15 +14,15 @@ from draftwise.extract.speculative import Facts
 from draftwise.extract.topics import TOPICS
 from draftwise.extract.tree import NotFound, Tree
 from draftwise.facts.added import AddedRelease, write_release
-from draftwise.facts.vllm import forget_added, releases
+from draftwise.facts.vllm import forget_added, releases, topics
 from draftwise.version import __version__
 
 __all__ = ["add_release", "read_tables", "refuse_known"]
 
-Topics = Mapping[str, Callable[[Tree], Facts]]
+Extractors = Mapping[str, Callable[[Tree], Facts]]
 
 
-def add_release(sources: Sources, topics: Topics = TOPICS) -> AddedRelease:
+def add_release(sources: Sources, extractors: Extractors = TOPICS) -> AddedRelease:
     """Read a release and store what it says; a release that was added before is replaced.
 
     A topic that cannot be read is left out, and `AddedRelease.missing` says why: what rests on it is then not judged.
@@ -33,7 +33,9 @@ def add_release(sources: Sources, topics: Topics = TOPICS) -> AddedRelease:
     """
     version = Version(sources.version.public)
     refuse_known(version)
-    tables, missing = read_tables(sources.root, str(version), topics)
+    tables, missing = read_tables(sources.root, str(version), extractors)
+    missing |= _find_emptied(version, tables)
+    tables = {topic: table for topic, table in tables.items() if topic not in missing}
     if not any(tables.values()):
         raise InvalidSetup.because(
             "facts-no-sources",
@@ -55,12 +57,12 @@ def add_release(sources: Sources, topics: Topics = TOPICS) -> AddedRelease:
     return release
 
 
-def read_tables(root: Path, version: str, topics: Topics = TOPICS) -> tuple[dict[str, Facts], dict[str, str]]:
+def read_tables(root: Path, version: str, extractors: Extractors = TOPICS) -> tuple[dict[str, Facts], dict[str, str]]:
     """Return the table of each topic, and why each of the others cannot be read, as a sentence."""
     tree = Tree(root, version)
     tables: dict[str, Facts] = {}
     missing: dict[str, str] = {}
-    for topic, extract in topics.items():
+    for topic, extract in extractors.items():
         try:
             tables[topic] = extract(tree)
         except NotFound as error:
@@ -68,6 +70,22 @@ def read_tables(root: Path, version: str, topics: Topics = TOPICS) -> tuple[dict
         except Exception as error:  # code that nobody has seen: whatever it trips must not be taken for a fact
             missing[topic] = f"Its sources are not understood ({type(error).__name__}: {error})."
     return tables, missing
+
+
+def _find_emptied(version: Version, tables: Mapping[str, Facts]) -> dict[str, str]:
+    """Return the topics that are empty and were not in the release before, with why they are not believed.
+
+    A parser that finds nothing says that the thing does not exist yet; in a newer release it may have moved.
+    """
+    before = next((each for each in reversed(releases()) if each.added is None and each.version < version), None)
+    if before is None:
+        return {}
+    rows = {topic: len(before.table(topic)) for topic, table in tables.items() if not table and topic in topics()}
+    return {
+        topic: f"It is empty, although that of {before} has {count} rows: what it is read from may have moved."
+        for topic, count in rows.items()
+        if count
+    }
 
 
 def refuse_known(version: Version) -> None:

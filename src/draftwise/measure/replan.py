@@ -30,6 +30,8 @@ Place = tuple[str, str]
 """Workload and label of the condition."""
 _FEWEST_REPEATS = 2
 """Repetitions that are measured of something, if only of a part."""
+_SPARE_PROMPTS = 2
+"""Beyond those that an early verdict needs: what a disturbance may cost."""
 _LEAST_SHARE = 0.5
 """Of the prompts, below which the least promising candidates go first."""
 
@@ -71,11 +73,11 @@ def find_promising(blocks: Iterable[Sequence[Turn]], forecast: Forecast, baselin
 
 
 def put_first(blocks: Sequence[Sequence[Turn]], place: Place) -> list[Sequence[Turn]]:
-    """Return the blocks with those of a place first, as many as a verdict needs: it can be told early."""
+    """Return the blocks with those of a place first, as many as an early verdict needs."""
     first: list[Sequence[Turn]] = []
     others: list[Sequence[Turn]] = []
     for block in blocks:
-        is_needed = sum(len(each[0].prompts) for each in first) < FEWEST_PROMPTS
+        is_needed = sum(len(each[0].prompts) for each in first) < FEWEST_PROMPTS + _SPARE_PROMPTS
         (first if is_needed and block[0].place == place else others).append(block)
     return [*first, *others]
 

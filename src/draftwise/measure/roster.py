@@ -95,8 +95,7 @@ class Roster:
                     await _cancel(starting)
                     starting.clear()
                     for each in late:
-                        text = f"{each.name}: the server was not up after {clock() - began:.0f} s. {each.complaint()}"
-                        await self._leave_out(each, BackendError(f"{text}\nGive more --minutes if it needs longer."))
+                        await self._leave_out(each, _too_late(each, clock() - began))
         finally:
             await _cancel(starting)
 
@@ -115,7 +114,8 @@ class Roster:
     def _can_do_without(self, late: Iterable[Backend]) -> bool:
         names = {each.name for each in late}
         baseline, *candidates = self.backends
-        return baseline.name not in names and any(each.name not in names | self.left_out for each in candidates)
+        others = [each for each in candidates if each.name not in names | self.left_out]
+        return self.may_leave_out and baseline.name not in names and bool(others)
 
     async def _leave_out(self, backend: Backend, error: Failure) -> None:
         baseline, *candidates = self.backends
@@ -128,6 +128,11 @@ class Roster:
         if not self.is_one_at_a_time:
             await backend.stop()
         self.tell(f"Left out: candidate {backend.name}: its server failed, and the others are measured. {error}")
+
+
+def _too_late(backend: Backend, seconds: float) -> BackendError:
+    text = f"{backend.name}: the server was not up after {seconds:.0f} s. {backend.complaint()}"
+    return BackendError(f"{text}\nGive more --minutes if it needs longer.")
 
 
 async def _cancel(tasks: Iterable[asyncio.Task[None]]) -> None:

@@ -97,18 +97,32 @@ class Session:
     async def _measure(self, budget: Budget, cut: asyncio.Timeout) -> None:
         if self.line_up is None:
             check_addresses(self.plan.arms)
-        roster = Roster(
+        roster = self._make_roster()
+        warm, forecast = await self._prepare(roster, budget)
+        cut.reschedule(budget.cut_at)
+        roster.may_leave_out = False
+        await self._begin(roster, forecast, budget)
+        self.directory.reserve()
+        if self.line_up is not None:
+            self._keep_warm(self.line_up, roster, budget)
+        sweep = self._make_sweep(roster, warm, forecast, budget)
+        self.announce(self._list_present(roster), warm.pace, sweep.expect_seconds())
+        try:
+            await sweep.run()
+        finally:
+            sweep.experiment.close()
+        await self._examine_differences(roster.clients, budget)
+
+    def _make_roster(self) -> Roster:
+        return Roster(
             backends=self.backends,
             tell=self.tell,
             # Where a command replaces servers, nobody knows which one is up once it has failed.
             may_leave_out=self.line_up is None or self.plan.arms[0].url is None,
             is_one_at_a_time=self.line_up is not None,
         )
-        warm, forecast = await self._prepare(roster, budget)
-        cut.reschedule(budget.cut_at)
-        roster.may_leave_out = False
-        await self._begin(roster, forecast, budget)
-        self.directory.reserve()
+
+    def _make_sweep(self, roster: Roster, warm: WarmUp, forecast: Forecast, budget: Budget) -> Sweep:
         experiment = Experiment(
             plan=self.plan,
             directory=self.directory,
@@ -118,9 +132,7 @@ class Session:
             processes=self.processes,
             cold=set(warm.unsteady),
         )
-        if self.line_up is not None:
-            self._keep_warm(self.line_up, roster, budget)
-        sweep = Sweep(
+        return Sweep(
             experiment=experiment,
             forecast=forecast,
             budget=budget,
@@ -128,12 +140,6 @@ class Session:
             without=set(roster.left_out),
             returned=self._returned,
         )
-        self.announce(self._list_present(roster), warm.pace, sweep.expect_seconds())
-        try:
-            await sweep.run()
-        finally:
-            experiment.close()
-        await self._examine_differences(roster.clients, budget)
 
     def _list_present(self, roster: Roster) -> RunPlan:
         """Return the plan without the candidates whose servers failed."""

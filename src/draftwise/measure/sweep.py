@@ -37,7 +37,7 @@ __all__ = ["Sweep"]
 
 _MOST_ROUNDS = 6
 """Searches for loads to add; each halves what is not known of a crossover, until only noise is left."""
-_LOOK_AGAIN = 1.25
+_LOOK_AGAIN = 1.15
 """Times the prompts of the last look for a first verdict, for the next one: a look takes time of the run."""
 _RETAKEN = 0.25
 """Share of a repetition's turns that are taken again at most, each time."""

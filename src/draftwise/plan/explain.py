@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from draftwise.core import InvalidSetup
 from draftwise.facts.advice import all_advice
 from draftwise.facts.findings import FindingFact, all_findings
-from draftwise.facts.methods import get_method
+from draftwise.facts.methods import find_method
 from draftwise.facts.metrics import METRICS
 from draftwise.facts.rules import Rule, all_rules
 from draftwise.facts.spec_keys import read_spec_keys
@@ -66,11 +66,11 @@ def _find(name: str) -> Iterator[Explanation]:
         text = f"{advice.title}. {advice.explains} Source: {advice.source}."
         yield Explanation(kind="advice", name=name, text=text, link=link)
     if spans := history("methods", name):
-        method = get_method(name)
-        text = method.meaning if name == method.name else f"The name of {method.name} for one model family."
+        text = _tell_method(name)
         yield Explanation(kind="method", name=name, text=text, history=spans, related=_find_rules(name))
     if spans := history("spec_fields", bare):
-        text = read_spec_keys()[bare].meaning
+        key = read_spec_keys().get(bare)
+        text = key.meaning if key else "A key that draftwise has no description of yet."
         yield Explanation(kind="key", name=bare, text=text, history=spans, related=_find_rules(bare))
     flag = name if name.startswith("-") else f"--{name.replace('_', '-')}"
     if spans := history("flags", flag):
@@ -81,6 +81,13 @@ def _find(name: str) -> Iterator[Explanation]:
         labels = ", ".join(metric.labels)
         text = f"{metric.help} {metric.kind.capitalize()}, labels {labels}; scraped as {metric.sample}."
         yield Explanation(kind="metric", name=metric.name, text=f"{text} Source: {metric.source}.")
+
+
+def _tell_method(name: str) -> str:
+    method = find_method(name)
+    if method is None:
+        return "A method that draftwise knows nothing of yet but its name."
+    return method.meaning if name == method.name else f"The name of {method.name} for one model family."
 
 
 def _find_rules(name: str) -> tuple[Rule, ...]:

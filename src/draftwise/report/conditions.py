@@ -179,7 +179,7 @@ def _describe_gain(load: float, single: SingleSetting) -> str:
 
 
 def describe_unmeasured(decision: Decision) -> list[str]:
-    """Return a line per omission, one for cells with as few repetitions of those planned, and one for unused answers."""
+    """Return a line per omission, per lack that cells share of the planned repetitions, and one for unused answers."""
     left_out = [f"{each.what}: {each.reason}" for each in decision.omissions]
     candidates: dict[tuple[str, str], list[str]] = {}
     for cell in decision.unmeasured:

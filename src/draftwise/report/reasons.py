@@ -11,6 +11,8 @@ __all__ = ["describe_reason"]
 
 _BLIND = 2.0
 """Detectable gain from which the spread itself is not known: two repetitions under load say nothing of the third."""
+_NOTHING = 100.0
+"""From which it is no number that anybody could use."""
 _Values = Mapping[str, Any]
 
 
@@ -64,7 +66,8 @@ def _say_open(found: _Values) -> str:
     if detectable is None:
         return f"{text}; more prompts{' or repetitions' if found['can_repeat'] else ''} would narrow it"
     if detectable > _BLIND:
-        return f"{text}: so few turns would have shown only {detectable:.1f}x or more; measure more repetitions"
+        shown = f"only {detectable:.1f}x or more" if detectable < _NOTHING else "no gain whatever"
+        return f"{text}: so few turns would have shown {shown}; measure more repetitions"
     more = " or ".join(_list_remedies(found))
     remedy = f"{more} would settle it" if more else "it lies so close to a limit that more would hardly help"
     return f"{text}; a gain of {detectable:.2f}x would have been found 8 times in 10; {remedy}"

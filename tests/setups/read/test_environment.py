@@ -174,8 +174,9 @@ services:
         first, _ = read_setups(folder / "compose.yaml", given={"MODEL": "b", "TP": "1"})
         assert (first.setup.target, first.setup.engine_version) == ("b", "0.26.0")
 
-    def test_an_image_that_is_not_known(self):
-        reading = read_one("services:\n  a:\n    image: vllm/vllm-openai:$TAG\n    command: [--model, m]")
+    @pytest.mark.parametrize("image", ["vllm/vllm-openai:$TAG", "$IMAGE"])
+    def test_an_image_that_is_not_known(self, image):
+        reading = read_one(f"services:\n  a:\n    image: {image}\n    command: [--model, m, -tp, '2']")
         assert reading.unknown == ("engine_version",)
         assert is_open(reading)
 

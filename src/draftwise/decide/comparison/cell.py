@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from itertools import product, takewhile
+from itertools import groupby, product, takewhile
 from operator import add
 
 from draftwise.core import Answer, Condition, Counters, Run, TurnRecord
@@ -38,9 +38,9 @@ class PairedRequest:
 
     unit: Unit
     block: tuple[str, int, int]
-    """Workload, repetition and number of the paired block in which it was sent; where one server is up at a time, a
-    whole repetition is one block of all workloads, and so is what is taken again after the last one: whatever the
-    machine does between two starts is common to it."""
+    """Workload, repetition and number of the paired block in which it was sent. Where one server is up at a time, what
+    both arms answered between two starts each, of all workloads, is one block: whatever the machine does then is common
+    to it. Its name is that of no workload and the numbers of the two stretches."""
     baseline: Answer
     candidate: Answer
 
@@ -170,6 +170,7 @@ def _make_cell(
     one_at_a_time: bool,
 ) -> Cell:
     by_turn = {turn.turn: answers.get(turn.turn, ()) for turn in turns}
+    stretches = _number_stretches(turns) if one_at_a_time else {}
     baseline, candidate = (_list_requests(turns, by_turn, arm) for arm in arms)
     answered, ours = _group_by_unit(baseline), _group_by_unit(candidate)
     nothing = Counters(generation_tokens=0, prefix_queries=0, prefix_hits=0)
@@ -189,7 +190,7 @@ def _make_cell(
         answers_by_turn=by_turn,
         repetitions=tuple(sorted({turn.repeat for turn in turns if turn.arm == arms[1]})),
         requests={arm: list(side.values()) for arm, side in zip(arms, (baseline, candidate), strict=True)},
-        paired=_pair_requests(baseline, candidate, one_at_a_time=one_at_a_time),
+        paired=_pair_requests(baseline, candidate, stretches),
         is_one_at_a_time=one_at_a_time,
         outputs=outputs,
         units=units,
@@ -233,17 +234,21 @@ def _list_requests(turns: Sequence[TurnRecord], answers: Mapping[int, Sequence[A
     }
 
 
-def _pair_requests(baseline: Requests, candidate: Requests, *, one_at_a_time: bool) -> list[PairedRequest]:
-    def block(unit: Unit, attempt: Attempt) -> tuple[str, int, int]:
-        repeat, number, again, _ = attempt
-        if one_at_a_time:
-            return ("", 0 if again else repeat, again)
-        return (unit[0], repeat, number)
+def _number_stretches(turns: Sequence[TurnRecord]) -> dict[int, int]:
+    """Return, by turn, the number of the stretch in which its server was up, where one is at a time."""
+    ordered = sorted(turns, key=lambda turn: turn.turn)
+    stretches = (list(stretch) for _, stretch in groupby(ordered, key=lambda turn: turn.arm))
+    return {turn.turn: number for number, stretch in enumerate(stretches) for turn in stretch}
+
+
+def _pair_requests(baseline: Requests, candidate: Requests, stretches: Mapping[int, int]) -> list[PairedRequest]:
+    def block(unit: Unit, attempt: Attempt, theirs: Answer, ours: Answer) -> tuple[str, int, int]:
+        return ("", stretches[theirs.turn], stretches[ours.turn]) if stretches else (unit[0], *attempt[:2])
 
     return [
-        PairedRequest(unit=unit, block=block(unit, attempt), baseline=baseline[unit, attempt], candidate=answer)
-        for (unit, attempt), answer in candidate.items()
-        if (unit, attempt) in baseline
+        PairedRequest(unit=unit, block=block(unit, attempt, theirs, ours), baseline=theirs, candidate=ours)
+        for (unit, attempt), ours in candidate.items()
+        if (theirs := baseline.get((unit, attempt))) is not None
     ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from draftwise.facts.advice import get_advice
-from draftwise.facts.methods import get_method, methods_where
+from draftwise.facts.methods import find_method, get_method, methods_where
 from draftwise.plan.pick.case import Case
 from draftwise.plan.pick.heads import propose_head, propose_old_head
 from draftwise.plan.pick.lookup import propose_lookup, propose_suffix
@@ -32,7 +32,8 @@ def propose(case: Case, method: str) -> Proposal | Refusal:
 
 
 def _methods_of_release(case: Case) -> set[str]:
-    return {get_method(name).name for name in case.release.table("methods")}
+    """Return the methods of the release that draftwise knows: one that the user added may have others."""
+    return {method.name for name in case.release.table("methods") if (method := find_method(name)) is not None}
 
 
 def _not_in_release(case: Case, method: str) -> Refusal:

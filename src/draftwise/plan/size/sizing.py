@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from draftwise.core import Finding, Setup
 from draftwise.core.budget import Budget
 from draftwise.facts.gpus import Gpu
-from draftwise.facts.rules import of_release
+from draftwise.facts.rules import find_doubts, of_release
 from draftwise.plan.check.context import SPEC_FLAGS
 from draftwise.plan.size.budget import measure
 from draftwise.plan.size.findings import find_faults
@@ -46,7 +46,8 @@ def size(setup: Setup, *, gpu: Gpu | str | None = None, cold_start: bool = True,
     if request.drafter is not NO_DRAFTER:
         alone = _without_speculation(setup, request)
         plain = measure(read_request(alone, gpu=request.gpu, cold_start=cold_start, stored=stored))
-    findings = tuple(of_release(each, request.release) for each in find_faults(request, budget, plain))
+    faults = (of_release(each, request.release) for each in find_faults(request, budget, plain))
+    findings = (*find_doubts(request.release), *faults)
     return Sizing(request=request, budget=budget, plain=plain, findings=findings)
 
 

@@ -3,24 +3,20 @@
 from draftwise.setups.read.reading import NoServer, Reading, read_words
 from draftwise.setups.read.sources import read_setups
 from draftwise.setups.read.texts import (
+    SourceKind,
     SourceText,
+    find_kind,
     find_texts,
-    is_file,
-    is_folder,
-    is_pattern,
-    looks_like_path,
     read_stdin,
 )
 
 __all__ = [
     "NoServer",
     "Reading",
+    "SourceKind",
     "SourceText",
+    "find_kind",
     "find_texts",
-    "is_file",
-    "is_folder",
-    "is_pattern",
-    "looks_like_path",
     "read_setups",
     "read_stdin",
     "read_words",

@@ -7,13 +7,26 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
 
 from draftwise.core import Finding, InvalidSetup, Setup, UnreadableSource
 from draftwise.facts.rules import get_rule
 from draftwise.facts.vllm import history
 from draftwise.setups.read.arguments.config_file import get_flags
 from draftwise.setups.read.json_setup import read_json_setup, read_ray_config
+from draftwise.setups.read.kinds import (
+    holds_documents,
+    is_compose,
+    is_dockerfile,
+    is_manifest,
+    is_modelservice,
+    is_quadlet,
+    is_stack,
+    is_unit,
+    is_yaml,
+    may_be_python,
+)
+from draftwise.setups.read.manifests.parts import walk
+from draftwise.setups.read.manifests.yaml_text import Document, get_text, read_yaml
 from draftwise.setups.read.reading import NoServer, Reading, choose_release, no_server, read_launch
 from draftwise.setups.read.shell.environment import Environment
 from draftwise.setups.read.shell.launch import MAX_LAUNCHES, Launch, find_launches
@@ -21,24 +34,10 @@ from draftwise.setups.read.shell.place import in_file
 from draftwise.setups.read.shell.words import MAX_CHARS, Script
 from draftwise.setups.read.texts import SourceText, find_texts
 
-# What reads YAML and manifests is imported where a text needs it: most calls give a model, JSON or a command line.
-if TYPE_CHECKING:
-    from draftwise.setups.read.manifests.yaml_text import Document
-
 __all__ = ["read_setups"]
 
-_YAML = re.compile(r"(?:[ \t\r]*(?:#[^\n]*)?\n)*(?:---|[\w.-]+:(?:\s|$))")
-"""How YAML begins, after blank lines and comments."""
 _DOS_SCRIPT = re.compile(r"#![^\n]*\r\n")
-_PYTHON = re.compile(r"^\s*(?:from (?:vllm|ray)[\w.]* import|import (?:vllm|ray)\b)", re.MULTILINE)
-_QUADLET = re.compile(r"^\[Container\]\s*$", re.MULTILINE)
-_DOCKERFILE = re.compile(
-    r"(?:[ \t]*(?:#[^\n]*|ARG[ \t][^\n]*)?\r?\n)*[ \t]*FROM[ \t]+[^\s=]+[ \t]*(?:AS[ \t]|\r?\n)", re.I
-)
-"""How a Dockerfile begins: FROM, after comments and ARG."""
 _MAX_SCRIPTS = 2
-_HOLDING = frozenset({"Application", "ApplicationSet", "HelmRelease", "RayService"})
-"""Kinds of objects that hold other documents."""
 _MAX_LINES = 10_000
 _TEMPLATE = "{{"
 _MANIFEST_IN_JSON = re.compile(r'"(?:apiVersion|services)"\s*:')
@@ -128,22 +127,20 @@ def _read(source: SourceText, asked: _Asked) -> list[Reading]:
     if is_json and not _MANIFEST_IN_JSON.search(text):
         reading = read_json_setup(text, name=name, engine_version=engine_version)
         return [reading] if source.is_chosen or _is_evident(reading.setup) else []
-    if suffix == ".py" or (not suffix and _PYTHON.search(text)):
+    if suffix == ".py" or (not suffix and may_be_python(text)):
         from draftwise.setups.read.python_code import is_python, read_engines
 
         if suffix or is_python(text):
             return list(read_engines(text, name=name, given=asked.given, engine_version=engine_version))
-    if _QUADLET.search(text):
+    if is_quadlet(text):
         from draftwise.setups.read.manifests.quadlet import find_containers
 
         return _read_launches(find_containers(text, asked.given), asked, source.folder)
-    from draftwise.setups.read.manifests.systemd import find_units, is_unit
-
     if is_unit(text):
-        return _read_launches(find_units(text, asked.given), asked, source.folder)
-    if suffix in (".yaml", ".yml", ".json") or bare.startswith("{") or _YAML.match(text):
-        from draftwise.setups.read.manifests.yaml_text import read_yaml
+        from draftwise.setups.read.manifests.systemd import find_units
 
+        return _read_launches(find_units(text, asked.given), asked, source.folder)
+    if suffix in (".yaml", ".yml", ".json") or bare.startswith("{") or is_yaml(text):
         return _read_documents(read_yaml(text, name=name), asked, source)
     return _read_commands(source, asked)
 
@@ -152,7 +149,7 @@ def _read_commands(source: SourceText, asked: _Asked) -> list[Reading]:
     """Read a Dockerfile, flags without a program, a command line or a script."""
     text = source.text
     bare = text.lstrip("\ufeff \t\r\n")
-    if _DOCKERFILE.match(text):
+    if is_dockerfile(text):
         from draftwise.setups.read.dockerfile import find_image
 
         return _read_launches(find_image(text, asked.given), asked, source.folder)
@@ -226,30 +223,19 @@ def _is_evident(setup: Setup) -> bool:
 
 
 def _read_documents(documents: Sequence[Document], asked: _Asked, source: SourceText) -> list[Reading]:
-    from draftwise.setups.read.manifests.compose import find_services, is_compose
-    from draftwise.setups.read.manifests.kubernetes import find_objects, is_manifest
-    from draftwise.setups.read.manifests.stack import find_model_specs, is_stack
-
-    folder, engine_version = source.folder, asked.engine_version
-    manifests = [document for document in documents if is_manifest(document)]
-    documents = [*documents, *_find_embedded(manifests)]
-    readings = _read_launches(find_objects(manifests, asked.given), asked, folder)
-    for document in documents:
+    manifests = [document for document in documents if is_manifest(document.value)]
+    inner = _find_embedded(manifests)
+    readings = _read_launches(_find_objects(manifests, asked), asked, source.folder)
+    for document in (*documents, *inner):
         if document in manifests or not isinstance(document.value, Mapping):
             continue
-        if is_compose(document):
-            readings += _read_launches(find_services(document, folder, asked.given), asked, folder)
-        elif is_stack(document):
-            readings += _read_launches(find_model_specs(document), asked, folder)
-        elif _is_modelservice(document.value):
-            from draftwise.setups.read.manifests.modelservice import find_pods
-            from draftwise.setups.read.manifests.variables import read_stores
-
-            stores = read_stores(manifests, asked.given)
-            readings += _read_launches(find_pods(document, stores), asked, folder)
+        launches = _find_in_values(document, manifests, asked, source.folder)
+        if launches is not None:
+            readings += _read_launches(launches, asked, source.folder)
         else:
-            readings += _read_ray(document, engine_version) or _read_config_file(
-                document, engine_version, surely=not source.is_chosen
+            version = asked.engine_version
+            readings += _read_ray(document, version) or _read_config_file(
+                document, version, surely=not source.is_chosen
             )
     if readings:
         about_text = tuple(finding for document in documents for finding in document.findings)
@@ -257,18 +243,37 @@ def _read_documents(documents: Sequence[Document], asked: _Asked, source: Source
     return readings
 
 
-def _is_modelservice(value: Mapping[str, Any]) -> bool:
-    """Say whether values are those of llm-d's modelservice chart."""
-    from draftwise.setups.read.manifests.parts import get_mapping
+def _find_objects(manifests: Sequence[Document], asked: _Asked) -> Iterator[Launch]:
+    """Yield the servers of Kubernetes objects."""
+    if manifests:
+        from draftwise.setups.read.manifests.kubernetes import find_objects
 
-    return bool(get_mapping(value, "modelArtifacts")) and ("decode" in value or "prefill" in value)
+        yield from find_objects(manifests, asked.given)
+
+
+def _find_in_values(
+    document: Document, manifests: Sequence[Document], asked: _Asked, folder: Path
+) -> Iterator[Launch] | None:
+    """Return the servers of a compose file or of a chart's values; None for another document."""
+    if is_compose(document.value):
+        from draftwise.setups.read.manifests.compose import find_services
+
+        return find_services(document, folder, asked.given)
+    if is_stack(document.value):
+        from draftwise.setups.read.manifests.stack import find_model_specs
+
+        return find_model_specs(document)
+    if is_modelservice(document.value):
+        from draftwise.setups.read.manifests.modelservice import find_pods
+        from draftwise.setups.read.manifests.variables import read_stores
+
+        return find_pods(document, read_stores(manifests, asked.given))
+    return None
 
 
 def _find_embedded(manifests: Sequence[Document]) -> Sequence[Document]:
     """Return the documents inside of objects that hold some."""
-    from draftwise.setups.read.manifests.parts import get_mapping
-
-    if not any(get_mapping(each.value).get("kind") in _HOLDING for each in manifests):
+    if not any(holds_documents(each.value) for each in manifests):
         return ()
     from draftwise.setups.read.manifests.embedded import find_embedded
 
@@ -277,9 +282,6 @@ def _find_embedded(manifests: Sequence[Document]) -> Sequence[Document]:
 
 def _read_ray(document: Document, engine_version: str | None) -> list[Reading]:
     """Read every `LLMConfig` of Ray Serve."""
-    from draftwise.setups.read.manifests.parts import walk
-    from draftwise.setups.read.manifests.yaml_text import get_text
-
     readings = []
     for path, mapping in walk(document.value):
         if isinstance(mapping.get("engine_kwargs"), Mapping):

@@ -7,13 +7,14 @@ import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from enum import Enum, auto
 from glob import iglob
 from pathlib import Path
 
 from draftwise.core import Finding, InvalidSetup, UnreadableSource
 from draftwise.setups.read.text_file import read_text
 
-__all__ = ["SourceText", "find_texts", "is_file", "is_folder", "is_pattern", "looks_like_path", "read_stdin"]
+__all__ = ["SourceKind", "SourceText", "find_kind", "find_texts", "read_stdin"]
 
 _SUFFIXES = frozenset({".yaml", ".yml", ".json", ".service", ".container", ".sh", ".env"})
 _NAMES = frozenset({"Dockerfile", "Containerfile"})
@@ -26,6 +27,22 @@ _LONGEST_LOOK = 16_000_000
 _PATTERN = re.compile(r"[*?\[]")
 _PATH = re.compile(r"(?:/|~|\.{1,2}(?:/|$)).*|.*/|[^/]+(?:/[^/]+){2,}|(?:.*/)?(?:Docker|Container)file", re.DOTALL)
 _LONGEST_PATH = 1000
+
+
+class SourceKind(Enum):
+    """What a source is, by its spelling and by what lies on disk."""
+
+    FILE = auto()
+    """Something that can be opened and read, a pipe included."""
+    FOLDER = auto()
+    PATTERN = auto()
+    """A pattern of file names."""
+    NO_FILE = auto()
+    """Spelled as the name of a file (a model id, `org/name`, is not), and nothing is there."""
+    NAME = auto()
+    """Any other word."""
+    TEXT = auto()
+    """More than a word: a command line, JSON, a manifest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,49 +74,36 @@ def find_texts(source: str | Path) -> Iterator[SourceText]:
     Raises:
         UnreadableSource: the source names a file that is not there or cannot be read, or a pattern that fits none.
     """
-    if isinstance(source, Path) or is_file(source):
+    kind = SourceKind.FILE if isinstance(source, Path) else find_kind(source)
+    if kind is SourceKind.FILE:
         yield _read(Path(source))
-    elif is_folder(source):
+    elif kind is SourceKind.FOLDER:
         yield from _read_folder(Path(source))
-    elif is_pattern(source):
-        yield from _read_pattern(source)
-    elif looks_like_path(source):
+    elif kind is SourceKind.PATTERN:
+        yield from _read_pattern(str(source))
+    elif kind is SourceKind.NO_FILE:
         raise UnreadableSource.because(
             "no-such-file",
             f"There is no file or folder {source}.",
-            where=source,
+            where=str(source),
             fix="Check the path. A model of another machine is written as a command: 'vllm serve PATH'.",
         )
     else:
-        yield SourceText(text=source)
+        yield SourceText(text=str(source))
 
 
-def is_file(source: str) -> bool:
-    """Return whether a source is something that can be opened and read, a pipe included."""
-    return _may_be_path(source) and os.path.exists(source) and not os.path.isdir(source)
-
-
-def is_folder(source: str) -> bool:
-    """Return whether a source is a folder."""
-    return _may_be_path(source) and os.path.isdir(source)
-
-
-def is_pattern(source: str) -> bool:
-    """Return whether a source is a pattern of file names."""
-    return _is_word(source) and _PATTERN.search(source) is not None
-
-
-def looks_like_path(source: str) -> bool:
-    """Return whether a source is spelled as the name of a file: a model id (`org/name`) is not."""
-    return _is_word(source) and (Path(source).suffix.lower() in _OF_FILES or _PATH.fullmatch(source) is not None)
-
-
-def _may_be_path(source: str) -> bool:
-    return len(source) < _LONGEST_PATH and not set("\n\0") & set(source)
-
-
-def _is_word(source: str) -> bool:
-    return _may_be_path(source) and not source.startswith(("{", "[")) and not any(map(str.isspace, source))
+def find_kind(source: str) -> SourceKind:
+    """Return what a source is."""
+    if len(source) >= _LONGEST_PATH or set("\n\0") & set(source):
+        return SourceKind.TEXT
+    if os.path.exists(source):
+        return SourceKind.FOLDER if os.path.isdir(source) else SourceKind.FILE
+    if source.startswith(("{", "[")) or any(map(str.isspace, source)):
+        return SourceKind.TEXT
+    if _PATTERN.search(source):
+        return SourceKind.PATTERN
+    is_path = Path(source).suffix.lower() in _OF_FILES or _PATH.fullmatch(source)
+    return SourceKind.NO_FILE if is_path else SourceKind.NAME
 
 
 def read_stdin() -> SourceText:
@@ -172,7 +176,7 @@ def _read_pattern(pattern: str) -> Iterator[SourceText]:
             "nothing-to-read", f"No file fits the pattern {pattern!r}.", where=pattern, fix="Check the pattern."
         )
     for name in found:
-        if is_folder(name):
+        if os.path.isdir(name):
             yield from _read_folder(Path(name))
         else:
             yield _read_one_of_many(Path(name))

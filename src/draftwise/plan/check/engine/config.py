@@ -9,6 +9,7 @@ from typing import Any
 from draftwise.core import Ruling
 from draftwise.plan.check.context import SPEC, Context
 from draftwise.plan.check.engine.budget import fit_steps
+from draftwise.plan.check.engine.parts import find_unfit_parts
 from draftwise.plan.check.engine.runner import find_runner_alone, settle_runner
 from draftwise.plan.check.model import Model, find_target, read_target
 from draftwise.plan.check.report import Resolved
@@ -129,6 +130,7 @@ def _find_batch(context: Context, target: Model | None) -> Iterator[Ruling]:
 def complete(context: Context, resolved: Resolved | None) -> Step[Resolved | None]:
     """Return the config with its runner and its scheduling filled in, and yield what the engine makes of it."""
     yield from _find_idle_flags(context)
+    yield from find_unfit_parts(context)
     yield from find_v0(context, resolved)
     if context.spec is None:
         yield from find_runner_alone(context)

@@ -7,10 +7,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from draftwise.core import Ruling
-from draftwise.facts.families import PublishedDrafter, find_published_drafter
 from draftwise.facts.methods import find_placeholder
 from draftwise.facts.models import find_model
 from draftwise.plan.check.context import Context
@@ -19,6 +18,9 @@ from draftwise.plan.check.model.reading import read_hf_config
 from draftwise.plan.check.spec.detection import TOP_K_KEY, detect_method, name_class, rewrite_draft
 from draftwise.plan.check.spec.spec import Spec
 from draftwise.plan.check.steps import Step, collect
+
+if TYPE_CHECKING:
+    from draftwise.facts.families import PublishedDrafter
 
 __all__ = ["resolve_drafter"]
 
@@ -105,6 +107,8 @@ def _judge_unknown(context: Context, spec: Spec) -> Step[Spec]:
     yield from refusals
     if refusals:
         return spec.undecided("draft")
+    from draftwise.facts.families import find_published_drafter  # most drafters are here, or in the table of models
+
     published = find_published_drafter(context.origins.get(spec.model or "", spec.model or ""))
     known = (
         "is neither a directory here nor in the table of known models; it is judged by its name alone"

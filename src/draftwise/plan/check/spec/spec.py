@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from draftwise.facts.methods import Method, find_placeholder, get_method
+from draftwise.facts.added import MissingFacts
+from draftwise.facts.methods import Method, find_method, find_placeholder
 from draftwise.plan.check.cli import Fields, read_fields
 from draftwise.plan.check.context import Context
 from draftwise.plan.check.model import Model
@@ -53,8 +54,20 @@ class Spec:
 
     @property
     def facts(self) -> Method | None:
-        """What is true of the method; None while there is none."""
-        return None if self.method is None else get_method(self.method)
+        """What is true of the method; None while there is none.
+
+        Raises:
+            MissingFacts: a release that the user added has a method that draftwise has no row for.
+        """
+        found = find_method(self.method)
+        if self.method is None or found is not None:
+            return found
+        raise MissingFacts.because(
+            "method-not-known",
+            f"Nothing is known here of the method {self.method} but its name, so what becomes of it is not judged.",
+            where="method",
+            fix="Use a newer draftwise.",
+        )
 
     @property
     def draft_names(self) -> tuple[str, ...]:

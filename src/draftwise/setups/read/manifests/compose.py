@@ -15,15 +15,10 @@ from draftwise.setups.read.shell.launch import Launch, run_image
 from draftwise.setups.read.shell.words import Word
 from draftwise.setups.read.text_file import read_text
 
-__all__ = ["find_services", "is_compose"]
+__all__ = ["find_services"]
 
 _CALLER = "set where docker compose runs, or in a file .env beside this one"
 _COMMANDS = ("entrypoint", "command")
-
-
-def is_compose(document: Document) -> bool:
-    """Say whether a document has the layout of a compose file."""
-    return bool(get_mapping(document.value, "services")) and "apiVersion" not in document.value
 
 
 def find_services(document: Document, folder: FilePath, given: Mapping[str, str]) -> Iterator[Launch]:

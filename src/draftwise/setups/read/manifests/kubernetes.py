@@ -13,12 +13,7 @@ from draftwise.setups.read.manifests.variables import Stores, read_stores
 from draftwise.setups.read.manifests.yaml_text import Document
 from draftwise.setups.read.shell.launch import Launch
 
-__all__ = ["find_objects", "is_manifest"]
-
-
-def is_manifest(document: Document) -> bool:
-    """Say whether a document is a Kubernetes object."""
-    return isinstance(document.value, Mapping) and {"apiVersion", "kind"} <= set(document.value)
+__all__ = ["find_objects"]
 
 
 def find_objects(documents: Sequence[Document], given: Mapping[str, str]) -> Iterator[Launch]:

@@ -11,7 +11,7 @@ from draftwise.setups.read.shell.images import image_version
 from draftwise.setups.read.shell.launch import Launch
 from draftwise.setups.read.shell.words import Word
 
-__all__ = ["find_model_specs", "is_stack"]
+__all__ = ["find_model_specs"]
 
 _FLAGS: Mapping[str, str] = {
     "tensorParallelSize": "--tensor-parallel-size",
@@ -25,11 +25,6 @@ _SWITCHES: Mapping[str, str] = {
     "enablePrefixCaching": "--enable-prefix-caching",
     "enableChunkedPrefill": "--enable-chunked-prefill",
 }
-
-
-def is_stack(document: Document) -> bool:
-    """Say whether a document has the layout of the chart's values."""
-    return isinstance(get_mapping(document.value, "servingEngineSpec").get("modelSpec"), list)
 
 
 def find_model_specs(document: Document) -> Iterator[Launch]:

@@ -13,17 +13,11 @@ from draftwise.setups.read.shell.launch import Launch, find_launch
 from draftwise.setups.read.shell.words import Word, split_words
 from draftwise.setups.read.text_file import read_text
 
-__all__ = ["find_units", "get_settings", "is_unit", "read_environment", "read_words"]
+__all__ = ["find_units", "get_settings", "read_environment", "read_words"]
 
-_SECTION = re.compile(r"^\[Service\]\s*$", re.MULTILINE)
 _SETTING = re.compile(r"([A-Za-z]+)\s*=\s*(.*)", re.DOTALL)
 _WHOLE = re.compile(r"\$([A-Za-z_]\w*)")
 _SPECIFIER = re.compile(r"%(%|[A-Za-z])")
-
-
-def is_unit(text: str) -> bool:
-    """Say whether a text is a unit file of a service."""
-    return _SECTION.search(text) is not None
 
 
 def find_units(text: str, given: Mapping[str, str]) -> Iterator[Launch]:

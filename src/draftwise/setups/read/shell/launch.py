@@ -55,6 +55,7 @@ _SWITCHES_OF_RUN = frozenset(
         "-dt",
     ]
 )
+_ONLY_OF_VLLM = frozenset({"--speculative-config", "-sc", "--gpu-memory-utilization", "--tensor-parallel-size", "-tp"})
 _SHORT_WITH_VALUE = re.compile(r"-[epvwulmhac].+")
 _DEVICES = re.compile(r"device=([\w,.:/=-]+)")
 _MAX_DEPTH = 4
@@ -284,7 +285,7 @@ def run_image(
     """
     launch = find_launch([*entrypoint, *args], env=env, depth=depth)
     name = image.text
-    if launch is None and not entrypoint and is_vllm_image(name):
+    if launch is None and not entrypoint and (is_vllm_image(name) or (image.unknown and _is_for_vllm(args))):
         launch = Launch(words=tuple(args), entry="huggingfaceserver" if "huggingfaceserver" in name else "image")
         if args and args[0].text == "serve":
             launch = replace(launch, words=tuple(args[1:]), entry="serve", findings=(_repeated(name, args[0]),))
@@ -294,6 +295,12 @@ def run_image(
         return None
     version = launch.version or ("" if image.unknown else image_version(name))
     return replace(launch, image=name, image_unknown=image.unknown, version=version, env=env | launch.env)
+
+
+def _is_for_vllm(args: Sequence[Word]) -> bool:
+    """Say whether arguments can only be meant for vLLM, whatever the image is that takes them."""
+    flags = {word.text.partition("=")[0] for word in args}
+    return "--model" in flags and not flags.isdisjoint(_ONLY_OF_VLLM)
 
 
 def _repeated(image: str, word: Word) -> Finding:

@@ -1,0 +1,151 @@
+"""`draftwise deploy`: the files that put a setup into production, and its twin without speculation to go back to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import click
+
+from draftwise.cli._setups import find_sources, nearest_option, open_release, setup_command
+from draftwise.core import Decision, Device, InvalidSetup, Run, Setup
+from draftwise.deploy import TARGETS, Evidence, make_order
+from draftwise.deploy import deploy as write_files
+from draftwise.facts.gpus import get_gpu
+
+__all__ = ["deploy"]
+
+
+@setup_command(short_help="Write the files that put a setup into production, and those that undo it.")
+@click.option("--to", required=True, type=click.Choice(list(TARGETS)), help="The platform.")
+@click.option("--out", required=True, type=click.Path(path_type=Path), metavar="DIR", help="A new folder.")
+@click.option("--candidate", metavar="NAME", help="Of a run: which candidate  [default: the one that was adopted]")
+@click.option("--vllm", "version", metavar="VERSION", help="Release to run  [default: the source's]")
+@nearest_option
+@click.option("--name", default="", metavar="NAME", help="Of the service  [default: after the model]")
+@click.option("--image", default="", metavar="IMAGE", help="[default: vllm/vllm-openai of the release]")
+@click.option("--gpu", metavar="NAME", help="Such as H200  [default: the source's]")
+@click.option("--cold-start-s", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS",
+              help="What a start from nothing was seen to take; 1.5 times that is allowed for.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
+def deploy(
+    sources: Sequence[str],
+    target: str | None,
+    spec: str | None,
+    engine_flags: Sequence[str],
+    skip: bool,  # noqa: ARG001  (of the verbs that judge many files)
+    to: str,
+    out: Path,
+    candidate: str | None,
+    version: str | None,
+    nearest: bool,
+    name: str,
+    image: str,
+    gpu: str | None,
+    cold_start_s: float | None,
+    as_json: bool,
+) -> None:
+    """Write the files that serve SOURCE on a platform, and its twin without speculation.
+
+    SOURCE is the directory of a run of `draftwise decide`, whose adopted candidate is deployed, or a setup as `check`
+    reads it: a model, a manifest, a command line. What vLLM would refuse is not written. Nothing is applied: MEMO.md in
+    the folder has the commands.
+
+    \b
+    Examples:
+      draftwise deploy decide-runs/2026-11-22 --to kubernetes --out deploy/ --vllm 0.26.0
+      draftwise deploy meta-llama/Llama-3.1-8B-Instruct --vllm 0.26.0 --gpu H200 --to compose --out deploy/ \\
+          -sc '{"method": "ngram", "num_speculative_tokens": 5}'
+    """
+    if version is not None:
+        version = str(open_release(version, nearest=nearest))
+    if len(sources) == 1 and (Path(sources[0]) / "manifest.json").is_file():
+        setup, evidence = _read_run(Path(sources[0]), candidate, version)
+        setup = setup if target is None else replace(setup, target=target)
+    else:
+        setup, evidence = _read_setup(sources, spec, engine_flags, target, version), Evidence()
+    order = make_order(_with_gpu(setup, gpu), name=name, image=image, cold_start_s=cold_start_s, evidence=evidence)
+    folder = write_files(order, to)
+    folder.write(out)
+    if as_json:
+        click.echo(
+            json.dumps({"out": str(out), "files": list(folder.files), "not_measured": order.evidence.unmeasured})
+        )
+        return
+    click.echo(f"Written: {out} ({', '.join(folder.files)})")
+    for gap in order.evidence.unmeasured:
+        click.echo(f"not measured: {gap}")
+
+
+def _read_setup(
+    sources: Sequence[str], spec: str | None, engine_flags: Sequence[str], target: str | None, version: str | None
+) -> Setup:
+    found = find_sources(sources, spec, engine_flags, target=target).read(version)
+    if found.unread:
+        raise InvalidSetup(found.unread[0][1].findings)
+    if len(found.readings) != 1:
+        raise InvalidSetup.because(
+            "several-servers",
+            f"The source starts {len(found.readings)} servers, and one is deployed at a time.",
+            fix="Give the file or the command line of one server.",
+        )
+    return found.readings[0].setup
+
+
+def _read_run(path: Path, candidate: str | None, version: str | None) -> tuple[Setup, Evidence]:
+    """Return what a run adopted, with what it found."""
+    from draftwise.decide.conclusions import conclude_run
+    from draftwise.report.sentences import describe_decision
+    from draftwise.runs import RunDirectory
+
+    found = conclude_run(RunDirectory(path).read())
+    decision = found.decision
+    name = candidate or _find_adopted(decision, path)
+    arm = next((arm for arm in found.run.plan.arms if arm.name == name and arm.name != decision.baseline), None)
+    if arm is None:
+        names = ", ".join(each.name for each in found.run.plan.arms if each.name != decision.baseline)
+        raise InvalidSetup.because(
+            "no-such-candidate", f"The run has no candidate {name!r}.", where="--candidate", fix=f"It has {names}."
+        )
+    setup = replace(arm.setup, engine="vllm", engine_version=version or arm.setup.engine_version)
+    rules = tuple(rule for rule in decision.rollback if rule.arm == name)
+    evidence = Evidence(
+        run=path.resolve().name,
+        headline=describe_decision(decision),
+        rollback=rules,
+        unmeasured=tuple(_list_gaps(arm.setup, setup, found.run, adopted=bool(rules))),
+    )
+    return setup, evidence
+
+
+def _find_adopted(decision: Decision, path: Path) -> str:
+    names = {each.candidate for found in decision.recommendations for each in found.adopted}
+    if len(names) == 1:
+        return names.pop()
+    text = f"adopted {len(names)} candidates ({', '.join(sorted(names))})" if names else "adopted no candidate"
+    raise InvalidSetup.because(
+        "nothing-to-deploy",
+        f"The run {path} {text}.",
+        where=str(path),
+        fix="Name the one to deploy with --candidate; the files say what was measured of it.",
+    )
+
+
+def _list_gaps(measured: Setup, deployed: Setup, run: Run, *, adopted: bool) -> list[str]:
+    gaps = [] if adopted else ["That it pays: the run did not adopt it."]
+    if (measured.engine, measured.engine_version) != (deployed.engine, deployed.engine_version):
+        before = " ".join(part for part in (measured.engine, measured.engine_version) if part) or "an unknown engine"
+        gaps.append(f"vLLM {deployed.engine_version}: the run measured {before}.")
+    if any(arm.url for arm in run.plan.arms):
+        gaps.append("The flags of the servers behind the URLs that were measured, as far as they are not written here.")
+    return gaps
+
+
+def _with_gpu(setup: Setup, name: str | None) -> Setup:
+    if name is None:
+        return setup
+    count = setup.device.count if setup.device is not None else 1
+    gpu = get_gpu(name)
+    return replace(setup, device=Device(name=gpu.name, kind="cuda", count=count, memory_bytes=gpu.memory_bytes))

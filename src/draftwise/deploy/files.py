@@ -1,0 +1,60 @@
+"""A folder of files that is written whole or not at all, with the sums that prove it."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import mkdtemp
+
+from draftwise.core import InvalidSetup, StorageError
+
+__all__ = ["CHECKSUMS", "Folder"]
+
+CHECKSUMS = "CHECKSUMS"
+"""In the format of sha256sum, so that `sha256sum -c CHECKSUMS` proves the folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """Files by their path inside the folder."""
+
+    files: Mapping[str, str]
+
+    def write(self, out: Path) -> None:
+        """Write all of it to a folder that is not there yet.
+
+        Raises:
+            InvalidSetup: something is there.
+            StorageError: the folder cannot be written; nothing of it is left.
+        """
+        if out.exists():
+            raise InvalidSetup.because(
+                "folder-exists",
+                f"{out} is there already.",
+                where="--out",
+                fix="Choose another folder, or move it away.",
+            )
+        try:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            scratch = Path(mkdtemp(prefix=f".{out.name}-", dir=out.parent))
+        except OSError as error:
+            raise StorageError(f"{out} cannot be written ({error.strerror}). Choose another --out.") from None
+        try:
+            for name, text in [*self.files.items(), (CHECKSUMS, self._sum_up())]:
+                path = scratch / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text, encoding="utf-8")
+            scratch.chmod(0o755)
+            scratch.rename(out)
+        except OSError as error:
+            shutil.rmtree(scratch, ignore_errors=True)
+            raise StorageError(
+                f"{out} cannot be written ({error.strerror}). Make room or choose another --out."
+            ) from None
+
+    def _sum_up(self) -> str:
+        sums = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in self.files.items()}
+        return "".join(f"{value}  {name}\n" for name, value in sorted(sums.items()))

@@ -1,0 +1,76 @@
+"""What a platform team reads first: what is deployed, why, how to undo it, and what nobody has measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import chain
+
+from draftwise.deploy.order import Order
+from draftwise.report.conditions import describe_rule
+from draftwise.setups.write import write_shell
+
+__all__ = ["write_memo"]
+
+
+def write_memo(order: Order, *, files: Mapping[str, str], apply: Mapping[str, str]) -> str:
+    """Return the memo as Markdown.
+
+    Args:
+        order: of the side that speculates.
+        files: what each file of the folder is for, by its name.
+        apply: the commands by what they do.
+    """
+    return "\n".join(
+        chain(_tell(order), _list_files(files), _list_commands(apply), _list_rules(order), _list_gaps(order))
+    )
+
+
+def _tell(order: Order) -> Iterator[str]:
+    setup, evidence = order.setup, order.evidence
+    method = setup.spec.method if setup.spec is not None else None
+    yield f"# {order.service}: {f'speculative decoding with {method}' if method else 'plain decoding'}"
+    yield ""
+    if evidence.headline:
+        yield f"**Why.** {evidence.headline} (run `{evidence.run}`)"
+    else:
+        yield "**Why.** Nobody has measured this setup: `draftwise decide` does."
+    yield ""
+    yield "**What.** The server that both files stand for; its twin lacks the speculative config and nothing else:"
+    yield ""
+    yield "```sh"
+    yield write_shell(setup, line_per_flag=True)
+    yield "```"
+    yield ""
+    gpus = f"{order.num_gpus} GPU{'s' if order.num_gpus > 1 else ''}"
+    gib = 1 << 30
+    yield (
+        f"It takes {gpus}, {order.host.cpus} CPUs, {order.host.memory_bytes // gib} GiB of the host's memory and "
+        f"{order.host.shm_bytes // gib} GiB of /dev/shm; a start has {order.startup_s} s."
+    )
+
+
+def _list_files(files: Mapping[str, str]) -> Iterator[str]:
+    yield from ("", "## Files", "")
+    yield from (f"- `{name}`: {text}" for name, text in files.items())
+
+
+def _list_commands(apply: Mapping[str, str]) -> Iterator[str]:
+    yield from ("", "## Commands", "")
+    for text, command in apply.items():
+        yield from (f"{text}:", "", "```sh", command, "```", "")
+
+
+def _list_rules(order: Order) -> Iterator[str]:
+    rules = order.evidence.rollback
+    if rules:
+        yield from ("## When to go back", "")
+        yield from (f"- {describe_rule(rule)}" for rule in rules)
+        yield ""
+
+
+def _list_gaps(order: Order) -> Iterator[str]:
+    gaps = order.evidence.unmeasured
+    if gaps:
+        yield from ("## Not measured", "")
+        yield from (f"- {gap}" for gap in gaps)
+        yield ""

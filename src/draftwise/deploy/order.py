@@ -1,0 +1,233 @@
+"""What is put into production: a setup that its release accepts, with everything that a service of it needs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from math import ceil, prod
+from typing import Literal
+
+from draftwise.core import Device, InvalidSetup, Rollback, Setup, Severity
+from draftwise.facts.vllm import get_release
+from draftwise.plan.check import check
+from draftwise.plan.check.context import SPEC_FLAGS
+from draftwise.plan.size import size
+from draftwise.setups.write import write_json
+
+__all__ = ["Evidence", "Host", "Order", "make_order"]
+
+Pool = Literal["spec", "plain"]
+
+_GIB = 1 << 30
+_PORT = 8000
+"""vLLM's default."""
+_STARTUP_FACTOR = 1.5
+"""Times a measured cold start, before a server that has not answered yet is given up."""
+_STARTUP_PRIOR_S = 1200.0
+"""Budget where no cold start was measured: loading from a network, compilation and graphs of a large model."""
+_ANY_GPU = "1000GiB"
+"""Stands for a GPU that is not named: weights do not depend on it."""
+_PROCESS_BYTES = 6 * _GIB
+"""Of the host, for the API server and the engine's own processes."""
+_WORKER_BYTES = 4 * _GIB
+"""Of the host, for each GPU's worker: pinned buffers and libraries."""
+_SHM_BYTES = 2 * _GIB
+"""Of /dev/shm, for each GPU: messages between the processes, and NCCL's buffers."""
+_NAME = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,50}[a-z0-9])?")
+"""A DNS label that leaves room for `-plain` and a suffix of the platform's."""
+
+_PRODUCT = re.compile(r"(?:NVIDIA|Tesla|Quadro)-[\w.-]+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What was measured of a setup, for those who read its files later."""
+
+    run: str = ""
+    """Name of the run directory; empty where nothing was measured."""
+    headline: str = ""
+    """What was found, in a sentence."""
+    rollback: tuple[Rollback, ...] = ()
+    unmeasured: tuple[str, ...] = ()
+    """What the files promise and nobody has measured, a sentence each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """What the processes take beside the GPUs' memory."""
+
+    cpus: int
+    memory_bytes: int
+    shm_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """One service."""
+
+    name: str
+    """A DNS label."""
+    pool: Pool
+    """Which of the two twins it is."""
+    setup: Setup
+    image: str
+    """With a tag that names the release."""
+    host: Host
+    startup_s: int
+    """How long a start may take before it counts as failed."""
+    evidence: Evidence = field(default_factory=Evidence)
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        port = self.setup.args.get("port")
+        return port if isinstance(port, int) else _PORT
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs that the server takes."""
+        return 1 if self.setup.device is None else self.setup.device.count
+
+    @property
+    def gpu_product(self) -> str:
+        """The GPU as the label nvidia.com/gpu.product names it; empty where the setup does not say it so."""
+        device = self.setup.device
+        return device.name if device is not None and _PRODUCT.fullmatch(device.name) else ""
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        """By which the service is found; `draftwise.dev/pool` tells the twins apart."""
+        return {"app.kubernetes.io/name": self.service, "draftwise.dev/pool": self.pool}
+
+    @property
+    def service(self) -> str:
+        """The name that both twins share."""
+        return self.name.removesuffix("-plain") if self.pool == "plain" else self.name
+
+    @property
+    def annotations(self) -> Mapping[str, str]:
+        """What a reader of the running object should know of it."""
+        evidence = self.evidence
+        known = {
+            "setup": sha256(write_json(self.setup).encode()).hexdigest()[:16],
+            "run": evidence.run,
+            "found": evidence.headline,
+            "not-measured": " ".join(evidence.unmeasured),
+        }
+        return {f"draftwise.dev/{key}": value for key, value in known.items() if value}
+
+    def without_speculation(self) -> Order:
+        """Return the twin: the same server, without speculation."""
+        args = {name: value for name, value in self.setup.args.items() if name not in SPEC_FLAGS}
+        plain = replace(self.setup, spec=None, args=args)
+        return replace(self, name=f"{self.name}-plain", pool="plain", setup=plain)
+
+
+def make_order(
+    setup: Setup,
+    *,
+    name: str = "",
+    image: str = "",
+    cold_start_s: float | None = None,
+    evidence: Evidence | None = None,
+) -> Order:
+    """Return the order for a setup.
+
+    Args:
+        setup: of vLLM, with its release.
+        name: of the service; by default after the target.
+        image: container image; by default vLLM's own of the release.
+        cold_start_s: how long a start from nothing was seen to take.
+        evidence: what was measured of it.
+
+    Raises:
+        InvalidSetup: the setup lacks what a service needs, or its release does not start it.
+    """
+    _refuse_incomplete(setup)
+    report = check(setup)
+    if errors := [finding for finding in report.findings if finding.severity is Severity.ERROR]:
+        raise InvalidSetup(errors)
+    name = name or _name_after(setup.target)
+    if not _NAME.fullmatch(name):
+        raise InvalidSetup.because(
+            "service-name",
+            f"{name!r} is no name for a service.",
+            where="--name",
+            fix="Use at most 52 lower-case letters, digits and dashes, e.g. llama-8b.",
+        )
+    evidence, setup = evidence or Evidence(), _count_device(setup)
+    startup_s = _STARTUP_PRIOR_S if cold_start_s is None else _STARTUP_FACTOR * cold_start_s
+    host, remarks = _find_host(setup)
+    if cold_start_s is None:
+        remarks = (*remarks, f"How long a cold start takes: {startup_s:.0f} s is a guess (--cold-start-s gives it).")
+    return Order(
+        name=name,
+        pool="plain" if setup.spec is None else "spec",
+        setup=setup,
+        image=image or f"vllm/vllm-openai:v{get_release(setup.engine_version)}",
+        host=host,
+        startup_s=10 * ceil(startup_s / 10),
+        evidence=replace(evidence, unmeasured=(*evidence.unmeasured, *remarks)),
+    )
+
+
+def _refuse_incomplete(setup: Setup) -> None:
+    if setup.engine != "vllm" or not setup.engine_version:
+        raise InvalidSetup.because(
+            "release-not-given",
+            "What is deployed is vLLM, and its release is not known here.",
+            where="--vllm",
+            fix="Name it, e.g. --vllm 0.26.0.",
+        )
+    if not setup.target or setup.target.lstrip().startswith("{"):
+        raise InvalidSetup.because(
+            "target-not-named",
+            "A service needs the name or the directory of its model, and the setup has neither.",
+            where="--target",
+            fix="Name it, e.g. --target meta-llama/Llama-3.1-8B-Instruct.",
+        )
+    if setup.device is not None and setup.device.kind == "cpu":
+        raise InvalidSetup.because(
+            "no-cpu-service", "Services on CPUs are not rendered.", fix="Give the setup with its GPUs."
+        )
+
+
+def _name_after(target: str) -> str:
+    name = re.sub(r"[^a-z0-9]+", "-", target.rstrip("/").rpartition("/")[2].lower()).strip("-")
+    return name[:52].strip("-") or "model"
+
+
+def _count_gpus(setup: Setup) -> int:
+    """Return the GPUs that the flags ask for on this host."""
+    local = "data_parallel_size_local" if "data_parallel_size_local" in setup.args else "data_parallel_size"
+    sizes = (setup.args.get(flag) for flag in ("tensor_parallel_size", "pipeline_parallel_size", local))
+    return prod(size for size in sizes if isinstance(size, int) and size > 0)
+
+
+def _count_device(setup: Setup) -> Setup:
+    """Return the setup with as many GPUs as its flags take."""
+    device = setup.device or Device(name="GPU", kind="cuda")
+    return replace(setup, device=replace(device, count=_count_gpus(setup)))
+
+
+def _find_host(setup: Setup) -> tuple[Host, tuple[str, ...]]:
+    """Return what the host gives, and what of it is a guess."""
+    gpus, remarks, weights = _count_gpus(setup), list[str](), 0
+    is_known = setup.device is not None and setup.device.name != "GPU"
+    if not is_known:
+        remarks.append("Whether it fits the memory of its GPUs, as they are not named (--gpu).")
+    try:
+        sizing = size(setup, gpu=None if is_known else _ANY_GPU)
+        weights = gpus * (sizing.budget.target + sizing.budget.drafter)
+    except InvalidSetup as error:
+        remarks.append(f"Whether it fits, and the host's memory for its weights. {error.findings[0].message}")
+    else:
+        errors = [finding for finding in sizing.findings if finding.severity is Severity.ERROR]
+        if is_known and errors:
+            raise InvalidSetup(errors)
+    # Weights pass through the page cache on their way to the GPUs; a limit below them makes every start slow.
+    memory = weights + _PROCESS_BYTES + gpus * _WORKER_BYTES
+    host = Host(cpus=2 + 2 * gpus, memory_bytes=_GIB * ceil(memory / _GIB), shm_bytes=gpus * _SHM_BYTES)
+    return host, tuple(remarks)

@@ -1,0 +1,54 @@
+"""Whether a file that was written starts what was ordered: it is read again as anybody's, and compared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Any
+
+from draftwise.core import Finding, InvalidSetup, Setup, Severity
+from draftwise.setups.read import SourceText, read_setups
+
+__all__ = ["compare_setups", "read_back"]
+
+
+def read_back(text: str, setup: Setup, *, name: str, lost: tuple[str, ...] = ()) -> tuple[Finding, ...]:
+    """Return what a file does not start as it was ordered; nothing where it does.
+
+    Args:
+        text: of the file.
+        setup: that was ordered.
+        name: of the file, for messages and by whose suffix it is read.
+        lost: fields that the format has no place for.
+    """
+    version = setup.engine_version if "engine_version" in lost else None
+    try:
+        readings = read_setups(SourceText(text=text, name=name), engine_version=version)
+    except InvalidSetup as error:
+        return error.findings
+    if len(readings) != 1:
+        return (_differs(f"{name} starts {len(readings)} servers instead of one.", name),)
+    return tuple(compare_setups(setup, readings[0].setup, name=name, lost=lost))
+
+
+def compare_setups(ordered: Setup, found: Setup, *, name: str, lost: tuple[str, ...] = ()) -> Iterator[Finding]:
+    """Yield each field in which two setups differ."""
+    for field in fields(Setup):
+        if field.name in lost:
+            continue
+        before, after = (_normalize(field.name, getattr(setup, field.name)) for setup in (ordered, found))
+        if before != after:
+            yield _differs(f"{name} says {field.name} {after!r}, and {before!r} was ordered.", name)
+
+
+def _normalize(field: str, value: Any) -> Any:
+    if field == "device":
+        # Files carry the number of GPUs; their kind is on the node, and only a selector by its label names it.
+        return None if value is None else (value.kind, value.count)
+    if field in ("args", "env"):
+        return dict(value)
+    return value.to_dict() if field == "spec" and value is not None else value
+
+
+def _differs(message: str, name: str) -> Finding:
+    return Finding(code="not-as-ordered", severity=Severity.ERROR, message=message, where=name)

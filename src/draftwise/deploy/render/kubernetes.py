@@ -1,0 +1,87 @@
+"""Plain Kubernetes objects: a Deployment and a Service for each of the twins."""
+
+from __future__ import annotations
+
+from math import ceil
+from typing import Any
+
+from draftwise.deploy.order import Order
+from draftwise.deploy.render.words import PROGRAM, dump_yaml, list_args
+
+__all__ = ["render"]
+
+_GIB = 1 << 30
+_PERIOD_S = 10
+_HEALTH = {"httpGet": {"path": "/health", "port": "http"}}
+
+
+def render(order: Order) -> str:
+    """Return the manifest of a server."""
+    return dump_yaml(_make_deployment(order), _make_service(order))
+
+
+def _make_deployment(order: Order) -> dict[str, Any]:
+    pod: dict[str, Any] = {
+        "containers": [_make_container(order)],
+        "volumes": [
+            {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": _to_gib(order.host.shm_bytes)}},
+            {"name": "cache", "emptyDir": {}},
+        ],
+    }
+    if order.gpu_product:
+        pod = {"nodeSelector": {"nvidia.com/gpu.product": order.gpu_product}, **pod}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": _make_metadata(order),
+        "spec": {
+            "replicas": 1,
+            "progressDeadlineSeconds": order.startup_s + 60,
+            # The old server goes on until the new one answers; that takes free GPUs for one more replica.
+            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
+            "selector": {"matchLabels": dict(order.labels)},
+            "template": {"metadata": {"labels": dict(order.labels)}, "spec": pod},
+        },
+    }
+
+
+def _make_container(order: Order) -> dict[str, Any]:
+    memory = _to_gib(order.host.memory_bytes + order.host.shm_bytes)  # a volume in memory counts as the container's
+    gpus = {"nvidia.com/gpu": str(order.num_gpus)}
+    return {
+        "name": "vllm",
+        "image": order.image,
+        "command": list(PROGRAM),
+        "args": list_args(order),
+        **(
+            {"env": [{"name": name, "value": value} for name, value in order.setup.env.items()]}
+            if order.setup.env
+            else {}
+        ),
+        "ports": [{"name": "http", "containerPort": order.port}],
+        "resources": {
+            "requests": {"cpu": str(order.host.cpus), "memory": memory, **gpus},
+            "limits": {"memory": memory, **gpus},
+        },
+        "startupProbe": _HEALTH | {"periodSeconds": _PERIOD_S, "failureThreshold": ceil(order.startup_s / _PERIOD_S)},
+        "readinessProbe": _HEALTH | {"periodSeconds": 5, "failureThreshold": 3},
+        "livenessProbe": _HEALTH | {"periodSeconds": _PERIOD_S, "timeoutSeconds": 5, "failureThreshold": 6},
+        "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}, {"name": "cache", "mountPath": "/root/.cache"}],
+    }
+
+
+def _make_service(order: Order) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": _make_metadata(order),
+        "spec": {"selector": dict(order.labels), "ports": [{"name": "http", "port": 80, "targetPort": "http"}]},
+    }
+
+
+def _make_metadata(order: Order) -> dict[str, Any]:
+    return {"name": order.name, "labels": dict(order.labels), "annotations": dict(order.annotations)}
+
+
+def _to_gib(num_bytes: int) -> str:
+    return f"{ceil(num_bytes / _GIB)}Gi"

@@ -1,0 +1,51 @@
+"""The words that every platform's server is started with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import yaml
+
+from draftwise.core import InvalidSetup
+from draftwise.deploy.order import Order
+from draftwise.setups.write import write_flags
+
+__all__ = ["PROGRAM", "dump_yaml", "list_args"]
+
+PROGRAM = ["vllm", "serve"]
+"""Said explicitly, as the entry point of vLLM's images differs from release to release."""
+
+
+def list_args(order: Order) -> list[str]:
+    """Return the arguments, a flag and its value in one word where it has one: a rollback drops a single line.
+
+    Raises:
+        InvalidSetup: a word holds `{{`, which platforms take for a template.
+    """
+    words = [order.setup.target, *_join(order)]
+    for word in words:
+        if "{{" in word:
+            raise InvalidSetup.because(
+                "argument-is-template",
+                f"The argument {word[:60]!r} holds {{{{, which helm and KServe would fill in as a template.",
+                fix="Put it into a file of the image or a mount, and name the file.",
+            )
+    return words
+
+
+def _join(order: Order) -> Iterator[str]:
+    for words in write_flags(order.setup):
+        if words[0] == "--speculative-config":
+            yield f"{words[0]}={json.dumps(json.loads(words[1]), separators=(',', ':'))}"
+        elif len(words) == 2 and words[0].startswith("--"):
+            yield "=".join(words)
+        else:
+            yield from words
+
+
+def dump_yaml(*documents: Any) -> str:
+    """Return YAML documents, every string on one line and nothing by reference: people edit these files."""
+    copies = (json.loads(json.dumps(each)) for each in documents)
+    return "---\n".join(yaml.safe_dump(each, sort_keys=False, width=100_000, allow_unicode=True) for each in copies)

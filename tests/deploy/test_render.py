@@ -1,0 +1,151 @@
+"""What is rendered starts what was ordered: each file is read again as anybody's, and compared."""
+
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, assume, given, settings
+from tests.support.drawn_setups import TEXT, drawn_setups
+
+from draftwise.core import Device, InvalidSetup, Setup, SpecConfig
+from draftwise.deploy import TARGETS, Order, deploy, make_order
+from draftwise.deploy.order import Host
+from draftwise.deploy.read_back import read_back
+from draftwise.facts.vllm import get_release
+
+GIB = 1 << 30
+NGRAM = SpecConfig(method="ngram", num_speculative_tokens=5)
+SETUP = Setup(
+    target="meta-llama/Llama-3.1-8B-Instruct",
+    engine="vllm",
+    engine_version="0.26.0",
+    device=Device(name="H200", kind="cuda", count=2),
+    spec=NGRAM,
+    args={"tensor_parallel_size": 2},
+)
+
+
+def order_of(setup: Setup) -> Order:
+    gpu = Device(name="GPU", kind="cuda")
+    bare = replace(setup, device=gpu, args={n: v for n, v in setup.args.items() if not n.endswith("parallel_size")})
+    host = Host(cpus=4, memory_bytes=20 * GIB, shm_bytes=2 * GIB)
+    image = f"vllm/vllm-openai:v{setup.engine_version}"
+    return Order(name="llama", pool="spec", setup=bare, image=image, host=host, startup_s=600)
+
+
+@pytest.mark.parametrize("release", ["0.16.0", "0.33.0"])
+@pytest.mark.parametrize("to", TARGETS)
+def test_what_is_rendered_is_read_back(to: str, release: str) -> None:
+    target = TARGETS[to]
+
+    @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+    @given(drawn_setups(get_release(release)))
+    def law(setup: Setup) -> None:
+        order = order_of(setup)
+        for side in (order, order.without_speculation()):
+            try:
+                text = target.render(side)
+            except InvalidSetup as error:
+                assume(error.findings[0].code != "argument-is-template")
+                raise
+            assert read_back(text, side.setup, name=f"file{target.suffix}", lost=target.lost) == ()
+
+    law()
+
+
+@pytest.mark.parametrize("to", TARGETS)
+def test_a_file_that_starts_something_else_is_noticed(to: str) -> None:
+    target, order = TARGETS[to], make_order(SETUP)
+    other = replace(order, setup=replace(order.setup, spec=replace(NGRAM, num_speculative_tokens=4)))
+    (finding,) = read_back(target.render(other), order.setup, name=f"spec{target.suffix}", lost=target.lost)
+    assert finding.code == "not-as-ordered"
+    assert "says spec" in finding.message
+
+
+@pytest.mark.parametrize("to", TARGETS)
+def test_the_twin_differs_in_speculation_alone(to: str) -> None:
+    order = make_order(SETUP)
+    spec, plain = (TARGETS[to].render(each) for each in (order, order.without_speculation()))
+    assert "speculative" in spec
+    assert "speculative" not in plain
+    changed = set(spec.splitlines()) ^ set(plain.splitlines())
+    names = ("speculative", "pool", "plain", "draftwise.dev/setup", order.name, "tensor-parallel-size")
+    assert [line for line in changed if not any(name in line for name in names)] == []
+
+
+@given(TEXT)
+@settings(deadline=None)
+def test_no_variable_of_compose_or_systemd_is_filled_in(text: str) -> None:
+    setup = replace(SETUP, env={"VLLM_X": f"$HOME %h ${{A}} {text}"}, device=Device(name="GPU", kind="cuda", count=2))
+    order = replace(make_order(SETUP), setup=setup)
+    for to in ("compose", "systemd"):
+        assert read_back(TARGETS[to].render(order), setup, name=f"x{TARGETS[to].suffix}", lost=TARGETS[to].lost) == ()
+
+
+def test_a_template_is_refused() -> None:
+    order = make_order(SETUP)
+    order = replace(order, setup=replace(order.setup, args={"chat_template": "{{ messages }}"}))
+    with pytest.raises(InvalidSetup, match=r"holds \{\{"):
+        deploy(order, "kubernetes")
+
+
+def test_resources_follow_the_weights_and_the_gpus() -> None:
+    (deployment, service) = yaml.safe_load_all(deploy(make_order(SETUP), "kubernetes").files["spec.yaml"])
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    limits = container["resources"]["limits"]
+    assert limits["nvidia.com/gpu"] == "2"
+    assert int(limits["memory"].removesuffix("Gi")) > 16 + 4  # 16 GB of weights, and /dev/shm
+    probe = container["startupProbe"]
+    assert probe["periodSeconds"] * probe["failureThreshold"] < deployment["spec"]["progressDeadlineSeconds"]
+    assert service["spec"]["selector"] == deployment["spec"]["template"]["metadata"]["labels"]
+    assert "nodeSelector" not in deployment["spec"]["template"]["spec"]  # no node is labelled "H200"
+
+
+def test_a_gpu_by_its_label_selects_nodes() -> None:
+    setup = replace(SETUP, device=Device(name="NVIDIA-H200", kind="cuda", count=2))
+    deployment = next(yaml.safe_load_all(deploy(make_order(setup), "kubernetes").files["spec.yaml"]))
+    assert deployment["spec"]["template"]["spec"]["nodeSelector"] == {"nvidia.com/gpu.product": "NVIDIA-H200"}
+
+
+def test_the_folder_proves_itself(tmp_path: Path) -> None:
+    folder = deploy(make_order(SETUP), "kubernetes")
+    folder.write(tmp_path / "out")
+    command = ["sha256sum", "-c", "--quiet", "CHECKSUMS"]
+    assert subprocess.run(command, cwd=tmp_path / "out", check=False).returncode == 0
+    (tmp_path / "out" / "spec.yaml").write_text("kind: Pod\n")
+    assert subprocess.run(command, cwd=tmp_path / "out", capture_output=True, check=False).returncode == 1
+    with pytest.raises(InvalidSetup, match="is there already"):
+        folder.write(tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize(
+    ("setup", "code"),
+    [
+        (replace(SETUP, engine_version=""), "release-not-given"),
+        (replace(SETUP, target=""), "target-not-named"),
+        (replace(SETUP, device=Device(name="CPU", kind="cpu")), "no-cpu-service"),
+        (replace(SETUP, spec=replace(NGRAM, num_speculative_tokens=0)), "value-out-of-range"),
+    ],
+)
+def test_what_cannot_be_served_is_refused(setup: Setup, code: str) -> None:
+    with pytest.raises(InvalidSetup) as refused:
+        make_order(setup)
+    assert code in [finding.code for finding in refused.value.findings]
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    big = replace(SETUP, target="meta-llama/Llama-3.1-70B-Instruct", device=Device(name="L4", kind="cuda"), args={})
+    with pytest.raises(InvalidSetup):
+        make_order(big)
+
+
+def test_what_nobody_measured_is_said() -> None:
+    guessed = make_order(SETUP)
+    assert any("cold start" in gap for gap in guessed.evidence.unmeasured)
+    assert "not-measured" in str(guessed.annotations)
+    measured = make_order(SETUP, cold_start_s=431)
+    assert measured.startup_s == 650
+    assert measured.evidence.unmeasured == ()
