@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import click
 
-from draftwise.cli._setups import find_sources, nearest_option, open_release, setup_command
+from draftwise.cli._setups import Found, find_sources, nearest_option, open_release, setup_command
 from draftwise.core import Decision, Device, InvalidSetup, Run, Setup
 from draftwise.deploy import TARGETS, Evidence, make_order
 from draftwise.deploy import deploy as write_files
@@ -34,6 +34,7 @@ def deploy(
     sources: Sequence[str],
     target: str | None,
     spec: str | None,
+    given: Mapping[str, str],
     engine_flags: Sequence[str],
     skip: bool,  # noqa: ARG001  (of the verbs that judge many files)
     to: str,
@@ -65,7 +66,8 @@ def deploy(
         setup, evidence = _read_run(Path(sources[0]), candidate, version)
         setup = setup if target is None else replace(setup, target=target)
     else:
-        setup, evidence = _read_setup(sources, spec, engine_flags, target, version), Evidence()
+        found = find_sources(sources, spec, engine_flags, target=target, given=given).read(version)
+        setup, evidence = _get_setup(found), Evidence()
     order = make_order(_with_gpu(setup, gpu), name=name, image=image, cold_start_s=cold_start_s, evidence=evidence)
     folder = write_files(order, to)
     folder.write(out)
@@ -79,10 +81,7 @@ def deploy(
         click.echo(f"not measured: {gap}")
 
 
-def _read_setup(
-    sources: Sequence[str], spec: str | None, engine_flags: Sequence[str], target: str | None, version: str | None
-) -> Setup:
-    found = find_sources(sources, spec, engine_flags, target=target).read(version)
+def _get_setup(found: Found) -> Setup:
     if found.unread:
         raise InvalidSetup(found.unread[0][1].findings)
     if len(found.readings) != 1:

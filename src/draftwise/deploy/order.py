@@ -16,7 +16,7 @@ from draftwise.plan.check.context import SPEC_FLAGS
 from draftwise.plan.size import size
 from draftwise.setups.write import write_json
 
-__all__ = ["Evidence", "Host", "Order", "make_order"]
+__all__ = ["Evidence", "Host", "Order", "Pool", "count_device", "make_order", "without_speculation"]
 
 Pool = Literal["spec", "plain"]
 
@@ -120,9 +120,13 @@ class Order:
 
     def without_speculation(self) -> Order:
         """Return the twin: the same server, without speculation."""
-        args = {name: value for name, value in self.setup.args.items() if name not in SPEC_FLAGS}
-        plain = replace(self.setup, spec=None, args=args)
-        return replace(self, name=f"{self.name}-plain", pool="plain", setup=plain)
+        return replace(self, name=f"{self.name}-plain", pool="plain", setup=without_speculation(self.setup))
+
+
+def without_speculation(setup: Setup) -> Setup:
+    """Return the same server without speculation."""
+    args = {name: value for name, value in setup.args.items() if name not in SPEC_FLAGS}
+    return replace(setup, spec=None, args=args)
 
 
 def make_order(
@@ -157,7 +161,7 @@ def make_order(
             where="--name",
             fix="Use at most 52 lower-case letters, digits and dashes, e.g. llama-8b.",
         )
-    evidence, setup = evidence or Evidence(), _count_device(setup)
+    evidence, setup = evidence or Evidence(), count_device(setup)
     startup_s = _STARTUP_PRIOR_S if cold_start_s is None else _STARTUP_FACTOR * cold_start_s
     host, remarks = _find_host(setup)
     if cold_start_s is None:
@@ -206,7 +210,7 @@ def _count_gpus(setup: Setup) -> int:
     return prod(size for size in sizes if isinstance(size, int) and size > 0)
 
 
-def _count_device(setup: Setup) -> Setup:
+def count_device(setup: Setup) -> Setup:
     """Return the setup with as many GPUs as its flags take."""
     device = setup.device or Device(name="GPU", kind="cuda")
     return replace(setup, device=replace(device, count=_count_gpus(setup)))

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from shlex import quote
 
 from draftwise.core import InvalidSetup
 from draftwise.deploy.files import Folder
 from draftwise.deploy.memo import write_memo
-from draftwise.deploy.order import Order
+from draftwise.deploy.order import Order, Pool
 from draftwise.deploy.read_back import read_back
+from draftwise.deploy.record import DEPLOYMENT, SETUP, Record, Side, write_record
 from draftwise.deploy.render import compose, kubernetes, systemd
 from draftwise.report.promql import ALERTS, write_alerts
 from draftwise.setups.write import write_json
 
-__all__ = ["TARGETS", "Target", "deploy"]
+__all__ = ["TARGETS", "Target", "deploy", "fill_in"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +32,10 @@ class Target:
     """The command that puts a file into force; `{file}` and `{name}` are filled in."""
     remove: str
     """The command that takes it away."""
+    compare: str = ""
+    """The command that shows what applying a file would change (exit code 1: something); empty where there is none."""
+    leaves: str = ""
+    """What stays behind on the platform after the service with speculation was taken away, a sentence."""
 
 
 TARGETS: Mapping[str, Target] = {
@@ -37,12 +44,15 @@ TARGETS: Mapping[str, Target] = {
         suffix=".yaml",
         apply="kubectl apply -f {file} && kubectl rollout status deployment/{name} --timeout={startup}s",
         remove="kubectl delete -f {file}",
+        compare="kubectl diff -f {file}",
+        leaves="Nothing in the cluster: the cache is the pod's own; a drafter in an image or on a volume stays there.",
     ),
     "compose": Target(
         render=compose.render,
         suffix=".yaml",
         apply="docker compose -f {file} up -d --wait",
         remove="docker compose -f {file} down",
+        leaves="The image, and what the volumes hold: the weights of the drafter with those of the target.",
     ),
     "systemd": Target(
         render=systemd.render,
@@ -51,6 +61,7 @@ TARGETS: Mapping[str, Target] = {
         apply="sudo cp {file} /etc/systemd/system/{name}.service && sudo systemctl daemon-reload && "
         "sudo systemctl enable --now {name}",
         remove="sudo systemctl disable --now {name} && sudo rm /etc/systemd/system/{name}.service",
+        leaves="The weights in the cache of the service's user; systemd keeps the log of both units.",
     ),
 }
 
@@ -65,7 +76,8 @@ def deploy(order: Order, to: str) -> Folder:
     Raises:
         InvalidSetup: a file does not start what was ordered.
     """
-    target, sides = TARGETS[to], {"spec": order, "plain": order.without_speculation()}
+    target = TARGETS[to]
+    sides: dict[Pool, Order] = {"spec": order, "plain": order.without_speculation()}
     files: dict[str, str] = {}
     for side, each in sides.items():
         name, text = f"{side}{target.suffix}", target.render(each)
@@ -74,9 +86,19 @@ def deploy(order: Order, to: str) -> Folder:
         files[name] = text
     if order.evidence.rollback:
         files[ALERTS] = write_alerts(order.evidence.rollback)
-    files["setup.json"] = write_json(order.setup)
-    files["MEMO.md"] = write_memo(order, files=_describe(target, files), apply=_list_commands(target, sides))
+    files[SETUP] = write_json(order.setup)
+    record = _make_record(to, target, sides)
+    files[DEPLOYMENT] = write_record(record)
+    files["MEMO.md"] = write_memo(order, files=_describe(target, files), apply=_list_commands(target, record))
     return Folder(files)
+
+
+def _make_record(to: str, target: Target, sides: Mapping[Pool, Order]) -> Record:
+    return Record(
+        to=to,
+        startup_s=sides["spec"].startup_s,
+        sides={pool: Side(file=f"{pool}{target.suffix}", name=each.name) for pool, each in sides.items()},
+    )
 
 
 def _describe(target: Target, files: Mapping[str, str]) -> Mapping[str, str]:
@@ -84,18 +106,31 @@ def _describe(target: Target, files: Mapping[str, str]) -> Mapping[str, str]:
         f"spec{target.suffix}": "the service",
         f"plain{target.suffix}": "its twin without speculation, to compare with and to go back to",
         ALERTS: "alerting rules for Prometheus, from what was measured",
-        "setup.json": "the setup, as every verb of draftwise reads it",
+        SETUP: "the setup, as every verb of draftwise reads it",
+        DEPLOYMENT: "what the files are for, as `draftwise verify` and `draftwise rollback` read it",
     }
     return {name: known[name] for name in files}
 
 
-def _list_commands(target: Target, sides: Mapping[str, Order]) -> Mapping[str, str]:
-    spec, plain = (
-        {"file": f"{side}{target.suffix}", "name": each.name, "startup": each.startup_s} for side, each in sides.items()
-    )
-    start, stop = target.apply.format, target.remove.format
+def fill_in(command: str, side: Side, record: Record, folder: Path = Path()) -> str:
+    """Return a command of a target for one of the twins, as a shell takes it.
+
+    Args:
+        command: of the target.
+        side: whose file and name are filled in.
+        record: of the folder.
+        folder: where the file lies, seen from where the command is to run.
+    """
+    return command.format(file=quote(str(folder / side.file)), name=side.name, startup=record.startup_s)
+
+
+def _list_commands(target: Target, record: Record) -> Mapping[str, str]:
+    spec, plain = record.sides["spec"], record.sides["plain"]
+    start = fill_in(target.apply, plain, record)
     return {
-        "Prove the folder": "sha256sum -c CHECKSUMS",
-        "Start it": start(**spec),
-        "Go back: start the twin, send the traffic there, then": f"{start(**plain)}\n{stop(**spec)}",
+        "Prove the folder": "draftwise verify .  # or, without draftwise: sha256sum -c CHECKSUMS",
+        "Start it": fill_in(target.apply, spec, record),
+        "Go back (`draftwise rollback` says it step by step): start the twin, send the traffic there, then": (
+            f"{start}\n{fill_in(target.remove, spec, record)}"
+        ),
     }
