@@ -72,7 +72,7 @@ def setup_command(*, short_help: str) -> Callable[[Callable[..., Any]], click.Co
             help="Pass over files that start no vLLM server, as hooks hand over all that changed.",
         )(function)  # fmt: skip
         function = click.option(
-            "--env-file", "given", multiple=True, type=click.Path(exists=True, dir_okay=False, path_type=Path),
+            "--env-file", "given", multiple=True, type=click.Path(dir_okay=False, path_type=Path),
             callback=_read_env_files,
             help="NAME=value lines: variables that SOURCE takes from elsewhere, in compose those of .env.",
         )(function)  # fmt: skip
@@ -90,9 +90,14 @@ def setup_command(*, short_help: str) -> Callable[[Callable[..., Any]], click.Co
 
 def _read_env_files(_context: click.Context, _option: click.Parameter, paths: Sequence[Path]) -> Mapping[str, str]:
     """Return the variables of files; of several that set one, the last counts."""
+    if not paths:
+        return {}
     from draftwise.setups.read.manifests.references import read_env_file  # most calls have no such file
 
-    return {name: value for path in paths for name, value in read_env_file(read_text(path)).items()}
+    try:
+        return {name: value for path in paths for name, value in read_env_file(read_text(path)).items()}
+    except InvalidSetup as error:
+        raise UnreadableSource(error.findings) from None
 
 
 def nearest_option(function: _F) -> _F:
