@@ -90,7 +90,7 @@ def test_the_service_goes_only_when_that_is_asked_for(made: Path, stub: Path) ->
 
 
 def test_a_difference_is_no_failure(made: Path, stub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FAIL", "diff")
+    monkeypatch.setenv("FAIL", "diff -f")
     assert run(made, "--apply", "--yes").exit_code == 0
     monkeypatch.setenv("CODE", "2")
     assert run(made, "--apply", "--yes").exit_code == 3
@@ -98,7 +98,7 @@ def test_a_difference_is_no_failure(made: Path, stub: Path, monkeypatch: pytest.
 
 
 def test_a_refusal_stops_everything_behind_it(made: Path, stub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FAIL", "apply")
+    monkeypatch.setenv("FAIL", "apply -f")
     result = run(made, "--apply", "--yes")
     assert result.exit_code == 3
     assert "kubectl apply -f" in result.stderr

@@ -66,7 +66,7 @@ def test_either_twin_is_held_against_its_own_setup(folder: Path, side: str) -> N
 def test_files_that_go_come_and_change_are_named(folder: Path) -> None:
     (folder / "MEMO.md").unlink()
     (folder / "more.yaml").touch()
-    assert codes(folder) >= {"file-missing", "file-added"}
+    assert codes(folder) >= {"file-gone", "file-added"}
 
 
 def test_sums_that_were_made_anew_do_not_hide_a_change(spec: Path) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import click
 
-from draftwise.cli._setups import Found, find_sources, nearest_option, open_release, setup_command
+from draftwise.cli._setups import find_sources, nearest_option, open_release, setup_command
 from draftwise.core import Decision, Device, InvalidSetup, Run, Setup
 from draftwise.deploy import TARGETS, Evidence, make_order
 from draftwise.deploy import deploy as write_files
@@ -34,7 +34,7 @@ def deploy(
     sources: Sequence[str],
     target: str | None,
     spec: str | None,
-    given: Mapping[str, str],
+    env_files: Sequence[Path],
     engine_flags: Sequence[str],
     skip: bool,  # noqa: ARG001  (of the verbs that judge many files)
     to: str,
@@ -66,8 +66,7 @@ def deploy(
         setup, evidence = _read_run(Path(sources[0]), candidate, version)
         setup = setup if target is None else replace(setup, target=target)
     else:
-        found = find_sources(sources, spec, engine_flags, target=target, given=given).read(version)
-        setup, evidence = _get_setup(found), Evidence()
+        setup, evidence = _read_setup(sources, spec, engine_flags, target, version, env_files), Evidence()
     order = make_order(_with_gpu(setup, gpu), name=name, image=image, cold_start_s=cold_start_s, evidence=evidence)
     folder = write_files(order, to)
     folder.write(out)
@@ -81,7 +80,15 @@ def deploy(
         click.echo(f"not measured: {gap}")
 
 
-def _get_setup(found: Found) -> Setup:
+def _read_setup(
+    sources: Sequence[str],
+    spec: str | None,
+    engine_flags: Sequence[str],
+    target: str | None,
+    version: str | None,
+    env_files: Sequence[Path],
+) -> Setup:
+    found = find_sources(sources, spec, engine_flags, target=target, env_files=env_files).read(version)
     if found.unread:
         raise InvalidSetup(found.unread[0][1].findings)
     if len(found.readings) != 1:

@@ -70,7 +70,7 @@ def prove(folder: Path) -> Iterator[Finding]:
     for name, value in sums.items():
         path = folder / name
         if not path.is_file():
-            yield _finding("file-missing", Severity.ERROR, f"{path} is not there any more.", path)
+            yield _finding("file-gone", Severity.ERROR, f"{path} is not there any more.", path)
         elif hashlib.sha256(path.read_bytes()).hexdigest() != value:
             yield _finding("file-changed", Severity.ERROR, f"{path} is not what was written.", path)
     for path in sorted(folder.rglob("*")):
