@@ -66,14 +66,14 @@ def plan_rollback(folder: Path) -> Rollback:
 
 
 def _compare(folder: Path, record: Record) -> Iterator[str]:
-    names = [record.sides[pool].file for pool in ("spec", "plain")]
+    names = (record.sides["spec"].file, record.sides["plain"].file)
     try:
         before, after = ((folder / name).read_text(encoding="utf-8").splitlines(keepends=True) for name in names)
     except (OSError, ValueError) as error:
         raise UnreadableSource.because(
             "unreadable-file", f"A file of {folder} cannot be read ({error}).", where=str(folder)
         ) from None
-    return unified_diff(before, after, *names, n=1)
+    return unified_diff(before, after, names[0], names[1], n=1)
 
 
 def run(command: str, *, may_be: Sequence[int] = (0,)) -> None:

@@ -108,7 +108,7 @@ def _read_one(source: SourceText, ordered: Setup) -> Reading:
     readings = read_setups(source)
     if not any(reading.setup.engine_version for reading in readings):
         readings = read_setups(source, engine_version=ordered.engine_version)
-        readings = [replace(each, setup=replace(each.setup, engine_version="")) for each in readings]
+        readings = tuple(replace(each, setup=replace(each.setup, engine_version="")) for each in readings)
     if len(readings) != 1:
         raise InvalidSetup.because(
             "several-servers",

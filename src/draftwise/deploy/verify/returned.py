@@ -139,7 +139,7 @@ def _read_quantity(value: Any) -> Decimal | None:
         return None
     number, unit = found.groups()
     if unit.endswith("i"):
-        return Decimal(number) * 1024 ** (1 + _BINARY.index(unit[0]))
+        return Decimal(number) * Decimal(1024 ** (1 + _BINARY.index(unit[0])))
     return Decimal(number).scaleb(_POWERS[unit])
 
 
