@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import mkdtemp
 
-from draftwise.core import InvalidSetup, StorageError
+from draftwise.core import Finding, InvalidSetup, StorageError
 
 __all__ = ["CHECKSUMS", "Folder"]
 
@@ -22,6 +22,8 @@ class Folder:
     """Files by their path inside the folder."""
 
     files: Mapping[str, str]
+    limits: tuple[Finding, ...] = ()
+    """What the platform does not grant."""
 
     def write(self, out: Path) -> None:
         """Write all of it to a folder that is not there yet.

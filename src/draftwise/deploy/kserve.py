@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from shlex import quote
 from typing import Any
 
 from packaging.version import InvalidVersion, Version
@@ -71,31 +72,38 @@ def write_more(spec: Order, plain: Order) -> Mapping[str, tuple[str, str]]:
         files[CANARY] = (about, render_canary(spec, plain, _PERCENT))
     if layout is not None and layout.kind == "modelcar":
         files[MODELCAR] = ("the image that holds the weights", _write_modelcar(spec, layout.store))
-    elif layout is not None and spec.placement.staged:
+    elif layout is not None and list(_list_fetched(spec)):
         files[STAGE] = (f"a Job that fills the claim {layout.store}", dump_yaml(_make_job(spec, layout.store)))
     return files
 
 
 def _write_modelcar(order: Order, image: str) -> str:
     """Return the Dockerfile of an image with the weights below /models, from where KServe links them."""
-    staged = order.placement.staged
-    fetch = [f"#   hf download {name} --local-dir '{path}'" for path, name in staged.items() if not name.startswith("/")]
+    fetch = [f"#   hf download {name} --local-dir {quote(path)}" for path, name in _list_fetched(order)]
     return "\n".join(
         [
             "# Weights beside this file, each in its directory, then the image:",
             *fetch,
             f"#   docker build -f {MODELCAR} -t {image} . && docker push {image}",
             "FROM busybox:1.37",
-            *(f"COPY {json.dumps([path, f'{_STAGING}/{path}'])}" for path in staged),
+            *(f"COPY {json.dumps([path, f'{_STAGING}/{path}'])}" for path in order.placement.staged),
             "",
         ]
     )
 
 
+def _list_fetched(order: Order) -> Iterator[tuple[str, str]]:
+    """Yield the directories and checkpoints that come from the hub; the others are directories of the operator's."""
+    return (item for item in order.placement.staged.items() if not item[1].startswith("/"))
+
+
 def _make_job(order: Order, claim: str) -> dict[str, Any]:
-    """Return the Job that downloads the weights onto a claim; a directory of the operator's is left to them."""
+    """Return the Job that downloads the weights onto a claim."""
     mounts = [{"name": "models", "mountPath": _STAGING}]
-    token = {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hf-secret", "key": "HF_TOKEN", "optional": True}}}
+    token = {
+        "name": "HF_TOKEN",
+        "valueFrom": {"secretKeyRef": {"name": "hf-secret", "key": "HF_TOKEN", "optional": True}},
+    }
     containers = [
         {
             "name": f"stage-{index}",
@@ -106,7 +114,7 @@ def _make_job(order: Order, claim: str) -> dict[str, Any]:
             "resources": {"requests": {"cpu": "2", "memory": "8Gi"}, "limits": {"memory": "8Gi"}},
             "volumeMounts": mounts,
         }
-        for index, (path, checkpoint) in enumerate(order.placement.staged.items())
+        for index, (path, checkpoint) in enumerate(_list_fetched(order))
     ]
     volume = {"name": "models", "persistentVolumeClaim": {"claimName": claim}}
     pod: dict[str, Any] = {"restartPolicy": "OnFailure", "containers": containers, "volumes": [volume]}
@@ -146,7 +154,9 @@ def find_limits(order: Order) -> Iterator[Finding]:
             code="stage-by-hand",
             severity=Severity.INFO,
             message="A checkpoint is a directory of yours: nothing downloads it to where the service looks for it.",
-            fix="Copy it there: " + ", ".join(f"{name} to {path}" for path, name in order.placement.staged.items()) + ".",
+            fix="Copy it there: "
+            + ", ".join(f"{name} to {path}" for path, name in order.placement.staged.items())
+            + ".",
         )
 
 

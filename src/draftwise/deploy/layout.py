@@ -12,7 +12,18 @@ from packaging.version import Version
 from draftwise.core import InvalidSetup, Setup
 from draftwise.facts.methods import find_method, find_placeholder
 
-__all__ = ["STORAGE_URIS", "choose_layout", "LAYOUTS", "Layout", "Mount", "Placement", "find_drafter", "name_directory", "place", "read_layout"]
+__all__ = [
+    "STORAGE_URIS",
+    "choose_layout",
+    "LAYOUTS",
+    "Layout",
+    "Mount",
+    "Placement",
+    "find_drafter",
+    "name_directory",
+    "place",
+    "read_layout",
+]
 
 Kind = Literal["one", "storage-uris", "modelcar", "pvc", "mixed"]
 _MODELS = "/mnt/models"

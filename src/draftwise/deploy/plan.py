@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
-from draftwise.core import InvalidSetup
+import yaml
+
+from draftwise.core import Finding, InvalidSetup
+from draftwise.deploy import kserve as layouts
 from draftwise.deploy.files import Folder
 from draftwise.deploy.memo import write_memo
 from draftwise.deploy.order import Order
 from draftwise.deploy.read_back import read_back
-from draftwise.deploy.render import compose, kubernetes, systemd
+from draftwise.deploy.render import compose, kserve, kubernetes, systemd
 from draftwise.report.promql import ALERTS, write_alerts
 from draftwise.setups.write import write_json
 
@@ -29,6 +32,14 @@ class Target:
     """The command that puts a file into force; `{file}` and `{name}` are filled in."""
     remove: str
     """The command that takes it away."""
+    prepare: Callable[[Order], Order] = lambda order: order
+    """Settles what the platform leaves open, such as where the weights lie."""
+    write_more: Callable[[Order, Order], Mapping[str, tuple[str, str]]] = lambda spec, plain: {}
+    """Further files by name, from both twins: what each is for, and its text."""
+    find_limits: Callable[[Order], Iterable[Finding]] = lambda order: ()
+    """What the platform does not grant."""
+    describe: Callable[[Order], Iterable[str]] = lambda order: ()
+    """Where the weights lie and why, a sentence each."""
 
 
 TARGETS: Mapping[str, Target] = {
@@ -37,6 +48,17 @@ TARGETS: Mapping[str, Target] = {
         suffix=".yaml",
         apply="kubectl apply -f {file} && kubectl rollout status deployment/{name} --timeout={startup}s",
         remove="kubectl delete -f {file}",
+    ),
+    "kserve": Target(
+        render=kserve.render,
+        suffix=".yaml",
+        apply="kubectl apply -f {file} && kubectl wait --for=condition=Ready inferenceservice/{name} "
+        "--timeout={startup}s",
+        remove="kubectl delete -f {file}",
+        prepare=layouts.prepare,
+        write_more=layouts.write_more,
+        find_limits=layouts.find_limits,
+        describe=layouts.describe_layout,
     ),
     "compose": Target(
         render=compose.render,
@@ -65,28 +87,51 @@ def deploy(order: Order, to: str) -> Folder:
     Raises:
         InvalidSetup: a file does not start what was ordered.
     """
-    target, sides = TARGETS[to], {"spec": order, "plain": order.without_speculation()}
+    target = TARGETS[to]
+    order = target.prepare(order)
+    sides = {"spec": order, "plain": order.without_speculation()}
     files: dict[str, str] = {}
     for side, each in sides.items():
         name, text = f"{side}{target.suffix}", target.render(each)
         if found := read_back(text, each.setup, name=name, lost=target.lost):
             raise InvalidSetup(found)
         files[name] = text
+    more = target.write_more(sides["spec"], sides["plain"])
+    files |= {name: text for name, (_, text) in more.items()}
     if order.evidence.rollback:
         files[ALERTS] = write_alerts(order.evidence.rollback)
+    if refused := tuple(_find_refusals(files, order.platform.release)):
+        raise InvalidSetup(refused)
+    limits = tuple(target.find_limits(order))
     files["setup.json"] = write_json(order.setup)
-    files["MEMO.md"] = write_memo(order, files=_describe(target, files), apply=_list_commands(target, sides))
-    return Folder(files)
+    files["MEMO.md"] = write_memo(
+        order,
+        files=_describe(target, files) | {name: about for name, (about, _) in more.items()},
+        apply=_list_commands(target, sides),
+        weights=tuple(target.describe(order)),
+        limits=limits,
+    )
+    return Folder(files, limits)
 
 
-def _describe(target: Target, files: Mapping[str, str]) -> Mapping[str, str]:
+def _find_refusals(files: Mapping[str, str], release: str) -> Iterator[Finding]:
+    """Yield what an API server would refuse or drop of the objects in some files."""
+    from draftwise.deploy.validate import validate
+
+    for name, text in files.items():
+        for document in yaml.safe_load_all(text) if name.endswith(".yaml") else ():
+            if isinstance(document, dict) and "kind" in document:
+                yield from (replace(each, where=f"{name} {each.where}") for each in validate(document, release))
+
+
+def _describe(target: Target, files: Mapping[str, str]) -> dict[str, str]:
     known = {
         f"spec{target.suffix}": "the service",
         f"plain{target.suffix}": "its twin without speculation, to compare with and to go back to",
         ALERTS: "alerting rules for Prometheus, from what was measured",
         "setup.json": "the setup, as every verb of draftwise reads it",
     }
-    return {name: known[name] for name in files}
+    return {name: known[name] for name in files if name in known}
 
 
 def _list_commands(target: Target, sides: Mapping[str, Order]) -> Mapping[str, str]:

@@ -54,7 +54,9 @@ def _make_container(order: Order) -> dict[str, Any]:
 
 def list_env(order: Order) -> dict[str, Any]:
     """Return the field `env` of a container; nothing where there is none."""
-    return {"env": [{"name": name, "value": value} for name, value in order.setup.env.items()]} if order.setup.env else {}
+    return (
+        {"env": [{"name": name, "value": value} for name, value in order.setup.env.items()]} if order.setup.env else {}
+    )
 
 
 def list_resources(order: Order) -> dict[str, Any]:
