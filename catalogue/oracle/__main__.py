@@ -1,6 +1,7 @@
 """Writes the oracle's cases and models, compares outcomes with `check`, and samples them for the test suite.
 
     python -m catalogue.oracle cases FOLDER [--seed N] [--count N] [--random-drafters N]
+    python -m catalogue.oracle lines FOLDER --releases 0.32.0,0.33.0 [--seed N] [--count N]
     python -m catalogue.oracle compare FOLDER [FOLDER ...] [--releases 0.32.0,0.33.0] [--platform cuda|cpu]
         [--out REPORT.json] [-v]
     python -m catalogue.oracle sample FOLDER --out SAMPLE.jsonl.gz [--count N]
@@ -13,15 +14,17 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from catalogue.oracle.cases import generate, read_guides
-from catalogue.oracle.compare import compare, in_folder, read_lines, report_of
+from catalogue.oracle.compare import cases_of, compare, in_folder, read_lines, report_of
+from catalogue.oracle.lines import generate_lines
 from catalogue.oracle.models import write_models
 from catalogue.oracle.random_drafters import generate_with_random_drafters, write_random_drafters
 from catalogue.oracle.sample import write_sample
+from draftwise.facts.vllm import get_release
 
 SEED, COUNT = 20260, 2400
 GUIDES = Path(__file__).with_name("guides.jsonl")
@@ -36,6 +39,8 @@ def main() -> None:
     options = read_options()
     if options.action == "cases":
         write_cases(options.folders[0], options.seed, options.count, options.random_drafters)
+    elif options.action == "lines":
+        write_lines(options.folders[0], options.seed, options.count, options.releases or [])
     elif options.action == "sample":
         print(write_sample(options.folders[0], options.out, options.count), "cases")
     else:
@@ -59,7 +64,7 @@ def compare_all(options: argparse.Namespace) -> int:
 
 def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("action", choices=["cases", "compare", "sample"])
+    parser.add_argument("action", choices=["cases", "lines", "compare", "sample"])
     parser.add_argument("folders", type=Path, nargs="+", metavar="FOLDER")
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--count", type=int, default=COUNT)
@@ -84,10 +89,20 @@ def write_cases(folder: Path, seed: int, count: int, random_drafters: int) -> No
     (folder / ABOUT).write_text(json.dumps(about) + "\n", encoding="utf-8")
 
 
+def write_lines(folder: Path, seed: int, count: int, releases: Sequence[str]) -> None:
+    """Write FOLDER/models, and FOLDER/VERSION.lines.jsonl for each release: whole command lines."""
+    write_models(folder / "models")
+    for version in releases:
+        lines = (json.dumps(case) + "\n" for case in generate_lines(seed, count, get_release(version)))
+        (folder / f"{version}.lines.jsonl").write_text("".join(lines), encoding="utf-8")
+    about = {"whole_lines": count, "seed": seed}
+    (folder / ABOUT).write_text(json.dumps(about) + "\n", encoding="utf-8")
+
+
 def compare_release(folder: Path, version: str, platform: str) -> dict[str, Any]:
     """Return the report on one outcome file."""
     outcomes = {outcome["id"]: outcome for outcome in read_lines(folder / f"{version}.{platform}.jsonl")}
-    agreement = compare(read_lines(folder / "cases.jsonl"), outcomes, version, platform, folder / "models")
+    agreement = compare(read_lines(cases_of(folder, version)), outcomes, version, platform, folder / "models")
     return {"version": version, "platform": platform, **report_of(agreement)}
 
 

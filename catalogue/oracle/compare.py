@@ -27,6 +27,7 @@ __all__ = [
     "VALUES",
     "Agreement",
     "Prediction",
+    "cases_of",
     "compare",
     "find_differences",
     "in_folder",
@@ -66,6 +67,7 @@ _NOT_DECIDABLE = (
     ),
     ("has no attribute 'get_vocab'", "a reasoning parser wants the tokenizer, which the oracle does without"),
     ("tokenizer must be passed to the ReasoningParser", "a reasoning parser wants the tokenizer"),
+    ("has no attribute 'is_text_generation_model'", "a package that serves other models is asked for"),
     ("cumem allocator is not supported", "a kernel is asked for that the oracle does not have"),
     ("'function' object has no attribute", "Triton kernels are imported, which the oracle does not have"),
 )
@@ -100,6 +102,8 @@ class Agreement:
     """Shape or outcome class -> agreed, cases."""
     false_accepted: list[str] = field(default_factory=list)
     """Ids of the cases that vLLM refuses and `check` accepts."""
+    false_refused: int = 0
+    """Cases that vLLM accepts and `check` refuses."""
     disagreements: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     """Signature -> ids."""
 
@@ -245,6 +249,8 @@ def _count(agreement: Agreement, case: Mapping[str, Any], outcome: Mapping[str, 
                 agreement.values[name][1] += 1
     elif prediction.accepted:
         agreement.false_accepted.append(case["id"])
+    else:
+        agreement.false_refused += 1
     for name, (truth_value, said) in different.items():
         agreement.disagreements[_signature(name, outcome, prediction, truth_value, said)].append(case["id"])
 
@@ -280,12 +286,19 @@ def report_of(agreement: Agreement) -> dict[str, Any]:
         "false_accepted_guides": [name for name in agreement.false_accepted if name.startswith("guide-")],
         "values": {name: counts for name, counts in values.items() if not name.startswith("fields.")},
         "fields": [sum(column) for column in zip(*(values[n] for n in values if n.startswith("fields.")), strict=True)],
+        "false_refused": agreement.false_refused,
         "by_class": {name: tuple(counts) for name, counts in sorted(agreement.groups.items())},
         "disagreements": [
             {"signature": signature, "cases": len(ids), "example": ids[0]}
             for signature, ids in sorted(agreement.disagreements.items(), key=lambda item: -len(item[1]))
         ],
     }
+
+
+def cases_of(folder: Path, version: str) -> Path:
+    """Return the file of a release's cases: its own whole command lines, or the cases that all releases share."""
+    own = folder / f"{version}.lines.jsonl"
+    return own if own.exists() else folder / "cases.jsonl"
 
 
 def in_folder(folder: Path) -> list[tuple[str, str]]:

@@ -81,6 +81,13 @@ BY_FIELD: Mapping[str, Sequence[str]] = {
     "served_model_name": ("llama", "a b"),
     "block_size": ("16", "32", "64", "0", "7", "-1"),
     "seed": ("0", "1", "-1", "x"),
+    "lora_modules": ("sql=/models/sql", '{"name": "sql", "path": "/models/sql"}', "sql=/models/sql", "sql"),
+    "device_ids": ("0", "0,1", "1,1"),
+    "show_hidden_metrics_for_version": ("0.9", "0.12.0", "newest"),
+    "logits_processors": ("my.package:Processor",),
+    "cpu_offload_params": ("experts", "self_attn"),
+    "media_io_kwargs": ('{"video": {"num_frames": 40}}', "{}", "foo"),
+    "override_generation_config": ('{"temperature": 0.5}', "{}", "3"),
 }  # fmt: skip
 """Values that mean something, right and wrong ones, of flags whose type alone says too little."""
 

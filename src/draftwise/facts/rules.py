@@ -59,8 +59,8 @@ class Rule:
     methods: tuple[str, ...] = ()
     """Methods that it is about; empty for a rule that does not depend on the method."""
     probe: Probe | None = None
-    stands_for: str = ""
-    """A key of the table `config_checks` that the rule tells better, e.g. with the defaults of a GPU."""
+    stands_for: tuple[str, ...] = ()
+    """Keys of the tables `config_checks` and `config_fields` that the rule tells better, e.g. with a GPU's defaults."""
     rests_on: Literal["source", "tables", "input"] = "source"
     """What decides, beside a probe, whether it holds in a release: vLLM's source, which somebody has to read; tables
     generated from it; or only what was given (files, texts, rules of other programs), whatever the release."""
@@ -244,7 +244,7 @@ def _read(row: Mapping[str, Any]) -> Rule:
         source=row["source"],
         exception=row.get("exception", ""),
         methods=tuple(row.get("methods", ())),
-        stands_for=row.get("stands_for", ""),
+        stands_for=tuple(row.get("stands_for", ())),
         rests_on=row.get("rests_on", "source"),
         probe=None if probe is None else Probe(**{**probe, "files": tuple(probe["files"])}),
     )

@@ -85,7 +85,8 @@ class _Judge:
             try:
                 value = json.loads(value)
             except ValueError:
-                value = UNKNOWN  # not JSON: the parser has said so
+                self._refuse("flag-json-value", name, f"{_spell(name)} must be an object, got {_show(value)}.")
+                value = UNKNOWN
         self.names[name] = UNKNOWN
         if value is not UNKNOWN:
             self.names[name] = self._read_config(config, value, name, "")
@@ -110,7 +111,7 @@ class _Judge:
                 self._refuse("flag-json-value", flag, f"{_spell(flag)} needs the key {key}.")
         if len(self.found) > before:
             return UNKNOWN
-        self._check_config(config, values, given=set(value), flags=[flag], code="flag-json-refused")
+        self._check_config(config, values, {key: [flag] for key in value}, code="flag-json-refused")
         return values
 
     def _read_field(self, row: Mapping[str, Any], value: Any, flag: str, place: str) -> Any:
@@ -138,15 +139,14 @@ class _Judge:
         if "**" in arguments:
             self._make_whole(config, arguments["**"])
             return
-        values, given, flags = _defaults(self.release, config), set(), list[str]()
+        values, given = _defaults(self.release, config), dict[str, list[str]]()
         for key, row in arguments.items():
             values[key] = decide(row["value"], self.names)
             of_flags = self._given_in(row["value"])
             if of_flags and values[key] is not UNKNOWN:
                 values[key] = self._take(config, key, values[key], of_flags[-1], assigned="assigned" in row)
-                given.add(key)
-                flags += of_flags
-        self._check_config(config, values, given=given, flags=flags, code="config-refused")
+                given[key] = of_flags
+        self._check_config(config, values, given, code="config-refused")
         self.names[config] = {**values, **self._changed(config, values)}
 
     def _make_whole(self, config: str, row: Mapping[str, Any]) -> None:
@@ -156,7 +156,7 @@ class _Judge:
 
     def _take(self, config: str, key: str, value: Any, flag: str, *, assigned: bool) -> Any:
         """Return what a field makes of a flag's value; a config that was made before is taken as it is."""
-        row = _fields_of(self.release, config).get(key)
+        row = None if f"{config}.{key}" in _told_by_rules() else _fields_of(self.release, config).get(key)
         if row is None or (assigned and "by_name" not in row) or (isinstance(value, Mapping) and "config" in row):
             return value
         return self._read_field(row, value, flag, "")
@@ -170,15 +170,18 @@ class _Judge:
         """Return what a config's own checks may ask for: its fields, the platform and the environment."""
         return {**_surroundings(self.names), **values}
 
-    def _check_config(self, config: str, values: Values, *, given: set[str], flags: list[str], code: str) -> None:
-        if not flags:
+    def _check_config(self, config: str, values: Values, given: Mapping[str, list[str]], *, code: str) -> None:
+        """Refuse what a config's own checks refuse of fields that were given; `given` names the flags behind each."""
+        if not given:
             return
+        names = self._within(values)
         for key, row in _by_config(self.release, "config_checks").get(config, {}).items():
             condition = key.removeprefix(f"{config}: ")
             if key in _told_by_rules() or ("field" in row and row["field"] not in given):
                 continue
-            if "field" in row or given & names_in(condition):
-                self._check("config_checks", key, condition, row, self._within(values), flags, code=code)
+            flags = [flag for field, flags in given.items() if field in names_in(condition) for flag in flags]
+            if flags:
+                self._check("config_checks", key, condition, row, names, flags, code=code)
 
     def _check(
         self,
@@ -287,8 +290,8 @@ def _arguments_by_config(release: Release) -> Mapping[str, Mapping[str, Any]]:
 
 @cache
 def _told_by_rules() -> frozenset[str]:
-    """Return the checks that a rule stands for which says more."""
-    return frozenset(rule.stands_for for rule in all_rules().values() if rule.stands_for)
+    """Return the checks and fields that a rule stands for which says more."""
+    return frozenset(key for rule in all_rules().values() for key in rule.stands_for)
 
 
 def _takes_only(row: Mapping[str, Any]) -> bool:

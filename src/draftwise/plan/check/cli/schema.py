@@ -299,6 +299,11 @@ def _read_dict(value: Any, arguments: Sequence[ast.expr], choices: Sequence[Any]
     return {_read_as(key, arguments[0], None): _read_as(each, arguments[1], choices) for key, each in whole.items()}
 
 
+def _read_class(_value: Any, _arguments: Sequence[ast.expr], _choices: Sequence[Any] | None) -> Any:
+    """Refuse everything: nothing that is written stands for a class."""
+    raise Mismatch("a class")
+
+
 _PLAIN: Mapping[str, Callable[[Any], Any]] = {
     "int": _read_int,
     "float": _read_float,
@@ -316,4 +321,5 @@ _GENERIC: Mapping[str, Callable[[Any, Sequence[ast.expr], Sequence[Any] | None],
     "set": _read_list,
     "tuple": _read_tuple,
     "dict": _read_dict,
+    "type": _read_class,
 }

@@ -15,10 +15,12 @@ _DEEP_EP = ("deepep", "nixl")
 
 
 def find_unfit_parts(context: Context) -> Iterator[Ruling]:
-    """Yield what is refused of the executor, the KV connector, the reasoning parser, microbatches and Mamba's cache."""
+    """Yield what is refused of executor, KV connector, parsers, sampling masks, microbatches and Mamba's cache."""
     yield from _find_executor(context)
+    yield from _find_no_executor(context)
     yield from _find_connector(context)
     yield from _find_parser(context)
+    yield from _find_replay(context)
     if context.platform == "cuda":
         yield from _find_microbatches(context)
         yield from _find_rounding(context)
@@ -35,6 +37,21 @@ def _find_executor(context: Context) -> Iterator[Ruling]:
             f"--distributed-executor-backend {name} is no executor of vLLM, and no import path of a class.",
             where=_EXECUTOR,
             fix=f"Use one of {', '.join(own)}.",
+        )
+
+
+def _find_no_executor(context: Context) -> Iterator[Ruling]:
+    """Yield the refusal of sizes that multiply to less than one: no executor is chosen for them."""
+    tensor, stages, ranks = (context.size(f"{kind}_parallel_size") for kind in ("tensor", "pipeline", "data"))
+    if None in (tensor, stages, ranks) or context.given.get(_EXECUTOR) is not None:
+        return
+    world = (tensor or 0) * (stages or 0)
+    if world != 1 and world * (ranks or 0) <= 1 and not context.rules.holds("parallel-size-not-positive"):
+        yield from context.rules.ruling(
+            "executor-unknown",
+            f"The parallel sizes multiply to {world}, and no executor runs that many ranks.",
+            where="tensor_parallel_size",
+            fix="Give 1 or more.",
         )
 
 
@@ -64,14 +81,26 @@ def _find_parser(context: Context) -> Iterator[Ruling]:
         )
 
 
+def _find_replay(context: Context) -> Iterator[Ruling]:
+    mode = context.flags.get("logprobs_mode")
+    if context.is_on("return_sampling_mask") and mode != "processed_logprobs":
+        yield from context.rules.ruling(
+            "sampling-mask-needs-processed",
+            f"--return-sampling-mask needs log-probabilities over the mask, and --logprobs-mode is {mode}.",
+            where="return_sampling_mask",
+            fix="Give --logprobs-mode processed_logprobs.",
+        )
+
+
 def _find_microbatches(context: Context) -> Iterator[Ruling]:
     backend = context.flags.get("all2all_backend")
-    if context.is_on("enable_dbo") and isinstance(backend, str) and not backend.startswith(_DEEP_EP):
+    splits = context.is_on("enable_dbo") or (context.size("ubatch_size") or 0) > 1
+    if splits and isinstance(backend, str) and not backend.startswith(_DEEP_EP):
         yield from context.rules.ruling(
             "microbatches-need-deepep",
-            f"--enable-dbo splits batches in two, which the all-to-all backend {backend} cannot serve.",
-            where="enable_dbo",
-            fix="Give --all2all-backend deepep_low_latency or deepep_high_throughput, or leave --enable-dbo out.",
+            f"Batches are split in microbatches, which the all-to-all backend {backend} cannot serve.",
+            where="enable_dbo" if context.is_on("enable_dbo") else "ubatch_size",
+            fix="Give --all2all-backend deepep_low_latency or deepep_high_throughput, or leave the split out.",
         )
 
 

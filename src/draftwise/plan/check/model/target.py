@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from difflib import get_close_matches
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -133,12 +134,14 @@ def _find_world(context: Context) -> Iterator[Ruling]:
         return
     if context.given.get("distributed_executor_backend") or context.flags.get("data_parallel_backend") == "ray":
         return
-    tensor, stages = (context.flags.get(name, 1) for name in ("tensor_parallel_size", "pipeline_parallel_size"))
-    if isinstance(tensor, int) and isinstance(stages, int) and tensor * stages > device.count:
+    names = ("tensor_parallel_size", "pipeline_parallel_size", "prefill_context_parallel_size")
+    sizes = {name: size for name in names if isinstance(size := context.flags.get(name, 1), int)}
+    world = prod(sizes.values())
+    if len(sizes) == len(names) and world > device.count:
+        shown = " times ".join(f"{name} {size}" for name, size in sizes.items() if size != 1)
         yield from context.rules.ruling(
             "world-beyond-node",
-            f"tensor_parallel_size {tensor} times {stages} pipeline stages need {tensor * stages} GPUs, and the node "
-            f"has {device.count}.",
+            f"The server needs {world} GPUs ({shown}), and the node has {device.count}.",
             where="tensor_parallel_size",
             fix="Set distributed_executor_backend to ray, or nnodes.",
         )

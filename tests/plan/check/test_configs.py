@@ -1,0 +1,101 @@
+"""Engine flags as the configs of a release take them: bounds, choices, keys of JSON, and what goes together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.support.made_checkpoints import LLAMA, write
+
+from draftwise.core import Effect, Ruling
+from draftwise.plan.check import judge
+from draftwise.setups.read import read_words
+
+NEWEST = "0.33.0"
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> str:
+    return write(tmp_path, "llama", LLAMA)
+
+
+def refusals(model: str, line: str, version: str) -> list[Ruling]:
+    reading = read_words(["vllm", "serve", model, *line.split()], engine_version=version)
+    findings = judge(reading).findings
+    return [each for each in findings if isinstance(each, Ruling) and each.effect is Effect.REJECTED]
+
+
+@pytest.mark.parametrize("version", ["0.16.0", "0.19.1", "0.26.0", NEWEST])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "-O3", "-O=2", "-O 1",
+        "--attention-backend flash_attn", "--compilation-config {\"mode\":3}",
+        "-cc.mode=vllm_compile", "-cc.cudagraph_mode=full_and_piecewise",
+        "--compilation-config {}", "--gpu-memory-utilization 1",
+        "--kv-transfer-config {\"kv_connector\":\"NixlConnector\",\"kv_role\":\"kv_both\"}",
+        "--structured-outputs-config.backend guidance --structured-outputs-config.disable_any_whitespace true",
+        "--hf-overrides {\"rope_theta\":5000.0}", "--limit-mm-per-prompt {\"image\":2}", "--max-num-seqs 1",
+    ],
+)  # fmt: skip
+def test_what_every_release_takes(llama: str, version: str, line: str) -> None:
+    assert refusals(llama, line, version) == []
+
+
+@pytest.mark.parametrize("version", ["0.16.0", "0.19.1", "0.26.0", NEWEST])
+@pytest.mark.parametrize(
+    ("line", "code", "said"),
+    [
+        ("--gpu-memory-utilization 95", "config-value", "at most 1"),
+        ("--gpu-memory-utilization 0", "config-value", "greater than 0"),
+        ("--max-num-seqs 0", "config-value", "at least 1"),
+        ("--max-num-batched-tokens 0", "config-value", "at least 1"),
+        ("--attention-backend nope", "config-value", "FLASH_ATTN"),
+        ("--optimization-level 7", "config-value", "one of 0, 1, 2, 3"),
+        ("--hf-overrides foo", "config-value", "an object"),
+        ("--compilation-config 3", "flag-json-value", "an object"),
+        ("--compilation-config {\"cudagraph_mode\":\"nope\"}", "flag-json-value", "cudagraph_mode"),
+        ("-cc.use_cudagraph=false", "flag-json-value", "use_cudagraph is not a key"),
+        ("-cc.custom_ops=[\"rms_norm\"]", "flag-json-refused", "Invalid syntax"),
+        ("--eplb-config null", "flag-json-value", "an object"),
+        ("--kv-transfer-config {\"kv_connector\":\"NixlConnector\"}", "flag-json-refused", "specify kv_role"),
+        ("--structured-outputs-config.backend foo", "flag-json-value", "xgrammar"),
+        ("--structured-outputs-config.disable_any_whitespace true", "flag-json-refused", "only supported"),
+        ("--limit-mm-per-prompt image=2", "flag-json-invalid", "not JSON"),
+        ("--enable-auto-tool-choice", "flags-refused", "requires --tool-call-parser"),
+        ("--enable-dbo", "microbatches-need-deepep", "all-to-all"),
+    ],
+)  # fmt: skip
+def test_what_every_release_refuses(llama: str, version: str, line: str, code: str, said: str) -> None:
+    found = refusals(llama, line, version)
+    assert code in [each.code for each in found]
+    assert any(said in each.message for each in found)
+
+
+def test_flags_that_are_refused_together_are_named(llama: str) -> None:
+    found = refusals(llama, "--enable-eplb --seed 1 -tp 2 --worker-extension-cls x.Y", NEWEST)
+    assert [each.message.partition(":")[0] for each in found] == ["--enable-eplb"]
+    assert found[0].source.startswith("vLLM 0.10.0, vllm/config")
+
+
+@pytest.mark.parametrize(
+    ("version", "line", "code"),
+    [
+        ("0.19.0", "--distributed-executor-backend foo", "executor-unknown"),
+        ("0.22.0", "--kv-transfer-config {\"kv_role\":\"kv_both\"}", "kv-connector-unset"),
+        ("0.20.0", "--reasoning-parser foo", "reasoning-parser-unknown"),
+        ("0.20.0", "--enable-mamba-cache-stochastic-rounding", "mamba-rounding-needs-float16"),
+        ("0.28.0", "--return-sampling-mask", "sampling-mask-needs-processed"),
+    ],
+)  # fmt: skip
+def test_rules_begin_with_a_release(llama: str, version: str, line: str, code: str) -> None:
+    assert [each.code for each in refusals(llama, line, version)] == [code]
+    assert code not in [each.code for each in refusals(llama, line, "0.18.0")]
+
+
+def test_what_is_not_known_refuses_nothing(llama: str) -> None:
+    assert refusals(llama, "--device-ids 0,1 --scheduler-cls my.Scheduler --additional-config {}", NEWEST) == []
+
+
+def test_older_releases_are_left_to_their_own_rules(llama: str) -> None:
+    assert refusals(llama, "--gpu-memory-utilization 95", "0.15.1") == []
