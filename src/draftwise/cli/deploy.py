@@ -36,8 +36,8 @@ __all__ = ["deploy"]
 )
 @click.option("--mode", default="Standard", show_default=True, type=click.Choice(get_args(Mode), case_sensitive=False),
               help="As what KServe deploys the service.")  # fmt: skip
-@click.option("--layout", metavar="LAYOUT", help="Of the weights on KServe: one, storage-uris, modelcar:IMAGE, pvc:CLAIM or "
-              "mixed:CLAIM  [default: by what is loaded]")  # fmt: skip
+@click.option("--layout", metavar="LAYOUT", help="Of the weights on KServe: one, storage-uris, modelcar:IMAGE, "
+              "pvc:CLAIM or mixed:CLAIM  [default: by what is loaded]")  # fmt: skip
 @click.option(
     "--service-account", default="", metavar="NAME", help="On KServe, whose secrets open the places of the weights."
 )
@@ -91,6 +91,8 @@ def deploy(
         service_account=service_account,
         layout=None if layout is None else read_layout(layout),
     )
+    if to != "kserve" and platform != Platform():
+        raise click.UsageError("--kserve, --mode, --layout and --service-account go with --to kserve.")
     folder = write_files(replace(order, platform=platform), to)
     folder.write(out)
     if as_json:

@@ -48,7 +48,7 @@ def _check_mount(uri: str, path: str) -> Iterator[Finding]:
         yield Finding(
             code="claim-path-ignored",
             severity=Severity.ERROR,
-            message=f"KServe mounts the whole claim {claim} at {path}, and leaves out {inside!r}, which {uri} goes on with.",
+            message=f"KServe mounts the whole claim {claim} at {path}, and ignores the path {inside!r} in the URI.",
             where=_WHERE,
             fix=f"Write {_CLAIM}{claim}, and let the arguments name {path}/{inside}.",
         )
@@ -69,7 +69,7 @@ def _check_paths(mounts: Sequence[tuple[str, str]]) -> Iterator[Finding]:
     for parent in _find_repeated([posixpath.dirname(path.rstrip("/")) for path in images]):
         yield _refused(
             f"Two images are mounted below {parent}, where the one hides the other.",
-            f"Give them different parents, e.g. {_DEFAULT}/a/target and {_DEFAULT}/b/draft, or put both into one image.",
+            f"Give them different parents, e.g. {_DEFAULT}/a/target and {_DEFAULT}/b/draft, or build one image.",
         )
 
 

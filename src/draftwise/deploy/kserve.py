@@ -11,7 +11,18 @@ from typing import Any
 from packaging.version import InvalidVersion, Version
 
 from draftwise.core import Finding, InvalidSetup, Severity
-from draftwise.deploy.layout import LAYOUTS, STORAGE_URIS, choose_layout, place
+from draftwise.deploy.files import Step
+from draftwise.deploy.layout import (
+    LAYOUTS,
+    SINGLE,
+    STORAGE_URIS,
+    Kind,
+    Layout,
+    choose_layout,
+    find_drafter,
+    name_layout,
+    place,
+)
 from draftwise.deploy.order import Order
 from draftwise.deploy.render.kserve import get_release, has_canaries, render_canary
 from draftwise.deploy.render.words import dump_yaml
@@ -35,7 +46,7 @@ def prepare(order: Order) -> Order:
     """
     release = _read_release(order.platform.release)
     layout = order.platform.layout or choose_layout(order.setup, release=release)
-    if layout.kind in ("storage-uris", "mixed") and release < STORAGE_URIS:
+    if layout.kind not in SINGLE and release < STORAGE_URIS:
         raise InvalidSetup.because(
             "layout-too-new",
             f"The layout {layout.kind} needs storageUris, which KServe has from {STORAGE_URIS} on.",
@@ -63,32 +74,45 @@ def _read_release(text: str) -> Version:
     )
 
 
-def write_more(spec: Order, plain: Order) -> Mapping[str, tuple[str, str]]:
-    """Return the further files: what each is for, and its text."""
-    files: dict[str, tuple[str, str]] = {}
+def write_more(spec: Order, plain: Order) -> Mapping[str, Step]:
+    """Return the files that stage the weights, and the canary where KServe shares traffic."""
+    steps: dict[str, Step] = {}
     layout = spec.platform.layout
-    if has_canaries(spec):
-        about = f"the twin with {_PERCENT} % of its requests answered with speculation, to apply while the twin runs"
-        files[CANARY] = (about, render_canary(spec, plain, _PERCENT))
     if layout is not None and layout.kind == "modelcar":
-        files[MODELCAR] = ("the image that holds the weights", _write_modelcar(spec, layout.store))
+        steps[MODELCAR] = _build_modelcar(spec, layout.store)
     elif layout is not None and list(_list_fetched(spec)):
-        files[STAGE] = (f"a Job that fills the claim {layout.store}", dump_yaml(_make_job(spec, layout.store)))
-    return files
+        steps[STAGE] = _fill_claim(spec, layout.store)
+    if has_canaries(spec):
+        steps[CANARY] = Step(
+            text=render_canary(spec, plain, _PERCENT),
+            about=f"the twin with {_PERCENT} % of its requests answered with speculation",
+            does=f"Try it on {_PERCENT} % of the running twin's requests (applying `plain.yaml` ends that)",
+            command=f"kubectl apply -f {CANARY}",
+        )
+    return steps
 
 
-def _write_modelcar(order: Order, image: str) -> str:
+def _build_modelcar(order: Order, image: str) -> Step:
     """Return the Dockerfile of an image with the weights below /models, from where KServe links them."""
-    fetch = [f"#   hf download {name} --local-dir {quote(path)}" for path, name in _list_fetched(order)]
-    return "\n".join(
-        [
-            "# Weights beside this file, each in its directory, then the image:",
-            *fetch,
-            f"#   docker build -f {MODELCAR} -t {image} . && docker push {image}",
-            "FROM busybox:1.37",
-            *(f"COPY {json.dumps([path, f'{_STAGING}/{path}'])}" for path in order.placement.staged),
-            "",
-        ]
+    copies = [json.dumps([path, f"{_STAGING}/{path}"]) for path in order.placement.staged]
+    lines = ["# Weights lie beside this file, each in its directory.", "FROM busybox:1.37"]
+    fetch = [f"hf download {name} --local-dir {quote(path)}" for path, name in _list_fetched(order)]
+    return Step(
+        text="\n".join([*lines, *(f"COPY {copy}" for copy in copies), ""]),
+        about=f"the image {image}, which holds the weights",
+        does="Build the image of the weights",
+        command="\n".join([*fetch, f"docker build -f {MODELCAR} -t {image} . && docker push {image}"]),
+    )
+
+
+def _fill_claim(order: Order, claim: str) -> Step:
+    job = _make_job(order, claim)
+    name = job["metadata"]["name"]
+    return Step(
+        text=dump_yaml(job),
+        about=f"a Job that downloads the weights onto the claim {claim}",
+        does=f"Fill the claim {claim}",
+        command=f"kubectl apply -f {STAGE} && kubectl wait --for=condition=Complete job/{name} --timeout=2h",
     )
 
 
@@ -134,8 +158,8 @@ def find_limits(order: Order) -> Iterator[Finding]:
         yield Finding(
             code="progress-deadline-fixed",
             severity=Severity.WARNING,
-            message=f"KServe gives a Deployment {_DEADLINE_S} s to come up, and no field changes that; a start may take "
-            f"{order.startup_s} s here, and is reported as failed until it ends.",
+            message=f"KServe gives a Deployment {_DEADLINE_S} s to come up, and no field changes that; a start may "
+            f"take {order.startup_s} s here, and is reported as failed until it ends.",
             where="serving.kserve.io/deploymentMode",
             fix="Choose --mode Knative, whose deadline is written into the service, or keep the compilation cache and "
             "the weights on the node so that starts take less.",
@@ -145,7 +169,7 @@ def find_limits(order: Order) -> Iterator[Finding]:
         yield Finding(
             code="knative-features",
             severity=Severity.INFO,
-            message=f"Knative takes the service only with {', '.join(features)} enabled in its ConfigMap config-features.",
+            message=f"Knative takes the service only if its ConfigMap config-features enables {', '.join(features)}.",
             fix="Ask who runs the cluster, or choose --mode Standard.",
         )
     layout = order.platform.layout
@@ -180,6 +204,15 @@ def describe_layout(order: Order) -> Iterator[str]:
     yield f"`{layout}`: {LAYOUTS[layout.kind]}."
     if layout.kind in ("one", "storage-uris"):
         yield "It needs nothing but these files; every start downloads the weights again, as long as that takes."
-    yield from (f"`--layout {kind}`: {about}." for kind, about in LAYOUTS.items() if kind != layout.kind)
+    yield from (f"`--layout {name_layout(kind)}`: {LAYOUTS[kind]}." for kind in _list_others(order, layout))
     if get_release(order) < STORAGE_URIS:
-        yield f"`storage-uris` and `mixed` need KServe {STORAGE_URIS}."
+        yield f"KServe {STORAGE_URIS} could download several checkpoints."
+
+
+def _list_others(order: Order, layout: Layout) -> Iterator[Kind]:
+    """Yield the layouts that would hold the service's weights, too."""
+    has_drafter = bool(find_drafter(order.setup))
+    for kind in LAYOUTS:
+        fits = {"one": not has_drafter, "storage-uris": has_drafter, "mixed": has_drafter}.get(kind, True)
+        if fits and kind != layout.kind and (kind in SINGLE or get_release(order) >= STORAGE_URIS):
+            yield kind

@@ -13,14 +13,17 @@ from draftwise.core import InvalidSetup, Setup
 from draftwise.facts.methods import find_method, find_placeholder
 
 __all__ = [
-    "STORAGE_URIS",
-    "choose_layout",
     "LAYOUTS",
+    "SINGLE",
+    "STORAGE_URIS",
+    "Kind",
     "Layout",
     "Mount",
     "Placement",
+    "choose_layout",
     "find_drafter",
     "name_directory",
+    "name_layout",
     "place",
     "read_layout",
 ]
@@ -32,6 +35,8 @@ _CLAIM = "/mnt/claim"
 """Beside the directories that are downloaded, which may lie on a volume of their own."""
 _STORES: Mapping[str, str] = {"modelcar": "IMAGE", "pvc": "CLAIM", "mixed": "CLAIM"}
 """Layouts that need the name of what holds the weights."""
+SINGLE: frozenset[Kind] = frozenset({"one", "modelcar", "pvc"})
+"""Layouts of one URI, which every release of KServe takes."""
 STORAGE_URIS = Version("0.16")
 """The first release of KServe that takes several URIs."""
 LAYOUTS: Mapping[Kind, str] = {
@@ -90,7 +95,7 @@ def read_layout(text: str) -> Layout:
     known = next((each for each in get_args(Kind) if each == kind), None)
     wanted = _STORES.get(kind, "")
     if known is None or bool(store) != bool(wanted):
-        shapes = ", ".join(f"{each}:{_STORES[each]}" if each in _STORES else each for each in LAYOUTS)
+        shapes = ", ".join(map(name_layout, LAYOUTS))
         raise InvalidSetup.because(
             "no-such-layout", f"{text!r} is no layout.", where="--layout", fix=f"Layouts are {shapes}."
         )
@@ -113,6 +118,11 @@ def choose_layout(setup: Setup, *, release: Version) -> Layout:
             f"KServe to {STORAGE_URIS}.",
         )
     return Layout(kind=kind)
+
+
+def name_layout(kind: Kind) -> str:
+    """Return how the command line names a layout, such as `pvc:CLAIM`."""
+    return f"{kind}:{_STORES[kind]}" if kind in _STORES else kind
 
 
 def find_drafter(setup: Setup) -> str:

@@ -39,6 +39,7 @@ def write_memo(
             _list_points("Limits", map(str, limits)),
             _list_points("When to go back", map(describe_rule, order.evidence.rollback)),
             _list_points("Not measured", order.evidence.unmeasured),
+            ("",),
         )
     )
 
@@ -73,13 +74,13 @@ def _list_files(files: Mapping[str, str]) -> Iterator[str]:
 
 
 def _list_commands(apply: Mapping[str, str]) -> Iterator[str]:
-    yield from ("", "## Commands", "")
+    yield from ("", "## Commands")
     for text, command in apply.items():
-        yield from (f"{text}:", "", "```sh", command, "```", "")
+        yield from ("", f"{text}:", "", "```sh", command, "```")
 
 
 def _list_points(title: str, points: Iterable[str]) -> Iterator[str]:
     """Yield a section; nothing where there are no points."""
     lines = [f"- {point}" for point in points]
     if lines:
-        yield from ("", f"## {title}", "", *lines, "")
+        yield from ("", f"## {title}", "", *lines)

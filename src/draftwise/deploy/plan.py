@@ -9,7 +9,7 @@ import yaml
 
 from draftwise.core import Finding, InvalidSetup
 from draftwise.deploy import kserve as layouts
-from draftwise.deploy.files import Folder
+from draftwise.deploy.files import Folder, Step
 from draftwise.deploy.memo import write_memo
 from draftwise.deploy.order import Order
 from draftwise.deploy.read_back import read_back
@@ -18,6 +18,18 @@ from draftwise.report.promql import ALERTS, write_alerts
 from draftwise.setups.write import write_json
 
 __all__ = ["TARGETS", "Target", "deploy"]
+
+
+def _as_it_is(order: Order) -> Order:
+    return order
+
+
+def _no_steps(_spec: Order, _plain: Order) -> Mapping[str, Step]:
+    return {}
+
+
+def _nothing(_order: Order) -> tuple[()]:
+    return ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,13 +44,13 @@ class Target:
     """The command that puts a file into force; `{file}` and `{name}` are filled in."""
     remove: str
     """The command that takes it away."""
-    prepare: Callable[[Order], Order] = lambda order: order
+    prepare: Callable[[Order], Order] = _as_it_is
     """Settles what the platform leaves open, such as where the weights lie."""
-    write_more: Callable[[Order, Order], Mapping[str, tuple[str, str]]] = lambda spec, plain: {}
-    """Further files by name, from both twins: what each is for, and its text."""
-    find_limits: Callable[[Order], Iterable[Finding]] = lambda order: ()
+    write_more: Callable[[Order, Order], Mapping[str, Step]] = _no_steps
+    """Further files by name, from both twins."""
+    find_limits: Callable[[Order], Iterable[Finding]] = _nothing
     """What the platform does not grant."""
-    describe: Callable[[Order], Iterable[str]] = lambda order: ()
+    describe: Callable[[Order], Iterable[str]] = _nothing
     """Where the weights lie and why, a sentence each."""
 
 
@@ -97,7 +109,7 @@ def deploy(order: Order, to: str) -> Folder:
             raise InvalidSetup(found)
         files[name] = text
     more = target.write_more(sides["spec"], sides["plain"])
-    files |= {name: text for name, (_, text) in more.items()}
+    files |= {name: step.text for name, step in more.items()}
     if order.evidence.rollback:
         files[ALERTS] = write_alerts(order.evidence.rollback)
     if refused := tuple(_find_refusals(files, order.platform.release)):
@@ -106,8 +118,8 @@ def deploy(order: Order, to: str) -> Folder:
     files["setup.json"] = write_json(order.setup)
     files["MEMO.md"] = write_memo(
         order,
-        files=_describe(target, files) | {name: about for name, (about, _) in more.items()},
-        apply=_list_commands(target, sides),
+        files=_describe(target, files) | {name: step.about for name, step in more.items()},
+        apply={step.does: step.command for step in more.values()} | _list_commands(target, sides),
         weights=tuple(target.describe(order)),
         limits=limits,
     )
@@ -134,7 +146,7 @@ def _describe(target: Target, files: Mapping[str, str]) -> dict[str, str]:
     return {name: known[name] for name in files if name in known}
 
 
-def _list_commands(target: Target, sides: Mapping[str, Order]) -> Mapping[str, str]:
+def _list_commands(target: Target, sides: Mapping[str, Order]) -> dict[str, str]:
     spec, plain = (
         {"file": f"{side}{target.suffix}", "name": each.name, "startup": each.startup_s} for side, each in sides.items()
     )
