@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import yaml
 
@@ -13,11 +14,13 @@ from draftwise.deploy.files import Folder, Step
 from draftwise.deploy.memo import write_memo
 from draftwise.deploy.order import Order
 from draftwise.deploy.read_back import read_back
-from draftwise.deploy.render import compose, kserve, kubernetes, systemd
+from draftwise.deploy.render import compose, kserve, kubernetes, production_stack, systemd
 from draftwise.report.promql import ALERTS, write_alerts
 from draftwise.setups.write import write_json
 
 __all__ = ["TARGETS", "Target", "deploy"]
+
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def _as_it_is(order: Order) -> Order:
@@ -71,6 +74,13 @@ TARGETS: Mapping[str, Target] = {
         write_more=layouts.write_more,
         find_limits=layouts.find_limits,
         describe=layouts.describe_layout,
+    ),
+    "production-stack": Target(
+        render=production_stack.render,
+        suffix=".yaml",
+        apply="helm upgrade --install {name} vllm/vllm-stack -f {file} --wait --timeout {startup}s",
+        remove="helm uninstall {name}",
+        prepare=production_stack.prepare,
     ),
     "compose": Target(
         render=compose.render,
@@ -131,7 +141,7 @@ def _find_refusals(files: Mapping[str, str], release: str) -> Iterator[Finding]:
     from draftwise.deploy.validate import validate
 
     for name, text in files.items():
-        for document in yaml.safe_load_all(text) if name.endswith(".yaml") else ():
+        for document in yaml.load_all(text, _LOADER) if name.endswith(".yaml") else ():
             if isinstance(document, dict) and "kind" in document:
                 yield from (replace(each, where=f"{name} {each.where}") for each in validate(document, release))
 

@@ -8,10 +8,11 @@ from typing import Any
 from draftwise.deploy.order import Order
 from draftwise.deploy.render.words import PROGRAM, dump_yaml, list_args
 
-__all__ = ["list_env", "list_resources", "list_volumes", "make_metadata", "make_probes", "render"]
+__all__ = ["PERIOD_S", "list_env", "list_resources", "list_volumes", "make_metadata", "make_probes", "render", "to_gib"]
 
 _GIB = 1 << 30
-_PERIOD_S = 10
+PERIOD_S = 10
+"""Between two probes of a start."""
 
 
 def render(order: Order) -> str:
@@ -61,7 +62,7 @@ def list_env(order: Order) -> dict[str, Any]:
 
 def list_resources(order: Order) -> dict[str, Any]:
     """Return what a container asks for and may take."""
-    memory = _to_gib(order.host.memory_bytes + order.host.shm_bytes)  # a volume in memory counts as the container's
+    memory = to_gib(order.host.memory_bytes + order.host.shm_bytes)  # a volume in memory counts as the container's
     gpus = {"nvidia.com/gpu": str(order.num_gpus)}
     return {
         "requests": {"cpu": str(order.host.cpus), "memory": memory, **gpus},
@@ -73,16 +74,16 @@ def make_probes(order: Order, *, port: str | int) -> dict[str, Any]:
     """Return the probes of a container; `port` is how they name the server's."""
     health = {"httpGet": {"path": "/health", "port": port}}
     return {
-        "startupProbe": health | {"periodSeconds": _PERIOD_S, "failureThreshold": ceil(order.startup_s / _PERIOD_S)},
+        "startupProbe": health | {"periodSeconds": PERIOD_S, "failureThreshold": ceil(order.startup_s / PERIOD_S)},
         "readinessProbe": health | {"periodSeconds": 5, "failureThreshold": 3},
-        "livenessProbe": health | {"periodSeconds": _PERIOD_S, "timeoutSeconds": 5, "failureThreshold": 6},
+        "livenessProbe": health | {"periodSeconds": PERIOD_S, "timeoutSeconds": 5, "failureThreshold": 6},
     }
 
 
 def list_volumes(order: Order) -> list[dict[str, Any]]:
     """Return the volumes of a pod: shared memory, and the cache of downloads and compilation."""
     return [
-        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": _to_gib(order.host.shm_bytes)}},
+        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": to_gib(order.host.shm_bytes)}},
         {"name": "cache", "emptyDir": {}},
     ]
 
@@ -101,5 +102,6 @@ def make_metadata(order: Order) -> dict[str, Any]:
     return {"name": order.name, "labels": dict(order.labels), "annotations": dict(order.annotations)}
 
 
-def _to_gib(num_bytes: int) -> str:
+def to_gib(num_bytes: int) -> str:
+    """Return a size as Kubernetes writes it, in whole GiB."""
     return f"{ceil(num_bytes / _GIB)}Gi"
