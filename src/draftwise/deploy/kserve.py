@@ -28,7 +28,7 @@ from draftwise.deploy.render.kserve import get_release, has_canaries, render_can
 from draftwise.deploy.render.words import dump_yaml
 from draftwise.facts.kinds import list_kinds
 
-__all__ = ["CANARY", "MODELCAR", "STAGE", "describe_layout", "find_limits", "prepare", "write_more"]
+__all__ = ["CANARY", "MODELCAR", "STAGE", "describe_layout", "find_limits", "prepare", "warn_of_deadline", "write_more"]
 
 CANARY, MODELCAR, STAGE = "canary.yaml", "Dockerfile.modelcar", "stage-job.yaml"
 _PERCENT = 10
@@ -152,18 +152,23 @@ def _make_job(order: Order, claim: str) -> dict[str, Any]:
     }
 
 
-def find_limits(order: Order) -> Iterator[Finding]:
-    """Yield what KServe does not grant the service, or wants to be allowed first."""
+def warn_of_deadline(order: Order) -> Iterator[Finding]:
+    """Yield a warning where a start may take longer than KServe gives a Deployment."""
     if order.platform.mode == "Standard" and order.startup_s > _DEADLINE_S:
         yield Finding(
             code="progress-deadline-fixed",
             severity=Severity.WARNING,
             message=f"KServe gives a Deployment {_DEADLINE_S} s to come up, and no field changes that; a start may "
             f"take {order.startup_s} s here, and is reported as failed until it ends.",
-            where="serving.kserve.io/deploymentMode",
-            fix="Choose --mode Knative, whose deadline is written into the service, or keep the compilation cache and "
-            "the weights on the node so that starts take less.",
+            where="progressDeadlineSeconds",
+            fix="Keep the compilation cache and the weights on the node so that starts take less; an InferenceService "
+            "has its own deadline with --mode Knative.",
         )
+
+
+def find_limits(order: Order) -> Iterator[Finding]:
+    """Yield what KServe does not grant the service, or wants to be allowed first."""
+    yield from warn_of_deadline(order)
     features = list(_list_features(order))
     if features:
         yield Finding(

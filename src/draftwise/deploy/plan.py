@@ -14,7 +14,7 @@ from draftwise.deploy.files import Folder, Step
 from draftwise.deploy.memo import write_memo
 from draftwise.deploy.order import Order
 from draftwise.deploy.read_back import read_back
-from draftwise.deploy.render import compose, kserve, kubernetes, production_stack, systemd
+from draftwise.deploy.render import compose, kserve, kubernetes, llm_service, production_stack, systemd
 from draftwise.report.promql import ALERTS, write_alerts
 from draftwise.setups.write import write_json
 
@@ -74,6 +74,15 @@ TARGETS: Mapping[str, Target] = {
         write_more=layouts.write_more,
         find_limits=layouts.find_limits,
         describe=layouts.describe_layout,
+    ),
+    "llminferenceservice": Target(
+        render=llm_service.render,
+        prepare=llm_service.prepare,
+        suffix=".yaml",
+        apply="kubectl apply -f {file} && kubectl wait --for=condition=Ready llminferenceservice/{name} "
+        "--timeout={startup}s",
+        remove="kubectl delete -f {file}",
+        find_limits=layouts.warn_of_deadline,
     ),
     "production-stack": Target(
         render=production_stack.render,
