@@ -70,7 +70,11 @@ def test_a_server_that_does_what_was_ordered_has_no_difference(tmp_path: Path) -
             "runs-otherwise",
             "resolved model to '/old/head'",
         ),
-        (replace(SPEC, version={"version": "0.26.0", "speculative_config": {}}), "runs-otherwise", "without speculation"),
+        (
+            replace(SPEC, version={"version": "0.26.0", "speculative_config": {}}),
+            "runs-otherwise",
+            "without speculation",
+        ),
         (replace(SPEC, foreign_tokens_per_s=1000.0), "not-told", "tokens of other clients"),
     ],
 )

@@ -2,22 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
+from typing import Any
 
-from draftwise.core import InvalidSetup
-from draftwise.deploy.files import Folder
+import yaml
+
+from draftwise.core import Finding, InvalidSetup
+from draftwise.deploy import kserve as layouts
+from draftwise.deploy.files import Folder, Step
 from draftwise.deploy.memo import write_memo
 from draftwise.deploy.order import Order, Pool
 from draftwise.deploy.read_back import read_back
 from draftwise.deploy.record import DEPLOYMENT, SETUP, Record, Side, write_record
-from draftwise.deploy.render import compose, kubernetes, systemd
+from draftwise.deploy.render import compose, kserve, kubernetes, llm_service, production_stack, systemd
 from draftwise.report.promql import ALERTS, write_alerts
 from draftwise.setups.write import write_json
 
 __all__ = ["TARGETS", "Target", "deploy", "fill_in"]
+
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def _as_it_is(order: Order) -> Order:
+    return order
+
+
+def _no_steps(_spec: Order, _plain: Order) -> Mapping[str, Step]:
+    return {}
+
+
+def _nothing(_order: Order) -> tuple[()]:
+    return ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +54,14 @@ class Target:
     """The command that shows what applying a file would change (exit code 1: something); empty where there is none."""
     leaves: str = ""
     """What stays behind on the platform after the service with speculation was taken away, a sentence."""
+    prepare: Callable[[Order], Order] = _as_it_is
+    """Settles what the platform leaves open, such as where the weights lie."""
+    write_more: Callable[[Order, Order], Mapping[str, Step]] = _no_steps
+    """Further files by name, from both twins."""
+    find_limits: Callable[[Order], Iterable[Finding]] = _nothing
+    """What the platform does not grant."""
+    describe: Callable[[Order], Iterable[str]] = _nothing
+    """Where the weights lie and why, a sentence each."""
 
 
 TARGETS: Mapping[str, Target] = {
@@ -46,6 +72,38 @@ TARGETS: Mapping[str, Target] = {
         remove="kubectl delete -f {file}",
         compare="kubectl diff -f {file}",
         leaves="Nothing in the cluster: the cache is the pod's own; a drafter in an image or on a volume stays there.",
+    ),
+    "kserve": Target(
+        render=kserve.render,
+        suffix=".yaml",
+        apply="kubectl apply -f {file} && kubectl wait --for=condition=Ready inferenceservice/{name} "
+        "--timeout={startup}s",
+        remove="kubectl delete -f {file}",
+        compare="kubectl diff -f {file}",
+        leaves="The image or the claim that holds the drafter, and what a staging job copied there.",
+        prepare=layouts.prepare,
+        write_more=layouts.write_more,
+        find_limits=layouts.find_limits,
+        describe=layouts.describe_layout,
+    ),
+    "llminferenceservice": Target(
+        render=llm_service.render,
+        prepare=llm_service.prepare,
+        suffix=".yaml",
+        apply="kubectl apply -f {file} && kubectl wait --for=condition=Ready llminferenceservice/{name} "
+        "--timeout={startup}s",
+        remove="kubectl delete -f {file}",
+        compare="kubectl diff -f {file}",
+        leaves="The image or the claim that holds the drafter; llm-d's scheduler and its route go with the service.",
+        find_limits=layouts.warn_of_deadline,
+    ),
+    "production-stack": Target(
+        render=production_stack.render,
+        suffix=".yaml",
+        apply="helm upgrade --install {name} vllm/vllm-stack -f {file} --wait --timeout {startup}s",
+        remove="helm uninstall {name}",
+        leaves="The claims that the chart made, which helm keeps.",
+        prepare=production_stack.prepare,
     ),
     "compose": Target(
         render=compose.render,
@@ -77,6 +135,7 @@ def deploy(order: Order, to: str) -> Folder:
         InvalidSetup: a file does not start what was ordered.
     """
     target = TARGETS[to]
+    order = target.prepare(order)
     sides: dict[Pool, Order] = {"spec": order, "plain": order.without_speculation()}
     files: dict[str, str] = {}
     for side, each in sides.items():
@@ -84,13 +143,24 @@ def deploy(order: Order, to: str) -> Folder:
         if found := read_back(text, each.setup, name=name, lost=target.lost):
             raise InvalidSetup(found)
         files[name] = text
+    more = target.write_more(sides["spec"], sides["plain"])
+    files |= {name: step.text for name, step in more.items()}
     if order.evidence.rollback:
         files[ALERTS] = write_alerts(order.evidence.rollback)
+    if refused := tuple(_find_refusals(files, order.platform.release)):
+        raise InvalidSetup(refused)
+    limits = tuple(target.find_limits(order))
     files[SETUP] = write_json(order.setup)
     record = _make_record(to, target, sides)
     files[DEPLOYMENT] = write_record(record)
-    files["MEMO.md"] = write_memo(order, files=_describe(target, files), apply=_list_commands(target, record))
-    return Folder(files)
+    files["MEMO.md"] = write_memo(
+        order,
+        files=_describe(target, files) | {name: step.about for name, step in more.items()},
+        apply={step.does: step.command for step in more.values()} | _list_commands(target, record),
+        weights=tuple(target.describe(order)),
+        limits=limits,
+    )
+    return Folder(files, limits)
 
 
 def _make_record(to: str, target: Target, sides: Mapping[Pool, Order]) -> Record:
@@ -101,7 +171,17 @@ def _make_record(to: str, target: Target, sides: Mapping[Pool, Order]) -> Record
     )
 
 
-def _describe(target: Target, files: Mapping[str, str]) -> Mapping[str, str]:
+def _find_refusals(files: Mapping[str, str], release: str) -> Iterator[Finding]:
+    """Yield what an API server would refuse or drop of the objects in some files."""
+    from draftwise.deploy.validate import validate
+
+    for name, text in files.items():
+        for document in yaml.load_all(text, _LOADER) if name.endswith(".yaml") else ():
+            if isinstance(document, dict) and "kind" in document:
+                yield from (replace(each, where=f"{name} {each.where}") for each in validate(document, release))
+
+
+def _describe(target: Target, files: Mapping[str, str]) -> dict[str, str]:
     known = {
         f"spec{target.suffix}": "the service",
         f"plain{target.suffix}": "its twin without speculation, to compare with and to go back to",
@@ -109,7 +189,7 @@ def _describe(target: Target, files: Mapping[str, str]) -> Mapping[str, str]:
         SETUP: "the setup, as every verb of draftwise reads it",
         DEPLOYMENT: "what the files are for, as `draftwise verify` and `draftwise rollback` read it",
     }
-    return {name: known[name] for name in files}
+    return {name: known[name] for name in files if name in known}
 
 
 def fill_in(command: str, side: Side, record: Record, folder: Path = Path()) -> str:
@@ -124,7 +204,7 @@ def fill_in(command: str, side: Side, record: Record, folder: Path = Path()) -> 
     return command.format(file=quote(str(folder / side.file)), name=side.name, startup=record.startup_s)
 
 
-def _list_commands(target: Target, record: Record) -> Mapping[str, str]:
+def _list_commands(target: Target, record: Record) -> dict[str, str]:
     spec, plain = record.sides["spec"], record.sides["plain"]
     start = fill_in(target.apply, plain, record)
     return {
