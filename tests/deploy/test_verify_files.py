@@ -190,3 +190,10 @@ def test_objects_one_behind_the_other_are_read(spec: Path) -> None:
     items = json.loads(returned(spec))["items"]
     stream = "".join(f"{json.dumps(item, indent=4)}\n" for item in items)
     assert codes(spec, "--returned", "-", stdin=stream) <= {"async-switched-off"}
+
+
+def test_a_field_that_no_kind_knows_is_found_before_a_server_drops_it(tmp_path: Path) -> None:
+    deploy(make_order(SETUP, name="llama"), "kserve").write(tmp_path / "out")
+    file = tmp_path / "out" / "spec.yaml"
+    file.write_text(file.read_text().replace("  predictor:\n", "  predictors: {}\n  predictor:\n"))
+    assert "field-unknown" in codes(file)

@@ -6,14 +6,14 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
-from math import ceil, prod
+from math import ceil
 from typing import Literal
 
-from draftwise.core import Device, InvalidSetup, Rollback, Setup, Severity
+from draftwise.core import InvalidSetup, Rollback, Setup, Severity
 from draftwise.deploy.layout import Layout, Placement
+from draftwise.deploy.twin import Pool, count_device, count_gpus, without_speculation
 from draftwise.facts.vllm import get_release
 from draftwise.plan.check import check
-from draftwise.plan.check.context import SPEC_FLAGS
 from draftwise.plan.size import size
 from draftwise.setups.write import write_json
 
@@ -23,13 +23,9 @@ __all__ = [
     "Mode",
     "Order",
     "Platform",
-    "Pool",
-    "count_device",
     "make_order",
-    "without_speculation",
 ]
 
-Pool = Literal["spec", "plain"]
 Mode = Literal["Standard", "Knative"]
 """As what KServe deploys a service: a Deployment, or a Service of Knative with revisions."""
 
@@ -152,12 +148,6 @@ class Order:
         return replace(self, name=f"{self.name}-plain", pool="plain", setup=plain, placement=placement)
 
 
-def without_speculation(setup: Setup) -> Setup:
-    """Return the same server without speculation."""
-    args = {name: value for name, value in setup.args.items() if name not in SPEC_FLAGS}
-    return replace(setup, spec=None, args=args)
-
-
 def make_order(
     setup: Setup,
     *,
@@ -232,22 +222,9 @@ def _name_after(target: str) -> str:
     return name[:52].strip("-") or "model"
 
 
-def _count_gpus(setup: Setup) -> int:
-    """Return the GPUs that the flags ask for on this host."""
-    local = "data_parallel_size_local" if "data_parallel_size_local" in setup.args else "data_parallel_size"
-    sizes = (setup.args.get(flag) for flag in ("tensor_parallel_size", "pipeline_parallel_size", local))
-    return prod(size for size in sizes if isinstance(size, int) and size > 0)
-
-
-def count_device(setup: Setup) -> Setup:
-    """Return the setup with as many GPUs as its flags take."""
-    device = setup.device or Device(name="GPU", kind="cuda")
-    return replace(setup, device=replace(device, count=_count_gpus(setup)))
-
-
 def _find_host(setup: Setup) -> tuple[Host, tuple[str, ...]]:
     """Return what the host gives, and what of it is a guess."""
-    gpus, remarks, weights = _count_gpus(setup), list[str](), 0
+    gpus, remarks, weights = count_gpus(setup), list[str](), 0
     is_known = setup.device is not None and setup.device.name != "GPU"
     if not is_known:
         remarks.append("Whether it fits the memory of its GPUs, as they are not named (--gpu).")

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
-from typing import Any
-
-import yaml
 
 from draftwise.core import Finding, InvalidSetup
 from draftwise.deploy import kserve as layouts
 from draftwise.deploy.files import Folder, Step
 from draftwise.deploy.memo import write_memo
-from draftwise.deploy.order import Order, Pool
+from draftwise.deploy.order import Order
 from draftwise.deploy.read_back import read_back
 from draftwise.deploy.record import DEPLOYMENT, SETUP, Record, Side, write_record
 from draftwise.deploy.render import compose, kserve, kubernetes, llm_service, production_stack, systemd
+from draftwise.deploy.twin import Pool
+from draftwise.deploy.validate import validate_text
 from draftwise.report.promql import ALERTS, write_alerts
 from draftwise.setups.write import write_json
 
 __all__ = ["TARGETS", "Target", "deploy", "fill_in"]
-
-_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def _as_it_is(order: Order) -> Order:
@@ -147,7 +144,8 @@ def deploy(order: Order, to: str) -> Folder:
     files |= {name: step.text for name, step in more.items()}
     if order.evidence.rollback:
         files[ALERTS] = write_alerts(order.evidence.rollback)
-    if refused := tuple(_find_refusals(files, order.platform.release)):
+    release = order.platform.release
+    if refused := [each for name, text in files.items() for each in validate_text(text, name=name, release=release)]:
         raise InvalidSetup(refused)
     limits = tuple(target.find_limits(order))
     files[SETUP] = write_json(order.setup)
@@ -166,19 +164,10 @@ def deploy(order: Order, to: str) -> Folder:
 def _make_record(to: str, target: Target, sides: Mapping[Pool, Order]) -> Record:
     return Record(
         to=to,
+        platform_release=sides["spec"].platform.release,
         startup_s=sides["spec"].startup_s,
         sides={pool: Side(file=f"{pool}{target.suffix}", name=each.name) for pool, each in sides.items()},
     )
-
-
-def _find_refusals(files: Mapping[str, str], release: str) -> Iterator[Finding]:
-    """Yield what an API server would refuse or drop of the objects in some files."""
-    from draftwise.deploy.validate import validate
-
-    for name, text in files.items():
-        for document in yaml.load_all(text, _LOADER) if name.endswith(".yaml") else ():
-            if isinstance(document, dict) and "kind" in document:
-                yield from (replace(each, where=f"{name} {each.where}") for each in validate(document, release))
 
 
 def _describe(target: Target, files: Mapping[str, str]) -> dict[str, str]:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from draftwise.core import UnreadableSource
-from draftwise.deploy.order import Pool
+from draftwise.deploy.twin import Pool
 
 __all__ = ["DEPLOYMENT", "SETUP", "Record", "Side", "read_record", "write_record"]
 
@@ -32,6 +32,8 @@ class Record:
 
     to: str
     """One of `plan.TARGETS`."""
+    platform_release: str
+    """Of the project that defines the objects' kinds; empty for the newest that is known."""
     startup_s: int
     """How long a start may take."""
     sides: Mapping[Pool, Side]
@@ -40,7 +42,8 @@ class Record:
 def write_record(record: Record) -> str:
     """Return a record as JSON."""
     sides = {pool: asdict(side) for pool, side in record.sides.items()}
-    return json.dumps({"format": 1, "to": record.to, "startup_s": record.startup_s, **sides}, indent=1) + "\n"
+    given = {"format": 1, "to": record.to, "platform_release": record.platform_release, "startup_s": record.startup_s}
+    return json.dumps(given | sides, indent=1) + "\n"
 
 
 def read_record(folder: Path) -> Record:
@@ -52,7 +55,12 @@ def read_record(folder: Path) -> Record:
     try:
         given = json.loads((folder / DEPLOYMENT).read_text(encoding="utf-8"))
         sides: dict[Pool, Side] = {"spec": Side(**given["spec"]), "plain": Side(**given["plain"])}
-        return Record(to=given["to"], startup_s=int(given["startup_s"]), sides=sides)
+        return Record(
+            to=given["to"],
+            platform_release=given["platform_release"],
+            startup_s=int(given["startup_s"]),
+            sides=sides,
+        )
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise UnreadableSource.because(
             "not-a-deployment",

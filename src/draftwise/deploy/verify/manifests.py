@@ -8,11 +8,11 @@ from pathlib import Path
 
 from draftwise.core import Finding, InvalidSetup, Setup, Severity, UnreadableSource
 from draftwise.deploy.files import prove
-from draftwise.deploy.order import Pool, count_device, without_speculation
 from draftwise.deploy.read_back import compare_setups
 from draftwise.deploy.record import DEPLOYMENT, SETUP, read_record
+from draftwise.deploy.twin import Pool, count_device, without_speculation
+from draftwise.deploy.validate import validate_text
 from draftwise.plan.check import Report, judge
-from draftwise.plan.size import size
 from draftwise.setups.read import Reading, SourceText, find_texts, read_setups
 from draftwise.setups.read.json_setup import read_json_setup
 
@@ -79,18 +79,20 @@ def verify_folder(folder: Path, *, gpu: str | None = None) -> Iterator[tuple[str
         path = folder / side.file
         if path.is_file():
             (source,) = find_texts(path)
-            yield str(path), verify_text(source, ordered[pool], gpu=gpu)
+            yield str(path), verify_text(source, ordered[pool], gpu=gpu, platform_release=record.platform_release)
 
 
-def verify_text(source: SourceText, ordered: Setup, *, gpu: str | None = None) -> Report:
+def verify_text(source: SourceText, ordered: Setup, *, gpu: str | None = None, platform_release: str = "") -> Report:
     """Return what a text starts, judged, with each difference from what was ordered.
 
     Args:
         source: a manifest, a unit or a command line.
         ordered: that it is to start.
         gpu: on which it runs, where the text does not say it.
+        platform_release: of the project that defines the kinds of its objects; by default the newest that is known.
     """
     try:
+        refused = tuple(validate_text(source.text, name=source.name, release=platform_release))
         reading = _read_one(source, ordered)
     except InvalidSetup as error:
         return report_of(*error.findings)
@@ -99,7 +101,7 @@ def verify_text(source: SourceText, ordered: Setup, *, gpu: str | None = None) -
     device = ordered.device or (None if found.device is None else count_device(ordered).device)
     differences = compare_setups(replace(ordered, device=device), found, name=name, lost=lost)
     report = judge(replace(reading, setup=replace(found, engine_version=ordered.engine_version)))
-    findings = (*differences, *_tell_lost(name, lost), *report.findings, *_size(found, ordered, gpu))
+    findings = (*refused, *differences, *_tell_lost(name, lost), *report.findings, *_size(found, ordered, gpu))
     return replace(report, findings=findings)
 
 
@@ -139,6 +141,8 @@ def _size(found: Setup, ordered: Setup, gpu: str | None) -> Iterator[Finding]:
     device = found.device
     if gpu is None and (device is None or device.name == "GPU"):
         return
+    from draftwise.plan.size import size  # most files do not name a GPU
+
     try:
         sizing = size(replace(found, engine_version=ordered.engine_version), gpu=gpu)
     except InvalidSetup as error:
