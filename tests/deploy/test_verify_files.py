@@ -1,6 +1,8 @@
 """`draftwise verify` on files: a folder proves itself, every planted difference is found, and nothing else is."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -116,6 +118,16 @@ def test_usage_is_exit_code_two(tmp_path: Path, spec: Path) -> None:
     assert run(spec.parent, "--setup", spec.parent / "setup.json").exit_code == 2
     (spec.parent / "setup.json").write_text("{}")
     assert run(spec).exit_code == 2
+
+
+def test_nothing_is_imported_that_a_file_does_not_need(spec: Path) -> None:
+    script = (
+        "import sys; from draftwise.cli import main; "
+        f"main(['verify', {str(spec)!r}], standalone_mode=False); "
+        "print({each.partition('.')[0] for each in sys.modules} & {'torch', 'numpy', 'httpx'}, file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "set()\n")
 
 
 def returned(spec: Path, change: object = None) -> str:
