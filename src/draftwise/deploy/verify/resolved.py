@@ -17,7 +17,7 @@ def compare_release(setup: Setup, told: str | None, where: str) -> Iterator[Find
         text = "Which release runs is not told."
         yield Finding(code="not-told", severity=Severity.WARNING, message=text, where=where)
     elif told.partition("+")[0] != setup.engine_version:
-        text = f"vLLM {told} runs, and {setup.engine_version} was ordered."
+        text = f"Release {told} runs, and vLLM {setup.engine_version} was ordered."
         yield Finding(code="runs-otherwise", severity=Severity.ERROR, message=text, where=where)
 
 

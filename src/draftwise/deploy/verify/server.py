@@ -127,7 +127,8 @@ def _check_steps(server: Probed, where: str, expected: float | None) -> Iterator
 def _check_outputs(setup: Setup, probed: ProbedPair, where: str) -> Iterator[Finding]:
     """Yield whether the outputs are the plain server's; parting at a tie within rounding is no difference."""
     gaps = Thresholds().tie_gap
-    gap = gaps.get(str(setup.args.get("dtype")), gaps["bfloat16"])
+    dtype = _get_text(probed.server, "dtype") or str(setup.args.get("dtype"))
+    gap = gaps.get(dtype, gaps["bfloat16"])
     num_prompts, found = len(probed.server.answers), probed.divergences
     real = [each for each in found if not is_tie(each, gap)]
     if real:
