@@ -68,7 +68,7 @@ def test_a_file_that_starts_something_else_is_noticed(to: str) -> None:
 
 @pytest.mark.parametrize("to", TARGETS)
 def test_the_twin_differs_in_speculation_alone(to: str) -> None:
-    order = TARGETS[to].prepare(make_order(SETUP))
+    order = TARGETS[to].prepare(make_order(replace(SETUP, args={"max_num_seqs": 64, **SETUP.args})))
     spec, plain = (TARGETS[to].render(each) for each in (order, order.without_speculation()))
     assert "speculative" in spec
     assert "speculative" not in plain
