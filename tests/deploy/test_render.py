@@ -144,6 +144,13 @@ def test_what_does_not_fit_is_refused() -> None:
         make_order(big)
 
 
+def test_the_method_is_written_so_that_no_name_of_a_directory_decides_it() -> None:
+    head = SpecConfig(model="yuhuili/EAGLE3-LLaMA3.1-Instruct-8B", num_speculative_tokens=3)
+    spec = make_order(replace(SETUP, spec=head)).setup.spec
+    assert spec is not None
+    assert spec.method == "eagle3"
+
+
 def test_what_nobody_measured_is_said() -> None:
     guessed = make_order(SETUP)
     assert any("cold start" in gap for gap in guessed.evidence.unmeasured)
