@@ -9,10 +9,10 @@ from hashlib import sha256
 from math import ceil, prod
 from typing import Literal
 
-from draftwise.core import Device, InvalidSetup, Rollback, Setup, Severity
+from draftwise.core import Device, Finding, InvalidSetup, Rollback, Setup, Severity
 from draftwise.deploy.layout import Layout, Placement
 from draftwise.facts.vllm import get_release
-from draftwise.plan.check import check
+from draftwise.plan.check import Report, check
 from draftwise.plan.check.context import SPEC_FLAGS
 from draftwise.plan.size import size
 from draftwise.setups.write import write_json
@@ -165,9 +165,9 @@ def make_order(
         InvalidSetup: the setup lacks what a service needs, or its release does not start it.
     """
     _refuse_incomplete(setup)
-    report = check(setup)
-    if errors := [finding for finding in report.findings if finding.severity is Severity.ERROR]:
+    if errors := _find_errors(report := check(setup)):
         raise InvalidSetup(errors)
+    setup = _name_method(setup, report)
     name = name or _name_after(setup.target)
     if not _NAME.fullmatch(name):
         raise InvalidSetup.because(
@@ -190,6 +190,19 @@ def make_order(
         startup_s=10 * ceil(startup_s / 10),
         evidence=replace(evidence, unmeasured=(*evidence.unmeasured, *remarks)),
     )
+
+
+def _find_errors(report: Report) -> list[Finding]:
+    return [finding for finding in report.findings if finding.severity is Severity.ERROR]
+
+
+def _name_method(setup: Setup, report: Report) -> Setup:
+    """Return a setup whose config names its method, so that no directory's name decides it."""
+    spec, resolved = setup.spec, report.resolved
+    if spec is None or spec.method is not None or resolved is None:
+        return setup
+    named = replace(setup, spec=replace(spec, method=resolved.method))
+    return setup if _find_errors(check(named)) else named  # a release may know the method by an older name
 
 
 def _refuse_incomplete(setup: Setup) -> None:
