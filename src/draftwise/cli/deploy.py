@@ -13,6 +13,7 @@ from draftwise.cli._setups import find_sources, nearest_option, open_release, se
 from draftwise.core import Decision, Device, InvalidSetup, Run, Setup
 from draftwise.deploy import TARGETS, Evidence, make_order
 from draftwise.deploy import deploy as write_files
+from draftwise.deploy.observe import VLLM
 from draftwise.facts.gpus import get_gpu
 
 __all__ = ["deploy"]
@@ -29,6 +30,10 @@ __all__ = ["deploy"]
 @click.option("--gpu", metavar="NAME", help="Such as H200  [default: the source's]")
 @click.option("--cold-start-s", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS",
               help="What a start from nothing was seen to take; 1.5 times that is allowed for.")  # fmt: skip
+@click.option("--observe/--no-observe", default=True, show_default=True,
+              help="Write what watches it: rules, scraping, notifications, a dashboard, the analysis of a canary.")
+@click.option("--metrics-prefix", default=VLLM, show_default=True, metavar="PREFIX",
+              help="How the names of its metrics begin; Ray's exporter writes ray_vllm_.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
 def deploy(
     sources: Sequence[str],
@@ -45,6 +50,8 @@ def deploy(
     image: str,
     gpu: str | None,
     cold_start_s: float | None,
+    observe: bool,
+    metrics_prefix: str,
     as_json: bool,
 ) -> None:
     """Write the files that serve SOURCE on a platform, and its twin without speculation.
@@ -67,7 +74,7 @@ def deploy(
     else:
         setup, evidence = _read_setup(sources, spec, engine_flags, target, version), Evidence()
     order = make_order(_with_gpu(setup, gpu), name=name, image=image, cold_start_s=cold_start_s, evidence=evidence)
-    folder = write_files(order, to)
+    folder = write_files(order, to, metrics_prefix=metrics_prefix if observe else None)
     folder.write(out)
     if as_json:
         click.echo(
@@ -115,6 +122,7 @@ def _read_run(path: Path, candidate: str | None, version: str | None) -> tuple[S
         run=path.resolve().name,
         headline=describe_decision(decision),
         rollback=rules,
+        wanted_gain=found.thresholds.margin,
         unmeasured=tuple(_list_gaps(arm.setup, setup, found.run, adopted=bool(rules))),
     )
     return setup, evidence

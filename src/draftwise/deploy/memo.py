@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 
 from draftwise.deploy.order import Order
@@ -12,16 +12,20 @@ from draftwise.setups.write import write_shell
 __all__ = ["write_memo"]
 
 
-def write_memo(order: Order, *, files: Mapping[str, str], apply: Mapping[str, str]) -> str:
+def write_memo(
+    order: Order, *, files: Mapping[str, str], apply: Mapping[str, str], unwatched: Sequence[str]
+) -> str:
     """Return the memo as Markdown.
 
     Args:
         order: of the side that speculates.
         files: what each file of the folder is for, by its name.
         apply: the commands by what they do.
+        unwatched: what of it no rule watches, a sentence each.
     """
     return "\n".join(
-        chain(_tell(order), _list_files(files), _list_commands(apply), _list_rules(order), _list_gaps(order))
+        chain(_tell(order), _list_files(files), _list_commands(apply), _list_rules(order), _list_gaps("Not watched", unwatched),
+              _list_gaps("Not measured", order.evidence.unmeasured))
     )
 
 
@@ -68,9 +72,8 @@ def _list_rules(order: Order) -> Iterator[str]:
         yield ""
 
 
-def _list_gaps(order: Order) -> Iterator[str]:
-    gaps = order.evidence.unmeasured
+def _list_gaps(title: str, gaps: Sequence[str]) -> Iterator[str]:
     if gaps:
-        yield from ("## Not measured", "")
+        yield from (f"## {title}", "")
         yield from (f"- {gap}" for gap in gaps)
         yield ""

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from draftwise.core import InvalidSetup
 from draftwise.deploy.files import Folder
 from draftwise.deploy.memo import write_memo
+from draftwise.deploy.observe import VLLM, Observation, observe
 from draftwise.deploy.order import Order
 from draftwise.deploy.read_back import read_back
 from draftwise.deploy.render import compose, kubernetes, systemd
-from draftwise.report.promql import ALERTS, write_alerts
 from draftwise.setups.write import write_json
 
 __all__ = ["TARGETS", "Target", "deploy"]
@@ -29,6 +29,8 @@ class Target:
     """The command that puts a file into force; `{file}` and `{name}` are filled in."""
     remove: str
     """The command that takes it away."""
+    in_cluster: bool = False
+    """Whether its files are objects of Kubernetes."""
 
 
 TARGETS: Mapping[str, Target] = {
@@ -37,6 +39,7 @@ TARGETS: Mapping[str, Target] = {
         suffix=".yaml",
         apply="kubectl apply -f {file} && kubectl rollout status deployment/{name} --timeout={startup}s",
         remove="kubectl delete -f {file}",
+        in_cluster=True,
     ),
     "compose": Target(
         render=compose.render,
@@ -55,12 +58,13 @@ TARGETS: Mapping[str, Target] = {
 }
 
 
-def deploy(order: Order, to: str) -> Folder:
+def deploy(order: Order, to: str, *, metrics_prefix: str | None = VLLM) -> Folder:
     """Return the files of an order for a platform.
 
     Args:
         order: of the side that speculates.
         to: one of `TARGETS`.
+        metrics_prefix: how the names of the server's metrics begin; None for no files that watch it.
 
     Raises:
         InvalidSetup: a file does not start what was ordered.
@@ -72,21 +76,28 @@ def deploy(order: Order, to: str) -> Folder:
         if found := read_back(text, each.setup, name=name, lost=target.lost):
             raise InvalidSetup(found)
         files[name] = text
-    if order.evidence.rollback:
-        files[ALERTS] = write_alerts(order.evidence.rollback)
     files["setup.json"] = write_json(order.setup)
-    files["MEMO.md"] = write_memo(order, files=_describe(target, files), apply=_list_commands(target, sides))
+    watched = _watch(order, target, metrics_prefix)
+    files |= {name: text for name, (_, text) in watched.files.items()}
+    files["MEMO.md"] = write_memo(
+        order, files=_describe(target, watched), apply=_list_commands(target, sides), unwatched=watched.missing
+    )
     return Folder(files)
 
 
-def _describe(target: Target, files: Mapping[str, str]) -> Mapping[str, str]:
-    known = {
+def _watch(order: Order, target: Target, prefix: str | None) -> Observation:
+    if prefix is None:
+        return Observation(files={}, missing=("Nothing is: the files were written without any that watch the service.",))
+    return observe(order, in_cluster=target.in_cluster, prefix=prefix)
+
+
+def _describe(target: Target, watched: Observation) -> Mapping[str, str]:
+    return {
         f"spec{target.suffix}": "the service",
         f"plain{target.suffix}": "its twin without speculation, to compare with and to go back to",
-        ALERTS: "alerting rules for Prometheus, from what was measured",
         "setup.json": "the setup, as every verb of draftwise reads it",
+        **{name: text for name, (text, _) in watched.files.items()},
     }
-    return {name: known[name] for name in files}
 
 
 def _list_commands(target: Target, sides: Mapping[str, Order]) -> Mapping[str, str]:

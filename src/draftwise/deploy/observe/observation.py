@@ -1,0 +1,103 @@
+"""The files that watch a service."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import yaml
+
+from draftwise.deploy.observe.analysis import make_analysis, make_canary_metric, make_metric_template
+from draftwise.deploy.observe.dashboard import make_dashboard
+from draftwise.deploy.observe.monitor import make_pod_monitor, make_scrape_config
+from draftwise.deploy.observe.naming import VLLM, Naming, name_for
+from draftwise.deploy.observe.promise import find_promise
+from draftwise.deploy.observe.routes import make_routes
+from draftwise.deploy.observe.rules import RuleSet, make_rules
+from draftwise.deploy.order import Order
+from draftwise.deploy.render.words import dump_yaml
+
+__all__ = ["Observation", "observe"]
+
+_ANALYSIS = "no analysis of a canary is written: no run of `draftwise decide` that adopted this setup gives it limits"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """What is written, and what is not."""
+
+    files: Mapping[str, tuple[str, str]]
+    """What each file is for and its text, by its name."""
+    missing: tuple[str, ...]
+    """What a reader could look for in vain, a sentence each."""
+
+
+def observe(order: Order, *, in_cluster: bool, prefix: str = VLLM) -> Observation:
+    """Return what watches a service.
+
+    Args:
+        order: of the side that speculates.
+        in_cluster: whether it runs in Kubernetes, where objects tell operators what to do.
+        prefix: how the names of its metrics begin, where an exporter has changed them.
+    """
+    naming = name_for(order, prefix)
+    rules = make_rules(order, naming)
+    files = {
+        "rules.yaml": ("recording and alerting rules for Prometheus", _dump_rules(rules)),
+        **(_watch_cluster(order, naming, rules) if in_cluster else _watch_hosts(order)),
+        "alertmanager.yaml": (
+            "route, receivers and inhibitions for Alertmanager, to be merged into its configuration",
+            _ROUTES + dump_yaml(make_routes(naming)),
+        ),
+        "dashboard.json": ("a dashboard for Grafana: does it pay?", make_dashboard(order, naming)),
+    }
+    lacks = [f"the alert {name} is not written: {why}" for name, why in rules.missing.items()]
+    if in_cluster and find_promise(order) is None:
+        lacks.append(_ANALYSIS)
+    missing = tuple(f"{text[0].upper()}{text[1:]}." for text in lacks)
+    return Observation(files={f"observe/{name}": file for name, file in files.items()}, missing=missing)
+
+
+_ROUTES = """\
+# Take over the route, the receivers and the inhibition; the files of secrets are yours to make.
+"""
+_SCRAPE = """\
+# Put the hosts' names for these; the label `pool` tells the twins apart.
+"""
+
+
+def _dump_rules(rules: RuleSet) -> str:
+    text: str = yaml.safe_dump({"groups": list(rules.groups)}, sort_keys=False, width=10_000, allow_unicode=True)
+    return text
+
+
+def _watch_hosts(order: Order) -> dict[str, tuple[str, str]]:
+    scrape = make_scrape_config((order, order.without_speculation()))
+    return {"scrape.yaml": ("what Prometheus scrapes", _SCRAPE + dump_yaml(scrape))}
+
+
+def _watch_cluster(order: Order, naming: Naming, rules: RuleSet) -> dict[str, tuple[str, str]]:
+    promise = find_promise(order)
+    metadata = {"name": f"{order.service}-speculation", "labels": {"app.kubernetes.io/name": order.service}}
+    rule_object = {
+        "apiVersion": "monitoring.coreos.com/v1",
+        "kind": "PrometheusRule",
+        "metadata": metadata,
+        "spec": {"groups": list(rules.groups)},
+    }
+    files = {
+        "prometheusrule.yaml": ("the same rules for the Prometheus operator", dump_yaml(rule_object)),
+        "podmonitor.yaml": ("what the Prometheus operator scrapes", dump_yaml(make_pod_monitor(order))),
+    }
+    if promise is not None:
+        limits = f"fails under {promise.break_even:.3g} tokens per step, passes from {promise.worthwhile:.3g}"
+        flagger = dump_yaml([make_canary_metric(order, promise)])
+        comment = "# In the Canary, under spec.analysis.metrics:\n" + "".join(
+            f"#   {line}\n" for line in flagger.splitlines()
+        )
+        files["analysis.yaml"] = (f"Argo Rollouts: {limits}", dump_yaml(make_analysis(order, naming, promise)))
+        files["flagger.yaml"] = (
+            f"Flagger: fails under {promise.break_even:.3g} tokens per step",
+            comment + dump_yaml(make_metric_template(order, naming, promise)),
+        )
+    return files
