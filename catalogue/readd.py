@@ -26,9 +26,8 @@ from draftwise.facts.spans import Row, decode, encode
 _PACKAGE = DATA.parents[2]
 _DUMP = """
 import json
-from dataclasses import asdict
 from draftwise.facts.vllm import _rows, releases, topics
-rows = {topic: [asdict(row) for row in _rows(topic)] for topic in topics()}
+rows = {topic: [row._asdict() for row in _rows(topic)] for topic in topics()}
 print(json.dumps({"releases": [str(each) for each in releases()], "rows": rows}))
 """
 

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(PYTHON is None, reason="DRAFTWISE_VLLM_PYTHON na
 def installed() -> dict[str, Any]:
     """What the installed vLLM says about itself."""
     assert PYTHON is not None
-    script = Path(__file__).with_name("read_installed.py")
+    script = Path(__file__).parents[1] / "support" / "read_installed.py"
     done = subprocess.run(
         [PYTHON, str(script), *CLASSES], capture_output=True, text=True, timeout=300, cwd=script.parent,
         env={**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR"},

@@ -159,7 +159,7 @@ def test_commands_that_are_not_run_can_be_parsed(command: str) -> None:
     context = click.Context(main, info_name="draftwise")
     found = main.get_command(context, verb)
     assert found is not None, verb
-    if isinstance(found, click.Group):
+    if isinstance(found, click.Group) and arguments:
         context = click.Context(found, parent=context, info_name=verb)
         found, arguments = found.get_command(context, arguments[0]), arguments[1:]
     assert found is not None, command

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, TypeVar
 
 import click
@@ -64,7 +63,7 @@ class _SetupCommand(click.Command):
 
 
 def setup_command(*, short_help: str) -> Callable[[Callable[..., Any]], click.Command]:
-    """Return what makes a verb of a function: it takes `sources`, `target`, `spec`, `given`, `skip`, `engine_flags`."""
+    """Return what makes a verb of a function, with the arguments `sources`, `engine_flags` and those of its options."""
 
     def make(function: Callable[..., Any]) -> click.Command:
         function = click.option(
@@ -72,8 +71,7 @@ def setup_command(*, short_help: str) -> Callable[[Callable[..., Any]], click.Co
             help="Pass over files that start no vLLM server, as hooks hand over all that changed.",
         )(function)  # fmt: skip
         function = click.option(
-            "--env-file", "given", multiple=True, type=click.Path(dir_okay=False, path_type=Path),
-            callback=_read_env_files,
+            "--env-file", "env_files", multiple=True, type=click.Path(path_type=Path),
             help="NAME=value lines: variables that SOURCE takes from elsewhere, in compose those of .env.",
         )(function)  # fmt: skip
         function = click.option(
@@ -88,7 +86,7 @@ def setup_command(*, short_help: str) -> Callable[[Callable[..., Any]], click.Co
     return make
 
 
-def _read_env_files(_context: click.Context, _option: click.Parameter, paths: Sequence[Path]) -> Mapping[str, str]:
+def _read_env_files(paths: Sequence[Path]) -> Mapping[str, str]:
     """Return the variables of files; of several that set one, the last counts."""
     if not paths:
         return {}
@@ -191,7 +189,7 @@ def find_sources(
     engine_flags: Sequence[str],
     *,
     target: str | None = None,
-    given: Mapping[str, str] = MappingProxyType({}),
+    env_files: Sequence[Path] = (),
     skip: bool = False,
 ) -> Sources:
     """Return what the arguments name.
@@ -202,7 +200,7 @@ def find_sources(
         spec: a speculative config that replaces those in `sources`.
         engine_flags: flags of `vllm serve`, as they would stand on its command line, for the one model.
         target: a model that replaces those in `sources`.
-        given: values of variables that `sources` take from elsewhere.
+        env_files: hold values of variables that `sources` take from elsewhere.
         skip: whether a file may start no server.
 
     Raises:
@@ -225,7 +223,7 @@ def find_sources(
         models=tuple(models),
         texts=tuple(replace(text, is_chosen=text.is_chosen and not skip) for text in texts),
         engine_flags=tuple(engine_flags),
-        given=given,
+        given=_read_env_files(env_files),
         changes=changes,
         about_options=about_options,
         may_be_empty=skip,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 
 import click
 
@@ -40,7 +41,7 @@ def check(
     sources: Sequence[str],
     target: str | None,
     spec: str | None,
-    given: Mapping[str, str],
+    env_files: Sequence[Path],
     engine_flags: Sequence[str],
     skip: bool,
     versions: Sequence[str],
@@ -69,7 +70,7 @@ def check(
       draftwise check 'vllm serve Qwen/Qwen3-8B --speculative-config {...}'
       helm template my-release my-chart | draftwise check - --quiet
     """
-    named = find_sources(sources, spec, engine_flags, target=target, given=given, skip=skip)
+    named = find_sources(sources, spec, engine_flags, target=target, env_files=env_files, skip=skip)
     wanted = [str(release) for release in releases()] if "all" in versions else versions
     installed = None if packages is None else _read_packages(packages)
     for version in wanted:

@@ -39,6 +39,7 @@ def deploy(
     sources: Sequence[str],
     target: str | None,
     spec: str | None,
+    env_files: Sequence[Path],
     engine_flags: Sequence[str],
     skip: bool,  # noqa: ARG001  (of the verbs that judge many files)
     to: str,
@@ -72,7 +73,7 @@ def deploy(
         setup, evidence = _read_run(Path(sources[0]), candidate, version)
         setup = setup if target is None else replace(setup, target=target)
     else:
-        setup, evidence = _read_setup(sources, spec, engine_flags, target, version), Evidence()
+        setup, evidence = _read_setup(sources, spec, engine_flags, target, version, env_files), Evidence()
     order = make_order(_with_gpu(setup, gpu), name=name, image=image, cold_start_s=cold_start_s, evidence=evidence)
     folder = write_files(order, to, metrics_prefix=metrics_prefix if observe else None)
     folder.write(out)
@@ -87,9 +88,14 @@ def deploy(
 
 
 def _read_setup(
-    sources: Sequence[str], spec: str | None, engine_flags: Sequence[str], target: str | None, version: str | None
+    sources: Sequence[str],
+    spec: str | None,
+    engine_flags: Sequence[str],
+    target: str | None,
+    version: str | None,
+    env_files: Sequence[Path],
 ) -> Setup:
-    found = find_sources(sources, spec, engine_flags, target=target).read(version)
+    found = find_sources(sources, spec, engine_flags, target=target, env_files=env_files).read(version)
     if found.unread:
         raise InvalidSetup(found.unread[0][1].findings)
     if len(found.readings) != 1:

@@ -13,7 +13,10 @@ from draftwise.plan.spec_schema import make_schema
 __all__ = ["schema"]
 
 _OUTPUTS = files("draftwise.cli").joinpath("schemas")
-_VERBS = ("check", "compare", "decide", "explain", "facts", "inspect", "pick", "report", "size", "train", "upgrade")
+_VERBS = (
+    *("check", "compare", "decide", "deploy", "explain", "facts"),
+    *("inspect", "pick", "report", "size", "train", "upgrade"),
+)
 
 
 @click.command(short_help="Print a JSON Schema: of --speculative-config, or of a verb's JSON.")

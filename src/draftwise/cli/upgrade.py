@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import click
@@ -37,7 +38,7 @@ def upgrade(
     sources: Sequence[str],
     target: str | None,
     spec: str | None,
-    given: Mapping[str, str],
+    env_files: Sequence[Path],
     engine_flags: Sequence[str],
     skip: bool,
     before: str,
@@ -53,7 +54,7 @@ def upgrade(
     """
     for version in (before, after):
         open_release(version, nearest=nearest)
-    named = find_sources(sources, spec, engine_flags, target=target, given=given, skip=skip)
+    named = find_sources(sources, spec, engine_flags, target=target, env_files=env_files, skip=skip)
     old, new = (named.read(version) for version in (before, after))
     tell_skipped(new, verbose=verbose)
     compared = [(left.where, compare_releases(left, right, nearest=nearest)) for left, right in _pair(old, new)]

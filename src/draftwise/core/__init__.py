@@ -1,53 +1,62 @@
-"""The nouns: frozen values and errors that every other module speaks in."""
+"""The nouns: frozen values and errors that every other module speaks in.
 
-from draftwise.core.budget import Budget
-from draftwise.core.comparison import Comparison, DecidingMeasure, Interval, Verdict
-from draftwise.core.config import SpecConfig
-from draftwise.core.context import Hardware, LaunchOptions, RunContext, ServerRecord, Software, TargetModel
-from draftwise.core.decision import (
-    Band,
-    Crossover,
-    Decision,
-    Recommendation,
-    Relation,
-    Rollback,
-    RollbackBasis,
-    Schedule,
-    Scope,
-    SingleSetting,
-    UnmeasuredCell,
-)
-from draftwise.core.finding import (
-    BackendError,
-    DraftwiseError,
-    Finding,
-    InvalidSetup,
-    Severity,
-    StorageError,
-    UnreadableSource,
-)
-from draftwise.core.load import Arrivals, ClosedLoop, Condition, Load, OpenLoop, Phase, Replay
-from draftwise.core.reason import Reason, ReasonCode
-from draftwise.core.ruling import Effect, Ruling, Stage
-from draftwise.core.run import (
-    Answer,
-    Arm,
-    ClientHealth,
-    Counters,
-    Disturbance,
-    Divergence,
-    Omission,
-    Run,
-    RunPlan,
-    ServerLoad,
-    Settled,
-    TurnRecord,
-)
-from draftwise.core.setup import Device, Setup
-from draftwise.core.shape import ModelShape
-from draftwise.core.stats import SpecStats
-from draftwise.core.timing import Timing
-from draftwise.core.workload import Prompt, Workload
+A noun's module is imported with its first use: making the values of a whole measurement takes longer than a check.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from draftwise.core.budget import Budget
+    from draftwise.core.comparison import Comparison, DecidingMeasure, Interval, Verdict
+    from draftwise.core.config import SpecConfig
+    from draftwise.core.context import Hardware, LaunchOptions, RunContext, ServerRecord, Software, TargetModel
+    from draftwise.core.decision import (
+        Band,
+        Crossover,
+        Decision,
+        Recommendation,
+        Relation,
+        Rollback,
+        RollbackBasis,
+        Schedule,
+        Scope,
+        SingleSetting,
+        UnmeasuredCell,
+    )
+    from draftwise.core.finding import (
+        BackendError,
+        DraftwiseError,
+        Finding,
+        InvalidSetup,
+        Severity,
+        StorageError,
+        UnreadableSource,
+    )
+    from draftwise.core.load import Arrivals, ClosedLoop, Condition, Load, OpenLoop, Phase, Replay
+    from draftwise.core.reason import Reason, ReasonCode
+    from draftwise.core.ruling import Effect, Ruling, Stage
+    from draftwise.core.run import (
+        Answer,
+        Arm,
+        ClientHealth,
+        Counters,
+        Disturbance,
+        Divergence,
+        Omission,
+        Run,
+        RunPlan,
+        ServerLoad,
+        Settled,
+        TurnRecord,
+    )
+    from draftwise.core.setup import Device, Setup
+    from draftwise.core.shape import ModelShape
+    from draftwise.core.stats import SpecStats
+    from draftwise.core.timing import Timing
+    from draftwise.core.workload import Prompt, Workload
 
 __all__ = [
     "Answer",
@@ -112,3 +121,31 @@ __all__ = [
     "Verdict",
     "Workload",
 ]
+
+_MODULES = {
+    "budget": "Budget",
+    "comparison": "Comparison DecidingMeasure Interval Verdict",
+    "config": "SpecConfig",
+    "context": "Hardware LaunchOptions RunContext ServerRecord Software TargetModel",
+    "decision": "Band Crossover Decision Recommendation Relation Rollback RollbackBasis Schedule Scope SingleSetting "
+    "UnmeasuredCell",
+    "finding": "BackendError DraftwiseError Finding InvalidSetup Severity StorageError UnreadableSource",
+    "load": "Arrivals ClosedLoop Condition Load OpenLoop Phase Replay",
+    "reason": "Reason ReasonCode",
+    "ruling": "Effect Ruling Stage",
+    "run": "Answer Arm ClientHealth Counters Disturbance Divergence Omission Run RunPlan ServerLoad Settled TurnRecord",
+    "setup": "Device Setup",
+    "shape": "ModelShape",
+    "stats": "SpecStats",
+    "timing": "Timing",
+    "workload": "Prompt Workload",
+}
+_HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value

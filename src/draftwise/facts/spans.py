@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 __all__ = ["Row", "Table", "decode", "encode"]
 
@@ -13,9 +12,8 @@ Table = Mapping[str, tuple[Any, str]]
 """Table of one release: key -> (JSON value, source)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """A value over a range of releases, as stored in a data file."""
+class Row(NamedTuple):
+    """A value over a range of releases, as stored in a data file; a look-up makes thousands of them."""
 
     key: str
     value: Any

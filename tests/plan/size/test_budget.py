@@ -288,7 +288,9 @@ def test_a_plan_that_leaves_nothing_for_what_it_does_not_count_is_warned_of() ->
     ("flags", "code"),
     [
         ({"target": "nobody/nothing"}, "unknown-target"), ({"gpu": "Voodoo2"}, "unknown-gpu"),
-        ({"gpu_memory_utilization": 1.5}, "bad-utilization"), ({"max_num_seqs": 0}, "bad-number"),
+        ({"gpu_memory_utilization": 1.5}, "config-value"), ({"max_num_seqs": 0}, "config-value"),
+        ({"gpu_memory_utilization": 1.5, "version": "0.15.0"}, "bad-utilization"),
+        ({"max_num_seqs": 0, "version": "0.15.0"}, "bad-number"),
         ({"kv_cache_dtype": "turboquant_4bit_nc"}, "unknown-kv-cache-dtype"), ({"version": "0.1"}, "unknown-release"),
         ({"quantization": "gguf"}, "unknown-precision"), ({"max_model_len": "long"}, "flag-value"),
     ],

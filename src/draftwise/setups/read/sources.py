@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from draftwise.core import Finding, InvalidSetup, Setup, UnreadableSource
 from draftwise.facts.rules import get_rule
@@ -25,14 +26,15 @@ from draftwise.setups.read.kinds import (
     is_yaml,
     may_be_python,
 )
-from draftwise.setups.read.manifests.parts import walk
-from draftwise.setups.read.manifests.yaml_text import Document, get_text, read_yaml
 from draftwise.setups.read.reading import NoServer, Reading, choose_release, no_server, read_launch
 from draftwise.setups.read.shell.environment import Environment
 from draftwise.setups.read.shell.launch import MAX_LAUNCHES, Launch, find_launches
 from draftwise.setups.read.shell.place import in_file
 from draftwise.setups.read.shell.words import MAX_CHARS, Script
 from draftwise.setups.read.texts import SourceText, find_texts
+
+if TYPE_CHECKING:
+    from draftwise.setups.read.manifests.yaml_text import Document
 
 __all__ = ["read_setups"]
 
@@ -141,6 +143,8 @@ def _read(source: SourceText, asked: _Asked) -> list[Reading]:
 
         return _read_launches(find_units(text, asked.given), asked, source.folder)
     if suffix in (".yaml", ".yml", ".json") or bare.startswith("{") or is_yaml(text):
+        from draftwise.setups.read.manifests.yaml_text import read_yaml
+
         return _read_documents(read_yaml(text, name=name), asked, source)
     return _read_commands(source, asked)
 
@@ -282,6 +286,9 @@ def _find_embedded(manifests: Sequence[Document]) -> Sequence[Document]:
 
 def _read_ray(document: Document, engine_version: str | None) -> list[Reading]:
     """Read every `LLMConfig` of Ray Serve."""
+    from draftwise.setups.read.manifests.parts import walk
+    from draftwise.setups.read.manifests.yaml_text import get_text
+
     readings = []
     for path, mapping in walk(document.value):
         if isinstance(mapping.get("engine_kwargs"), Mapping):

@@ -15,7 +15,7 @@ _DEEP_EP = ("deepep", "nixl")
 
 
 def find_unfit_parts(context: Context) -> Iterator[Ruling]:
-    """Yield what is refused of executor, KV connector, reasoning parser, sampling mask, microbatches and Mamba's cache."""
+    """Yield what is refused of executor, KV connector, parsers, sampling masks, microbatches and Mamba's cache."""
     yield from _find_executor(context)
     yield from _find_no_executor(context)
     yield from _find_connector(context)
