@@ -30,8 +30,12 @@ __all__ = ["deploy"]
 @click.option("--gpu", metavar="NAME", help="Such as H200  [default: the source's]")
 @click.option("--cold-start-s", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS",
               help="What a start from nothing was seen to take; 1.5 times that is allowed for.")  # fmt: skip
-@click.option("--observe/--no-observe", default=True, show_default=True,
-              help="Write what watches it: rules, scraping, notifications, a dashboard, the analysis of a canary.")
+@click.option(
+    "--observe/--no-observe",
+    default=True,
+    show_default=True,
+    help="Write what watches it: rules, scraping, notifications, a dashboard, the analysis of a canary.",
+)
 @click.option("--metrics-prefix", default=VLLM, show_default=True, metavar="PREFIX",
               help="How the names of its metrics begin; Ray's exporter writes ray_vllm_.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")

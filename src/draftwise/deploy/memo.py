@@ -12,9 +12,7 @@ from draftwise.setups.write import write_shell
 __all__ = ["write_memo"]
 
 
-def write_memo(
-    order: Order, *, files: Mapping[str, str], apply: Mapping[str, str], unwatched: Sequence[str]
-) -> str:
+def write_memo(order: Order, *, files: Mapping[str, str], apply: Mapping[str, str], unwatched: Sequence[str]) -> str:
     """Return the memo as Markdown.
 
     Args:
@@ -24,8 +22,14 @@ def write_memo(
         unwatched: what of it no rule watches, a sentence each.
     """
     return "\n".join(
-        chain(_tell(order), _list_files(files), _list_commands(apply), _list_rules(order), _list_gaps("Not watched", unwatched),
-              _list_gaps("Not measured", order.evidence.unmeasured))
+        chain(
+            _tell(order),
+            _list_files(files),
+            _list_commands(apply),
+            _list_rules(order),
+            _list_gaps("Not watched", unwatched),
+            _list_gaps("Not measured", order.evidence.unmeasured),
+        )
     )
 
 

@@ -87,7 +87,9 @@ def deploy(order: Order, to: str, *, metrics_prefix: str | None = VLLM) -> Folde
 
 def _watch(order: Order, target: Target, prefix: str | None) -> Observation:
     if prefix is None:
-        return Observation(files={}, missing=("Nothing is: the files were written without any that watch the service.",))
+        return Observation(
+            files={}, missing=("Nothing is: the files were written without any that watch the service.",)
+        )
     return observe(order, in_cluster=target.in_cluster, prefix=prefix)
 
 

@@ -118,9 +118,7 @@ def _query_tokens_per_step(naming: Naming, window: Window, matchers: tuple[str, 
 
     generated, accepted = grown("vllm:generation_tokens_total"), grown("vllm:spec_decode_num_accepted_tokens_total")
     finished = grown("vllm:request_success_total")
-    return naming.write(
-        f"{generated} / ({generated} - {accepted} > 0) and {finished} >= {window.requests}", *matchers
-    )
+    return naming.write(f"{generated} / ({generated} - {accepted} > 0) and {finished} >= {window.requests}", *matchers)
 
 
 def _query_seconds_per_token(naming: Naming, window: Window, matchers: tuple[str, ...]) -> str:

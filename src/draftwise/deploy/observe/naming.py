@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from draftwise.core import InvalidSetup
 from draftwise.deploy.order import Order
 from draftwise.facts.vllm import Release, get_release
 
@@ -14,6 +15,7 @@ __all__ = ["VLLM", "Naming", "name_for"]
 
 VLLM = "vllm:"
 """How vLLM's own /metrics begins its names; Ray's exporter writes `ray_vllm_`."""
+_PREFIX = re.compile(r"[a-zA-Z_:][\w:]*", re.ASCII)
 _SERIES = re.compile(rf"\b({VLLM}|draftwise:)([\w:]+)(?:\{{([^}}]*)\}})?")
 """A name of the exporter's or of a recording rule's, and what it has to match."""
 _SUFFIXES: Mapping[str, tuple[str, ...]] = {
@@ -54,7 +56,18 @@ class Naming:
 
 
 def name_for(order: Order, prefix: str) -> Naming:
-    """Return how the metrics of an order's server are named."""
+    """Return how the metrics of an order's server are named.
+
+    Raises:
+        InvalidSetup: no metric's name begins like that.
+    """
+    if not _PREFIX.fullmatch(prefix):
+        raise InvalidSetup.because(
+            "metrics-prefix",
+            f"No name of a metric begins with {prefix!r}.",
+            where="--metrics-prefix",
+            fix="Give what stands in front of generation_tokens_total on the exporter's page, e.g. ray_vllm_.",
+        )
     served = order.setup.args.get("served_model_name")
     names = served if isinstance(served, list | tuple) else [served]
     release = get_release(order.setup.engine_version)
