@@ -19,7 +19,7 @@ from draftwise.facts.findings import get_finding
 from draftwise.facts.signals import LOAD_SIGNALS, OUTPUT_TOKENS_PER_S, TOKENS_PER_STEP, TTFT_P99_S
 from draftwise.report.promql import make_alert
 
-__all__ = ["ALERTS", "READINGS", "Alert", "Constant", "RuleSet", "make_rules"]
+__all__ = ["ALERTS", "READINGS", "Alert", "Constant", "RuleSet", "find_constants", "make_rules"]
 
 _RECORD = re.compile(r"\bdraftwise:\w+(?::\w+)?")
 _SEVERITIES = {Severity.ERROR: "critical", Severity.WARNING: "warning", Severity.INFO: "info"}
