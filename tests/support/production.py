@@ -137,7 +137,7 @@ def _befall(
     return Scenario(name=name, phases=phases, findings=frozenset(findings))
 
 
-_LOSES = ("below-break-even", "slower-than-plain")
+_LOSES = ("fell-below-break-even", "slower-than-plain")
 
 SCENARIOS: Sequence[Scenario] = (
     Scenario(name="healthy for a day", phases=_day()),
@@ -158,8 +158,8 @@ SCENARIOS: Sequence[Scenario] = (
         findings=frozenset({"spec-off"}),
     ),
     _befall("traffic that the drafter does not know", *_LOSES, positions=(0.2, 0.06, 0.055)),
-    _befall("most requests are left without drafts", "below-break-even", coverage=0.35, step_s=0.0264),
-    _befall("lookup finds nothing", "drafts-stopped", "below-break-even", coverage=0.0, step_s=0.02),
+    _befall("most requests are left without drafts", "fell-below-break-even", coverage=0.35, step_s=0.0264),
+    _befall("lookup finds nothing", "drafts-stopped", "fell-below-break-even", coverage=0.0, step_s=0.02),
     _befall("a sequence too long for the drafter", "zero-acceptance", "drafter-noise", *_LOSES, positions=(0.0,) * 3),
     _befall("weights of another model", "drafter-noise", *_LOSES, positions=(0.03, 0.0, 0.0)),
     _befall("k too large", "tail-dead", positions=(0.6, 0.3, 0.02)),

@@ -78,7 +78,9 @@ def test_both_twins_are_scraped_with_their_pool() -> None:
     (endpoint,) = spec["podMetricsEndpoints"]
     for side in (ORDER, ORDER.without_speculation()):
         assert spec["selector"]["matchLabels"].items() <= side.labels.items()
-    ((source,), target) = endpoint["relabelings"][0].values()
+    port, pool = endpoint["relabelings"]
+    assert (port["regex"], port["action"]) == ("8000", "keep")
+    (source,), target = pool.values()
     labels = {re.sub(r"\W", "_", f"__meta_kubernetes_pod_label_{name}"): name for name in ORDER.labels}
     assert (labels[source], target) == ("draftwise.dev/pool", "pool")
     (job,) = read("scrape.yaml")["scrape_configs"]
@@ -96,7 +98,7 @@ def test_prometheus_takes_the_scrape_configuration(tmp_path: Path) -> None:
     ("labels", "receiver"),
     [
         ({"rule": "zero-acceptance", "action": "drain"}, "draftwise-pager"),
-        ({"rule": "below-break-even", "action": "rollback"}, "draftwise-pager"),
+        ({"rule": "fell-below-break-even", "action": "rollback"}, "draftwise-pager"),
         ({"rule": "tail-dead", "action": "lower-k"}, "draftwise-tickets"),
         ({"alertname": "NodeDown"}, "default"),
         ({"rule": "tail-dead", "action": "lower-k", "model_name": "other"}, "default"),

@@ -11,22 +11,28 @@ __all__ = ["make_pod_monitor", "make_scrape_config"]
 
 _INTERVAL = "15s"
 """Twenty scrapes in the shortest window of the rules."""
-_POOL = "__meta_kubernetes_pod_label_draftwise_dev_pool"
+_POD = "__meta_kubernetes_pod_"
 
 
 def make_pod_monitor(order: Order) -> dict[str, Any]:
     """Return the PodMonitor of both twins.
 
-    `podTargetLabels` would call the pool `draftwise_dev_pool`, so that it is relabelled here.
+    Platforms call the server's port otherwise, so that it is known by its number, among those of proxies beside it.
+    `podTargetLabels` would call the pool `draftwise_dev_pool`.
     """
     name = {"app.kubernetes.io/name": order.service}
-    relabelling = {"sourceLabels": [_POOL], "targetLabel": "pool"}
-    endpoint = {"port": "http", "path": "/metrics", "interval": _INTERVAL, "relabelings": [relabelling]}
+    relabellings = [
+        {"sourceLabels": [f"{_POD}container_port_number"], "regex": str(order.port), "action": "keep"},
+        {"sourceLabels": [f"{_POD}label_draftwise_dev_pool"], "targetLabel": "pool"},
+    ]
     return {
         "apiVersion": "monitoring.coreos.com/v1",
         "kind": "PodMonitor",
         "metadata": {"name": order.service, "labels": dict(name)},
-        "spec": {"selector": {"matchLabels": name}, "podMetricsEndpoints": [endpoint]},
+        "spec": {
+            "selector": {"matchLabels": name},
+            "podMetricsEndpoints": [{"path": "/metrics", "interval": _INTERVAL, "relabelings": relabellings}],
+        },
     }
 
 

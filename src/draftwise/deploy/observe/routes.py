@@ -13,7 +13,7 @@ __all__ = ["make_routes"]
 _PAGED = ("drain", "rollback", "switch")
 """Actions that do not wait until the morning."""
 _CAUSES = "spec-off|drafts-stopped|zero-acceptance|drafter-noise"
-_EFFECTS = "below-break-even|slower-than-plain|tail-dead"
+_EFFECTS = "fell-below-break-even|slower-than-plain|tail-dead"
 """Findings that follow from those and say nothing more."""
 _SECRETS = "/etc/alertmanager/secrets"
 _TITLE = "{{ .CommonLabels.model_name }}: {{ .CommonLabels.rule }}, {{ .CommonLabels.action }}"

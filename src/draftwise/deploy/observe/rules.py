@@ -111,7 +111,7 @@ def _alert(name: str, code: str, severity: Severity, action: str, wait: str, exp
 
 ALERTS: Sequence[Alert] = (
     _alert(
-        "DraftwiseBelowBreakEven", "below-break-even", Severity.WARNING, "rollback", "30m",
+        "DraftwiseBelowBreakEven", "fell-below-break-even", Severity.WARNING, "rollback", "30m",
         f"draftwise:tokens_per_step:5m{{{SPECULATING}}}"
         " < on (model_name) group_left () draftwise:breakeven_tokens_per_step",
     ),
@@ -178,7 +178,7 @@ ALERTS: Sequence[Alert] = (
 )  # fmt: skip
 
 _ROLLBACK_CODES = {
-    TOKENS_PER_STEP.name: "below-break-even",
+    TOKENS_PER_STEP.name: "fell-below-break-even",
     OUTPUT_TOKENS_PER_S.name: "slower-than-plain",
     TTFT_P99_S.name: "ttft-damaged",
     **{signal.name: "above-crossover" for signal in LOAD_SIGNALS.values()},
