@@ -213,7 +213,7 @@ def test_a_canary_is_held_against_the_plain_pool(result: list[float], verdict: s
 
 def test_flagger_rolls_back_under_the_break_even() -> None:
     text = observe(ORDER, in_cluster=True).files["observe/flagger.yaml"][1]
-    (metric,) = yaml.safe_load("".join(line[4:] + "\n" for line in text.splitlines() if line.startswith("#   ")))
+    (metric,) = yaml.safe_load("".join(f"{line[2:]}\n" for line in text.splitlines()[1:] if line.startswith("# ")))
     assert metric["thresholdRange"] == {"min": 1.35}
     assert metric["templateRef"]["name"] == yaml.safe_load(text)["metadata"]["name"]
 

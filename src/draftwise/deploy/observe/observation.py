@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import yaml
-
-from draftwise.deploy.observe.analysis import make_analysis, make_canary_metric, make_metric_template
+from draftwise.deploy.observe.analysis import find_window, make_analysis, make_canary_metric, make_metric_template
 from draftwise.deploy.observe.dashboard import make_dashboard
 from draftwise.deploy.observe.monitor import make_pod_monitor, make_scrape_config
 from draftwise.deploy.observe.naming import VLLM, Naming, name_for
-from draftwise.deploy.observe.promise import find_promise
+from draftwise.deploy.observe.promise import Promise, find_promise
 from draftwise.deploy.observe.routes import make_routes
 from draftwise.deploy.observe.rules import RuleSet, make_rules
 from draftwise.deploy.order import Order
@@ -19,7 +17,7 @@ from draftwise.deploy.render.words import dump_yaml
 
 __all__ = ["Observation", "observe"]
 
-_ANALYSIS = "no analysis of a canary is written: no run of `draftwise decide` that adopted this setup gives it limits"
+_ANALYSIS = "No analysis of a canary is written: no run of `draftwise decide` that adopted this setup gives it limits."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,19 +41,21 @@ def observe(order: Order, *, in_cluster: bool, prefix: str = VLLM) -> Observatio
     naming = name_for(order, prefix)
     rules = make_rules(order, naming)
     files = {
-        "rules.yaml": ("recording and alerting rules for Prometheus", _dump_rules(rules)),
-        **(_watch_cluster(order, naming, rules) if in_cluster else _watch_hosts(order)),
+        "rules.yaml": ("recording and alerting rules for Prometheus", dump_yaml({"groups": list(rules.groups)})),
+        **(_watch_cluster(order, rules) if in_cluster else _watch_hosts(order)),
         "alertmanager.yaml": (
             "route, receivers and inhibitions for Alertmanager, to be merged into its configuration",
             _ROUTES + dump_yaml(make_routes(naming)),
         ),
         "dashboard.json": ("a dashboard for Grafana: does it pay?", make_dashboard(order, naming)),
     }
-    lacks = [f"the alert {name} is not written: {why}" for name, why in rules.missing.items()]
-    if in_cluster and find_promise(order) is None:
-        lacks.append(_ANALYSIS)
-    missing = tuple(f"{text[0].upper()}{text[1:]}." for text in lacks)
-    return Observation(files={f"observe/{name}": file for name, file in files.items()}, missing=missing)
+    missing = [f"The alert {name} is not written: {why}." for name, why in rules.missing.items()]
+    promise = find_promise(order)
+    if in_cluster and promise is not None:
+        files |= _judge_canary(order, naming, promise)
+    elif in_cluster:
+        missing.append(_ANALYSIS)
+    return Observation(files={f"observe/{name}": file for name, file in files.items()}, missing=tuple(missing))
 
 
 _ROUTES = """\
@@ -66,38 +66,36 @@ _SCRAPE = """\
 """
 
 
-def _dump_rules(rules: RuleSet) -> str:
-    text: str = yaml.safe_dump({"groups": list(rules.groups)}, sort_keys=False, width=10_000, allow_unicode=True)
-    return text
-
-
 def _watch_hosts(order: Order) -> dict[str, tuple[str, str]]:
     scrape = make_scrape_config((order, order.without_speculation()))
     return {"scrape.yaml": ("what Prometheus scrapes", _SCRAPE + dump_yaml(scrape))}
 
 
-def _watch_cluster(order: Order, naming: Naming, rules: RuleSet) -> dict[str, tuple[str, str]]:
-    promise = find_promise(order)
-    metadata = {"name": f"{order.service}-speculation", "labels": {"app.kubernetes.io/name": order.service}}
-    rule_object = {
+def _watch_cluster(order: Order, rules: RuleSet) -> dict[str, tuple[str, str]]:
+    prometheus_rule = {
         "apiVersion": "monitoring.coreos.com/v1",
         "kind": "PrometheusRule",
-        "metadata": metadata,
+        "metadata": {"name": f"{order.service}-speculation", "labels": {"app.kubernetes.io/name": order.service}},
         "spec": {"groups": list(rules.groups)},
     }
-    files = {
-        "prometheusrule.yaml": ("the same rules for the Prometheus operator", dump_yaml(rule_object)),
+    return {
+        "prometheusrule.yaml": ("the same rules for the Prometheus operator", dump_yaml(prometheus_rule)),
         "podmonitor.yaml": ("what the Prometheus operator scrapes", dump_yaml(make_pod_monitor(order))),
     }
-    if promise is not None:
-        limits = f"fails under {promise.break_even:.3g} tokens per step, passes from {promise.worthwhile:.3g}"
-        flagger = dump_yaml([make_canary_metric(order, promise)])
-        comment = "# In the Canary, under spec.analysis.metrics:\n" + "".join(
-            f"#   {line}\n" for line in flagger.splitlines()
-        )
-        files["analysis.yaml"] = (f"Argo Rollouts: {limits}", dump_yaml(make_analysis(order, naming, promise)))
-        files["flagger.yaml"] = (
-            f"Flagger: fails under {promise.break_even:.3g} tokens per step",
-            comment + dump_yaml(make_metric_template(order, naming, promise)),
-        )
-    return files
+
+
+def _judge_canary(order: Order, naming: Naming, promise: Promise) -> dict[str, tuple[str, str]]:
+    item = dump_yaml([make_canary_metric(order, promise)])
+    use = "".join(f"# {line}\n" for line in ["In the Canary, under spec.analysis.metrics:", *item.splitlines()])
+    fails = f"fails under {promise.break_even:.3g} tokens per step"
+    needs = f"a window needs {find_window(promise).requests} requests"
+    return {
+        "analysis.yaml": (
+            f"the analysis of a canary by Argo Rollouts: {fails}, passes from {promise.worthwhile:.3g}; {needs}",
+            dump_yaml(make_analysis(order, naming, promise)),
+        ),
+        "flagger.yaml": (
+            f"the same for Flagger: {fails}; {needs}",
+            use + dump_yaml(make_metric_template(order, naming, promise)),
+        ),
+    }

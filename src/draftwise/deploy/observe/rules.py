@@ -227,7 +227,7 @@ def find_constants(order: Order) -> Sequence[Constant]:
             value=find_crossover(order),
             lack=unmeasured.format("beyond how many requests in flight it does not pay"),
         ),
-        Constant(record="draftwise:configured_k", value=k, lack="the setup lets the length of drafts vary"),
+        Constant(record="draftwise:configured_k", value=k, lack="the setup gives drafts no fixed length"),
     )
 
 
