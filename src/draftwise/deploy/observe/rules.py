@@ -214,12 +214,12 @@ def find_constants(order: Order) -> Sequence[Constant]:
     return (
         Constant(
             record="draftwise:breakeven_tokens_per_step",
-            value=promise and promise.break_even,
+            value=None if promise is None else promise.break_even,
             lack=unmeasured.format("its break-even of tokens per step"),
         ),
         Constant(
             record="draftwise:expected_tokens_per_step",
-            value=promise and promise.measured,
+            value=None if promise is None else promise.measured,
             lack=unmeasured.format("its tokens per step"),
         ),
         Constant(
