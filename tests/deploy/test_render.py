@@ -16,6 +16,8 @@ from draftwise.deploy.read_back import read_back
 from draftwise.facts.vllm import get_release
 
 GIB = 1 << 30
+UNSAID = ("argument-is-template", "argument-read-by-shell", "config-not-spelled")
+"""Refusals of what a platform cannot carry."""
 NGRAM = SpecConfig(method="ngram", num_speculative_tokens=5)
 SETUP = Setup(
     target="meta-llama/Llama-3.1-8B-Instruct",
@@ -48,7 +50,7 @@ def test_what_is_rendered_is_read_back(to: str, release: str) -> None:
             try:
                 text = target.render(side)
             except InvalidSetup as error:
-                assume(error.findings[0].code != "argument-is-template")
+                assume(error.findings[0].code not in UNSAID)
                 raise
             assert read_back(text, side.setup, name=f"file{target.suffix}", lost=target.lost) == ()
 
@@ -66,7 +68,7 @@ def test_a_file_that_starts_something_else_is_noticed(to: str) -> None:
 
 @pytest.mark.parametrize("to", TARGETS)
 def test_the_twin_differs_in_speculation_alone(to: str) -> None:
-    order = make_order(SETUP)
+    order = TARGETS[to].prepare(make_order(SETUP))
     spec, plain = (TARGETS[to].render(each) for each in (order, order.without_speculation()))
     assert "speculative" in spec
     assert "speculative" not in plain

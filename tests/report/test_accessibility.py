@@ -68,7 +68,7 @@ def test_what_is_drawn_stands_out(theme: dict[str, str], colour: str) -> None:
     assert contrast(colour, theme["paper"]) >= 3
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def conclusions():
     slower = Truth(step_s=lambda prompt, condition: 0.012 * (condition.concurrency or 1), accepted=lambda p: 1, k=3)
     arms = [Arm(name="plain"), arm(3), arm(5)]
@@ -80,7 +80,7 @@ def conclusions():
     )
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def page(conclusions) -> str:
     return render_page(conclusions)
 

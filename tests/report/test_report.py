@@ -134,7 +134,7 @@ def test_goodput_counts_the_requests_within_the_promise(run: RunDirectory) -> No
     assert {row["arm"]: row["goodput"] for row in summary["latencies"]} == {"plain": 0.0, "candidate 1": 1.0}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def swept() -> Conclusions:
     """Two candidates, one of which stops paying as the load grows, on two workloads at two temperatures."""
     slower = Truth(
@@ -151,7 +151,7 @@ def swept() -> Conclusions:
     return conclude_run(run)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def page(swept: Conclusions) -> str:
     return render_page(swept)
 

@@ -6,12 +6,14 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import click
 
+from draftwise.cli._findings import finding_to_dict
 from draftwise.cli._setups import find_sources, nearest_option, open_release, setup_command
 from draftwise.core import Decision, Device, InvalidSetup, Run, Setup
-from draftwise.deploy import TARGETS, Evidence, make_order
+from draftwise.deploy import TARGETS, Evidence, Mode, Platform, make_order, read_layout
 from draftwise.deploy import deploy as write_files
 from draftwise.deploy.observe import VLLM
 from draftwise.facts.gpus import get_gpu
@@ -31,11 +33,17 @@ __all__ = ["deploy"]
 @click.option("--cold-start-s", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS",
               help="What a start from nothing was seen to take; 1.5 times that is allowed for.")  # fmt: skip
 @click.option(
-    "--observe/--no-observe",
-    default=True,
-    show_default=True,
-    help="Write what watches it: rules, scraping, notifications, a dashboard, the analysis of a canary.",
+    "--kserve", "kserve_release", default="", metavar="VERSION", help="Release of KServe  [default: the newest known]"
 )
+@click.option("--mode", default="Standard", show_default=True, type=click.Choice(get_args(Mode), case_sensitive=False),
+              help="As what KServe deploys the service.")  # fmt: skip
+@click.option("--layout", metavar="LAYOUT", help="Of the weights on KServe: one, storage-uris, modelcar:IMAGE, "
+              "pvc:CLAIM or mixed:CLAIM  [default: by what is loaded]")  # fmt: skip
+@click.option(
+    "--service-account", default="", metavar="NAME", help="On KServe, whose secrets open the places of the weights."
+)
+@click.option("--observe/--no-observe", default=True, show_default=True,
+              help="Write what watches it: rules, alerts, a dashboard, the analysis of a canary.")  # fmt: skip
 @click.option("--metrics-prefix", default=VLLM, show_default=True, metavar="PREFIX",
               help="How the names of its metrics begin; Ray's exporter writes ray_vllm_.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
@@ -55,6 +63,10 @@ def deploy(
     image: str,
     gpu: str | None,
     cold_start_s: float | None,
+    kserve_release: str,
+    mode: Mode,
+    layout: str | None,
+    service_account: str,
     observe: bool,
     metrics_prefix: str,
     as_json: bool,
@@ -67,6 +79,7 @@ def deploy(
 
     \b
     Examples:
+      draftwise deploy decide-runs/2026-11-22 --to kserve --kserve 0.20 --layout pvc:models --out deploy/
       draftwise deploy decide-runs/2026-11-22 --to kubernetes --out deploy/ --vllm 0.26.0
       draftwise deploy meta-llama/Llama-3.1-8B-Instruct --vllm 0.26.0 --gpu H200 --to compose --out deploy/ \\
           -sc '{"method": "ngram", "num_speculative_tokens": 5}'
@@ -79,14 +92,32 @@ def deploy(
     else:
         setup, evidence = _read_setup(sources, spec, engine_flags, target, version, env_files), Evidence()
     order = make_order(_with_gpu(setup, gpu), name=name, image=image, cold_start_s=cold_start_s, evidence=evidence)
-    folder = write_files(order, to, metrics_prefix=metrics_prefix if observe else None)
+    platform = Platform(
+        release=kserve_release,
+        mode=mode,
+        service_account=service_account,
+        layout=None if layout is None else read_layout(layout),
+    )
+    if to != "kserve" and platform != Platform():
+        raise click.UsageError("--kserve, --mode, --layout and --service-account go with --to kserve.")
+    prefix = metrics_prefix if observe else None
+    folder = write_files(replace(order, platform=platform), to, metrics_prefix=prefix)
     folder.write(out)
     if as_json:
         click.echo(
-            json.dumps({"out": str(out), "files": list(folder.files), "not_measured": order.evidence.unmeasured})
+            json.dumps(
+                {
+                    "out": str(out),
+                    "files": list(folder.files),
+                    "limits": list(map(finding_to_dict, folder.limits)),
+                    "not_measured": order.evidence.unmeasured,
+                }
+            )
         )
         return
     click.echo(f"Written: {out} ({', '.join(folder.files)})")
+    for limit in folder.limits:
+        click.echo(f"{limit.severity} {limit.code}: {limit}")
     for gap in order.evidence.unmeasured:
         click.echo(f"not measured: {gap}")
 

@@ -9,12 +9,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import mkdtemp
 
-from draftwise.core import InvalidSetup, StorageError
+from draftwise.core import Finding, InvalidSetup, StorageError
 
-__all__ = ["CHECKSUMS", "Folder"]
+__all__ = ["CHECKSUMS", "Folder", "Step"]
 
 CHECKSUMS = "CHECKSUMS"
 """In the format of sha256sum, so that `sha256sum -c CHECKSUMS` proves the folder."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """A file that is needed on the way, beside those of the twins."""
+
+    text: str
+    about: str
+    """What it is."""
+    does: str
+    """What its command does, as a heading."""
+    command: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +34,8 @@ class Folder:
     """Files by their path inside the folder."""
 
     files: Mapping[str, str]
+    limits: tuple[Finding, ...] = ()
+    """What the platform does not grant."""
 
     def write(self, out: Path) -> None:
         """Write all of it to a folder that is not there yet.

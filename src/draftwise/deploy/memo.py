@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 
+from draftwise.core import Finding
 from draftwise.deploy.order import Order
 from draftwise.report.conditions import describe_rule
 from draftwise.setups.write import write_shell
@@ -12,23 +13,36 @@ from draftwise.setups.write import write_shell
 __all__ = ["write_memo"]
 
 
-def write_memo(order: Order, *, files: Mapping[str, str], apply: Mapping[str, str], unwatched: Sequence[str]) -> str:
+def write_memo(
+    order: Order,
+    *,
+    files: Mapping[str, str],
+    apply: Mapping[str, str],
+    weights: Sequence[str] = (),
+    limits: Sequence[Finding] = (),
+    unwatched: Sequence[str] = (),
+) -> str:
     """Return the memo as Markdown.
 
     Args:
         order: of the side that speculates.
         files: what each file of the folder is for, by its name.
         apply: the commands by what they do.
-        unwatched: what of it no rule watches, a sentence each.
+        weights: where the server finds its weights, and where else they could lie, a sentence each.
+        limits: what the platform does not grant.
+        unwatched: what no rule watches, a sentence each.
     """
     return "\n".join(
         chain(
             _tell(order),
             _list_files(files),
+            _list_points("Where the weights lie", weights),
             _list_commands(apply),
-            _list_rules(order),
-            _list_gaps("Not watched", unwatched),
-            _list_gaps("Not measured", order.evidence.unmeasured),
+            _list_points("Limits", map(str, limits)),
+            _list_points("When to go back", map(describe_rule, order.evidence.rollback)),
+            _list_points("Not watched", unwatched),
+            _list_points("Not measured", order.evidence.unmeasured),
+            ("",),
         )
     )
 
@@ -63,21 +77,13 @@ def _list_files(files: Mapping[str, str]) -> Iterator[str]:
 
 
 def _list_commands(apply: Mapping[str, str]) -> Iterator[str]:
-    yield from ("", "## Commands", "")
+    yield from ("", "## Commands")
     for text, command in apply.items():
-        yield from (f"{text}:", "", "```sh", command, "```", "")
+        yield from ("", f"{text}:", "", "```sh", command, "```")
 
 
-def _list_rules(order: Order) -> Iterator[str]:
-    rules = order.evidence.rollback
-    if rules:
-        yield from ("## When to go back", "")
-        yield from (f"- {describe_rule(rule)}" for rule in rules)
-        yield ""
-
-
-def _list_gaps(title: str, gaps: Sequence[str]) -> Iterator[str]:
-    if gaps:
-        yield from (f"## {title}", "")
-        yield from (f"- {gap}" for gap in gaps)
-        yield ""
+def _list_points(title: str, points: Iterable[str]) -> Iterator[str]:
+    """Yield a section; nothing where there are no points."""
+    lines = [f"- {point}" for point in points]
+    if lines:
+        yield from ("", f"## {title}", "", *lines)

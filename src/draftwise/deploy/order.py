@@ -10,15 +10,18 @@ from math import ceil, prod
 from typing import Literal
 
 from draftwise.core import Device, InvalidSetup, Rollback, Setup, Severity
+from draftwise.deploy.layout import Layout, Placement
 from draftwise.facts.vllm import get_release
 from draftwise.plan.check import check
 from draftwise.plan.check.context import SPEC_FLAGS
 from draftwise.plan.size import size
 from draftwise.setups.write import write_json
 
-__all__ = ["Evidence", "Host", "Order", "make_order"]
+__all__ = ["Evidence", "Host", "Mode", "Order", "Platform", "make_order"]
 
 Pool = Literal["spec", "plain"]
+Mode = Literal["Standard", "Knative"]
+"""As what KServe deploys a service: a Deployment, or a Service of Knative with revisions."""
 
 _GIB = 1 << 30
 _PORT = 8000
@@ -66,6 +69,19 @@ class Host:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Platform:
+    """What the files depend on of the platform that takes them."""
+
+    release: str = ""
+    """Of KServe; empty for the newest that is known here."""
+    mode: Mode = "Standard"
+    service_account: str = ""
+    """Whose secrets open the places that weights are fetched from."""
+    layout: Layout | None = None
+    """None to choose one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
     """One service."""
 
@@ -80,6 +96,8 @@ class Order:
     startup_s: int
     """How long a start may take before it counts as failed."""
     evidence: Evidence = field(default_factory=Evidence)
+    placement: Placement = field(default_factory=Placement)
+    platform: Platform = field(default_factory=Platform)
 
     @property
     def port(self) -> int:
@@ -124,7 +142,8 @@ class Order:
         """Return the twin: the same server, without speculation."""
         args = {name: value for name, value in self.setup.args.items() if name not in SPEC_FLAGS}
         plain = replace(self.setup, spec=None, args=args)
-        return replace(self, name=f"{self.name}-plain", pool="plain", setup=plain)
+        placement = replace(self.placement, drafts=())
+        return replace(self, name=f"{self.name}-plain", pool="plain", setup=plain, placement=placement)
 
 
 def make_order(

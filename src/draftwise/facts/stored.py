@@ -7,12 +7,17 @@ from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
-__all__ = ["read_data", "read_folder"]
+__all__ = ["read_bytes", "read_data", "read_folder"]
 
 
 def read_data(name: str) -> Any:
     """Return the content of `data/NAME.json`; callers cache what they make of it."""
     return json.loads(files("draftwise.facts").joinpath(f"data/{name}.json").read_text(encoding="utf-8"))
+
+
+def read_bytes(path: str) -> bytes:
+    """Return a file of `data` as it is."""
+    return files("draftwise.facts").joinpath(f"data/{path}").read_bytes()
 
 
 def read_folder(name: str) -> Mapping[str, Any]:

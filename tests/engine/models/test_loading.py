@@ -79,7 +79,7 @@ def test_a_truncated_file_is_refused(save_tiny):
         ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel"),
         ({"architectures": None, "model_type": "gemma"}, "gemma"),
         ({"hidden_size": None}, "hidden_size"),
-        ({"quantization_config": {"quant_method": "awq"}}, "quantized"),
+        ({"quantization_config": {"quant_method": "awq"}}, "Quantized"),
         ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "longrope"),
         ({"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4}}, "factor"),
         ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "partial"),

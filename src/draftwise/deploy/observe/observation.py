@@ -29,6 +29,10 @@ class Observation:
     missing: tuple[str, ...]
     """What a reader could look for in vain, a sentence each."""
 
+    def describe(self) -> Mapping[str, str]:
+        """Return what each file is for, by its name."""
+        return {name: about for name, (about, _) in self.files.items()}
+
 
 def observe(order: Order, *, in_cluster: bool, prefix: str = VLLM) -> Observation:
     """Return what watches a service.

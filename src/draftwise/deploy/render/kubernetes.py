@@ -8,11 +8,11 @@ from typing import Any
 from draftwise.deploy.order import Order
 from draftwise.deploy.render.words import PROGRAM, dump_yaml, list_args
 
-__all__ = ["render"]
+__all__ = ["PERIOD_S", "list_env", "list_resources", "list_volumes", "make_metadata", "make_probes", "render", "to_gib"]
 
 _GIB = 1 << 30
-_PERIOD_S = 10
-_HEALTH = {"httpGet": {"path": "/health", "port": "http"}}
+PERIOD_S = 10
+"""Between two probes of a start."""
 
 
 def render(order: Order) -> str:
@@ -21,19 +21,13 @@ def render(order: Order) -> str:
 
 
 def _make_deployment(order: Order) -> dict[str, Any]:
-    pod: dict[str, Any] = {
-        "containers": [_make_container(order)],
-        "volumes": [
-            {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": _to_gib(order.host.shm_bytes)}},
-            {"name": "cache", "emptyDir": {}},
-        ],
-    }
+    pod: dict[str, Any] = {"containers": [_make_container(order)], "volumes": list_volumes(order)}
     if order.gpu_product:
         pod = {"nodeSelector": {"nvidia.com/gpu.product": order.gpu_product}, **pod}
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
-        "metadata": _make_metadata(order),
+        "metadata": make_metadata(order),
         "spec": {
             "replicas": 1,
             "progressDeadlineSeconds": order.startup_s + 60,
@@ -46,42 +40,68 @@ def _make_deployment(order: Order) -> dict[str, Any]:
 
 
 def _make_container(order: Order) -> dict[str, Any]:
-    memory = _to_gib(order.host.memory_bytes + order.host.shm_bytes)  # a volume in memory counts as the container's
-    gpus = {"nvidia.com/gpu": str(order.num_gpus)}
     return {
         "name": "vllm",
         "image": order.image,
         "command": list(PROGRAM),
         "args": list_args(order),
-        **(
-            {"env": [{"name": name, "value": value} for name, value in order.setup.env.items()]}
-            if order.setup.env
-            else {}
-        ),
+        **list_env(order),
         "ports": [{"name": "http", "containerPort": order.port}],
-        "resources": {
-            "requests": {"cpu": str(order.host.cpus), "memory": memory, **gpus},
-            "limits": {"memory": memory, **gpus},
-        },
-        "startupProbe": _HEALTH | {"periodSeconds": _PERIOD_S, "failureThreshold": ceil(order.startup_s / _PERIOD_S)},
-        "readinessProbe": _HEALTH | {"periodSeconds": 5, "failureThreshold": 3},
-        "livenessProbe": _HEALTH | {"periodSeconds": _PERIOD_S, "timeoutSeconds": 5, "failureThreshold": 6},
+        "resources": list_resources(order),
+        **make_probes(order, port="http"),
         "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}, {"name": "cache", "mountPath": "/root/.cache"}],
     }
+
+
+def list_env(order: Order) -> dict[str, Any]:
+    """Return the field `env` of a container; nothing where there is none."""
+    return (
+        {"env": [{"name": name, "value": value} for name, value in order.setup.env.items()]} if order.setup.env else {}
+    )
+
+
+def list_resources(order: Order) -> dict[str, Any]:
+    """Return what a container asks for and may take."""
+    memory = to_gib(order.host.memory_bytes + order.host.shm_bytes)  # a volume in memory counts as the container's
+    gpus = {"nvidia.com/gpu": str(order.num_gpus)}
+    return {
+        "requests": {"cpu": str(order.host.cpus), "memory": memory, **gpus},
+        "limits": {"memory": memory, **gpus},
+    }
+
+
+def make_probes(order: Order, *, port: str | int) -> dict[str, Any]:
+    """Return the probes of a container; `port` is how they name the server's."""
+    health = {"httpGet": {"path": "/health", "port": port}}
+    return {
+        "startupProbe": health | {"periodSeconds": PERIOD_S, "failureThreshold": ceil(order.startup_s / PERIOD_S)},
+        "readinessProbe": health | {"periodSeconds": 5, "failureThreshold": 3},
+        "livenessProbe": health | {"periodSeconds": PERIOD_S, "timeoutSeconds": 5, "failureThreshold": 6},
+    }
+
+
+def list_volumes(order: Order) -> list[dict[str, Any]]:
+    """Return the volumes of a pod: shared memory, and the cache of downloads and compilation."""
+    return [
+        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": to_gib(order.host.shm_bytes)}},
+        {"name": "cache", "emptyDir": {}},
+    ]
 
 
 def _make_service(order: Order) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": _make_metadata(order),
+        "metadata": make_metadata(order),
         "spec": {"selector": dict(order.labels), "ports": [{"name": "http", "port": 80, "targetPort": "http"}]},
     }
 
 
-def _make_metadata(order: Order) -> dict[str, Any]:
+def make_metadata(order: Order) -> dict[str, Any]:
+    """Return the metadata of an object."""
     return {"name": order.name, "labels": dict(order.labels), "annotations": dict(order.annotations)}
 
 
-def _to_gib(num_bytes: int) -> str:
+def to_gib(num_bytes: int) -> str:
+    """Return a size as Kubernetes writes it, in whole GiB."""
     return f"{ceil(num_bytes / _GIB)}Gi"

@@ -24,7 +24,7 @@ def list_args(order: Order) -> list[str]:
     Raises:
         InvalidSetup: a word holds `{{`, which platforms take for a template.
     """
-    words = [order.setup.target, *_join(order)]
+    words = [order.placement.target or order.setup.target, *_join(order)]
     for word in words:
         if "{{" in word:
             raise InvalidSetup.because(

@@ -265,8 +265,9 @@ def _find_in_values(
         return find_services(document, folder, asked.given)
     if is_stack(document.value):
         from draftwise.setups.read.manifests.stack import find_model_specs
+        from draftwise.setups.read.manifests.variables import read_stores
 
-        return find_model_specs(document)
+        return find_model_specs(document, read_stores((), asked.given))
     if is_modelservice(document.value):
         from draftwise.setups.read.manifests.modelservice import find_pods
         from draftwise.setups.read.manifests.variables import read_stores

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from draftwise.setups.read.manifests.parts import Found, get_mapping, get_words
+from draftwise.setups.read.manifests.variables import Stores
 from draftwise.setups.read.manifests.yaml_text import Document, Path, get_text
 from draftwise.setups.read.shell.images import image_version
 from draftwise.setups.read.shell.launch import Launch
@@ -27,15 +28,16 @@ _SWITCHES: Mapping[str, str] = {
 }
 
 
-def find_model_specs(document: Document) -> Iterator[Launch]:
+def find_model_specs(document: Document, stores: Stores) -> Iterator[Launch]:
     """Yield the servers that the chart would start."""
     for index, entry in enumerate(document.value["servingEngineSpec"]["modelSpec"]):
         if isinstance(entry, Mapping):
-            yield _read(document, ("servingEngineSpec", "modelSpec", index), entry)
+            yield _read(document, ("servingEngineSpec", "modelSpec", index), entry, stores)
 
 
-def _read(document: Document, path: Path, entry: Mapping[str, Any]) -> Launch:
+def _read(document: Document, path: Path, entry: Mapping[str, Any], stores: Stores) -> Launch:
     found: Found = []
+    env = stores.read_env(document, path, entry)
     config = get_mapping(entry, "vllmConfig")
     here = (*path, "vllmConfig")
     words = [Word(str(entry.get("modelURL") or ""), document.line((*path, "modelURL")), get_text((*path, "modelURL")))]
@@ -51,6 +53,7 @@ def _read(document: Document, path: Path, entry: Mapping[str, Any]) -> Launch:
     return Launch(
         words=tuple(words),
         entry="serve",
+        env=env,
         image=image,
         version=image_version(image),
         num_gpus=gpus if isinstance(gpus, int) and not isinstance(gpus, bool) else None,

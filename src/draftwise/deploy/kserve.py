@@ -1,0 +1,223 @@
+"""What KServe needs beyond a manifest: a layout of the weights, what fills it, a canary, and its limits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from shlex import quote
+from typing import Any
+
+from packaging.version import InvalidVersion, Version
+
+from draftwise.core import Finding, InvalidSetup, Severity
+from draftwise.deploy.files import Step
+from draftwise.deploy.layout import (
+    LAYOUTS,
+    SINGLE,
+    STORAGE_URIS,
+    Kind,
+    Layout,
+    choose_layout,
+    find_drafter,
+    name_layout,
+    place,
+)
+from draftwise.deploy.order import Order
+from draftwise.deploy.render.kserve import get_release, has_canaries, render_canary
+from draftwise.deploy.render.words import dump_yaml
+from draftwise.facts.kinds import list_kinds
+
+__all__ = ["CANARY", "MODELCAR", "STAGE", "describe_layout", "find_limits", "prepare", "warn_of_deadline", "write_more"]
+
+CANARY, MODELCAR, STAGE = "canary.yaml", "Dockerfile.modelcar", "stage-job.yaml"
+_PERCENT = 10
+_DEADLINE_S = 600
+"""Of a Deployment that KServe makes; no field of an InferenceService changes it (deployment_reconciler.go)."""
+_DOWNLOAD = "import sys, huggingface_hub; huggingface_hub.snapshot_download(sys.argv[1], local_dir=sys.argv[2])"
+_STAGING = "/models"
+
+
+def prepare(order: Order) -> Order:
+    """Return an order with its weights placed.
+
+    Raises:
+        InvalidSetup: KServe's release is not known here, or does not do what the layout needs.
+    """
+    release = _read_release(order.platform.release)
+    layout = order.platform.layout or choose_layout(order.setup, release=release)
+    if layout.kind not in SINGLE and release < STORAGE_URIS:
+        raise InvalidSetup.because(
+            "layout-too-new",
+            f"The layout {layout.kind} needs storageUris, which KServe has from {STORAGE_URIS} on.",
+            where="--layout",
+            fix="Choose modelcar:IMAGE or pvc:CLAIM.",
+        )
+    setup, placement = place(order.setup, layout)
+    platform = replace(order.platform, release=str(release), layout=layout)
+    return replace(order, setup=setup, placement=placement, platform=platform)
+
+
+def _read_release(text: str) -> Version:
+    known = [Version(each.since) for each in list_kinds() if each.kind == "InferenceService"]
+    try:
+        release = Version(text or str(known[-1]))
+        if known[0] <= release and release.release[:2] <= known[-1].release[:2]:
+            return release
+    except InvalidVersion:
+        pass
+    raise InvalidSetup.because(
+        "platform-release-unknown",
+        f"KServe {text} is not known here.",
+        where="--kserve",
+        fix=f"Known are {known[0]} to {known[-1]}.",
+    )
+
+
+def write_more(spec: Order, plain: Order) -> Mapping[str, Step]:
+    """Return the files that stage the weights, and the canary where KServe shares traffic."""
+    steps: dict[str, Step] = {}
+    layout = spec.platform.layout
+    if layout is not None and layout.kind == "modelcar":
+        steps[MODELCAR] = _build_modelcar(spec, layout.store)
+    elif layout is not None and list(_list_fetched(spec)):
+        steps[STAGE] = _fill_claim(spec, layout.store)
+    if has_canaries(spec):
+        steps[CANARY] = Step(
+            text=render_canary(spec, plain, _PERCENT),
+            about=f"the twin with {_PERCENT} % of its requests answered with speculation",
+            does=f"Try it on {_PERCENT} % of the running twin's requests (applying `plain.yaml` ends that)",
+            command=f"kubectl apply -f {CANARY}",
+        )
+    return steps
+
+
+def _build_modelcar(order: Order, image: str) -> Step:
+    """Return the Dockerfile of an image with the weights below /models, from where KServe links them."""
+    copies = [json.dumps([path, f"{_STAGING}/{path}"]) for path in order.placement.staged]
+    lines = ["# Weights lie beside this file, each in its directory.", "FROM busybox:1.37"]
+    fetch = [f"hf download {name} --local-dir {quote(path)}" for path, name in _list_fetched(order)]
+    return Step(
+        text="\n".join([*lines, *(f"COPY {copy}" for copy in copies), ""]),
+        about=f"the image {image}, which holds the weights",
+        does="Build the image of the weights",
+        command="\n".join([*fetch, f"docker build -f {MODELCAR} -t {image} . && docker push {image}"]),
+    )
+
+
+def _fill_claim(order: Order, claim: str) -> Step:
+    job = _make_job(order, claim)
+    name = job["metadata"]["name"]
+    return Step(
+        text=dump_yaml(job),
+        about=f"a Job that downloads the weights onto the claim {claim}",
+        does=f"Fill the claim {claim}",
+        command=f"kubectl apply -f {STAGE} && kubectl wait --for=condition=Complete job/{name} --timeout=2h",
+    )
+
+
+def _list_fetched(order: Order) -> Iterator[tuple[str, str]]:
+    """Yield the directories and checkpoints that come from the hub; the others are directories of the operator's."""
+    return (item for item in order.placement.staged.items() if not item[1].startswith("/"))
+
+
+def _make_job(order: Order, claim: str) -> dict[str, Any]:
+    """Return the Job that downloads the weights onto a claim."""
+    mounts = [{"name": "models", "mountPath": _STAGING}]
+    token = {
+        "name": "HF_TOKEN",
+        "valueFrom": {"secretKeyRef": {"name": "hf-secret", "key": "HF_TOKEN", "optional": True}},
+    }
+    containers = [
+        {
+            "name": f"stage-{index}",
+            "image": order.image,
+            "command": ["python3", "-c", _DOWNLOAD],
+            "args": [checkpoint, f"{_STAGING}/{path}"],
+            "env": [token],
+            "resources": {"requests": {"cpu": "2", "memory": "8Gi"}, "limits": {"memory": "8Gi"}},
+            "volumeMounts": mounts,
+        }
+        for index, (path, checkpoint) in enumerate(_list_fetched(order))
+    ]
+    volume = {"name": "models", "persistentVolumeClaim": {"claimName": claim}}
+    pod: dict[str, Any] = {"restartPolicy": "OnFailure", "containers": containers, "volumes": [volume]}
+    if order.platform.service_account:
+        pod = {"serviceAccountName": order.platform.service_account, **pod}
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": f"{order.service}-stage", "labels": {"app.kubernetes.io/name": f"{order.service}-stage"}},
+        "spec": {"backoffLimit": 3, "template": {"spec": pod}},
+    }
+
+
+def warn_of_deadline(order: Order) -> Iterator[Finding]:
+    """Yield a warning where a start may take longer than KServe gives a Deployment."""
+    if order.platform.mode == "Standard" and order.startup_s > _DEADLINE_S:
+        yield Finding(
+            code="progress-deadline-fixed",
+            severity=Severity.WARNING,
+            message=f"KServe gives a Deployment {_DEADLINE_S} s to come up, and no field changes that; a start may "
+            f"take {order.startup_s} s here, and is reported as failed until it ends.",
+            where="progressDeadlineSeconds",
+            fix="Keep the compilation cache and the weights on the node so that starts take less; an InferenceService "
+            "has its own deadline with --mode Knative.",
+        )
+
+
+def find_limits(order: Order) -> Iterator[Finding]:
+    """Yield what KServe does not grant the service, or wants to be allowed first."""
+    yield from warn_of_deadline(order)
+    features = list(_list_features(order))
+    if features:
+        yield Finding(
+            code="knative-features",
+            severity=Severity.INFO,
+            message=f"Knative takes the service only if its ConfigMap config-features enables {', '.join(features)}.",
+            fix="Ask who runs the cluster, or choose --mode Standard.",
+        )
+    layout = order.platform.layout
+    if layout is not None and any(name.startswith("/") for name in order.placement.staged.values()):
+        yield Finding(
+            code="stage-by-hand",
+            severity=Severity.INFO,
+            message="A checkpoint is a directory of yours: nothing downloads it to where the service looks for it.",
+            fix="Copy it there: "
+            + ", ".join(f"{name} to {path}" for path, name in order.placement.staged.items())
+            + ".",
+        )
+
+
+def _list_features(order: Order) -> Iterator[str]:
+    if order.platform.mode != "Knative":
+        return
+    if order.gpu_product:
+        yield "kubernetes.podspec-nodeselector"
+    uris = (order.placement.whole, *(each.uri for each in order.placement.mounts))
+    if any(uri.startswith("pvc://") for uri in uris):
+        yield "kubernetes.podspec-persistent-volume-claim"
+    if order.placement.mounts:
+        yield "kubernetes.podspec-init-containers"
+
+
+def describe_layout(order: Order) -> Iterator[str]:
+    """Yield what the layout is and what the others would be, a sentence each."""
+    layout = order.platform.layout
+    if layout is None:
+        return
+    yield f"`{layout}`: {LAYOUTS[layout.kind]}."
+    if layout.kind in ("one", "storage-uris"):
+        yield "It needs nothing but these files; every start downloads the weights again, as long as that takes."
+    yield from (f"`--layout {name_layout(kind)}`: {LAYOUTS[kind]}." for kind in _list_others(order, layout))
+    if get_release(order) < STORAGE_URIS:
+        yield f"KServe {STORAGE_URIS} could download several checkpoints."
+
+
+def _list_others(order: Order, layout: Layout) -> Iterator[Kind]:
+    """Yield the layouts that would hold the service's weights, too."""
+    has_drafter = bool(find_drafter(order.setup))
+    for kind in LAYOUTS:
+        fits = {"one": not has_drafter, "storage-uris": has_drafter, "mixed": has_drafter}.get(kind, True)
+        if fits and kind != layout.kind and (kind in SINGLE or get_release(order) >= STORAGE_URIS):
+            yield kind
