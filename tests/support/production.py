@@ -150,6 +150,10 @@ SCENARIOS: Sequence[Scenario] = (
     ),
     Scenario(name="a plain pool alone", phases=(Phase(minutes=120, servers={("plain", "p"): PLAIN}),)),
     Scenario(
+        name="too little traffic to tell",
+        phases=(Phase(minutes=180, servers=_pools(replace(SPEC, positions=(0.2, 0.06, 0.055)), load=0.0008)),),
+    ),
+    Scenario(
         name="flag lost in a roll-out",
         phases=(
             Phase(minutes=30, servers=_pools(SPEC)),
