@@ -18,6 +18,7 @@ import json
 import math
 import os
 import random
+import re
 import subprocess
 import sys
 import time
@@ -137,7 +138,7 @@ def _read_result(text: str, said: str) -> dict[str, Any]:
     try:
         (found,) = json.loads(text)["comparisons"]
     except (ValueError, KeyError):
-        return {"verdict": "no result", "reason": " ".join(said.split())[-300:]}
+        return {"verdict": "no result", "reason": re.sub(r" Report: \S+", "", " ".join(said.split()))[-300:]}
     deciding = found["throughput"] or found["speedup"]
     return {name: found[name] for name in ("verdict", "reason", "num_prompts")} | {
         "ratio": [deciding["low"], deciding["value"], deciding["high"]]

@@ -12,7 +12,6 @@ from tests.support.drawn_setups import drawn_setups
 
 from draftwise.core import InvalidSetup, Setup, SpecConfig
 from draftwise.deploy import Folder, Mode, Order, Platform, deploy, make_order, read_layout
-from draftwise.deploy.admission import find_refusals
 from draftwise.deploy.kserve import prepare
 from draftwise.deploy.layout import Layout
 from draftwise.deploy.read_back import compare_setups, read_back
@@ -20,6 +19,7 @@ from draftwise.deploy.render.kserve import render
 from draftwise.deploy.validate import validate
 from draftwise.facts.vllm import get_release
 from draftwise.setups.read import SourceText, read_setups
+from draftwise.setups.read.manifests.admission import find_refusals
 
 RELEASES = ["0.15.2", "0.16", "0.18", "0.20"]
 LAYOUTS = ["one", "storage-uris", "modelcar:registry.local/llama:1", "pvc:models", "mixed:models"]
@@ -224,14 +224,23 @@ def test_accounts_are_named_and_no_secret_is_written() -> None:
 )
 def test_what_the_webhook_and_the_controllers_refuse_is_found(uris: list[tuple[str, str]], code: str) -> None:
     entries = [{"uri": uri, "mountPath": path} for uri, path in uris]
-    document = {"kind": "InferenceService", "spec": {"predictor": {"storageUris": entries, "model": {}}}}
-    assert [each.code for each in find_refusals(document)] == ([code] if code else [])
+    predictor = {"storageUris": entries, "model": {}}
+    assert [each.code for each in find_refusals(predictor, "spec.predictor")] == ([code] if code else [])
 
 
 def test_one_way_of_naming_uris_is_taken() -> None:
     predictor = {"storageUris": [{"uri": "hf://a"}], "model": {"storageUri": "hf://a"}}
-    (finding,) = find_refusals({"kind": "InferenceService", "spec": {"predictor": predictor}})
+    (finding,) = find_refusals(predictor, "spec.predictor")
     assert finding.code == "storage-refused"
+
+
+def test_check_finds_in_files_of_others_what_kserve_refuses() -> None:
+    text = files_of(HEAD).files["spec.yaml"].replace("/mnt/models/meta-llama", "/target/meta-llama")
+    (reading,) = read_setups(SourceText(text=text, name="spec.yaml"))
+    (finding,) = [each for each in reading.findings if each.code == "storage-refused"]
+    assert "no directory in common" in finding.message
+    assert finding.where.startswith("spec.yaml")
+    assert "spec.predictor" in finding.where
 
 
 def test_an_order_is_prepared_for_the_newest_release_by_default() -> None:

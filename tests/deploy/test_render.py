@@ -68,7 +68,7 @@ def test_a_file_that_starts_something_else_is_noticed(to: str) -> None:
 
 @pytest.mark.parametrize("to", TARGETS)
 def test_the_twin_differs_in_speculation_alone(to: str) -> None:
-    order = TARGETS[to].prepare(make_order(SETUP))
+    order = TARGETS[to].prepare(make_order(replace(SETUP, args={"max_num_seqs": 64, **SETUP.args})))
     spec, plain = (TARGETS[to].render(each) for each in (order, order.without_speculation()))
     assert "speculative" in spec
     assert "speculative" not in plain
@@ -142,6 +142,13 @@ def test_what_does_not_fit_is_refused() -> None:
     big = replace(SETUP, target="meta-llama/Llama-3.1-70B-Instruct", device=Device(name="L4", kind="cuda"), args={})
     with pytest.raises(InvalidSetup):
         make_order(big)
+
+
+def test_the_method_is_written_so_that_no_name_of_a_directory_decides_it() -> None:
+    head = SpecConfig(model="yuhuili/EAGLE3-LLaMA3.1-Instruct-8B", num_speculative_tokens=3)
+    spec = make_order(replace(SETUP, spec=head)).setup.spec
+    assert spec is not None
+    assert spec.method == "eagle3"
 
 
 def test_what_nobody_measured_is_said() -> None:

@@ -2,12 +2,16 @@
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from copy import deepcopy
 from functools import reduce
 from typing import Any
 
 import pytest
 import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jsonschema import Draft7Validator
 
 from catalogue import schemas
 from draftwise.deploy.validate import validate
@@ -83,6 +87,40 @@ def test_what_is_wrong_is_found_where_it_is(document: dict[str, Any], path: str,
     (finding,) = validate(faulty)
     assert finding.code == code
     assert finding.where.replace("[0]", ".0").startswith(f"spec.{path}")
+
+
+def paths_in(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, each in items:
+        yield (*path, key)
+        yield from paths_in(each, (*path, key))
+
+
+@pytest.mark.parametrize("good", [SERVICE, ANALYSIS, MONITOR], ids=lambda each: each["kind"])
+def test_the_answer_is_that_of_a_whole_implementation_of_json_schema(good: dict[str, Any]) -> None:
+    kind = find_kind(good["apiVersion"], good["kind"])
+    assert kind is not None
+    reference = Draft7Validator(read_schema(kind))
+
+    @settings(max_examples=60, deadline=None, derandomize=True)
+    @given(
+        st.sampled_from(sorted(paths_in(good), key=str)),
+        st.sampled_from(["drop", "rename", "", "x", -1, 500, True, [], {}, None]),
+    )
+    def law(path: tuple[Any, ...], change: Any) -> None:
+        document = deepcopy(good)
+        parent = reduce(lambda each, key: each[key], path[:-1], document)
+        if change == "drop":
+            del parent[path[-1]]
+        elif change == "rename" and isinstance(parent, dict):
+            parent[f"{path[-1]}s"] = parent.pop(path[-1])
+        else:
+            parent[path[-1]] = change
+        if find_kind(str(document.get("apiVersion")), str(document.get("kind"))) == kind:
+            found = [each for each in validate(document) if each.code.startswith("field-")]
+            assert bool(found) == (not reference.is_valid(document))
+
+    law()
 
 
 def test_a_slip_is_named_with_the_field_that_was_meant() -> None:

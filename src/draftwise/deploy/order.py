@@ -9,11 +9,11 @@ from hashlib import sha256
 from math import ceil
 from typing import Literal
 
-from draftwise.core import InvalidSetup, Rollback, Setup, Severity
+from draftwise.core import Finding, InvalidSetup, Rollback, Setup, Severity
 from draftwise.deploy.layout import Layout, Placement
 from draftwise.deploy.twin import Pool, count_device, count_gpus, without_speculation
 from draftwise.facts.vllm import get_release
-from draftwise.plan.check import check
+from draftwise.plan.check import Report, check
 from draftwise.plan.size import size
 from draftwise.setups.write import write_json
 
@@ -59,6 +59,8 @@ class Evidence:
     headline: str = ""
     """What was found, in a sentence."""
     rollback: tuple[Rollback, ...] = ()
+    wanted_gain: float = 0.0
+    """Share by which a change has to be faster to be worth it."""
     unmeasured: tuple[str, ...] = ()
     """What the files promise and nobody has measured, a sentence each."""
 
@@ -169,9 +171,9 @@ def make_order(
         InvalidSetup: the setup lacks what a service needs, or its release does not start it.
     """
     _refuse_incomplete(setup)
-    report = check(setup)
-    if errors := [finding for finding in report.findings if finding.severity is Severity.ERROR]:
+    if errors := _find_errors(report := check(setup)):
         raise InvalidSetup(errors)
+    setup = _name_method(setup, report)
     name = name or _name_after(setup.target)
     if not _NAME.fullmatch(name):
         raise InvalidSetup.because(
@@ -194,6 +196,19 @@ def make_order(
         startup_s=10 * ceil(startup_s / 10),
         evidence=replace(evidence, unmeasured=(*evidence.unmeasured, *remarks)),
     )
+
+
+def _find_errors(report: Report) -> list[Finding]:
+    return [finding for finding in report.findings if finding.severity is Severity.ERROR]
+
+
+def _name_method(setup: Setup, report: Report) -> Setup:
+    """Return a setup whose config names its method, so that no directory's name decides it."""
+    spec, resolved = setup.spec, report.resolved
+    if spec is None or spec.method is not None or resolved is None:
+        return setup
+    named = replace(setup, spec=replace(spec, method=resolved.method))
+    return setup if _find_errors(check(named)) else named  # a release may know the method by an older name
 
 
 def _refuse_incomplete(setup: Setup) -> None:

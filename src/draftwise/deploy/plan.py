@@ -11,13 +11,13 @@ from draftwise.core import Finding, InvalidSetup
 from draftwise.deploy import kserve as layouts
 from draftwise.deploy.files import Folder, Step
 from draftwise.deploy.memo import write_memo
+from draftwise.deploy.observe import VLLM, Observation, observe
 from draftwise.deploy.order import Order
 from draftwise.deploy.read_back import read_back
 from draftwise.deploy.record import DEPLOYMENT, SETUP, Record, Side, write_record
 from draftwise.deploy.render import compose, kserve, kubernetes, llm_service, production_stack, systemd
 from draftwise.deploy.twin import Pool
 from draftwise.deploy.validate import validate_text
-from draftwise.report.promql import ALERTS, write_alerts
 from draftwise.setups.write import write_json
 
 __all__ = ["TARGETS", "Target", "deploy", "fill_in"]
@@ -51,6 +51,8 @@ class Target:
     """The command that shows what applying a file would change (exit code 1: something); empty where there is none."""
     leaves: str = ""
     """What stays behind on the platform after the service with speculation was taken away, a sentence."""
+    in_cluster: bool = False
+    """Whether it runs on Kubernetes."""
     prepare: Callable[[Order], Order] = _as_it_is
     """Settles what the platform leaves open, such as where the weights lie."""
     write_more: Callable[[Order, Order], Mapping[str, Step]] = _no_steps
@@ -69,6 +71,7 @@ TARGETS: Mapping[str, Target] = {
         remove="kubectl delete -f {file}",
         compare="kubectl diff -f {file}",
         leaves="Nothing in the cluster: the cache is the pod's own; a drafter in an image or on a volume stays there.",
+        in_cluster=True,
     ),
     "kserve": Target(
         render=kserve.render,
@@ -82,6 +85,7 @@ TARGETS: Mapping[str, Target] = {
         write_more=layouts.write_more,
         find_limits=layouts.find_limits,
         describe=layouts.describe_layout,
+        in_cluster=True,
     ),
     "llminferenceservice": Target(
         render=llm_service.render,
@@ -93,6 +97,7 @@ TARGETS: Mapping[str, Target] = {
         compare="kubectl diff -f {file}",
         leaves="The image or the claim that holds the drafter; llm-d's scheduler and its route go with the service.",
         find_limits=layouts.warn_of_deadline,
+        in_cluster=True,
     ),
     "production-stack": Target(
         render=production_stack.render,
@@ -101,6 +106,7 @@ TARGETS: Mapping[str, Target] = {
         remove="helm uninstall {name}",
         leaves="The claims that the chart made, which helm keeps.",
         prepare=production_stack.prepare,
+        in_cluster=True,
     ),
     "compose": Target(
         render=compose.render,
@@ -121,12 +127,13 @@ TARGETS: Mapping[str, Target] = {
 }
 
 
-def deploy(order: Order, to: str) -> Folder:
+def deploy(order: Order, to: str, *, metrics_prefix: str | None = VLLM) -> Folder:
     """Return the files of an order for a platform.
 
     Args:
         order: of the side that speculates.
         to: one of `TARGETS`.
+        metrics_prefix: how the names of the server's metrics begin; None for no files that watch it.
 
     Raises:
         InvalidSetup: a file does not start what was ordered.
@@ -142,8 +149,8 @@ def deploy(order: Order, to: str) -> Folder:
         files[name] = text
     more = target.write_more(sides["spec"], sides["plain"])
     files |= {name: step.text for name, step in more.items()}
-    if order.evidence.rollback:
-        files[ALERTS] = write_alerts(order.evidence.rollback)
+    watched = _watch(order, target, metrics_prefix)
+    files |= {name: text for name, (_, text) in watched.files.items()}
     release = order.platform.release
     if refused := [each for name, text in files.items() for each in validate_text(text, name=name, release=release)]:
         raise InvalidSetup(refused)
@@ -153,10 +160,11 @@ def deploy(order: Order, to: str) -> Folder:
     files[DEPLOYMENT] = write_record(record)
     files["MEMO.md"] = write_memo(
         order,
-        files=_describe(target, files) | {name: step.about for name, step in more.items()},
+        files={**_describe(target), **{name: step.about for name, step in more.items()}, **watched.describe()},
         apply={step.does: step.command for step in more.values()} | _list_commands(target, record),
         weights=tuple(target.describe(order)),
         limits=limits,
+        unwatched=watched.missing,
     )
     return Folder(files, limits)
 
@@ -170,15 +178,19 @@ def _make_record(to: str, target: Target, sides: Mapping[Pool, Order]) -> Record
     )
 
 
-def _describe(target: Target, files: Mapping[str, str]) -> dict[str, str]:
-    known = {
+def _watch(order: Order, target: Target, prefix: str | None) -> Observation:
+    if prefix is None:
+        return Observation(files={}, missing=("Nothing is watched: files for that were not wanted.",))
+    return observe(order, in_cluster=target.in_cluster, prefix=prefix)
+
+
+def _describe(target: Target) -> Mapping[str, str]:
+    return {
         f"spec{target.suffix}": "the service",
         f"plain{target.suffix}": "its twin without speculation, to compare with and to go back to",
-        ALERTS: "alerting rules for Prometheus, from what was measured",
         SETUP: "the setup, as every verb of draftwise reads it",
         DEPLOYMENT: "what the files are for, as `draftwise verify` and `draftwise rollback` read it",
     }
-    return {name: known[name] for name in files if name in known}
 
 
 def fill_in(command: str, side: Side, record: Record, folder: Path = Path()) -> str:

@@ -12,8 +12,8 @@ from difflib import get_close_matches
 from typing import Any
 
 from draftwise.core import Finding, Severity
-from draftwise.deploy.admission import find_refusals
 from draftwise.facts.kinds import find_kind, read_schema
+from draftwise.setups.read.manifests.admission import find_refusals
 from draftwise.setups.read.manifests.yaml_text import read_yaml
 
 __all__ = ["validate", "validate_text"]
@@ -53,7 +53,19 @@ def validate(document: Mapping[str, Any], release: str = "") -> Iterator[Finding
     kind = find_kind(str(document.get("apiVersion")), str(document.get("kind")), release)
     if kind is not None:
         # A webhook sees what the schema takes.
-        yield from list(_check(document, read_schema(kind), ())) or find_refusals(document)
+        yield from list(_check(document, read_schema(kind), ())) or _find_refusals(document)
+
+
+def _find_refusals(document: Mapping[str, Any]) -> Iterator[Finding]:
+    """Yield what KServe refuses of an object that its schema takes."""
+    if document["kind"] == "InferenceService":
+        spec = document["spec"]
+        predictors = {"spec.predictor": spec["predictor"]}
+        predictors |= {
+            f"spec.canary[{i}].predictor": each["predictor"] for i, each in enumerate(spec.get("canary", ()))
+        }
+        for where, predictor in predictors.items():
+            yield from find_refusals(predictor, where)
 
 
 def _check(value: Any, schema: Mapping[str, Any], path: _Path) -> Iterator[Finding]:

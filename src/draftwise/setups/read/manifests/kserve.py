@@ -8,6 +8,7 @@ from typing import Any
 
 from draftwise.core import Finding
 from draftwise.facts.rules import get_rule
+from draftwise.setups.read.manifests.admission import find_refusals
 from draftwise.setups.read.manifests.containers import (
     get_container_words,
     get_gpu_product,
@@ -89,13 +90,16 @@ def _read_predictor(
     model = predictor.get("model")
     if isinstance(model, Mapping):
         launch = _read_model(document, (*path, "model"), model, runtimes, stores)
-        misplaced = tuple(_find_misplaced(document, (*path, "model"), model))
+        wrong = [
+            *_find_misplaced(document, (*path, "model"), model),
+            *find_refusals(predictor, f"line {document.line(path)} {get_text(path)}"),
+        ]
         if launch is not None:
             yield replace(
                 launch,
                 mounts=_mounts(model) | mounts,
                 gpu=get_gpu_product(predictor),
-                findings=(*misplaced, *launch.findings),
+                findings=(*wrong, *launch.findings),
             )
     containers = predictor.get("containers")
     for index, container in enumerate(containers if isinstance(containers, list) else ()):

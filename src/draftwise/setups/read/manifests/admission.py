@@ -17,18 +17,25 @@ __all__ = ["find_refusals"]
 
 _DEFAULT = "/mnt/models"
 _CLAIM, _IMAGE = "pvc://", "oci"
-_WHERE = "spec.predictor.storageUris"
+_Refusal = tuple[str, str, str]
+"""Code, message and fix."""
 
 
-def find_refusals(document: Mapping[str, Any]) -> Iterator[Finding]:
-    """Yield what of an InferenceService is refused, or not done; nothing for other kinds."""
-    spec = document.get("spec")
-    predictor = spec.get("predictor") if document.get("kind") == "InferenceService" and isinstance(spec, dict) else None
-    if not isinstance(predictor, dict):
-        return
-    entries = [each for each in predictor.get("storageUris") or () if isinstance(each, dict)]
-    model = predictor.get("model")
-    if entries and isinstance(model, dict) and "storageUri" in model:
+def find_refusals(predictor: Mapping[str, Any], where: str) -> Iterator[Finding]:
+    """Yield what of a predictor is refused, or not done.
+
+    Args:
+        predictor: of an InferenceService.
+        where: it stands, for messages.
+    """
+    for code, message, fix in _find(predictor):
+        yield Finding(code=code, severity=Severity.ERROR, message=message, where=where, fix=fix)
+
+
+def _find(predictor: Mapping[str, Any]) -> Iterator[_Refusal]:
+    given, model = predictor.get("storageUris"), predictor.get("model")
+    entries = [each for each in given if isinstance(each, Mapping)] if isinstance(given, list) else []
+    if entries and isinstance(model, Mapping) and "storageUri" in model:
         yield _refused("storageUri and storageUris are given, and KServe takes one of them.", "Keep storageUris.")
     mounts = [(str(each.get("uri", "")), str(each.get("mountPath", _DEFAULT))) for each in entries]
     for uri, path in mounts:
@@ -36,7 +43,7 @@ def find_refusals(document: Mapping[str, Any]) -> Iterator[Finding]:
     yield from _check_paths(mounts)
 
 
-def _check_mount(uri: str, path: str) -> Iterator[Finding]:
+def _check_mount(uri: str, path: str) -> Iterator[_Refusal]:
     if not uri:
         yield _refused(f"The URI for {path} is empty.", "Give it.")
     if path == "/" or not path.startswith("/"):
@@ -45,16 +52,14 @@ def _check_mount(uri: str, path: str) -> Iterator[Finding]:
         yield _refused(f"The path {path!r} holds two dots.", "Write it without.")
     claim, _, inside = uri.removeprefix(_CLAIM).partition("/")
     if uri.startswith(_CLAIM) and inside:
-        yield Finding(
-            code="claim-path-ignored",
-            severity=Severity.ERROR,
-            message=f"KServe mounts the whole claim {claim} at {path}, and ignores the path {inside!r} in the URI.",
-            where=_WHERE,
-            fix=f"Write {_CLAIM}{claim}, and let the arguments name {path}/{inside}.",
+        yield (
+            "claim-path-ignored",
+            f"KServe mounts the whole claim {claim} at {path}, and ignores the path {inside!r} in the URI.",
+            f"Write {_CLAIM}{claim}, and let the arguments name {path}/{inside}.",
         )
 
 
-def _check_paths(mounts: Sequence[tuple[str, str]]) -> Iterator[Finding]:
+def _check_paths(mounts: Sequence[tuple[str, str]]) -> Iterator[_Refusal]:
     claims = [path for uri, path in mounts if uri.startswith(_CLAIM)]
     images = [path for uri, path in mounts if uri.partition("://")[0].split("+")[0] == _IMAGE]
     others = [path for uri, path in mounts if not uri.startswith(_CLAIM)]
@@ -77,5 +82,5 @@ def _find_repeated(paths: Sequence[str]) -> Iterator[str]:
     return (path for path, count in Counter(paths).items() if count > 1)
 
 
-def _refused(message: str, fix: str) -> Finding:
-    return Finding(code="storage-refused", severity=Severity.ERROR, message=message, where=_WHERE, fix=fix)
+def _refused(message: str, fix: str) -> _Refusal:
+    return "storage-refused", message, fix
