@@ -15,6 +15,7 @@ from draftwise.cli._setups import find_sources, nearest_option, open_release, se
 from draftwise.core import Decision, Device, InvalidSetup, Run, Setup
 from draftwise.deploy import TARGETS, Evidence, Mode, Platform, make_order, read_layout
 from draftwise.deploy import deploy as write_files
+from draftwise.deploy.observe import VLLM
 from draftwise.facts.gpus import get_gpu
 
 __all__ = ["deploy"]
@@ -41,6 +42,10 @@ __all__ = ["deploy"]
 @click.option(
     "--service-account", default="", metavar="NAME", help="On KServe, whose secrets open the places of the weights."
 )
+@click.option("--observe/--no-observe", default=True, show_default=True,
+              help="Write what watches it: rules, alerts, a dashboard, the analysis of a canary.")  # fmt: skip
+@click.option("--metrics-prefix", default=VLLM, show_default=True, metavar="PREFIX",
+              help="How the names of its metrics begin; Ray's exporter writes ray_vllm_.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
 def deploy(
     sources: Sequence[str],
@@ -62,6 +67,8 @@ def deploy(
     mode: Mode,
     layout: str | None,
     service_account: str,
+    observe: bool,
+    metrics_prefix: str,
     as_json: bool,
 ) -> None:
     """Write the files that serve SOURCE on a platform, and its twin without speculation.
@@ -93,7 +100,8 @@ def deploy(
     )
     if to != "kserve" and platform != Platform():
         raise click.UsageError("--kserve, --mode, --layout and --service-account go with --to kserve.")
-    folder = write_files(replace(order, platform=platform), to)
+    prefix = metrics_prefix if observe else None
+    folder = write_files(replace(order, platform=platform), to, metrics_prefix=prefix)
     folder.write(out)
     if as_json:
         click.echo(
@@ -155,6 +163,7 @@ def _read_run(path: Path, candidate: str | None, version: str | None) -> tuple[S
         run=path.resolve().name,
         headline=describe_decision(decision),
         rollback=rules,
+        wanted_gain=found.thresholds.margin,
         unmeasured=tuple(_list_gaps(arm.setup, setup, found.run, adopted=bool(rules))),
     )
     return setup, evidence

@@ -20,6 +20,7 @@ def write_memo(
     apply: Mapping[str, str],
     weights: Sequence[str] = (),
     limits: Sequence[Finding] = (),
+    unwatched: Sequence[str] = (),
 ) -> str:
     """Return the memo as Markdown.
 
@@ -29,6 +30,7 @@ def write_memo(
         apply: the commands by what they do.
         weights: where the server finds its weights, and where else they could lie, a sentence each.
         limits: what the platform does not grant.
+        unwatched: what no rule watches, a sentence each.
     """
     return "\n".join(
         chain(
@@ -38,6 +40,7 @@ def write_memo(
             _list_commands(apply),
             _list_points("Limits", map(str, limits)),
             _list_points("When to go back", map(describe_rule, order.evidence.rollback)),
+            _list_points("Not watched", unwatched),
             _list_points("Not measured", order.evidence.unmeasured),
             ("",),
         )

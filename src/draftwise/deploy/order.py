@@ -53,6 +53,8 @@ class Evidence:
     headline: str = ""
     """What was found, in a sentence."""
     rollback: tuple[Rollback, ...] = ()
+    wanted_gain: float = 0.0
+    """Share by which a change has to be faster to be worth it."""
     unmeasured: tuple[str, ...] = ()
     """What the files promise and nobody has measured, a sentence each."""
 

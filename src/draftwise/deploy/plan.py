@@ -12,10 +12,10 @@ from draftwise.core import Finding, InvalidSetup
 from draftwise.deploy import kserve as layouts
 from draftwise.deploy.files import Folder, Step
 from draftwise.deploy.memo import write_memo
+from draftwise.deploy.observe import VLLM, Observation, observe
 from draftwise.deploy.order import Order
 from draftwise.deploy.read_back import read_back
 from draftwise.deploy.render import compose, kserve, kubernetes, llm_service, production_stack, systemd
-from draftwise.report.promql import ALERTS, write_alerts
 from draftwise.setups.write import write_json
 
 __all__ = ["TARGETS", "Target", "deploy"]
@@ -47,6 +47,8 @@ class Target:
     """The command that puts a file into force; `{file}` and `{name}` are filled in."""
     remove: str
     """The command that takes it away."""
+    in_cluster: bool = False
+    """Whether it runs on Kubernetes."""
     prepare: Callable[[Order], Order] = _as_it_is
     """Settles what the platform leaves open, such as where the weights lie."""
     write_more: Callable[[Order, Order], Mapping[str, Step]] = _no_steps
@@ -63,6 +65,7 @@ TARGETS: Mapping[str, Target] = {
         suffix=".yaml",
         apply="kubectl apply -f {file} && kubectl rollout status deployment/{name} --timeout={startup}s",
         remove="kubectl delete -f {file}",
+        in_cluster=True,
     ),
     "kserve": Target(
         render=kserve.render,
@@ -74,6 +77,7 @@ TARGETS: Mapping[str, Target] = {
         write_more=layouts.write_more,
         find_limits=layouts.find_limits,
         describe=layouts.describe_layout,
+        in_cluster=True,
     ),
     "llminferenceservice": Target(
         render=llm_service.render,
@@ -83,6 +87,7 @@ TARGETS: Mapping[str, Target] = {
         "--timeout={startup}s",
         remove="kubectl delete -f {file}",
         find_limits=layouts.warn_of_deadline,
+        in_cluster=True,
     ),
     "production-stack": Target(
         render=production_stack.render,
@@ -90,6 +95,7 @@ TARGETS: Mapping[str, Target] = {
         apply="helm upgrade --install {name} vllm/vllm-stack -f {file} --wait --timeout {startup}s",
         remove="helm uninstall {name}",
         prepare=production_stack.prepare,
+        in_cluster=True,
     ),
     "compose": Target(
         render=compose.render,
@@ -108,12 +114,13 @@ TARGETS: Mapping[str, Target] = {
 }
 
 
-def deploy(order: Order, to: str) -> Folder:
+def deploy(order: Order, to: str, *, metrics_prefix: str | None = VLLM) -> Folder:
     """Return the files of an order for a platform.
 
     Args:
         order: of the side that speculates.
         to: one of `TARGETS`.
+        metrics_prefix: how the names of the server's metrics begin; None for no files that watch it.
 
     Raises:
         InvalidSetup: a file does not start what was ordered.
@@ -129,18 +136,19 @@ def deploy(order: Order, to: str) -> Folder:
         files[name] = text
     more = target.write_more(sides["spec"], sides["plain"])
     files |= {name: step.text for name, step in more.items()}
-    if order.evidence.rollback:
-        files[ALERTS] = write_alerts(order.evidence.rollback)
+    watched = _watch(order, target, metrics_prefix)
+    files |= {name: text for name, (_, text) in watched.files.items()}
     if refused := tuple(_find_refusals(files, order.platform.release)):
         raise InvalidSetup(refused)
     limits = tuple(target.find_limits(order))
     files["setup.json"] = write_json(order.setup)
     files["MEMO.md"] = write_memo(
         order,
-        files=_describe(target, files) | {name: step.about for name, step in more.items()},
+        files={**_describe(target), **{name: step.about for name, step in more.items()}, **watched.describe()},
         apply={step.does: step.command for step in more.values()} | _list_commands(target, sides),
         weights=tuple(target.describe(order)),
         limits=limits,
+        unwatched=watched.missing,
     )
     return Folder(files, limits)
 
@@ -155,14 +163,18 @@ def _find_refusals(files: Mapping[str, str], release: str) -> Iterator[Finding]:
                 yield from (replace(each, where=f"{name} {each.where}") for each in validate(document, release))
 
 
-def _describe(target: Target, files: Mapping[str, str]) -> dict[str, str]:
-    known = {
+def _watch(order: Order, target: Target, prefix: str | None) -> Observation:
+    if prefix is None:
+        return Observation(files={}, missing=("Nothing is watched: files for that were not wanted.",))
+    return observe(order, in_cluster=target.in_cluster, prefix=prefix)
+
+
+def _describe(target: Target) -> Mapping[str, str]:
+    return {
         f"spec{target.suffix}": "the service",
         f"plain{target.suffix}": "its twin without speculation, to compare with and to go back to",
-        ALERTS: "alerting rules for Prometheus, from what was measured",
         "setup.json": "the setup, as every verb of draftwise reads it",
     }
-    return {name: known[name] for name in files if name in known}
 
 
 def _list_commands(target: Target, sides: Mapping[str, Order]) -> dict[str, str]:

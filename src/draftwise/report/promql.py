@@ -12,7 +12,7 @@ from draftwise.core import Rollback
 from draftwise.facts.signals import LOAD_SIGNALS, get_signal
 from draftwise.report.conditions import describe_rule
 
-__all__ = ["ALERTS", "write_alerts", "write_expression"]
+__all__ = ["ALERTS", "make_alert", "write_alerts", "write_expression"]
 
 ALERTS = "rollback.rules.yml"
 """The file in a run directory; Prometheus takes rule files by their path, often `*.rules.yml`."""
@@ -43,12 +43,13 @@ def _bound_load(rule: Rollback) -> list[str]:
 
 def write_alerts(rules: Sequence[Rollback]) -> str:
     """Return a file of alerting rules, one for each rule."""
-    group = {"name": "draftwise-rollback", "rules": list(map(_write_alert, rules))}
+    group = {"name": "draftwise-rollback", "rules": list(map(make_alert, rules))}
     text: str = yaml.safe_dump({"groups": [group]}, sort_keys=False, width=10_000, allow_unicode=True)
     return _PREAMBLE + text
 
 
-def _write_alert(rule: Rollback) -> dict[str, Any]:
+def make_alert(rule: Rollback) -> dict[str, Any]:
+    """Return the alerting rule of a rollback rule."""
     return {
         "alert": "SpeculationRollback" if rule.switch_to is None else "SpeculationSwitch",
         "expr": write_expression(rule),

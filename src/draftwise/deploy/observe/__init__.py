@@ -1,0 +1,6 @@
+"""What watches a deployed service: rules, scraping, notifications, a dashboard, and the analysis of a canary."""
+
+from draftwise.deploy.observe.naming import VLLM
+from draftwise.deploy.observe.observation import Observation, observe
+
+__all__ = ["VLLM", "Observation", "observe"]

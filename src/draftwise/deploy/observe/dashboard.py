@@ -1,0 +1,182 @@
+"""A dashboard for Grafana that answers whether speculation pays; vLLM's own shows the rest of the server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any
+
+from draftwise.deploy.observe.naming import Naming
+from draftwise.deploy.order import Order
+
+__all__ = ["PANELS", "Panel", "make_dashboard"]
+
+_SCHEMA_VERSION = 42
+_SOURCE = {"type": "prometheus", "uid": "${datasource}"}
+_WIDTH, _HEIGHT, _COLUMNS = 8, 8, 24
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Panel:
+    """Curves over time."""
+
+    title: str
+    unit: str
+    """Of Grafana: `short`, `s`, `percentunit`."""
+    queries: Mapping[str, str]
+    """Expressions by legend."""
+
+
+_PLAIN = 'draftwise:seconds_per_token:15m{pool="plain"}'
+_SPEC = 'draftwise:seconds_per_token:15m{pool!="plain"}'
+_PREFILL = "sum by (model_name, pool) (rate(vllm:request_prefill_time_seconds_{part}[15m]))"
+_FIRST = "sum by (model_name, pool) (rate(vllm:time_to_first_token_seconds_{part}[15m]))"
+
+PANELS: Mapping[str, Sequence[Panel]] = {
+    "Does it pay?": (
+        Panel(
+            title="Tokens per step",
+            unit="short",
+            queries={
+                "{{pool}}": "draftwise:tokens_per_step:5m",
+                "break-even": "draftwise:breakeven_tokens_per_step",
+                "as measured": "draftwise:expected_tokens_per_step",
+            },
+        ),
+        Panel(
+            title="Requests in flight, by server",
+            unit="short",
+            queries={"{{pool}}": "draftwise:in_flight:5m", "crossover": "draftwise:crossover_in_flight"},
+        ),
+        Panel(
+            title="Seconds per token, plain over speculating",
+            unit="short",
+            queries={"{{pool}}, above 1 is faster": f"{_PLAIN} / on (model_name) group_right () {_SPEC}"},
+        ),
+    ),
+    "Acceptance": (
+        Panel(
+            title="Drafts accepted up to a position",
+            unit="percentunit",
+            queries={"{{pool}} {{position}}": "draftwise:position_rate:5m"},
+        ),
+        Panel(
+            title="Steps with a draft",
+            unit="percentunit",
+            queries={"{{pool}}": "draftwise:coverage:5m"},
+        ),
+        Panel(
+            title="Tokens of a draft",
+            unit="short",
+            queries={"{{pool}}": "draftwise:mean_k:5m", "configured": "draftwise:configured_k"},
+        ),
+    ),
+    "Cost": (
+        Panel(
+            title="Seconds of a step",
+            unit="s",
+            queries={"{{pool}}": "draftwise:seconds_per_token:15m * draftwise:tokens_per_step:5m"},
+        ),
+        Panel(
+            title="Seconds to the first token, mean",
+            unit="s",
+            queries={"{{pool}}": f"{_FIRST.format(part='sum')} / ({_FIRST.format(part='count')} > 0)"},
+        ),
+        Panel(
+            title="Prompt tokens from the prefix cache",
+            unit="percentunit",
+            queries={"{{pool}}": "draftwise:prefix_hit_rate:30m"},
+        ),
+        Panel(
+            title="Use of the KV cache, fullest server",
+            unit="percentunit",
+            queries={"{{pool}}": "max by (model_name, pool) (vllm:kv_cache_usage_perc)"},
+        ),
+        Panel(
+            title="Preemptions per second",
+            unit="short",
+            queries={"{{pool}}": "sum by (model_name, pool) (rate(vllm:num_preemptions_total[10m]))"},
+        ),
+        Panel(
+            title="Seconds of prefill, mean",
+            unit="s",
+            queries={"{{pool}}": f"{_PREFILL.format(part='sum')} / ({_PREFILL.format(part='count')} > 0)"},
+        ),
+    ),
+    "Replicas": (
+        Panel(
+            title="Accepted tokens of a draft",
+            unit="short",
+            queries={"{{pool}} {{instance}}": "draftwise:replica_accepted_per_draft:15m"},
+        ),
+        Panel(
+            title="Tokens per second",
+            unit="short",
+            queries={
+                "{{pool}} {{instance}}": "sum by (model_name, pool, instance) (rate(vllm:generation_tokens_total[5m]))"
+            },
+        ),
+    ),
+}
+
+
+def make_dashboard(order: Order, naming: Naming) -> str:
+    """Return the dashboard as JSON, to be imported or provisioned."""
+    title = f"{order.service}: does speculation pay?"
+    dashboard = {
+        "uid": sha256(title.encode()).hexdigest()[:16],
+        "title": title,
+        "description": order.evidence.headline,
+        "tags": ["draftwise", "vllm"],
+        "schemaVersion": _SCHEMA_VERSION,
+        "editable": True,
+        "time": {"from": "now-6h", "to": "now"},
+        "refresh": "1m",
+        "templating": {"list": [{"name": "datasource", "type": "datasource", "query": "prometheus"}]},
+        "annotations": {"list": list(_annotate(naming))},
+        "links": [{"title": "vLLM", "type": "dashboards", "tags": ["vllm"], "asDropdown": True, "icon": "", "url": "",
+                   "tooltip": "", "includeVars": False, "keepTime": True, "targetBlank": False}],
+        "panels": list(_lay_out(naming)),
+    }  # fmt: skip
+    return json.dumps(dashboard, indent=1, ensure_ascii=False) + "\n"
+
+
+def _lay_out(naming: Naming) -> Iterator[dict[str, Any]]:
+    """Yield rows and panels with their places, three panels beside each other."""
+    number = top = 0
+    for row, panels in PANELS.items():
+        number += 1
+        place = {"x": 0, "y": top, "w": _COLUMNS, "h": 1}
+        yield {"id": number, "type": "row", "title": row, "gridPos": place, "collapsed": False, "panels": []}
+        top += 1
+        for index, panel in enumerate(panels):
+            number += 1
+            left, down = index * _WIDTH % _COLUMNS, index * _WIDTH // _COLUMNS * _HEIGHT
+            place = {"x": left, "y": top + down, "w": _WIDTH, "h": _HEIGHT}
+            yield {"id": number, "gridPos": place, **_draw(panel, naming)}
+        top += _HEIGHT * -(-len(panels) * _WIDTH // _COLUMNS)
+
+
+def _draw(panel: Panel, naming: Naming) -> dict[str, Any]:
+    targets = [
+        {"refId": chr(ord("A") + index), "datasource": _SOURCE, "expr": naming.write(query), "legendFormat": legend}
+        for index, (legend, query) in enumerate(panel.queries.items())
+    ]
+    return {
+        "type": "timeseries",
+        "title": panel.title,
+        "datasource": _SOURCE,
+        "fieldConfig": {"defaults": {"unit": panel.unit}, "overrides": []},
+        "options": {"legend": {"displayMode": "list", "placement": "bottom", "showLegend": True, "calcs": []}},
+        "targets": targets,
+    }
+
+
+def _annotate(naming: Naming) -> Iterator[dict[str, Any]]:
+    """Yield the events that are drawn over all panels."""
+    alerts = f'ALERTS{{alertstate="firing",rule!="",model_name={json.dumps(naming.model)}}}'
+    restarts = "changes(process_start_time_seconds[5m]) > 0 and on (job, instance) vllm:num_requests_running"
+    for name, expression, colour in (("Alerts", alerts, "red"), ("Restarts", naming.write(restarts), "blue")):
+        yield {"name": name, "datasource": _SOURCE, "enable": True, "iconColor": colour, "expr": expression}

@@ -1,0 +1,68 @@
+"""What a run promised of the setup that it adopted, in the numbers that production is held against."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from draftwise.core import Rollback, RollbackBasis
+from draftwise.deploy.order import Order
+from draftwise.facts.signals import LOAD_SIGNALS, TOKENS_PER_STEP
+
+__all__ = ["Promise", "find_configured_k", "find_crossover", "find_promise"]
+
+_SCHEDULE = "num_speculative_tokens_per_batch_size"
+_VARIES_K = frozenset({"suffix"})
+"""Methods that draft fewer tokens than they may, by design."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Promise:
+    """Tokens per step, where their break-even is the highest of all that the run adopted."""
+
+    break_even: float
+    """Under it, the measured gain is gone."""
+    measured: float
+    """What the run measured there."""
+    wanted_gain: float
+    """Share by which a change has to be faster to be worth it."""
+    rate_per_s: float | None
+    """Requests that arrived; None where the load was given otherwise."""
+
+    @property
+    def worthwhile(self) -> float:
+        """Tokens per step from which the change is worth it."""
+        return self.break_even * (1 + self.wanted_gain)
+
+
+def find_promise(order: Order) -> Promise | None:
+    """Return what the run promised; None where none adopted the setup by its counters."""
+    rules = [rule for rule in _rules(order, RollbackBasis.BREAK_EVEN) if rule.metric == TOKENS_PER_STEP.name]
+    strictest = max(rules, key=lambda rule: rule.value, default=None)
+    if strictest is None or strictest.measured is None:
+        return None
+    place = strictest.condition.place
+    return Promise(
+        break_even=strictest.value,
+        measured=strictest.measured,
+        wanted_gain=order.evidence.wanted_gain,
+        rate_per_s=place[1] if place is not None and place[0] == "rate" else None,
+    )
+
+
+def find_crossover(order: Order) -> float | None:
+    """Return the requests in flight on a server beyond which it does not pay, the fewest of all workloads."""
+    in_flight = LOAD_SIGNALS["concurrency"].name
+    ends = [rule.value for rule in _rules(order, RollbackBasis.BAND_END) if rule.metric == in_flight]
+    return min(ends, default=None)
+
+
+def find_configured_k(order: Order) -> int | None:
+    """Return the tokens of every draft; None where the setup lets them vary."""
+    spec = order.setup.spec
+    if spec is None or spec.method in _VARIES_K or _SCHEDULE in spec.options:
+        return None
+    return spec.num_speculative_tokens
+
+
+def _rules(order: Order, basis: RollbackBasis) -> list[Rollback]:
+    return [rule for rule in order.evidence.rollback if rule.basis is basis]

@@ -1,0 +1,40 @@
+"""A setup that a run has adopted, as it is ordered for production."""
+
+from dataclasses import replace
+
+from draftwise.core import ClosedLoop, Condition, Device, Relation, Rollback, RollbackBasis, Setup, SpecConfig
+from draftwise.deploy import Evidence, make_order
+from tests.support.production import BREAK_EVEN, CROSSOVER, MEASURED
+
+MODEL = "meta-llama/Llama-3.1-8B-Instruct"
+SETUP = Setup(
+    target=MODEL,
+    engine="vllm",
+    engine_version="0.26.0",
+    device=Device(name="H200", kind="cuda"),
+    spec=SpecConfig(method="eagle3", num_speculative_tokens=3, model="yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"),
+)
+SPEED = Rollback(
+    workload="code",
+    arm="eagle3 k=3",
+    metric="tokens_per_step",
+    relation=Relation.BELOW,
+    value=BREAK_EVEN,
+    for_s=3600,
+    basis=RollbackBasis.BREAK_EVEN,
+    condition=Condition(load=ClosedLoop(concurrency=32)),
+    loads=(0, CROSSOVER),
+    measured=MEASURED,
+)
+LOAD = replace(
+    SPEED,
+    metric="requests_in_flight",
+    relation=Relation.ABOVE,
+    value=CROSSOVER,
+    basis=RollbackBasis.BAND_END,
+    loads=None,
+    measured=None,
+)
+FOUND = "Adopt eagle3 k=3 for code: 1.39x (1.31-1.47)."
+EVIDENCE = Evidence(run="2026-11-22", headline=FOUND, rollback=(SPEED, LOAD), wanted_gain=0.03)
+ORDER = make_order(SETUP, evidence=EVIDENCE)
