@@ -120,6 +120,11 @@ def test_a_layout_is_chosen_and_its_alternatives_are_named() -> None:
         (HEAD, {"layout": "one"}, "layout-too-small"),
         (replace(SETUP, target="/models/llama"), {"layout": "one"}, "layout-cannot-fetch"),
         (SETUP, {"layout": "pvc"}, "no-such-layout"),
+        (
+            replace(SETUP, target="/a/llama", spec=replace(EAGLE, model="/b/llama")),
+            {"layout": "pvc:models"},
+            "layout-names-collide",
+        ),
         (SETUP, {"layout": "one:models"}, "no-such-layout"),
         (SETUP, {"layout": "nfs"}, "no-such-layout"),
         (SETUP, {"release": "0.14"}, "platform-release-unknown"),
@@ -192,6 +197,14 @@ def test_an_image_and_a_claim_are_filled() -> None:
     assert pod["volumes"][0]["persistentVolumeClaim"]["claimName"] == "models"
     mixed = yaml.safe_load(files_of(HEAD, layout="mixed:models").files["stage-job.yaml"])
     assert [each["args"][0] for each in mixed["spec"]["template"]["spec"]["containers"]] == [SETUP.target]
+
+
+def test_revisions_are_those_of_the_setup() -> None:
+    pinned = replace(HEAD, args={**HEAD.args, "revision": "abc"}, spec=replace(EAGLE, options={"revision": "def"}))
+    uris = [entry["uri"] for entry in service_of(files_of(pinned))["spec"]["predictor"]["storageUris"]]
+    assert uris == [f"hf://{SETUP.target}:abc", f"hf://{EAGLE.model}:def"]
+    job = yaml.safe_load(files_of(pinned, layout="pvc:models").files["stage-job.yaml"])
+    assert [each["args"][2] for each in job["spec"]["template"]["spec"]["containers"]] == ["abc", "def"]
 
 
 def test_a_directory_of_the_operators_is_left_to_them() -> None:

@@ -16,10 +16,12 @@ from draftwise.deploy.layout import (
     LAYOUTS,
     SINGLE,
     STORAGE_URIS,
+    Checkpoint,
     Kind,
     Layout,
     choose_layout,
     find_drafter,
+    is_directory,
     name_layout,
     place,
 )
@@ -34,7 +36,11 @@ CANARY, MODELCAR, STAGE = "canary.yaml", "Dockerfile.modelcar", "stage-job.yaml"
 _PERCENT = 10
 _DEADLINE_S = 600
 """Of a Deployment that KServe makes; no field of an InferenceService changes it (deployment_reconciler.go)."""
-_DOWNLOAD = "import sys, huggingface_hub; huggingface_hub.snapshot_download(sys.argv[1], local_dir=sys.argv[2])"
+_DOWNLOAD = """\
+import sys, huggingface_hub
+name, folder, revision = sys.argv[1:]
+huggingface_hub.snapshot_download(name, local_dir=folder, revision=revision)
+"""
 _STAGING = "/models"
 
 
@@ -94,9 +100,14 @@ def write_more(spec: Order, plain: Order) -> Mapping[str, Step]:
 
 def _build_modelcar(order: Order, image: str) -> Step:
     """Return the Dockerfile of an image with the weights below /models, from where KServe links them."""
-    copies = [json.dumps([path, f"{_STAGING}/{path}"]) for path in order.placement.staged]
+    names = [each.directory for each in order.placement.staged]
+    copies = [json.dumps([name, f"{_STAGING}/{name}"]) for name in names]
     lines = ["# Weights lie beside this file, each in its directory.", "FROM busybox:1.37"]
-    fetch = [f"hf download {name} --local-dir {quote(path)}" for path, name in _list_fetched(order)]
+    fetch = [
+        f"hf download {each.name} --local-dir {quote(each.directory)}"
+        + (f" --revision {quote(each.revision)}" if each.revision else "")
+        for each in _list_fetched(order)
+    ]
     return Step(
         text="\n".join([*lines, *(f"COPY {copy}" for copy in copies), ""]),
         about=f"the image {image}, which holds the weights",
@@ -116,9 +127,9 @@ def _fill_claim(order: Order, claim: str) -> Step:
     )
 
 
-def _list_fetched(order: Order) -> Iterator[tuple[str, str]]:
-    """Yield the directories and checkpoints that come from the hub; the others are directories of the operator's."""
-    return (item for item in order.placement.staged.items() if not item[1].startswith("/"))
+def _list_fetched(order: Order) -> Iterator[Checkpoint]:
+    """Yield the checkpoints that come from the hub; the others are directories of the operator's."""
+    return (each for each in order.placement.staged if not is_directory(each.name))
 
 
 def _make_job(order: Order, claim: str) -> dict[str, Any]:
@@ -133,12 +144,12 @@ def _make_job(order: Order, claim: str) -> dict[str, Any]:
             "name": f"stage-{index}",
             "image": order.image,
             "command": ["python3", "-c", _DOWNLOAD],
-            "args": [checkpoint, f"{_STAGING}/{path}"],
+            "args": [each.name, f"{_STAGING}/{each.directory}", each.revision or "main"],
             "env": [token],
             "resources": {"requests": {"cpu": "2", "memory": "8Gi"}, "limits": {"memory": "8Gi"}},
             "volumeMounts": mounts,
         }
-        for index, (path, checkpoint) in enumerate(_list_fetched(order))
+        for index, each in enumerate(_list_fetched(order))
     ]
     volume = {"name": "models", "persistentVolumeClaim": {"claimName": claim}}
     pod: dict[str, Any] = {"restartPolicy": "OnFailure", "containers": containers, "volumes": [volume]}
@@ -177,15 +188,13 @@ def find_limits(order: Order) -> Iterator[Finding]:
             message=f"Knative takes the service only if its ConfigMap config-features enables {', '.join(features)}.",
             fix="Ask who runs the cluster, or choose --mode Standard.",
         )
-    layout = order.platform.layout
-    if layout is not None and any(name.startswith("/") for name in order.placement.staged.values()):
+    own = [each for each in order.placement.staged if is_directory(each.name)]
+    if own:
         yield Finding(
             code="stage-by-hand",
             severity=Severity.INFO,
             message="A checkpoint is a directory of yours: nothing downloads it to where the service looks for it.",
-            fix="Copy it there: "
-            + ", ".join(f"{name} to {path}" for path, name in order.placement.staged.items())
-            + ".",
+            fix="Copy it there: " + ", ".join(f"{each.name} to {each.directory}" for each in own) + ".",
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from packaging.version import Version
@@ -16,12 +16,14 @@ __all__ = [
     "LAYOUTS",
     "SINGLE",
     "STORAGE_URIS",
+    "Checkpoint",
     "Kind",
     "Layout",
     "Mount",
     "Placement",
     "choose_layout",
     "find_drafter",
+    "is_directory",
     "name_directory",
     "name_layout",
     "place",
@@ -70,6 +72,26 @@ class Mount:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """Weights of the target or of the drafter."""
+
+    name: str
+    """As the hub names it, or a directory of the operator's."""
+    revision: str = ""
+    """Of the hub's; empty for its main branch."""
+
+    @property
+    def directory(self) -> str:
+        """Return the directory for it below that of the models."""
+        return name_directory(self.name)
+
+    @property
+    def uri(self) -> str:
+        """Return how KServe names it where it downloads."""
+        return f"hf://{self.name}:{self.revision}" if self.revision else f"hf://{self.name}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
     """Where the weights lie; by default the server fetches what its setup names."""
 
@@ -81,8 +103,8 @@ class Placement:
     """Or a URI for the target's directory."""
     drafts: tuple[Mount, ...] = ()
     """And one for the drafter's."""
-    staged: Mapping[str, str] = field(default_factory=dict)
-    """What somebody has to put into the image or onto the claim: directory -> checkpoint."""
+    staged: tuple[Checkpoint, ...] = ()
+    """What has to be put into the image or onto the claim."""
 
 
 def read_layout(text: str) -> Layout:
@@ -136,7 +158,12 @@ def find_drafter(setup: Setup) -> str:
 
 def name_directory(checkpoint: str) -> str:
     """Return the directory for a checkpoint below that of the models: its own name, from which vLLM tells methods."""
-    return posixpath.basename(checkpoint.rstrip("/")) if checkpoint.startswith("/") else checkpoint
+    return posixpath.basename(checkpoint.rstrip("/")) if is_directory(checkpoint) else checkpoint
+
+
+def is_directory(checkpoint: str) -> bool:
+    """Say whether a checkpoint is named as a directory, and not as the hub does."""
+    return checkpoint.startswith(("/", ".", "~"))
 
 
 def place(setup: Setup, layout: Layout) -> tuple[Setup, Placement]:
@@ -145,61 +172,72 @@ def place(setup: Setup, layout: Layout) -> tuple[Setup, Placement]:
     Raises:
         InvalidSetup: the layout does not hold what the setup loads.
     """
-    target, drafter = setup.target, find_drafter(setup)
-    _refuse(setup, layout, drafter)
+    target, drafter = _list_checkpoints(setup)
+    _refuse(layout, target, drafter)
     root = _CLAIM if layout.kind == "mixed" else _MODELS
-    path = _MODELS if layout.kind == "one" else f"{root}/{name_directory(target)}"
-    draft_path = f"{_MODELS}/{name_directory(drafter)}" if drafter else ""
-    placement = replace(_fill(setup, layout, path), target=path)
-    if drafter and layout.kind in ("storage-uris", "mixed"):
-        revision = setup.spec.options.get("revision") if setup.spec is not None else None
-        placement = replace(placement, drafts=(Mount(uri=_to_uri(drafter, revision), path=draft_path),))
+    path = _MODELS if layout.kind == "one" else f"{root}/{target.directory}"
+    draft_path = f"{_MODELS}/{drafter.directory}" if drafter is not None else ""
+    placement = replace(_fill(layout, path, target, drafter), target=path)
+    if drafter is not None and layout.kind in ("storage-uris", "mixed"):
+        placement = replace(placement, drafts=(Mount(uri=drafter.uri, path=draft_path),))
     is_named = layout.kind in ("one", "storage-uris")  # the URI still says which model of the hub it is
     own = path if setup.spec is not None and setup.spec.model == setup.target else ""  # drafts with its own modules
     return _rename(setup, setup.target if is_named else path, draft_path or own), placement
 
 
-def _fill(setup: Setup, layout: Layout, path: str) -> Placement:
+def _list_checkpoints(setup: Setup) -> tuple[Checkpoint, Checkpoint | None]:
+    """Return the checkpoints of the target and of the drafter."""
+    name = find_drafter(setup)
+    revision = setup.spec.options.get("revision") if setup.spec is not None else None
+    target = Checkpoint(name=setup.target, revision=_to_text(setup.args.get("revision")))
+    return target, Checkpoint(name=name, revision=_to_text(revision)) if name else None
+
+
+def _to_text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _fill(layout: Layout, path: str, target: Checkpoint, drafter: Checkpoint | None) -> Placement:
     """Return what brings the target to its directory."""
-    hub = _to_uri(setup.target, setup.args.get("revision"))
-    target, drafter = setup.target, find_drafter(setup)
-    both = {name_directory(each): each for each in (target, drafter) if each}
+    both = (target,) if drafter is None else (target, drafter)
     match layout.kind:
         case "one":
-            return Placement(whole=hub)
+            return Placement(whole=target.uri)
         case "storage-uris":
-            return Placement(mounts=(Mount(uri=hub, path=path),))
+            return Placement(mounts=(Mount(uri=target.uri, path=path),))
         case "modelcar":
             return Placement(whole=f"oci://{layout.store}", staged=both)
         case "pvc":
             return Placement(whole=f"pvc://{layout.store}", staged=both)
         case "mixed":
             # KServe mounts the whole claim there, whatever path the URI goes on with.
-            claim = Mount(uri=f"pvc://{layout.store}", path=_CLAIM)
-            return Placement(mounts=(claim,), staged={name_directory(target): target})
+            return Placement(mounts=(Mount(uri=f"pvc://{layout.store}", path=_CLAIM),), staged=(target,))
 
 
-def _refuse(setup: Setup, layout: Layout, drafter: str) -> None:
-    if drafter and layout.kind == "one":
+def _refuse(layout: Layout, target: Checkpoint, drafter: Checkpoint | None) -> None:
+    if drafter is not None and layout.kind == "one":
         raise InvalidSetup.because(
             "layout-too-small",
-            f"The layout one holds one checkpoint, and the setup loads two: {setup.target} and {drafter}.",
+            f"The layout one holds one checkpoint, and the setup loads two: {target.name} and {drafter.name}.",
             where="--layout",
             fix="Choose storage-uris, modelcar:IMAGE, pvc:CLAIM or mixed:CLAIM.",
         )
-    fetched = {"one": (setup.target,), "storage-uris": (setup.target, drafter), "mixed": (drafter,)}
+    if drafter is not None and drafter.directory == target.directory:
+        raise InvalidSetup.because(
+            "layout-names-collide",
+            f"{target.name} and {drafter.name} would lie in one directory, {target.directory}.",
+            where="--layout",
+            fix="Rename one of them; a drafter's name should tell its method.",
+        )
+    fetched = {"one": (target,), "storage-uris": (target, drafter), "mixed": (drafter,)}
     for checkpoint in fetched.get(layout.kind, ()):
-        if checkpoint.startswith(("/", ".")):
+        if checkpoint is not None and is_directory(checkpoint.name):
             raise InvalidSetup.because(
                 "layout-cannot-fetch",
-                f"The layout {layout.kind} downloads from the hub, and {checkpoint} is a directory.",
+                f"The layout {layout.kind} downloads from the hub, and {checkpoint.name} is a directory.",
                 where="--layout",
                 fix="Choose modelcar:IMAGE or pvc:CLAIM.",
             )
-
-
-def _to_uri(checkpoint: str, revision: object) -> str:
-    return f"hf://{checkpoint}:{revision}" if isinstance(revision, str) else f"hf://{checkpoint}"
 
 
 def _rename(setup: Setup, target: str, drafter: str) -> Setup:
