@@ -17,11 +17,13 @@ _VERBS = {
     "inspect": "draftwise.cli.inspect",
     "pick": "draftwise.cli.pick",
     "report": "draftwise.cli.report",
+    "rollback": "draftwise.cli.rollback",
     "schema": "draftwise.cli.schema",
     "serve": "draftwise.cli.serve",
     "size": "draftwise.cli.size",
     "train": "draftwise.cli.train",
     "upgrade": "draftwise.cli.upgrade",
+    "verify": "draftwise.cli.verify",
 }
 
 main = VerbGroup(

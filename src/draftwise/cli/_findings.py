@@ -1,30 +1,39 @@
-"""How findings look in a terminal and in JSON: shared by the verbs that judge a configuration."""
+"""How findings look in a terminal and to machines: shared by the verbs that judge a configuration."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
+import click
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
+from draftwise.cli._console import open_console
 from draftwise.core import Effect, Finding, Ruling, Severity
 from draftwise.plan.check import Report, Resolved
 
 __all__ = [
     "Judged",
+    "fail_option",
     "finding_to_dict",
+    "has_failed",
     "quiet_line",
     "render_findings",
     "report_to_dict",
     "resolved_text",
+    "shape_options",
+    "show_as",
     "show_report",
     "show_reports",
 ]
 
+_F = TypeVar("_F", bound=Callable[..., Any])
+_LEVELS = {"error": (Severity.ERROR,), "warning": (Severity.ERROR, Severity.WARNING), "never": ()}
 _MARKS: Mapping[Severity, tuple[str, str]] = {
     Severity.ERROR: ("✗", "bold red"),
     Severity.WARNING: ("!", "bold yellow"),
@@ -38,6 +47,51 @@ class Judged:
 
     where: str
     report: Report
+    verdict: str = ""
+    """What was found, where that is more than what the release makes of the setup."""
+
+
+def shape_options(function: _F) -> _F:
+    """Add --format and --json to a verb, as `shape` and `as_json`."""
+    function = click.option("--json", "as_json", is_flag=True, help="Same as --format json.")(function)
+    return click.option(
+        "--format", "shape", type=click.Choice(["table", "json", "sarif", "github", "gitlab"]), default="table",
+        show_default=True, help="SARIF 2.1.0, GitHub's annotations, GitLab's code quality report.",
+    )(function)  # fmt: skip
+
+
+def fail_option(function: _F) -> _F:
+    """Add --fail-on to a verb."""
+    return click.option(
+        "--fail-on", type=click.Choice(list(_LEVELS)), default="error", show_default=True,
+        help="Least severity that makes the exit code 1.",
+    )(function)  # fmt: skip
+
+
+def has_failed(judged: Iterable[Judged], fail_on: str) -> bool:
+    """Return whether something was found of the severity that --fail-on names, or above."""
+    return any(finding.severity in _LEVELS[fail_on] for each in judged for finding in each.report.findings)
+
+
+def show_as(shape: str, judged: Sequence[Judged]) -> None:
+    """Print judgements to stdout in the form that --format names."""
+    reports, places = [each.report for each in judged], [each.where for each in judged]
+    if shape == "json":
+        click.echo(json.dumps([report_to_dict(each.report, where=each.where) for each in judged], indent=1))
+    elif shape == "sarif":
+        from draftwise.plan.sarif import to_sarif
+
+        click.echo(json.dumps(to_sarif(reports, places=places), indent=1))
+    elif shape == "github":
+        from draftwise.plan.annotations import to_github
+
+        click.echo("".join(f"{line}\n" for line in to_github(reports, places=places)), nl=False)
+    elif shape == "gitlab":
+        from draftwise.plan.annotations import to_gitlab
+
+        click.echo(json.dumps(to_gitlab(reports, places=places), indent=1))
+    else:
+        show_reports(open_console(stderr=False), judged)
 
 
 def show_reports(console: Console, judged: Sequence[Judged]) -> None:
@@ -45,7 +99,7 @@ def show_reports(console: Console, judged: Sequence[Judged]) -> None:
     counts = Counter(finding for each in judged for finding in set(_notes(each.report.findings)))
     shared = {note for note, count in counts.items() if count > 1}
     for each in judged:
-        show_report(console, each.report, where=each.where, leave_out=shared)
+        show_report(console, each.report, where=each.where, verdict=each.verdict, leave_out=shared)
     for note in sorted(shared, key=lambda note: note.code):
         console.print(Text(f"Of {counts[note]} of {len(judged)} setups", "bold"))
         console.print(render_findings([note]))
@@ -56,10 +110,20 @@ def _notes(findings: Iterable[Finding]) -> Iterator[Finding]:
     return (replace(finding, where="") for finding in findings if finding.severity is Severity.INFO)
 
 
-def show_report(console: Console, report: Report, *, where: str = "", leave_out: Container[Finding] = ()) -> None:
-    """Print one setup's judgement for one release, without the notes to leave out."""
+def show_report(
+    console: Console, report: Report, *, where: str = "", verdict: str = "", leave_out: Container[Finding] = ()
+) -> None:
+    """Print one setup's judgement for one release, without the notes to leave out.
+
+    Args:
+        console: to print to.
+        report: what was found.
+        where: its setup was read.
+        verdict: said instead of what the release makes of the setup.
+        leave_out: findings that are said elsewhere.
+    """
     head = Text(f"{report.release}  ".lstrip(), "bold")
-    head.append(*_verdict(report))
+    head.append(*((verdict, _style(report)) if verdict else _verdict(report)))
     for part in (report.setup.target, where):
         head.append(f"  {part}" if part else "", "dim")
     console.print(head)
@@ -78,6 +142,12 @@ def quiet_line(judged: Judged) -> str:
     place = " ".join(part for part in (judged.where, report.setup.target) if part) or "setup"
     verdict = _verdict(report)[0] + (f" ({', '.join(codes)})" if codes else "")
     return ": ".join(part for part in (place, report.release, verdict) if part)
+
+
+def _style(report: Report) -> str:
+    """Return the style of the gravest error or warning."""
+    found = {finding.severity for finding in report.findings} - {Severity.INFO}
+    return next((style for severity, (_, style) in _MARKS.items() if severity in found), "bold green")
 
 
 def _verdict(report: Report) -> tuple[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -11,32 +10,25 @@ from pathlib import Path
 
 import click
 
-from draftwise.cli._console import open_console
-from draftwise.cli._findings import Judged, quiet_line, report_to_dict, show_reports
+from draftwise.cli._findings import Judged, fail_option, has_failed, quiet_line, shape_options, show_as
 from draftwise.cli._setups import Sources, find_sources, nearest_option, open_release, setup_command, tell_skipped
-from draftwise.core import Severity
 from draftwise.facts.vllm import releases
 from draftwise.plan.check import Report, judge
 from draftwise.setups.read import Reading
 
 __all__ = ["check"]
 
-_LEVELS = {"error": (Severity.ERROR,), "warning": (Severity.ERROR, Severity.WARNING), "never": ()}
-
 
 @setup_command(short_help="Predict what a vLLM release makes of a speculative config.")
 @click.option("--vllm", "versions", multiple=True, metavar="VERSION",
               help="Release to judge by; repeatable; or `all`  [default: the file's, else the newest]")  # fmt: skip
 @nearest_option
-@click.option("--format", "shape", type=click.Choice(["table", "json", "sarif", "github", "gitlab"]), default="table",
-              show_default=True, help="SARIF 2.1.0, GitHub's annotations, GitLab's code quality report.")  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="Same as --format json.")
+@shape_options
 @click.option("--quiet", "-q", is_flag=True, help="One line a server.")
 @click.option("--verbose", "-v", is_flag=True, help="Name the files that start no server.")
 @click.option("--installed", "packages", metavar="PACKAGE,...",
               help="Optional packages that the server has: arctic-inference  [default: not known]")  # fmt: skip
-@click.option("--fail-on", type=click.Choice(list(_LEVELS)), default="error", show_default=True,
-              help="Least severity that makes the exit code 1.")  # fmt: skip
+@fail_option
 def check(
     sources: Sequence[str],
     target: str | None,
@@ -79,8 +71,8 @@ def check(
     if quiet:
         click.echo("\n".join(quiet_line(each) for each in judged))
     else:
-        _show(judged, "json" if as_json else shape)
-    if any(finding.severity in _LEVELS[fail_on] for each in judged for finding in each.report.findings):
+        show_as("json" if as_json else shape, judged)
+    if has_failed(judged, fail_on):
         sys.exit(1)
 
 
@@ -100,23 +92,3 @@ def _judge(
             judged += (Judged(where=name, report=report) for name, report in found.unread)
             tell_skipped(found, verbose=verbose)
     return judged
-
-
-def _show(judged: Sequence[Judged], shape: str) -> None:
-    reports, places = [each.report for each in judged], [each.where for each in judged]
-    if shape == "json":
-        click.echo(json.dumps([report_to_dict(each.report, where=each.where) for each in judged], indent=1))
-    elif shape == "sarif":
-        from draftwise.plan.sarif import to_sarif
-
-        click.echo(json.dumps(to_sarif(reports, places=places), indent=1))
-    elif shape == "github":
-        from draftwise.plan.annotations import to_github
-
-        click.echo("".join(f"{line}\n" for line in to_github(reports, places=places)), nl=False)
-    elif shape == "gitlab":
-        from draftwise.plan.annotations import to_gitlab
-
-        click.echo(json.dumps(to_gitlab(reports, places=places), indent=1))
-    else:
-        show_reports(open_console(stderr=False), judged)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import mkdtemp
 
-from draftwise.core import Finding, InvalidSetup, StorageError
+from draftwise.core import Finding, InvalidSetup, Severity, StorageError, UnreadableSource
 
-__all__ = ["CHECKSUMS", "Folder", "Step"]
+__all__ = ["CHECKSUMS", "Folder", "Step", "prove"]
 
 CHECKSUMS = "CHECKSUMS"
 """In the format of sha256sum, so that `sha256sum -c CHECKSUMS` proves the folder."""
@@ -72,3 +72,41 @@ class Folder:
     def _sum_up(self) -> str:
         sums = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in self.files.items()}
         return "".join(f"{value}  {name}\n" for name, value in sorted(sums.items()))
+
+
+def prove(folder: Path) -> Iterator[Finding]:
+    """Yield each file that is not what was written.
+
+    Raises:
+        UnreadableSource: the folder has no readable sums.
+    """
+    sums = _read_sums(folder)
+    for name, value in sums.items():
+        path = folder / name
+        if not path.is_file():
+            yield _finding("file-gone", Severity.ERROR, f"{path} is not there any more.", path)
+        elif hashlib.sha256(path.read_bytes()).hexdigest() != value:
+            yield _finding("file-changed", Severity.ERROR, f"{path} is not what was written.", path)
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if path.is_file() and name not in sums and name != CHECKSUMS:
+            yield _finding("file-added", Severity.WARNING, f"{path} was not written by `draftwise deploy`.", path)
+
+
+def _read_sums(folder: Path) -> Mapping[str, str]:
+    try:
+        lines = (folder / CHECKSUMS).read_text(encoding="utf-8").splitlines()
+        pairs = [line.split("  ", 1) for line in lines if line]
+        return {name: value for value, name in pairs}
+    except (OSError, ValueError) as error:
+        raise UnreadableSource.because(
+            "not-a-deployment",
+            f"{folder} is no folder that `draftwise deploy` wrote: its {CHECKSUMS} cannot be read "
+            f"({type(error).__name__}).",
+            where=str(folder),
+            fix="Name the folder that --out named, or a manifest with --setup.",
+        ) from None
+
+
+def _finding(code: str, severity: Severity, message: str, path: Path) -> Finding:
+    return Finding(code=code, severity=severity, message=message, where=str(path))

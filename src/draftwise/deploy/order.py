@@ -6,20 +6,26 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
-from math import ceil, prod
+from math import ceil
 from typing import Literal
 
-from draftwise.core import Device, Finding, InvalidSetup, Rollback, Setup, Severity
+from draftwise.core import Finding, InvalidSetup, Rollback, Setup, Severity
 from draftwise.deploy.layout import Layout, Placement
+from draftwise.deploy.twin import Pool, count_device, count_gpus, without_speculation
 from draftwise.facts.vllm import get_release
 from draftwise.plan.check import Report, check
-from draftwise.plan.check.context import SPEC_FLAGS
 from draftwise.plan.size import size
 from draftwise.setups.write import write_json
 
-__all__ = ["Evidence", "Host", "Mode", "Order", "Platform", "make_order"]
+__all__ = [
+    "Evidence",
+    "Host",
+    "Mode",
+    "Order",
+    "Platform",
+    "make_order",
+]
 
-Pool = Literal["spec", "plain"]
 Mode = Literal["Standard", "Knative"]
 """As what KServe deploys a service: a Deployment, or a Service of Knative with revisions."""
 
@@ -140,9 +146,7 @@ class Order:
 
     def without_speculation(self) -> Order:
         """Return the twin: the same server, without speculation."""
-        args = {name: value for name, value in self.setup.args.items() if name not in SPEC_FLAGS}
-        plain = replace(self.setup, spec=None, args=args)
-        placement = replace(self.placement, drafts=())
+        plain, placement = without_speculation(self.setup), replace(self.placement, drafts=())
         return replace(self, name=f"{self.name}-plain", pool="plain", setup=plain, placement=placement)
 
 
@@ -178,7 +182,7 @@ def make_order(
             where="--name",
             fix="Use at most 52 lower-case letters, digits and dashes, e.g. llama-8b.",
         )
-    evidence, setup = evidence or Evidence(), _count_device(setup)
+    evidence, setup = evidence or Evidence(), count_device(setup)
     startup_s = _STARTUP_PRIOR_S if cold_start_s is None else _STARTUP_FACTOR * cold_start_s
     host, remarks = _find_host(setup)
     if cold_start_s is None:
@@ -233,22 +237,9 @@ def _name_after(target: str) -> str:
     return name[:52].strip("-") or "model"
 
 
-def _count_gpus(setup: Setup) -> int:
-    """Return the GPUs that the flags ask for on this host."""
-    local = "data_parallel_size_local" if "data_parallel_size_local" in setup.args else "data_parallel_size"
-    sizes = (setup.args.get(flag) for flag in ("tensor_parallel_size", "pipeline_parallel_size", local))
-    return prod(size for size in sizes if isinstance(size, int) and size > 0)
-
-
-def _count_device(setup: Setup) -> Setup:
-    """Return the setup with as many GPUs as its flags take."""
-    device = setup.device or Device(name="GPU", kind="cuda")
-    return replace(setup, device=replace(device, count=_count_gpus(setup)))
-
-
 def _find_host(setup: Setup) -> tuple[Host, tuple[str, ...]]:
     """Return what the host gives, and what of it is a guess."""
-    gpus, remarks, weights = _count_gpus(setup), list[str](), 0
+    gpus, remarks, weights = count_gpus(setup), list[str](), 0
     is_known = setup.device is not None and setup.device.name != "GPU"
     if not is_known:
         remarks.append("Whether it fits the memory of its GPUs, as they are not named (--gpu).")

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
-
-import yaml
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from shlex import quote
 
 from draftwise.core import Finding, InvalidSetup
 from draftwise.deploy import kserve as layouts
@@ -15,12 +14,13 @@ from draftwise.deploy.memo import write_memo
 from draftwise.deploy.observe import VLLM, Observation, observe
 from draftwise.deploy.order import Order
 from draftwise.deploy.read_back import read_back
+from draftwise.deploy.record import DEPLOYMENT, SETUP, Record, Side, write_record
 from draftwise.deploy.render import compose, kserve, kubernetes, llm_service, production_stack, systemd
+from draftwise.deploy.twin import Pool
+from draftwise.deploy.validate import validate_text
 from draftwise.setups.write import write_json
 
-__all__ = ["TARGETS", "Target", "deploy"]
-
-_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+__all__ = ["TARGETS", "Target", "deploy", "fill_in"]
 
 
 def _as_it_is(order: Order) -> Order:
@@ -47,6 +47,10 @@ class Target:
     """The command that puts a file into force; `{file}` and `{name}` are filled in."""
     remove: str
     """The command that takes it away."""
+    compare: str = ""
+    """The command that shows what applying a file would change (exit code 1: something); empty where there is none."""
+    leaves: str = ""
+    """What stays behind on the platform after the service with speculation was taken away, a sentence."""
     in_cluster: bool = False
     """Whether it runs on Kubernetes."""
     prepare: Callable[[Order], Order] = _as_it_is
@@ -65,6 +69,8 @@ TARGETS: Mapping[str, Target] = {
         suffix=".yaml",
         apply="kubectl apply -f {file} && kubectl rollout status deployment/{name} --timeout={startup}s",
         remove="kubectl delete -f {file}",
+        compare="kubectl diff -f {file}",
+        leaves="Nothing in the cluster: the cache is the pod's own; a drafter in an image or on a volume stays there.",
         in_cluster=True,
     ),
     "kserve": Target(
@@ -73,6 +79,8 @@ TARGETS: Mapping[str, Target] = {
         apply="kubectl apply -f {file} && kubectl wait --for=condition=Ready inferenceservice/{name} "
         "--timeout={startup}s",
         remove="kubectl delete -f {file}",
+        compare="kubectl diff -f {file}",
+        leaves="The image or the claim that holds the drafter, and what a staging job copied there.",
         prepare=layouts.prepare,
         write_more=layouts.write_more,
         find_limits=layouts.find_limits,
@@ -86,6 +94,8 @@ TARGETS: Mapping[str, Target] = {
         apply="kubectl apply -f {file} && kubectl wait --for=condition=Ready llminferenceservice/{name} "
         "--timeout={startup}s",
         remove="kubectl delete -f {file}",
+        compare="kubectl diff -f {file}",
+        leaves="The image or the claim that holds the drafter; llm-d's scheduler and its route go with the service.",
         find_limits=layouts.warn_of_deadline,
         in_cluster=True,
     ),
@@ -94,6 +104,7 @@ TARGETS: Mapping[str, Target] = {
         suffix=".yaml",
         apply="helm upgrade --install {name} vllm/vllm-stack -f {file} --wait --timeout {startup}s",
         remove="helm uninstall {name}",
+        leaves="The claims that the chart made, which helm keeps.",
         prepare=production_stack.prepare,
         in_cluster=True,
     ),
@@ -102,6 +113,7 @@ TARGETS: Mapping[str, Target] = {
         suffix=".yaml",
         apply="docker compose -f {file} up -d --wait",
         remove="docker compose -f {file} down",
+        leaves="The image, and what the volumes hold: the weights of the drafter with those of the target.",
     ),
     "systemd": Target(
         render=systemd.render,
@@ -110,6 +122,7 @@ TARGETS: Mapping[str, Target] = {
         apply="sudo cp {file} /etc/systemd/system/{name}.service && sudo systemctl daemon-reload && "
         "sudo systemctl enable --now {name}",
         remove="sudo systemctl disable --now {name} && sudo rm /etc/systemd/system/{name}.service",
+        leaves="The weights in the cache of the service's user; systemd keeps the log of both units.",
     ),
 }
 
@@ -127,7 +140,7 @@ def deploy(order: Order, to: str, *, metrics_prefix: str | None = VLLM) -> Folde
     """
     target = TARGETS[to]
     order = target.prepare(order)
-    sides = {"spec": order, "plain": order.without_speculation()}
+    sides: dict[Pool, Order] = {"spec": order, "plain": order.without_speculation()}
     files: dict[str, str] = {}
     for side, each in sides.items():
         name, text = f"{side}{target.suffix}", target.render(each)
@@ -138,14 +151,17 @@ def deploy(order: Order, to: str, *, metrics_prefix: str | None = VLLM) -> Folde
     files |= {name: step.text for name, step in more.items()}
     watched = _watch(order, target, metrics_prefix)
     files |= {name: text for name, (_, text) in watched.files.items()}
-    if refused := tuple(_find_refusals(files, order.platform.release)):
+    release = order.platform.release
+    if refused := [each for name, text in files.items() for each in validate_text(text, name=name, release=release)]:
         raise InvalidSetup(refused)
     limits = tuple(target.find_limits(order))
-    files["setup.json"] = write_json(order.setup)
+    files[SETUP] = write_json(order.setup)
+    record = _make_record(to, target, sides)
+    files[DEPLOYMENT] = write_record(record)
     files["MEMO.md"] = write_memo(
         order,
         files={**_describe(target), **{name: step.about for name, step in more.items()}, **watched.describe()},
-        apply={step.does: step.command for step in more.values()} | _list_commands(target, sides),
+        apply={step.does: step.command for step in more.values()} | _list_commands(target, record),
         weights=tuple(target.describe(order)),
         limits=limits,
         unwatched=watched.missing,
@@ -153,14 +169,13 @@ def deploy(order: Order, to: str, *, metrics_prefix: str | None = VLLM) -> Folde
     return Folder(files, limits)
 
 
-def _find_refusals(files: Mapping[str, str], release: str) -> Iterator[Finding]:
-    """Yield what an API server would refuse or drop of the objects in some files."""
-    from draftwise.deploy.validate import validate
-
-    for name, text in files.items():
-        for document in yaml.load_all(text, _LOADER) if name.endswith(".yaml") else ():
-            if isinstance(document, dict) and "kind" in document:
-                yield from (replace(each, where=f"{name} {each.where}") for each in validate(document, release))
+def _make_record(to: str, target: Target, sides: Mapping[Pool, Order]) -> Record:
+    return Record(
+        to=to,
+        platform_release=sides["spec"].platform.release,
+        startup_s=sides["spec"].startup_s,
+        sides={pool: Side(file=f"{pool}{target.suffix}", name=each.name) for pool, each in sides.items()},
+    )
 
 
 def _watch(order: Order, target: Target, prefix: str | None) -> Observation:
@@ -173,17 +188,30 @@ def _describe(target: Target) -> Mapping[str, str]:
     return {
         f"spec{target.suffix}": "the service",
         f"plain{target.suffix}": "its twin without speculation, to compare with and to go back to",
-        "setup.json": "the setup, as every verb of draftwise reads it",
+        SETUP: "the setup, as every verb of draftwise reads it",
+        DEPLOYMENT: "what the files are for, as `draftwise verify` and `draftwise rollback` read it",
     }
 
 
-def _list_commands(target: Target, sides: Mapping[str, Order]) -> dict[str, str]:
-    spec, plain = (
-        {"file": f"{side}{target.suffix}", "name": each.name, "startup": each.startup_s} for side, each in sides.items()
-    )
-    start, stop = target.apply.format, target.remove.format
+def fill_in(command: str, side: Side, record: Record, folder: Path = Path()) -> str:
+    """Return a command of a target for one of the twins, as a shell takes it.
+
+    Args:
+        command: of the target.
+        side: whose file and name are filled in.
+        record: of the folder.
+        folder: where the file lies, seen from where the command is to run.
+    """
+    return command.format(file=quote(str(folder / side.file)), name=side.name, startup=record.startup_s)
+
+
+def _list_commands(target: Target, record: Record) -> dict[str, str]:
+    spec, plain = record.sides["spec"], record.sides["plain"]
+    start = fill_in(target.apply, plain, record)
     return {
-        "Prove the folder": "sha256sum -c CHECKSUMS",
-        "Start it": start(**spec),
-        "Go back: start the twin, send the traffic there, then": f"{start(**plain)}\n{stop(**spec)}",
+        "Prove the folder": "draftwise verify .  # or, without draftwise: sha256sum -c CHECKSUMS",
+        "Start it": fill_in(target.apply, spec, record),
+        "Go back (`draftwise rollback` says it step by step): start the twin, send the traffic there, then": (
+            f"{start}\n{fill_in(target.remove, spec, record)}"
+        ),
     }

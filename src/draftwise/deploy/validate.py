@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any
 
 from draftwise.core import Finding, Severity
 from draftwise.facts.kinds import find_kind, read_schema
 from draftwise.setups.read.manifests.admission import find_refusals
+from draftwise.setups.read.manifests.yaml_text import read_yaml
 
-__all__ = ["validate"]
+__all__ = ["validate", "validate_text"]
 
 _TYPES: Mapping[str, type | tuple[type, ...]] = {
     "object": Mapping,
@@ -26,6 +28,19 @@ _TYPES: Mapping[str, type | tuple[type, ...]] = {
     "null": type(None),
 }
 _Path = tuple[str | int, ...]
+
+
+def validate_text(text: str, *, name: str, release: str = "") -> Iterator[Finding]:
+    """Yield what an API server would refuse or drop of the objects in a file; nothing for a file of another kind.
+
+    Args:
+        text: of the file.
+        name: of the file.
+        release: of the project that defines the kinds; by default the newest that is known.
+    """
+    for document in read_yaml(text, name=name) if name.endswith((".yaml", ".yml")) else ():
+        if isinstance(document.value, Mapping) and "kind" in document.value:
+            yield from (replace(each, where=f"{name} {each.where}") for each in validate(document.value, release))
 
 
 def validate(document: Mapping[str, Any], release: str = "") -> Iterator[Finding]:

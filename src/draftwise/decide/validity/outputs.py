@@ -14,7 +14,7 @@ from draftwise.decide.comparison.comparisons import Unjudged
 from draftwise.decide.thresholds import Thresholds
 from draftwise.decide.validity.finding import error, info, warning
 
-__all__ = ["Loop", "TextQuality", "check_outputs", "check_texts", "distinct_ngram_ratio", "find_loop"]
+__all__ = ["Loop", "TextQuality", "check_outputs", "check_texts", "distinct_ngram_ratio", "find_loop", "is_tie"]
 
 
 _FEWEST_TIES = 10
@@ -77,7 +77,7 @@ def _judge(
     cell: Cell, differences: Sequence[OutputDifference], views: Mapping[Unit, Divergence], tie_gap: float
 ) -> Iterator[Finding]:
     """Sort differences into ties, real ones and those of which the servers could or did not say anything."""
-    ties = [each for each in differences if each.unit in views and _is_tie(views[each.unit], tie_gap)]
+    ties = [each for each in differences if each.unit in views and is_tie(views[each.unit], tie_gap)]
     unknown = [each for each in differences if each.unit not in views or views[each.unit].gap is None]
     real = [each for each in differences if each not in ties and each not in unknown]
     if unknown and len(ties) >= _FEWEST_TIES and not real:
@@ -100,7 +100,7 @@ def _judge(
         yield info("numeric-ties", text)
 
 
-def _is_tie(divergence: Divergence, tie_gap: float) -> bool:
+def is_tie(divergence: Divergence, tie_gap: float) -> bool:
     """Return whether the precision of the arithmetic alone can have swapped the two tokens."""
     return divergence.gap is not None and divergence.gap <= tie_gap and divergence.among_best is not False
 

@@ -1,0 +1,94 @@
+"""Asks running servers a few prompts, one at a time: whether they do what they were started for, in seconds."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+from draftwise.backends import UrlBackend
+from draftwise.backends.probed import Probed, ProbedPair
+from draftwise.core import Answer, BackendError, Divergence, Workload
+from draftwise.decide.comparison.cell import OutputDifference, find_difference
+from draftwise.measure.divergences import ask, conclude
+from draftwise.measure.load.client import Client
+from draftwise.runs.schedule import Turn
+from draftwise.workloads.loading import load_workloads
+
+__all__ = ["load_probe", "probe"]
+
+_BUNDLED = ("code", "prose", "rewrite")
+_MOST_TOKENS = 64
+
+
+def load_probe(num_prompts: int) -> tuple[Workload, ...]:
+    """Return bundled prompts, as many of each kind of text."""
+    loaded = (load_workloads(name, max_tokens=_MOST_TOKENS)[0] for name in _BUNDLED)
+    shares = (len(range(start, num_prompts, len(_BUNDLED))) for start in range(len(_BUNDLED)))
+    return tuple(each.first(share) for each, share in zip(loaded, shares, strict=True) if share)
+
+
+async def probe(
+    server: UrlBackend, plain: UrlBackend | None, workloads: Sequence[Workload], *, salt: str
+) -> ProbedPair:
+    """Return what a server does, beside a plain one where there is one.
+
+    Args:
+        server: not started yet.
+        plain: of the same model, without speculation.
+        workloads: whose prompts are asked.
+        salt: makes the prompts new to the servers' prefix caches.
+
+    Raises:
+        BackendError: a server does not answer, or refuses a prompt.
+    """
+    async with _open(server, workloads, salt) as client:
+        probed = await _ask_all(server, client, workloads)
+        if plain is None:
+            return ProbedPair(server=probed)
+        async with _open(plain, workloads, salt) as plain_client:
+            beside = await _ask_all(plain, plain_client, workloads)
+            clients = (plain_client, client)
+            found = [await _look_at(each, clients) for each in _find_differences(beside, probed)]
+    return ProbedPair(server=probed, plain=beside, divergences=tuple(found))
+
+
+@asynccontextmanager
+async def _open(backend: UrlBackend, workloads: Sequence[Workload], salt: str) -> AsyncIterator[Client]:
+    try:
+        await backend.start()
+        hello = replace(workloads[0].prompts[0], max_tokens=1)
+        yield await Client.greet(backend, hello, salt=salt)
+    finally:
+        await backend.stop()
+
+
+async def _ask_all(backend: UrlBackend, client: Client, workloads: Sequence[Workload]) -> Probed:
+    before = await backend.counters()
+    answers = [answer for workload in workloads for answer in await _ask(backend, client, workload)]
+    return Probed(
+        info=await backend.describe(),
+        answers=tuple(answers),
+        growth=await backend.counters() - before,
+        counts_drafts=await backend.has_draft_counters(),
+    )
+
+
+async def _ask(backend: UrlBackend, client: Client, workload: Workload) -> list[Answer]:
+    turn = Turn(number=0, arm=backend.name, workload=workload.name, repeat=1, prompts=workload.prompts)
+    answers = [await client.ask(turn, prompt, seed=0) for prompt in workload.prompts]
+    for answer in answers:
+        if answer.error is not None:
+            raise BackendError(f"{backend.name}: {backend.url} refuses a prompt ({answer.error}). Look at its log.")
+    return answers
+
+
+def _find_differences(plain: Probed, server: Probed) -> Iterator[OutputDifference]:
+    for theirs, ours in zip(plain.answers, server.answers, strict=True):
+        difference = find_difference((ours.workload, ours.prompt_id), theirs, ours)
+        if difference is not None:
+            yield difference
+
+
+async def _look_at(difference: OutputDifference, clients: Sequence[Client]) -> Divergence:
+    return conclude(difference, [await ask(difference, client) for client in clients])
