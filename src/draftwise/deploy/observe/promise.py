@@ -6,13 +6,12 @@ from dataclasses import dataclass
 
 from draftwise.core import Rollback, RollbackBasis
 from draftwise.deploy.order import Order
+from draftwise.facts.methods import find_method
 from draftwise.facts.signals import LOAD_SIGNALS, TOKENS_PER_STEP
 
 __all__ = ["Promise", "find_configured_k", "find_crossover", "find_promise"]
 
 _SCHEDULE = "num_speculative_tokens_per_batch_size"
-_VARIES_K = frozenset({"suffix"})
-"""Methods that draft fewer tokens than they may, by design."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,9 +56,10 @@ def find_crossover(order: Order) -> float | None:
 
 
 def find_configured_k(order: Order) -> int | None:
-    """Return the tokens of every draft; None where the setup lets them vary."""
+    """Return the tokens of every draft; None where the setup lets them vary, or the method drafts what it finds."""
     spec = order.setup.spec
-    if spec is None or spec.method in _VARIES_K or _SCHEDULE in spec.options:
+    method = None if spec is None else find_method(spec.method)
+    if spec is None or method is None or method.drafts_from == "text" or _SCHEDULE in spec.options:
         return None
     return spec.num_speculative_tokens
 

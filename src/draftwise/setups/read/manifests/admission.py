@@ -9,6 +9,7 @@ from __future__ import annotations
 import posixpath
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from draftwise.core import Finding, Severity
@@ -17,8 +18,6 @@ __all__ = ["find_refusals"]
 
 _DEFAULT = "/mnt/models"
 _CLAIM, _IMAGE = "pvc://", "oci"
-_Refusal = tuple[str, str, str]
-"""Code, message and fix."""
 
 
 def find_refusals(predictor: Mapping[str, Any], where: str) -> Iterator[Finding]:
@@ -28,11 +27,11 @@ def find_refusals(predictor: Mapping[str, Any], where: str) -> Iterator[Finding]
         predictor: of an InferenceService.
         where: it stands, for messages.
     """
-    for code, message, fix in _find(predictor):
-        yield Finding(code=code, severity=Severity.ERROR, message=message, where=where, fix=fix)
+    for finding in _find(predictor):
+        yield replace(finding, where=where)
 
 
-def _find(predictor: Mapping[str, Any]) -> Iterator[_Refusal]:
+def _find(predictor: Mapping[str, Any]) -> Iterator[Finding]:
     given, model = predictor.get("storageUris"), predictor.get("model")
     entries = [each for each in given if isinstance(each, Mapping)] if isinstance(given, list) else []
     if entries and isinstance(model, Mapping) and "storageUri" in model:
@@ -43,7 +42,7 @@ def _find(predictor: Mapping[str, Any]) -> Iterator[_Refusal]:
     yield from _check_paths(mounts)
 
 
-def _check_mount(uri: str, path: str) -> Iterator[_Refusal]:
+def _check_mount(uri: str, path: str) -> Iterator[Finding]:
     if not uri:
         yield _refused(f"The URI for {path} is empty.", "Give it.")
     if path == "/" or not path.startswith("/"):
@@ -52,14 +51,15 @@ def _check_mount(uri: str, path: str) -> Iterator[_Refusal]:
         yield _refused(f"The path {path!r} holds two dots.", "Write it without.")
     claim, _, inside = uri.removeprefix(_CLAIM).partition("/")
     if uri.startswith(_CLAIM) and inside:
-        yield (
-            "claim-path-ignored",
-            f"KServe mounts the whole claim {claim} at {path}, and ignores the path {inside!r} in the URI.",
-            f"Write {_CLAIM}{claim}, and let the arguments name {path}/{inside}.",
+        yield Finding(
+            code="claim-path-ignored",
+            severity=Severity.ERROR,
+            message=f"KServe mounts the whole claim {claim} at {path}, and ignores the path {inside!r} in the URI.",
+            fix=f"Write {_CLAIM}{claim}, and let the arguments name {path}/{inside}.",
         )
 
 
-def _check_paths(mounts: Sequence[tuple[str, str]]) -> Iterator[_Refusal]:
+def _check_paths(mounts: Sequence[tuple[str, str]]) -> Iterator[Finding]:
     claims = [path for uri, path in mounts if uri.startswith(_CLAIM)]
     images = [path for uri, path in mounts if uri.partition("://")[0].split("+")[0] == _IMAGE]
     others = [path for uri, path in mounts if not uri.startswith(_CLAIM)]
@@ -82,5 +82,5 @@ def _find_repeated(paths: Sequence[str]) -> Iterator[str]:
     return (path for path, count in Counter(paths).items() if count > 1)
 
 
-def _refused(message: str, fix: str) -> _Refusal:
-    return "storage-refused", message, fix
+def _refused(message: str, fix: str) -> Finding:
+    return Finding(code="storage-refused", severity=Severity.ERROR, message=message, fix=fix)
