@@ -14,7 +14,7 @@ __all__ = ["rollback"]
 
 
 @click.command(short_help="Go back to the twin without speculation: print the commands, or run them.")
-@click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="DIR")
+@click.argument("folder", type=click.Path(path_type=Path), metavar="DIR")
 @click.option("--apply", "applies", is_flag=True, help="Show what changes and start the twin.")
 @click.option(
     "--remove", "removes", is_flag=True, help="Take the service with speculation away, once it has no traffic."
