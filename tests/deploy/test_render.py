@@ -3,15 +3,17 @@
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from hypothesis import HealthCheck, assume, given, settings
+from tests.support.adopted import SPEED
 from tests.support.drawn_setups import TEXT, drawn_setups
 
 from draftwise.core import Device, InvalidSetup, Setup, SpecConfig
 from draftwise.deploy import TARGETS, Order, deploy, make_order
-from draftwise.deploy.order import Host
+from draftwise.deploy.order import Evidence, Host
 from draftwise.deploy.read_back import read_back
 from draftwise.facts.vllm import get_release
 
@@ -158,3 +160,31 @@ def test_what_nobody_measured_is_said() -> None:
     measured = make_order(SETUP, cold_start_s=431)
     assert measured.startup_s == 650
     assert measured.evidence.unmeasured == ()
+
+
+ADOPTED = Evidence(run="r", headline="It pays.", rollback=(SPEED,))
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"engine": "draftwise", "engine_version": "0.1.0"}, "the run measured draftwise 0.1.0"),
+        ({"engine_version": "0.25.0"}, "the run measured vllm 0.25.0"),
+        ({"target": "bundle/target"}, "the run measured bundle/target"),
+        ({"target": ""}, "a model whose name it does not know"),
+    ],
+)
+def test_numbers_of_another_engine_or_model_do_not_carry_over(change: dict[str, Any], told: str) -> None:
+    left = ADOPTED.carry_over(replace(SETUP, **change), SETUP, hardware=("2 x NVIDIA H200",))
+    assert left.rollback == ()
+    assert told in " ".join(left.unmeasured)
+    assert "When to go back" in left.unmeasured[-1]
+
+
+@pytest.mark.parametrize("hardware", [(), ("2 cores of a processor",), ("NVIDIA L4",)])
+def test_nor_do_those_of_other_hardware(hardware: tuple[str, ...]) -> None:
+    assert ADOPTED.carry_over(SETUP, SETUP, hardware=hardware).rollback == ()
+
+
+def test_numbers_of_the_same_setup_stay() -> None:
+    assert ADOPTED.carry_over(SETUP, SETUP, hardware=("NVIDIA H200, 143771 MiB",)) is ADOPTED

@@ -87,11 +87,13 @@ def deploy(
     if version is not None:
         version = str(open_release(version, nearest=nearest))
     if len(sources) == 1 and (Path(sources[0]) / "manifest.json").is_file():
-        setup, evidence = _read_run(Path(sources[0]), candidate, version)
-        setup = setup if target is None else replace(setup, target=target)
+        if spec is not None or engine_flags or env_files:
+            raise click.UsageError("A run says what was measured: -sc, --env-file and flags behind -- go with a setup.")
+        setup, evidence = _read_run(Path(sources[0]), candidate, version, target, gpu)
     else:
-        setup, evidence = _read_setup(sources, spec, engine_flags, target, version, env_files), Evidence()
-    order = make_order(_with_gpu(setup, gpu), name=name, image=image, cold_start_s=cold_start_s, evidence=evidence)
+        setup = _with_gpu(_read_setup(sources, spec, engine_flags, target, version, env_files), gpu)
+        evidence = Evidence()
+    order = make_order(setup, name=name, image=image, cold_start_s=cold_start_s, evidence=evidence)
     platform = Platform(
         release=kserve_release,
         mode=mode,
@@ -131,7 +133,7 @@ def _read_setup(
     env_files: Sequence[Path],
 ) -> Setup:
     found = find_sources(sources, spec, engine_flags, target=target, env_files=env_files).read(version)
-    if found.unread:
+    if len(found.unread) == 1 and not found.readings:
         raise InvalidSetup(found.unread[0][1].findings)
     if len(found.readings) != 1:
         raise InvalidSetup.because(
@@ -142,7 +144,9 @@ def _read_setup(
     return found.readings[0].setup
 
 
-def _read_run(path: Path, candidate: str | None, version: str | None) -> tuple[Setup, Evidence]:
+def _read_run(
+    path: Path, candidate: str | None, version: str | None, target: str | None, gpu: str | None
+) -> tuple[Setup, Evidence]:
     """Return what a run adopted, with what it found."""
     from draftwise.decide.conclusions import conclude_run
     from draftwise.report.sentences import describe_decision
@@ -157,16 +161,17 @@ def _read_run(path: Path, candidate: str | None, version: str | None) -> tuple[S
         raise InvalidSetup.because(
             "no-such-candidate", f"The run has no candidate {name!r}.", where="--candidate", fix=f"It has {names}."
         )
-    setup = replace(arm.setup, engine="vllm", engine_version=version or arm.setup.engine_version)
+    version, target = version or arm.setup.engine_version, target or arm.setup.target
+    setup = _with_gpu(replace(arm.setup, engine="vllm", engine_version=version, target=target), gpu)
     rules = tuple(rule for rule in decision.rollback if rule.arm == name)
     evidence = Evidence(
         run=path.resolve().name,
         headline=describe_decision(decision),
         rollback=rules,
         wanted_gain=found.thresholds.margin,
-        unmeasured=tuple(_list_gaps(arm.setup, setup, found.run, adopted=bool(rules))),
+        unmeasured=tuple(_list_gaps(found.run, adopted=bool(rules))),
     )
-    return setup, evidence
+    return setup, evidence.carry_over(arm.setup, setup, hardware=decision.scope.hardware)
 
 
 def _find_adopted(decision: Decision, path: Path) -> str:
@@ -182,11 +187,8 @@ def _find_adopted(decision: Decision, path: Path) -> str:
     )
 
 
-def _list_gaps(measured: Setup, deployed: Setup, run: Run, *, adopted: bool) -> list[str]:
+def _list_gaps(run: Run, *, adopted: bool) -> list[str]:
     gaps = [] if adopted else ["That it pays: the run did not adopt it."]
-    if (measured.engine, measured.engine_version) != (deployed.engine, deployed.engine_version):
-        before = " ".join(part for part in (measured.engine, measured.engine_version) if part) or "an unknown engine"
-        gaps.append(f"vLLM {deployed.engine_version}: the run measured {before}.")
     if any(arm.url for arm in run.plan.arms):
         gaps.append("The flags of the servers behind the URLs that were measured, as far as they are not written here.")
     return gaps

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from math import ceil
@@ -63,6 +63,32 @@ class Evidence:
     """Share by which a change has to be faster to be worth it."""
     unmeasured: tuple[str, ...] = ()
     """What the files promise and nobody has measured, a sentence each."""
+
+    def carry_over(self, measured: Setup, deployed: Setup, *, hardware: Sequence[str]) -> Evidence:
+        """Return what is left of it for another setup, engine or GPU: numbers at which to go back do not carry over.
+
+        Args:
+            measured: what the run served.
+            deployed: what is served now.
+            hardware: what the run was made on; empty where that is not known.
+        """
+        others = list(_find_others(measured, deployed, hardware))
+        if not others:
+            return self
+        if self.rollback:
+            others.append("When to go back: the numbers that the run found are those of what it measured.")
+        return replace(self, rollback=(), unmeasured=(*self.unmeasured, *others))
+
+
+def _find_others(measured: Setup, deployed: Setup, hardware: Sequence[str]) -> Iterator[str]:
+    if (measured.engine, measured.engine_version) != (deployed.engine, deployed.engine_version):
+        before = " ".join(part for part in (measured.engine, measured.engine_version) if part) or "an unknown engine"
+        yield f"vLLM {deployed.engine_version}: the run measured {before}."
+    if measured.target != deployed.target:
+        yield f"{deployed.target}: the run measured {measured.target or 'a model whose name it does not know'}."
+    gpu = deployed.device
+    if gpu is not None and not any(gpu.name.lower() in each.lower() for each in hardware):
+        yield f"{gpu.name}: the run measured {' and '.join(hardware) or 'hardware that it does not know'}."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
