@@ -1,6 +1,7 @@
 """What is rendered starts what was ordered: each file is read again as anybody's, and compared."""
 
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,19 @@ def test_what_is_rendered_is_read_back(to: str, release: str) -> None:
             assert read_back(text, side.setup, name=f"file{target.suffix}", lost=target.lost) == ()
 
     law()
+
+
+@pytest.mark.parametrize("to", ["kserve", "systemd"])
+def test_nothing_is_imported_that_rendering_does_not_need(to: str, tmp_path: Path) -> None:
+    command = ["deploy", SETUP.target, "--vllm", "0.26.0", "--gpu", "H200", "--to", to, "--out", str(tmp_path / "out")]
+    command += ["-sc", '{"method": "ngram", "num_speculative_tokens": 5}']
+    script = (
+        f"import sys; from draftwise.cli import main; main({command!r}, standalone_mode=False); "
+        "heavy = {'torch', 'numpy', 'scipy', 'httpx', 'asyncio', 'jsonschema'}; "
+        "print({each.partition('.')[0] for each in sys.modules} & heavy, file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "set()\n")
 
 
 @pytest.mark.parametrize("to", TARGETS)

@@ -16,6 +16,8 @@ __all__ = ["PROGRAM", "dump_yaml", "list_args"]
 
 PROGRAM = ["vllm", "serve"]
 """Said explicitly, as the entry point of vLLM's images differs from release to release."""
+_Dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+"""Ten times as fast as the one in Python, where PyYAML was built with libyaml."""
 
 
 def list_args(order: Order) -> list[str]:
@@ -48,4 +50,5 @@ def _join(order: Order) -> Iterator[str]:
 def dump_yaml(*documents: Any) -> str:
     """Return YAML documents, every string on one line and nothing by reference: people edit these files."""
     copies = (json.loads(json.dumps(each)) for each in documents)
-    return "---\n".join(yaml.safe_dump(each, sort_keys=False, width=100_000, allow_unicode=True) for each in copies)
+    options = {"Dumper": _Dumper, "sort_keys": False, "width": 100_000, "allow_unicode": True}
+    return "---\n".join(yaml.dump(each, **options) for each in copies)
