@@ -410,7 +410,8 @@ def test_the_production_stack_caches_no_prefixes_unless_it_is_told_to(config, ca
 def test_what_the_production_stack_says_of_the_model():
     (reading,) = read_setups(
         "servingEngineSpec:\n  modelSpec:\n  - {tag: v0.20.0, modelURL: org/model, modelRevision: abc,\n"
-        "     enableTool: true, enableLoRA: true, toolCallParser: hermes, vllmConfig: {enableChunkedPrefill: false, maxLoras: 4}}\n"
+        "     enableTool: true, enableLoRA: true, toolCallParser: hermes,\n"
+        "     vllmConfig: {enableChunkedPrefill: false, maxLoras: 4}}\n"
     )
     assert dict(reading.setup.args) == {
         "revision": "abc", "enable_auto_tool_choice": True, "enable_lora": True, "tool_call_parser": "hermes",
@@ -443,13 +444,13 @@ def test_engine_arguments_of_ray_serve():
     (reading,) = read_setups(
         "spec: x\napplications:\n- args:\n    llm_configs:\n"
         "    - model_loading_config: {model_id: q, model_source: org/model}\n"
+        "      runtime_env: {env_vars: {VLLM_X: '1', HF_TOKEN: secret}}\n"
         "      engine_kwargs: {seed: 1, speculative_config: {method: ngram}}\n"
     )
-    assert (reading.setup.target, reading.setup.spec.method, dict(reading.setup.args)) == (
-        "org/model",
-        "ngram",
-        {"seed": 1},
-    )
+    assert (reading.setup.target, reading.setup.spec.method, dict(reading.setup.env)) == (
+        "org/model", "ngram", {"VLLM_X": "1"},
+    )  # fmt: skip
+    assert dict(reading.setup.args) == {"seed": 1, "served_model_name": ["q"]}
 
 
 def test_severities_come_with_the_rules():

@@ -43,6 +43,8 @@ def _find(document: Document, documents: Sequence[Document], runtimes: Runtimes,
             yield from find_runtimes(document, stores)
         case "Application" | "ApplicationSet" | "HelmRelease":
             return  # values of a chart, which are no pods yet
+        case "RayService":
+            return  # its pods are Ray's, which starts what the config inside says
         case "ServingRuntime" | "ClusterServingRuntime" if _is_used(document, documents):
             return  # read with the services that use it
         case _:
