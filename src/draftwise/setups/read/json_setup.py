@@ -63,7 +63,7 @@ def read_keywords(given: Mapping[str, Any], *, where: str, engine_version: str |
 def read_ray_config(given: Mapping[str, Any], *, where: str, engine_version: str | None = None) -> Reading:
     """Return the setup of one `LLMConfig` of Ray Serve: its model, `engine_kwargs` and the variables of its workers."""
     names, keywords, around = (
-        value if isinstance(value := given.get(key), Mapping) else {}
+        given[key] if isinstance(given.get(key), Mapping) else {}
         for key in ("model_loading_config", "engine_kwargs", "runtime_env")
     )
     model, source = names.get("model_id"), names.get("model_source")
