@@ -148,7 +148,9 @@ def _read_run(
     path: Path, candidate: str | None, version: str | None, target: str | None, gpu: str | None
 ) -> tuple[Setup, Evidence]:
     """Return what a run adopted, with what it found."""
+    from draftwise.decide.comparison.step_times import trace_step_times
     from draftwise.decide.conclusions import conclude_run
+    from draftwise.deploy.baseline import find_expected
     from draftwise.report.sentences import describe_decision
     from draftwise.runs import RunDirectory
 
@@ -169,6 +171,10 @@ def _read_run(
         headline=describe_decision(decision),
         rollback=rules,
         wanted_gain=found.thresholds.margin,
+        arm=name,
+        plain_arm=decision.baseline,
+        expected=find_expected(decision, name),
+        curve_ms=trace_step_times(found.run),
         unmeasured=tuple(_list_gaps(found.run, adopted=bool(rules))),
     )
     return setup, evidence.carry_over(arm.setup, setup, hardware=decision.scope.hardware)
