@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from tempfile import mkdtemp
 
 from draftwise.core import Finding, InvalidSetup, Severity, StorageError, UnreadableSource
 
-__all__ = ["CHECKSUMS", "Folder", "Step", "digest", "prove", "write_sums"]
+__all__ = ["CHECKSUMS", "Folder", "Step", "digest", "prove", "replace_text", "write_sums"]
 
 CHECKSUMS = "CHECKSUMS"
 """In the format of sha256sum, so that `sha256sum -c CHECKSUMS` proves the folder."""
@@ -71,6 +72,26 @@ class Folder:
 
     def _sum_up(self) -> str:
         return write_sums({name: hashlib.sha256(text.encode()).hexdigest() for name, text in self.files.items()})
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Put a text in the place of a file's, at once; the file keeps its permissions.
+
+    Raises:
+        StorageError: it cannot be written; the file is what it was.
+    """
+    path = path.resolve()
+    scratch = path.with_name(f".{path.name}.part")
+    try:
+        with scratch.open("w", encoding="utf-8", newline="") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        shutil.copymode(path, scratch)
+        scratch.replace(path)
+    except OSError as error:
+        scratch.unlink(missing_ok=True)
+        raise StorageError(f"{path} cannot be written ({error.strerror}); it is what it was.") from None
 
 
 def prove(folder: Path) -> Iterator[Finding]:
