@@ -22,6 +22,8 @@ class Look:
     instance: str
     at_s: float
     """When it was read, in seconds since the epoch."""
+    clock_s: float
+    """The same on a clock that is never set, in seconds: for durations."""
     engines: tuple[EngineReading, ...]
     server: str | None
     """Engine whose metrics these are, such as vLLM; None where no sample of the page is known."""
@@ -29,12 +31,13 @@ class Look:
     """When the process started, in seconds since the epoch; None where the page does not tell."""
 
 
-def read_page(text: str, *, pool: str, instance: str, at_s: float) -> Look:
+def read_page(text: str, *, pool: str, instance: str, at_s: float, clock_s: float) -> Look:
     """Return what a page of counters says."""
     return Look(
         pool=pool,
         instance=instance,
         at_s=at_s,
+        clock_s=clock_s,
         engines=parse_engines(text),
         server=find_engine(text),
         started_s=parse_start(text),
@@ -62,7 +65,7 @@ def _compare(before: Look, after: Look, earlier: EngineReading, later: EngineRea
         instance=after.instance,
         engine=later.engine,
         start_s=before.at_s,
-        duration_s=after.at_s - before.at_s,
+        duration_s=after.clock_s - before.clock_s,
         counters=later.counters if restarted else counters,
         load=_average(earlier.load, later.load),
         sums=later.sums if restarted else sums,

@@ -72,7 +72,9 @@ class HttpPage:
         self.instance = url.rstrip("/").removesuffix(_METRICS).removesuffix("/v1")
         self._path = _METRICS + (f"?{query}" if (query := urlsplit(url).query) else "")
         self._timeout_s = timeout_s
-        self._wire = Wire(self.instance.partition("?")[0], headers=headers, now=time.time, tls=tls, connect_s=timeout_s)
+        self._wire = Wire(
+            self.instance.partition("?")[0], headers=headers, now=time.perf_counter, tls=tls, connect_s=timeout_s
+        )
 
     async def look(self) -> Look:
         """Return what the page says now.
@@ -90,7 +92,8 @@ class HttpPage:
         if not 200 <= answer.status < 300:
             raise BackendError(f"{self.instance}{self._path} answers {answer.status}{_explain(answer.status)}.")
         text = b"".join(data for _, data in answer.received).decode(errors="replace")
-        look = read_page(text, pool=self.pool, instance=self.instance, at_s=answer.finished)
+        at_s = time.time() - (time.perf_counter() - answer.finished)
+        look = read_page(text, pool=self.pool, instance=self.instance, at_s=at_s, clock_s=answer.finished)
         if look.server is None:
             raise BackendError(f"{self.instance}{self._path} shows no counters of a server that is known.")
         return look
