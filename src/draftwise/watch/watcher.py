@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
+import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
@@ -11,7 +14,7 @@ from draftwise.core import BackendError, Finding, Severity, Window
 from draftwise.watch.look import Look, grow
 from draftwise.watch.pages import Page, read_all
 
-__all__ = ["RECENT_S", "Recent", "Sight", "Watcher"]
+__all__ = ["RECENT_S", "Recent", "Sight", "Watcher", "tick_every"]
 
 RECENT_S = 300.0
 """Long enough that a service of a few requests a minute shows more than noise, short enough to act on."""
@@ -86,20 +89,33 @@ class Watcher:
     Args:
         pages: of the servers.
         span_s: how far the recent past goes back.
+        now: the clock, in seconds since the epoch.
     """
 
-    def __init__(self, pages: Sequence[Page], *, span_s: float = RECENT_S) -> None:
-        self._pages = pages
+    def __init__(
+        self, pages: Sequence[Page], *, span_s: float = RECENT_S, now: Callable[[], float] = time.time
+    ) -> None:
+        self._pages, self._now = pages, now
         self._last: dict[tuple[str, str], Look] = {}
         self._recent = Recent(span_s)
 
+    async def sights(self, interval_s: float) -> AsyncGenerator[Sight]:
+        """Yield what is seen at every interval: first one interval after the beginning, as a window needs two looks."""
+        try:
+            async for tick in tick_every(interval_s):
+                sight = await self.look()
+                if tick:
+                    yield sight
+        finally:
+            self.close()
+
     async def look(self) -> Sight:
-        """Look at all servers now; a window needs two looks, so that the first one has none."""
+        """Look at all servers now; the first look has no windows."""
         answers = await read_all(self._pages)
         looks = [answer for answer in answers if isinstance(answer, Look)]
         windows = tuple(window for look in looks for window in self._grow(look))
         self._recent.add(windows)
-        at_s = max((look.at_s for look in looks), default=0.0)
+        at_s = self._now()
         self._recent.forget(at_s)
         pairs = zip(self._pages, answers, strict=True)
         unread = (_unread(page, answer) for page, answer in pairs if isinstance(answer, BackendError))
@@ -115,6 +131,16 @@ class Watcher:
         before = self._last.get(key)
         self._last[key] = look
         return iter(()) if before is None else grow(before, look)
+
+
+async def tick_every(interval_s: float) -> AsyncGenerator[int]:
+    """Yield 0 at once, then 1, 2 ... at every interval of the loop's clock; ticks that were missed are left out."""
+    clock = asyncio.get_running_loop().time
+    began_s, tick = clock(), 0
+    while True:
+        yield tick
+        tick = max(tick + 1, math.ceil((clock() - began_s) / interval_s))
+        await asyncio.sleep(began_s + tick * interval_s - clock())
 
 
 def _end(window: Window) -> float:
