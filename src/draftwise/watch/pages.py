@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 from urllib.parse import urlsplit
 
+from draftwise.backends.address import check_url
 from draftwise.backends.base import BrokenStream
-from draftwise.backends.url import check_url
 from draftwise.backends.wire import Wire
 from draftwise.core import BackendError
 from draftwise.watch.look import Look, read_page
