@@ -175,6 +175,7 @@ def _describe_drafting(window: Window, yardstick: Yardstick) -> Text:
     known = ", ".join(filter(None, beside))
     text = Text.assemble("tokens/step ", (_number(seen, "{:.2f}") or "unknown", style), f" ({known})" if known else "")
     parts = [
+        _number(window.acceptance_length, "acceptance length {:.2f}") if seen is None else "",
         _number(window.coverage, "coverage {:.2f}"),
         _number(window.mean_k, "k {:.1f}"),
         "by position " + " ".join(f"{100 * rate:.0f}" for rate in window.rate_per_pos) if window.rate_per_pos else "",

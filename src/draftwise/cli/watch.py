@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from draftwise.core import Baseline, Finding, Severity, UnreadableSource
 
 if TYPE_CHECKING:
     from draftwise.cli._watching import Show
-    from draftwise.watch.watcher import Sight, Watcher
+    from draftwise.watch.watcher import Sight, Watching
 
 __all__ = ["watch"]
 
@@ -34,6 +34,11 @@ _UNREAD = "server-unread"
               metavar="SECONDS", help="Between two looks.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: an object a look, each on one line without --once.")
 @click.option("--live", is_flag=True, help="One row a pool, kept up to date; Ctrl-C ends it.")
+@click.option(
+    "--prometheus", "prometheus_url", metavar="URL", help="Read what this Prometheus recorded of the servers."
+)
+@click.option("--model", metavar="NAME", help="Label model_name of the service, with --prometheus.")
+@click.option("--log", "log_file", metavar="FILE|-", help="Read the statistics that vLLM logs, to the end of the file.")
 @click.option("--header", "headers", multiple=True, metavar="[POOL=]'NAME: VALUE'",
               help="Sent to the URLs; ${VARIABLE} is replaced. POOL is spec or plain.")  # fmt: skip
 @click.option("--api-key-env", "key_variables", multiple=True, metavar="[POOL=]NAME",
@@ -59,15 +64,23 @@ def watch(
     Examples:
       draftwise watch http://llama-0:8000 http://llama-1:8000 --plain http://llama-plain:8000 --once
       draftwise watch http://llama:8000 --baseline deploy/baseline.json --live
+      draftwise watch --prometheus http://prometheus:9090 --model llama --baseline deploy/baseline.json --once
+      kubectl logs deployment/llama | draftwise watch --log -
     """
     if as_json and live:
         raise click.UsageError("Give --json or --live, not both.")
-    if not urls:
-        raise click.UsageError("Give the URL of a server.")
-    show = _make_show(baseline_file, once=once, as_json=as_json, live=live, has_plain=bool(plain_urls))
-    watcher = _open(urls, plain_urls, given)
+    log_file, prometheus_url = given["log_file"], given["prometheus_url"]
+    if sum(map(bool, (urls, log_file, prometheus_url))) != 1:
+        raise click.UsageError("Give the URLs of servers, or --prometheus, or --log.")
+    has_plain = bool(plain_urls or prometheus_url)
+    show = _make_show(baseline_file, once=once or bool(log_file), as_json=as_json, live=live, has_plain=has_plain)
     with show.open():
-        sys.exit(_judge(asyncio.run(_watch(watcher, show, interval_s, once=once))))
+        if log_file:
+            show.show(sight := _read_log(log_file))
+        else:
+            watching = _open(urls, plain_urls, given)
+            sight = asyncio.run(_watch(watching, show, interval_s, once=once))
+    sys.exit(_judge(sight))
 
 
 def _make_show(path: Path | None, *, once: bool, as_json: bool, live: bool, has_plain: bool) -> Show:
@@ -90,22 +103,42 @@ def _read_baseline(path: Path) -> Baseline:
         ) from None
 
 
-def _open(urls: Sequence[str], plain_urls: Sequence[str], given: Mapping[str, Any]) -> Watcher:
+def _read_log(name: str) -> Sight:
+    from draftwise.watch.log import see_log
+
+    try:
+        with nullcontext(sys.stdin) if name == "-" else open(name, encoding="utf-8", errors="replace") as lines:
+            return see_log(lines, name="stdin" if name == "-" else name)
+    except OSError as error:
+        raise _unreadable(name, error) from None
+
+
+def _unreadable(name: object, error: Exception) -> UnreadableSource:
+    return UnreadableSource.because("unreadable-file", f"{name} cannot be read ({error}).", where=str(name))
+
+
+def _open(urls: Sequence[str], plain_urls: Sequence[str], given: Mapping[str, Any]) -> Watching:
+    """Return what tells what the service does: its servers' pages, or a Prometheus."""
     from draftwise.cli._access import read_headers
     from draftwise.measure.access import find_headers
+
+    headers = read_headers(given)
+    if given["prometheus_url"]:
+        from draftwise.watch.prometheus import PrometheusWatcher
+
+        return PrometheusWatcher(given["prometheus_url"], model=given["model"], headers=find_headers(headers, "spec"))
     from draftwise.watch.pages import open_pages
     from draftwise.watch.watcher import Watcher
 
-    headers = read_headers(given)
     pools = {"spec": tuple(urls), "plain": tuple(plain_urls)}
     return Watcher(open_pages(pools, {pool: find_headers(headers, pool) for pool in pools}))
 
 
-async def _watch(watcher: Watcher, show: Show, interval_s: float, *, once: bool) -> Sight | None:
+async def _watch(watching: Watching, show: Show, interval_s: float, *, once: bool) -> Sight | None:
     """Show what is seen until the operator ends it, and return the last of it."""
     sight = None
     with suppress(asyncio.CancelledError):
-        async with aclosing(watcher.sights(interval_s)) as sights:
+        async with aclosing(watching.sights(interval_s)) as sights:
             async for sight in sights:
                 show.show(sight)
                 if once:

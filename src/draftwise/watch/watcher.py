@@ -9,12 +9,13 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from typing import Protocol
 
 from draftwise.core import BackendError, Finding, Severity, Window
 from draftwise.watch.look import Look, grow
 from draftwise.watch.pages import Page, read_all
 
-__all__ = ["RECENT_S", "Recent", "Sight", "Watcher", "tick_every"]
+__all__ = ["RECENT_S", "Recent", "Sight", "Watcher", "Watching", "tick_every", "unread"]
 
 RECENT_S = 300.0
 """Long enough that a service of a few requests a minute shows more than noise, short enough to act on."""
@@ -46,6 +47,13 @@ class Sight:
     def of(self, pool: str) -> tuple[Window, ...]:
         """Return the recent windows of one pool, by engine."""
         return tuple(window for window in self.recent if window.pool == pool)
+
+
+class Watching(Protocol):
+    """Whatever tells again and again what a service does."""
+
+    def sights(self, interval_s: float) -> AsyncGenerator[Sight]:
+        """Yield what is seen at every interval, for as long as somebody asks."""
 
 
 class Recent:
@@ -118,8 +126,8 @@ class Watcher:
         at_s = self._now()
         self._recent.forget(at_s)
         pairs = zip(self._pages, answers, strict=True)
-        unread = (_unread(page, answer) for page, answer in pairs if isinstance(answer, BackendError))
-        return Sight(at_s=at_s, windows=windows, recent=tuple(self._recent.read()), findings=tuple(unread))
+        faults = (unread(page.instance, answer) for page, answer in pairs if isinstance(answer, BackendError))
+        return Sight(at_s=at_s, windows=windows, recent=tuple(self._recent.read()), findings=tuple(faults))
 
     def close(self) -> None:
         """Close all connections."""
@@ -147,11 +155,12 @@ def _end(window: Window) -> float:
     return window.start_s + window.duration_s
 
 
-def _unread(page: Page, error: BackendError) -> Finding:
+def unread(where: str, error: BackendError) -> Finding:
+    """Return the finding for a server that cannot be read, whatever it does meanwhile."""
     return Finding(
         code="server-unread",
         severity=Severity.ERROR,
         message=str(error),
-        where=page.instance,
+        where=where,
         fix="Look whether the server runs and whether this machine reaches it: what it does is not known.",
     )
