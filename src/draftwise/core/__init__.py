@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from draftwise.core.shape import ModelShape
     from draftwise.core.stats import SpecStats
     from draftwise.core.timing import Timing
+    from draftwise.core.window import Sums, Window
     from draftwise.core.workload import Prompt, Workload
 
 __all__ = [
@@ -117,12 +118,14 @@ __all__ = [
     "SpecStats",
     "Stage",
     "StorageError",
+    "Sums",
     "TargetModel",
     "Timing",
     "TurnRecord",
     "UnmeasuredCell",
     "UnreadableSource",
     "Verdict",
+    "Window",
     "Workload",
 ]
 
@@ -143,6 +146,7 @@ _MODULES = {
     "shape": "ModelShape",
     "stats": "SpecStats",
     "timing": "Timing",
+    "window": "Sums Window",
     "workload": "Prompt Workload",
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
