@@ -172,11 +172,16 @@ def reduce(schema: Mapping[str, Any]) -> dict[str, Any]:
     return reduced
 
 
+def load_documents(text: str) -> Iterator[Any]:
+    """Yield the documents of a file of CRDs."""
+    return yaml.load_all(text, _Loader)
+
+
 def read_kinds(source: Source, clones: Path) -> Iterator[tuple[dict[str, str], dict[str, Any]]]:
     """Yield each kind and version of a file: its row of the index, and its reduced schema."""
     command = ["git", "-C", str(clones / source.repository), "show", f"{source.commit}:{source.path}"]
     text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    for crd in yaml.load_all(text, _Loader):
+    for crd in load_documents(text):
         if (crd or {}).get("kind") != "CustomResourceDefinition":
             continue
         spec = crd["spec"]

@@ -12,6 +12,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft7Validator
+from tests.support.planted_faults import FAULTS, plant
 
 from catalogue import schemas
 from draftwise.deploy.validate import validate
@@ -233,3 +234,9 @@ def test_a_schema_is_reduced_to_what_decides() -> None:
             "e": {"type": "object", "additionalProperties": {"type": "string"}},
         },
     }
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_planted_faults_are_found_without_a_server(name: str) -> None:
+    """`catalogue.api_server` asks a real one the same."""
+    assert list(validate(plant(name)))

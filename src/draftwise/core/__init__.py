@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from draftwise.core.baseline import Baseline, Expected, ProbeAnswer
     from draftwise.core.budget import Budget
     from draftwise.core.comparison import Comparison, DecidingMeasure, Interval, Verdict
     from draftwise.core.config import SpecConfig
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
         UnreadableSource,
     )
     from draftwise.core.load import Arrivals, ClosedLoop, Condition, Load, OpenLoop, Phase, Replay
+    from draftwise.core.profile import Acceptance, AcceptanceAtK, Exactness, Profile, ReplayedLog, ReplayedTarget
     from draftwise.core.reason import Reason, ReasonCode
     from draftwise.core.ruling import Effect, Ruling, Stage
     from draftwise.core.run import (
@@ -56,14 +58,18 @@ if TYPE_CHECKING:
     from draftwise.core.shape import ModelShape
     from draftwise.core.stats import SpecStats
     from draftwise.core.timing import Timing
-    from draftwise.core.workload import Prompt, Workload
+    from draftwise.core.window import Sums, Window
+    from draftwise.core.workload import Prompt, Recorded, Workload
 
 __all__ = [
+    "Acceptance",
+    "AcceptanceAtK",
     "Answer",
     "Arm",
     "Arrivals",
     "BackendError",
     "Band",
+    "Baseline",
     "Budget",
     "ClientHealth",
     "ClosedLoop",
@@ -78,6 +84,8 @@ __all__ = [
     "Divergence",
     "DraftwiseError",
     "Effect",
+    "Exactness",
+    "Expected",
     "Finding",
     "Hardware",
     "Interval",
@@ -88,12 +96,17 @@ __all__ = [
     "Omission",
     "OpenLoop",
     "Phase",
+    "ProbeAnswer",
+    "Profile",
     "Prompt",
     "Reason",
     "ReasonCode",
     "Recommendation",
+    "Recorded",
     "Relation",
     "Replay",
+    "ReplayedLog",
+    "ReplayedTarget",
     "Rollback",
     "RollbackBasis",
     "Ruling",
@@ -113,16 +126,19 @@ __all__ = [
     "SpecStats",
     "Stage",
     "StorageError",
+    "Sums",
     "TargetModel",
     "Timing",
     "TurnRecord",
     "UnmeasuredCell",
     "UnreadableSource",
     "Verdict",
+    "Window",
     "Workload",
 ]
 
 _MODULES = {
+    "baseline": "Baseline Expected ProbeAnswer",
     "budget": "Budget",
     "comparison": "Comparison DecidingMeasure Interval Verdict",
     "config": "SpecConfig",
@@ -131,6 +147,7 @@ _MODULES = {
     "UnmeasuredCell",
     "finding": "BackendError DraftwiseError Finding InvalidSetup Severity StorageError UnreadableSource",
     "load": "Arrivals ClosedLoop Condition Load OpenLoop Phase Replay",
+    "profile": "Acceptance AcceptanceAtK Exactness Profile ReplayedLog ReplayedTarget",
     "reason": "Reason ReasonCode",
     "ruling": "Effect Ruling Stage",
     "run": "Answer Arm ClientHealth Counters Disturbance Divergence Omission Run RunPlan ServerLoad Settled TurnRecord",
@@ -138,7 +155,8 @@ _MODULES = {
     "shape": "ModelShape",
     "stats": "SpecStats",
     "timing": "Timing",
-    "workload": "Prompt Workload",
+    "window": "Sums Window",
+    "workload": "Prompt Recorded Workload",
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
 

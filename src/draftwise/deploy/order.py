@@ -9,7 +9,7 @@ from hashlib import sha256
 from math import ceil
 from typing import Literal
 
-from draftwise.core import Finding, InvalidSetup, Rollback, Setup, Severity
+from draftwise.core import Expected, Finding, InvalidSetup, Rollback, Setup, Severity
 from draftwise.deploy.layout import Layout, Placement
 from draftwise.deploy.twin import Pool, count_device, count_gpus, without_speculation
 from draftwise.facts.vllm import get_release
@@ -63,6 +63,14 @@ class Evidence:
     """Share by which a change has to be faster to be worth it."""
     speed_ups: Mapping[str, float] = field(default_factory=dict)
     """Tokens per second with speculation over those without it, by workload, under the heaviest load of each."""
+    arm: str = ""
+    """Which side of the run is deployed."""
+    plain_arm: str = ""
+    """Which side of it has no speculation."""
+    expected: Expected | None = None
+    """What its counters grew by in the cell that decides."""
+    curve_ms: Mapping[str, tuple[tuple[float, float], ...]] = field(default_factory=dict)
+    """By arm, streams and the milliseconds of a step."""
     unmeasured: tuple[str, ...] = ()
     """What the files promise and nobody has measured, a sentence each."""
 
@@ -79,7 +87,8 @@ class Evidence:
             return self
         if self.rollback:
             others.append("When to go back: the numbers that the run found are those of what it measured.")
-        return replace(self, rollback=(), speed_ups={}, unmeasured=(*self.unmeasured, *others))
+        unmeasured = (*self.unmeasured, *others)
+        return replace(self, rollback=(), speed_ups={}, expected=None, curve_ms={}, unmeasured=unmeasured)
 
 
 def _find_others(measured: Setup, deployed: Setup, hardware: Sequence[str]) -> Iterator[str]:

@@ -10,13 +10,14 @@ from shlex import quote
 from draftwise.core import Finding, InvalidSetup
 from draftwise.deploy import canary
 from draftwise.deploy import kserve as layouts
+from draftwise.deploy.baseline import make_baseline
 from draftwise.deploy.files import Folder, Step
 from draftwise.deploy.memo import write_memo
 from draftwise.deploy.observe import VLLM, Observation, observe
 from draftwise.deploy.order import Order
 from draftwise.deploy.proxies import Front, Wanted, put_in_front
 from draftwise.deploy.read_back import read_back
-from draftwise.deploy.record import DEPLOYMENT, SETUP, Record, Side, write_record
+from draftwise.deploy.record import BASELINE, DEPLOYMENT, SETUP, Record, Side, write_record
 from draftwise.deploy.render import (
     compose,
     flagger,
@@ -231,6 +232,7 @@ def deploy(order: Order, to: str, *, metrics_prefix: str | None = "", proxy: Wan
         raise InvalidSetup(refused)
     limits = (*target.find_limits(order), *front.limits)
     files[SETUP] = write_json(order.setup)
+    files[BASELINE] = make_baseline(order.evidence, files[SETUP]).to_json()
     record = _make_record(to, target, sides)
     files[DEPLOYMENT] = write_record(record)
     files["MEMO.md"] = write_memo(
@@ -269,6 +271,7 @@ def _describe(target: Target) -> Mapping[str, str]:
         f"spec{target.suffix}": "the service",
         f"plain{target.suffix}": "its twin without speculation, to compare with and to go back to",
         SETUP: "the setup, as every verb of draftwise reads it",
+        BASELINE: "what the run found, which production is held against",
         DEPLOYMENT: "what the files are for, as `draftwise verify` and `draftwise rollback` read it",
     }
 
