@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from tests.support.made_gguf import LLAMA, write_gguf
 
 from draftwise.checkpoints.gguf import read_gguf
 from draftwise.checkpoints.gguf_config import make_config
@@ -17,7 +18,6 @@ from draftwise.checkpoints.inspect import inspect_checkpoint
 from draftwise.checkpoints.model_config import find_model_config
 from draftwise.cli import main
 from draftwise.core import InvalidSetup
-from tests.support.made_gguf import LLAMA, write_gguf
 
 EMBEDDING = {"token_embd.weight": ("Q8_0", (128, 32), bytes(128 * 34))}
 
@@ -112,7 +112,7 @@ def test_what_cannot_be_run_is_refused_by_name(tmp_path: Path, metadata: dict[st
 
 def test_a_value_that_is_missing_is_named(tmp_path: Path) -> None:
     metadata = {key: value for key, value in LLAMA.items() if key != "llama.block_count"}
-    with pytest.raises(InvalidSetup, match="no value llama.block_count"):
+    with pytest.raises(InvalidSetup, match=r"no value llama\.block_count"):
         make_config(read_gguf(write_gguf(tmp_path / "m.gguf", metadata, EMBEDDING)))
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 from packaging.version import Version
+from tests.support.package_index import serve_index
 
 from draftwise.core import BackendError, InvalidSetup
 from draftwise.extract.sources import open_folder, open_installed, open_released, open_wheel
-from tests.support.package_index import serve_index
 
 FILES = {
     "vllm/__init__.py": "",

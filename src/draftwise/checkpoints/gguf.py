@@ -1,7 +1,7 @@
 """What a GGUF file holds, from its header: metadata, and tensors with their types, shapes and places.
 
-No weight is read, and none of gguf, torch or numpy is needed. Like a safetensors header this one is believed only as far
-as it fits its file (format: ggml's docs/gguf.md; block sizes: `GGML_QUANT_SIZES` of the gguf package 0.19).
+No weight is read, and none of gguf, torch or numpy is needed. Like a safetensors header this one is believed only as
+far as it fits its file (format: ggml's docs/gguf.md; block sizes: `GGML_QUANT_SIZES` of the gguf package 0.19).
 """
 
 from __future__ import annotations
@@ -28,15 +28,34 @@ _MOST_ENTRIES = 2**24
 _MOST_DIMENSIONS = 4
 _STRING, _ARRAY = 8, 9
 _SCALARS: Mapping[int, str] = {
-    **{0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?"},
-    **{10: "Q", 11: "q", 12: "d"},
+    0: "B",
+    1: "b",
+    2: "H",
+    3: "h",
+    4: "I",
+    5: "i",
+    6: "f",
+    7: "?",
+    10: "Q",
+    11: "q",
+    12: "d",
 }
 """Value type -> how `struct` spells it."""
 _BLOCKS: Mapping[int, tuple[str, int, int]] = {
-    **{0: ("F32", 1, 4), 1: ("F16", 1, 2), 30: ("BF16", 1, 2), 28: ("F64", 1, 8)},
-    **{2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22), 7: ("Q5_1", 32, 24), 8: ("Q8_0", 32, 34)},
-    **{10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110), 12: ("Q4_K", 256, 144), 13: ("Q5_K", 256, 176)},
-    **{14: ("Q6_K", 256, 210)},
+    0: ("F32", 1, 4),
+    1: ("F16", 1, 2),
+    30: ("BF16", 1, 2),
+    28: ("F64", 1, 8),
+    2: ("Q4_0", 32, 18),
+    3: ("Q4_1", 32, 20),
+    6: ("Q5_0", 32, 22),
+    7: ("Q5_1", 32, 24),
+    8: ("Q8_0", 32, 34),
+    10: ("Q2_K", 256, 84),
+    11: ("Q3_K", 256, 110),
+    12: ("Q4_K", 256, 144),
+    13: ("Q5_K", 256, 176),
+    14: ("Q6_K", 256, 210),
 }
 """Tensor type -> name, elements of a block, bytes of a block. What is not here is not read."""
 
@@ -97,7 +116,9 @@ class _Reader:
     def read(self) -> GgufHeader:
         version = self._number("I")
         if version not in _VERSIONS:
-            raise _damaged(self._file, f"is of GGUF version {quote(version)}; {_VERSIONS} can be read", "Convert it anew.")
+            raise _damaged(
+                self._file, f"is of GGUF version {quote(version)}; {_VERSIONS} can be read", "Convert it anew."
+            )
         num_tensors, num_values = self._count(), self._count()
         metadata = {self._text(): self._value(self._number("I")) for _ in range(num_values)}
         if (parts := metadata.get("split.count", 1)) not in (0, 1):

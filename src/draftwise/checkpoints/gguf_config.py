@@ -40,7 +40,7 @@ _LOW, _HIGH, _ORIGINAL = 1.0, 4.0, 8192
 
 
 def has_paired_rotation(header: GgufHeader) -> bool:
-    """Return whether rows of q and k are stored for a rotation of neighbours, instead of halves, as `llama` has them."""
+    """Return whether rows of q and k are stored for a rotation of neighbours, not halves: so with `llama`."""
     return header.architecture == "llama"
 
 
@@ -166,6 +166,6 @@ def _is_float(tensor: Tensor) -> bool:
 
 
 def _divide(factor: float, wavelength: float) -> float:
-    """Return what a frequency is divided by: nothing where it is high, the factor where it is low, between in between."""
+    """Return what a frequency is divided by: nothing where it is high, the factor where it is low."""
     share = min(max((_ORIGINAL / wavelength - _LOW) / (_HIGH - _LOW), 0.0), 1.0)
     return 1 / ((1 - share) / factor + share)

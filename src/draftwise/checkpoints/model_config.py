@@ -66,8 +66,8 @@ def find_model_config(given: str) -> ModelConfig | None:
             itself.
 
     Raises:
-        InvalidSetup: the directory has no config.json, or what it holds is not a JSON object; the GGUF file is damaged or
-            of another architecture.
+        InvalidSetup: the directory has no config.json, or what it holds is not a JSON object; the GGUF file is damaged
+            or of another architecture.
     """
     if not given:
         return None

@@ -38,7 +38,7 @@ def fetch(name: str | None, as_json: bool) -> None:
         return
     if name not in known:
         text = f"No published model is known by the name {name!r}."
-        raise InvalidSetup.because("unknown-model", text, where="NAME", fix=f"Known: {', '.join(known)}.")
+        raise InvalidSetup.because("unknown-published-model", text, where="NAME", fix=f"Known: {', '.join(known)}.")
     model = known[name]
     if not as_json:
         click.echo(f"{model.model}: {model.about}. License {model.license}; from {model.source}.")

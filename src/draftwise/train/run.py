@@ -62,7 +62,9 @@ def train(method: str, settings: TrainSettings, reporter: Reporter) -> TrainResu
     """
     kind = get_training(method)
     options = resolve_options(kind.OPTIONS, settings.options, method=method)
-    settings = dataclasses.replace(settings, options=options, target=checkpoint_of(settings.target, reporter.print_line))
+    settings = dataclasses.replace(
+        settings, options=options, target=checkpoint_of(settings.target, reporter.print_line)
+    )
     settings = settings.resolve(learning_rate=kind.learning_rate)
     folder = RunFolder(settings.out)
     folder.check_free()

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.support.made_gguf import write_gguf
 from tokenizers import Tokenizer as Backend
 
 from draftwise import LLM, SamplingParams
 from draftwise.core import InvalidSetup
 from draftwise.engine.models.gguf import checkpoint_of
 from draftwise.engine.text.tokenizer import Tokenizer
-from tests.support.made_gguf import write_gguf
 
 NAMES = {
     "model.embed_tokens": "token_embd",
@@ -168,7 +168,10 @@ def test_sentencepiece_merges_follow_the_scores(tiny_target: Path, tmp_path: Pat
 
 
 def test_unknown_tokenizers_are_refused_and_nothing_is_left(tiny_target: Path, tmp_path: Path) -> None:
-    for changed, text in (({"tokenizer.ggml.pre": "new"}, "pre-tokenizer new"), ({"tokenizer.ggml.model": "x"}, "tokenizer x")):
+    for changed, text in (
+        ({"tokenizer.ggml.pre": "new"}, "pre-tokenizer new"),
+        ({"tokenizer.ggml.model": "x"}, "tokenizer x"),
+    ):
         with pytest.raises(InvalidSetup, match=text):
             checkpoint_of(str(_convert(tiny_target, tmp_path / "m.gguf", **changed)))
     assert not list((tmp_path / "cache" / "gguf").glob("*"))

@@ -99,8 +99,8 @@ def _unpack(header: GgufHeader, folder: Path) -> None:
         os.replace(part, folder)
     except OSError as error:
         raise StorageError(
-            f"{header.file.name} cannot be unpacked into {folder.parent} ({error.strerror or error}). Make room there, or "
-            "set DRAFTWISE_CACHE_DIR to a folder that has it."
+            f"{header.file.name} cannot be unpacked into {folder.parent} ({error.strerror or error}). Make room there, "
+            "or set DRAFTWISE_CACHE_DIR to a folder that has it."
         ) from None
     finally:
         shutil.rmtree(part, ignore_errors=True)

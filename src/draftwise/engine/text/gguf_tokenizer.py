@@ -55,7 +55,9 @@ def write_tokenizer(header: GgufHeader, folder: Path) -> None:
     if kind not in kinds:
         raise _unknown(header, f"tokenizer {quote(kind)}", f"Known: {', '.join(kinds)}.")
     backend, puts_start = kinds[kind](header, tokens)
-    backend.add_tokens([AddedToken(text, special=special, normalized=False) for text, special in _added(header, tokens)])
+    backend.add_tokens(
+        [AddedToken(text, special=special, normalized=False) for text, special in _added(header, tokens)]
+    )
     named = {name: _named(header, tokens, key) for name, key in _NAMES.items()}
     if header.metadata.get("tokenizer.ggml.add_bos_token", puts_start) and (start := named["bos_token"]):
         backend.post_processor = processors.TemplateProcessing(
