@@ -10,7 +10,7 @@ import math
 import mmap
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -192,8 +192,7 @@ class _Reader:
         if start + tensor.num_bytes > len(self._data):
             end = f"{start + tensor.num_bytes:,}, the file at {len(self._data):,}"
             raise _damaged(self._file, f"is cut short: tensor {quote(tensor.name)} ends at byte {end}")
-        parts = {"name": tensor.name, "dtype": tensor.dtype, "shape": tensor.shape, "num_bytes": tensor.num_bytes}
-        return Tensor(**parts, file=tensor.file, start=start)
+        return replace(tensor, start=start)
 
 
 def _damaged(file: Path, what: str, fix: str = "Download the file again.") -> InvalidSetup:

@@ -86,7 +86,7 @@ def read_gguf_vocabulary(header: GgufHeader) -> Vocabulary | None:
     if not isinstance(tokens := values["tokens"], list):
         return None
     kinds = values["token_type"] or ()
-    named = {name: (values[key],) for key, name in _GGUF_NAMES.items() if _is_id(values[key])}
+    named = {name: (token_id,) for key, name in _GGUF_NAMES.items() if _is_id(token_id := values[key])}
     added = frozenset(token_id for token_id, kind in enumerate(kinds) if kind in _ADDED_KINDS)
     return Vocabulary(tokens=dict(enumerate(tokens)), added=added, named=named, source=header.file.name)
 

@@ -81,7 +81,7 @@ _NAMES = {
 
 def _make_byte_level(header: GgufHeader, tokens: Sequence[str]) -> tuple[tokenizers.Tokenizer, bool]:
     """Return a byte-level BPE, and whether it starts texts with a token where the file does not say."""
-    name = header.metadata.get("tokenizer.ggml.pre")
+    name = str(header.metadata.get("tokenizer.ggml.pre"))
     if name not in _KINDS:
         raise _unknown(header, f"pre-tokenizer {quote(name)}", f"Known: {', '.join(_KINDS)}.")
     kind = _KINDS[name]
