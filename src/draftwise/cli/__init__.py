@@ -15,6 +15,7 @@ _VERBS = {
     "explain": "draftwise.cli.explain",
     "export": "draftwise.cli.export",
     "facts": "draftwise.cli.facts",
+    "fetch": "draftwise.cli.fetch",
     "inspect": "draftwise.cli.inspect",
     "pick": "draftwise.cli.pick",
     "replay": "draftwise.cli.replay",
