@@ -61,8 +61,9 @@ def watch(*arguments: object) -> Result:
 
 def test_its_window_is_what_it_counted(tmp_path: Path) -> None:
     async def keep_busy(url: str, done: asyncio.Event) -> None:
-        body = {"model": "target", "prompt": "def add(a, b):", "max_tokens": 40, "temperature": 0}
         async with httpx.AsyncClient(base_url=url, timeout=60) as client:
+            model = (await client.get("/v1/models")).json()["data"][0]["id"]
+            body = {"model": model, "prompt": "def add(a, b):", "max_tokens": 40, "temperature": 0}
             while not done.is_set():
                 (await client.post("/v1/completions", json=body)).raise_for_status()
 
@@ -79,7 +80,6 @@ def test_its_window_is_what_it_counted(tmp_path: Path) -> None:
         assert 1 < pool["tokens_per_step"] <= 4
         assert pool["rate_per_pos"] == sorted(pool["rate_per_pos"], reverse=True)
         assert pool["step_s"] > pool["seconds_per_token"] > 0
-        assert pool["uptime_s"] > 0
 
     with_server(tmp_path, BUNDLE / "eagle3", look)
 

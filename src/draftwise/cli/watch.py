@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from draftwise.core import Baseline, Finding, Severity, UnreadableSource
+from draftwise.core import Baseline, Finding, InvalidSetup, Severity, UnreadableSource
 
 if TYPE_CHECKING:
     from draftwise.cli._watching import Show
@@ -68,10 +68,7 @@ def watch(*, interval_s: float, as_json: bool, live: bool, **given: Any) -> None
     request = _read_request(given)
     show = _make_show(request, as_json=as_json, live=live)
     with show.open():
-        if request.log_file is not None:
-            show.show(sight := _read_log(request.log_file))
-        else:
-            sight = asyncio.run(_watch(request, show, interval_s))
+        sight = _see_log(request.log_file, show) if request.log_file else asyncio.run(_watch(request, show, interval_s))
     sys.exit(_judge(sight))
 
 
@@ -146,17 +143,19 @@ def _read_baseline(path: Path) -> Baseline:
         raise _unreadable(path, error) from None
 
 
-def _read_log(name: str) -> Sight:
+def _see_log(name: str, show: Show) -> Sight:
     from draftwise.watch.log import see_log
 
     try:
         with nullcontext(sys.stdin) if name == "-" else open(name, encoding="utf-8", errors="replace") as lines:
-            return see_log(lines, name="stdin" if name == "-" else name)
+            sight = see_log(lines, name="stdin" if name == "-" else name)
     except OSError as error:
         raise _unreadable(name, error) from None
+    show.show(sight)
+    return sight
 
 
-def _unreadable(name: object, error: Exception) -> UnreadableSource:
+def _unreadable(name: object, error: Exception) -> InvalidSetup:
     return UnreadableSource.because("unreadable-file", f"{name} cannot be read ({error}).", where=str(name))
 
 

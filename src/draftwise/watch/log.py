@@ -102,9 +102,9 @@ def _read_time(line: str, now: datetime, otherwise_s: float) -> float:
     found = read_stats_log().time.search(line)
     if found is None:
         return otherwise_s
-    year, *rest = (int(part) if part else 0 for part in found.groups())
+    year, month, day, hour, minute, second = (int(part) if part else 0 for part in found.groups())
     try:
-        at = datetime(year or now.year, *rest, tzinfo=now.tzinfo)
+        at = datetime(year or now.year, month, day, hour, minute, second, tzinfo=now.tzinfo)
         return (at if year or at <= now + _ZONES else at.replace(year=now.year - 1)).timestamp()
     except ValueError:  # the 30th of February
         return otherwise_s
@@ -148,7 +148,8 @@ def _count_drafts(readings: Mapping[str, str], numbers: Mapping[str, float]) -> 
     accepted, drafted = int(numbers.get("accepted", 0)), int(numbers.get("drafted", 0))
     if not drafted:
         return SpecStats()
-    drafts = round(accepted / sum(rates)) if accepted and sum(rates) else -(-drafted // max(1, len(rates)))
+    of_a_draft = sum(rates)
+    drafts = round(accepted / of_a_draft) if accepted and of_a_draft > 0 else -(-drafted // max(1, len(rates)))
     return SpecStats(
         num_drafts=drafts,
         num_draft_tokens=drafted,
