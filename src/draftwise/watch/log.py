@@ -139,7 +139,8 @@ def _find_duration(entry: _Entry, numbers: Mapping[str, float]) -> float:
     roughly = _INTERVAL_S if entry.since_s is None or entry.since_s <= 0 else entry.since_s
     pairs = (("drafted", "drafted_per_s"), ("accepted", "accepted_per_s"))
     exact = (numbers[count] / numbers[rate] for count, rate in pairs if numbers.get(rate) and count in numbers)
-    return next((seconds for seconds in exact if roughly / _LIKELY < seconds < roughly * _LIKELY), roughly)
+    alone = "generation_tokens_per_s" not in numbers
+    return next((found for found in exact if alone or roughly / _LIKELY < found < roughly * _LIKELY), roughly)
 
 
 def _count_drafts(readings: Mapping[str, str], numbers: Mapping[str, float]) -> SpecStats:
