@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from draftwise.checkpoints.gguf import GgufHeader
 from draftwise.checkpoints.sentencepiece import read_pieces
@@ -183,7 +183,7 @@ def _is_added(row: object) -> bool:
     return isinstance(row, dict) and _is_id(row.get("id")) and isinstance(row.get("content"), str)
 
 
-def _is_id(value: object) -> bool:
+def _is_id(value: object) -> TypeGuard[int]:
     return type(value) is int and 0 <= value < _MAX_ID
 
 
