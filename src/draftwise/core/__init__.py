@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         SingleSetting,
         UnmeasuredCell,
     )
+    from draftwise.core.diagnosis import Diagnosis
     from draftwise.core.finding import (
         BackendError,
         DraftwiseError,
@@ -77,6 +78,7 @@ __all__ = [
     "DecidingMeasure",
     "Decision",
     "Device",
+    "Diagnosis",
     "Disturbance",
     "Divergence",
     "DraftwiseError",
@@ -137,6 +139,7 @@ _MODULES = {
     "context": "Hardware LaunchOptions RunContext ServerRecord Software TargetModel",
     "decision": "Band Crossover Decision Recommendation Relation Rollback RollbackBasis Schedule Scope SingleSetting "
     "UnmeasuredCell",
+    "diagnosis": "Diagnosis",
     "finding": "BackendError DraftwiseError Finding InvalidSetup Severity StorageError UnreadableSource",
     "load": "Arrivals ClosedLoop Condition Load OpenLoop Phase Replay",
     "reason": "Reason ReasonCode",
