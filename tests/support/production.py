@@ -212,6 +212,7 @@ FAULTS: Sequence[Fault] = (
     Fault(
         name="k too large",
         diagnosis="tail-dead",
+        also=frozenset({"tail-fell"}),
         alerts=frozenset({"tail-dead"}),
         rates={"positions": (0.6, 0.3, 0.02)},
         always={"k": 7.0, "mix": {"chat": 1.0}},
@@ -251,7 +252,7 @@ FAULTS: Sequence[Fault] = (
         diagnosis="kv-squeeze",
         alerts=frozenset({"kv-squeeze"}),
         rates={"preemptions": 0.1, "kv": 0.95},
-        simulated={"kv_tokens": 9_000.0},
+        simulated={"kv_tokens": 7_000.0},
     ),
     Fault(
         name="slots for drafts take the cache",
@@ -314,9 +315,16 @@ FAULTS: Sequence[Fault] = (
         name="long prompts, short answers",
         diagnosis="decode-is-little",
         also=frozenset({"outputs-short"}),
-        simulated={"outputs": 0.03, "prompts": 3.0},
-        plain={"outputs": 0.03, "prompts": 3.0},
-        always={"shared": 0.1},
+        simulated={"outputs": 0.03, "prompts": 5.0},
+        plain={"outputs": 0.03, "prompts": 5.0},
+        always={"rate": 0.5, "shared": 0.1},
+    ),
+    Fault(
+        name="retrieval puts more into the prompts",
+        diagnosis="prefill-crowds-steps",
+        simulated={"prompts": 4.0, "shared": 0.4},
+        plain={"prompts": 4.0, "shared": 0.4},
+        always={"rate": 6.0, "kv_tokens": 600_000.0},
     ),
 )  # fmt: skip
 """Each is planted alone; two of them together show whether one hides the other."""

@@ -32,7 +32,7 @@ from draftwise.watch.yardstick import Yardstick
 
 STREAMS = (1, 8, 16, 32, 64, 96, 128)
 """Loads of the run that decided."""
-_NULL = 0.1
+_NULL = 0.16
 """Share of the probe's prompts that take other steps without a cause, with room to spare."""
 
 

@@ -89,4 +89,5 @@ def all_findings() -> Mapping[str, FindingFact]:
 
 
 def _read_diagnosis(row: Mapping[str, Any]) -> DiagnosisFact:
-    return DiagnosisFact(**{key: tuple(value) if isinstance(value, list) else value for key, value in row.items()})
+    parts: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}
+    return DiagnosisFact(**parts)

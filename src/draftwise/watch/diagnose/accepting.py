@@ -8,7 +8,14 @@ from draftwise.core import Window
 from draftwise.facts.advice import find_prior
 from draftwise.watch.diagnose.case import Case
 from draftwise.watch.diagnose.losses import find_losses
-from draftwise.watch.diagnose.noise import MIN_DRAFTS, MIN_REQUESTS, count_requests, is_less, relative_error
+from draftwise.watch.diagnose.noise import (
+    MIN_DRAFTS,
+    MIN_REQUESTS,
+    count_requests,
+    draft_error,
+    is_less,
+    relative_error,
+)
 from draftwise.watch.diagnose.rule import Found, Rule, tell
 
 __all__ = ["RULES"]
@@ -104,7 +111,7 @@ def _find_tail_fell(case: Case) -> Found | None:
     if len(pairs) < 2 or not _accepts_little(case) or _is_shortened(case):
         return None
     (first, first_then), *later = pairs
-    error = relative_error(case.window)
+    error = draft_error(case.window)
     if first < first_then * (1 - _FIRST_AS_BEFORE):
         return None
     fallen = [(a, b) for a, b in later if is_less(a, b, by=_TAIL_FELL, error=error)]
@@ -254,7 +261,7 @@ def _find_lowest(case: Case) -> tuple[Window, float] | None:
     lowest = min(per_draft, key=lambda name: per_draft[name])
     rest = median(value for name, value in per_draft.items() if name != lowest)
     window, others = case.replicas[lowest], [each for name, each in case.replicas.items() if name != lowest]
-    error = relative_error(window, max(others, key=count_requests))
+    error = draft_error(max(others, key=count_requests), window)
     return (window, rest) if is_less(per_draft[lowest], rest, by=_OUTLIER, error=error) else None
 
 

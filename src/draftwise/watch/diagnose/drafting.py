@@ -7,7 +7,7 @@ from math import log
 from draftwise.core import Window
 from draftwise.watch.diagnose.case import Case
 from draftwise.watch.diagnose.losses import find_losses
-from draftwise.watch.diagnose.noise import MIN_DRAFTS, MIN_TOKENS, is_less, relative_error
+from draftwise.watch.diagnose.noise import MIN_DRAFTS, MIN_REQUESTS, MIN_TOKENS, count_requests, is_less, relative_error
 from draftwise.watch.diagnose.rule import Found, Rule, tell
 
 __all__ = ["RULES"]
@@ -111,6 +111,8 @@ def _find_schedule_ignored(case: Case) -> Found | None:
 def _find_coverage_lost(case: Case) -> Found | None:
     good, window = case.good, case.window
     if good is None or not window.counters.spec.num_drafts or not _generates(window) or _is_partial(case):
+        return None
+    if count_requests(window) < 2 * MIN_REQUESTS:  # one of a few that cannot be drafted is no change
         return None
     if not is_less(window.coverage, good.coverage, by=1 - _FEW_DRAFTS, error=relative_error(window)):
         return None

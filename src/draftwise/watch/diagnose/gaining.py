@@ -7,7 +7,7 @@ from math import log
 from draftwise.core import Window
 from draftwise.watch.diagnose.case import Case
 from draftwise.watch.diagnose.losses import find_losses
-from draftwise.watch.diagnose.noise import MIN_DRAFTS, MIN_REQUESTS, SIGMAS, is_less, relative_error
+from draftwise.watch.diagnose.noise import MIN_DRAFTS, MIN_REQUESTS, SIGMAS, is_less, relative_error, sampling_error
 from draftwise.watch.diagnose.rule import Found, Rule, tell
 
 __all__ = ["RULES"]
@@ -15,7 +15,7 @@ __all__ = ["RULES"]
 _STEP_UP = 0.12
 """Logarithm, about a share: curves are measured to a few percent, and traffic differs from a run's."""
 _ALIKE = 0.12
-_PAST_CROSSOVER = 1.1
+_PAST_CROSSOVER = 1.05
 _MOSTLY_RUNNING = 0.8
 """Share of the crossover: what waits costs no verification."""
 _MORE_WORK = 1.5
@@ -32,7 +32,7 @@ def _find_below_break_even(case: Case) -> Found | None:
     tokens, even = case.window.tokens_per_step, case.expected.yardstick.break_even
     if tokens is None or even is None or case.window.counters.spec.num_drafts < MIN_DRAFTS:
         return None
-    if not is_less(tokens, even, by=0.0, error=relative_error(case.window)):
+    if not is_less(tokens, even, by=0.0, error=sampling_error(case.window)):
         return None
     return Found(
         message=f"A step gives {tokens:.2f} tokens; below {even:.2f} speculation is slower than plain decoding.",
@@ -81,6 +81,19 @@ def _find_machine_slower(case: Case) -> Found | None:
     )
 
 
+def _find_prefill_crowds(case: Case) -> Found | None:
+    ratio, now = _step_up(case.window, case), _prefill_share(case.window)
+    then = None if case.expected.earlier is None else _prefill_share(case.expected.earlier)
+    if ratio is None or now is None or then is None or now < _MORE_WORK * then:
+        return None
+    return Found(
+        message=f"A step takes {ratio:.2f} times what was measured, with {now:.1f} prompt tokens to compute for each "
+        f"output token instead of {then:.1f}.",
+        evidence=(_tell_step(case.window, case), tell("computed prompt tokens an output token", now, then)),
+        loss=log(ratio),
+    )
+
+
 def _find_slower_than_plain(case: Case) -> Found | None:
     window, plain = case.window, case.plain
     if plain is None or not _times_tell(window) or not _times_tell(plain) or not _is_same_load(window, plain):
@@ -111,11 +124,17 @@ def _is_same_work(case: Case) -> bool:
     now, earlier = case.window, case.expected.earlier
     if earlier is None:
         return False
-    pairs = ((each.mean_prompt_tokens, each.mean_output_tokens) for each in (now, earlier))
-    (prompt, output), (prompt_then, output_then) = pairs
-    if not (prompt and output and prompt_then and output_then):
-        return False
-    return prompt < _MORE_WORK * prompt_then and prompt / output < _MORE_WORK * prompt_then / output_then
+    pairs = (
+        (now.mean_prompt_tokens, earlier.mean_prompt_tokens),
+        (_prefill_share(now), _prefill_share(earlier)),
+    )
+    return all(here is not None and there is not None and here < _MORE_WORK * there for here, there in pairs)
+
+
+def _prefill_share(window: Window) -> float | None:
+    """Return the prompt tokens that are computed for each output token."""
+    prompt, output, hits = window.mean_prompt_tokens, window.mean_output_tokens, window.prefix_hit_rate
+    return prompt * (1 - hits) / output if prompt and output and hits is not None else None
 
 
 def _tell_step(window: Window, case: Case, *, plain: bool = False) -> str:
@@ -136,5 +155,6 @@ RULES = (
     Rule("above-crossover", _find_above_crossover),
     Rule("step-cost-up", _find_step_cost_up),
     Rule("machine-slower", _find_machine_slower),
+    Rule("prefill-crowds-steps", _find_prefill_crowds),
     Rule("slower-than-plain", _find_slower_than_plain, certainty=0.9),
 )
