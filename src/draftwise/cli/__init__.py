@@ -7,6 +7,7 @@ from draftwise.cli._group import VerbGroup
 __all__ = ["main"]
 
 _VERBS = {
+    "bundle": "draftwise.cli.bundle",
     "check": "draftwise.cli.check",
     "compare": "draftwise.cli.compare",
     "decide": "draftwise.cli.decide",
@@ -16,6 +17,7 @@ _VERBS = {
     "facts": "draftwise.cli.facts",
     "inspect": "draftwise.cli.inspect",
     "pick": "draftwise.cli.pick",
+    "replay": "draftwise.cli.replay",
     "report": "draftwise.cli.report",
     "rollback": "draftwise.cli.rollback",
     "schema": "draftwise.cli.schema",
