@@ -17,6 +17,7 @@ _VERBS = {
     "facts": "draftwise.cli.facts",
     "inspect": "draftwise.cli.inspect",
     "pick": "draftwise.cli.pick",
+    "replay": "draftwise.cli.replay",
     "report": "draftwise.cli.report",
     "rollback": "draftwise.cli.rollback",
     "schema": "draftwise.cli.schema",
