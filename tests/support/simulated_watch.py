@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from math import exp, log
 
 import numpy as np
-from tests.support.production import Fault
-from tests.support.simulated_service import COUNTERS, PLAIN, Server, change, run_server, scrape, simulate_probe
 
 from draftwise.core import (
     Baseline,
@@ -29,6 +28,8 @@ from draftwise.watch.diagnose import Asked, Expectation, ProbeOutcome, diagnose
 from draftwise.watch.look import grow, read_page
 from draftwise.watch.watcher import Recent
 from draftwise.watch.yardstick import Yardstick
+from tests.support.production import Fault
+from tests.support.simulated_service import COUNTERS, PLAIN, Server, change, run_server, scrape, simulate_probe
 
 STREAMS = (1, 8, 16, 32, 64, 96, 128)
 """Loads of the run that decided."""
@@ -190,7 +191,7 @@ def _arms(server: Server) -> dict[str, Server]:
 def _cross(speedup: Mapping[int, float]) -> float:
     """Return where the speed-up passes 1, by a straight line between loads."""
     loads = sorted(speedup)
-    for low, high in zip(loads, loads[1:], strict=False):
+    for low, high in pairwise(loads):
         if speedup[low] > 1 >= speedup[high]:
             return low + (high - low) * (speedup[low] - 1) / (speedup[low] - speedup[high])
     return float(loads[-1])
