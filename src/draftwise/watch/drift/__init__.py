@@ -1,0 +1,16 @@
+"""Drift of acceptance in a service's own counters: season, noise and limits that are fitted to the service."""
+
+from draftwise.watch.drift.model import CONFOUNDERS, LEARN_DAYS, Drift, DriftModel, find_learned_days, fit_model
+from draftwise.watch.drift.rows import ROW_S, Rows, WindowRow
+
+__all__ = [
+    "CONFOUNDERS",
+    "LEARN_DAYS",
+    "ROW_S",
+    "Drift",
+    "DriftModel",
+    "Rows",
+    "WindowRow",
+    "find_learned_days",
+    "fit_model",
+]
