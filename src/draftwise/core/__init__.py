@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from draftwise.core.baseline import Baseline, Expected, ProbeAnswer
     from draftwise.core.budget import Budget
     from draftwise.core.comparison import Comparison, DecidingMeasure, Interval, Verdict
     from draftwise.core.config import SpecConfig
@@ -65,6 +66,7 @@ __all__ = [
     "Arrivals",
     "BackendError",
     "Band",
+    "Baseline",
     "Budget",
     "ClientHealth",
     "ClosedLoop",
@@ -79,6 +81,7 @@ __all__ = [
     "Divergence",
     "DraftwiseError",
     "Effect",
+    "Expected",
     "Finding",
     "Hardware",
     "Interval",
@@ -89,6 +92,7 @@ __all__ = [
     "Omission",
     "OpenLoop",
     "Phase",
+    "ProbeAnswer",
     "Prompt",
     "Reason",
     "ReasonCode",
@@ -126,6 +130,7 @@ __all__ = [
 ]
 
 _MODULES = {
+    "baseline": "Baseline Expected ProbeAnswer",
     "budget": "Budget",
     "comparison": "Comparison DecidingMeasure Interval Verdict",
     "config": "SpecConfig",
