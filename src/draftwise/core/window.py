@@ -8,7 +8,7 @@ not reported or its denominator is zero.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import reduce
 from operator import add
 
@@ -114,6 +114,22 @@ class Window:
             adapters=self.adapters | other.adapters,
             uptime_s=min(uptimes, default=None),
             cache_dtype=self.cache_dtype if self.cache_dtype == other.cache_dtype else None,
+        )
+
+    def followed_by(self, later: Window) -> Window:
+        """Return both as one stretch of time of the same engines, gauges weighted by time; gaps between are left out."""
+        seconds = self.duration_s + later.duration_s
+        share = later.duration_s / seconds if seconds else 0.5
+        return replace(
+            later,
+            start_s=self.start_s,
+            duration_s=seconds,
+            counters=self.counters + later.counters,
+            load=_blend(self.load, later.load, share),
+            sums=self.sums + later.sums,
+            restarted=self.restarted or later.restarted,
+            sleeping=_either(self.sleeping, later.sleeping),
+            adapters=self.adapters | later.adapters,
         )
 
     @staticmethod
@@ -264,6 +280,19 @@ def _ratio(numerator: float | None, denominator: float | None) -> float | None:
 def _either(a: bool | None, b: bool | None) -> bool | None:
     """Return whether one of two holds; what is not known does not hold, unless neither is known."""
     return None if a is None and b is None else bool(a or b)
+
+
+def _blend(a: ServerLoad, b: ServerLoad, share: float) -> ServerLoad:
+    """Return the mean of two loads, of which the second held for a share of the time."""
+
+    def each(x: float | None, y: float | None) -> float | None:
+        return None if x is None or y is None else x * (1 - share) + y * share
+
+    return ServerLoad(
+        running=each(a.running, b.running),
+        waiting=each(a.waiting, b.waiting),
+        kv_usage=each(a.kv_usage, b.kv_usage),
+    )
 
 
 def _pool_load(a: ServerLoad, b: ServerLoad) -> ServerLoad:
