@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-__all__ = ["Action", "Step"]
+__all__ = ["OUT", "Action", "Step"]
 
 
 class Step(StrEnum):
@@ -32,6 +32,10 @@ class Step(StrEnum):
     """Send a twentieth of the traffic to a replica that is out of it, to see whether it pays again."""
     RELEASE = "release"
     """Put a replica back into the traffic."""
+
+
+OUT = (Step.SHIFT, Step.DRAIN)
+"""Steps that take replicas out of the traffic."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

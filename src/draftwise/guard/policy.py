@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import inf
 
-from draftwise.core.action import Action, Step
+from draftwise.core.action import OUT, Action, Step
 from draftwise.guard.evidence import keep_recent, pool, read_sample
 from draftwise.guard.ladder import TRICKLE_S, find_actions, is_low
 from draftwise.guard.reading import Reading, Rules
@@ -23,7 +23,6 @@ from draftwise.guard.state import Latch, State
 __all__ = ["decide"]
 
 _PROPOSE_AGAIN_S = 86_400.0
-_OUT = (Step.SHIFT, Step.DRAIN)
 _ROOM = 1.2
 """Windows begin when they begin: so many times a stretch of time is kept to have all of it."""
 
@@ -69,7 +68,7 @@ def _allow(action: Action, state: State, reading: Reading, rules: Rules) -> Acti
         return None
     if state.last_step_s is not None and reading.at_s - state.last_step_s < rules.step_gap_s:
         return None
-    if action.step not in (*_OUT, Step.RESTART) or all(name in state.latches for name in action.replicas):
+    if action.step not in (*OUT, Step.RESTART) or all(name in state.latches for name in action.replicas):
         return action
     spare = _count_spare(action, state, reading, rules)
     replicas = action.replicas[: min(spare, 1) if action.step is Step.RESTART else spare]
@@ -91,7 +90,7 @@ def _enact(state: State, action: Action, now_s: float) -> State:
         return state.without(action.replicas)
     if action.step is Step.ROLL_BACK:
         return replace(state, rolled_back_s=now_s)
-    if action.step not in (*_OUT, Step.TRICKLE):
+    if action.step not in (*OUT, Step.TRICKLE):
         return state
     old = {name: state.latches.get(name) for name in action.replicas}
     latches = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from draftwise.core.action import Action, Step
@@ -19,6 +20,13 @@ class Executor(Protocol):
     @property
     def steps(self) -> frozenset[Step]:
         """Those that it can carry out."""
+
+    def prove(self, replicas: Sequence[str]) -> None:
+        """Find out before anything is wrong whether steps could be carried out.
+
+        Raises:
+            BackendError: not on these replicas.
+        """
 
     def carry_out(self, action: Action) -> None:
         """Carry out a step; to do it again changes nothing.

@@ -29,6 +29,9 @@ class Command:
         self.name = name
         self._words = _split(template)
 
+    def prove(self, replicas: Sequence[str]) -> None:
+        """Do nothing: a command is not run before it is needed."""
+
     def carry_out(self, action: Action) -> None:
         """Run the command for each replica in turn.
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from draftwise.core import BackendError
-from draftwise.core.action import Action, Step
+from draftwise.core.action import OUT, Action, Step
 
 __all__ = ["HAProxy", "Server", "parse_servers"]
 
@@ -103,10 +103,20 @@ class HAProxy:
             for order in _ORDERS[action.step]:
                 if said := self._say(f"set server {server} {order}").strip():
                     raise BackendError(f"HAProxy says {said!r} to `set server {server} {order}`.")
-        goes_out = action.step in (Step.SHIFT, Step.DRAIN)
+        goes_out = action.step in OUT
         names = {str(server) for server in chosen}
         if any(server.is_out is not goes_out for server in self._read() if str(server) in names):
             raise BackendError(f"HAProxy took the order to {action.step} {', '.join(sorted(names))} without effect.")
+
+    def prove(self, replicas: Sequence[str]) -> None:
+        """Look for every replica among the servers.
+
+        Raises:
+            BackendError: HAProxy does not answer, or does not know one.
+        """
+        servers = self._read()
+        for replica in replicas:
+            _find_servers(servers, replica)
 
     def is_out(self, replica: str) -> bool | None:
         """Return whether a replica is out of the traffic in every backend; None where HAProxy cannot tell."""
@@ -120,7 +130,7 @@ class HAProxy:
             raise BackendError(f"{', '.join(busy)} is in maintenance by other hands: nothing was done to it.")
         if step is Step.TRICKLE and any(server.configured_weight < _LEAST_WEIGHT for server in chosen):
             raise BackendError(f"A twentieth of the traffic needs `weight {_LEAST_WEIGHT}` or more of every server.")
-        if step in (Step.SHIFT, Step.DRAIN):
+        if step in OUT:
             for backend in dict.fromkeys(server.backend for server in chosen):
                 left = [each for each in servers if each.backend == backend and each not in chosen]
                 if not any(each.runs and not each.is_out for each in left):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from difflib import unified_diff
 from pathlib import Path
 
@@ -27,6 +28,9 @@ class Patch:
         self.name = name
         self._folder, self._out = folder, out
         self._record = read_record(folder)
+
+    def prove(self, replicas: Sequence[str]) -> None:
+        """Do nothing: a patch is about the whole service."""
 
     def carry_out(self, action: Action) -> None:
         """Write the patch, with why it was written above it, as `git apply` takes it.
