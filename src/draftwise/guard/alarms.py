@@ -47,9 +47,9 @@ def _drifted(alarm_s: int) -> Finding:
     return Finding(
         code="acceptance-drifted",
         severity=Severity.WARNING,
-        message=f"Acceptance has been lower since {_time(alarm_s)} than the service's own weeks explain; whether by its "
-        f"{', '.join(CONFOUNDERS[:-1])} or {CONFOUNDERS[-1]} the counters do not tell.",
-        fix="Ask with `draftwise watch URL --probe`; a change that is known is learned by `draftwise guard --acknowledge`.",
+        message=f"Acceptance has been lower since {_time(alarm_s)} than the service's own weeks explain; whether by "
+        f"its {', '.join(CONFOUNDERS[:-1])} or {CONFOUNDERS[-1]} the counters do not tell.",
+        fix="Ask with `draftwise watch URL --probe`; `draftwise guard --acknowledge` learns a change that is known.",
     )
 
 
@@ -79,7 +79,7 @@ def put_back(replica: str) -> Finding:
     return Finding(
         code="step-undone-elsewhere",
         severity=Severity.ERROR,
-        message=f"{replica} was put back into the traffic by --undo or by other hands: nothing is done to it meanwhile.",
+        message=f"{replica} was put back into the traffic by --undo or by other hands, and is left alone since then.",
         where=replica,
         fix="Find out who did (a reload of the proxy, GitOps, an operator), then run `draftwise guard --acknowledge`.",
     )

@@ -50,10 +50,11 @@ def _find_ways_out(state: State, reading: Reading, rules: Rules) -> Iterator[Act
 
 
 def _waits_for_others(state: State, low: list[str], reading: Reading, rules: Rules) -> bool:
-    """Return whether another replica seems to be low too and is not sure yet: one step then does for both."""
+    """Return whether another replica begins to look low too: one step then does for both, a little later."""
     if reading.at_s - min(state.low_since_s[name] for name in low) >= rules.hold_s:
         return False
-    unsure = (pool(each) for name, each in state.recent.items() if name not in low and name not in state.latches)
+    others = (each for name, each in state.recent.items() if name not in low and name not in state.latches)
+    unsure = (pool(each[-MIN_WINDOWS:]) for each in others)
     return any(each is not None and each.tokens_per_step < rules.break_even for each in unsure)
 
 
