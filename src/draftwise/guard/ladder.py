@@ -22,8 +22,8 @@ def find_actions(state: State, reading: Reading, rules: Rules) -> Iterator[Actio
     """Yield what could be done, the most urgent first."""
     yield from _find_ends_of_trickle(state, reading, rules)
     yield from _find_ways_out(state, reading, rules)
-    yield from _find_way_back(state, reading, rules)
     yield from _find_releases(state, reading, rules)
+    yield from _find_way_back(state, reading, rules)
     for each in reading.requests:
         replicas = tuple(name for name in each.replicas if name not in state.latches)
         if replicas or not each.replicas:
@@ -116,7 +116,8 @@ def _is_well(latch: Latch, probe: ProbeReading | None, rules: Rules) -> bool:
 
 def _find_way_back(state: State, reading: Reading, rules: Rules) -> Iterator[Action]:
     """Yield the roll-back where replicas have been low, or out of the traffic for that, for long."""
-    began = [latch.out_since_s for latch in state.latches.values()] + list(state.low_since_s.values())
+    out = {name: latch for name, latch in state.latches.items() if not _is_well(latch, reading.probes.get(name), rules)}
+    began = [latch.out_since_s for latch in out.values()] + list(state.low_since_s.values())
     if not began or reading.at_s - min(began) < rules.roll_back_after_s:
         return
     if state.rolled_back_s is None or state.rolled_back_s < min(began):

@@ -61,7 +61,7 @@ class Guard:
     Args:
         spec: URLs of the replicas that speculate.
         plain: URLs of those that do not.
-        rules: what the operator and the run said.
+        rules: what the operator and the run said; what can be done is what the executors can.
         store: its files.
         means: what it reads and acts with.
         probe_every_s: how long the answer of a probe stands.
@@ -78,7 +78,8 @@ class Guard:
         probe_every_s: float = 900.0,
     ) -> None:
         self._spec, self._plain = tuple(spec), tuple(plain)
-        self._rules, self._store, self._means = rules, store, means
+        can = frozenset(step for executor in means.executors for step in executor.steps)
+        self._rules, self._store, self._means = replace(rules, can=can), store, means
         self._probe_every_s = probe_every_s
         self._state = store.read()
         self._written = self._state.to_dict()
@@ -184,8 +185,7 @@ class Guard:
     def _carry_out(self, state: State, action: Action, now_s: float) -> Generator[Finding, None, State]:
         before = self._state.latches
         executor = find_executor(self._means.executors, action.step)
-        if executor is None:
-            raise AssertionError(f"nothing can carry out {action.step}, which was decided to be carried out")
+        assert executor is not None, "what nothing can carry out is proposed"
         self._keep(replace(state, latches={**before, **state.latches}))
         try:
             executor.carry_out(action)

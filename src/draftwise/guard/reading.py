@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 from draftwise.core import Window
 from draftwise.core.action import Step
@@ -39,20 +40,18 @@ class Rules:
     """Whether a replica that is out may be tried with a twentieth of the traffic."""
 
     @classmethod
-    def of(
-        cls, break_evens: Sequence[float], *, every_s: float, min_spec: int, can: frozenset[Step], trickles: bool
-    ) -> Rules:
+    def of(cls, break_evens: Sequence[float], *, every_s: float, min_spec: int, trickles: bool) -> Rules:
         """Return the rules for the break-evens of a run's cells, and for a look every so many seconds.
 
         Which cell the traffic is like is not known: a replica is low below all of them, and pays above all of them.
+        Without any, none is ever low, and none that is out is put back.
         """
         return cls(
-            break_even=min(break_evens),
-            pays=_HEALTHY * max(break_evens),
+            break_even=min(break_evens, default=0.0),
+            pays=_HEALTHY * max(break_evens, default=inf),
             hold_s=max(30.0, MIN_WINDOWS * every_s),
             stale_s=2 * every_s + 5,
             min_spec=min_spec,
-            can=can,
             trickles=trickles,
         )
 
