@@ -24,6 +24,7 @@ _VERBS = {
     "train": "draftwise.cli.train",
     "upgrade": "draftwise.cli.upgrade",
     "verify": "draftwise.cli.verify",
+    "watch": "draftwise.cli.watch",
 }
 
 main = VerbGroup(

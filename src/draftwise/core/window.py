@@ -117,7 +117,7 @@ class Window:
         )
 
     def followed_by(self, later: Window) -> Window:
-        """Return both as one stretch of time of the same engines, gauges weighted by time; gaps between are left out."""
+        """Return both as one stretch of time of the same engines, gauges weighted by time; gaps are left out."""
         seconds = self.duration_s + later.duration_s
         share = later.duration_s / seconds if seconds else 0.5
         return replace(

@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 from urllib.parse import urlsplit
 
+from draftwise.backends.address import check_url
 from draftwise.backends.base import BrokenStream
-from draftwise.backends.url import check_url
 from draftwise.backends.wire import Wire
 from draftwise.core import BackendError
 from draftwise.watch.look import Look, read_page
 
-__all__ = ["HttpPage", "Page", "read_all"]
+__all__ = ["HttpPage", "Page", "open_pages", "read_all"]
 
 _METRICS = "/metrics"
 _TIMEOUT_S = 5.0
@@ -101,6 +101,21 @@ class HttpPage:
     def close(self) -> None:
         """Close the connection."""
         self._wire.close()
+
+
+def open_pages(pools: Mapping[str, Sequence[str]], headers: Mapping[str, Mapping[str, str]]) -> list[HttpPage]:
+    """Return the page of every server.
+
+    Args:
+        pools: URLs by pool.
+        headers: sent to the servers of a pool.
+
+    Raises:
+        InvalidSetup: a URL is not an http(s) URL.
+    """
+    any_tls = any(url.startswith("https:") for urls in pools.values() for url in urls)
+    tls = ssl.create_default_context() if any_tls else None
+    return [HttpPage(pool, url, headers=headers.get(pool), tls=tls) for pool, urls in pools.items() for url in urls]
 
 
 async def read_all(pages: Sequence[Page]) -> list[Look | BackendError]:

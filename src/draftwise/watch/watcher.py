@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
+import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from typing import Protocol
 
 from draftwise.core import BackendError, Finding, Severity, Window
 from draftwise.watch.look import Look, grow
 from draftwise.watch.pages import Page, read_all
 
-__all__ = ["RECENT_S", "Recent", "Sight", "Watcher"]
+__all__ = ["RECENT_S", "Recent", "Sight", "Watcher", "Watching", "tick_every", "unread"]
 
 RECENT_S = 300.0
 """Long enough that a service of a few requests a minute shows more than noise, short enough to act on."""
@@ -43,6 +47,13 @@ class Sight:
     def of(self, pool: str) -> tuple[Window, ...]:
         """Return the recent windows of one pool, by engine."""
         return tuple(window for window in self.recent if window.pool == pool)
+
+
+class Watching(Protocol):
+    """Whatever tells again and again what a service does."""
+
+    def sights(self, interval_s: float) -> AsyncGenerator[Sight]:
+        """Yield what is seen at every interval, for as long as somebody asks."""
 
 
 class Recent:
@@ -86,24 +97,37 @@ class Watcher:
     Args:
         pages: of the servers.
         span_s: how far the recent past goes back.
+        now: the clock, in seconds since the epoch.
     """
 
-    def __init__(self, pages: Sequence[Page], *, span_s: float = RECENT_S) -> None:
-        self._pages = pages
+    def __init__(
+        self, pages: Sequence[Page], *, span_s: float = RECENT_S, now: Callable[[], float] = time.time
+    ) -> None:
+        self._pages, self._now = pages, now
         self._last: dict[tuple[str, str], Look] = {}
         self._recent = Recent(span_s)
 
+    async def sights(self, interval_s: float) -> AsyncGenerator[Sight]:
+        """Yield what is seen at every interval: first one interval after the beginning, as a window needs two looks."""
+        try:
+            async for tick in tick_every(interval_s):
+                sight = await self.look()
+                if tick:
+                    yield sight
+        finally:
+            self.close()
+
     async def look(self) -> Sight:
-        """Look at all servers now; a window needs two looks, so that the first one has none."""
+        """Look at all servers now; the first look has no windows."""
         answers = await read_all(self._pages)
         looks = [answer for answer in answers if isinstance(answer, Look)]
         windows = tuple(window for look in looks for window in self._grow(look))
         self._recent.add(windows)
-        at_s = max((look.at_s for look in looks), default=0.0)
+        at_s = self._now()
         self._recent.forget(at_s)
         pairs = zip(self._pages, answers, strict=True)
-        unread = (_unread(page, answer) for page, answer in pairs if isinstance(answer, BackendError))
-        return Sight(at_s=at_s, windows=windows, recent=tuple(self._recent.read()), findings=tuple(unread))
+        faults = (unread(page.instance, answer) for page, answer in pairs if isinstance(answer, BackendError))
+        return Sight(at_s=at_s, windows=windows, recent=tuple(self._recent.read()), findings=tuple(faults))
 
     def close(self) -> None:
         """Close all connections."""
@@ -117,15 +141,26 @@ class Watcher:
         return iter(()) if before is None else grow(before, look)
 
 
+async def tick_every(interval_s: float) -> AsyncGenerator[int]:
+    """Yield 0 at once, then 1, 2 ... at every interval of the loop's clock; ticks that were missed are left out."""
+    clock = asyncio.get_running_loop().time
+    began_s, tick = clock(), 0
+    while True:
+        yield tick
+        tick = max(tick + 1, math.ceil((clock() - began_s) / interval_s))
+        await asyncio.sleep(began_s + tick * interval_s - clock())
+
+
 def _end(window: Window) -> float:
     return window.start_s + window.duration_s
 
 
-def _unread(page: Page, error: BackendError) -> Finding:
+def unread(where: str, error: BackendError) -> Finding:
+    """Return the finding for a server that cannot be read, whatever it does meanwhile."""
     return Finding(
         code="server-unread",
         severity=Severity.ERROR,
         message=str(error),
-        where=page.instance,
+        where=where,
         fix="Look whether the server runs and whether this machine reaches it: what it does is not known.",
     )

@@ -67,7 +67,7 @@ class Yardstick:
                 yield "Whether it is faster than without speculation is not known: name a plain server with --plain."
             return
         if self.break_even is None:
-            yield "The baseline has no break-even, so that whether it pays is not known: deploy from a run that adopted it."
+            yield "Whether it pays is not known, as the baseline has no break-even: deploy from a run that adopted it."
         if not self.baseline.curve_ms and not has_plain:
             yield "Whether steps are slower than they were is not known: name a plain server with --plain."
         if not self.baseline.probe:
