@@ -17,7 +17,9 @@ from draftwise.watch.drift.rows import ROW_S, ROWS_PER_DAY, Rows
 
 K = 3
 FALLS = (0.0, 0.10, 0.20)
-_POOL = 40_000
+_POOL = 39_999
+_SESSION = 3
+"""Requests that have their quality in common."""
 _START_S = 1_767_571_200  # a Monday, 2026-01-05
 
 
@@ -39,13 +41,10 @@ REGIMES = tuple(
 
 @dataclass(frozen=True)
 class Service:
-    """Rows of one service over some days, under every fall: the same requests, other acceptance."""
+    """One service over some days."""
 
     rows: Mapping[float, Rows]
-
-    def fall(self, fall: float, begin: int, end: int) -> Rows:
-        """Return the rows from `begin` to `end` after the fall."""
-        return self.rows[fall][begin:end]
+    """By the share that its acceptance length fell by: the same requests, other acceptance."""
 
 
 def make_service(regime: Regime, days: int, seed: int) -> Service:
@@ -56,22 +55,17 @@ def make_service(regime: Regime, days: int, seed: int) -> Service:
     totals = {fall: np.zeros((num, 2)) for fall in FALLS}
     for tenant in range(rates.shape[1]):
         pool = _requests(rng)
-        sessions = rng.poisson(rates[:, tenant] / 3)
-        counts = np.bincount(np.repeat(np.arange(num), sessions), rng.geometric(1 / 3, sessions.sum()), num).astype(int)
-        # Requests of a session lie beside each other in the pool, which is sorted by quality in runs.
-        first = rng.integers(0, _POOL // 3, counts.sum()) * 3 + np.arange(counts.sum()) % 3
-        row = np.repeat(np.arange(num), counts)
+        sessions = rng.poisson(rates[:, tenant] / _SESSION)
+        row = np.repeat(np.arange(num), _SESSION * sessions)
+        # The requests of a session lie one behind the other in the pool.
+        chosen = np.repeat(rng.integers(0, _POOL // _SESSION, sessions.sum()) * _SESSION, _SESSION)
+        chosen += np.tile(np.arange(_SESSION), sessions.sum())
         for fall in FALLS:
-            drafts, accepted = pool[fall][first].T
+            drafts, accepted = pool[fall][chosen].T
             totals[fall] += np.column_stack([np.bincount(row, drafts, num), np.bincount(row, accepted, num)])
     usable, seen = _interruptions(rng, num)
     began = _START_S + ROW_S * np.arange(num)
-    return Service(
-        {
-            fall: Rows(began, each[:, 0] * seen, each[:, 1] * seen, usable)
-            for fall, each in totals.items()
-        }
-    )
+    return Service({fall: Rows(began, each[:, 0] * seen, each[:, 1] * seen, usable) for fall, each in totals.items()})
 
 
 def _rates(rng: np.random.Generator, regime: Regime, num: int) -> NDArray[np.float64]:
@@ -116,13 +110,11 @@ def _jobs(rng: np.random.Generator, num: int, tenants: int) -> NDArray[np.float6
 def _requests(rng: np.random.Generator) -> Mapping[float, NDArray[np.float64]]:
     """Return drafts and accepted tokens of a tenant's requests, by fall: triples have their quality in common."""
     level = np.clip(rng.normal(0.55, 0.10, K).cumsum() / np.arange(1, K + 1), 0.2, 0.85)
-    sessions = np.repeat(rng.normal(0, 0.5, _POOL // 3 + 1), 3)[:_POOL]
-    quality = sessions + rng.normal(0, 0.5, _POOL)
+    quality = np.repeat(rng.normal(0, 0.5, _POOL // _SESSION), _SESSION) + rng.normal(0, 0.5, _POOL)
     drafts = np.minimum(rng.pareto(1.8, _POOL) * 60 * rng.uniform(0.6, 1.6) + 5, 4000).astype(int)
     odds = np.log(level / (1 - level)) + quality[:, None]
     conditional = 1 / (1 + np.exp(-odds))
-    draws = rng.random((_POOL, K))
-    return {fall: _accept(rng, drafts, conditional * _factor(conditional, fall), draws) for fall in FALLS}
+    return {fall: _accept(rng, drafts, conditional * _factor(conditional, fall)) for fall in FALLS}
 
 
 def _factor(conditional: NDArray[np.float64], fall: float) -> float:
@@ -137,8 +129,9 @@ def _factor(conditional: NDArray[np.float64], fall: float) -> float:
 
 
 def _accept(
-    rng: np.random.Generator, drafts: NDArray[np.int64], conditional: NDArray[np.float64], _: NDArray[np.float64]
+    rng: np.random.Generator, drafts: NDArray[np.int64], conditional: NDArray[np.float64]
 ) -> NDArray[np.float64]:
+    """Return drafts and accepted tokens of each request: position after position, until one is rejected."""
     reached, accepted = drafts, np.zeros(len(drafts))
     for position in range(K):
         reached = rng.binomial(reached, conditional[:, position])

@@ -1,4 +1,4 @@
-"""HAProxy's runtime API: what is read and ordered, against a socket that keeps servers as HAProxy 2.6 and 3.0 tell them."""
+"""HAProxy's runtime API: what is read and ordered, against a socket that keeps servers as HAProxy does."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_what_was_not_followed_is_no_success(tmp_path, proxy):
 def test_a_replica_it_does_not_know_is_refused_before_anything_is_wrong(tmp_path, proxy):
     executor = HAProxy("haproxy", str(tmp_path / "socket"))
     executor.prove(["http://localhost:8100", "http://127.0.0.1:8101/"])
-    with pytest.raises(BackendError, match="no server at http://127.0.0.1:8102"):
+    with pytest.raises(BackendError, match="no server at http://127"):
         executor.prove(["http://127.0.0.1:8102"])
     assert executor.is_out("http://127.0.0.1:8102") is None
 

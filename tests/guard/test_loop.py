@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.support.guarding import EVERY_S, RULES, Proxy, window
 
 from draftwise.core import BackendError, InvalidSetup, UnreadableSource
 from draftwise.core.action import OUT, Action, Step
@@ -16,7 +17,6 @@ from draftwise.guard.loop import Guard, Means, Tick
 from draftwise.guard.reading import ProbeReading
 from draftwise.guard.store import Store
 from draftwise.watch.watcher import Sight
-from tests.support.guarding import EVERY_S, RULES, Proxy, window
 
 
 class World:
@@ -39,8 +39,6 @@ class World:
             rules=RULES,
             store=Store(self.folder / "guard.json"),
             means=Means(
-                look=self.look,
-                now_s=lambda: self.now_s,
                 probe=self.probe if probes else None,
                 executors=(self.proxy,) if executors is None else executors,
                 leases=leases,
@@ -48,7 +46,7 @@ class World:
         )
         return self.guard
 
-    async def look(self) -> Sight:
+    def look(self) -> Sight:
         windows = []
         for name, value in {**self.truth, "plain": 1.0}.items():
             if value is not None:
@@ -67,7 +65,7 @@ class World:
     def run(self, seconds: float, every_s: float = EVERY_S) -> Tick:
         for _ in range(int(seconds / every_s)):
             self.now_s += every_s
-            tick = asyncio.run(self.guard.tick())
+            tick = asyncio.run(self.guard.tick(self.look()))
         return tick
 
     def recorded(self) -> list[tuple[str, str]]:
@@ -195,7 +193,7 @@ def test_without_executors_it_proposes(world):
     world.start(executors=())
     world.run(60)
     world.truth["a"] = None  # and is not troubled by a service that is gone
-    tick = world.run(60)
+    world.run(60)
     assert not world.proxy.done
 
 
@@ -204,8 +202,8 @@ def test_nothing_to_read_is_an_alarm(world):
     world.truth["a"] = None
     assert "nothing-is-read" not in codes(world.run(10))
 
-    async def blind() -> Sight:
-        return Sight(at_s=0.0, windows=(), recent=())
+    def blind() -> Sight:
+        return Sight(at_s=world.now_s, windows=(), recent=())
 
     world.look = blind
     world.start()

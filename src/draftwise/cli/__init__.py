@@ -14,6 +14,7 @@ _VERBS = {
     "explain": "draftwise.cli.explain",
     "export": "draftwise.cli.export",
     "facts": "draftwise.cli.facts",
+    "guard": "draftwise.cli.guard",
     "inspect": "draftwise.cli.inspect",
     "pick": "draftwise.cli.pick",
     "report": "draftwise.cli.report",

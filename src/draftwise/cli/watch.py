@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from draftwise.core import Baseline, Finding, Severity, UnreadableSource
+from draftwise.cli._baseline import read_baseline
+from draftwise.core import Finding, Severity, UnreadableSource
 
 if TYPE_CHECKING:
     from draftwise.cli._watching import Show
@@ -87,20 +88,11 @@ def _make_show(path: Path | None, *, once: bool, as_json: bool, live: bool, has_
     from draftwise.cli._watching import JsonShow, LiveShow, TextShow
     from draftwise.watch.yardstick import Yardstick
 
-    yardstick = Yardstick(baseline=None if path is None else _read_baseline(path))
+    yardstick = Yardstick(baseline=None if path is None else read_baseline(path))
     unanswered = tuple(yardstick.list_unanswered(has_plain=has_plain, has_probe=False))
     if live:
         return LiveShow(yardstick, unanswered)
     return JsonShow(yardstick, unanswered, once=once) if as_json else TextShow(yardstick, unanswered, once=once)
-
-
-def _read_baseline(path: Path) -> Baseline:
-    try:
-        return Baseline.from_json(path.read_text(encoding="utf-8"), where=str(path))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UnreadableSource.because(
-            "unreadable-file", f"{path} cannot be read ({error}).", where=str(path)
-        ) from None
 
 
 def _read_log(name: str) -> Sight:

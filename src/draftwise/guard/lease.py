@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import secrets
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from draftwise.core import InvalidSetup, StorageError
+from draftwise.machine.cache import cache_folder
 from draftwise.runs.row_files import write_whole
 
-__all__ = ["Lease", "locked"]
+__all__ = ["Lease", "locked", "open_leases"]
+
+_LEAST_S = 60.0
 
 
 @contextmanager
@@ -98,6 +102,22 @@ class Lease:
             return _Holder(**json.loads(self._path.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):
             return None
+
+
+def open_leases(state: Path, replicas: Sequence[str], *, every_s: float) -> tuple[Lease, ...]:
+    """Return the leases of a guard: of its state, wherever that lies, and of each replica, for all guards of a machine.
+
+    Args:
+        state: its file.
+        replicas: URLs of those that speculate.
+        every_s: between two renewals.
+    """
+    length_s = max(_LEAST_S, 3 * every_s)
+    folder = cache_folder() / "guarded"
+    of_replicas = (
+        Lease(folder / hashlib.sha256(url.encode()).hexdigest()[:16], about=url, length_s=length_s) for url in replicas
+    )
+    return Lease(state.with_suffix(".lease"), about=f"the service of {state}", length_s=length_s), *of_replicas
 
 
 def _holds(holder: _Holder, now_s: float) -> bool:

@@ -1,8 +1,7 @@
-"""One look after the other: read, decide, carry out, record."""
+"""From one sight of a service to the next: read, decide, carry out, record."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -23,7 +22,7 @@ __all__ = ["Diagnosed", "Guard", "Means", "Tick"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
-    """What one look came to."""
+    """What one sight came to."""
 
     at_s: float
     reading: Reading
@@ -43,11 +42,8 @@ class Diagnosed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Means:
-    """What a guard reads with and acts with."""
+    """What a guard asks and acts with."""
 
-    look: Callable[[], Awaitable[Sight]]
-    now_s: Callable[[], float] = time.time
-    """Since the epoch."""
     diagnose: Callable[[Sight], Diagnosed] | None = None
     probe: Callable[[str], Awaitable[ProbeReading]] | None = None
     """Of one replica; None where nobody allowed it."""
@@ -63,7 +59,7 @@ class Guard:
         plain: URLs of those that do not.
         rules: what the operator and the run said; what can be done is what the executors can.
         store: its files.
-        means: what it reads and acts with.
+        means: what it asks and acts with.
         probe_every_s: how long the answer of a probe stands.
     """
 
@@ -87,15 +83,19 @@ class Guard:
         self._gatherer = Gatherer()
         self._probes: dict[str, ProbeReading] = {}
 
-    async def tick(self) -> Tick:
-        """Look once, and do what follows.
+    @property
+    def hold_s(self) -> float:
+        """For how long a replica has to be below break-even, in seconds."""
+        return self._rules.hold_s
+
+    async def tick(self, sight: Sight) -> Tick:
+        """Do what follows from what is seen now.
 
         Raises:
             InvalidSetup: another guard has taken over.
             StorageError: the state cannot be written; nothing is done then.
         """
-        sight = await self._means.look()
-        now_s = self._means.now_s()
+        now_s = sight.at_s
         for lease in self._means.leases:
             lease.renew(now_s)
         await self._ask(now_s)
@@ -145,12 +145,12 @@ class Guard:
         stored = self._store.read()
         self._state, self._written = replace(stored, recent=self._state.recent), stored.to_dict()
         for name, latch in self._state.latches.items():
-            executor = self._find_executor(latch.means, latch.step)
+            executor = next((each for each in self._means.executors if each.name == latch.means), None)
             is_out = None if executor is None else executor.is_out(name)
             if not latch.is_confirmed and is_out is None:
                 yield alarms.unconfirmed(name)
             elif not latch.is_confirmed and is_out and executor is not None:
-                self._state = self._state.confirm((name,), executor.name)
+                self._state = self._state.mark([name], executor.name, is_confirmed=True)
             elif not latch.is_confirmed:
                 self._state = self._state.without((name,))
             elif is_out is False and latch.step is not Step.TRICKLE:
@@ -158,11 +158,6 @@ class Guard:
                 self._state = replace(kept, hands_off=kept.hands_off | {name})
         for name in self._state.hands_off:
             yield alarms.put_back(name)
-
-    def _find_executor(self, means: str, step: Step) -> Executor | None:
-        """Return what did a step, or would have done it."""
-        named = (each for each in self._means.executors if each.name == means)
-        return find_executor(self._means.executors, step) if not means else next(named, None)
 
     def _follow_drift(self, reading: Reading) -> None:
         spec = [window for window in reading.spec.values() if window is not None]
@@ -186,6 +181,7 @@ class Guard:
         before = self._state.latches
         executor = find_executor(self._means.executors, action.step)
         assert executor is not None, "what nothing can carry out is proposed"
+        state = state.mark(action.replicas, executor.name, is_confirmed=False)
         self._keep(replace(state, latches={**before, **state.latches}))
         try:
             executor.carry_out(action)
@@ -195,7 +191,7 @@ class Guard:
             # What was to go out may be out: it counts as such until it is seen. What was to come back is still out.
             return state if action.step in OUT else replace(state, latches=before)
         self._store.record(action, at_s=now_s, outcome="done", by=executor.name)
-        return state.confirm(action.replicas, executor.name)
+        return state.mark(action.replicas, executor.name, is_confirmed=True)
 
     def _keep(self, state: State) -> None:
         self._state = state

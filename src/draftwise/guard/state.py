@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
@@ -26,12 +26,9 @@ class Latch:
     code: str
     """Of the finding that it was taken out for."""
     means: str = ""
-    """The executor that did it, as it was named on the command line; empty before it has been done."""
-
-    @property
-    def is_confirmed(self) -> bool:
-        """Whether it is known to have been done."""
-        return bool(self.means)
+    """The executor that does it, as it was named on the command line."""
+    is_confirmed: bool = False
+    """Whether it is known to have been done; it is on disk before that it will be."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,10 +89,13 @@ class State:
         }
         return cls(**{**given, **parts})
 
-    def confirm(self, replicas: tuple[str, ...], means: str) -> State:
-        """Return the state in which a step on replicas is known to have been done."""
-        done = {name: replace(self.latches[name], means=means) for name in replicas if name in self.latches}
-        return replace(self, latches={**self.latches, **done})
+    def mark(self, replicas: Iterable[str], means: str, *, is_confirmed: bool) -> State:
+        """Return the state in which a step on replicas is by an executor, and known to have been done or not."""
+        marked = {
+            name: replace(self.latches[name], means=means, is_confirmed=is_confirmed)
+            for name in replicas if name in self.latches
+        }  # fmt: skip
+        return replace(self, latches={**self.latches, **marked})
 
     def without(self, replicas: tuple[str, ...]) -> State:
         """Return the state in which replicas are in the traffic again, and are judged afresh."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
@@ -73,7 +72,9 @@ def fit_limits(
     return {form: margin * float(np.quantile(_peaks(each, blocks, drawn), quantile)) for form, each in added.items()}
 
 
-def _peaks(added: NDArray[np.float64], blocks: list[NDArray[np.int64]], drawn: NDArray[np.int64]) -> NDArray[np.float64]:
+def _peaks(
+    added: NDArray[np.float64], blocks: list[NDArray[np.int64]], drawn: NDArray[np.int64]
+) -> NDArray[np.float64]:
     """Return the highest sum of each month."""
     width = max(map(len, blocks))
     padded = np.stack([np.pad(added[block], (0, width - len(block))) for block in blocks])

@@ -96,6 +96,4 @@ def fit_model(rows: Rows) -> DriftModel | None:
     limits = fit_limits(
         increments(learned, shortfall, noise), learned.days, alarms_per_month=_ALARMS_PER_MONTH, margin=_MARGIN
     )
-    return DriftModel(
-        season=Season.fit(learned), noise=noise, limits=limits, until_s=int(learned.began_s[-1]) + ROW_S
-    )
+    return DriftModel(season=Season.fit(learned), noise=noise, limits=limits, until_s=int(learned.began_s[-1]) + ROW_S)

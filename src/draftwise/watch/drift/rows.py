@@ -79,4 +79,3 @@ class Rows:
         """The time of the week: two hours of a working day, or of a day of the weekend (UTC)."""
         weekend = (self.days + 3) % 7 >= 5  # the epoch began on a Thursday
         return (self.began_s % _DAY_S) // _BIN_S + _BINS * weekend
-

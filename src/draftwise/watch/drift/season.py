@@ -36,7 +36,7 @@ class Season:
         return cls((accepted + mean * prior) / (drafts + prior))
 
     def shortfall(self, rows: Rows) -> NDArray[np.float64]:
-        """Return by which share of the expectation each row's acceptance length falls short; 0 where it says nothing."""
+        """Return the share of its expectation that each row's acceptance length lacks; 0 where it says nothing."""
         expected = 1 + self.accepted_per_draft[rows.bins]
         return np.where(rows.counts, 1 - rows.acceptance_length / expected, 0.0)
 
