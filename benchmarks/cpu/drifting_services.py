@@ -109,7 +109,7 @@ def _jobs(rng: np.random.Generator, num: int, tenants: int) -> NDArray[np.float6
 
 def _requests(rng: np.random.Generator) -> Mapping[float, NDArray[np.float64]]:
     """Return drafts and accepted tokens of a tenant's requests, by fall: triples have their quality in common."""
-    level = np.clip(rng.normal(0.55, 0.10, K).cumsum() / np.arange(1, K + 1), 0.2, 0.85)
+    level = np.clip(rng.normal(0.55, 0.13) - 0.02 * np.arange(K), 0.15, 0.85)
     quality = np.repeat(rng.normal(0, 0.5, _POOL // _SESSION), _SESSION) + rng.normal(0, 0.5, _POOL)
     drafts = np.minimum(rng.pareto(1.8, _POOL) * 60 * rng.uniform(0.6, 1.6) + 5, 4000).astype(int)
     odds = np.log(level / (1 - level)) + quality[:, None]

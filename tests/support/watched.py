@@ -1,15 +1,29 @@
-"""Pages of counters of simulated servers, on the clock of the running event loop."""
+"""Pages of counters of simulated servers, on the clock of the running event loop; and their baseline."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
-from draftwise.core import BackendError
+from draftwise.core import (
+    BackendError,
+    Baseline,
+    ClosedLoop,
+    Condition,
+    Counters,
+    Expected,
+    Relation,
+    Rollback,
+    RollbackBasis,
+    SpecStats,
+)
+from draftwise.facts.signals import LOAD_SIGNALS, TOKENS_PER_STEP
 from draftwise.watch.look import Look, read_page
-from tests.support.production import Server
+from tests.support.production import BREAK_EVEN, CROSSOVER, Server
 
-__all__ = ["EPOCH_S", "SimulatedPage"]
+__all__ = ["EPOCH_S", "SimulatedPage", "make_baseline"]
 
 EPOCH_S = 1_700_000_000.0
 """When the loop's clock stands at 0."""
@@ -78,3 +92,30 @@ def _now() -> float:
 def _name(name: str, rank: str) -> str:
     plain, _, labels = name.partition("{")
     return f'vllm:{plain}{{engine="{rank}",model_name="m"' + (f",{labels}" if labels else "}")
+
+
+def make_baseline(**changes: Any) -> Baseline:
+    """Return what a run found of the healthy server of `tests.support.production`."""
+    condition = Condition(load=ClosedLoop(concurrency=8))
+    limits = {
+        (TOKENS_PER_STEP.name, RollbackBasis.BREAK_EVEN, Relation.BELOW): BREAK_EVEN,
+        (LOAD_SIGNALS["concurrency"].name, RollbackBasis.BAND_END, Relation.ABOVE): CROSSOVER,
+    }
+    rules = tuple(
+        Rollback(
+            workload="chat", arm="eagle3 k=3", metric=metric, relation=relation, value=value, for_s=600.0, basis=basis,
+            condition=condition,
+        )
+        for (metric, basis, relation), value in limits.items()
+    )  # fmt: skip
+    spec = SpecStats(num_drafts=990, num_draft_tokens=2970, num_accepted_tokens=871, accepted_per_pos=(495, 247, 129))
+    made = Baseline(
+        setup_sha256="0" * 64,
+        run="run",
+        arm="eagle3 k=3",
+        plain_arm="plain",
+        expected=Expected(workload="chat", condition=condition, counters=Counters(spec=spec, generation_tokens=1871)),
+        curve_ms={"eagle3 k=3": ((1, 20.0), (8, 27.0), (64, 83.0)), "plain": ((1, 16.0), (8, 20.0), (64, 50.0))},
+        rollback=rules,
+    )
+    return replace(made, **changes)
