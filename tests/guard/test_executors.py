@@ -14,8 +14,8 @@ from draftwise.core.action import Action, Step
 from draftwise.guard.executors import find_executor, parse_executor
 from draftwise.guard.executors.command import Command
 
-SHIFT = Action(step=Step.SHIFT, replicas=("http://a:1", "http://b:2"), code="c", reason="It does not pay.")
-BACK = Action(step=Step.ROLL_BACK, code="c", reason="Speculation has not paid for 61 minutes.")
+SHIFT = Action(step=Step.SHIFT, replicas=("http://a:1", "http://b:2"), cause="c", reason="It does not pay.")
+BACK = Action(step=Step.ROLL_BACK, cause="c", reason="Speculation has not paid for 61 minutes.")
 
 
 def test_a_command_is_run_for_each_replica_without_a_shell(tmp_path):

@@ -77,7 +77,7 @@ def proxy(tmp_path: Path) -> Iterator[FakeProxy]:
 
 def do(tmp_path: Path, step: Step, *replicas: str) -> None:
     executor = HAProxy("haproxy", str(tmp_path / "socket"))
-    executor.carry_out(Action(step=step, replicas=replicas or ("http://127.0.0.1:8100",), code="c", reason="r"))
+    executor.carry_out(Action(step=step, replicas=replicas or ("http://127.0.0.1:8100",), cause="c", reason="r"))
 
 
 @pytest.mark.parametrize(("step", "weight", "admin"), [(Step.SHIFT, 0, 0), (Step.DRAIN, 100, 8)])

@@ -225,8 +225,8 @@ def test_who_put_it_back_is_left_alone():
 
 def test_requests_of_a_diagnosis_are_proposed_and_a_restart_is_of_one():
     asks = (
-        Request(step=Step.LOWER_K, code="tail-dead", reason="The last position is dead."),
-        Request(step=Step.RESTART, replicas=("a", "b"), code="replica-outlier", reason="They are odd."),
+        Request(step=Step.LOWER_K, cause="tail-dead", reason="The last position is dead."),
+        Request(step=Step.RESTART, replicas=("a", "b"), cause="replica-outlier", reason="They are odd."),
     )
     rules = replace(RULES, can=frozenset({Step.RESTART}))
     service = Service(rules, a=1.9, b=1.9).run(20, requests=asks)

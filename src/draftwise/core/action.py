@@ -45,8 +45,8 @@ class Action:
     step: Step
     replicas: tuple[str, ...] = ()
     """URLs; none for a step on the whole service."""
-    code: str
-    """Of the finding that asks for it."""
+    cause: str
+    """Code of the finding that asks for it, or `pays-again` and `still-below-break-even` of a replica that is tried."""
     reason: str
     """A whole sentence."""
     evidence: Mapping[str, float] = field(default_factory=dict)

@@ -7,15 +7,22 @@ from collections.abc import Iterator, Sequence
 
 from draftwise.core import Finding, Severity
 from draftwise.core.action import Action
-from draftwise.guard.reading import Reading
+from draftwise.guard.reading import Reading, Rules
 from draftwise.guard.state import State
 from draftwise.watch.drift import CONFOUNDERS, LEARN_DAYS, Rows, WindowRow, find_learned_days
 
 __all__ = ["failed", "find_alarms", "not_learned", "put_back", "unconfirmed"]
 
 
-def find_alarms(state: State, reading: Reading) -> Iterator[Finding]:
+def find_alarms(state: State, reading: Reading, rules: Rules) -> Iterator[Finding]:
     """Yield what an operator should know of a state and a reading."""
+    if not rules.break_even:
+        yield Finding(
+            code="break-even-unknown",
+            severity=Severity.WARNING,
+            message="Where speculation stops paying is not known, so that no replica is taken out of the traffic.",
+            fix="Give the baseline.json of a deployment from a run with --baseline.",
+        )
     if not any(window is not None for window in (*reading.spec.values(), *reading.plain.values())):
         yield Finding(
             code="nothing-is-read",
@@ -35,7 +42,7 @@ def find_alarms(state: State, reading: Reading) -> Iterator[Finding]:
         yield Finding(
             code="is-out-of-traffic",
             severity=Severity.WARNING,
-            message=f"{name} is out of the traffic since {_time(latch.out_since_s)} ({latch.code}).",
+            message=f"{name} is out of the traffic since {_time(latch.out_since_s)} ({latch.cause}).",
             where=name,
             fix="It comes back by itself once a probe finds that it pays; `draftwise guard --undo` puts it back now.",
         )

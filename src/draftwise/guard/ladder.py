@@ -27,7 +27,7 @@ def find_actions(state: State, reading: Reading, rules: Rules) -> Iterator[Actio
     for each in reading.requests:
         replicas = tuple(name for name in each.replicas if name not in state.latches)
         if replicas or not each.replicas:
-            yield _action(each.step, replicas, each.code, each.reason, rules)
+            yield _action(each.step, replicas, each.cause, each.reason, rules)
 
 
 def _find_ways_out(state: State, reading: Reading, rules: Rules) -> Iterator[Action]:
@@ -136,8 +136,8 @@ def is_low(evidence: Evidence | None, rules: Rules) -> bool:
     )
 
 
-def _action(step: Step, replicas: tuple[str, ...], code: str, reason: str, rules: Rules) -> Action:
-    return Action(step=step, replicas=replicas, code=code, reason=reason, executes=step in rules.can)
+def _action(step: Step, replicas: tuple[str, ...], cause: str, reason: str, rules: Rules) -> Action:
+    return Action(step=step, replicas=replicas, cause=cause, reason=reason, executes=step in rules.can)
 
 
 def _count(number: int) -> str:

@@ -106,7 +106,7 @@ class Guard:
             self._follow_drift(reading)
             state, actions = decide(self._state, reading, self._rules)
             found += self._enact(state, actions, now_s)
-        found += alarms.find_alarms(self._state, reading)
+        found += alarms.find_alarms(self._state, reading, self._rules)
         if self._state.drift_model is None:
             found.append(alarms.not_learned(self._state, self._rows))
         return Tick(at_s=now_s, reading=reading, findings=tuple(found), actions=actions, state=self._state)

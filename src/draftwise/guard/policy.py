@@ -98,7 +98,7 @@ def _enact(state: State, action: Action, now_s: float) -> State:
             step=action.step,
             since_s=now_s,
             out_since_s=now_s if latch is None else latch.out_since_s,
-            code=action.code if latch is None else latch.code,
+            cause=action.cause if latch is None else latch.cause,
         )
         for name, latch in old.items()
     }
@@ -111,4 +111,4 @@ def _is_new(action: Action, state: State, now_s: float) -> bool:
 
 
 def _key(action: Action) -> str:
-    return " ".join([action.step, action.code, *sorted(action.replicas)])
+    return " ".join([action.step, action.cause, *sorted(action.replicas)])

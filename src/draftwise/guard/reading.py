@@ -72,7 +72,8 @@ class Request:
 
     step: Step
     replicas: tuple[str, ...] = ()
-    code: str
+    cause: str
+    """Code of the diagnosis."""
     reason: str
 
 

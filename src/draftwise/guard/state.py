@@ -23,8 +23,8 @@ class Latch:
     """Of that step, since the epoch."""
     out_since_s: float
     """When it was taken out."""
-    code: str
-    """Of the finding that it was taken out for."""
+    cause: str
+    """What it was taken out for."""
     means: str = ""
     """The executor that does it, as it was named on the command line."""
     is_confirmed: bool = False
