@@ -197,7 +197,7 @@ def write_baseline(path: Path) -> None:
     """Write a break-even, and nothing else that a run would know."""
     rule = Rollback(
         workload="code", arm="eagle3", metric="tokens_per_step", relation=Relation.BELOW, value=BREAK_EVEN, for_s=3600,
-        basis=RollbackBasis.BREAK_EVEN, condition=Condition(load=ClosedLoop(STREAMS), temperature=0.0),
+        basis=RollbackBasis.BREAK_EVEN, condition=Condition(load=ClosedLoop(concurrency=STREAMS), temperature=0.0),
     )  # fmt: skip
     path.write_text(Baseline(setup_sha256="0" * 64, arm="eagle3", rollback=(rule,), missing=("No run.",)).to_json())
 
