@@ -226,6 +226,7 @@ def measure(folder: Path) -> dict[str, Any]:
         guard = stack.enter_context(running(*words, stdout=(folder / "guard.log").open("wb")))
         time.sleep(BEFORE_S)
         order(folder, "enable server llm/bad")
+        wait_for(lambda: not is_out(folder, "bad"), 10, "the disturbed server is put into the traffic")
         seconds = wait_for(lambda: is_out(folder, "bad"), AT_MOST_S, "the disturbed server is taken out")
         drained = time.monotonic()
         time.sleep(AFTER_S)

@@ -41,7 +41,7 @@ class TextShow:
         if new or tick.actions:
             self._console.print(Text(time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(tick.at_s)), "dim"))
         for action in tick.actions:
-            does = ("does   ", "bold red") if action.executes else ("proposes", "bold yellow")
+            does = ("does    ", "bold red") if action.executes else ("proposes", "bold yellow")
             where = ", ".join(action.replicas) or "the service"
             self._console.print(Text.assemble(does, f"  {action.step}  {where}: {action.reason}"), soft_wrap=True)
         if new:

@@ -38,6 +38,15 @@ def find_alarms(state: State, reading: Reading, rules: Rules) -> Iterator[Findin
                 message=f"{name} restarted: what it showed before is forgotten, and what was done to it stays.",
                 where=name,
             )
+    for name, since_s in state.low_since_s.items():
+        yield Finding(
+            code="fell-below-break-even",
+            severity=Severity.WARNING,
+            message=f"{name} emits fewer tokens per step than its break-even of {rules.break_even:.2f}, known since "
+            f"{_time(since_s)}.",
+            where=name,
+            fix="Send its traffic to a replica without speculation, or name an executor with --act.",
+        )
     for name, latch in state.latches.items():
         yield Finding(
             code="is-out-of-traffic",

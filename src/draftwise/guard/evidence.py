@@ -12,10 +12,10 @@ __all__ = ["Evidence", "Sample", "keep_recent", "pool", "read_sample"]
 
 _SPREAD_OF_REQUESTS = 0.38
 """Coefficient of variation of one request's tokens per step: 12 % of a window of ten requests (simulated services)."""
+_SPREAD_OF_STEPS = 0.6
+"""The same of one step of a request: it emits one token or k + 1."""
 _Z = 2.0
 """Standard errors that a mean has to lie off a value: 2 % of the cases by chance."""
-_MIN_STEPS = 20
-"""Of a sequence; a window with fewer says nothing."""
 _MIN_DRAFTS = 200
 """With so many drafts, none accepted is no chance."""
 
@@ -59,7 +59,7 @@ class Evidence:
 def read_sample(window: Window) -> Sample | None:
     """Return what counts of a window; None where it says nothing of speculation: idle, restarted, without counters."""
     tokens, steps = window.output_tokens, window.sequence_steps
-    if window.restarted or tokens is None or steps is None or steps < _MIN_STEPS:
+    if window.restarted or not tokens or not steps:
         return None
     return Sample(
         start_s=window.start_s,
@@ -91,7 +91,7 @@ def pool(samples: Sequence[Sample]) -> Evidence | None:
         span_s=samples[-1].end_s - samples[0].start_s,
         num_windows=len(samples),
         tokens_per_step=tokens / (tokens - accepted),
-        error=_Z * _SPREAD_OF_REQUESTS / sqrt(max(requests, 1.0)),
+        error=_Z * sqrt(_SPREAD_OF_REQUESTS**2 / max(requests, 1.0) + _SPREAD_OF_STEPS**2 / (tokens - accepted)),
         requests=requests,
         accepts_nothing=drafts >= _MIN_DRAFTS and accepted == 0,
     )
