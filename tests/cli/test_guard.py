@@ -6,7 +6,7 @@ import json
 import os
 import socket
 import sys
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ A, B, PLAIN = "http://a:8000", "http://b:8000", "http://plain:8000"
 
 
 @pytest.fixture
-def truth(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[dict[str, float | None]]:
+def truth(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, float | None]:
     """Tokens per step by URL; None of a server that does not answer."""
     told: dict[str, float | None] = {A: 1.9, PLAIN: 1.0}
 
@@ -42,7 +42,7 @@ def truth(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[dict[str,
 
     monkeypatch.setattr(Watcher, "sights", sights)
     monkeypatch.setenv("DRAFTWISE_CACHE_DIR", str(tmp_path / "cache"))
-    yield told
+    return told
 
 
 @pytest.fixture

@@ -122,6 +122,11 @@ def test_maintenance_of_others_is_left_alone(tmp_path, proxy):
     assert not proxy.orders
 
 
+def test_a_server_that_the_configuration_disabled_and_somebody_enabled_is_in_the_traffic(tmp_path, proxy):
+    proxy.servers["llm/spec"]["admin"] = 4
+    assert HAProxy("haproxy", str(tmp_path / "socket")).is_out("http://127.0.0.1:8100") is False
+
+
 def test_what_was_not_followed_is_no_success(tmp_path, proxy):
     proxy.obeys = False
     with pytest.raises(BackendError, match="without effect"):

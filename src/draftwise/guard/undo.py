@@ -25,7 +25,11 @@ def undo(store: Store, *, now_s: float) -> Iterator[str]:
         state = store.read()
         for replica, latch in state.latches.items():
             action = Action(
-                step=Step.RELEASE, replicas=(replica,), cause=latch.cause, reason="The operator undid it.", executes=True
+                step=Step.RELEASE,
+                replicas=(replica,),
+                cause=latch.cause,
+                reason="The operator undid it.",
+                executes=True,
             )
             means = _put_back(action, latch, store)
             state = state.without((replica,))

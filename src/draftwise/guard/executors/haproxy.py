@@ -13,8 +13,9 @@ from draftwise.core.action import OUT, Action, Step
 __all__ = ["HAProxy", "Server", "parse_servers"]
 
 _TIMEOUT_S = 5.0
-_MAINTENANCE = 0x01 | 0x02 | 0x04 | 0x20 | 0x40
-"""Bits of srv_admin_state (HAProxy's management guide, `show servers state`)."""
+_MAINTENANCE = 0x01 | 0x02 | 0x20 | 0x40
+"""Bits of srv_admin_state (HAProxy's management guide, `show servers state`). 0x04 only says that the configuration
+disables the server, and stays once it has been enabled."""
 _DRAINS = 0x08 | 0x10
 _TRICKLE_PERCENT = 5
 _LEAST_WEIGHT = 100 // _TRICKLE_PERCENT
