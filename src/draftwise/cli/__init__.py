@@ -7,6 +7,7 @@ from draftwise.cli._group import VerbGroup
 __all__ = ["main"]
 
 _VERBS = {
+    "bundle": "draftwise.cli.bundle",
     "check": "draftwise.cli.check",
     "compare": "draftwise.cli.compare",
     "decide": "draftwise.cli.decide",
@@ -17,6 +18,7 @@ _VERBS = {
     "guard": "draftwise.cli.guard",
     "inspect": "draftwise.cli.inspect",
     "pick": "draftwise.cli.pick",
+    "replay": "draftwise.cli.replay",
     "report": "draftwise.cli.report",
     "rollback": "draftwise.cli.rollback",
     "schema": "draftwise.cli.schema",

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         UnreadableSource,
     )
     from draftwise.core.load import Arrivals, ClosedLoop, Condition, Load, OpenLoop, Phase, Replay
+    from draftwise.core.profile import Acceptance, AcceptanceAtK, Exactness, Profile, ReplayedLog, ReplayedTarget
     from draftwise.core.reason import Reason, ReasonCode
     from draftwise.core.ruling import Effect, Ruling, Stage
     from draftwise.core.run import (
@@ -58,9 +59,11 @@ if TYPE_CHECKING:
     from draftwise.core.stats import SpecStats
     from draftwise.core.timing import Timing
     from draftwise.core.window import Sums, Window
-    from draftwise.core.workload import Prompt, Workload
+    from draftwise.core.workload import Prompt, Recorded, Workload
 
 __all__ = [
+    "Acceptance",
+    "AcceptanceAtK",
     "Answer",
     "Arm",
     "Arrivals",
@@ -81,6 +84,7 @@ __all__ = [
     "Divergence",
     "DraftwiseError",
     "Effect",
+    "Exactness",
     "Expected",
     "Finding",
     "Hardware",
@@ -93,12 +97,16 @@ __all__ = [
     "OpenLoop",
     "Phase",
     "ProbeAnswer",
+    "Profile",
     "Prompt",
     "Reason",
     "ReasonCode",
     "Recommendation",
+    "Recorded",
     "Relation",
     "Replay",
+    "ReplayedLog",
+    "ReplayedTarget",
     "Rollback",
     "RollbackBasis",
     "Ruling",
@@ -139,6 +147,7 @@ _MODULES = {
     "UnmeasuredCell",
     "finding": "BackendError DraftwiseError Finding InvalidSetup Severity StorageError UnreadableSource",
     "load": "Arrivals ClosedLoop Condition Load OpenLoop Phase Replay",
+    "profile": "Acceptance AcceptanceAtK Exactness Profile ReplayedLog ReplayedTarget",
     "reason": "Reason ReasonCode",
     "ruling": "Effect Ruling Stage",
     "run": "Answer Arm ClientHealth Counters Disturbance Divergence Omission Run RunPlan ServerLoad Settled TurnRecord",
@@ -147,7 +156,7 @@ _MODULES = {
     "stats": "SpecStats",
     "timing": "Timing",
     "window": "Sums Window",
-    "workload": "Prompt Workload",
+    "workload": "Prompt Recorded Workload",
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
 
