@@ -78,4 +78,4 @@ def _peaks(
     """Return the highest sum of each month."""
     width = max(map(len, blocks))
     padded = np.stack([np.pad(added[block], (0, width - len(block))) for block in blocks])
-    return run(padded[drawn].reshape(len(drawn), -1)).max(axis=-1)
+    return np.asarray(run(padded[drawn].reshape(len(drawn), -1)).max(axis=-1))
