@@ -16,6 +16,7 @@ _VERBS = {
     "export": "draftwise.cli.export",
     "facts": "draftwise.cli.facts",
     "fetch": "draftwise.cli.fetch",
+    "guard": "draftwise.cli.guard",
     "inspect": "draftwise.cli.inspect",
     "pick": "draftwise.cli.pick",
     "replay": "draftwise.cli.replay",

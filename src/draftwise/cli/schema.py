@@ -14,7 +14,7 @@ __all__ = ["schema"]
 
 _OUTPUTS = files("draftwise.cli").joinpath("schemas")
 _VERBS = (
-    *("check", "compare", "decide", "deploy", "explain", "facts", "fetch"),
+    *("check", "compare", "decide", "deploy", "explain", "facts", "fetch", "guard"),
     *("inspect", "pick", "replay", "report", "size", "train", "upgrade", "verify", "watch"),
 )
 
