@@ -28,7 +28,7 @@ from draftwise.core import (
 from draftwise.decide.comparison.comparisons import Estimates
 from draftwise.facts.vllm import history
 from draftwise.plan.check import check
-from draftwise.plan.forecast.schedule import KEY, join_ranges, make_schedule_keys
+from draftwise.plan.schedule.ranges import KEY, join_ranges, make_schedule_keys
 from draftwise.statistics import LoadPoint, find_crossing
 
 __all__ = [

@@ -13,8 +13,9 @@ from draftwise.core import Device, InvalidSetup, Setup, SpecConfig
 from draftwise.facts.families import PublishedDrafter, find_published_drafters
 from draftwise.facts.models import KnownModel, find_model, suggest_models
 from draftwise.facts.vllm import Release, get_release
-from draftwise.plan.forecast.step_cost import Batch, Machine
-from draftwise.plan.forecast.work import find_work
+from draftwise.plan.cost.constants import gpu_prior
+from draftwise.plan.cost.machine import Batch, Machine
+from draftwise.plan.cost.work import find_work
 from draftwise.plan.pick.requirements import Requirements
 from draftwise.plan.size.precision import Precision, get_precision, precision_of
 from draftwise.plan.size.shapes import read_shape
@@ -166,13 +167,13 @@ def _machine(requirements: Requirements, target: ModelConfig, precision: Precisi
     work = find_work(target.config, precision, size)
     if work is None or not requirements.gpu.bandwidth_gbs or not requirements.gpu.bf16_tflops:
         return None
+    prior = gpu_prior(requirements.gpu, fast_arithmetic=precision.name.startswith("fp8"))
     return Machine(
-        gpu=requirements.gpu,
+        constants=prior.constants,
         work=work,
         shape=read_shape(target.config),
         tensor_parallel_size=size,
         kv_bytes_per_value=1 if str(requirements.args.get("kv_cache_dtype", "")).startswith("fp8") else 2,
-        fast_arithmetic=precision.name.startswith("fp8"),
         asynchronous=_schedules_asynchronously(requirements),
     )
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from draftwise.plan.forecast.schedule import Range, join_ranges
-from draftwise.plan.forecast.step_cost import Drafting, choose_best_k, compute_acceptance_length, find_acceptance
+from draftwise.plan.schedule.ranges import Range, join_ranges
+from draftwise.plan.cost.machine import Drafting
+from draftwise.plan.forecast.acceptance import choose_best_k, compute_acceptance_length, find_acceptance
 from draftwise.plan.pick.case import Case
 from draftwise.plan.pick.expectation import Expectation, expect
 from draftwise.plan.pick.proposal import Proposal

@@ -14,8 +14,8 @@ from draftwise.facts.advice import PublishedResult, find_published_results, get_
 from draftwise.facts.families import PublishedDrafter
 from draftwise.facts.methods import get_method
 from draftwise.plan.check import Report, Resolved, check
-from draftwise.plan.forecast.schedule import KEY, make_schedule_keys
-from draftwise.plan.forecast.step_cost import Drafting
+from draftwise.plan.schedule.ranges import KEY, make_schedule_keys
+from draftwise.plan.cost.machine import Drafting
 from draftwise.plan.pick.case import Case
 from draftwise.plan.pick.caveats import find_caveats
 from draftwise.plan.pick.estimate import Estimate, choose_k, choose_schedule, estimate
