@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         UnreadableSource,
     )
     from draftwise.core.load import Arrivals, ClosedLoop, Condition, Load, OpenLoop, Phase, Replay
+    from draftwise.core.profile import Acceptance, AcceptanceAtK, Exactness, Profile, ReplayedLog, ReplayedTarget
     from draftwise.core.reason import Reason, ReasonCode
     from draftwise.core.ruling import Effect, Ruling, Stage
     from draftwise.core.run import (
@@ -59,6 +60,8 @@ if TYPE_CHECKING:
     from draftwise.core.workload import Prompt, Workload
 
 __all__ = [
+    "Acceptance",
+    "AcceptanceAtK",
     "Answer",
     "Arm",
     "Arrivals",
@@ -78,6 +81,7 @@ __all__ = [
     "Divergence",
     "DraftwiseError",
     "Effect",
+    "Exactness",
     "Finding",
     "Hardware",
     "Interval",
@@ -88,12 +92,15 @@ __all__ = [
     "Omission",
     "OpenLoop",
     "Phase",
+    "Profile",
     "Prompt",
     "Reason",
     "ReasonCode",
     "Recommendation",
     "Relation",
     "Replay",
+    "ReplayedLog",
+    "ReplayedTarget",
     "Rollback",
     "RollbackBasis",
     "Ruling",
@@ -131,6 +138,7 @@ _MODULES = {
     "UnmeasuredCell",
     "finding": "BackendError DraftwiseError Finding InvalidSetup Severity StorageError UnreadableSource",
     "load": "Arrivals ClosedLoop Condition Load OpenLoop Phase Replay",
+    "profile": "Acceptance AcceptanceAtK Exactness Profile ReplayedLog ReplayedTarget",
     "reason": "Reason ReasonCode",
     "ruling": "Effect Ruling Stage",
     "run": "Answer Arm ClientHealth Counters Disturbance Divergence Omission Run RunPlan ServerLoad Settled TurnRecord",
