@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from draftwise.core.budget import Budget
+    from draftwise.core.calibration import CalibratedSetting, Calibration, StepPoint
     from draftwise.core.comparison import Comparison, DecidingMeasure, Interval, Verdict
     from draftwise.core.config import SpecConfig
     from draftwise.core.context import Hardware, LaunchOptions, RunContext, ServerRecord, Software, TargetModel
@@ -68,6 +69,8 @@ __all__ = [
     "BackendError",
     "Band",
     "Budget",
+    "CalibratedSetting",
+    "Calibration",
     "ClientHealth",
     "ClosedLoop",
     "Comparison",
@@ -119,6 +122,7 @@ __all__ = [
     "SpecConfig",
     "SpecStats",
     "Stage",
+    "StepPoint",
     "StorageError",
     "TargetModel",
     "Timing",
@@ -131,6 +135,7 @@ __all__ = [
 
 _MODULES = {
     "budget": "Budget",
+    "calibration": "CalibratedSetting Calibration StepPoint",
     "comparison": "Comparison DecidingMeasure Interval Verdict",
     "config": "SpecConfig",
     "context": "Hardware LaunchOptions RunContext ServerRecord Software TargetModel",

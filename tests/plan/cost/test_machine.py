@@ -10,8 +10,8 @@ from draftwise.facts.gpus import get_gpu
 from draftwise.facts.models import find_model
 from draftwise.plan.cost.constants import gpu_prior
 from draftwise.plan.cost.machine import Batch, Drafting, Machine
-from draftwise.plan.forecast.acceptance import choose_best_k, compute_acceptance_length
 from draftwise.plan.cost.work import find_drafter_work, find_work
+from draftwise.plan.forecast.acceptance import choose_best_k, compute_acceptance_length
 from draftwise.plan.size.precision import BF16
 from draftwise.plan.size.shapes import read_shape
 
@@ -47,7 +47,9 @@ BORROWED_HEAD = {**TARGET, "num_hidden_layers": 1, "draft_vocab_size": 128256}
 def machine() -> Machine:
     work = find_work(TARGET, BF16)
     assert work is not None
-    return Machine(constants=gpu_prior(get_gpu("H200")).constants, work=work, shape=read_shape(TARGET), tensor_parallel_size=1)
+    return Machine(
+        constants=gpu_prior(get_gpu("H200")).constants, work=work, shape=read_shape(TARGET), tensor_parallel_size=1
+    )
 
 
 def drafting(method: str, k: int) -> Drafting:

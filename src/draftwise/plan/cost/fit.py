@@ -96,8 +96,6 @@ def _minimize(misses: _Misses, start: NDArray[np.float64]) -> NDArray[np.float64
     return point
 
 
-def _differentiate(
-    misses: _Misses, point: NDArray[np.float64], residuals: NDArray[np.float64]
-) -> NDArray[np.float64]:
+def _differentiate(misses: _Misses, point: NDArray[np.float64], residuals: NDArray[np.float64]) -> NDArray[np.float64]:
     columns = [(misses(point + _DIFFERENCE * row) - residuals) / _DIFFERENCE for row in np.eye(len(point))]
     return np.stack(columns, axis=1)

@@ -20,7 +20,7 @@ class Graph(StrEnum):
     FULL = "full"
     """As one CUDA graph, or without any need for one."""
     PIECEWISE = "piecewise"
-    """As one graph between any two attentions: steps of mixed lengths, with a prompt's tokens, in a hole of the grid."""
+    """As graphs between attentions: steps of mixed lengths, with a prompt's tokens, or in a hole of the grid."""
     NONE = "none"
     """One by one: beyond the largest captured size."""
 
@@ -127,6 +127,11 @@ class Machine:
         """Return the seconds of a step that drafts and verifies k tokens a sequence."""
         return self.seconds(Step(batch=batch, drafting=drafting, drafted=k, verified=k))
 
+    def idle_s(self, batch: Batch, drafting: Drafting) -> float:
+        """Return the seconds of a step that verifies nothing while the drafter makes one pass, as k = 0 in a schedule
+        does: it stays in step with the target."""
+        return self.seconds(Step(batch=batch, drafting=drafting, drafted=1, verified=0))
+
     def break_even(self, batch: Batch, drafting: Drafting, k: int) -> float:
         """Return the tokens per step and sequence at which drafting is as fast as the baseline."""
         return self.drafting_s(batch, drafting, k) / self.baseline_s(batch)
@@ -148,7 +153,7 @@ class Machine:
         return constants.step_s + step.sampled_rows * constants.row_s + target + keys / constants.kv_bytes_per_s
 
     def _draft_s(self, step: Step, drafting: Drafting) -> float:
-        """Return the seconds of a first pass over all rows, of those that follow over one row a sequence, and of keys."""
+        """Return the seconds of a first pass over all rows and of those that follow, over one row a sequence."""
         cost, sequences = read_step_costs().get_drafting(drafting.method), step.batch.sequences
         factor = self.constants.drafting.get(drafting.method, 1.0)
         time = factor * (step.drafted * cost.per_token_s + cost.per_step_s)

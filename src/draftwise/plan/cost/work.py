@@ -34,7 +34,7 @@ class Work:
     """Fraction of the routed experts that one token activates."""
     flops_per_row: float
     head_flops_per_row: float = 0.0
-    """Part of `flops_per_row` that chooses tokens: a drafter's first pass has it only for the rows that it drafts at."""
+    """Part of `flops_per_row` that chooses tokens: a drafter's first pass has it for the rows that it drafts at."""
     weights: int
     """Parameters of the whole model, on all GPUs."""
 

@@ -14,7 +14,6 @@ from draftwise.facts.advice import PublishedResult, find_published_results, get_
 from draftwise.facts.families import PublishedDrafter
 from draftwise.facts.methods import get_method
 from draftwise.plan.check import Report, Resolved, check
-from draftwise.plan.schedule.ranges import KEY, make_schedule_keys
 from draftwise.plan.cost.machine import Drafting
 from draftwise.plan.pick.case import Case
 from draftwise.plan.pick.caveats import find_caveats
@@ -22,6 +21,7 @@ from draftwise.plan.pick.estimate import Estimate, choose_k, choose_schedule, es
 from draftwise.plan.pick.memory import Memory
 from draftwise.plan.pick.proposal import Proposal, Refusal
 from draftwise.plan.pick.stops import find_stops
+from draftwise.plan.schedule.ranges import KEY, make_schedule_keys
 from draftwise.plan.size import Sizing
 
 __all__ = ["Candidate", "judge"]
