@@ -7,6 +7,7 @@ from draftwise.cli._group import VerbGroup
 __all__ = ["main"]
 
 _VERBS = {
+    "calibrate": "draftwise.cli.calibrate",
     "check": "draftwise.cli.check",
     "compare": "draftwise.cli.compare",
     "decide": "draftwise.cli.decide",

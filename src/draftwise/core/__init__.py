@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         StorageError,
         UnreadableSource,
     )
+    from draftwise.core.forecast import Expectation, Expected, ExpectedCrossover, Forecast, HeldAgainst
     from draftwise.core.load import Arrivals, ClosedLoop, Condition, Load, OpenLoop, Phase, Replay
     from draftwise.core.profile import Acceptance, AcceptanceAtK, Exactness, Profile, ReplayedLog, ReplayedTarget
     from draftwise.core.reason import Reason, ReasonCode
@@ -85,8 +86,13 @@ __all__ = [
     "DraftwiseError",
     "Effect",
     "Exactness",
+    "Expectation",
+    "Expected",
+    "ExpectedCrossover",
     "Finding",
+    "Forecast",
     "Hardware",
+    "HeldAgainst",
     "Interval",
     "InvalidSetup",
     "LaunchOptions",
@@ -142,6 +148,7 @@ _MODULES = {
     "decision": "Band Crossover Decision Recommendation Relation Rollback RollbackBasis Schedule Scope SingleSetting "
     "UnmeasuredCell",
     "finding": "BackendError DraftwiseError Finding InvalidSetup Severity StorageError UnreadableSource",
+    "forecast": "Expectation Expected ExpectedCrossover Forecast HeldAgainst",
     "load": "Arrivals ClosedLoop Condition Load OpenLoop Phase Replay",
     "profile": "Acceptance AcceptanceAtK Exactness Profile ReplayedLog ReplayedTarget",
     "reason": "Reason ReasonCode",

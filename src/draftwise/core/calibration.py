@@ -8,6 +8,7 @@ from typing import Any
 
 from draftwise.core.config import SpecConfig
 from draftwise.core.finding import InvalidSetup
+from draftwise.core.forecast import HeldAgainst
 
 __all__ = ["CALIBRATION_VERSION", "CalibratedSetting", "Calibration", "StepPoint"]
 
@@ -23,6 +24,8 @@ class StepPoint:
     setting: str
     load: str
     """Label of the condition under which they were measured, e.g. `c=8`."""
+    workload: str = ""
+    """Whose text was decoded: how many tokens are drafted may depend on it."""
     batch: float
     """Mean number of sequences that decoded."""
     context: float
@@ -56,6 +59,11 @@ class CalibratedSetting:
     """Tokens that its KV cache holds, where the server said so."""
 
     @property
+    def k(self) -> int:
+        """Draft tokens that it makes for a sequence at most."""
+        return (self.spec.num_speculative_tokens or 0) if self.spec is not None else 0
+
+    @property
     def is_plain(self) -> bool:
         """Whether it does not speculate."""
         return self.spec is None
@@ -83,6 +91,8 @@ class Calibration:
     """The target's config.json."""
     settings: tuple[CalibratedSetting, ...]
     points: tuple[StepPoint, ...]
+    held: tuple[HeldAgainst, ...] = ()
+    """Forecasts made of it beside what was measured later: how wrong the next one may be."""
 
     def __post_init__(self) -> None:
         names = [each.name for each in self.settings]
@@ -127,6 +137,7 @@ class Calibration:
                 for each in self.settings
             ],
             "points": [asdict(each) for each in self.points],
+            "held_against": [asdict(each) for each in self.held],
         }
 
     @classmethod
@@ -183,4 +194,5 @@ class Calibration:
             config=target["config"],
             settings=settings,
             points=tuple(StepPoint(**each) for each in row["points"]),
+            held=tuple(HeldAgainst(**each) for each in row["held_against"]),
         )

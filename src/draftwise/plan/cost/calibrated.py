@@ -144,7 +144,7 @@ class _Server:
 
     def __init__(self, calibration: Calibration, setting: CalibratedSetting) -> None:
         self._calibration, self._setting = calibration, setting
-        self.k = (setting.spec.num_speculative_tokens or 0) if setting.spec is not None else 0
+        self.k = setting.k
         self._plans: dict[int, GraphPlan] = {}
         self._drafting: dict[int, Drafting] = {}
 

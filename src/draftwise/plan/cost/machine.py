@@ -171,4 +171,4 @@ class Machine:
         reading = work.bytes_for(rows) / constants.bytes_per_s
         computing = (rows * body + sampled_rows * work.head_flops_per_row) / constants.flops_per_s
         longer, shorter = max(reading, computing), min(reading, computing)
-        return longer * (1 + (shorter / longer) ** constants.sharpness) ** (1 / constants.sharpness)
+        return float(longer * (1 + (shorter / longer) ** constants.sharpness) ** (1 / constants.sharpness))

@@ -35,7 +35,8 @@ class Prediction:
     @property
     def seconds(self) -> NDArray[np.float64]:
         """How long each step lasts."""
-        return np.exp(self.logs)
+        seconds: NDArray[np.float64] = np.exp(self.logs)
+        return seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,7 +40,7 @@ class Work:
 
     def bytes_for(self, rows: float) -> float:
         """Return the bytes of weights that a pass over so many tokens reads; tokens choose experts independently."""
-        return self.dense_bytes + self.expert_bytes * (1 - (1 - self.share_per_row) ** rows)
+        return float(self.dense_bytes + self.expert_bytes * (1 - (1 - self.share_per_row) ** rows))
 
 
 def find_work(config: Config, precision: Precision, tensor_parallel_size: int = 1) -> Work | None:

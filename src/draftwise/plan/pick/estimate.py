@@ -75,7 +75,7 @@ def estimate(case: Case, proposal: Proposal, drafting: Drafting, k: int) -> Esti
     batch = case.batch()
     return Estimate(
         k=k,
-        sequences=batch.sequences,
+        sequences=case.requirements.traffic.concurrency,
         expectation=expectation,
         break_even=None if case.machine is None else case.machine.break_even(batch, drafting, k),
         baseline_s=None if case.machine is None else case.machine.baseline_s(batch),
