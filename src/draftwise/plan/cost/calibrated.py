@@ -84,12 +84,15 @@ class CalibratedCosts:
             prefill_tokens: of prompts in the same step.
         """
         server = self._servers[setting]
+        drafting = server.drafting(k) if k else None
         verified = float(k) if drafted is None else drafted
-        tokens = sequences * (verified + 1)
-        graph, padded = server.graphs(k).place(sequences, tokens, prefill_tokens=prefill_tokens, uneven=verified < k)
+        uneven = drafting is not None and drafting.is_lookup and verified < k
+        graph, padded = server.graphs(k).place(
+            sequences, sequences * (verified + 1), prefill_tokens=prefill_tokens, uneven=uneven
+        )
         return Step(
             batch=Batch(sequences=sequences, context=context),
-            drafting=server.drafting(k) if k else None,
+            drafting=drafting,
             drafted=verified,
             verified=verified,
             prefill_tokens=prefill_tokens,
