@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from draftwise.core.shape import ModelShape
     from draftwise.core.stats import SpecStats
     from draftwise.core.timing import Timing
-    from draftwise.core.workload import Prompt, Workload
+    from draftwise.core.workload import Prompt, Recorded, Workload
 
 __all__ = [
     "Acceptance",
@@ -106,6 +106,7 @@ __all__ = [
     "Reason",
     "ReasonCode",
     "Recommendation",
+    "Recorded",
     "Relation",
     "Replay",
     "ReplayedLog",
@@ -158,7 +159,7 @@ _MODULES = {
     "shape": "ModelShape",
     "stats": "SpecStats",
     "timing": "Timing",
-    "workload": "Prompt Workload",
+    "workload": "Prompt Recorded Workload",
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from draftwise.checkpoints.model_config import find_model_config
@@ -54,7 +55,11 @@ def make_calibration(run: Run, *, target: str | None = None) -> Calibration:
 def _make_setting(run: Run, arm: Arm) -> CalibratedSetting:
     if arm == run.plan.arms[0]:
         return CalibratedSetting(name=arm.name)
-    spec = arm.spec or _told_spec(run.context.server(arm.name).version)
+    spec, told = arm.spec, _told_spec(run.context.server(arm.name).version)
+    if spec is None:
+        spec = told
+    elif spec.num_speculative_tokens is None and told is not None:  # it has a default: suffix, modules of the target
+        spec = replace(spec, num_speculative_tokens=told.num_speculative_tokens)
     if spec is None or spec.num_speculative_tokens is None:
         raise InvalidSetup.because(
             "candidate-unknown",

@@ -276,8 +276,8 @@ def _find_doubts(
         yield Finding(
             code="far-from-calibrated",
             severity=Severity.ERROR,
-            message=f"From {first.axis} {first.load:g} on, {first.setting} decodes more than twice as many sequences as "
-            "were calibrated: nothing is known of such steps.",
+            message=f"From {first.axis} {first.load:g} on, {first.setting} decodes more than twice as many sequences "
+            "as were calibrated: nothing is known of such steps.",
             fix="Calibrate with a larger --concurrency, or ask for smaller loads.",
         )
     if profile.target.name and calibration.target and not _same_model(profile.target.name, calibration.target):
