@@ -21,6 +21,7 @@ _VERBS = {
     "replay": "draftwise.cli.replay",
     "report": "draftwise.cli.report",
     "rollback": "draftwise.cli.rollback",
+    "schedule": "draftwise.cli.schedule",
     "schema": "draftwise.cli.schema",
     "serve": "draftwise.cli.serve",
     "size": "draftwise.cli.size",

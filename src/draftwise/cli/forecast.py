@@ -38,6 +38,8 @@ __all__ = ["forecast"]
 
 _LOADS = "1-128"
 _RANGE = re.compile(r"(?P<first>[\d.]+)-(?P<last>[\d.]+)")
+_OWN_K = re.compile(r" k=\d+$")
+"""The largest k, by which servers are named that have no other name."""
 _MOST_SHOWN = 8
 """Loads in the terminal's table; all are in the JSON."""
 
@@ -177,9 +179,14 @@ def _make_table(rows: Sequence[Expectation], ends: Sequence[ExpectedCrossover]) 
         k = _find_best_k(mine)
         at = {each.load: each for each in mine if each.k == k}
         end = next((e for e in ends if (e.setting, e.k, e.temperature) == (setting, k, temperature)), None)
-        name = f"{setting.removesuffix(f' k={k}')} k={k}" + (f" T={temperature:g}" if temperature else "")
+        name = _name(setting, k) + (f" T={temperature:g}" if temperature else "")
         table.add_row(name, *(_format(at.get(load)) for load in loads), _format_end(end))
     return table
+
+
+def _name(setting: str, k: int) -> str:
+    """Return a server's name with another k."""
+    return f"{_OWN_K.sub('', setting)} k={k}"
 
 
 def _choose_shown(loads: Sequence[float]) -> Sequence[float]:
@@ -220,10 +227,10 @@ def _advise(rows: Sequence[Expectation], ends: Sequence[ExpectedCrossover], cali
     if sure:
         lead = best[sure[0]]
         same = [load for load in sure if (best[load].setting, best[load].k) == (lead.setting, lead.k)]
-        yield f"Run {lead.setting} with {lead.k} draft tokens up to {same[-1]:g} {unit}."
+        yield f"Run {_name(lead.setting, lead.k)} up to {same[-1]:g} {unit}."
         for load in sure:
             if load > same[-1] and (found := best[load]):
-                yield f"At {load:g}, {found.setting} with {found.k} draft tokens is expected to be faster."
+                yield f"At {load:g}, {_name(found.setting, found.k)} is expected to be faster."
     else:
         yield f"No candidate surely pays at {loads[0]:g} to {loads[-1]:g} {unit}."
     if close:
@@ -253,8 +260,9 @@ def _keep_promise(rows: Sequence[Expectation], slo_tpot_ms: float | None) -> Ite
     if slo_tpot_ms is None:
         return
     kept: dict[str, float] = {}
-    for each in sorted(rows, key=lambda row: row.load):
-        times = ((f"{each.setting} with {each.k} draft tokens", each.tpot_ms), ("no speculation", each.plain_tpot_ms))
+    best = {name: _find_best_k([each for each in rows if each.setting == name]) for name in {e.setting for e in rows}}
+    for each in sorted((each for each in rows if each.k == best[each.setting]), key=lambda row: row.load):
+        times = ((_name(each.setting, each.k), each.tpot_ms), ("no speculation", each.plain_tpot_ms))
         for name, tpot_ms in times:
             kept[name] = each.load if tpot_ms <= slo_tpot_ms else kept.get(name, 0.0)
     for name, load in sorted(kept.items(), key=lambda item: -item[1]):

@@ -236,6 +236,7 @@ def _read_drafting(
         work=work,
         asynchronous=asynchronous,
         kv_bytes_per_token=_count_kv_bytes(calibration, setting.drafter, method, k, ranks),
+        parallel=setting.spec is not None and bool(setting.spec.options.get("parallel_drafting")),
     )
 
 

@@ -36,13 +36,13 @@ class Constants:
     uncaptured_s: float
     """The least that a drafting step takes beyond the largest captured size: its kernels are launched one by one."""
     drafting: Mapping[str, float] = field(default_factory=dict)
-    """Factor on a method's overhead in `facts.advice`; 1 for a method that is not named."""
+    """Factor on the overhead of a kind of drafting (`Drafting.kind`) in `facts.advice`; 1 for one that is not named."""
 
     def with_logs(self, names: Sequence[str], logs: Sequence[float]) -> Constants:
         """Return the constants with some of them set to the exponentials of numbers.
 
         Args:
-            names: fields, or `drafting.METHOD`.
+            names: fields, or `drafting.KIND`.
             logs: one for each name.
         """
         values = {name: math.exp(log) for name, log in zip(names, logs, strict=True)}

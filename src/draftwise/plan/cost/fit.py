@@ -62,7 +62,7 @@ def fit_machine(machine: Machine, prior: Prior, measured: Sequence[MeasuredStep]
 
 def _find_free(measured: Sequence[MeasuredStep]) -> tuple[str, ...]:
     """Return the constants that the measured steps depend on."""
-    drafting = {each.step.drafting.method: each.step.drafting for each in measured if each.step.drafting is not None}
+    drafting = {each.step.drafting.kind: each.step.drafting for each in measured if each.step.drafting is not None}
     graphs = {each.step.graph for each in measured}
     synchronous = any(not each.asynchronous for each in drafting.values())
     return (
@@ -70,7 +70,7 @@ def _find_free(measured: Sequence[MeasuredStep]) -> tuple[str, ...]:
         *(("sync_s", "sync_per_sequence_s") if synchronous else ()),
         *(("piecewise_s",) if Graph.PIECEWISE in graphs else ()),
         *(("uncaptured_s",) if Graph.NONE in graphs else ()),
-        *(f"drafting.{method}" for method in sorted(drafting)),
+        *(f"drafting.{kind}" for kind in sorted(drafting)),
     )
 
 

@@ -53,11 +53,18 @@ class Drafting:
     """Whether the server keeps asynchronous scheduling with it."""
     kv_bytes_per_token: float = 0.0
     """Of the drafter's own layers, on each GPU."""
+    parallel: bool = False
+    """Whether a drafter that usually makes one pass a token makes one for all (`parallel_drafting`)."""
 
     @property
     def one_pass(self) -> bool:
         """Whether all draft tokens come from one pass."""
-        return get_method(self.method).network != "chain"
+        return self.parallel or get_method(self.method).network != "chain"
+
+    @property
+    def kind(self) -> str:
+        """What drafters of equal overhead have in common: the method, and whether it drafts in parallel."""
+        return f"{self.method} parallel" if self.parallel else self.method
 
     @property
     def is_lookup(self) -> bool:
@@ -155,7 +162,7 @@ class Machine:
     def _draft_s(self, step: Step, drafting: Drafting) -> float:
         """Return the seconds of a first pass over all rows and of those that follow, over one row a sequence."""
         cost, sequences = read_step_costs().get_drafting(drafting.method), step.batch.sequences
-        factor = self.constants.drafting.get(drafting.method, 1.0)
+        factor = self.constants.drafting.get(drafting.kind, 1.0)
         time = factor * (step.drafted * cost.per_token_s + cost.per_step_s)
         if drafting.work is None:
             return time

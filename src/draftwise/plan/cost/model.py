@@ -93,4 +93,4 @@ def _kind(step: Step) -> str:
     """Return the method and how it is scheduled: hosts differ in synchronous steps."""
     if step.drafting is None or not step.drafted:
         return _PLAIN
-    return f"{step.drafting.method} {step.drafting.asynchronous}"
+    return f"{step.drafting.kind} {step.drafting.asynchronous}"

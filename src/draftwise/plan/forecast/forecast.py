@@ -190,7 +190,7 @@ def _expect_all(
     left out."""
     k, found = at
     context = traffic.prompt_tokens + traffic.output_tokens / 2
-    drafted = found.drafted / found.steps if found.steps else 0.0
+    drafted = min(float(k), found.drafted / found.steps) if found.steps else 0.0
     server = Server(costs, setting.name, k, context=context, drafted=drafted)
     plain = Server(costs, costs.calibration.plain.name, 0, context=context)
     length = found.tokens_per_step
@@ -214,7 +214,7 @@ def _expect_all(
             batch=mine.batch,
             step_ms=1e3 * mine.step_s,
             plain_step_ms=1e3 * base.step_s,
-            speedup=Interval(ratio, ratio * math.exp(-_TO_90 * spread), ratio * math.exp(_TO_90 * spread)),
+            speedup=_spread(ratio, _TO_90 * spread),
             tpot_ms=1e3 * mine.tpot_s,
             plain_tpot_ms=1e3 * base.tpot_s,
             ttft_ratio=mine.ttft_s / base.ttft_s,
@@ -235,6 +235,10 @@ def _speed_up(place: _Place, mine: Service, base: Service, traffic: Traffic) -> 
         return mine.tokens_per_s / base.tokens_per_s
     tokens = max(1.0, traffic.output_tokens - 1)
     return (base.ttft_s + tokens * base.tpot_s) / (mine.ttft_s + tokens * mine.tpot_s)
+
+
+def _spread(ratio: float, logarithm: float) -> Interval:
+    return Interval(value=ratio, low=ratio * math.exp(-logarithm), high=ratio * math.exp(logarithm))
 
 
 def _find_room(calibration: Calibration, setting: CalibratedSetting, traffic: Traffic) -> float:
