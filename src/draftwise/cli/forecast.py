@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 import click
@@ -65,11 +65,13 @@ class Loads(click.ParamType):  # type: ignore[type-arg]
 
 
 def _double(first: float, last: float) -> Iterator[float]:
-    while 0 < first < last:
+    """Yield a range in steps of a factor of two, its end included; nothing for one that ends before it begins."""
+    if not 0 < first <= last:
+        return
+    while first < last:
         yield first
         first *= 2
-    if first >= last > 0:
-        yield last
+    yield last
 
 
 @click.command(short_help="Predict speed-up by method, k and load from a replay and a calibration.")
@@ -135,16 +137,17 @@ def _make(profile: Profile, calibration: Calibration, given: Mapping[str, Any]) 
 def _read_lengths(source: str, calibration: Calibration) -> tuple[float, float]:
     """Return the mean tokens of prompts and answers of a workload."""
     from draftwise.workloads import find_tokens, load_workloads  # reads texts: not needed for most forecasts
+    from draftwise.workloads.reshape import prompt_length
 
     tokenizer = Path(calibration.target)
     tokens = find_tokens(None, hint=tokenizer)
     prompts = [prompt for each in load_workloads(source, tokenizer=tokenizer) for prompt in each.prompts]
     if not prompts:
-        raise InvalidSetup.because("no-prompts", f"{source} has no requests.", where="--traffic")
-    return (
-        sum(tokens.count(prompt) for prompt in prompts) / len(prompts),
-        sum(prompt.max_tokens for prompt in prompts) / len(prompts),
-    )
+        raise InvalidSetup.because(
+            "no-prompts", f"{source} has no requests.", where="--traffic", fix="Give a workload with requests."
+        )
+    lengths = [(prompt_length(prompt, tokens), prompt.max_tokens) for prompt in prompts]
+    return fmean(prompt for prompt, _ in lengths), fmean(answer for _, answer in lengths)
 
 
 def _show(made: Forecast, calibration: Calibration, *, group: str | None, slo_tpot_ms: float | None) -> None:
@@ -275,7 +278,7 @@ def _compare(profile: Profile, calibration: Calibration, file: Path, run: Run, *
     held = list(_hold_all(profile, calibration, run))
     if not held:
         raise InvalidSetup.because(
-            "nothing-in-common",
+            "no-common-candidate",
             "The run has no comparison of a candidate that was replayed and calibrated under its name.",
             where="--against",
             fix="Give a run of `decide` whose candidates have the names of the calibration.",

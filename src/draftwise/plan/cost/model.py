@@ -79,14 +79,15 @@ def _covary(some: Sequence[Step], others: Sequence[Step]) -> NDArray[np.float64]
     batch = _outer(some, others, lambda step: np.log(step.batch.sequences))
     names, other_names = (np.array([_kind(step) for step in each], dtype=object) for each in (some, others))
     same = (names[:, None] == other_names[None, :]) & (names != _PLAIN)[:, None]
-    return _ROWS_SD**2 * np.exp(-((rows / _ROWS_REACH) ** 2) / 2) + same * (
-        _METHOD_SD**2 + _METHOD_BATCH_SD**2 * np.exp(-((batch / _BATCH_REACH) ** 2) / 2)
-    )
+    of_method = _METHOD_SD**2 + _METHOD_BATCH_SD**2 * np.exp(-((batch / _BATCH_REACH) ** 2) / 2)
+    found: NDArray[np.float64] = _ROWS_SD**2 * np.exp(-((rows / _ROWS_REACH) ** 2) / 2) + same * of_method
+    return found
 
 
 def _outer(some: Sequence[Step], others: Sequence[Step], value: _Value) -> NDArray[np.float64]:
     """Return the difference of a number between each pair of steps."""
-    return np.subtract.outer([value(step) for step in some], [value(step) for step in others])
+    found: NDArray[np.float64] = np.subtract.outer([value(step) for step in some], [value(step) for step in others])
+    return found
 
 
 def _kind(step: Step) -> str:

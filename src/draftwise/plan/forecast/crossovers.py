@@ -57,5 +57,5 @@ def _find_end(line: Sequence[Expectation], part: Callable[[Expectation], float])
     for before, after in pairwise(line):
         if part(after) < 1:
             fallen = math.log(part(before)) / math.log(part(before) / part(after))
-            return before.load * (after.load / before.load) ** fallen
+            return float(before.load * (after.load / before.load) ** fallen)
     return math.inf

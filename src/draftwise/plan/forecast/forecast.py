@@ -111,7 +111,7 @@ def forecast(
     matched = match_settings(profile, calibration)
     if not matched:
         raise InvalidSetup.because(
-            "nothing-in-common",
+            "no-common-candidate",
             f"The calibration has {_list(each.name for each in calibration.candidates)}, and the profile "
             f"{_list(each.candidate.label for each in profile.entries)}: no candidate is in both.",
             where="calibration",

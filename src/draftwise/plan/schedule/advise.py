@@ -72,7 +72,7 @@ def advise_lengths(
     ]
     if not found:
         raise InvalidSetup.because(
-            "nothing-in-common",
+            "no-common-candidate",
             "No candidate is both in the calibration and in the profile.",
             where="calibration",
             fix="Replay and calibrate the same candidates.",
