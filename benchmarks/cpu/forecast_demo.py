@@ -89,7 +89,7 @@ def compare(demo: Mapping[str, Any], calibration: Calibration) -> Iterator[dict[
             prompt_tokens=prompt,
             output_tokens=output,
         )
-        expected = {each.setting: each for each in made.expectations}
+        expected = {each.setting: each for each in made.cells}
         for row in demo["comparisons"]:
             if row["workload"] == workload and row["candidate"] in expected:
                 found = expected[row["candidate"]]

@@ -19,12 +19,12 @@ from draftwise.cli._console import open_console, show_table
 from draftwise.cli._findings import render_findings
 from draftwise.core import (
     Calibration,
-    Expectation,
-    Expected,
-    ExpectedCrossover,
     Forecast,
+    ForecastCell,
+    ForecastCrossover,
     HeldAgainst,
     InvalidSetup,
+    Outlook,
     Profile,
     Run,
     Severity,
@@ -153,7 +153,7 @@ def _read_lengths(source: str, calibration: Calibration) -> tuple[float, float]:
 def _show(made: Forecast, calibration: Calibration, *, group: str | None, slo_tpot_ms: float | None) -> None:
     """Print speed-ups by load, what to run, and what that rests on."""
     console = open_console(stderr=False)
-    rows = [each for each in made.expectations if each.group == group]
+    rows = [each for each in made.cells if each.group == group]
     for axis in dict.fromkeys(each.axis for each in rows):
         mine = [each for each in rows if each.axis == axis]
         ends = [each for each in made.crossovers if each.axis == axis and each.group == group]
@@ -168,7 +168,7 @@ def _show(made: Forecast, calibration: Calibration, *, group: str | None, slo_tp
         console.print(render_findings(made.findings))
 
 
-def _make_table(rows: Sequence[Expectation], ends: Sequence[ExpectedCrossover]) -> Table:
+def _make_table(rows: Sequence[ForecastCell], ends: Sequence[ForecastCrossover]) -> Table:
     """Return the speed-up of each server at its best k, by load, and the load from which it stops paying."""
     loads = _choose_shown(sorted({each.load for each in rows}))
     axis = rows[0].axis
@@ -197,7 +197,7 @@ def _choose_shown(loads: Sequence[float]) -> Sequence[float]:
     return loads[::every]
 
 
-def _find_best_k(rows: Sequence[Expectation]) -> int:
+def _find_best_k(rows: Sequence[ForecastCell]) -> int:
     """Return the k that is fastest over all loads together."""
     sums: dict[int, list[float]] = {}
     for each in rows:
@@ -205,13 +205,13 @@ def _find_best_k(rows: Sequence[Expectation]) -> int:
     return max(sums, key=lambda k: (len(sums[k]), sum(sums[k])))
 
 
-def _format(row: Expectation | None) -> str:
+def _format(row: ForecastCell | None) -> str:
     if row is None:
         return "-"
     return f"{row.speedup.value:.2f} (±{(row.speedup.high - row.speedup.low) / 2:.2f})"
 
 
-def _format_end(end: ExpectedCrossover | None) -> str:
+def _format_end(end: ForecastCrossover | None) -> str:
     if end is None or (end.value is None and end.low > 0):
         return "beyond these"
     if end.value is None:
@@ -220,13 +220,13 @@ def _format_end(end: ExpectedCrossover | None) -> str:
     return f"{end.value:.0f} ({end.low:.0f}-{high})"
 
 
-def _advise(rows: Sequence[Expectation], ends: Sequence[ExpectedCrossover], calibration: Calibration) -> Iterator[str]:
+def _advise(rows: Sequence[ForecastCell], ends: Sequence[ForecastCrossover], calibration: Calibration) -> Iterator[str]:
     """Yield what to run up to which load, and the command that settles what is too close to say."""
     loads = sorted({each.load for each in rows})
     unit = "in flight" if rows[0].axis == "concurrency" else "requests a second"
     best = {load: max((e for e in rows if e.load == load), key=lambda e: e.speedup.value) for load in loads}
-    sure = [load for load in loads if best[load].verdict is Expected.PAYS]
-    close = [load for load in loads if best[load].verdict is Expected.TOO_CLOSE]
+    sure = [load for load in loads if best[load].verdict is Outlook.PAYS]
+    close = [load for load in loads if best[load].verdict is Outlook.TOO_CLOSE]
     if sure:
         lead = best[sure[0]]
         same = [load for load in sure if (best[load].setting, best[load].k) == (lead.setting, lead.k)]
@@ -242,7 +242,7 @@ def _advise(rows: Sequence[Expectation], ends: Sequence[ExpectedCrossover], cali
 
 
 def _write_decide(
-    row: Expectation, close: Sequence[float], ends: Sequence[ExpectedCrossover], calibration: Calibration
+    row: ForecastCell, close: Sequence[float], ends: Sequence[ForecastCrossover], calibration: Calibration
 ) -> str:
     """Return the command that measures around a crossover, or where the forecast is not sure."""
     setting = next(each for each in calibration.settings if each.name == row.setting)
@@ -258,7 +258,7 @@ def _write_decide(
     return shlex.join(words)
 
 
-def _keep_promise(rows: Sequence[Expectation], slo_tpot_ms: float | None) -> Iterator[str]:
+def _keep_promise(rows: Sequence[ForecastCell], slo_tpot_ms: float | None) -> Iterator[str]:
     """Yield up to which load a promised time per output token is kept, with each server and without speculation."""
     if slo_tpot_ms is None:
         return

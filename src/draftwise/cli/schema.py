@@ -15,7 +15,7 @@ __all__ = ["schema"]
 _OUTPUTS = files("draftwise.cli").joinpath("schemas")
 _VERBS = (
     *("calibrate", "check", "compare", "decide", "deploy", "explain", "facts", "forecast"),
-    *("inspect", "pick", "replay", "report", "schedule", "size", "train", "upgrade", "verify"),
+    *("inspect", "pick", "replay", "report", "schedule", "size", "train", "upgrade", "verify", "watch"),
 )
 
 

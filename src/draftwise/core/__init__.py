@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from draftwise.core.baseline import Baseline, Expected, ProbeAnswer
     from draftwise.core.budget import Budget
     from draftwise.core.calibration import CalibratedSetting, Calibration, StepPoint
     from draftwise.core.comparison import Comparison, DecidingMeasure, Interval, Verdict
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
         StorageError,
         UnreadableSource,
     )
-    from draftwise.core.forecast import Expectation, Expected, ExpectedCrossover, Forecast, HeldAgainst
+    from draftwise.core.forecast import Forecast, ForecastCell, ForecastCrossover, HeldAgainst, Outlook
     from draftwise.core.load import Arrivals, ClosedLoop, Condition, Load, OpenLoop, Phase, Replay
     from draftwise.core.profile import Acceptance, AcceptanceAtK, Exactness, Profile, ReplayedLog, ReplayedTarget
     from draftwise.core.reason import Reason, ReasonCode
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
     from draftwise.core.shape import ModelShape
     from draftwise.core.stats import SpecStats
     from draftwise.core.timing import Timing
+    from draftwise.core.window import Sums, Window
     from draftwise.core.workload import Prompt, Recorded, Workload
 
 __all__ = [
@@ -69,6 +71,7 @@ __all__ = [
     "Arrivals",
     "BackendError",
     "Band",
+    "Baseline",
     "Budget",
     "CalibratedSetting",
     "Calibration",
@@ -86,11 +89,11 @@ __all__ = [
     "DraftwiseError",
     "Effect",
     "Exactness",
-    "Expectation",
     "Expected",
-    "ExpectedCrossover",
     "Finding",
     "Forecast",
+    "ForecastCell",
+    "ForecastCrossover",
     "Hardware",
     "HeldAgainst",
     "Interval",
@@ -100,7 +103,9 @@ __all__ = [
     "ModelShape",
     "Omission",
     "OpenLoop",
+    "Outlook",
     "Phase",
+    "ProbeAnswer",
     "Profile",
     "Prompt",
     "Reason",
@@ -131,16 +136,19 @@ __all__ = [
     "Stage",
     "StepPoint",
     "StorageError",
+    "Sums",
     "TargetModel",
     "Timing",
     "TurnRecord",
     "UnmeasuredCell",
     "UnreadableSource",
     "Verdict",
+    "Window",
     "Workload",
 ]
 
 _MODULES = {
+    "baseline": "Baseline Expected ProbeAnswer",
     "budget": "Budget",
     "calibration": "CalibratedSetting Calibration StepPoint",
     "comparison": "Comparison DecidingMeasure Interval Verdict",
@@ -149,7 +157,7 @@ _MODULES = {
     "decision": "Band Crossover Decision Recommendation Relation Rollback RollbackBasis Schedule Scope SingleSetting "
     "UnmeasuredCell",
     "finding": "BackendError DraftwiseError Finding InvalidSetup Severity StorageError UnreadableSource",
-    "forecast": "Expectation Expected ExpectedCrossover Forecast HeldAgainst",
+    "forecast": "Forecast ForecastCell ForecastCrossover HeldAgainst Outlook",
     "load": "Arrivals ClosedLoop Condition Load OpenLoop Phase Replay",
     "profile": "Acceptance AcceptanceAtK Exactness Profile ReplayedLog ReplayedTarget",
     "reason": "Reason ReasonCode",
@@ -159,6 +167,7 @@ _MODULES = {
     "shape": "ModelShape",
     "stats": "SpecStats",
     "timing": "Timing",
+    "window": "Sums Window",
     "workload": "Prompt Recorded Workload",
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}

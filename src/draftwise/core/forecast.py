@@ -10,12 +10,12 @@ from typing import Any
 from draftwise.core.comparison import Interval
 from draftwise.core.finding import Finding
 
-__all__ = ["Expectation", "Expected", "ExpectedCrossover", "Forecast", "HeldAgainst"]
+__all__ = ["Forecast", "ForecastCell", "ForecastCrossover", "HeldAgainst", "Outlook"]
 
 _FORMAT, _VERSION = "draftwise-forecast", 1
 
 
-class Expected(StrEnum):
+class Outlook(StrEnum):
     """What the interval of a forecast speed-up says."""
 
     PAYS = "pays"
@@ -24,7 +24,7 @@ class Expected(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Expectation:
+class ForecastCell:
     """One server at one draft length under one load; ratios are to the server without speculation."""
 
     setting: str
@@ -52,11 +52,11 @@ class Expectation:
     """Whether it decodes more than twice as many sequences as were calibrated."""
 
     @property
-    def verdict(self) -> Expected:
+    def verdict(self) -> Outlook:
         """What the interval says."""
         if self.speedup.low > 1:
-            return Expected.PAYS
-        return Expected.DOES_NOT_PAY if self.speedup.high < 1 else Expected.TOO_CLOSE
+            return Outlook.PAYS
+        return Outlook.DOES_NOT_PAY if self.speedup.high < 1 else Outlook.TOO_CLOSE
 
     @property
     def tpot_ratio(self) -> float:
@@ -69,7 +69,7 @@ class Expectation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExpectedCrossover:
+class ForecastCrossover:
     """The load from which a server at one draft length no longer pays."""
 
     setting: str
@@ -114,28 +114,28 @@ class Forecast:
     prompt_tokens: float
     """Mean of the requests that it is made for."""
     output_tokens: float
-    expectations: tuple[Expectation, ...]
-    crossovers: tuple[ExpectedCrossover, ...] = ()
+    cells: tuple[ForecastCell, ...]
+    crossovers: tuple[ForecastCrossover, ...] = ()
     errors: Mapping[str, float] = field(default_factory=dict)
     """Standard deviations of the logarithm of a speed-up that the intervals are made of, by their cause."""
     findings: tuple[Finding, ...] = ()
 
-    def best(self, axis: str, load: float, *, group: str | None = None) -> Expectation | None:
+    def best(self, axis: str, load: float, *, group: str | None = None) -> ForecastCell | None:
         """Return what is expected to be fastest under a load; None where nothing is faster than no speculation."""
-        here = [each for each in self.expectations if (each.axis, each.load, each.group) == (axis, load, group)]
+        here = [each for each in self.cells if (each.axis, each.load, each.group) == (axis, load, group)]
         found = max(here, key=lambda each: each.speedup.value, default=None)
         return found if found is not None and found.speedup.value > 1 else None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the document `forecast.json`."""
-        places = dict.fromkeys((each.axis, each.load, each.group) for each in self.expectations)
+        places = dict.fromkeys((each.axis, each.load, each.group) for each in self.cells)
         best = {place: self.best(place[0], place[1], group=place[2]) for place in places}
         return {
             "format": _FORMAT,
             "version": _VERSION,
             "target": self.target,
             "traffic": {"prompt_tokens": self.prompt_tokens, "output_tokens": self.output_tokens},
-            "expectations": [each.to_dict() for each in self.expectations],
+            "cells": [each.to_dict() for each in self.cells],
             "crossovers": [_finite(asdict(each)) for each in self.crossovers],
             "best": [
                 {

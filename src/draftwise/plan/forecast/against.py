@@ -37,7 +37,7 @@ def _find(made: Forecast, k: int, comparison: Comparison) -> Iterator[Interval]:
     """Yield the speed-ups forecast for the same cell, those for the workload's own requests first."""
     same = [
         each
-        for each in made.expectations
+        for each in made.cells
         if (each.setting, each.k) == (comparison.candidate, k)
         and (each.axis, each.load) == comparison.condition.place
         and each.temperature == comparison.condition.temperature

@@ -6,12 +6,12 @@ import math
 from collections.abc import Callable, Sequence
 from itertools import groupby, pairwise
 
-from draftwise.core import Expectation, ExpectedCrossover
+from draftwise.core import ForecastCell, ForecastCrossover
 
 __all__ = ["find_crossovers"]
 
 
-def find_crossovers(rows: Sequence[Expectation]) -> tuple[ExpectedCrossover, ...]:
+def find_crossovers(rows: Sequence[ForecastCell]) -> tuple[ForecastCrossover, ...]:
     """Return where the speed-up of each server and k falls to 1, over each axis with two loads or more."""
     found = []
     for sweep, each in groupby(sorted(rows, key=_sweep_of), key=_sweep_of):
@@ -20,7 +20,7 @@ def find_crossovers(rows: Sequence[Expectation]) -> tuple[ExpectedCrossover, ...
             setting, k, group, temperature, axis = sweep
             ends = [_find_end(line, part) for part in (_value, _low, _high)]
             found.append(
-                ExpectedCrossover(
+                ForecastCrossover(
                     setting=setting,
                     k=k,
                     group=group or None,
@@ -34,23 +34,23 @@ def find_crossovers(rows: Sequence[Expectation]) -> tuple[ExpectedCrossover, ...
     return tuple(found)
 
 
-def _sweep_of(row: Expectation) -> tuple[str, int, str, float, str]:
+def _sweep_of(row: ForecastCell) -> tuple[str, int, str, float, str]:
     return row.setting, row.k, row.group or "", row.temperature, row.axis
 
 
-def _value(row: Expectation) -> float:
+def _value(row: ForecastCell) -> float:
     return row.speedup.value
 
 
-def _low(row: Expectation) -> float:
+def _low(row: ForecastCell) -> float:
     return row.speedup.low
 
 
-def _high(row: Expectation) -> float:
+def _high(row: ForecastCell) -> float:
     return row.speedup.high
 
 
-def _find_end(line: Sequence[Expectation], part: Callable[[Expectation], float]) -> float:
+def _find_end(line: Sequence[ForecastCell], part: Callable[[ForecastCell], float]) -> float:
     """Return the load at which a line first falls below 1; 0 where it begins there, infinity where it never does."""
     if part(line[0]) < 1:
         return 0.0

@@ -14,9 +14,9 @@ from draftwise.core import (
     AcceptanceAtK,
     CalibratedSetting,
     Calibration,
-    Expectation,
     Finding,
     Forecast,
+    ForecastCell,
     Interval,
     InvalidSetup,
     Profile,
@@ -124,13 +124,13 @@ def forecast(
         for setting, entry in matched
         for k, found in entry.by_k.items()
         if k <= setting.k
-        for row in _expect_all(costs, setting, entry, (k, found), places, traffic, serving)
+        for row in _forecast_all(costs, setting, entry, (k, found), places, traffic, serving)
     )
     return Forecast(
         target=calibration.target,
         prompt_tokens=traffic.prompt_tokens,
         output_tokens=traffic.output_tokens,
-        expectations=rows,
+        cells=rows,
         crossovers=find_crossovers(rows),
         errors={"serving": serving, "step, left out": costs.left_out_error()},
         findings=tuple(_find_doubts(profile, calibration, matched, rows)),
@@ -177,7 +177,7 @@ def _read_traffic(profile: Profile, prompt_tokens: float | None, output_tokens: 
     return Traffic(prompt_tokens=prompt, output_tokens=output)
 
 
-def _expect_all(
+def _forecast_all(
     costs: CalibratedCosts,
     setting: CalibratedSetting,
     entry: Acceptance,
@@ -185,7 +185,7 @@ def _expect_all(
     places: Iterable[_Place],
     traffic: Traffic,
     serving_sd: float,
-) -> Iterator[Expectation]:
+) -> Iterator[ForecastCell]:
     """Yield what is expected of a server at one k, load by load; loads that it or the baseline cannot keep up with are
     left out."""
     k, found = at
@@ -203,7 +203,7 @@ def _expect_all(
         variance = steps[0, 0] + steps[1, 1] - 2 * steps[0, 1]
         spread = math.sqrt(max(0.0, float(variance)) + serving_sd**2 + _acceptance_sd(length) ** 2)
         ratio = _speed_up(place, mine, base, traffic)
-        yield Expectation(
+        yield ForecastCell(
             setting=setting.name,
             k=k,
             group=entry.group,
@@ -265,7 +265,7 @@ def _find_doubts(
     profile: Profile,
     calibration: Calibration,
     matched: Sequence[tuple[CalibratedSetting, Acceptance]],
-    rows: Sequence[Expectation],
+    rows: Sequence[ForecastCell],
 ) -> Iterator[Finding]:
     """Yield what the forecast rests on that may not hold."""
     if left := [each.name for each in calibration.candidates if each.name not in {one.name for one, _ in matched}]:
