@@ -286,7 +286,7 @@ def _find_doubts(
         )
     if profile.target.name and calibration.target and not _same_model(profile.target.name, calibration.target):
         yield Finding(
-            code="other-target",
+            code="two-models",
             severity=Severity.WARNING,
             message=f"The log was replayed for {profile.target.name}, and {calibration.target} was calibrated.",
             fix="Use a replay and a calibration of one model.",
