@@ -74,7 +74,7 @@ _LARGE_ERROR = 0.10
 @click.option("--run", "folder", type=click.Path(path_type=Path), metavar="DIR",
               help="Where the raw readings go  [default: runs/TIME]")  # fmt: skip
 @click.option("--resume", type=click.Path(path_type=Path), metavar="DIR", help="Go on with an unfinished run.")
-@click.option("--from", "source", type=click.Path(path_type=Path, exists=True), metavar="DIR",
+@click.option("--from", "source", type=click.Path(path_type=Path), metavar="DIR",
               help="Measure nothing: take the steps of a finished run, also of one of `decide`.")  # fmt: skip
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), default=Path("calibration.json"),
               show_default=True, metavar="FILE")  # fmt: skip

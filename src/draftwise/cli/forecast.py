@@ -85,7 +85,7 @@ def _double(first: float, last: float) -> Iterator[float]:
 @click.option("--output-tokens", type=click.FloatRange(1), help="Mean  [default: the replayed log's mean]")
 @click.option("--group", metavar="NAME", help="Of the replayed log, to show instead of all requests.")
 @click.option("--slo-tpot-ms", type=click.FloatRange(0, min_open=True), help="Promised time per output token.")
-@click.option("--against", type=click.Path(path_type=Path, exists=True), metavar="RUN",
+@click.option("--against", type=click.Path(path_type=Path), metavar="RUN",
               help="A run of `decide`: show forecast beside measurement, and keep the error for the next "
               "interval.")  # fmt: skip
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write the forecast.")
