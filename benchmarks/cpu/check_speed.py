@@ -3,7 +3,8 @@
     python benchmarks/cpu/check_speed.py --out benchmarks/cpu/results/check_speed.json
 
 Each verb is run as a user runs it, from process start to exit; `python -c pass` is what the interpreter alone takes.
-The modules are compiled before, as pip leaves them: a first, untimed round does it, whatever PYTHONDONTWRITEBYTECODE says.
+The modules are compiled before, as pip leaves them: by a first round that is not timed, whatever
+PYTHONDONTWRITEBYTECODE says.
 """
 
 from __future__ import annotations
