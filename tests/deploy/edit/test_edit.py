@@ -220,6 +220,14 @@ def test_the_change_is_shown_and_written_on_request(tmp_path: Path) -> None:
     assert [each.name for each in tmp_path.iterdir()] == ["deployment.yaml"]
 
 
+def test_a_secret_in_the_file_stays_where_it_is(tmp_path: Path) -> None:
+    file = tmp_path / "flow.yaml"
+    file.write_text(FILES["flow.yaml"].replace('"--seed"', '"--api-key=tell-nobody", "--seed"'))
+    shown = run(MODEL, "--vllm", "0.26.0", "-sc", json.dumps(NGRAM.to_dict()), "--edit", file, "--write")
+    assert shown.exit_code == 0, shown.output
+    assert '"--api-key=tell-nobody", "--seed", "1", "--speculative-config' in file.read_text()
+
+
 def test_what_the_release_refuses_is_not_written(tmp_path: Path) -> None:
     file = tmp_path / "deployment.yaml"
     file.write_text(FILES["deployment.yaml"])
