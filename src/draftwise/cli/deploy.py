@@ -15,7 +15,6 @@ from draftwise.cli._setups import find_sources, nearest_option, open_release, se
 from draftwise.core import Decision, Device, InvalidSetup, Run, Setup
 from draftwise.deploy import TARGETS, Evidence, Mode, Platform, make_order, read_layout
 from draftwise.deploy import deploy as write_files
-from draftwise.deploy.observe import VLLM
 from draftwise.facts.gpus import get_gpu
 
 __all__ = ["deploy"]
@@ -47,8 +46,10 @@ __all__ = ["deploy"]
 )
 @click.option("--observe/--no-observe", default=True, show_default=True,
               help="Write what watches it: rules, alerts, a dashboard, the analysis of a canary.")  # fmt: skip
-@click.option("--metrics-prefix", default=VLLM, show_default=True, metavar="PREFIX",
-              help="How the names of its metrics begin; Ray's exporter writes ray_vllm_.")  # fmt: skip
+@click.option("--metrics-prefix", default="", metavar="PREFIX",
+              help="How its metrics' names begin  [default: vllm:, or as on the platform]")  # fmt: skip
+@click.option("--verifier", default="", metavar="IMAGE",
+              help="With draftwise in it: the analysis of a canary runs `draftwise verify` there.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
 def deploy(
     sources: Sequence[str],
@@ -74,6 +75,7 @@ def deploy(
     service_account: str,
     observe: bool,
     metrics_prefix: str,
+    verifier: str,
     as_json: bool,
 ) -> None:
     """Write the files that serve SOURCE on a platform, and its twin without speculation.
@@ -115,6 +117,7 @@ def deploy(
     )
     if to != "kserve" and platform != Platform():
         raise click.UsageError("--kserve, --mode, --layout and --service-account go with --to kserve.")
+    platform = replace(platform, verifier=verifier)
     prefix = metrics_prefix if observe else None
     folder = write_files(replace(order, platform=platform), to, metrics_prefix=prefix)
     folder.write(out)

@@ -120,6 +120,8 @@ class Platform:
     """Whose secrets open the places that weights are fetched from."""
     layout: Layout | None = None
     """None to choose one."""
+    verifier: str = ""
+    """Image that holds draftwise; empty where there is none to run it on the platform."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,11 +36,21 @@ STACK = {
         "modelSpec": [
             {
                 "repository": "vllm/vllm-openai", "tag": "v0.20.0", "modelURL": TARGET,
-                "vllmConfig": {"extraArgs": FLAGS},
+                "vllmConfig": {"enablePrefixCaching": True, "extraArgs": FLAGS},
             }
         ]
     }
 }  # fmt: skip
+RUNTIME = {
+    "model": {"modelURL": TARGET, "maxModelLen": 4096, "enableLoRA": False, "toolCallParser": ""},
+    "vllmConfig": {
+        "v1": True, "enablePrefixCaching": True, "enableChunkedPrefill": True, "tensorParallelSize": 2,
+        "extraArgs": ["--enforce-eager", f"--speculative-config={json.dumps(SPEC)}"],
+    },
+    "deploymentConfig": {"image": {"registry": "vllm", "name": "vllm-openai:v0.20.0"}, "resources": {"gpu": "2"}},
+}  # fmt: skip
+OF_PLATFORM = ("served_model_name", "port", "enable_prefix_caching", "enable_chunked_prefill")
+"""Arguments that a platform gives by itself."""
 MODELSERVICE = {
     "modelArtifacts": {"name": TARGET, "uri": "hf://{{ .Values.modelArtifacts.name }}"},
     "decode": {
@@ -115,6 +125,7 @@ FORMATS = {
     + to_yaml(SERVE_CONFIG, 4)
     + "\n  rayClusterConfig: {headGroupSpec: {template: {spec: {containers: [{image: rayproject/ray-llm:2.50.1}]}}}}\n",
     "stack.yaml": yaml.safe_dump(STACK),
+    "vllmruntime.yaml": manifest("VLLMRuntime", RUNTIME, "production-stack.vllm.ai/v1alpha1"),
     "modelservice.yaml": yaml.safe_dump(MODELSERVICE),
     "argo.yaml": manifest("Application", {"source": {"helm": {"valuesObject": MODELSERVICE}}}, "argoproj.io/v1alpha1"),
     "argo-text.yaml": "apiVersion: argoproj.io/v1alpha1\nkind: Application\nspec:\n  sources:\n  - chart: x\n"
@@ -146,9 +157,9 @@ def test_every_format_gives_the_same_setup(tmp_path: Path, name: str):
     (reading,) = read_setups(path, engine_version="0.20.0")
     setup = reading.setup
     assert setup.spec is not None
-    args = {key: value for key, value in setup.args.items() if key not in ("served_model_name", "port")}
+    args = {key: value for key, value in setup.args.items() if key not in OF_PLATFORM}
     assert (setup.target, args, setup.spec.to_dict()) == (TARGET, ARGS, SPEC)
-    assert (reading.unknown, [f.message for f in reading.findings if f.severity != "info"]) == ((), [])
+    assert (reading.unknown, [f.message for f in reading.findings if f.severity != "info"]) == ({}, [])
     assert reading.where.startswith(str(path))
 
 
@@ -179,7 +190,7 @@ class TestPython:
     )  # fmt: skip
     def test_what_is_computed_is_not_known(self, code, part, names):
         reading = self.one(f"import os\nfrom vllm import LLM\n{code}\n")
-        assert reading.unknown == tuple(names)
+        assert tuple(reading.unknown) == tuple(names)
         (finding,) = reading.findings
         assert part in finding.message
 
@@ -226,7 +237,7 @@ class TestDockerfile:
 
     def test_build_arguments(self):
         text = 'ARG TAG\nFROM vllm/vllm-openai:${TAG}\nCMD ["m"]\n'
-        assert self.one(text).unknown == ("engine_version",)
+        assert [*self.one(text).unknown] == ["engine_version"]
         assert self.one(text, TAG="v0.20.0").setup.engine_version == "0.20.0"
 
     def test_single_quotes_are_for_a_shell(self):
@@ -238,7 +249,7 @@ class TestDockerfile:
 def test_quadlet_variables_are_those_of_the_unit():
     text = f"[Container]\nImage={IMAGE}\nEnvironment=VLLM_USE_V2_MODEL_RUNNER=1\nExec=m --seed ${{S}}\n"
     (reading,) = read_setups(text)
-    assert (dict(reading.setup.env), reading.unknown) == ({"VLLM_USE_V2_MODEL_RUNNER": "1"}, ("seed",))
+    assert (dict(reading.setup.env), [*reading.unknown]) == ({"VLLM_USE_V2_MODEL_RUNNER": "1"}, ["seed"])
     (reading,) = read_setups(text, given={"S": "1"})
     assert dict(reading.setup.args) == {"seed": 1}
 
@@ -260,7 +271,7 @@ class TestHereDocuments:
 
     def test_what_it_does_not_know_stays_open(self):
         (reading,) = read_setups(f"M=m\n{self.POD}")
-        assert (reading.setup.target, reading.unknown) == ("m", ("tensor_parallel_size",))
+        assert (reading.setup.target, [*reading.unknown]) == ("m", ["tensor_parallel_size"])
 
     def test_nothing_is_put_in_where_the_name_is_quoted(self):
         (reading,) = read_setups(f"M=m\n{self.POD}".replace("EOF", "'EOF'", 1))
