@@ -63,8 +63,7 @@ apiserver: $(VENV)/.installed ## Build a current API server from Debian's packag
 	nice -n 19 $(BIN)/python -m catalogue.api_server $(TOOLS)/crd-server $(TOOLS)/crds > ci/platform/api_server.json
 
 e2e: $(VENV)/.installed ## A canary, its drafter going wrong, and the way back, with Prometheus, Alertmanager and HAProxy
-	test -x $(TOOLS)/service/root/usr/sbin/haproxy || ci/platform/unpack.sh $(TOOLS)/service \
-	  "$$(. /etc/os-release && echo $$VERSION_CODENAME)" /var/lib/dpkg/status prometheus prometheus-alertmanager haproxy
+	ci/platform/service.sh $(TOOLS)/service
 	DRAFTWISE_TOOLS=$(TOOLS) $(BIN)/pytest tests/deploy/test_end_to_end.py --durations 1
 
 coverage: $(VENV)/.installed $(LIGHT)/.installed ## Both parts again, with the share of lines and branches that they run
