@@ -41,8 +41,8 @@ PROGRAMS = {name: TOOLS / "usr" / name for name in ("bin/prometheus", "bin/prome
 NOISE = 0.15
 """Standard deviation of the factors on the drafter's weights: about a seventh of its tokens per draft is lost."""
 MARGIN = 0.92
-"""Break-even of tokens per step over what was measured: what is damaged loses an eighth, and its probe, whose answers are
-longer and better drafted, is in its counters too."""
+"""Break-even of tokens per step over what was measured: a damaged drafter loses an eighth of them; the answers to its
+probe, which are longer and better drafted, are in its counters too."""
 NUM_PROMPTS, NUM_TOKENS, STREAMS = 32, 16, 4
 PATIENCE_S = 900.0
 """Far beyond what a step takes on two cores; it bounds a failure, and no success waits for it."""

@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jsonschema import Draft7Validator
 from tests.support.adopted import ORDER
 
 from draftwise.cli import main
@@ -211,7 +212,10 @@ def test_the_change_is_shown_and_written_on_request(tmp_path: Path) -> None:
     assert '+          - "--speculative-config={' in shown.stdout
     assert "Nothing is written yet" in shown.stdout
     assert file.read_text() == FILES["deployment.yaml"]
-    assert json.loads(run(*words, "--write", "--json").stdout)["written"] is True
+    told = json.loads(run(*words, "--write", "--json").stdout)
+    assert told["written"] is True
+    schema = json.loads(CliRunner().invoke(main, ["schema", "deploy"]).stdout)
+    assert not list(Draft7Validator(schema).iter_errors(told))
     assert "--speculative-config" in file.read_text()
     assert file.stat().st_mode & 0o777 == 0o640
     assert "starts that already" in run(*words).stdout
