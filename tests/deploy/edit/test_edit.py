@@ -23,6 +23,8 @@ MODEL = "meta-llama/Llama-3.1-8B-Instruct"
 NGRAM = SpecConfig(method="ngram", num_speculative_tokens=5)
 EAGLE = SpecConfig(method="eagle3", model="yuhuili/EAGLE3-LLaMA3.1-Instruct-8B", num_speculative_tokens=3)
 SCHEDULED = SpecConfig.keep({**NGRAM.to_dict(), "num_speculative_tokens_per_batch_size": [[1, 8, 5], [9, 64, 0]]})
+RAY = "ray-serve"
+"""Its files hold the config as keys of Python, and no flags."""
 IMAGE = "vllm/vllm-openai:v0.26.0"
 
 FILES: Mapping[str, str] = {
@@ -175,7 +177,7 @@ def test_nothing_changes_where_it_is_so_already() -> None:
     assert (again.text, again.difference) == (once.text, "")
 
 
-@pytest.mark.parametrize("to", TARGETS)
+@pytest.mark.parametrize("to", [each for each in TARGETS if each != RAY])
 def test_what_deploy_writes_goes_back_to_its_twins_arguments(to: str) -> None:
     folder = deploy(ORDER, to)
     name = f"spec{TARGETS[to].suffix}"
@@ -184,6 +186,13 @@ def test_what_deploy_writes_goes_back_to_its_twins_arguments(to: str) -> None:
     for line in changed_lines(text, edited.text):  # the last argument of a command takes the mark before it along
         assert "speculative" in line or line.endswith("\\\n")
     assert "--speculative" not in edited.text
+
+
+def test_what_takes_no_flags_is_left_alone() -> None:
+    text = deploy(replace(ORDER, image="rayproject/ray-llm:2.60"), RAY).files["spec.yaml"]
+    with pytest.raises(InvalidSetup) as raised:
+        edit(SourceText(text=text, name="spec.yaml"), None, engine_version="0.26.0")
+    assert raised.value.findings[0].code == "no-place-to-edit"
 
 
 def test_two_servers_in_one_file_are_refused() -> None:
