@@ -11,6 +11,7 @@ from typing import Literal
 
 from draftwise.core import Expected, Finding, InvalidSetup, Rollback, Setup, Severity
 from draftwise.deploy.layout import Layout, Placement
+from draftwise.deploy.secrets import refuse_secrets
 from draftwise.deploy.twin import Pool, count_device, count_gpus, without_speculation
 from draftwise.facts.vllm import get_release
 from draftwise.plan.check import Report, check
@@ -210,6 +211,7 @@ def make_order(
         InvalidSetup: the setup lacks what a service needs, or its release does not start it.
     """
     _refuse_incomplete(setup)
+    refuse_secrets(setup)
     if errors := _find_errors(report := check(setup)):
         raise InvalidSetup(errors)
     setup = _name_method(setup, report)
