@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from draftwise.cli._baseline import read_baseline
 from draftwise.core import Baseline, Finding, InvalidSetup, Severity, UnreadableSource
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ def _read_request(given: Mapping[str, Any]) -> _Request:
     request = _Request(
         urls=pools,
         headers={pool: find_headers(headers, pool) for pool in pools},
-        baseline=None if baseline_file is None else _read_baseline(baseline_file),
+        baseline=None if baseline_file is None else read_baseline(baseline_file),
         once=given["once"] or bool(given["record_file"] or given["log_file"]),
         asked=read_asked(given["setup_file"], given["start_log"]),
         **{name: given[name] for name in _AS_GIVEN},
@@ -143,13 +144,6 @@ def _make_show(request: _Request, *, as_json: bool, live: bool) -> Show:
         return LiveShow(yardstick, unanswered)
     make = JsonShow if as_json else TextShow
     return make(yardstick, unanswered, once=request.once)
-
-
-def _read_baseline(path: Path) -> Baseline:
-    try:
-        return Baseline.from_json(path.read_text(encoding="utf-8"), where=str(path))
-    except (OSError, UnicodeDecodeError) as error:
-        raise _unreadable(path, error) from None
 
 
 def _see_log(request: _Request, show: Show) -> Sight:
