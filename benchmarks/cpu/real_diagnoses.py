@@ -52,8 +52,7 @@ STREAMS = 4
 """Requests in flight on a server, unless the fault is about their number."""
 SWEEP = (1, 4, 16)
 CROWD = 32
-WINDOW_S = 15.0
-SWEEP_S = 6.0
+WINDOW_S = 30.0
 START_S = 5.0
 """In which the command has looked for the first time; the traffic ends before the probe is sent."""
 EAGLE3 = SpecConfig(method="eagle3", num_speculative_tokens=3, model=str(BUNDLE / "eagle3"))
@@ -139,14 +138,16 @@ class Lab:
             (path / "config.json").write_text(json.dumps(settings | config))
         return replace(EAGLE3, model=str(path))
 
-    async def see(self, url: str, seconds: float) -> Window:
-        """Return one window of a server."""
+    async def see(self, url: str, num_requests: int) -> Window:
+        """Return the recent past of a server, once so many requests ended in it."""
         watcher = Watcher(open_pages({"spec": (url,)}, {"spec": {}}))
         await watcher.look()
-        await asyncio.sleep(seconds)
-        (window,) = (await watcher.look()).windows
-        watcher.close()
-        return window
+        while True:
+            await asyncio.sleep(2)
+            for window in (await watcher.look()).recent:
+                if (window.sums.finished or 0) >= num_requests:
+                    watcher.close()
+                    return window
 
     async def watch(self, *arguments: object) -> dict[str, Any]:
         """Return what the command prints, with its exit code."""
@@ -181,7 +182,7 @@ class Lab:
         for arm, url in urls.items():
             for streams in SWEEP:
                 async with traffic(url, self.chat, streams):
-                    seen[arm, streams] = await self.see(url, SWEEP_S)
+                    seen[arm, streams] = await self.see(url, 2 * streams + 6)
         await self.record("good", urls["spec"], self.chat)
         baseline = Baseline.from_json(path.read_text(), where=str(path))
         path.write_text(_add_rules(baseline, seen).to_json())
