@@ -156,6 +156,7 @@ def test_json_is_what_its_schema_says(truth, folder):
         (("--undo", "--acknowledge"), 2, "alone"),
         ((A, "--plain", f"{A}/v1"), 1, "given twice"),
         ((A, "--act", "nginx=x"), 1, "names nothing"),
+        ((A, "--probe"), 1, "beside the same probe of a good server"),
         ((A, "--act", "haproxy=/no/socket"), 3, "level admin"),
         ((A, "--baseline", "no-such-file"), 2, "cannot be read"),
         (("a:8000",), 1, "http"),

@@ -56,7 +56,7 @@ class World:
                 )
         return Sight(at_s=self.now_s, windows=tuple(windows), recent=())
 
-    async def probe(self, name: str) -> ProbeReading:
+    async def probe(self, name: str, now_s: float) -> ProbeReading:
         self.probed.append(name)
         if (value := self.truth[name]) is None:
             raise BackendError("It does not answer.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from draftwise.cli._baseline import read_baseline
-from draftwise.core import InvalidSetup, Severity
+from draftwise.core import Baseline, InvalidSetup, Severity
 
 if TYPE_CHECKING:
     from draftwise.guard.loop import Guard, Tick
+    from draftwise.guard.reading import ProbeReading
     from draftwise.guard.store import Store
     from draftwise.watch.pages import HttpPage
 
@@ -138,7 +139,25 @@ def _make_guard(store: Store, pages: Sequence[HttpPage], given: Mapping[str, Any
     for executor in executors:
         executor.prove(spec)
     leases = open_leases(store.path, spec, every_s=given["every_s"])
-    return Guard(spec, plain, rules=rules, store=store, means=Means(executors=executors, leases=leases))
+    probe = _make_probe(baseline, given) if given["probes"] else None
+    means = Means(executors=executors, leases=leases, probe=probe)
+    return Guard(spec, plain, rules=rules, store=store, means=means)
+
+
+def _make_probe(baseline: Baseline | None, given: Mapping[str, Any]) -> Callable[..., Awaitable[ProbeReading | None]]:
+    """Return what asks a replica a few prompts."""
+    from draftwise.cli._access import read_headers
+    from draftwise.cli._probing import ask, load_prompts
+    from draftwise.guard.probing import read_probe, refuse_unless_comparable
+    from draftwise.measure.access import find_headers
+
+    known, prompts = refuse_unless_comparable(baseline), load_prompts(None)
+    headers = find_headers(read_headers(given), "spec")
+
+    async def probe(url: str, now_s: float) -> ProbeReading | None:
+        return read_probe(await ask(url, prompts, headers), known, at_s=now_s)
+
+    return probe
 
 
 async def _run(made: Guard, pages: Sequence[HttpPage], given: Mapping[str, Any]) -> Tick | None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from math import inf
 
 from draftwise.core import BackendError, Finding, Window
 from draftwise.core.action import OUT, Action, Step
@@ -45,8 +47,8 @@ class Means:
     """What a guard asks and acts with."""
 
     diagnose: Callable[[Sight], Diagnosed] | None = None
-    probe: Callable[[str], Awaitable[ProbeReading]] | None = None
-    """Of one replica; None where nobody allowed it."""
+    probe: Callable[[str, float], Awaitable[ProbeReading | None]] | None = None
+    """Of one replica at a time, which may come to nothing; None where nobody allowed it."""
     executors: tuple[Executor, ...] = ()
     leases: tuple[Lease, ...] = ()
 
@@ -82,6 +84,7 @@ class Guard:
         self._rows = list(store.read_rows())
         self._gatherer = Gatherer()
         self._probes: dict[str, ProbeReading] = {}
+        self._asked_s: dict[str, float] = {}
 
     @property
     def hold_s(self) -> float:
@@ -133,12 +136,12 @@ class Guard:
         if self._means.probe is None:
             return
         for name in self._state.latches:
-            known = self._probes.get(name)
-            if known is None or now_s - known.at_s >= self._probe_every_s:
-                try:
-                    self._probes[name] = await self._means.probe(name)
-                except BackendError:
-                    self._probes.pop(name, None)  # it does not answer, which its window says too
+            if now_s - self._asked_s.get(name, -inf) >= self._probe_every_s:
+                self._asked_s[name] = now_s
+                self._probes.pop(name, None)
+                with suppress(BackendError):  # it does not answer, which its window says too
+                    if (found := await self._means.probe(name, now_s)) is not None:
+                        self._probes[name] = found
 
     def _settle(self) -> Iterator[Finding]:
         """Bring the state up to what others did: an operator by --undo, or by the proxy."""
