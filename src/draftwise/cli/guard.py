@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from draftwise.cli._baseline import read_baseline
-from draftwise.core import Baseline, InvalidSetup, Severity
+from draftwise.core import BackendError, Baseline, InvalidSetup, Severity
 
 if TYPE_CHECKING:
     from draftwise.guard.loop import Guard, Tick
@@ -44,6 +44,9 @@ _EXIT_GOOD, _EXIT_FINDING, _EXIT_UNREAD = 0, 1, 3
               "could not stand in for, one by one]")  # fmt: skip
 @click.option("--trickle", "trickles", is_flag=True, help="Try a replica that is out with a twentieth of the traffic.")
 @click.option("--probe", "probes", is_flag=True, help="Ask replicas that are out a few prompts, every 15 minutes.")
+@click.option("--prometheus", "prometheus_url", metavar="URL",
+              help="Read the history of the service from this Prometheus: drift is then learned at once.")  # fmt: skip
+@click.option("--model", metavar="NAME", help="Label model_name of the service, with --prometheus.")
 @click.option("--once", is_flag=True, help="Look for as long as one decision takes (three windows), then end.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: one object a look, each on one line.")
 @click.option("--undo", "undoes", is_flag=True, help="Put back all that was taken out, and end.")
@@ -81,9 +84,29 @@ def guard(urls: Sequence[str], state_file: Path, undoes: bool, acknowledges: boo
     if not urls:
         raise click.UsageError("Give the URLs of the replicas that speculate.")
     pages = _open_pages(urls, given)
+    if given["prometheus_url"]:
+        asyncio.run(_read_history(store, given))
     made = _make_guard(store, pages, given)
     tick = asyncio.run(_run(made, pages, given))
     sys.exit(_judge(tick))
+
+
+async def _read_history(store: Store, given: Mapping[str, Any]) -> None:
+    """Put what a Prometheus recorded into the history; where it does not answer, the guard goes on without."""
+    from draftwise.guard.recorded import read_recorded
+    from draftwise.guard.store import KEPT_DAYS
+    from draftwise.watch.prometheus_api import PrometheusApi
+
+    now_s, api = time.time(), PrometheusApi(given["prometheus_url"])
+    try:
+        rows = await read_recorded(api, model=given["model"], begin_s=now_s - KEPT_DAYS * 86_400, end_s=now_s)
+    except BackendError as error:
+        click.echo(f"warning: {error} Drift is learned from what this guard sees itself.", err=True)
+        return
+    finally:
+        api.close()
+    with store.alone():
+        store.add_older(rows)
 
 
 def _undo(store: Store) -> None:

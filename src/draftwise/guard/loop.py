@@ -21,6 +21,8 @@ from draftwise.watch.watcher import Sight
 
 __all__ = ["Diagnosed", "Guard", "Means", "Tick"]
 
+_DAY_S = 86_400
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
@@ -85,6 +87,7 @@ class Guard:
         self._gatherer = Gatherer()
         self._probes: dict[str, ProbeReading] = {}
         self._asked_s: dict[str, float] = {}
+        self._learned_day: int | None = None
 
     @property
     def hold_s(self) -> float:
@@ -169,7 +172,9 @@ class Guard:
         if row is not None:
             self._store.add_row(row)
             self._rows.append(row)
-            self._state = follow(self._state, row, self._rows)
+            day = row.began_s // _DAY_S
+            self._state = follow(self._state, row, self._rows, learns=day != self._learned_day)
+            self._learned_day = day
 
     def _enact(self, state: State, actions: Sequence[Action], now_s: float) -> Iterator[Finding]:
         """Record proposals and carry out a step: that it is to be done is on disk before, that it was done after."""

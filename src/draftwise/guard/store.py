@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -100,6 +100,13 @@ class Store:
         with self._rows.open(encoding="utf-8", errors="replace") as file:
             rows = [row for line in file if line.endswith("\n") and (row := _parse_row(line)) is not None]
         return rows[-_MOST_ROWS:]
+
+    def add_older(self, recorded: Iterable[WindowRow]) -> None:
+        """Put rows of elsewhere between those that are there, which count where both have one."""
+        rows = {row.began_s: row for row in (*recorded, *self.read_rows())}
+        kept = [rows[began_s] for began_s in sorted(rows)][-_MOST_ROWS:]
+        write_whole(self._rows, "".join(map(_format_row, kept)))
+        self._num_rows = len(kept)
 
     def add_row(self, row: WindowRow) -> None:
         """Append a row; now and then the file is cut to the last 60 days."""
