@@ -12,7 +12,7 @@ from draftwise.backends.url import UrlBackend
 from draftwise.core import BackendError, Baseline, Finding, Severity, StorageError, Window, Workload
 from draftwise.measure.probe import load_probe, probe
 from draftwise.runs.row_files import write_whole
-from draftwise.watch.fingerprint import judge_probe, take_answers
+from draftwise.watch.fingerprint import Fingerprint, judge_probe, take_answers
 from draftwise.watch.recording import record_baseline
 from draftwise.watch.watcher import unread
 from draftwise.workloads.loading import load_workloads
@@ -33,14 +33,14 @@ def load_prompts(own: str | None) -> tuple[Workload, ...]:
 
 async def probe_servers(
     urls: Sequence[str], workloads: Sequence[Workload], baseline: Baseline, headers: Mapping[str, str]
-) -> tuple[Finding, ...]:
-    """Return what each server's answers say beside the baseline's; all are asked at once."""
+) -> tuple[tuple[Finding, Fingerprint | None], ...]:
+    """Return what each server's answers say beside the baseline's, with its fingerprint; all are asked at once."""
 
-    async def judge(url: str) -> Finding:
+    async def judge(url: str) -> tuple[Finding, Fingerprint | None]:
         try:
-            return judge_probe(await ask(url, workloads, headers), baseline, where=url)[0]
+            return judge_probe(await ask(url, workloads, headers), baseline, where=url)
         except BackendError as error:
-            return unread(url, error)
+            return unread(url, error), None
 
     return tuple(await asyncio.gather(*map(judge, urls)))
 

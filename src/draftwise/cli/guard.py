@@ -151,7 +151,7 @@ def _make_guard(store: Store, pages: Sequence[HttpPage], given: Mapping[str, Any
 
     spec, plain = ([page.instance for page in pages if page.pool == pool] for pool in ("spec", "plain"))
     min_spec = given["min_spec"]
-    baseline = None if given["baseline_file"] is None else read_baseline(given["baseline_file"])
+    baseline = _find_baseline(given)
     rules = Rules.of(
         Yardstick(baseline=baseline).break_evens,
         every_s=given["every_s"],
@@ -165,6 +165,10 @@ def _make_guard(store: Store, pages: Sequence[HttpPage], given: Mapping[str, Any
     probe = _make_probe(baseline, given) if given["probes"] else None
     means = Means(executors=executors, leases=leases, probe=probe)
     return Guard(spec, plain, rules=rules, store=store, means=means)
+
+
+def _find_baseline(given: Mapping[str, Any]) -> Baseline | None:
+    return None if given["baseline_file"] is None else read_baseline(given["baseline_file"])
 
 
 def _make_probe(baseline: Baseline | None, given: Mapping[str, Any]) -> Callable[..., Awaitable[ProbeReading | None]]:
@@ -185,17 +189,20 @@ def _make_probe(baseline: Baseline | None, given: Mapping[str, Any]) -> Callable
 
 async def _run(made: Guard, pages: Sequence[HttpPage], given: Mapping[str, Any]) -> Tick | None:
     """Look until the operator ends it, or until a decision could be made, and return what was found last."""
+    from draftwise.cli._diagnosing import add_diagnoses
     from draftwise.cli._guarding import JsonShow, TextShow
     from draftwise.guard.reading import MIN_WINDOWS
+    from draftwise.watch.diagnose import Asked
     from draftwise.watch.watcher import Watcher
 
     show = JsonShow() if given["as_json"] else TextShow()
+    baseline = _find_baseline(given)
     tick, num_looks = None, 0
     with suppress(asyncio.CancelledError):
         async with aclosing(Watcher(pages).sights(given["every_s"])) as sights:
             try:
                 async for sight in sights:
-                    tick, num_looks = await made.tick(sight), num_looks + 1
+                    tick, num_looks = await made.tick(add_diagnoses(sight, baseline, Asked())), num_looks + 1
                     show.show(tick)
                     if given["once"] and num_looks * given["every_s"] >= made.hold_s and num_looks >= MIN_WINDOWS:
                         break

@@ -17,6 +17,8 @@ from draftwise.core import Baseline, Finding, InvalidSetup, Severity, Unreadable
 
 if TYPE_CHECKING:
     from draftwise.cli._watching import Show
+    from draftwise.watch.diagnose import Asked
+    from draftwise.watch.fingerprint import Fingerprint
     from draftwise.watch.watcher import Sight, Watching
 
 __all__ = ["watch"]
@@ -45,6 +47,10 @@ _AS_GIVEN = ("prometheus_url", "model", "log_file", "wants_probe", "own_prompts"
 @click.option("--workload", "own_prompts", metavar="SPEC", help="Prompts of your own for the probe, beside 24 bundled.")
 @click.option("--record-baseline", "record_file", type=click.Path(path_type=Path), metavar="FILE",
               help="Write how the service is now: one window, and the probe four times.")  # fmt: skip
+@click.option("--setup", "setup_file", type=click.Path(path_type=Path), metavar="FILE",
+              help="setup.json of the servers: `draftwise check` of it tells causes apart.")  # fmt: skip
+@click.option("--start-log", type=click.Path(path_type=Path), metavar="FILE",
+              help="What a server logged when it started: it tells causes apart.")  # fmt: skip
 @click.option("--header", "headers", multiple=True, metavar="[POOL=]'NAME: VALUE'",
               help="Sent to the URLs; ${VARIABLE} is replaced. POOL is spec or plain.")  # fmt: skip
 @click.option("--api-key-env", "key_variables", multiple=True, metavar="[POOL=]NAME",
@@ -69,7 +75,7 @@ def watch(*, interval_s: float, as_json: bool, live: bool, **given: Any) -> None
     request = _read_request(given)
     show = _make_show(request, as_json=as_json, live=live)
     with show.open():
-        sight = _see_log(request.log_file, show) if request.log_file else asyncio.run(_watch(request, show, interval_s))
+        sight = _see_log(request, show) if request.log_file else asyncio.run(_watch(request, show, interval_s))
     sys.exit(_judge(sight))
 
 
@@ -88,6 +94,7 @@ class _Request:
     wants_probe: bool
     own_prompts: str | None
     record_file: Path | None
+    asked: Asked
 
 
 def _read_request(given: Mapping[str, Any]) -> _Request:
@@ -98,6 +105,7 @@ def _read_request(given: Mapping[str, Any]) -> _Request:
         InvalidSetup: the baseline cannot be read, or a header is none.
     """
     from draftwise.cli._access import read_headers
+    from draftwise.cli._diagnosing import read_asked
     from draftwise.measure.access import find_headers
 
     headers, baseline_file = read_headers(given), given["baseline_file"]
@@ -107,6 +115,7 @@ def _read_request(given: Mapping[str, Any]) -> _Request:
         headers={pool: find_headers(headers, pool) for pool in pools},
         baseline=None if baseline_file is None else read_baseline(baseline_file),
         once=given["once"] or bool(given["record_file"] or given["log_file"]),
+        asked=read_asked(given["setup_file"], given["start_log"]),
         **{name: given[name] for name in _AS_GIVEN},
     )
     _check(request)
@@ -137,14 +146,17 @@ def _make_show(request: _Request, *, as_json: bool, live: bool) -> Show:
     return make(yardstick, unanswered, once=request.once)
 
 
-def _see_log(name: str, show: Show) -> Sight:
+def _see_log(request: _Request, show: Show) -> Sight:
+    from draftwise.cli._diagnosing import add_diagnoses
     from draftwise.watch.log import see_log
 
+    name = request.log_file or "-"
     try:
         with nullcontext(sys.stdin) if name == "-" else open(name, encoding="utf-8", errors="replace") as lines:
             sight = see_log(lines, name="stdin" if name == "-" else name)
     except OSError as error:
         raise _unreadable(name, error) from None
+    sight = add_diagnoses(sight, request.baseline, request.asked)
     show.show(sight)
     return sight
 
@@ -171,28 +183,40 @@ async def _watch(request: _Request, show: Show, interval_s: float) -> Sight | No
     with suppress(asyncio.CancelledError):
         async with aclosing(_open(request).sights(interval_s)) as sights:
             async for seen in sights:
-                sight = await _ask(request, seen) if request.wants_probe or request.record_file else seen
+                sight = await _judge_sight(request, seen)
                 show.show(sight)
                 if request.once:
                     break
     return sight
 
 
-async def _ask(request: _Request, sight: Sight) -> Sight:
-    """Return what was seen with what the servers answer to the probe."""
+async def _judge_sight(request: _Request, sight: Sight) -> Sight:
+    """Return what was seen with what the servers answer to the probe, and what is wrong."""
+    from draftwise.cli._diagnosing import add_diagnoses
+
+    if not (request.wants_probe or request.record_file):
+        return add_diagnoses(sight, request.baseline, request.asked)
+    sight, fingerprints = await _ask(request, sight)
+    return add_diagnoses(sight, request.baseline, request.asked, fingerprints)
+
+
+async def _ask(request: _Request, sight: Sight) -> tuple[Sight, Sequence[Fingerprint]]:
+    """Return what was seen with what the servers answer to the probe, and the fingerprints of these answers."""
     from draftwise.cli._probing import load_prompts, probe_servers, record
     from draftwise.core import Window
 
     unread = {finding.where for finding in sight.findings}
     urls = [url for url in request.urls["spec"] if url.rstrip("/") not in unread]
     prompts, headers = load_prompts(request.own_prompts), request.headers["spec"]
-    found = sight.findings
+    found, fingerprints = sight.findings, []
     if request.wants_probe and request.baseline is not None:
-        found += await probe_servers(urls, prompts, request.baseline, headers)
+        judged = await probe_servers(urls, prompts, request.baseline, headers)
+        found += tuple(finding for finding, _ in judged)
+        fingerprints += [each for _, each in judged if each is not None]
     if request.record_file is not None and urls:
         window = Window.pooled(sight.of("spec"))
         found += (await record(request.record_file, urls[0], prompts, window, request.baseline, headers),)
-    return replace(sight, findings=found)
+    return replace(sight, findings=found), fingerprints
 
 
 def _judge(sight: Sight | None) -> int:

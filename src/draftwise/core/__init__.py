@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         SingleSetting,
         UnmeasuredCell,
     )
+    from draftwise.core.diagnosis import Diagnosis
     from draftwise.core.finding import (
         BackendError,
         DraftwiseError,
@@ -80,6 +81,7 @@ __all__ = [
     "DecidingMeasure",
     "Decision",
     "Device",
+    "Diagnosis",
     "Disturbance",
     "Divergence",
     "DraftwiseError",
@@ -145,6 +147,7 @@ _MODULES = {
     "context": "Hardware LaunchOptions RunContext ServerRecord Software TargetModel",
     "decision": "Band Crossover Decision Recommendation Relation Rollback RollbackBasis Schedule Scope SingleSetting "
     "UnmeasuredCell",
+    "diagnosis": "Diagnosis",
     "finding": "BackendError DraftwiseError Finding InvalidSetup Severity StorageError UnreadableSource",
     "load": "Arrivals ClosedLoop Condition Load OpenLoop Phase Replay",
     "profile": "Acceptance AcceptanceAtK Exactness Profile ReplayedLog ReplayedTarget",

@@ -10,16 +10,17 @@ from math import inf
 from draftwise.core import BackendError, Finding, Window
 from draftwise.core.action import OUT, Action, Step
 from draftwise.guard import alarms
+from draftwise.guard.asks import find_requests
 from draftwise.guard.executors import Executor, find_executor
 from draftwise.guard.history import Gatherer, follow
 from draftwise.guard.lease import Lease
 from draftwise.guard.policy import decide
-from draftwise.guard.reading import ProbeReading, Reading, Request, Rules
+from draftwise.guard.reading import ProbeReading, Reading, Rules
 from draftwise.guard.state import State
 from draftwise.guard.store import Store
 from draftwise.watch.watcher import Sight
 
-__all__ = ["Diagnosed", "Guard", "Means", "Tick"]
+__all__ = ["Guard", "Means", "Tick"]
 
 _DAY_S = 86_400
 
@@ -37,18 +38,9 @@ class Tick:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Diagnosed:
-    """What a sight was found to mean."""
-
-    findings: tuple[Finding, ...] = ()
-    requests: tuple[Request, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Means:
     """What a guard asks and acts with."""
 
-    diagnose: Callable[[Sight], Diagnosed] | None = None
     probe: Callable[[str, float], Awaitable[ProbeReading | None]] | None = None
     """Of one replica at a time, which may come to nothing; None where nobody allowed it."""
     executors: tuple[Executor, ...] = ()
@@ -95,7 +87,7 @@ class Guard:
         return self._rules.hold_s
 
     async def tick(self, sight: Sight) -> Tick:
-        """Do what follows from what is seen now.
+        """Do what follows from what is seen now, and from what was diagnosed of it.
 
         Raises:
             InvalidSetup: another guard has taken over.
@@ -105,10 +97,9 @@ class Guard:
         for lease in self._means.leases:
             lease.renew(now_s)
         await self._ask(now_s)
-        diagnosed = Diagnosed() if self._means.diagnose is None else self._means.diagnose(sight)
-        reading = self._read(sight, now_s, diagnosed.requests)
+        reading = self._read(sight)
         with self._store.alone():
-            found = [*sight.findings, *diagnosed.findings, *self._settle()]
+            found = [*sight.findings, *self._settle()]
             self._follow_drift(reading)
             state, actions = decide(self._state, reading, self._rules)
             found += self._enact(state, actions, now_s)
@@ -122,16 +113,16 @@ class Guard:
         for lease in self._means.leases:
             lease.give_back()
 
-    def _read(self, sight: Sight, now_s: float, requests: tuple[Request, ...]) -> Reading:
+    def _read(self, sight: Sight) -> Reading:
         def windows(names: Sequence[str]) -> dict[str, Window | None]:
             return {name: Window.pooled(each for each in sight.windows if each.instance == name) for name in names}
 
         return Reading(
-            at_s=now_s,
+            at_s=sight.at_s,
             spec=windows(self._spec),
             plain=windows(self._plain),
             probes=dict(self._probes),
-            requests=requests,
+            requests=tuple(find_requests(sight.findings, self._spec)),
         )
 
     async def _ask(self, now_s: float) -> None:
