@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 
 import draftwise
 
-pytest_plugins = ["tests.support.machine", "tests.support.releases", "tests.support.tiny_models"]
+pytest_plugins = [f"tests.support.{name}" for name in ("machine", "package_index", "releases", "tiny_models")]
 
 HERE = Path(__file__).parent
 ENGINE_PARTS = (
