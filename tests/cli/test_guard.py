@@ -89,10 +89,8 @@ def test_it_acts_and_undoes(truth, folder):
     assert undone.exit_code == 0
     assert undone.output.startswith(f"{A} is in the traffic again")
     assert (folder / "told").read_text() == f"shift {A}\nrelease {A}\n"
-    assert [json.loads(line)["outcome"] for line in (folder / "g.steps.jsonl").read_text().splitlines()] == [
-        "done",
-        "undone",
-    ]
+    rows = map(json.loads, (folder / "g.steps.jsonl").read_text().splitlines())
+    assert [row["outcome"] for row in rows] == ["begun", "done", "undone"]
     assert run("--state", folder / "g.json", "--undo").output == "Nothing that was done still holds.\n"
 
 

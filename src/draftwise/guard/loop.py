@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -11,13 +12,13 @@ from draftwise.core import BackendError, Finding, Window
 from draftwise.core.action import OUT, Action, Step
 from draftwise.guard import alarms
 from draftwise.guard.asks import find_requests
-from draftwise.guard.executors import Executor, find_executor
+from draftwise.guard.executors import Executor
 from draftwise.guard.history import Gatherer, follow
 from draftwise.guard.lease import Lease
 from draftwise.guard.policy import decide
 from draftwise.guard.reading import ProbeReading, Reading, Rules
 from draftwise.guard.state import State
-from draftwise.guard.store import Store
+from draftwise.guard.store import KEPT_ROWS, Store
 from draftwise.watch.watcher import Sight
 
 __all__ = ["Guard", "Means", "Tick"]
@@ -75,7 +76,7 @@ class Guard:
         self._probe_every_s = probe_every_s
         self._state = store.read()
         self._written = self._state.to_dict()
-        self._rows = list(store.read_rows())
+        self._rows = deque(store.read_rows(), maxlen=KEPT_ROWS)
         self._gatherer = Gatherer()
         self._probes: dict[str, ProbeReading] = {}
         self._asked_s: dict[str, float] = {}
@@ -178,8 +179,8 @@ class Guard:
 
     def _carry_out(self, state: State, action: Action, now_s: float) -> Generator[Finding, None, State]:
         before = self._state.latches
-        executor = find_executor(self._means.executors, action.step)
-        assert executor is not None, "what nothing can carry out is proposed"
+        executor = self._choose(action)
+        self._store.record(action, at_s=now_s, outcome="begun", by=executor.name)
         state = state.mark(action.replicas, executor.name, is_confirmed=False)
         self._keep(replace(state, latches={**before, **state.latches}))
         try:
@@ -191,6 +192,12 @@ class Guard:
             return state if action.step in OUT else replace(state, latches=before)
         self._store.record(action, at_s=now_s, outcome="done", by=executor.name)
         return state.mark(action.replicas, executor.name, is_confirmed=True)
+
+    def _choose(self, action: Action) -> Executor:
+        """Return what carries a step out: what took a replica out also puts it back."""
+        took_out = {latch.means for name, latch in self._state.latches.items() if name in action.replicas}
+        able = [each for each in self._means.executors if action.step in each.steps]
+        return next((each for each in able if each.name in took_out), able[0])
 
     def _keep(self, state: State) -> None:
         self._state = state
