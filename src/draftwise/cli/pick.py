@@ -16,6 +16,7 @@ from draftwise.cli._findings import finding_to_dict
 from draftwise.cli._setups import nearest_option, open_release, tell_remarks
 from draftwise.facts.advice import read_traffic_kinds
 from draftwise.facts.gpus import get_gpu
+from draftwise.facts.rules import find_doubts
 from draftwise.facts.vllm import find_remarks
 from draftwise.plan.pick import STRUCTURED_OUTPUT, Requirements, describe_traffic
 from draftwise.plan.pick import pick as choose
@@ -69,7 +70,7 @@ def pick(
           -- --max-model-len 16384
     """
     release = open_release(version, nearest=nearest)
-    remarks = tuple(find_remarks(release))
+    remarks = (*find_remarks(release), *find_doubts(release))
     advice = choose(_read_requirements(target, engine_flags, asked | {"version": str(release)}))
     if as_json:
         about_release = {"asked": release.asked or str(release), "remarks": [finding_to_dict(each) for each in remarks]}

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         SingleSetting,
         UnmeasuredCell,
     )
+    from draftwise.core.diagnosis import Diagnosis
     from draftwise.core.finding import (
         BackendError,
         DraftwiseError,
@@ -84,6 +85,7 @@ __all__ = [
     "DecidingMeasure",
     "Decision",
     "Device",
+    "Diagnosis",
     "Disturbance",
     "Divergence",
     "DraftwiseError",
@@ -156,6 +158,7 @@ _MODULES = {
     "context": "Hardware LaunchOptions RunContext ServerRecord Software TargetModel",
     "decision": "Band Crossover Decision Recommendation Relation Rollback RollbackBasis Schedule Scope SingleSetting "
     "UnmeasuredCell",
+    "diagnosis": "Diagnosis",
     "finding": "BackendError DraftwiseError Finding InvalidSetup Severity StorageError UnreadableSource",
     "forecast": "Forecast ForecastCell ForecastCrossover HeldAgainst Outlook",
     "load": "Arrivals ClosedLoop Condition Load OpenLoop Phase Replay",
