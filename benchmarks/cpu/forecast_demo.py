@@ -1,8 +1,8 @@
-"""Forecasts of the demo's candidates beside what the demo measured: acceptance, two minutes of steps, and nothing else.
+"""Forecasts of the demo's candidates beside what the demo measured: acceptance, minutes of steps, and nothing else.
 
-The acceptance is that of the demo's own counters (`results/decide_demo.json`): this tells how good the cost of steps, and
-putting the two together, is. For what drafts from text alone it is also that of a replay of the plain answers to the same
-prompts (`results/demo_profile.json`). The calibration is a run of its own.
+The acceptance is that of the demo's own counters (`results/decide_demo.json`): this tells how good the cost of steps,
+and putting the two together, is. For what drafts from text alone it is also that of a replay of the plain answers to
+the same prompts (`results/demo_profile.json`). The calibration is a run of its own.
 """
 
 from __future__ import annotations
