@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.adopted import ORDER
+from tests.support.adopted import IMAGES, ORDER
 
 from draftwise.cli import main
 from draftwise.core import InvalidSetup, SpecConfig
@@ -174,7 +174,11 @@ def test_nothing_changes_where_it_is_so_already() -> None:
     assert (again.text, again.difference) == (once.text, "")
 
 
-@pytest.mark.parametrize("to", TARGETS)
+BY_KEYS = "ray-serve"
+"""Takes the config as keys of its own, and no argument says it."""
+
+
+@pytest.mark.parametrize("to", [to for to in TARGETS if to != BY_KEYS])
 def test_what_deploy_writes_goes_back_to_its_twins_arguments(to: str) -> None:
     folder = deploy(ORDER, to)
     name = f"spec{TARGETS[to].suffix}"
@@ -183,6 +187,12 @@ def test_what_deploy_writes_goes_back_to_its_twins_arguments(to: str) -> None:
     for line in changed_lines(text, edited.text):  # the last argument of a command takes the mark before it along
         assert "speculative" in line or line.endswith("\\\n")
     assert "--speculative" not in edited.text
+
+
+def test_a_config_that_no_argument_says_is_left_to_its_owner() -> None:
+    text = deploy(replace(ORDER, image=IMAGES[BY_KEYS]), BY_KEYS).files["spec.yaml"]
+    with pytest.raises(InvalidSetup, match="by hand"):
+        edit(SourceText(text=text, name="spec.yaml"), None, engine_version="0.26.0")
 
 
 def test_two_servers_in_one_file_are_refused() -> None:
@@ -218,6 +228,14 @@ def test_the_change_is_shown_and_written_on_request(tmp_path: Path) -> None:
     run(MODEL, "--vllm", "0.26.0", "--edit", file, "--write")
     assert file.read_text() == FILES["deployment.yaml"]
     assert [each.name for each in tmp_path.iterdir()] == ["deployment.yaml"]
+
+
+def test_what_an_api_server_would_say_of_the_file_before_is_told_and_stops_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "patch.yaml"
+    file.write_text(FILES["deployment.yaml"])  # without a selector, as patches of kustomize are
+    result = run(MODEL, "--vllm", "0.26.0", "-sc", json.dumps(NGRAM.to_dict()), "--edit", file)
+    assert result.exit_code == 0
+    assert "spec.selector is required" in result.stdout
 
 
 def test_what_the_release_refuses_is_not_written(tmp_path: Path) -> None:

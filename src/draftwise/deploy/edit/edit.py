@@ -13,6 +13,7 @@ from draftwise.deploy.edit.command_lines import find_command_changes
 from draftwise.deploy.edit.yaml_lists import find_list_changes
 from draftwise.deploy.order import make_order
 from draftwise.deploy.read_back import read_back
+from draftwise.deploy.validate import validate_text
 from draftwise.deploy.verify.manifests import verify_text
 from draftwise.setups.read import SourceText, read_setups
 
@@ -54,9 +55,12 @@ def edit_as(source: SourceText, setup: Setup) -> Edited:
     wanted = make_order(replace(before, spec=setup.spec, device=setup.device or before.device)).setup
     edited = edit(source, wanted.spec, engine_version=setup.engine_version)
     report = verify_text(replace(source, text=edited.text), wanted)
-    if errors := [each for each in report.findings if each.severity is Severity.ERROR]:
+    # A patch of kustomize is no whole object either: what an API server would say of the file as it was is only told.
+    stood = {each.message for each in validate_text(source.text, name=source.name)}
+    told = [each for each in report.findings if each.severity is Severity.WARNING or each.message in stood]
+    if errors := [each for each in report.findings if each.severity is Severity.ERROR and each not in told]:
         raise InvalidSetup(errors)
-    return replace(edited, findings=tuple(each for each in report.findings if each.severity is Severity.WARNING))
+    return replace(edited, findings=tuple(told))
 
 
 def _is_path(target: str) -> bool:
