@@ -6,6 +6,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import lru_cache
 
 from draftwise.core import Counters, ServerLoad, SpecStats
 from draftwise.facts.server_metrics import CACHE_CONFIG, get_server, read_server_metrics
@@ -100,8 +101,14 @@ def _sum_positions(text: str) -> dict[int, int]:
     return per_pos
 
 
-def _samples(text: str) -> Iterator[tuple[str, int, str, float]]:
-    """Yield reading, rank, labels and value of every sample that is known; damaged lines are passed over."""
+@lru_cache(maxsize=2)
+def _samples(text: str) -> tuple[tuple[str, int, str, float], ...]:
+    """Return reading, rank, labels and value of every sample that is known; one page is asked for several things."""
+    return tuple(_read_samples(text))
+
+
+def _read_samples(text: str) -> Iterator[tuple[str, int, str, float]]:
+    """Yield the samples of `_samples`; damaged lines are passed over."""
     known = read_server_metrics()
     for line in text.splitlines():
         name = line.partition(" ")[0].partition("{")[0]
