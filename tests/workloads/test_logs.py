@@ -64,10 +64,10 @@ WITH_ANSWERS = {**SHAPES, "bare": {**SHAPES["bare"], "answer": "Because it is."}
 @pytest.mark.parametrize("shape", WITH_ANSWERS)
 def test_every_shape_that_has_the_answer_gives_it(tmp_path: Path, shape: str) -> None:
     (prompt,) = load(tmp_path, [WITH_ANSWERS[shape]]).prompts
-    assert prompt.answer == ("Because" if shape == "langfuse api" else "Because it is.")
+    assert prompt.recorded.answer == ("Because" if shape == "langfuse api" else "Because it is.")
     assert "Because" not in json.dumps(prompt.to_dict())
     (bare,) = load(tmp_path, [SHAPES["bare"]], name="bare.jsonl").prompts
-    assert bare.answer is None
+    assert bare.recorded.answer is None
     assert load(tmp_path, [{**SHAPES["bare"], "answer": "x"}]).sha256 == load(tmp_path, [SHAPES["bare"]]).sha256
 
 
@@ -79,11 +79,13 @@ def test_answers_of_text_completions_responses_and_conversations(tmp_path: Path)
         {"request": ASK, "response": {"choices": [{"message": {"content": None, "tool_calls": [{}]}}]}},
     ]
     text, spoken, called = load(tmp_path, rows).prompts
-    assert (text.answer, text.answer_token_ids) == ("a", (5, 7))
-    assert (spoken.answer, spoken.answer_token_ids) == ("b", ())
-    assert called.answer is None
+    assert (text.recorded.answer, text.recorded.token_ids) == ("a", (5, 7))
+    assert (spoken.recorded.answer, spoken.recorded.token_ids) == ("b", ())
+    assert spoken.recorded.reasoned
+    assert called.recorded.answer is None
+    assert called.recorded.called_tools
     turns = load(tmp_path, [CONVERSATION], "#turns=all", name="said.jsonl").prompts
-    assert [prompt.answer for prompt in turns] == ["a1", "a2 is longer", None]
+    assert [prompt.recorded.answer for prompt in turns] == ["a1", "a2 is longer", None]
 
 
 def test_an_answer_of_unknown_length_is_counted_and_a_missing_one_said(tmp_path: Path) -> None:

@@ -9,7 +9,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from draftwise.core.baseline import Baseline, Expected, ProbeAnswer
     from draftwise.core.budget import Budget
+    from draftwise.core.calibration import CalibratedSetting, Calibration, StepPoint
     from draftwise.core.comparison import Comparison, DecidingMeasure, Interval, Verdict
     from draftwise.core.config import SpecConfig
     from draftwise.core.context import Hardware, LaunchOptions, RunContext, ServerRecord, Software, TargetModel
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
         SingleSetting,
         UnmeasuredCell,
     )
+    from draftwise.core.diagnosis import Diagnosis
     from draftwise.core.finding import (
         BackendError,
         DraftwiseError,
@@ -35,7 +38,9 @@ if TYPE_CHECKING:
         StorageError,
         UnreadableSource,
     )
+    from draftwise.core.forecast import Forecast, ForecastCell, ForecastCrossover, HeldAgainst, Outlook
     from draftwise.core.load import Arrivals, ClosedLoop, Condition, Load, OpenLoop, Phase, Replay
+    from draftwise.core.profile import Acceptance, AcceptanceAtK, Exactness, Profile, ReplayedLog, ReplayedTarget
     from draftwise.core.reason import Reason, ReasonCode
     from draftwise.core.ruling import Effect, Ruling, Stage
     from draftwise.core.run import (
@@ -56,15 +61,21 @@ if TYPE_CHECKING:
     from draftwise.core.shape import ModelShape
     from draftwise.core.stats import SpecStats
     from draftwise.core.timing import Timing
-    from draftwise.core.workload import Prompt, Workload
+    from draftwise.core.window import Sums, Window
+    from draftwise.core.workload import Prompt, Recorded, Workload
 
 __all__ = [
+    "Acceptance",
+    "AcceptanceAtK",
     "Answer",
     "Arm",
     "Arrivals",
     "BackendError",
     "Band",
+    "Baseline",
     "Budget",
+    "CalibratedSetting",
+    "Calibration",
     "ClientHealth",
     "ClosedLoop",
     "Comparison",
@@ -74,12 +85,19 @@ __all__ = [
     "DecidingMeasure",
     "Decision",
     "Device",
+    "Diagnosis",
     "Disturbance",
     "Divergence",
     "DraftwiseError",
     "Effect",
+    "Exactness",
+    "Expected",
     "Finding",
+    "Forecast",
+    "ForecastCell",
+    "ForecastCrossover",
     "Hardware",
+    "HeldAgainst",
     "Interval",
     "InvalidSetup",
     "LaunchOptions",
@@ -87,13 +105,19 @@ __all__ = [
     "ModelShape",
     "Omission",
     "OpenLoop",
+    "Outlook",
     "Phase",
+    "ProbeAnswer",
+    "Profile",
     "Prompt",
     "Reason",
     "ReasonCode",
     "Recommendation",
+    "Recorded",
     "Relation",
     "Replay",
+    "ReplayedLog",
+    "ReplayedTarget",
     "Rollback",
     "RollbackBasis",
     "Ruling",
@@ -112,25 +136,33 @@ __all__ = [
     "SpecConfig",
     "SpecStats",
     "Stage",
+    "StepPoint",
     "StorageError",
+    "Sums",
     "TargetModel",
     "Timing",
     "TurnRecord",
     "UnmeasuredCell",
     "UnreadableSource",
     "Verdict",
+    "Window",
     "Workload",
 ]
 
 _MODULES = {
+    "baseline": "Baseline Expected ProbeAnswer",
     "budget": "Budget",
+    "calibration": "CalibratedSetting Calibration StepPoint",
     "comparison": "Comparison DecidingMeasure Interval Verdict",
     "config": "SpecConfig",
     "context": "Hardware LaunchOptions RunContext ServerRecord Software TargetModel",
     "decision": "Band Crossover Decision Recommendation Relation Rollback RollbackBasis Schedule Scope SingleSetting "
     "UnmeasuredCell",
+    "diagnosis": "Diagnosis",
     "finding": "BackendError DraftwiseError Finding InvalidSetup Severity StorageError UnreadableSource",
+    "forecast": "Forecast ForecastCell ForecastCrossover HeldAgainst Outlook",
     "load": "Arrivals ClosedLoop Condition Load OpenLoop Phase Replay",
+    "profile": "Acceptance AcceptanceAtK Exactness Profile ReplayedLog ReplayedTarget",
     "reason": "Reason ReasonCode",
     "ruling": "Effect Ruling Stage",
     "run": "Answer Arm ClientHealth Counters Disturbance Divergence Omission Run RunPlan ServerLoad Settled TurnRecord",
@@ -138,7 +170,8 @@ _MODULES = {
     "shape": "ModelShape",
     "stats": "SpecStats",
     "timing": "Timing",
-    "workload": "Prompt Workload",
+    "window": "Sums Window",
+    "workload": "Prompt Recorded Workload",
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
 

@@ -4,11 +4,34 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Any
 
-__all__ = ["Prompt", "Workload"]
+__all__ = ["Prompt", "Recorded", "Workload"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """What a recording says of one request and its answer; None and empty where it does not say."""
+
+    answer: str | None = None
+    token_ids: tuple[int, ...] = ()
+    """Of the answer, by the model that was recorded."""
+    prompt_token_ids: tuple[int, ...] = ()
+    num_tokens: int | None = None
+    """Of the answer, as its server counted."""
+    num_prompt_tokens: int | None = None
+    temperature: float | None = None
+    max_tokens: int | None = None
+    route: str | None = None
+    """Which part of an application sent it."""
+    reasoned: bool = False
+    """Whether the model also wrote what `answer` does not show: reasoning."""
+    called_tools: bool = False
+    """Likewise: calls of tools."""
+    template_variables: Mapping[str, Any] = field(default_factory=dict)
+    """What else than the messages the chat template was given, such as `tools`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,10 +47,8 @@ class Prompt:
     """When it arrived in a recording, in seconds from the recording's begin."""
     ignore_eos: bool = False
     """Whether the answer goes on to `max_tokens` whatever the model says: for lengths that were recorded."""
-    answer: str | None = None
-    """What was answered when it was recorded; never sent, and no part of the prompt's identity."""
-    answer_token_ids: tuple[int, ...] = ()
-    """Of `answer`, by the model that was recorded; empty where the recording has none."""
+    recorded: Recorded = field(default=Recorded(), compare=False)
+    """What became of it when it was recorded; never sent, and no part of the prompt's identity."""
 
     @property
     def content(self) -> tuple[str | None, str]:
@@ -68,8 +89,7 @@ class Workload:
 
     def without_answers(self) -> Workload:
         """Return the workload as it is sent: without what was answered when it was recorded."""
-        prompts = (replace(prompt, answer=None, answer_token_ids=()) for prompt in self.prompts)
-        return replace(self, prompts=tuple(prompts))
+        return replace(self, prompts=tuple(replace(prompt, recorded=Recorded()) for prompt in self.prompts))
 
     def first(self, count: int | None) -> Workload:
         """Return the workload cut to its first `count` prompts (None: all of them)."""

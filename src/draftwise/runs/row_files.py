@@ -75,7 +75,7 @@ def cut_unfinished(path: Path) -> None:
         os.truncate(path, data.rfind(b"\n") + 1)
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_whole(path: Path, content: str | bytes) -> None:
     """Write a file whole or not at all: whatever ends this process, what was there before or all of it is there.
 
     Raises:
@@ -83,8 +83,8 @@ def write_whole(path: Path, text: str) -> None:
     """
     draft = path.with_name(f"{path.name}.part")
     try:
-        with draft.open("w", encoding="utf-8") as file:
-            file.write(text)
+        with draft.open("wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         draft.replace(path)

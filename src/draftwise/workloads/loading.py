@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
+from functools import partial
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -33,7 +34,9 @@ _SOURCE = "code"
 _EXAMPLE = f'Each line: {{"id": "a1", "prompt": "def add(", "max_tokens": 128}}. {SHAPES}'
 
 
-def load_workloads(text: str, *, max_tokens: int | None = None, tokenizer: Path | None = None) -> tuple[Workload, ...]:
+def load_workloads(
+    text: str, *, max_tokens: int | None = None, tokenizer: Path | None = None, takes_ids: bool = False
+) -> tuple[Workload, ...]:
     """Return the workloads that a `--workload` asks for: one, or one for each length bucket.
 
     Args:
@@ -41,6 +44,7 @@ def load_workloads(text: str, *, max_tokens: int | None = None, tokenizer: Path 
         max_tokens: caps every prompt's own.
         tokenizer: tokenizer.json, or the folder of a model, to count lengths with where it can be read; else they are
             estimated.
+        takes_ids: whether prompts of a log may be token ids, for replaying them.
 
     Raises:
         InvalidSetup: the text, or what it names, is wrong; all faults at once.
@@ -53,7 +57,7 @@ def load_workloads(text: str, *, max_tokens: int | None = None, tokenizer: Path 
     if spec.kind is Kind.SYNTHETIC:
         prompts = _make(spec, tokens, notes)
     else:
-        spec, prompts = _read(spec, tokens, notes, faults)
+        spec, prompts = _read(spec, tokens, notes, faults, takes_ids=takes_ids)
     prompts = _reshape(spec, prompts, tokens, notes)
     if max_tokens:
         prompts = tuple(replace(prompt, max_tokens=min(prompt.max_tokens, max_tokens)) for prompt in prompts)
@@ -118,7 +122,7 @@ def _draw_lengths(prompt: Length, spec: WorkloadSpec) -> list[int]:
 
 
 def _read(
-    spec: WorkloadSpec, tokens: Tokens, notes: list[str], faults: Faults
+    spec: WorkloadSpec, tokens: Tokens, notes: list[str], faults: Faults, *, takes_ids: bool
 ) -> tuple[WorkloadSpec, tuple[Prompt, ...]]:
     """Return what is read, now that it is known whether it is a trace, and its prompts."""
     file = _find_file(spec)
@@ -129,7 +133,7 @@ def _read(
         spec = replace(spec, kind=Kind.TRACE if is_trace else Kind.LOG)
         check_options(spec.kind, spec.options, faults)
     notes += [table.note] if table.note else []
-    read = _read_trace if spec.kind is Kind.TRACE else _read_log
+    read = _read_trace if spec.kind is Kind.TRACE else partial(_read_log, takes_ids=takes_ids)
     prompts, passed_over = read(spec, table.rows, file.name, tokens, notes, faults)
     notes += _counts(passed_over)
     if not prompts and not faults:
@@ -154,9 +158,16 @@ def _read_trace(
 
 
 def _read_log(
-    spec: WorkloadSpec, rows: Sequence[Row], file: str, tokens: Tokens, _notes: list[str], faults: Faults
+    spec: WorkloadSpec,
+    rows: Sequence[Row],
+    file: str,
+    tokens: Tokens,
+    _notes: list[str],
+    faults: Faults,
+    *,
+    takes_ids: bool,
 ) -> tuple[tuple[Prompt, ...], Counter[str]]:
-    log = LogReader(turns=spec.turns, logged=spec.logged, tokens=tokens, faults=faults)
+    log = LogReader(turns=spec.turns, logged=spec.logged, tokens=tokens, faults=faults, takes_ids=takes_ids)
     return log.read(rows, file), log.passed_over
 
 

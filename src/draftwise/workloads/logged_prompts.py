@@ -13,14 +13,14 @@ from draftwise.workloads.clock import from_begin, to_seconds
 from draftwise.workloads.conversation import Turns, as_chat, split_turns, to_messages
 from draftwise.workloads.faults import Faults
 from draftwise.workloads.lengths import Tokens
-from draftwise.workloads.logs import SHAPES, Logged, answer_text, answer_token_ids, answer_tokens, find_logged
+from draftwise.workloads.logs import SHAPES, Logged, find_logged
+from draftwise.workloads.recorded import LIMITS, read_answer_tokens, read_recorded, token_ids_of
 from draftwise.workloads.rows import Row
 
 __all__ = ["DEFAULT_MAX_TOKENS", "LogReader"]
 
 DEFAULT_MAX_TOKENS = 128
 _KEYS = ("id", "prompt", "messages", "max_tokens", "arrival_s", "ignore_eos")
-_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 _EXAMPLE = """Each line: {"id": "a1", "prompt": "def add(", "max_tokens": 128}, or "messages" instead of "prompt"."""
 
 
@@ -43,9 +43,13 @@ class LogReader:
         logged: whether the length of the logged answer becomes `max_tokens`.
         tokens: counts answers of which the log does not tell the length.
         faults: takes what is wrong.
+        takes_ids: whether a prompt may be token ids: they can be replayed, but no other model can be sent them.
     """
 
-    def __init__(self, *, turns: Turns | None, logged: bool, tokens: Tokens, faults: Faults) -> None:
+    def __init__(
+        self, *, turns: Turns | None, logged: bool, tokens: Tokens, faults: Faults, takes_ids: bool = False
+    ) -> None:
+        self._takes_ids = takes_ids
         self._turns, self._logged, self._tokens, self._faults = turns, logged, tokens, faults
         self.passed_over: Counter[str] = Counter()
 
@@ -84,20 +88,19 @@ class LogReader:
         if logged is not None and logged.skipped:
             self.passed_over[logged.skipped] += 1
             return
-        if faults := list(_find_faults(row.value, logged)):
+        if faults := list(_find_faults(row.value, logged, takes_ids=self._takes_ids)):
             for fault in faults:
                 fix = _EXAMPLE if logged else f"{_EXAMPLE} {SHAPES}"
                 self._faults.add("bad-prompt", f"{row.where} {fault}", row.where, fix)
             return
         assert logged is not None
         for place, (content, said) in enumerate(self._contents(logged)):
-            answer = said or answer_text(logged.response) or None
+            recorded = read_recorded(row.value, logged, said)
             prompt = Prompt(
                 id=(logged.id or row.where) + (f"/{place}" if place else ""),
-                max_tokens=self._limit(logged, answer),
+                max_tokens=self._limit(logged, recorded.answer),
                 ignore_eos=logged.bare and logged.body.get("ignore_eos") is True,
-                answer=answer,
-                answer_token_ids=answer_token_ids(logged.response) if said is None else (),
+                recorded=recorded,
                 **content,
             )
             yield _Draft(prompt, to_seconds(logged.time), logged.bare and not place, row.where)
@@ -107,17 +110,20 @@ class LogReader:
         given = _messages_of(logged.body)
         if given is None:
             text = logged.body.get("prompt")
-            yield {"text": text if isinstance(text, str) else text[0]}, None  # type: ignore[index]
+            if not token_ids_of(text):
+                yield {"text": text if isinstance(text, str) else text[0]}, None  # type: ignore[index]
+            else:
+                yield {}, None
             return
         turns = self._turns or (Turns.FIRST if logged.conversation else Turns.LAST)
         for messages, answer in split_turns(given, turns):
             yield {"messages": messages}, answer
 
     def _limit(self, logged: Logged, answer: str | None) -> int:
-        own = next((logged.body[key] for key in _LIMITS if logged.body.get(key) is not None), None)
+        own = next((logged.body[key] for key in LIMITS if logged.body.get(key) is not None), None)
         if not self._logged:
             return own or DEFAULT_MAX_TOKENS
-        tokens = answer_tokens(logged) or self._tokens.count(answer or "")
+        tokens = read_answer_tokens(logged) or self._tokens.count(answer or "")
         if not tokens:
             self.passed_over["without a logged answer, whose own max_tokens stands"] += 1
         return tokens or own or DEFAULT_MAX_TOKENS
@@ -136,7 +142,7 @@ def _messages_of(body: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...] | Non
     return messages
 
 
-def _find_faults(value: Any, logged: Logged | None) -> Iterator[str]:
+def _find_faults(value: Any, logged: Logged | None, *, takes_ids: bool) -> Iterator[str]:
     """Yield what is wrong with a row, as a predicate whose subject is the row's place."""
     if not isinstance(value, Mapping):
         yield "is not a JSON object."
@@ -145,11 +151,11 @@ def _find_faults(value: Any, logged: Logged | None) -> Iterator[str]:
     prompt, messages, given = body.get("prompt"), body.get("messages"), body.get("input")
     if sum(each is not None for each in (prompt, messages, given)) != 1:
         yield "needs either a prompt or messages."
-    elif prompt is not None and not _is_text(prompt):
+    elif prompt is not None and not (_is_text(prompt) or (takes_ids and token_ids_of(prompt))):
         yield f"has a prompt that is empty or no text{_what_is(prompt)}."
     elif prompt is None and not _is_chat(_messages_of(body)):
         yield """has messages that are no list of {"role": ..., "content": ...}, or are all the assistant's."""
-    for key in _LIMITS:
+    for key in LIMITS:
         limit = body.get(key)
         if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
             yield f"has {limit!r} as {key}, which must be a positive whole number."
@@ -175,8 +181,7 @@ def _is_text(prompt: Any) -> bool:
 
 
 def _what_is(prompt: Any) -> str:
-    holds_ids = isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], int)
-    return " (it holds token ids, which no other model shares)" if holds_ids else ""
+    return " (it holds token ids, which no other model shares)" if token_ids_of(prompt) else ""
 
 
 def _is_chat(messages: tuple[Mapping[str, Any], ...] | None) -> bool:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from draftwise.workloads.conversation import from_json_text, plain_text, to_messages
+from draftwise.workloads.conversation import from_json_text, to_messages
 
 __all__ = ["SHAPES", "Logged", "find_logged"]
 
@@ -159,54 +158,6 @@ _READERS: tuple[Callable[[Line], Logged | None], ...] = (
     _read_langfuse,
     _read_bare,
 )
-
-
-def answer_text(response: Any) -> str:
-    """Return the text of a logged answer: a completion, a chat completion, a response, a message or plain text."""
-    if isinstance(response, str):
-        return response
-    if not isinstance(response, Mapping):
-        return ""
-    body = _body_of(response)
-    choice = _first_choice(body)
-    if choice is not None:
-        return answer_text(choice.get("message") or choice.get("text"))
-    return plain_text(body.get("content")) or plain_text(body.get("output_text")) or _output_text(body.get("output"))
-
-
-def answer_token_ids(response: Any) -> tuple[int, ...]:
-    """Return the token ids of a logged answer, as vLLM gives them with `return_token_ids`; empty where it has none."""
-    choice = _first_choice(_body_of(response)) if isinstance(response, Mapping) else None
-    ids = None if choice is None else choice.get("token_ids")
-    return tuple(ids) if isinstance(ids, list) and all(type(each) is int for each in ids) else ()
-
-
-def _body_of(response: Line) -> Line:
-    """Return the answer itself, where a log has it beside a status."""
-    body = from_json_text(response.get("body"))
-    return body if isinstance(body, Mapping) else response
-
-
-def _first_choice(body: Line) -> Line | None:
-    choices = body.get("choices")
-    first = choices[0] if isinstance(choices, list) and choices else None
-    return first if isinstance(first, Mapping) else None
-
-
-def _output_text(output: Any) -> str:
-    """Return the text of the messages that the Responses API puts out."""
-    items = output if isinstance(output, list) else []
-    return "".join(plain_text(each.get("content")) for each in items if isinstance(each, Mapping))
-
-
-def answer_tokens(logged: Logged) -> int | None:
-    """Return how many tokens the logged answer had, as its server counted; None where the log does not say."""
-    response = _mapping(logged.response)
-    usage = _mapping(response.get("usage")) or _mapping(_mapping(from_json_text(response.get("body"))).get("usage"))
-    for value in (logged.output_tokens, usage.get("completion_tokens"), usage.get("output_tokens")):
-        if isinstance(value, int | float | str) and re.fullmatch(r"\d+(\.0)?", str(value)):
-            return int(float(value))
-    return None
 
 
 def _failure(row: Line, response: Any) -> str:

@@ -23,6 +23,8 @@ def prompt_length(prompt: Prompt, tokens: Tokens) -> int:
     """Return the tokens of a prompt's texts; a chat template adds some that are not counted."""
     if prompt.text is not None:
         return tokens.count(prompt.text)
+    if not prompt.messages:
+        return len(prompt.recorded.prompt_token_ids)
     return sum(tokens.count(plain_text(message.get("content"))) for message in prompt.messages)
 
 

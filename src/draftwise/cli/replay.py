@@ -1,0 +1,172 @@
+"""`draftwise replay`: what each drafting method would be worth on logged traffic, without serving it again."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from draftwise.cli._console import open_console, show_table
+from draftwise.cli._findings import render_findings
+from draftwise.cli._replayers import make_candidate
+from draftwise.core import Acceptance, Profile, Prompt, ReplayedTarget, Severity, SpecConfig
+from draftwise.replay.directory import ReplayDirectory, hash_transcripts
+from draftwise.replay.replaying import replay_candidates
+from draftwise.replay.transcripts import Encoder, Grouping, needs_encoder, read_transcripts
+from draftwise.version import __version__
+from draftwise.workloads import load_workloads
+
+__all__ = ["replay"]
+
+_SHOWN_KS = (1, 3, 5, 7)
+
+
+def _read_ks(_: click.Context, __: click.Parameter, text: str | None) -> tuple[int, ...]:
+    try:
+        ks = tuple(int(each) for each in (text or "").split(",") if each)
+    except ValueError:
+        raise click.BadParameter("give numbers, such as 1,3,5.") from None
+    if any(k < 1 for k in ks):
+        raise click.BadParameter("each must be 1 or more.")
+    return ks
+
+
+@click.command(short_help="Replay a log: acceptance of every method and k, without serving it.")
+@click.argument("log")
+@click.option("--target", required=True, type=click.Path(path_type=Path), metavar="DIR",
+              help="Checkpoint of the model that wrote the answers.")  # fmt: skip
+@click.option("--candidate", "candidates", multiple=True, required=True, metavar="JSON",
+              help="A speculative config; its num_speculative_tokens is the largest k. Repeat for more.")  # fmt: skip
+@click.option("--out", type=click.Path(path_type=Path), default=Path("profile"), show_default=True, metavar="DIR",
+              help="Folder of the profile; goes on with a replay that was cut off.")  # fmt: skip
+@click.option("--k", "ks", callback=_read_ks, metavar="K,K,...", help="Draft lengths to answer for  [default: all]")
+@click.option("--group-by", type=click.Choice([each.value for each in Grouping]), help="Acceptance of each group too.")
+@click.option("--default-temperature", type=click.FloatRange(0), default=1.0, show_default=True,
+              help="Of requests that do not say theirs.")  # fmt: skip
+@click.option("--max-model-len", type=click.IntRange(2), metavar="TOKENS", help="Of the server that wrote the log.")
+@click.option("--in-flight", type=click.IntRange(1), default=1, show_default=True, metavar="N",
+              help="Requests decoded together, for what is drafted from other answers.")  # fmt: skip
+@click.option("--to-the-end", is_flag=True,
+              help="Draft up to the last token of max_tokens, as vLLM does.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print the profile as JSON on stdout.")
+def replay(
+    log: str, target: Path, candidates: Sequence[str], out: Path, ks: tuple[int, ...], group_by: str | None,
+    default_temperature: float, max_model_len: int | None, in_flight: int, to_the_end: bool, as_json: bool,
+) -> None:  # fmt: skip
+    """Replay LOG, prompts with their answers, and say what every candidate's drafts would have been worth.
+
+    LOG is what `decide --workload` takes: a log of a gateway or observer, with the same options behind a #. Answers
+    are taken as the target wrote them, so acceptance at their temperature is exact, for every k at once.
+
+    \b
+    Examples:
+      draftwise replay requests.jsonl --target MODEL --candidate '{"method": "ngram", "num_speculative_tokens": 8}'
+      draftwise replay 'requests.jsonl#sample=500' --target MODEL --group-by route \\
+          --candidate '{"method": "suffix", "num_speculative_tokens": 8}'
+    """  # fmt: skip
+    prompts = tuple(prompt for workload in load_workloads(log, takes_ids=True) for prompt in workload.prompts)
+    transcripts = read_transcripts(
+        prompts,
+        _find_encoder(target, prompts),
+        name=Path(log.partition("#")[0]).name,
+        default_temperature=default_temperature,
+        group_by=None if group_by is None else Grouping(group_by),
+        max_model_len=max_model_len,
+    )
+    chosen = [make_candidate(SpecConfig.parse(text), target, ks, in_flight=in_flight) for text in candidates]
+    plan: dict[str, Any] = {
+        "draftwise": __version__,
+        "requests_sha256": hash_transcripts(transcripts.requests),
+        "target": str(target),
+        "candidates": [{**each.spec.to_dict(), "k": list(each.ks)} for each in chosen],
+        "in_flight": in_flight,
+    }
+    directory = ReplayDirectory.open(out, plan)
+    with _show_progress(len(chosen) * len(transcripts.requests)) as advance:
+        profile, _ = replay_candidates(
+            directory,
+            transcripts,
+            chosen,
+            target=_describe(target),
+            rows=len(prompts),
+            limited=not to_the_end,
+            advance=advance,
+        )
+    _finish(profile, out, as_json=as_json)
+
+
+def _find_encoder(target: Path, prompts: Sequence[Prompt]) -> Encoder | None:
+    """Return the target's tokenizer; None where no row needs it, or it cannot be used."""
+    if not needs_encoder(prompts):
+        return None
+    try:
+        from draftwise.engine.text.tokenizer import Tokenizer
+    except ModuleNotFoundError:
+        return None
+    return Tokenizer.from_pretrained(target)
+
+
+def _describe(target: Path) -> ReplayedTarget:
+    file = target / "tokenizer.json"
+    digest = sha256(file.read_bytes()).hexdigest() if file.is_file() else None
+    return ReplayedTarget(name=target.name or str(target.resolve()), tokenizer_sha256=digest)
+
+
+@contextmanager
+def _show_progress(total: int) -> Iterator[Any]:
+    console = open_console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(compact=True))
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
+        task = progress.add_task("", total=total)
+        yield lambda label: progress.update(task, advance=1, description=label)
+
+
+def _finish(profile: Profile, out: Path, *, as_json: bool) -> None:
+    console = open_console(stderr=as_json)
+    log = profile.log
+    console.print(
+        f"{log.used:,} of {log.rows:,} requests, {log.tokens_out:,} tokens, "
+        f"{'in time order' if log.order == 'time' else 'in the order of the file'}",
+        highlight=False,
+    )
+    show_table(console, _table(profile.entries))
+    console.print(render_findings(profile.findings))
+    if as_json:
+        click.echo(json.dumps(profile.to_dict(), indent=1))
+    click.echo(f"\nProfile: {out / 'profile.json'}", err=True)
+    sys.exit(1 if any(finding.severity is Severity.ERROR for finding in profile.findings) else 0)
+
+
+def _table(entries: Sequence[Acceptance]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    shown = sorted({k for entry in entries for k in (*_SHOWN_KS, entry.kmax) if k in entry.by_k})
+    table.add_column("setting", no_wrap=True)
+    for name in ("tokens/step", "95 %", "request P10/50/90", *(f"k={k}" for k in shown), "drafted/step"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for entry in entries:
+        best = entry.by_k[max(entry.by_k)]
+        found = best.tokens_per_step
+        table.add_row(
+            _name(entry),
+            f"{found.value:.2f}",
+            f"{found.low:.2f}-{found.high:.2f}",
+            " ".join(f"{each:.2f}" for each in best.per_request),
+            *(f"{entry.by_k[k].tokens_per_step.value:.2f}" if k in entry.by_k else "" for k in shown),
+            f"{best.drafted / best.steps:.1f}",
+        )
+    return table
+
+
+def _name(entry: Acceptance) -> str:
+    label = replace(entry.candidate, num_speculative_tokens=None).label
+    parts = (label, f"T={entry.temperature:g}", entry.group or "")
+    return ("  " if entry.group else "") + " ".join(filter(None, parts))

@@ -1,0 +1,333 @@
+"""Which drafts stand on an operator's own traffic: what `draftwise replay` found, by method, k, temperature, group."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import pairwise
+from typing import Any
+
+from draftwise.core.comparison import Interval
+from draftwise.core.config import SpecConfig
+from draftwise.core.finding import Finding, InvalidSetup, Severity
+from draftwise.core.stats import SpecStats
+
+__all__ = ["Acceptance", "AcceptanceAtK", "Exactness", "Profile", "ReplayedLog", "ReplayedTarget"]
+
+_FORMAT, _VERSION = "draftwise-profile", 1
+_ROUNDING = 1e-6
+"""Relative; sums of chances of sampled drafts are kept with this many digits."""
+
+
+class Exactness(StrEnum):
+    """How what was replayed stands to what serving the same answers would have counted."""
+
+    EXACT = "exact"
+    LOWER_BOUND = "lower bound"
+    """Part of what the drafter would have seen is not in the log, e.g. the prompt."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayedTarget:
+    """The model that wrote the answers."""
+
+    name: str
+    tokenizer_sha256: str | None = None
+    """Hash of its tokenizer.json; None where the log held token ids and no tokenizer was at hand."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        return {"name": self.name, "tokenizer_sha256": self.tokenizer_sha256}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayedLog:
+    """What of a log was replayed, and what was not and why."""
+
+    rows: int
+    used: int
+    skipped: Mapping[str, int] = field(default_factory=dict)
+    """Number of rows by the code of the finding that names the reason."""
+    order: str = "file"
+    """`time`, or `file` where the rows carry no times."""
+    groups: Mapping[str, int] = field(default_factory=dict)
+    """Requests by group; empty where they were not grouped."""
+    tokens_out: int
+    """Tokens of all answers replayed, the first one of each included."""
+    prompt_tokens: tuple[int, int, int] | None = None
+    """Tokens of a prompt: 10th, 50th and 90th percentile over the requests replayed."""
+
+    def __post_init__(self) -> None:
+        _require(0 <= self.used <= self.rows, f"log: used is {self.used} of {self.rows} rows")
+        _require(min((*self.skipped.values(), *self.groups.values(), 0)) >= 0, "log: a number of rows is negative")
+        _require(self.used + sum(self.skipped.values()) == self.rows, "log: used and skipped do not add up to rows")
+        _require(self.tokens_out >= self.used, f"log: tokens_out is {self.tokens_out} for {self.used} answers")
+        _require(self.order in ("time", "file"), f"log: order is {self.order!r}, not time or file")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        return {
+            "rows": self.rows,
+            "used": self.used,
+            "skipped": dict(self.skipped),
+            "order": self.order,
+            "groups": dict(self.groups),
+            "tokens_out": self.tokens_out,
+            "prompt_tokens": None if self.prompt_tokens is None else list(self.prompt_tokens),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AcceptanceAtK:
+    """What the decode steps of all requests did together when up to k tokens were drafted in each.
+
+    Counts are sums of chances, so not whole, where drafts are sampled.
+    """
+
+    steps: float
+    """Target passes after the prefill, which gives the first token of an answer."""
+    emitted: float
+    """Tokens that those gave: all of the answers' but the first ones."""
+    drafts: float
+    """Steps with a draft to verify; the others had none, e.g. without a repeat to look up."""
+    drafted: float
+    accepted: float
+    accepted_per_pos: tuple[float, ...] = ()
+    """Drafts of which at least i + 1 tokens were accepted: k numbers."""
+    drafted_per_pos: tuple[float, ...] = ()
+    """Drafts of at least i + 1 tokens: k numbers."""
+    tokens_per_step: Interval
+    """`emitted / steps` with its 95 % interval over requests."""
+    per_request: tuple[float, float, float]
+    """Tokens a step of one request: 10th, 50th and 90th percentile, every request counted alike."""
+
+    def __post_init__(self) -> None:
+        counts = (self.steps, self.emitted, self.drafts, self.drafted, self.accepted)
+        per_pos = (*self.accepted_per_pos, *self.drafted_per_pos)
+        _require(all(math.isfinite(each) and each >= 0 for each in (*counts, *per_pos)), "a count is negative")
+        _require(_at_most(self.steps, self.emitted), f"{self.steps} steps emit {self.emitted} tokens")
+        _require(_at_most(self.drafts, self.steps), f"{self.drafts} drafts in {self.steps} steps")
+        _require(_at_most(self.accepted, self.drafted), f"{self.accepted} of {self.drafted} drafted tokens accepted")
+        _require(_falls(self.accepted_per_pos) and _falls(self.drafted_per_pos), "a later position has more tokens")
+        low, value, high = self.tokens_per_step.low, self.tokens_per_step.value, self.tokens_per_step.high
+        _require(_at_most(low, value) and _at_most(value, high), f"tokens_per_step {value} is outside {low}-{high}")
+        _require(list(self.per_request) == sorted(self.per_request), "per_request does not rise")
+
+    @property
+    def stats(self) -> SpecStats:
+        """The counts as the engine and /metrics give them; rounded where drafts are sampled."""
+        return SpecStats(
+            num_drafts=round(self.drafts),
+            num_draft_tokens=round(self.drafted),
+            num_accepted_tokens=round(self.accepted),
+            accepted_per_pos=tuple(map(round, self.accepted_per_pos)),
+            drafted_per_pos=tuple(map(round, self.drafted_per_pos)),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        whole = ("steps", "emitted", "drafts", "drafted", "accepted")
+        return {
+            **{name: _tidy(getattr(self, name)) for name in whole},
+            "accepted_per_pos": [_tidy(each) for each in self.accepted_per_pos],
+            "drafted_per_pos": [_tidy(each) for each in self.drafted_per_pos],
+            "tokens_per_step": [self.tokens_per_step.value, self.tokens_per_step.low, self.tokens_per_step.high],
+            "per_request": list(self.per_request),
+        }
+
+    @classmethod
+    def from_dict(cls, row: Mapping[str, Any]) -> AcceptanceAtK:
+        """Return the value of a JSON object.
+
+        Raises:
+            KeyError, TypeError, ValueError: it is something else.
+        """
+        value, low, high = row["tokens_per_step"]
+        p10, p50, p90 = row["per_request"]
+        per_pos = {name: tuple(row[name]) for name in ("accepted_per_pos", "drafted_per_pos")}
+        given = {
+            **row,
+            **per_pos,
+            "tokens_per_step": Interval(value=value, low=low, high=high),
+            "per_request": (p10, p50, p90),
+        }
+        return cls(**given)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Acceptance:
+    """What one candidate's drafts were worth on the requests of one temperature and one group."""
+
+    candidate: SpecConfig
+    """With the largest k that was replayed as `num_speculative_tokens`."""
+    temperature: float
+    """That the answers were sampled at."""
+    group: str | None = None
+    """None: all requests of this temperature."""
+    exactness: Exactness
+    requests: int
+    by_k: Mapping[int, AcceptanceAtK]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "by_k", dict(sorted(self.by_k.items())))
+        _require(math.isfinite(self.temperature) and self.temperature >= 0, f"temperature is {self.temperature}")
+        _require(self.requests >= 1, f"an entry is of {self.requests} requests")
+        _require(bool(self.by_k), "an entry has no k")
+        for k, found in self.by_k.items():
+            _require(1 <= k <= self.kmax, f"an entry has k {k}, and its largest is {self.kmax}")
+            _require(len(found.accepted_per_pos) <= k, f"k {k} has {len(found.accepted_per_pos)} positions")
+            _require(_at_most(found.emitted, (k + 1) * found.steps), f"k {k} emits more than {k + 1} tokens a step")
+
+    @property
+    def method(self) -> str:
+        """As vLLM spells it."""
+        return self.candidate.method or ""
+
+    @property
+    def kmax(self) -> int:
+        """Largest k that was replayed."""
+        return self.candidate.num_speculative_tokens or 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON object; the candidate's main keys are beside its whole config for readers."""
+        return {
+            "method": self.method,
+            "model": self.candidate.model,
+            "draft_sample_method": self.candidate.options.get("draft_sample_method", "greedy"),
+            "candidate": self.candidate.to_dict(),
+            "temperature": self.temperature,
+            "group": self.group,
+            "kind": str(self.exactness),
+            "kmax": self.kmax,
+            "requests": self.requests,
+            "by_k": {str(k): found.to_dict() for k, found in self.by_k.items()},
+        }
+
+    @classmethod
+    def from_dict(cls, row: Mapping[str, Any]) -> Acceptance:
+        """Return the value of a JSON object.
+
+        Raises:
+            KeyError, TypeError, ValueError: it is something else.
+        """
+        return cls(
+            candidate=SpecConfig.parse(row["candidate"]),
+            temperature=float(row["temperature"]),
+            group=row["group"],
+            exactness=Exactness(row["kind"]),
+            requests=row["requests"],
+            by_k={int(k): AcceptanceAtK.from_dict(found) for k, found in row["by_k"].items()},
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """What a replay found: the acceptance of every candidate on one log."""
+
+    target: ReplayedTarget
+    log: ReplayedLog
+    entries: tuple[Acceptance, ...]
+    findings: tuple[Finding, ...] = ()
+
+    def find(
+        self, candidate: SpecConfig, *, temperature: float | None = None, group: str | None = None
+    ) -> Acceptance | None:
+        """Return a candidate's entry, whatever its k; None where there is none, or more than one temperature fits."""
+        found = [
+            entry
+            for entry in self.entries
+            if _without_k(entry.candidate) == _without_k(candidate)
+            and entry.group == group
+            and temperature in (None, entry.temperature)
+        ]
+        return found[0] if len(found) == 1 else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the document `profile.json`."""
+        return {
+            "format": _FORMAT,
+            "version": _VERSION,
+            "target": self.target.to_dict(),
+            "log": self.log.to_dict(),
+            "entries": [entry.to_dict() for entry in self.entries],
+            "findings": [_finding_to_dict(finding) for finding in self.findings],
+        }
+
+    @classmethod
+    def from_dict(cls, row: Any, where: str = "profile.json") -> Profile:
+        """Return the profile of a document.
+
+        Raises:
+            InvalidSetup: it is none, of another version, or holds what cannot be.
+        """
+        _check_format(row, where)
+        return _read_or_blame(lambda: cls._read(row), where)
+
+    @classmethod
+    def _read(cls, row: Mapping[str, Any]) -> Profile:
+        log, percentiles = row["log"], row["log"]["prompt_tokens"]
+        return cls(
+            target=ReplayedTarget(**row["target"]),
+            log=ReplayedLog(**{**log, "prompt_tokens": None if percentiles is None else tuple(percentiles)}),
+            entries=tuple(map(Acceptance.from_dict, row["entries"])),
+            findings=tuple(Finding(**{**each, "severity": Severity(each["severity"])}) for each in row["findings"]),
+        )
+
+
+def _check_format(row: Any, where: str) -> None:
+    if not isinstance(row, Mapping) or row.get("format") != _FORMAT:
+        raise InvalidSetup.because(
+            "not-a-profile",
+            f"{where} is not the profile of a replay.",
+            where=where,
+            fix="Name the folder or the profile.json that `draftwise replay` wrote.",
+        )
+    if row.get("version") != _VERSION:
+        raise InvalidSetup.because(
+            "profile-version",
+            f"{where} has version {row.get('version')}, and this draftwise reads version {_VERSION}.",
+            where=where,
+            fix="Replay the log again with this draftwise, or use the one that wrote the file.",
+        )
+
+
+def _read_or_blame(read: Callable[[], Profile], where: str) -> Profile:
+    try:
+        return read()
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        reason = str(error) or type(error).__name__
+        raise InvalidSetup.because(
+            "damaged-profile",
+            f"{where} holds what no replay writes ({type(error).__name__}: {reason}).",
+            where=where,
+            fix="Restore the file, or replay the log again.",
+        ) from None
+
+
+def _finding_to_dict(finding: Finding) -> dict[str, str]:
+    names = ("code", "severity", "message", "where", "fix", "source")
+    return {name: str(getattr(finding, name)) for name in names}
+
+
+def _without_k(candidate: SpecConfig) -> dict[str, Any]:
+    return {key: value for key, value in candidate.to_dict().items() if key != "num_speculative_tokens"}
+
+
+def _require(holds: bool, message: str) -> None:
+    if not holds:
+        raise ValueError(message)
+
+
+def _at_most(small: float, large: float) -> bool:
+    return small <= large + _ROUNDING * max(1.0, large)
+
+
+def _falls(values: Sequence[float]) -> bool:
+    return all(_at_most(later, earlier) for earlier, later in pairwise(values))
+
+
+def _tidy(count: float) -> float:
+    """Return a whole count as an integer, a sum of chances with the digits that mean something."""
+    return int(count) if float(count).is_integer() else float(f"{count:.9g}")

@@ -1,0 +1,119 @@
+"""What one forward pass of a model or of a drafter reads and computes on each GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from draftwise.core import InvalidSetup
+from draftwise.facts.methods import get_method
+from draftwise.plan.size.decoder import decoder_parts
+from draftwise.plan.size.drafter import describe_drafter
+from draftwise.plan.size.parts import Part, Split, elements, num_bytes
+from draftwise.plan.size.precision import BF16, Precision
+from draftwise.plan.size.shapes import read_shape, read_text_config
+
+__all__ = ["Work", "find_drafter_work", "find_work"]
+
+Config = Mapping[str, Any]
+
+_OWN_HEADS = frozenset({"lm_head", "head"})
+"""Names of parts that choose the token; drafters without one read the target's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """One pass over a batch, apart from the keys and values of its sequences."""
+
+    dense_bytes: float
+    """Weights that every pass reads."""
+    expert_bytes: float = 0.0
+    """Weights of all routed experts."""
+    share_per_row: float = 0.0
+    """Fraction of the routed experts that one token activates."""
+    flops_per_row: float
+    head_flops_per_row: float = 0.0
+    """Part of `flops_per_row` that chooses tokens: a drafter's first pass has it for the rows that it drafts at."""
+    weights: int
+    """Parameters of the whole model, on all GPUs."""
+
+    def bytes_for(self, rows: float) -> float:
+        """Return the bytes of weights that a pass over so many tokens reads; tokens choose experts independently."""
+        return float(self.dense_bytes + self.expert_bytes * (1 - (1 - self.share_per_row) ** rows))
+
+
+def find_work(config: Config, precision: Precision, tensor_parallel_size: int = 1) -> Work | None:
+    """Return the work of a language model; None for a config that is not a decoder's.
+
+    Args:
+        config: config.json, whole.
+        precision: of the weights.
+        tensor_parallel_size: GPUs that share every layer.
+    """
+    text = read_text_config(config)
+    try:
+        shape = read_shape(text)
+    except InvalidSetup:
+        return None
+    parts = decoder_parts(text, shape)
+    read = [part for part in parts if part.role != "embedding" or shape.tie_word_embeddings]
+    return _add_up(text, read, precision, tensor_parallel_size, weights=elements(parts))
+
+
+def find_drafter_work(
+    method: str, k: int, target: Config, drafter: Config | None, precision: Precision, tensor_parallel_size: int = 1
+) -> Work | None:
+    """Return the work of one pass of a head or module; None for methods without weights and unknown shapes.
+
+    Args:
+        method: as vLLM spells it.
+        k: tokens that it drafts: how many heads Medusa has.
+        target: the target's config.json.
+        drafter: the drafter's config.json; None assumes the usual layout of its method.
+        precision: of the target's own modules; heads and models of their own are in 16 bit.
+        tensor_parallel_size: GPUs that share every layer.
+    """
+    text = read_text_config(target)
+    try:
+        described = describe_drafter(method, k, text, None if drafter is None else read_text_config(drafter))
+    except InvalidSetup:
+        return None
+    if not described.parts:
+        return None
+    parts = [part for part in described.parts if part.role != "embedding"]
+    if not any(part.name in _OWN_HEADS for part in parts):
+        parts.append(_shared_head(text))
+    if get_method(method).weights == "target":  # one module a pass, of the target's kind and precision
+        parts = [replace(part, layers=part.layers[:1]) for part in parts]
+        return _add_up(text, parts, precision, tensor_parallel_size)
+    return _add_up(drafter or {}, parts, BF16, tensor_parallel_size)
+
+
+def _shared_head(target: Config) -> Part:
+    """Return the target's lm_head, which heads without one of their own read."""
+    rows, cols = target["vocab_size"], target["hidden_size"]
+    return Part(name="lm_head", role="head", rows=rows, cols=cols, split=Split.VOCABULARY, quantized=False)
+
+
+def _add_up(
+    config: Config, parts: Sequence[Part], precision: Precision, tensor_parallel_size: int, *, weights: int = 0
+) -> Work:
+    routed = [part for part in parts if part.role == "experts" and part.copies > 1]
+    dense = [part for part in parts if part not in routed]
+    share = _share_per_row(config, routed)
+    heads = [part for part in dense if part.role == "head"]
+    return Work(
+        dense_bytes=num_bytes(dense, precision, tensor_parallel_size=tensor_parallel_size),
+        expert_bytes=num_bytes(routed, precision, tensor_parallel_size=tensor_parallel_size),
+        share_per_row=share,
+        flops_per_row=2 * (elements(dense) + share * elements(routed)) / tensor_parallel_size,
+        head_flops_per_row=2 * elements(heads) / tensor_parallel_size,
+        weights=weights or elements(parts),
+    )
+
+
+def _share_per_row(config: Config, routed: Sequence[Part]) -> float:
+    count = max((part.copies for part in routed), default=0)
+    used = config.get("num_experts_per_tok") or config.get("experts_per_token") or 1
+    return min(1.0, int(used) / count) if count else 0.0

@@ -1,0 +1,187 @@
+"""What would have been drafted behind each token of the logged answers, and how much of it stands.
+
+An anchor is a place in an answer at which a step can begin. All answers lie behind each other in one array.
+
+Shape letters: R requests, N answer tokens of all requests, K draft tokens.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftwise.core import InvalidSetup, SpecConfig
+from draftwise.runs.row_files import write_whole
+
+__all__ = ["UNLIMITED", "Anchors", "Drafts", "read_anchors", "write_anchors"]
+
+UNLIMITED = 2**31 - 1
+"""Limit of a request of which the log does not say how long its answer could become."""
+_FILE = "anchors.npz"
+_INDEX = "index"
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drafts:
+    """The drafts of up to k tokens behind every answer token; row t is the draft that begins with token t.
+
+    Row 0 of a request is not used: the prefill gives its first token.
+    """
+
+    drafted_N: NDArray[np.uint16]
+    """Tokens drafted."""
+    accepted_N: NDArray[np.uint16] | None = None
+    """Tokens of those that stand, where the drafter drafts one text; None where drafts are sampled."""
+    chances_NK: NDArray[np.float32] | None = None
+    """Of sampled drafts: the chance that draft token j stands if those before it do; 0 behind the draft."""
+
+    def __post_init__(self) -> None:
+        if (self.accepted_N is None) == (self.chances_NK is None):
+            raise ValueError("drafts have either accepted tokens or chances")
+        given = self.accepted_N if self.chances_NK is None else self.chances_NK
+        assert given is not None
+        if self.drafted_N.ndim != 1 or len(given) != len(self.drafted_N):
+            raise ValueError(f"{len(given)} rows for {len(self.drafted_N)} drafts")
+        if self.accepted_N is not None and (self.accepted_N > self.drafted_N).any():
+            raise ValueError("more tokens accepted than drafted")
+        if self.chances_NK is not None and not ((self.chances_NK >= 0) & (self.chances_NK <= 1)).all():
+            raise ValueError("a chance is outside 0-1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Anchors:
+    """The drafts of one candidate on the requests of one temperature: any k, limit or group is walked over them."""
+
+    candidate: SpecConfig
+    """With the largest k."""
+    temperature: float
+    requests: tuple[str, ...]
+    """Ids, in the log's order."""
+    groups: tuple[str | None, ...]
+    """Of each request."""
+    offsets: Ints
+    """[R + 1]: the answer of request r is rows `offsets[r]:offsets[r + 1]`."""
+    limits: Ints
+    """[R]: tokens that the answer could have had at most (`max_tokens`), or UNLIMITED."""
+    drafts: Mapping[int, Drafts]
+    """By k. One k alone stands for every smaller one too: a shorter draft is the beginning of a longer one. Several
+    are those of a drafter for which that does not hold, and only they can be asked for."""
+
+    def __post_init__(self) -> None:
+        num = len(self.requests)
+        sizes = (len(self.groups), len(self.limits), len(self.offsets) - 1)
+        if sizes != (num, num, num) or not num:
+            raise ValueError(f"{num} requests with {sizes} groups, limits and answers")
+        if self.offsets[0] != 0 or (np.diff(self.offsets) < 1).any():
+            raise ValueError("answers do not lie behind each other")
+        if not self.drafts or min(self.drafts) < 1:
+            raise ValueError(f"drafts of k {list(self.drafts)}")
+        if any(len(each.drafted_N) != self.offsets[-1] for each in self.drafts.values()):
+            raise ValueError("drafts and answers differ in length")
+
+    @property
+    def lengths(self) -> Ints:
+        """[R]: tokens of each answer."""
+        return np.diff(self.offsets)
+
+    @property
+    def ks(self) -> tuple[int, ...]:
+        """Every k that these drafts answer for."""
+        return tuple(range(1, max(self.drafts) + 1)) if len(self.drafts) == 1 else tuple(sorted(self.drafts))
+
+    def drafts_for(self, k: int) -> Drafts:
+        """Return the drafts to cut to k tokens.
+
+        Raises:
+            KeyError: they do not answer for this k.
+        """
+        if k not in self.ks:
+            raise KeyError(k)
+        return self.drafts.get(k) or self.drafts[max(self.drafts)]
+
+
+def write_anchors(folder: Path, anchors: Iterable[Anchors]) -> None:
+    """Write `anchors.npz` whole or not at all.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    arrays: dict[str, NDArray[Any]] = {}
+    index = []
+    for number, each in enumerate(anchors):
+        index.append(_describe(each))
+        arrays |= {f"{number}/offsets": each.offsets, f"{number}/limits": each.limits}
+        for k, drafts in each.drafts.items():
+            named = {"drafted": drafts.drafted_N, "accepted": drafts.accepted_N, "chances": drafts.chances_NK}
+            arrays |= {f"{number}/{k}/{name}": array for name, array in named.items() if array is not None}
+    arrays[_INDEX] = np.frombuffer(json.dumps(index).encode(), np.uint8)
+    packed = io.BytesIO()
+    np.savez_compressed(packed, **arrays)  # type: ignore[arg-type]  # its stub takes a name for an option
+    write_whole(folder / _FILE, packed.getvalue())
+
+
+def read_anchors(folder: Path) -> tuple[Anchors, ...]:
+    """Return what `write_anchors` wrote.
+
+    Raises:
+        InvalidSetup: the folder has no such file, or it is damaged.
+    """
+    path = folder / _FILE
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+        index = json.loads(arrays[_INDEX].tobytes())
+        return tuple(_restore(row, number, arrays) for number, row in enumerate(index))
+    except FileNotFoundError:
+        raise InvalidSetup.because(
+            "not-a-profile",
+            f"{folder} has no {_FILE}.",
+            where=str(folder),
+            fix="Name the folder that `draftwise replay` wrote.",
+        ) from None
+    except Exception as error:  # zip files and arrays fail in a dozen ways
+        raise InvalidSetup.because(
+            "damaged-profile",
+            f"{path} holds what no replay writes ({type(error).__name__}: {error}).",
+            where=str(path),
+            fix="Restore the file, or replay the log again.",
+        ) from None
+
+
+def _describe(anchors: Anchors) -> dict[str, Any]:
+    return {
+        "candidate": anchors.candidate.to_dict(),
+        "temperature": anchors.temperature,
+        "requests": list(anchors.requests),
+        "groups": list(anchors.groups),
+        "k": sorted(anchors.drafts),
+    }
+
+
+def _restore(row: Mapping[str, Any], number: int, arrays: Mapping[str, NDArray[Any]]) -> Anchors:
+    ks: Sequence[int] = row["k"]
+    return Anchors(
+        candidate=SpecConfig.parse(row["candidate"]),
+        temperature=row["temperature"],
+        requests=tuple(row["requests"]),
+        groups=tuple(row["groups"]),
+        offsets=arrays[f"{number}/offsets"],
+        limits=arrays[f"{number}/limits"],
+        drafts={
+            k: Drafts(
+                drafted_N=arrays[f"{number}/{k}/drafted"],
+                accepted_N=arrays.get(f"{number}/{k}/accepted"),
+                chances_NK=arrays.get(f"{number}/{k}/chances"),
+            )
+            for k in ks
+        },
+    )

@@ -1,0 +1,155 @@
+"""Reads what became of a logged request: its answer as text and tokens, its temperature, where it came from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from draftwise.core import Recorded
+from draftwise.workloads.conversation import from_json_text, plain_text
+from draftwise.workloads.logs import Logged
+
+__all__ = ["LIMITS", "read_answer_tokens", "read_recorded", "token_ids_of"]
+
+LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+"""Keys of a request for the longest answer."""
+_BY_ID = "token_id:"
+"""How vLLM writes a token with `return_tokens_as_token_ids`."""
+_HIDDEN = ("reasoning_content", "reasoning")
+
+Line = Mapping[str, Any]
+
+
+def read_recorded(row: Line, logged: Logged, said: str | None) -> Recorded:
+    """Return what a line says of a request and its answer.
+
+    Args:
+        row: the whole line.
+        logged: the request in it.
+        said: how a recorded conversation goes on, where the answer is a turn of it.
+    """
+    body, response = logged.body, _body_of(logged.response)
+    choice = _first_choice(response) or {}
+    message = _mapping(choice.get("message"))
+    usage = _mapping(response.get("usage"))
+    items = {_mapping(each).get("type") for each in _output_items(response)}
+    limit = next((body[key] for key in LIMITS if _is_count(body.get(key))), None)
+    return Recorded(
+        answer=said or _answer_text(logged.response) or None,
+        token_ids=() if said is not None else _answer_ids(row, choice),
+        prompt_token_ids=_prompt_ids(row, body, response, choice),
+        num_tokens=read_answer_tokens(logged) if said is None else None,
+        num_prompt_tokens=_to_count(usage.get("prompt_tokens", usage.get("input_tokens"))),
+        temperature=_to_temperature(body.get("temperature")),
+        max_tokens=limit,
+        route=_find_route(row, body),
+        reasoned=any(map(message.get, _HIDDEN)) or "reasoning" in items or _reasoning_tokens(usage) > 0,
+        called_tools=bool(message.get("tool_calls")) or "function_call" in items,
+        template_variables=_template_variables(body),
+    )
+
+
+def read_answer_tokens(logged: Logged) -> int | None:
+    """Return how many tokens the logged answer had, as its server counted; None where the log does not say."""
+    usage = _mapping(_body_of(logged.response).get("usage")) or _mapping(_mapping(logged.response).get("usage"))
+    values = (logged.output_tokens, usage.get("completion_tokens"), usage.get("output_tokens"))
+    return next((count for value in values if (count := _to_count(value)) is not None), None)
+
+
+def token_ids_of(value: Any) -> tuple[int, ...]:
+    """Return a list of token ids; empty where it is none."""
+    is_ids = isinstance(value, Sequence) and not isinstance(value, str) and all(type(each) is int for each in value)
+    return tuple(value) if is_ids else ()
+
+
+def _answer_text(response: Any) -> str:
+    """Return the text of a logged answer: a completion, a chat completion, a response, a message or plain text."""
+    if isinstance(response, str):
+        return response
+    body = _body_of(response)
+    choice = _first_choice(body)
+    if choice is not None:
+        return _answer_text(choice.get("message") or choice.get("text"))
+    return plain_text(body.get("content")) or plain_text(body.get("output_text")) or _output_text(_output_items(body))
+
+
+def _answer_ids(row: Line, choice: Line) -> tuple[int, ...]:
+    """Return the answer's token ids: vLLM's `return_token_ids`, else its log-probabilities by token id."""
+    return (
+        token_ids_of(choice.get("token_ids"))
+        or token_ids_of(row.get("answer_token_ids"))
+        or _ids_of_logprobs(_mapping(choice.get("logprobs")))
+    )
+
+
+def _ids_of_logprobs(logprobs: Line) -> tuple[int, ...]:
+    content = logprobs.get("content")
+    tokens = [_mapping(each).get("token") for each in content] if isinstance(content, list) else logprobs.get("tokens")
+    if not isinstance(tokens, list) or not all(isinstance(each, str) and each.startswith(_BY_ID) for each in tokens):
+        return ()
+    digits = [each.removeprefix(_BY_ID) for each in tokens]
+    return tuple(map(int, digits)) if all(map(str.isdigit, digits)) else ()
+
+
+def _prompt_ids(row: Line, body: Line, response: Line, choice: Line) -> tuple[int, ...]:
+    given = (response.get("prompt_token_ids"), choice.get("prompt_token_ids"), row.get("prompt_token_ids"))
+    return next((ids for each in (*given, body.get("prompt")) if (ids := token_ids_of(each))), ())
+
+
+def _find_route(row: Line, body: Line) -> str | None:
+    """Return the route that a gateway or an application wrote, beside the request or in its metadata."""
+    places = (row, _mapping(row.get("metadata")), body, _mapping(body.get("metadata")))
+    return next((str(place["route"]) for place in places if place.get("route") is not None), None)
+
+
+def _template_variables(body: Line) -> dict[str, Any]:
+    """Return what vLLM hands to a chat template beside the messages."""
+    tools = {"tools": body["tools"]} if body.get("tools") else {}
+    return tools | dict(_mapping(body.get("chat_template_kwargs")))
+
+
+def _reasoning_tokens(usage: Line) -> int:
+    details = _mapping(usage.get("completion_tokens_details")) or _mapping(usage.get("output_tokens_details"))
+    return _to_count(details.get("reasoning_tokens")) or 0
+
+
+def _body_of(response: Any) -> Line:
+    """Return the answer itself, where a log has it beside a status."""
+    whole = _mapping(response)
+    return _mapping(whole.get("body")) or whole
+
+
+def _first_choice(body: Line) -> Line | None:
+    choices = body.get("choices")
+    first = choices[0] if isinstance(choices, list) and choices else None
+    return first if isinstance(first, Mapping) else None
+
+
+def _output_text(output: Sequence[Any]) -> str:
+    """Return the text of the messages that the Responses API puts out."""
+    return "".join(plain_text(each.get("content")) for each in output if isinstance(each, Mapping))
+
+
+def _output_items(body: Line) -> Sequence[Any]:
+    output = body.get("output")
+    return output if isinstance(output, list) else ()
+
+
+def _to_count(value: Any) -> int | None:
+    is_number = isinstance(value, int | float | str) and re.fullmatch(r"\d+(\.0)?", str(value))
+    return int(float(value)) if is_number else None
+
+
+def _to_temperature(value: Any) -> float | None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < float("inf")
+    return float(value) if is_number else None
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value > 0
+
+
+def _mapping(value: Any) -> Line:
+    value = from_json_text(value)
+    return value if isinstance(value, Mapping) else {}

@@ -1,0 +1,91 @@
+"""`draftwise replay`: from a log to a profile, in the light installation too where the log holds token ids."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from jsonschema import Draft7Validator
+
+from draftwise.cli import main
+from draftwise.replay import read_anchors, read_profile
+
+NGRAM = '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 1}'
+
+
+def replay(*arguments: object) -> Result:
+    return CliRunner().invoke(main, ["replay", *map(str, arguments)], catch_exceptions=False)
+
+
+def write_log(path: Path, **changes: Any) -> Path:
+    """Two requests of a route each, one of which repeats its prompt, and one that failed."""
+    rows = [
+        {
+            "request": {"prompt": [1, 2, 3, 4, 5], "temperature": 0, "max_tokens": 50, "metadata": {"route": "edit"}},
+            "response": {"choices": [{"text": "a", "token_ids": [9, 1, 2, 3, 4, 5]}]},
+            "timestamp": "2026-11-22T10:00:01Z",
+        },
+        {
+            "request": {"prompt": [1, 2, 3], "temperature": 0, "metadata": {"route": "chat"}},
+            "response": {"choices": [{"text": "b", "token_ids": [7, 8, 9]}]},
+            "timestamp": "2026-11-22T10:00:00Z",
+        },
+        {"request": {"prompt": [1]}, "response": {"error": "overloaded"}, "timestamp": "2026-11-22T10:00:02Z"},
+    ]
+    text = "".join(json.dumps(row | changes) + "\n" for row in rows)
+    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
+    return path
+
+
+@pytest.mark.parametrize("name", ["log.jsonl", "log.jsonl.gz"])
+def test_a_log_of_token_ids_needs_no_tokenizer(tmp_path: Path, name: str) -> None:
+    log, out = write_log(tmp_path / name), tmp_path / "profile"
+    arguments = (log, "--target", tmp_path / "no-model", "--candidate", NGRAM, "--out", out, "--group-by", "route")
+    result = replay(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    printed = json.loads(result.stdout)
+    schema = json.loads(CliRunner().invoke(main, ["schema", "replay"]).stdout)
+    assert [error.message for error in Draft7Validator(schema).iter_errors(printed)] == []
+    profile = read_profile(out)
+    assert profile.to_dict() == printed
+    assert (profile.log.used, profile.log.order, profile.log.groups) == (2, "time", {"chat": 1, "edit": 1})
+    assert [(entry.group, entry.by_k[4].steps) for entry in profile.entries] == [(None, 4), ("chat", 2), ("edit", 2)]
+    assert read_anchors(out)[0].limits.tolist() == [2**31 - 1, 50]
+
+
+def test_the_table_shows_every_setting(tmp_path: Path) -> None:
+    log = write_log(tmp_path / "log.jsonl")
+    result = replay(log, "--target", tmp_path, "--candidate", NGRAM, "--out", tmp_path / "p", "--k", "1,4")
+    lines = result.stdout.splitlines()
+    assert lines[0] == "2 of 2 requests, 9 tokens, in time order"
+    assert lines[1].split()[:2] == ["setting", "tokens/step"]
+    assert lines[2].startswith("ngram T=0")
+    assert set(read_profile(tmp_path / "p").entries[0].by_k) == {1, 4}
+
+
+def test_a_method_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    log = write_log(tmp_path / "log.jsonl")
+    result = replay(log, "--target", tmp_path, "--candidate", '{"method": "ngrams", "num_speculative_tokens": 2}')
+    assert result.exit_code == 1
+    assert "Did you mean ngram?" in result.stderr
+
+
+def test_many_uncertain_rows_are_an_error(tmp_path: Path) -> None:
+    log, out = tmp_path / "log.jsonl", tmp_path / "p"
+    row = {"prompt": [1, 2], "answer_token_ids": [3, 4]}
+    log.write_text(json.dumps(row) + "\n" + json.dumps({**row, "answer_token_ids": None}) + "\n")
+    result = replay(log, "--target", tmp_path, "--candidate", NGRAM, "--out", out)
+    assert result.exit_code == 1
+    assert read_profile(out).log.skipped == {"no-answer": 1}
+
+
+@pytest.mark.parametrize("ks", ["0", "x", "5"])
+def test_draft_lengths_must_make_sense(tmp_path: Path, ks: str) -> None:
+    log = write_log(tmp_path / "log.jsonl")
+    result = replay(log, "--target", tmp_path, "--candidate", NGRAM, "--out", tmp_path / "p", "--k", ks)
+    assert result.exit_code in (1, 2)
+    assert not (tmp_path / "p").exists()
