@@ -8,10 +8,8 @@ from typing import get_args
 
 from draftwise.core import InvalidSetup
 from draftwise.deploy import TARGETS, Mode, Platform, deploy, read_layout
-from tests.support.adopted import ORDER
+from tests.support.adopted import IMAGES, ORDER
 
-IMAGE = "registry.local/vllm:v0.26.0"
-"""Named, as there is no usual one that Ray Serve runs in."""
 LAYOUTS = (None, "storage-uris", "modelcar:registry.local/llama:1", "pvc:models", "mixed:models")
 
 
@@ -30,7 +28,7 @@ def make_golden(release: str) -> Iterator[Golden]:
     for to in TARGETS:  # those that are not KServe's are the same for every release of it
         for platform in _list_platforms(to, release):
             try:
-                folder = deploy(replace(ORDER, platform=platform, image=IMAGE), to)
+                folder = deploy(replace(ORDER, platform=platform, image=IMAGES.get(to, ORDER.image)), to)
             except InvalidSetup:
                 continue  # the release has no such layout
             for name, text in folder.files.items():
