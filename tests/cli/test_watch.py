@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -118,8 +119,10 @@ def test_a_prometheus_that_is_not_there_is_a_finding() -> None:
     ("arguments", "said"),
     [
         ([], "Give the URLs of servers, or --prometheus, or --log."),
-        (["http://a", "--log", "-"], "Give the URLs of servers, or --prometheus, or --log."),
+        (["http://a", "--prometheus", "http://b"], "Give the URLs of servers, or --prometheus, or --log."),
         (["http://a", "--json", "--live"], "not both"),
+        (["http://a", "--probe"], "give a --baseline with a probe"),
+        (["--log", "-", "--record-baseline", "b.json"], "ask servers: give their URLs"),
     ],
 )
 def test_what_does_not_go_together_is_refused(arguments: list[str], said: str) -> None:
@@ -148,3 +151,27 @@ def test_the_live_view_keeps_one_row_a_pool_and_draws_its_course() -> None:
 def test_bars_begin_where_speculation_gives_nothing() -> None:
     assert draw_course([1.0, 1.5, 2.0, 0.9]) == "▁▅█▁"
     assert draw_course([1.0, 4.0, 2.5]) == "▁█▅"
+
+
+def test_what_is_wrong_is_said_with_what_it_rests_on_and_what_to_do(baseline: Path) -> None:
+    fallen = replace(SPEC, positions=(0.1, 0.02, 0.01))
+    with serving(fallen, PLAIN) as (url, plain):
+        done = run(url, "--plain", plain, "--baseline", baseline, "--once", "--interval", "0.2")
+        printed = seen(url, "--plain", plain, "--baseline", baseline)
+    assert done.exit_code == 1
+    assert "acceptance-fell" in done.output
+    assert "because " in done.output
+    assert "hence fell-below-break-even" in done.output
+    assert f"to tell: draftwise watch {url} --probe" in done.output
+    assert "acceptance-fell" in [finding["code"] for finding in printed["findings"]]
+
+
+def test_a_lost_flag_is_found_and_the_setup_says_why(tmp_path: Path) -> None:
+    config = '{"method": "ngram", "num_speculative_tokens": 3}'
+    given = f"vllm serve m --speculative-config '{config}' --speculative-config '{config}'\n"
+    (tmp_path / "run.sh").write_text(given)
+    with serving(PLAIN) as (url,):
+        done = run(url, "--setup", tmp_path / "run.sh", "--once", "--interval", "0.2")
+    assert done.exit_code == 1
+    assert "spec-off" in done.output
+    assert "does not speculate" in done.output

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tests.support.production import BREAK_EVEN, CROSSOVER, PLAIN, SPEC, K, Server
-
 from draftwise.core import (
     Baseline,
     ClosedLoop,
@@ -23,6 +21,7 @@ from draftwise.core import (
 )
 from draftwise.watch.diagnose import Expectation
 from draftwise.watch.yardstick import Yardstick
+from tests.support.production import BREAK_EVEN, CROSSOVER, PLAIN, SPEC, K, Server
 
 ASKED_SPEC = SpecConfig(method="eagle3", num_speculative_tokens=K)
 CONDITION = Condition(load=ClosedLoop(concurrency=8))

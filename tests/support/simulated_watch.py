@@ -8,8 +8,6 @@ from functools import cache
 from math import exp, log
 
 import numpy as np
-from tests.support.production import Fault
-from tests.support.simulated_service import COUNTERS, PLAIN, Server, change, run_server, scrape, simulate_probe
 
 from draftwise.core import (
     Baseline,
@@ -29,6 +27,8 @@ from draftwise.watch.diagnose import Asked, Expectation, ProbeOutcome, diagnose
 from draftwise.watch.look import grow, read_page
 from draftwise.watch.watcher import Recent
 from draftwise.watch.yardstick import Yardstick
+from tests.support.production import Fault
+from tests.support.simulated_service import COUNTERS, PLAIN, Server, change, run_server, scrape, simulate_probe
 
 STREAMS = (1, 8, 16, 32, 64, 96, 128)
 """Loads of the run that decided."""

@@ -12,7 +12,8 @@ from draftwise.backends.url import UrlBackend
 from draftwise.core import BackendError, Baseline, Finding, Severity, StorageError, Window, Workload
 from draftwise.measure.probe import load_probe, probe
 from draftwise.runs.row_files import write_whole
-from draftwise.watch.fingerprint import judge_probe, take_answers
+from draftwise.watch.diagnose import ProbeOutcome
+from draftwise.watch.fingerprint import Fingerprint, judge_probe, take_answers, to_outcome
 from draftwise.watch.recording import record_baseline
 from draftwise.watch.watcher import unread
 from draftwise.workloads.loading import load_workloads
@@ -33,16 +34,17 @@ def load_prompts(own: str | None) -> tuple[Workload, ...]:
 
 async def probe_servers(
     urls: Sequence[str], workloads: Sequence[Workload], baseline: Baseline, headers: Mapping[str, str]
-) -> tuple[Finding, ...]:
-    """Return what each server's answers say beside the baseline's; all are asked at once."""
+) -> tuple[tuple[Finding, ...], ProbeOutcome | None]:
+    """Return what each server's answers say beside the baseline's, and all together; all are asked at once."""
 
-    async def judge(url: str) -> Finding:
+    async def judge(url: str) -> tuple[Finding, Fingerprint | None]:
         try:
-            return judge_probe(await _ask(url, workloads, headers), baseline, where=url)[0]
+            return judge_probe(await _ask(url, workloads, headers), baseline, where=url)
         except BackendError as error:
-            return unread(url, error)
+            return unread(url, error), None
 
-    return tuple(await asyncio.gather(*map(judge, urls)))
+    judged = await asyncio.gather(*map(judge, urls))
+    return tuple(finding for finding, _ in judged), to_outcome(found for _, found in judged if found is not None)
 
 
 async def record(

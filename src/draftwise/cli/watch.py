@@ -16,6 +16,7 @@ from draftwise.core import Baseline, Finding, InvalidSetup, Severity, Unreadable
 
 if TYPE_CHECKING:
     from draftwise.cli._watching import Show
+    from draftwise.watch.diagnose import Asked, ProbeOutcome
     from draftwise.watch.watcher import Sight, Watching
 
 __all__ = ["watch"]
@@ -38,7 +39,10 @@ _AS_GIVEN = ("prometheus_url", "model", "log_file", "wants_probe", "own_prompts"
 @click.option("--live", is_flag=True, help="One row a pool, kept up to date; Ctrl-C ends it.")
 @click.option("--prometheus", "prometheus_url", metavar="URL", help="Read what this Prometheus recorded of servers.")
 @click.option("--model", metavar="NAME", help="Label model_name of the service, with --prometheus.")
-@click.option("--log", "log_file", metavar="FILE|-", help="Read the statistics that vLLM logs, to the end of the file.")
+@click.option("--log", "log_file", metavar="FILE|-",
+              help="Alone: read the statistics that vLLM logs. Beside URLs: a start-up log, for causes.")  # fmt: skip
+@click.option("--setup", "setup_file", type=click.Path(path_type=Path), metavar="FILE",
+              help="The service's manifest or setup.json: `check` judges it, for causes.")  # fmt: skip
 @click.option("--probe", "wants_probe", is_flag=True,
               help="Ask every URL a few prompts at temperature 0: are engine and drafter the baseline's?")  # fmt: skip
 @click.option("--workload", "own_prompts", metavar="SPEC", help="Prompts of your own for the probe, beside 24 bundled.")
@@ -68,7 +72,7 @@ def watch(*, interval_s: float, as_json: bool, live: bool, **given: Any) -> None
     request = _read_request(given)
     show = _make_show(request, as_json=as_json, live=live)
     with show.open():
-        sight = _see_log(request.log_file, show) if request.log_file else asyncio.run(_watch(request, show, interval_s))
+        sight = _see_log(request, show) if request.reads_log else asyncio.run(_watch(request, show, interval_s))
     sys.exit(_judge(sight))
 
 
@@ -87,6 +91,12 @@ class _Request:
     wants_probe: bool
     own_prompts: str | None
     record_file: Path | None
+    asked: Asked
+
+    @property
+    def reads_log(self) -> bool:
+        """Whether the windows come from a log."""
+        return self.log_file is not None and not self.urls["spec"] and self.prometheus_url is None
 
 
 def _read_request(given: Mapping[str, Any]) -> _Request:
@@ -105,20 +115,26 @@ def _read_request(given: Mapping[str, Any]) -> _Request:
         urls=pools,
         headers={pool: find_headers(headers, pool) for pool in pools},
         baseline=None if baseline_file is None else _read_baseline(baseline_file),
-        once=given["once"] or bool(given["record_file"] or given["log_file"]),
+        once=given["once"] or given["wants_probe"] or given["record_file"] is not None,
+        asked=_read_asked(given),
         **{name: given[name] for name in _AS_GIVEN},
     )
     _check(request)
     return request
 
 
+def _read_asked(given: Mapping[str, Any]) -> Asked:
+    """Return what files say beside the counters; a log that is read for its statistics is not one of them."""
+    from draftwise.watch.configured import read_asked
+
+    return read_asked(given["setup_file"], given["log_file"] if given["urls"] or given["prometheus_url"] else None)
+
+
 def _check(request: _Request) -> None:
-    if sum(map(bool, (request.urls["spec"], request.log_file, request.prometheus_url))) != 1:
+    if sum(map(bool, (request.urls["spec"], request.prometheus_url, request.reads_log))) != 1:
         raise click.UsageError("Give the URLs of servers, or --prometheus, or --log.")
     if (request.wants_probe or request.record_file) and not request.urls["spec"]:
         raise click.UsageError("--probe and --record-baseline ask servers: give their URLs.")
-    if request.wants_probe and not request.once:
-        raise click.UsageError("--probe goes with --once: it asks, and later windows would count its answers.")
     if request.wants_probe and (request.baseline is None or not request.baseline.probe):
         raise click.UsageError("--probe compares: give a --baseline with a probe, as --record-baseline writes it.")
 
@@ -133,7 +149,7 @@ def _make_show(request: _Request, *, as_json: bool, live: bool) -> Show:
     if live:
         return LiveShow(yardstick, unanswered)
     make = JsonShow if as_json else TextShow
-    return make(yardstick, unanswered, once=request.once)
+    return make(yardstick, unanswered, once=request.once or request.reads_log)
 
 
 def _read_baseline(path: Path) -> Baseline:
@@ -143,14 +159,16 @@ def _read_baseline(path: Path) -> Baseline:
         raise _unreadable(path, error) from None
 
 
-def _see_log(name: str, show: Show) -> Sight:
+def _see_log(request: _Request, show: Show) -> Sight:
     from draftwise.watch.log import see_log
 
+    name = request.log_file or ""
     try:
         with nullcontext(sys.stdin) if name == "-" else open(name, encoding="utf-8", errors="replace") as lines:
             sight = see_log(lines, name="stdin" if name == "-" else name)
     except OSError as error:
         raise _unreadable(name, error) from None
+    sight = _diagnose(request, sight, None)
     show.show(sight)
     return sight
 
@@ -177,28 +195,43 @@ async def _watch(request: _Request, show: Show, interval_s: float) -> Sight | No
     with suppress(asyncio.CancelledError):
         async with aclosing(_open(request).sights(interval_s)) as sights:
             async for seen in sights:
-                sight = await _ask(request, seen) if request.wants_probe or request.record_file else seen
+                findings, probe = await _ask(request, seen)
+                sight = _diagnose(request, replace(seen, findings=seen.findings + findings), probe)
                 show.show(sight)
                 if request.once:
                     break
     return sight
 
 
-async def _ask(request: _Request, sight: Sight) -> Sight:
-    """Return what was seen with what the servers answer to the probe."""
+async def _ask(request: _Request, sight: Sight) -> tuple[tuple[Finding, ...], ProbeOutcome | None]:
+    """Return what the servers answer to the probe, where it is wanted."""
+    unread = {finding.where for finding in sight.findings}
+    urls = [url for url in request.urls["spec"] if url.rstrip("/") not in unread]
+    if not urls or not (request.wants_probe or request.record_file):
+        return (), None
     from draftwise.cli._probing import load_prompts, probe_servers, record
     from draftwise.core import Window
 
-    unread = {finding.where for finding in sight.findings}
-    urls = [url for url in request.urls["spec"] if url.rstrip("/") not in unread]
     prompts, headers = load_prompts(request.own_prompts), request.headers["spec"]
-    found = sight.findings
+    findings: tuple[Finding, ...] = ()
+    outcome = None
     if request.wants_probe and request.baseline is not None:
-        found += await probe_servers(urls, prompts, request.baseline, headers)
-    if request.record_file is not None and urls:
+        findings, outcome = await probe_servers(urls, prompts, request.baseline, headers)
+    if request.record_file is not None:
         window = Window.pooled(sight.of("spec"))
-        found += (await record(request.record_file, urls[0], prompts, window, request.baseline, headers),)
-    return replace(sight, findings=found)
+        findings += (await record(request.record_file, urls[0], prompts, window, request.baseline, headers),)
+    return findings, outcome
+
+
+def _diagnose(request: _Request, sight: Sight, probe: ProbeOutcome | None) -> Sight:
+    """Return what was seen, with what is wrong."""
+    from draftwise.watch.diagnose import Expectation, diagnose
+    from draftwise.watch.yardstick import Yardstick
+
+    pools = {pool: sight.of(pool) for pool in sight.pools if pool != "plain"}
+    expected = Expectation(yardstick=Yardstick(baseline=request.baseline))
+    found = diagnose(pools, expected, sight.of("plain"), replace(request.asked, probe=probe))
+    return replace(sight, findings=sight.findings + found)
 
 
 def _judge(sight: Sight | None) -> int:
