@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from draftwise.core import Baseline, Finding, InvalidSetup, Severity, UnreadableSource
+from draftwise.core import Baseline, Finding, InvalidSetup, Severity, UnreadableSource, Window
 
 if TYPE_CHECKING:
     from draftwise.cli._watching import Show
@@ -23,7 +23,7 @@ __all__ = ["watch"]
 
 _EXIT_GOOD, _EXIT_FINDING, _EXIT_UNREAD = 0, 1, 3
 _UNREAD = "server-unread"
-_AS_GIVEN = ("prometheus_url", "model", "log_file", "wants_probe", "own_prompts", "record_file")
+_AS_GIVEN = ("prometheus_url", "model", "log_file", "wants_probe", "own_prompts", "record_file", "since")
 
 
 @click.command(short_help="Is speculation helping a running service now? From its counters.")
@@ -48,6 +48,10 @@ _AS_GIVEN = ("prometheus_url", "model", "log_file", "wants_probe", "own_prompts"
 @click.option("--workload", "own_prompts", metavar="SPEC", help="Prompts of your own for the probe, beside 24 bundled.")
 @click.option("--record-baseline", "record_file", type=click.Path(path_type=Path), metavar="FILE",
               help="Write how the service is now: one window, and the probe four times.")  # fmt: skip
+@click.option("--since-rollout", "since", metavar="TIME|last",
+              help="With --prometheus: hold now against the minutes before a roll-out.")  # fmt: skip
+@click.option("--setup-before", "before_file", type=click.Path(path_type=Path), metavar="FILE",
+              help="The setup before the roll-out: what `upgrade` says of the step to --setup.")  # fmt: skip
 @click.option("--header", "headers", multiple=True, metavar="[POOL=]'NAME: VALUE'",
               help="Sent to the URLs; ${VARIABLE} is replaced. POOL is spec or plain.")  # fmt: skip
 @click.option("--api-key-env", "key_variables", multiple=True, metavar="[POOL=]NAME",
@@ -92,6 +96,9 @@ class _Request:
     own_prompts: str | None
     record_file: Path | None
     asked: Asked
+    since: str | None
+    about_step: tuple[Finding, ...]
+    """What `upgrade` says of the step between two setups."""
 
     @property
     def reads_log(self) -> bool:
@@ -115,8 +122,9 @@ def _read_request(given: Mapping[str, Any]) -> _Request:
         urls=pools,
         headers={pool: find_headers(headers, pool) for pool in pools},
         baseline=None if baseline_file is None else _read_baseline(baseline_file),
-        once=given["once"] or given["wants_probe"] or given["record_file"] is not None,
+        once=given["once"] or given["wants_probe"] or bool(given["record_file"] or given["since"]),
         asked=_read_asked(given),
+        about_step=_compare_setups(given["before_file"], given["setup_file"]),
         **{name: given[name] for name in _AS_GIVEN},
     )
     _check(request)
@@ -130,11 +138,23 @@ def _read_asked(given: Mapping[str, Any]) -> Asked:
     return read_asked(given["setup_file"], given["log_file"] if given["urls"] or given["prometheus_url"] else None)
 
 
+def _compare_setups(before: Path | None, after: Path | None) -> tuple[Finding, ...]:
+    if before is None:
+        return ()
+    if after is None:
+        raise click.UsageError("--setup-before is compared with --setup: give that, too.")
+    from draftwise.watch.rollout import compare_setups
+
+    return tuple(compare_setups(before, after))
+
+
 def _check(request: _Request) -> None:
     if sum(map(bool, (request.urls["spec"], request.prometheus_url, request.reads_log))) != 1:
         raise click.UsageError("Give the URLs of servers, or --prometheus, or --log.")
     if (request.wants_probe or request.record_file) and not request.urls["spec"]:
         raise click.UsageError("--probe and --record-baseline ask servers: give their URLs.")
+    if request.since is not None and request.prometheus_url is None:
+        raise click.UsageError("--since-rollout reads what was recorded before: give --prometheus.")
     if request.wants_probe and (request.baseline is None or not request.baseline.probe):
         raise click.UsageError("--probe compares: give a --baseline with a probe, as --record-baseline writes it.")
 
@@ -168,7 +188,7 @@ def _see_log(request: _Request, show: Show) -> Sight:
             sight = see_log(lines, name="stdin" if name == "-" else name)
     except OSError as error:
         raise _unreadable(name, error) from None
-    sight = _diagnose(request, sight, None)
+    sight = _diagnose(request, sight)
     show.show(sight)
     return sight
 
@@ -192,15 +212,34 @@ def _open(request: _Request) -> Watching:
 async def _watch(request: _Request, show: Show, interval_s: float) -> Sight | None:
     """Show what is seen until the operator ends it, and return the last of it."""
     sight = None
+    watching = _open(request)
     with suppress(asyncio.CancelledError):
-        async with aclosing(_open(request).sights(interval_s)) as sights:
+        async with aclosing(watching.sights(interval_s)) as sights:
             async for seen in sights:
                 findings, probe = await _ask(request, seen)
-                sight = _diagnose(request, replace(seen, findings=seen.findings + findings), probe)
+                notes, earlier = await _look_back(request, watching, seen)
+                seen = replace(seen, findings=(*seen.findings, *findings, *notes))
+                sight = _diagnose(request, seen, probe, earlier)
                 show.show(sight)
                 if request.once:
                     break
     return sight
+
+
+async def _look_back(request: _Request, watching: Watching, sight: Sight) -> tuple[tuple[Finding, ...], Window | None]:
+    """Return what changed with a roll-out, and the window before it, where that is asked for."""
+    from draftwise.watch.prometheus import PrometheusWatcher
+
+    if request.since is None or not isinstance(watching, PrometheusWatcher) or sight.findings:
+        return request.about_step, None
+    from draftwise.watch.rollout import parse_time, tell_rollout
+
+    rollout, windows = await watching.look_before(parse_time(request.since))
+    if rollout is None:
+        return request.about_step, None
+    before = Window.pooled(window for window in windows if window.pool != "plain")
+    after = Window.pooled(window for window in sight.recent if window.pool != "plain")
+    return (tell_rollout(rollout, before, after), *request.about_step), before
 
 
 async def _ask(request: _Request, sight: Sight) -> tuple[tuple[Finding, ...], ProbeOutcome | None]:
@@ -210,7 +249,6 @@ async def _ask(request: _Request, sight: Sight) -> tuple[tuple[Finding, ...], Pr
     if not urls or not (request.wants_probe or request.record_file):
         return (), None
     from draftwise.cli._probing import load_prompts, probe_servers, record
-    from draftwise.core import Window
 
     prompts, headers = load_prompts(request.own_prompts), request.headers["spec"]
     findings: tuple[Finding, ...] = ()
@@ -223,15 +261,20 @@ async def _ask(request: _Request, sight: Sight) -> tuple[tuple[Finding, ...], Pr
     return findings, outcome
 
 
-def _diagnose(request: _Request, sight: Sight, probe: ProbeOutcome | None) -> Sight:
-    """Return what was seen, with what is wrong."""
+def _diagnose(
+    request: _Request, sight: Sight, probe: ProbeOutcome | None = None, earlier: Window | None = None
+) -> Sight:
+    """Return what was seen, with what is wrong, and with what would be misread."""
     from draftwise.watch.diagnose import Expectation, diagnose
+    from draftwise.watch.misleading import find_misleading
     from draftwise.watch.yardstick import Yardstick
 
     pools = {pool: sight.of(pool) for pool in sight.pools if pool != "plain"}
-    expected = Expectation(yardstick=Yardstick(baseline=request.baseline))
+    expected = Expectation(yardstick=Yardstick(baseline=request.baseline), earlier=earlier)
     found = diagnose(pools, expected, sight.of("plain"), replace(request.asked, probe=probe))
-    return replace(sight, findings=sight.findings + found)
+    whole = (Window.pooled(windows) for windows in pools.values())
+    notes = (find_misleading(window) for window in whole if window is not None)
+    return replace(sight, findings=(*sight.findings, *found, *filter(None, notes)))
 
 
 def _judge(sight: Sight | None) -> int:
