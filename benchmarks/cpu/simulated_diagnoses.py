@@ -1,6 +1,6 @@
 """How often `draftwise watch` names what is wrong with a service, and how often it is silent where nothing is.
 
-    python benchmarks/cpu/simulated_diagnoses.py [--seeds 20] [--healthy 1000] [--out results/simulated_diagnoses.json]
+    python benchmarks/cpu/simulated_diagnoses.py [--seeds 20] [--healthy 1000] [--part faults]
 
 Services are simulated request by request (`tests/support/simulated_service.py`, which knows no rule), their pages of
 /metrics are read as `draftwise watch` reads them, and what `tests/support/production.py` plants is looked for.
@@ -11,8 +11,9 @@ from __future__ import annotations
 import argparse
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from itertools import product
 from math import exp
 from pathlib import Path
@@ -89,41 +90,62 @@ def judge_without(index: int, seeds: int) -> Iterator[dict[str, Any]]:
         yield {"fault": fault.diagnosis, "readings": name, "named first": dict(Counter(codes))}
 
 
+def judge_faults(given: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return a row for every fault."""
+    with ProcessPoolExecutor(given.workers) as pool:
+        return list(pool.map(judge_fault, range(len(PLANTED)), [given.seeds] * len(PLANTED)))
+
+
+def judge_pairs(given: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return a row for every pair."""
+    with ProcessPoolExecutor(given.workers) as pool:
+        return list(pool.map(judge_pair, range(len(PAIRS)), [max(given.seeds // 2, 1)] * len(PAIRS)))
+
+
+def judge_all_healthy(given: argparse.Namespace, wander: float) -> dict[str, Any]:
+    """Return what was said of healthy windows."""
+    with ProcessPoolExecutor(given.workers) as pool:
+        rows = list(pool.map(judge_healthy, range(given.healthy), [wander] * given.healthy, chunksize=10))
+    return {
+        "windows": len(rows),
+        "said": dict(Counter(code for _, codes in rows for code in codes)),
+        "not silent by regime": dict(Counter(f"{regime}: {codes}" for regime, codes in rows if codes != [SILENT])),
+    }
+
+
+PARTS: Mapping[str, Callable[[argparse.Namespace], Any]] = {
+    "faults": judge_faults,
+    "pairs": judge_pairs,
+    "healthy": partial(judge_all_healthy, wander=0.0),
+    "healthy, mix wanders by 0.25": partial(judge_all_healthy, wander=0.25),
+    "fewer readings": lambda given: [row for index in range(len(PLANTED)) for row in judge_without(index, 2)],
+}
+
+
 def main() -> None:
-    """Run all and write the results."""
+    """Run the parts that are asked for, and write them among the results of the others."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--healthy", type=int, default=1000)
+    parser.add_argument("--part", choices=PARTS, action="append", help="[default: all]")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "simulated_diagnoses.json")
     given = parser.parse_args()
-    with ProcessPoolExecutor(given.workers) as pool:
-        faults = list(pool.map(judge_fault, range(len(PLANTED)), [given.seeds] * len(PLANTED)))
-        pairs = list(pool.map(judge_pair, range(len(PAIRS)), [max(given.seeds // 2, 1)] * len(PAIRS)))
-        silent = {
-            wander: list(pool.map(judge_healthy, range(given.healthy), [wander] * given.healthy, chunksize=10))
-            for wander in (0.0, 0.25)
-        }
-        partial = [row for index in range(len(PLANTED)) for row in judge_without(index, 2)]
-    result = {
-        "faults": faults,
-        "pairs": pairs,
-        "healthy": {
-            f"mix wanders by {wander:g}": {
-                "windows": len(rows),
-                "said": dict(Counter(code for _, codes in rows for code in codes)),
-                "not silent by regime": dict(Counter(regime for regime, codes in rows if codes != [SILENT])),
-            }
-            for wander, rows in silent.items()
-        },
-        "with fewer readings": partial,
-    }
-    given.out.write_text(json.dumps(result, indent=1) + "\n")
-    first, of = sum(row["first"] for row in faults), sum(row["of"] for row in faults)
-    both, pair_of = sum(row["both in the top three"] for row in pairs), sum(row["of"] for row in pairs)
-    print(f"{len(faults)} faults: first {first} of {of}; {len(pairs)} pairs: both in the top three {both} of {pair_of}")
-    for name, row in result["healthy"].items():
-        print(f"healthy, {name}: {row['said']}")
+    for part in given.part or PARTS:
+        known = json.loads(given.out.read_text()) if given.out.exists() else {}
+        given.out.write_text(json.dumps(known | {part: PARTS[part](given)}, indent=1) + "\n")
+    for line in sum_up(json.loads(given.out.read_text())):
+        print(line)
+
+
+def sum_up(result: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line for each part."""
+    for part, column in (("faults", "first"), ("faults", "top three"), ("pairs", "both in the top three")):
+        rows = result.get(part, [])
+        yield f"{len(rows)} {part}: {column} {sum(row[column] for row in rows)} of {sum(row['of'] for row in rows)}"
+    for part, row in result.items():
+        if part.startswith("healthy"):
+            yield f"{part}: {row['windows']} windows, {row['said']}"
 
 
 if __name__ == "__main__":

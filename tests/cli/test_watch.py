@@ -160,9 +160,9 @@ def test_what_is_wrong_is_said_with_what_it_rests_on_and_what_to_do(baseline: Pa
         printed = seen(url, "--plain", plain, "--baseline", baseline)
     assert done.exit_code == 1
     assert "acceptance-fell" in done.output
-    assert "because " in done.output
-    assert "hence fell-below-break-even" in done.output
-    assert f"to tell: draftwise watch {url} --probe" in done.output
+    assert "acceptance length 1.13, expected 1.88" in done.output
+    assert "what follows from it: fell-below-break-even" in done.output
+    assert f"draftwise watch {url} --probe tells more" in done.output
     assert "acceptance-fell" in [finding["code"] for finding in printed["findings"]]
 
 

@@ -20,6 +20,7 @@ from draftwise.core import (
     Window,
 )
 from draftwise.watch.diagnose import Expectation
+from draftwise.watch.fingerprint import Fingerprint
 from draftwise.watch.yardstick import Yardstick
 from tests.support.production import BREAK_EVEN, CROSSOVER, PLAIN, SPEC, K, Server
 
@@ -112,3 +113,10 @@ def expect(*, earlier: Window | None = None, baseline: Baseline | None = None) -
 HEALTHY = make_window(SPEC)
 PLAIN_WINDOW = make_window(PLAIN, pool="plain", instance="p")
 EXPECTED = expect(earlier=HEALTHY, baseline=make_baseline())
+
+
+def make_fingerprint(num_changed: int, *, change: float = 0.0) -> Fingerprint:
+    """Return what a probe of 48 prompts says, of which some take other steps."""
+    return Fingerprint(
+        num_prompts=48, num_comparable=48, num_changed=num_changed, null=0.04, change=change, error=abs(change) / 10
+    )

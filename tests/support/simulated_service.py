@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, fields, replace
 import numpy as np
 from numba import njit
 
-PROMPT, OUTPUT, FIRST, DECAY, SHARED, ADAPTER = range(6)
+PROMPT, OUTPUT, FIRST, DECAY, SHARED, ADAPTER_OF_CLASS = range(6)
 CLASSES: Mapping[str, tuple[float, float, float, float, float, float]] = {
     # mean prompt and output tokens, log-odds of the first draft token, change by position, prefix share, adapter
     "code": (900.0, 320.0, 1.0, -0.05, 0.7, 0.0),
@@ -95,11 +95,15 @@ PLAIN = Server(speculates=0.0)
 _INDEX = {each.name: index for index, each in enumerate(fields(Server)) if each.name != "mix"}
 # fmt: off
 (RATE, STREAMS, K, SPECULATES, DRAFTS_ON, DRIFT, TAIL_DRIFT, GATE, PERFECT, DRAFTABLE, CUT, SPREAD, CONTEXT_LOSS,
- MACHINE, PREFILL, KV_TOKENS, RESERVE, MAX_RUNNING, LOST_BLOCK, ASLEEP, PROMPTS, OUTPUTS, SHARE, UPTIME) = _INDEX.values()
+ MACHINE, PREFILL, KV_TOKENS, RESERVE, MAX_RUNNING, LOST_BLOCK, ASLEEP, PROMPTS, OUTPUTS, SHARE,
+ UPTIME) = _INDEX.values()
 # fmt: on
 N_COUNTERS = len(COUNTERS) + POSITIONS
 _TABLE = np.array(list(CLASSES.values()))
-_CHUNK = 2048.0
+_BUDGET = 8192.0
+"""Tokens that one step prefills."""
+_NEVER = 1e18
+_FIRST_POSITION = len(COUNTERS)
 
 
 @njit(cache=True)
@@ -109,6 +113,197 @@ def _step_ms(p: np.ndarray, decoding: int, tokens: float, context: float, prefil
     if p[SPECULATES] > 0 and p[DRAFTS_ON] > 0 and decoding > 0:
         cost += p[K] * (0.3 + 0.0025 * decoding)
     return cost * p[MACHINE] * (1.0 + 0.03 * np.random.randn())
+
+
+# fmt: off
+(KIND, PROMPT_LENGTH, OUTPUT_LENGTH, DISPOSITION, IS_DRAFTED, IS_CUT, DONE, ARRIVED, SCHEDULED, FIRST_AT, TO_PREFILL,
+ RESERVED) = range(12)
+(GENERATED, DRAFTS, DRAFTED, ACCEPTED, FINISHED, FINISHED_TOKENS, PROMPT_TOKENS, DECODE_S, PREFILL_S, QUEUE_S,
+ FIRST_TOKEN_S, FIRST_TOKENS, ENGINE_STEPS, PREEMPTIONS, QUERIES, HITS, RUNNING, WAITING, KV, ADAPTER) = range(20)
+# fmt: on
+HEAD, TAIL, NUM_BACK, NUM_RUNNING, KV_USED, ARRIVAL = range(6)
+QUEUE = 200_000
+
+
+@njit(cache=True)
+def _draw_request(p: np.ndarray, row: np.ndarray, cumulative: np.ndarray, table: np.ndarray, arrived: float) -> None:
+    kind = min(np.searchsorted(cumulative, np.random.random()), len(cumulative) - 1)
+    row[:] = 0.0
+    row[KIND] = kind
+    row[PROMPT_LENGTH] = max(4.0, np.random.gamma(2.0, table[kind, PROMPT] * p[PROMPTS] / 2.0))
+    row[OUTPUT_LENGTH] = max(1.0, np.floor(np.random.gamma(2.5, table[kind, OUTPUT] * p[OUTPUTS] / 2.5)))
+    row[DISPOSITION] = np.random.randn() * p[SPREAD]
+    row[IS_DRAFTED] = 1.0 if np.random.random() < p[DRAFTABLE] else 0.0
+    row[IS_CUT] = 1.0 if np.random.random() < p[CUT] else 0.0
+    row[ARRIVED] = arrived
+    row[FIRST_AT] = -1.0
+
+
+@njit(cache=True)
+def _arrive(
+    p: np.ndarray, s: np.ndarray, queue: np.ndarray, cumulative: np.ndarray, table: np.ndarray, now: float
+) -> None:
+    """Queue what has arrived: at its time, or as soon as a stream of a closed loop is free."""
+    if p[RATE] == 0:
+        while s[TAIL] - s[HEAD] + s[NUM_RUNNING] + s[NUM_BACK] < p[STREAMS] and p[ASLEEP] == 0:
+            _draw_request(p, queue[int(s[TAIL]) % QUEUE], cumulative, table, now)
+            s[TAIL] += 1
+        return
+    while s[ARRIVAL] <= now and s[TAIL] - s[HEAD] < QUEUE - 1:
+        _draw_request(p, queue[int(s[TAIL]) % QUEUE], cumulative, table, s[ARRIVAL])
+        s[TAIL] += 1
+        s[ARRIVAL] += np.random.exponential(1.0 / p[RATE])
+
+
+@njit(cache=True)
+def _look_up_prefix(p: np.ndarray, c: np.ndarray, row: np.ndarray, table: np.ndarray) -> None:
+    share = min(0.98, table[int(row[KIND]), SHARED] * p[SHARE] * (0.4 + 1.2 * np.random.random()))
+    hit = np.floor(row[PROMPT_LENGTH] * share * (1.0 - p[LOST_BLOCK]) / 16.0) * 16.0
+    c[QUERIES] += row[PROMPT_LENGTH]
+    c[HITS] += hit
+    row[TO_PREFILL] = max(1.0, row[PROMPT_LENGTH] - hit)
+
+
+@njit(cache=True)
+def _admit(
+    p: np.ndarray,
+    s: np.ndarray,
+    c: np.ndarray,
+    queue: np.ndarray,
+    back: np.ndarray,
+    run: np.ndarray,
+    table: np.ndarray,
+    now: float,
+) -> None:
+    """Start requests while there is room, those first that were preempted."""
+    while s[NUM_RUNNING] < len(run) and p[ASLEEP] == 0 and (s[NUM_BACK] > 0 or s[TAIL] > s[HEAD]):
+        is_back = s[NUM_BACK] > 0
+        row = back[int(s[NUM_BACK]) - 1] if is_back else queue[int(s[HEAD]) % QUEUE]
+        need = row[PROMPT_LENGTH] + row[DONE] + p[RESERVE]
+        if s[KV_USED] + need > p[KV_TOKENS] and s[NUM_RUNNING] > 0:
+            return
+        mine = run[int(s[NUM_RUNNING])]
+        mine[:] = row
+        if is_back:
+            s[NUM_BACK] -= 1
+            mine[TO_PREFILL] = row[PROMPT_LENGTH] + row[DONE]
+        else:
+            s[HEAD] += 1
+            mine[SCHEDULED] = now
+            _look_up_prefix(p, c, mine, table)
+        mine[RESERVED] = p[RESERVE]
+        s[KV_USED] += need
+        s[NUM_RUNNING] += 1
+
+
+@njit(cache=True)
+def _draft_length(p: np.ndarray, row: np.ndarray) -> int:
+    if p[SPECULATES] == 0 or p[DRAFTS_ON] == 0 or row[IS_DRAFTED] == 0:
+        return 0
+    return int(min(p[K], 1.0)) if row[IS_CUT] > 0 else int(p[K])
+
+
+@njit(cache=True)
+def _plan_step(p: np.ndarray, run: np.ndarray, n: int) -> float:
+    """Return how long the next step takes, in seconds."""
+    tokens, context, prefill, decoding = 0.0, 0.0, 0.0, 0
+    for i in range(n):
+        context += run[i, PROMPT_LENGTH] + run[i, DONE]
+        if run[i, TO_PREFILL] > 0:
+            prefill += min(run[i, TO_PREFILL], max(0.0, _BUDGET - prefill))
+        else:
+            decoding += 1
+            tokens += 1.0 + (p[K] if _draft_length(p, run[i]) else 0.0)
+    return _step_ms(p, decoding, tokens, context, prefill) / 1000.0
+
+
+@njit(cache=True)
+def _verify(p: np.ndarray, c: np.ndarray, row: np.ndarray, table: np.ndarray) -> float:
+    """Return the tokens that one decoding step gives a request."""
+    k = _draft_length(p, row)
+    if k == 0:
+        return 1.0
+    c[DRAFTS] += 1
+    c[DRAFTED] += k
+    kind, emitted = int(row[KIND]), 1.0
+    far = max(0.0, np.log2((row[PROMPT_LENGTH] + row[DONE]) / 4000.0))
+    for position in range(k):
+        odds = table[kind, FIRST] + position * table[kind, DECAY] + row[DISPOSITION] + p[DRIFT] - p[CONTEXT_LOSS] * far
+        odds += p[TAIL_DRIFT] if position > 0 else 0.0
+        chance = 0.998 if p[PERFECT] > 0 else 1.0 / (1.0 + np.exp(-odds))
+        if p[GATE] > 0 or np.random.random() >= chance:
+            break
+        c[ACCEPTED] += 1
+        c[_FIRST_POSITION + position] += 1
+        emitted += 1.0
+    return emitted
+
+
+@njit(cache=True)
+def _prefill(c: np.ndarray, row: np.ndarray, budget: float, now: float) -> tuple[float, float]:
+    """Return what a prefilling request takes of the budget of tokens, and the tokens that it is given."""
+    chunk = min(row[TO_PREFILL], budget)
+    row[TO_PREFILL] -= chunk
+    if row[TO_PREFILL] > 0 or row[FIRST_AT] >= 0:
+        return chunk, 0.0
+    row[FIRST_AT] = now
+    c[FIRST_TOKEN_S] += now - row[ARRIVED]
+    c[FIRST_TOKENS] += 1
+    return chunk, 1.0
+
+
+@njit(cache=True)
+def _finish(c: np.ndarray, row: np.ndarray, now: float) -> None:
+    c[FINISHED] += 1
+    c[FINISHED_TOKENS] += row[OUTPUT_LENGTH]
+    c[PROMPT_TOKENS] += row[PROMPT_LENGTH]
+    c[DECODE_S] += now - row[FIRST_AT]
+    c[PREFILL_S] += row[FIRST_AT] - row[SCHEDULED]
+    c[QUEUE_S] += row[SCHEDULED] - row[ARRIVED]
+
+
+@njit(cache=True)
+def _advance(p: np.ndarray, s: np.ndarray, c: np.ndarray, run: np.ndarray, table: np.ndarray, now: float) -> None:
+    """Give every running request what the step computed for it."""
+    budget, i = _BUDGET, 0
+    while i < s[NUM_RUNNING]:
+        row = run[i]
+        if row[TO_PREFILL] > 0:
+            taken, emitted = _prefill(c, row, budget, now)
+            budget -= taken
+        else:
+            emitted = _verify(p, c, row, table)
+        if table[int(row[KIND]), ADAPTER_OF_CLASS] > 0:
+            c[ADAPTER] = now
+        emitted = min(emitted, row[OUTPUT_LENGTH] - row[DONE])
+        held = min(row[RESERVED], emitted)
+        row[RESERVED] -= held
+        row[DONE] += emitted
+        s[KV_USED] += emitted - held
+        c[GENERATED] += emitted
+        if row[DONE] >= row[OUTPUT_LENGTH]:
+            _finish(c, row, now)
+            _remove(s, run, i)
+        else:
+            i += 1
+
+
+@njit(cache=True)
+def _remove(s: np.ndarray, run: np.ndarray, i: int) -> None:
+    s[KV_USED] -= run[i, PROMPT_LENGTH] + run[i, DONE] + run[i, RESERVED]
+    run[i] = run[int(s[NUM_RUNNING]) - 1]
+    s[NUM_RUNNING] -= 1
+
+
+@njit(cache=True)
+def _preempt(p: np.ndarray, s: np.ndarray, c: np.ndarray, run: np.ndarray, back: np.ndarray) -> None:
+    """Set the newest requests back until the others fit."""
+    while s[KV_USED] > p[KV_TOKENS] and s[NUM_RUNNING] > 1:
+        newest = np.argmax(run[: int(s[NUM_RUNNING]), SCHEDULED])
+        back[int(s[NUM_BACK])] = run[newest]
+        s[NUM_BACK] += 1
+        _remove(s, run, newest)
+        c[PREEMPTIONS] += 1
 
 
 @njit(cache=True)
@@ -123,152 +318,27 @@ def simulate(p: np.ndarray, weights: np.ndarray, table: np.ndarray, scrapes: np.
         seed: of all draws.
     """
     np.random.seed(seed)
-    n_max = int(p[MAX_RUNNING])
-    queue_max = 200_000
-    out = np.zeros((len(scrapes), N_COUNTERS))
-    c = np.zeros(N_COUNTERS)
-    # of a request: class, prompt, output, disposition, draftable, cut, done, arrival, scheduled, first token, to prefill
-    queue = np.zeros((queue_max, 12))
-    head, tail = 0, 0
-    back = np.zeros((n_max + 1, 12))
-    n_back = 0
-    run = np.zeros((n_max, 12))
-    n = 0
-    now, index = 0.0, 0
-    arrival = np.random.exponential(1.0 / p[RATE]) if p[RATE] > 0 else 1e18
-    kv = 0.0
+    out, c, s = np.zeros((len(scrapes), N_COUNTERS)), np.zeros(N_COUNTERS), np.zeros(6)
+    queue, run = np.zeros((QUEUE, 12)), np.zeros((int(p[MAX_RUNNING]), 12))
+    back = np.zeros((len(run) + 1, 12))
     cumulative = np.cumsum(weights)
-    while True:
-        # arrivals
-        while arrival <= now or (p[RATE] == 0 and (tail - head) + n + n_back < p[STREAMS] and p[ASLEEP] == 0):
-            kind = min(np.searchsorted(cumulative, np.random.random()), len(weights) - 1)
-            row = queue[tail % queue_max]
-            row[0] = kind
-            row[1] = max(4.0, np.random.gamma(2.0, table[kind, PROMPT] * p[PROMPTS] / 2.0))
-            row[2] = max(1.0, np.floor(np.random.gamma(2.5, table[kind, OUTPUT] * p[OUTPUTS] / 2.5)))
-            row[3] = np.random.randn() * p[SPREAD]
-            row[4] = 1.0 if np.random.random() < p[DRAFTABLE] else 0.0
-            row[5] = 1.0 if np.random.random() < p[CUT] else 0.0
-            row[6] = 0.0
-            row[7] = arrival if p[RATE] > 0 else now
-            row[9] = -1.0
-            tail += 1
-            if p[RATE] > 0:
-                arrival += np.random.exponential(1.0 / p[RATE])
-            if tail - head >= queue_max - 1:
-                return out
-        # admission: preempted requests first
-        while n < n_max and p[ASLEEP] == 0 and (n_back > 0 or tail > head):
-            row = back[n_back - 1] if n_back > 0 else queue[head % queue_max]
-            need = row[1] + row[6] + p[RESERVE]
-            if kv + need > p[KV_TOKENS] and n > 0:
-                break
-            run[n] = row
-            if n_back > 0:
-                n_back -= 1
-                run[n, 10] = row[1] + row[6]
-            else:
-                head += 1
-                share = min(0.98, table[int(row[0]), SHARED] * p[SHARE] * (0.4 + 1.2 * np.random.random()))
-                hit = np.floor(row[1] * share * (1.0 - p[LOST_BLOCK]) / 16.0) * 16.0
-                c[14] += row[1]
-                c[15] += hit
-                run[n, 8] = now
-                run[n, 10] = max(1.0, row[1] - hit)
-            run[n, 11] = p[RESERVE]
-            kv += need
-            n += 1
-        if n == 0:
-            after = arrival if p[ASLEEP] == 0 else 1e18
-        else:
-            tokens, context, prefill, decoding = 0.0, 0.0, 0.0, 0
-            for i in range(n):
-                context += run[i, 1] + run[i, 6]
-                if run[i, 10] > 0:
-                    prefill += min(run[i, 10], max(0.0, 4 * _CHUNK - prefill))
-                else:
-                    decoding += 1
-                    tokens += 1.0
-                    if p[SPECULATES] > 0 and p[DRAFTS_ON] > 0 and run[i, 4] > 0:
-                        tokens += p[K]
-            after = now + _step_ms(p, decoding, tokens, context, prefill) / 1000.0
+    s[ARRIVAL] = np.random.exponential(1.0 / p[RATE]) if p[RATE] > 0 else _NEVER
+    now, index = 0.0, 0
+    while index < len(scrapes):
+        _arrive(p, s, queue, cumulative, table, now)
+        _admit(p, s, c, queue, back, run, table, now)
+        n = int(s[NUM_RUNNING])
+        after = now + _plan_step(p, run, n) if n else (s[ARRIVAL] if p[ASLEEP] == 0 else _NEVER)
         while index < len(scrapes) and scrapes[index] <= after:
-            c[16], c[17] = n, (tail - head) + n_back
-            c[18] = kv / p[KV_TOKENS]
+            c[RUNNING], c[WAITING], c[KV] = n, s[TAIL] - s[HEAD] + s[NUM_BACK], s[KV_USED] / p[KV_TOKENS]
             out[index] = c
             index += 1
-        if index == len(scrapes):
-            return out
         now = after
-        if n == 0:
-            continue
-        c[12] += 1
-        budget = 4 * _CHUNK
-        i = 0
-        while i < n:
-            r = run[i]
-            emitted = 0.0
-            if r[10] > 0:
-                chunk = min(r[10], budget)
-                budget -= chunk
-                r[10] -= chunk
-                if r[10] <= 0 and r[9] < 0:
-                    r[9] = now
-                    emitted = 1.0
-                    c[10] += now - r[7]
-                    c[11] += 1
-            else:
-                emitted = 1.0
-                if p[SPECULATES] > 0 and p[DRAFTS_ON] > 0 and r[4] > 0:
-                    k = int(min(p[K], 1.0 if r[5] > 0 else p[K]))
-                    c[1] += 1
-                    c[2] += k
-                    kind = int(r[0])
-                    far = max(0.0, np.log2((r[1] + r[6]) / 4000.0))
-                    for position in range(k):
-                        odds = table[kind, FIRST] + position * table[kind, DECAY] + r[3] + p[DRIFT]
-                        odds -= p[CONTEXT_LOSS] * far
-                        if position > 0:
-                            odds += p[TAIL_DRIFT]
-                        chance = 1.0 / (1.0 + np.exp(-odds))
-                        if p[PERFECT] > 0:
-                            chance = 0.998
-                        if p[GATE] > 0 or np.random.random() >= chance:
-                            break
-                        c[3] += 1
-                        c[20 + position] += 1
-                        emitted += 1.0
-            if table[int(r[0]), ADAPTER] > 0:
-                c[19] = now
-            emitted = min(emitted, r[2] - r[6])
-            r[6] += emitted
-            held = min(r[11], emitted)
-            r[11] -= held
-            kv += emitted - held
-            c[0] += emitted
-            if r[6] >= r[2]:
-                c[4] += 1
-                c[5] += r[2]
-                c[6] += r[1]
-                c[7] += now - r[9]
-                c[8] += r[9] - r[8]
-                c[9] += r[8] - r[7]
-                kv -= r[1] + r[6] + r[11]
-                run[i] = run[n - 1]
-                n -= 1
-            else:
-                i += 1
-        while kv > p[KV_TOKENS] and n > 1:
-            last = 0
-            for j in range(n):
-                if run[j, 8] > run[last, 8]:
-                    last = j
-            kv -= run[last, 1] + run[last, 6] + run[last, 11]
-            back[n_back] = run[last]
-            n_back += 1
-            run[last] = run[n - 1]
-            n -= 1
-            c[13] += 1
+        if n:
+            c[ENGINE_STEPS] += 1
+            _advance(p, s, c, run, table, now)
+            _preempt(p, s, c, run, back)
+    return out
 
 
 def run_server(server: Server, scrapes: np.ndarray, seed: int) -> np.ndarray:
@@ -316,7 +386,7 @@ def write_page(server: Server, row: np.ndarray, *, at_s: float, start_s: float) 
     lines = [f"vllm:{sample}{{{label}}} {counts[name]:.9g}" for name, sample in samples.items()]
     if server.speculates:
         per_pos = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
-        lines += [f'{per_pos}{{{label},position="{i}"}} {row[20 + i]:.0f}' for i in range(int(server.k))]
+        lines += [f'{per_pos}{{{label},position="{i}"}} {row[_FIRST_POSITION + i]:.0f}' for i in range(int(server.k))]
     lines.append(f'vllm:engine_sleep_state{{{label},sleep_state="awake"}} {0 if server.asleep else 1}')
     if counts["adapter_seen_s"]:
         name = 'max_lora="4",running_lora_adapters="sql",waiting_lora_adapters=""'

@@ -97,7 +97,7 @@ def test_a_disturbed_drafter_is_told_from_a_good_one(tmp_path: Path, monkeypatch
         )
         assert again.exit_code == 0, again.output
         printed = json.loads(again.stdout)
-        assert [finding["code"] for finding in printed["findings"]] == ["probe-same"]
+        assert [finding["code"] for finding in printed["findings"]] == ["no-traffic", "probe-same"]
 
     async def probe(url: str) -> None:
         done = await asyncio.to_thread(watch, url, "--baseline", baseline, "--probe", "--once", "--interval", "0.2")

@@ -12,8 +12,7 @@ from draftwise.backends.url import UrlBackend
 from draftwise.core import BackendError, Baseline, Finding, Severity, StorageError, Window, Workload
 from draftwise.measure.probe import load_probe, probe
 from draftwise.runs.row_files import write_whole
-from draftwise.watch.diagnose import ProbeOutcome
-from draftwise.watch.fingerprint import Fingerprint, judge_probe, take_answers, to_outcome
+from draftwise.watch.fingerprint import Fingerprint, judge_probe, take_answers
 from draftwise.watch.recording import record_baseline
 from draftwise.watch.watcher import unread
 from draftwise.workloads.loading import load_workloads
@@ -34,8 +33,8 @@ def load_prompts(own: str | None) -> tuple[Workload, ...]:
 
 async def probe_servers(
     urls: Sequence[str], workloads: Sequence[Workload], baseline: Baseline, headers: Mapping[str, str]
-) -> tuple[tuple[Finding, ...], ProbeOutcome | None]:
-    """Return what each server's answers say beside the baseline's, and all together; all are asked at once."""
+) -> tuple[tuple[Finding, Fingerprint | None], ...]:
+    """Return what each server's answers say beside the baseline's, with its fingerprint; all are asked at once."""
 
     async def judge(url: str) -> tuple[Finding, Fingerprint | None]:
         try:
@@ -43,8 +42,7 @@ async def probe_servers(
         except BackendError as error:
             return unread(url, error), None
 
-    judged = await asyncio.gather(*map(judge, urls))
-    return tuple(finding for finding, _ in judged), to_outcome(found for _, found in judged if found is not None)
+    return tuple(await asyncio.gather(*map(judge, urls)))
 
 
 async def record(

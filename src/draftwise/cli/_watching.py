@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
-from math import expm1
 from typing import Protocol
 
 import click
@@ -17,8 +16,9 @@ from rich.padding import Padding
 from rich.text import Text
 
 from draftwise.cli._console import open_console
+from draftwise.cli._diagnosing import PLAIN, render_diagnoses
 from draftwise.cli._findings import render_findings
-from draftwise.core import Diagnosis, Finding, Severity, Window
+from draftwise.core import Diagnosis, Finding, Window
 from draftwise.watch.rows import sight_to_dict
 from draftwise.watch.watcher import Sight
 from draftwise.watch.yardstick import Yardstick
@@ -27,10 +27,8 @@ __all__ = ["JsonShow", "LiveShow", "Show", "TextShow"]
 
 _BARS = "▁▂▃▄▅▆▇█"
 _MOST_BARS = 60
-_MOST_LIVE = 3
-"""Findings in the live view."""
-_STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.INFO: "cyan"}
-PLAIN = "plain"
+_MOST_FINDINGS = 3
+"""In the live view."""
 
 
 class Show(Protocol):
@@ -88,7 +86,8 @@ class TextShow:
             self._console.print(Text(_clock(sight), "dim"))
         for line in _list_rows(sight, self._yardstick):
             self._console.print(line, soft_wrap=True)
-        self._console.print(Group(*_render_findings(sight.findings)), soft_wrap=True)
+        for block in _render(sight.findings):
+            self._console.print(block)
         while self._unanswered:
             self._console.print(Text(self._unanswered.pop(0), "dim"), soft_wrap=True)
 
@@ -124,36 +123,17 @@ class LiveShow:
             yield from _rows_of(pool, sight, self._yardstick)
             if pool != PLAIN and pool in self._courses:
                 yield Padding(Text(draw_course(self._courses[pool]), "cyan"), (0, 0, 0, 7), expand=False)
-        yield from _render_findings(sight.findings[:_MOST_LIVE])
+        yield from _render(sight.findings[:_MOST_FINDINGS])
         yield from (Text(sentence, "dim") for sentence in self._unanswered)
 
 
-def _render_findings(findings: Sequence[Finding]) -> Iterator[RenderableType]:
-    """Yield findings in their order; what follows from another one is a line below it."""
-    consequences = [each for each in findings if isinstance(each, Diagnosis) and each.follows_from]
-    for finding in findings:
-        if not isinstance(finding, Diagnosis):
-            yield render_findings([finding])
-        elif not finding.follows_from:
-            yield _render_diagnosis(finding, [each for each in consequences if each.follows_from == finding.code])
-
-
-def _render_diagnosis(diagnosis: Diagnosis, consequences: Sequence[Diagnosis]) -> RenderableType:
-    """Return what is wrong, what it costs and rests on, what it may be, and what to do."""
-    cost = diagnosis.loss and f"costs {100 * expm1(diagnosis.loss):.0f} %"
-    lines = [
-        diagnosis.message,
-        *(f"because {each}" for each in diagnosis.evidence),
-        *(f"hence {each.code}: {each.message}" for each in consequences),
-        f"may be {', '.join(diagnosis.candidates)}" if diagnosis.candidates else "",
-        f"to tell: {diagnosis.settles}" if diagnosis.settles else "",
-    ]
-    style = _STYLES[diagnosis.severity]
-    return Group(
-        Text.assemble((f"  {diagnosis.code}", style), (f"  {diagnosis.where}", "bold"), f"  {cost}" if cost else ""),
-        *(Padding(Text(line), (0, 0, 0, 6), expand=False) for line in lines if line),
-        Padding(Text(f"fix: {diagnosis.fix}", "green"), (0, 0, 0, 6), expand=False),
-    )
+def _render(findings: Sequence[Finding]) -> Iterator[RenderableType]:
+    """Yield what is wrong, and what else is to be said."""
+    diagnoses = [each for each in findings if isinstance(each, Diagnosis)]
+    if diagnoses:
+        yield render_diagnoses(diagnoses)
+    if others := [each for each in findings if not isinstance(each, Diagnosis)]:
+        yield render_findings(others)
 
 
 def draw_course(values: Iterable[float]) -> str:

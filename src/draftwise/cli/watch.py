@@ -16,7 +16,8 @@ from draftwise.core import Baseline, Finding, InvalidSetup, Severity, Unreadable
 
 if TYPE_CHECKING:
     from draftwise.cli._watching import Show
-    from draftwise.watch.diagnose import Asked, ProbeOutcome
+    from draftwise.watch.diagnose import Asked
+    from draftwise.watch.fingerprint import Fingerprint
     from draftwise.watch.watcher import Sight, Watching
 
 __all__ = ["watch"]
@@ -39,10 +40,11 @@ _AS_GIVEN = ("prometheus_url", "model", "log_file", "wants_probe", "own_prompts"
 @click.option("--live", is_flag=True, help="One row a pool, kept up to date; Ctrl-C ends it.")
 @click.option("--prometheus", "prometheus_url", metavar="URL", help="Read what this Prometheus recorded of servers.")
 @click.option("--model", metavar="NAME", help="Label model_name of the service, with --prometheus.")
-@click.option("--log", "log_file", metavar="FILE|-",
-              help="Alone: read the statistics that vLLM logs. Beside URLs: a start-up log, for causes.")  # fmt: skip
+@click.option("--log", "log_file", metavar="FILE|-", help="Read the statistics that vLLM logs, to the end of the file.")
 @click.option("--setup", "setup_file", type=click.Path(path_type=Path), metavar="FILE",
-              help="The service's manifest or setup.json: `check` judges it, for causes.")  # fmt: skip
+              help="The service's manifest or setup.json: `check` of it tells causes apart.")  # fmt: skip
+@click.option("--start-log", type=click.Path(path_type=Path), metavar="FILE",
+              help="What a server logged when it started: it tells causes apart.")  # fmt: skip
 @click.option("--probe", "wants_probe", is_flag=True,
               help="Ask every URL a few prompts at temperature 0: are engine and drafter the baseline's?")  # fmt: skip
 @click.option("--workload", "own_prompts", metavar="SPEC", help="Prompts of your own for the probe, beside 24 bundled.")
@@ -76,7 +78,7 @@ def watch(*, interval_s: float, as_json: bool, live: bool, **given: Any) -> None
     request = _read_request(given)
     show = _make_show(request, as_json=as_json, live=live)
     with show.open():
-        sight = _see_log(request, show) if request.reads_log else asyncio.run(_watch(request, show, interval_s))
+        sight = _see_log(request, show) if request.log_file else asyncio.run(_watch(request, show, interval_s))
     sys.exit(_judge(sight))
 
 
@@ -100,11 +102,6 @@ class _Request:
     about_step: tuple[Finding, ...]
     """What `upgrade` says of the step between two setups."""
 
-    @property
-    def reads_log(self) -> bool:
-        """Whether the windows come from a log."""
-        return self.log_file is not None and not self.urls["spec"] and self.prometheus_url is None
-
 
 def _read_request(given: Mapping[str, Any]) -> _Request:
     """Return what is asked for.
@@ -115,6 +112,7 @@ def _read_request(given: Mapping[str, Any]) -> _Request:
     """
     from draftwise.cli._access import read_headers
     from draftwise.measure.access import find_headers
+    from draftwise.watch.configured import read_asked
 
     headers, baseline_file = read_headers(given), given["baseline_file"]
     pools = {"spec": given["urls"], "plain": given["plain_urls"]}
@@ -122,20 +120,13 @@ def _read_request(given: Mapping[str, Any]) -> _Request:
         urls=pools,
         headers={pool: find_headers(headers, pool) for pool in pools},
         baseline=None if baseline_file is None else _read_baseline(baseline_file),
-        once=given["once"] or given["wants_probe"] or bool(given["record_file"] or given["since"]),
-        asked=_read_asked(given),
+        once=given["once"] or given["wants_probe"] or any(given[name] for name in ("record_file", "since", "log_file")),
+        asked=read_asked(given["setup_file"], given["start_log"]),
         about_step=_compare_setups(given["before_file"], given["setup_file"]),
         **{name: given[name] for name in _AS_GIVEN},
     )
     _check(request)
     return request
-
-
-def _read_asked(given: Mapping[str, Any]) -> Asked:
-    """Return what files say beside the counters; a log that is read for its statistics is not one of them."""
-    from draftwise.watch.configured import read_asked
-
-    return read_asked(given["setup_file"], given["log_file"] if given["urls"] or given["prometheus_url"] else None)
 
 
 def _compare_setups(before: Path | None, after: Path | None) -> tuple[Finding, ...]:
@@ -149,7 +140,7 @@ def _compare_setups(before: Path | None, after: Path | None) -> tuple[Finding, .
 
 
 def _check(request: _Request) -> None:
-    if sum(map(bool, (request.urls["spec"], request.prometheus_url, request.reads_log))) != 1:
+    if sum(map(bool, (request.urls["spec"], request.prometheus_url, request.log_file))) != 1:
         raise click.UsageError("Give the URLs of servers, or --prometheus, or --log.")
     if (request.wants_probe or request.record_file) and not request.urls["spec"]:
         raise click.UsageError("--probe and --record-baseline ask servers: give their URLs.")
@@ -169,7 +160,7 @@ def _make_show(request: _Request, *, as_json: bool, live: bool) -> Show:
     if live:
         return LiveShow(yardstick, unanswered)
     make = JsonShow if as_json else TextShow
-    return make(yardstick, unanswered, once=request.once or request.reads_log)
+    return make(yardstick, unanswered, once=request.once)
 
 
 def _read_baseline(path: Path) -> Baseline:
@@ -180,6 +171,7 @@ def _read_baseline(path: Path) -> Baseline:
 
 
 def _see_log(request: _Request, show: Show) -> Sight:
+    from draftwise.cli._diagnosing import add_diagnoses
     from draftwise.watch.log import see_log
 
     name = request.log_file or ""
@@ -188,7 +180,7 @@ def _see_log(request: _Request, show: Show) -> Sight:
             sight = see_log(lines, name="stdin" if name == "-" else name)
     except OSError as error:
         raise _unreadable(name, error) from None
-    sight = _diagnose(request, sight)
+    sight = add_diagnoses(sight, request.baseline, request.asked)
     show.show(sight)
     return sight
 
@@ -216,24 +208,31 @@ async def _watch(request: _Request, show: Show, interval_s: float) -> Sight | No
     with suppress(asyncio.CancelledError):
         async with aclosing(watching.sights(interval_s)) as sights:
             async for seen in sights:
-                findings, probe = await _ask(request, seen)
-                notes, earlier = await _look_back(request, watching, seen)
-                seen = replace(seen, findings=(*seen.findings, *findings, *notes))
-                sight = _diagnose(request, seen, probe, earlier)
+                sight = await _judge_sight(request, watching, seen)
                 show.show(sight)
                 if request.once:
                     break
     return sight
 
 
+async def _judge_sight(request: _Request, watching: Watching, sight: Sight) -> Sight:
+    """Return what was seen with what is wrong, by all that was given and asked beside the counters."""
+    from draftwise.cli._diagnosing import add_diagnoses
+
+    findings, fingerprints = await _ask(request, sight)
+    notes, earlier = await _look_back(request, watching, sight)
+    whole = replace(sight, findings=(*sight.findings, *findings, *notes))
+    return add_diagnoses(whole, request.baseline, request.asked, fingerprints, earlier)
+
+
 async def _look_back(request: _Request, watching: Watching, sight: Sight) -> tuple[tuple[Finding, ...], Window | None]:
     """Return what changed with a roll-out, and the window before it, where that is asked for."""
-    from draftwise.watch.prometheus import PrometheusWatcher
-
-    if request.since is None or not isinstance(watching, PrometheusWatcher) or sight.findings:
+    if request.since is None or sight.findings:
         return request.about_step, None
+    from draftwise.watch.prometheus import PrometheusWatcher
     from draftwise.watch.rollout import parse_time, tell_rollout
 
+    assert isinstance(watching, PrometheusWatcher), "checked with the options"
     rollout, windows = await watching.look_before(parse_time(request.since))
     if rollout is None:
         return request.about_step, None
@@ -242,39 +241,25 @@ async def _look_back(request: _Request, watching: Watching, sight: Sight) -> tup
     return (tell_rollout(rollout, before, after), *request.about_step), before
 
 
-async def _ask(request: _Request, sight: Sight) -> tuple[tuple[Finding, ...], ProbeOutcome | None]:
-    """Return what the servers answer to the probe, where it is wanted."""
+async def _ask(request: _Request, sight: Sight) -> tuple[tuple[Finding, ...], tuple[Fingerprint, ...]]:
+    """Return what the servers answer to the probe, where it is wanted, and the fingerprints of these answers."""
     unread = {finding.where for finding in sight.findings}
     urls = [url for url in request.urls["spec"] if url.rstrip("/") not in unread]
     if not urls or not (request.wants_probe or request.record_file):
-        return (), None
+        return (), ()
     from draftwise.cli._probing import load_prompts, probe_servers, record
 
     prompts, headers = load_prompts(request.own_prompts), request.headers["spec"]
     findings: tuple[Finding, ...] = ()
-    outcome = None
+    fingerprints: tuple[Fingerprint, ...] = ()
     if request.wants_probe and request.baseline is not None:
-        findings, outcome = await probe_servers(urls, prompts, request.baseline, headers)
+        judged = await probe_servers(urls, prompts, request.baseline, headers)
+        findings = tuple(finding for finding, _ in judged)
+        fingerprints = tuple(each for _, each in judged if each is not None)
     if request.record_file is not None:
         window = Window.pooled(sight.of("spec"))
         findings += (await record(request.record_file, urls[0], prompts, window, request.baseline, headers),)
-    return findings, outcome
-
-
-def _diagnose(
-    request: _Request, sight: Sight, probe: ProbeOutcome | None = None, earlier: Window | None = None
-) -> Sight:
-    """Return what was seen, with what is wrong, and with what would be misread."""
-    from draftwise.watch.diagnose import Expectation, diagnose
-    from draftwise.watch.misleading import find_misleading
-    from draftwise.watch.yardstick import Yardstick
-
-    pools = {pool: sight.of(pool) for pool in sight.pools if pool != "plain"}
-    expected = Expectation(yardstick=Yardstick(baseline=request.baseline), earlier=earlier)
-    found = diagnose(pools, expected, sight.of("plain"), replace(request.asked, probe=probe))
-    whole = (Window.pooled(windows) for windows in pools.values())
-    notes = (find_misleading(window) for window in whole if window is not None)
-    return replace(sight, findings=(*sight.findings, *found, *filter(None, notes)))
+    return findings, fingerprints
 
 
 def _judge(sight: Sight | None) -> int:

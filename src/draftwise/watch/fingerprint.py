@@ -15,9 +15,8 @@ from statistics import fmean, stdev
 
 from draftwise.backends.probed import Probed
 from draftwise.core import Answer, Baseline, Finding, ProbeAnswer, Severity
-from draftwise.watch.diagnose import ProbeOutcome
 
-__all__ = ["Fingerprint", "compare_probe", "find_null", "judge_probe", "list_limits", "take_answers", "to_outcome"]
+__all__ = ["Fingerprint", "compare_probe", "find_null", "judge_probe", "list_limits", "take_answers"]
 
 _SURE = 0.01
 """Chance of so many changed prompts, or of so large a change, without a cause."""
@@ -79,15 +78,6 @@ class Fingerprint:
         share, count = max(self.null, _LEAST_NULL), self.num_comparable
         few = (comb(count, k) * share**k * (1 - share) ** (count - k) for k in range(self.num_changed))
         return 1.0 - sum(few)
-
-
-def to_outcome(fingerprints: Iterable[Fingerprint]) -> ProbeOutcome | None:
-    """Return what the probes of a pool's servers say together, the worst of them; None where none decides."""
-    decided = [found for found in fingerprints if found.differs is not None]
-    if not decided:
-        return None
-    worst = min(decided, key=lambda found: (not found.differs, found.change or 0.0))
-    return ProbeOutcome(differs=bool(worst.differs), change=worst.change or 0.0, summary=worst.summary)
 
 
 def take_answers(probed: Probed) -> tuple[ProbeAnswer, ...]:

@@ -8,13 +8,22 @@ from itertools import chain, combinations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.made_windows import ASKED_SPEC, HEALTHY, PLAIN_WINDOW, expect, make_baseline, make_window
+from tests.support.made_windows import (
+    ASKED_SPEC,
+    HEALTHY,
+    PLAIN_WINDOW,
+    expect,
+    make_baseline,
+    make_fingerprint,
+    make_window,
+)
 from tests.support.production import PLAIN, SPEC, Server
 
 from draftwise.core import Window
 from draftwise.facts.findings import all_findings, get_finding
-from draftwise.watch.diagnose import Asked, ProbeOutcome, diagnose
+from draftwise.watch.diagnose import Asked, diagnose
 from draftwise.watch.diagnose.diagnose import RULES
+from draftwise.watch.fingerprint import Fingerprint
 
 GIVEN = {
     "baseline": {"baseline", "break-even", "crossover", "curve", "k"},
@@ -40,7 +49,7 @@ def find_readings(options: tuple[str, ...], windows: list[Window]) -> set[str]:
     return readings | ({"wakes"} if any(window.sleeping for window in windows) else set())
 
 
-def judge(options: tuple[str, ...], windows: list[Window], plain: Window, probe: ProbeOutcome) -> list[str]:
+def judge(options: tuple[str, ...], windows: list[Window], plain: Window, probe: Fingerprint) -> list[str]:
     """Return the codes that are named with some of the readings."""
     expected = expect(
         earlier=HEALTHY if "earlier" in options else None, baseline=make_baseline() if "baseline" in options else None
@@ -75,12 +84,12 @@ servers = st.builds(
     preemptions=st.sampled_from([0.0, 0.3]),
     speculates=st.booleans(),
 )
-probes = st.builds(ProbeOutcome, differs=st.booleans(), change=st.sampled_from([-0.3, 0.0]))
+probes = st.builds(make_fingerprint, st.sampled_from([0, 2, 12, 48]), change=st.sampled_from([-0.3, 0.0]))
 
 
 @given(st.lists(servers, min_size=1, max_size=3), servers, probes, st.sampled_from(OPTIONS), st.booleans())
 def test_what_is_named_had_every_reading_that_it_needs(
-    spec: list[Server], plain: Server, probe: ProbeOutcome, options: tuple[str, ...], sleeps: bool
+    spec: list[Server], plain: Server, probe: Fingerprint, options: tuple[str, ...], sleeps: bool
 ) -> None:
     windows = [make_window(each, instance=f"s{i}", sleeping=sleeps) for i, each in enumerate(spec)]
     beside = make_window(replace(plain, speculates=False), pool="plain", instance="p")
@@ -97,7 +106,7 @@ SLOWER = make_window(replace(SPEC, step_s=0.04))
 SLOWER_PLAIN = make_window(replace(PLAIN, step_s=0.03), pool="plain", instance="p")
 HITS = make_window(replace(SPEC, prefix_hits=0.3))
 ZERO = make_window(replace(SPEC, positions=(0.0,) * 3))
-DIFFERS = ProbeOutcome(differs=True, change=-0.3)
+DIFFERS = make_fingerprint(44, change=-0.3)
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.support.made_windows import ASKED_SPEC, EXPECTED, HEALTHY, PLAIN_WINDOW, make_window
+from tests.support.made_windows import ASKED_SPEC, EXPECTED, HEALTHY, PLAIN_WINDOW, make_fingerprint, make_window
 from tests.support.production import FAULTS, PLAIN, SPEC, Fault, Server
 
 from draftwise.core import Diagnosis, ServerLoad, SpecConfig, Window
-from draftwise.watch.diagnose import Asked, ProbeOutcome, diagnose
+from draftwise.watch.diagnose import Asked, diagnose
 
-SAME = ProbeOutcome(differs=False, summary="1 of 48 prompts takes other steps")
-DIFFERS = ProbeOutcome(differs=True, change=-0.3, summary="44 of 48 prompts take other steps")
+SAME = make_fingerprint(1)
+DIFFERS = make_fingerprint(44, change=-0.3)
 ASKED = Asked(spec=ASKED_SPEC, probe=SAME)
 
 

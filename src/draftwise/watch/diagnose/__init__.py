@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from draftwise.watch.diagnose.case import Asked, Expectation, ProbeOutcome
+from draftwise.watch.diagnose.case import Asked, Expectation
 from draftwise.watch.diagnose.diagnose import diagnose
 
-__all__ = ["Asked", "Expectation", "ProbeOutcome", "diagnose"]
+__all__ = ["Asked", "Expectation", "diagnose"]

@@ -229,7 +229,7 @@ def _find_drafter_changed(case: Case) -> Found | None:
     return Found(
         message="The drafter or the engine is another one than the baseline's: its probe takes other steps.",
         evidence=(probe.summary, *(found.evidence if found else ())),
-        loss=max(found.loss or 0.0 if found else 0.0, -probe.change),
+        loss=max(found.loss or 0.0 if found else 0.0, -(probe.change or 0.0)),
     )
 
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from draftwise.core import ServerLoad, SpecConfig, Window
+from draftwise.watch.fingerprint import Fingerprint
 from draftwise.watch.yardstick import Yardstick
 
-__all__ = ["Asked", "Case", "Expectation", "ProbeOutcome"]
+__all__ = ["Asked", "Case", "Expectation"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,18 +37,6 @@ class Expectation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeOutcome:
-    """What the prompts of the baseline's probe say of the engine and the drafter, whatever the traffic is."""
-
-    differs: bool
-    """Whether they take other steps, or are accepted less, than repeats without a cause do."""
-    change: float = 0.0
-    """Logarithm of their tokens per step over the baseline's."""
-    summary: str = ""
-    """Such as `44 of 48 prompts take other steps (2 without a cause)`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
     """What was given or found out beside the counters; None is not asked, and decides nothing."""
 
@@ -57,7 +46,8 @@ class Asked:
     """What `draftwise check` and `inspect` say of their setup: messages by code."""
     log: str | None = None
     """Text of a server's start-up log."""
-    probe: ProbeOutcome | None = None
+    probe: Fingerprint | None = None
+    """How the answers to the prompts of the baseline's probe differ from those that it has."""
 
     @property
     def schedule(self) -> Sequence[tuple[int, int, int]]:
@@ -129,7 +119,7 @@ class Case:
             "break-even": yardstick.break_even is not None,
             "crossover": yardstick.crossover is not None,
             "plain": self.plain is not None,
-            "probe": asked.probe is not None,
+            "probe": asked.probe is not None and asked.probe.differs is not None,
             "config": asked.rulings is not None,
             "log": asked.log is not None,
             "method": self.method is not None,

@@ -28,7 +28,7 @@ _SETTLED_BY = {
     "baseline": "draftwise watch {url} --baseline FILE",
     "curve": "draftwise watch {url} --baseline FILE",
     "config": "draftwise watch {url} --setup FILE",
-    "log": "draftwise watch {url} --log FILE",
+    "log": "draftwise watch {url} --start-log FILE",
 }
 """The command that brings a reading."""
 

@@ -1,0 +1,70 @@
+"""The diagnoses of `draftwise watch`: made of what was seen and what was given beside it, and shown in a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from math import expm1
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.text import Text
+
+from draftwise.cli._findings import MARKS
+from draftwise.core import Baseline, Diagnosis, Window
+from draftwise.watch.diagnose import Asked, Expectation, diagnose
+from draftwise.watch.fingerprint import Fingerprint
+from draftwise.watch.misleading import find_misleading
+from draftwise.watch.watcher import Sight
+from draftwise.watch.yardstick import Yardstick
+
+__all__ = ["PLAIN", "add_diagnoses", "render_diagnoses"]
+
+PLAIN = "plain"
+
+
+def add_diagnoses(
+    sight: Sight,
+    baseline: Baseline | None,
+    asked: Asked,
+    fingerprints: Sequence[Fingerprint] = (),
+    earlier: Window | None = None,
+) -> Sight:
+    """Return what was seen with what is wrong, the diagnoses first, and with what would be misread, last.
+
+    Args:
+        sight: what was seen.
+        baseline: what the pools are held against.
+        asked: what was given beside the counters.
+        fingerprints: of the servers that were probed.
+        earlier: window of a time that was good, such as before a roll-out.
+    """
+    pools = {pool: sight.of(pool) for pool in sight.pools if pool != PLAIN}
+    probe = max(fingerprints, key=lambda each: (each.differs is not None, bool(each.differs)), default=None)
+    expected = Expectation(yardstick=Yardstick(baseline=baseline), earlier=earlier)
+    found = diagnose(pools, expected, sight.of(PLAIN), replace(asked, probe=probe))
+    wholes = filter(None, map(Window.pooled, pools.values()))
+    notes = filter(None, map(find_misleading, wholes))
+    return replace(sight, findings=(*found, *sight.findings, *notes))
+
+
+def render_diagnoses(diagnoses: Iterable[Diagnosis]) -> RenderableType:
+    """Return what is wrong, what costs most first: the message, what it rests on, what to do, and what it may be."""
+    found = list(diagnoses)
+    follow = {each.code: [other.code for other in found if other.follows_from == each.code] for each in found}
+    return Group(*(line for each in found if not each.follows_from for line in _list_lines(each, follow[each.code])))
+
+
+def _list_lines(diagnosis: Diagnosis, follow: Sequence[str]) -> Iterator[RenderableType]:
+    mark, style = MARKS[diagnosis.severity]
+    head = Text.assemble((f"{mark} {diagnosis.code}", style), (f"  {diagnosis.where}", "dim"))
+    if diagnosis.loss:
+        head.append(f"  costs {expm1(diagnosis.loss):.0%} more time a token", "bold")
+    yield head
+    details = [(diagnosis.message, ""), ("; ".join(diagnosis.evidence), "dim"), (f"fix: {diagnosis.fix}", "")]
+    if follow:
+        details.append((f"what follows from it: {', '.join(follow)}", "dim"))
+    if diagnosis.candidates:
+        tells = f"; {diagnosis.settles} tells more" if diagnosis.settles else ""
+        details.append((f"it may be: {', '.join(diagnosis.candidates)}{tells}", "dim"))
+    yield from (Padding(Text(text, style), (0, 0, 0, 4), expand=False) for text, style in details if text)
