@@ -67,6 +67,10 @@ def test_what_is_not_known_of_a_side_is_said() -> None:
     assert "1970-01-01T00:00:00Z to 1970-01-01T00:01:00Z" in tell_rollout(rollout, None, None).message
 
 
+def test_starts_that_nobody_recorded_are_no_roll_out() -> None:
+    assert tell_rollout(None, None, None).code == "rollout-unknown"
+
+
 def test_upgrade_says_what_the_step_changes(tmp_path: Path) -> None:
     setups = []
     for version in ("0.13.0", "0.33.0"):

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing, nullcontext, suppress
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -119,7 +120,7 @@ def _read_request(given: Mapping[str, Any]) -> _Request:
     request = _Request(
         urls=pools,
         headers={pool: find_headers(headers, pool) for pool in pools},
-        baseline=None if baseline_file is None else _read_baseline(baseline_file),
+        baseline=None if baseline_file is None else _read_baseline(baseline_file, given["setup_file"]),
         once=given["once"] or given["wants_probe"] or any(given[name] for name in ("record_file", "since", "log_file")),
         asked=read_asked(given["setup_file"], given["start_log"]),
         about_step=_compare_setups(given["before_file"], given["setup_file"]),
@@ -163,11 +164,22 @@ def _make_show(request: _Request, *, as_json: bool, live: bool) -> Show:
     return make(yardstick, unanswered, once=request.once)
 
 
-def _read_baseline(path: Path) -> Baseline:
+def _read_baseline(path: Path, setup_file: Path | None) -> Baseline:
+    """Return the baseline, which is not of another setup than the one that is given beside it."""
     try:
-        return Baseline.from_json(path.read_text(encoding="utf-8"), where=str(path))
+        baseline = Baseline.from_json(path.read_text(encoding="utf-8"), where=str(path))
+        is_setup = setup_file is not None and setup_file.suffix == ".json"
+        found = sha256(setup_file.read_bytes()).hexdigest() if is_setup and setup_file is not None else ""
     except (OSError, UnicodeDecodeError) as error:
         raise _unreadable(path, error) from None
+    if found and baseline.setup_sha256 and found != baseline.setup_sha256:
+        raise InvalidSetup.because(
+            "baseline-of-other-setup",
+            f"{path} is the baseline of another setup than {setup_file}: its numbers say nothing of this one.",
+            where="--baseline",
+            fix="Give the baseline.json that lies beside the setup, or leave --setup out.",
+        )
+    return baseline
 
 
 def _see_log(request: _Request, show: Show) -> Sight:
@@ -234,21 +246,19 @@ async def _look_back(request: _Request, watching: Watching, sight: Sight) -> tup
 
     assert isinstance(watching, PrometheusWatcher), "checked with the options"
     rollout, windows = await watching.look_before(parse_time(request.since))
-    if rollout is None:
-        return request.about_step, None
-    before = Window.pooled(window for window in windows if window.pool != "plain")
-    after = Window.pooled(window for window in sight.recent if window.pool != "plain")
+    before, after = (Window.pooled(each for each in side if each.pool != "plain") for side in (windows, sight.recent))
     return (tell_rollout(rollout, before, after), *request.about_step), before
 
 
 async def _ask(request: _Request, sight: Sight) -> tuple[tuple[Finding, ...], tuple[Fingerprint, ...]]:
     """Return what the servers answer to the probe, where it is wanted, and the fingerprints of these answers."""
     unread = {finding.where for finding in sight.findings}
-    urls = [url for url in request.urls["spec"] if url.rstrip("/") not in unread]
-    if not urls or not (request.wants_probe or request.record_file):
+    if not (request.wants_probe or request.record_file):
         return (), ()
     from draftwise.cli._probing import load_prompts, probe_servers, record
+    from draftwise.watch.pages import name_server
 
+    urls = [url for url in map(name_server, request.urls["spec"]) if url not in unread]
     prompts, headers = load_prompts(request.own_prompts), request.headers["spec"]
     findings: tuple[Finding, ...] = ()
     fingerprints: tuple[Fingerprint, ...] = ()
@@ -256,7 +266,7 @@ async def _ask(request: _Request, sight: Sight) -> tuple[tuple[Finding, ...], tu
         judged = await probe_servers(urls, prompts, request.baseline, headers)
         findings = tuple(finding for finding, _ in judged)
         fingerprints = tuple(each for _, each in judged if each is not None)
-    if request.record_file is not None:
+    if request.record_file is not None and urls:
         window = Window.pooled(sight.of("spec"))
         findings += (await record(request.record_file, urls[0], prompts, window, request.baseline, headers),)
     return findings, fingerprints

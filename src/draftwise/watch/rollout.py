@@ -66,8 +66,16 @@ def find_rollout(starts_s: Sequence[float], at_s: float | None) -> RollOut | Non
     return RollOut(began_s=min(together), ended_s=newest, num_servers=len(together))
 
 
-def tell_rollout(rollout: RollOut, before: Window | None, after: Window | None) -> Finding:
+def tell_rollout(rollout: RollOut | None, before: Window | None, after: Window | None) -> Finding:
     """Return what changed from before a roll-out to after it, as a note; what it means is for the diagnoses to say."""
+    if rollout is None:
+        return Finding(
+            code="rollout-unknown",
+            severity=Severity.WARNING,
+            message="Nothing recorded says when the servers were started, so that no roll-out is known.",
+            where="--since-rollout",
+            fix="Give the time at which it began.",
+        )
     span = " to ".join(dict.fromkeys(_clock(at_s) for at_s in (rollout.began_s, rollout.ended_s)))
     text = f"{rollout.num_servers} servers that run now were started in the roll-out of {span}."
     if before is None or after is None:
