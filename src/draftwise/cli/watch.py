@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from draftwise.cli._baseline import read_baseline
 from draftwise.core import Baseline, Finding, InvalidSetup, Severity, UnreadableSource, Window
 
 if TYPE_CHECKING:
@@ -120,13 +121,15 @@ def _read_request(given: Mapping[str, Any]) -> _Request:
     request = _Request(
         urls=pools,
         headers={pool: find_headers(headers, pool) for pool in pools},
-        baseline=None if baseline_file is None else _read_baseline(baseline_file, given["setup_file"]),
+        baseline=None if baseline_file is None else read_baseline(baseline_file),
         once=given["once"] or given["wants_probe"] or any(given[name] for name in ("record_file", "since", "log_file")),
         asked=read_asked(given["setup_file"], given["start_log"]),
         about_step=_compare_setups(given["before_file"], given["setup_file"]),
         **{name: given[name] for name in _AS_GIVEN},
     )
     _check(request)
+    if request.baseline is not None and given["setup_file"] is not None:
+        _check_owner(request.baseline, given["setup_file"])
     return request
 
 
@@ -164,22 +167,16 @@ def _make_show(request: _Request, *, as_json: bool, live: bool) -> Show:
     return make(yardstick, unanswered, once=request.once)
 
 
-def _read_baseline(path: Path, setup_file: Path | None) -> Baseline:
-    """Return the baseline, which is not of another setup than the one that is given beside it."""
-    try:
-        baseline = Baseline.from_json(path.read_text(encoding="utf-8"), where=str(path))
-        is_setup = setup_file is not None and setup_file.suffix == ".json"
-        found = sha256(setup_file.read_bytes()).hexdigest() if is_setup and setup_file is not None else ""
-    except (OSError, UnicodeDecodeError) as error:
-        raise _unreadable(path, error) from None
-    if found and baseline.setup_sha256 and found != baseline.setup_sha256:
+def _check_owner(baseline: Baseline, setup_file: Path) -> None:
+    """Refuse the baseline of another setup than the setup.json that is given; a manifest has no digest to compare."""
+    digest = sha256(setup_file.read_bytes()).hexdigest()
+    if setup_file.suffix == ".json" and baseline.setup_sha256 not in ("", digest):
         raise InvalidSetup.because(
             "baseline-of-other-setup",
-            f"{path} is the baseline of another setup than {setup_file}: its numbers say nothing of this one.",
+            f"The baseline is of another setup than {setup_file}: its numbers say nothing of this one.",
             where="--baseline",
             fix="Give the baseline.json that lies beside the setup, or leave --setup out.",
         )
-    return baseline
 
 
 def _see_log(request: _Request, show: Show) -> Sight:
