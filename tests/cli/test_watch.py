@@ -119,8 +119,10 @@ def test_a_prometheus_that_is_not_there_is_a_finding() -> None:
     ("arguments", "said"),
     [
         ([], "Give the URLs of servers, or --prometheus, or --log."),
-        (["http://a", "--log", "-"], "Give the URLs of servers, or --prometheus, or --log."),
+        (["http://a", "--prometheus", "http://b"], "Give the URLs of servers, or --prometheus, or --log."),
         (["http://a", "--json", "--live"], "not both"),
+        (["http://a", "--probe"], "give a --baseline with a probe"),
+        (["--log", "-", "--record-baseline", "b.json"], "ask servers: give their URLs"),
     ],
 )
 def test_what_does_not_go_together_is_refused(arguments: list[str], said: str) -> None:
@@ -136,6 +138,14 @@ def test_bad_input_names_its_fix(tmp_path: Path) -> None:
     assert done.exit_code == 2
     assert "is no baseline that this version of draftwise reads" in done.output
     assert run("http://127.0.0.1:1", "--baseline", tmp_path / "nothing", "--once").exit_code == 2
+
+
+def test_a_baseline_of_another_setup_is_refused(tmp_path: Path, baseline: Path) -> None:
+    setup = tmp_path / "setup.json"
+    setup.write_text('{"target": "m", "engine_version": "0.33.0"}')
+    done = run("http://127.0.0.1:1", "--baseline", baseline, "--setup", setup, "--once")
+    assert done.exit_code == 1
+    assert "is of another setup" in done.output
 
 
 def test_the_live_view_keeps_one_row_a_pool_and_draws_its_course() -> None:
@@ -179,3 +189,14 @@ def test_a_setup_and_a_start_log_tell_causes_apart(baseline: Path, tmp_path: Pat
     assert codes == (["async-off", "step-cost-up"] if codes else [])  # this baseline has no curve
     assert run(url, "--start-log", tmp_path / "none", "--once").exit_code == 2
     assert run(url, "--setup", tmp_path / "none", "--once").exit_code == 2
+
+
+def test_a_lost_flag_is_found_and_the_setup_says_why(tmp_path: Path) -> None:
+    config = '{"method": "ngram", "num_speculative_tokens": 3}'
+    given = f"vllm serve m --speculative-config '{config}' --speculative-config '{config}'\n"
+    (tmp_path / "run.sh").write_text(given)
+    with serving(PLAIN) as (url,):
+        done = run(url, "--setup", tmp_path / "run.sh", "--once", "--interval", "0.2")
+    assert done.exit_code == 1
+    assert "spec-off" in done.output
+    assert "does not speculate" in done.output

@@ -5,57 +5,47 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from math import expm1
-from pathlib import Path
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
 from draftwise.cli._findings import MARKS
-from draftwise.core import Baseline, Diagnosis, UnreadableSource
+from draftwise.core import Baseline, Diagnosis, Window
 from draftwise.watch.diagnose import Asked, Expectation, diagnose
 from draftwise.watch.fingerprint import Fingerprint
+from draftwise.watch.misleading import find_misleading
 from draftwise.watch.watcher import Sight
 from draftwise.watch.yardstick import Yardstick
 
-__all__ = ["PLAIN", "add_diagnoses", "read_asked", "render_diagnoses"]
+__all__ = ["PLAIN", "add_diagnoses", "render_diagnoses"]
 
 PLAIN = "plain"
 
 
-def read_asked(setup_file: Path | None, start_log: Path | None) -> Asked:
-    """Return what is given of the servers' setup and of how they started.
-
-    Raises:
-        UnreadableSource: a file cannot be read, or holds no setup.
-    """
-    log = None if start_log is None else _read(start_log)
-    if setup_file is None:
-        return Asked(log=log)
-    from draftwise.deploy.verify.manifests import read_setup
-    from draftwise.plan.check import check
-
-    setup = read_setup(setup_file)
-    rulings = {finding.code: finding.message for finding in check(setup, nearest=True).findings}
-    return Asked(spec=setup.spec, rulings=rulings, log=log)
-
-
 def add_diagnoses(
-    sight: Sight, baseline: Baseline | None, asked: Asked, fingerprints: Sequence[Fingerprint] = ()
+    sight: Sight,
+    baseline: Baseline | None,
+    asked: Asked,
+    fingerprints: Sequence[Fingerprint] = (),
+    earlier: Window | None = None,
 ) -> Sight:
-    """Return what was seen with what is wrong, the diagnoses first.
+    """Return what was seen with what is wrong, the diagnoses first, and with what would be misread, last.
 
     Args:
         sight: what was seen.
         baseline: what the pools are held against.
         asked: what was given beside the counters.
         fingerprints: of the servers that were probed.
+        earlier: window of a time that was good, such as before a roll-out.
     """
     pools = {pool: sight.of(pool) for pool in sight.pools if pool != PLAIN}
     probe = max(fingerprints, key=lambda each: (each.differs is not None, bool(each.differs)), default=None)
-    expected = Expectation(yardstick=Yardstick(baseline=baseline))
+    expected = Expectation(yardstick=Yardstick(baseline=baseline), earlier=earlier)
     found = diagnose(pools, expected, sight.of(PLAIN), replace(asked, probe=probe))
-    return replace(sight, findings=(*found, *sight.findings))
+    wholes = filter(None, map(Window.pooled, pools.values()))
+    notes = filter(None, map(find_misleading, wholes))
+    return replace(sight, findings=(*found, *sight.findings, *notes))
 
 
 def render_diagnoses(diagnoses: Iterable[Diagnosis]) -> RenderableType:
@@ -78,12 +68,3 @@ def _list_lines(diagnosis: Diagnosis, follow: Sequence[str]) -> Iterator[Rendera
         tells = f"; {diagnosis.settles} tells more" if diagnosis.settles else ""
         details.append((f"it may be: {', '.join(diagnosis.candidates)}{tells}", "dim"))
     yield from (Padding(Text(text, style), (0, 0, 0, 4), expand=False) for text, style in details if text)
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise UnreadableSource.because(
-            "unreadable-file", f"{path} cannot be read ({error}).", where=str(path)
-        ) from None

@@ -7,13 +7,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing, nullcontext, suppress
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from draftwise.cli._baseline import read_baseline
-from draftwise.core import Baseline, Finding, InvalidSetup, Severity, UnreadableSource
+from draftwise.core import Baseline, Finding, InvalidSetup, Severity, UnreadableSource, Window
 
 if TYPE_CHECKING:
     from draftwise.cli._watching import Show
@@ -25,7 +26,7 @@ __all__ = ["watch"]
 
 _EXIT_GOOD, _EXIT_FINDING, _EXIT_UNREAD = 0, 1, 3
 _UNREAD = "server-unread"
-_AS_GIVEN = ("prometheus_url", "model", "log_file", "wants_probe", "own_prompts", "record_file")
+_AS_GIVEN = ("prometheus_url", "model", "log_file", "wants_probe", "own_prompts", "record_file", "since")
 
 
 @click.command(short_help="Is speculation helping a running service now? From its counters.")
@@ -42,15 +43,19 @@ _AS_GIVEN = ("prometheus_url", "model", "log_file", "wants_probe", "own_prompts"
 @click.option("--prometheus", "prometheus_url", metavar="URL", help="Read what this Prometheus recorded of servers.")
 @click.option("--model", metavar="NAME", help="Label model_name of the service, with --prometheus.")
 @click.option("--log", "log_file", metavar="FILE|-", help="Read the statistics that vLLM logs, to the end of the file.")
+@click.option("--setup", "setup_file", type=click.Path(path_type=Path), metavar="FILE",
+              help="The service's manifest or setup.json: `check` of it tells causes apart.")  # fmt: skip
+@click.option("--start-log", type=click.Path(path_type=Path), metavar="FILE",
+              help="What a server logged when it started: it tells causes apart.")  # fmt: skip
 @click.option("--probe", "wants_probe", is_flag=True,
               help="Ask every URL a few prompts at temperature 0: are engine and drafter the baseline's?")  # fmt: skip
 @click.option("--workload", "own_prompts", metavar="SPEC", help="Prompts of your own for the probe, beside 24 bundled.")
 @click.option("--record-baseline", "record_file", type=click.Path(path_type=Path), metavar="FILE",
               help="Write how the service is now: one window, and the probe four times.")  # fmt: skip
-@click.option("--setup", "setup_file", type=click.Path(path_type=Path), metavar="FILE",
-              help="setup.json of the servers: `draftwise check` of it tells causes apart.")  # fmt: skip
-@click.option("--start-log", type=click.Path(path_type=Path), metavar="FILE",
-              help="What a server logged when it started: it tells causes apart.")  # fmt: skip
+@click.option("--since-rollout", "since", metavar="TIME|last",
+              help="With --prometheus: hold now against the minutes before a roll-out.")  # fmt: skip
+@click.option("--setup-before", "before_file", type=click.Path(path_type=Path), metavar="FILE",
+              help="The setup before the roll-out: what `upgrade` says of the step to --setup.")  # fmt: skip
 @click.option("--header", "headers", multiple=True, metavar="[POOL=]'NAME: VALUE'",
               help="Sent to the URLs; ${VARIABLE} is replaced. POOL is spec or plain.")  # fmt: skip
 @click.option("--api-key-env", "key_variables", multiple=True, metavar="[POOL=]NAME",
@@ -95,6 +100,9 @@ class _Request:
     own_prompts: str | None
     record_file: Path | None
     asked: Asked
+    since: str | None
+    about_step: tuple[Finding, ...]
+    """What `upgrade` says of the step between two setups."""
 
 
 def _read_request(given: Mapping[str, Any]) -> _Request:
@@ -105,8 +113,8 @@ def _read_request(given: Mapping[str, Any]) -> _Request:
         InvalidSetup: the baseline cannot be read, or a header is none.
     """
     from draftwise.cli._access import read_headers
-    from draftwise.cli._diagnosing import read_asked
     from draftwise.measure.access import find_headers
+    from draftwise.watch.configured import read_asked
 
     headers, baseline_file = read_headers(given), given["baseline_file"]
     pools = {"spec": given["urls"], "plain": given["plain_urls"]}
@@ -114,21 +122,34 @@ def _read_request(given: Mapping[str, Any]) -> _Request:
         urls=pools,
         headers={pool: find_headers(headers, pool) for pool in pools},
         baseline=None if baseline_file is None else read_baseline(baseline_file),
-        once=given["once"] or bool(given["record_file"] or given["log_file"]),
+        once=given["once"] or given["wants_probe"] or any(given[name] for name in ("record_file", "since", "log_file")),
         asked=read_asked(given["setup_file"], given["start_log"]),
+        about_step=_compare_setups(given["before_file"], given["setup_file"]),
         **{name: given[name] for name in _AS_GIVEN},
     )
     _check(request)
+    if request.baseline is not None and given["setup_file"] is not None:
+        _check_owner(request.baseline, given["setup_file"])
     return request
 
 
+def _compare_setups(before: Path | None, after: Path | None) -> tuple[Finding, ...]:
+    if before is None:
+        return ()
+    if after is None:
+        raise click.UsageError("--setup-before is compared with --setup: give that, too.")
+    from draftwise.watch.rollout import compare_setups
+
+    return tuple(compare_setups(before, after))
+
+
 def _check(request: _Request) -> None:
-    if sum(map(bool, (request.urls["spec"], request.log_file, request.prometheus_url))) != 1:
+    if sum(map(bool, (request.urls["spec"], request.prometheus_url, request.log_file))) != 1:
         raise click.UsageError("Give the URLs of servers, or --prometheus, or --log.")
     if (request.wants_probe or request.record_file) and not request.urls["spec"]:
         raise click.UsageError("--probe and --record-baseline ask servers: give their URLs.")
-    if request.wants_probe and not request.once:
-        raise click.UsageError("--probe goes with --once: it asks, and later windows would count its answers.")
+    if request.since is not None and request.prometheus_url is None:
+        raise click.UsageError("--since-rollout reads what was recorded before: give --prometheus.")
     if request.wants_probe and (request.baseline is None or not request.baseline.probe):
         raise click.UsageError("--probe compares: give a --baseline with a probe, as --record-baseline writes it.")
 
@@ -146,11 +167,23 @@ def _make_show(request: _Request, *, as_json: bool, live: bool) -> Show:
     return make(yardstick, unanswered, once=request.once)
 
 
+def _check_owner(baseline: Baseline, setup_file: Path) -> None:
+    """Refuse the baseline of another setup than the setup.json that is given; a manifest has no digest to compare."""
+    digest = sha256(setup_file.read_bytes()).hexdigest()
+    if setup_file.suffix == ".json" and baseline.setup_sha256 not in ("", digest):
+        raise InvalidSetup.because(
+            "baseline-of-other-setup",
+            f"The baseline is of another setup than {setup_file}: its numbers say nothing of this one.",
+            where="--baseline",
+            fix="Give the baseline.json that lies beside the setup, or leave --setup out.",
+        )
+
+
 def _see_log(request: _Request, show: Show) -> Sight:
     from draftwise.cli._diagnosing import add_diagnoses
     from draftwise.watch.log import see_log
 
-    name = request.log_file or "-"
+    name = request.log_file or ""
     try:
         with nullcontext(sys.stdin) if name == "-" else open(name, encoding="utf-8", errors="replace") as lines:
             sight = see_log(lines, name="stdin" if name == "-" else name)
@@ -180,43 +213,60 @@ def _open(request: _Request) -> Watching:
 async def _watch(request: _Request, show: Show, interval_s: float) -> Sight | None:
     """Show what is seen until the operator ends it, and return the last of it."""
     sight = None
+    watching = _open(request)
     with suppress(asyncio.CancelledError):
-        async with aclosing(_open(request).sights(interval_s)) as sights:
+        async with aclosing(watching.sights(interval_s)) as sights:
             async for seen in sights:
-                sight = await _judge_sight(request, seen)
+                sight = await _judge_sight(request, watching, seen)
                 show.show(sight)
                 if request.once:
                     break
     return sight
 
 
-async def _judge_sight(request: _Request, sight: Sight) -> Sight:
-    """Return what was seen with what the servers answer to the probe, and what is wrong."""
+async def _judge_sight(request: _Request, watching: Watching, sight: Sight) -> Sight:
+    """Return what was seen with what is wrong, by all that was given and asked beside the counters."""
     from draftwise.cli._diagnosing import add_diagnoses
 
-    if not (request.wants_probe or request.record_file):
-        return add_diagnoses(sight, request.baseline, request.asked)
-    sight, fingerprints = await _ask(request, sight)
-    return add_diagnoses(sight, request.baseline, request.asked, fingerprints)
+    findings, fingerprints = await _ask(request, sight)
+    notes, earlier = await _look_back(request, watching, sight)
+    whole = replace(sight, findings=(*sight.findings, *findings, *notes))
+    return add_diagnoses(whole, request.baseline, request.asked, fingerprints, earlier)
 
 
-async def _ask(request: _Request, sight: Sight) -> tuple[Sight, Sequence[Fingerprint]]:
-    """Return what was seen with what the servers answer to the probe, and the fingerprints of these answers."""
-    from draftwise.cli._probing import load_prompts, probe_servers, record
-    from draftwise.core import Window
+async def _look_back(request: _Request, watching: Watching, sight: Sight) -> tuple[tuple[Finding, ...], Window | None]:
+    """Return what changed with a roll-out, and the window before it, where that is asked for."""
+    if request.since is None or sight.findings:
+        return request.about_step, None
+    from draftwise.watch.prometheus import PrometheusWatcher
+    from draftwise.watch.rollout import parse_time, tell_rollout
 
+    assert isinstance(watching, PrometheusWatcher), "checked with the options"
+    rollout, windows = await watching.look_before(parse_time(request.since))
+    before, after = (Window.pooled(each for each in side if each.pool != "plain") for side in (windows, sight.recent))
+    return (tell_rollout(rollout, before, after), *request.about_step), before
+
+
+async def _ask(request: _Request, sight: Sight) -> tuple[tuple[Finding, ...], tuple[Fingerprint, ...]]:
+    """Return what the servers answer to the probe, where it is wanted, and the fingerprints of these answers."""
     unread = {finding.where for finding in sight.findings}
-    urls = [url for url in request.urls["spec"] if url.rstrip("/") not in unread]
+    if not (request.wants_probe or request.record_file):
+        return (), ()
+    from draftwise.cli._probing import load_prompts, probe_servers, record
+    from draftwise.watch.pages import name_server
+
+    urls = [url for url in map(name_server, request.urls["spec"]) if url not in unread]
     prompts, headers = load_prompts(request.own_prompts), request.headers["spec"]
-    found, fingerprints = sight.findings, []
+    findings: tuple[Finding, ...] = ()
+    fingerprints: tuple[Fingerprint, ...] = ()
     if request.wants_probe and request.baseline is not None:
         judged = await probe_servers(urls, prompts, request.baseline, headers)
-        found += tuple(finding for finding, _ in judged)
-        fingerprints += [each for _, each in judged if each is not None]
+        findings = tuple(finding for finding, _ in judged)
+        fingerprints = tuple(each for _, each in judged if each is not None)
     if request.record_file is not None and urls:
         window = Window.pooled(sight.of("spec"))
-        found += (await record(request.record_file, urls[0], prompts, window, request.baseline, headers),)
-    return replace(sight, findings=found), fingerprints
+        findings += (await record(request.record_file, urls[0], prompts, window, request.baseline, headers),)
+    return findings, fingerprints
 
 
 def _judge(sight: Sight | None) -> int:

@@ -159,6 +159,14 @@ class Window:
         return self.counters.tokens_per_step
 
     @property
+    def tokens_per_decode_step(self) -> float | None:
+        """(G - F) / (G - A - F) with F first tokens, which prefill emits: the steps after them alone."""
+        tokens, steps, first = self.output_tokens, self.sequence_steps, self.sums.first_tokens
+        if tokens is None or steps is None or first is None:
+            return None
+        return _ratio(tokens - first, steps - first)
+
+    @property
     def coverage(self) -> float | None:
         """D / (G - A): the share of the steps that verified a draft."""
         return _ratio(self.counters.spec.num_drafts, self.sequence_steps)

@@ -7,7 +7,6 @@ import ssl
 import time
 from collections.abc import Mapping, Sequence
 from typing import Protocol
-from urllib.parse import urlsplit
 
 from draftwise.backends.address import check_url
 from draftwise.backends.base import BrokenStream
@@ -15,7 +14,7 @@ from draftwise.backends.wire import Wire
 from draftwise.core import BackendError
 from draftwise.watch.look import Look, read_page
 
-__all__ = ["HttpPage", "Page", "open_pages", "read_all"]
+__all__ = ["HttpPage", "Page", "name_server", "open_pages", "read_all"]
 
 _METRICS = "/metrics"
 _TIMEOUT_S = 5.0
@@ -69,12 +68,9 @@ class HttpPage:
     ) -> None:
         check_url(url, where="URL")
         self.pool = pool
-        self.instance = url.rstrip("/").removesuffix(_METRICS).removesuffix("/v1")
-        self._path = _METRICS + (f"?{query}" if (query := urlsplit(url).query) else "")
+        self.instance = name_server(url)
         self._timeout_s = timeout_s
-        self._wire = Wire(
-            self.instance.partition("?")[0], headers=headers, now=time.perf_counter, tls=tls, connect_s=timeout_s
-        )
+        self._wire = Wire(self.instance, headers=headers, now=time.perf_counter, tls=tls, connect_s=timeout_s)
 
     async def look(self) -> Look:
         """Return what the page says now.
@@ -84,23 +80,28 @@ class HttpPage:
         """
         try:
             async with asyncio.timeout(self._timeout_s):
-                answer = await self._wire.get(self._path)
+                answer = await self._wire.get(_METRICS)
         except TimeoutError:
             raise BackendError(f"{self.instance} does not show its counters within {self._timeout_s:g} s.") from None
         except BrokenStream as error:
             raise BackendError(f"{self.instance} does not answer ({error}).") from None
         if not 200 <= answer.status < 300:
-            raise BackendError(f"{self.instance}{self._path} answers {answer.status}{_explain(answer.status)}.")
+            raise BackendError(f"{self.instance}{_METRICS} answers {answer.status}{_explain(answer.status)}.")
         text = b"".join(data for _, data in answer.received).decode(errors="replace")
         at_s = time.time() - (time.perf_counter() - answer.finished)
         look = read_page(text, pool=self.pool, instance=self.instance, at_s=at_s, clock_s=answer.finished)
         if look.server is None:
-            raise BackendError(f"{self.instance}{self._path} shows no counters of a server that is known.")
+            raise BackendError(f"{self.instance}{_METRICS} shows no counters of a server that is known.")
         return look
 
     def close(self) -> None:
         """Close the connection."""
         self._wire.close()
+
+
+def name_server(url: str) -> str:
+    """Return the URL of the server behind any of its URLs, by which findings name it."""
+    return url.partition("?")[0].rstrip("/").removesuffix(_METRICS).removesuffix("/v1")
 
 
 def open_pages(pools: Mapping[str, Sequence[str]], headers: Mapping[str, Mapping[str, str]]) -> list[HttpPage]:

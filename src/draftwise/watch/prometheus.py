@@ -13,6 +13,7 @@ from draftwise.core import BackendError, Window
 from draftwise.facts.server_metrics import get_server, is_renamed, read_server_metrics
 from draftwise.watch.look import Look, grow, read_page
 from draftwise.watch.prometheus_api import PrometheusApi, Series
+from draftwise.watch.rollout import RollOut, find_rollout
 from draftwise.watch.watcher import RECENT_S, Sight, tick_every, unread
 
 __all__ = ["PrometheusWatcher"]
@@ -56,8 +57,7 @@ class PrometheusWatcher:
         """Return what was recorded in the last minutes."""
         try:
             series = await self._api.query(f"{_select(self._model)}[{self._span_s:.0f}s]")
-            starts = await self._api.query(f"process_start_time_seconds and on (job, instance) {_select(self._model)}")
-            looks = _put_together(_of_one_model(series, self._api.url), starts)
+            looks = _put_together(_of_one_model(series, self._api.url), await self._ask_starts())
         except BackendError as error:
             return Sight(at_s=self._now(), windows=(), recent=(), findings=(unread(self._api.url, error),))
         pairs = [list(_chain(each)) for each in looks]
@@ -66,6 +66,25 @@ class PrometheusWatcher:
             windows=tuple(windows[-1] for each in pairs for windows in each),
             recent=tuple(reduce(Window.followed_by, windows) for each in pairs for windows in each),
         )
+
+    async def look_before(self, at_s: float | None) -> tuple[RollOut | None, tuple[Window, ...]]:
+        """Return the roll-out that the servers' starts tell, and what was recorded in the minutes before it.
+
+        Args:
+            at_s: when it began; None for the last one.
+
+        Raises:
+            BackendError: Prometheus does not answer.
+        """
+        rollout = find_rollout([float(each["value"][1]) for each in await self._ask_starts()], at_s)
+        if rollout is None:
+            return None, ()
+        series = await self._api.query(f"{_select(self._model)}[{self._span_s:.0f}s]", at_s=rollout.began_s)
+        chains = (windows for looks in _put_together(series, ()) for windows in _chain(looks))
+        return rollout, tuple(reduce(Window.followed_by, windows) for windows in chains)
+
+    async def _ask_starts(self) -> list[Series]:
+        return await self._api.query(f"process_start_time_seconds and on (job, instance) {_select(self._model)}")
 
 
 def _select(model: str | None) -> str:

@@ -13,6 +13,7 @@ __all__ = ["sight_to_dict"]
 
 _READINGS = (
     "tokens_per_step",
+    "tokens_per_decode_step",
     "coverage",
     "acceptance_length",
     "mean_k",

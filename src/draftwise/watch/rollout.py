@@ -1,0 +1,122 @@
+"""Before and after a roll-out: the same readings of both, and what `upgrade` says of the step between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from draftwise.core import Finding, InvalidSetup, Severity, Window
+from draftwise.plan.upgrade import compare_releases
+from draftwise.setups.read import Reading, read_setups
+
+__all__ = ["LAST", "RollOut", "compare_setups", "find_rollout", "parse_time", "tell_rollout"]
+
+LAST = "last"
+"""Says: when the newest server was started."""
+_TOGETHER_S = 3600.0
+"""Starts that are no further apart belong to one roll-out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RollOut:
+    """A stretch of time over which servers were replaced, in seconds since the epoch."""
+
+    began_s: float
+    ended_s: float
+    num_servers: int
+    """Started within it, of those that run now; 0 where a time was given and none did."""
+
+
+def parse_time(text: str) -> float | None:
+    """Return the time that an operator gives, in seconds since the epoch; None for the last roll-out there was.
+
+    Raises:
+        InvalidSetup: it is no time.
+    """
+    if text == LAST:
+        return None
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        raise InvalidSetup.because(
+            "not-a-time",
+            f"{text!r} is no time.",
+            where="--since-rollout",
+            fix=f"Example: 2026-11-22T20:31Z, or {LAST}.",
+        ) from None
+    return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
+
+
+def find_rollout(starts_s: Sequence[float], at_s: float | None) -> RollOut | None:
+    """Return the roll-out that servers' starts tell; None where they tell none.
+
+    Args:
+        starts_s: when the servers that run now were started.
+        at_s: when it began, where the operator says so.
+    """
+    if at_s is not None:
+        after = [start for start in starts_s if start >= at_s]
+        return RollOut(began_s=at_s, ended_s=max(after, default=at_s), num_servers=len(after))
+    if not starts_s:
+        return None
+    newest = max(starts_s)
+    together = [start for start in starts_s if start >= newest - _TOGETHER_S]
+    return RollOut(began_s=min(together), ended_s=newest, num_servers=len(together))
+
+
+def tell_rollout(rollout: RollOut | None, before: Window | None, after: Window | None) -> Finding:
+    """Return what changed from before a roll-out to after it, as a note; what it means is for the diagnoses to say."""
+    if rollout is None:
+        return Finding(
+            code="rollout-unknown",
+            severity=Severity.WARNING,
+            message="Nothing recorded says when the servers were started, so that no roll-out is known.",
+            where="--since-rollout",
+            fix="Give the time at which it began.",
+        )
+    span = " to ".join(dict.fromkeys(_clock(at_s) for at_s in (rollout.began_s, rollout.ended_s)))
+    text = f"{rollout.num_servers} servers that run now were started in the roll-out of {span}."
+    if before is None or after is None:
+        text += f" Nothing is known of the time {'before' if before is None else 'after'} it."
+    else:
+        readings = "; ".join(_compare(before, after))
+        text += f" Before and after: {readings}." if readings else " Neither side had traffic to compare."
+    return Finding(code="rolled-out", severity=Severity.INFO, message=text, where="roll-out")
+
+
+def compare_setups(before_file: Path, after_file: Path) -> Iterator[Finding]:
+    """Yield what `upgrade` says of the step from one setup to another, each with its own release.
+
+    Raises:
+        InvalidSetup: a file starts no server, or one of a release that is not known.
+    """
+    upgrade = compare_releases(_read(before_file), _read(after_file))
+    yield from (*upgrade.breaks, *upgrade.other)
+    changes = "; ".join(f"{each.what} {each.before} -> {each.after}" for each in upgrade.changes)
+    if changes:
+        text = f"From vLLM {upgrade.before.version} to {upgrade.after.version}, without being set: {changes}."
+        yield Finding(code="defaults-changed", severity=Severity.INFO, message=text, where=str(after_file))
+
+
+def _read(path: Path) -> Reading:
+    readings = read_setups(path)
+    return next((reading for reading in readings if reading.setup.spec is not None), readings[0])
+
+
+def _compare(before: Window, after: Window) -> Iterator[str]:
+    for name, form, unit in (
+        ("tokens_per_step", "tokens per step {:.2f}", 1.0),
+        ("coverage", "coverage {:.2f}", 1.0),
+        ("seconds_per_token", "{:.1f} ms a token", 1e3),
+        ("mean_first_token_s", "first token {:.2f} s", 1.0),
+        ("batch", "{:.1f} running", 1.0),
+    ):
+        then, now = getattr(before, name), getattr(after, name)
+        if then is not None and now is not None:
+            yield f"{form.format(unit * then)}, {form.format(unit * now).removeprefix(form.partition('{')[0])}"
+
+
+def _clock(at_s: float) -> str:
+    return datetime.fromtimestamp(at_s, tz=UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
