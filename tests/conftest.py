@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import tempfile
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,8 @@ HAS_ENGINE = all(importlib.util.find_spec(name) for name in ENGINE_PACKAGES)
 settings.register_profile("draftwise", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("draftwise")
 
+# Each of the processes that tests start would compile the whole package again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Torch reads it when it is imported, and processes that tests start inherit it. Models of tests are too small for more
 # threads than one to pay; on a busy machine they wait for one another many times longer than they compute.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -56,14 +59,19 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(f"--light tests the built wheel, and draftwise is imported from {draftwise.__file__}")
 
 
+@cache
 def needs_engine(path: Path) -> bool:
     """Return whether every test in a file needs the engine."""
     return any(path.is_relative_to(HERE / part) for part in ENGINE_PARTS)
 
 
-def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    """Leave out what cannot even be imported; None lets the other rules decide."""
-    return True if needs_engine(collection_path) and not HAS_ENGINE else None
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out what cannot even be imported, or holds none of the tests that are asked for; None: others decide."""
+    if needs_engine(collection_path):
+        return None if HAS_ENGINE else True
+    if config.option.markexpr == "engine" and collection_path.match("test_*.py"):
+        return None if "mark.engine" in collection_path.read_text(encoding="utf-8") else True
+    return None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

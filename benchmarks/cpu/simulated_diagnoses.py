@@ -118,7 +118,7 @@ PARTS: Mapping[str, Callable[[argparse.Namespace], Any]] = {
     "pairs": judge_pairs,
     "healthy": partial(judge_all_healthy, wander=0.0),
     "healthy, mix wanders by 0.25": partial(judge_all_healthy, wander=0.25),
-    "fewer readings": lambda given: [row for index in range(len(PLANTED)) for row in judge_without(index, 2)],
+    "fewer readings": lambda _: [row for index in range(len(PLANTED)) for row in judge_without(index, 2)],
 }
 
 

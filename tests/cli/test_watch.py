@@ -161,17 +161,34 @@ def test_bars_begin_where_speculation_gives_nothing() -> None:
     assert draw_course([1.0, 4.0, 2.5]) == "▁█▅"
 
 
-def test_what_is_wrong_is_said_with_what_it_rests_on_and_what_to_do(baseline: Path) -> None:
-    fallen = replace(SPEC, positions=(0.1, 0.02, 0.01))
+def test_what_is_wrong_is_said_with_what_it_rests_on_and_how_to_find_out_more(baseline: Path) -> None:
+    fallen = replace(SPEC, positions=(0.12, 0.04, 0.02))
     with serving(fallen, PLAIN) as (url, plain):
         done = run(url, "--plain", plain, "--baseline", baseline, "--once", "--interval", "0.2")
         printed = seen(url, "--plain", plain, "--baseline", baseline)
     assert done.exit_code == 1
     assert "acceptance-fell" in done.output
-    assert "acceptance length 1.13, expected 1.88" in done.output
-    assert "what follows from it: fell-below-break-even" in done.output
-    assert f"draftwise watch {url} --probe tells more" in done.output
-    assert "acceptance-fell" in [finding["code"] for finding in printed["findings"]]
+    assert "acceptance length 1.18, expected 1.88" in done.output
+    assert "draftwise watch http" in done.output
+    first, *rest = printed["findings"]
+    assert (first["code"], first["settles"]) == ("acceptance-fell", f"draftwise watch {url} --probe")
+    assert {"traffic-changed", "drafter-changed"} <= set(first["candidates"])
+    assert {each["code"]: each.get("follows_from") for each in rest} == {
+        "fell-below-break-even": "acceptance-fell",
+        "tail-dead": "acceptance-fell",
+        "slower-than-plain": "acceptance-fell",
+    }
+
+
+def test_a_setup_and_a_start_log_tell_causes_apart(baseline: Path, tmp_path: Path) -> None:
+    log = tmp_path / "start.log"
+    log.write_text("INFO Async scheduling is disabled because the V1 model runner does not support it with ngram\n")
+    with serving(replace(SPEC, step_s=0.06)) as (url,):
+        printed = seen(url, "--baseline", baseline, "--start-log", log)
+    codes = [finding["code"] for finding in printed["findings"]]
+    assert codes == (["async-off", "step-cost-up"] if codes else [])  # this baseline has no curve
+    assert run(url, "--start-log", tmp_path / "none", "--once").exit_code == 2
+    assert run(url, "--setup", tmp_path / "none", "--once").exit_code == 2
 
 
 def test_a_lost_flag_is_found_and_the_setup_says_why(tmp_path: Path) -> None:

@@ -127,7 +127,7 @@ QUEUE = 200_000
 
 @njit(cache=True)
 def _draw_request(p: np.ndarray, row: np.ndarray, cumulative: np.ndarray, table: np.ndarray, arrived: float) -> None:
-    kind = min(np.searchsorted(cumulative, np.random.random()), len(cumulative) - 1)
+    kind = int(min(int(np.searchsorted(cumulative, np.random.random())), len(cumulative) - 1))
     row[:] = 0.0
     row[KIND] = kind
     row[PROMPT_LENGTH] = max(4.0, np.random.gamma(2.0, table[kind, PROMPT] * p[PROMPTS] / 2.0))
@@ -299,7 +299,7 @@ def _remove(s: np.ndarray, run: np.ndarray, i: int) -> None:
 def _preempt(p: np.ndarray, s: np.ndarray, c: np.ndarray, run: np.ndarray, back: np.ndarray) -> None:
     """Set the newest requests back until the others fit."""
     while s[KV_USED] > p[KV_TOKENS] and s[NUM_RUNNING] > 1:
-        newest = np.argmax(run[: int(s[NUM_RUNNING]), SCHEDULED])
+        newest = int(np.argmax(run[: int(s[NUM_RUNNING]), SCHEDULED]))
         back[int(s[NUM_BACK])] = run[newest]
         s[NUM_BACK] += 1
         _remove(s, run, newest)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ssl
 import time
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -174,8 +176,7 @@ class UrlBackend:
     def _open(self, transport: httpx.AsyncBaseTransport | None = None) -> None:
         # Proxies of the environment are for the internet; a measured server is reached directly.
         timeout = httpx.Timeout(600, connect=10)
-        tls = httpx.create_ssl_context()
-        tls.set_alpn_protocols(["http/1.1"])
+        tls = _open_tls()
         self._client = httpx.AsyncClient(
             base_url=self.url, headers=self.headers, timeout=timeout, transport=transport, verify=tls, trust_env=False
         )
@@ -248,3 +249,11 @@ def _object(response: httpx.Response) -> dict[str, Any] | None:
     except ValueError:
         return None
     return answer if isinstance(answer, dict) else None
+
+
+@cache
+def _open_tls() -> ssl.SSLContext:
+    """Return what all clients of this process speak TLS with: to read the certificates takes longer than a request."""
+    tls = httpx.create_ssl_context()
+    tls.set_alpn_protocols(["http/1.1"])
+    return tls

@@ -34,6 +34,9 @@ _MOST = 1000
 """Times as many prompts or repetitions as there are: from there on it cannot be settled by measuring more."""
 _MANY = 1e6
 """Degrees of freedom from which Student's t is normal to 6 digits."""
+_CLOSE = 1e-14
+"""A step of Newton's method below this share of its result is rounding."""
+_MOST_STEPS = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,14 +232,23 @@ def student_quantile(probability: float, degrees: float) -> float:
 
 @cache
 def upper_student_quantile(tail: float, degrees: float) -> float:
-    """Return t with P(T > t) = tail, at most 1/2: by bisection, as the tail falls steadily."""
-    low, high = 0.0, 1.0
-    while student_tail(high, degrees) > tail:
-        low, high = high, 2 * high
-    for _ in range(80):
-        middle = (low + high) / 2
-        low, high = (middle, high) if student_tail(middle, degrees) > tail else (low, middle)
-    return (low + high) / 2
+    """Return t with P(T > t) = tail, at most 1/2: by Newton's method, from below, as the tail is convex."""
+    t, farther = 0.0, 1.0
+    while student_tail(farther, degrees) > tail:
+        t, farther = farther, 2 * farther
+    for _ in range(_MOST_STEPS):
+        density = _student_density(t, min(degrees, _MANY))
+        step = (student_tail(t, degrees) - tail) / density if density else 0.0
+        t += step
+        if step <= _CLOSE * t:
+            break
+    return t
+
+
+def _student_density(t: float, degrees: float) -> float:
+    half = (degrees + 1) / 2
+    front = math.lgamma(half) - math.lgamma(degrees / 2) - math.log(degrees * math.pi) / 2
+    return math.exp(front - half * math.log1p(t * t / degrees))
 
 
 def _incomplete_beta(x: float, a: float, b: float) -> float:

@@ -56,9 +56,12 @@ def spec_metrics(steps: Sequence[int]) -> dict[str, Any]:
 class _Histogram:
     """One histogram of the exposition."""
 
-    def __init__(self, row: Metric, max_model_len: int) -> None:
+    def __init__(self, row: Metric, max_model_len: int, labels: str) -> None:
         self.row = row
+        self.labels = labels
         self.bounds = row.buckets or make_token_buckets(max_model_len)
+        shown = (*map(repr, map(float, self.bounds)), "+Inf")
+        self.heads = [f'{row.name}_bucket{{{labels},le="{bound}"}}' for bound in shown]
         self.counts = [0] * (len(self.bounds) + 1)
         self.total = 0.0
 
@@ -66,14 +69,13 @@ class _Histogram:
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
-    def lines(self, labels: str) -> Iterator[str]:
+    def lines(self) -> Iterator[str]:
         seen = 0
-        for bound, count in zip((*self.bounds, float("inf")), self.counts, strict=True):
+        for head, count in zip(self.heads, self.counts, strict=True):
             seen += count
-            shown = "+Inf" if bound == float("inf") else repr(float(bound))
-            yield f'{self.row.name}_bucket{{{labels},le="{shown}"}} {seen}'
-        yield f"{self.row.name}_count{{{labels}}} {seen}"
-        yield f"{self.row.name}_sum{{{labels}}} {self.total}"
+            yield f"{head} {seen}"
+        yield f"{self.row.name}_count{{{self.labels}}} {seen}"
+        yield f"{self.row.name}_sum{{{self.labels}}} {self.total}"
 
 
 class FakeMetrics:
@@ -88,7 +90,8 @@ class FakeMetrics:
         self.finished: Counter[str] = Counter(stop=0, length=0, abort=0, error=0)
         self._labels = f'model_name="{model}",engine="0"'
         rows = [row for row in METRICS if row.kind == "histogram"]
-        self._histograms = {row.name.removeprefix("vllm:"): _Histogram(row, max_model_len) for row in rows}
+        histograms = [_Histogram(row, max_model_len, self._labels) for row in rows]
+        self._histograms = {each.row.name.removeprefix("vllm:"): each for each in histograms}
         self.add_gap = self._histograms["inter_token_latency_seconds"].add
 
     def count_request(self, stream: Stream) -> None:
@@ -128,7 +131,7 @@ class FakeMetrics:
             lines += _about(row)
             lines += [f"{row.sample}{{{self._labels}{more}}} {float(value)}" for more, value in samples.items()]
         for histogram in self._histograms.values():
-            lines += (*_about(histogram.row), *histogram.lines(self._labels))
+            lines += (*_about(histogram.row), *histogram.lines())
         return "\n".join(lines) + "\n"
 
     def _families(self, foreign_tokens: int, load: ServerLoad) -> Iterator[tuple[Metric, dict[str, float]]]:

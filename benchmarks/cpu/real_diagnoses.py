@@ -1,0 +1,358 @@
+"""Eight real faults of the embedded engine, and what `draftwise watch --once` names first.
+
+    python benchmarks/cpu/real_diagnoses.py [--only "the flag is lost"]
+
+A good server of the bundled model with its EAGLE-3 head is watched under traffic and probed, which makes the baseline;
+a short sweep over streams, of it and of its twin without speculation, makes the crossover. Then each fault is made with
+real weights, real requests and real processes, and the command is run as an operator runs it. What each fault is to be
+called stands in `FAULTS`; results are written one by one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import shutil
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from datetime import date
+from itertools import cycle, pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import httpx
+import torch
+from safetensors.torch import load_file, save_file
+from suffix_vs_arctic import cpu_name
+
+from draftwise import __version__
+from draftwise.backends import EmbeddedBackend
+from draftwise.core import (
+    Baseline,
+    ClosedLoop,
+    Condition,
+    Relation,
+    Rollback,
+    RollbackBasis,
+    Setup,
+    SpecConfig,
+    Window,
+)
+from draftwise.facts.signals import LOAD_SIGNALS, TOKENS_PER_STEP
+from draftwise.watch.pages import open_pages
+from draftwise.watch.watcher import Watcher
+
+BUNDLE = Path(__file__).parents[2] / "bundle"
+RESULTS = Path(__file__).parent / "results" / "real_diagnoses.json"
+STREAMS = 4
+"""Requests in flight on a server, unless the fault is about their number."""
+SWEEP = (1, 4, 16)
+CROWD = 32
+WINDOW_S = 30.0
+START_S = 5.0
+"""In which the command has looked for the first time; the traffic ends before the probe is sent."""
+EAGLE3 = SpecConfig(method="eagle3", num_speculative_tokens=3, model=str(BUNDLE / "eagle3"))
+NGRAM = SpecConfig(method="ngram", num_speculative_tokens=3, options={"prompt_lookup_min": 3, "prompt_lookup_max": 5})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """One fault, and the codes that name it."""
+
+    name: str
+    codes: frozenset[str]
+    make: Callable[[Lab], Any]
+
+
+def read_prompts(name: str) -> list[dict[str, Any]]:
+    """Return the bodies of held-out requests."""
+    rows = [json.loads(line) for line in (BUNDLE / "heldout" / f"{name}.jsonl").read_text().splitlines()]
+    return [{key: row[key] for key in ("prompt", "messages") if key in row} | {"max_tokens": 96} for row in rows]
+
+
+@asynccontextmanager
+async def traffic(url: str, bodies: Sequence[Mapping[str, Any]], streams: int, **sampling: Any) -> AsyncIterator[None]:
+    """Keep requests in flight."""
+    async with httpx.AsyncClient(base_url=url, timeout=120) as client:
+        model = (await client.get("/v1/models")).json()["data"][0]["id"]
+        turn = cycle(bodies)
+
+        async def stream() -> None:
+            while True:
+                body = {"temperature": 0, **next(turn), **sampling, "model": model}
+                path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+                (await client.post(path, json=body)).raise_for_status()
+
+        async def keep_on() -> None:
+            await asyncio.gather(*(stream() for _ in range(streams)), return_exceptions=True)
+
+        running = asyncio.create_task(keep_on())
+        await asyncio.sleep(2)
+        try:
+            yield
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+
+class Lab:
+    """Servers that run, and the baseline of the good one.
+
+    Args:
+        folder: for weights, logs and baselines.
+        stack: that ends the servers.
+    """
+
+    def __init__(self, folder: Path, stack: AsyncExitStack) -> None:
+        self.folder, self._stack = folder, stack
+        self.chat = [*read_prompts("prose"), *read_prompts("code")]
+        self._started: dict[str, EmbeddedBackend] = {}
+
+    async def start(self, name: str, spec: SpecConfig | None) -> str:
+        """Start a server, once, and return its URL."""
+        if name not in self._started:
+            backend = EmbeddedBackend(
+                name, Setup(target=str(BUNDLE / "target"), spec=spec), log=self.folder / f"{name}.log"
+            )
+            self._stack.push_async_callback(backend.stop)
+            await backend.start()
+            self._started[name] = backend
+        return self._started[name].url
+
+    async def stop(self, name: str) -> None:
+        """End a server."""
+        await self._started.pop(name).stop()
+
+    def copy_head(self, name: str, change: Callable[[torch.Tensor], torch.Tensor], **config: object) -> SpecConfig:
+        """Return the config of a head whose matrices, or settings, were changed."""
+        path = self.folder / name
+        shutil.copytree(BUNDLE / "eagle3", path)
+        for file in path.glob("*.safetensors"):
+            save_file({key: change(each) if each.dim() == 2 else each for key, each in load_file(file).items()}, file)
+        if config:
+            settings = json.loads((path / "config.json").read_text())
+            (path / "config.json").write_text(json.dumps(settings | config))
+        return replace(EAGLE3, model=str(path))
+
+    async def see(self, url: str, num_requests: int) -> Window:
+        """Return the recent past of a server, once so many requests ended in it."""
+        watcher = Watcher(open_pages({"spec": (url,)}, {"spec": {}}))
+        await watcher.look()
+        while True:
+            await asyncio.sleep(2)
+            for window in (await watcher.look()).recent:
+                if (window.sums.finished or 0) >= num_requests:
+                    watcher.close()
+                    return window
+
+    async def watch(self, *arguments: object) -> dict[str, Any]:
+        """Return what the command prints, with its exit code."""
+        command = [sys.executable, "-m", "draftwise", "watch", *map(str, arguments), "--once", "--json"]
+        command += ["--interval", str(WINDOW_S)] if "--interval" not in command else []
+        process = await asyncio.create_subprocess_exec(*command, stdout=-1, stderr=-1)
+        out, err = await process.communicate()
+        if not out:
+            raise RuntimeError(err.decode())
+        return {**json.loads(out), "exit": process.returncode}
+
+    async def record(self, name: str, url: str, bodies: Sequence[Mapping[str, Any]]) -> Path:
+        """Return the baseline of a good server under traffic."""
+        path = self.folder / f"{name}.json"
+        await self.watch_under(traffic(url, bodies, STREAMS), url, "--record-baseline", path)
+        return path
+
+    async def watch_under(self, load: AbstractAsyncContextManager[None], *arguments: object) -> dict[str, Any]:
+        """Return what the command prints, with traffic during its window and none during its probe."""
+        async with load:
+            watching = asyncio.create_task(self.watch(*arguments))
+            await asyncio.wait([watching], timeout=START_S + WINDOW_S)
+        return await watching
+
+    async def find_baseline(self) -> Path:
+        """Return the baseline of the good server, with break-even and crossover of a short sweep."""
+        path = self.folder / "good.json"
+        if path.exists():
+            return path
+        urls = {"spec": await self.start("good", EAGLE3), "plain": await self.start("plain", None)}
+        seen: dict[tuple[str, int], Window] = {}
+        for arm, url in urls.items():
+            for streams in SWEEP:
+                async with traffic(url, self.chat, streams):
+                    seen[arm, streams] = await self.see(url, 2 * streams + 6)
+        await self.record("good", urls["spec"], self.chat)
+        baseline = Baseline.from_json(path.read_text(), where=str(path))
+        path.write_text(_add_rules(baseline, seen).to_json())
+        return path
+
+
+def _add_rules(baseline: Baseline, seen: Mapping[tuple[str, int], Window]) -> Baseline:
+    """Return a baseline with the rules and the curves of a sweep."""
+    gains = {n: (seen["plain", n].seconds_per_token or 0) / (seen["spec", n].seconds_per_token or 1) for n in SWEEP}
+    crossover = float(SWEEP[-1])
+    for low, high in pairwise(SWEEP):
+        if gains[low] >= 1 > gains[high]:
+            crossover = low + (high - low) * (gains[low] - 1) / (gains[low] - gains[high])
+            break
+    condition = Condition(load=ClosedLoop(concurrency=STREAMS))
+    even = (seen["spec", STREAMS].tokens_per_step or 1) / max(gains[STREAMS], 0.1)
+    rows = (
+        (TOKENS_PER_STEP.name, Relation.BELOW, even, RollbackBasis.BREAK_EVEN),
+        (LOAD_SIGNALS["concurrency"].name, Relation.ABOVE, crossover, RollbackBasis.BAND_END),
+    )
+    rules = [
+        Rollback(
+            workload="chat",
+            arm="spec",
+            metric=metric,
+            relation=relation,
+            value=value,
+            for_s=60.0,
+            basis=basis,
+            condition=condition,
+        )
+        for metric, relation, value, basis in rows
+    ]
+    curves = {arm: tuple((n, 1000 * (seen[arm, n].step_s or 0)) for n in SWEEP) for arm in ("spec", "plain")}
+    return replace(baseline, arm="spec", plain_arm="plain", rollback=tuple(rules), curve_ms=curves)
+
+
+async def make_noised(lab: Lab) -> dict[str, Any]:
+    """Disturb every weight of the head by 15 %."""
+    torch.manual_seed(0)
+    noised = lab.copy_head("noised", lambda each: (each * (1 + 0.15 * torch.randn(each.shape))).to(each.dtype))
+    return await _watch_other_head(lab, "noised", noised)
+
+
+async def make_foreign(lab: Lab) -> dict[str, Any]:
+    """Take a head that knows nothing of this target: its matrices belong to other rows."""
+    torch.manual_seed(0)
+    foreign = lab.copy_head("foreign", lambda each: each[torch.randperm(len(each))].contiguous())
+    return await _watch_other_head(lab, "foreign", foreign)
+
+
+async def _watch_other_head(lab: Lab, name: str, spec: SpecConfig) -> dict[str, Any]:
+    baseline = await lab.find_baseline()
+    url = await lab.start(name, spec)
+    seen = await lab.watch_under(traffic(url, lab.chat, STREAMS), url, "--baseline", baseline, "--probe")
+    await lab.stop(name)
+    return seen
+
+
+async def make_hot(lab: Lab) -> dict[str, Any]:
+    """Let clients sample at temperature 1.6."""
+    baseline = await lab.find_baseline()
+    url = await lab.start("good", EAGLE3)
+    load = traffic(url, lab.chat, STREAMS, temperature=1.6)
+    return await lab.watch_under(load, url, "--baseline", baseline, "--probe")
+
+
+async def make_chat_for_lookups(lab: Lab) -> dict[str, Any]:
+    """Send prose to a server whose lookups were measured on rewrites of the prompt."""
+    url = await lab.start("ngram", NGRAM)
+    baseline = await lab.record("rewrites", url, read_prompts("rewrite"))
+    async with traffic(url, read_prompts("prose"), STREAMS):
+        seen = await lab.watch(url, "--baseline", baseline)
+    await lab.stop("ngram")
+    return seen
+
+
+async def make_killed(lab: Lab) -> dict[str, Any]:
+    """Kill one of two replicas while it is watched."""
+    baseline, url = await lab.find_baseline(), await lab.start("good", EAGLE3)
+    other = await lab.start("second", EAGLE3)
+    async with traffic(url, lab.chat, STREAMS):
+        watching = asyncio.create_task(lab.watch(url, other, "--baseline", baseline))
+        await asyncio.sleep(WINDOW_S / 2)
+        await lab.stop("second")
+        return await watching
+
+
+async def make_long(lab: Lab) -> dict[str, Any]:
+    """Run one context beyond the drafter's length beside short ones."""
+    short = lab.copy_head("short", lambda each: each, max_position_embeddings=512)
+    url = await lab.start("short", short)
+    baseline = await lab.record("short", url, lab.chat)
+    text = " ".join(body["prompt"] for body in lab.chat if "prompt" in body)[:3200]
+    long = [{"prompt": text, "max_tokens": 400, "temperature": 0}]
+    async with traffic(url, lab.chat, STREAMS - 1), traffic(url, long, 1):
+        seen = await lab.watch(url, "--baseline", baseline)
+    await lab.stop("short")
+    return seen
+
+
+async def make_crowd(lab: Lab) -> dict[str, Any]:
+    """Send more requests at once than speculation pays for."""
+    baseline, url = await lab.find_baseline(), await lab.start("good", EAGLE3)
+    async with traffic(url, lab.chat, CROWD):
+        return await lab.watch(url, "--baseline", baseline)
+
+
+async def make_flag_lost(lab: Lab) -> dict[str, Any]:
+    """Start a server of the pool without its speculative config."""
+    baseline, url = await lab.find_baseline(), await lab.start("plain", None)
+    async with traffic(url, lab.chat, STREAMS):
+        return await lab.watch(url, "--baseline", baseline)
+
+
+FAULTS = (
+    Fault(name="the flag is lost", codes=frozenset({"spec-off"}), make=make_flag_lost),
+    Fault(name="clients sample at 1.6", codes=frozenset({"traffic-changed", "temperature-rose"}), make=make_hot),
+    Fault(name="over the crossover", codes=frozenset({"above-crossover"}), make=make_crowd),
+    Fault(name="a noised head", codes=frozenset({"drafter-changed"}), make=make_noised),
+    Fault(name="a foreign head", codes=frozenset({"drafter-noise", "drafter-changed"}), make=make_foreign),
+    Fault(name="lookups on chat", codes=frozenset({"coverage-lost", "drafts-stopped"}), make=make_chat_for_lookups),
+    Fault(name="a killed replica", codes=frozenset({"server-unread", "scrape-gap"}), make=make_killed),
+    Fault(
+        name="one long context",
+        codes=frozenset({"coverage-lost", "context-gated", "zero-acceptance", "context-grew"}),
+        make=make_long,
+    ),
+)
+
+
+def _sum_up(fault: Fault, seen: Mapping[str, Any]) -> dict[str, Any]:
+    first = next((each["code"] for each in seen["findings"]), "nothing")
+    return {
+        "fault": fault.name,
+        "named first": first,
+        "right": first in fault.codes,
+        "wanted": sorted(fault.codes),
+        "exit": seen["exit"],
+        "findings": [{key: each[key] for key in ("code", "message")} for each in seen["findings"]],
+        "tokens_per_step": [pool["tokens_per_step"] for pool in seen["pools"]],
+    }
+
+
+async def run(names: Sequence[str]) -> None:
+    """Make the faults one by one, and write what was named."""
+    with TemporaryDirectory() as folder:
+        async with AsyncExitStack() as stack:
+            lab = Lab(Path(folder), stack)
+            for fault in FAULTS:
+                if names and fault.name not in names:
+                    continue
+                try:
+                    row = _sum_up(fault, await fault.make(lab))
+                except Exception as error:  # one fault that cannot be made does not take the others along
+                    row = {"fault": fault.name, "named first": "", "right": False, "failed": repr(error)}
+                print(json.dumps(row), flush=True)
+                known = json.loads(RESULTS.read_text())["faults"] if RESULTS.exists() else []
+                rows = [*(each for each in known if each["fault"] != fault.name), row]
+                head = {"draftwise": __version__, "date": date.today().isoformat(), "cpu": cpu_name()}
+                right = sum(each["right"] for each in rows)
+                RESULTS.write_text(json.dumps({**head, "right": right, "faults": rows}, indent=1) + "\n")
+
+
+def main() -> None:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", action="append", default=[], choices=[fault.name for fault in FAULTS])
+    asyncio.run(run(parser.parse_args().only))
+
+
+if __name__ == "__main__":
+    main()
