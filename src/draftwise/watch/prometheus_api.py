@@ -41,13 +41,12 @@ class PrometheusApi:
         self._wire = Wire(self.url, headers=headers, now=time.perf_counter, tls=tls)
 
     async def query(self, query: str, *, at_s: float | None = None) -> list[Series]:
-        """Return the series that a query gives, now or as it was at another time.
+        """Return the series that a query gives now, or as it was at another time (seconds since the epoch).
 
         Raises:
             BackendError: Prometheus does not answer, or refuses the query.
         """
-        at = {} if at_s is None else {"time": f"{at_s:.3f}"}
-        return await self._ask("query", query=query, **at)
+        return await self._ask("query", query=query, **({} if at_s is None else {"time": f"{at_s:.3f}"}))
 
     async def query_range(self, query: str, *, start_s: float, end_s: float, step_s: float) -> list[Series]:
         """Return what a query gives at every step of a stretch of time, 11,000 steps at the most.
