@@ -15,10 +15,10 @@ PARALLEL := --dist loadgroup --maxprocesses 8 --numprocesses
 CORES := $(shell $(PYTHON) -c 'import os; print(os.cpu_count())')
 MORE := $(shell echo $$(($(CORES) + 1)))
 
-.PHONY: demo test check unit light kernels apiserver coverage format clean help
+.PHONY: demo test check unit light kernels apiserver e2e coverage format clean help
 
 help: ## List the targets
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 10
+	@grep -E '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 10
 
 demo: $(VENV)/.installed ## Decide, on the bundled model and workloads, which way of speculating pays on this machine
 	$(BIN)/draftwise decide bundle/target --minutes 6 \
@@ -61,6 +61,10 @@ TOOLS ?= $(HOME)/.cache/draftwise/tools
 apiserver: $(VENV)/.installed ## Build a current API server from Debian's packages, and ask it what it makes of our files
 	ci/platform/crd_server.sh $(TOOLS)/crd-server
 	nice -n 19 $(BIN)/python -m catalogue.api_server $(TOOLS)/crd-server $(TOOLS)/crds > ci/platform/api_server.json
+
+e2e: $(VENV)/.installed ## A canary, its drafter going wrong, and the way back, with Prometheus, Alertmanager and HAProxy
+	ci/platform/service.sh $(TOOLS)/service
+	DRAFTWISE_TOOLS=$(TOOLS) $(BIN)/pytest tests/deploy/test_end_to_end.py --durations 1
 
 coverage: $(VENV)/.installed $(LIGHT)/.installed ## Both parts again, with the share of lines and branches that they run
 	rm -f .coverage .coverage.*

@@ -36,7 +36,7 @@ from draftwise.deploy.validate import validate
 from draftwise.deploy.verify.returned import compare_returned
 from draftwise.setups.read import SourceText
 
-__all__ = ["ApiServer", "check_all", "find_faults", "read_definitions"]
+__all__ = ["ApiServer", "check_all", "find_faults", "locate", "read_definitions"]
 
 _DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 _KUBECONFIG = """\
@@ -55,9 +55,14 @@ _NEEDS_CORE = (
 _PATIENCE_S = 60.0
 
 
+def locate(source: Source, folder: Path) -> Path:
+    """Return where a folder keeps a file of definitions."""
+    return folder / source.commit[:12] / Path(source.path).name
+
+
 def read_definitions(source: Source, folder: Path) -> Sequence[Mapping[str, Any]]:
     """Return the definitions of a file, from a folder that keeps them or else from where its project has them."""
-    file = folder / source.commit[:12] / Path(source.path).name
+    file = locate(source, folder)
     if not file.is_file():
         url = f"https://raw.githubusercontent.com/{source.repository}/{source.commit}/{source.path}"
         with urllib.request.urlopen(url, timeout=60) as answer:

@@ -1,7 +1,8 @@
-"""Forecasts of the demo's candidates beside what the demo measured: acceptance, two minutes of steps, and nothing else.
+"""Forecasts of the demo's candidates beside what the demo measured: acceptance, minutes of steps, and nothing else.
 
-The acceptance is that of the demo's own counters (`results/decide_demo.json`), which is what a replay of its answers
-gives: this tells how good the cost of steps, and putting the two together, is. The calibration is a run of its own.
+The acceptance is that of the demo's own counters (`results/decide_demo.json`): this tells how good the cost of steps,
+and putting the two together, is. For what drafts from text alone it is also that of a replay of the plain answers to
+the same prompts (`results/demo_profile.json`). The calibration is a run of its own.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from draftwise.core import (
     SpecConfig,
 )
 from draftwise.plan.forecast.forecast import forecast
-from draftwise.runs.documents import read_calibration
+from draftwise.runs.documents import read_calibration, read_profile
 
 __all__ = ["RESULTS", "compare", "make_profile", "read_demo", "summarize"]
 
@@ -77,19 +78,29 @@ def _read_acceptance(row: Mapping[str, Any], spec: SpecConfig, k: int) -> Accept
     )
 
 
-def compare(demo: Mapping[str, Any], calibration: Calibration) -> Iterator[dict[str, Any]]:
-    """Yield every candidate and workload of the demo with the forecast speed-up."""
+def compare(
+    demo: Mapping[str, Any], calibration: Calibration, replayed: Profile | None = None
+) -> Iterator[dict[str, Any]]:
+    """Yield every candidate and workload of the demo with the forecast speed-up.
+
+    Args:
+        demo: what it measured.
+        calibration: how long its servers' steps last.
+        replayed: acceptance by workload; None for that of the demo's counters.
+    """
     lengths = demo["lengths"]
     for workload in (each["name"] for each in demo["workloads"]):
         prompt, output = lengths[workload]
         made = forecast(
-            make_profile(demo, workload, calibration),
+            replayed or make_profile(demo, workload, calibration),
             calibration,
             concurrency=(1,),
             prompt_tokens=prompt,
             output_tokens=output,
         )
-        expected = {each.setting: each for each in made.cells}
+        largest = {each.name: each.k for each in calibration.candidates}
+        group = None if replayed is None else workload
+        expected = {e.setting: e for e in made.cells if e.k == largest[e.setting] and e.group == group}
         for row in demo["comparisons"]:
             if row["workload"] == workload and row["candidate"] in expected:
                 found = expected[row["candidate"]]
@@ -133,11 +144,14 @@ def main() -> None:
     parser.add_argument("--calibration", type=Path, default=RESULTS / "demo_calibration.json")
     parser.add_argument("--out", type=Path, help="JSON to write.")
     given = parser.parse_args()
-    rows = list(compare(read_demo(), read_calibration(given.calibration)))
-    found = {"summary": summarize(rows), "rows": rows}
+    demo, calibration = read_demo(), read_calibration(given.calibration)
+    rows = list(compare(demo, calibration))
+    replayed = list(compare(demo, calibration, read_profile(RESULTS / "demo_profile.json")))
+    found = {"summary": summarize(rows), "rows": rows, "replayed": {"summary": summarize(replayed), "rows": replayed}}
     for row in rows:
         print(f"{row['workload']:8} {row['candidate']:22} {row['forecast'][0]:.2f} measured {row['measured'][0]:.2f}")
     print(json.dumps(found["summary"], indent=1))
+    print("from a replay:", json.dumps(found["replayed"]["summary"]))
     if given.out is not None:
         given.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 

@@ -41,8 +41,8 @@ SCRAPE_S = 2.0
 BREAK_EVEN = 1.6
 """Tokens per step; given, not measured: the drafter reaches about 2.2 and the disturbed one about 1.1."""
 NOISE = 1.0
-STREAMS = 4
-BEFORE_S, AT_MOST_S, AFTER_S = 20.0, 90.0, 60.0
+STREAMS, TOKENS = 4, 16
+BEFORE_S, AT_MOST_S, AFTER_S = 20.0, 90.0, 130.0
 
 
 def unpack_haproxy() -> tuple[Path, Mapping[str, str]]:
@@ -97,7 +97,7 @@ def serve(port: int, drafter: Path | None, log: Path) -> Any:
     if drafter is not None:
         config = {"method": "eagle3", "model": str(drafter), "num_speculative_tokens": 3}
         words += ["--speculative-config", json.dumps(config)]
-    return running(*words, stdout=log.open("wb"))
+    return running(*words, stdout=log.open("wb"), env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 
 def wait_for(holds: Callable[[], bool], seconds: float, what: str) -> float:
@@ -163,7 +163,7 @@ class Load:
 
     def __init__(self, port: int) -> None:
         self._port, self._ends = port, threading.Event()
-        self._prompts = [prompt.text for prompt in load_workloads("code", max_tokens=48)[0].prompts]
+        self._prompts = [prompt.text for prompt in load_workloads("code", max_tokens=TOKENS)[0].prompts]
         self.rows: list[tuple[float, str, str]] = []
         self._threads = [threading.Thread(target=self._stream, args=(i,)) for i in range(STREAMS)]
 
@@ -180,7 +180,7 @@ class Load:
     def _stream(self, number: int) -> None:
         while not self._ends.is_set():
             prompt = self._prompts[(len(self.rows) + 7 * number) % len(self._prompts)]
-            body = json.dumps({"model": "target", "prompt": prompt, "max_tokens": 48, "temperature": 0})
+            body = json.dumps({"model": "target", "prompt": prompt, "max_tokens": TOKENS, "temperature": 0})
             connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=120)
             try:
                 connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})

@@ -1,4 +1,4 @@
-"""The demo's candidates as forecast from two minutes of steps, beside what the demo measured."""
+"""The demo's candidates as forecast from minutes of steps, beside what the demo measured."""
 
 from __future__ import annotations
 

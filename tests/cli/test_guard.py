@@ -89,10 +89,8 @@ def test_it_acts_and_undoes(truth, folder):
     assert undone.exit_code == 0
     assert undone.output.startswith(f"{A} is in the traffic again")
     assert (folder / "told").read_text() == f"shift {A}\nrelease {A}\n"
-    assert [json.loads(line)["outcome"] for line in (folder / "g.steps.jsonl").read_text().splitlines()] == [
-        "done",
-        "undone",
-    ]
+    rows = map(json.loads, (folder / "g.steps.jsonl").read_text().splitlines())
+    assert [row["outcome"] for row in rows] == ["begun", "done", "undone"]
     assert run("--state", folder / "g.json", "--undo").output == "Nothing that was done still holds.\n"
 
 
@@ -156,6 +154,7 @@ def test_json_is_what_its_schema_says(truth, folder):
         (("--undo", "--acknowledge"), 2, "alone"),
         ((A, "--plain", f"{A}/v1"), 1, "given twice"),
         ((A, "--act", "nginx=x"), 1, "names nothing"),
+        ((A, "--probe"), 1, "beside the same probe of a good server"),
         ((A, "--act", "haproxy=/no/socket"), 3, "level admin"),
         ((A, "--baseline", "no-such-file"), 2, "cannot be read"),
         (("a:8000",), 1, "http"),

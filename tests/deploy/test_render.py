@@ -8,21 +8,16 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import given, settings
 from tests.support.adopted import IMAGES, SPEED
-from tests.support.drawn_setups import TEXT, drawn_setups
+from tests.support.drawn_setups import TEXT
+from tests.support.read_back_law import Case, check_law
 
 from draftwise.core import Device, InvalidSetup, Setup, SpecConfig
-from draftwise.deploy import TARGETS, Order, deploy, make_order
-from draftwise.deploy.order import Evidence, Host
+from draftwise.deploy import TARGETS, deploy, make_order
+from draftwise.deploy.order import Evidence
 from draftwise.deploy.read_back import read_back
-from draftwise.facts.vllm import get_release
 
-GIB = 1 << 30
-UNSAID = ("argument-is-template", "argument-not-taken", "argument-read-by-shell", "config-not-spelled")
-"""Refusals of what a platform cannot carry."""
-UNPLACED = ("layout-cannot-fetch",)
-"""Refusals of weights that a platform would have to download."""
 CONFIG = ("method: ngram", "num_speculative_tokens: 5")
 """Lines of a config that is written key by key."""
 NGRAM = SpecConfig(method="ngram", num_speculative_tokens=5)
@@ -36,33 +31,11 @@ SETUP = Setup(
 )
 
 
-def order_of(setup: Setup, image: str = "") -> Order:
-    gpu = Device(name="GPU", kind="cuda")
-    bare = replace(setup, device=gpu, args={n: v for n, v in setup.args.items() if not n.endswith("parallel_size")})
-    host = Host(cpus=4, memory_bytes=20 * GIB, shm_bytes=2 * GIB)
-    image = image or f"vllm/vllm-openai:v{setup.engine_version}"
-    return Order(name="llama", pool="spec", setup=bare, image=image, host=host, startup_s=600)
-
-
 @pytest.mark.parametrize("release", ["0.16.0", "0.33.0"])
-@pytest.mark.parametrize("to", TARGETS)
-def test_what_is_rendered_is_read_back(to: str, release: str) -> None:
-    target = TARGETS[to]
-
-    @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
-    @given(drawn_setups(get_release(release)))
-    def law(setup: Setup) -> None:
-        order = order_of(setup, image=IMAGES.get(to, ""))
-        try:
-            order = target.prepare(order)
-            texts = [(side, target.render(side)) for side in (order, order.without_speculation())]
-        except InvalidSetup as error:
-            assume(error.findings[0].code not in (*UNSAID, *UNPLACED))
-            raise
-        for side, text in texts:
-            assert read_back(text, side.setup, name=f"file{target.suffix}", lost=target.lost) == ()
-
-    law()
+@pytest.mark.parametrize("case", [Case(to=to) for to in TARGETS], ids=str)
+def test_what_is_rendered_is_read_back(case: Case, release: str) -> None:
+    # benchmarks/interop/deployed_files.py holds the same law against many more, in every layout.
+    assert check_law(case, release, examples=50) > 10
 
 
 @pytest.mark.parametrize("to", ["kserve", "systemd"])

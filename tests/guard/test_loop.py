@@ -56,7 +56,7 @@ class World:
                 )
         return Sight(at_s=self.now_s, windows=tuple(windows), recent=())
 
-    async def probe(self, name: str) -> ProbeReading:
+    async def probe(self, name: str, now_s: float) -> ProbeReading:
         self.probed.append(name)
         if (value := self.truth[name]) is None:
             raise BackendError("It does not answer.")
@@ -69,7 +69,9 @@ class World:
         return tick
 
     def recorded(self) -> list[tuple[str, str]]:
-        return [(row["outcome"], row["step"]) for row in Store(self.folder / "guard.json").read_steps()]
+        """Return what became of the steps; that one begins is written before it is done."""
+        rows = Store(self.folder / "guard.json").read_steps()
+        return [(row["outcome"], row["step"]) for row in rows if row["outcome"] != "begun"]
 
 
 @pytest.fixture
@@ -85,7 +87,8 @@ def test_a_step_is_carried_out_recorded_with_its_evidence_and_kept(world):
     tick = world.run(60)
     assert world.proxy.out == {"a"}
     assert world.recorded() == [("done", "shift")]
-    (row,) = Store(world.folder / "guard.json").read_steps()
+    begun, row = Store(world.folder / "guard.json").read_steps()
+    assert (begun["outcome"], begun["evidence"]) == ("begun", row["evidence"])
     assert row["by"] == "haproxy=fake"
     assert row["evidence"]["break_even"] == 1.35
     assert row["replicas"] == ["a"]
@@ -271,7 +274,7 @@ def test_rows_are_bounded_and_a_cut_off_line_is_a_gap(tmp_path, monkeypatch):
     from draftwise.guard import store as module
     from draftwise.watch.drift import WindowRow
 
-    monkeypatch.setattr(module, "_MOST_ROWS", 10)
+    monkeypatch.setattr(module, "KEPT_ROWS", 10)
     monkeypatch.setattr(module, "_SLACK_ROWS", 5)
     store = Store(tmp_path / "guard.json")
     for i in range(40):

@@ -8,7 +8,7 @@ from typing import get_args
 
 from draftwise.core import InvalidSetup
 from draftwise.deploy import TARGETS, Mode, Platform, deploy, read_layout
-from tests.support.adopted import ORDER
+from tests.support.adopted import IMAGES, ORDER
 
 LAYOUTS = (None, "storage-uris", "modelcar:registry.local/llama:1", "pvc:models", "mixed:models")
 
@@ -28,7 +28,7 @@ def make_golden(release: str) -> Iterator[Golden]:
     for to in TARGETS:  # those that are not KServe's are the same for every release of it
         for platform in _list_platforms(to, release):
             try:
-                folder = deploy(replace(ORDER, platform=platform), to)
+                folder = deploy(replace(ORDER, platform=platform, image=IMAGES.get(to, ORDER.image)), to)
             except InvalidSetup:
                 continue  # the release has no such layout
             for name, text in folder.files.items():

@@ -132,8 +132,8 @@ class _Reader:
         tensors = {each.name: self._place(each, data_start) for each in described}
         return GgufHeader(file=self._file, metadata=metadata, tensors=tensors)
 
-    def _number(self, code: str) -> Any:
-        return struct.unpack(f"<{code}", self._take(struct.calcsize(f"<{code}")))[0]
+    def _number(self, form: str) -> Any:
+        return struct.unpack(f"<{form}", self._take(struct.calcsize(f"<{form}")))[0]
 
     def _take(self, size: int) -> bytes:
         if self._at + size > len(self._data):
@@ -159,8 +159,8 @@ class _Reader:
         inner, count = self._number("I"), self._count()
         if inner == _STRING:
             return [self._text() for _ in range(count)]
-        code = f"{count}{self._scalar(inner)}"
-        return list(struct.unpack(f"<{code}", self._take(struct.calcsize(f"<{code}"))))
+        form = f"{count}{self._scalar(inner)}"
+        return list(struct.unpack(f"<{form}", self._take(struct.calcsize(f"<{form}"))))
 
     def _scalar(self, kind: int) -> str:
         if kind not in _SCALARS:

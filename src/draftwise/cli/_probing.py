@@ -17,7 +17,7 @@ from draftwise.watch.recording import record_baseline
 from draftwise.watch.watcher import unread
 from draftwise.workloads.loading import load_workloads
 
-__all__ = ["load_prompts", "probe_servers", "record"]
+__all__ = ["ask", "load_prompts", "probe_servers", "record"]
 
 _BUNDLED, _OWN, _MOST_TOKENS = 24, 48, 64
 _REPEATS = 4
@@ -38,7 +38,7 @@ async def probe_servers(
 
     async def judge(url: str) -> tuple[Finding, Fingerprint | None]:
         try:
-            return judge_probe(await _ask(url, workloads, headers), baseline, where=url)
+            return judge_probe(await ask(url, workloads, headers), baseline, where=url)
         except BackendError as error:
             return unread(url, error), None
 
@@ -63,7 +63,7 @@ async def record(
         StorageError: the file cannot be written.
     """
     try:
-        repeats = [take_answers(await _ask(url, workloads, headers)) for _ in range(_REPEATS)]
+        repeats = [take_answers(await ask(url, workloads, headers)) for _ in range(_REPEATS)]
     except BackendError as error:
         return unread(url, error)
     baseline = record_baseline(window, repeats, known)
@@ -78,7 +78,7 @@ async def record(
     return Finding(code="baseline-recorded", severity=Severity.INFO, message=text, where=url)
 
 
-async def _ask(url: str, workloads: Sequence[Workload], headers: Mapping[str, str]) -> Probed:
-    """Ask under a salt of its own, so that no answer begins from the cached prefix of an earlier probe."""
+async def ask(url: str, workloads: Sequence[Workload], headers: Mapping[str, str]) -> Probed:
+    """Return what a server answers, under a salt of its own: no answer begins from the prefix of an earlier probe."""
     server = UrlBackend(url, url.removesuffix("/metrics"), headers=dict(headers))
     return (await probe(server, None, workloads, salt=secrets.token_hex(4))).server

@@ -35,8 +35,8 @@ def bundle() -> None:
 
     \b
     Examples:
-      draftwise bundle deploy/ --out bundle/
-      draftwise bundle setup.json --out bundle/ --from meta-llama/Llama-3.1-8B-Instruct=/data/llama
+      draftwise bundle make deploy/ --out bundle/
+      draftwise bundle make setup.json --out bundle/ --from meta-llama/Llama-3.1-8B-Instruct=/data/llama
       draftwise bundle verify bundle/
     """
 

@@ -18,7 +18,7 @@ from draftwise.cli._context import context_option, read_notes
 from draftwise.cli._decision import ConsoleProgress, estimate
 from draftwise.cli._group import BEGAN
 from draftwise.cli._loads import Finite, Numbers
-from draftwise.cli._session import run_session
+from draftwise.cli._session import refuse_others, run_session
 from draftwise.core import (
     BackendError,
     Calibration,
@@ -45,6 +45,8 @@ _LOADS: Mapping[str, tuple[int, ...]] = {"draftwise": (1, 4), "vllm": (1, 8, 64)
 """Streams by engine: from one sequence to where computing takes as long as reading the weights."""
 _REPEATS = 2
 _WORKLOADS = ("code", "rewrite")
+_OF_REST = frozenset({"resume", "headers", "key_variables", "minutes", "shape", "out", "as_json"})
+"""Parameters that `--resume` takes: the others are those of the run as it was planned."""
 _LARGE_ERROR = 0.10
 """Of a point that the others do not foresee."""
 
@@ -121,6 +123,7 @@ def calibrate(
 def _open(ctx: click.Context, resume: Path | None, given: Mapping[str, Any]) -> measure.Measurement:
     began_s = ctx.meta.get(BEGAN)
     if resume is not None:
+        refuse_others(ctx, _OF_REST)
         return measure.resume(resume, headers=read_headers(given), minutes=given["minutes"], began_s=began_s)
     spec = _read_spec(given)
     if conflict := spec.find_conflict():

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
 from draftwise.cli._access import access_options, read_headers
 from draftwise.cli._console import open_console
@@ -18,7 +17,7 @@ from draftwise.cli._context import context_option, read_notes
 from draftwise.cli._decision import ConsoleProgress, estimate, show_decision
 from draftwise.cli._group import BEGAN
 from draftwise.cli._loads import Finite, conditions, load_options
-from draftwise.cli._session import run_session
+from draftwise.cli._session import refuse_others, run_session
 from draftwise.core import BackendError, InvalidSetup, LaunchOptions, RunPlan, StorageError
 from draftwise.decide.conclusions import conclude_run
 from draftwise.measure import measurement as measure
@@ -32,6 +31,8 @@ from draftwise.workloads import BUNDLED
 __all__ = ["decide"]
 
 _INTERRUPTED = 130
+_OF_REST = frozenset({"resume", "headers", "key_variables", "processes", "minutes", "as_json"})
+"""Parameters that `--resume` takes: the others are those of the run as it was planned."""
 
 
 @click.command()
@@ -80,7 +81,7 @@ def decide(ctx: click.Context, /, resume: Path | None, as_json: bool, **given: A
     console = open_console(stderr=True)
     tell = partial(console.print, soft_wrap=True, markup=False, highlight=False)
     if resume is not None:
-        _refuse_others(ctx)
+        refuse_others(ctx, _OF_REST)
         measurement = measure.resume(
             resume,
             headers=read_headers(given),
@@ -108,20 +109,6 @@ def decide(ctx: click.Context, /, resume: Path | None, as_json: bool, **given: A
             measurement.directory.leave()
             raise
     _finish(measurement.directory, as_json=as_json, failure=failure)
-
-
-def _refuse_others(ctx: click.Context) -> None:
-    """Refuse options that would change a run that is under way."""
-    given = [each for each in ctx.command.params if _is_given(ctx, each)]
-    stay = {"resume", "headers", "key_variables", "processes", "minutes", "as_json"}
-    if others := sorted(
-        each.opts[0] if each.opts[0].startswith("-") else "TARGET" for each in given if each.name not in stay
-    ):
-        raise click.UsageError(f"--resume goes on with the run as it was planned; leave out {', '.join(others)}.")
-
-
-def _is_given(ctx: click.Context, param: click.Parameter) -> bool:
-    return param.name is not None and ctx.get_parameter_source(param.name) is ParameterSource.COMMANDLINE
 
 
 def _finish(directory: RunDirectory, *, as_json: bool, failure: BaseException | None = None) -> None:

@@ -15,6 +15,7 @@ from draftwise.cli._setups import find_sources, nearest_option, open_release, se
 from draftwise.core import Decision, Device, InvalidSetup, Run, Setup
 from draftwise.deploy import TARGETS, Evidence, Mode, Platform, make_order, read_layout
 from draftwise.deploy import deploy as write_files
+from draftwise.deploy.proxies import PROXIES, Wanted
 from draftwise.facts.gpus import get_gpu
 
 __all__ = ["deploy"]
@@ -50,6 +51,12 @@ __all__ = ["deploy"]
               help="How its metrics' names begin  [default: vllm:, or as on the platform]")  # fmt: skip
 @click.option("--verifier", default="", metavar="IMAGE",
               help="With draftwise in it: the analysis of a canary runs `draftwise verify` there.")  # fmt: skip
+@click.option("--proxy", "kind", type=click.Choice(list(PROXIES)),
+              help="Write a proxy in front of both twins, which keeps from each what it must not get.")  # fmt: skip
+@click.option("--share", type=click.IntRange(0, 100), default=10, show_default=True, metavar="PERCENT",
+              help="Of the proxy's requests, for the pool that speculates.")  # fmt: skip
+@click.option("--spec-address", default="", metavar="HOST:PORT", help="Where the proxy reaches that pool.")
+@click.option("--plain-address", default="", metavar="HOST:PORT", help="And its twin  [default: the platform's names]")
 @click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
 def deploy(
     sources: Sequence[str],
@@ -76,6 +83,10 @@ def deploy(
     observe: bool,
     metrics_prefix: str,
     verifier: str,
+    kind: str | None,
+    share: int,
+    spec_address: str,
+    plain_address: str,
     as_json: bool,
 ) -> None:
     """Write the files that serve SOURCE on a platform, and its twin without speculation.
@@ -119,7 +130,8 @@ def deploy(
         raise click.UsageError("--kserve, --mode, --layout and --service-account go with --to kserve.")
     platform = replace(platform, verifier=verifier)
     prefix = metrics_prefix if observe else None
-    folder = write_files(replace(order, platform=platform), to, metrics_prefix=prefix)
+    proxy = None if kind is None else Wanted(kind=kind, share=share, spec=spec_address, plain=plain_address)
+    folder = write_files(replace(order, platform=platform), to, metrics_prefix=prefix, proxy=proxy)
     folder.write(out)
     if as_json:
         click.echo(
@@ -209,6 +221,7 @@ def _read_run(
         headline=describe_decision(decision),
         rollback=rules,
         wanted_gain=found.thresholds.margin,
+        speed_ups=_find_speed_ups(decision, name),
         arm=name,
         plain_arm=decision.baseline,
         expected=find_expected(decision, name),
@@ -216,6 +229,15 @@ def _read_run(
         unmeasured=tuple(_list_gaps(found.run, adopted=bool(rules))),
     )
     return setup, evidence.carry_over(arm.setup, setup, hardware=decision.scope.hardware)
+
+
+def _find_speed_ups(decision: Decision, candidate: str) -> dict[str, float]:
+    """Return what was measured of each workload alone, under its heaviest load."""
+    from draftwise.decide.comparison.cell import ALL
+
+    found = [each for each in decision.comparisons if each.candidate == candidate and each.workload != ALL]
+    found.sort(key=lambda each: each.condition.place or ("", 0.0))
+    return {each.workload: each.speedup.value for each in found if each.condition.temperature == 0}
 
 
 def _find_adopted(decision: Decision, path: Path) -> str:

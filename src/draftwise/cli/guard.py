@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from draftwise.cli._baseline import read_baseline
-from draftwise.core import InvalidSetup, Severity
+from draftwise.core import BackendError, Baseline, InvalidSetup, Severity
 
 if TYPE_CHECKING:
     from draftwise.guard.loop import Guard, Tick
+    from draftwise.guard.reading import ProbeReading
     from draftwise.guard.store import Store
     from draftwise.watch.pages import HttpPage
 
@@ -43,6 +44,9 @@ _EXIT_GOOD, _EXIT_FINDING, _EXIT_UNREAD = 0, 1, 3
               "could not stand in for, one by one]")  # fmt: skip
 @click.option("--trickle", "trickles", is_flag=True, help="Try a replica that is out with a twentieth of the traffic.")
 @click.option("--probe", "probes", is_flag=True, help="Ask replicas that are out a few prompts, every 15 minutes.")
+@click.option("--prometheus", "prometheus_url", metavar="URL",
+              help="Read the history of the service from this Prometheus: drift is then learned at once.")  # fmt: skip
+@click.option("--model", metavar="NAME", help="Label model_name of the service, with --prometheus.")
 @click.option("--once", is_flag=True, help="Look for as long as one decision takes (three windows), then end.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: one object a look, each on one line.")
 @click.option("--undo", "undoes", is_flag=True, help="Put back all that was taken out, and end.")
@@ -80,9 +84,29 @@ def guard(urls: Sequence[str], state_file: Path, undoes: bool, acknowledges: boo
     if not urls:
         raise click.UsageError("Give the URLs of the replicas that speculate.")
     pages = _open_pages(urls, given)
+    if given["prometheus_url"]:
+        asyncio.run(_read_history(store, given))
     made = _make_guard(store, pages, given)
     tick = asyncio.run(_run(made, pages, given))
     sys.exit(_judge(tick))
+
+
+async def _read_history(store: Store, given: Mapping[str, Any]) -> None:
+    """Put what a Prometheus recorded into the history; where it does not answer, the guard goes on without."""
+    from draftwise.guard.recorded import read_recorded
+    from draftwise.guard.store import KEPT_DAYS
+    from draftwise.watch.prometheus_api import PrometheusApi
+
+    now_s, api = time.time(), PrometheusApi(given["prometheus_url"])
+    try:
+        rows = await read_recorded(api, model=given["model"], begin_s=now_s - KEPT_DAYS * 86_400, end_s=now_s)
+    except BackendError as error:
+        click.echo(f"warning: {error} Drift is learned from what this guard sees itself.", err=True)
+        return
+    finally:
+        api.close()
+    with store.alone():
+        store.add_older(rows)
 
 
 def _undo(store: Store) -> None:
@@ -127,7 +151,7 @@ def _make_guard(store: Store, pages: Sequence[HttpPage], given: Mapping[str, Any
 
     spec, plain = ([page.instance for page in pages if page.pool == pool] for pool in ("spec", "plain"))
     min_spec = given["min_spec"]
-    baseline = None if given["baseline_file"] is None else read_baseline(given["baseline_file"])
+    baseline = _find_baseline(given)
     rules = Rules.of(
         Yardstick(baseline=baseline).break_evens,
         every_s=given["every_s"],
@@ -138,22 +162,47 @@ def _make_guard(store: Store, pages: Sequence[HttpPage], given: Mapping[str, Any
     for executor in executors:
         executor.prove(spec)
     leases = open_leases(store.path, spec, every_s=given["every_s"])
-    return Guard(spec, plain, rules=rules, store=store, means=Means(executors=executors, leases=leases))
+    probe = _make_probe(baseline, given) if given["probes"] else None
+    means = Means(executors=executors, leases=leases, probe=probe)
+    return Guard(spec, plain, rules=rules, store=store, means=means)
+
+
+def _find_baseline(given: Mapping[str, Any]) -> Baseline | None:
+    return None if given["baseline_file"] is None else read_baseline(given["baseline_file"])
+
+
+def _make_probe(baseline: Baseline | None, given: Mapping[str, Any]) -> Callable[..., Awaitable[ProbeReading | None]]:
+    """Return what asks a replica a few prompts."""
+    from draftwise.cli._access import read_headers
+    from draftwise.cli._probing import ask, load_prompts
+    from draftwise.guard.probing import read_probe, refuse_unless_comparable
+    from draftwise.measure.access import find_headers
+
+    known, prompts = refuse_unless_comparable(baseline), load_prompts(None)
+    headers = find_headers(read_headers(given), "spec")
+
+    async def probe(url: str, now_s: float) -> ProbeReading | None:
+        return read_probe(await ask(url, prompts, headers), known, at_s=now_s)
+
+    return probe
 
 
 async def _run(made: Guard, pages: Sequence[HttpPage], given: Mapping[str, Any]) -> Tick | None:
     """Look until the operator ends it, or until a decision could be made, and return what was found last."""
+    from draftwise.cli._diagnosing import add_diagnoses
     from draftwise.cli._guarding import JsonShow, TextShow
     from draftwise.guard.reading import MIN_WINDOWS
+    from draftwise.watch.diagnose import Asked
     from draftwise.watch.watcher import Watcher
 
     show = JsonShow() if given["as_json"] else TextShow()
+    baseline = _find_baseline(given)
     tick, num_looks = None, 0
     with suppress(asyncio.CancelledError):
         async with aclosing(Watcher(pages).sights(given["every_s"])) as sights:
             try:
                 async for sight in sights:
-                    tick, num_looks = await made.tick(sight), num_looks + 1
+                    tick, num_looks = await made.tick(add_diagnoses(sight, baseline, Asked())), num_looks + 1
                     show.show(tick)
                     if given["once"] and num_looks * given["every_s"] >= made.hold_s and num_looks >= MIN_WINDOWS:
                         break

@@ -14,7 +14,7 @@ __all__ = ["schema"]
 
 _OUTPUTS = files("draftwise.cli").joinpath("schemas")
 _VERBS = (
-    *("calibrate", "check", "compare", "decide", "deploy", "explain", "facts", "fetch", "forecast", "guard"),
+    *("bundle", "calibrate", "check", "compare", "decide", "deploy", "explain", "facts", "fetch", "forecast", "guard"),
     *("inspect", "pick", "replay", "report", "schedule", "size", "train", "upgrade", "verify", "watch"),
 )
 

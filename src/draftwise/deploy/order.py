@@ -11,6 +11,7 @@ from typing import Literal
 
 from draftwise.core import Expected, Finding, InvalidSetup, Rollback, Setup, Severity
 from draftwise.deploy.layout import Layout, Placement
+from draftwise.deploy.secrets import refuse_secrets
 from draftwise.deploy.twin import Pool, count_device, count_gpus, without_speculation
 from draftwise.facts.vllm import get_release
 from draftwise.plan.check import Report, check
@@ -61,6 +62,8 @@ class Evidence:
     rollback: tuple[Rollback, ...] = ()
     wanted_gain: float = 0.0
     """Share by which a change has to be faster to be worth it."""
+    speed_ups: Mapping[str, float] = field(default_factory=dict)
+    """Tokens per second with speculation over those without it, by workload, under the heaviest load of each."""
     arm: str = ""
     """Which side of the run is deployed."""
     plain_arm: str = ""
@@ -85,7 +88,8 @@ class Evidence:
             return self
         if self.rollback:
             others.append("When to go back: the numbers that the run found are those of what it measured.")
-        return replace(self, rollback=(), expected=None, curve_ms={}, unmeasured=(*self.unmeasured, *others))
+        unmeasured = (*self.unmeasured, *others)
+        return replace(self, rollback=(), speed_ups={}, expected=None, curve_ms={}, unmeasured=unmeasured)
 
 
 def _find_others(measured: Setup, deployed: Setup, hardware: Sequence[str]) -> Iterator[str]:
@@ -207,6 +211,7 @@ def make_order(
         InvalidSetup: the setup lacks what a service needs, or its release does not start it.
     """
     _refuse_incomplete(setup)
+    refuse_secrets(setup)
     if errors := _find_errors(report := check(setup)):
         raise InvalidSetup(errors)
     setup = _name_method(setup, report)

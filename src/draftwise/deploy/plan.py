@@ -15,6 +15,7 @@ from draftwise.deploy.files import Folder, Step
 from draftwise.deploy.memo import write_memo
 from draftwise.deploy.observe import VLLM, Observation, observe
 from draftwise.deploy.order import Order
+from draftwise.deploy.proxies import Front, Wanted, put_in_front
 from draftwise.deploy.read_back import read_back
 from draftwise.deploy.record import BASELINE, DEPLOYMENT, SETUP, Record, Side, write_record
 from draftwise.deploy.render import (
@@ -70,6 +71,8 @@ class Target:
     """Settles what the platform leaves open, such as where the weights lie."""
     write_more: Callable[[Order, Order, Observation], Mapping[str, Step]] = _no_steps
     """Further files by name, from both twins and what watches them."""
+    address: str = ""
+    """How a proxy reaches a server, with `{name}` and `{port}`; empty where the platform does not settle it."""
     metrics_prefix: str = VLLM
     """How the names of the server's metrics begin there."""
     metrics_port: int | None = None
@@ -83,6 +86,7 @@ class Target:
 TARGETS: Mapping[str, Target] = {
     "kubernetes": Target(
         render=kubernetes.render,
+        address="{name}:80",
         suffix=".yaml",
         apply="kubectl apply -f {file} && kubectl rollout status deployment/{name} --timeout={startup}s",
         remove="kubectl delete -f {file}",
@@ -127,6 +131,7 @@ TARGETS: Mapping[str, Target] = {
     ),
     "vllmruntime": Target(
         render=vllm_runtime.render,
+        address="{name}:80",
         suffix=".yaml",
         apply="kubectl apply -f {file} && kubectl wait --for=create deployment/{name} --timeout=60s && "
         "kubectl rollout status deployment/{name} --timeout={startup}s",
@@ -139,6 +144,7 @@ TARGETS: Mapping[str, Target] = {
     ),
     "argo-rollouts": Target(
         render=rollouts.render,
+        address="{name}:80",
         suffix=".yaml",
         apply="kubectl apply -f {file} && kubectl wait --for=condition=Healthy rollout/{name} --timeout={startup}s",
         remove="kubectl delete -f {file}",
@@ -161,6 +167,7 @@ TARGETS: Mapping[str, Target] = {
     ),
     "ray-serve": Target(
         render=ray_serve.render,
+        address="{name}-serve-svc:8000",
         suffix=".yaml",
         lost=("device",),
         apply="kubectl apply -f {file} && kubectl wait --for=condition=Ready rayservice/{name} --timeout={startup}s",
@@ -174,6 +181,7 @@ TARGETS: Mapping[str, Target] = {
     ),
     "compose": Target(
         render=compose.render,
+        address="{name}:{port}",
         suffix=".yaml",
         apply="docker compose -f {file} up -d --wait",
         remove="docker compose -f {file} down",
@@ -181,6 +189,7 @@ TARGETS: Mapping[str, Target] = {
     ),
     "systemd": Target(
         render=systemd.render,
+        address="127.0.0.1:{port}",
         suffix=".service",
         lost=("device",),
         apply="sudo cp {file} /etc/systemd/system/{name}.service && sudo systemctl daemon-reload && "
@@ -191,7 +200,7 @@ TARGETS: Mapping[str, Target] = {
 }
 
 
-def deploy(order: Order, to: str, *, metrics_prefix: str | None = "") -> Folder:
+def deploy(order: Order, to: str, *, metrics_prefix: str | None = "", proxy: Wanted | None = None) -> Folder:
     """Return the files of an order for a platform.
 
     Args:
@@ -199,6 +208,7 @@ def deploy(order: Order, to: str, *, metrics_prefix: str | None = "") -> Folder:
         to: one of `TARGETS`.
         metrics_prefix: how the names of the server's metrics begin; empty for what the platform makes of them, None for
             no files that watch it.
+        proxy: in front of both twins; None for none.
 
     Raises:
         InvalidSetup: a file does not start what was ordered.
@@ -213,13 +223,14 @@ def deploy(order: Order, to: str, *, metrics_prefix: str | None = "") -> Folder:
             raise InvalidSetup(found)
         files[name] = text
     watched = _watch(order, target, metrics_prefix)
-    more = target.write_more(sides["spec"], sides["plain"], watched)
+    front = Front() if proxy is None else put_in_front(order, proxy, target.address)
+    more = {**target.write_more(sides["spec"], sides["plain"], watched), **front.steps}
     files |= {name: step.text for name, step in more.items()}
     files |= {name: text for name, (_, text) in watched.files.items()}
     release = order.platform.release
     if refused := [each for name, text in files.items() for each in validate_text(text, name=name, release=release)]:
         raise InvalidSetup(refused)
-    limits = tuple(target.find_limits(order))
+    limits = (*target.find_limits(order), *front.limits)
     files[SETUP] = write_json(order.setup)
     files[BASELINE] = make_baseline(order.evidence, files[SETUP]).to_json()
     record = _make_record(to, target, sides)
@@ -227,7 +238,11 @@ def deploy(order: Order, to: str, *, metrics_prefix: str | None = "") -> Folder:
     files["MEMO.md"] = write_memo(
         order,
         files={**_describe(target), **{name: step.about for name, step in more.items()}, **watched.describe()},
-        apply={step.does: step.command for step in more.values()} | _list_commands(target, record),
+        apply={
+            **{step.does: step.command for step in more.values()},
+            **front.commands,
+            **_list_commands(target, record),
+        },
         weights=tuple(target.describe(order)),
         limits=limits,
         unwatched=watched.missing,

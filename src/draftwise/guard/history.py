@@ -11,8 +11,6 @@ from draftwise.watch.drift import ROW_S, Rows, WindowRow, fit_model
 
 __all__ = ["Gatherer", "follow"]
 
-_DAY_S = 86_400
-
 
 class Gatherer:
     """Adds windows up to rows."""
@@ -41,19 +39,18 @@ class Gatherer:
         return done
 
 
-def follow(state: State, row: WindowRow, past: Sequence[WindowRow]) -> State:
+def follow(state: State, row: WindowRow, past: Sequence[WindowRow], *, learns: bool) -> State:
     """Return the state after one more row: a model that is there follows it, else one is learned if that is possible.
 
     Args:
         state: before.
         row: the newest.
-        past: all rows that are kept, the newest among them; looked at where there is no model yet, once a day.
+        past: all rows that are kept, the newest among them.
+        learns: whether a model may be learned now, which takes a second.
     """
     if state.drift_model is not None:
         return replace(state, drift=state.drift_model.follow(Rows.of([row]), state.drift))
-    if len(past) > 1 and past[-2].began_s // _DAY_S == row.began_s // _DAY_S:
-        return state
-    model = fit_model(Rows.of([each for each in past if each.began_s >= state.learn_from_s]))
+    model = fit_model(Rows.of([each for each in past if each.began_s >= state.learn_from_s])) if learns else None
     if model is None:
         return state
     missed = [each for each in past if each.began_s >= model.until_s]

@@ -18,7 +18,8 @@ from draftwise.runs.row_files import write_whole
 
 __all__ = ["Lease", "locked", "open_leases"]
 
-_LEAST_S = 60.0
+_LEAST_S = 300.0
+"""Longer than a look with probes takes."""
 
 
 @contextmanager

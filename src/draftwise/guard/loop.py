@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from math import inf
 
 from draftwise.core import BackendError, Finding, Window
 from draftwise.core.action import OUT, Action, Step
 from draftwise.guard import alarms
-from draftwise.guard.executors import Executor, find_executor
+from draftwise.guard.asks import find_requests
+from draftwise.guard.executors import Executor
 from draftwise.guard.history import Gatherer, follow
 from draftwise.guard.lease import Lease
 from draftwise.guard.policy import decide
-from draftwise.guard.reading import ProbeReading, Reading, Request, Rules
+from draftwise.guard.reading import ProbeReading, Reading, Rules
 from draftwise.guard.state import State
-from draftwise.guard.store import Store
+from draftwise.guard.store import KEPT_ROWS, Store
 from draftwise.watch.watcher import Sight
 
-__all__ = ["Diagnosed", "Guard", "Means", "Tick"]
+__all__ = ["Guard", "Means", "Tick"]
+
+_DAY_S = 86_400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,20 +39,11 @@ class Tick:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Diagnosed:
-    """What a sight was found to mean."""
-
-    findings: tuple[Finding, ...] = ()
-    requests: tuple[Request, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Means:
     """What a guard asks and acts with."""
 
-    diagnose: Callable[[Sight], Diagnosed] | None = None
-    probe: Callable[[str], Awaitable[ProbeReading]] | None = None
-    """Of one replica; None where nobody allowed it."""
+    probe: Callable[[str, float], Awaitable[ProbeReading | None]] | None = None
+    """Of one replica at a time, which may come to nothing; None where nobody allowed it."""
     executors: tuple[Executor, ...] = ()
     leases: tuple[Lease, ...] = ()
 
@@ -79,9 +76,11 @@ class Guard:
         self._probe_every_s = probe_every_s
         self._state = store.read()
         self._written = self._state.to_dict()
-        self._rows = list(store.read_rows())
+        self._rows = deque(store.read_rows(), maxlen=KEPT_ROWS)
         self._gatherer = Gatherer()
         self._probes: dict[str, ProbeReading] = {}
+        self._asked_s: dict[str, float] = {}
+        self._learned_day: int | None = None
 
     @property
     def hold_s(self) -> float:
@@ -89,7 +88,7 @@ class Guard:
         return self._rules.hold_s
 
     async def tick(self, sight: Sight) -> Tick:
-        """Do what follows from what is seen now.
+        """Do what follows from what is seen now, and from what was diagnosed of it.
 
         Raises:
             InvalidSetup: another guard has taken over.
@@ -99,10 +98,9 @@ class Guard:
         for lease in self._means.leases:
             lease.renew(now_s)
         await self._ask(now_s)
-        diagnosed = Diagnosed() if self._means.diagnose is None else self._means.diagnose(sight)
-        reading = self._read(sight, now_s, diagnosed.requests)
+        reading = self._read(sight)
         with self._store.alone():
-            found = [*sight.findings, *diagnosed.findings, *self._settle()]
+            found = [*sight.findings, *self._settle()]
             self._follow_drift(reading)
             state, actions = decide(self._state, reading, self._rules)
             found += self._enact(state, actions, now_s)
@@ -116,16 +114,16 @@ class Guard:
         for lease in self._means.leases:
             lease.give_back()
 
-    def _read(self, sight: Sight, now_s: float, requests: tuple[Request, ...]) -> Reading:
+    def _read(self, sight: Sight) -> Reading:
         def windows(names: Sequence[str]) -> dict[str, Window | None]:
             return {name: Window.pooled(each for each in sight.windows if each.instance == name) for name in names}
 
         return Reading(
-            at_s=now_s,
+            at_s=sight.at_s,
             spec=windows(self._spec),
             plain=windows(self._plain),
             probes=dict(self._probes),
-            requests=requests,
+            requests=tuple(find_requests(sight.findings, self._spec)),
         )
 
     async def _ask(self, now_s: float) -> None:
@@ -133,12 +131,12 @@ class Guard:
         if self._means.probe is None:
             return
         for name in self._state.latches:
-            known = self._probes.get(name)
-            if known is None or now_s - known.at_s >= self._probe_every_s:
-                try:
-                    self._probes[name] = await self._means.probe(name)
-                except BackendError:
-                    self._probes.pop(name, None)  # it does not answer, which its window says too
+            if now_s - self._asked_s.get(name, -inf) >= self._probe_every_s:
+                self._asked_s[name] = now_s
+                self._probes.pop(name, None)
+                with suppress(BackendError):  # it does not answer, which its window says too
+                    if (found := await self._means.probe(name, now_s)) is not None:
+                        self._probes[name] = found
 
     def _settle(self) -> Iterator[Finding]:
         """Bring the state up to what others did: an operator by --undo, or by the proxy."""
@@ -166,7 +164,9 @@ class Guard:
         if row is not None:
             self._store.add_row(row)
             self._rows.append(row)
-            self._state = follow(self._state, row, self._rows)
+            day = row.began_s // _DAY_S
+            self._state = follow(self._state, row, self._rows, learns=day != self._learned_day)
+            self._learned_day = day
 
     def _enact(self, state: State, actions: Sequence[Action], now_s: float) -> Iterator[Finding]:
         """Record proposals and carry out a step: that it is to be done is on disk before, that it was done after."""
@@ -179,8 +179,8 @@ class Guard:
 
     def _carry_out(self, state: State, action: Action, now_s: float) -> Generator[Finding, None, State]:
         before = self._state.latches
-        executor = find_executor(self._means.executors, action.step)
-        assert executor is not None, "what nothing can carry out is proposed"
+        executor = self._choose(action)
+        self._store.record(action, at_s=now_s, outcome="begun", by=executor.name)
         state = state.mark(action.replicas, executor.name, is_confirmed=False)
         self._keep(replace(state, latches={**before, **state.latches}))
         try:
@@ -192,6 +192,12 @@ class Guard:
             return state if action.step in OUT else replace(state, latches=before)
         self._store.record(action, at_s=now_s, outcome="done", by=executor.name)
         return state.mark(action.replicas, executor.name, is_confirmed=True)
+
+    def _choose(self, action: Action) -> Executor:
+        """Return what carries a step out: what took a replica out also puts it back."""
+        took_out = {latch.means for name, latch in self._state.latches.items() if name in action.replicas}
+        able = [each for each in self._means.executors if action.step in each.steps]
+        return next((each for each in able if each.name in took_out), able[0])
 
     def _keep(self, state: State) -> None:
         self._state = state

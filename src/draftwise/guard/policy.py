@@ -11,6 +11,7 @@ The rules, all of which hold whatever is read:
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import inf
 
@@ -38,8 +39,7 @@ def decide(state: State, reading: Reading, rules: Rules) -> tuple[State, tuple[A
             execution = allowed
         elif _is_new(action, state, reading.at_s):
             proposals.append(replace(action, executes=False))
-    for action in proposals:
-        state = replace(state, proposed={**state.proposed, _key(action): reading.at_s})
+    state = replace(state, proposed=_list_proposed(state, proposals, reading.at_s))
     if execution is None:
         return state, tuple(proposals)
     return _enact(state, execution, reading.at_s), (execution, *proposals)
@@ -104,6 +104,12 @@ def _enact(state: State, action: Action, now_s: float) -> State:
     }
     state = state.without(action.replicas)
     return replace(state, latches={**state.latches, **latches})
+
+
+def _list_proposed(state: State, proposals: Sequence[Action], now_s: float) -> Mapping[str, float]:
+    """Return when what was last proposed, as far as that still keeps it from being proposed again."""
+    standing = {key: at_s for key, at_s in state.proposed.items() if now_s - at_s < _PROPOSE_AGAIN_S}
+    return standing | {_key(action): now_s for action in proposals}
 
 
 def _is_new(action: Action, state: State, now_s: float) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -18,12 +18,12 @@ from draftwise.guard.state import State
 from draftwise.runs.row_files import cut_unfinished, write_whole
 from draftwise.watch.drift import ROW_S, WindowRow
 
-__all__ = ["KEPT_DAYS", "Store"]
+__all__ = ["KEPT_DAYS", "KEPT_ROWS", "Store"]
 
 KEPT_DAYS = 60
+KEPT_ROWS = KEPT_DAYS * 86_400 // ROW_S
 _FORMAT = "draftwise-guard"
 _VERSION = 1
-_MOST_ROWS = KEPT_DAYS * 86_400 // ROW_S
 _SLACK_ROWS = 2_000
 """By so many rows a file may be too long before it is written anew."""
 
@@ -80,7 +80,7 @@ class Store:
         Args:
             action: carried out or proposed.
             at_s: since the epoch.
-            outcome: `proposed`, `done`, `failed: why` or `undone`.
+            outcome: `proposed`, `begun`, `done`, `failed: why` or `undone`.
             by: the executor, as it was named.
         """
         at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at_s))
@@ -99,7 +99,14 @@ class Store:
             return []
         with self._rows.open(encoding="utf-8", errors="replace") as file:
             rows = [row for line in file if line.endswith("\n") and (row := _parse_row(line)) is not None]
-        return rows[-_MOST_ROWS:]
+        return rows[-KEPT_ROWS:]
+
+    def add_older(self, recorded: Iterable[WindowRow]) -> None:
+        """Put rows of elsewhere between those that are there, which count where both have one."""
+        rows = {row.began_s: row for row in (*recorded, *self.read_rows())}
+        kept = [rows[began_s] for began_s in sorted(rows)][-KEPT_ROWS:]
+        write_whole(self._rows, "".join(map(_format_row, kept)))
+        self._num_rows = len(kept)
 
     def add_row(self, row: WindowRow) -> None:
         """Append a row; now and then the file is cut to the last 60 days."""
@@ -107,7 +114,7 @@ class Store:
             self._num_rows = len(self.read_rows())
         _append(self._rows, _format_row(row))
         self._num_rows += 1
-        if self._num_rows > _MOST_ROWS + _SLACK_ROWS:
+        if self._num_rows > KEPT_ROWS + _SLACK_ROWS:
             kept = self.read_rows()
             write_whole(self._rows, "".join(map(_format_row, kept)))
             self._num_rows = len(kept)

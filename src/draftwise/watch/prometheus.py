@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import ssl
 import time
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from itertools import groupby, pairwise
-from typing import Any
-from urllib.parse import quote, urlencode
 
-from draftwise.backends.address import check_url
-from draftwise.backends.base import BrokenStream
-from draftwise.backends.wire import Wire
 from draftwise.core import BackendError, Window
 from draftwise.facts.server_metrics import get_server, is_renamed, read_server_metrics
 from draftwise.watch.look import Look, grow, read_page
+from draftwise.watch.prometheus_api import PrometheusApi, Series
 from draftwise.watch.watcher import RECENT_S, Sight, tick_every, unread
 
 __all__ = ["PrometheusWatcher"]
-
-_TIMEOUT_S = 30.0
-"""A query over five minutes takes milliseconds, unless the server is drowned."""
-_Series = Mapping[str, Any]
-"""A series of the API: its labels under `metric`, pairs of seconds and text under `values`."""
 
 
 class PrometheusWatcher:
@@ -52,10 +41,8 @@ class PrometheusWatcher:
         span_s: float = RECENT_S,
         now: Callable[[], float] = time.time,
     ) -> None:
-        check_url(url, where="--prometheus")
-        self._url, self._model, self._span_s, self._now = url.rstrip("/"), model, span_s, now
-        tls = ssl.create_default_context() if url.startswith("https:") else None
-        self._wire = Wire(self._url, headers=headers, now=time.perf_counter, tls=tls)
+        self._api = PrometheusApi(url, headers=headers)
+        self._model, self._span_s, self._now = model, span_s, now
 
     async def sights(self, interval_s: float) -> AsyncGenerator[Sight]:
         """Yield what was recorded, at once and then at every interval."""
@@ -63,45 +50,22 @@ class PrometheusWatcher:
             async for _ in tick_every(interval_s):
                 yield await self.look()
         finally:
-            self._wire.close()
+            self._api.close()
 
     async def look(self) -> Sight:
         """Return what was recorded in the last minutes."""
         try:
-            series = await self._ask(f"{_select(self._model)}[{self._span_s:.0f}s]")
-            starts = await self._ask(f"process_start_time_seconds and on (job, instance) {_select(self._model)}")
-            looks = _put_together(_of_one_model(series, self._url), starts)
+            series = await self._api.query(f"{_select(self._model)}[{self._span_s:.0f}s]")
+            starts = await self._api.query(f"process_start_time_seconds and on (job, instance) {_select(self._model)}")
+            looks = _put_together(_of_one_model(series, self._api.url), starts)
         except BackendError as error:
-            return Sight(at_s=self._now(), windows=(), recent=(), findings=(unread(self._url, error),))
+            return Sight(at_s=self._now(), windows=(), recent=(), findings=(unread(self._api.url, error),))
         pairs = [list(_chain(each)) for each in looks]
         return Sight(
             at_s=self._now(),
             windows=tuple(windows[-1] for each in pairs for windows in each),
             recent=tuple(reduce(Window.followed_by, windows) for each in pairs for windows in each),
         )
-
-    async def _ask(self, query: str) -> list[_Series]:
-        """Return the series that a query gives.
-
-        Raises:
-            BackendError: Prometheus does not answer, or refuses the query.
-        """
-        path = f"/api/v1/query?{urlencode({'query': query}, quote_via=quote)}"
-        try:
-            async with asyncio.timeout(_TIMEOUT_S):
-                answer = await self._wire.get(path)
-        except TimeoutError:
-            raise BackendError(f"{self._url} does not answer within {_TIMEOUT_S:g} s.") from None
-        except BrokenStream as error:
-            raise BackendError(f"{self._url} does not answer ({error}).") from None
-        try:
-            body = json.loads(b"".join(data for _, data in answer.received))
-            if body["status"] != "success":
-                raise BackendError(f"{self._url} refuses the query: {body.get('error', 'no reason is given')}.")
-            found: list[_Series] = body["data"]["result"]
-        except (ValueError, LookupError, TypeError):
-            raise BackendError(f"{self._url} answers {answer.status}, and not as Prometheus' API does.") from None
-        return found
 
 
 def _select(model: str | None) -> str:
@@ -112,7 +76,7 @@ def _select(model: str | None) -> str:
     return f'{{__name__=~"(ray_)?vllm[:_]({names})(_total)?"{of_model}}}'
 
 
-def _of_one_model(series: Sequence[_Series], url: str) -> Sequence[_Series]:
+def _of_one_model(series: Sequence[Series], url: str) -> Sequence[Series]:
     """Return the series, which are of one model.
 
     Raises:
@@ -126,7 +90,7 @@ def _of_one_model(series: Sequence[_Series], url: str) -> Sequence[_Series]:
     return series
 
 
-def _put_together(series: Iterable[_Series], starts: Iterable[_Series]) -> Iterator[list[Look]]:
+def _put_together(series: Iterable[Series], starts: Iterable[Series]) -> Iterator[list[Look]]:
     """Yield the looks of each server, one a scrape: all samples of a scrape have one time."""
     started = {_place(each["metric"]): float(each["value"][1]) for each in starts}
     pages: dict[tuple[str, str], dict[float, list[str]]] = defaultdict(lambda: defaultdict(list))

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from click.testing import CliRunner, Result
+from jsonschema import Draft7Validator
 
 from draftwise.cli import main
 from draftwise.core import InvalidSetup, Setup, SpecConfig, StorageError
@@ -79,6 +80,8 @@ def test_one_flipped_byte_is_found(checkpoints: Setup, tmp_path: Path) -> None:
     weights.write_bytes(data)
     found = run("verify", out, "--json")
     assert found.exit_code == 1
+    schema = json.loads(CliRunner().invoke(main, ["schema", "bundle"]).stdout)
+    assert not list(Draft7Validator(schema).iter_errors(json.loads(found.stdout)))
     (finding,) = json.loads(found.stdout)["findings"]
     assert (finding["code"], finding["where"]) == ("file-changed", str(weights))
     proved = subprocess.run(["sha256sum", "--check", "--quiet", "CHECKSUMS"], cwd=out, check=False, capture_output=True)

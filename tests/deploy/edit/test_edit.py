@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jsonschema import Draft7Validator
 from tests.support.adopted import ORDER
 
 from draftwise.cli import main
@@ -22,6 +23,8 @@ MODEL = "meta-llama/Llama-3.1-8B-Instruct"
 NGRAM = SpecConfig(method="ngram", num_speculative_tokens=5)
 EAGLE = SpecConfig(method="eagle3", model="yuhuili/EAGLE3-LLaMA3.1-Instruct-8B", num_speculative_tokens=3)
 SCHEDULED = SpecConfig.keep({**NGRAM.to_dict(), "num_speculative_tokens_per_batch_size": [[1, 8, 5], [9, 64, 0]]})
+RAY = "ray-serve"
+"""Its files hold the config as keys of Python, and no flags."""
 IMAGE = "vllm/vllm-openai:v0.26.0"
 
 FILES: Mapping[str, str] = {
@@ -174,7 +177,7 @@ def test_nothing_changes_where_it_is_so_already() -> None:
     assert (again.text, again.difference) == (once.text, "")
 
 
-@pytest.mark.parametrize("to", TARGETS)
+@pytest.mark.parametrize("to", [each for each in TARGETS if each != RAY])
 def test_what_deploy_writes_goes_back_to_its_twins_arguments(to: str) -> None:
     folder = deploy(ORDER, to)
     name = f"spec{TARGETS[to].suffix}"
@@ -183,6 +186,13 @@ def test_what_deploy_writes_goes_back_to_its_twins_arguments(to: str) -> None:
     for line in changed_lines(text, edited.text):  # the last argument of a command takes the mark before it along
         assert "speculative" in line or line.endswith("\\\n")
     assert "--speculative" not in edited.text
+
+
+def test_what_takes_no_flags_is_left_alone() -> None:
+    text = deploy(replace(ORDER, image="rayproject/ray-llm:2.60"), RAY).files["spec.yaml"]
+    with pytest.raises(InvalidSetup) as raised:
+        edit(SourceText(text=text, name="spec.yaml"), None, engine_version="0.26.0")
+    assert raised.value.findings[0].code == "no-place-to-edit"
 
 
 def test_two_servers_in_one_file_are_refused() -> None:
@@ -211,13 +221,24 @@ def test_the_change_is_shown_and_written_on_request(tmp_path: Path) -> None:
     assert '+          - "--speculative-config={' in shown.stdout
     assert "Nothing is written yet" in shown.stdout
     assert file.read_text() == FILES["deployment.yaml"]
-    assert json.loads(run(*words, "--write", "--json").stdout)["written"] is True
+    told = json.loads(run(*words, "--write", "--json").stdout)
+    assert told["written"] is True
+    schema = json.loads(CliRunner().invoke(main, ["schema", "deploy"]).stdout)
+    assert not list(Draft7Validator(schema).iter_errors(told))
     assert "--speculative-config" in file.read_text()
     assert file.stat().st_mode & 0o777 == 0o640
     assert "starts that already" in run(*words).stdout
     run(MODEL, "--vllm", "0.26.0", "--edit", file, "--write")
     assert file.read_text() == FILES["deployment.yaml"]
     assert [each.name for each in tmp_path.iterdir()] == ["deployment.yaml"]
+
+
+def test_a_secret_in_the_file_stays_where_it_is(tmp_path: Path) -> None:
+    file = tmp_path / "flow.yaml"
+    file.write_text(FILES["flow.yaml"].replace('"--seed"', '"--api-key=tell-nobody", "--seed"'))
+    shown = run(MODEL, "--vllm", "0.26.0", "-sc", json.dumps(NGRAM.to_dict()), "--edit", file, "--write")
+    assert shown.exit_code == 0, shown.output
+    assert '"--api-key=tell-nobody", "--seed", "1", "--speculative-config' in file.read_text()
 
 
 def test_what_the_release_refuses_is_not_written(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ from tests.support.made_calibrations import EAGLE, NGRAM, TRUTH, make_calibratio
 
 from draftwise.core import HeldAgainst, InvalidSetup, Outlook, Severity
 from draftwise.plan.forecast.crossovers import find_crossovers
-from draftwise.plan.forecast.forecast import forecast, match_settings
+from draftwise.plan.forecast.forecast import forecast
+from draftwise.plan.forecast.matching import match_settings
 
 
 def test_speed_up_is_tokens_a_step_over_what_a_step_costs() -> None:

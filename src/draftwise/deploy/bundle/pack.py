@@ -15,6 +15,7 @@ from draftwise.deploy.files import CHECKSUMS, digest, prove, write_sums
 from draftwise.deploy.kserve import MODELCAR, STAGE
 from draftwise.deploy.record import SETUP
 from draftwise.deploy.render.words import dump_yaml
+from draftwise.deploy.secrets import refuse_secrets
 from draftwise.deploy.verify.manifests import read_setup
 from draftwise.facts.methods import find_method
 from draftwise.setups.write import write_json
@@ -60,6 +61,7 @@ def pack(
         InvalidSetup: a checkpoint is not whole, or would not be found for what it is.
         StorageError: the folder cannot be written; the next call goes on from there.
     """
+    refuse_secrets(setup)
     env = _list_env(wanted.mirror)
     artefacts = find_artefacts(setup, sources)
     findings = [*judge(setup, artefacts), *_find_absences(setup, wanted)]

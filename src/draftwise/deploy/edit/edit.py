@@ -13,6 +13,7 @@ from draftwise.deploy.edit.command_lines import find_command_changes
 from draftwise.deploy.edit.yaml_lists import find_list_changes
 from draftwise.deploy.order import make_order
 from draftwise.deploy.read_back import read_back
+from draftwise.deploy.secrets import without_secrets
 from draftwise.deploy.verify.manifests import verify_text
 from draftwise.setups.read import SourceText, read_setups
 
@@ -51,12 +52,21 @@ def edit_as(source: SourceText, setup: Setup) -> Edited:
             where=source.name,
             fix="Give a setup of the model that the file serves.",
         )
-    wanted = make_order(replace(before, spec=setup.spec, device=setup.device or before.device)).setup
-    edited = edit(source, wanted.spec, engine_version=setup.engine_version)
-    report = verify_text(replace(source, text=edited.text), wanted)
-    if errors := [each for each in report.findings if each.severity is Severity.ERROR]:
+    # Secrets that stand in the file stay where they are.
+    bare = without_secrets(replace(before, spec=setup.spec, device=setup.device or before.device))
+    spec = make_order(bare).setup.spec
+    edited = edit(source, spec, engine_version=setup.engine_version)
+    after = verify_text(replace(source, text=edited.text), replace(before, spec=spec)).findings
+    # What was wrong before is the file's own: a patch of kustomize lacks most of what an object needs.
+    known = {_identify(each) for each in verify_text(source, before).findings}
+    found = [each for each in after if _identify(each) not in known]
+    if errors := [each for each in found if each.severity is Severity.ERROR]:
         raise InvalidSetup(errors)
-    return replace(edited, findings=tuple(each for each in report.findings if each.severity is Severity.WARNING))
+    return replace(edited, findings=tuple(each for each in found if each.severity is Severity.WARNING))
+
+
+def _identify(finding: Finding) -> tuple[str, str]:
+    return finding.code, finding.message
 
 
 def _is_path(target: str) -> bool:

@@ -88,7 +88,7 @@ def _refuse(order: Order) -> None:
     args = order.setup.args
     names = args.get(_NAMES, [order.setup.target])
     refused = {
-        "it names the model once": not (isinstance(names, list | tuple) and len(names) == 1),
+        "it names the model once": not (isinstance(names, list | tuple) and len(names) == 1 and names[0]),
         "it brings the workers up itself": args.get(_EXECUTOR, "ray") != "ray",
         "it reports the metrics, for which statistics are needed": args.get("disable_log_stats") is True,
         "it takes arguments of the engine only": bool(order.setup.extra_args),

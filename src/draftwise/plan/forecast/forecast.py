@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
 
 import numpy as np
 
@@ -14,20 +13,20 @@ from draftwise.core import (
     AcceptanceAtK,
     CalibratedSetting,
     Calibration,
-    Finding,
     Forecast,
     ForecastCell,
     Interval,
     InvalidSetup,
     Profile,
-    Severity,
 )
 from draftwise.plan.cost.calibrated import CalibratedCosts
-from draftwise.plan.cost.machine import Step
 from draftwise.plan.forecast.crossovers import find_crossovers
+from draftwise.plan.forecast.doubts import find_doubts, join_names
+from draftwise.plan.forecast.matching import match_settings
+from draftwise.plan.forecast.server import Server
 from draftwise.plan.service.little import Service, Traffic, serve_concurrency, serve_rate
 
-__all__ = ["Server", "forecast", "match_settings"]
+__all__ = ["forecast"]
 
 _SERVING_SD = 0.04
 """Of the logarithm of a speed-up: what a service has beside its steps, until forecasts were held against runs."""
@@ -37,43 +36,6 @@ _TO_90, _TO_95 = 1.645, 1.96
 _REACH = 2.0
 """How many times as many sequences as were calibrated a forecast may look at."""
 _MOST_SEQUENCES = 256
-
-
-class Server:
-    """The steps of a calibrated server at one draft length, on one kind of traffic.
-
-    Args:
-        costs: what is known of its steps.
-        setting: its name.
-        k: most tokens that it drafts; 0 for the baseline.
-        context: mean length of the sequences, in tokens.
-        drafted: mean draft tokens a sequence; None for k.
-    """
-
-    def __init__(
-        self, costs: CalibratedCosts, setting: str, k: int, *, context: float, drafted: float | None = None
-    ) -> None:
-        self._costs, self.setting, self.k, self._context, self._drafted = costs, setting, k, context, drafted
-        self._seconds = cache(self._compute)
-
-    def step_s(self, sequences: float, prefill_tokens: float = 0.0) -> float:
-        """Return the seconds of a step."""
-        return self._seconds(float(f"{sequences:.3g}"), prefill_tokens)
-
-    def step(self, sequences: float) -> Step:
-        """Return a step that only decodes."""
-        return self._costs.step(self.setting, self.k, sequences=sequences, context=self._context, drafted=self._drafted)
-
-    def _compute(self, sequences: float, prefill_tokens: float) -> float:
-        step = self._costs.step(
-            self.setting,
-            self.k,
-            sequences=sequences,
-            context=self._context,
-            drafted=self._drafted,
-            prefill_tokens=prefill_tokens,
-        )
-        return self._costs.model.seconds(step)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +74,8 @@ def forecast(
     if not matched:
         raise InvalidSetup.because(
             "no-common-candidate",
-            f"The calibration has {_list(each.name for each in calibration.candidates)}, and the profile "
-            f"{_list(each.candidate.label for each in profile.entries)}: no candidate is in both.",
+            f"The calibration has {join_names(each.name for each in calibration.candidates)}, and the profile "
+            f"{join_names(each.candidate.label for each in profile.entries)}: no candidate is in both.",
             where="calibration",
             fix="Replay and calibrate the same candidates.",
         )
@@ -133,34 +95,8 @@ def forecast(
         cells=rows,
         crossovers=find_crossovers(rows),
         errors={"serving": serving, "step, left out": costs.left_out_error()},
-        findings=tuple(_find_doubts(profile, calibration, matched, rows)),
+        findings=tuple(find_doubts(profile, calibration, matched, rows)),
     )
-
-
-def match_settings(profile: Profile, calibration: Calibration) -> list[tuple[CalibratedSetting, Acceptance]]:
-    """Return the calibrated servers with what was replayed of them, by temperature and group.
-
-    A server that tells its resolved config may have more keys than what was replayed: where a method is calibrated
-    once and replayed in one form, they are the same.
-    """
-    found = []
-    for setting in calibration.candidates:
-        assert setting.spec is not None
-        method = setting.spec.method
-        same = [each for each in profile.entries if _without_k(each) == _strip(setting.spec.to_dict())]
-        if not same and sum(each.spec is not None and each.spec.method == method for each in calibration.settings) == 1:
-            alike = [each for each in profile.entries if each.method == method]
-            same = alike if len({str(sorted(_without_k(each).items())) for each in alike}) == 1 else []
-        found += [(setting, each) for each in same]
-    return found
-
-
-def _without_k(entry: Acceptance) -> dict[str, object]:
-    return _strip(entry.candidate.to_dict())
-
-
-def _strip(spec: dict[str, object]) -> dict[str, object]:
-    return {key: value for key, value in spec.items() if key != "num_speculative_tokens"}
 
 
 def _read_traffic(profile: Profile, prompt_tokens: float | None, output_tokens: float | None) -> Traffic:
@@ -259,43 +195,3 @@ def _find_serving_sd(calibration: Calibration) -> float:
     """Return how far off forecasts were beyond what is known of steps and acceptance; the prior's share falls."""
     errors = np.log1p([each.error for each in calibration.held]) if calibration.held else np.zeros(0)
     return math.sqrt((_SERVING_WEIGHT * _SERVING_SD**2 + float(errors @ errors)) / (_SERVING_WEIGHT + len(errors)))
-
-
-def _find_doubts(
-    profile: Profile,
-    calibration: Calibration,
-    matched: Sequence[tuple[CalibratedSetting, Acceptance]],
-    rows: Sequence[ForecastCell],
-) -> Iterator[Finding]:
-    """Yield what the forecast rests on that may not hold."""
-    if left := [each.name for each in calibration.candidates if each.name not in {one.name for one, _ in matched}]:
-        yield Finding(
-            code="not-replayed",
-            severity=Severity.WARNING,
-            message=f"What {_list(left)} would accept is not known: the profile does not have it.",
-            fix="Replay the log with it as a candidate.",
-        )
-    if far := [row for row in rows if row.is_extrapolated]:
-        first = min(far, key=lambda row: row.load)
-        yield Finding(
-            code="far-from-calibrated",
-            severity=Severity.ERROR,
-            message=f"From {first.axis} {first.load:g} on, {first.setting} decodes more than twice as many sequences "
-            "as were calibrated: nothing is known of such steps.",
-            fix="Calibrate with a larger --concurrency, or ask for smaller loads.",
-        )
-    if profile.target.name and calibration.target and not _same_model(profile.target.name, calibration.target):
-        yield Finding(
-            code="two-models",
-            severity=Severity.WARNING,
-            message=f"The log was replayed for {profile.target.name}, and {calibration.target} was calibrated.",
-            fix="Use a replay and a calibration of one model.",
-        )
-
-
-def _same_model(one: str, other: str) -> bool:
-    return one.rstrip("/").rpartition("/")[2].lower() == other.rstrip("/").rpartition("/")[2].lower()
-
-
-def _list(names: Iterable[str]) -> str:
-    return ", ".join(dict.fromkeys(names)) or "none"

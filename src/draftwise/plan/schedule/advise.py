@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from draftwise.core import Acceptance, CalibratedSetting, Calibration, Device, InvalidSetup, Profile, Setup, SpecConfig
 from draftwise.plan.cost.calibrated import CalibratedCosts
-from draftwise.plan.forecast.forecast import match_settings
+from draftwise.plan.forecast.matching import match_settings
 from draftwise.plan.schedule.choose import Choice, choose_lengths
 from draftwise.plan.schedule.judge import JudgedSchedule, judge_schedule
 from draftwise.plan.schedule.ranges import make_schedule_keys

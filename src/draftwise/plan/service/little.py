@@ -54,27 +54,21 @@ def serve_concurrency(server: Stepping, traffic: Traffic, tokens_per_step: float
 
     Every request computes its prompt once: in a mean step, a prompt's share goes along with the sequences that decode.
     """
-    steps = traffic.decode_steps(tokens_per_step)
-    alone_s = server.step_s(1.0, traffic.prompt_tokens) if traffic.prompt_tokens else server.step_s(1.0)
-    batch = concurrency
+    steps, batch = traffic.decode_steps(tokens_per_step), concurrency
     for _ in range(_MOST_ROUNDS):
         pure_s, prompt_s = _split(server, traffic, batch)
         # Each of the others' prompts that comes while an answer is decoded makes one of its steps longer.
-        stay_s = steps * pure_s + max(0.0, batch - 1) * prompt_s
-        first_s = pure_s + prompt_s if concurrency > 1 else alone_s
-        found = concurrency * stay_s / (stay_s + first_s) if stay_s else concurrency
+        stay_s, first_s = steps * pure_s + (batch - 1) * prompt_s, pure_s + prompt_s
+        found = max(1.0, concurrency * stay_s / (stay_s + first_s))
         if abs(found - batch) < _CLOSE_ENOUGH * concurrency:
             break
-        batch = max(1.0, (batch + found) / 2) if concurrency > 1 else 1.0
-        if concurrency <= 1:
-            break
-    total_s = stay_s + first_s
+        batch = (batch + found) / 2
     return Service(
         batch=batch,
         step_s=stay_s / steps if steps else pure_s,
         tpot_s=stay_s / max(1.0, traffic.output_tokens - 1),
         ttft_s=first_s,
-        tokens_per_s=concurrency * traffic.output_tokens / total_s,
+        tokens_per_s=concurrency * traffic.output_tokens / (stay_s + first_s),
     )
 
 

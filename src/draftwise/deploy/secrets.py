@@ -1,0 +1,56 @@
+"""Whether a setup holds what nobody may read who reads its files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from draftwise.core import Finding, InvalidSetup, Setup, Severity
+
+__all__ = ["refuse_secrets", "without_secrets"]
+
+_NAME = re.compile(r"(?:^|_)(?:api_?key|access_?key|token|secret|password|passwd)$", re.IGNORECASE)
+"""Of arguments and variables that hold one: `api_key`, `HF_TOKEN`."""
+_IN_URL = re.compile(r"://[^/@\s:]+:[^/@\s]+@")
+_TAKEN_FROM: Mapping[str, str] = {"api_key": "VLLM_API_KEY", "hf_token": "HF_TOKEN"}
+"""Variables that vLLM and the hub's library read instead of an argument."""
+
+
+def refuse_secrets(setup: Setup) -> None:
+    """Raise InvalidSetup where a setup holds a secret: files are committed, mounted and sent around."""
+    if found := list(_find(setup)):
+        raise InvalidSetup(found)
+
+
+def without_secrets(setup: Setup) -> Setup:
+    """Return a setup without the arguments and variables that hold secrets, to be judged and not to be written."""
+    hidden = {finding.where for finding in _find(setup)}
+    args = {name: value for name, value in setup.args.items() if _name_flag(name) not in hidden}
+    return replace(setup, args=args, env={name: value for name, value in setup.env.items() if name not in hidden})
+
+
+def _name_flag(field: str) -> str:
+    return f"--{field.replace('_', '-')}"
+
+
+def _find(setup: Setup) -> Iterator[Finding]:
+    for name, value in setup.args.items():
+        if value and (_NAME.search(name) or _IN_URL.search(str(value))):
+            yield _finding(_name_flag(name), _TAKEN_FROM.get(name, ""))
+    for name, value in setup.env.items():
+        if value and (_NAME.search(name) or _IN_URL.search(value)):
+            yield _finding(name, name)
+    if setup.spec is not None and _IN_URL.search(setup.spec.to_json()):
+        yield _finding("--speculative-config", "")
+
+
+def _finding(where: str, variable: str) -> Finding:
+    how = f"the variable {variable}" if variable else "a variable or a mounted file"
+    return Finding(
+        code="secret-in-setup",
+        severity=Severity.ERROR,
+        message=f"{where} holds a secret, which every reader of the files would have.",
+        where=where,
+        fix=f"Leave it out here, and give it to the server as {how}, from a secret of the platform.",
+    )
