@@ -15,7 +15,7 @@ PARALLEL := --dist loadgroup --maxprocesses 8 --numprocesses
 CORES := $(shell $(PYTHON) -c 'import os; print(os.cpu_count())')
 MORE := $(shell echo $$(($(CORES) + 1)))
 
-.PHONY: demo test check unit light kernels coverage format clean help
+.PHONY: demo test check unit light kernels apiserver coverage format clean help
 
 help: ## List the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 10
@@ -54,6 +54,13 @@ light: $(LIGHT)/.installed ## The tests of the torch-free part, on the built whe
 
 kernels: $(VENV)/.installed ## The GPU's kernels in Triton's interpreter, with every combination of their parameters
 	DRAFTWISE_EVERY_CASE=1 $(BIN)/pytest tests/engine/kernels $(PARALLEL) $(CORES)
+
+# Programs that stages run beside the package are built or unpacked there, once.
+TOOLS ?= $(HOME)/.cache/draftwise/tools
+
+apiserver: $(VENV)/.installed ## Build a current API server from Debian's packages, and ask it what it makes of our files
+	ci/platform/crd_server.sh $(TOOLS)/crd-server
+	nice -n 19 $(BIN)/python -m catalogue.api_server $(TOOLS)/crd-server $(TOOLS)/crds > ci/platform/api_server.json
 
 coverage: $(VENV)/.installed $(LIGHT)/.installed ## Both parts again, with the share of lines and branches that they run
 	rm -f .coverage .coverage.*

@@ -2,8 +2,9 @@
 
     python -m catalogue.schemas FOLDER
 
-FOLDER holds a git clone of every project in `SOURCES`, as FOLDER/OWNER/NAME. Descriptions, defaults, formats and the
-status are left out; what is not among the properties is refused, as an API server does that is asked to be strict.
+FOLDER holds a git clone of every project in `SOURCES`, as FOLDER/OWNER/NAME, and the wheel of `CORE`, which has the
+schemas of Kubernetes' own kinds. Descriptions, defaults, formats and the status are left out; what is not among the
+properties is refused, as an API server does that is asked to be strict.
 """
 
 from __future__ import annotations
@@ -106,7 +107,51 @@ SOURCES: tuple[Source, ...] = (
         commit="a6c01db05f65f556235413ba8dbcfb0c01132fff",
         path="operator/config/crd/bases/production-stack.vllm.ai_vllmruntimes.yaml",
     ),
+    Source(
+        repository="ray-project/kuberay",
+        commit="feeaf72facab4881ba2b179248bb67315634e229",
+        path="ray-operator/config/crd/bases/ray.io_rayservices.yaml",
+    ),
+    Source(
+        repository="kubernetes-sigs/gateway-api",
+        commit="4564255ac2c35d582249b3cdf261bdf51c8bca32",
+        path="config/crd/standard/gateway.networking.k8s.io_httproutes.yaml",
+    ),
+    Source(
+        repository="kubernetes-sigs/gateway-api-inference-extension",
+        commit="84436a96b9e6ce2b59ddacd3d04c31b4fbd442de",
+        path="config/crd/bases/inference.networking.k8s.io_inferencepools.yaml",
+    ),
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Core:
+    """Kinds of Kubernetes itself, from its OpenAPI document as a wheel of PyPI carries it."""
+
+    package: str
+    version: str
+    folder: str
+    kinds: tuple[str, ...]
+    """Files of the folder, without their suffix."""
+    licence: str = "Apache-2.0"
+
+    @property
+    def wheel(self) -> str:
+        """The name of the package's file."""
+        return f"{self.package.replace('-', '_')}-{self.version}-py3-none-any.whl"
+
+
+CORE = Core(
+    package="kubernetes-validate",
+    version="1.37.0",
+    folder="kubernetes_validate/kubernetes-json-schema/v1.37.0-local",
+    kinds=(
+        *("deployment-apps-v1", "statefulset-apps-v1", "job-batch-v1", "pod-v1"),
+        *("service-v1", "persistentvolumeclaim-v1", "configmap-v1"),
+    ),
+)
+_DEFINITIONS = "_definitions.json"
 
 
 def reduce(schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -127,11 +172,16 @@ def reduce(schema: Mapping[str, Any]) -> dict[str, Any]:
     return reduced
 
 
+def load_documents(text: str) -> Iterator[Any]:
+    """Yield the documents of a file of CRDs."""
+    return yaml.load_all(text, _Loader)
+
+
 def read_kinds(source: Source, clones: Path) -> Iterator[tuple[dict[str, str], dict[str, Any]]]:
     """Yield each kind and version of a file: its row of the index, and its reduced schema."""
     command = ["git", "-C", str(clones / source.repository), "show", f"{source.commit}:{source.path}"]
     text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    for crd in yaml.load_all(text, _Loader):
+    for crd in load_documents(text):
         if (crd or {}).get("kind") != "CustomResourceDefinition":
             continue
         spec = crd["spec"]
@@ -149,9 +199,41 @@ def read_kinds(source: Source, clones: Path) -> Iterator[tuple[dict[str, str], d
             yield row, schema
 
 
-def write(clones: Path, archive: Path = ARCHIVE) -> None:
-    """Write the archive: an index, and a file for each kind and version. The same clones give the same bytes."""
-    found = [each for source in SOURCES for each in read_kinds(source, clones)]
+def read_core_kinds(core: Core, folder: Path) -> Iterator[tuple[dict[str, str], dict[str, Any]]]:
+    """Yield each kind of Kubernetes itself: its row of the index, and its reduced schema."""
+    with zipfile.ZipFile(folder / core.wheel) as wheel:
+        definitions = json.loads(wheel.read(f"{core.folder}/{_DEFINITIONS}"))["$defs"]
+        for name in core.kinds:
+            schema = reduce(_resolve(json.loads(wheel.read(f"{core.folder}/{name}.json")), definitions))
+            properties = schema["properties"]
+            if "status" in properties:
+                properties["status"] = {"type": "object"}  # tools print an empty one, and servers ignore it
+            kind = properties["kind"]["enum"][0]
+            row = {
+                "apiVersion": properties["apiVersion"]["enum"][0],
+                "kind": kind,
+                "since": "",
+                "source": f"{core.package}@{core.version}:{core.folder}/{name}.json",
+                "licence": core.licence,
+            }
+            yield row, schema
+
+
+def _resolve(schema: Any, definitions: Mapping[str, Any]) -> Any:
+    """Return a schema with its references filled in; a choice of types is left open, as of a quantity or a port."""
+    if isinstance(schema, list):
+        return [_resolve(each, definitions) for each in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    if "$ref" in schema:
+        return _resolve(definitions[schema["$ref"].rpartition("/")[2]], definitions)
+    return {} if "oneOf" in schema else {key: _resolve(value, definitions) for key, value in schema.items()}
+
+
+def write(folder: Path, archive: Path = ARCHIVE) -> None:
+    """Write the archive: an index, and a file for each kind and version. The same sources give the same bytes."""
+    found = [each for source in SOURCES for each in read_kinds(source, folder)]
+    found += read_core_kinds(CORE, folder)
     rows = [
         {**row, "file": f"{row['kind']}-{row['apiVersion'].rpartition('/')[2]}-{row['since'] or 'any'}.json"}
         for row, _ in found

@@ -86,7 +86,12 @@ def _sections() -> Iterator[tuple[str, str]]:
 
 def _list_findings(room: str) -> str:
     rows = (
-        (fact.code, ", ".join(fact.severities), f"**{fact.title}.** {fact.explains}{_threshold(fact)}", fact.fix)
+        (
+            fact.code,
+            ", ".join(fact.severities),
+            f"**{fact.title}.** {fact.explains}{_threshold(fact)}{_tell_apart(fact)}",
+            fact.fix,
+        )
         for fact in all_findings().values()
         if fact.room == room
     )
@@ -100,6 +105,15 @@ def _threshold(fact: FindingFact) -> str:
     default = getattr(Thresholds(), fact.threshold)
     shown = ", ".join(f"{key} {value}" for key, value in default.items()) if isinstance(default, Mapping) else default
     return f" Threshold `{fact.threshold}`: {shown}."
+
+
+def _tell_apart(fact: FindingFact) -> str:
+    """Return what tells a diagnosis from its neighbours, what that takes, and what it is called until then."""
+    told = fact.diagnosis
+    if told is None:
+        return ""
+    parent = f"; `{told.parent}` until then" if told.parent else ""
+    return f" *Told by:* {told.told_by} *Needs:* {', '.join(told.needs)}{parent}. *Source:* {told.source}."
 
 
 def _list_rules(stage: Stage) -> str:

@@ -22,7 +22,8 @@ ENGINE_PARTS = (
 """Folders and files that need draftwise[engine] or the libraries that it is checked against, in every test."""
 LIGHT_FOLDERS = (
     *("backends", "benchmarks", "catalogue", "checkpoints", "cli", "core", "decide", "deploy", "extract", "facts"),
-    *("machine", "measure", "plan", "replay", "report", "runs", "setups", "static", "statistics", "workloads"),
+    *("machine", "measure", "plan", "replay", "report", "runs", "setups", "static", "statistics", "watch"),
+    *("workloads",),
 )
 """Folders of tests of what `pip install draftwise` brings; those that need more among them are marked `engine`."""
 ENGINE_PACKAGES = ("torch", "numba", "safetensors", "tokenizers", "transformers")

@@ -2,8 +2,14 @@
 
 import pytest
 
-from draftwise.backends.exposition import has_spec_counters, parse_cache_tokens, parse_counters, parse_gauges
-from draftwise.core import Counters, ServerLoad, SpecStats
+from draftwise.backends.exposition import (
+    has_spec_counters,
+    parse_cache_tokens,
+    parse_counters,
+    parse_engines,
+    parse_gauges,
+)
+from draftwise.core import Counters, ServerLoad, SpecStats, Sums
 
 # The lines of vLLM 0.32.0 that matter, for two engines.
 VLLM = """\
@@ -151,3 +157,66 @@ def test_the_size_of_the_cache_is_read_from_its_config(labels: str, tokens: int 
 
 def test_a_server_that_hides_its_cache_says_nothing() -> None:
     assert parse_cache_tokens(LLAMA_CPP) is None
+
+
+RANKS = VLLM + (
+    'vllm:spec_decode_num_drafts_total{engine="1",model_name="m"} 0.0\n'
+    'vllm:num_requests_running{engine="1",model_name="m"} 2.0\n'
+    'vllm:request_decode_time_seconds_sum{engine="0",model_name="m"} 6.5\n'
+    'vllm:request_decode_time_seconds_bucket{engine="0",le="0.3",model_name="m"} 2.0\n'
+    'vllm:request_generation_tokens_count{engine="0",model_name="m"} 4.0\n'
+    'vllm:request_generation_tokens_sum{engine="0",model_name="m"} 190.0\n'
+    'vllm:iteration_tokens_total_count{engine="0",model_name="m"} 60.0\n'
+    'vllm:engine_sleep_state{engine="0",model_name="m",sleep_state="awake"} 1.0\n'
+    'vllm:engine_sleep_state{engine="0",model_name="m",sleep_state="discard_all"} 0.0\n'
+    'vllm:engine_sleep_state{engine="1",model_name="m",sleep_state="awake"} 0.0\n'
+    'vllm:lora_requests_info{max_lora="4",running_lora_adapters="sql,chat",waiting_lora_adapters=""} 1.7e+09\n'
+    'vllm:cache_config_info{block_size="16",cache_dtype="fp8",engine="0"} 1.0\n'
+)
+
+
+def test_engines_of_a_page_are_read_apart() -> None:
+    first, second = parse_engines(RANKS)
+    assert (first.engine, second.engine) == ("0", "1")
+    assert first.counters.generation_tokens == 192
+    assert second.counters.generation_tokens == 8
+    assert first.counters.spec.accepted_per_pos == (45, 30, 15)
+    assert second.load == ServerLoad(running=2)
+    assert first.sums == Sums(decode_s=6.5, finished=4, finished_tokens=190, engine_steps=60)
+    assert (first.counts_drafts, second.counts_drafts) == (True, True)
+    assert (first.sleeping, second.sleeping) == (False, True)
+    assert (first.cache_dtype, second.cache_dtype) == ("fp8", None)
+    assert first.adapters == second.adapters == {"sql": 1.7e9, "chat": 1.7e9}
+
+
+def test_engines_add_up_to_the_page() -> None:
+    engines = [engine.counters for engine in parse_engines(RANKS)]
+    whole = parse_counters(RANKS)
+    assert sum(each.generation_tokens or 0 for each in engines) == whole.generation_tokens
+    assert sum((each.spec for each in engines), SpecStats()) == whole.spec
+
+
+def test_a_plain_vllm_is_known_not_to_count_drafts_and_others_are_not() -> None:
+    (plain,) = parse_engines('vllm:generation_tokens_total{engine="0"} 5\n')
+    assert plain.counts_drafts is False
+    assert [engine.counts_drafts for engine in parse_engines(SGLANG + TGI + LLAMA_CPP)] == [None]
+    assert parse_engines("process_cpu_seconds_total 3.5\n") == ()
+
+
+def test_names_that_an_exporter_changed_are_read() -> None:
+    ray = (
+        'ray_vllm_generation_tokens_total{engine="0",ReplicaId="a1",WorkerId="w"} 30\n'
+        'ray_vllm_spec_decode_num_accepted_tokens{engine="0",ReplicaId="a1",WorkerId="w"} 10\n'
+        'ray_vllm_generation_tokens_total{engine="0",ReplicaId="b2",WorkerId="v"} 7\n'
+    )
+    first, second = parse_engines(ray)
+    assert (first.engine, second.engine) == ("a1 0", "b2 0")
+    assert first.counters.tokens_per_step == 30 / 20
+    # Ray shows a counter from its first increment on: absence is no proof of a lost flag.
+    assert second.counts_drafts is None
+    assert parse_counters(ray).generation_tokens == 37
+
+
+def test_a_counter_that_stands_there_under_two_names_counts_once() -> None:
+    text = 'ray_vllm_generation_tokens{engine="0"} 30\nray_vllm_generation_tokens_total{engine="0"} 30\n'
+    assert parse_counters(text).generation_tokens == 30

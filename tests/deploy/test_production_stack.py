@@ -23,9 +23,9 @@ def test_the_config_is_one_argument_and_the_way_back_leaves_it_out() -> None:
 
 
 def test_prefixes_are_cached_as_vllm_does_unless_the_setup_says_otherwise() -> None:
-    assert "--enable-prefix-caching" in model_of(SETUP)["vllmConfig"]["extraArgs"]
+    assert model_of(SETUP)["vllmConfig"]["enablePrefixCaching"] is True
     without = replace(SETUP, args={**SETUP.args, "enable_prefix_caching": False})
-    assert "--no-enable-prefix-caching" in model_of(without)["vllmConfig"]["extraArgs"]
+    assert model_of(without)["vllmConfig"]["enablePrefixCaching"] is False
 
 
 def test_shared_memory_comes_with_the_key_that_the_chart_looks_at() -> None:

@@ -1,6 +1,7 @@
 """What is rendered starts what was ordered: each file is read again as anybody's, and compared."""
 
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 from hypothesis import HealthCheck, assume, given, settings
-from tests.support.adopted import SPEED
+from tests.support.adopted import IMAGES, SPEED
 from tests.support.drawn_setups import TEXT, drawn_setups
 
 from draftwise.core import Device, InvalidSetup, Setup, SpecConfig
@@ -18,8 +19,12 @@ from draftwise.deploy.read_back import read_back
 from draftwise.facts.vllm import get_release
 
 GIB = 1 << 30
-UNSAID = ("argument-is-template", "argument-read-by-shell", "config-not-spelled")
+UNSAID = ("argument-is-template", "argument-not-taken", "argument-read-by-shell", "config-not-spelled")
 """Refusals of what a platform cannot carry."""
+UNPLACED = ("layout-cannot-fetch",)
+"""Refusals of weights that a platform would have to download."""
+CONFIG = ("method: ngram", "num_speculative_tokens: 5")
+"""Lines of a config that is written key by key."""
 NGRAM = SpecConfig(method="ngram", num_speculative_tokens=5)
 SETUP = Setup(
     target="meta-llama/Llama-3.1-8B-Instruct",
@@ -31,11 +36,11 @@ SETUP = Setup(
 )
 
 
-def order_of(setup: Setup) -> Order:
+def order_of(setup: Setup, image: str = "") -> Order:
     gpu = Device(name="GPU", kind="cuda")
     bare = replace(setup, device=gpu, args={n: v for n, v in setup.args.items() if not n.endswith("parallel_size")})
     host = Host(cpus=4, memory_bytes=20 * GIB, shm_bytes=2 * GIB)
-    image = f"vllm/vllm-openai:v{setup.engine_version}"
+    image = image or f"vllm/vllm-openai:v{setup.engine_version}"
     return Order(name="llama", pool="spec", setup=bare, image=image, host=host, startup_s=600)
 
 
@@ -47,21 +52,36 @@ def test_what_is_rendered_is_read_back(to: str, release: str) -> None:
     @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
     @given(drawn_setups(get_release(release)))
     def law(setup: Setup) -> None:
-        order = order_of(setup)
-        for side in (order, order.without_speculation()):
-            try:
-                text = target.render(side)
-            except InvalidSetup as error:
-                assume(error.findings[0].code not in UNSAID)
-                raise
+        order = order_of(setup, image=IMAGES.get(to, ""))
+        try:
+            order = target.prepare(order)
+            texts = [(side, target.render(side)) for side in (order, order.without_speculation())]
+        except InvalidSetup as error:
+            assume(error.findings[0].code not in (*UNSAID, *UNPLACED))
+            raise
+        for side, text in texts:
             assert read_back(text, side.setup, name=f"file{target.suffix}", lost=target.lost) == ()
 
     law()
 
 
+@pytest.mark.parametrize("to", ["kserve", "systemd"])
+def test_nothing_is_imported_that_rendering_does_not_need(to: str, tmp_path: Path) -> None:
+    command = ["deploy", SETUP.target, "--vllm", "0.26.0", "--gpu", "H200", "--to", to, "--out", str(tmp_path / "out")]
+    command += ["-sc", '{"method": "ngram", "num_speculative_tokens": 5}']
+    script = (
+        f"import sys; from draftwise.cli import main; main({command!r}, standalone_mode=False); "
+        "heavy = {'torch', 'numpy', 'scipy', 'httpx', 'asyncio', 'jsonschema'}; "
+        "print({each.partition('.')[0] for each in sys.modules} & heavy, file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "set()\n")
+
+
 @pytest.mark.parametrize("to", TARGETS)
 def test_a_file_that_starts_something_else_is_noticed(to: str) -> None:
-    target, order = TARGETS[to], make_order(SETUP)
+    target = TARGETS[to]
+    order = target.prepare(make_order(SETUP, image=IMAGES.get(to, "")))
     other = replace(order, setup=replace(order.setup, spec=replace(NGRAM, num_speculative_tokens=4)))
     (finding,) = read_back(target.render(other), order.setup, name=f"spec{target.suffix}", lost=target.lost)
     assert finding.code == "not-as-ordered"
@@ -70,12 +90,13 @@ def test_a_file_that_starts_something_else_is_noticed(to: str) -> None:
 
 @pytest.mark.parametrize("to", TARGETS)
 def test_the_twin_differs_in_speculation_alone(to: str) -> None:
-    order = TARGETS[to].prepare(make_order(replace(SETUP, args={"max_num_seqs": 64, **SETUP.args})))
+    setup = replace(SETUP, args={"max_num_seqs": 64, **SETUP.args})
+    order = TARGETS[to].prepare(make_order(setup, image=IMAGES.get(to, "")))
     spec, plain = (TARGETS[to].render(each) for each in (order, order.without_speculation()))
     assert "speculative" in spec
     assert "speculative" not in plain
     changed = set(spec.splitlines()) ^ set(plain.splitlines())
-    names = ("speculative", "pool", "plain", "draftwise.dev/setup", order.name, "tensor-parallel-size")
+    names = ("speculative", "pool", "plain", "draftwise.dev/setup", order.name, "tensor-parallel-size", *CONFIG)
     assert [line for line in changed if not any(name in line for name in names)] == []
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from tests.support.adopted import IMAGES
 
 from draftwise.cli import main
 from draftwise.core import Device, Setup, SpecConfig
@@ -50,7 +51,7 @@ def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("to", TARGETS)
 def test_the_commands_are_printed_with_names_filled_in(to: str, tmp_path: Path) -> None:
-    deploy(make_order(SETUP, name="llama"), to).write(tmp_path / "out")
+    deploy(make_order(SETUP, name="llama", image=IMAGES.get(to, "")), to).write(tmp_path / "out")
     shown = run(tmp_path / "out").stdout
     file = f"{tmp_path / 'out'}/plain{TARGETS[to].suffix}"
     assert shown.index("Start the twin") < shown.rindex(file) < shown.index("Send the traffic") < shown.index("away")
@@ -62,7 +63,7 @@ def test_the_commands_are_printed_with_names_filled_in(to: str, tmp_path: Path) 
 
 @pytest.mark.parametrize(("to", "program"), PROGRAMS.items())
 def test_each_platform_goes_back_through_its_program(to: str, program: str, tmp_path: Path, stub: Path) -> None:
-    deploy(make_order(SETUP, name="llama"), to).write(tmp_path / "out")
+    deploy(make_order(SETUP, name="llama", image=IMAGES.get(to, "")), to).write(tmp_path / "out")
     assert run(tmp_path / "out", "--apply", "--yes").exit_code == 0
     called = stub.read_text()
     assert all(line.startswith(f"{program} ") for line in called.splitlines())

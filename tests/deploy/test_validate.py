@@ -12,6 +12,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft7Validator
+from tests.support.planted_faults import FAULTS, plant
 
 from catalogue import schemas
 from draftwise.deploy.validate import validate
@@ -50,11 +51,36 @@ spec:
   podTargetLabels: [pool]
   podMetricsEndpoints: [{port: http, interval: 15s}]
 """)
+DEPLOYMENT = yaml.safe_load("""
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: llama, creationTimestamp: null}
+spec:
+  replicas: 1
+  selector: {matchLabels: {app: llama}}
+  template:
+    metadata: {labels: {app: llama}}
+    spec:
+      containers:
+      - name: vllm
+        image: vllm/vllm-openai:v0.26.0
+        ports: [{containerPort: 8000}]
+        startupProbe: {httpGet: {path: /health, port: http}, periodSeconds: 10}
+        resources: {limits: {nvidia.com/gpu: 1, memory: 40Gi}}
+status: {}
+""")
+CLAIM = yaml.safe_load("""
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata: {name: models}
+spec: {accessModes: [ReadWriteMany], resources: {requests: {storage: 100Gi}}}
+""")
+GOOD = [SERVICE, ANALYSIS, MONITOR, DEPLOYMENT, CLAIM]
 
 MISSING = object()
 
 
-@pytest.mark.parametrize("good", [SERVICE, ANALYSIS, MONITOR], ids=lambda each: each["kind"])
+@pytest.mark.parametrize("good", GOOD, ids=lambda each: each["kind"])
 def test_what_is_right_is_taken(good: dict[str, Any]) -> None:
     assert list(validate(good)) == []
 
@@ -74,6 +100,12 @@ def test_what_is_right_is_taken(good: dict[str, Any]) -> None:
         (ANALYSIS, "metrics.0.succesCondition", "x", "field-unknown"),
         (MONITOR, "podTargetLabel", ["pool"], "field-unknown"),
         (MONITOR, "podMetricsEndpoints.0.interval", "soon", "field-value-refused"),
+        (DEPLOYMENT, "progressDeadline", 600, "field-unknown"),
+        (DEPLOYMENT, "template.spec.containers.0.startUpProbe", {}, "field-unknown"),
+        (DEPLOYMENT, "template.spec.containers.0.ports.0.containerPort", "8000", "field-of-wrong-type"),
+        (DEPLOYMENT, "template.spec.containers.0.name", MISSING, "field-missing"),
+        (DEPLOYMENT, "selector", MISSING, "field-missing"),
+        (CLAIM, "accessMode", "ReadWriteMany", "field-unknown"),
     ],
 )
 def test_what_is_wrong_is_found_where_it_is(document: dict[str, Any], path: str, value: Any, code: str) -> None:
@@ -96,7 +128,7 @@ def paths_in(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]
         yield from paths_in(each, (*path, key))
 
 
-@pytest.mark.parametrize("good", [SERVICE, ANALYSIS, MONITOR], ids=lambda each: each["kind"])
+@pytest.mark.parametrize("good", GOOD, ids=lambda each: each["kind"])
 def test_the_answer_is_that_of_a_whole_implementation_of_json_schema(good: dict[str, Any]) -> None:
     kind = find_kind(good["apiVersion"], good["kind"])
     assert kind is not None
@@ -202,3 +234,9 @@ def test_a_schema_is_reduced_to_what_decides() -> None:
             "e": {"type": "object", "additionalProperties": {"type": "string"}},
         },
     }
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_planted_faults_are_found_without_a_server(name: str) -> None:
+    """`catalogue.api_server` asks a real one the same."""
+    assert list(validate(plant(name)))

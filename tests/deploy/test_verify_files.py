@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 from click.testing import CliRunner, Result
+from tests.support.adopted import IMAGES
 
 from draftwise.cli import main
 from draftwise.core import Device, Setup, SpecConfig
@@ -33,7 +34,7 @@ def codes(*arguments: str | Path, stdin: str | None = None) -> set[str]:
 
 @pytest.fixture(params=TARGETS)
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    deploy(make_order(SETUP, name="llama"), request.param).write(tmp_path / "out")
+    deploy(make_order(SETUP, name="llama", image=IMAGES.get(request.param, "")), request.param).write(tmp_path / "out")
     return tmp_path / "out"
 
 

@@ -38,3 +38,5 @@ LOAD = replace(
 FOUND = "Adopt eagle3 k=3 for code: 1.39x (1.31-1.47)."
 EVIDENCE = Evidence(run="2026-11-22", headline=FOUND, rollback=(SPEED, LOAD), wanted_gain=0.03)
 ORDER = make_order(SETUP, evidence=EVIDENCE)
+IMAGES = {"ray-serve": "rayproject/ray-llm:2.60.0-py311-cu128"}
+"""Where vLLM's own image does not do."""

@@ -1,13 +1,22 @@
-"""Things that answer prompts over HTTP and report SpecStats: the embedded server, vLLM, any URL, a fake."""
+"""Things that answer prompts over HTTP and report SpecStats: the embedded server, vLLM, any URL, a fake.
 
-from draftwise.backends.base import Backend, BrokenStream, Exchange, Piece, ServerInfo
-from draftwise.backends.embedded import EmbeddedBackend
-from draftwise.backends.fake import FakeBackend, FakeScript
-from draftwise.backends.gpus import Placement, find_gpus, place_arms
-from draftwise.backends.line_up import LineUp, OneAtATime
-from draftwise.backends.switch import SwitchCommand
-from draftwise.backends.url import UrlBackend
-from draftwise.backends.vllm import VllmBackend
+A name's module is imported with its first use: reading a page of counters needs no HTTP client and no engine.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from draftwise.backends.base import Backend, BrokenStream, Exchange, Piece, ServerInfo
+    from draftwise.backends.embedded import EmbeddedBackend
+    from draftwise.backends.fake import FakeBackend, FakeScript
+    from draftwise.backends.gpus import Placement, find_gpus, place_arms
+    from draftwise.backends.line_up import LineUp, OneAtATime
+    from draftwise.backends.switch import SwitchCommand
+    from draftwise.backends.url import UrlBackend
+    from draftwise.backends.vllm import VllmBackend
 
 __all__ = [
     "Backend",
@@ -27,3 +36,23 @@ __all__ = [
     "find_gpus",
     "place_arms",
 ]
+
+_MODULES = {
+    "base": "Backend BrokenStream Exchange Piece ServerInfo",
+    "embedded": "EmbeddedBackend",
+    "fake": "FakeBackend FakeScript",
+    "gpus": "Placement find_gpus place_arms",
+    "line_up": "LineUp OneAtATime",
+    "switch": "SwitchCommand",
+    "url": "UrlBackend",
+    "vllm": "VllmBackend",
+}
+_HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value

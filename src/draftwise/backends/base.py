@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
-
-import httpx
+from typing import TYPE_CHECKING, Any, Protocol
 
 from draftwise.core import BackendError, Counters, ServerLoad
+
+if TYPE_CHECKING:
+    import httpx
 
 __all__ = ["Backend", "BrokenStream", "Exchange", "Piece", "ServerInfo"]
 

@@ -4,36 +4,69 @@ from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from functools import lru_cache
 
-from draftwise.core import Counters, ServerLoad, SpecStats
-from draftwise.facts.server_metrics import CACHE_CONFIG, get_server, read_server_metrics
+from draftwise.core import Counters, ServerLoad, SpecStats, Sums
+from draftwise.facts.server_metrics import CACHE_CONFIG, counts_drafts, get_server, is_renamed, read_server_metrics
 
-__all__ = ["find_engine", "has_spec_counters", "parse_cache_tokens", "parse_counters", "parse_gauges", "parse_start"]
+__all__ = [
+    "EngineReading",
+    "find_engine",
+    "has_spec_counters",
+    "parse_cache_tokens",
+    "parse_counters",
+    "parse_engines",
+    "parse_gauges",
+    "parse_start",
+]
 
 _POSITION = re.compile(r'\bposition="(\d+)"')
 _START = re.compile(r"^process_start_time_seconds(?:\{[^}]*\})? (\S+)", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 _RANK = re.compile(r'\b(?:tp|pp)_rank="(?!0")')
 """A copy of what rank 0 reports (SGLang, when all its schedulers export)."""
+_ENGINE_LABELS = ("ReplicaId", "engine")
+"""Ray's and vLLM's. (SGLang counts tokens of all its ranks together.)"""
+_TOLD_BY_LABELS = frozenset({"sleeping", "adapters", "cache_dtype"})
+_SUMS = tuple(each.name for each in fields(Sums))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineReading:
+    """What one engine's metrics say at one look: counters since its start, gauges now."""
+
+    engine: str
+    """Its label, empty where it has none."""
+    counters: Counters
+    load: ServerLoad
+    sums: Sums
+    counts_drafts: bool | None
+    """Whether counters of drafts exist; None where their absence tells nothing."""
+    sleeping: bool | None
+    """None where it is not told."""
+    adapters: Mapping[str, float]
+    """LoRA adapters by name, and when each was last seen to run (seconds since the epoch)."""
+    cache_dtype: str | None
 
 
 def parse_counters(text: str) -> Counters:
     """Return the counters of a server's /metrics, summed over its engines; absent ones are None or zero."""
-    totals = _sum_up(text)
-    per_pos = _sum_positions(text)
-    return Counters(
-        spec=SpecStats(
-            num_drafts=int(totals.get("num_drafts", 0)),
-            num_draft_tokens=int(totals.get("num_draft_tokens", 0)),
-            num_accepted_tokens=int(totals.get("num_accepted_tokens", 0)),
-            accepted_per_pos=tuple(per_pos.get(i, 0) for i in range(max(per_pos, default=-1) + 1)),
-        ),
-        generation_tokens=_whole(totals.get("generation_tokens")),
-        prefix_queries=_whole(totals.get("prefix_queries")),
-        prefix_hits=_whole(totals.get("prefix_hits")),
-    )
+    gathered = _gather(text, apart=False).get("", _Gathered())
+    return gathered.to_counters(gathered.totals)
+
+
+def parse_engines(text: str) -> tuple[EngineReading, ...]:
+    """Return what each engine of a server's /metrics says, in one pass; empty where no sample is known."""
+    server = find_engine(text)
+    if server is None:
+        return ()
+    found = _gather(text, apart=True)
+    shared = found.pop("") if len(found) > 1 and "" in found else _Gathered()  # vLLM's adapters name no engine
+    for each in found.values():
+        each.adapters |= shared.adapters
+    return tuple(each.to_reading(engine, server) for engine, each in sorted(found.items()))
 
 
 def parse_start(text: str) -> float | None:
@@ -44,8 +77,7 @@ def parse_start(text: str) -> float | None:
 
 def parse_gauges(text: str) -> ServerLoad:
     """Return how loaded a server is: requests summed over its engines, KV use of the fullest one."""
-    totals = _sum_up(text)
-    return ServerLoad(running=totals.get("running"), waiting=totals.get("waiting"), kv_usage=_largest(text, "kv_usage"))
+    return _to_load(_gather(text, apart=False).get("", _Gathered()).totals)
 
 
 def find_engine(text: str) -> str | None:
@@ -57,7 +89,7 @@ def find_engine(text: str) -> str | None:
 
 def has_spec_counters(text: str) -> bool:
     """Return whether the server counts drafts at all: vLLM does exactly when it was started to speculate."""
-    return any(reading == "num_drafts" for reading, _, _, _ in _samples(text))
+    return any(reading == "num_drafts" for _, reading, *_ in _samples(text))
 
 
 def parse_cache_tokens(text: str) -> int | None:
@@ -79,29 +111,114 @@ def parse_cache_tokens(text: str) -> int | None:
     return total or None
 
 
-def _sum_up(text: str) -> dict[str, float]:
-    """Return each reading's total, by the best of its names."""
-    totals: dict[tuple[str, int], float] = defaultdict(float)
-    for reading, rank, _, value in _samples(text):
-        totals[reading, rank] += value
-    return {reading: totals[reading, rank] for reading, rank in sorted(totals, reverse=True)}
+class _Gathered:
+    """The samples of one engine, or of all: totals by reading and rank, and what labels tell."""
+
+    def __init__(self) -> None:
+        self._totals: dict[tuple[str, int], float] = {}
+        self._positions: dict[int, int] = {}
+        self._cache_dtypes: set[str] = set()
+        self.adapters: dict[str, float] = {}
+        self.is_renamed = False
+
+    def add(self, reading: str, rank: int, labels: str, value: float) -> None:
+        """Count one sample in."""
+        key = (reading, rank)
+        if reading == "kv_usage":
+            self._totals[key] = max(value, self._totals.get(key, value))
+        elif reading == "accepted_per_pos":
+            if position := _POSITION.search(labels):
+                index = int(position[1])
+                self._positions[index] = self._positions.get(index, 0) + int(value)
+        elif reading in _TOLD_BY_LABELS:
+            self._read_labels(reading, dict(_LABEL.findall(labels)), value)
+        else:
+            self._totals[key] = self._totals.get(key, 0.0) + value
+
+    def _read_labels(self, reading: str, labels: Mapping[str, str], value: float) -> None:
+        if reading == "sleeping" and labels.get("sleep_state") == "awake":
+            self._totals[reading, 0] = max(float(value == 0), self._totals.get((reading, 0), 0.0))
+        elif reading == "cache_dtype" and reading in labels:
+            self._cache_dtypes.add(labels[reading])
+        for name in filter(None, labels.get("running_lora_adapters", "").split(",")):
+            self.adapters[name] = max(value, self.adapters.get(name, value))
+
+    @property
+    def totals(self) -> dict[str, float]:
+        """Each reading's total, by the best of its names."""
+        return {reading: self._totals[reading, rank] for reading, rank in sorted(self._totals, reverse=True)}
+
+    @property
+    def cache_dtype(self) -> str | None:
+        """What all engines agree on."""
+        return next(iter(self._cache_dtypes)) if len(self._cache_dtypes) == 1 else None
+
+    def to_counters(self, totals: Mapping[str, float]) -> Counters:
+        """Return the counters among the totals, with those of the positions."""
+        per_pos = self._positions
+        return Counters(
+            spec=SpecStats(
+                num_drafts=int(totals.get("num_drafts", 0)),
+                num_draft_tokens=int(totals.get("num_draft_tokens", 0)),
+                num_accepted_tokens=int(totals.get("num_accepted_tokens", 0)),
+                accepted_per_pos=tuple(per_pos.get(i, 0) for i in range(max(per_pos, default=-1) + 1)),
+            ),
+            generation_tokens=_whole(totals.get("generation_tokens")),
+            prefix_queries=_whole(totals.get("prefix_queries")),
+            prefix_hits=_whole(totals.get("prefix_hits")),
+        )
+
+    def to_reading(self, engine: str, server: str) -> EngineReading:
+        """Return what these samples of one engine say."""
+        totals = self.totals
+        sleeping = totals.get("sleeping")
+        return EngineReading(
+            engine=engine,
+            counters=self.to_counters(totals),
+            load=_to_load(totals),
+            sums=Sums(**{name: totals.get(name) for name in _SUMS}),
+            counts_drafts=_counts_drafts(totals, server, self.is_renamed),
+            sleeping=None if sleeping is None else bool(sleeping),
+            adapters=self.adapters,
+            cache_dtype=self.cache_dtype,
+        )
 
 
-def _largest(text: str, wanted: str) -> float | None:
-    found = [(rank, -value) for reading, rank, _, value in _samples(text) if reading == wanted]
-    return -min(found)[1] if found else None
+def _counts_drafts(totals: Mapping[str, float], server: str, is_renamed: bool) -> bool | None:
+    """Return whether drafts are counted; None where their absence tells nothing.
+
+    Exporters that rename metrics show a counter from its first increment on only (vllm v1/metrics/ray_wrappers.py).
+    """
+    found = "num_drafts" in totals
+    return found if found or (counts_drafts(server) and not is_renamed) else None
 
 
-def _sum_positions(text: str) -> dict[int, int]:
-    per_pos: dict[int, int] = defaultdict(int)
-    for reading, _, labels, value in _samples(text):
-        if reading == "accepted_per_pos" and (position := _POSITION.search(labels)):
-            per_pos[int(position[1])] += int(value)
-    return per_pos
+def _to_load(totals: Mapping[str, float]) -> ServerLoad:
+    return ServerLoad(running=totals.get("running"), waiting=totals.get("waiting"), kv_usage=totals.get("kv_usage"))
 
 
-def _samples(text: str) -> Iterator[tuple[str, int, str, float]]:
-    """Yield reading, rank, labels and value of every sample that is known; damaged lines are passed over."""
+def _gather(text: str, *, apart: bool) -> dict[str, _Gathered]:
+    """Return what each engine's samples say, by its label; of all engines together under the empty label."""
+    found: dict[str, _Gathered] = {}
+    for sample, reading, rank, labels, value in _samples(text):
+        engine = _find_engine_label(labels) if apart else ""
+        gathered = found.get(engine)
+        if gathered is None:
+            gathered = found[engine] = _Gathered()
+        gathered.is_renamed |= is_renamed(sample)
+        gathered.add(reading, rank, labels, value)
+    return found
+
+
+@lru_cache(maxsize=4096)
+def _find_engine_label(labels: str) -> str:
+    """Return which engine of the page samples with these labels are of: data-parallel rank, and replica under Ray."""
+    found = dict(_LABEL.findall(labels))
+    return " ".join(found[name] for name in _ENGINE_LABELS if found.get(name))
+
+
+def _samples(text: str) -> Iterator[tuple[str, str, int, str, float]]:
+    """Yield name, reading, rank, labels and value of every sample that is known; damaged lines are passed over."""
     known = read_server_metrics()
     for line in text.splitlines():
         name = line.partition(" ")[0].partition("{")[0]
@@ -109,7 +226,7 @@ def _samples(text: str) -> Iterator[tuple[str, int, str, float]]:
             labels, _, rest = line[len(name) :].rpartition("}")
             value = _number(rest.split())
             if value is not None and not _RANK.search(labels):
-                yield (*known[name], labels, value)
+                yield (name, *known[name], labels, value)
 
 
 def _number(words: list[str]) -> float | None:

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from draftwise.backends.address import check_url
 from draftwise.backends.base import BrokenStream, Exchange, Piece, ServerInfo
 from draftwise.backends.exposition import (
     find_engine,
@@ -18,9 +19,9 @@ from draftwise.backends.exposition import (
     parse_start,
 )
 from draftwise.backends.wire import Wire
-from draftwise.core import BackendError, Counters, InvalidSetup, ServerLoad
+from draftwise.core import BackendError, Counters, ServerLoad
 
-__all__ = ["UrlBackend", "check_url"]
+__all__ = ["UrlBackend"]
 
 _SMALL_ANSWER_S = 30.0
 """In which a server tells its model or its counters, however busy it is."""
@@ -215,29 +216,9 @@ class UrlBackend:
         return answer
 
 
-def check_url(url: str, *, where: str = "--url") -> None:
-    """Refuse what cannot be the address of a server.
-
-    Raises:
-        InvalidSetup: it is not an http(s) URL.
-    """
-    if not _is_server(url):
-        raise InvalidSetup.because(
-            "not-a-url", f"{where} {url!r} is not an http(s) URL.", where=where, fix="Example: http://127.0.0.1:8000."
-        )
-
-
 def _origin(url: str) -> tuple[str, str | None, int | None]:
     parts = urlsplit(url)
     return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)
-
-
-def _is_server(url: str) -> bool:
-    try:
-        parts = urlsplit(url)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 0) >= 0
-    except ValueError:  # a port that is no number, a bracket that is not closed
-        return False
 
 
 def _find_speculative_config(about: Mapping[str, Any]) -> dict[str, Any] | None:

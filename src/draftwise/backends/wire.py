@@ -71,8 +71,24 @@ class Wire:
         Raises:
             BrokenStream: no connection, or it broke; its message is a reason like `ConnectionRefusedError`.
         """
-        pieces = [] if received is None else received
-        request = self._encode(path, body)
+        about = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+        return await self._exchange(self._encode("POST", path, about) + body, [] if received is None else received)
+
+    async def get(self, path: str) -> Exchange:
+        """GET a path and return the answer; a kept connection that was closed meanwhile is replaced as in `post`.
+
+        Raises:
+            BrokenStream: no connection, or it broke.
+        """
+        return await self._exchange(self._encode("GET", path), [])
+
+    def close(self) -> None:
+        """Close the connections that no request uses."""
+        for connection in self._idle:
+            connection.close()
+        self._idle.clear()
+
+    async def _exchange(self, request: bytes, pieces: list[Piece]) -> Exchange:
         if (kept := self._take_idle()) is not None:
             try:
                 return await self._ask(kept, request, pieces)
@@ -83,12 +99,6 @@ class Wire:
             return await self._ask(await self._connect(), request, pieces)
         except LostError as lost:
             raise self._broken(lost, pieces) from None
-
-    def close(self) -> None:
-        """Close the connections that no request uses."""
-        for connection in self._idle:
-            connection.close()
-        self._idle.clear()
 
     async def _ask(self, connection: Connection, request: bytes, pieces: list[Piece]) -> Exchange:
         exchange = await connection.ask(request, pieces)
@@ -106,12 +116,9 @@ class Wire:
                 return connection
         return None
 
-    def _encode(self, path: str, body: bytes) -> bytes:
-        head = (
-            f"POST {self._prefix}{path} HTTP/1.1\r\n{self._head}"
-            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-        )
-        return head.encode("latin-1") + body
+    def _encode(self, method: str, path: str, about: str = "") -> bytes:
+        """Return the head of a request; `about` are the header lines of its body."""
+        return f"{method} {self._prefix}{path} HTTP/1.1\r\n{self._head}{about}\r\n".encode("latin-1")
 
     async def _connect(self) -> Connection:
         try:

@@ -7,6 +7,7 @@ from draftwise.cli._group import VerbGroup
 __all__ = ["main"]
 
 _VERBS = {
+    "bundle": "draftwise.cli.bundle",
     "check": "draftwise.cli.check",
     "compare": "draftwise.cli.compare",
     "decide": "draftwise.cli.decide",
@@ -25,6 +26,7 @@ _VERBS = {
     "train": "draftwise.cli.train",
     "upgrade": "draftwise.cli.upgrade",
     "verify": "draftwise.cli.verify",
+    "watch": "draftwise.cli.watch",
 }
 
 main = VerbGroup(

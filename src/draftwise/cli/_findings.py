@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from rich.console import Console, Group, RenderableType
@@ -15,7 +15,9 @@ from rich.text import Text
 
 from draftwise.cli._console import open_console
 from draftwise.core import Effect, Finding, Ruling, Severity
-from draftwise.plan.check import Report, Resolved
+
+if TYPE_CHECKING:
+    from draftwise.plan.check import Report, Resolved
 
 __all__ = [
     "Judged",

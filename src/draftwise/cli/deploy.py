@@ -15,15 +15,17 @@ from draftwise.cli._setups import find_sources, nearest_option, open_release, se
 from draftwise.core import Decision, Device, InvalidSetup, Run, Setup
 from draftwise.deploy import TARGETS, Evidence, Mode, Platform, make_order, read_layout
 from draftwise.deploy import deploy as write_files
-from draftwise.deploy.observe import VLLM
 from draftwise.facts.gpus import get_gpu
 
 __all__ = ["deploy"]
 
 
 @setup_command(short_help="Write the files that put a setup into production, and those that undo it.")
-@click.option("--to", required=True, type=click.Choice(list(TARGETS)), help="The platform.")
-@click.option("--out", required=True, type=click.Path(path_type=Path), metavar="DIR", help="A new folder.")
+@click.option("--to", type=click.Choice(list(TARGETS)), help="The platform.")
+@click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="A new folder.")
+@click.option("--edit", "edited", type=click.Path(path_type=Path), metavar="FILE",
+              help="Instead of --to and --out: a file whose server is to speculate as SOURCE does.")  # fmt: skip
+@click.option("--write", "writes", is_flag=True, help="With --edit: change the file, after showing how.")
 @click.option("--candidate", metavar="NAME", help="Of a run: which candidate  [default: the one that was adopted]")
 @click.option("--vllm", "version", metavar="VERSION", help="Release to run  [default: the source's]")
 @nearest_option
@@ -44,8 +46,10 @@ __all__ = ["deploy"]
 )
 @click.option("--observe/--no-observe", default=True, show_default=True,
               help="Write what watches it: rules, alerts, a dashboard, the analysis of a canary.")  # fmt: skip
-@click.option("--metrics-prefix", default=VLLM, show_default=True, metavar="PREFIX",
-              help="How the names of its metrics begin; Ray's exporter writes ray_vllm_.")  # fmt: skip
+@click.option("--metrics-prefix", default="", metavar="PREFIX",
+              help="How its metrics' names begin  [default: vllm:, or as on the platform]")  # fmt: skip
+@click.option("--verifier", default="", metavar="IMAGE",
+              help="With draftwise in it: the analysis of a canary runs `draftwise verify` there.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
 def deploy(
     sources: Sequence[str],
@@ -54,8 +58,10 @@ def deploy(
     env_files: Sequence[Path],
     engine_flags: Sequence[str],
     skip: bool,  # noqa: ARG001  (of the verbs that judge many files)
-    to: str,
-    out: Path,
+    to: str | None,
+    out: Path | None,
+    edited: Path | None,
+    writes: bool,
     candidate: str | None,
     version: str | None,
     nearest: bool,
@@ -69,6 +75,7 @@ def deploy(
     service_account: str,
     observe: bool,
     metrics_prefix: str,
+    verifier: str,
     as_json: bool,
 ) -> None:
     """Write the files that serve SOURCE on a platform, and its twin without speculation.
@@ -83,6 +90,7 @@ def deploy(
       draftwise deploy decide-runs/2026-11-22 --to kubernetes --out deploy/ --vllm 0.26.0
       draftwise deploy meta-llama/Llama-3.1-8B-Instruct --vllm 0.26.0 --gpu H200 --to compose --out deploy/ \\
           -sc '{"method": "ngram", "num_speculative_tokens": 5}'
+      draftwise deploy decide-runs/2026-11-22 --edit my-deployment.yaml --write
     """
     if version is not None:
         version = str(open_release(version, nearest=nearest))
@@ -93,6 +101,13 @@ def deploy(
     else:
         setup = _with_gpu(_read_setup(sources, spec, engine_flags, target, version, env_files), gpu)
         evidence = Evidence()
+    if edited is not None:
+        if to is not None or out is not None:
+            raise click.UsageError("--edit changes a file that is there; --to and --out write new ones.")
+        _edit(edited, setup, version, gpu, writes=writes, as_json=as_json)
+        return
+    if to is None or out is None:
+        raise click.UsageError("Name the platform and a new folder (--to, --out), or a file to change (--edit).")
     order = make_order(setup, name=name, image=image, cold_start_s=cold_start_s, evidence=evidence)
     platform = Platform(
         release=kserve_release,
@@ -102,6 +117,7 @@ def deploy(
     )
     if to != "kserve" and platform != Platform():
         raise click.UsageError("--kserve, --mode, --layout and --service-account go with --to kserve.")
+    platform = replace(platform, verifier=verifier)
     prefix = metrics_prefix if observe else None
     folder = write_files(replace(order, platform=platform), to, metrics_prefix=prefix)
     folder.write(out)
@@ -122,6 +138,28 @@ def deploy(
         click.echo(f"{limit.severity} {limit.code}: {limit}")
     for gap in order.evidence.unmeasured:
         click.echo(f"not measured: {gap}")
+
+
+def _edit(path: Path, setup: Setup, version: str | None, gpu: str | None, *, writes: bool, as_json: bool) -> None:
+    """Show how a file changes so that its server speculates as a setup does, and change it on request."""
+    from draftwise.deploy.edit.edit import edit_as
+    from draftwise.deploy.files import replace_text
+    from draftwise.setups.read import find_texts
+
+    (source,) = find_texts(path)
+    wanted = setup if version is None else replace(setup, engine_version=version)
+    changed = edit_as(source, _with_gpu(wanted, gpu))
+    if writes and changed.difference:
+        replace_text(path, changed.text)
+    if as_json:
+        row = {"file": str(path), "difference": changed.difference, "written": writes and bool(changed.difference)}
+        click.echo(json.dumps(row | {"findings": list(map(finding_to_dict, changed.findings))}))
+        return
+    click.echo(changed.difference or f"{path} starts that already.", nl=not changed.difference)
+    for finding in changed.findings:
+        click.echo(f"{finding.severity} {finding.code}: {finding}")
+    if changed.difference:
+        click.echo(f"Written: {path}" if writes else "Nothing is written yet: --write does it.")
 
 
 def _read_setup(
@@ -148,7 +186,9 @@ def _read_run(
     path: Path, candidate: str | None, version: str | None, target: str | None, gpu: str | None
 ) -> tuple[Setup, Evidence]:
     """Return what a run adopted, with what it found."""
+    from draftwise.decide.comparison.step_times import trace_step_times
     from draftwise.decide.conclusions import conclude_run
+    from draftwise.deploy.baseline import find_expected
     from draftwise.report.sentences import describe_decision
     from draftwise.runs import RunDirectory
 
@@ -169,6 +209,10 @@ def _read_run(
         headline=describe_decision(decision),
         rollback=rules,
         wanted_gain=found.thresholds.margin,
+        arm=name,
+        plain_arm=decision.baseline,
+        expected=find_expected(decision, name),
+        curve_ms=trace_step_times(found.run),
         unmeasured=tuple(_list_gaps(found.run, adopted=bool(rules))),
     )
     return setup, evidence.carry_over(arm.setup, setup, hardware=decision.scope.hardware)

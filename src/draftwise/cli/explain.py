@@ -54,6 +54,11 @@ def _show(console: Console, explanation: Explanation) -> None:
     if finding := explanation.finding:
         _print(console, finding.fix)
         threshold = f", beyond the threshold {finding.threshold}" if finding.threshold else ""
+        if told := finding.diagnosis:
+            parent = f"; until then it is called {told.parent}" if told.parent else ""
+            _print(console, f"Told by: {told.told_by}")
+            _print(console, f"needs: {', '.join(told.needs)}{parent}", "dim")
+            _print(console, f"source: {told.source}", "dim")
         _print(console, f"{' or '.join(finding.severities)}{threshold}, from: {finding.room.lower()}", "dim")
     if explanation.link:
         _print(console, f"more: {explanation.link}", "dim")

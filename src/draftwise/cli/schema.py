@@ -15,7 +15,7 @@ __all__ = ["schema"]
 _OUTPUTS = files("draftwise.cli").joinpath("schemas")
 _VERBS = (
     *("check", "compare", "decide", "deploy", "explain", "facts"),
-    *("inspect", "pick", "replay", "report", "size", "train", "upgrade", "verify"),
+    *("inspect", "pick", "replay", "report", "size", "train", "upgrade", "verify", "watch"),
 )
 
 

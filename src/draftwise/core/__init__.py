@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from draftwise.core.baseline import Baseline, Expected, ProbeAnswer
     from draftwise.core.budget import Budget
     from draftwise.core.comparison import Comparison, DecidingMeasure, Interval, Verdict
     from draftwise.core.config import SpecConfig
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from draftwise.core.shape import ModelShape
     from draftwise.core.stats import SpecStats
     from draftwise.core.timing import Timing
+    from draftwise.core.window import Sums, Window
     from draftwise.core.workload import Prompt, Recorded, Workload
 
 __all__ = [
@@ -67,6 +69,7 @@ __all__ = [
     "Arrivals",
     "BackendError",
     "Band",
+    "Baseline",
     "Budget",
     "ClientHealth",
     "ClosedLoop",
@@ -82,6 +85,7 @@ __all__ = [
     "DraftwiseError",
     "Effect",
     "Exactness",
+    "Expected",
     "Finding",
     "Hardware",
     "Interval",
@@ -92,6 +96,7 @@ __all__ = [
     "Omission",
     "OpenLoop",
     "Phase",
+    "ProbeAnswer",
     "Profile",
     "Prompt",
     "Reason",
@@ -121,16 +126,19 @@ __all__ = [
     "SpecStats",
     "Stage",
     "StorageError",
+    "Sums",
     "TargetModel",
     "Timing",
     "TurnRecord",
     "UnmeasuredCell",
     "UnreadableSource",
     "Verdict",
+    "Window",
     "Workload",
 ]
 
 _MODULES = {
+    "baseline": "Baseline Expected ProbeAnswer",
     "budget": "Budget",
     "comparison": "Comparison DecidingMeasure Interval Verdict",
     "config": "SpecConfig",
@@ -147,6 +155,7 @@ _MODULES = {
     "shape": "ModelShape",
     "stats": "SpecStats",
     "timing": "Timing",
+    "window": "Sums Window",
     "workload": "Prompt Recorded Workload",
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}

@@ -15,7 +15,8 @@ from draftwise.decide.disturbance import set_aside_disturbed
 from draftwise.decide.recommendations import advise
 from draftwise.decide.scope import find_reach
 from draftwise.decide.thresholds import Thresholds, get_thresholds
-from draftwise.decide.validity import TextQuality, check_validity
+from draftwise.decide.validity.checks import check_validity
+from draftwise.decide.validity.outputs import TextQuality
 from draftwise.decide.verdict import judge_cell
 
 __all__ = ["Conclusions", "Evidence", "conclude_run", "gather_evidence"]

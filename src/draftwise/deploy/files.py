@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from tempfile import mkdtemp
 
 from draftwise.core import Finding, InvalidSetup, Severity, StorageError, UnreadableSource
 
-__all__ = ["CHECKSUMS", "Folder", "Step", "prove"]
+__all__ = ["CHECKSUMS", "Folder", "Step", "digest", "prove", "replace_text", "write_sums"]
 
 CHECKSUMS = "CHECKSUMS"
 """In the format of sha256sum, so that `sha256sum -c CHECKSUMS` proves the folder."""
@@ -70,8 +71,27 @@ class Folder:
             ) from None
 
     def _sum_up(self) -> str:
-        sums = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in self.files.items()}
-        return "".join(f"{value}  {name}\n" for name, value in sorted(sums.items()))
+        return write_sums({name: hashlib.sha256(text.encode()).hexdigest() for name, text in self.files.items()})
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Put a text in the place of a file's, at once; the file keeps its permissions.
+
+    Raises:
+        StorageError: it cannot be written; the file is what it was.
+    """
+    path = path.resolve()
+    scratch = path.with_name(f".{path.name}.part")
+    try:
+        with scratch.open("w", encoding="utf-8", newline="") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        shutil.copymode(path, scratch)
+        scratch.replace(path)
+    except OSError as error:
+        scratch.unlink(missing_ok=True)
+        raise StorageError(f"{path} cannot be written ({error.strerror}); it is what it was.") from None
 
 
 def prove(folder: Path) -> Iterator[Finding]:
@@ -85,12 +105,23 @@ def prove(folder: Path) -> Iterator[Finding]:
         path = folder / name
         if not path.is_file():
             yield _finding("file-gone", Severity.ERROR, f"{path} is not there any more.", path)
-        elif hashlib.sha256(path.read_bytes()).hexdigest() != value:
+        elif digest(path) != value:
             yield _finding("file-changed", Severity.ERROR, f"{path} is not what was written.", path)
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
         if path.is_file() and name not in sums and name != CHECKSUMS:
-            yield _finding("file-added", Severity.WARNING, f"{path} was not written by `draftwise deploy`.", path)
+            yield _finding("file-added", Severity.WARNING, f"{path} was not written with the folder.", path)
+
+
+def digest(path: Path) -> str:
+    """Return the SHA-256 of a file, however large."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_sums(sums: Mapping[str, str]) -> str:
+    """Return the text that proves files, by their names and SHA-256 sums."""
+    return "".join(f"{value}  {name}\n" for name, value in sorted(sums.items()))
 
 
 def _read_sums(folder: Path) -> Mapping[str, str]:
@@ -101,8 +132,7 @@ def _read_sums(folder: Path) -> Mapping[str, str]:
     except (OSError, ValueError) as error:
         raise UnreadableSource.because(
             "not-a-deployment",
-            f"{folder} is no folder that `draftwise deploy` wrote: its {CHECKSUMS} cannot be read "
-            f"({type(error).__name__}).",
+            f"{folder} is no folder that draftwise wrote: its {CHECKSUMS} cannot be read ({type(error).__name__}).",
             where=str(folder),
             fix="Name the folder that --out named, or a manifest with --setup.",
         ) from None

@@ -25,6 +25,7 @@ from draftwise.deploy.layout import (
     name_layout,
     place,
 )
+from draftwise.deploy.observe import Observation
 from draftwise.deploy.order import Order
 from draftwise.deploy.render.kserve import get_release, has_canaries, render_canary
 from draftwise.deploy.render.words import dump_yaml
@@ -80,7 +81,7 @@ def _read_release(text: str) -> Version:
     )
 
 
-def write_more(spec: Order, plain: Order) -> Mapping[str, Step]:
+def write_more(spec: Order, plain: Order, _watched: Observation) -> Mapping[str, Step]:
     """Return the files that stage the weights, and the canary where KServe shares traffic."""
     steps: dict[str, Step] = {}
     layout = spec.platform.layout

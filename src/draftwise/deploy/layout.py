@@ -26,6 +26,7 @@ __all__ = [
     "is_directory",
     "name_directory",
     "name_layout",
+    "name_upstream",
     "place",
     "read_layout",
 ]
@@ -159,6 +160,12 @@ def find_drafter(setup: Setup) -> str:
 def name_directory(checkpoint: str) -> str:
     """Return the directory for a checkpoint below that of the models: its own name, from which vLLM tells methods."""
     return posixpath.basename(checkpoint.rstrip("/")) if is_directory(checkpoint) else checkpoint
+
+
+def name_upstream(path: str) -> str:
+    """Return the checkpoint that a path on the server holds, as it is named elsewhere; other names as they are."""
+    root = next((each for each in (_MODELS, _CLAIM) if path.startswith(f"{each}/")), None)
+    return path if root is None else path.removeprefix(f"{root}/")
 
 
 def is_directory(checkpoint: str) -> bool:

@@ -9,7 +9,7 @@ from hashlib import sha256
 from math import ceil
 from typing import Literal
 
-from draftwise.core import Finding, InvalidSetup, Rollback, Setup, Severity
+from draftwise.core import Expected, Finding, InvalidSetup, Rollback, Setup, Severity
 from draftwise.deploy.layout import Layout, Placement
 from draftwise.deploy.twin import Pool, count_device, count_gpus, without_speculation
 from draftwise.facts.vllm import get_release
@@ -61,6 +61,14 @@ class Evidence:
     rollback: tuple[Rollback, ...] = ()
     wanted_gain: float = 0.0
     """Share by which a change has to be faster to be worth it."""
+    arm: str = ""
+    """Which side of the run is deployed."""
+    plain_arm: str = ""
+    """Which side of it has no speculation."""
+    expected: Expected | None = None
+    """What its counters grew by in the cell that decides."""
+    curve_ms: Mapping[str, tuple[tuple[float, float], ...]] = field(default_factory=dict)
+    """By arm, streams and the milliseconds of a step."""
     unmeasured: tuple[str, ...] = ()
     """What the files promise and nobody has measured, a sentence each."""
 
@@ -77,7 +85,7 @@ class Evidence:
             return self
         if self.rollback:
             others.append("When to go back: the numbers that the run found are those of what it measured.")
-        return replace(self, rollback=(), unmeasured=(*self.unmeasured, *others))
+        return replace(self, rollback=(), expected=None, curve_ms={}, unmeasured=(*self.unmeasured, *others))
 
 
 def _find_others(measured: Setup, deployed: Setup, hardware: Sequence[str]) -> Iterator[str]:
@@ -111,6 +119,8 @@ class Platform:
     """Whose secrets open the places that weights are fetched from."""
     layout: Layout | None = None
     """None to choose one."""
+    verifier: str = ""
+    """Image that holds draftwise; empty where there is none to run it on the platform."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,14 +8,27 @@ from pathlib import Path
 from shlex import quote
 
 from draftwise.core import Finding, InvalidSetup
+from draftwise.deploy import canary
 from draftwise.deploy import kserve as layouts
+from draftwise.deploy.baseline import make_baseline
 from draftwise.deploy.files import Folder, Step
 from draftwise.deploy.memo import write_memo
 from draftwise.deploy.observe import VLLM, Observation, observe
 from draftwise.deploy.order import Order
 from draftwise.deploy.read_back import read_back
-from draftwise.deploy.record import DEPLOYMENT, SETUP, Record, Side, write_record
-from draftwise.deploy.render import compose, kserve, kubernetes, llm_service, production_stack, systemd
+from draftwise.deploy.record import BASELINE, DEPLOYMENT, SETUP, Record, Side, write_record
+from draftwise.deploy.render import (
+    compose,
+    flagger,
+    kserve,
+    kubernetes,
+    llm_service,
+    production_stack,
+    ray_serve,
+    rollouts,
+    systemd,
+    vllm_runtime,
+)
 from draftwise.deploy.twin import Pool
 from draftwise.deploy.validate import validate_text
 from draftwise.setups.write import write_json
@@ -27,7 +40,7 @@ def _as_it_is(order: Order) -> Order:
     return order
 
 
-def _no_steps(_spec: Order, _plain: Order) -> Mapping[str, Step]:
+def _no_steps(_spec: Order, _plain: Order, _watched: Observation) -> Mapping[str, Step]:
     return {}
 
 
@@ -55,8 +68,12 @@ class Target:
     """Whether it runs on Kubernetes."""
     prepare: Callable[[Order], Order] = _as_it_is
     """Settles what the platform leaves open, such as where the weights lie."""
-    write_more: Callable[[Order, Order], Mapping[str, Step]] = _no_steps
-    """Further files by name, from both twins."""
+    write_more: Callable[[Order, Order, Observation], Mapping[str, Step]] = _no_steps
+    """Further files by name, from both twins and what watches them."""
+    metrics_prefix: str = VLLM
+    """How the names of the server's metrics begin there."""
+    metrics_port: int | None = None
+    """Where they are shown; None for the server's own port."""
     find_limits: Callable[[Order], Iterable[Finding]] = _nothing
     """What the platform does not grant."""
     describe: Callable[[Order], Iterable[str]] = _nothing
@@ -108,6 +125,53 @@ TARGETS: Mapping[str, Target] = {
         prepare=production_stack.prepare,
         in_cluster=True,
     ),
+    "vllmruntime": Target(
+        render=vllm_runtime.render,
+        suffix=".yaml",
+        apply="kubectl apply -f {file} && kubectl wait --for=create deployment/{name} --timeout=60s && "
+        "kubectl rollout status deployment/{name} --timeout={startup}s",
+        remove="kubectl delete -f {file}",
+        compare="kubectl diff -f {file}",
+        leaves="Nothing in the cluster: the operator takes its Deployment and Service away with the object.",
+        prepare=vllm_runtime.prepare,
+        find_limits=vllm_runtime.find_limits,
+        in_cluster=True,
+    ),
+    "argo-rollouts": Target(
+        render=rollouts.render,
+        suffix=".yaml",
+        apply="kubectl apply -f {file} && kubectl wait --for=condition=Healthy rollout/{name} --timeout={startup}s",
+        remove="kubectl delete -f {file}",
+        compare="kubectl diff -f {file}",
+        leaves="Nothing in the cluster but the AnalysisTemplate and what it found, which other canaries may use.",
+        write_more=canary.write_rollout,
+        find_limits=canary.warn_of_shares,
+        in_cluster=True,
+    ),
+    "flagger": Target(
+        render=flagger.render,
+        suffix=".yaml",
+        apply="kubectl apply -f {file} && kubectl rollout status deployment/{name} --timeout={startup}s",
+        remove="kubectl delete -f {file}",
+        compare="kubectl diff -f {file}",
+        leaves="The Canary and the MetricTemplate; with the Canary Flagger's copies and Services go.",
+        write_more=canary.write_flagger,
+        find_limits=canary.name_provider,
+        in_cluster=True,
+    ),
+    "ray-serve": Target(
+        render=ray_serve.render,
+        suffix=".yaml",
+        lost=("device",),
+        apply="kubectl apply -f {file} && kubectl wait --for=condition=Ready rayservice/{name} --timeout={startup}s",
+        remove="kubectl delete -f {file}",
+        compare="kubectl diff -f {file}",
+        leaves="Nothing in the cluster: KubeRay takes its Ray cluster and Services away with the object.",
+        prepare=ray_serve.prepare,
+        metrics_prefix=ray_serve.METRICS_PREFIX,
+        metrics_port=ray_serve.METRICS_PORT,
+        in_cluster=True,
+    ),
     "compose": Target(
         render=compose.render,
         suffix=".yaml",
@@ -118,7 +182,7 @@ TARGETS: Mapping[str, Target] = {
     "systemd": Target(
         render=systemd.render,
         suffix=".service",
-        lost=("engine_version", "device"),
+        lost=("device",),
         apply="sudo cp {file} /etc/systemd/system/{name}.service && sudo systemctl daemon-reload && "
         "sudo systemctl enable --now {name}",
         remove="sudo systemctl disable --now {name} && sudo rm /etc/systemd/system/{name}.service",
@@ -127,13 +191,14 @@ TARGETS: Mapping[str, Target] = {
 }
 
 
-def deploy(order: Order, to: str, *, metrics_prefix: str | None = VLLM) -> Folder:
+def deploy(order: Order, to: str, *, metrics_prefix: str | None = "") -> Folder:
     """Return the files of an order for a platform.
 
     Args:
         order: of the side that speculates.
         to: one of `TARGETS`.
-        metrics_prefix: how the names of the server's metrics begin; None for no files that watch it.
+        metrics_prefix: how the names of the server's metrics begin; empty for what the platform makes of them, None for
+            no files that watch it.
 
     Raises:
         InvalidSetup: a file does not start what was ordered.
@@ -147,15 +212,16 @@ def deploy(order: Order, to: str, *, metrics_prefix: str | None = VLLM) -> Folde
         if found := read_back(text, each.setup, name=name, lost=target.lost):
             raise InvalidSetup(found)
         files[name] = text
-    more = target.write_more(sides["spec"], sides["plain"])
-    files |= {name: step.text for name, step in more.items()}
     watched = _watch(order, target, metrics_prefix)
+    more = target.write_more(sides["spec"], sides["plain"], watched)
+    files |= {name: step.text for name, step in more.items()}
     files |= {name: text for name, (_, text) in watched.files.items()}
     release = order.platform.release
     if refused := [each for name, text in files.items() for each in validate_text(text, name=name, release=release)]:
         raise InvalidSetup(refused)
     limits = tuple(target.find_limits(order))
     files[SETUP] = write_json(order.setup)
+    files[BASELINE] = make_baseline(order.evidence, files[SETUP]).to_json()
     record = _make_record(to, target, sides)
     files[DEPLOYMENT] = write_record(record)
     files["MEMO.md"] = write_memo(
@@ -181,7 +247,8 @@ def _make_record(to: str, target: Target, sides: Mapping[Pool, Order]) -> Record
 def _watch(order: Order, target: Target, prefix: str | None) -> Observation:
     if prefix is None:
         return Observation(files={}, missing=("Nothing is watched: files for that were not wanted.",))
-    return observe(order, in_cluster=target.in_cluster, prefix=prefix)
+    prefix, port = prefix or target.metrics_prefix, target.metrics_port or order.port
+    return observe(order, in_cluster=target.in_cluster, prefix=prefix, port=port)
 
 
 def _describe(target: Target) -> Mapping[str, str]:
@@ -189,6 +256,7 @@ def _describe(target: Target) -> Mapping[str, str]:
         f"spec{target.suffix}": "the service",
         f"plain{target.suffix}": "its twin without speculation, to compare with and to go back to",
         SETUP: "the setup, as every verb of draftwise reads it",
+        BASELINE: "what the run found, which production is held against",
         DEPLOYMENT: "what the files are for, as `draftwise verify` and `draftwise rollback` read it",
     }
 

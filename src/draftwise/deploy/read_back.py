@@ -21,9 +21,12 @@ def read_back(text: str, setup: Setup, *, name: str, lost: tuple[str, ...] = ())
         name: of the file, for messages and by whose suffix it is read.
         lost: fields that the format has no place for.
     """
-    version = setup.engine_version if "engine_version" in lost else None
+    source = SourceText(text=text, name=name)
     try:
-        readings = read_setups(SourceText(text=text, name=name), engine_version=version)
+        readings = read_setups(source)
+        if not all(reading.setup.engine_version for reading in readings):
+            # Nothing in the file says which release it is, e.g. an image with a tag of one's own.
+            readings = read_setups(source, engine_version=setup.engine_version)
     except InvalidSetup as error:
         return error.findings
     if len(readings) != 1:

@@ -10,10 +10,11 @@ from pathlib import Path
 from draftwise.core import UnreadableSource
 from draftwise.deploy.twin import Pool
 
-__all__ = ["DEPLOYMENT", "SETUP", "Record", "Side", "read_record", "write_record"]
+__all__ = ["BASELINE", "DEPLOYMENT", "SETUP", "Record", "Side", "read_record", "write_record"]
 
 DEPLOYMENT = "deployment.json"
 SETUP = "setup.json"
+BASELINE = "baseline.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

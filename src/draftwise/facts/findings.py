@@ -9,11 +9,30 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 from draftwise.core import Severity
 from draftwise.facts.stored import read_folder
 
-__all__ = ["FindingFact", "all_findings", "get_finding", "read_finding_rooms"]
+__all__ = ["DiagnosisFact", "FindingFact", "all_findings", "get_finding", "read_finding_rooms"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiagnosisFact:
+    """How a finding about a service in production is told from its neighbours, and which it goes with."""
+
+    told_by: str
+    """The observation that tells it from others that look alike."""
+    needs: tuple[str, ...]
+    """Readings without which it is not told (`draftwise.watch.diagnose`), each perhaps with alternatives, as in
+    `config or log`; without them its parent is named instead."""
+    source: str
+    parent: str = ""
+    """Code of the finding that is named as long as a reading is missing; empty where the counters alone tell it."""
+    confirmed_by: tuple[str, ...] = ()
+    """Codes of what `draftwise check` or `inspect` says of a setup in which this is so."""
+    consequences: tuple[str, ...] = ()
+    """Codes of findings that follow from this one, and say nothing beside it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +52,8 @@ class FindingFact:
     """Where it is raised."""
     threshold: str = ""
     """Field of the run's thresholds beyond which it is raised, if it depends on one."""
+    diagnosis: DiagnosisFact | None = None
+    """Of what `draftwise watch` may find in a service that runs."""
 
 
 def get_finding(code: str) -> FindingFact:
@@ -59,5 +80,11 @@ def all_findings() -> Mapping[str, FindingFact]:
             if row["code"] in facts:
                 raise ValueError(f"finding {row['code']} is written twice, the second time in {name}")
             severities = tuple(map(Severity, row["severities"]))
-            facts[row["code"]] = FindingFact(**{**row, "severities": severities}, room=room["room"])
+            diagnosis = _read_diagnosis(row["diagnosis"]) if "diagnosis" in row else None
+            parts = {"severities": severities, "diagnosis": diagnosis}
+            facts[row["code"]] = FindingFact(**{**row, **parts}, room=room["room"])
     return facts
+
+
+def _read_diagnosis(row: Mapping[str, Any]) -> DiagnosisFact:
+    return DiagnosisFact(**{key: tuple(value) if isinstance(value, list) else value for key, value in row.items()})

@@ -1,6 +1,7 @@
-"""Kinds of Kubernetes objects that projects define: their schemas, reduced to what decides whether one is taken.
+"""Kinds of Kubernetes objects, its own and those of projects: their schemas, reduced to what decides.
 
-`python -m catalogue.schemas` makes the archive from the projects' CustomResourceDefinitions.
+`python -m catalogue.schemas` makes the archive from the projects' CustomResourceDefinitions and from Kubernetes' own
+OpenAPI document.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Kind:
     since: str
     """The first minor release of its project whose schema it is; empty where it is taken for all of them."""
     source: str
-    """Repository, commit and path of the CustomResourceDefinition."""
+    """Repository, commit and path of the CustomResourceDefinition; or package, version and path of the schema."""
     licence: str
     file: str
     """Of the archive."""

@@ -64,6 +64,8 @@ class Method:
     """Hidden states of the target that it reads: those of the last layer, or of several."""
     keeps_kv: bool = False
     """Whether it has a KV cache of its own."""
+    package: str = ""
+    """Of Python, that it needs in the server's environment and vLLM does not install."""
     shares: tuple[Literal["embedding", "head"], ...] = ()
     """Weights that it takes from the target if its own checkpoint does not have them."""
     parallel: Parallel = "never"

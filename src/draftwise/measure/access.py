@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from urllib.parse import urlsplit
 
-from draftwise.backends.url import check_url
+from draftwise.backends.address import check_url
 from draftwise.core import Arm, InvalidSetup
 
 __all__ = ["Header", "check_headers", "find_headers", "with_access"]

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import chain, count
 
-from draftwise.backends.url import check_url
+from draftwise.backends.address import check_url
 from draftwise.backends.vllm_command import check_arguments, find_version, split_command
 from draftwise.core import Arm, InvalidSetup, Setup, Severity
 from draftwise.facts.vllm import get_release

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from draftwise.core import Comparison, Crossover, Interval
 from draftwise.decide.comparison.acceptance import ACCEPTANCE_QUANTILES, Acceptance, Conversion
 from draftwise.decide.comparison.latency import QUANTILES, Latencies
-from draftwise.decide.validity import TextQuality
+from draftwise.decide.validity.outputs import TextQuality
 from draftwise.report.reasons import describe_reason
 from draftwise.report.tables import Grid, list_crossover_rows, name_workload
 from draftwise.report.units import LATE_FIRST_TOKEN, count_prompts, format_change, format_number, format_points

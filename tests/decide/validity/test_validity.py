@@ -14,7 +14,7 @@ from draftwise.decide.comparison.cell import make_cells
 from draftwise.decide.comparison.comparisons import Unjudged
 from draftwise.decide.conclusions import conclude_run, gather_evidence
 from draftwise.decide.thresholds import Thresholds
-from draftwise.decide.validity import check_validity
+from draftwise.decide.validity.checks import check_validity
 from draftwise.statistics import Outlook
 
 

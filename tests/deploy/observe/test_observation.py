@@ -14,11 +14,11 @@ import pytest
 import yaml
 from click.testing import CliRunner
 from jsonschema import Draft7Validator
-from tests.support.adopted import EVIDENCE, FOUND, MODEL, ORDER, SETUP, SPEED
+from tests.support.adopted import EVIDENCE, FOUND, IMAGES, MODEL, ORDER, SETUP, SPEED
 
 from draftwise.cli import main
 from draftwise.core import Condition, OpenLoop
-from draftwise.deploy import TARGETS, deploy, make_order
+from draftwise.deploy import TARGETS, Platform, deploy, make_order
 from draftwise.deploy.observe import observe
 from draftwise.deploy.observe.analysis import find_window
 from draftwise.deploy.observe.naming import VLLM, name_for
@@ -39,7 +39,8 @@ def read(name: str, order: Any = ORDER) -> Any:
 
 @pytest.mark.parametrize("to", TARGETS)
 def test_every_platform_is_watched_and_the_memo_lists_it(to: str) -> None:
-    files = deploy(ORDER, to).files
+    order = replace(ORDER, image=IMAGES.get(to, ORDER.image), platform=Platform(verifier="registry/draftwise:1"))
+    files = deploy(order, to).files
     written = {name.removeprefix("observe/") for name in files if name.startswith("observe/")}
     assert written == ALWAYS | (IN_CLUSTER | ANALYSES if TARGETS[to].in_cluster else {"scrape.yaml"})
     assert all(f"- `{name}`: " in files["MEMO.md"] for name in files if name != "MEMO.md")

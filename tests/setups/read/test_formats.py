@@ -36,11 +36,21 @@ STACK = {
         "modelSpec": [
             {
                 "repository": "vllm/vllm-openai", "tag": "v0.20.0", "modelURL": TARGET,
-                "vllmConfig": {"extraArgs": FLAGS},
+                "vllmConfig": {"enablePrefixCaching": True, "extraArgs": FLAGS},
             }
         ]
     }
 }  # fmt: skip
+RUNTIME = {
+    "model": {"modelURL": TARGET, "maxModelLen": 4096, "enableLoRA": False, "toolCallParser": ""},
+    "vllmConfig": {
+        "v1": True, "enablePrefixCaching": True, "enableChunkedPrefill": True, "tensorParallelSize": 2,
+        "extraArgs": ["--enforce-eager", f"--speculative-config={json.dumps(SPEC)}"],
+    },
+    "deploymentConfig": {"image": {"registry": "vllm", "name": "vllm-openai:v0.20.0"}, "resources": {"gpu": "2"}},
+}  # fmt: skip
+OF_PLATFORM = ("served_model_name", "port", "enable_prefix_caching", "enable_chunked_prefill")
+"""Arguments that a platform gives by itself."""
 MODELSERVICE = {
     "modelArtifacts": {"name": TARGET, "uri": "hf://{{ .Values.modelArtifacts.name }}"},
     "decode": {
@@ -115,6 +125,7 @@ FORMATS = {
     + to_yaml(SERVE_CONFIG, 4)
     + "\n  rayClusterConfig: {headGroupSpec: {template: {spec: {containers: [{image: rayproject/ray-llm:2.50.1}]}}}}\n",
     "stack.yaml": yaml.safe_dump(STACK),
+    "vllmruntime.yaml": manifest("VLLMRuntime", RUNTIME, "production-stack.vllm.ai/v1alpha1"),
     "modelservice.yaml": yaml.safe_dump(MODELSERVICE),
     "argo.yaml": manifest("Application", {"source": {"helm": {"valuesObject": MODELSERVICE}}}, "argoproj.io/v1alpha1"),
     "argo-text.yaml": "apiVersion: argoproj.io/v1alpha1\nkind: Application\nspec:\n  sources:\n  - chart: x\n"
@@ -146,7 +157,7 @@ def test_every_format_gives_the_same_setup(tmp_path: Path, name: str):
     (reading,) = read_setups(path, engine_version="0.20.0")
     setup = reading.setup
     assert setup.spec is not None
-    args = {key: value for key, value in setup.args.items() if key not in ("served_model_name", "port")}
+    args = {key: value for key, value in setup.args.items() if key not in OF_PLATFORM}
     assert (setup.target, args, setup.spec.to_dict()) == (TARGET, ARGS, SPEC)
     assert (reading.unknown, [f.message for f in reading.findings if f.severity != "info"]) == ((), [])
     assert reading.where.startswith(str(path))

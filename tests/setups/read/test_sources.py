@@ -395,17 +395,62 @@ def test_values_of_the_production_stack():
     assert (reading.setup.target, reading.setup.spec.to_dict(), reading.findings) == ("org/model", SPEC, ())
 
 
+@pytest.mark.parametrize(
+    ("config", "caching"),
+    [("{dtype: auto}", False), ("{enablePrefixCaching: false}", False), ("{enablePrefixCaching: true}", True),
+     ("{extraArgs: [--enable-prefix-caching]}", True), ("{}", None)],
+)  # fmt: skip
+def test_the_production_stack_caches_no_prefixes_unless_it_is_told_to(config, caching):
+    (reading,) = read_setups(
+        f"servingEngineSpec:\n  modelSpec:\n  - {{tag: v0.20.0, modelURL: org/model, vllmConfig: {config}}}\n"
+    )
+    assert reading.setup.args.get("enable_prefix_caching") is caching
+
+
+def test_what_the_production_stack_says_of_the_model():
+    (reading,) = read_setups(
+        "servingEngineSpec:\n  modelSpec:\n  - {tag: v0.20.0, modelURL: org/model, modelRevision: abc,\n"
+        "     enableTool: true, enableLoRA: true, toolCallParser: hermes,\n"
+        "     vllmConfig: {enableChunkedPrefill: false, maxLoras: 4}}\n"
+    )
+    assert dict(reading.setup.args) == {
+        "revision": "abc", "enable_auto_tool_choice": True, "enable_lora": True, "tool_call_parser": "hermes",
+        "enable_chunked_prefill": False, "enable_prefix_caching": False, "max_loras": 4,
+    }  # fmt: skip
+
+
+RUNTIME = """
+apiVersion: production-stack.vllm.ai/v1alpha1
+kind: VLLMRuntime
+metadata: {name: llama}
+spec:
+  model: {modelURL: org/model, maxNumSeqs: 0}
+  vllmConfig: {port: 8000, env: [{name: VLLM_X, value: "1"}]}
+  deploymentConfig: {image: {registry: docker.io, name: "vllm/vllm-openai:v0.20.0"}, resources: {gpu: "2"}}
+"""
+
+
+def test_a_runtime_of_the_production_stack_is_read_with_what_its_operator_decides():
+    (reading,) = read_setups(RUNTIME)
+    setup = reading.setup
+    assert (setup.target, setup.engine_version, setup.device.count) == ("org/model", "0.20.0", 2)
+    assert dict(setup.args) == {"enable_prefix_caching": False, "enable_chunked_prefill": False}
+    assert dict(setup.env) == {"VLLM_USE_V1": "0", "VLLM_X": "1"}
+    (reading,) = read_setups(RUNTIME.replace("port: 8000", "v1: true"))
+    assert reading.setup.env["VLLM_USE_V1"] == "1"
+
+
 def test_engine_arguments_of_ray_serve():
     (reading,) = read_setups(
         "spec: x\napplications:\n- args:\n    llm_configs:\n"
         "    - model_loading_config: {model_id: q, model_source: org/model}\n"
+        "      runtime_env: {env_vars: {VLLM_X: '1', HF_TOKEN: secret}}\n"
         "      engine_kwargs: {seed: 1, speculative_config: {method: ngram}}\n"
     )
-    assert (reading.setup.target, reading.setup.spec.method, dict(reading.setup.args)) == (
-        "org/model",
-        "ngram",
-        {"seed": 1},
-    )
+    assert (reading.setup.target, reading.setup.spec.method, dict(reading.setup.env)) == (
+        "org/model", "ngram", {"VLLM_X": "1"},
+    )  # fmt: skip
+    assert dict(reading.setup.args) == {"seed": 1, "served_model_name": ["q"]}
 
 
 def test_severities_come_with_the_rules():

@@ -9,8 +9,17 @@ from typing import Any
 from draftwise.deploy.observe.naming import Naming
 from draftwise.deploy.observe.promise import Promise
 from draftwise.deploy.order import Order
+from draftwise.deploy.record import SETUP
+from draftwise.setups.write import write_json
 
-__all__ = ["Window", "find_window", "make_analysis", "make_canary_metric", "make_metric_template"]
+__all__ = [
+    "Window",
+    "find_window",
+    "make_analysis",
+    "make_canary_metric",
+    "make_metric_template",
+    "make_setup_map",
+]
 
 _PROMETHEUS = "http://prometheus-operated.monitoring:9090"
 _SPREAD = 3 * 0.38
@@ -22,6 +31,7 @@ _DEFAULT_S = 600
 _NOT_SLOWER = 1.02
 """Seconds per token beside the plain pool's, from which it is damage."""
 _COUNT = 12
+_SETUP_FOLDER = "/setup"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,14 +69,49 @@ def make_analysis(order: Order, naming: Naming, promise: Promise) -> dict[str, A
         ),
     }
     args = {"canary": "spec", "stable": "plain", "prometheus": _PROMETHEUS}
+    if order.platform.verifier:
+        args |= {"canary-url": f"http://{order.service}", "stable-url": f"http://{order.service}-plain"}
     return {
         "apiVersion": "argoproj.io/v1alpha1",
         "kind": "AnalysisTemplate",
         "metadata": {"name": order.service, "annotations": dict(order.annotations)},
         "spec": {
             "args": [{"name": name, "value": value} for name, value in args.items()],
-            "metrics": [_make_metric(name, order, window, *rest) for name, rest in metrics.items()],
+            "metrics": [
+                *(_make_metric(name, order, window, *rest) for name, rest in metrics.items()),
+                *([_make_job(order)] if order.platform.verifier else []),
+            ],
         },
+    }
+
+
+def make_setup_map(order: Order) -> dict[str, Any]:
+    """Return the ConfigMap with the setup, for the job that verifies a canary."""
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": f"{order.service}-setup"},
+        "data": {SETUP: write_json(order.setup)},
+    }
+
+
+def _make_job(order: Order) -> dict[str, Any]:
+    """Return the metric that runs `draftwise verify` on the canary once: its exit code decides."""
+    command = ["draftwise", "verify", "{{args.canary-url}}", "--against", "{{args.stable-url}}"]
+    container = {
+        "name": "verify",
+        "image": order.platform.verifier,
+        "command": [*command, "--setup", f"{_SETUP_FOLDER}/{SETUP}"],
+        "volumeMounts": [{"name": "setup", "mountPath": _SETUP_FOLDER, "readOnly": True}],
+    }
+    volume = {"name": "setup", "configMap": {"name": f"{order.service}-setup"}}
+    pod = {"restartPolicy": "Never", "containers": [container], "volumes": [volume]}
+    return {
+        "name": "verified",
+        "initialDelay": f"{order.startup_s}s",
+        "count": 1,
+        "failureLimit": 0,
+        "provider": {"job": {"spec": {"backoffLimit": 0, "template": {"spec": pod}}}},
     }
 
 

@@ -14,15 +14,15 @@ _INTERVAL = "15s"
 _POD = "__meta_kubernetes_pod_"
 
 
-def make_pod_monitor(order: Order) -> dict[str, Any]:
+def make_pod_monitor(order: Order, port: int) -> dict[str, Any]:
     """Return the PodMonitor of both twins.
 
-    Platforms call the server's port otherwise, so that it is known by its number, among those of proxies beside it.
+    Platforms call the port of the metrics otherwise, so that it is known by its number, among those of proxies.
     `podTargetLabels` would call the pool `draftwise_dev_pool`.
     """
     name = {"app.kubernetes.io/name": order.service}
     relabellings = [
-        {"sourceLabels": [f"{_POD}container_port_number"], "regex": str(order.port), "action": "keep"},
+        {"sourceLabels": [f"{_POD}container_port_number"], "regex": str(port), "action": "keep"},
         {"sourceLabels": [f"{_POD}label_draftwise_dev_pool"], "targetLabel": "pool"},
     ]
     return {

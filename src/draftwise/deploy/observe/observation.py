@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from draftwise.deploy.observe.analysis import find_window, make_analysis, make_canary_metric, make_metric_template
+from draftwise.deploy.observe.analysis import (
+    find_window,
+    make_analysis,
+    make_canary_metric,
+    make_metric_template,
+    make_setup_map,
+)
 from draftwise.deploy.observe.dashboard import make_dashboard
 from draftwise.deploy.observe.monitor import make_pod_monitor, make_scrape_config
 from draftwise.deploy.observe.naming import VLLM, Naming, name_for
@@ -15,9 +21,12 @@ from draftwise.deploy.observe.rules import RuleSet, make_rules
 from draftwise.deploy.order import Order
 from draftwise.deploy.render.words import dump_yaml
 
-__all__ = ["Observation", "observe"]
+__all__ = ["ANALYSIS", "FLAGGER", "Observation", "observe"]
 
-_ANALYSIS = "No analysis of a canary is written: no run of `draftwise decide` that adopted this setup gives it limits."
+ANALYSIS, FLAGGER = "observe/analysis.yaml", "observe/flagger.yaml"
+
+_UNVERIFIED = "The analysis of a canary does not run `draftwise verify`: no image that holds it was named (--verifier)."
+_UNJUDGED = "No analysis of a canary is written: no run of `draftwise decide` that adopted this setup gives it limits."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,19 +43,20 @@ class Observation:
         return {name: about for name, (about, _) in self.files.items()}
 
 
-def observe(order: Order, *, in_cluster: bool, prefix: str = VLLM) -> Observation:
+def observe(order: Order, *, in_cluster: bool, prefix: str = VLLM, port: int | None = None) -> Observation:
     """Return what watches a service.
 
     Args:
         order: of the side that speculates.
         in_cluster: whether it runs in Kubernetes, where objects tell operators what to do.
         prefix: how the names of its metrics begin, where an exporter has changed them.
+        port: where they are shown; by default on the server's own.
     """
     naming = name_for(order, prefix)
     rules = make_rules(order, naming)
     files = {
         "rules.yaml": ("recording and alerting rules for Prometheus", dump_yaml({"groups": list(rules.groups)})),
-        **(_watch_cluster(order, rules) if in_cluster else _watch_hosts(order)),
+        **(_watch_cluster(order, rules, port or order.port) if in_cluster else _watch_hosts(order)),
         "alertmanager.yaml": (
             "route, receivers and inhibitions for Alertmanager, to be merged into its configuration",
             _ROUTES + dump_yaml(make_routes(naming)),
@@ -57,8 +67,10 @@ def observe(order: Order, *, in_cluster: bool, prefix: str = VLLM) -> Observatio
     promise = find_promise(order)
     if in_cluster and promise is not None:
         files |= _judge_canary(order, naming, promise)
+        if not order.platform.verifier:
+            missing.append(_UNVERIFIED)
     elif in_cluster:
-        missing.append(_ANALYSIS)
+        missing.append(_UNJUDGED)
     return Observation(files={f"observe/{name}": file for name, file in files.items()}, missing=tuple(missing))
 
 
@@ -75,7 +87,7 @@ def _watch_hosts(order: Order) -> dict[str, tuple[str, str]]:
     return {"scrape.yaml": ("what Prometheus scrapes", _SCRAPE + dump_yaml(scrape))}
 
 
-def _watch_cluster(order: Order, rules: RuleSet) -> dict[str, tuple[str, str]]:
+def _watch_cluster(order: Order, rules: RuleSet, port: int) -> dict[str, tuple[str, str]]:
     prometheus_rule = {
         "apiVersion": "monitoring.coreos.com/v1",
         "kind": "PrometheusRule",
@@ -84,7 +96,7 @@ def _watch_cluster(order: Order, rules: RuleSet) -> dict[str, tuple[str, str]]:
     }
     return {
         "prometheusrule.yaml": ("the same rules for the Prometheus operator", dump_yaml(prometheus_rule)),
-        "podmonitor.yaml": ("what the Prometheus operator scrapes", dump_yaml(make_pod_monitor(order))),
+        "podmonitor.yaml": ("what the Prometheus operator scrapes", dump_yaml(make_pod_monitor(order, port))),
     }
 
 
@@ -93,10 +105,12 @@ def _judge_canary(order: Order, naming: Naming, promise: Promise) -> dict[str, t
     use = "".join(f"# {line}\n" for line in ["In the Canary, under spec.analysis.metrics:", *item.splitlines()])
     fails = f"fails under {promise.break_even:.3g} tokens per step"
     needs = f"a window needs {find_window(promise).requests} requests"
+    verifier = order.platform.verifier
     return {
         "analysis.yaml": (
-            f"the analysis of a canary by Argo Rollouts: {fails}, passes from {promise.worthwhile:.3g}; {needs}",
-            dump_yaml(make_analysis(order, naming, promise)),
+            f"the analysis of a canary by Argo Rollouts: {fails}, passes from {promise.worthwhile:.3g}; {needs}"
+            + ("; `draftwise verify` must find nothing wrong" if verifier else ""),
+            dump_yaml(*([make_setup_map(order)] if verifier else []), make_analysis(order, naming, promise)),
         ),
         "flagger.yaml": (
             f"the same for Flagger: {fails}; {needs}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from draftwise.core import Rollback, RollbackBasis
@@ -9,7 +10,7 @@ from draftwise.deploy.order import Order
 from draftwise.facts.methods import find_method
 from draftwise.facts.signals import LOAD_SIGNALS, TOKENS_PER_STEP
 
-__all__ = ["Promise", "find_configured_k", "find_crossover", "find_promise"]
+__all__ = ["Promise", "find_configured_k", "find_crossover", "find_promise", "find_strictest"]
 
 _SCHEDULE = "num_speculative_tokens_per_batch_size"
 
@@ -35,8 +36,7 @@ class Promise:
 
 def find_promise(order: Order) -> Promise | None:
     """Return what the run promised; None where none adopted the setup by its counters."""
-    rules = [rule for rule in _rules(order, RollbackBasis.BREAK_EVEN) if rule.metric == TOKENS_PER_STEP.name]
-    strictest = max(rules, key=lambda rule: rule.value, default=None)
+    strictest = find_strictest(order.evidence.rollback)
     if strictest is None or strictest.measured is None:
         return None
     place = strictest.condition.place
@@ -46,6 +46,12 @@ def find_promise(order: Order) -> Promise | None:
         wanted_gain=order.evidence.wanted_gain,
         rate_per_s=place[1] if place is not None and place[0] == "rate" else None,
     )
+
+
+def find_strictest(rules: Iterable[Rollback]) -> Rollback | None:
+    """Return the rule with the highest break-even of tokens per step; None where there is none."""
+    found = (rule for rule in rules if (rule.basis, rule.metric) == (RollbackBasis.BREAK_EVEN, TOKENS_PER_STEP.name))
+    return max(found, key=lambda rule: rule.value, default=None)
 
 
 def find_crossover(order: Order) -> float | None:

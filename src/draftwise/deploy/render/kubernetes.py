@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import ceil
 from typing import Any
 
 from draftwise.deploy.order import Order
 from draftwise.deploy.render.words import PROGRAM, dump_yaml, list_args
 
-__all__ = ["PERIOD_S", "list_env", "list_resources", "list_volumes", "make_metadata", "make_probes", "render", "to_gib"]
+__all__ = [
+    "PERIOD_S",
+    "list_env",
+    "list_resources",
+    "list_volumes",
+    "make_deployment",
+    "make_metadata",
+    "make_probes",
+    "make_service",
+    "render",
+    "to_gib",
+]
 
 _GIB = 1 << 30
 PERIOD_S = 10
@@ -17,10 +29,16 @@ PERIOD_S = 10
 
 def render(order: Order) -> str:
     """Return the manifest of a server."""
-    return dump_yaml(_make_deployment(order), _make_service(order))
+    return dump_yaml(make_deployment(order, order.labels), make_service(order.name, order))
 
 
-def _make_deployment(order: Order) -> dict[str, Any]:
+def make_deployment(order: Order, selector: Mapping[str, str]) -> dict[str, Any]:
+    """Return the Deployment of a server.
+
+    Args:
+        order: of the server.
+        selector: labels by which it knows its pods, which they carry beside those of the order.
+    """
     pod: dict[str, Any] = {"containers": [_make_container(order)], "volumes": list_volumes(order)}
     if order.gpu_product:
         pod = {"nodeSelector": {"nvidia.com/gpu.product": order.gpu_product}, **pod}
@@ -33,8 +51,8 @@ def _make_deployment(order: Order) -> dict[str, Any]:
             "progressDeadlineSeconds": order.startup_s + 60,
             # The old server goes on until the new one answers; that takes free GPUs for one more replica.
             "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
-            "selector": {"matchLabels": dict(order.labels)},
-            "template": {"metadata": {"labels": dict(order.labels)}, "spec": pod},
+            "selector": {"matchLabels": dict(selector)},
+            "template": {"metadata": {"labels": {**order.labels, **selector}}, "spec": pod},
         },
     }
 
@@ -88,12 +106,16 @@ def list_volumes(order: Order) -> list[dict[str, Any]]:
     ]
 
 
-def _make_service(order: Order) -> dict[str, Any]:
+def make_service(name: str, order: Order, selector: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Return a Service that finds the pods of an order, by its labels where no others are given."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": make_metadata(order),
-        "spec": {"selector": dict(order.labels), "ports": [{"name": "http", "port": 80, "targetPort": "http"}]},
+        "metadata": {**make_metadata(order), "name": name},
+        "spec": {
+            "selector": dict(selector or order.labels),
+            "ports": [{"name": "http", "port": 80, "targetPort": "http"}],
+        },
     }
 
 

@@ -13,6 +13,8 @@ from draftwise.deploy.render.words import dump_yaml, list_args
 __all__ = ["prepare", "render"]
 
 _SIZE, _CACHING = "tensor_parallel_size", "enable_prefix_caching"
+_SWITCHES = {_CACHING: "enablePrefixCaching", "enable_chunked_prefill": "enableChunkedPrefill"}
+"""Flags that the chart writes by itself, from its own keys."""
 
 
 def prepare(order: Order) -> Order:
@@ -43,7 +45,9 @@ def _make_model(order: Order) -> dict[str, Any]:
     memory = to_gib(order.host.memory_bytes + order.host.shm_bytes)
     args = dict(order.setup.args)
     size = args.get(_SIZE)
-    config: dict[str, Any] = {}
+    config: dict[str, Any] = {
+        key: args.pop(flag) for flag, key in _SWITCHES.items() if isinstance(args.get(flag), bool)
+    }
     if isinstance(size, int) and size > 0:
         config["tensorParallelSize"] = args.pop(_SIZE)  # by which the chart knows that /dev/shm is needed
     model, *words = list_args(replace(order, setup=replace(order.setup, args=args)))

@@ -10,7 +10,7 @@ from draftwise.core import Finding, InvalidSetup, Setup, SpecConfig
 from draftwise.facts.rules import get_rule
 from draftwise.facts.vllm import Release
 from draftwise.setups.read.arguments.json_text import read_json
-from draftwise.setups.read.reading import Reading, choose_release
+from draftwise.setups.read.reading import Reading, choose_release, is_shown
 
 __all__ = ["read_json_setup", "read_keywords", "read_ray_config"]
 
@@ -61,12 +61,19 @@ def read_keywords(given: Mapping[str, Any], *, where: str, engine_version: str |
 
 
 def read_ray_config(given: Mapping[str, Any], *, where: str, engine_version: str | None = None) -> Reading:
-    """Return the setup of one `LLMConfig` of Ray Serve: `model_loading_config` and `engine_kwargs`."""
-    loading, keywords = given.get("model_loading_config"), given.get("engine_kwargs")
-    names = loading if isinstance(loading, Mapping) else {}
-    model = names.get("model_source") if isinstance(names.get("model_source"), str) else names.get("model_id")
-    value = {"model": model, _SPEC: None, **(keywords if isinstance(keywords, Mapping) else {})}
-    return read_keywords(value, where=where, engine_version=engine_version)
+    """Return the setup of one `LLMConfig` of Ray Serve: its model, `engine_kwargs` and the variables of its workers."""
+    names, keywords, around = (
+        given[key] if isinstance(given.get(key), Mapping) else {}
+        for key in ("model_loading_config", "engine_kwargs", "runtime_env")
+    )
+    model, source = names.get("model_id"), names.get("model_source")
+    value: dict[str, Any] = {"model": model, _SPEC: None, **keywords}
+    if isinstance(source, str):
+        value["model"] = source
+        if isinstance(model, str) and model != source:
+            value["served_model_name"] = [model]
+    env = {name: text for name, text in _get_env(around.get("env_vars")).items() if is_shown(name)}
+    return read_keywords({**value, "env": env}, where=where, engine_version=engine_version)
 
 
 def _get_spec(given: Any, findings: list[Finding], name: str) -> SpecConfig | None:

@@ -18,7 +18,7 @@ from draftwise.setups.read.shell.launch import Launch, find_launch
 from draftwise.setups.read.shell.place import get_place
 from draftwise.setups.read.shell.words import Word, check_length
 
-__all__ = ["NoServer", "Reading", "choose_release", "no_server", "read_launch", "read_words"]
+__all__ = ["NoServer", "Reading", "choose_release", "is_shown", "no_server", "read_launch", "read_words"]
 
 _TEMPLATE = re.compile(r"\{\{.*?\}\}", re.DOTALL)
 _HIDDEN = frozenset({"VLLM_API_KEY"})
@@ -87,7 +87,7 @@ def read_launch(
         device=_get_device(launch),
         spec=None if found.spec is None else SpecConfig.keep(found.spec),
         args=found.args,
-        env={name: launch.env.values[name] for name in launch.env.values if _is_shown(name)},
+        env={name: launch.env.values[name] for name in launch.env.values if is_shown(name)},
         extra_args=tuple(found.unread),
     )
     findings += [*unknown.values(), *found.findings, *_about_gpus(launch, found), *_about_templates(words, found)]
@@ -135,7 +135,8 @@ def _about_version(launch: Launch, engine_version: str | None) -> Iterator[Findi
         )
 
 
-def _is_shown(variable: str) -> bool:
+def is_shown(variable: str) -> bool:
+    """Say whether a variable is vLLM's, and no secret."""
     return variable.startswith("VLLM_") and variable not in _HIDDEN
 
 

@@ -16,7 +16,6 @@ __all__ = ["resolve_model_free"]
 
 _DEFAULT_LOOKUP = 5
 _HIDDEN_STATES_CLASS = "ExtractHiddenStatesModel"
-_SUFFIX_PACKAGE = "arctic-inference"
 _SUFFIX_RANGES: Mapping[str, tuple[float, float | None]] = {
     "suffix_decoding_max_tree_depth": (1, None),
     "suffix_decoding_max_cached_requests": (0, None),
@@ -34,6 +33,7 @@ def resolve_model_free(context: Context, spec: Spec) -> Step[Spec]:
         return (yield from _resolve_lookup(context, spec))
     if facts.drafts_from == "text":
         lookup = spec.get("prompt_lookup_min"), spec.get("prompt_lookup_max")
+        yield from _find_suffix_package(context, facts.package)
         return (yield from _resolve_suffix(context, replace(spec, lookup=lookup)))
     spec = replace(spec, lookup=(0, 0))
     if facts.drafts_from == "none":
@@ -75,22 +75,21 @@ def _find_lookup_faults(context: Context, low: int, high: int) -> Iterator[Rulin
         )
 
 
-def _find_suffix_package(context: Context) -> Iterator[Ruling]:
+def _find_suffix_package(context: Context, package: str) -> Iterator[Ruling]:
     """Yield that the package is missing, or that it cannot be seen from here whether it is."""
     code = "suffix-package" if context.installed is None else "suffix-needs-arctic"
-    if _SUFFIX_PACKAGE not in (context.installed or ()):
+    if package not in (context.installed or ()):
         unseen = ", which vLLM does not install" if context.installed is None else ", and it is not there"
         yield from context.rules.ruling(
             code,
-            f"The method suffix needs the package {_SUFFIX_PACKAGE} in the server's environment{unseen}: without it "
+            f"The method suffix needs the package {package} in the server's environment{unseen}: without it "
             "the server ends with an ImportError.",
             where="method",
-            fix=f"Run pip install {_SUFFIX_PACKAGE}==0.1.1 there.",
+            fix=f"Run pip install {package}==0.1.1 there.",
         )
 
 
 def _resolve_suffix(context: Context, spec: Spec) -> Step[Spec]:
-    yield from _find_suffix_package(context)
     depth = spec.get("suffix_decoding_max_tree_depth")
     if spec.tokens is None and spec.known("num_speculative_tokens", "suffix_decoding_max_tree_depth"):
         spec = replace(spec, tokens=depth)

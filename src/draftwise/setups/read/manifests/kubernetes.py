@@ -37,8 +37,14 @@ def _find(document: Document, documents: Sequence[Document], runtimes: Runtimes,
             yield from find_predictors(document, runtimes, stores)
         case "LLMInferenceService":
             yield from find_llm_services(document, stores)
+        case "VLLMRuntime":
+            from draftwise.setups.read.manifests.stack import find_runtimes
+
+            yield from find_runtimes(document, stores)
         case "Application" | "ApplicationSet" | "HelmRelease":
             return  # values of a chart, which are no pods yet
+        case "RayService":
+            return  # its pods are Ray's, which starts what the config inside says
         case "ServingRuntime" | "ClusterServingRuntime" if _is_used(document, documents):
             return  # read with the services that use it
         case _:

@@ -1,0 +1,213 @@
+"""What `draftwise watch` shows: a row a pool with what follows from it, as text, as JSON, or kept up to date."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from datetime import datetime
+from typing import Protocol
+
+import click
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.padding import Padding
+from rich.text import Text
+
+from draftwise.cli._console import open_console
+from draftwise.cli._findings import render_findings
+from draftwise.core import Window
+from draftwise.watch.rows import sight_to_dict
+from draftwise.watch.watcher import Sight
+from draftwise.watch.yardstick import Yardstick
+
+__all__ = ["JsonShow", "LiveShow", "Show", "TextShow"]
+
+_BARS = "▁▂▃▄▅▆▇█"
+_MOST_BARS = 60
+PLAIN = "plain"
+
+
+class Show(Protocol):
+    """Where sights are shown."""
+
+    def open(self) -> AbstractContextManager[object]:
+        """Return what lasts as long as something is shown."""
+
+    def show(self, sight: Sight) -> None:
+        """Show one more."""
+
+
+class JsonShow:
+    """One object a look: on one line each, or laid out where it is the only one.
+
+    Args:
+        yardstick: what is known of the service.
+        unanswered: what cannot be told, a sentence each.
+        once: whether there is one look only.
+    """
+
+    def __init__(self, yardstick: Yardstick, unanswered: Sequence[str], *, once: bool) -> None:
+        self._yardstick, self._unanswered, self._once = yardstick, unanswered, once
+
+    def open(self) -> AbstractContextManager[object]:
+        """Return nothing that lasts."""
+        return nullcontext()
+
+    def show(self, sight: Sight) -> None:
+        """Print the object."""
+        row = sight_to_dict(sight, self._yardstick, unanswered=self._unanswered)
+        click.echo(json.dumps(row, indent=1 if self._once else None, allow_nan=False))
+
+
+class TextShow:
+    """A block of rows a look.
+
+    Args:
+        yardstick: what is known of the service.
+        unanswered: what cannot be told; said once.
+        once: whether there is one look only, which needs no time of day.
+    """
+
+    def __init__(self, yardstick: Yardstick, unanswered: Sequence[str], *, once: bool) -> None:
+        self._yardstick, self._unanswered, self._once = yardstick, list(unanswered), once
+        self._console = open_console(stderr=False)
+
+    def open(self) -> AbstractContextManager[object]:
+        """Return nothing that lasts."""
+        return nullcontext()
+
+    def show(self, sight: Sight) -> None:
+        """Print its rows and findings."""
+        if not self._once:
+            self._console.print(Text(_clock(sight), "dim"))
+        for line in _list_rows(sight, self._yardstick):
+            self._console.print(line, soft_wrap=True)
+        if sight.findings:
+            self._console.print(render_findings(sight.findings))
+        while self._unanswered:
+            self._console.print(Text(self._unanswered.pop(0), "dim"), soft_wrap=True)
+
+
+class LiveShow:
+    """The rows of the last look with the course of tokens per step, in place.
+
+    Args:
+        yardstick: what is known of the service.
+        unanswered: what cannot be told, a sentence each.
+    """
+
+    def __init__(self, yardstick: Yardstick, unanswered: Sequence[str]) -> None:
+        self._yardstick, self._unanswered = yardstick, unanswered
+        self._live = Live(console=open_console(stderr=False), auto_refresh=False)
+        self._courses: dict[str, deque[float]] = {}
+
+    def open(self) -> AbstractContextManager[object]:
+        """Return the display, which is up while it is entered."""
+        return self._live
+
+    def show(self, sight: Sight) -> None:
+        """Replace what is shown."""
+        for pool in sight.pools:
+            whole = Window.pooled(window for window in sight.windows if window.pool == pool)
+            if whole is not None and whole.tokens_per_step is not None:
+                self._courses.setdefault(pool, deque(maxlen=_MOST_BARS)).append(whole.tokens_per_step)
+        self._live.update(Group(*self._render(sight)), refresh=True)
+
+    def _render(self, sight: Sight) -> Iterator[RenderableType]:
+        yield Text(_clock(sight), "dim")
+        for pool in sight.pools:
+            yield from _rows_of(pool, sight, self._yardstick)
+            if pool != PLAIN and pool in self._courses:
+                yield Padding(Text(draw_course(self._courses[pool]), "cyan"), (0, 0, 0, 7), expand=False)
+        if sight.findings:
+            yield render_findings(sight.findings[:3])
+        yield from (Text(sentence, "dim") for sentence in self._unanswered)
+
+
+def draw_course(values: Iterable[float]) -> str:
+    """Return tokens per step over time as bars: the lowest stands for 1, where speculation gives nothing."""
+    known = list(values)
+    top = max([2.0, *known])
+    heights = (round((value - 1) / (top - 1) * (len(_BARS) - 1)) for value in known)
+    return "".join(_BARS[min(max(height, 0), len(_BARS) - 1)] for height in heights)
+
+
+def _clock(sight: Sight) -> str:
+    return datetime.fromtimestamp(sight.at_s).strftime("%H:%M:%S")
+
+
+def _list_rows(sight: Sight, yardstick: Yardstick) -> Iterator[Text]:
+    for pool in sight.pools:
+        yield from _rows_of(pool, sight, yardstick)
+
+
+def _rows_of(pool: str, sight: Sight, yardstick: Yardstick) -> Iterator[Text]:
+    """Yield what a pool does, and under it what it costs."""
+    windows = sight.of(pool)
+    whole, plain = Window.pooled(windows), Window.pooled(sight.of(PLAIN))
+    if whole is None:
+        return
+    parts = [_count_replicas(windows), _number(whole.load.running, "{:.1f} running")]
+    row = Text.assemble((f"{pool:<7}", "bold"), "  ".join(filter(None, parts)))
+    if pool != PLAIN:
+        row.append("  ").append_text(_describe_drafting(whole, yardstick))
+    row.append(_describe_pace(whole, None if pool == PLAIN else plain))
+    yield row
+    if cost := _describe_cost(whole):
+        yield Text(f"{'':<7}{cost}", "dim")
+
+
+def _count_replicas(windows: Sequence[Window]) -> str:
+    replicas = len({window.instance for window in windows})
+    engines = f" ({len(windows)} engines)" if len(windows) > replicas else ""
+    return f"{replicas} replica{'s' if replicas > 1 else ''}{engines}"
+
+
+def _describe_drafting(window: Window, yardstick: Yardstick) -> Text:
+    """Return tokens per step with what they are held against, and what they are made of."""
+    if window.counts_drafts is False:
+        return Text("does not speculate", "bold red")
+    seen, break_even = window.tokens_per_step, yardstick.break_even
+    style = "" if seen is None or break_even is None else "bold red" if seen < break_even else "bold green"
+    beside = [_number(break_even, "break-even {:.2f}"), _number(yardstick.tokens_per_step, "expected {:.2f}")]
+    known = ", ".join(filter(None, beside))
+    text = Text.assemble("tokens/step ", (_number(seen, "{:.2f}") or "unknown", style), f" ({known})" if known else "")
+    parts = [
+        _number(window.acceptance_length, "acceptance length {:.2f}") if seen is None else "",
+        _number(window.coverage, "coverage {:.2f}"),
+        _number(window.mean_k, "k {:.1f}"),
+        "by position " + " ".join(f"{100 * rate:.0f}" for rate in window.rate_per_pos) if window.rate_per_pos else "",
+    ]
+    return text.append("".join(f"  {part}" for part in parts if part))
+
+
+def _describe_pace(window: Window, plain: Window | None) -> str:
+    if window.seconds_per_token is None:
+        return ""
+    beside = None if plain is None else plain.seconds_per_token
+    return f"  {1000 * window.seconds_per_token:.1f} ms/token" + (
+        "" if beside is None else f" (plain {1000 * beside:.1f})"
+    )
+
+
+def _describe_cost(window: Window) -> str:
+    """Return load and price in one line; what is not told is left out."""
+    parts = [
+        _number(window.output_tokens_per_s, "{:.0f} tokens/s"),
+        _number(window.load.waiting, "{:.1f} waiting"),
+        _number(window.load.kv_usage, "KV {:.0%}"),
+        _number(window.prefix_hit_rate, "prefix hits {:.0%}"),
+        _number(window.mean_first_token_s, "first token {:.2f} s"),
+        _number(window.wasted_per_token, "{:.1f} draft tokens wasted a token") if window.counts_drafts else "",
+        _number(window.preemptions_per_s or None, "{:.2f} preemptions/s"),
+        "restarted" if window.restarted else "",
+        "asleep" if window.sleeping else "",
+        f"over {window.duration_s:.0f} s",
+    ]
+    return "  ".join(filter(None, parts))
+
+
+def _number(value: float | None, form: str) -> str:
+    return "" if value is None else form.format(value)

@@ -1,0 +1,190 @@
+"""What a run found of the setup that is deployed, in the numbers that production is held against; as JSON, and back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from math import isfinite
+from typing import Any
+
+from draftwise.core.decision import Relation, Rollback, RollbackBasis
+from draftwise.core.finding import UnreadableSource
+from draftwise.core.load import Condition
+from draftwise.core.run import Counters
+from draftwise.core.stats import SpecStats
+
+__all__ = ["Baseline", "Expected", "ProbeAnswer"]
+
+_FORMAT = "draftwise-baseline"
+_VERSION = 1
+_WEEK_HOURS = 168
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """What the counters of the server with speculation grew by in one cell of the run."""
+
+    workload: str
+    condition: Condition
+    counters: Counters
+
+    def __post_init__(self) -> None:
+        counters, spec = self.counters, self.counters.spec
+        counts = (spec.num_drafts, spec.num_draft_tokens, spec.num_accepted_tokens, *spec.accepted_per_pos)
+        known = (counters.generation_tokens, counters.prefix_queries, counters.prefix_hits)
+        _need(all(count >= 0 for count in (*counts, *spec.drafted_per_pos)), "a count is at least 0")
+        _need(all(count is None or count >= 0 for count in known), "a count is at least 0")
+        _need(spec.num_accepted_tokens <= spec.num_draft_tokens, "more tokens were accepted than drafted")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeAnswer:
+    """How a server answered one prompt of the probe, at temperature 0, with nothing else running."""
+
+    prompt_id: str
+    num_tokens: int
+    num_steps: int
+    text_sha256: str
+
+    def __post_init__(self) -> None:
+        _need(0 < self.num_steps <= self.num_tokens, "a step gives one token at least")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Baseline:
+    """What is known of a setup that is deployed. What nobody has measured is absent, and `missing` says so."""
+
+    setup_sha256: str
+    """Of the setup.json beside it, byte for byte: numbers of another setup say nothing."""
+    run: str = ""
+    """Name of the run directory; empty where nothing was measured."""
+    arm: str = ""
+    """Which side of the run is deployed."""
+    plain_arm: str = ""
+    """Which side of it has no speculation."""
+    expected: Expected | None = None
+    """Of the cell that decides: where the break-even is nearest to what was measured."""
+    curve_ms: Mapping[str, tuple[tuple[float, float], ...]] = field(default_factory=dict)
+    """By arm, for every number of streams that the run had: the streams, and the milliseconds of a decoding step."""
+    rollback: tuple[Rollback, ...] = ()
+    """When to go back."""
+    probe: tuple[ProbeAnswer, ...] = ()
+    """What the deployed server answered when it was known to be good, several repeats of each prompt."""
+    probe_null: float | None = None
+    """Share of the probe's prompts that take other steps without a cause, its 95 % quantile over repeats."""
+    season: tuple[float, ...] = ()
+    """Logarithm of the accepted tokens of a draft that each hour of the week expects, from Monday 0:00 UTC on."""
+    noise: tuple[float, float] | None = None
+    """Standard deviation of a window around its season: of any window, and of a single draft."""
+    limit: float | None = None
+    """Sum of deviations from which the season is left."""
+    missing: tuple[str, ...] = ()
+    """What is absent and why, a sentence each."""
+
+    def __post_init__(self) -> None:
+        _need(len(self.setup_sha256) == 64, "setup_sha256 is a SHA-256 of 64 digits")
+        for arm, points in self.curve_ms.items():
+            streams = [count for count, _ in points]
+            _need(streams == sorted(set(streams)), f"the curve of {arm} goes up in streams")
+            _need(all(_is_positive(value) for point in points for value in point), f"the curve of {arm} is positive")
+        _need(self.probe_null is None or 0 <= self.probe_null <= 1, "probe_null is a share")
+        _need(len(self.season) in (0, _WEEK_HOURS), f"season has {_WEEK_HOURS} hours or none")
+        _need(all(map(isfinite, self.season)), "season is finite")
+        _need(self.noise is None or all(isfinite(each) and each >= 0 for each in self.noise), "noise is at least 0")
+        _need(self.limit is None or _is_positive(self.limit), "limit is positive")
+
+    def to_json(self) -> str:
+        """Return the text of a baseline.json."""
+        expected, rollback = self.expected, [_rollback_to_dict(rule) for rule in self.rollback]
+        row = {each.name: getattr(self, each.name) for each in fields(self)}
+        row |= {
+            "expected": None if expected is None else asdict(expected) | {"condition": expected.condition.to_dict()},
+            "rollback": rollback,
+            "probe": [asdict(answer) for answer in self.probe],
+        }
+        return json.dumps({"format": _FORMAT, "version": _VERSION, **row}, indent=1, allow_nan=False) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str, *, where: str) -> Baseline:
+        """Return the baseline that `to_json` wrote.
+
+        Args:
+            text: of the file.
+            where: the file, for messages.
+
+        Raises:
+            UnreadableSource: it is something else, or of a later version.
+        """
+        try:
+            row = json.loads(text)
+            if not isinstance(row, dict) or row.pop("format", None) != _FORMAT:
+                raise ValueError(f"its format is not {_FORMAT!r}")
+            if (version := row.pop("version", None)) != _VERSION:
+                raise ValueError(f"it has version {version!r}, and {_VERSION} is known here")
+            if odd := row.keys() ^ {each.name for each in fields(cls)}:
+                raise ValueError(f"it lacks, or should not have, {', '.join(map(repr, sorted(odd)))}")
+            return _read(row)
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise UnreadableSource.because(
+                "not-a-baseline",
+                f"{where} is no baseline that this version of draftwise reads: {error}.",
+                where=where,
+                fix="Give the baseline.json that `draftwise deploy` wrote, or write it again from the run.",
+            ) from None
+
+
+def _need(holds: bool, rule: str) -> None:
+    if not holds:
+        raise ValueError(rule)
+
+
+def _is_positive(value: float) -> bool:
+    return isfinite(value) and value > 0
+
+
+def _read(row: Mapping[str, Any]) -> Baseline:
+    expected, noise = row["expected"], row["noise"]
+    parts = {
+        "expected": None if expected is None else _read_expected(expected),
+        "curve_ms": {arm: tuple((count, ms) for count, ms in points) for arm, points in row["curve_ms"].items()},
+        "rollback": tuple(map(_read_rollback, row["rollback"])),
+        "probe": tuple(ProbeAnswer(**answer) for answer in row["probe"]),
+        "season": tuple(row["season"]),
+        "noise": None if noise is None else (noise[0], noise[1]),
+        "missing": tuple(row["missing"]),
+    }
+    return Baseline(**{**row, **parts})
+
+
+def _read_expected(row: Mapping[str, Any]) -> Expected:
+    counters = row["counters"]
+    stats: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in counters["spec"].items()
+    }
+    return Expected(
+        workload=row["workload"],
+        condition=Condition.from_dict(row["condition"]),
+        counters=Counters(**{**counters, "spec": SpecStats(**stats)}),
+    )
+
+
+def _rollback_to_dict(rule: Rollback) -> dict[str, Any]:
+    return asdict(rule) | {"condition": rule.condition.to_dict(), "loads": _to_list(rule.loads)}
+
+
+def _to_list(loads: Iterable[float] | None) -> list[float | None] | None:
+    """Return a stretch of load as JSON, which has no infinity: null is no end."""
+    return None if loads is None else [each if isfinite(each) else None for each in loads]
+
+
+def _read_rollback(row: Mapping[str, Any]) -> Rollback:
+    loads = row["loads"]
+    _need(all(map(isfinite, (row["value"], row["for_s"]))), "a rule of rollback has a finite value")
+    parts = {
+        "relation": Relation(row["relation"]),
+        "basis": RollbackBasis(row["basis"]),
+        "condition": Condition.from_dict(row["condition"]),
+        "loads": None if loads is None else (loads[0], float("inf") if loads[1] is None else loads[1]),
+    }
+    return Rollback(**{**row, **parts})

@@ -1,0 +1,305 @@
+"""What a server's counters say of a stretch of time: how they grew between two looks, and what follows from that.
+
+Every reading is a ratio of sums, so that windows can be pooled and a window of any length means the same; quantiles of
+histograms are left out, whose buckets are coarser than what speculation gains. A reading is None where a part of it is
+not reported or its denominator is zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields, replace
+from functools import reduce
+from operator import add
+
+from draftwise.core.run import Counters, ServerLoad
+
+__all__ = ["Sums", "Window"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sums:
+    """What a server adds up over its requests and steps, or the growth of that; None where it does not report it.
+
+    The request times, `finished`, `finished_tokens` and `prompt_tokens` are added when a request ends, all at once, so
+    that they belong together and not to the tokens that `Counters` saw generated meanwhile.
+    """
+
+    decode_s: float | None = None
+    """From the first to the last token, over finished requests."""
+    prefill_s: float | None = None
+    """From being scheduled to the first token, over finished requests."""
+    queue_s: float | None = None
+    """From arrival to being scheduled, over finished requests."""
+    first_token_s: float | None = None
+    """From arrival to the first token, over requests that got one."""
+    first_tokens: float | None = None
+    """Requests that got their first token."""
+    finished: float | None = None
+    """Requests that ended."""
+    finished_tokens: float | None = None
+    """Output tokens of finished requests."""
+    prompt_tokens: float | None = None
+    """Of finished requests, cached ones included."""
+    engine_steps: float | None = None
+    """Forward passes over the batch, prefill included."""
+    preemptions: float | None = None
+    """Requests that lost their KV cache to others and are computed again."""
+
+    def __add__(self, other: Sums) -> Sums:
+        return self._combine(other, 1)
+
+    def __sub__(self, before: Sums) -> Sums:
+        return self._combine(before, -1)
+
+    def _combine(self, other: Sums, sign: int) -> Sums:
+        pairs = {each.name: (getattr(self, each.name), getattr(other, each.name)) for each in fields(self)}
+        return Sums(**{name: None if None in pair else pair[0] + sign * pair[1] for name, pair in pairs.items()})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """One engine between two looks at its counters; `a + b` pools engines over the same stretch of time.
+
+    G, A, D and T below are the output tokens, the accepted draft tokens, the drafts and the draft tokens of the window.
+    """
+
+    pool: str
+    """`spec`, `plain`, or another name under which alike servers are watched together."""
+    instance: str
+    """URL or label of the server; those of pooled windows are joined by `, `."""
+    engine: str = ""
+    """Label of the data-parallel rank, as the server names it; empty where it names none, and of pooled ranks."""
+    start_s: float
+    """Seconds since the epoch."""
+    duration_s: float
+    """Seconds; the mean of pooled windows, whose ends lie milliseconds apart."""
+    counters: Counters
+    """Grown over the window."""
+    load: ServerLoad = field(default_factory=ServerLoad)
+    """Mean of the gauges at its ends; of pooled windows the requests of all and the KV use of the fullest."""
+    sums: Sums = field(default_factory=Sums)
+    """Grown over the window."""
+    engines: int = 1
+    """Engines that are pooled in it."""
+    counts_drafts: bool | None = None
+    """Whether counters of drafts exist, on any engine; vLLM has them exactly when it was started to speculate. None
+    where the server is not known to have such counters."""
+    restarted: bool = False
+    """Whether an engine began anew within the window: its counters then grew since that start only."""
+    sleeping: bool | None = None
+    """Whether an engine is asleep (vLLM's sleep mode); None where it is not told."""
+    adapters: frozenset[str] = frozenset()
+    """Names of the LoRA adapters that requests ran with."""
+    uptime_s: float | None = None
+    """Since the process started, at the window's end; of pooled windows the shortest."""
+    cache_dtype: str | None = None
+    """Type of the KV cache's elements; None where it is not told or differs among pooled windows."""
+
+    def __add__(self, other: Window) -> Window:
+        engines = self.engines + other.engines
+        uptimes = [each.uptime_s for each in (self, other) if each.uptime_s is not None]
+        return Window(
+            pool=self.pool if self.pool == other.pool else f"{self.pool}, {other.pool}",
+            instance=", ".join(dict.fromkeys([*self.instance.split(", "), *other.instance.split(", ")])),
+            start_s=min(self.start_s, other.start_s),
+            duration_s=(self.duration_s * self.engines + other.duration_s * other.engines) / engines,
+            counters=self.counters + other.counters,
+            load=_pool_load(self.load, other.load),
+            sums=self.sums + other.sums,
+            engines=engines,
+            counts_drafts=_either(self.counts_drafts, other.counts_drafts),
+            restarted=self.restarted or other.restarted,
+            sleeping=_either(self.sleeping, other.sleeping),
+            adapters=self.adapters | other.adapters,
+            uptime_s=min(uptimes, default=None),
+            cache_dtype=self.cache_dtype if self.cache_dtype == other.cache_dtype else None,
+        )
+
+    def followed_by(self, later: Window) -> Window:
+        """Return both as one stretch of time of the same engines, gauges weighted by time; gaps are left out."""
+        seconds = self.duration_s + later.duration_s
+        share = later.duration_s / seconds if seconds else 0.5
+        return replace(
+            later,
+            start_s=self.start_s,
+            duration_s=seconds,
+            counters=self.counters + later.counters,
+            load=_blend(self.load, later.load, share),
+            sums=self.sums + later.sums,
+            restarted=self.restarted or later.restarted,
+            sleeping=_either(self.sleeping, later.sleeping),
+            adapters=self.adapters | later.adapters,
+        )
+
+    @staticmethod
+    def pooled(windows: Iterable[Window]) -> Window | None:
+        """Return the windows of several engines over one stretch of time as one; None where there are none."""
+        each = list(windows)
+        return reduce(add, each) if each else None
+
+    @property
+    def output_tokens(self) -> int | None:
+        """G, in tokens."""
+        return self.counters.generation_tokens
+
+    @property
+    def sequence_steps(self) -> int | None:
+        """S = G - A, in steps: each emits one token more than it accepts.
+
+        Prefill emits the first token of every request, which counts as a step here: of short answers that is a lot.
+        """
+        tokens = self.output_tokens
+        steps = None if tokens is None else tokens - self.counters.spec.num_accepted_tokens
+        return None if steps is None or steps < 0 else steps
+
+    @property
+    def tokens_per_step(self) -> float | None:
+        """G / (G - A), in tokens: 1 without speculation, 1 + coverage x (acceptance length - 1) with it."""
+        return self.counters.tokens_per_step
+
+    @property
+    def coverage(self) -> float | None:
+        """D / (G - A): the share of the steps that verified a draft."""
+        return _ratio(self.counters.spec.num_drafts, self.sequence_steps)
+
+    @property
+    def acceptance_length(self) -> float | None:
+        """1 + A / D, in tokens: what a step with a draft emits."""
+        return self.counters.spec.acceptance_length
+
+    @property
+    def mean_k(self) -> float | None:
+        """T / D: draft tokens of a draft."""
+        return _ratio(self.counters.spec.num_draft_tokens, self.counters.spec.num_drafts)
+
+    @property
+    def wasted_per_token(self) -> float | None:
+        """(T - A) / G: draft tokens computed in vain for each output token."""
+        stats = self.counters.spec
+        return _ratio(stats.num_draft_tokens - stats.num_accepted_tokens, self.output_tokens)
+
+    @property
+    def rate_per_pos(self) -> tuple[float, ...]:
+        """By draft position, the share of all drafts that were accepted up to it; empty without drafts."""
+        return self.counters.spec.rate_per_pos
+
+    @property
+    def conditional_rate_per_pos(self) -> tuple[float | None, ...]:
+        """By draft position, the share of the drafts accepted up to the one before that were accepted there too."""
+        stats = self.counters.spec
+        reached = (stats.num_drafts, *stats.accepted_per_pos)
+        return tuple(_ratio(here, before) for here, before in zip(stats.accepted_per_pos, reached, strict=False))
+
+    @property
+    def seconds_per_token(self) -> float | None:
+        """Decode time of finished requests / (their output tokens - requests): seconds between tokens of a stream."""
+        tokens, requests = self.sums.finished_tokens, self.sums.finished
+        return None if tokens is None or requests is None else _ratio(self.sums.decode_s, tokens - requests)
+
+    @property
+    def step_s(self) -> float | None:
+        """Seconds per token x tokens per step: seconds of a decoding step, to be held against a curve at `batch`."""
+        seconds, tokens = self.seconds_per_token, self.tokens_per_step
+        return None if seconds is None or tokens is None else seconds * tokens
+
+    @property
+    def batch(self) -> float | None:
+        """Running requests of one engine, on average: what the cost of a step depends on."""
+        return _ratio(self.load.running, self.engines)
+
+    @property
+    def output_tokens_per_s(self) -> float | None:
+        """G / duration, of all engines together."""
+        return _ratio(self.output_tokens, self.duration_s)
+
+    @property
+    def engine_steps_per_s(self) -> float | None:
+        """Forward passes in a second, of all engines together."""
+        return _ratio(self.sums.engine_steps, self.duration_s)
+
+    @property
+    def preemptions_per_s(self) -> float | None:
+        """Of all engines together."""
+        return _ratio(self.sums.preemptions, self.duration_s)
+
+    @property
+    def finished_per_s(self) -> float | None:
+        """Requests that ended in a second, of all engines together."""
+        return _ratio(self.sums.finished, self.duration_s)
+
+    @property
+    def prefix_hit_rate(self) -> float | None:
+        """Share of the prompt tokens looked up in the prefix cache that were found there."""
+        return self.counters.prefix_hit_rate
+
+    @property
+    def prefill_s_per_token(self) -> float | None:
+        """Prefill time / (prompt tokens x (1 - prefix hit rate)): seconds for a prompt token that is computed."""
+        tokens, hits = self.sums.prompt_tokens, self.prefix_hit_rate
+        return None if tokens is None or hits is None else _ratio(self.sums.prefill_s, tokens * (1 - hits))
+
+    @property
+    def decode_share(self) -> float | None:
+        """Decode time / (queue + prefill + decode time): the share of a request that speculation can shorten."""
+        parts = (self.sums.queue_s, self.sums.prefill_s, self.sums.decode_s)
+        known = [part for part in parts if part is not None]
+        return _ratio(self.sums.decode_s, sum(known)) if len(known) == len(parts) else None
+
+    @property
+    def mean_queue_s(self) -> float | None:
+        """Seconds in the queue, a request."""
+        return _ratio(self.sums.queue_s, self.sums.finished)
+
+    @property
+    def mean_prefill_s(self) -> float | None:
+        """Seconds of prefill, a request."""
+        return _ratio(self.sums.prefill_s, self.sums.finished)
+
+    @property
+    def mean_first_token_s(self) -> float | None:
+        """Seconds to the first token, a request."""
+        return _ratio(self.sums.first_token_s, self.sums.first_tokens)
+
+    @property
+    def mean_prompt_tokens(self) -> float | None:
+        """Prompt tokens of a finished request."""
+        return _ratio(self.sums.prompt_tokens, self.sums.finished)
+
+    @property
+    def mean_output_tokens(self) -> float | None:
+        """Output tokens of a finished request."""
+        return _ratio(self.sums.finished_tokens, self.sums.finished)
+
+
+def _ratio(numerator: float | None, denominator: float | None) -> float | None:
+    """Return a quotient where it is known and means something."""
+    return None if numerator is None or not denominator or denominator < 0 else numerator / denominator
+
+
+def _either(a: bool | None, b: bool | None) -> bool | None:
+    """Return whether one of two holds; what is not known does not hold, unless neither is known."""
+    return None if a is None and b is None else bool(a or b)
+
+
+def _blend(a: ServerLoad, b: ServerLoad, share: float) -> ServerLoad:
+    """Return the mean of two loads, of which the second held for a share of the time."""
+
+    def each(x: float | None, y: float | None) -> float | None:
+        return None if x is None or y is None else x * (1 - share) + y * share
+
+    return ServerLoad(
+        running=each(a.running, b.running),
+        waiting=each(a.waiting, b.waiting),
+        kv_usage=each(a.kv_usage, b.kv_usage),
+    )
+
+
+def _pool_load(a: ServerLoad, b: ServerLoad) -> ServerLoad:
+    def each(x: float | None, y: float | None) -> float | None:
+        return None if x is None or y is None else x + y
+
+    fullest = [usage for usage in (a.kv_usage, b.kv_usage) if usage is not None]
+    return ServerLoad(
+        running=each(a.running, b.running), waiting=each(a.waiting, b.waiting), kv_usage=max(fullest, default=None)
+    )

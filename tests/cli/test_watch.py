@@ -1,0 +1,150 @@
+"""`draftwise watch`: its exit codes, its rows, its JSON, and what it says that it cannot tell."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from jsonschema import Draft7Validator
+from tests.cli.test_schema import close, schema_of
+from tests.support.production import PLAIN, SPEC, Server
+from tests.support.watched import make_baseline
+from tests.support.web import serving_answers
+
+from draftwise.cli import main
+from draftwise.cli._watching import draw_course
+
+LOG = Path(__file__).parents[1] / "support" / "vllm_logs" / "h200_0.26.0_eagle3.txt"
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(main, ["watch", *map(str, arguments)])
+
+
+@contextmanager
+def serving(*servers: Server) -> Iterator[list[str]]:
+    """Yield the URLs of servers whose counters grow by 1000 s from look to look."""
+
+    def answer(server: Server) -> Callable[[str, dict[str, str]], tuple[int, str]]:
+        looks = count(1)
+
+        def say(path: str, headers: dict[str, str]) -> tuple[int, str]:
+            grown_s = 1000.0 * next(looks)
+            samples = {name: rate * grown_s for name, rate in server.count().items()} | server.read_gauges()
+            return 200, "".join(f"vllm:{name} {value}\n" for name, value in samples.items())
+
+        return say
+
+    with ExitStack() as stack:
+        yield [stack.enter_context(serving_answers(answer(server))) for server in servers]
+
+
+@pytest.fixture
+def baseline(tmp_path: Path) -> Path:
+    path = tmp_path / "baseline.json"
+    path.write_text(make_baseline().to_json())
+    return path
+
+
+def seen(*arguments: object) -> dict[str, Any]:
+    """Return what is printed as JSON, which its schema knows to the last property."""
+    printed = json.loads(run(*arguments, "--json", "--once", "--interval", "0.2").stdout)
+    validator = Draft7Validator(close(schema_of("watch")))
+    assert [error.message for error in validator.iter_errors(printed)] == []
+    return printed
+
+
+def test_a_healthy_service_is_one_row_a_pool_and_exit_code_0(baseline: Path) -> None:
+    with serving(SPEC, SPEC, PLAIN) as (first, second, plain):
+        done = run(first, second, "--plain", plain, "--baseline", baseline, "--once", "--interval", "0.2")
+    assert done.exit_code == 0, done.output
+    spec, _, beside, *_ = done.output.splitlines()
+    assert spec.startswith("spec   2 replicas  16.0 running  tokens/step 1.87")
+    assert "(break-even 1.35, expected 1.87)" in spec
+    assert "coverage 0.99  k 3.0  by position 50 25 13  14.4 ms/token (plain 20.0)" in spec
+    assert beside.startswith("plain  1 replica  8.0 running")
+
+
+def test_without_a_baseline_it_says_which_answers_it_cannot_give() -> None:
+    with serving(SPEC) as (url,):
+        done = run(url, "--once", "--interval", "0.2")
+    assert done.exit_code == 0
+    assert "Whether it pays, and what it was measured to do, is not known: give its baseline" in done.output
+    assert "Whether it is faster than without speculation is not known: name a plain server" in done.output
+    assert "break-even" not in done.output.splitlines()[0]
+
+
+def test_a_url_that_cannot_be_read_is_one_finding_and_exit_code_3() -> None:
+    with serving(SPEC) as (url,):
+        done = run(url, "http://127.0.0.1:1", "--once", "--interval", "0.2")
+    assert done.exit_code == 3
+    assert done.output.count("server-unread") == 1
+    assert "spec   1 replica" in done.output
+    assert "Traceback" not in done.output
+
+
+def test_the_json_has_every_reading_by_pool_and_by_engine(baseline: Path) -> None:
+    with serving(SPEC, PLAIN) as (url, plain):
+        printed = seen(url, "--plain", plain, "--baseline", baseline)
+    assert printed["expected"] == {"tokens_per_step": pytest.approx(1.871), "break_even": 1.35, "crossover": 40}
+    spec, beside = printed["pools"]
+    assert (spec["pool"], beside["pool"]) == ("spec", "plain")
+    assert spec["tokens_per_step"] == pytest.approx(1.87, abs=0.01)
+    assert spec["by_engine"][0]["instance"] == url
+    assert beside["counts_drafts"] is False
+    assert printed["findings"] == []
+
+
+def test_a_log_is_read_to_its_end_and_again_from_standard_input() -> None:
+    done = run("--log", LOG)
+    assert done.exit_code == 0
+    assert "tokens/step unknown  acceptance length 2.52  k 3.0  by position 70 49 34" in done.output
+    piped = CliRunner().invoke(main, ["watch", "--log", "-"], input=LOG.read_text())
+    assert piped.output == done.output
+    assert run("--log", "/nowhere").exit_code == 2
+
+
+def test_a_prometheus_that_is_not_there_is_a_finding() -> None:
+    done = run("--prometheus", "http://127.0.0.1:1", "--model", "m", "--once")
+    assert done.exit_code == 3
+    assert "http://127.0.0.1:1 does not answer" in done.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "Give the URLs of servers, or --prometheus, or --log."),
+        (["http://a", "--log", "-"], "Give the URLs of servers, or --prometheus, or --log."),
+        (["http://a", "--json", "--live"], "not both"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(arguments: list[str], said: str) -> None:
+    done = run(*arguments)
+    assert done.exit_code == 2
+    assert said in done.output
+
+
+def test_bad_input_names_its_fix(tmp_path: Path) -> None:
+    (tmp_path / "setup.json").write_text("{}")
+    assert "is not an http(s) URL" in run("llama:8000", "--once").output
+    done = run("http://127.0.0.1:1", "--baseline", tmp_path / "setup.json", "--once")
+    assert done.exit_code == 2
+    assert "is no baseline that this version of draftwise reads" in done.output
+    assert run("http://127.0.0.1:1", "--baseline", tmp_path / "nothing", "--once").exit_code == 2
+
+
+def test_the_live_view_keeps_one_row_a_pool_and_draws_its_course() -> None:
+    with serving(SPEC) as (url,):
+        done = run(url, "--live", "--once", "--interval", "0.2")
+    assert done.exit_code == 0
+    assert "spec   1 replica" in done.output
+    assert any(bar in done.output for bar in "▅▆▇█")
+
+
+def test_bars_begin_where_speculation_gives_nothing() -> None:
+    assert draw_course([1.0, 1.5, 2.0, 0.9]) == "▁▅█▁"
+    assert draw_course([1.0, 4.0, 2.5]) == "▁█▅"

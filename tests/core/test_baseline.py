@@ -1,0 +1,114 @@
+import json
+from dataclasses import replace
+from math import inf
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from draftwise.core import (
+    Baseline,
+    ClosedLoop,
+    Condition,
+    Counters,
+    Expected,
+    OpenLoop,
+    ProbeAnswer,
+    Relation,
+    Rollback,
+    RollbackBasis,
+    SpecStats,
+    UnreadableSource,
+)
+
+SUM = "a" * 64
+CONDITION = Condition(load=ClosedLoop(concurrency=8), temperature=0.7)
+RULE = Rollback(
+    workload="chat",
+    arm="eagle3 k=3",
+    metric="tokens_per_step",
+    relation=Relation.BELOW,
+    value=1.35,
+    for_s=3600.0,
+    basis=RollbackBasis.BREAK_EVEN,
+    condition=CONDITION,
+    measured=1.87,
+)
+STATS = SpecStats(num_drafts=10, num_draft_tokens=30, num_accepted_tokens=9, accepted_per_pos=(5, 3, 1))
+FULL = Baseline(
+    setup_sha256=SUM,
+    run="2026-11-22",
+    arm="eagle3 k=3",
+    plain_arm="plain",
+    expected=Expected(workload="chat", condition=CONDITION, counters=Counters(spec=STATS, generation_tokens=19)),
+    curve_ms={"plain": ((1.0, 4.7), (8.0, 5.0)), "eagle3 k=3": ((1.0, 5.7),)},
+    rollback=(RULE, replace(RULE, loads=(8.0, inf), condition=Condition(load=OpenLoop.steady(2.0)))),
+    probe=(ProbeAnswer(prompt_id="0", num_tokens=64, num_steps=30, text_sha256=SUM),),
+    probe_null=0.08,
+    season=(0.1,) * 168,
+    noise=(0.05, 0.3),
+    limit=38.0,
+    missing=("Nothing.",),
+)
+
+rates = st.floats(0.001, 1e6)
+curves = st.dictionaries(
+    st.text(max_size=8),
+    st.lists(st.tuples(rates, rates), max_size=4, unique_by=lambda point: point[0]).map(
+        lambda each: tuple(sorted(each))
+    ),
+    max_size=3,
+)
+
+
+@given(
+    curves,
+    st.sampled_from([(), (RULE,), FULL.rollback]),
+    st.none() | st.floats(0, 1),
+    st.none() | st.tuples(st.floats(0, 9), st.floats(0, 9)),
+    st.none() | rates,
+)
+def test_what_is_written_is_read_again(curve, rules, null, noise, limit):
+    baseline = replace(FULL, curve_ms=curve, rollback=rules, probe_null=null, noise=noise, limit=limit)
+    assert Baseline.from_json(baseline.to_json(), where="baseline.json") == baseline
+
+
+def test_a_setup_that_nobody_measured_has_a_baseline_of_absences():
+    nothing = Baseline(setup_sha256=SUM, missing=("Nobody has measured it.",))
+    assert Baseline.from_json(nothing.to_json(), where="baseline.json") == nothing
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"format": "other"}, "its format is not 'draftwise-baseline'"),
+        ({"version": 2}, "it has version 2, and 1 is known here"),
+        ({"probe_null": 1.5}, "probe_null is a share"),
+        ({"season": [0.1]}, "season has 168 hours or none"),
+        ({"noise": [-1, 0]}, "noise is at least 0"),
+        ({"limit": 0}, "limit is positive"),
+        ({"setup_sha256": "12"}, "setup_sha256"),
+        ({"curve_ms": {"a": [[8, 1.0], [1, 1.0]]}}, "the curve of a goes up"),
+        ({"curve_ms": {"a": [[1, -1.0]]}}, "the curve of a is positive"),
+        ({"curve_ms": {"a": [["1", 2]]}}, "no baseline"),
+        ({"rollback": [{}]}, "no baseline"),
+        ({"probe": [{"prompt_id": "0", "num_tokens": 1, "num_steps": 2, "text_sha256": SUM}]}, "a step gives"),
+        ({"more": 1}, "should not have, 'more'"),
+    ],
+)
+def test_what_is_no_baseline_is_refused_by_name(changes, named):
+    row = json.loads(FULL.to_json()) | changes
+    with pytest.raises(UnreadableSource, match="is no baseline") as raised:
+        Baseline.from_json(json.dumps(row), where="baseline.json")
+    assert named in str(raised.value)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", "no JSON", '{"format": "draftwise-baseline"}'])
+def test_foreign_text_is_refused(text):
+    with pytest.raises(UnreadableSource, match="that `draftwise deploy` wrote"):
+        Baseline.from_json(text, where="x")
+
+
+def test_more_accepted_than_drafted_is_no_reading():
+    with pytest.raises(ValueError, match="more tokens were accepted than drafted"):
+        replace(FULL.expected, counters=Counters(spec=replace(STATS, num_accepted_tokens=31)))
