@@ -65,7 +65,7 @@ class DenseReplayer:
     def __init__(self, engine: Engine, ks: Sequence[int]) -> None:
         assert engine.spec is not None
         self._engine, self._proposer = engine, engine.proposer
-        self._model, self._kv = engine.runner.model, engine.runner.kv
+        self._model, self._kv, self._threads = engine.runner.model, engine.runner.kv, engine.runner.threads
         self._ks = (max(ks),) if self._proposer.nests else tuple(ks)
         self._samples = engine.spec.probabilistic
 
@@ -103,7 +103,8 @@ class DenseReplayer:
             live = [place for place, request in enumerate(requests) if len(request.answer_ids) > token]
             for k in self._ks:
                 told_BK = batch.answers_BT[upload(live, self._model.device), token : token + k]
-                draft = self._proposer.propose(self._confirm(batch, live, token, k, told_BK), k)
+                with self._threads.computing(prompt_rows=0):
+                    draft = self._proposer.propose(self._confirm(batch, live, token, k, told_BK), k)
                 found[k].note(live, token, draft, told_BK, batch.logprobs_BT)
         for slot in range(len(requests)):
             self._proposer.release(slot)
@@ -126,8 +127,9 @@ class DenseReplayer:
             features=[None] * len(requests),
             logprobs_BT=torch.zeros(answers.shape, device=device) if self._samples else None,
         )
-        for place in range(len(requests)):
-            self._compute_text(batch, place)
+        for place, request in enumerate(requests):
+            with self._threads.computing(prompt_rows=request.num_tokens):
+                self._compute_text(batch, place)
         return batch
 
     def _give_pages(self, requests: Sequence[Transcript]) -> Tensor:
