@@ -20,9 +20,10 @@ from draftwise.cli._findings import render_findings
 from draftwise.cli._replayers import Workshop
 from draftwise.core import Acceptance, Profile, Prompt, ReplayedTarget, Severity, SpecConfig
 from draftwise.engine.config import DEVICES, DTYPES
-from draftwise.replay.directory import ReplayDirectory, hash_transcripts
+from draftwise.replay.directory import PROFILE, ReplayDirectory, hash_transcripts
 from draftwise.replay.replaying import replay_candidates
 from draftwise.replay.transcripts import Encoder, Grouping, needs_encoder, read_transcripts
+from draftwise.report.replayed import PAGE, render_replay
 from draftwise.version import __version__
 from draftwise.workloads import load_workloads
 
@@ -111,7 +112,7 @@ def replay(
     }
     directory = ReplayDirectory.open(out, plan)
     with _show_progress(len(chosen) * len(transcripts.requests)) as advance:
-        profile, _ = replay_candidates(
+        profile, anchors = replay_candidates(
             directory,
             transcripts,
             chosen,
@@ -120,6 +121,7 @@ def replay(
             limited=not to_the_end,
             advance=advance,
         )
+    directory.write(PAGE, render_replay(profile, anchors))
     _finish(profile, out, as_json=as_json)
 
 
@@ -161,7 +163,7 @@ def _finish(profile: Profile, out: Path, *, as_json: bool) -> None:
     console.print(render_findings(profile.findings))
     if as_json:
         click.echo(json.dumps(profile.to_dict(), indent=1))
-    click.echo(f"\nProfile: {out / 'profile.json'}", err=True)
+    click.echo(f"\nProfile: {out / PROFILE}\nReport: {out / PAGE}", err=True)
     sys.exit(1 if any(finding.severity is Severity.ERROR for finding in profile.findings) else 0)
 
 
