@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 
 import draftwise
 
-pytest_plugins = ["tests.support.machine", "tests.support.releases", "tests.support.tiny_models"]
+pytest_plugins = [f"tests.support.{name}" for name in ("machine", "package_index", "releases", "tiny_models")]
 
 HERE = Path(__file__).parent
 ENGINE_PARTS = (
@@ -22,7 +22,7 @@ ENGINE_PARTS = (
 """Folders and files that need draftwise[engine] or the libraries that it is checked against, in every test."""
 LIGHT_FOLDERS = (
     *("backends", "benchmarks", "catalogue", "checkpoints", "cli", "core", "decide", "deploy", "extract", "facts"),
-    *("machine", "measure", "plan", "replay", "report", "runs", "setups", "static", "statistics", "watch"),
+    *("guard", "machine", "measure", "plan", "replay", "report", "runs", "setups", "static", "statistics", "watch"),
     *("workloads",),
 )
 """Folders of tests of what `pip install draftwise` brings; those that need more among them are marked `engine`."""

@@ -7,21 +7,26 @@ from typing import TYPE_CHECKING, Any
 
 from draftwise.version import __version__
 
-__all__ = ["LLM", "SamplingParams", "__version__"]
+__all__ = ["LLM", "SamplingParams", "__version__", "forecast"]
 
 _ENGINE = {"LLM": "draftwise.engine.llm", "SamplingParams": "draftwise.engine.sampling.params"}
+_LIGHT = {"forecast": "draftwise.plan.forecast.api"}
+"""What needs no engine."""
 
 if TYPE_CHECKING:
     from draftwise.engine.llm import LLM
     from draftwise.engine.sampling.params import SamplingParams
+    from draftwise.plan.forecast.api import forecast
 
 
 def __getattr__(name: str) -> Any:
-    """Import the engine (and torch) only when it is asked for.
+    """Import the engine (and torch) only when it is asked for, and what else is here with its first use.
 
     Raises:
         ImportError: the engine's packages are not installed; says how to install them.
     """
+    if name in _LIGHT:
+        return getattr(importlib.import_module(_LIGHT[name]), name)
     if name not in _ENGINE:
         raise AttributeError(f"module 'draftwise' has no attribute {name!r}")
     try:

@@ -2,13 +2,16 @@
 
 import json
 import shlex
+from collections.abc import Callable
 
 import pytest
 from click.testing import CliRunner, Result
 
 from draftwise.cli import main
 from draftwise.facts.advice import all_advice
+from draftwise.facts.vllm import Release
 
+Add = Callable[..., Release]
 QWEN = ("Qwen/Qwen3-8B", "--gpu", "H200")
 
 
@@ -110,3 +113,11 @@ def test_mistakes_are_answered_without_a_traceback(words: tuple[str, ...], said:
 
 def test_the_gpu_is_asked_for() -> None:
     assert run("Qwen/Qwen3-8B").exit_code == 2
+
+
+def test_facts_that_the_user_added_are_named(add_like_newest: Add) -> None:
+    add_like_newest("99.1")
+    answer = json.loads(run(*QWEN, "--vllm", "99.1", "--json").stdout)
+    assert [each["code"] for each in answer["remarks"]] == ["facts-added"]
+    assert "vLLM 99.1 was added here from its sources" in run(*QWEN, "--vllm", "99.1").stderr
+    assert json.loads(run(*QWEN, "--vllm", "0.33.0", "--json").stdout)["remarks"] == []

@@ -106,10 +106,62 @@ def test_a_folder_is_searched_for_servers(deploy: Path) -> None:
     ]  # fmt: skip
 
 
-def test_a_dockerfile_of_a_folder_is_judged(tmp_path: Path) -> None:
-    (tmp_path / "Dockerfile").write_text('FROM vllm/vllm-openai:v0.32.0\nCMD ["--model", "gpt2"]\n')
+@pytest.mark.parametrize("name", ["Dockerfile", "Containerfile", "Dockerfile.gpu", "vllm.dockerfile"])
+def test_a_dockerfile_of_a_folder_is_judged(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text('FROM vllm/vllm-openai:v0.32.0\nCMD ["--model", "gpt2"]\n')
     (answer,) = judged(str(tmp_path))
     assert (answer["vllm"], answer["target"]) == ("0.32.0", "gpt2")
+
+
+def test_the_python_files_of_a_folder_are_judged_but_not_other_peoples(tmp_path: Path) -> None:
+    engine = "from vllm import LLM\nllm = LLM('gpt2', seed=1)\n"
+    (tmp_path / "venv" / "site-packages").mkdir(parents=True)
+    (tmp_path / "serve.py").write_text(engine)
+    (tmp_path / "venv" / "site-packages" / "example.py").write_text(engine)
+    (tmp_path / "notes.py").write_text("NAME = 'vllm'\n")
+    (answer,) = judged(str(tmp_path))
+    assert (answer["where"], answer["target"]) == (f"{tmp_path}/serve.py:2 LLM", "gpt2")
+
+
+@pytest.mark.parametrize("before", ["", "# x\n" * 4_000_001], ids=["short", "beyond what is looked at"])
+def test_a_file_that_is_too_long_says_so(deploy: Path, before: str) -> None:
+    (deploy / "a" / "all.yaml").write_text(before + COMPOSE.format("v0.32.0") + "# x\n" * 250_000)
+    (row,) = [each for each in judged(str(deploy)) if each["accepted"] is None]
+    (finding,) = row["findings"]
+    assert (finding["code"], finding["severity"]) == ("too-long", "warning")
+    assert finding["message"] == f"{deploy}/a/all.yaml is larger than 1,000,000 bytes, and is not read."
+
+
+class TestWhatOptionsTellInsteadOfAFile:
+    """A target or a speculative config that a file leaves open is known once an option gives it."""
+
+    @pytest.fixture
+    def compose(self, tmp_path: Path) -> str:
+        path = tmp_path / "compose.yaml"
+        path.write_text(
+            "services:\n  llm:\n    image: vllm/vllm-openai:v0.33.0\n"
+            '    command: ["--model", "${MODEL}", "--speculative-config", "${SPEC}"]\n'
+        )
+        return str(path)
+
+    def test_both(self, compose: str) -> None:
+        (answer,) = judged(compose, "--target", LLAMA, "-sc", NGRAM)
+        assert (answer["accepted"], answer["target"]) == (True, LLAMA)
+        assert answer["resolved"]["method"] == "ngram"
+        assert "unresolved-variable" not in {finding["code"] for finding in answer["findings"]}
+
+    @pytest.mark.parametrize(
+        ("options", "left"), [(("--target", LLAMA), "SPEC"), (("-sc", NGRAM), "MODEL")], ids=["target", "spec"]
+    )
+    def test_the_other_stays_unknown(self, compose: str, options: tuple[str, ...], left: str) -> None:
+        (answer,) = judged(compose, *options)
+        (finding,) = [each for each in answer["findings"] if each["code"] == "unresolved-variable"]
+        assert (answer["accepted"], f"depends on {left} " in finding["message"]) == (None, True)
+
+    def test_of_a_python_file(self, tmp_path: Path) -> None:
+        (tmp_path / "serve.py").write_text("import sys\nfrom vllm import LLM\nllm = LLM(sys.argv[1], seed=1)\n")
+        (answer,) = judged(str(tmp_path / "serve.py"), "--target", LLAMA)
+        assert (answer["accepted"], answer["target"]) == (True, LLAMA)
 
 
 def test_a_pattern_takes_what_it_fits(deploy: Path) -> None:

@@ -25,7 +25,7 @@ from draftwise.core import (
     Verdict,
 )
 from draftwise.decide.bands import find_bands, find_single_settings, propose_schedules
-from draftwise.plan.forecast.schedule import KEY
+from draftwise.plan.schedule.ranges import KEY
 from draftwise.report.conditions import describe_single_settings
 from draftwise.report.units import format_load
 from draftwise.setups.read import read_setups

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import sys
-import threading
 import zipfile
-from collections.abc import Iterator
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 from packaging.version import Version
+from tests.support.package_index import serve_index
 
 from draftwise.core import BackendError, InvalidSetup
 from draftwise.extract.sources import open_folder, open_installed, open_released, open_wheel
@@ -45,45 +42,6 @@ def wheel(tmp_path: Path) -> Path:
         for name, text in FILES.items():
             archive.writestr(zipfile.ZipInfo(name, (2026, 4, 18, 0, 0, 0)), text)
     return file
-
-
-def _index(file: Path, *, ranges: bool) -> Iterator[tuple[str, list[str]]]:
-    """Serve a folder as an index; yield its address and, as they come, the methods of the requests for the wheel."""
-    asked: list[str] = []
-
-    class Handler(SimpleHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked.extend([f"GET {self.headers['Range']}"] if self.path.endswith(".whl") else [])
-            if not ranges or "Range" not in self.headers:
-                return super().do_GET()
-            first, last = map(int, self.headers["Range"].removeprefix("bytes=").split("-"))
-            part = file.read_bytes()[first : last + 1]
-            self.send_response(206)
-            self.send_header("Content-Length", str(len(part)))
-            self.end_headers()
-            self.wfile.write(part)
-            return None
-
-        def log_message(self, *_arguments: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(file.parents[1])))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}/", asked
-    server.shutdown()
-    server.server_close()
-
-
-@pytest.fixture
-def pip(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """Pip without this machine's configuration."""
-    for name, value in {"CONFIG_FILE": "/dev/null", "RETRIES": "0", "TRUSTED_HOST": "127.0.0.1"}.items():
-        monkeypatch.setenv(f"PIP_{name}", value)
-    for name in ("FIND_LINKS", "EXTRA_INDEX_URL", "NO_INDEX"):
-        monkeypatch.delenv(f"PIP_{name}", raising=False)
-    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
-        monkeypatch.delenv(name, raising=False)
-    return monkeypatch
 
 
 @pytest.mark.parametrize("inside", ["", "vllm"])
@@ -144,7 +102,7 @@ def test_an_interpreter_without_vllm_is_refused(monkeypatch: pytest.MonkeyPatch)
 
 def test_an_index_that_serves_parts_is_asked_for_parts(wheel: Path, pip: pytest.MonkeyPatch) -> None:
     told: list[tuple[int, int]] = []
-    for address, asked in _index(wheel, ranges=True):
+    for address, asked in serve_index(wheel, ranges=True):
         pip.setenv("PIP_INDEX_URL", address)
         with open_released(Version("9.1.0"), lambda done, total: told.append((done, total))) as sources:
             assert sources.version == Version("9.1.0")
@@ -155,7 +113,7 @@ def test_an_index_that_serves_parts_is_asked_for_parts(wheel: Path, pip: pytest.
 
 
 def test_an_index_without_parts_is_left_to_pip(wheel: Path, pip: pytest.MonkeyPatch) -> None:
-    for address, asked in _index(wheel, ranges=False):
+    for address, asked in serve_index(wheel, ranges=False):
         pip.setenv("PIP_INDEX_URL", address)
         with open_released(Version("9.1.0")) as sources:
             assert sources.version == Version("9.1.0")
@@ -170,16 +128,16 @@ def test_a_local_mirror_needs_no_network(wheel: Path, pip: pytest.MonkeyPatch) -
 
 
 def test_a_release_that_the_index_lacks_is_the_users_mistake(wheel: Path, pip: pytest.MonkeyPatch) -> None:
-    for address, _ in _index(wheel, ranges=True):
+    for address, _ in serve_index(wheel, ranges=True):
         pip.setenv("PIP_INDEX_URL", address)
-        with pytest.raises(InvalidSetup, match=r"no wheel of vLLM 9\.2") as caught, open_released(Version("9.2")):
+        with pytest.raises(InvalidSetup, match=r"no wheel of vllm==9\.2") as caught, open_released(Version("9.2")):
             pass
         assert caught.value.findings[0].code == "facts-no-release"
 
 
 def test_an_index_that_cannot_be_reached_is_a_failure_outside(pip: pytest.MonkeyPatch) -> None:
     pip.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/")
-    with pytest.raises(BackendError, match=r"pip cannot get vLLM 9\.1.*network"), open_released(Version("9.1")):
+    with pytest.raises(BackendError, match=r"pip cannot get vllm==9\.1.*network"), open_released(Version("9.1")):
         pass
 
 

@@ -16,7 +16,7 @@ from draftwise.facts.vllm import releases
 DIAGNOSED = [fact for fact in all_findings().values() if fact.diagnosis is not None]
 READINGS = {
     *("metrics", "replicas", "baseline", "curve", "plain", "probe", "log", "config", "k", "break-even", "crossover"),
-    *("uptime", "method", "wakes", "adapters", "requests", "versions", "checksums", "host", "eager twin", "run"),
+    *("uptime", "method", "wakes", "earlier", "requests", "versions", "checksums", "host", "eager twin", "run"),
 }
 V0_METRIC = "vllm:spec_decode_draft_acceptance_rate"
 """Of an engine that no covered release has; the row that names it says so."""

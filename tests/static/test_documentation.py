@@ -26,6 +26,7 @@ PLACES = {
     "bundle": ROOT / "bundle",
     "compose.yaml": Path(__file__).with_name("documented") / "compose.yaml",
     "my_eagle3": ROOT / "bundle" / "eagle3",
+    "pod.log": ROOT / "tests" / "support" / "vllm_logs" / "h200_0.26.0_eagle3.txt",
     "MODEL_DIR": ROOT / "bundle" / "target",
 }
 """What stands for the reader's own files."""

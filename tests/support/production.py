@@ -1,4 +1,8 @@
-"""Services in production and what befalls them: one table of faults, for whatever shows or simulates their metrics."""
+"""Services in production and what befalls them: one table of faults, for all that shows or simulates their metrics.
+
+A row of `FAULTS` says how the rates of a server change, which promtool's series and windows are made of, and what
+breaks in the servers that `tests.support.simulated_service` simulates request by request.
+"""
 
 from __future__ import annotations
 
@@ -127,17 +131,217 @@ def _day() -> list[Phase]:
     return [Phase(minutes=60, servers=_pools(SPEC, load=load)) for load in loads]
 
 
-def _befall(
-    name: str, *findings: str, before: int = 30, after: int = 150, last_only: bool = False, **change: object
-) -> Scenario:
-    """Return a scenario in which the servers that speculate change from one minute to the next."""
-    changed = replace(SPEC, **change)  # type: ignore[arg-type]
-    fallen = _pools(SPEC, last=changed) if last_only else _pools(changed)
-    phases = (Phase(minutes=before, servers=_pools(SPEC)), Phase(minutes=after, servers=fallen))
-    return Scenario(name=name, phases=phases, findings=frozenset(findings))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """One thing that goes wrong on the servers that speculate, from one minute to the next."""
+
+    name: str
+    diagnosis: str
+    """Code that `draftwise watch` is to name first, with a probe and a plain pool beside it."""
+    also: frozenset[str] = frozenset()
+    """Codes that are as true."""
+    alerts: frozenset[str] = frozenset()
+    """Codes of all alerts that belong to it, those that follow from others included."""
+    rates: Mapping[str, object] | None = None
+    """Change of a `Server`; None where its rates do not show it, or too many of them do."""
+    simulated: Mapping[str, object] | None = field(default_factory=dict)
+    """Change of a simulated server; None where hours would have to be simulated."""
+    plain: Mapping[str, object] = field(default_factory=dict)
+    """Change of the simulated server without speculation beside it."""
+    always: Mapping[str, object] = field(default_factory=dict)
+    """What was so from the first day on, the measurement included."""
+    last_only: bool = False
+    """Whether only the last server of the pool has it."""
+    minutes_before: int = 30
+
+    def to_scenario(self) -> Scenario:
+        """Return what the service does before and after."""
+        changed = replace(SPEC, **self.rates or {})  # type: ignore[arg-type]
+        fallen = _pools(SPEC, last=changed) if self.last_only else _pools(changed)
+        phases = (Phase(minutes=self.minutes_before, servers=_pools(SPEC)), Phase(minutes=150, servers=fallen))
+        return Scenario(name=self.name, phases=phases, findings=self.alerts)
 
 
-_LOSES = ("fell-below-break-even", "slower-than-plain")
+_LOSES = frozenset({"fell-below-break-even", "slower-than-plain"})
+
+_BELOW = frozenset({"fell-below-break-even"})
+_HOT_MIX = {"code": 0.05, "chat": 0.6, "hot": 0.35}
+_LONG_MIX = {"code": 0.2, "chat": 0.2, "long": 0.6}
+
+FAULTS: Sequence[Fault] = (
+    Fault(name="flag lost", diagnosis="spec-off", simulated={"speculates": 0.0}),
+    Fault(
+        name="roll-out stopped half-way", diagnosis="partial-rollout", simulated={"speculates": 0.0}, last_only=True
+    ),
+    Fault(
+        name="traffic that the drafter does not know",
+        diagnosis="traffic-changed",
+        alerts=_LOSES,
+        rates={"positions": (0.2, 0.06, 0.055)},
+        simulated={"mix": _HOT_MIX},
+        plain={"mix": _HOT_MIX},
+    ),
+    Fault(
+        name="most requests are left without drafts",
+        diagnosis="coverage-lost",
+        alerts=_BELOW,
+        rates={"coverage": 0.35, "step_s": 0.0264},
+        simulated={"draftable": 0.45},
+    ),
+    Fault(
+        name="lookup finds nothing",
+        diagnosis="drafts-stopped",
+        alerts=_BELOW | {"drafts-stopped"},
+        rates={"coverage": 0.0, "step_s": 0.02},
+        simulated={"drafts_on": 0.0},
+    ),
+    Fault(
+        name="a sequence too long for the drafter",
+        diagnosis="zero-acceptance",
+        alerts=_LOSES | {"zero-acceptance", "drafter-noise"},
+        rates={"positions": (0.0,) * 3},
+        simulated={"gate": 1.0},
+    ),
+    Fault(
+        name="weights of another model",
+        diagnosis="drafter-noise",
+        alerts=_LOSES | {"drafter-noise"},
+        rates={"positions": (0.03, 0.0, 0.0)},
+        simulated={"drift": -5.0},
+    ),
+    Fault(
+        name="k too large",
+        diagnosis="tail-dead",
+        also=frozenset({"tail-fell"}),
+        alerts=frozenset({"tail-dead"}),
+        rates={"positions": (0.6, 0.3, 0.02)},
+        always={"k": 7.0, "mix": {"chat": 1.0}},
+    ),
+    Fault(
+        name="structured outputs cut drafts short",
+        diagnosis="drafts-shortened",
+        alerts=frozenset({"drafts-shortened"}),
+        rates={"k": 2.0, "positions": (0.5, 0.25, 0.06)},
+        simulated={"cut": 0.8},
+    ),
+    Fault(
+        name="more traffic than speculation pays for",
+        diagnosis="above-crossover",
+        alerts=frozenset({"above-crossover"}),
+        rates={"running": 38.0, "waiting": 6.0},
+        simulated={"rate": 0.0, "streams": 120.0},
+        plain={"rate": 0.0, "streams": 120.0},
+    ),
+    Fault(
+        name="steps slower, as without graphs",
+        diagnosis="step-cost-up",
+        alerts=frozenset({"slower-than-plain"}),
+        rates={"step_s": 0.048},
+        simulated={"machine": 1.9},
+    ),
+    Fault(name="a GPU that throttles", diagnosis="machine-slower", simulated={"machine": 1.4}, plain={"machine": 1.4}),
+    Fault(
+        name="a method that drops the last block",
+        diagnosis="prefix-lost",
+        alerts=frozenset({"prefix-lost"}),
+        rates={"prefix_hits": 0.5},
+        simulated={"lost_block": 0.4},
+    ),
+    Fault(
+        name="cache too small beside the drafter",
+        diagnosis="kv-squeeze",
+        alerts=frozenset({"kv-squeeze"}),
+        rates={"preemptions": 0.1, "kv": 0.95},
+        simulated={"kv_tokens": 7_000.0},
+    ),
+    Fault(
+        name="slots for drafts take the cache",
+        diagnosis="admission-squeezed",
+        simulated={"kv_tokens": 20_000.0, "reserve": 1_000.0},
+        plain={"kv_tokens": 40_000.0},
+    ),
+    Fault(
+        name="replicas are missing",
+        diagnosis="queue-grew",
+        simulated={"max_running": 10.0},
+        plain={"max_running": 10.0},
+    ),
+    Fault(name="prefill slower", diagnosis="ttft-worse", simulated={"prefill": 2.5}),
+    Fault(
+        name="one replica with another file",
+        diagnosis="replica-outlier",
+        alerts=frozenset({"replica-outlier"}),
+        rates={"positions": (0.3, 0.12, 0.06)},
+        simulated={"drift": -1.4},
+        last_only=True,
+    ),
+    Fault(
+        name="outputs that loop",
+        diagnosis="too-perfect",
+        alerts=frozenset({"too-perfect"}),
+        rates={"positions": (0.99, 0.99, 0.99)},
+        simulated={"perfect": 1.0},
+    ),
+    Fault(
+        name="state leaks",
+        diagnosis="fades-with-uptime",
+        alerts=frozenset({"fades-with-uptime"}),
+        rates={"positions": (0.3, 0.15, 0.08)},
+        simulated=None,
+        minutes_before=420,
+    ),
+    Fault(
+        name="state leaks, and one server is old",
+        diagnosis="fades-with-uptime",
+        simulated={"drift": -1.4, "uptime_s": 3_000_000.0},
+        last_only=True,
+    ),
+    Fault(name="another drafter", diagnosis="drafter-changed", simulated={"drift": -0.7}),
+    Fault(name="the drafter's recurrence broke", diagnosis="tail-fell", simulated={"tail_drift": -1.5}),
+    Fault(
+        name="longer contexts",
+        diagnosis="context-grew",
+        simulated={"mix": _LONG_MIX, "rate": 4.0},
+        plain={"mix": _LONG_MIX, "rate": 4.0},
+    ),
+    Fault(
+        name="an adapter that the drafter does not know",
+        diagnosis="lora-changed",
+        simulated={"mix": {"code": 0.2, "chat": 0.3, "sql": 0.5}},
+        plain={"mix": {"code": 0.2, "chat": 0.3, "sql": 0.5}},
+    ),
+    Fault(name="asleep", diagnosis="asleep", simulated={"asleep": 1.0}),
+    Fault(
+        name="long prompts, short answers",
+        diagnosis="decode-is-little",
+        also=frozenset({"outputs-short"}),
+        simulated={"outputs": 0.03, "prompts": 5.0},
+        plain={"outputs": 0.03, "prompts": 5.0},
+        always={"rate": 0.5, "shared": 0.1},
+    ),
+    Fault(
+        name="retrieval puts more into the prompts",
+        diagnosis="prefill-crowds-steps",
+        simulated={"prompts": 4.0, "shared": 0.4},
+        plain={"prompts": 4.0, "shared": 0.4},
+        always={"rate": 6.0, "kv_tokens": 600_000.0},
+    ),
+)  # fmt: skip
+"""Each is planted alone; two of them together show whether one hides the other."""
+
+PAIRS: Sequence[tuple[str, str]] = (
+    ("traffic-changed", "kv-squeeze"),
+    ("drafter-changed", "prefix-lost"),
+    ("step-cost-up", "traffic-changed"),
+    ("partial-rollout", "prefix-lost"),
+    ("drafts-shortened", "above-crossover"),
+    ("coverage-lost", "ttft-worse"),
+    ("replica-outlier", "kv-squeeze"),
+    ("zero-acceptance", "step-cost-up"),
+    ("lora-changed", "prefix-lost"),
+    ("tail-fell", "step-cost-up"),
+)
+"""Diagnoses of faults that befall a service at once."""
 
 SCENARIOS: Sequence[Scenario] = (
     Scenario(name="healthy for a day", phases=_day()),
@@ -161,18 +365,5 @@ SCENARIOS: Sequence[Scenario] = (
         ),
         findings=frozenset({"spec-off"}),
     ),
-    _befall("traffic that the drafter does not know", *_LOSES, positions=(0.2, 0.06, 0.055)),
-    _befall("most requests are left without drafts", "fell-below-break-even", coverage=0.35, step_s=0.0264),
-    _befall("lookup finds nothing", "drafts-stopped", "fell-below-break-even", coverage=0.0, step_s=0.02),
-    _befall("a sequence too long for the drafter", "zero-acceptance", "drafter-noise", *_LOSES, positions=(0.0,) * 3),
-    _befall("weights of another model", "drafter-noise", *_LOSES, positions=(0.03, 0.0, 0.0)),
-    _befall("k too large", "tail-dead", positions=(0.6, 0.3, 0.02)),
-    _befall("structured outputs cut drafts short", "drafts-shortened", k=2.0, positions=(0.5, 0.25, 0.06)),
-    _befall("more traffic than speculation pays for", "above-crossover", running=38.0, waiting=6.0),
-    _befall("steps slower, as without graphs", "slower-than-plain", step_s=0.048),
-    _befall("a method that drops the last block", "prefix-lost", prefix_hits=0.5),
-    _befall("cache too small beside the drafter", "kv-squeeze", preemptions=0.1, kv=0.95),
-    _befall("one replica with another file", "replica-outlier", last_only=True, positions=(0.3, 0.12, 0.06)),
-    _befall("outputs that loop", "too-perfect", positions=(0.99, 0.99, 0.99)),
-    _befall("state leaks", "fades-with-uptime", before=420, positions=(0.3, 0.15, 0.08)),
+    *(fault.to_scenario() for fault in FAULTS if fault.rates is not None),
 )  # fmt: skip

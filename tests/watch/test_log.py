@@ -66,6 +66,7 @@ def test_lines_about_drafts_alone_tell_what_they_can() -> None:
     assert window.acceptance_length == pytest.approx(2.52, abs=0.01)
     assert window.rate_per_pos == pytest.approx((0.699, 0.486, 0.338), abs=1e-3)
     assert window.tokens_per_step is None
+    assert window.duration_s == pytest.approx(93.69, abs=0.05)
 
 
 def test_a_server_that_does_not_draft_is_not_said_to_have_lost_its_flag() -> None:

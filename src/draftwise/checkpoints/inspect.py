@@ -13,13 +13,15 @@ from draftwise.checkpoints.base_model import RecordedBase, find_recorded_base
 from draftwise.checkpoints.completeness import find_tensor_findings
 from draftwise.checkpoints.dimensions import Dimensions, get_int
 from draftwise.checkpoints.expected import TargetSizes
+from draftwise.checkpoints.gguf import is_gguf, read_gguf
+from draftwise.checkpoints.gguf_config import list_tensors
 from draftwise.checkpoints.headers import Headers, read_headers
 from draftwise.checkpoints.model_config import find_model_config
 from draftwise.checkpoints.mtp_modules import MtpModules, find_mtp_modules
 from draftwise.checkpoints.quantization import Quantization, count_parameters, find_quantization
 from draftwise.checkpoints.recognize import RecognizedDrafter, recognize
 from draftwise.checkpoints.text_files import read_json
-from draftwise.checkpoints.vocabulary import Vocabulary, read_vocabulary
+from draftwise.checkpoints.vocabulary import Vocabulary, read_gguf_vocabulary, read_vocabulary
 from draftwise.core import Finding, InvalidSetup, Ruling
 from draftwise.facts.rules import Rulebook
 
@@ -105,7 +107,7 @@ def inspect_checkpoint(
     """Return what a checkpoint directory holds: config.json, tokenizer files and safetensors headers only.
 
     Args:
-        directory: of a target or a drafter.
+        directory: of a target or a drafter; or a GGUF file.
         target: what the tensors of a head depend on besides its own config; None: not known.
         version: release of vLLM whose rules count; None: the newest.
 
@@ -114,13 +116,14 @@ def inspect_checkpoint(
     """
     directory, rules = Path(directory), Rulebook(version)
     faults: list[Finding] = []
-    headers = _try(faults, lambda: read_headers(directory))
-    model = _try(faults, lambda: find_model_config(str(directory)) if directory.is_dir() else None)
+    gguf = read_gguf(directory) if is_gguf(directory) else None
+    headers = _try(faults, lambda: read_headers(directory) if gguf is None else list_tensors(gguf))
+    model = _try(faults, lambda: find_model_config(str(directory)) if gguf or directory.is_dir() else None)
     if model is None or headers is None:
         raise InvalidSetup(faults)
     config, text_config = model.config, model.text_config
     # What lies around the weights may be damaged, and the rest is still looked at.
-    vocabulary = _try(faults, lambda: read_vocabulary(directory))
+    vocabulary = _try(faults, lambda: read_vocabulary(directory) if gguf is None else read_gguf_vocabulary(gguf))
     base = _try(faults, lambda: find_recorded_base(directory, config))
     modelopt = _try(faults, lambda: _read_modelopt(directory, config))
     drafter = recognize(config, headers.tensors)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from draftwise.checkpoints.gguf import is_gguf, read_gguf
+from draftwise.checkpoints.gguf_config import make_config
 from draftwise.checkpoints.text_files import check_directory, parse_json, read_json
 from draftwise.core import InvalidSetup
 
@@ -24,6 +26,8 @@ class ModelConfig:
     config: Mapping[str, Any]
     origin: Literal["directory", "table", "json"]
     directory: Path | None = None
+    file: Path | None = None
+    """The GGUF file that it was made of."""
 
     @property
     def text_config(self) -> Mapping[str, Any]:
@@ -58,16 +62,20 @@ def find_model_config(given: str) -> ModelConfig | None:
     """Return what a name stands for, or None for a name that is neither a directory nor in the table.
 
     Args:
-        given: a directory with config.json, a path to a config.json, a well-known model id, or the JSON itself.
+        given: a directory with config.json, a path to a config.json or a GGUF file, a well-known model id, or the JSON
+            itself.
 
     Raises:
-        InvalidSetup: the directory has no config.json, or what it holds is not a JSON object.
+        InvalidSetup: the directory has no config.json, or what it holds is not a JSON object; the GGUF file is damaged
+            or of another architecture.
     """
     if not given:
         return None
     if given.lstrip().startswith("{"):
         return ModelConfig(name="config.json", config=parse_json(given, where="--target"), origin="json")
     path = Path(given)
+    if is_gguf(path):
+        return ModelConfig(name=given, config=make_config(read_gguf(path)), origin="directory", file=path)
     try:
         is_file, is_directory = path.name.endswith(".json") and path.is_file(), path.is_dir()
     except (OSError, ValueError):  # longer than a path may be, or with a null byte

@@ -7,17 +7,21 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
+from draftwise.checkpoints.gguf import GgufHeader
 from draftwise.checkpoints.sentencepiece import read_pieces
 from draftwise.checkpoints.text_files import read_json, read_lines
 from draftwise.core import InvalidSetup
 
-__all__ = ["Vocabulary", "read_vocabulary"]
+__all__ = ["Vocabulary", "read_gguf_vocabulary", "read_vocabulary"]
 
 _SPLITTING = ("normalizer", "pre_tokenizer")
 """Parts of tokenizer.json that, with the merges, decide which ids a text becomes."""
 _NAMED = ("bos_token", "eos_token", "pad_token")
+_GGUF_NAMES = {"bos_token_id": "bos_token", "eos_token_id": "eos_token", "padding_token_id": "pad_token"}
+_ADDED_KINDS = (3, 4)
+"""Of GGUF's tokens: control tokens, and those that a user defined."""
 _MAX_ID = 2**31
 
 
@@ -74,6 +78,17 @@ def read_vocabulary(directory: Path) -> Vocabulary | None:
         splitting=vocabulary.splitting,
         source=vocabulary.source,
     )
+
+
+def read_gguf_vocabulary(header: GgufHeader) -> Vocabulary | None:
+    """Return the vocabulary that a GGUF file holds, None where it holds none."""
+    values = {key: header.metadata.get(f"tokenizer.ggml.{key}") for key in ("tokens", "token_type", *_GGUF_NAMES)}
+    if not isinstance(tokens := values["tokens"], list):
+        return None
+    kinds = values["token_type"] or ()
+    named = {name: (token_id,) for key, name in _GGUF_NAMES.items() if _is_id(token_id := values[key])}
+    added = frozenset(token_id for token_id, kind in enumerate(kinds) if kind in _ADDED_KINDS)
+    return Vocabulary(tokens=dict(enumerate(tokens)), added=added, named=named, source=header.file.name)
 
 
 def _from_tokenizer_json(file: Path) -> Vocabulary:
@@ -168,7 +183,7 @@ def _is_added(row: object) -> bool:
     return isinstance(row, dict) and _is_id(row.get("id")) and isinstance(row.get("content"), str)
 
 
-def _is_id(value: object) -> bool:
+def _is_id(value: object) -> TypeGuard[int]:
     return type(value) is int and 0 <= value < _MAX_ID
 
 

@@ -8,6 +8,7 @@ __all__ = ["main"]
 
 _VERBS = {
     "bundle": "draftwise.cli.bundle",
+    "calibrate": "draftwise.cli.calibrate",
     "check": "draftwise.cli.check",
     "compare": "draftwise.cli.compare",
     "decide": "draftwise.cli.decide",
@@ -15,11 +16,15 @@ _VERBS = {
     "explain": "draftwise.cli.explain",
     "export": "draftwise.cli.export",
     "facts": "draftwise.cli.facts",
+    "fetch": "draftwise.cli.fetch",
+    "forecast": "draftwise.cli.forecast",
+    "guard": "draftwise.cli.guard",
     "inspect": "draftwise.cli.inspect",
     "pick": "draftwise.cli.pick",
     "replay": "draftwise.cli.replay",
     "report": "draftwise.cli.report",
     "rollback": "draftwise.cli.rollback",
+    "schedule": "draftwise.cli.schedule",
     "schema": "draftwise.cli.schema",
     "serve": "draftwise.cli.serve",
     "size": "draftwise.cli.size",

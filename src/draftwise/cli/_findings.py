@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from draftwise.plan.check import Report, Resolved
 
 __all__ = [
+    "MARKS",
     "Judged",
     "fail_option",
     "finding_to_dict",
@@ -36,7 +37,7 @@ __all__ = [
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _LEVELS = {"error": (Severity.ERROR,), "warning": (Severity.ERROR, Severity.WARNING), "never": ()}
-_MARKS: Mapping[Severity, tuple[str, str]] = {
+MARKS: Mapping[Severity, tuple[str, str]] = {
     Severity.ERROR: ("✗", "bold red"),
     Severity.WARNING: ("!", "bold yellow"),
     Severity.INFO: ("·", "cyan"),
@@ -149,7 +150,7 @@ def quiet_line(judged: Judged) -> str:
 def _style(report: Report) -> str:
     """Return the style of the gravest error or warning."""
     found = {finding.severity for finding in report.findings} - {Severity.INFO}
-    return next((style for severity, (_, style) in _MARKS.items() if severity in found), "bold green")
+    return next((style for severity, (_, style) in MARKS.items() if severity in found), "bold green")
 
 
 def _verdict(report: Report) -> tuple[str, str]:
@@ -185,12 +186,12 @@ def resolved_text(resolved: Resolved) -> str:
 
 def render_findings(findings: Iterable[Finding]) -> RenderableType:
     """Return findings as blocks, the gravest first: what, where, why and what to do."""
-    order = list(_MARKS)
+    order = list(MARKS)
     return Group(*(_block(finding) for finding in sorted(findings, key=lambda each: order.index(each.severity))))
 
 
 def _block(finding: Finding) -> RenderableType:
-    mark, style = _MARKS[finding.severity]
+    mark, style = MARKS[finding.severity]
     head = Text.assemble((f"{mark} ", style), (finding.code, style))
     if isinstance(finding, Ruling):
         raised = f" ({finding.exception})" if finding.exception else ""

@@ -12,7 +12,7 @@ import click
 
 from draftwise.core import Arrivals, ClosedLoop, Condition, Load, OpenLoop, Phase, Replay
 
-__all__ = ["Finite", "conditions", "load_options"]
+__all__ = ["Finite", "Numbers", "conditions", "load_options"]
 
 _PHASE = re.compile(r"(?:(?P<duration>[\d.]+)s:)?(?P<start>[\d.]+)(?:-(?P<end>[\d.]+))?/s")
 _PHASE_HELP = "is not like '60s:1-8/s,30s:20/s' (seconds, then requests per second; the last part may have no end)"

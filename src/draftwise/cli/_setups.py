@@ -179,8 +179,8 @@ class Sources:
         )
 
     def _change(self, reading: Reading) -> Reading:
-        setup = replace(reading.setup, **self.changes)
-        return replace(reading, setup=setup, findings=(*self.about_options, *reading.findings))
+        changed = reading.with_fields(**self.changes)
+        return replace(changed, findings=(*self.about_options, *changed.findings))
 
 
 def find_sources(

@@ -16,8 +16,9 @@ from rich.padding import Padding
 from rich.text import Text
 
 from draftwise.cli._console import open_console
+from draftwise.cli._diagnosing import PLAIN, render_diagnoses
 from draftwise.cli._findings import render_findings
-from draftwise.core import Window
+from draftwise.core import Diagnosis, Finding, Window
 from draftwise.watch.rows import sight_to_dict
 from draftwise.watch.watcher import Sight
 from draftwise.watch.yardstick import Yardstick
@@ -26,7 +27,8 @@ __all__ = ["JsonShow", "LiveShow", "Show", "TextShow"]
 
 _BARS = "▁▂▃▄▅▆▇█"
 _MOST_BARS = 60
-PLAIN = "plain"
+_MOST_FINDINGS = 3
+"""In the live view."""
 
 
 class Show(Protocol):
@@ -84,8 +86,8 @@ class TextShow:
             self._console.print(Text(_clock(sight), "dim"))
         for line in _list_rows(sight, self._yardstick):
             self._console.print(line, soft_wrap=True)
-        if sight.findings:
-            self._console.print(render_findings(sight.findings))
+        for block in _render(sight.findings):
+            self._console.print(block)
         while self._unanswered:
             self._console.print(Text(self._unanswered.pop(0), "dim"), soft_wrap=True)
 
@@ -121,9 +123,17 @@ class LiveShow:
             yield from _rows_of(pool, sight, self._yardstick)
             if pool != PLAIN and pool in self._courses:
                 yield Padding(Text(draw_course(self._courses[pool]), "cyan"), (0, 0, 0, 7), expand=False)
-        if sight.findings:
-            yield render_findings(sight.findings[:3])
+        yield from _render(sight.findings[:_MOST_FINDINGS])
         yield from (Text(sentence, "dim") for sentence in self._unanswered)
+
+
+def _render(findings: Sequence[Finding]) -> Iterator[RenderableType]:
+    """Yield what is wrong, and what else is to be said."""
+    diagnoses = [each for each in findings if isinstance(each, Diagnosis)]
+    if diagnoses:
+        yield render_diagnoses(diagnoses)
+    if others := [each for each in findings if not isinstance(each, Diagnosis)]:
+        yield render_findings(others)
 
 
 def draw_course(values: Iterable[float]) -> str:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import shlex
-import signal
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -20,13 +18,12 @@ from draftwise.cli._context import context_option, read_notes
 from draftwise.cli._decision import ConsoleProgress, estimate, show_decision
 from draftwise.cli._group import BEGAN
 from draftwise.cli._loads import Finite, conditions, load_options
+from draftwise.cli._session import run_session
 from draftwise.core import BackendError, InvalidSetup, LaunchOptions, RunPlan, StorageError
 from draftwise.decide.conclusions import conclude_run
 from draftwise.measure import measurement as measure
 from draftwise.measure.forecast import Pace
-from draftwise.measure.load.loop import precise_loop
 from draftwise.measure.planning import explain_sharing
-from draftwise.measure.session import Session
 from draftwise.measure.spec import ENGINES, Candidate, MeasurementSpec
 from draftwise.report.page import write_conclusions
 from draftwise.runs import RunDirectory
@@ -106,7 +103,7 @@ def decide(ctx: click.Context, /, resume: Path | None, as_json: bool, **given: A
 
         session = measurement.open(progress, tell=tell, announce=announce, on_wait=progress.wait)
         try:
-            failure = _measure(session, progress)
+            failure = run_session(session, progress)
         except InvalidSetup:
             measurement.directory.leave()
             raise
@@ -125,28 +122,6 @@ def _refuse_others(ctx: click.Context) -> None:
 
 def _is_given(ctx: click.Context, param: click.Parameter) -> bool:
     return param.name is not None and ctx.get_parameter_source(param.name) is ParameterSource.COMMANDLINE
-
-
-def _measure(session: Session, progress: ConsoleProgress) -> BaseException | None:
-    """Run a session; return what ended it early."""
-
-    async def run() -> None:
-        # SIGTERM does what Ctrl-C does: the servers go down, what was measured stays.
-        task = asyncio.current_task()
-        assert task is not None
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-        reminder = asyncio.create_task(progress.remind())
-        try:
-            await session.run()
-        finally:
-            reminder.cancel()
-
-    try:
-        with asyncio.Runner(loop_factory=precise_loop) as runner:
-            runner.run(run())
-    except (KeyboardInterrupt, asyncio.CancelledError, BackendError, StorageError) as error:
-        return error
-    return None
 
 
 def _finish(directory: RunDirectory, *, as_json: bool, failure: BaseException | None = None) -> None:

@@ -18,6 +18,7 @@ from draftwise.cli._console import open_console
 from draftwise.cli._findings import finding_to_dict, render_findings
 from draftwise.cli._setups import nearest_option, open_release, tell_remarks
 from draftwise.core import Finding, Severity
+from draftwise.facts.rules import find_doubts
 from draftwise.facts.vllm import find_remarks
 
 __all__ = ["inspect"]
@@ -44,7 +45,7 @@ def inspect(checkpoint: Path, target: Path | None, version: str | None, nearest:
     release = None
     if version is not None:
         known = open_release(version, nearest=nearest)
-        tell_remarks(find_remarks(known))
+        tell_remarks((*find_remarks(known), *find_doubts(known)))
         release = known.version
     if target is None:
         one = inspect_checkpoint(checkpoint, version=release)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -15,9 +16,11 @@ from draftwise.cli._findings import finding_to_dict
 from draftwise.cli._setups import nearest_option, open_release, tell_remarks
 from draftwise.facts.advice import read_traffic_kinds
 from draftwise.facts.gpus import get_gpu
+from draftwise.facts.rules import find_doubts
 from draftwise.facts.vllm import find_remarks
 from draftwise.plan.pick import STRUCTURED_OUTPUT, Requirements, describe_traffic
 from draftwise.plan.pick import pick as choose
+from draftwise.runs.documents import read_calibration
 from draftwise.setups.read import read_words
 
 __all__ = ["pick"]
@@ -46,6 +49,8 @@ __all__ = ["pick"]
               help=f"Sampling parameter in use: min_p, logit_bias, {STRUCTURED_OUTPUT} ...; repeatable.")  # fmt: skip
 @click.option("--drafter", "drafters", multiple=True, metavar="DIR", help="A drafter that you have; repeatable.")
 @click.option("--can-train", is_flag=True, help="Training a drafter is possible.")
+@click.option("--calibration", type=click.Path(path_type=Path), metavar="FILE",
+              help="Of `calibrate`, on this hardware: measured times instead of the data sheet's.")  # fmt: skip
 @click.option("--air-gapped", is_flag=True, help="The server cannot fetch models.")
 @click.option("--why", is_flag=True, help="Show every rule behind the answer, and its source.")
 @click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
@@ -65,7 +70,7 @@ def pick(
           -- --max-model-len 16384
     """
     release = open_release(version, nearest=nearest)
-    remarks = tuple(find_remarks(release))
+    remarks = (*find_remarks(release), *find_doubts(release))
     advice = choose(_read_requirements(target, engine_flags, asked | {"version": str(release)}))
     if as_json:
         about_release = {"asked": release.asked or str(release), "remarks": [finding_to_dict(each) for each in remarks]}
@@ -98,6 +103,7 @@ def _read_requirements(target: str, engine_flags: Sequence[str], asked: Mapping[
         drafters=tuple(asked["drafters"]),
         air_gapped=asked["air_gapped"],
         can_train=asked["can_train"],
+        calibration=None if asked["calibration"] is None else read_calibration(asked["calibration"]),
     )
 
 

@@ -14,8 +14,8 @@ __all__ = ["schema"]
 
 _OUTPUTS = files("draftwise.cli").joinpath("schemas")
 _VERBS = (
-    *("check", "compare", "decide", "deploy", "explain", "facts"),
-    *("inspect", "pick", "replay", "report", "size", "train", "upgrade", "verify", "watch"),
+    *("calibrate", "check", "compare", "decide", "deploy", "explain", "facts", "fetch", "forecast", "guard"),
+    *("inspect", "pick", "replay", "report", "schedule", "size", "train", "upgrade", "verify", "watch"),
 )
 
 

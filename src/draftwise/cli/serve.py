@@ -96,7 +96,7 @@ def serve(
     max_waiting: int,
     **settings: Any,
 ) -> None:
-    """Serve MODEL, the directory of a Hugging Face checkpoint, over OpenAI-compatible HTTP.
+    """Serve MODEL, the directory of a Hugging Face checkpoint or a GGUF file, over OpenAI-compatible HTTP.
 
     Endpoints: /v1/completions, /v1/chat/completions, /v1/models, /health, /version and /metrics with vLLM's
     metric names. What a request leaves out is taken from the checkpoint's generation_config.json, as in vLLM.

@@ -34,6 +34,8 @@ __all__ = ["verify"]
 @click.option("--api-key-env", "key_variables", multiple=True, metavar="NAME",
               help="Variable that holds the key of the URLs.")  # fmt: skip
 @click.option("--log", "log_file", metavar="FILE|-", help="The start-up log of vLLM, instead of SOURCE or beside it.")
+@click.option("--kubectl", "objects_file", metavar="FILE|-",
+              help="What `kubectl get pod NAME -o yaml` printed of it: is it that, and ready?")  # fmt: skip
 @click.option("--gpu", metavar="NAME", help="Such as H200, where SOURCE does not name it: does it fit?")
 @shape_options
 @fail_option
@@ -43,6 +45,7 @@ def verify(
     returned: str | None,
     gpu: str | None,
     log_file: str | None,
+    objects_file: str | None,
     shape: str,
     as_json: bool,
     fail_on: str,
@@ -63,10 +66,11 @@ def verify(
       draftwise verify my-manifest.yaml --setup deploy/setup.json --format sarif > verify.sarif
       draftwise verify http://llama-canary:8000 --setup deploy/setup.json --against http://llama-plain:8000
       kubectl logs deployment/llama | draftwise verify --log - --setup deploy/setup.json
+      kubectl get pods -l app.kubernetes.io/name=llama -o yaml | draftwise verify --kubectl - --setup deploy/setup.json
       kubectl apply --dry-run=server -o json -f deploy/spec.yaml | draftwise verify deploy/spec.yaml --returned -
     """
-    if source is None and log_file is None:
-        raise click.UsageError("Give a folder, a manifest, the URL of a server, or --log.")
+    if source is None and log_file is None and objects_file is None:
+        raise click.UsageError("Give a folder, a manifest, the URL of a server, --log or --kubectl.")
     judged: list[Judged] = []
     if source is not None and source.startswith(("http://", "https://")):
         judged.append(_probe(source, _get_setup(setup_file), of_server))
@@ -74,7 +78,14 @@ def verify(
         judged += _judge(source, setup_file, returned, gpu)
     if log_file is not None:
         judged.append(_read_log(log_file, _get_setup(setup_file)))
+    commands: list[tuple[str, str]] = []
+    if objects_file is not None:
+        found, commands = _read_objects(objects_file, _get_setup(setup_file))
+        judged += found
     show_as("json" if as_json else shape, judged)
+    if shape == "table" and not as_json:
+        for text, command in commands:
+            click.echo(f"# {text}\n{command}")
     if has_failed(judged, fail_on):
         sys.exit(1)
 
@@ -125,6 +136,16 @@ def _read_log(name: str, setup: Setup) -> Judged:
 
     text = _open(name)
     return _say(text.name, report_of(*verify_log(text, setup), setup=setup), "started as it was ordered")
+
+
+def _read_objects(name: str, setup: Setup) -> tuple[list[Judged], list[tuple[str, str]]]:
+    from draftwise.deploy.verify.cluster import list_commands, read_objects, verify_object
+
+    text = _open(name)
+    objects = read_objects(text)
+    reports = [report_of(*verify_object(each, setup), setup=setup) for each in objects]
+    judged = [_say(text.name, each, "what was ordered, as far as the cluster tells") for each in reports]
+    return judged, list(list_commands(objects))
 
 
 def _say(where: str, report: Report, good: str) -> Judged:

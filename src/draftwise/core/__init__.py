@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from draftwise.core.baseline import Baseline, Expected, ProbeAnswer
     from draftwise.core.budget import Budget
+    from draftwise.core.calibration import CalibratedSetting, Calibration, StepPoint
     from draftwise.core.comparison import Comparison, DecidingMeasure, Interval, Verdict
     from draftwise.core.config import SpecConfig
     from draftwise.core.context import Hardware, LaunchOptions, RunContext, ServerRecord, Software, TargetModel
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
         SingleSetting,
         UnmeasuredCell,
     )
+    from draftwise.core.diagnosis import Diagnosis
     from draftwise.core.finding import (
         BackendError,
         DraftwiseError,
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
         StorageError,
         UnreadableSource,
     )
+    from draftwise.core.forecast import Forecast, ForecastCell, ForecastCrossover, HeldAgainst, Outlook
     from draftwise.core.load import Arrivals, ClosedLoop, Condition, Load, OpenLoop, Phase, Replay
     from draftwise.core.profile import Acceptance, AcceptanceAtK, Exactness, Profile, ReplayedLog, ReplayedTarget
     from draftwise.core.reason import Reason, ReasonCode
@@ -71,6 +74,8 @@ __all__ = [
     "Band",
     "Baseline",
     "Budget",
+    "CalibratedSetting",
+    "Calibration",
     "ClientHealth",
     "ClosedLoop",
     "Comparison",
@@ -80,6 +85,7 @@ __all__ = [
     "DecidingMeasure",
     "Decision",
     "Device",
+    "Diagnosis",
     "Disturbance",
     "Divergence",
     "DraftwiseError",
@@ -87,7 +93,11 @@ __all__ = [
     "Exactness",
     "Expected",
     "Finding",
+    "Forecast",
+    "ForecastCell",
+    "ForecastCrossover",
     "Hardware",
+    "HeldAgainst",
     "Interval",
     "InvalidSetup",
     "LaunchOptions",
@@ -95,6 +105,7 @@ __all__ = [
     "ModelShape",
     "Omission",
     "OpenLoop",
+    "Outlook",
     "Phase",
     "ProbeAnswer",
     "Profile",
@@ -125,6 +136,7 @@ __all__ = [
     "SpecConfig",
     "SpecStats",
     "Stage",
+    "StepPoint",
     "StorageError",
     "Sums",
     "TargetModel",
@@ -140,12 +152,15 @@ __all__ = [
 _MODULES = {
     "baseline": "Baseline Expected ProbeAnswer",
     "budget": "Budget",
+    "calibration": "CalibratedSetting Calibration StepPoint",
     "comparison": "Comparison DecidingMeasure Interval Verdict",
     "config": "SpecConfig",
     "context": "Hardware LaunchOptions RunContext ServerRecord Software TargetModel",
     "decision": "Band Crossover Decision Recommendation Relation Rollback RollbackBasis Schedule Scope SingleSetting "
     "UnmeasuredCell",
+    "diagnosis": "Diagnosis",
     "finding": "BackendError DraftwiseError Finding InvalidSetup Severity StorageError UnreadableSource",
+    "forecast": "Forecast ForecastCell ForecastCrossover HeldAgainst Outlook",
     "load": "Arrivals ClosedLoop Condition Load OpenLoop Phase Replay",
     "profile": "Acceptance AcceptanceAtK Exactness Profile ReplayedLog ReplayedTarget",
     "reason": "Reason ReasonCode",

@@ -56,7 +56,7 @@ class Baseline:
     """What is known of a setup that is deployed. What nobody has measured is absent, and `missing` says so."""
 
     setup_sha256: str
-    """Of the setup.json beside it, byte for byte: numbers of another setup say nothing."""
+    """Of the setup.json beside it, byte for byte: numbers of another setup say nothing. Empty where there is none."""
     run: str = ""
     """Name of the run directory; empty where nothing was measured."""
     arm: str = ""
@@ -83,7 +83,7 @@ class Baseline:
     """What is absent and why, a sentence each."""
 
     def __post_init__(self) -> None:
-        _need(len(self.setup_sha256) == 64, "setup_sha256 is a SHA-256 of 64 digits")
+        _need(len(self.setup_sha256) in (0, 64), "setup_sha256 is a SHA-256 of 64 digits")
         for arm, points in self.curve_ms.items():
             streams = [count for count, _ in points]
             _need(streams == sorted(set(streams)), f"the curve of {arm} goes up in streams")

@@ -14,9 +14,7 @@ from draftwise.core import (
     Band,
     Comparison,
     Crossover,
-    Effect,
     InvalidSetup,
-    Ruling,
     Run,
     RunContext,
     Schedule,
@@ -28,7 +26,8 @@ from draftwise.core import (
 from draftwise.decide.comparison.comparisons import Estimates
 from draftwise.facts.vllm import history
 from draftwise.plan.check import check
-from draftwise.plan.forecast.schedule import KEY, join_ranges, make_schedule_keys
+from draftwise.plan.schedule.judge import judge_schedule
+from draftwise.plan.schedule.ranges import KEY, join_ranges, make_schedule_keys
 from draftwise.statistics import LoadPoint, find_crossing
 
 __all__ = [
@@ -48,7 +47,6 @@ SweepKey = tuple[str, str, float, str]
 
 Point = tuple[float, dict[str, Comparison]]
 """A load and the comparisons there, by candidate."""
-_NOT_HONOURED = (Effect.REJECTED, Effect.INEFFECTIVE, Effect.FAILS_LATER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -333,11 +331,8 @@ def _judge(spec: SpecConfig, context: RunContext, arm: Arm) -> tuple[str, ...] |
     setup = _find_setup(arm.setup, server.release, context.model.name)
     if setup is None:
         return (unmeasured, f"It needs vLLM {since} or newer.")
-    report = check(replace(setup, spec=spec))
-    about = [each for each in report.findings if each.where == KEY]
-    if any(isinstance(each, Ruling) and (each.effect in _NOT_HONOURED or each.becomes == "null") for each in about):
-        return None
-    return (unmeasured, *(f"{each.message} {each.fix}".strip() for each in about))
+    judged = judge_schedule(replace(setup, spec=spec))
+    return (unmeasured, *judged.remarks) if judged.is_honoured else None
 
 
 def _find_setup(measured: Setup, version: str | None, model: str | None) -> Setup | None:

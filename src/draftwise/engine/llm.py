@@ -11,6 +11,7 @@ from typing import Any, cast
 from draftwise.core import InvalidSetup, SpecConfig
 from draftwise.engine.config import EngineConfig
 from draftwise.engine.core import Engine, Pending, Request
+from draftwise.engine.models.gguf import unpack_models
 from draftwise.engine.outputs import CompletionOutput, Delta, RequestOutput
 from draftwise.engine.parallelism import one_gpu_settings
 from draftwise.engine.sampling.params import SamplingParams
@@ -55,7 +56,7 @@ class LLM:
         >>> llm.generate("def add(a, b):", SamplingParams(temperature=0))[0].outputs[0].text
 
     Args:
-        model: directory of a Hugging Face checkpoint.
+        model: directory of a Hugging Face checkpoint, or a GGUF file, which is unpacked into the cache on first use.
         speculative_config: the JSON object of vLLM's `--speculative-config`, as a mapping or text.
         lag: see `Engine`.
         **settings: fields of `EngineConfig` (dtype, max_model_len, max_num_seqs, ...).
@@ -79,7 +80,8 @@ class LLM:
         spec = None if speculative_config is None else SpecConfig.parse(speculative_config)
         settings = one_gpu_settings(model, spec, settings)
         startup = TimedStartup()
-        self.engine = Engine(EngineConfig.from_settings(model=model, **settings), spec, startup=startup, lag=lag)
+        config, spec = unpack_models(EngineConfig.from_settings(model=model, **settings), spec)
+        self.engine = Engine(config, spec, startup=startup, lag=lag)
         self.startup_s: Mapping[str, float] = startup.seconds
         self._ids = count()
 

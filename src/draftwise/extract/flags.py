@@ -143,13 +143,24 @@ def _keyword(module: Module, name: str, node: ast.expr) -> dict[str, Any]:
         case "nargs" if evaluate(module, node) in ("+", "*"):
             return {"kind": "list"}
         case "choices":
-            choices = evaluate(module, node)
+            choices = _choices(module, node)
             return {} if choices is UNKNOWN else {"choices": choices}
         case "default" | "dest":
             return {} if text == "argparse.SUPPRESS" else {name: written(module, node)}
         case "deprecated":
             return {"deprecated": evaluate(module, node)}
     return {}
+
+
+def _choices(module: Module, node: ast.expr) -> Any:
+    """Return the choices of a flag, or `UNKNOWN`; those that hang on the platform are all there, CUDA's by its name."""
+    match node:
+        case ast.BinOp(left=left, op=ast.Add(), right=right) | ast.IfExp(body=left, orelse=right):
+            parts = [_choices(module, left), _choices(module, right)]
+            return UNKNOWN if UNKNOWN in parts else [*parts[0], *parts[1]]
+        case ast.List(elts=[ast.Attribute() as each]) if ast.unparse(each) == "current_platform.device_type":
+            return ["cuda"]
+    return evaluate(module, node)
 
 
 def _of_field(tree: Tree, field: Field) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any
 
 from draftwise.extract.tree import Module
@@ -21,7 +22,7 @@ _NOTHING: ast.expr = ast.Name("_")
 """Stands for a value that is not known from the fields alone."""
 _BUILTINS = frozenset({"len", "min", "max", "any", "all", "isinstance", "int", "float", "str", "bool", "set", "sorted"})
 _TYPES = frozenset({"int", "float", "str", "bool", "dict", "list", "tuple", "set"})
-_METHODS = frozenset({"lower", "upper", "strip", "startswith", "endswith"})
+_METHODS = frozenset({"lower", "upper", "strip", "startswith", "endswith", "keys", "values"})
 _COPIES = frozenset({"copy.deepcopy", "deepcopy", "copy.copy"})
 _PLATFORM = "current_platform"
 _ENVIRONMENT = "envs"
@@ -275,7 +276,7 @@ class Walk:
         given = {name: self._follow(value) for name, value in zip(parameters, call.args, strict=False)}
         return given | {keyword.arg: self._follow(keyword.value) for keyword in call.keywords if keyword.arg}
 
-    def _follow(self, node: ast.expr) -> ast.expr:  # noqa: PLR0912  (one branch a kind of expression)
+    def _follow(self, node: ast.expr) -> ast.expr:  # noqa: C901, PLR0912  (one branch a kind of expression)
         """Return an expression with everything in it traced back to the object's fields."""
         match node:
             case ast.Constant():
@@ -308,6 +309,10 @@ class Walk:
                 return _known(ast.Subscript(self._follow(value), index, ast.Load()))
             case ast.GeneratorExp(elt=elt, generators=[ast.comprehension(target=ast.Name(id=name)) as each]):
                 return self._each(elt, name, each)
+            case ast.ListComp(
+                elt=elt, generators=[ast.comprehension(iter=ast.List(elts=items) | ast.Tuple(elts=items)) as each]
+            ):
+                return self._listed(elt, each, items)
         return _NOTHING
 
     def _choice(self, test: ast.expr, body: ast.expr, orelse: ast.expr) -> ast.expr:
@@ -330,6 +335,25 @@ class Walk:
         if _has_unknown(body) or _is_unknown(items):
             return _NOTHING
         return ast.GeneratorExp(body, [ast.comprehension(ast.Name("item"), items, [], 0)])
+
+    def _listed(self, elt: ast.expr, each: ast.comprehension, items: Sequence[ast.expr]) -> ast.expr:
+        """Return a list that is made from one whose items are written out: the sum of what each of them adds."""
+        before, added = self.names, []
+        for item in items:
+            self.names = dict(before)
+            self._bind_target(each.target, item)
+            kept = _join(ast.And(), [self._follow(test) for test in each.ifs])
+            some: ast.expr = _known(ast.List([self._follow(elt)], ast.Load()))
+            added.append(_NOTHING if _has_unknown(kept) else _known(ast.IfExp(kept, some, ast.List([], ast.Load()))))
+        self.names = before
+        return reduce(lambda left, right: _known(ast.BinOp(left, ast.Add(), right)), added)
+
+    def _bind_target(self, target: ast.expr, item: ast.expr) -> None:
+        if isinstance(target, ast.Tuple) and isinstance(item, ast.Tuple):
+            for name, part in zip(target.elts, item.elts, strict=True):
+                self._bind_target(name, part)
+        elif isinstance(target, ast.Name):
+            self.names[target.id] = self._follow(item)
 
     def _is_enum(self, node: ast.expr) -> bool:
         found = self.module.tree.resolve(self.module, ast.unparse(node))

@@ -125,7 +125,7 @@ def open_released(version: Version, progress: Progress = lambda _done, _all: Non
     from draftwise.extract.index import fetch_sources, find_wheel
 
     with TemporaryDirectory(prefix="draftwise-") as folder:
-        wheel = find_wheel(version)
+        wheel = find_wheel(f"vllm=={version}")
         built = fetch_sources(wheel, Path(folder), progress)
         yield open_folder(Path(folder), read_from=wheel.url, built=built, sha256=wheel.sha256)
 

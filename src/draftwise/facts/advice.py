@@ -140,6 +140,10 @@ class StepCosts:
     """Share of the data sheet's bandwidth that matrix products reach."""
     flops_share: float
     """Share of the data sheet's arithmetic rate that they reach."""
+    kv_bandwidth_share: float
+    """Share of the data sheet's bandwidth that attention reads keys and values at."""
+    sharpness: float
+    """Exponent p of (reading^p + computing^p)^(1/p), the time of a product that reads and computes at once."""
     step_s: float
     """Fixed time of a step with asynchronous scheduling."""
     row_s: float
@@ -147,6 +151,10 @@ class StepCosts:
     sync_s: float
     """Added to a step without asynchronous scheduling."""
     sync_per_sequence_s: float
+    piecewise_s: float
+    """Added to a step without a full CUDA graph."""
+    uncaptured_s: float
+    """The least that a drafting step takes beyond the largest captured size."""
     drafting: tuple[DraftingCost, ...]
     source: str
 

@@ -31,6 +31,8 @@ class DiagnosisFact:
     """Code of the finding that is named as long as a reading is missing; empty where the counters alone tell it."""
     confirmed_by: tuple[str, ...] = ()
     """Codes of what `draftwise check` or `inspect` says of a setup in which this is so."""
+    logged: str = ""
+    """What vLLM writes into its start-up log where this is so."""
     consequences: tuple[str, ...] = ()
     """Codes of findings that follow from this one, and say nothing beside it."""
 
@@ -87,4 +89,5 @@ def all_findings() -> Mapping[str, FindingFact]:
 
 
 def _read_diagnosis(row: Mapping[str, Any]) -> DiagnosisFact:
-    return DiagnosisFact(**{key: tuple(value) if isinstance(value, list) else value for key, value in row.items()})
+    parts: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}
+    return DiagnosisFact(**parts)

@@ -19,6 +19,7 @@ import uvicorn
 from draftwise import __version__
 from draftwise.core import InvalidSetup, SpecConfig
 from draftwise.engine.config import EngineConfig
+from draftwise.engine.models.gguf import unpack_models
 from draftwise.engine.text.tokenizer import load_tokenizer
 from draftwise.serve.app import create_app
 from draftwise.serve.defaults import Defaults
@@ -83,8 +84,9 @@ def serve(
         fix = "Leave it out, or give a key."
         raise InvalidSetup.because("empty-api-key", "--api-key is empty.", where="--api-key", fix=fix)
     listener = bind(options)  # first, so that an address in use is reported before the model is loaded
-    defaults = Defaults.from_checkpoint(config.model) if Path(config.model).is_dir() else Defaults()
     name = options.served_model_name or config.model
+    config, spec = unpack_models(config, spec, logger.info)
+    defaults = Defaults.from_checkpoint(config.model) if Path(config.model).is_dir() else Defaults()
     spec_json = None if spec is None else spec.to_json()
     worker = EngineWorker(start_process(partial(build, config, spec_json)), max_waiting=options.max_waiting)
     try:

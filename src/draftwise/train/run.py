@@ -13,6 +13,7 @@ import torch
 
 from draftwise import __version__
 from draftwise.checkpoints.identity import target_identity, write_identity
+from draftwise.engine.models.gguf import checkpoint_of
 from draftwise.engine.text.tokenizer import Tokenizer
 from draftwise.train import get_training
 from draftwise.train.answers import AnswerSettings, answer, cut_prompts
@@ -61,7 +62,10 @@ def train(method: str, settings: TrainSettings, reporter: Reporter) -> TrainResu
     """
     kind = get_training(method)
     options = resolve_options(kind.OPTIONS, settings.options, method=method)
-    settings = dataclasses.replace(settings, options=options).resolve(learning_rate=kind.learning_rate)
+    settings = dataclasses.replace(
+        settings, options=options, target=checkpoint_of(settings.target, reporter.print_line)
+    )
+    settings = settings.resolve(learning_rate=kind.learning_rate)
     folder = RunFolder(settings.out)
     folder.check_free()
     identity = target_identity(settings.target)["weights"]

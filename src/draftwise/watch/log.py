@@ -102,9 +102,9 @@ def _read_time(line: str, now: datetime, otherwise_s: float) -> float:
     found = read_stats_log().time.search(line)
     if found is None:
         return otherwise_s
-    year, *rest = (int(part) if part else 0 for part in found.groups())
+    year, month, day, hour, minute, second = (int(part) if part else 0 for part in found.groups())
     try:
-        at = datetime(year or now.year, *rest, tzinfo=now.tzinfo)
+        at = datetime(year or now.year, month, day, hour, minute, second, tzinfo=now.tzinfo)
         return (at if year or at <= now + _ZONES else at.replace(year=now.year - 1)).timestamp()
     except ValueError:  # the 30th of February
         return otherwise_s
@@ -139,7 +139,8 @@ def _find_duration(entry: _Entry, numbers: Mapping[str, float]) -> float:
     roughly = _INTERVAL_S if entry.since_s is None or entry.since_s <= 0 else entry.since_s
     pairs = (("drafted", "drafted_per_s"), ("accepted", "accepted_per_s"))
     exact = (numbers[count] / numbers[rate] for count, rate in pairs if numbers.get(rate) and count in numbers)
-    return next((seconds for seconds in exact if roughly / _LIKELY < seconds < roughly * _LIKELY), roughly)
+    alone = "generation_tokens_per_s" not in numbers
+    return next((found for found in exact if alone or roughly / _LIKELY < found < roughly * _LIKELY), roughly)
 
 
 def _count_drafts(readings: Mapping[str, str], numbers: Mapping[str, float]) -> SpecStats:
@@ -148,7 +149,8 @@ def _count_drafts(readings: Mapping[str, str], numbers: Mapping[str, float]) -> 
     accepted, drafted = int(numbers.get("accepted", 0)), int(numbers.get("drafted", 0))
     if not drafted:
         return SpecStats()
-    drafts = round(accepted / sum(rates)) if accepted and sum(rates) else -(-drafted // max(1, len(rates)))
+    of_a_draft = sum(rates)
+    drafts = round(accepted / of_a_draft) if accepted and of_a_draft > 0 else -(-drafted // max(1, len(rates)))
     return SpecStats(
         num_drafts=drafts,
         num_draft_tokens=drafted,

@@ -21,7 +21,12 @@ class Yardstick:
     @property
     def break_even(self) -> float | None:
         """Tokens per step under which the measured gain is gone: the highest of all that the run adopted."""
-        return max(self._values(RollbackBasis.BREAK_EVEN, TOKENS_PER_STEP.name), default=None)
+        return max(self.break_evens, default=None)
+
+    @property
+    def break_evens(self) -> tuple[float, ...]:
+        """Tokens per step under which the measured gain is gone, of each cell that the run adopted."""
+        return tuple(self._values(RollbackBasis.BREAK_EVEN, TOKENS_PER_STEP.name))
 
     @property
     def crossover(self) -> float | None:

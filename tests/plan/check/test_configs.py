@@ -35,6 +35,8 @@ def refusals(model: str, line: str, version: str) -> list[Ruling]:
         "--compilation-config {}", "--gpu-memory-utilization 1",
         "--kv-transfer-config {\"kv_connector\":\"NixlConnector\",\"kv_role\":\"kv_both\"}",
         "--structured-outputs-config.backend guidance --structured-outputs-config.disable_any_whitespace true",
+        "--lora-modules sql=/a {\"name\":\"b\",\"path\":\"/b\"}", "-O0 --max-cudagraph-capture-size 0",
+        "--max-cudagraph-capture-size 0 -cc.cudagraph_mode=0", "--show-hidden-metrics-for-version 0.32",
         "--hf-overrides {\"rope_theta\":5000.0}", "--limit-mm-per-prompt {\"image\":2}", "--max-num-seqs 1",
     ],
 )  # fmt: skip
@@ -64,6 +66,12 @@ def test_what_every_release_takes(llama: str, version: str, line: str) -> None:
         ("--limit-mm-per-prompt image=2", "flag-json-invalid", "not JSON"),
         ("--enable-auto-tool-choice", "flags-refused", "requires --tool-call-parser"),
         ("--enable-dbo", "microbatches-need-deepep", "all-to-all"),
+        ("--default-mm-loras {\"image\":\"/a\"}", "mm-loras-without-media", "LlamaForCausalLM takes text only"),
+        ("--max-cudagraph-capture-size 0", "largest-graph-below-one", "CUDA graphs are on"),
+        ("--show-hidden-metrics-for-version newest", "metrics-release-unreadable", "no version"),
+        ("--config-format mistral", "config-format-without-file", "params.json"),
+        ("--lora-modules sql=/a sql", "flag-value", "name=path"),
+        ("--lora-modules {\"name\":\"a\"}", "flag-value", "the keys name and path"),
     ],
 )  # fmt: skip
 def test_what_every_release_refuses(llama: str, version: str, line: str, code: str, said: str) -> None:
@@ -85,12 +93,30 @@ def test_flags_that_are_refused_together_are_named(llama: str) -> None:
         ("0.22.0", "--kv-transfer-config {\"kv_role\":\"kv_both\"}", "kv-connector-unset"),
         ("0.20.0", "--reasoning-parser foo", "reasoning-parser-unknown"),
         ("0.20.0", "--enable-mamba-cache-stochastic-rounding", "mamba-rounding-needs-float16"),
+        ("0.21.0", "--reasoning-config {\"reasoning_parser\":\"foo\"}", "reasoning-parser-unknown"),
         ("0.28.0", "--return-sampling-mask", "sampling-mask-needs-processed"),
+        ("0.24.0", "--device-ids 1,1", "flags-refused"),
+        ("0.27.0", "--use-replayssm", "target-without-replay"),
+        ("0.29.0", "--enable-batch-sharded-sampling", "sharded-sampling-unfit"),
+        ("0.29.0", "--enable-batch-sharded-sampling -tp 4 --max-num-seqs 2", "sharded-sampling-unfit"),
+        ("0.29.0", "--enable-batch-sharded-sampling -tp 4 --max-logprobs -1", "sharded-sampling-unfit"),
+        ("0.30.0", "--engram-config {}", "engram-without-layers"),
+        ("0.31.0", "--enable-return-routed-experts", "routed-experts-without-experts"),
+        ("0.32.0", "--profiler-config.proton_data trace", "flag-json-refused"),
+        ("0.32.0", "--mm-processor-device foo", "not-a-choice"),
+        ("0.33.0", "--reasoning-effort-map {\"low\":1}", "flags-refused"),
     ],
 )  # fmt: skip
 def test_rules_begin_with_a_release(llama: str, version: str, line: str, code: str) -> None:
     assert [each.code for each in refusals(llama, line, version)] == [code]
     assert code not in [each.code for each in refusals(llama, line, "0.18.0")]
+
+
+def test_a_data_parallel_size_below_two_gives_way_to_the_environment(llama: str) -> None:
+    assert refusals(llama, "-dp=-1 -tp 2", "0.20.2") == []
+    assert [each.code for each in refusals(llama, "--prefill-context-parallel-size 0", "0.20.2")] == [
+        "executor-unknown"
+    ]
 
 
 def test_what_is_not_known_refuses_nothing(llama: str) -> None:

@@ -24,7 +24,7 @@ def test_code_on_a_supported_family_starts_with_a_head_trained_for_it() -> None:
         "num_speculative_tokens": 3,
     }
     assert {"AngelSlim/Qwen3-8B_eagle3"} <= {each.model for each in head.alternatives}
-    assert "Start with dflash (z-lab/Qwen3-8B-DFlash-b16, k=15)" in advice.sentence
+    assert "Start with dflash (z-lab/Qwen3-8B-DFlash-b16, k=13)" in advice.sentence
 
 
 def test_native_modules_come_first() -> None:
@@ -141,7 +141,7 @@ def test_no_schedule_is_proposed_that_the_release_does_not_follow() -> None:
 
 def test_load_that_changes_gets_a_schedule_where_the_release_has_one() -> None:
     new, old = (
-        candidate(advise(kind="chat", concurrency=8, peak_concurrency=256, version=version), "eagle3")
+        candidate(advise(kind="chat", temperature=0.7, concurrency=8, peak_concurrency=256, version=version), "eagle3")
         for version in ("0.33.0", "0.19.1")
     )
     assert old.scheduled is None

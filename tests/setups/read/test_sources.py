@@ -146,7 +146,7 @@ services:
         assert dict(first.setup.env) == {"VLLM_USE_V2_MODEL_RUNNER": "1"}
         assert (first.setup.device.count, codes(first)) == (2, ["fewer-gpus-than-ranks"])
         assert (second.setup.engine_version, dict(second.setup.env)) == ("0.19.1", {"VLLM_X": "1"})
-        assert (codes(second), second.unknown) == (["unresolved-variable"], ())
+        assert (codes(second), second.unknown) == (["unresolved-variable"], {})
         assert second.findings[0].where == f"{path}:13 services.text.command --port"
         assert codes(third) == []
 
@@ -216,9 +216,9 @@ spec:
 
     def test_a_template_that_stays_is_named(self):
         (reading,) = read_setups(self.DEPLOYMENT.replace("-tp=2", "--served-model-name={{.Name}}"))
-        assert (codes(reading), reading.unknown) == (["template-left"], ())
+        assert (codes(reading), reading.unknown) == (["template-left"], {})
         (reading,) = read_setups(self.DEPLOYMENT.replace("-tp=2", "-tp={{ .Values.tp }}"))
-        assert (codes(reading), reading.unknown) == (["unresolved-variable"], ("tensor_parallel_size",))
+        assert (codes(reading), [*reading.unknown]) == (["unresolved-variable"], ["tensor_parallel_size"])
 
     @pytest.mark.parametrize(("args", "target"), [("--model m --seed 1", "m"), ("5", "Qwen/Qwen3-0.6B")])
     def test_arguments_that_are_no_list(self, args, target):

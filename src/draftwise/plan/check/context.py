@@ -94,7 +94,11 @@ class Context:
     @property
     def cudagraph_mode(self) -> str:
         """The mode of CUDA graphs that is asked for, in capitals; empty where none is."""
-        return str(self.json_object("compilation_config").get("cudagraph_mode") or "").upper()
+        mode = self.json_object("compilation_config").get("cudagraph_mode")
+        if mode is None:
+            return "NONE" if str(self.given.get("optimization_level")).upper() in ("0", "O0") else ""
+        numbered = self.release.table("config_fields").get("CompilationConfig.cudagraph_mode", {}).get("enum", {})
+        return next((name for name, number in numbered.items() if number == mode), str(mode)).upper()
 
     @property
     def runs_eagerly(self) -> bool:

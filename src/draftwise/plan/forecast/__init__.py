@@ -1,1 +1,1 @@
-"""What drafting costs and the acceptance it needs: the work of a pass, the time of a step, k by batch size."""
+"""What speculation will be worth: acceptance, the time of a step and the load taken together."""

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from draftwise.checkpoints.model_config import ModelConfig, find_model_config
 from draftwise.checkpoints.recognize import RecognizedDrafter, recognize
-from draftwise.core import Device, InvalidSetup, Setup, SpecConfig
+from draftwise.core import Calibration, Device, InvalidSetup, Setup, SpecConfig
 from draftwise.facts.families import PublishedDrafter, find_published_drafters
 from draftwise.facts.models import KnownModel, find_model, suggest_models
 from draftwise.facts.vllm import Release, get_release
-from draftwise.plan.forecast.step_cost import Batch, Machine
-from draftwise.plan.forecast.work import find_work
+from draftwise.plan.cost.calibrated import CalibratedCosts
+from draftwise.plan.cost.constants import Constants, gpu_prior
+from draftwise.plan.cost.machine import Batch, Machine
+from draftwise.plan.cost.work import find_work
 from draftwise.plan.pick.requirements import Requirements
 from draftwise.plan.size.precision import Precision, get_precision, precision_of
 from draftwise.plan.size.shapes import read_shape
@@ -167,14 +169,42 @@ def _machine(requirements: Requirements, target: ModelConfig, precision: Precisi
     if work is None or not requirements.gpu.bandwidth_gbs or not requirements.gpu.bf16_tflops:
         return None
     return Machine(
-        gpu=requirements.gpu,
+        constants=_find_constants(requirements, target, precision),
         work=work,
         shape=read_shape(target.config),
         tensor_parallel_size=size,
         kv_bytes_per_value=1 if str(requirements.args.get("kv_cache_dtype", "")).startswith("fp8") else 2,
-        fast_arithmetic=precision.name.startswith("fp8"),
         asynchronous=_schedules_asynchronously(requirements),
     )
+
+
+def _find_constants(requirements: Requirements, target: ModelConfig, precision: Precision) -> Constants:
+    """Return the constants of the deployment's machine: measured, else those of its data sheet."""
+    calibration = requirements.calibration
+    if calibration is None:
+        return gpu_prior(requirements.gpu, fast_arithmetic=precision.name.startswith("fp8")).constants
+    if differences := list(_compare(calibration, requirements, target)):
+        raise InvalidSetup.because(
+            "calibration-of-another",
+            f"The calibration is of another deployment: {'; '.join(differences)}.",
+            where="--calibration",
+            fix="Calibrate servers of this model, on this hardware and with these flags, or leave it out.",
+        )
+    return CalibratedCosts(calibration).model.machine.constants
+
+
+def _compare(calibration: Calibration, requirements: Requirements, target: ModelConfig) -> Iterator[str]:
+    """Yield what of a calibration is not the deployment's."""
+    if calibration.gpu != requirements.gpu.name:
+        yield f"it is of {calibration.gpu or calibration.hardware}, not of {requirements.gpu.name}"
+    for key in ("hidden_size", "num_hidden_layers", "vocab_size"):
+        measured, asked = calibration.config.get(key), target.config.get(key)
+        if measured != asked:
+            yield f"{key} is {measured}, not {asked}"
+    for flag in ("tensor_parallel_size", "quantization", "kv_cache_dtype", "enable_lora"):
+        measured, asked = calibration.args.get(flag), requirements.args.get(flag)
+        if measured != asked:
+            yield f"{flag} is {measured or 'not given'}, not {asked or 'left out'}"
 
 
 def _schedules_asynchronously(requirements: Requirements) -> bool:

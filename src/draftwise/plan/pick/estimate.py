@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from draftwise.plan.forecast.schedule import Range, join_ranges
-from draftwise.plan.forecast.step_cost import Drafting, choose_best_k, compute_acceptance_length, find_acceptance
+from draftwise.plan.cost.machine import Drafting
+from draftwise.plan.forecast.acceptance import choose_best_k, compute_acceptance_length, find_acceptance
 from draftwise.plan.pick.case import Case
 from draftwise.plan.pick.expectation import Expectation, expect
 from draftwise.plan.pick.proposal import Proposal
+from draftwise.plan.schedule.choose import choose_lengths
+from draftwise.plan.schedule.ranges import Range
 
 __all__ = ["Estimate", "choose_k", "choose_schedule", "estimate"]
-
-_WORTH_A_CHANGE = 1.02
-"""Least gain of another k, and of a schedule over the best fixed k: below it two settings are not worth their risk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +75,7 @@ def estimate(case: Case, proposal: Proposal, drafting: Drafting, k: int) -> Esti
     batch = case.batch()
     return Estimate(
         k=k,
-        sequences=batch.sequences,
+        sequences=case.requirements.traffic.concurrency,
         expectation=expectation,
         break_even=None if case.machine is None else case.machine.break_even(batch, drafting, k),
         baseline_s=None if case.machine is None else case.machine.baseline_s(batch),
@@ -93,10 +92,9 @@ def choose_k(case: Case, proposal: Proposal, drafting: Drafting) -> int:
 
 
 def choose_schedule(case: Case, proposal: Proposal, drafting: Drafting) -> tuple[Range, ...]:
-    """Return ranges (first batch size, last, k) with the k that emits most, 0 where the baseline is faster.
+    """Return ranges (first batch size, last, k) up to the traffic's peak, 0 where drafting nothing is faster.
 
-    Batch sizes go up to the traffic's peak, and k never rises with them. Empty if one k is best for all of them, if
-    nothing can be estimated, or where the gain over one k is too small to be worth it.
+    Empty if nothing can be estimated, or where the gain over the best fixed k is too small to be worth it.
     """
     chosen = _choose_lengths(case, proposal, drafting, case.requirements.traffic.peak_concurrency)
     expectation = expect(case, proposal)
@@ -104,20 +102,13 @@ def choose_schedule(case: Case, proposal: Proposal, drafting: Drafting) -> tuple
         return ()
     machine, acceptance = case.machine, expectation.cautious
 
-    def gain(sequences: int, k: int) -> float:
-        """Return the speed-up; 1 without drafting, which is what K = 0 can reach at best."""
-        if k == 0:
-            return 1.0
-        return compute_acceptance_length(acceptance, k) / machine.break_even(case.batch(sequences), drafting, k)
+    def speed_up(sequences: int, k: int) -> float:
+        length, batch = compute_acceptance_length(acceptance, k), case.batch(sequences)
+        drafted = machine.drafting_s(batch, drafting, k) if k else machine.idle_s(batch, drafting)
+        return length * machine.baseline_s(batch) / drafted
 
-    ends: list[tuple[int, int]] = []
-    for sequences, best in chosen:
-        before = ends[-1][1] if ends else best
-        k = best if gain(sequences, best) > _WORTH_A_CHANGE * gain(sequences, before) else before
-        ends.append((sequences, k if before and gain(sequences, k) > 1 else 0))
-    fixed = max(sum(gain(sequences, k) for sequences, _ in ends) for _, k in chosen)
-    worth = sum(gain(sequences, k) for sequences, k in ends) > _WORTH_A_CHANGE * fixed
-    return join_ranges(ends) if worth and len({k for _, k in ends}) > 1 else ()
+    found = choose_lengths([sequences for sequences, _ in chosen], [0, *{k for _, k in chosen}], speed_up)
+    return found.ranges if found.is_schedule_worth_it else ()
 
 
 def _choose_lengths(case: Case, proposal: Proposal, drafting: Drafting, most: int) -> list[tuple[int, int]]:

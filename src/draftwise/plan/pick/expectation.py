@@ -13,7 +13,7 @@ from draftwise.facts.advice import (
     read_temperature_effect,
     read_traffic_kinds,
 )
-from draftwise.plan.forecast.step_cost import find_acceptance
+from draftwise.plan.forecast.acceptance import find_acceptance
 from draftwise.plan.pick.case import Case
 from draftwise.plan.pick.proposal import Proposal
 

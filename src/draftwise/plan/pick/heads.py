@@ -9,7 +9,7 @@ from typing import Any
 from draftwise.facts.advice import get_advice, get_guide_rank
 from draftwise.facts.families import PublishedDrafter
 from draftwise.facts.methods import get_method
-from draftwise.plan.forecast.work import Work, find_drafter_work
+from draftwise.plan.cost.work import Work, find_drafter_work
 from draftwise.plan.pick.case import Case, GivenDrafter
 from draftwise.plan.pick.proposal import Proposal, Refusal, cite, find_published_caveats, refuse, refuse_no_drafter
 from draftwise.plan.size.shapes import read_text_config

@@ -9,25 +9,24 @@ from pathlib import Path
 from typing import Any
 
 from draftwise.checkpoints.pair import inspect_pair
-from draftwise.core import Effect, Finding, InvalidSetup, Ruling, Setup, Severity
+from draftwise.core import Finding, InvalidSetup, Setup, Severity
 from draftwise.facts.advice import PublishedResult, find_published_results, get_advice
 from draftwise.facts.families import PublishedDrafter
 from draftwise.facts.methods import get_method
 from draftwise.plan.check import Report, Resolved, check
-from draftwise.plan.forecast.schedule import KEY, make_schedule_keys
-from draftwise.plan.forecast.step_cost import Drafting
+from draftwise.plan.cost.machine import Drafting
 from draftwise.plan.pick.case import Case
 from draftwise.plan.pick.caveats import find_caveats
 from draftwise.plan.pick.estimate import Estimate, choose_k, choose_schedule, estimate
 from draftwise.plan.pick.memory import Memory
 from draftwise.plan.pick.proposal import Proposal, Refusal
 from draftwise.plan.pick.stops import find_stops
+from draftwise.plan.schedule.judge import judge_schedule
+from draftwise.plan.schedule.ranges import KEY, make_schedule_keys
 from draftwise.plan.size import Sizing
 
 __all__ = ["Candidate", "judge"]
 
-_LOST = (Effect.INEFFECTIVE, Effect.CHANGED)
-"""What a release does to a schedule that is then not worth proposing: it drops it, drafts in full, or loses graphs."""
 _FEW_SEQUENCES = 64
 """Least `max_num_seqs` to fall back to."""
 
@@ -175,9 +174,10 @@ def _scheduled(case: Case, proposal: Proposal, drafting: Drafting) -> Mapping[st
     if not rows:
         return None
     spec = {**proposal.spec, **make_schedule_keys(rows)}
-    report = check(case.setup(spec, **proposal.args))
-    lost = any(each.where == KEY and each.effect in _LOST for each in report.findings if isinstance(each, Ruling))
-    return None if lost or _refusal(case, proposal, report) else spec
+    setup = case.setup(spec, **proposal.args)
+    if not judge_schedule(setup).acts_as_written or _refusal(case, proposal, check(setup)):
+        return None
+    return spec
 
 
 def _reasons(proposal: Proposal, expected: Estimate | None) -> Iterator[Finding]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from draftwise.facts.advice import get_advice, get_guide_rank
 from draftwise.facts.families import find_native
-from draftwise.plan.forecast.work import find_drafter_work
+from draftwise.plan.cost.work import find_drafter_work
 from draftwise.plan.pick.case import Case
 from draftwise.plan.pick.proposal import Proposal, Refusal, refuse
 

@@ -10,7 +10,7 @@ from draftwise.core import Finding, Severity
 from draftwise.facts.advice import get_advice
 from draftwise.facts.families import PublishedDrafter
 from draftwise.facts.methods import get_method
-from draftwise.plan.forecast.work import Work
+from draftwise.plan.cost.work import Work
 from draftwise.plan.pick.case import Case
 
 __all__ = ["Proposal", "Refusal", "cite", "find_published_caveats", "refuse", "refuse_no_drafter"]

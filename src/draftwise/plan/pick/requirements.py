@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from draftwise.core import InvalidSetup
+from draftwise.core import Calibration, InvalidSetup
 from draftwise.facts.advice import Overlap, TrafficKind, read_traffic_kinds
 from draftwise.facts.gpus import Gpu
 
@@ -107,6 +107,8 @@ class Requirements:
     air_gapped: bool = False
     """Whether the server cannot fetch anything."""
     can_train: bool = False
+    calibration: Calibration | None = None
+    """How long steps last on the deployment's machine; None estimates that from the GPU's data sheet."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "args", MappingProxyType(dict(self.args)))

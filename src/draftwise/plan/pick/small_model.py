@@ -10,7 +10,7 @@ from draftwise.core import Finding, Severity
 from draftwise.facts.advice import get_advice, get_guide_rank
 from draftwise.facts.families import PublishedDrafter
 from draftwise.facts.methods import get_method
-from draftwise.plan.forecast.work import Work, find_work
+from draftwise.plan.cost.work import Work, find_work
 from draftwise.plan.pick.case import Case
 from draftwise.plan.pick.proposal import Proposal, Refusal, cite, find_published_caveats, refuse_no_drafter
 from draftwise.plan.size.precision import precision_of

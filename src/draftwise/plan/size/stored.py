@@ -1,4 +1,4 @@
-"""Bytes of a checkpoint's weights on one GPU, from the headers of its safetensors files."""
+"""Bytes of a checkpoint's weights on one GPU, from the headers of its safetensors files or of its GGUF file."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from draftwise.checkpoints.gguf import is_gguf, read_gguf
+from draftwise.checkpoints.gguf_config import list_tensors
 from draftwise.checkpoints.headers import Headers, Tensor, read_headers
 from draftwise.checkpoints.roles import layer_of, role_of
 from draftwise.core import InvalidSetup, ModelShape
@@ -26,7 +28,7 @@ def find_headers(directory: Path | None) -> Headers | None:
     if directory is None:
         return None
     try:
-        return read_headers(directory)
+        return list_tensors(read_gguf(directory)) if is_gguf(directory) else read_headers(directory)
     except InvalidSetup as error:
         if all(finding.code in ("no-weights", "not-safetensors", "lfs-pointer") for finding in error.findings):
             return None

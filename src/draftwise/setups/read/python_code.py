@@ -65,13 +65,13 @@ def read_engines(
             if code.name_of(call) == _RAY
             else read_keywords({"speculative_config": None, **known}, where=where, engine_version=engine_version)
         )
-        findings = [
-            explain_unknown(f"{key} of {code.name_of(call)}" if key else _NOT_ENGINE, names, where=where)
+        findings = {
+            key: explain_unknown(f"{key} of {code.name_of(call)}" if key else _NOT_ENGINE, names, where=where)
             for key, names in unknown.items()
-        ]
+        }
         open_target = _TARGETS & unknown.keys()
         left = tuple(each for each in reading.findings if not (each.code == "no-target" and open_target))
-        yield replace(reading, findings=(*findings, *left), unknown=tuple(unknown))
+        yield replace(reading, findings=(*findings.values(), *left), unknown=findings)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from draftwise.core import Device, Finding, InvalidSetup, Setup, SpecConfig
 from draftwise.facts.rules import get_rule
@@ -26,6 +27,11 @@ _DECIDING = frozenset(
     {"VLLM_ALLOW_LONG_MAX_MODEL_LEN", "VLLM_ATTENTION_BACKEND", "VLLM_USE_V1", "VLLM_USE_V2_MODEL_RUNNER"}
 )
 """Variables that a release's judgement depends on."""
+_PARTS: Mapping[str, tuple[str, ...]] = {
+    "target": ("model", "model_loading_config"),
+    "spec": ("speculative_config", "spec_method", "spec_model", "spec_tokens"),
+}
+"""Field of a setup -> the arguments of servers and engines that it is made of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,10 +42,19 @@ class Reading:
     where: str
     """File with line, document and container; empty for a command line."""
     findings: tuple[Finding, ...] = ()
-    unknown: tuple[str, ...] = ()
-    """Parts of the setup that the text does not tell, e.g. `tensor_parallel_size`: nobody can say what it does."""
+    unknown: Mapping[str, Finding] = field(default_factory=dict)
+    """Parts of the setup that the text does not tell, e.g. `tensor_parallel_size`, each with the one of `findings` that
+    says so: nobody can say what the setup does."""
     origins: Mapping[str, str] = field(default_factory=dict)
     """Directories of the server that hold a model of the Hugging Face hub: path -> the model's name."""
+
+    def with_fields(self, **changes: Any) -> Reading:
+        """Return the reading with fields of its setup replaced: what the text leaves open of these is settled."""
+        told = {part for name in changes for part in _PARTS.get(name, (name,))}
+        unknown = {part: finding for part, finding in self.unknown.items() if part not in told}
+        settled = [finding for part, finding in self.unknown.items() if part in told]
+        findings = tuple(finding for finding in self.findings if finding not in settled)
+        return replace(self, setup=replace(self.setup, **changes), findings=findings, unknown=unknown)
 
 
 def read_words(words: Sequence[str], *, engine_version: str | None = None) -> Reading:
@@ -95,7 +110,7 @@ def read_launch(
         setup=setup,
         where=launch.where,
         findings=(*findings, *_about_directories(launch, found)),
-        unknown=(*unknown, *dict.fromkeys(found.unknown)),
+        unknown=unknown | found.unknown,
         origins=dict(_find_origins(launch.mounts)),
     )
 

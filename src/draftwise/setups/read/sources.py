@@ -110,6 +110,7 @@ def _read_text(source: SourceText, asked: _Asked) -> tuple[Reading, ...]:
             reading,
             where=in_file(reading.where, name, one_line=one_line),
             findings=tuple(_place(finding, name, one_line=one_line) for finding in reading.findings),
+            unknown={part: _place(finding, name, one_line=one_line) for part, finding in reading.unknown.items()},
         )
         for reading in readings
     )

@@ -19,9 +19,16 @@ def read_text(path: Path) -> str:
     """
     try:
         if path.stat().st_size > _MAX_BYTES:
-            raise InvalidSetup.because("too-long", f"{path} is larger than {_MAX_BYTES:,} bytes.", where=str(path))
+            raise InvalidSetup.because(
+                "too-long",
+                f"{path} is larger than {_MAX_BYTES:,} bytes, and is not read.",
+                where=str(path),
+                fix="Give the part of it that starts the server.",
+            )
         with path.open(encoding="utf-8", newline="") as file:  # line ends as they are: a shell minds
             return file.read()
+    except InvalidSetup:
+        raise
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else "it is not UTF-8 text"
         raise InvalidSetup.because("unreadable-file", f"{path} cannot be read ({reason}).", where=str(path)) from None

@@ -16,11 +16,14 @@ from draftwise.setups.read.text_file import read_text
 
 __all__ = ["SourceKind", "SourceText", "find_kind", "find_texts", "read_stdin"]
 
-_SUFFIXES = frozenset({".yaml", ".yml", ".json", ".service", ".container", ".sh", ".env"})
-_NAMES = frozenset({"Dockerfile", "Containerfile"})
-"""Suffixes and names of files that are looked at in a folder."""
+_BUILD_FILE = re.compile(r"(?:docker|container)file(?:\..+)?|.+\.(?:docker|container)file", re.IGNORECASE)
+"""Names of files that images are built from."""
+_SUFFIXES = frozenset({".yaml", ".yml", ".json", ".service", ".container", ".sh", ".env", ".py"})
+"""Suffixes of the other files that are looked at in a folder."""
+_NOT_OURS = frozenset({"__pycache__", "node_modules", "site-packages"})
+"""Folders of other people's code."""
 _OF_FILES = _SUFFIXES | {
-    ".bash", ".cfg", ".conf", ".gguf", ".ini", ".j2", ".jsonl", ".py", ".toml", ".tpl", ".txt",
+    ".bash", ".cfg", ".conf", ".gguf", ".ini", ".j2", ".jsonl", ".toml", ".tpl", ".txt",
 }  # fmt: skip
 """By which a name is a file's, and no model's."""
 _LONGEST_LOOK = 16_000_000
@@ -135,9 +138,11 @@ def _read_one_of_many(path: Path) -> SourceText:
 
 
 def _peek(path: Path) -> str:
+    """Return the text of a file that is not read otherwise; empty where nobody can say what all of it is."""
     try:
         with path.open("rb") as file:
-            return file.read(_LONGEST_LOOK).decode("utf-8", "replace")
+            text = file.read(_LONGEST_LOOK).decode("utf-8", "replace")
+            return "" if file.read(1) else text
     except OSError:
         return ""
 
@@ -147,7 +152,7 @@ def _read_folder(folder: Path) -> Iterator[SourceText]:
     if not paths:
         raise UnreadableSource.because(
             "nothing-to-read",
-            f"The folder {folder} holds no file that could start a server ({', '.join(sorted(_SUFFIXES))}).",
+            f"The folder {folder} holds no file that may start a server (Dockerfile, {', '.join(sorted(_SUFFIXES))}).",
             where=str(folder),
             fix="Name the file itself.",
         )
@@ -155,11 +160,12 @@ def _read_folder(folder: Path) -> Iterator[SourceText]:
 
 
 def _list_files(folder: Path) -> Iterator[Path]:
-    """Yield the files of a folder and of the folders in it, hidden ones left out."""
+    """Yield the files of a folder and of the folders in it, without hidden ones and other people's code."""
     for parent, folders, names in os.walk(folder, onerror=_refuse):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in _NOT_OURS)
         for name in sorted(names):
-            if (Path(name).suffix.lower() in _SUFFIXES or name in _NAMES) and not name.startswith("."):
+            is_looked_at = Path(name).suffix.lower() in _SUFFIXES or _BUILD_FILE.fullmatch(name)
+            if is_looked_at and not name.startswith("."):
                 yield Path(parent, name)
 
 

@@ -165,6 +165,9 @@ def _decide_call(node: ast.Call, names: Mapping[str, Any]) -> Any:
             if not isinstance(value, str) or any(each is UNKNOWN for each in given):
                 return UNKNOWN
             return getattr(value, attr)(*(tuple(each) if isinstance(each, list) else each for each in given))
+        case ast.Attribute(value=owner, attr="keys" | "values" as attr):
+            value = _decide(owner, names)
+            return list(getattr(value, attr)()) if isinstance(value, Mapping) else UNKNOWN
     return names.get(ast.unparse(node), UNKNOWN)
 
 

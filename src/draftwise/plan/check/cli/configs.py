@@ -79,7 +79,8 @@ class _Judge:
         value = self.server.given[name]
         config = _config_of(self.release, name)
         if config is None:
-            self.names[name] = UNKNOWN if _is_parsed_apart(self.release, name) else value
+            is_raw = isinstance(value, str) and _is_parsed_apart(self.release, name)
+            self.names[name] = UNKNOWN if is_raw else value
             return
         if isinstance(value, str):
             try:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from difflib import get_close_matches
 from itertools import islice
@@ -168,6 +169,8 @@ def _read_flag(name: str, row: Mapping[str, Any], value: Any, *, takes_auto: boo
     Raises:
         ValueError: the parser refuses it; the text says why, and the flag is its subject.
     """
+    if (read := _READERS.get(name)) is not None:
+        return read(value)
     if row["kind"] != "value" or name in _FREE:
         return value
     declared = row["type"].removesuffix(" | None")
@@ -183,6 +186,34 @@ def _read_flag(name: str, row: Mapping[str, Any], value: Any, *, takes_auto: boo
         hint = f"; did you mean {near[0]}" if near else ""
         raise ValueError(f"must be one of {', '.join(map(str, choices))}, got {value!r}{hint}.")
     return value
+
+
+def _read_device_ids(value: Any) -> Any:
+    """Return the devices of --device-ids, a list with commas: numbers, or UUIDs."""
+    if not isinstance(value, str):
+        return value
+    return [int(each) if each.isdigit() else each for each in map(str.strip, value.split(","))]
+
+
+def _read_adapters(value: Any) -> Any:
+    return [_read_adapter(each) for each in value] if isinstance(value, list) else value
+
+
+def _read_adapter(value: Any) -> Any:
+    """Return one of the modules of --lora-modules: `name=path`, or a JSON object that has both."""
+    if not isinstance(value, str) or not value or ("=" in value and "," not in value):
+        return value
+    try:
+        module = json.loads(value)
+    except ValueError:
+        raise ValueError(f"needs name=path or a JSON object, got {value!r}.") from None
+    if not isinstance(module, dict) or not module.keys() >= {"name", "path"}:
+        raise ValueError(f"needs the keys name and path in a JSON object, got {value!r}.")
+    return module
+
+
+_READERS: Mapping[str, Callable[[Any], Any]] = {"device_ids": _read_device_ids, "lora_modules": _read_adapters}
+"""Flags that the parser reads by a function of their own."""
 
 
 def _read_int(value: Any, *, human: bool) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 from draftwise.core import Ruling
 from draftwise.plan.check.context import SPEC, Context
 from draftwise.plan.check.engine.budget import fit_steps
+from draftwise.plan.check.engine.features import find_uncarried
 from draftwise.plan.check.engine.parts import find_unfit_parts
 from draftwise.plan.check.engine.runner import find_runner_alone, settle_runner
 from draftwise.plan.check.model import Model, find_target, read_target
@@ -45,6 +46,7 @@ def configure(context: Context) -> Step[tuple[Context, Resolved | None]]:
     yield from _find_batch(context, target)
     if target is not None:
         yield from find_target(context, target, None if resolved is None else resolved.method)
+        yield from find_uncarried(context, target)
     return context, (yield from complete(context, resolved))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 
 from draftwise.core import Ruling
 from draftwise.plan.check.context import Context
@@ -10,6 +11,7 @@ from draftwise.plan.check.context import Context
 __all__ = ["find_unfit_parts"]
 
 _EXECUTOR = "distributed_executor_backend"
+_IN_WORLD = ("tensor_parallel_size", "pipeline_parallel_size", "prefill_context_parallel_size")
 _DEEP_EP = ("deepep", "nixl")
 """How the names of all-to-all backends begin that exchange tokens while another microbatch computes."""
 
@@ -42,11 +44,12 @@ def _find_executor(context: Context) -> Iterator[Ruling]:
 
 def _find_no_executor(context: Context) -> Iterator[Ruling]:
     """Yield the refusal of sizes that multiply to less than one: no executor is chosen for them."""
-    tensor, stages, ranks = (context.size(f"{kind}_parallel_size") for kind in ("tensor", "pipeline", "data"))
-    if None in (tensor, stages, ranks) or context.given.get(_EXECUTOR) is not None:
+    sizes = [context.size(name) for name in _IN_WORLD if name in context.flags]
+    if None in sizes or context.given.get(_EXECUTOR) is not None:
         return
-    world = (tensor or 0) * (stages or 0)
-    if world != 1 and world * (ranks or 0) <= 1 and not context.rules.holds("parallel-size-not-positive"):
+    world = prod(size for size in sizes if size is not None)
+    # A data-parallel size below 2 gives way to that of the environment, usually 1.
+    if world < 1 and not context.rules.holds("parallel-size-not-positive"):
         yield from context.rules.ruling(
             "executor-unknown",
             f"The parallel sizes multiply to {world}, and no executor runs that many ranks.",
@@ -69,7 +72,9 @@ def _find_connector(context: Context) -> Iterator[Ruling]:
 
 
 def _find_parser(context: Context) -> Iterator[Ruling]:
-    name, known = context.given.get("reasoning_parser"), context.release.table("reasoning_parsers")
+    config, known = context.json_object("reasoning_config"), context.release.table("reasoning_parsers")
+    is_complete = config.get("reasoning_start_str") and config.get("reasoning_end_str")
+    name = context.given.get("reasoning_parser", None if is_complete else config.get("reasoning_parser"))
     if not isinstance(name, str) or name.lower() in ("", "none") or context.is_on("reasoning_parser_plugin"):
         return
     if known and name not in known:

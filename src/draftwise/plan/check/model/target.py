@@ -9,6 +9,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from draftwise.checkpoints.model_config import ModelConfig
 from draftwise.core import Ruling, Stage
 from draftwise.facts.methods import find_method
 from draftwise.facts.quantization import needs_checkpoint
@@ -21,6 +22,7 @@ __all__ = ["find_drafter_parallel", "find_stages", "find_target", "read_target"]
 
 _SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "decode_context_parallel_size")
 _KV_HEADS = ("n_head_kv", "num_kv_heads", "num_key_value_heads", "multi_query_group_num", "num_attention_groups")
+_MISTRAL_FILE = "params.json"
 _QUANTIZATION_FILES = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
 _QUANTIZED_CACHES = ("fp8", "int8_per_token_head", "nvfp4")
 
@@ -30,6 +32,7 @@ def read_target(context: Context) -> Step[Model | None]:
     if context.target is None:
         yield from _find_unread(context)
         return None
+    yield from _find_format(context, context.target)
     config = yield from read_hf_config(context, context.target, role="target")
     if config is None:
         return None
@@ -60,6 +63,17 @@ def _find_unread(context: Context) -> Iterator[Ruling]:
         where="target",
         fix="Give a directory with its config.json to have the rest checked.",
     )
+
+
+def _find_format(context: Context, target: ModelConfig) -> Iterator[Ruling]:
+    asked = context.flags.get("config_format") == "mistral"
+    if asked and target.directory is not None and not (target.directory / _MISTRAL_FILE).is_file():
+        yield from context.rules.ruling(
+            "config-format-without-file",
+            f"--config-format mistral reads {_MISTRAL_FILE}, which the target's directory does not hold.",
+            where="config_format",
+            fix="Leave it out: the format is found by the file that is there.",
+        )
 
 
 def find_target(context: Context, target: Model, method: str | None) -> Iterator[Ruling]:

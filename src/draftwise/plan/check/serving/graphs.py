@@ -10,7 +10,7 @@ from draftwise.plan.check.engine.budget import SCHEDULE, Limits, find_gpu, get_l
 from draftwise.plan.check.engine.graphs import capture_sizes, find_holes
 from draftwise.plan.check.report import Resolved
 
-__all__ = ["find_graphs"]
+__all__ = ["find_graphs", "list_captured"]
 
 _CLIFF = "Measured on an H200, 8B model, EAGLE-3, k=3: 18.6 ms a step at 512 tokens (captured), 33.2 ms at 768."
 _FEW = 8
@@ -24,14 +24,14 @@ def find_graphs(context: Context, resolved: Resolved) -> Iterator[Ruling]:
     k = resolved.num_speculative_tokens
     if k is not None and not context.keys.get(SCHEDULE):
         limits = get_limits(context)
-        sizes = _list_sizes(context, k, limits)
+        sizes = list_captured(context, k, limits)
         if sizes:
             yield from _find_end(context, k, limits.requests, sizes[-1])
             yield from _find_holes(context, resolved, k, limits, sizes)
     yield from _find_mixed(context, resolved)
 
 
-def _list_sizes(context: Context, k: int, limits: Limits) -> tuple[int, ...]:
+def list_captured(context: Context, k: int, limits: Limits) -> tuple[int, ...]:
     """Return the captured sizes in tokens, in order; empty where they cannot be known here."""
     compilation = context.json_object("compilation_config")
     given = (

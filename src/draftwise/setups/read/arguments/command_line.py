@@ -46,8 +46,8 @@ class Arguments:
     spec: dict[str, Any] | None = None
     unread: list[str] = field(default_factory=list)
     """Words that no flag takes, or that one refuses."""
-    unknown: list[str] = field(default_factory=list)
-    """Engine arguments whose values the text does not tell."""
+    unknown: dict[str, Finding] = field(default_factory=dict)
+    """Engine arguments whose values the text does not tell -> the finding that says so."""
     findings: list[Finding] = field(default_factory=list)
 
     def report(self, code: str, message: str, word: Word | None = None, *, fix: str = "", becomes: str = "") -> None:
@@ -55,9 +55,12 @@ class Arguments:
         where = "" if word is None else get_place(word)
         self.findings.append(get_rule(code).ruling(message, where=where, fix=fix, becomes=becomes))
 
-    def report_unknown(self, what: str, word: Word, unknown: Sequence[str] = ()) -> None:
-        """Add the ruling that something cannot be judged."""
-        self.findings.append(explain_unknown(what, unknown or word.unknown, where=get_place(word)))
+    def report_unknown(self, what: str, word: Word, unknown: Sequence[str] = (), *, name: str | None) -> None:
+        """Add the ruling that something cannot be judged; `name` is that of the argument, if the server hangs on it."""
+        finding = explain_unknown(what, unknown or word.unknown, where=get_place(word))
+        self.findings.append(finding)
+        if name is not None:
+            self.unknown[name] = finding
 
 
 def explain_unknown(what: str, unknown: Sequence[str], *, where: str) -> Ruling:
@@ -111,8 +114,7 @@ def read_arguments(words: Sequence[Word], release: Release, entry: Entry, *, fol
     _check_repeats(matched.flags, spelled.dotted, found)
     found.findings += matched.about_unknown
     for word in matched.open:
-        found.report_unknown("What stands here", word)
-        found.unknown.append("")
+        found.report_unknown("What stands here", word, name="")
     _join_spec(matched.flags, spelled.spec, found)
     _choose_model(matched.model, release, found, serves=serves)
     return found
@@ -123,8 +125,7 @@ def _leave_out_config(words: Sequence[Word], found: Arguments) -> Sequence[Word]
     index = next((i for i, word in enumerate(words[:-1]) if word.text == "--config" and words[i + 1].unknown), None)
     if index is None:
         return words
-    found.report_unknown("The file behind --config", words[index + 1])
-    found.unknown.append("config")
+    found.report_unknown("The file behind --config", words[index + 1], name="config")
     return [*words[:index], *words[index + 2 :]]
 
 
@@ -205,9 +206,9 @@ def _check_served_name(words: Sequence[Word], release: Release, found: Arguments
 def _collect(flags: Iterable[Given], release: Release, found: Arguments) -> None:
     for given in flags:
         if given.unknown and not _takes_any_text(given, release):
-            found.report_unknown(f"The value of {given.name}", given.word, given.unknown)
-            if given.field in release.table("engine_defaults") or given.field in _SPEC_FLAGS:
-                found.unknown.append(given.field)
+            is_engine = given.field in release.table("engine_defaults") or given.field in _SPEC_FLAGS
+            name = given.field if is_engine else None
+            found.report_unknown(f"The value of {given.name}", given.word, given.unknown, name=name)
             continue
         try:
             value = get_value(given, release, found.findings)
@@ -277,8 +278,7 @@ def _choose_model(positional: Word | None, release: Release, found: Arguments, *
     by_flag = found.args.pop("model", None)
     found.args = {name: value for name, value in found.args.items() if name not in _NOT_ENGINE}
     if positional is not None and positional.unknown:
-        found.report_unknown("The model", positional)
-        found.unknown.append("model")
+        found.report_unknown("The model", positional, name="model")
     if "model" in found.unknown:
         return
     default = str(release.table("engine_defaults").get("model") or "")

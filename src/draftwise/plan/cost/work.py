@@ -33,12 +33,14 @@ class Work:
     share_per_row: float = 0.0
     """Fraction of the routed experts that one token activates."""
     flops_per_row: float
+    head_flops_per_row: float = 0.0
+    """Part of `flops_per_row` that chooses tokens: a drafter's first pass has it for the rows that it drafts at."""
     weights: int
     """Parameters of the whole model, on all GPUs."""
 
-    def bytes_for(self, rows: int) -> float:
+    def bytes_for(self, rows: float) -> float:
         """Return the bytes of weights that a pass over so many tokens reads; tokens choose experts independently."""
-        return self.dense_bytes + self.expert_bytes * (1 - (1 - self.share_per_row) ** rows)
+        return float(self.dense_bytes + self.expert_bytes * (1 - (1 - self.share_per_row) ** rows))
 
 
 def find_work(config: Config, precision: Precision, tensor_parallel_size: int = 1) -> Work | None:
@@ -100,11 +102,13 @@ def _add_up(
     routed = [part for part in parts if part.role == "experts" and part.copies > 1]
     dense = [part for part in parts if part not in routed]
     share = _share_per_row(config, routed)
+    heads = [part for part in dense if part.role == "head"]
     return Work(
         dense_bytes=num_bytes(dense, precision, tensor_parallel_size=tensor_parallel_size),
         expert_bytes=num_bytes(routed, precision, tensor_parallel_size=tensor_parallel_size),
         share_per_row=share,
         flops_per_row=2 * (elements(dense) + share * elements(routed)) / tensor_parallel_size,
+        head_flops_per_row=2 * elements(heads) / tensor_parallel_size,
         weights=weights or elements(parts),
     )
 

@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 
 from draftwise.facts.gpus import get_gpu
 from draftwise.facts.models import find_model
-from draftwise.plan.forecast.step_cost import Batch, Drafting, Machine, choose_best_k, compute_acceptance_length
-from draftwise.plan.forecast.work import find_drafter_work, find_work
+from draftwise.plan.cost.constants import gpu_prior
+from draftwise.plan.cost.machine import Batch, Drafting, Machine
+from draftwise.plan.cost.work import find_drafter_work, find_work
+from draftwise.plan.forecast.acceptance import choose_best_k, compute_acceptance_length
 from draftwise.plan.size.precision import BF16
 from draftwise.plan.size.shapes import read_shape
 
@@ -37,19 +39,24 @@ def config(name: str) -> dict[str, object]:
 
 TARGET = config("meta-llama/Llama-3.1-8B-Instruct")
 
+BORROWED_HEAD = {**TARGET, "num_hidden_layers": 1, "draft_vocab_size": 128256}
+"""The eagle3 head of these rows chose among the target's whole vocabulary."""
+
 
 @pytest.fixture(scope="module")
 def machine() -> Machine:
     work = find_work(TARGET, BF16)
     assert work is not None
-    return Machine(gpu=get_gpu("H200"), work=work, shape=read_shape(TARGET), tensor_parallel_size=1)
+    return Machine(
+        constants=gpu_prior(get_gpu("H200")).constants, work=work, shape=read_shape(TARGET), tensor_parallel_size=1
+    )
 
 
 def drafting(method: str, k: int) -> Drafting:
     if method == "draft_model":
         work = find_work(config("meta-llama/Llama-3.2-1B-Instruct"), BF16)
     else:
-        work = find_drafter_work(method, k, TARGET, None, BF16)
+        work = find_drafter_work(method, k, TARGET, BORROWED_HEAD if method == "eagle3" else None, BF16)
     return Drafting(method=method, work=work, asynchronous=method not in ("ngram", "draft_model"))
 
 

@@ -1,0 +1,243 @@
+"""How well few measured steps predict all others: the cost model of `draftwise calibrate` against committed rows.
+
+Needs no GPU: it reads what other scripts measured. Every protocol names the rows that calibrate; all others of its
+machine are predicted, as the ratio of a speculating step to a plain one of the same batch (what a forecast needs).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from shapes import SCALES
+
+from draftwise.core import CalibratedSetting, Calibration, SpecConfig, StepPoint
+from draftwise.plan.cost.calibrated import CalibratedCosts
+
+__all__ = ["MACHINES", "PROTOCOLS", "RESULTS", "Protocol", "Result", "read_machine", "run", "summarize"]
+
+RESULTS = Path(__file__).parent / "results"
+_SCALE = SCALES["8b"]
+_CONTEXT = 640
+"""512 tokens of prompt and half of an answer of 256."""
+_TO_90 = 1.645
+_NOISE = {True: 0.06, False: 0.012}
+"""Of a measured row, by whether its steps wait for the host."""
+_SIZES = {"max_num_seqs": 256, "max_num_batched_tokens": 16384}
+_PLAIN = "plain"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """Rows of one engine on one machine."""
+
+    file: str
+    engine: str
+    rename: Mapping[str, str]
+    """Cases of the file by the name they have here; the others are left out."""
+    draft_vocab_size: int = _SCALE.draft_vocab_size
+    """Rows of the EAGLE-3 head."""
+
+
+_CASES = ("plain", "eagle3-k3", "dflash-k7", "draft1b-k4", "ngram-k5")
+MACHINES = {
+    "vLLM 0.26.0, machine 1": Machine(
+        file="vllm_steps.json",
+        engine="vllm",
+        rename={"base": "plain", **{name: name for name in (*_CASES[1:], "eagle3-k1", "eagle3-k5", "eagle3-k7")}},
+        draft_vocab_size=128256,
+    ),
+    "vLLM 0.26.0, machine 2": Machine(file="versus_vllm.json", engine="vllm", rename={name: name for name in _CASES}),
+    "draftwise, machine 2": Machine(
+        file="versus_vllm.json", engine="draftwise", rename={name: name for name in _CASES}
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Protocol:
+    """What is measured: for each case, at which batch sizes."""
+
+    machine: str
+    measured: Mapping[str, Sequence[int]]
+    predicted: tuple[str, ...]
+
+
+_HEADS = ("eagle3-k1", "eagle3-k3", "eagle3-k5", "eagle3-k7", "dflash-k7")
+_ALL = ("eagle3-k1", "eagle3-k3", "eagle3-k5", "eagle3-k7", "dflash-k7", "draft1b-k4", "ngram-k5")
+_EACH = {"eagle3-k3": (1, 8, 64), "dflash-k7": (1, 8, 64), "ngram-k5": (1, 8, 64), "draft1b-k4": (1, 8, 64)}
+PROTOCOLS = {
+    "4 points: plain and eagle3 k=3 at 1 and 64": Protocol(
+        machine="vLLM 0.26.0, machine 1",
+        measured={"plain": (1, 64), "eagle3-k3": (1, 64)},
+        predicted=_HEADS,
+    ),
+    "4 points: plain and eagle3 k=7 at 1 and 64": Protocol(
+        machine="vLLM 0.26.0, machine 1",
+        measured={"plain": (1, 64), "eagle3-k7": (1, 64)},
+        predicted=_HEADS,
+    ),
+    "4 points on the other machine": Protocol(
+        machine="vLLM 0.26.0, machine 2",
+        measured={"plain": (1, 64), "eagle3-k3": (1, 64)},
+        predicted=_HEADS,
+    ),
+    "each method at 1, 8, 64 (machine 1)": Protocol(
+        machine="vLLM 0.26.0, machine 1", measured={"plain": (1, 64), **_EACH}, predicted=_ALL
+    ),
+    "each method at 1, 8, 64 (machine 2)": Protocol(
+        machine="vLLM 0.26.0, machine 2", measured={"plain": (1, 64), **_EACH}, predicted=_ALL
+    ),
+    "each method at 1, 8, 64 (draftwise)": Protocol(
+        machine="draftwise, machine 2", measured={"plain": (1, 64), **_EACH}, predicted=_ALL
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """One predicted ratio."""
+
+    case: str
+    batch: int
+    measured: float
+    predicted: float
+    inside: bool
+    """Whether the measured ratio lies in the 90 % interval of the predicted one."""
+    host_bound: bool
+
+    @property
+    def error(self) -> float:
+        return abs(float(np.log(self.predicted / self.measured)))
+
+
+def read_machine(name: str) -> Calibration:
+    """Return all rows of a machine that run inside captured graphs, as a calibration."""
+    machine = MACHINES[name]
+    rows = json.loads((RESULTS / machine.file).read_text(encoding="utf-8"))["rows"]
+    points = [
+        _point(machine.rename[row["case"]], row["batch"], row["ms_step"])
+        for row in rows
+        if row["case"] in machine.rename and row.get("engine", "vllm") == machine.engine
+    ]
+    settings = tuple(_setting(case, machine) for case in dict.fromkeys(point.setting for point in points))
+    return Calibration(
+        gpu="H200",
+        hardware="one H200",
+        engine=machine.engine,
+        engine_version="0.26.0" if machine.engine == "vllm" else "",
+        args=_SIZES,
+        target="8B shape",
+        config=_SCALE.target,
+        settings=settings,
+        points=tuple(point for point in points if point.batch * (_k(point.setting) + 1) <= 512),
+    )
+
+
+def run(protocol: Protocol) -> list[Result]:
+    """Predict what a protocol does not measure."""
+    whole = read_machine(protocol.machine)
+    chosen = [p for p in whole.points if p.batch in protocol.measured.get(p.setting, ())]
+    costs = CalibratedCosts(replace(whole, points=tuple(chosen)))
+    plain = {point.batch: point for point in whole.points_of(_PLAIN)}
+    to_predict = [p for p in whole.points if p.setting in protocol.predicted and p not in chosen and p.batch in plain]
+    return [_predict(costs, point, plain[point.batch]) for point in to_predict]
+
+
+def _predict(costs: CalibratedCosts, point: StepPoint, plain: StepPoint) -> Result:
+    at = {"sequences": point.batch, "context": _CONTEXT}
+    steps = [costs.step(point.setting, _k(point.setting), **at), costs.step(_PLAIN, 0, **at)]
+    found = costs.predict(steps)
+    drafting = steps[0].drafting
+    host_bound = drafting is not None and not drafting.asynchronous
+    logs, cov = found.logs, found.covariance
+    spread = np.sqrt(cov[0, 0] + cov[1, 1] - 2 * cov[0, 1] + _NOISE[host_bound] ** 2 + _NOISE[False] ** 2)
+    measured, predicted = point.step_ms / plain.step_ms, float(np.exp(logs[0] - logs[1]))
+    return Result(
+        case=point.setting,
+        batch=int(point.batch),
+        measured=measured,
+        predicted=predicted,
+        inside=bool(abs(np.log(predicted / measured)) < _TO_90 * spread),
+        host_bound=host_bound,
+    )
+
+
+def summarize(results: Iterable[Result]) -> dict[str, Any]:
+    """Return the errors of ratios, in percent."""
+    results = list(results)
+    errors = [100 * each.error for each in results]
+    return {
+        "rows": len(errors),
+        "median": round(float(np.median(errors)), 2),
+        "p90": round(float(np.quantile(errors, 0.9)), 2),
+        "max": round(max(errors), 2),
+        "inside_90": round(sum(each.inside for each in results) / len(results), 3),
+    }
+
+
+def _point(setting: str, batch: int, ms: float) -> StepPoint:
+    return StepPoint(
+        setting=setting,
+        load=f"batch={batch}",
+        batch=batch,
+        context=_CONTEXT,
+        drafted=_k(setting),
+        step_ms=ms,
+        low=0.99 * ms,
+        high=1.01 * ms,
+        steps=250,
+        source="offline",
+    )
+
+
+def _setting(case: str, machine: Machine) -> CalibratedSetting:
+    if case == _PLAIN:
+        return CalibratedSetting(name=case)
+    method = case.split("-k")[0]
+    drafters = {
+        "eagle3": {**_SCALE.eagle3, "draft_vocab_size": machine.draft_vocab_size},
+        "dflash": _SCALE.dflash,
+        "draft1b": _SCALE.draft_model,
+    }
+    drafter = drafters.get(method)
+    spec = SpecConfig(
+        method={"draft1b": "draft_model"}.get(method, method),
+        num_speculative_tokens=_k(case),
+        model=None if drafter is None else json.dumps(drafter),
+        options={"prompt_lookup_max": 5} if method == "ngram" else {},
+    )
+    return CalibratedSetting(name=case, spec=spec, drafter=drafter)
+
+
+def _k(case: str) -> int:
+    return 0 if case == _PLAIN else int(case.split("-k")[1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, help="JSON to write.")
+    given = parser.parse_args()
+    found = {}
+    for name, protocol in PROTOCOLS.items():
+        results = run(protocol)
+        captured = [each for each in results if not each.host_bound]
+        host_bound = [each for each in results if each.host_bound]
+        found[name] = {
+            "measured": {case: list(batches) for case, batches in protocol.measured.items()},
+            "captured": summarize(captured) if captured else None,
+            "host_bound": summarize(host_bound) if host_bound else None,
+        }
+        print(name, found[name]["captured"], found[name]["host_bound"], sep="\n  ")
+    if given.out is not None:
+        about = "errors of step-time ratios (speculating over plain), in percent, of rows that were not measured"
+        given.out.write_text(json.dumps({"about": about, "protocols": found}, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""The probe of `draftwise watch`: a few prompts to every server, compared with the baseline's or recorded for it."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from draftwise.backends.probed import Probed
+from draftwise.backends.url import UrlBackend
+from draftwise.core import BackendError, Baseline, Finding, Severity, StorageError, Window, Workload
+from draftwise.measure.probe import load_probe, probe
+from draftwise.runs.row_files import write_whole
+from draftwise.watch.fingerprint import Fingerprint, judge_probe, take_answers
+from draftwise.watch.recording import record_baseline
+from draftwise.watch.watcher import unread
+from draftwise.workloads.loading import load_workloads
+
+__all__ = ["load_prompts", "probe_servers", "record"]
+
+_BUNDLED, _OWN, _MOST_TOKENS = 24, 48, 64
+_REPEATS = 4
+
+
+def load_prompts(own: str | None) -> tuple[Workload, ...]:
+    """Return the bundled prompts, and the first of the operator's own (`--workload`)."""
+    if own is None:
+        return load_probe(_BUNDLED)
+    mine = (workload.first(_OWN) for workload in load_workloads(own, max_tokens=_MOST_TOKENS))
+    return (*load_probe(_BUNDLED), *mine)
+
+
+async def probe_servers(
+    urls: Sequence[str], workloads: Sequence[Workload], baseline: Baseline, headers: Mapping[str, str]
+) -> tuple[tuple[Finding, Fingerprint | None], ...]:
+    """Return what each server's answers say beside the baseline's, with its fingerprint; all are asked at once."""
+
+    async def judge(url: str) -> tuple[Finding, Fingerprint | None]:
+        try:
+            return judge_probe(await _ask(url, workloads, headers), baseline, where=url)
+        except BackendError as error:
+            return unread(url, error), None
+
+    return tuple(await asyncio.gather(*map(judge, urls)))
+
+
+async def record(
+    path: Path,
+    url: str,
+    workloads: Sequence[Workload],
+    window: Window | None,
+    known: Baseline | None,
+    headers: Mapping[str, str],
+) -> Finding:
+    """Ask one server the prompts several times and write what it answers, with what is seen of it, as a baseline.
+
+    Returns:
+        What was written.
+
+    Raises:
+        InvalidSetup: its steps cannot be counted.
+        StorageError: the file cannot be written.
+    """
+    try:
+        repeats = [take_answers(await _ask(url, workloads, headers)) for _ in range(_REPEATS)]
+    except BackendError as error:
+        return unread(url, error)
+    baseline = record_baseline(window, repeats, known)
+    try:
+        write_whole(path, baseline.to_json())
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written ({error.strerror}). Choose another --record-baseline.") from None
+    seen = "" if known is not None or baseline.expected is None else "what its window says to expect, and "
+    told = f"{path} has {seen}{len(repeats[0])} prompts of the probe, {_REPEATS} times"
+    null = 100 * (baseline.probe_null or 0)
+    text = f"{told}: {null:.0f} % of them change without a cause. The service is held to be good as it is now."
+    return Finding(code="baseline-recorded", severity=Severity.INFO, message=text, where=url)
+
+
+async def _ask(url: str, workloads: Sequence[Workload], headers: Mapping[str, str]) -> Probed:
+    """Ask under a salt of its own, so that no answer begins from the cached prefix of an earlier probe."""
+    server = UrlBackend(url, url.removesuffix("/metrics"), headers=dict(headers))
+    return (await probe(server, None, workloads, salt=secrets.token_hex(4))).server

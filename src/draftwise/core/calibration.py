@@ -1,0 +1,198 @@
+"""How long the steps of servers were measured to last: what `draftwise calibrate` writes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from draftwise.core.config import SpecConfig
+from draftwise.core.finding import InvalidSetup
+from draftwise.core.forecast import HeldAgainst
+
+__all__ = ["CALIBRATION_VERSION", "CalibratedSetting", "Calibration", "StepPoint"]
+
+_FORMAT = "draftwise-calibration"
+CALIBRATION_VERSION = 1
+"""Of the file's format."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPoint:
+    """Steps of one kind on one server: sequences that decode together, with or without prompts beside them."""
+
+    setting: str
+    load: str
+    """Label of the condition under which they were measured, e.g. `c=8`."""
+    workload: str = ""
+    """Whose text was decoded: how many tokens are drafted may depend on it."""
+    batch: float
+    """Mean number of sequences that decoded."""
+    context: float
+    """Mean length of their contexts, in tokens."""
+    prefill_tokens: float = 0.0
+    """Tokens of prompts computed in the same step."""
+    drafted: float = 0.0
+    """Mean draft tokens a sequence and step; fewer than k where a method finds fewer."""
+    tokens_per_step: float = 1.0
+    """Mean tokens that a step gave a sequence: of the calibration's text, which is nobody's traffic."""
+    step_ms: float
+    low: float
+    """Lower end of the 95 % interval of `step_ms`."""
+    high: float
+    steps: int
+    """Number of steps that it is the mean of."""
+    source: str = "stream"
+    """`stream`: gaps between the chunks of streamed answers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibratedSetting:
+    """A server that was measured: the baseline or a candidate."""
+
+    name: str
+    spec: SpecConfig | None = None
+    """None for the baseline."""
+    drafter: Mapping[str, Any] | None = None
+    """config.json of its drafter; None where it has none, or where it is not known."""
+    kv_tokens: int | None = None
+    """Tokens that its KV cache holds, where the server said so."""
+
+    @property
+    def k(self) -> int:
+        """Draft tokens that it makes for a sequence at most."""
+        return (self.spec.num_speculative_tokens or 0) if self.spec is not None else 0
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it does not speculate."""
+        return self.spec is None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """Steps measured on servers of one target, which differ in their speculative config only.
+
+    Everything else is derived from the points: a newer draftwise may fit them better.
+    """
+
+    made: str = ""
+    """Date and time, UTC."""
+    hardware: str = ""
+    """In words."""
+    gpu: str | None = None
+    """Name in the table of GPUs; None for a processor, and for a GPU that is not in the table."""
+    engine: str
+    engine_version: str = ""
+    args: Mapping[str, Any] = field(default_factory=dict)
+    """Engine flags of all settings."""
+    target: str
+    config: Mapping[str, Any]
+    """The target's config.json."""
+    settings: tuple[CalibratedSetting, ...]
+    points: tuple[StepPoint, ...]
+    held: tuple[HeldAgainst, ...] = ()
+    """Forecasts made of it beside what was measured later: how wrong the next one may be."""
+
+    def __post_init__(self) -> None:
+        names = [each.name for each in self.settings]
+        if len(set(names)) != len(names) or sum(each.is_plain for each in self.settings) != 1:
+            raise ValueError("settings need different names and exactly one without speculation")
+        if unknown := {each.setting for each in self.points} - set(names):
+            raise ValueError(f"points of unknown settings: {', '.join(sorted(unknown))}")
+        if not all(each.step_ms > 0 and each.batch > 0 and each.low <= each.high for each in self.points):
+            raise ValueError("a point needs a positive time and batch, and an interval whose ends are in order")
+
+    @property
+    def plain(self) -> CalibratedSetting:
+        """The setting without speculation."""
+        return next(each for each in self.settings if each.is_plain)
+
+    @property
+    def candidates(self) -> tuple[CalibratedSetting, ...]:
+        """The settings that speculate."""
+        return tuple(each for each in self.settings if not each.is_plain)
+
+    def points_of(self, setting: str) -> tuple[StepPoint, ...]:
+        """Return the points of one setting, smallest batch first."""
+        return tuple(sorted((p for p in self.points if p.setting == setting), key=lambda point: point.batch))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the document `calibration.json`."""
+        return {
+            "format": _FORMAT,
+            "version": CALIBRATION_VERSION,
+            "made": self.made,
+            "hardware": self.hardware,
+            "gpu": self.gpu,
+            "engine": {"name": self.engine, "version": self.engine_version, "args": dict(self.args)},
+            "target": {"name": self.target, "config": dict(self.config)},
+            "settings": [
+                {
+                    "name": each.name,
+                    "speculative_config": None if each.spec is None else each.spec.to_dict(),
+                    "drafter_config": None if each.drafter is None else dict(each.drafter),
+                    "kv_tokens": each.kv_tokens,
+                }
+                for each in self.settings
+            ],
+            "points": [asdict(each) for each in self.points],
+            "held_against": [asdict(each) for each in self.held],
+        }
+
+    @classmethod
+    def from_dict(cls, row: Any, where: str = "calibration.json") -> Calibration:
+        """Return the calibration of a document.
+
+        Raises:
+            InvalidSetup: it is none, of another version, or holds what cannot be.
+        """
+        if not isinstance(row, Mapping) or row.get("format") != _FORMAT:
+            raise InvalidSetup.because(
+                "not-a-calibration",
+                f"{where} is not a calibration.",
+                where=where,
+                fix="Name a file that `draftwise calibrate` wrote.",
+            )
+        if row.get("version") != CALIBRATION_VERSION:
+            raise InvalidSetup.because(
+                "calibration-version",
+                f"{where} has version {row.get('version')}, and this draftwise reads version {CALIBRATION_VERSION}.",
+                where=where,
+                fix="Calibrate again with this draftwise, or use the one that wrote the file.",
+            )
+        try:
+            return cls._read(row)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise InvalidSetup.because(
+                "damaged-calibration",
+                f"{where} holds what no calibration writes ({type(error).__name__}: {error}).",
+                where=where,
+                fix="Restore the file, or write it again from its run directory: `draftwise calibrate --from DIR`.",
+            ) from None
+
+    @classmethod
+    def _read(cls, row: Mapping[str, Any]) -> Calibration:
+        engine, target = row["engine"], row["target"]
+        settings = tuple(
+            CalibratedSetting(
+                name=each["name"],
+                spec=None if each["speculative_config"] is None else SpecConfig.keep(each["speculative_config"]),
+                drafter=each["drafter_config"],
+                kv_tokens=each["kv_tokens"],
+            )
+            for each in row["settings"]
+        )
+        return cls(
+            made=row["made"],
+            hardware=row["hardware"],
+            gpu=row["gpu"],
+            engine=engine["name"],
+            engine_version=engine["version"],
+            args=engine["args"],
+            target=target["name"],
+            config=target["config"],
+            settings=settings,
+            points=tuple(StepPoint(**each) for each in row["points"]),
+            held=tuple(HeldAgainst(**each) for each in row["held_against"]),
+        )

@@ -1,0 +1,27 @@
+"""What is wrong with a service that runs, how sure that is, and what it costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from draftwise.core.finding import Finding
+
+__all__ = ["Diagnosis"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis(Finding):
+    """A finding about a pool of servers, with what it rests on; `where` is the pool, or one server of it."""
+
+    evidence: tuple[str, ...] = ()
+    """One observation each, such as `tokens per step 1.21, break-even 1.35`."""
+    loss: float | None = None
+    """Logarithm of the slow-down that it explains; None where nothing is known to hold it against."""
+    certainty: float = 1.0
+    """By how much less it counts than a finding that nothing else can explain, 0 to 1."""
+    follows_from: str = ""
+    """Code of another diagnosis of the same pool that explains this one; such ones are listed last."""
+    candidates: tuple[str, ...] = ()
+    """Codes of causes that the readings at hand cannot tell apart, the nearest to be told first."""
+    settles: str = ""
+    """The command that tells more of the candidates apart than any other."""

@@ -1,0 +1,160 @@
+"""What speculation is expected to be worth under loads that were not measured: what `draftwise forecast` writes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from draftwise.core.comparison import Interval
+from draftwise.core.finding import Finding
+
+__all__ = ["Forecast", "ForecastCell", "ForecastCrossover", "HeldAgainst", "Outlook"]
+
+_FORMAT, _VERSION = "draftwise-forecast", 1
+
+
+class Outlook(StrEnum):
+    """What the interval of a forecast speed-up says."""
+
+    PAYS = "pays"
+    DOES_NOT_PAY = "does not pay"
+    TOO_CLOSE = "too close to say"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForecastCell:
+    """One server at one draft length under one load; ratios are to the server without speculation."""
+
+    setting: str
+    """Name of the calibrated server."""
+    k: int
+    group: str | None
+    """Requests of the replayed log that it is about; None for all of them."""
+    temperature: float
+    axis: str
+    """`concurrency` or `rate`."""
+    load: float
+    """Requests in flight, or requests a second."""
+    tokens_per_step: float
+    batch: float
+    """Sequences that decode, in the mean."""
+    step_ms: float
+    plain_step_ms: float
+    speedup: Interval
+    """Output tokens a second: of the server where requests wait for one another, of a request at a rate. 90 %."""
+    tpot_ms: float
+    plain_tpot_ms: float
+    ttft_ratio: float
+    tokens_per_s: float
+    is_extrapolated: bool
+    """Whether it decodes more than twice as many sequences as were calibrated."""
+
+    @property
+    def verdict(self) -> Outlook:
+        """What the interval says."""
+        if self.speedup.low > 1:
+            return Outlook.PAYS
+        return Outlook.DOES_NOT_PAY if self.speedup.high < 1 else Outlook.TOO_CLOSE
+
+    @property
+    def tpot_ratio(self) -> float:
+        """Time per output token over that without speculation; below 1 is better."""
+        return self.tpot_ms / self.plain_tpot_ms
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        return {**asdict(self), "tpot_ratio": self.tpot_ratio, "verdict": str(self.verdict)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForecastCrossover:
+    """The load from which a server at one draft length no longer pays."""
+
+    setting: str
+    k: int
+    group: str | None
+    temperature: float
+    axis: str
+    value: float | None
+    """None where it pays over all loads that were looked at, or at none of them."""
+    low: float
+    """Load up to which the whole interval pays; 0 where it does at none."""
+    high: float
+    """Load from which none of the interval pays; infinity where some does up to the end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldAgainst:
+    """A forecast beside what was measured later."""
+
+    setting: str
+    workload: str
+    load: str
+    """Label of the condition, e.g. `c=8`."""
+    predicted: float
+    measured: float
+    measured_low: float
+    measured_high: float
+    is_inside: bool
+    """Whether the measured ratio lies in the interval of the forecast."""
+
+    @property
+    def error(self) -> float:
+        """Predicted over measured, minus 1."""
+        return self.predicted / self.measured - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """What is expected of every calibrated server under every load that was asked for."""
+
+    target: str
+    prompt_tokens: float
+    """Mean of the requests that it is made for."""
+    output_tokens: float
+    cells: tuple[ForecastCell, ...]
+    crossovers: tuple[ForecastCrossover, ...] = ()
+    errors: Mapping[str, float] = field(default_factory=dict)
+    """Standard deviations of the logarithm of a speed-up that the intervals are made of, by their cause."""
+    findings: tuple[Finding, ...] = ()
+
+    def best(self, axis: str, load: float, *, group: str | None = None) -> ForecastCell | None:
+        """Return what is expected to be fastest under a load; None where nothing is faster than no speculation."""
+        here = [each for each in self.cells if (each.axis, each.load, each.group) == (axis, load, group)]
+        found = max(here, key=lambda each: each.speedup.value, default=None)
+        return found if found is not None and found.speedup.value > 1 else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the document `forecast.json`."""
+        places = dict.fromkeys((each.axis, each.load, each.group) for each in self.cells)
+        best = {place: self.best(place[0], place[1], group=place[2]) for place in places}
+        return {
+            "format": _FORMAT,
+            "version": _VERSION,
+            "target": self.target,
+            "traffic": {"prompt_tokens": self.prompt_tokens, "output_tokens": self.output_tokens},
+            "cells": [each.to_dict() for each in self.cells],
+            "crossovers": [_finite(asdict(each)) for each in self.crossovers],
+            "best": [
+                {
+                    "axis": axis,
+                    "load": load,
+                    "group": group,
+                    "setting": None if found is None else found.setting,
+                    "k": 0 if found is None else found.k,
+                }
+                for (axis, load, group), found in best.items()
+            ],
+            "errors_assumed": dict(self.errors),
+            "findings": [
+                {name: str(getattr(each, name)) for name in ("code", "severity", "message", "where", "fix")}
+                for each in self.findings
+            ],
+        }
+
+
+def _finite(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a JSON object in which infinity is null."""
+    return {name: None if value == float("inf") else value for name, value in row.items()}

@@ -1,0 +1,134 @@
+"""Lets one guard at a time act on a service: a lease in a file, which its holder renews and which else runs out."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from draftwise.core import InvalidSetup, StorageError
+from draftwise.machine.cache import cache_folder
+from draftwise.runs.row_files import write_whole
+
+__all__ = ["Lease", "locked", "open_leases"]
+
+_LEAST_S = 60.0
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Let one process after the other at a file; the lock ends with its process, however that ends.
+
+    Raises:
+        StorageError: there can be no lock beside the file.
+    """
+    try:
+        import fcntl
+
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except (ImportError, OSError) as error:
+        raise StorageError(
+            f"{path} cannot be locked ({error}). Choose a --state on a disk of a POSIX system."
+        ) from None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Holder:
+    token: str
+    host: str
+    pid: int
+    until_s: float
+
+
+class Lease:
+    """The right to act, for a while.
+
+    Args:
+        path: its file.
+        about: what it is for, in messages.
+        length_s: after which it runs out; several times as long as between two renewals.
+    """
+
+    def __init__(self, path: Path, *, about: str, length_s: float) -> None:
+        self._path, self._about, self._length_s = path, about, length_s
+        self._token = secrets.token_hex(8)
+
+    def renew(self, now_s: float) -> None:
+        """Take the lease, or keep it; one whose process is gone on this host is free at once.
+
+        Raises:
+            InvalidSetup: somebody else has it.
+            StorageError: its file cannot be written.
+        """
+        with locked(self._path):
+            holder = self._read()
+            if holder is not None and holder.token != self._token and _holds(holder, now_s):
+                raise InvalidSetup.because(
+                    "guarded-already",
+                    f"Process {holder.pid} on {holder.host} guards {self._about} already.",
+                    fix="End it first; if its machine is gone, wait until its lease runs out "
+                    f"({max(holder.until_s - now_s, 0):.0f} s).",
+                )
+            mine = _Holder(
+                token=self._token, host=socket.gethostname(), pid=os.getpid(), until_s=now_s + self._length_s
+            )
+            try:
+                write_whole(self._path, json.dumps(asdict(mine)) + "\n")
+            except OSError as error:
+                raise StorageError(f"{self._path} cannot be written ({error.strerror}). Make room.") from None
+
+    def give_back(self) -> None:
+        """End the lease, if it is still held."""
+        with suppress(StorageError, OSError), locked(self._path):
+            holder = self._read()
+            if holder is not None and holder.token == self._token:
+                self._path.unlink()
+
+    def _read(self) -> _Holder | None:
+        """Return who had it last; what cannot be read was no lease, as files are written whole."""
+        try:
+            return _Holder(**json.loads(self._path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):
+            return None
+
+
+def open_leases(state: Path, replicas: Sequence[str], *, every_s: float) -> tuple[Lease, ...]:
+    """Return the leases of a guard: of its state, wherever that lies, and of each replica, for all guards of a machine.
+
+    Args:
+        state: its file.
+        replicas: URLs of those that speculate.
+        every_s: between two renewals.
+    """
+    length_s = max(_LEAST_S, 3 * every_s)
+    folder = cache_folder() / "guarded"
+    of_replicas = (
+        Lease(folder / hashlib.sha256(url.encode()).hexdigest()[:16], about=url, length_s=length_s) for url in replicas
+    )
+    return Lease(state.with_suffix(".lease"), about=f"the service of {state}", length_s=length_s), *of_replicas
+
+
+def _holds(holder: _Holder, now_s: float) -> bool:
+    return now_s < holder.until_s and not (holder.host == socket.gethostname() and _is_gone(holder.pid))
+
+
+def _is_gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+    return False

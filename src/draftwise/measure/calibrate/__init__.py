@@ -1,0 +1,1 @@
+"""How long the steps of servers last, from the streams of a run: what `draftwise calibrate` measures."""

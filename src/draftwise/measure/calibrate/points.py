@@ -1,0 +1,172 @@
+"""Steps of a server as its streams show them: a gap between two chunks of an answer is one step.
+
+The clock in vLLM's iteration log begins when the engine starts to wait for a step, not when the step does
+(benchmarks/h200/NOTES.md), so steps are read off the streams of the answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from itertools import groupby, pairwise
+from math import sqrt
+from operator import add
+from statistics import mean, stdev
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftwise.core import Answer, ClosedLoop, Counters, Run, StepPoint, TurnRecord
+from draftwise.decide.disturbance import find_disturbances
+
+__all__ = ["find_points"]
+
+_FEWEST_STEPS = 20
+"""Of one kind, below which they make no point."""
+_TO_95 = 1.96
+_LEAST_SPREAD = 0.005
+"""Relative standard error below which no point is taken for surer: servers differ by as much from start to start."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Gap:
+    """The wait of one stream for one chunk."""
+
+    seconds: float
+    tokens: int
+    batch: float
+    """Streams that decoded then."""
+    position: float
+    """Tokens of the sequence before it, its prompt included."""
+    prompts: int
+    """First tokens of other streams that the same step gave."""
+    is_clear: bool
+    """Whether the steps beside it computed no prompt either."""
+
+
+def find_points(run: Run, lengths: Mapping[str, int]) -> tuple[StepPoint, ...]:
+    """Return the steps of every server under every closed load: those that only decode, and those with prompts.
+
+    Turns that something disturbed are left out.
+
+    Args:
+        run: its answers and counters.
+        lengths: draft tokens that a server makes for a sequence at most, by its name; 0 where there is none.
+    """
+    disturbed = {(each.attempt_key, each.arm) for each in find_disturbances(run)}
+    answers = {turn: list(each) for turn, each in groupby(sorted(run.answers, key=_turn_of), key=_turn_of)}
+    conditions = {each.label for each in run.plan.conditions if isinstance(each.load, ClosedLoop)}
+    counted = (turn for turn in run.turns if (turn.attempt_key, turn.arm) not in disturbed)
+    turns = sorted((turn for turn in counted if turn.condition in conditions), key=_place_of)
+    return tuple(
+        point
+        for place, same in groupby(turns, key=_place_of)
+        for point in _make_points(
+            place, lengths.get(place[0], 0), [(turn, answers.get(turn.turn, [])) for turn in same]
+        )
+    )
+
+
+def _turn_of(answer: Answer) -> int:
+    return answer.turn
+
+
+def _place_of(turn: TurnRecord) -> tuple[str, str, str]:
+    return turn.arm, turn.condition, turn.workload
+
+
+def _make_points(
+    place: tuple[str, str, str], most: int, turns: Sequence[tuple[TurnRecord, Sequence[Answer]]]
+) -> Iterator[StepPoint]:
+    """Yield the point of steps that only decode, and that of steps with prompts, where there are enough of them.
+
+    Args:
+        place: name of the server, label of the condition, name of the workload.
+        most: draft tokens that the server makes for a sequence at most.
+        turns: with their answers.
+    """
+    streams = [list(gaps) for _, answers in turns for gaps in _find_gaps(answers)]
+    counters = reduce(add, (turn.counters for turn, _ in turns))
+    prompt_tokens = _mean_prompt(answer for _, answers in turns for answer in answers)
+    drafted = _count_drafted(counters, most)
+    kinds = (
+        [[gap for gap in stream if gap.is_clear] for stream in streams],
+        [[gap for gap in stream if gap.prompts] for stream in streams],
+    )
+    for kind in kinds:
+        found = [gap for stream in kind for gap in stream]
+        if len(found) < _FEWEST_STEPS:
+            continue
+        seconds, spread = mean(gap.seconds for gap in found), _find_spread(kind)
+        computed = mean(gap.prompts for gap in found) * prompt_tokens * (1 - (counters.prefix_hit_rate or 0.0))
+        yield StepPoint(
+            setting=place[0],
+            load=place[1],
+            workload=place[2],
+            batch=mean(gap.batch for gap in found),
+            context=mean(gap.position for gap in found),
+            prefill_tokens=computed,
+            drafted=drafted,
+            tokens_per_step=mean(gap.tokens for gap in found),
+            step_ms=1e3 * seconds,
+            low=1e3 * seconds * max(0.01, 1 - _TO_95 * spread),
+            high=1e3 * seconds * (1 + _TO_95 * spread),
+            steps=round(len(found) / mean(gap.batch for gap in found)),
+        )
+
+
+def _find_gaps(answers: Sequence[Answer]) -> Iterator[Iterator[_Gap]]:
+    """Yield the gaps of each stream of a turn, background streams included."""
+    streamed = [answer for answer in answers if len(answer.timing.chunks) > 1]
+    firsts, lasts = (np.sort([answer.timing.chunks[end][0] for answer in streamed]) for end in (0, -1))
+    for answer in streamed:
+        yield _follow(answer, firsts, lasts)
+
+
+def _follow(answer: Answer, firsts: NDArray[np.float64], lasts: NDArray[np.float64]) -> Iterator[_Gap]:
+    """Yield the gaps of one stream.
+
+    Args:
+        firsts: when each stream of the turn began, in order.
+        lasts: when each ended, in order.
+    """
+    position = _count_prompt(answer) + answer.timing.chunks[0][1]
+    for (before, _), (now, tokens) in pairwise(answer.timing.chunks):
+        wide, middle = now - before, (before + now) / 2
+        began, ended = np.searchsorted(firsts, middle), np.searchsorted(lasts, middle)
+        same = np.searchsorted(firsts, now + wide / 2) - began
+        near = np.searchsorted(firsts, now + 1.5 * wide) - np.searchsorted(firsts, before - wide / 2)
+        own = 1 if before - wide / 2 <= answer.timing.chunks[0][0] else 0
+        yield _Gap(wide, tokens, float(began - ended), position, int(same), near - own == 0)
+        position += tokens
+
+
+def _count_prompt(answer: Answer) -> int:
+    return answer.num_prompt_tokens or len(answer.prompt_token_ids)
+
+
+def _mean_prompt(answers: Iterable[Answer]) -> float:
+    counts = [count for answer in answers if (count := _count_prompt(answer))]
+    return mean(counts) if counts else 0.0
+
+
+def _count_drafted(counters: Counters, most: int) -> float:
+    """Return the draft tokens of a sequence and step; all of them where the server does not count.
+
+    Tokens accepted behind an answer's end are counted, so that there look to be fewer steps than there were.
+    """
+    if counters.generation_tokens is None:
+        return float(most)
+    steps = counters.generation_tokens - counters.spec.num_accepted_tokens
+    return min(float(most), counters.spec.num_draft_tokens / steps) if steps > 0 else float(most)
+
+
+def _find_spread(streams: Sequence[Sequence[_Gap]]) -> float:
+    """Return the relative standard error of the mean: streams of one moment share its steps."""
+    means = [mean(gap.seconds for gap in stream) for stream in streams if stream]
+    together = mean(gap.batch for stream in streams for gap in stream)
+    independent = max(2.0, len(means) / together)
+    if len(means) < 2:
+        return 0.1
+    return max(_LEAST_SPREAD, stdev(means) / mean(means) / sqrt(independent))

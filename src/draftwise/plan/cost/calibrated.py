@@ -1,0 +1,263 @@
+"""What a calibration says of the time of any step of its servers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from draftwise.core import CalibratedSetting, Calibration, Device, InvalidSetup, Setup, StepPoint
+from draftwise.facts.gpus import get_gpu
+from draftwise.facts.methods import get_method
+from draftwise.facts.vllm import get_release
+from draftwise.plan.cost.constants import Prior, cpu_prior, gpu_prior
+from draftwise.plan.cost.fit import MeasuredStep
+from draftwise.plan.cost.graphs import GraphPlan, plan_graphs
+from draftwise.plan.cost.machine import Batch, Drafting, Machine, Step
+from draftwise.plan.cost.model import CostModel, Prediction, fit_cost_model
+from draftwise.plan.cost.work import find_drafter_work, find_work
+from draftwise.plan.size.drafter import describe_drafter
+from draftwise.plan.size.precision import Precision, get_precision, precision_of
+from draftwise.plan.size.shapes import read_shape, read_text_config
+
+__all__ = ["CalibratedCosts", "LeftOut"]
+
+_HOST_BOUND_NOISE = 0.06
+"""Of steps that are not scheduled asynchronously, between two starts of one server on one host (relative)."""
+_LEAST_NOISE = 0.012
+_TO_SD = 2 * 1.96
+"""Width of a 95 % interval in standard deviations."""
+_VALUES_OF_16_BIT = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """A measured point beside what all others say of it."""
+
+    point: StepPoint
+    predicted_ms: float
+
+    @property
+    def error(self) -> float:
+        """Predicted over measured, minus 1."""
+        return self.predicted_ms / self.point.step_ms - 1
+
+
+class CalibratedCosts:
+    """The cost model of a calibration, fitted when it is made.
+
+    Args:
+        calibration: what was measured.
+
+    Raises:
+        InvalidSetup: its config.json is not that of a decoder, or its release is not known.
+    """
+
+    def __init__(self, calibration: Calibration) -> None:
+        self.calibration = calibration
+        self._servers = {each.name: _Server(calibration, each) for each in calibration.settings}
+        self._machine, self._prior = _read_machine(calibration, self._servers[calibration.plain.name])
+        self.model = self._fit(calibration.points)
+
+    def step(
+        self,
+        setting: str,
+        k: int,
+        *,
+        sequences: float,
+        context: float,
+        drafted: float | None = None,
+        prefill_tokens: float = 0.0,
+    ) -> Step:
+        """Return a step of one of the servers.
+
+        Args:
+            setting: name of the server.
+            k: most tokens that it drafts a sequence; the baseline has 0.
+            sequences: that decode.
+            context: mean length, in tokens.
+            drafted: mean draft tokens a sequence; None for k.
+            prefill_tokens: of prompts in the same step.
+        """
+        server = self._servers[setting]
+        drafting = server.drafting(k) if k else None
+        verified = float(k) if drafted is None else drafted
+        uneven = drafting is not None and drafting.is_lookup and verified < k
+        graph, padded = server.graphs(k).place(
+            sequences, sequences * (verified + 1), prefill_tokens=prefill_tokens, uneven=uneven
+        )
+        return Step(
+            batch=Batch(sequences=sequences, context=context),
+            drafting=drafting,
+            drafted=verified,
+            verified=verified,
+            prefill_tokens=prefill_tokens,
+            graph=graph,
+            padded_rows=padded,
+        )
+
+    def predict(self, steps: Sequence[Step]) -> Prediction:
+        """Return how long steps last, and how sure that is."""
+        return self.model.predict(steps)
+
+    def reach(self, setting: str) -> float:
+        """Return the largest batch that was measured on a server, or on any server where it was measured on none."""
+        own = [point.batch for point in self.calibration.points_of(setting)]
+        return max(own or [point.batch for point in self.calibration.points], default=0.0)
+
+    @cached_property
+    def left_out(self) -> tuple[LeftOut, ...]:
+        """Each point beside what the model of all others says of it."""
+        points = self.calibration.points
+        return tuple(
+            LeftOut(
+                point=point, predicted_ms=1e3 * self._fit(_without(points, place)).seconds(self._measured(point).step)
+            )
+            for place, point in enumerate(points)
+        )
+
+    def left_out_error(self, quantile: float = 0.5) -> float:
+        """Return a quantile of the absolute errors of points that were left out."""
+        return float(np.quantile([abs(each.error) for each in self.left_out], quantile)) if self.left_out else math.nan
+
+    def _fit(self, points: Sequence[StepPoint]) -> CostModel:
+        return fit_cost_model(self._machine, self._prior, [self._measured(point) for point in points])
+
+    def _measured(self, point: StepPoint) -> MeasuredStep:
+        server = self._servers[point.setting]
+        spread = math.log(point.high / point.low) / _TO_SD if point.low > 0 else 1.0
+        least = _HOST_BOUND_NOISE if server.is_host_bound else _LEAST_NOISE
+        step = self.step(
+            point.setting,
+            server.k,
+            sequences=point.batch,
+            context=point.context,
+            drafted=point.drafted if server.k else None,
+            prefill_tokens=point.prefill_tokens,
+        )
+        return MeasuredStep(step=step, seconds=point.step_ms / 1e3, noise=max(least, spread))
+
+
+class _Server:
+    """One server of a calibration: what it drafts with, and its graphs by k."""
+
+    def __init__(self, calibration: Calibration, setting: CalibratedSetting) -> None:
+        self._calibration, self._setting = calibration, setting
+        self.k = setting.k
+        self._plans: dict[int, GraphPlan] = {}
+        self._drafting: dict[int, Drafting] = {}
+
+    @property
+    def is_vllm(self) -> bool:
+        return self._calibration.engine == "vllm" and bool(self._calibration.engine_version)
+
+    @property
+    def is_host_bound(self) -> bool:
+        """Whether its steps wait for Python: they differ between hosts by more than a card does."""
+        return self.is_vllm and self.k > 0 and not self.drafting(self.k).asynchronous
+
+    def graphs(self, k: int) -> GraphPlan:
+        """Return the graphs that it would capture for another k."""
+        self._look_up(k)
+        return self._plans[k]
+
+    def drafting(self, k: int) -> Drafting:
+        """Return what it drafts with."""
+        self._look_up(k)
+        return self._drafting[k]
+
+    def _look_up(self, k: int) -> None:
+        if k in self._plans:
+            return
+        plan, resolved = plan_graphs(self._setup(k)) if self.is_vllm else (GraphPlan(), None)
+        self._plans[k] = plan
+        if self._setting.spec is not None:
+            method = resolved.method if resolved is not None else self._setting.spec.method or ""
+            asynchronous = resolved.async_scheduling is not False if resolved is not None else True
+            self._drafting[k] = _read_drafting(self._calibration, self._setting, method, k, asynchronous)
+
+    def _setup(self, k: int) -> Setup:
+        calibration, spec = self._calibration, self._setting.spec
+        gpu = calibration.gpu
+        return Setup(
+            target=calibration.target,
+            engine="vllm",
+            engine_version=calibration.engine_version,
+            device=Device(name=gpu, kind="cuda") if gpu else Device(name=calibration.hardware, kind="cpu"),
+            spec=None if spec is None else replace(spec, num_speculative_tokens=k),
+            args=calibration.args,
+        )
+
+
+def _read_machine(calibration: Calibration, plain: _Server) -> tuple[Machine, Prior]:
+    precision, ranks = _find_precision(calibration), _find_ranks(calibration)
+    work = find_work(calibration.config, precision, ranks)
+    if work is None:
+        raise InvalidSetup.because(
+            "target-unknown",
+            f"The config.json of {calibration.target} in the calibration is not that of a decoder-only language model.",
+            where="calibration",
+            fix="Calibrate again and name the target: `--target DIR`.",
+        )
+    fast = precision.name.startswith("fp8")
+    prior = gpu_prior(get_gpu(calibration.gpu), fast_arithmetic=fast) if calibration.gpu else cpu_prior()
+    asynchronous = calibration.args.get("async_scheduling")
+    if not isinstance(asynchronous, bool):
+        table = get_release(calibration.engine_version).table("async_scheduling") if plain.is_vllm else {}
+        asynchronous = bool(table.get("default", True))
+    machine = Machine(
+        constants=prior.constants,
+        work=work,
+        shape=read_shape(calibration.config),
+        tensor_parallel_size=ranks,
+        kv_bytes_per_value=1 if str(calibration.args.get("kv_cache_dtype", "")).startswith("fp8") else 2,
+        asynchronous=asynchronous,
+    )
+    return machine, prior
+
+
+def _read_drafting(
+    calibration: Calibration, setting: CalibratedSetting, method: str, k: int, asynchronous: bool
+) -> Drafting:
+    """Return what a setting drafts with; of a drafter whose config is not known, the usual layout of its method."""
+    precision, ranks, facts = _find_precision(calibration), _find_ranks(calibration), get_method(method)
+    if not facts.has_weights:
+        return Drafting(method=facts.name, work=None, asynchronous=asynchronous)
+    if facts.drafts_from == "own_model":
+        work = None if setting.drafter is None else find_work(setting.drafter, precision_of(setting.drafter), ranks)
+    else:
+        work = find_drafter_work(method, k, calibration.config, setting.drafter, precision, ranks)
+    return Drafting(
+        method=facts.name,
+        work=work,
+        asynchronous=asynchronous,
+        kv_bytes_per_token=_count_kv_bytes(calibration, setting.drafter, method, k, ranks),
+        parallel=setting.spec is not None and bool(setting.spec.options.get("parallel_drafting")),
+    )
+
+
+def _count_kv_bytes(
+    calibration: Calibration, drafter: Mapping[str, Any] | None, method: str, k: int, ranks: int
+) -> float:
+    described = describe_drafter(method, k, read_text_config(calibration.config), drafter)
+    if described.shape is None or not described.facts.keeps_kv:
+        return 0.0
+    return float(sum(layer.values_per_rank(ranks) for layer in described.shape.kv_layers()) * _VALUES_OF_16_BIT)
+
+
+def _find_precision(calibration: Calibration) -> Precision:
+    given = calibration.args.get("quantization")
+    return get_precision(given) if isinstance(given, str) else precision_of(calibration.config)
+
+
+def _find_ranks(calibration: Calibration) -> int:
+    given = calibration.args.get("tensor_parallel_size")
+    return given if isinstance(given, int) and given > 0 else 1
+
+
+def _without(points: Sequence[StepPoint], place: int) -> list[StepPoint]:
+    return [point for at, point in enumerate(points) if at != place]

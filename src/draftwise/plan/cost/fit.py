@@ -1,0 +1,101 @@
+"""Fits the constants of a machine to measured steps: Gauss-Newton on log times, with log-normal priors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftwise.plan.cost.constants import Prior
+from draftwise.plan.cost.machine import Graph, Machine, Step
+
+__all__ = ["MeasuredStep", "fit_machine", "log_seconds"]
+
+_Misses = Callable[[NDArray[np.float64]], NDArray[np.float64]]
+_TOLERANCE = 0.03
+"""Relative: what the physics may miss of a step (kernels that switch, tiles), beside what the measurement missed."""
+_ALWAYS = ("step_s", "row_s", "bytes_per_s", "flops_per_s", "kv_bytes_per_s", "sharpness")
+_MOST_ROUNDS = 60
+_SETTLED = 1e-6
+_DIFFERENCE = 1e-4
+_LEAST_DAMPING, _FIRST_DAMPING, _MOST_DAMPING = 1e-9, 1e-3, 1e9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredStep:
+    """A kind of step and how long it took."""
+
+    step: Step
+    seconds: float
+    noise: float = 0.012
+    """Standard deviation of the logarithm: how far a repetition would be off."""
+
+
+def log_seconds(machine: Machine, steps: Sequence[Step]) -> NDArray[np.float64]:
+    """Return the logarithm of the seconds that the physics gives each step."""
+    return np.log([machine.seconds(step) for step in steps])
+
+
+def fit_machine(machine: Machine, prior: Prior, measured: Sequence[MeasuredStep]) -> Machine:
+    """Return the machine with the constants that its measured steps and the prior agree on best.
+
+    What no measured step depends on keeps its prior value.
+    """
+    names = _find_free(measured)
+    center = np.array([prior.constants.log(name) for name in names])
+    spread = np.array([prior.spread_of(name) for name in names])
+    steps = [each.step for each in measured]
+    logs = np.log([each.seconds for each in measured])
+    scale = np.array([np.hypot(_TOLERANCE, each.noise) for each in measured])
+
+    def at(point: NDArray[np.float64]) -> Machine:
+        return replace(machine, constants=prior.constants.with_logs(names, list(point)))
+
+    def misses(point: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return what is to be small: errors of the steps and distances from the prior, in standard deviations."""
+        return np.concatenate([(log_seconds(at(point), steps) - logs) / scale, (point - center) / spread])
+
+    return at(_minimize(misses, center))
+
+
+def _find_free(measured: Sequence[MeasuredStep]) -> tuple[str, ...]:
+    """Return the constants that the measured steps depend on."""
+    drafting = {each.step.drafting.kind: each.step.drafting for each in measured if each.step.drafting is not None}
+    graphs = {each.step.graph for each in measured}
+    synchronous = any(not each.asynchronous for each in drafting.values())
+    return (
+        *_ALWAYS,
+        *(("sync_s", "sync_per_sequence_s") if synchronous else ()),
+        *(("piecewise_s",) if Graph.PIECEWISE in graphs else ()),
+        *(("uncaptured_s",) if Graph.NONE in graphs else ()),
+        *(f"drafting.{kind}" for kind in sorted(drafting)),
+    )
+
+
+def _minimize(misses: _Misses, start: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return where the sum of squares is least, by damped Gauss-Newton steps (Levenberg-Marquardt)."""
+    point, damping = start, _FIRST_DAMPING
+    residuals = misses(point)
+    for _ in range(_MOST_ROUNDS):
+        slopes = _differentiate(misses, point, residuals)
+        normal, gradient = slopes.T @ slopes, slopes.T @ residuals
+        before = float(residuals @ residuals)
+        while damping < _MOST_DAMPING:
+            moved = point - np.linalg.solve(normal + damping * np.diag(np.diag(normal)), gradient)
+            tried = misses(moved)
+            if (now := float(tried @ tried)) <= before:
+                point, residuals, damping = moved, tried, max(damping / 3, _LEAST_DAMPING)
+                break
+            damping *= 4
+        else:
+            return point
+        if before - now < _SETTLED * max(1.0, before):
+            return point
+    return point
+
+
+def _differentiate(misses: _Misses, point: NDArray[np.float64], residuals: NDArray[np.float64]) -> NDArray[np.float64]:
+    columns = [(misses(point + _DIFFERENCE * row) - residuals) / _DIFFERENCE for row in np.eye(len(point))]
+    return np.stack(columns, axis=1)

@@ -1,0 +1,230 @@
+"""The probe's fingerprint: in how many steps a server writes the answers to the same prompts, now and when it was good.
+
+Greedy answers to fixed prompts take the same steps as long as engine and drafter are the same, whatever the traffic is.
+Rounding may depend on the batch, so that some prompts change without a cause: how many is measured by repeats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from itertools import combinations
+from math import comb, exp, log, sqrt
+from statistics import fmean, stdev
+
+from draftwise.backends.probed import Probed
+from draftwise.core import Answer, Baseline, Finding, ProbeAnswer, Severity
+
+__all__ = ["Fingerprint", "compare_probe", "find_null", "judge_probe", "list_limits", "take_answers"]
+
+_SURE = 0.01
+"""Chance of so many changed prompts, or of so large a change, without a cause."""
+_LEAST_NULL = 0.05
+"""Share of prompts that may change without a cause even if none did: of a few dozen, no change proves no less."""
+_SURE_ERRORS = 2.33
+"""Standard errors of the same chance, one-sided."""
+_LEAST_CHANGE = log(0.95)
+"""Of tokens per step: with 48 prompts a fall of a tenth is found in 98 % of the cases at this limit."""
+_FEWEST = 8
+"""Comparable prompts under which nothing is decided."""
+_TOLERANCE = 0.02
+"""Share by which chunks may miss the steps that the server counted, over the whole probe."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fingerprint:
+    """How the answers of a probe differ from the baseline's."""
+
+    num_prompts: int
+    """That both were asked."""
+    num_comparable: int
+    """Those whose text is one of the baseline's: only their steps can be compared."""
+    num_changed: int
+    """Comparable prompts that take a number of steps that no repeat of the baseline took."""
+    null: float
+    """Share of prompts that change without a cause."""
+    change: float | None
+    """Mean logarithm of tokens per step over the baseline's, over comparable prompts; None where there are too few."""
+    error: float | None
+    """Its standard error."""
+
+    @property
+    def differs(self) -> bool | None:
+        """Whether engine or drafter have changed; None where too few prompts can be compared."""
+        if self.num_comparable < _FEWEST:
+            return None
+        return self._chance() < _SURE or self._has_fallen
+
+    @property
+    def summary(self) -> str:
+        """What was seen, as a clause."""
+        told = f"{self.num_changed} of {self.num_comparable} prompts take other steps"
+        told += f" ({round(self.null * self.num_comparable)} without a cause)"
+        if self.change is not None:
+            told += f", tokens per step {100 * (exp(self.change) - 1):+.0f} %"
+        if others := self.num_prompts - self.num_comparable:
+            told += f"; {others} have another text"
+        return told
+
+    @property
+    def _has_fallen(self) -> bool:
+        if self.change is None or self.error is None:
+            return False
+        return self.change < _LEAST_CHANGE and self.change < -_SURE_ERRORS * self.error
+
+    def _chance(self) -> float:
+        """Return how probable so many changed prompts are without a cause (binomial)."""
+        share, count = max(self.null, _LEAST_NULL), self.num_comparable
+        few = (comb(count, k) * share**k * (1 - share) ** (count - k) for k in range(self.num_changed))
+        return 1.0 - sum(few)
+
+
+def take_answers(probed: Probed) -> tuple[ProbeAnswer, ...]:
+    """Return what is kept of a probe's answers; empty where their steps cannot be counted.
+
+    vLLM from 0.29 on tells the steps of a request (--per-request-spec-decode-metrics). Elsewhere a chunk of the stream
+    is a step, unless --stream-interval joins several: then the chunks miss what the server's counters grew by.
+    """
+    counted = [(answer, _count_steps(answer)) for answer in probed.answers]
+    if any(steps is None for _, steps in counted) or _misses_counters(probed, sum(steps or 0 for _, steps in counted)):
+        return ()
+    return tuple(
+        ProbeAnswer(
+            prompt_id=f"{answer.workload}/{answer.prompt_id}",
+            num_tokens=answer.timing.num_tokens,
+            num_steps=steps,
+            text_sha256=sha256(answer.text.encode()).hexdigest(),
+        )
+        for answer, steps in counted
+        if steps is not None
+    )
+
+
+def compare_probe(now: Sequence[ProbeAnswer], baseline: Sequence[ProbeAnswer], null: float | None) -> Fingerprint:
+    """Return how a probe differs from the baseline's.
+
+    Args:
+        now: one answer a prompt.
+        baseline: several repeats of each prompt.
+        null: share of prompts that change without a cause; None where it was not measured, and then found from repeats.
+    """
+    known = _by_prompt(baseline)
+    pairs = [(answer, known[answer.prompt_id]) for answer in now if answer.prompt_id in known]
+    alike = [(answer, [each for each in others if each.text_sha256 == answer.text_sha256]) for answer, others in pairs]
+    comparable = [(answer, others) for answer, others in alike if others]
+    changed = [answer for answer, others in comparable if answer.num_steps not in {each.num_steps for each in others}]
+    changes = [_compare_pace(answer, others) for answer, others in comparable]
+    return Fingerprint(
+        num_prompts=len(pairs),
+        num_comparable=len(comparable),
+        num_changed=len(changed),
+        null=_resolve_null(null, baseline),
+        change=fmean(changes) if len(changes) >= _FEWEST else None,
+        error=stdev(changes) / sqrt(len(changes)) if len(changes) >= _FEWEST else None,
+    )
+
+
+def find_null(repeats: Sequence[Sequence[ProbeAnswer]]) -> float | None:
+    """Return the largest share of prompts whose steps differ between two repeats; None below two of them.
+
+    Of three repeats and more it stands for the 95 % quantile, which so few pairs do not reach.
+    """
+    pairs = [_share_changed(a, b) for a, b in combinations(repeats, 2)]
+    return max(pairs, default=None)
+
+
+def judge_probe(probed: Probed, baseline: Baseline, *, where: str) -> tuple[Finding, Fingerprint | None]:
+    """Return what a probe says beside the baseline's, and the fingerprint that it rests on, where one can be taken.
+
+    Args:
+        probed: one server.
+        baseline: with a probe.
+        where: the server is.
+    """
+    answers = take_answers(probed)
+    found = compare_probe(answers, baseline.probe, baseline.probe_null) if answers else None
+    limits = " ".join(list_limits(probed, answers))
+    if found is None or found.differs is None:
+        told = (
+            "" if found is None else f"Only {found.num_comparable} of {found.num_prompts} prompts have a known text. "
+        )
+        text = f"Whether engine and drafter are the baseline's is not known. {told}{limits}".rstrip()
+        return _finding("probe-undecided", Severity.WARNING, text, where), found
+    if found.differs:
+        text = f"Engine or drafter are not what they were: {found.summary}. {limits}".rstrip()
+        fix = "Compare release, image and checksums of the weights with those of the baseline; restart one replica."
+        return _finding("probe-differs", Severity.ERROR, text, where, fix), found
+    text = f"Engine and drafter are what they were: {found.summary}. {limits}".rstrip()
+    return _finding("probe-same", Severity.INFO, text, where), found
+
+
+def list_limits(probed: Probed, answers: Sequence[ProbeAnswer]) -> Iterator[str]:
+    """Yield what limits what a probe tells, a sentence each."""
+    if not answers:
+        yield (
+            "The steps of an answer cannot be counted: the server sends several in one chunk (--stream-interval), "
+            "or does not say how many tokens a chunk holds."
+        )
+    generated = probed.growth.generation_tokens
+    if generated is not None and generated > probed.num_tokens:
+        others = generated - probed.num_tokens
+        yield f"Other clients were sent {others} tokens meanwhile: in a fuller batch, rounding may differ."
+
+
+def _count_steps(answer: Answer) -> int | None:
+    """Return the decoding steps of an answer; None where nothing tells them."""
+    tokens = answer.timing.num_tokens
+    if not tokens:
+        return None
+    if answer.acceptance:
+        emitted = sum(count * (accepted + 1) for accepted, count in enumerate(answer.acceptance))
+        return min(tokens, max(1, sum(answer.acceptance) + max(0, tokens - emitted)))
+    return len(answer.timing.chunks) if answer.counts_exact else None
+
+
+def _misses_counters(probed: Probed, steps: int) -> bool:
+    """Return whether the steps counted here are not those of the server, where it served nobody else meanwhile."""
+    growth = probed.growth
+    if growth.generation_tokens is None or growth.generation_tokens != probed.num_tokens:
+        return False
+    counted = growth.generation_tokens - growth.spec.num_accepted_tokens
+    return abs(counted - steps) > max(_TOLERANCE * counted, len(probed.answers))
+
+
+def _by_prompt(answers: Iterable[ProbeAnswer]) -> Mapping[str, list[ProbeAnswer]]:
+    found: dict[str, list[ProbeAnswer]] = {}
+    for answer in answers:
+        found.setdefault(answer.prompt_id, []).append(answer)
+    return found
+
+
+def _compare_pace(answer: ProbeAnswer, others: Sequence[ProbeAnswer]) -> float:
+    """Return the logarithm of tokens per step over the mean of the repeats; the first token is no decoding step."""
+    return _pace(answer) - fmean(map(_pace, others))
+
+
+def _pace(answer: ProbeAnswer) -> float:
+    return log(max(1, answer.num_tokens - 1) / max(1, answer.num_steps - 1))
+
+
+def _share_changed(a: Sequence[ProbeAnswer], b: Sequence[ProbeAnswer]) -> float:
+    """Return the share of prompts with equal texts whose steps differ; 1 where no text is equal."""
+    known = {answer.prompt_id: answer for answer in b}
+    pairs = [(answer, known[answer.prompt_id]) for answer in a if answer.prompt_id in known]
+    alike = [(x, y) for x, y in pairs if x.text_sha256 == y.text_sha256]
+    return sum(x.num_steps != y.num_steps for x, y in alike) / len(alike) if alike else 1.0
+
+
+def _resolve_null(null: float | None, baseline: Sequence[ProbeAnswer]) -> float:
+    """Return the null as measured, else from the baseline's repeats; after one repeat, any prompt might change."""
+    if null is not None:
+        return null
+    by_prompt = _by_prompt(baseline)
+    most = max(map(len, by_prompt.values()), default=0)
+    found = find_null([[each[index] for each in by_prompt.values() if index < len(each)] for index in range(most)])
+    return 1.0 if found is None else found
+
+
+def _finding(code: str, severity: Severity, message: str, where: str, fix: str = "") -> Finding:
+    return Finding(code=code, severity=severity, message=message, where=where, fix=fix)

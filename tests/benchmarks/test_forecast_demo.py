@@ -1,0 +1,20 @@
+"""The demo's candidates as forecast from two minutes of steps, beside what the demo measured."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from forecast_demo import RESULTS, compare, read_demo, summarize
+
+from draftwise.runs.documents import read_calibration
+
+
+def test_forecasts_of_the_demo_are_within_the_goal_and_as_committed() -> None:
+    rows = list(compare(read_demo(), read_calibration(RESULTS / "demo_calibration.json")))
+    found = summarize(rows)
+    assert found["median_percent"] <= 5
+    assert found["p90_percent"] <= 12
+    assert max(found["regret_of_the_pick_percent"].values()) <= 3
+    committed = json.loads((RESULTS / "forecast_demo.json").read_text(encoding="utf-8"))["summary"]
+    assert committed["median_percent"] == pytest.approx(found["median_percent"], abs=0.1)

@@ -1,0 +1,157 @@
+"""`draftwise calibrate`, `forecast` and `schedule` as a user types them."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from jsonschema import Draft7Validator
+from tests.support.made_calibrations import NGRAM, make_calibration, make_profile
+from tests.support.made_runs import closed, gains, make_run, save_run
+
+import draftwise
+from draftwise.cli import main
+from draftwise.core import Calibration
+from draftwise.runs.documents import read_calibration, write_document
+
+LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[str, str]:
+    """Write a profile and a calibration that belong together."""
+    profile, calibration = tmp_path / "profile.json", tmp_path / "calibration.json"
+    write_document(profile, make_profile())
+    write_document(calibration, make_calibration())
+    return str(profile), str(calibration)
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(each) for each in arguments])
+
+
+def check_schema(verb: str, printed: Any) -> None:
+    schema = json.loads(run("schema", verb).stdout)
+    assert [error.message for error in Draft7Validator(schema).iter_errors(printed)] == []
+
+
+def test_a_forecast_says_what_to_run_up_to_where_and_what_settles_the_rest(files: tuple[str, str]) -> None:
+    result = run("forecast", *files, "--concurrency", "1-128", "--prompt-tokens", "64")
+    assert result.exit_code == 0, result.output
+    assert re.search(r"^in flight +1 +2 +4 +8 +16 +32 +64 +128 +stops paying at$", result.stdout, re.MULTILINE)
+    assert re.search(r"^eagle3 k=\d +\d\.\d\d \(±0\.\d\d\)", result.stdout, re.MULTILINE)
+    assert re.search(r"^Run eagle3 k=\d up to \d+ in flight\.$", result.stdout, re.MULTILINE)
+    assert "too close to say. This settles it:" in result.stdout
+    assert re.search(
+        r"^  draftwise decide \S+ --engine vllm --candidate '\{.*\}' --concurrency \d", result.stdout, re.M
+    )
+
+
+def test_a_promise_is_kept_up_to_a_load(files: tuple[str, str]) -> None:
+    result = run("forecast", *files, "--slo-tpot-ms", "4")
+    assert re.search(r"^4 ms a token: eagle3 k=\d up to \d+\.$", result.stdout, re.MULTILINE)
+    assert "4 ms a token: no speculation under none of these loads." in result.stdout
+
+
+def test_rates_have_crossovers_of_their_own(files: tuple[str, str]) -> None:
+    result = run("forecast", *files, "--rate", "1,2,4")
+    assert result.stdout.startswith("requests/s")
+    assert "requests a second" in result.stdout
+
+
+def test_a_load_far_beyond_the_calibrated_ends_with_exit_code_1(files: tuple[str, str], tmp_path: Path) -> None:
+    wide = tmp_path / "wide.json"
+    write_document(wide, replace(make_calibration(), args={"max_num_seqs": 512}))
+    result = run("forecast", files[0], wide, "--concurrency", "8,512")
+    assert result.exit_code == 1
+    assert "far-from-calibrated" in result.stdout
+
+
+def test_what_is_printed_and_written_as_json_is_what_the_schema_says(files: tuple[str, str], tmp_path: Path) -> None:
+    out = tmp_path / "forecast.json"
+    printed = json.loads(run("forecast", *files, "--json", "--out", out).stdout)
+    check_schema("forecast", printed)
+    assert json.loads(out.read_text()) == printed
+    check_schema("schedule", json.loads(run("schedule", *files, "--json").stdout))
+
+
+@pytest.mark.parametrize("loads", ["0,1", "8-2", "many", "nan"])
+def test_loads_that_are_none_are_refused(files: tuple[str, str], loads: str) -> None:
+    assert run("forecast", *files, "--concurrency", loads).exit_code == 2
+
+
+def test_files_that_are_not_there_or_something_else_are_named(files: tuple[str, str]) -> None:
+    missing, swapped = run("forecast", "nowhere.json", files[1]), run("forecast", files[1], files[0])
+    assert missing.exit_code == 2
+    assert "nowhere.json" in missing.stderr
+    assert swapped.exit_code == 1
+    assert "is not the profile of a replay" in swapped.stderr
+
+
+def test_python_makes_the_same_forecast(files: tuple[str, str]) -> None:
+    printed = json.loads(run("forecast", *files, "--concurrency", "1,8", "--json").stdout)
+    assert draftwise.forecast(*files, concurrency=(1, 8)).to_dict() == printed
+
+
+def test_a_schedule_is_written_where_the_release_follows_it(files: tuple[str, str]) -> None:
+    write_document(Path(files[0]), make_profile(length=2.2))
+    result = run("schedule", *files, "--vllm", "0.32.0", "--max-num-seqs", "128")
+    assert result.exit_code == 0, result.output
+    assert re.search(r"^eagle3: num_speculative_tokens \d for every load: \d\.\d\dx", result.stdout, re.MULTILINE)
+    assert "num_speculative_tokens_per_batch_size" in result.stdout
+    old = run("schedule", *files, "--vllm", "0.26.0", "--max-num-seqs", "128")
+    assert "num_speculative_tokens_per_batch_size" not in old.stdout.split("ngram")[1]
+
+
+@pytest.fixture
+def measured(tmp_path: Path) -> Path:
+    """Write a run of plain and ngram at 1 and 4 streams."""
+    return save_run(tmp_path / "run", make_run({"ngram k=3": gains(1.5)}, conditions=closed(1, 4)))
+
+
+def test_a_run_becomes_a_calibration(measured: Path, tmp_path: Path) -> None:
+    out = tmp_path / "calibration.json"
+    result = run("calibrate", "--from", measured, "--target", LLAMA, "--out", out)
+    assert result.exit_code == 0, result.output
+    assert re.search(r"^plain +\d", result.stdout, re.MULTILINE)
+    found = read_calibration(out)
+    assert {each.setting for each in found.points} == {"plain", "ngram k=3"}
+    check_schema("calibrate", json.loads(out.read_text()))
+
+
+def test_a_run_whose_model_is_not_known_asks_for_it(measured: Path, tmp_path: Path) -> None:
+    result = run("calibrate", "--from", measured, "--out", tmp_path / "calibration.json")
+    assert result.exit_code == 1
+    assert "--target" in result.stderr
+    assert not (tmp_path / "calibration.json").exists()
+
+
+def test_a_forecast_held_against_a_run_is_remembered(measured: Path, tmp_path: Path) -> None:
+    calibration, profile = tmp_path / "calibration.json", tmp_path / "profile.json"
+    assert run("calibrate", "--from", measured, "--target", LLAMA, "--out", calibration).exit_code == 0
+    write_document(profile, make_profile(replace(NGRAM, num_speculative_tokens=3, options={})))
+    result = run("forecast", profile, calibration, "--against", measured)
+    assert result.exit_code == 0, result.output
+    assert re.search(r"^code +c=1 +ngram k=3 +\d\.\d\d +\d\.\d\d \(.*\) +[+-]\d", result.stdout, re.MULTILINE)
+    held = read_calibration(calibration).held
+    assert {each.load for each in held} == {"c=1", "c=4"}
+    again = run("forecast", profile, calibration, "--against", measured, "--json")
+    check_schema("forecast", json.loads(again.stdout))
+    assert len(read_calibration(calibration).held) == len(held)
+
+
+def test_names_of_urls_and_of_candidates_belong_together() -> None:
+    result = run("calibrate", "--url", "http://127.0.0.1:1", "--candidate-url", "a=http://127.0.0.1:2", "--candidate",
+                 'b={"method": "ngram"}')  # fmt: skip
+    assert result.exit_code == 2
+    assert "no --candidate-url has that name" in result.stderr
+
+
+def test_a_calibration_is_a_value_that_forecasts_need_no_file_for() -> None:
+    assert isinstance(make_calibration(), Calibration)
+    assert draftwise.forecast(make_profile(), make_calibration(), concurrency=(1,)).cells
