@@ -1,52 +1,93 @@
-"""Which way a candidate is replayed: from text alone, or by an engine."""
+"""Which way a candidate is replayed: from text alone, or by an engine with the target and its drafter."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from draftwise.core import InvalidSetup, SpecConfig
+from draftwise.engine.sampling.acceptance import Standard
 from draftwise.engine.spec import ResolvedSpec, resolve_spec
 from draftwise.facts.methods import get_method
 from draftwise.replay.lookup_drafts import NgramReplayer, SuffixReplayer
 from draftwise.replay.replayer import Replayer
 from draftwise.replay.replaying import Candidate, choose_ks
 
-__all__ = ["make_candidate"]
+__all__ = ["Workshop"]
 
 _PREFIX = "suffix_decoding_"
 
 
-def make_candidate(spec: SpecConfig, target: Path, ks: tuple[int, ...], *, in_flight: int) -> Candidate:
-    """Return a candidate with what replays it.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workshop:
+    """What all candidates of a replay have in common."""
 
-    Args:
-        spec: as it was given; its k is the largest.
-        target: checkpoint of the target.
-        ks: the k that were asked for; empty: all.
-        in_flight: requests that are decoded together.
+    target: Path
+    ks: tuple[int, ...]
+    """The k that were asked for; empty: all."""
+    longest: int
+    """Tokens of the longest request with its answer."""
+    in_flight: int
+    """Requests that are decoded together, for what is drafted from other answers."""
+    forced: bool
+    """Whether everything is replayed by forced decoding."""
+    settings: Mapping[str, Any]
+    """Of the engine; None where its default holds."""
 
-    Raises:
-        InvalidSetup: it cannot be replayed.
-    """
-    resolved = resolve_spec(spec)
-    chosen = choose_ks(resolved.k, ks)
-    whole = replace(spec, method=resolved.method, num_speculative_tokens=chosen[-1])
-    return Candidate(spec=whole, ks=chosen, make=_maker(resolved, target, chosen, in_flight))
+    def make_candidate(self, spec: SpecConfig) -> Candidate:
+        """Return a candidate with what replays it.
+
+        Raises:
+            InvalidSetup: it cannot be replayed.
+        """
+        resolved = resolve_spec(spec)
+        _refuse_lossy(resolved)
+        ks = choose_ks(resolved.k, self.ks)
+        whole = replace(spec, method=resolved.method, num_speculative_tokens=ks[-1])
+        from_text = get_method(resolved.method).drafts_from == "text" and not self.forced
+        make = self._from_text(resolved, ks) if from_text else self._from_engine(whole, resolved, ks)
+        return Candidate(spec=whole, ks=ks, make=make)
+
+    def _from_text(self, resolved: ResolvedSpec, ks: tuple[int, ...]) -> Callable[[], Replayer]:
+        if get_method(resolved.method).remembers != "answers":
+            shortest, longest = resolved.prompt_lookup_min, resolved.prompt_lookup_max
+            return partial(NgramReplayer, k=ks[-1], shortest=shortest, longest=longest)
+        given = resolved.to_dict().items()
+        options = {key.removeprefix(_PREFIX): value for key, value in given if key.startswith(_PREFIX)}
+        return partial(SuffixReplayer, ks=ks, options=options, in_flight=self.in_flight)
+
+    def _from_engine(self, spec: SpecConfig, resolved: ResolvedSpec, ks: tuple[int, ...]) -> Callable[[], Replayer]:
+        if find_spec("torch") is None:
+            raise InvalidSetup.because(
+                "replay-needs-engine",
+                f"{spec.label} is replayed with its models, which needs torch.",
+                where="--candidate",
+                fix="pip install 'draftwise[engine]'.",
+            )
+        if self.forced and resolved.probabilistic:
+            raise InvalidSetup.because(
+                "forced-needs-greedy-drafts",
+                f"{spec.label} samples its drafts, and forced decoding would only see whether a draw names the text.",
+                where="--forced",
+                fix="Leave --forced out: the dense replay takes the chance of every draft token instead.",
+            )
+        return partial(self._open, spec, ks)
+
+    def _open(self, spec: SpecConfig, ks: tuple[int, ...]) -> Replayer:
+        from draftwise.engine.replay.opening import open_replayer
+
+        return open_replayer(spec, self.target, ks, longest=self.longest, forced=self.forced, settings=self.settings)
 
 
-def _maker(resolved: ResolvedSpec, target: Path, ks: tuple[int, ...], in_flight: int) -> Callable[[], Replayer]:
-    method = get_method(resolved.method)
-    if method.drafts_from != "text":
+def _refuse_lossy(resolved: ResolvedSpec) -> None:
+    if not isinstance(resolved.acceptance, Standard):
         raise InvalidSetup.because(
-            "replay-needs-engine",
-            f"{resolved.method} drafts with a model, which this version does not replay from {target}.",
+            "replay-needs-lossless",
+            f"{resolved.method} accepts drafts by a rule that changes the text, so that no log is what it would write.",
             where="--candidate",
+            fix="Leave out rejection_sample_method and acceptance_method.",
         )
-    if method.remembers != "answers":
-        shortest, longest = resolved.prompt_lookup_min, resolved.prompt_lookup_max
-        return partial(NgramReplayer, k=ks[-1], shortest=shortest, longest=longest)
-    options = {key.removeprefix(_PREFIX): value for key, value in resolved.to_dict().items() if key.startswith(_PREFIX)}
-    return partial(SuffixReplayer, ks=ks, options=options, in_flight=in_flight)

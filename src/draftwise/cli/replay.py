@@ -17,11 +17,13 @@ from rich.table import Table
 
 from draftwise.cli._console import open_console, show_table
 from draftwise.cli._findings import render_findings
-from draftwise.cli._replayers import make_candidate
+from draftwise.cli._replayers import Workshop
 from draftwise.core import Acceptance, Profile, Prompt, ReplayedTarget, Severity, SpecConfig
-from draftwise.replay.directory import ReplayDirectory, hash_transcripts
+from draftwise.engine.config import DEVICES, DTYPES
+from draftwise.replay.directory import PROFILE, ReplayDirectory, hash_transcripts
 from draftwise.replay.replaying import replay_candidates
 from draftwise.replay.transcripts import Encoder, Grouping, needs_encoder, read_transcripts
+from draftwise.report.replayed import PAGE, render_replay
 from draftwise.version import __version__
 from draftwise.workloads import load_workloads
 
@@ -57,15 +59,22 @@ def _read_ks(_: click.Context, __: click.Parameter, text: str | None) -> tuple[i
               help="Requests decoded together, for what is drafted from other answers.")  # fmt: skip
 @click.option("--to-the-end", is_flag=True,
               help="Draft up to the last token of max_tokens, as vLLM does.")  # fmt: skip
+@click.option("--forced", is_flag=True,
+              help="Decode every answer again, step for step: slower, and the truth for every method.")  # fmt: skip
+@click.option("--dtype", type=click.Choice(DTYPES), help="Of the models  [default: the target's]")
+@click.option("--device", type=click.Choice(DEVICES), help="Where the models run  [default: auto]")
+@click.option("--max-num-seqs", type=click.IntRange(1), metavar="N", help="Requests that models replay together.")
 @click.option("--json", "as_json", is_flag=True, help="Print the profile as JSON on stdout.")
 def replay(
     log: str, target: Path, candidates: Sequence[str], out: Path, ks: tuple[int, ...], group_by: str | None,
-    default_temperature: float, max_model_len: int | None, in_flight: int, to_the_end: bool, as_json: bool,
+    default_temperature: float, max_model_len: int | None, in_flight: int, to_the_end: bool, forced: bool,
+    as_json: bool, **settings: Any,
 ) -> None:  # fmt: skip
     """Replay LOG, prompts with their answers, and say what every candidate's drafts would have been worth.
 
     LOG is what `decide --workload` takes: a log of a gateway or observer, with the same options behind a #. Answers
-    are taken as the target wrote them, so acceptance at their temperature is exact, for every k at once.
+    are taken as the target wrote them, so acceptance at their temperature is exact, for every k at once. ngram and
+    suffix are replayed from the text alone; other methods load TARGET and their drafter.
 
     \b
     Examples:
@@ -82,17 +91,28 @@ def replay(
         group_by=None if group_by is None else Grouping(group_by),
         max_model_len=max_model_len,
     )
-    chosen = [make_candidate(SpecConfig.parse(text), target, ks, in_flight=in_flight) for text in candidates]
+    workshop = Workshop(
+        target=target,
+        ks=ks,
+        longest=max(request.num_tokens for request in transcripts.requests),
+        in_flight=in_flight,
+        forced=forced,
+        settings={**settings, "max_model_len": max_model_len},
+    )
+    chosen = [workshop.make_candidate(SpecConfig.parse(text)) for text in candidates]
     plan: dict[str, Any] = {
         "draftwise": __version__,
         "requests_sha256": hash_transcripts(transcripts.requests),
         "target": str(target),
         "candidates": [{**each.spec.to_dict(), "k": list(each.ks)} for each in chosen],
         "in_flight": in_flight,
+        "forced": forced,
+        "max_model_len": max_model_len,
+        "dtype": settings["dtype"],
     }
     directory = ReplayDirectory.open(out, plan)
     with _show_progress(len(chosen) * len(transcripts.requests)) as advance:
-        profile, _ = replay_candidates(
+        profile, anchors = replay_candidates(
             directory,
             transcripts,
             chosen,
@@ -101,6 +121,7 @@ def replay(
             limited=not to_the_end,
             advance=advance,
         )
+    directory.write(PAGE, render_replay(profile, anchors))
     _finish(profile, out, as_json=as_json)
 
 
@@ -142,7 +163,7 @@ def _finish(profile: Profile, out: Path, *, as_json: bool) -> None:
     console.print(render_findings(profile.findings))
     if as_json:
         click.echo(json.dumps(profile.to_dict(), indent=1))
-    click.echo(f"\nProfile: {out / 'profile.json'}", err=True)
+    click.echo(f"\nProfile: {out / PROFILE}\nReport: {out / PAGE}", err=True)
     sys.exit(1 if any(finding.severity is Severity.ERROR for finding in profile.findings) else 0)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 from draftwise.core import InvalidSetup, SpecConfig
@@ -55,6 +56,8 @@ class Engine:
         self._forks: dict[str, list[Sequence]] = {}
         """Completions 1..n-1 of a request, held until the first one has computed the prompt for all."""
         self._spec_counter = SpecCounter()
+        self.on_outcome: Callable[[Outcome], None] | None = None
+        """Called with what each step says about a sequence, before the sequence moves on by it."""
         self._prompt_tokens = 0
         self._generation_tokens = 0
 
@@ -173,6 +176,8 @@ class Engine:
 
     def _advance(self, outcome: Outcome, *, bound: int) -> Delta:
         """Move a sequence on by what a step gave it; return what its reader is to know of that."""
+        if self.on_outcome is not None:
+            self.on_outcome(outcome)
         sequence, emitted, scheduler = outcome.sequence, outcome.emitted, self.scheduler
         self._spec_counter.add(drafted=len(outcome.drafted), accepted=len(emitted) - 1)
         text, stop = find_stop(

@@ -107,7 +107,18 @@ class ReplayDirectory:
         """
         try:
             write_anchors(self.path, anchors)
-            write_whole(self.path / PROFILE, json.dumps(profile.to_dict(), indent=1) + "\n")
+        except OSError as error:
+            raise _cannot_write(self.path, error) from None
+        self.write(PROFILE, json.dumps(profile.to_dict(), indent=1) + "\n")
+
+    def write(self, name: str, text: str) -> None:
+        """Write a file that is made from what was found, whole or not at all.
+
+        Raises:
+            StorageError: it cannot be written.
+        """
+        try:
+            write_whole(self.path / name, text)
         except OSError as error:
             raise _cannot_write(self.path, error) from None
 

@@ -15,7 +15,7 @@ from draftwise.replay.anchors import Anchors, Ints
 from draftwise.replay.walk import Floats, Walk, walk
 from draftwise.statistics.totals import find_variance_share, ratio_of_totals
 
-__all__ = ["count_steps", "percentiles_of", "summarize", "warn_of_few"]
+__all__ = ["count_steps", "percentiles_of", "summarize", "tokens_per_step", "warn_of_few"]
 
 _TAIL = 0.01
 """Share of the requests on which an interval should not rest."""
@@ -56,6 +56,12 @@ def count_steps(anchors: Anchors, steps: Walk) -> Floats:
 def _count_emitted(anchors: Anchors) -> Floats:
     """Return the tokens that the decode steps of each request emit, [R]: all but the one of the prefill."""
     return (anchors.lengths - 1).astype(np.float64)
+
+
+def tokens_per_step(anchors: Anchors, k: int) -> Floats:
+    """Return the tokens that a decode step emits, of each request that has any."""
+    steps_R, emitted_R = count_steps(anchors, walk(anchors, k)), _count_emitted(anchors)
+    return emitted_R[steps_R > 0] / steps_R[steps_R > 0]
 
 
 def warn_of_few(anchors: Anchors, k: int) -> Finding | None:

@@ -61,6 +61,11 @@ class Transcript:
     temperature: float = 0.0
     group: str | None = None
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the prompt and the answer."""
+        return len(self.prompt_ids) + len(self.answer_ids)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transcripts:

@@ -46,7 +46,7 @@ from draftwise.report.tables import (
 from draftwise.runs import RunDirectory
 from draftwise.statistics import CONFIDENCE
 
-__all__ = ["render_page", "write_conclusions", "write_report"]
+__all__ = ["open_templates", "render_page", "write_conclusions", "write_report"]
 
 _FOLDED = 16
 """Rows from which a table is folded away: a summary stands before it."""
@@ -80,7 +80,7 @@ def render_page(found: Conclusions) -> str:
     run, decision = found.run, found.decision
     headline, *clauses = _split_clauses(list_clauses(decision))
     return (
-        _environment()
+        open_templates()
         .get_template("page.html.j2")
         .render(
             run=run,
@@ -130,7 +130,9 @@ def _tabulate(found: Conclusions) -> dict[str, Table | list[Table]]:
     }
 
 
-def _environment() -> Environment:
+def open_templates() -> Environment:
+    """Return what renders the templates of this folder."""
+
     def load(name: str) -> str:
         return (files("draftwise.report") / name).read_text(encoding="utf-8")
 

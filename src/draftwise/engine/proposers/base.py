@@ -50,6 +50,8 @@ class Confirmed:
     """float32, sampling temperature; 0 is greedy. Only probabilistic drafting looks at it."""
     seeds_B: Tensor
     """int64, seed of each sequence's random stream. Only probabilistic drafting looks at it."""
+    told_BK: Tensor | None = None
+    """int64, for replays: draft tokens to go on with in place of the drafter's own, -1 where it has its choice."""
     histories: tuple[Sequence[int], ...] = ()
     """[B] all final tokens of each sequence: the engine's own lists, for a proposer that is `on_host`."""
 
@@ -90,6 +92,8 @@ class Proposer(ABC):
     """Whether it must get the states of all tokens, so that no prefix may come from the cache."""
     on_host: bool = False
     """Whether it looks at values; on a GPU it then waits for each step's tokens, and is no part of the CUDA graph."""
+    nests: bool = True
+    """Whether a shorter draft is the beginning of a longer one."""
     needs_ending: bool = False
     """Whether it must be notified of a sequence's last tokens too, after which there is nothing to draft."""
 

@@ -36,6 +36,8 @@ class DFlashProposer(PagedProposer):
         probabilistic: likewise. Draft tokens of a block are drawn independently of each other.
     """
 
+    nests = False  # the tokens of a block look at each other
+
     def __init__(self, network: DFlash, *, max_model_len: int, probabilistic: bool = False) -> None:
         super().__init__(network, probabilistic=probabilistic, max_model_len=max_model_len)
         self._drafter = network

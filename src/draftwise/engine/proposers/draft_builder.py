@@ -99,5 +99,13 @@ class DraftBuilder:
         )
         if probs_RV is not None:
             self._probs.append(probs_RV.view(-1, num_steps, self._vocab_size))
-        self._tokens.append(tokens_R.view(-1, num_steps))
+        self._tokens.append(self._told(tokens_R.view(-1, num_steps)))
         return self._tokens[-1]
+
+    def _told(self, tokens_BM: Tensor) -> Tensor:
+        """Return the next tokens of a draft as a replay tells them, where it does."""
+        if self._new.told_BK is None:
+            return tokens_BM
+        begin = sum(tokens.shape[1] for tokens in self._tokens)
+        told_BM = self._new.told_BK[:, begin : begin + tokens_BM.shape[1]]
+        return torch.where(told_BM >= 0, told_BM, tokens_BM)

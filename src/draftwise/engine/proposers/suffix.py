@@ -19,6 +19,7 @@ class SuffixProposer(Proposer):
         cache: the trees; of this proposer alone.
     """
 
+    nests = False  # the best match depends on how much of it is drafted
     needs_history = True
     needs_ending = True
     on_host = True

@@ -82,7 +82,11 @@ def adjust(logits_BSV: Tensor, rows: Sequence[SamplingRow], draft_tokens_BK: Ten
 
 def check_params(params: SamplingParams, vocab_size: int) -> list[Finding]:
     """Return an error for each parameter that names a token outside 0..vocab_size-1."""
-    named = {"logit_bias": params.logit_bias or {}, "stop_token_ids": params.stop_token_ids}
+    named = {
+        "logit_bias": params.logit_bias or {},
+        "stop_token_ids": params.stop_token_ids,
+        "forced_token_ids": params.forced_token_ids or (),
+    }
     findings = []
     for where, ids in named.items():
         unknown = [token for token in ids if not 0 <= token < vocab_size]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from draftwise.core import Finding, InvalidSetup, Severity
@@ -30,6 +30,7 @@ _RULES: tuple[tuple[str, Callable[[SamplingParams], bool], str], ...] = (
         lambda p: p.num_speculative_tokens is None or p.num_speculative_tokens >= 0,
         "must not be negative",
     ),
+    ("forced_token_ids", lambda p: p.forced_token_ids is None or len(p.forced_token_ids) > 0, "must not be empty"),
     ("seed", lambda p: p.seed is None or 0 <= p.seed < 2**63, "must lie in 0..2^63-1"),
     ("logit_bias", lambda p: all(math.isfinite(b) for b in (p.logit_bias or {}).values()), "must be finite numbers"),
 )
@@ -66,6 +67,9 @@ class SamplingParams:
     skip_special_tokens: bool = True
     num_speculative_tokens: int | None = None
     """Draft at most so many tokens a step for this request; 0 decodes it plainly. Not in vLLM."""
+    forced_token_ids: Sequence[int] | None = None
+    """Output tokens to emit whatever the target says: drafts are verified against them. The request ends with the last
+    of them. (vLLM's `trace_decode_token_ids` is the same without speculation.)"""
 
     def __post_init__(self) -> None:
         findings = [
@@ -100,5 +104,5 @@ class SamplingParams:
 
     @property
     def needs_history(self) -> bool:
-        """Whether the logits depend on which tokens were output before."""
-        return self.penalises or self.min_tokens > 0 or bool(self.bad_words)
+        """Whether what is emitted depends on which tokens were output before, beyond the model's own logits."""
+        return self.penalises or self.min_tokens > 0 or bool(self.bad_words) or self.forced_token_ids is not None

@@ -70,6 +70,7 @@ def verify(
     seeds_B: Tensor,
     positions_B: Tensor,
     acceptance: Rule,
+    forced_BS: Tensor | None = None,
 ) -> Accepted:
     """Return which draft tokens are accepted and what follows them: a function of its arguments alone.
 
@@ -95,6 +96,8 @@ def verify(
         seeds_B: int64, seed of each sequence's random stream.
         positions_B: int64, position in that stream of the token that row 0 decides.
         acceptance: the rule by which draft tokens are accepted.
+        forced_BS: int64, tokens that rows emit whatever the logits say, and by which draft tokens before them are
+            accepted; -1 where a row decides by itself. None: all of them do.
     """
     assert draft.tokens_BK.shape[1] == logits_BSV.shape[1] - 1
     counters, kernels = _Counters(seeds_B, positions_B), kernels_for(logits_BSV)
@@ -108,6 +111,8 @@ def verify(
     else:
         floor_BS = find_floors(logits_BSV, tempering) if tempering.truncates else None
         next_BS = counters.draw(logits_BSV, tempering.temperature_B, floor_BS)
+    if forced_BS is not None:
+        next_BS, accept_BK = _force(forced_BS, draft.tokens_BK, next_BS, accept_BK)
     rates_K = acceptance.conditional_K if isinstance(acceptance, SyntheticRates) else None
     if kernels:
         emitted = kernels.emit(next_BS, draft.tokens_BK, draft.lengths_B, accept_BK, rates_K, *counters)
@@ -159,6 +164,16 @@ def _accept_typical(
     bar_BK = (rule.alpha * (-entropy_BK).exp()).clamp(max=rule.threshold)
     accept_BK = p_BKV.gather(2, tokens_BK.unsqueeze(2)).squeeze(2) > bar_BK
     return accept_BK, counters.draw(tempered_BSV)
+
+
+def _force(
+    forced_BS: Tensor, tokens_BK: Tensor, next_BS: Tensor, accept_BK: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """Return the next tokens and what is accepted, with the forced tokens in their places."""
+    is_forced_BS = forced_BS >= 0
+    if accept_BK is not None:
+        accept_BK = torch.where(is_forced_BS[:, :-1], tokens_BK == forced_BS[:, :-1], accept_BK)
+    return torch.where(is_forced_BS, forced_BS, next_BS), accept_BK
 
 
 def _tempered(logits_BSV: Tensor, tempering: Tempering) -> Tensor:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from draftwise.engine.memory.transfer import upload
@@ -20,7 +22,7 @@ from draftwise.engine.sampling.verify import Accepted
 from draftwise.engine.step.scheduler import Chunk
 from draftwise.engine.step.sequence import Sequence
 
-__all__ = ["PromptRanks", "adjust_logits", "involves_host", "rank_emitted", "rank_prompts"]
+__all__ = ["PromptRanks", "adjust_logits", "find_forced", "involves_host", "rank_emitted", "rank_prompts"]
 
 _RANKED_ROWS = 256
 """Prompt tokens whose log-probabilities are computed at once."""
@@ -62,6 +64,25 @@ def adjust_logits(
         for sequence in sequences
     ]
     return adjust(logits_BSV, rows + padding, draft_tokens_BK)
+
+
+def find_forced(sequences: list[Sequence], num_rows: int, *, padded: int, device: torch.device) -> Tensor | None:
+    """Return the token that each target row must emit, int64 [padded, num_rows], -1 where it decides by itself; None
+    where no request forces any.
+
+    Args:
+        sequences: whose requests they are; the first rows.
+        num_rows: S.
+        padded: B.
+        device: where to.
+    """
+    if all(sequence.params.forced_token_ids is None for sequence in sequences):
+        return None
+    rows = np.full((padded, num_rows), -1, dtype=np.int64)
+    for row, sequence in zip(rows, sequences, strict=False):
+        ahead = (sequence.params.forced_token_ids or ())[sequence.num_output : sequence.num_output + num_rows]
+        row[: len(ahead)] = ahead
+    return upload(rows, device)
 
 
 def rank_emitted(logits_BSV: Tensor, accepted: Accepted, sequences: list[Sequence]) -> Ranked | None:

@@ -26,7 +26,7 @@ from draftwise.engine.sampling.verify import Accepted, verify
 from draftwise.engine.step.capture import bucket_of
 from draftwise.engine.step.confirm import Confirmations
 from draftwise.engine.step.graphs import Graphs
-from draftwise.engine.step.host_part import adjust_logits, involves_host, rank_emitted, rank_prompts
+from draftwise.engine.step.host_part import adjust_logits, find_forced, involves_host, rank_emitted, rank_prompts
 from draftwise.engine.step.launched import Launched, pack
 from draftwise.engine.step.scheduler import Chunk, Schedule
 from draftwise.engine.step.sequence import Sequence
@@ -137,7 +137,9 @@ class Runner:
             return Launched(sequences, packed, bound=k + 1)
         computed = self._captured("pass", shape, lambda: self._keep(compute(), shape))
         logits_BSV = adjust_logits(computed.logits_BSV, sequences, computed.draft.tokens_BK, self._end_ids)
-        accepted = self._verify(computed, logits_BSV)
+        padded, num_rows = logits_BSV.shape[:2]
+        forced_BS = find_forced(sequences, num_rows, padded=padded, device=self.model.device)
+        accepted = self._verify(computed, logits_BSV, forced_BS)
         packed = self._advance(computed, accepted)
         ranked = rank_emitted(computed.logits_BSV, accepted, sequences)
         return Launched(sequences, packed, bound=k + 1, ranked=ranked)
@@ -174,7 +176,7 @@ class Runner:
         """Verify and advance; return what the host is to know."""
         return self._advance(computed, self._verify(computed, computed.logits_BSV))
 
-    def _verify(self, computed: _Computed, logits_BSV: Tensor) -> Accepted:
+    def _verify(self, computed: _Computed, logits_BSV: Tensor, forced_BS: Tensor | None = None) -> Accepted:
         view = computed.view
         return verify(
             logits_BSV,
@@ -183,6 +185,7 @@ class Runner:
             seeds_B=view.seeds_B,
             positions_B=view.num_output_B,
             acceptance=self._acceptance,
+            forced_BS=forced_BS,
         )
 
     def _advance(self, computed: _Computed, accepted: Accepted) -> Tensor:
@@ -229,6 +232,7 @@ class Runner:
             seeds_B=upload([sequence.seed for sequence in sequences], device),
             positions_B=upload([sequence.num_output for sequence in sequences], device),
             acceptance=self._acceptance,
+            forced_BS=find_forced(sequences, 1, padded=len(sequences), device=device),
         )
         self.table.enter(sequences, accepted.tokens_BS[:, 0], None if features_NF is None else features_NF[rows_B])
         ranked = rank_emitted(logits_B1V, accepted, sequences)

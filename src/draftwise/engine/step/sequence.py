@@ -86,8 +86,10 @@ class Sequence:
 
     @property
     def num_left(self) -> int:
-        """How many more tokens it may have."""
-        return self.max_tokens - len(self.tokens)
+        """How many more tokens it may have; where they are forced, how many there are."""
+        forced = self.params.forced_token_ids
+        ahead = self.max_tokens if forced is None else len(forced) - self.num_output
+        return min(self.max_tokens - len(self.tokens), ahead)
 
     @property
     def longest(self) -> int:

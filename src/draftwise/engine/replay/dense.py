@@ -1,0 +1,282 @@
+"""Dense replay: one pass of the target over prompts and answers, then the drafter behind every answer token.
+
+A drafter is a function of confirmed tokens and of the target's states at them. Both are known of a logged answer, so
+the target runs once over the whole text, like a prompt, and the proposer is notified of one token after another as if
+each had been a step of its own. All k follow from the longest drafts where shorter ones are their beginnings.
+
+Where drafts are sampled, the drafter is told the text as its earlier guesses, and a draft token x stands with chance
+min(1, q(x) / p(x)): of what rejection sampling emits as x, acceptance has the mass min(p, q)(x) of p(x) (Leviathan et
+al. 2023, arXiv 2211.17192). Text is compared nowhere: it would see q(x) instead.
+
+Shape letters: B requests, N tokens of a pass, T answer tokens (padded), K draft tokens, F features of a token,
+P pages, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from draftwise.engine.attention.plan import plan_attention
+from draftwise.engine.attention.spans import Spans
+from draftwise.engine.core import Engine
+from draftwise.engine.memory.transfer import upload
+from draftwise.engine.proposers.base import Confirmed
+from draftwise.engine.replay.fit import check_fit
+from draftwise.engine.sampling.draft import Draft
+from draftwise.replay.replayer import DraftRows, ReplayedRequest
+from draftwise.replay.transcripts import Transcript
+
+__all__ = ["DenseReplayer"]
+
+_NO_TOKEN = -1
+_LOGIT_ROWS = 256
+"""Rows whose logits are computed at once."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Batch:
+    """Requests that are replayed together, and what the target says of their answers."""
+
+    requests: Sequence[Transcript]
+    pages_BP: Tensor
+    answers_BT: Tensor
+    """int64, with K tokens of padding behind the longest answer: -1."""
+    features: list[Tensor | None]
+    """[T, F] of each: the auxiliary hidden states before each answer token."""
+    logprobs_BT: Tensor | None
+    """float32, log p of each answer token; None where drafts are not sampled."""
+
+
+class DenseReplayer:
+    """Replays requests with the target and the drafter of an engine.
+
+    Args:
+        engine: with a speculative config; nobody else uses it meanwhile.
+        ks: the k to replay.
+    """
+
+    remembers = False
+
+    def __init__(self, engine: Engine, ks: Sequence[int]) -> None:
+        assert engine.spec is not None
+        self._engine, self._proposer = engine, engine.proposer
+        self._model, self._kv, self._threads = engine.runner.model, engine.runner.kv, engine.runner.threads
+        self._ks = (max(ks),) if self._proposer.nests else tuple(ks)
+        self._samples = engine.spec.probabilistic
+
+    def replay(self, requests: Sequence[Transcript]) -> Iterator[ReplayedRequest]:
+        """Yield the drafts behind every answer token of each request.
+
+        Raises:
+            InvalidSetup: a request is longer than the engine takes, or has ids that the target does not.
+        """
+        check_fit(self._engine, requests)
+        for batch in self._split(requests):
+            yield from self._replay(batch)
+
+    def _split(self, requests: Sequence[Transcript]) -> Iterator[Sequence[Transcript]]:
+        """Yield batches that fit into the pages, and into as many sequences as the engine decodes together."""
+        batch: list[Transcript] = []
+        for request in requests:
+            together = [*batch, request]
+            too_many = len(together) > self._engine.config.max_num_seqs
+            if batch and (too_many or sum(map(self._count_pages, together)) > self._kv.num_pages):
+                yield batch
+                together = [request]
+            batch = together
+        yield batch
+
+    def _count_pages(self, request: Transcript) -> int:
+        return -(-(request.num_tokens + max(self._ks)) // self._kv.block_size)
+
+    @torch.inference_mode()
+    def _replay(self, requests: Sequence[Transcript]) -> list[ReplayedRequest]:
+        batch = self._compute(requests)
+        size = max(len(request.answer_ids) for request in requests)
+        found = {k: _Found(len(requests), size, k, samples=self._samples, device=self._model.device) for k in self._ks}
+        for token in range(1, size):
+            live = [place for place, request in enumerate(requests) if len(request.answer_ids) > token]
+            for k in self._ks:
+                told_BK = batch.answers_BT[upload(live, self._model.device), token : token + k]
+                with self._threads.computing(prompt_rows=0):
+                    draft = self._proposer.propose(self._confirm(batch, live, token, k, told_BK), k)
+                found[k].note(live, token, draft, told_BK, batch.logprobs_BT)
+        for slot in range(len(requests)):
+            self._proposer.release(slot)
+        rows = {k: each.to_rows(requests) for k, each in found.items()}
+        return [
+            ReplayedRequest(id=request.id, by_k={k: rows[k][place] for k in self._ks})
+            for place, request in enumerate(requests)
+        ]
+
+    def _compute(self, requests: Sequence[Transcript]) -> _Batch:
+        """Run the target over the texts, and notify the proposer of the prompts."""
+        device, longest = self._model.device, max(len(request.answer_ids) for request in requests)
+        answers = np.full((len(requests), longest + max(self._ks)), _NO_TOKEN, dtype=np.int64)
+        for row, request in zip(answers, requests, strict=True):
+            row[: len(request.answer_ids)] = request.answer_ids
+        batch = _Batch(
+            requests=requests,
+            pages_BP=self._give_pages(requests),
+            answers_BT=upload(answers, device),
+            features=[None] * len(requests),
+            logprobs_BT=torch.zeros(answers.shape, device=device) if self._samples else None,
+        )
+        for place, request in enumerate(requests):
+            with self._threads.computing(prompt_rows=request.num_tokens):
+                self._compute_text(batch, place)
+        return batch
+
+    def _give_pages(self, requests: Sequence[Transcript]) -> Tensor:
+        """Return page_table_BP: pages after each other, scratch behind them."""
+        counts = [self._count_pages(request) for request in requests]
+        pages = np.full((len(requests), max(counts) + 1), self._kv.num_pages, dtype=np.int32)
+        first = 0
+        for row, count in zip(pages, counts, strict=True):
+            row[:count] = np.arange(first, first + count)
+            first += count
+        return upload(pages, self._model.device, np.int32)
+
+    def _compute_text(self, batch: _Batch, place: int) -> None:
+        """Run the target over one text, all of it but the last token, in pieces of max_num_batched_tokens."""
+        request, taps = batch.requests[place], self._proposer.taps
+        text = [*request.prompt_ids, *request.answer_ids]
+        prompt, step = len(request.prompt_ids), self._engine.config.max_num_batched_tokens
+        kept: list[Tensor] = []
+        for start in range(0, len(text) - 1, step):
+            end = min(start + step, len(text) - 1)
+            hidden_NH, features_NF = self._run(text[start:end], start, batch.pages_BP[place : place + 1])
+            self._tell_prompt(batch, place, start, min(end, prompt - bool(taps)), features_NF)
+            own = max(0, prompt - 1 - start)  # from here on rows predict the answer
+            if features_NF is not None:
+                kept.append(features_NF[own:])
+            if batch.logprobs_BT is not None and own < end - start:
+                first = start + own - (prompt - 1)
+                tokens_N = batch.answers_BT[place, first : first + end - start - own]
+                logprobs_N = self._rank(hidden_NH[own:], tokens_N, request.temperature)
+                batch.logprobs_BT[place, first : first + len(logprobs_N)] = logprobs_N
+        batch.features[place] = torch.cat(kept) if kept else None
+
+    def _run(self, tokens: Sequence[int], start: int, pages_1P: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Run the target over a piece of one text; return hidden_NH and the auxiliary hidden states."""
+        model, taps, features_NF = self._model, self._proposer.taps, None
+        spans = Spans.of([start], [len(tokens)], model.device)
+        plan = plan_attention(spans, pages_1P, block_size=self._kv.block_size)
+        if taps:
+            width = len(taps) * model.shape.hidden_size
+            features_NF = torch.empty(len(tokens), width, dtype=model.dtype, device=model.device)
+        hidden_NH, _ = model(upload(tokens, model.device), plan.positions_N, self._kv, plan, taps, features_NF)
+        return hidden_NH, features_NF
+
+    def _rank(self, hidden_NH: Tensor, tokens_N: Tensor, temperature: float) -> Tensor:
+        """Return the log-probability that each token was drawn with; 0 at temperature 0, where nothing is drawn."""
+        if temperature == 0:
+            return torch.zeros(len(tokens_N), device=hidden_NH.device)
+        pieces = zip(hidden_NH.split(_LOGIT_ROWS), tokens_N.split(_LOGIT_ROWS), strict=True)
+        return torch.cat(
+            [
+                (self._model.logits(hidden).float() / temperature).log_softmax(-1).gather(1, tokens[:, None])[:, 0]
+                for hidden, tokens in pieces
+            ]
+        )
+
+    def _tell_prompt(self, batch: _Batch, place: int, start: int, end: int, features_NF: Tensor | None) -> None:
+        """Notify the proposer of the prompt tokens that follow from the positions [start, end) of a text."""
+        if end <= start:
+            return
+        shift = bool(self._proposer.taps)
+        tokens = batch.requests[place].prompt_ids[start + shift : end + shift]
+        rows = None if features_NF is None else features_NF[: len(tokens)]
+        new = self._make_confirmed(batch, [place], [start + shift], [tokens], rows, limits=[0], told_BK=None)
+        self._proposer.propose(new, 0)
+
+    def _confirm(self, batch: _Batch, live: Sequence[int], token: int, k: int, told_BK: Tensor) -> Confirmed:
+        """Return the news that the answer token before `token` is final, for the requests that go on."""
+        requests = [batch.requests[place] for place in live]
+        features = [each[token - 1] for place in live if (each := batch.features[place]) is not None]
+        return self._make_confirmed(
+            batch,
+            live,
+            [len(request.prompt_ids) + token - 1 for request in requests],
+            [request.answer_ids[token - 1 : token] for request in requests],
+            torch.stack(features) if features else None,
+            limits=[max(0, min(k, self._limit(request) - token - 1)) for request in requests],
+            told_BK=told_BK if self._samples else None,
+        )
+
+    def _limit(self, request: Transcript) -> int:
+        """Return the tokens that the answer could have had at most: its own limit, or the engine's."""
+        assert self._engine.config.max_model_len is not None
+        return min(request.limit, self._engine.config.max_model_len - len(request.prompt_ids))
+
+    def _make_confirmed(
+        self,
+        batch: _Batch,
+        places: Sequence[int],
+        starts: Sequence[int],
+        tokens: Sequence[Sequence[int]],
+        features_NF: Tensor | None,
+        *,
+        limits: Sequence[int],
+        told_BK: Tensor | None,
+    ) -> Confirmed:
+        requests, device = [batch.requests[place] for place in places], self._model.device
+        slots_B = upload(places, device)
+        return Confirmed(
+            slots_B=slots_B,
+            spans=Spans.of(starts, [len(each) for each in tokens], device),
+            tokens_N=upload([token for each in tokens for token in each], device),
+            num_prompt_B=upload([len(request.prompt_ids) for request in requests], device),
+            limits_B=upload(limits, device),
+            page_table_BP=batch.pages_BP[slots_B],
+            features_NF=features_NF,
+            temperature_B=upload([request.temperature for request in requests], device, np.float32),
+            seeds_B=torch.zeros_like(slots_B),
+            told_BK=told_BK,
+        )
+
+
+class _Found:
+    """What was found at one k, on the device until the batch is done.
+
+    Args:
+        num: B.
+        size: T.
+        k: K.
+        samples: whether drafts are sampled.
+        device: where.
+    """
+
+    def __init__(self, num: int, size: int, k: int, *, samples: bool, device: torch.device) -> None:
+        self._drafted_BT = torch.zeros(num, size, dtype=torch.long, device=device)
+        self._accepted_BT = torch.zeros_like(self._drafted_BT)
+        self._chances_BTK = torch.zeros(num, size, k, device=device) if samples else None
+
+    def note(self, live: Sequence[int], token: int, draft: Draft, told_BK: Tensor, logprobs_BT: Tensor | None) -> None:
+        """Note the drafts that begin with answer token `token`, of the requests that go on."""
+        rows_B = upload(live, told_BK.device)
+        k = told_BK.shape[1]
+        inside_BK = torch.arange(k, device=told_BK.device) < draft.lengths_B.unsqueeze(1)
+        self._drafted_BT[rows_B, token] = draft.lengths_B
+        if self._chances_BTK is None or draft.probs_BKV is None or logprobs_BT is None:
+            stands_BK = (draft.tokens_BK == told_BK) & inside_BK
+            self._accepted_BT[rows_B, token] = stands_BK.long().cumprod(1).sum(1)
+            return
+        known_BK = inside_BK & (told_BK >= 0)
+        q_BK = draft.probs_BKV.gather(2, told_BK.clamp(min=0).unsqueeze(2)).squeeze(2)
+        chances_BK = (q_BK / logprobs_BT[rows_B, token : token + k].exp()).clamp(max=1)
+        self._chances_BTK[rows_B, token] = torch.where(known_BK, chances_BK, 0)
+
+    def to_rows(self, requests: Sequence[Transcript]) -> list[DraftRows]:
+        """Return the drafts of each request."""
+        drafted, accepted = self._drafted_BT.tolist(), self._accepted_BT.tolist()
+        chances = None if self._chances_BTK is None else self._chances_BTK.tolist()
+        sizes = [len(request.answer_ids) for request in requests]
+        if chances is None:
+            return [DraftRows(drafted=drafted[b][:n], accepted=accepted[b][:n]) for b, n in enumerate(sizes)]
+        return [DraftRows(drafted=drafted[b][:n], chances=chances[b][:n]) for b, n in enumerate(sizes)]

@@ -1,0 +1,111 @@
+"""Forced decoding: the engine serves the logged answers, whatever its target says. The truth for every method.
+
+Every step drafts, verifies and moves on as in serving, only that drafts are verified against the log. Where drafts are
+not sampled this is what serving the answers did: at temperature 0 they are the target's choice, and above the target's
+draw, which a draft has to name whatever its chances were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from draftwise.engine.core import Engine, Pending, Request
+from draftwise.engine.replay.fit import check_fit
+from draftwise.engine.sampling.params import SamplingParams
+from draftwise.engine.step.launched import Outcome
+from draftwise.replay.replayer import DraftRows, ReplayedRequest
+from draftwise.replay.transcripts import Transcript
+
+__all__ = ["ForcedReplayer", "Step", "force"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One decode step of one request."""
+
+    token: int
+    """Tokens of the answer that are confirmed when it begins."""
+    drafted: tuple[int, ...]
+    accepted: int
+    """Of those; behind the end of the answer too."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForcedReplayer:
+    """Replays requests at the engine's own k, or a smaller one.
+
+    Args:
+        engine: with a speculative config; nobody else uses it meanwhile.
+        ks: the k to replay, one walk each.
+    """
+
+    engine: Engine
+    ks: Sequence[int]
+    remembers = False
+
+    def replay(self, requests: Sequence[Transcript]) -> Iterator[ReplayedRequest]:
+        """Yield each request when it is replayed at every k; as many are decoded together as the engine takes.
+
+        Raises:
+            InvalidSetup: a request is longer than the engine takes, or has ids that the target does not.
+        """
+        check_fit(self.engine, requests)
+        size = self.engine.config.max_num_seqs
+        for begin in range(0, len(requests), size):
+            batch = requests[begin : begin + size]
+            walks = {k: force(self.engine, batch, k) for k in self.ks}
+            for place, request in enumerate(batch):
+                by_k = {k: _to_rows(request, steps[place]) for k, steps in walks.items()}
+                yield ReplayedRequest(id=request.id, by_k=by_k)
+
+
+def force(engine: Engine, requests: Sequence[Transcript], k: int) -> list[list[Step]]:
+    """Return the decode steps of each request.
+
+    Args:
+        engine: with a speculative config, and no requests.
+        requests: to be decoded together.
+        k: draft tokens a step at most.
+    """
+    steps: dict[str, list[Step]] = {str(place): [] for place in range(len(requests))}
+
+    def note(outcome: Outcome) -> None:
+        sequence = outcome.sequence
+        if sequence.num_output:
+            step = Step(token=sequence.num_output, drafted=tuple(outcome.drafted), accepted=len(outcome.emitted) - 1)
+            steps[sequence.request.request_id].append(step)
+
+    engine.on_outcome = note
+    try:
+        for place, request in enumerate(requests):
+            engine.add(_to_request(request, str(place), k))
+        pending: Pending = ()
+        while engine.has_work():
+            pending, _ = engine.step(pending)
+    finally:
+        engine.on_outcome = None
+        for name in steps:
+            engine.abort(name)
+    return list(steps.values())
+
+
+def _to_request(request: Transcript, name: str, k: int) -> Request:
+    params = SamplingParams(
+        temperature=request.temperature,
+        max_tokens=request.limit,
+        ignore_eos=True,
+        num_speculative_tokens=k,
+        forced_token_ids=request.answer_ids,
+    )
+    return Request(request_id=name, prompt_token_ids=list(request.prompt_ids), params=params)
+
+
+def _to_rows(request: Transcript, steps: Sequence[Step]) -> DraftRows:
+    """Return the drafts at the places where a step begins; what lies behind the answer's end is not known to stand."""
+    size = len(request.answer_ids)
+    drafted, accepted = [0] * size, [0] * size
+    for step in steps:
+        drafted[step.token] = len(step.drafted)
+        accepted[step.token] = min(step.accepted, size - step.token)
+    return DraftRows(drafted=drafted, accepted=accepted)

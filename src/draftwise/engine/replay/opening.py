@@ -1,0 +1,57 @@
+"""Opens an engine for a replay: eager, without a prefix cache, and no larger than the log asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from draftwise.checkpoints.dimensions import get_int
+from draftwise.checkpoints.model_config import read_config
+from draftwise.core import SpecConfig
+from draftwise.engine.config import EngineConfig
+from draftwise.engine.core import Engine
+from draftwise.engine.replay.dense import DenseReplayer
+from draftwise.engine.replay.forced import ForcedReplayer
+from draftwise.replay.replayer import Replayer
+
+__all__ = ["open_replayer"]
+
+_BY_LOAD = ("num_speculative_tokens_per_batch_size", "disable_by_batch_size")
+"""Keys that make k depend on the load, which a replay leaves to whoever forecasts."""
+
+
+def open_replayer(
+    spec: SpecConfig,
+    target: Path,
+    ks: Sequence[int],
+    *,
+    longest: int,
+    forced: bool,
+    settings: Mapping[str, Any],
+) -> Replayer:
+    """Return what replays a candidate with the target and its drafter.
+
+    Args:
+        spec: with the largest k.
+        target: checkpoint.
+        ks: the k to replay.
+        longest: tokens of the longest request with its answer.
+        forced: by forced decoding, step for step, instead of densely.
+        settings: fields of `EngineConfig`; None where the default holds.
+
+    Raises:
+        InvalidSetup: target or drafter cannot be loaded, or do not fit.
+    """
+    given = {name: value for name, value in settings.items() if value is not None}
+    if "max_model_len" not in given:
+        positions = get_int(read_config(target), "max_position_embeddings")
+        wanted = longest + max(ks) + 1  # so that no draft ends where the log does
+        given["max_model_len"] = wanted if positions is None else min(wanted, positions)
+    config = EngineConfig.from_settings(
+        model=str(target), **({"enforce_eager": True, "enable_prefix_caching": False} | given)
+    )
+    options = {key: value for key, value in spec.options.items() if key not in _BY_LOAD}
+    engine = Engine(config, replace(spec, options=options), lag=0)
+    return ForcedReplayer(engine, tuple(ks)) if forced else DenseReplayer(engine, ks)
