@@ -6,6 +6,7 @@ from statistics import median
 
 from draftwise.core import Window
 from draftwise.facts.advice import find_prior
+from draftwise.facts.methods import find_method
 from draftwise.watch.diagnose.case import Case
 from draftwise.watch.diagnose.losses import find_losses
 from draftwise.watch.diagnose.noise import (
@@ -235,13 +236,14 @@ def _find_drafter_changed(case: Case) -> Found | None:
 
 def _find_suffix_cold(case: Case) -> Found | None:
     ages = [window.uptime_s for window in case.windows if window.uptime_s is not None]
-    if case.method != "suffix" or not ages or max(ages) > _COLD_S:
+    method = find_method(case.method)
+    if method is None or method.remembers != "answers" or not ages or max(ages) > _COLD_S:
         return None
     found = _find_acceptance_fell(case)
     if found is None:
         return None
     return Found(
-        message=f"The servers are {max(ages) / 60:.0f} minutes old, and suffix decoding has little to draft from yet.",
+        message=f"The servers are {max(ages) / 60:.0f} minutes old, and {method.name} has seen few answers to draft from.",
         evidence=found.evidence,
         loss=found.loss,
     )
