@@ -243,7 +243,7 @@ def _find_suffix_cold(case: Case) -> Found | None:
     if found is None:
         return None
     return Found(
-        message=f"The servers are {max(ages) / 60:.0f} minutes old, and {method.name} has seen few answers to draft from.",
+        message=f"The servers are {max(ages) / 60:.0f} minutes old: {method.name} has seen few answers to draft from.",
         evidence=found.evidence,
         loss=found.loss,
     )
