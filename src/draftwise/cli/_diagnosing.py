@@ -11,7 +11,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from draftwise.cli._findings import MARKS
-from draftwise.core import Baseline, Diagnosis, Window
+from draftwise.core import Baseline, Diagnosis, Severity, Window
 from draftwise.watch.diagnose import Asked, Expectation, diagnose
 from draftwise.watch.fingerprint import Fingerprint
 from draftwise.watch.misleading import find_misleading
@@ -30,7 +30,9 @@ def add_diagnoses(
     fingerprints: Sequence[Fingerprint] = (),
     earlier: Window | None = None,
 ) -> Sight:
-    """Return what was seen with what is wrong, the diagnoses first, and with what would be misread, last.
+    """Return what was seen with what is wrong: servers that cannot be read, diagnoses, then what would be misread.
+
+    A server that is gone explains what happens to the others, and nothing that is read of these says so.
 
     Args:
         sight: what was seen.
@@ -45,7 +47,9 @@ def add_diagnoses(
     found = diagnose(pools, expected, sight.of(PLAIN), replace(asked, probe=probe))
     wholes = filter(None, map(Window.pooled, pools.values()))
     notes = filter(None, map(find_misleading, wholes))
-    return replace(sight, findings=(*found, *sight.findings, *notes))
+    gone = [each for each in sight.findings if each.severity is Severity.ERROR]
+    rest = [each for each in sight.findings if each.severity is not Severity.ERROR]
+    return replace(sight, findings=(*gone, *found, *rest, *notes))
 
 
 def render_diagnoses(diagnoses: Iterable[Diagnosis]) -> RenderableType:

@@ -18,7 +18,7 @@ from rich.text import Text
 from draftwise.cli._console import open_console
 from draftwise.cli._diagnosing import PLAIN, render_diagnoses
 from draftwise.cli._findings import render_findings
-from draftwise.core import Diagnosis, Finding, Window
+from draftwise.core import Diagnosis, Finding, Severity, Window
 from draftwise.watch.rows import sight_to_dict
 from draftwise.watch.watcher import Sight
 from draftwise.watch.yardstick import Yardstick
@@ -128,11 +128,13 @@ class LiveShow:
 
 
 def _render(findings: Sequence[Finding]) -> Iterator[RenderableType]:
-    """Yield what is wrong, and what else is to be said."""
-    diagnoses = [each for each in findings if isinstance(each, Diagnosis)]
-    if diagnoses:
+    """Yield which servers cannot be read, what is wrong with the others, and what else is to be said."""
+    told = [each for each in findings if not isinstance(each, Diagnosis)]
+    if gone := [each for each in told if each.severity is Severity.ERROR]:
+        yield render_findings(gone)
+    if diagnoses := [each for each in findings if isinstance(each, Diagnosis)]:
         yield render_diagnoses(diagnoses)
-    if others := [each for each in findings if not isinstance(each, Diagnosis)]:
+    if others := [each for each in told if each not in gone]:
         yield render_findings(others)
 
 
