@@ -15,7 +15,8 @@ from draftwise.core import StorageError, UnreadableSource
 from draftwise.core.action import Action
 from draftwise.guard.lease import locked
 from draftwise.guard.state import State
-from draftwise.runs.row_files import cut_unfinished, write_whole
+from draftwise.machine.files import write_whole
+from draftwise.runs.row_files import cut_unfinished
 from draftwise.watch.drift import ROW_S, WindowRow
 
 __all__ = ["KEPT_DAYS", "KEPT_ROWS", "Store"]
