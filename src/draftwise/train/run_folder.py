@@ -11,6 +11,7 @@ import torch
 
 from draftwise.core import InvalidSetup
 from draftwise.machine.files import replacing, write_whole
+from draftwise.runs.row_files import RowFile
 
 __all__ = ["RunFolder"]
 
@@ -93,8 +94,7 @@ class RunFolder:
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the log, without an incomplete last row."""
-        lines = self.log.read_text(encoding="utf-8").split("\n")[:-1] if self.log.exists() else []
-        return [json.loads(line) for line in lines]
+        return [*RowFile(self.log, dict).read()]
 
     def finish(self) -> None:
         """Remove the checkpoint: the run is over."""
