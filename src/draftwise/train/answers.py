@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ import torch
 from draftwise.engine.config import EngineConfig
 from draftwise.engine.core import Engine, Pending, Request
 from draftwise.engine.sampling.params import SamplingParams
+from draftwise.runs.row_files import RowFile, cut_unfinished
 from draftwise.train.progress import Bar, Reporter
 from draftwise.train.reading import Sample
 
@@ -91,18 +91,8 @@ def _key(prompt: Sample) -> str:
 
 def _read_answers(file: Path) -> dict[str, list[int]]:
     """Return the answers on disk; an incomplete last line is removed."""
-    if not file.exists():
-        return {}
-    with file.open("rb+") as lines:
-        known, end = {}, 0
-        for line in lines:
-            if not line.endswith(b"\n"):
-                break
-            entry = json.loads(line)
-            known[entry["prompt"]] = entry["token_ids"]
-            end += len(line)
-        os.ftruncate(lines.fileno(), end)
-    return known
+    cut_unfinished(file)
+    return dict(RowFile(file, lambda row: (row["prompt"], row["token_ids"])).read())
 
 
 def _generate(

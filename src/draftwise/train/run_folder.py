@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,8 @@ from typing import Any
 import torch
 
 from draftwise.core import InvalidSetup
+from draftwise.machine.files import replacing, write_whole
+from draftwise.runs.row_files import RowFile
 
 __all__ = ["RunFolder"]
 
@@ -69,25 +70,21 @@ class RunFolder:
                     where=str(self.out),
                     fix="Give the same settings to resume it, or another --out.",
                 )
-        self._write(self._settings, json.dumps(settings, indent=2) + "\n")
+        write_whole(self._settings, json.dumps(settings, indent=2) + "\n")
 
     def save(self, state: Mapping[str, Any]) -> None:
         """Write a checkpoint atomically: a reader finds the old one or the new one."""
-        partial = self._checkpoint.with_suffix(".new")
-        with partial.open("wb") as file:
-            torch.save(dict(state), file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, self._checkpoint)
+        with replacing(self._checkpoint) as partial:
+            torch.save(dict(state), partial)
 
     def load(self) -> dict[str, Any] | None:
         """Return the checkpoint's state; None if there is none. Log rows after it are dropped."""
         if not self._checkpoint.exists():
-            self._write(self.log, "")
+            write_whole(self.log, "")
             return None
         state: dict[str, Any] = torch.load(self._checkpoint, map_location="cpu", weights_only=True)
         kept = [row for row in self.rows() if row["step"] <= state["step"]]
-        self._write(self.log, "".join(json.dumps(row) + "\n" for row in kept))
+        write_whole(self.log, "".join(json.dumps(row) + "\n" for row in kept))
         return state
 
     def append(self, row: Mapping[str, Any]) -> None:
@@ -97,14 +94,8 @@ class RunFolder:
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the log, without an incomplete last row."""
-        lines = self.log.read_text(encoding="utf-8").split("\n")[:-1] if self.log.exists() else []
-        return [json.loads(line) for line in lines]
+        return [*RowFile(self.log, dict).read()]
 
     def finish(self) -> None:
         """Remove the checkpoint: the run is over."""
         self._checkpoint.unlink(missing_ok=True)
-
-    def _write(self, file: Path, text: str) -> None:
-        partial = file.with_suffix(file.suffix + ".new")
-        partial.write_text(text, encoding="utf-8")
-        os.replace(partial, file)
