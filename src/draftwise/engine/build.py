@@ -122,7 +122,7 @@ class _Site:
         if not self.lag or config.enforce_eager:
             return CapturePlan(sizes=(), num_bytes=0)
         # The logits count twice: those of steps that the host has a part in are kept.
-        row_values = shape.hidden_size * 8 + shape.intermediate_size * 3 + shape.vocab_size * 2
+        row_values = shape.hidden_size * 8 + self.model.mlp_values + shape.vocab_size * 2
         # The drafter runs once for each draft token.
         num_layers = shape.num_layers + self.k * self.proposer.num_layers
         return plan_capture(
@@ -199,6 +199,7 @@ class _Site:
             logits_rows=config.max_num_seqs * (self.k + 1),
             bytes_per_value=self.model.dtype.itemsize,
             num_taps=len(self.proposer.taps),
+            mlp_values=self.model.mlp_values,
         )
 
 
