@@ -77,6 +77,19 @@ def test_steps_of_one_kind_are_wrong_together(prior: Prior) -> None:
     assert found[0, 0] + found[1, 1] - 2 * found[0, 1] < 0.05 * found[0, 0]
 
 
+def test_how_far_tokens_share_experts_is_learnt_from_their_steps(prior: Prior) -> None:
+    """A calibration sees it; without this constant the fit would bend the others."""
+    mixture = Work(dense_bytes=2e9, expert_bytes=58e9, share_per_row=1 / 16, flops_per_row=6e9, weights=30 * 10**9)
+    start = replace(machine(prior.constants), work=mixture)
+    truth = replace(start, constants=replace(prior.constants, expert_spread=0.7))
+    measured = measure(truth, [step(1), step(4), step(32), step(1, 3), step(8, 3)])
+    fitted = fit_machine(start, prior, measured)
+    assert fitted.constants.expert_spread == pytest.approx(0.7, abs=0.05)
+    for unseen in (step(1, 7), step(2, 5), step(16, 1)):
+        assert fitted.seconds(unseen) == pytest.approx(truth.seconds(unseen), rel=0.03)
+    assert start.seconds(step(1, 7)) > 1.2 * truth.seconds(step(1, 7)), "independent choices cost more"
+
+
 def test_without_a_measured_step_the_prior_speaks(prior: Prior) -> None:
     model = fit_cost_model(machine(prior.constants), prior, [])
     assert model.seconds(step(8)) == pytest.approx(machine(prior.constants).seconds(step(8)))

@@ -35,6 +35,8 @@ class Constants:
     """Of a step without a full CUDA graph."""
     uncaptured_s: float
     """The least that a drafting step takes beyond the largest captured size: its kernels are launched one by one."""
+    expert_spread: float = 1.0
+    """Of a mixture: how many experts the tokens of a pass choose (`Work.bytes_for`); 1: each chooses independently."""
     drafting: Mapping[str, float] = field(default_factory=dict)
     """Factor on the overhead of a kind of drafting (`Drafting.kind`) in `facts.advice`; 1 for one that is not named."""
 
@@ -84,6 +86,7 @@ _GPU_SPREAD = {
     "sync_per_sequence_s": 0.8,
     "piecewise_s": 0.5,
     "uncaptured_s": 0.5,
+    "expert_spread": 0.25,
 }
 """Between hosts and cards of one data sheet: rates differ by little, times of the host by a factor of two."""
 _CPU_SPREAD = {
@@ -93,6 +96,7 @@ _CPU_SPREAD = {
     "sync_per_sequence_s": 0.01,
     "piecewise_s": 0.01,
     "uncaptured_s": 0.01,
+    "expert_spread": 0.25,
 }
 """Without a data sheet rates are only known to an order of magnitude; there are no graphs and no asynchronous steps."""
 

@@ -43,7 +43,7 @@ def fit_machine(machine: Machine, prior: Prior, measured: Sequence[MeasuredStep]
 
     What no measured step depends on keeps its prior value.
     """
-    names = _find_free(measured)
+    names = _find_free(machine, measured)
     center = np.array([prior.constants.log(name) for name in names])
     spread = np.array([prior.spread_of(name) for name in names])
     steps = [each.step for each in measured]
@@ -60,13 +60,14 @@ def fit_machine(machine: Machine, prior: Prior, measured: Sequence[MeasuredStep]
     return at(_minimize(misses, center))
 
 
-def _find_free(measured: Sequence[MeasuredStep]) -> tuple[str, ...]:
+def _find_free(machine: Machine, measured: Sequence[MeasuredStep]) -> tuple[str, ...]:
     """Return the constants that the measured steps depend on."""
     drafting = {each.step.drafting.kind: each.step.drafting for each in measured if each.step.drafting is not None}
     graphs = {each.step.graph for each in measured}
     synchronous = any(not each.asynchronous for each in drafting.values())
     return (
         *_ALWAYS,
+        *(("expert_spread",) if machine.work.expert_bytes else ()),
         *(("sync_s", "sync_per_sequence_s") if synchronous else ()),
         *(("piecewise_s",) if Graph.PIECEWISE in graphs else ()),
         *(("uncaptured_s",) if Graph.NONE in graphs else ()),

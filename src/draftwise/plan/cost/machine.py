@@ -175,7 +175,7 @@ class Machine:
     def _pass_s(self, work: Work, rows: float, sampled_rows: float) -> float:
         """Return the seconds of one pass: reading its weights and computing its rows overlap in part."""
         constants, body = self.constants, work.flops_per_row - work.head_flops_per_row
-        reading = work.bytes_for(rows) / constants.bytes_per_s
+        reading = work.bytes_for(rows, spread=constants.expert_spread) / constants.bytes_per_s
         computing = (rows * body + sampled_rows * work.head_flops_per_row) / constants.flops_per_s
         longer, shorter = max(reading, computing), min(reading, computing)
         return float(longer * (1 + (shorter / longer) ** constants.sharpness) ** (1 / constants.sharpness))
