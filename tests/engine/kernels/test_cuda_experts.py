@@ -8,13 +8,17 @@ import torch
 pytest.importorskip("triton")
 
 from draftwise.engine.kernels import Kernels
+from draftwise.engine.kernels.cuda import CudaKernels
 from draftwise.engine.kernels.cuda import experts as code
 from draftwise.engine.kernels.cuda.launch import interpreted
-from draftwise.engine.models.experts import run_all
-from draftwise.engine.models.linear import quantize
+from draftwise.engine.models.decoder import GatedMlp
+from draftwise.engine.models.experts import CpuExperts, CudaExperts, ExpertsMlp, run_all
+from draftwise.engine.models.linear import make_linear, quantize
+from draftwise.engine.models.rope import Rope
 
 EXACT = Kernels(None, None, 1e-5, torch.float64)
 NUM_EXPERTS, HIDDEN, INNER = 6, 128, 48
+ROPE = Rope(frequencies_D=torch.ones(8), attention_scale=1.0, context_limit=4)
 
 
 @pytest.fixture(params=[torch.float16, torch.float32] if interpreted() else [torch.bfloat16, torch.float32], ids=str)
@@ -120,3 +124,27 @@ def test_one_byte_weights(device):
     ]
     exact = run_exactly(x, weights, chosen, *rounded)
     assert (ours.double() - exact).norm() / exact.norm() < 1e-2
+
+
+@pytest.mark.parametrize("quantization", [None, "fp8"])
+def test_a_mixture_on_a_gpu_is_the_one_on_a_cpu(quantization, device):
+    gate_up, down = make_weights(torch.float32, torch.device("cpu"))
+    alone = [
+        GatedMlp(
+            gate_up=make_linear(gate_up[e], quantization=quantization),
+            down=make_linear(down[e], quantization=quantization),
+        )
+        for e in range(NUM_EXPERTS)
+    ]
+    flat = (each.flatten(0, 1).to(device) for each in (gate_up, down))
+    x, logits = torch.randn(3, HIDDEN), torch.randn(3, NUM_EXPERTS)
+    results = [
+        ExpertsMlp(router=lambda _, at=at: logits.to(at), experts=experts, num_chosen=2, normalize=True)(
+            kernels, x.to(at)
+        )
+        for kernels, experts, at in (
+            (CudaKernels(None, ROPE, 1e-5, torch.float32), CudaExperts(*flat, NUM_EXPERTS, quantization), device),
+            (EXACT, CpuExperts(alone), torch.device("cpu")),
+        )
+    ]
+    torch.testing.assert_close(results[0].cpu(), results[1], rtol=1e-4, atol=1e-5)
