@@ -21,14 +21,14 @@ def logits_of(path, run_paged, **options) -> torch.Tensor:
     return model.logits(hidden)
 
 
-def stack_experts(path) -> None:
-    """Write the experts of each layer as one tensor, as newer checkpoints may."""
+def stack_experts(path, count: int = 8) -> None:
+    """Write the first experts of each layer as one tensor, as newer checkpoints may."""
     file = path / "model.safetensors"
     tensors = load_file(file)
     for i in range(3):
         prefix = f"model.layers.{i}.mlp.experts."
         halves = {
-            half: torch.stack([tensors.pop(f"{prefix}{e}.{half}_proj.weight") for e in range(8)])
+            half: torch.stack([tensors.pop(f"{prefix}{e}.{half}_proj.weight") for e in range(8)][:count])
             for half in ("gate", "up", "down")
         }
         tensors[f"{prefix}gate_up_proj"] = torch.cat((halves["gate"], halves["up"]), dim=1)
@@ -43,11 +43,10 @@ def test_experts_in_one_tensor_are_the_same_model(save_tiny, run_paged):
     assert torch.equal(logits_of(path, run_paged), apart)
 
 
-def test_a_stack_of_too_few_experts_is_refused(save_tiny, run_paged, edit_config):
+def test_a_stack_of_too_few_experts_is_refused(save_tiny, run_paged):
     path, _ = save_tiny("qwen3_moe", **EXPERTS)
-    stack_experts(path)
-    edit_config(path, num_local_experts=9)
-    with pytest.raises(InvalidSetup, match=r"mlp\.experts\.8\.gate_proj\.weight"):
+    stack_experts(path, count=7)
+    with pytest.raises(InvalidSetup, match=r"lacks 9 tensors: .*mlp\.experts\.7\.gate_proj\.weight"):
         logits_of(path, run_paged)
 
 
@@ -99,5 +98,5 @@ def test_impossible_mixtures_are_explained(changes, save_tiny, run_paged, edit_c
 
 def test_other_mixtures_are_refused_by_name(save_tiny, run_paged):
     path, _ = save_tiny("mixtral", num_local_experts=4)
-    with pytest.raises(InvalidSetup, match="MixtralForCausalLM is not supported"):
+    with pytest.raises(InvalidSetup, match="'MixtralForCausalLM' is not supported"):
         logits_of(path, run_paged)
