@@ -21,6 +21,7 @@ SHAPE = ModelShape(
     vocab_size=128256, max_position_embeddings=8192,
 )  # fmt: skip
 TARGET = Work(dense_bytes=15e9, flops_per_row=15e9, head_flops_per_row=1e9, weights=8 * 10**9)
+MIXTURE = Work(dense_bytes=2e9, expert_bytes=58e9, share_per_row=1 / 16, flops_per_row=6e9, weights=30 * 10**9)
 HEAD = Drafting(
     method="eagle3",
     work=Work(dense_bytes=0.8e9, flops_per_row=0.8e9, head_flops_per_row=0.3e9, weights=4 * 10**8),
@@ -79,8 +80,7 @@ def test_steps_of_one_kind_are_wrong_together(prior: Prior) -> None:
 
 def test_how_far_tokens_share_experts_is_learnt_from_their_steps(prior: Prior) -> None:
     """A calibration sees it; without this constant the fit would bend the others."""
-    mixture = Work(dense_bytes=2e9, expert_bytes=58e9, share_per_row=1 / 16, flops_per_row=6e9, weights=30 * 10**9)
-    start = replace(machine(prior.constants), work=mixture)
+    start = replace(machine(prior.constants), work=MIXTURE)
     truth = replace(start, constants=replace(prior.constants, expert_spread=0.7))
     measured = measure(truth, [step(1), step(4), step(32), step(1, 3), step(8, 3)])
     fitted = fit_machine(start, prior, measured)
@@ -88,6 +88,17 @@ def test_how_far_tokens_share_experts_is_learnt_from_their_steps(prior: Prior) -
     for unseen in (step(1, 7), step(2, 5), step(16, 1)):
         assert fitted.seconds(unseen) == pytest.approx(truth.seconds(unseen), rel=0.03)
     assert start.seconds(step(1, 7)) > 1.2 * truth.seconds(step(1, 7)), "independent choices cost more"
+
+
+def test_steps_that_read_all_experts_leave_those_that_read_few_in_doubt(prior: Prior) -> None:
+    truth = replace(machine(prior.constants), work=MIXTURE)
+    doubts = {}
+    for name, batches in {"large alone": (128, 256), "small too": (1, 2, 256)}.items():
+        model = fit_cost_model(truth, prior, measure(truth, [step(each) for each in batches]))
+        found = model.predict([step(1, 3), step(1)]).covariance
+        doubts[name] = math.sqrt(found[0, 0] + found[1, 1] - 2 * found[0, 1])
+    assert doubts["large alone"] > 0.1
+    assert doubts["small too"] < 0.9 * doubts["large alone"]
 
 
 def test_without_a_measured_step_the_prior_speaks(prior: Prior) -> None:
