@@ -72,7 +72,7 @@ class Checkpoint:
         try:
             # Opened anew each time: pages of a mapped file count as memory until it is closed.
             with safe_open(file, framework="pt") as tensors:
-                tensor = tensors.get_slice(source)[part.index] if part else tensors.get_tensor(source)
+                tensor = tensors.get_slice(source)[part.place] if part else tensors.get_tensor(source)
         except (SafetensorError, OSError) as error:
             raise InvalidSetup.because(
                 "damaged-weights",
@@ -94,7 +94,7 @@ class Checkpoint:
         if len(shape) != 3 or number >= shape[0]:
             return name, None
         first, end = {"gate": (0, shape[1] // 2), "up": (shape[1] // 2, shape[1]), "down": (0, shape[1])}[match["half"]]
-        return source, _Part(shape=(end - first, shape[2]), index=(number, slice(first, end)))
+        return source, _Part(shape=(end - first, shape[2]), place=(number, slice(first, end)))
 
     def check_complete(self) -> None:
         """Raise InvalidSetup naming every tensor that was asked for in vain."""
@@ -121,7 +121,7 @@ class _Part(NamedTuple):
     """Rows of one expert in a tensor of all."""
 
     shape: tuple[int, ...]
-    index: tuple[int, slice]
+    place: tuple[int, slice]
 
 
 def write_tensors(file: Path, tensors: Mapping[str, Tensor]) -> None:

@@ -46,11 +46,11 @@ class Work:
             spread: n tokens choose as many experts as n ** spread that choose independently would; below 1 some
                 experts are chosen more often than others, or by the tokens of one text together.
         """
-        return float(self.dense_bytes + self.expert_bytes * self.expert_share(rows, spread=spread))
+        return self.dense_bytes + self.expert_bytes * self.expert_share(rows, spread=spread)
 
     def expert_share(self, rows: float, *, spread: float = 1.0) -> float:
         """Return the fraction of the routed experts that so many tokens choose together; see `bytes_for`."""
-        return 1 - (1 - self.share_per_row) ** (rows**spread)
+        return float(1 - (1 - self.share_per_row) ** (rows**spread))
 
 
 def find_work(config: Config, precision: Precision, tensor_parallel_size: int = 1) -> Work | None:

@@ -379,7 +379,7 @@ def run_experts(
     most_rows = max(1, _MOST_PAIRS // num_chosen)
     if len(x_NH) > most_rows:
         parts = zip(*(each.split(most_rows) for each in (x_NH, weights_NK, chosen_NK)), strict=True)
-        return torch.cat([run_experts(*part, gate_up_E2IH, down_EHI, scales) for part in parts])
+        return torch.cat([run_experts(x, some, those, gate_up_E2IH, down_EHI, scales) for x, some, those in parts])
     num_pairs = chosen_NK.numel()
     blocks = group(chosen_NK, num_experts, _choose_rows(num_pairs / num_experts))
     first, second = scales or (None, None)
