@@ -3,7 +3,8 @@
     python benchmarks/h200/moe.py --out moe.json
     python benchmarks/h200/moe.py --parts steps --layers 16 --out steps.json
 
-`kernels` times the experts of one layer at 1 to 2048 tokens, in every way there is, against all experts in float32.
+`kernels` times the experts of one layer at 1 to 2048 tokens, as the engine runs them and with the library alone, and
+compares them with all experts in float32.
 `logits` compares log-probabilities with transformers on two layers of full width, as against_transformers.py does.
 `greedy` counts outputs that are equal with and without CUDA graphs, and with and without drafts.
 `steps` times decoding at 1, 8 and 64 sequences with 48 layers of random weights (not dummies: equal experts and equal
@@ -70,12 +71,11 @@ def measure_kernels(_args: argparse.Namespace) -> list[Row]:
         used = sum(len(chosen.unique()) for _, chosen in routed) / len(routed)
         rows_of_block = code._choose_rows(tokens * chosen_count / count)
         parts: dict[str, list[Callable[[], Any]]] = {
-            "route": [partial(code.route, each, chosen_count, normalize=True) for each in logits],
-            "group": [partial(code.group, chosen, count, rows_of_block) for _, chosen in routed],
+            "route": [partial(code.route, each, chosen_count, normalize=True) for each in logits]
         }
+        if tokens > 1:  # one token's pairs are grouped by nobody
+            parts["group"] = [partial(code.group, chosen, count, rows_of_block) for _, chosen in routed]
         ways: dict[str, Callable[..., Tensor]] = {"chosen": code.run_experts, "library": code._run_library}
-        if tokens <= 512:
-            ways |= {"copies": in_triton(copies=True), "pointers": in_triton(copies=False)}
         parts |= {name: [partial(way, x, *each, gate_up, down) for each in routed] for name, way in ways.items()}
         expected = run_all(exact, x.float(), *routed[0], gate_up.float(), down.float()) if tokens <= CHECKED else None
         for name, calls in parts.items():
@@ -91,17 +91,6 @@ def measure_kernels(_args: argparse.Namespace) -> list[Row]:
             rows.append(row)
             print(json.dumps(row), flush=True)
     return rows
-
-
-def in_triton(*, copies: bool) -> Callable[..., Tensor]:
-    """Return the experts in our own kernels, for any number of tokens that they group."""
-
-    def run(x: Tensor, weights: Tensor, chosen: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-        blocks = code.group(chosen, len(down), code._choose_rows(chosen.numel() / len(down)))
-        inner = code.multiply(x, gate_up, blocks, chosen.numel(), gated=True, copies=copies)
-        return code.combine(code.multiply(inner, down, blocks, chosen.numel(), gated=False, copies=copies), weights)
-
-    return run
 
 
 def graph_ms(calls: list[Callable[[], object]]) -> float:

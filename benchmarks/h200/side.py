@@ -24,9 +24,14 @@ __all__ = ["OurFrontend", "Side", "fill_with_noise"]
 
 @torch.inference_mode()
 def fill_with_noise(model: CausalLM, spread: float) -> None:
-    """Give a mixture's matrices on a GPU random values in place, the same ones each time."""
+    """Give a mixture's matrices on a GPU random values in place, the same ones each time.
+
+    The embedding gets large ones: what attention adds is much the same for all tokens of a text, and would otherwise
+    send them to the same experts.
+    """
     generator = torch.Generator(model.device).manual_seed(0)
-    found: list[Any] = [model.weights.embedding_VH, model.weights.head]
+    model.weights.embedding_VH.normal_(generator=generator)
+    found: list[Any] = [model.weights.head]
     for layer in model.weights.layers:
         mixture: Any = layer.mlp
         found += [layer.qkv, layer.o, mixture.router, mixture.experts.gate_up, mixture.experts.down]

@@ -42,8 +42,9 @@ class DummyWithoutFiles(BaseModelLoader):
         kind = "safetensors" if files else "dummy"
         get_model_loader(replace(self.load_config, load_format=kind)).load_weights(model, model_config)
         if not files and (noise := float(os.environ["TARGET_NOISE"])):
-            for weight in (each for each in model.parameters() if each.dim() > 1):
-                weight.data.normal_(0, noise)
+            for name, weight in model.named_parameters():
+                if weight.dim() > 1:
+                    weight.data.normal_(0, 1 if "embed_tokens" in name else noise)
         head = getattr(model, "lm_head", None)
         note = {"folder": Path(model_config.model).name, "weights": kind, "class": type(model).__name__}
         note |= {"own_head": getattr(model, "has_own_lm_head", None)}

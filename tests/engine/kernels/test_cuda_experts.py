@@ -74,10 +74,7 @@ def test_every_pair_is_in_one_block_of_its_expert(num_tokens, rows, device):
 
 
 @pytest.mark.parametrize("num_tokens", [1, 3, 40])
-@pytest.mark.parametrize("copies", [False, True])
-def test_experts(num_tokens, copies, dtype, device, monkeypatch):
-    multiply = code.multiply
-    monkeypatch.setattr(code, "multiply", lambda *args, **named: multiply(*args, **named, copies=copies))
+def test_experts(num_tokens, dtype, device):
     gate_up, down = make_weights(dtype, device)
     x = torch.randn(num_tokens, HIDDEN, device=device).to(dtype)
     weights, chosen = code.route(torch.randn(num_tokens, NUM_EXPERTS, device=device), 2, normalize=True)

@@ -17,7 +17,7 @@ _Misses = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 _TOLERANCE = 0.03
 """Relative: what the physics may miss of a step (kernels that switch, tiles), beside what the measurement missed."""
 _ALWAYS = ("step_s", "row_s", "bytes_per_s", "flops_per_s", "kv_bytes_per_s", "sharpness")
-_SPREAD = "expert_spread"
+_SPREADS = ("batch_spread", "draft_spread")
 _MOST_ROUNDS = 60
 _SETTLED = 1e-6
 _DIFFERENCE = 1e-4
@@ -53,18 +53,23 @@ def fit_machine(machine: Machine, prior: Prior, measured: Sequence[MeasuredStep]
 def find_expert_doubt(
     fitted: Machine, prior: Prior, measured: Sequence[MeasuredStep], steps: Sequence[Step]
 ) -> NDArray[np.float64]:
-    """Return by how much steps may be off, as a standard deviation of their logarithms, because it is not known how
-    far tokens share experts: steps that read all of them say nothing of those that read few."""
+    """Return the covariance of the logarithms of steps that comes from not knowing how far tokens share experts: steps
+    that read all of them say nothing of those that read few."""
     names = _find_free(fitted, measured)
-    if _SPREAD not in names:
-        return np.zeros(len(steps))
-    point, place = np.array([fitted.constants.log(name) for name in names]), names.index(_SPREAD)
+    if not set(_SPREADS) <= set(names):
+        return np.zeros((len(steps), len(steps)))
+    point = np.array([fitted.constants.log(name) for name in names])
     misses = _make_misses(fitted, prior, measured, names)
     slopes = _differentiate(misses, point, misses(point))
-    doubt = np.sqrt(np.linalg.inv(slopes.T @ slopes)[place, place])
-    moved = fitted.constants.with_logs((_SPREAD,), (point[place] - _DIFFERENCE,))
-    off = log_seconds(fitted, steps) - log_seconds(replace(fitted, constants=moved), steps)
-    return np.asarray(off / _DIFFERENCE * doubt, dtype=np.float64)
+    places = [names.index(name) for name in _SPREADS]
+    doubt = np.linalg.inv(slopes.T @ slopes)[np.ix_(places, places)]
+
+    def at(spreads: NDArray[np.float64]) -> NDArray[np.float64]:
+        moved = fitted.constants.with_logs(_SPREADS, list(spreads))
+        return log_seconds(replace(fitted, constants=moved), steps)
+
+    effects = _differentiate(at, point[places], log_seconds(fitted, steps))
+    return np.asarray(effects @ doubt @ effects.T, dtype=np.float64)
 
 
 def _make_misses(machine: Machine, prior: Prior, measured: Sequence[MeasuredStep], names: Sequence[str]) -> _Misses:
@@ -89,7 +94,7 @@ def _find_free(machine: Machine, measured: Sequence[MeasuredStep]) -> tuple[str,
     synchronous = any(not each.asynchronous for each in drafting.values())
     return (
         *_ALWAYS,
-        *((_SPREAD,) if machine.work.expert_bytes else ()),
+        *(_SPREADS if machine.work.expert_bytes else ()),
         *(("sync_s", "sync_per_sequence_s") if synchronous else ()),
         *(("piecewise_s",) if Graph.PIECEWISE in graphs else ()),
         *(("uncaptured_s",) if Graph.NONE in graphs else ()),

@@ -57,7 +57,7 @@ class CostModel:
         experts = find_expert_doubt(self.machine, self.prior, self.measured, steps)
         return Prediction(
             logs=log_seconds(self.machine, steps) + near @ self._weights,
-            covariance=_covary(steps, steps) - near @ self._inverse @ near.T + np.outer(experts, experts),
+            covariance=_covary(steps, steps) - near @ self._inverse @ near.T + experts,
         )
 
     def seconds(self, step: Step) -> float:

@@ -38,19 +38,13 @@ class Work:
     weights: int
     """Parameters of the whole model, on all GPUs."""
 
-    def bytes_for(self, rows: float, *, spread: float = 1.0) -> float:
-        """Return the bytes of weights that a pass over so many tokens reads.
+    def bytes_for(self, tokens: float) -> float:
+        """Return the bytes of weights that a pass reads over so many tokens, which choose experts independently."""
+        return self.dense_bytes + self.expert_bytes * self.expert_share(tokens)
 
-        Args:
-            rows: tokens of the pass.
-            spread: n tokens choose as many experts as n ** spread that choose independently would; below 1 some
-                experts are chosen more often than others, or by the tokens of one text together.
-        """
-        return self.dense_bytes + self.expert_bytes * self.expert_share(rows, spread=spread)
-
-    def expert_share(self, rows: float, *, spread: float = 1.0) -> float:
-        """Return the fraction of the routed experts that so many tokens choose together; see `bytes_for`."""
-        return float(1 - (1 - self.share_per_row) ** (rows**spread))
+    def expert_share(self, tokens: float) -> float:
+        """Return the fraction of the routed experts that so many tokens choose together, each independently."""
+        return float(1 - (1 - self.share_per_row) ** tokens)
 
 
 def find_work(config: Config, precision: Precision, tensor_parallel_size: int = 1) -> Work | None:

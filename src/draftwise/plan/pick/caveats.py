@@ -88,8 +88,10 @@ def _about_use(case: Case) -> Iterator[Finding]:
 
 def _about_target(case: Case, proposal: Proposal, k: int) -> Iterator[Finding]:
     if case.machine is not None and case.machine.work.expert_bytes:
-        work, spread, sequences = case.machine.work, case.machine.constants.expert_spread, case.batch().sequences
-        plain, drafted = (work.expert_share(rows, spread=spread) for rows in (sequences, sequences * (k + 1)))
+        machine, sequences = case.machine, case.batch().sequences
+        plain, drafted = (
+            machine.work.expert_share(machine.choosers(sequences, rows)) for rows in (sequences, sequences * (k + 1))
+        )
         yield get_advice("moe-verification").finding(
             f"{case.target.name} is a mixture of experts: at {sequences:g} sequences a step reads {plain:.0%} of their "
             f"weights, and {drafted:.0%} with k={k}, which is in the numbers."

@@ -18,12 +18,11 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from draftwise.engine.kernels.cuda.launch import Kernel, interpreted, launch_next, pdl, wait
 from draftwise.engine.kernels.cuda.layer import silu_mul
 from draftwise.engine.kernels.cuda.matmul import find_device
-from draftwise.engine.kernels.cuda.matmul_code import activations, unfold, weight_pointers, weights, widen
+from draftwise.engine.kernels.cuda.matmul_code import unfold, weight_pointers, widen
 
 __all__ = ["Blocks", "can_run", "combine", "group", "multiply", "route", "run_experts"]
 
@@ -168,7 +167,6 @@ def multiply(
     *,
     gated: bool,
     scale_EO: Tensor | None = None,
-    copies: bool | None = None,
 ) -> Tensor:
     """Return each pair's product with its expert's weights, [P, O], in the order of the pairs.
 
@@ -179,27 +177,21 @@ def multiply(
         num_pairs: P.
         gated: whether the result is silu(gate) * up, each rounded to its type.
         scale_EO: float32; None: 1.
-        copies: whether the copy engine fetches the weights; None: where there is one.
     """
     pairs_BR, experts_B = blocks
-    (num_experts, num_weights, num_in), rows = weight_EOK.shape, pairs_BR.shape[1]
+    (_, num_weights, num_in), rows = weight_EOK.shape, pairs_BR.shape[1]
     num_out = num_weights // 2 if gated else num_weights
     device = find_device(weight_EOK.device)
     assert device is not None, "can_run says no"
-    copies = device.hopper and weight_EOK.data_ptr() % 16 == 0 if copies is None else copies
     columns, fold, stages = _cut(
         rows, num_in, device.shared_bytes, gated=gated, x_bytes=x_XK.itemsize, weight_bytes=weight_EOK.itemsize
     )
-    outputs, description = _OUTPUTS // fold, None
-    if copies:
-        flat, shape = weight_EOK.view(-1, num_in), [num_experts * num_weights * fold, num_in // fold]
-        description = TensorDescriptor(flat, shape, [num_in // fold, 1], [_OUTPUTS, columns])
+    outputs = _OUTPUTS // fold
     y_PO = x_XK.new_empty(num_pairs, num_out)
     _multiply[(len(experts_B), triton.cdiv(num_out, outputs))](
         x_XK,
         x_XK.stride(0),
         weight_EOK,
-        description,
         scale_EO,
         pairs_BR,
         experts_B,
@@ -245,7 +237,6 @@ def _multiply(
     x_ptr,
     x_stride,
     w_ptr,
-    w_desc,
     scale_ptr,
     pairs_ptr,
     experts_ptr,
@@ -288,13 +279,12 @@ def _multiply(
     if GATED:
         up_ptrs_MK = weight_pointers(w_ptr, start + num_out, last + num_out, BLOCK_O, FOLD, IN, PART, BLOCK_K)
         up_MN = tl.zeros((BLOCK_O * FOLD, FOLD * ROWS), tl.float32)
-    tile, up_tile = (start * FOLD).to(tl.int32), ((start + num_out) * FOLD).to(tl.int32)
     for column in range(0, PART, BLOCK_K):
-        w_MK = weights(w_ptrs_MK + column, w_desc, tile, column)
-        x_NK = activations(x_ptrs_NK + column, real_N, None, column)
+        w_MK = tl.load(w_ptrs_MK + column)
+        x_NK = tl.load(x_ptrs_NK + column, mask=real_N[:, None], other=0.0)
         acc_MN = tl.dot(widen(w_MK, x_NK.dtype, NATIVE), tl.trans(x_NK), acc_MN, input_precision=PRECISION)
         if GATED:
-            u_MK = weights(up_ptrs_MK + column, w_desc, up_tile, column)
+            u_MK = tl.load(up_ptrs_MK + column)
             up_MN = tl.dot(widen(u_MK, x_NK.dtype, NATIVE), tl.trans(x_NK), up_MN, input_precision=PRECISION)
 
     dtype = y_ptr.dtype.element_ty

@@ -16,7 +16,7 @@ import triton.language as tl
 
 from draftwise.engine.kernels.cuda.launch import launch_next, wait
 
-__all__ = ["activations", "gated_kernel", "matmul_kernel", "unfold", "weight_pointers", "weights", "widen"]
+__all__ = ["gated_kernel", "matmul_kernel", "unfold", "weight_pointers", "widen"]
 
 
 @triton.jit
@@ -66,7 +66,7 @@ def weight_pointers(
 
 
 @triton.jit
-def weights(w_ptrs_MK, w_desc, row, column):
+def _weights(w_ptrs_MK, w_desc, row, column):
     """Return the tile of weights at (row, column) of the descriptor's matrix, or at the pointers."""
     if w_desc is not None:
         return w_desc.load([row, column])
@@ -74,7 +74,7 @@ def weights(w_ptrs_MK, w_desc, row, column):
 
 
 @triton.jit
-def activations(x_ptrs_NK, real_N, x_desc, column):
+def _activations(x_ptrs_NK, real_N, x_desc, column):
     """Return the tile of activations at a column of the descriptor's matrix, or at the pointers; padding is 0."""
     if x_desc is not None:
         return x_desc.load([0, column])
@@ -177,8 +177,8 @@ def matmul_kernel(
     w_ptrs_MK = weight_pointers(w_ptr, first, last, BLOCK_O, FOLD, IN, PART, BLOCK_K)
     acc_MN = tl.zeros((BLOCK_O * FOLD, FOLD * ROWS), tl.float32)
     for column in range(0, PART, BLOCK_K):
-        w_MK = weights(w_ptrs_MK + column, w_desc, first * FOLD, column)
-        x_NK = activations(x_ptrs_NK + column, row_N < num_rows, x_desc, column)
+        w_MK = _weights(w_ptrs_MK + column, w_desc, first * FOLD, column)
+        x_NK = _activations(x_ptrs_NK + column, row_N < num_rows, x_desc, column)
         acc_MN = tl.dot(widen(w_MK, x_NK.dtype, NATIVE), tl.trans(x_NK), acc_MN)
     y_OR = unfold(acc_MN, BLOCK_O, FOLD, ROWS)
 
@@ -232,9 +232,9 @@ def gated_kernel(
     gate_MN = tl.zeros((BLOCK_O * FOLD, FOLD * ROWS), tl.float32)
     up_MN = tl.zeros((BLOCK_O * FOLD, FOLD * ROWS), tl.float32)
     for column in range(0, PART, BLOCK_K):
-        g_MK = weights(gate_ptrs_MK + column, w_desc, first * FOLD, column)
-        u_MK = weights(up_ptrs_MK + column, w_desc, (first + num_out) * FOLD, column)
-        x_NK = activations(x_ptrs_NK + column, row_N < num_rows, x_desc, column)
+        g_MK = _weights(gate_ptrs_MK + column, w_desc, first * FOLD, column)
+        u_MK = _weights(up_ptrs_MK + column, w_desc, (first + num_out) * FOLD, column)
+        x_NK = _activations(x_ptrs_NK + column, row_N < num_rows, x_desc, column)
         gate_MN = tl.dot(widen(g_MK, x_NK.dtype, NATIVE), tl.trans(x_NK), gate_MN)
         up_MN = tl.dot(widen(u_MK, x_NK.dtype, NATIVE), tl.trans(x_NK), up_MN)
     gate_OR, up_OR = unfold(gate_MN, BLOCK_O, FOLD, ROWS), unfold(up_MN, BLOCK_O, FOLD, ROWS)
