@@ -29,6 +29,8 @@ from draftwise.engine.text.tokenizer import Tokenizer, load_tokenizer
 __all__ = ["Parts", "build"]
 
 _KERNELS_A_LAYER = 9
+_KERNELS_OF_EXPERTS = 4
+"""More of them in a layer with a mixture."""
 _GRAPHS_A_SIZE = 6
 """Greedy, sampled and truncated batches, each with and without requests whose logits the host has a part in."""
 
@@ -122,13 +124,15 @@ class _Site:
         if not self.lag or config.enforce_eager:
             return CapturePlan(sizes=(), num_bytes=0)
         # The logits count twice: those of steps that the host has a part in are kept.
-        row_values = shape.hidden_size * 8 + shape.intermediate_size * 3 + shape.vocab_size * 2
+        row_values = shape.hidden_size * 8 + self.model.mlp_values + shape.vocab_size * 2
         # The drafter runs once for each draft token.
         num_layers = shape.num_layers + self.k * self.proposer.num_layers
+        num_mixtures = len(self.model.mixture.layers) if self.model.mixture else 0
+        num_kernels = _KERNELS_A_LAYER * num_layers + _KERNELS_OF_EXPERTS * num_mixtures
         return plan_capture(
             config.max_num_seqs,
             ks=sorted({spec.k_for(n) for n in range(1, config.max_num_seqs + 1)}) if spec else (0,),
-            kernels_per_graph=_GRAPHS_A_SIZE * _KERNELS_A_LAYER * num_layers,
+            kernels_per_graph=_GRAPHS_A_SIZE * num_kernels,
             activation_bytes_per_seq=(self.k + 1) * row_values * self.model.dtype.itemsize,
             given=config.cudagraph_capture_sizes,
             budget_bytes=graph_budget(
@@ -199,6 +203,7 @@ class _Site:
             logits_rows=config.max_num_seqs * (self.k + 1),
             bytes_per_value=self.model.dtype.itemsize,
             num_taps=len(self.proposer.taps),
+            mlp_values=self.model.mlp_values,
         )
 
 

@@ -50,7 +50,7 @@ class Target:
             dtype: of its computations: `auto` for the checkpoint's own, else a torch type or its name.
 
         Raises:
-            InvalidSetup: there is no such checkpoint, or it is not a dense Llama, Mistral, Qwen2 or Qwen3.
+            InvalidSetup: there is no such checkpoint, or it is no Llama, Mistral, Qwen2, Qwen3 or Qwen3-MoE.
         """
         checkpoint = Checkpoint(path)
         get_family(checkpoint.config, where=str(checkpoint.path / "config.json"))
