@@ -71,8 +71,8 @@ class Engine:
         """Queue a request.
 
         Raises:
-            InvalidSetup: the prompt is empty or too long, an id is unknown, the request id is in use, or what the output
-                must match cannot be used.
+            InvalidSetup: the prompt is empty or too long, an id is unknown, the request id is in use, or the grammar of
+                structured output cannot be used.
         """
         findings = list(self._admission.check(request, ids_in_use=self._sequences))
         if findings:

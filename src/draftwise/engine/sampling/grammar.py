@@ -71,6 +71,10 @@ class Grammars:
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
         self._lock = threading.Lock()
 
+    def has(self, params: StructuredOutputsParams) -> bool:
+        """Return whether a grammar is compiled already."""
+        return params.key in self._compiled
+
     def compile(self, params: StructuredOutputsParams) -> Grammar:
         """Return a grammar at its start; may be called from any thread.
 
@@ -140,8 +144,12 @@ class Grammars:
     @cached_property
     def _tokenizer(self) -> LLTokenizer:
         if not self._end_ids:
-            message = "The model names no end token, so structured output would have no end."
-            raise _invalid("tokenizer", message, "Name eos_token_id in its generation_config.json.")
+            raise InvalidSetup.because(
+                "no-end-token",
+                "The model names no end token, by which structured output ends.",
+                where="structured_outputs",
+                fix="Name eos_token_id in its generation_config.json.",
+            )
         from llguidance import LLTokenizer
 
         return LLTokenizer(self._tokenizer_json(), n_vocab=self._vocab_size, eos_token=self._end_ids)

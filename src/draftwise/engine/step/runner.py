@@ -140,7 +140,7 @@ class Runner:
             packed = self._captured("step", shape, lambda: self._finish(compute()))
             return Launched(sequences, packed, bound=k + 1)
         computed = self._captured("pass", shape, lambda: self._keep(compute(), shape))
-        # What a grammar forbids is in the log-probabilities, as in vLLM, and not among the tokens that count as drafted.
+        # As in vLLM log-probabilities are those under the grammar, and what it forbids does not count as drafted.
         allowed = self._constrain(computed.logits_BSV, sequences, computed.draft)
         logits_BSV = adjust_logits(computed.logits_BSV, sequences, computed.draft.tokens_BK, self._end_ids)
         padded, num_rows = logits_BSV.shape[:2]
