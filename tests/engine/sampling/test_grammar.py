@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models
+from tokenizers import Tokenizer, decoders, models, normalizers
 
 from draftwise.core import InvalidSetup
 from draftwise.engine.sampling.draft import Draft
@@ -92,7 +92,7 @@ def test_rows_are_constrained_along_the_draft(grammars: Grammars, ids: Any) -> N
     draft = Draft.from_lists([[a, c, b], [a, b, c], [a, a, c], [c]], 3)
     logits = torch.zeros(4, 4, VOCAB)
     assert grammar.advance([]) == (0, None)
-    states = [grammar, None, grammars.compile(StructuredOutputsParams(regex="ab?c")), grammar]
+    states = [grammar, None, *(grammars.compile(StructuredOutputsParams(regex="ab?c")) for _ in range(2))]
     allowed = grammars.constrain(logits, states, draft)
     assert allowed.lengths_B.tolist() == [2, 3, 1, 0]
     seen = [[set((row > -torch.inf).nonzero().flatten().tolist()) for row in rows] for rows in logits]
@@ -155,13 +155,14 @@ def test_threads_compile_beside_each_other(grammars: Grammars) -> None:
 
 def test_pieces_that_begin_with_a_space_keep_it() -> None:
     """SentencePiece's vocabularies, where a token's text alone has lost its leading space."""
-    vocab = {"<unk>": 0, "</s>": 1, "▁a": 2, "▁b": 3, "a": 4, "<0x0A>": 5}
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token="<unk>", byte_fallback=True))
+    vocab = {"<unk>": 0, "</s>": 1, "▁": 2, "▁b": 3, "a": 4, "<0x0A>": 5, "b": 6}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[("▁", "b")], unk_token="<unk>", byte_fallback=True))
+    tokenizer.normalizer = normalizers.Replace(" ", "▁")
     replaced = decoders.Replace("▁", " ")
     tokenizer.decoder = decoders.Sequence([replaced, decoders.ByteFallback(), decoders.Fuse()])
     tokenizer.add_special_tokens(["<unk>", "</s>"])
-    grammars = Grammars(tokenizer.to_str, end_ids=[1], vocab_size=6)
-    logits = torch.zeros(1, 3, 6)
+    grammars = Grammars(tokenizer.to_str, end_ids=[1], vocab_size=7)
+    logits = torch.zeros(1, 3, 7)
     draft = Draft.from_lists([[4, 3]], 2)
     grammars.constrain(logits, [grammars.compile(StructuredOutputsParams(regex="a b\n"))], draft)
     assert [row.argmax().item() for row in logits[0]] == [4, 3, 5]
