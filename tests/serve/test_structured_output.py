@@ -59,7 +59,9 @@ def test_structured_outputs_of_completions(server):
 
 
 def test_required_and_named_tools(server):
-    spaces = {server.engine.tokenizer.encode(space)[0]: -100 for space in " \t\r\n"}  # or a random model fills up on them
+    spaces = {
+        server.engine.tokenizer.encode(space)[0]: -100 for space in " \t\r\n"
+    }  # or a random model fills up on them
     sampling = SAMPLING | {"logit_bias": spaces}
 
     def ask(**fields):
