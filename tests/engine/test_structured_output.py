@@ -98,7 +98,7 @@ def test_speculation_changes_no_token(
     assert (counted.num_preemptions > 0) == (situation == "preempted")
     assert counted.kv_cache_usage == 0
     if name == "self_draft":
-        assert 0 < counted.spec.num_accepted_tokens
+        assert counted.spec.num_accepted_tokens > 0
 
 
 @pytest.mark.parametrize("name", ["ngram", "eagle3", "mtp"])
