@@ -40,7 +40,7 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1,
 SITUATIONS: dict[str, dict[str, Any]] = {
     "plenty": {},
     "a step behind": {"lag": 1},
-    "preempted": {"num_gpu_blocks_override": 22, "max_model_len": 208, "block_size": 4, "max_num_batched_tokens": 16},
+    "preempted": {"num_gpu_blocks_override": 14, "max_model_len": 208, "max_num_batched_tokens": 16},
 }
 SETTINGS: dict[str, Any] = {"dtype": "float64", "device": "cpu"}
 Outputs = list[CompletionOutput]
