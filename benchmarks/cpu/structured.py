@@ -3,8 +3,8 @@
     python benchmarks/cpu/structured.py --out benchmarks/cpu/results/structured.json
 
 Engines with the bundled model decode the same prompts in three forms that take turns: free, under a grammar that allows
-any text (the same words, so the ratio is what masks cost), and under a JSON schema (other words, and other drafts that
-are accepted). No answer ends early. A speed is the median of all rounds, a ratio the median of those within rounds.
+any text but no end of it (nearly the same words, so the ratio is what masks cost), and under a JSON schema (other words,
+and other drafts that are accepted). No answer ends early. A speed is the median of all rounds, a ratio the median of those within rounds.
 Masks alone are timed on the host for a vocabulary of Qwen's size, which is made of the words of the standard library.
 """
 
@@ -160,7 +160,7 @@ def main() -> None:
         "what": "decoding with and without a grammar: tokens/s, ratios within rounds; masks of a step: ms on the host",
         "command": f"python benchmarks/cpu/structured.py --rounds {args.rounds}",
         "date": date.today().isoformat(),
-        "hardware": describe_hardware(),
+        "machine": describe_hardware().to_dict(),
         "versions": {name: version(name) for name in ("torch", "llguidance")},
         "decoding": measure_decoding(args.rounds, args.batches),
         "masks": measure_masks(args.batches),

@@ -104,6 +104,19 @@ def test_rows_are_constrained_along_the_draft(grammars: Grammars, ids: Any) -> N
     assert grammar.advance([a, b]) == (2, None), "constraining moves nothing on"
 
 
+def test_many_rows_are_constrained_as_few_are(grammars: Grammars, ids: Any) -> None:
+    drafts = [ids(text) for text in ("abc", "ac", "", "b", "abb", "c", "a")]
+    draft = Draft.from_lists(drafts, 3)
+    together = torch.zeros(len(drafts), 4, VOCAB)
+    states = [grammars.compile(StructuredOutputsParams(regex="ab?c")) for _ in drafts]
+    lengths = grammars.constrain(together, states, draft).lengths_B
+    for b, drafted in enumerate(drafts):
+        alone = torch.zeros(1, 4, VOCAB)
+        state = grammars.compile(StructuredOutputsParams(regex="ab?c"))
+        assert grammars.constrain(alone, [state], Draft.from_lists([drafted], 3)).lengths_B == lengths[b]
+        assert torch.equal(alone[0], together[b])
+
+
 def test_without_a_grammar_nothing_is_looked_at(grammars: Grammars) -> None:
     draft = Draft.empty(2, 3)
     logits = torch.zeros(2, 4, VOCAB)

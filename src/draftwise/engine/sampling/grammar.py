@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from draftwise.core import InvalidSetup
@@ -32,6 +33,8 @@ __all__ = ["Grammar", "Grammars"]
 
 _KEPT = 64
 """Compiled grammars that are kept for later requests."""
+_FEW = 4
+"""Sequences up to which their masks are found sooner one after another than by waking threads."""
 
 
 class Grammar:
@@ -111,17 +114,8 @@ class Grammars:
             return draft
         num_rows = logits_BSV.shape[1]
         drafted = torch.cat((draft.lengths_B.unsqueeze(1), draft.tokens_BK), dim=1).tolist()
-        masks_NSW = np.zeros((len(members), num_rows, self._num_words), np.uint32)
-        out = masks_NSW.ctypes.data, 4 * self._num_words, len(members) * num_rows
-        jobs = [
-            (grammar.matcher, n * num_rows, drafted[b][1 : 1 + drafted[b][0]])
-            for n, b in enumerate(members)
-            if (grammar := grammars[b]) is not None
-        ]
-        if with_draft := [job for job in jobs if job[2]]:
-            self._executor.unsafe_compute_mask_ptr_with_draft_token(with_draft, *out)
-        if without := [(matcher, first_row) for matcher, first_row, tokens in jobs if not tokens]:
-            self._executor.unsafe_compute_mask_ptr(without, *out)
+        matchers = [grammar.matcher for grammar in grammars if grammar is not None]
+        masks_NSW = self._find_masks(matchers, [drafted[b][1 : 1 + drafted[b][0]] for b in members], num_rows)
         reached_NS = masks_NSW.any(axis=2)  # an empty mask is one that was not computed: at least the end is allowed
         n_R, s_R = reached_NS.nonzero()
         b_R, s_R = upload([np.asarray(members)[n_R], s_R], logits_BSV.device).unbind()
@@ -134,6 +128,25 @@ class Grammars:
             lengths[b] = min(lengths[b], reached - 1)
         lengths_B = upload(lengths, draft.lengths_B.device)
         return Draft(tokens_BK=draft.tokens_BK, lengths_B=lengths_B, probs_BKV=draft.probs_BKV)
+
+    def _find_masks(self, matchers: list[LLMatcher], drafts: list[list[int]], num_rows: int) -> NDArray[np.uint32]:
+        """Return masks_NSW, 0 in rows behind a draft token that is not allowed."""
+        masks_NSW = np.zeros((len(matchers), num_rows, self._num_words), np.uint32)
+        num_bytes = 4 * self._num_words
+        if len(matchers) <= _FEW:
+            for matcher, draft, masks_SW in zip(matchers, drafts, masks_NSW, strict=True):
+                if draft:
+                    matcher.unsafe_compute_mask_ptr_with_draft_token(masks_SW.ctypes.data, num_bytes, draft)
+                else:
+                    matcher.unsafe_compute_mask_ptr(masks_SW.ctypes.data, num_bytes)
+            return masks_NSW
+        out = masks_NSW.ctypes.data, num_bytes, len(matchers) * num_rows
+        jobs = [(matcher, n * num_rows, drafts[n]) for n, matcher in enumerate(matchers)]
+        if with_draft := [job for job in jobs if job[2]]:
+            self._executor.unsafe_compute_mask_ptr_with_draft_token(with_draft, *out)
+        if without := [(matcher, first_row) for matcher, first_row, draft in jobs if not draft]:
+            self._executor.unsafe_compute_mask_ptr(without, *out)
+        return masks_NSW
 
     @cached_property
     def _executor(self) -> LLExecutor:
