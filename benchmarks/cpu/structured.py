@@ -2,9 +2,10 @@
 
     python benchmarks/cpu/structured.py --out benchmarks/cpu/results/structured.json
 
-Engines with the bundled model decode the same prompts in three forms that take turns: free, under a grammar that allows
-any text but no end of it (nearly the same words, so the ratio is what masks cost), and under a JSON schema (other words,
-and other drafts that are accepted). No answer ends early. A speed is the median of all rounds, a ratio the median of those within rounds.
+Engines with the bundled model decode the same prompts in three forms that take turns: free, under a grammar that
+allows any text but no end of it (nearly the same words, so the ratio is what masks cost), and under a JSON schema
+(other words, and other drafts that are accepted). No answer ends early. A speed is the median of all rounds, a ratio
+the median of those within rounds.
 Masks alone are timed on the host for a vocabulary of Qwen's size, which is made of the words of the standard library.
 """
 
