@@ -87,7 +87,7 @@ def read_tools(fields: Mapping[str, Any], auto_parser: str | None) -> ToolUse | 
         return ToolUse(
             tools=tools,
             make_parser=partial(_ListedCalls, ending="]"),
-            structured_outputs=StructuredOutputsParams(json=schema),
+            structured_outputs=_demand(schema),
             parallel=parallel,
         )
     named = choice.get("function") if isinstance(choice, dict) else None
@@ -100,7 +100,7 @@ def read_tools(fields: Mapping[str, Any], auto_parser: str | None) -> ToolUse | 
     return ToolUse(
         tools=tools,
         make_parser=partial(_NamedCall, name),
-        structured_outputs=StructuredOutputsParams(json=parameters[name]),
+        structured_outputs=_demand(parameters[name]),
         ends_in_calls=False,
     )
 
@@ -115,6 +115,11 @@ def _read_function(where: str, tool: Any) -> tuple[str, dict[str, Any]]:
     if not isinstance(schema, dict | None):
         raise RequestError(400, f"{where}.function.parameters must be a JSON schema.", param="tools")
     return function["name"], schema or {"type": "object", "properties": {}}
+
+
+def _demand(schema: dict[str, Any]) -> StructuredOutputsParams:
+    """Return that the output be JSON of a schema, with the spaces that models put into calls and no more."""
+    return StructuredOutputsParams(json=schema, whitespace_pattern=" ")
 
 
 def _schema_of_calls(parameters: Mapping[str, dict[str, Any]], *, parallel: bool) -> dict[str, Any]:

@@ -124,6 +124,18 @@ def test_without_a_grammar_nothing_is_looked_at(grammars: Grammars) -> None:
     assert not logits.any()
 
 
+def test_whitespace_of_json_has_a_bound(grammars: Grammars, ids: Any) -> None:
+    def taken(text: str, **options: Any) -> int:
+        form = StructuredOutputsParams(json={"type": "array"}, **options)
+        return grammars.compile(form).advance(ids(text))[0]
+
+    indented = "[\n" + " " * 24 + "1 ,\t2\r\n]"
+    assert taken(indented) == len(indented)
+    assert taken("[" + " " * 1000) == 41
+    assert taken("[ 1", disable_any_whitespace=True) == 1
+    assert taken("[__1", whitespace_pattern="_") == 2
+
+
 def test_advancing(grammars: Grammars, ids: Any) -> None:
     form = StructuredOutputsParams(regex="ab{0,2}")
     a, b, c = (ids(each)[0] for each in "abc")

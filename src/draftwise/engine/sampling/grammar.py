@@ -33,6 +33,9 @@ __all__ = ["Grammar", "Grammars"]
 
 _KEPT = 64
 """Compiled grammars that are kept for later requests."""
+_WHITESPACE = r"[ \t\r\n]{1,40}"
+"""Between the parts of JSON, unless a request says otherwise: as much as indentation needs. Where it has no bound, small
+models write nothing else."""
 _FEW = 4
 """Sequences up to which their masks are found sooner one after another than by waking threads."""
 
@@ -201,9 +204,9 @@ def _to_llguidance(params: StructuredOutputsParams) -> str:
     if params.grammar is not None:
         return grammar_from("grammar", params.grammar)
     schema = {"type": "object"} if params.json is None else params.json
-    options: JsonCompileOptions = {"whitespace_flexible": not params.disable_any_whitespace}
-    if params.whitespace_pattern is not None:
-        options["whitespace_pattern"] = params.whitespace_pattern
+    options: JsonCompileOptions = {"whitespace_flexible": False}
+    if not params.disable_any_whitespace:
+        options = {"whitespace_pattern": params.whitespace_pattern or _WHITESPACE}
     return LLMatcher.grammar_from_json_schema(schema if isinstance(schema, str) else dict(schema), overrides=options)
 
 

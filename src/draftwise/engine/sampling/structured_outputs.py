@@ -36,7 +36,7 @@ class StructuredOutputsParams:
     disable_any_whitespace: bool = False
     """For JSON: no whitespace between its parts."""
     whitespace_pattern: str | None = None
-    """For JSON: a regex of what may stand between its parts."""
+    """For JSON: a regex of what may stand between its parts; None: up to 40 characters of whitespace."""
 
     def __post_init__(self) -> None:
         given = [name for name in _KINDS if getattr(self, name) not in (None, False)]
