@@ -34,8 +34,8 @@ __all__ = ["Grammar", "Grammars"]
 _KEPT = 64
 """Compiled grammars that are kept for later requests."""
 _WHITESPACE = r"[ \t\r\n]{1,40}"
-"""Between the parts of JSON, unless a request says otherwise: enough for indentation. Without a bound small models write
-nothing else."""
+"""Between the parts of JSON, unless a request says otherwise: enough for indentation. Small models that may write more
+write nothing else."""
 _FEW = 4
 """Sequences up to which their masks are found sooner one after another than by waking threads."""
 
