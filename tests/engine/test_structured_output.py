@@ -104,6 +104,8 @@ def test_speculation_changes_no_token(
     assert counted.spec.num_drafts > 0, "the method must really have drafted"
     assert (counted.num_preemptions > 0) == (situation == "preempted")
     assert counted.kv_cache_usage == 0
+    if name == "ngram":
+        assert counted.spec.num_drafts > counted.spec.drafted_per_pos[0], "a draft that a grammar refuses was made too"
     if name == "self_draft":
         assert counted.spec.num_accepted_tokens > 0
 

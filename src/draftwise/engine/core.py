@@ -183,7 +183,8 @@ class Engine:
         if self.on_outcome is not None:
             self.on_outcome(outcome)
         sequence, emitted, scheduler = outcome.sequence, outcome.emitted, self.scheduler
-        self._spec_counter.add(drafted=len(outcome.drafted), accepted=len(emitted) - 1)
+        refused = sequence.grammar is not None and sequence.grammar.refused_draft
+        self._spec_counter.add(drafted=len(outcome.drafted), accepted=len(emitted) - 1, refused=refused)
         end = None
         if sequence.grammar is not None:
             count, end = sequence.grammar.advance(emitted)

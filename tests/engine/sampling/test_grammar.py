@@ -100,6 +100,7 @@ def test_rows_are_constrained_along_the_draft(grammars: Grammars, ids: Any) -> N
     assert seen[0] == [{a}, {b, c}, {END}, everything], "behind what is not allowed nothing is read"
     assert seen[1] == [everything] * 4, "without a grammar"
     assert seen[2] == [{a}, {b, c}, everything, everything]
+    assert [state is not None and state.refused_draft for state in states] == [False, False, False, True]
     assert seen[3] == [{a}, everything, everything, everything]
     assert grammar.advance([a, b]) == (2, None), "constraining moves nothing on"
 

@@ -45,6 +45,8 @@ class Grammar:
 
     def __init__(self, matcher: LLMatcher) -> None:
         self.matcher = matcher
+        self.refused_draft = False
+        """Whether the last step had a draft of which not even the first token was allowed."""
 
     def advance(self, token_ids: Sequence[int]) -> tuple[int, str | None]:
         """Move on by the tokens of a step; return how many of them belong to the completion, and why it ends there.
@@ -128,7 +130,10 @@ class Grammars:
         logits_BSV[b_R, s_R] = logits_BSV[b_R, s_R].masked_fill_(~allowed_RV, -torch.inf)
         lengths = [row[0] for row in drafted]
         for b, reached in zip(members, reached_NS.sum(1).tolist(), strict=True):
-            lengths[b] = min(lengths[b], reached - 1)
+            allowed_length = min(lengths[b], reached - 1)
+            if (grammar := grammars[b]) is not None:
+                grammar.refused_draft = allowed_length < 1 <= lengths[b]
+            lengths[b] = allowed_length
         lengths_B = upload(lengths, draft.lengths_B.device)
         return Draft(tokens_BK=draft.tokens_BK, lengths_B=lengths_B, probs_BKV=draft.probs_BKV)
 
