@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Grammar", "Grammars"]
 
-_KEPT = 64
-"""Compiled grammars that are kept for later requests."""
+_KEPT, _KEPT_CHARACTERS = 64, 2**20
+"""Compiled grammars that are kept for later requests, at most, and the characters of all (up to 600 bytes each)."""
 _WHITESPACE = r"[ \t\r\n]{1,40}"
 """Between the parts of JSON, unless a request says otherwise: enough for indentation. Small models that may write more
 write nothing else."""
@@ -98,7 +98,9 @@ class Grammars:
         matcher = self._compile(params)
         with self._lock:
             self._compiled[key] = matcher
-            if len(self._compiled) > _KEPT:
+            while len(self._compiled) > _KEPT or (
+                len(self._compiled) > 1 and sum(map(len, self._compiled)) > _KEPT_CHARACTERS
+            ):
                 self._compiled.popitem(last=False)
             return Grammar(matcher.deep_copy())
 
