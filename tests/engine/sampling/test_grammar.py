@@ -162,7 +162,7 @@ def test_a_grammar_is_compiled_once(grammars: Grammars, ids: Any, monkeypatch: p
     for number in range(100):
         grammars.compile(StructuredOutputsParams(regex=f"{number}"))
     assert not grammars.has(StructuredOutputsParams(json={"const": "a"})), "not more than fit are kept"
-    large = StructuredOutputsParams(choice=["a" * 2**20])
+    large = StructuredOutputsParams(json={"const": "a", "description": "a" * 2**20})
     grammars.compile(large)
     assert grammars.has(large)
     assert not grammars.has(StructuredOutputsParams(regex="99")), "nor larger ones than fit"
