@@ -200,10 +200,8 @@ class ChatFormat:
             if calls:
                 shown["tool_calls"] = [{"index": call.index} | _tool_call(call) for call in calls]
             return {"delta": shown}, reason
-        message = {"role": "assistant", "content": content or (None if calls else content), "refusal": None}
-        if calls:
-            message["tool_calls"] = list(map(_tool_call, calls))
-        return {"message": message}, reason
+        whole = {"role": "assistant", "content": content or (None if calls else content), "refusal": None}
+        return {"message": whole | ({"tool_calls": list(map(_tool_call, calls))} if calls else {})}, reason
 
     def _find_calls(self, delta: Delta, make_parser: Callable[[], ToolParser]) -> tuple[str, list[CallPart]]:
         if delta.index not in self._parsers:

@@ -72,8 +72,8 @@ def read_tools(fields: Mapping[str, Any], auto_parser: str | None) -> ToolUse | 
         raise RequestError(400, "tool_choice needs tools.", param="tool_choice")
     parameters = {}
     for place, tool in enumerate(tools):
-        name, schema = _read_function(f"tools[{place}]", tool)
-        parameters[name] = schema
+        function, schema = _read_function(f"tools[{place}]", tool)
+        parameters[function] = schema
     parallel = fields.get("parallel_tool_calls", True)
     if choice == "none":
         return ToolUse(tools=tools)
@@ -212,7 +212,7 @@ class _TaggedCalls:
 
     def feed(self, text: str) -> Found:
         self._held += text
-        content, calls = "", []
+        content, calls = "", list[CallPart]()
         while True:
             tag = self._END if self._is_inside else self._BEGIN
             before, found, after = self._held.partition(tag)

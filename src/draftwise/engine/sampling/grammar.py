@@ -13,7 +13,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -123,9 +123,11 @@ class Grammars:
         drafted = torch.cat((draft.lengths_B.unsqueeze(1), draft.tokens_BK), dim=1).tolist()
         matchers = [grammar.matcher for grammar in grammars if grammar is not None]
         masks_NSW = self._find_masks(matchers, [drafted[b][1 : 1 + drafted[b][0]] for b in members], num_rows)
-        reached_NS = masks_NSW.any(axis=2)  # an empty mask is one that was not computed: at least the end is allowed
-        n_R, s_R = reached_NS.nonzero()
-        b_R, s_R = upload([np.asarray(members)[n_R], s_R], logits_BSV.device).unbind()
+        # An empty mask is one that was not computed: at least the end is allowed.
+        reached_NS: NDArray[np.bool_] = np.any(masks_NSW, axis=2)
+        places_R2 = np.argwhere(reached_NS)
+        places_R2[:, 0] = np.asarray(members)[places_R2[:, 0]]
+        b_R, s_R = upload(places_R2, logits_BSV.device).unbind(1)
         bytes_RC = upload(masks_NSW[reached_NS].view(np.uint8), logits_BSV.device, np.uint8)
         bits = torch.arange(8, dtype=torch.uint8, device=logits_BSV.device)
         allowed_RV = (bytes_RC.unsqueeze(2) >> bits).bitwise_and_(1).flatten(1)[:, : self._vocab_size].bool()
@@ -139,8 +141,14 @@ class Grammars:
         lengths_B = upload(lengths, draft.lengths_B.device)
         return Draft(tokens_BK=draft.tokens_BK, lengths_B=lengths_B, probs_BKV=draft.probs_BKV)
 
-    def _find_masks(self, matchers: list[LLMatcher], drafts: list[list[int]], num_rows: int) -> NDArray[np.uint32]:
-        """Return masks_NSW, 0 in rows behind a draft token that is not allowed."""
+    def _find_masks(self, matchers: list[Any], drafts: list[list[int]], num_rows: int) -> NDArray[np.uint32]:
+        """Return masks_NSW, 0 in rows behind a draft token that is not allowed.
+
+        Args:
+            matchers: LLMatcher, whose stubs leave one method out.
+            drafts: of each.
+            num_rows: S.
+        """
         masks_NSW = np.zeros((len(matchers), num_rows, self._num_words), np.uint32)
         num_bytes = 4 * self._num_words
         if len(matchers) <= _FEW:
