@@ -4,8 +4,9 @@
 
 Engines with the bundled model decode the same prompts in three forms that take turns: free, under a grammar that
 allows any text but no end of it (nearly the same words, so the ratio is what masks cost), and under a JSON schema
-(other words, and other drafts that are accepted). No answer ends early. Everything has one thread and is also counted in
-CPU time, which other processes disturb less. A figure is the median of all rounds, a ratio that of those within rounds.
+(other words, and other drafts that are accepted). No answer ends early. Everything has one thread and is also counted
+in CPU time, which other processes disturb less. A figure is the median of all rounds, a ratio that of those within
+rounds.
 Masks alone are timed on the host for a vocabulary of Qwen's size, which is made of the words of the standard library.
 """
 
@@ -165,7 +166,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "structured.json")
     args = parser.parse_args()
     result = {
-        "what": "decoding with and without a grammar: tokens/s, CPU ms a token, ratios; masks of a step: CPU ms, seconds",
+        "what": "decoding with and without a grammar: tokens/s, CPU ms a token, ratios; masks of a step: CPU ms",
         "command": f"python benchmarks/cpu/structured.py --rounds {args.rounds}",
         "date": date.today().isoformat(),
         "machine": describe_hardware().to_dict(),
