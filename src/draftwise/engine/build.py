@@ -16,6 +16,7 @@ from draftwise.engine.proposers import make_proposer
 from draftwise.engine.proposers.base import Proposer
 from draftwise.engine.proposers.plain import PlainDecoding
 from draftwise.engine.sampling.acceptance import Standard
+from draftwise.engine.sampling.grammar import Grammars
 from draftwise.engine.spec import ResolvedSpec, resolve_spec
 from draftwise.engine.startup import Startup
 from draftwise.engine.step.capture import CapturePlan, plan_capture
@@ -89,7 +90,7 @@ def build(config: EngineConfig, spec: SpecConfig | None, *, startup: Startup, la
     capture = site.plan_capture()
     with startup.phase("allocate KV cache"):
         pages = site.count_pages(capture)
-        runner = site.make_runner(capture, num_pages=pages, end_ids=tokenizer.end_ids)
+        runner = site.make_runner(capture, num_pages=pages, tokenizer=tokenizer)
     return Parts(
         config=config,
         spec=resolved,
@@ -153,7 +154,7 @@ class _Site:
             graph_bytes=capture.num_bytes,
         )
 
-    def make_runner(self, capture: CapturePlan, *, num_pages: int, end_ids: frozenset[int]) -> Runner:
+    def make_runner(self, capture: CapturePlan, *, num_pages: int, tokenizer: Tokenizer) -> Runner:
         """Allocate the pages and return what computes with them."""
         config, model, proposer = self.config, self.model, self.proposer
         assert config.max_model_len is not None, "_resolve fills it in"
@@ -177,7 +178,8 @@ class _Site:
             table,
             make_confirmations(proposer, table, uniform=self.lag > 0),
             acceptance=self.spec.acceptance if self.spec else Standard(),
-            end_ids=end_ids,
+            end_ids=tokenizer.end_ids,
+            grammars=Grammars(tokenizer.to_json, end_ids=tokenizer.end_ids, vocab_size=model.shape.vocab_size),
             uniform=self.lag > 0,
             capture_sizes=capture.sizes,
             threads=make_threads(model.device),
