@@ -59,9 +59,10 @@ class VerbGroup(click.Group):
         except click.UsageError as error:
             from difflib import get_close_matches  # read only when something is misspelled
 
-            if near := get_close_matches(args[0][:80], self._verbs, n=1):
-                error.message += f" Did you mean {near[0]}?"
-            raise
+            near = get_close_matches(args[0][:80], self._verbs, n=1)
+            if not near:
+                raise
+            raise click.UsageError(f"{error.message} Did you mean {near[0]}?", ctx) from None
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the verb; a mistake of the user or a failed server becomes a message, never a traceback."""
