@@ -17,6 +17,7 @@ from draftwise.engine.config import EngineConfig
 from draftwise.engine.core import Engine, Pending, Request
 from draftwise.engine.sampling.params import SamplingParams
 from draftwise.train.progress import Bar, Reporter
+from draftwise.train.ranks import Ranks
 from draftwise.train.reading import Sample
 
 __all__ = ["AnswerSettings", "answer", "cut_prompts"]
@@ -49,7 +50,14 @@ def cut_prompts(samples: Sequence[Sample], *, num_tokens: int, room: int) -> lis
 
 
 def answer(
-    target: Path, prompts: Sequence[Sample], folder: Path, settings: AnswerSettings, *, device: str, reporter: Reporter
+    target: Path,
+    prompts: Sequence[Sample],
+    folder: Path,
+    settings: AnswerSettings,
+    *,
+    device: str,
+    reporter: Reporter,
+    ranks: Ranks = Ranks(),
 ) -> list[Sample]:
     """Return each prompt with the target's answer to it, end token included.
 
@@ -63,22 +71,28 @@ def answer(
         settings: how to answer.
         device: `cpu` or `cuda`.
         reporter: shows the progress.
+        ranks: each answers its share of the prompts, and writes a file of its own.
     """
     folder.mkdir(parents=True, exist_ok=True)
     spec = f"{settings.temperature}-{settings.max_tokens}-{settings.seed}"
-    file = folder / f"answers-{hashlib.sha256(spec.encode()).hexdigest()[:8]}.jsonl"
-    known = _read_answers(file)
+    stem = f"answers-{hashlib.sha256(spec.encode()).hexdigest()[:8]}"
+    file = folder / (f"{stem}.jsonl" if ranks.is_first else f"{stem}-rank{ranks.rank}.jsonl")
+    known = _read_all(folder, stem)
     by_key = {_key(prompt): prompt for prompt in prompts}
     missing = {key: prompt for key, prompt in by_key.items() if key not in known}
-    if missing:
+    ranks.wait()  # until all know what is missing
+    if mine := dict(ranks.share(list(missing.items()))):
+        _cut_last_line(file)
         with (
             reporter.show_bar("answers", total=len(by_key), done=len(by_key) - len(missing)) as bar,
             file.open("a") as out,
         ):
-            for key, tokens in _generate(target, missing, settings, device, bar):
-                known[key] = tokens
+            for key, tokens in _generate(target, mine, settings, device, bar):
                 out.write(json.dumps({"prompt": key, "token_ids": tokens}) + "\n")
                 out.flush()
+                bar.advance(ranks.size)
+    ranks.wait()
+    known = _read_all(folder, stem)
     return [
         Sample(np.concatenate([prompt.tokens, np.array(known[key], np.int32)]), prompt.num_prompt)
         for key, prompt in by_key.items()
@@ -89,20 +103,17 @@ def _key(prompt: Sample) -> str:
     return hashlib.sha256(prompt.tokens.tobytes()).hexdigest()[:24]
 
 
-def _read_answers(file: Path) -> dict[str, list[int]]:
-    """Return the answers on disk; an incomplete last line is removed."""
-    if not file.exists():
-        return {}
-    with file.open("rb+") as lines:
-        known, end = {}, 0
-        for line in lines:
-            if not line.endswith(b"\n"):
-                break
-            entry = json.loads(line)
-            known[entry["prompt"]] = entry["token_ids"]
-            end += len(line)
-        os.ftruncate(lines.fileno(), end)
-    return known
+def _read_all(folder: Path, stem: str) -> dict[str, list[int]]:
+    """Return the answers on disk, of all ranks, without incomplete last lines."""
+    lines = (line for file in sorted(folder.glob(f"{stem}*.jsonl")) for line in file.read_bytes().split(b"\n")[:-1])
+    return {entry["prompt"]: entry["token_ids"] for entry in map(json.loads, lines)}
+
+
+def _cut_last_line(file: Path) -> None:
+    """Remove what was being written when a run was killed."""
+    if file.exists():
+        content = file.read_bytes()
+        os.truncate(file, content.rfind(b"\n") + 1)
 
 
 def _generate(
@@ -142,7 +153,6 @@ def _generate(
             if delta.finish_reason is not None:
                 yield delta.request_id, answers.pop(delta.request_id)
                 bar.set_note(f"{num_tokens} tokens")
-                bar.advance()
     del engine
     gc.collect()
     if device == "cuda":

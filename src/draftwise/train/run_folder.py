@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from draftwise.core import InvalidSetup
+from draftwise.core import InvalidSetup, StorageError
 
 __all__ = ["RunFolder"]
 
@@ -20,9 +21,11 @@ class RunFolder:
 
     Args:
         out: the drafter's folder; the run's own is `training` in it.
+        writes: whether this process writes; the others of a run only read.
     """
 
-    def __init__(self, out: str | Path) -> None:
+    def __init__(self, out: str | Path, *, writes: bool = True) -> None:
+        self._writes = writes
         self.out = Path(out)
         self.path = self.out / "training"
         self.log = self.path / "log.jsonl"
@@ -72,13 +75,27 @@ class RunFolder:
         self._write(self._settings, json.dumps(settings, indent=2) + "\n")
 
     def save(self, state: Mapping[str, Any]) -> None:
-        """Write a checkpoint atomically: a reader finds the old one or the new one."""
+        """Write a checkpoint atomically: a reader finds the old one or the new one.
+
+        Raises:
+            StorageError: there is no room; the old one is kept.
+        """
+        if not self._writes:
+            return
         partial = self._checkpoint.with_suffix(".new")
-        with partial.open("wb") as file:
-            torch.save(dict(state), file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, self._checkpoint)
+        try:
+            with partial.open("wb") as file:
+                torch.save(dict(state), file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(partial, self._checkpoint)
+        except (OSError, RuntimeError) as error:  # torch's writer says the latter of a full disk
+            with suppress(OSError):
+                partial.unlink()
+            raise StorageError(
+                f"The checkpoint of step {state['step']} cannot be written to {self.path} ({error}); the one before is "
+                "kept. Make room there, and give the same command to resume the run."
+            ) from None
 
     def load(self) -> dict[str, Any] | None:
         """Return the checkpoint's state; None if there is none. Log rows after it are dropped."""
@@ -92,6 +109,8 @@ class RunFolder:
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Add a row to the log."""
+        if not self._writes:
+            return
         with self.log.open("a", encoding="utf-8") as file:
             file.write(json.dumps(dict(row)) + "\n")
 
@@ -102,9 +121,12 @@ class RunFolder:
 
     def finish(self) -> None:
         """Remove the checkpoint: the run is over."""
-        self._checkpoint.unlink(missing_ok=True)
+        if self._writes:
+            self._checkpoint.unlink(missing_ok=True)
 
     def _write(self, file: Path, text: str) -> None:
+        if not self._writes:
+            return
         partial = file.with_suffix(file.suffix + ".new")
         partial.write_text(text, encoding="utf-8")
         os.replace(partial, file)
