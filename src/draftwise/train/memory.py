@@ -75,7 +75,7 @@ class Memory:
         """
         if self.there is not None and self.known > self.there:
             raise InvalidSetup.because(
-                "does-not-fit",
+                "run-too-large",
                 f"The run needs more than the {self.there / 1e9:.1f} GB that a GPU has: {self}.",
                 where="--batch-tokens",
                 fix="Halve --batch-tokens and double --accumulate, or use --shard on several GPUs.",

@@ -98,7 +98,7 @@ def joined(device: str) -> Iterator[Ranks]:
     if device == "cuda":
         if size > (there := torch.cuda.device_count()):
             raise InvalidSetup.because(
-                "too-few-gpus",
+                "too-many-processes",
                 f"{size} processes were started on this machine, and it has {there} GPUs.",
                 where="--nproc-per-node",
                 fix=f"Start {there}.",
