@@ -46,7 +46,7 @@ def train_on_gpus(method: str, settings: TrainSettings, num_gpus: int, *, quiet:
         rdzv_endpoint="127.0.0.1:0",
         local_addr="127.0.0.1",
         max_restarts=0,
-        shutdown_timeout=_STOP_S,
+        **({"shutdown_timeout": _STOP_S} if hasattr(LaunchConfig, "shutdown_timeout") else {}),  # torch 2.12
     )
     with tempfile.TemporaryDirectory() as notes:
         try:

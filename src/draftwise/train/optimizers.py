@@ -81,9 +81,7 @@ class Optimizers:
     def load_state_dict(self, network: dict[str, Any], optimizers: dict[str, Any]) -> None:
         """Restore a state of any number of ranks."""
         whole = StateDictOptions(full_state_dict=True)
-        set_state_dict(
-            self._network, self._parts, model_state_dict=network, optim_state_dict=optimizers, options=whole
-        )
+        set_state_dict(self._network, self._parts, model_state_dict=network, optim_state_dict=optimizers, options=whole)
 
 
 def _is_matrix(name: str, parameter: nn.Parameter) -> bool:

@@ -7,6 +7,7 @@ summed and divided among the ranks together with parameters and optimizer (FSDP2
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -64,7 +65,8 @@ class Ranks:
             return fully_shard(module, reshard_after_forward=False)
         # Graphs are compiled for a drafter's parts, and torch would split them at the edges of DDP's buckets.
         torch._dynamo.config.optimize_ddp = False
-        return nn.parallel.DistributedDataParallel(module, broadcast_buffers=False, gradient_as_bucket_view=True)
+        with warnings.catch_warnings(action="ignore", category=FutureWarning):  # torch 2.13 renames the first option
+            return nn.parallel.DistributedDataParallel(module, broadcast_buffers=False, gradient_as_bucket_view=True)
 
     def summing(self, module: nn.Module, *, now: bool) -> AbstractContextManager[Any]:
         """Say whether the gradients of a pass are shared among the ranks right after it, or once later ones came."""

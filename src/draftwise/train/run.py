@@ -141,9 +141,7 @@ class _Job:
     ranks: Ranks
 
 
-def _gather(
-    target: Target, settings: TrainSettings, cache: Path, reporter: Reporter, ranks: Ranks
-) -> list[Sample]:
+def _gather(target: Target, settings: TrainSettings, cache: Path, reporter: Reporter, ranks: Ranks) -> list[Sample]:
     """Return the samples, with answers of the target unless the data's own are to be learnt."""
     tokenizer = Tokenizer.from_pretrained(settings.target)
     limit = min(settings.max_length, target.max_length)
