@@ -137,9 +137,9 @@ def test_more_processes_than_gpus_are_refused_under_torchrun(monkeypatch):
     for name, value in {"TORCHELASTIC_RUN_ID": "x", "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "4"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    with pytest.raises(InvalidSetup, match=r"4 processes were started on this machine, and it has 2 GPUs"):
-        with joined("cuda"):
-            pass
+    refused = pytest.raises(InvalidSetup, match=r"4 processes were started on this machine, and it has 2 GPUs")
+    with refused, joined("cuda"):
+        pass
 
 
 def test_a_run_that_cannot_fit_is_refused_before_its_first_step():

@@ -17,7 +17,7 @@ from draftwise.engine.config import EngineConfig
 from draftwise.engine.core import Engine, Pending, Request
 from draftwise.engine.sampling.params import SamplingParams
 from draftwise.train.progress import Bar, Reporter
-from draftwise.train.ranks import Ranks
+from draftwise.train.ranks import ALONE, Ranks
 from draftwise.train.reading import Sample
 
 __all__ = ["AnswerSettings", "answer", "cut_prompts"]
@@ -57,7 +57,7 @@ def answer(
     *,
     device: str,
     reporter: Reporter,
-    ranks: Ranks = Ranks(),
+    ranks: Ranks = ALONE,
 ) -> list[Sample]:
     """Return each prompt with the target's answer to it, end token included.
 

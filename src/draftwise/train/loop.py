@@ -23,7 +23,7 @@ from draftwise.train.features import StateSource
 from draftwise.train.method import DrafterTraining
 from draftwise.train.optimizers import Optimizers, compute_schedule_factor
 from draftwise.train.progress import Bar, Reporter
-from draftwise.train.ranks import Ranks
+from draftwise.train.ranks import ALONE, Ranks
 from draftwise.train.run_folder import RunFolder
 from draftwise.train.settings import TrainSettings
 
@@ -84,7 +84,7 @@ class TrainingRun:
         held_out: DataSource,
         folder: RunFolder,
         reporter: Reporter,
-        ranks: Ranks = Ranks(),
+        ranks: Ranks = ALONE,
     ) -> None:
         assert settings.lr is not None
         assert settings.optimizer is not None

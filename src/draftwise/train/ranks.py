@@ -21,11 +21,11 @@ from torch.distributed.fsdp import fully_shard
 
 from draftwise.core import InvalidSetup
 
-__all__ = ["Ranks", "is_launched", "joined"]
+__all__ = ["ALONE", "Ranks", "is_launched", "joined"]
 
 _Item = TypeVar("_Item")
 _TIMEOUT = timedelta(hours=2)
-"""How long a rank waits for the others: one may answer longer prompts. Of a rank that died the launcher knows at once."""
+"""How long a rank waits for the others: one may answer longer prompts. Of one that died the launcher knows at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +78,10 @@ class Ranks:
         return nullcontext()
 
 
+ALONE = Ranks()
+"""The one process of a run that nobody launched as several."""
+
+
 def is_launched(environment: Mapping[str, str] = os.environ) -> bool:
     """Return whether torchrun, or what stands for it, started this process."""
     return "TORCHELASTIC_RUN_ID" in environment
@@ -94,7 +98,7 @@ def joined(device: str) -> Iterator[Ranks]:
         InvalidSetup: more processes were launched than there are GPUs.
     """
     if not is_launched():
-        yield Ranks()
+        yield ALONE
         return
     local, size = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
     if device == "cuda":
