@@ -150,7 +150,7 @@ def test_a_checkpoint_that_finds_no_room_leaves_the_one_before(fault, tmp_path, 
         raise fault
 
     monkeypatch.setattr("torch.save", write_a_part)
-    with pytest.raises(StorageError, match=r"checkpoint of step 4 cannot be written.*the one before is kept\. Make room"):
+    with pytest.raises(StorageError, match=r"of step 4 cannot be written.*one before is kept\. Make room"):
         folder.save({"step": 4})
     assert folder.load() == {"step": 2}
     assert {file.name for file in folder.path.iterdir()} == {"checkpoint.pt", "settings.json", "log.jsonl"}
