@@ -250,3 +250,4 @@ def test_a_gguf_target_is_judged_by_what_vllm_itself_loads(tmp_path):
     assert judge("llama", "0.24.0") == (None, {"gguf-needs-plugin"})  # what the server has installed is not known
     assert judge("qwen3", "0.9.2") == (None, {"gguf-architecture-unread", "gguf-experimental"})
     assert judge("qwen3", "0.11.0") == (True, {"gguf-experimental"})
+    assert judge("gemma3", "0.20.0") == (None, {"gguf-not-read-here"})

@@ -9,6 +9,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from draftwise.checkpoints.gguf import is_gguf
 from draftwise.checkpoints.model_config import ModelConfig
 from draftwise.core import Ruling, Stage
 from draftwise.facts.methods import find_method
@@ -57,6 +58,11 @@ def _find_unread(context: Context) -> Iterator[Ruling]:
     name = context.setup.target
     for fault in context.faults:
         if name and fault.where in (name, str(Path(name)), str(Path(name, "config.json"))):
+            if is_gguf(name) and fault.code.startswith("unsupported-"):
+                what = f"{fault.message} Whether vLLM loads it is therefore not known here."
+                fix = "Try it with the server's own vLLM, or serve the model's own checkpoint."
+                yield from context.rules.ruling("gguf-not-read-here", what, where="target", fix=fix)
+                return
             yield from context.rules.ruling("target-config-unreadable", fault.message, where="target", fix=fault.fix)
             return
     yield from context.rules.ruling(
