@@ -7,6 +7,7 @@ import json
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from draftwise.core import InvalidSetup, StorageError
@@ -154,6 +155,19 @@ def test_a_checkpoint_that_finds_no_room_leaves_the_one_before(fault, tmp_path, 
         folder.save({"step": 4})
     assert folder.load() == {"step": 2}
     assert {file.name for file in folder.path.iterdir()} == {"checkpoint.pt", "settings.json", "log.jsonl"}
+
+
+@pytest.mark.parametrize("fault", [OSError(28, "No space"), SafetensorError("I/O error: No space left (os error 28)")])
+def test_a_drafter_that_finds_no_room_is_one_sentence(fault, settings, tmp_path, monkeypatch):
+    def export(*_):
+        raise fault
+
+    monkeypatch.setattr("draftwise.train.medusa.save_drafter", export)
+    mine = dataclasses.replace(settings, out=str(tmp_path), options={"num_heads": 2}, steps=2)
+    with pytest.raises(StorageError, match=r"is full\. Make room there, and give the same command"):
+        train("medusa", mine, QUIET)
+    assert not (tmp_path / "model.safetensors").exists()
+    assert (tmp_path / "training" / "checkpoint.pt").exists()
 
 
 def test_the_target_answers_prompts_once(tiny_target, tmp_path, monkeypatch):

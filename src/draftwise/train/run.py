@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 import tempfile
 from dataclasses import dataclass
@@ -10,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
 from draftwise import __version__
 from draftwise.checkpoints.identity import target_identity, write_identity
+from draftwise.core import StorageError
 from draftwise.engine.models.gguf import checkpoint_of
 from draftwise.engine.text.tokenizer import Tokenizer
 from draftwise.train import get_training
@@ -33,6 +36,10 @@ from draftwise.train.settings import TrainSettings
 from draftwise.train.target import Target
 
 __all__ = ["TrainResult", "train"]
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+_NO_ROOM_IN_RUST = "os error 28"
+"""In what safetensors, which is written in Rust, raises."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,9 +69,18 @@ def train(method: str, settings: TrainSettings, reporter: Reporter) -> TrainResu
     Raises:
         InvalidSetup: settings, data, target or the output folder cannot be used.
         Stopped: by a signal; the same call resumes the run.
+        StorageError: a disk is full; the same call resumes the run.
     """
-    with joined(settings.find_device()) as ranks:
-        return _train(method, settings, reporter if ranks.is_first else Reporter(quiet=True), ranks)
+    try:
+        with joined(settings.find_device()) as ranks:
+            return _train(method, settings, reporter if ranks.is_first else Reporter(quiet=True), ranks)
+    except (OSError, SafetensorError) as error:
+        if getattr(error, "errno", None) not in _NO_ROOM and _NO_ROOM_IN_RUST not in str(error):
+            raise
+        raise StorageError(
+            f"The disk of {settings.out}, or that of --cache, is full. Make room there, and give the same command to "
+            "resume the run at its last checkpoint."
+        ) from None
 
 
 def _train(method: str, settings: TrainSettings, reporter: Reporter, ranks: Ranks) -> TrainResult:

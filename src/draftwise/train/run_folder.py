@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -92,8 +93,10 @@ class RunFolder:
         except (OSError, RuntimeError) as error:  # torch's writer says the latter of a full disk
             with suppress(OSError):
                 partial.unlink()
+            free = shutil.disk_usage(self.path).free
+            why = getattr(error, "strerror", None) or f"{free / 1e6:.0f} MB are free"
             raise StorageError(
-                f"The checkpoint of step {state['step']} cannot be written to {self.path} ({error}); the one before is "
+                f"The checkpoint of step {state['step']} cannot be written to {self.path} ({why}); the one before is "
                 "kept. Make room there, and give the same command to resume the run."
             ) from None
 
