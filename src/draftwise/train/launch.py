@@ -46,8 +46,9 @@ def train_on_gpus(method: str, settings: TrainSettings, num_gpus: int, *, quiet:
         rdzv_endpoint="127.0.0.1:0",
         local_addr="127.0.0.1",
         max_restarts=0,
-        **({"shutdown_timeout": _STOP_S} if hasattr(LaunchConfig, "shutdown_timeout") else {}),  # torch 2.12
     )
+    if hasattr(config, "shutdown_timeout"):  # not before torch 2.12
+        config.shutdown_timeout = _STOP_S
     with tempfile.TemporaryDirectory() as notes:
         try:
             results: dict[int, TrainResult] = elastic_launch(config, _run_rank)(method, settings, quiet, notes)

@@ -62,7 +62,8 @@ class Ranks:
             return module
         if shard:
             # Kept whole between forward and backward pass: what is saved is gradients, optimizer and master weights.
-            return fully_shard(module, reshard_after_forward=False)
+            fully_shard(module, reshard_after_forward=False)
+            return module
         # Graphs are compiled for a drafter's parts, and torch would split them at the edges of DDP's buckets.
         torch._dynamo.config.optimize_ddp = False
         with warnings.catch_warnings(action="ignore", category=FutureWarning):  # torch 2.13 renames the first option
