@@ -75,9 +75,15 @@ def distance(a, b):
     return max(float((one[name] - other[name]).abs().max()) for name in one)
 
 
-@pytest.mark.parametrize(("method", "shard"), [("dflash", False), ("eagle3", True)])
-def test_two_processes_take_the_steps_of_one_with_the_same_batches(method, shard, settings, tmp_path):
-    base = dataclasses.replace(settings, options=SMALL[method], optimizer="adamw" if shard else None)
+@pytest.mark.parametrize(
+    ("method", "shard", "changed"),
+    [
+        pytest.param("dflash", False, {"answers": "target", "answer_tokens": 24, "hidden_states": "disk"}, id="ddp"),
+        pytest.param("eagle3", True, {"optimizer": "adamw"}, id="fsdp"),
+    ],
+)
+def test_two_processes_take_the_steps_of_one_with_the_same_batches(method, shard, changed, settings, tmp_path):
+    base = dataclasses.replace(settings, options=SMALL[method], **changed)
     alone, together = (dataclasses.replace(base, out=str(tmp_path / name)) for name in ("alone", "together"))
     expected = train(method, alone, QUIET)
     result = train_on_gpus(method, dataclasses.replace(together, shard=shard), 2, quiet=True)

@@ -36,7 +36,8 @@ def train_on_gpus(method: str, settings: TrainSettings, num_gpus: int, *, quiet:
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     settings.check_gpus(num_gpus)
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # what went wrong is said below
+    for name in ("torch.distributed.elastic", "torch.multiprocessing"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # what went wrong is said below
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
